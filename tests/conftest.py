@@ -1,0 +1,17 @@
+"""What every test runs under: eight CPU devices, strict promotion, shapes and types checked at run time."""
+
+import os
+
+# Before jax starts: it reads these once. Child processes of tests inherit them.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+
+from jaxtyping import install_import_hook  # noqa: E402
+
+install_import_hook(["mmjax", "sharding", "pallas_kernels", "data"], "beartype.beartype")
+
+import jax  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
