@@ -1,0 +1,179 @@
+"""The easy-VQA data set: small pictures of one coloured shape each, and questions about them (PyPI `easy-vqa`)."""
+
+import collections
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import easy_vqa
+import numpy as np
+
+from data.errors import DataError
+from data.images import load_image
+from data.samples import Sample, SampleFormat, description_sample, text_sample, vqa_sample
+from data.tokenizer import WordTokenizer, split_words
+
+_READERS = {
+    "train": (easy_vqa.get_train_questions, easy_vqa.get_train_image_paths),
+    "test": (easy_vqa.get_test_questions, easy_vqa.get_test_image_paths),
+}
+_NEGATIONS = {"not", "no"}
+_COLOUR_WORD, _SHAPE_WORD, _YES, _NO = "color", "shape", "yes", "no"
+
+Pair = tuple[str, str]
+
+
+class Samples:
+    """Random access to the samples of one kind: `samples[index]` builds one, `samples.id` counts from 0."""
+
+    def __init__(self, length: int, build: Callable[[int], Sample]) -> None:
+        self._length = length
+        self._build = build
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < self._length:
+            raise IndexError(f"sample {index} of {self._length}")
+        return self._build(index)
+
+
+class EasyVQA:
+    """One split of easy-VQA as three kinds of samples.
+
+    - `vqa`: one sample an image, all its questions behind it;
+    - `description`: one an image, what its question/answer pairs tell of it ("a blue circle") and the picture;
+    - `text`: one a question, asked without the image.
+
+    Decoded images are kept (12 kB each); reading is safe from several threads.
+
+    Attributes:
+        split: `train` or `test`.
+        tokenizer: Every word of the train split's questions, answers and descriptions.
+        image_ids: Ids of the split's images, ascending; `vqa` and `description` number samples in this order.
+        pairs: (question, answer) texts of every image id.
+        questions: (question, answer) texts of the whole split, in the package's order, which `text` follows.
+
+    Raises:
+        DataError: An unknown split, a question about an image that is not there, or a word of this split which the
+            train split does not know.
+    """
+
+    def __init__(self, split: str, image_paths: Mapping[int, str | os.PathLike[str]] | None = None) -> None:
+        """Reads the questions; images are read when asked for.
+
+        Args:
+            split: `train` or `test`.
+            image_paths: The file of every image id; the package's own by default.
+        """
+        if split not in _READERS:
+            raise DataError(f"EasyVQA.split is {split!r}; choose one of {', '.join(_READERS)}")
+        read_questions, read_image_paths = _READERS[split]
+        texts, answers, image_ids = read_questions()
+        self.split = split
+        self.tokenizer = _train_tokenizer()
+        self.questions: tuple[Pair, ...] = tuple(zip(texts, answers, strict=True))
+        self.pairs: dict[int, list[Pair]] = collections.defaultdict(list)
+        for pair, image_id in zip(self.questions, image_ids, strict=True):
+            self.pairs[image_id].append(pair)
+        self.image_ids = sorted(self.pairs)
+        self._image_paths = read_image_paths() if image_paths is None else dict(image_paths)
+        self._images: dict[int, np.ndarray] = {}
+        missing = [image_id for image_id in self.image_ids if image_id not in self._image_paths]
+        if missing:
+            raise DataError(f"easy-VQA {split}: no file for image {_few(missing)}; reinstall the easy-vqa package")
+        unknown = self.tokenizer.unknown_words(" ".join(word for pair in self.questions for word in pair))
+        if unknown:
+            raise DataError(f"easy-VQA {split}: words the train split does not have: {_few(unknown)}")
+
+    @property
+    def image_count(self) -> int:
+        """Images of the split."""
+        return len(self.image_ids)
+
+    def datasets(self, form: SampleFormat) -> dict[str, Samples]:
+        """The samples by kind, laid out as `form` asks."""
+
+        def vqa(index: int) -> Sample:
+            image_id = self.image_ids[index]
+            return vqa_sample(index, self.image(image_id), self.pairs[image_id], self.tokenizer, form)
+
+        def description(index: int) -> Sample:
+            image_id = self.image_ids[index]
+            return description_sample(index, self.description(image_id), self.image(image_id), self.tokenizer, form)
+
+        def text(index: int) -> Sample:
+            return text_sample(index, *self.questions[index], self.tokenizer, form)
+
+        return {
+            "vqa": Samples(len(self.image_ids), vqa),
+            "description": Samples(len(self.image_ids), description),
+            "text": Samples(len(self.questions), text),
+        }
+
+    def image(self, image_id: int) -> np.ndarray:
+        """The picture as uint8[height, width, 3].
+
+        Raises:
+            CorruptImageError: Its file cannot be read.
+        """
+        # Two threads may decode the same picture once each; both write the same pixels.
+        if image_id not in self._images:
+            self._images[image_id] = load_image(self._image_paths[image_id])
+        return self._images[image_id]
+
+    def description(self, image_id: int) -> str:
+        """What the pairs tell of the picture: "a blue circle", "a circle", "a blue shape" or "a shape"."""
+        colour, shape = appearance(self.pairs[image_id])
+        return describe(colour, shape)
+
+
+def describe(colour: str | None, shape: str | None) -> str:
+    """The description of a picture of which the colour, the shape, both or nothing is known."""
+    return " ".join(["a", *([colour] if colour else []), shape or _SHAPE_WORD])
+
+
+@functools.cache
+def colours_and_shapes() -> tuple[frozenset[str], frozenset[str]]:
+    """The colours and the shapes there are: the train split's answers to "what color …" and to any other "what …"."""
+    questions, answers, _ = easy_vqa.get_train_questions()
+    asked = [(split_words(question), answer) for question, answer in zip(questions, answers, strict=True)]
+    colours = frozenset(answer for words, answer in asked if words[0] == "what" and _COLOUR_WORD in words)
+    shapes = frozenset(answer for words, answer in asked if words[0] == "what" and _COLOUR_WORD not in words)
+    return colours, shapes
+
+
+def appearance(pairs: Iterable[Pair]) -> tuple[str | None, str | None]:
+    """Colour and shape as far as question/answer pairs tell them, None where they do not.
+
+    An answer names one itself; a question that takes one for granted ("what is the blue shape?") names it too; so does
+    a yes to "is there a blue shape?" and a no to "is there not a blue shape?".
+
+    Raises:
+        DataError: The pairs contradict each other.
+    """
+    told: list[set[str]] = [set(), set()]
+    for question, answer in pairs:
+        words = split_words(question)
+        denies = not _NEGATIONS.isdisjoint(words)
+        if answer in (_YES, _NO) and (answer == _YES) == denies:
+            continue
+        for found, known in zip(told, colours_and_shapes(), strict=True):
+            found |= known.intersection([*words, answer])
+    for found in told:
+        if len(found) > 1:
+            raise DataError(f"questions and answers tell of one picture {' and '.join(sorted(found))}; keep one")
+    colour, shape = (min(found, default=None) for found in told)
+    return colour, shape
+
+
+@functools.cache
+def _train_tokenizer() -> WordTokenizer:
+    questions, answers, _ = easy_vqa.get_train_questions()
+    words = {word for text in {*questions, *answers, describe(None, None)} for word in split_words(text)}
+    return WordTokenizer(tuple(sorted(words)))
+
+
+def _few(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items[:5])) + (f" and {len(items) - 5} more" if len(items) > 5 else "")
