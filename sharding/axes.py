@@ -1,0 +1,27 @@
+"""The names of the mesh axes a module is given; no module writes an axis name of its own."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """Mesh axes by purpose; each is a tuple, since one purpose may be factored over several mesh axes.
+
+    Attributes:
+        data: Axes over which rows are split and gradients are summed.
+        tensor: Axes over which heads, feed-forward widths and the vocabulary are split.
+        expert: Axes over which experts are split.
+    """
+
+    data: tuple[str, ...] = ()
+    tensor: tuple[str, ...] = ()
+    expert: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for purpose in ("data", "tensor", "expert"):
+            if isinstance(getattr(self, purpose), str):
+                raise TypeError(f"Axes.{purpose} is the string {getattr(self, purpose)!r}; give a tuple of axis names")
+        # An axis may serve data and expert at once, but rows and widths never share one.
+        shared = set(self.tensor) & (set(self.data) | set(self.expert))
+        if shared:
+            raise ValueError(f"Axes.tensor shares {', '.join(sorted(shared))} with data or expert; use another axis")

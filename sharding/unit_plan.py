@@ -1,0 +1,151 @@
+"""One unit of a plan: a chain of modules on devices of its own, its stages, and whether a model can be cut so."""
+
+import dataclasses
+import itertools
+
+from configs.errors import UserError
+from sharding.specs import ModuleGraph
+
+RECOMPUTE = ("none", "selective", "full")
+Run = tuple[str, int, int]
+
+
+class PlanError(UserError):
+    """A plan that cannot be, with the reason and the mend."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitPlan:
+    """A chain of modules on a submesh of its own.
+
+    Attributes:
+        name: Name of the unit.
+        modules: Modules in chain order, each feeding the next.
+        devices: Indices of devices, stage by stage, then by data rank, then by tensor rank; dp * tp * pp of them.
+        dp: Data-parallel instances of every stage.
+        tp: Tensor-parallel ranks of every instance.
+        layers: How many layers of the chained modules each stage owns; there are pp stages.
+        recompute: What each stage's backward computes again: `none`, `selective` or `full`.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    devices: tuple[int, ...]
+    dp: int = 1
+    tp: int = 1
+    layers: tuple[int, ...] = (1,)
+    recompute: tuple[str, ...] = ("none",)
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.modules or not self.layers:
+            raise PlanError(f"unit {self.name!r}: a unit needs a name, at least one module and at least one stage")
+        for key in ("dp", "tp"):
+            if getattr(self, key) < 1:
+                raise PlanError(f"unit {self.name}: {key} is {getattr(self, key)}; it must be at least 1")
+        if min(self.layers) < 1:
+            raise PlanError(f"unit {self.name}: layers {list(self.layers)}; every stage must own at least one")
+        needed = self.dp * self.tp * self.pp
+        if len(self.devices) != needed:
+            raise PlanError(
+                f"unit {self.name}: dp {self.dp} x tp {self.tp} x pp {self.pp} (stages in layers) needs "
+                f"{needed} devices, but it lists {len(self.devices)}"
+            )
+        if len(set(self.devices)) != needed or min(self.devices) < 0:
+            raise PlanError(f"unit {self.name}: devices {list(self.devices)} must differ and not be negative")
+        if len(self.recompute) != self.pp:
+            raise PlanError(f"unit {self.name}: recompute has {len(self.recompute)} entries for {self.pp} stages")
+        for choice in self.recompute:
+            if choice not in RECOMPUTE:
+                raise PlanError(f"unit {self.name}: recompute {choice!r}; choose from {', '.join(RECOMPUTE)}")
+
+    @property
+    def pp(self) -> int:
+        """Number of pipeline stages."""
+        return len(self.layers)
+
+    def stage_devices(self, stage: int) -> tuple[int, ...]:
+        """The dp * tp devices of a stage, by data rank, then tensor rank."""
+        size = self.dp * self.tp
+        return self.devices[stage * size : (stage + 1) * size]
+
+
+def stage_layers(unit: UnitPlan, graph: ModuleGraph) -> tuple[tuple[Run, ...], ...]:
+    """Per stage, the runs of layers it owns: (module, first layer, one past the last), in chain order.
+
+    Raises PlanError if the layers do not add up, or a stage boundary cuts a module that is one stage.
+    """
+    modules = [graph[name] for name in unit.modules]
+    most = sum(module.layers if module.divisible else 1 for module in modules)
+    whole = [module.name for module in modules if not module.divisible]
+    if unit.pp > most and whole:
+        raise PlanError(
+            f"unit {unit.name} has {unit.pp} stages, but {' > '.join(unit.modules)} can be cut into at most {most}: "
+            f"{', '.join(whole)} is one stage, because the skips of a U-Net join its first blocks to its last; "
+            "use data or tensor parallelism there"
+        )
+    total = sum(module.layers for module in modules)
+    if sum(unit.layers) != total:
+        counts = " + ".join(f"{module.name} {module.layers}" for module in modules)
+        raise PlanError(
+            f"unit {unit.name}: layers {list(unit.layers)} add up to {sum(unit.layers)}, "
+            f"but its modules have {total} ({counts})"
+        )
+    ends = list(itertools.accumulate(unit.layers))
+    stages: list[list[Run]] = [[] for _ in ends]
+    offset = 0
+    for module in modules:
+        for stage, end in enumerate(ends):
+            first = max(end - unit.layers[stage], offset)
+            last = min(end, offset + module.layers)
+            if first < last:
+                stages[stage].append((module.name, first - offset, last - offset))
+        parts = [stage for stage, runs in enumerate(stages) if any(name == module.name for name, _, _ in runs)]
+        if not module.divisible and len(parts) > 1:
+            raise PlanError(
+                f"unit {unit.name}: layers {list(unit.layers)} put {module.name} on stages {parts}, but it is one "
+                f"stage; let one stage own all its {module.layers} layers"
+            )
+        offset += module.layers
+    return tuple(map(tuple, stages))
+
+
+def check_unit(unit: UnitPlan, graph: ModuleGraph, devices: int) -> None:
+    """Raises PlanError if one unit cannot be: its devices, its chain, its layers or its tensor parallelism."""
+    _check_devices(unit, devices)
+    _check_chain(unit, graph)
+    stage_layers(unit, graph)
+    _check_splits(unit, graph)
+
+
+def _check_devices(unit: UnitPlan, devices: int) -> None:
+    if max(unit.devices) >= devices:
+        raise PlanError(
+            f"unit {unit.name} needs device {max(unit.devices)}, but there are {devices} devices "
+            f"(0 to {devices - 1}); use fewer, or start more"
+        )
+
+
+def _check_chain(unit: UnitPlan, graph: ModuleGraph) -> None:
+    for source, target in itertools.pairwise(unit.modules):
+        if source not in graph[target].inputs:
+            raise PlanError(
+                f"unit {unit.name}: {source} does not feed {target}, so they are no chain; "
+                "give each a unit of its own (units may share devices)"
+            )
+    for position, target in enumerate(unit.modules):
+        for source in unit.modules[: max(position - 1, 0)]:
+            if source in graph[target].inputs:
+                raise PlanError(
+                    f"unit {unit.name}: {source} feeds {target} past {unit.modules[position - 1]}, but a stage hands "
+                    f"on the activation of one module only; give {target} a unit of its own (units may share devices)"
+                )
+
+
+def _check_splits(unit: UnitPlan, graph: ModuleGraph) -> None:
+    for name in unit.modules:
+        for what, size in graph[name].splits:
+            if size % unit.tp:
+                raise PlanError(
+                    f"unit {unit.name}: tp {unit.tp} does not divide {what} = {size} of {name}; "
+                    "choose a tp that divides it, or another architecture"
+                )

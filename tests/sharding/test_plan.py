@@ -1,0 +1,192 @@
+"""Plans: JSON round trip, which layers lie where, and every refusal with its reason."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.architectures import ModelConfig
+from sharding.plan import Plan, PlanError, UnitPlan, check_plan, one_device, stage_layers
+from sharding.specs import ModuleGraph, ModuleSpec, module_graph
+
+GRAPH = module_graph(ModelConfig())
+VISION = UnitPlan("eyes", ("vision",), (0, 1), dp=2, layers=(2,))
+BACKBONE = UnitPlan("mind", ("backbone",), (2, 3, 4, 5), tp=2, layers=(1, 3), recompute=("none", "full"))
+GENERATOR = UnitPlan("hand", ("generator",), (6,))
+PLAN = Plan((VISION, BACKBONE, GENERATOR), microbatches=4)
+
+
+def changed(unit: int, **fields: object) -> Plan:
+    units = list(PLAN.units)
+    units[unit] = dataclasses.replace(units[unit], **fields)
+    return dataclasses.replace(PLAN, units=tuple(units))
+
+
+def refused(message: str):
+    return pytest.raises(PlanError, match=re.escape(message))
+
+
+def test_a_good_plan_passes_and_counts_its_devices():
+    check_plan(PLAN, GRAPH, rows=16, devices=8)
+    assert PLAN.device_count == 7
+    assert PLAN.unit_of("backbone") is BACKBONE
+    assert BACKBONE.stage_devices(0) == (2, 3) and BACKBONE.stage_devices(1) == (4, 5)
+
+
+def test_json_reads_back_and_is_written_for_people(tmp_path):
+    path = tmp_path / "plan.json"
+    PLAN.save(path)
+    assert Plan.load(path) == PLAN
+    assert '      "devices": [2, 3, 4, 5],\n' in path.read_text()
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 3), st.integers(1, 2), st.data())
+def test_json_round_trip_of_any_plan(layers, dp, tp, data):
+    count = dp * tp * len(layers)
+    devices = tuple(data.draw(st.permutations(range(count))))
+    recompute = tuple(data.draw(st.sampled_from(("none", "selective", "full"))) for _ in layers)
+    unit = UnitPlan(data.draw(st.text(min_size=1)), ("a", "b"), devices, dp, tp, tuple(layers), recompute)
+    plan = Plan((unit,), data.draw(st.integers(1, 99)), data.draw(st.sampled_from(("1f1b", "gpipe"))))
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_defaults_may_be_left_out_of_the_json():
+    text = json.dumps({"units": [{"name": "all", "modules": ["vision"], "devices": [3]}]})
+    assert Plan.from_json(text) == Plan((UnitPlan("all", ("vision",), (3,)),))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "the plan is not JSON: line 1"),
+        ("[]", "the plan must be a JSON object"),
+        ('{"microbatches": 2}', "the plan lacks the key 'units'"),
+        ('{"units": [], "stages": 3}', "the plan has the unknown key 'stages'"),
+        ('{"units": 3}', "the plan's units is 3"),
+        ('{"units": []}', "the plan has no units"),
+        ('{"units": [{"name": "a", "modules": ["x"]}]}', "units[0] lacks the key 'devices'"),
+        (
+            '{"units": [{"name": "a", "modules": ["x"], "devices": [0], "ddp": 1}]}',
+            "units[0] has the unknown key 'ddp'",
+        ),
+        ('{"units": [{"name": "a", "modules": "x", "devices": [0]}]}', "units[0]: modules is 'x'"),
+        ('{"units": [{"name": "a", "modules": ["x"], "devices": [0.5]}]}', "units[0]: devices is [0.5]"),
+        ('{"units": [{"name": "a", "modules": ["x"], "devices": [0], "dp": true}]}', "units[0]: dp is True"),
+    ],
+)
+def test_bad_json_is_refused_by_name(text, message):
+    with refused(message):
+        Plan.from_json(text)
+
+
+def test_a_bad_or_absent_file_is_named(tmp_path):
+    (tmp_path / "bad.json").write_text("{}")
+    with refused(f"{tmp_path / 'bad.json'}: the plan lacks the key 'units'"):
+        Plan.load(tmp_path / "bad.json")
+    with refused(f"plan file {tmp_path / 'none.json'} cannot be read"):
+        Plan.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"devices": (0, 1, 2)}, "dp 2 x tp 1 x pp 1 (stages in layers) needs 2 devices, but it lists 3"),
+        ({"devices": (1, 1)}, "unit eyes: devices [1, 1] must differ"),
+        ({"devices": (-1, 1)}, "unit eyes: devices [-1, 1] must differ and not be negative"),
+        ({"dp": 0}, "unit eyes: dp is 0"),
+        ({"layers": (2, 0)}, "unit eyes: layers [2, 0]; every stage must own at least one"),
+        ({"recompute": ("none", "none")}, "unit eyes: recompute has 2 entries for 1 stages"),
+        ({"recompute": ("some",)}, "recompute 'some'; choose from none, selective, full"),
+        ({"modules": ()}, "needs a name, at least one module"),
+    ],
+)
+def test_a_unit_checks_itself(fields, message):
+    with refused(message):
+        dataclasses.replace(VISION, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"microbatches": 0}, "microbatches is 0"),
+        ({"schedule": "2f2b"}, "schedule is '2f2b'; choose from 1f1b, gpipe"),
+        ({"units": (VISION, VISION)}, "unit names must differ, but eyes"),
+    ],
+)
+def test_a_plan_checks_itself(fields, message):
+    with refused(message):
+        dataclasses.replace(PLAN, **fields)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (changed(2, devices=(8,)), "unit hand needs device 8, but there are 8 devices"),
+        (changed(1, layers=(1, 2)), "layers [1, 2] add up to 3, but its modules have 4 (backbone 4)"),
+        (changed(0, devices=(0, 1, 7), dp=3), "16 rows of the global batch are not divisible by 4 microbatches x dp 3"),
+        (changed(1, tp=4, layers=(4,), recompute=("none",)), "tp 4 does not divide kv_heads = 2 of backbone"),
+        (changed(0, modules=("sound",)), "unit eyes holds sound, which the model lacks"),
+        (Plan((VISION, BACKBONE)), "module generator lies in no unit"),
+        (changed(2, modules=("generator", "vision")), "module vision lies in eyes and hand"),
+        (
+            changed(2, devices=(6, 7), layers=(1, 1), recompute=("none",) * 2),
+            "generator is one stage, because the skips",
+        ),
+        (
+            Plan((BACKBONE, UnitPlan("rest", ("vision", "generator"), (0,), layers=(3,)))),
+            "vision does not feed generator, so they are no chain",
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(plan, message):
+    with refused(message):
+        check_plan(plan, GRAPH, rows=16, devices=8)
+
+
+def test_an_edge_past_a_module_of_the_same_unit_is_refused():
+    graph = ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 1, ("a",)), ModuleSpec("c", 1, ("a", "b"))))
+    with refused("unit all: a feeds c past b"):
+        check_plan(Plan((UnitPlan("all", ("a", "b", "c"), (0,), layers=(3,)),)), graph, rows=1, devices=1)
+
+
+def test_a_boundary_through_an_indivisible_module_is_refused():
+    graph = ModuleGraph((ModuleSpec("a", 3), ModuleSpec("net", 3, ("a",), divisible=False)))
+    with refused("layers [4, 2] put net on stages [0, 1]"):
+        stage_layers(UnitPlan("u", ("a", "net"), (0, 1), layers=(4, 2), recompute=("none",) * 2), graph)
+
+
+def test_stages_own_contiguous_runs_over_several_modules():
+    unit = UnitPlan("u", ("vision", "backbone", "generator"), (0, 1, 2), layers=(1, 3, 3), recompute=("none",) * 3)
+    assert stage_layers(unit, GRAPH) == (
+        (("vision", 0, 1),),
+        (("vision", 1, 2), ("backbone", 0, 2)),
+        (("backbone", 2, 4), ("generator", 0, 1)),
+    )
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
+def test_every_layer_lies_on_exactly_one_stage_in_order(sizes, data):
+    modules = [ModuleSpec(f"m{i}", size, (f"m{i - 1}",) if i else ()) for i, size in enumerate(sizes)]
+    total = sum(sizes)
+    cuts = sorted(data.draw(st.sets(st.integers(1, total), max_size=5)) | {0, total})
+    layers = tuple(stop - start for start, stop in zip(cuts, cuts[1:], strict=False))
+    unit = UnitPlan("u", tuple(m.name for m in modules), tuple(range(len(layers))), layers=layers,
+                    recompute=("none",) * len(layers))  # fmt: skip
+    stages = stage_layers(unit, ModuleGraph(tuple(modules)))
+    owned = [(name, layer) for runs in stages for name, first, last in runs for layer in range(first, last)]
+    assert owned == [(module.name, layer) for module in modules for layer in range(module.layers)]
+    assert tuple(sum(last - first for _, first, last in runs) for runs in stages) == layers
+
+
+def test_one_device_holds_everything_and_the_table_says_so():
+    plan = one_device(GRAPH, microbatches=2)
+    check_plan(plan, GRAPH, rows=2, devices=1)
+    assert plan.device_count == 1
+    assert [row["devices"] for row in plan.table()] == ["0", "0", "0"]
+    assert PLAN.table()[1] == {
+        "unit": "mind", "modules": "backbone", "devices": "2-5", "dp": "1", "tp": "2", "pp": "2",
+        "layers": "1 3", "recompute": "none full",
+    }  # fmt: skip
