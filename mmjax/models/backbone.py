@@ -1,0 +1,118 @@
+"""The decoder backbone: tokens, with encoders' outputs in their places, to the language loss and to conditions."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from configs.architectures import BackboneConfig, ModelConfig
+from mmjax.models.attention import Attention, branch_mask, rotation
+from mmjax.models.interface import Batch, Channels, Leaving
+from mmjax.models.layers import RMSNorm, SwiGLU
+from sharding.axes import Axes
+
+
+def first_row(local_rows: int, axes: Axes) -> jax.Array | int:
+    """Number of the first vocabulary row this device holds."""
+    return lax.axis_index(axes.tensor) * local_rows if axes.tensor else 0
+
+
+def embedding_table(config: BackboneConfig, rngs: nnx.Rngs) -> nnx.Param:
+    """`[v, d]`, rows split over the tensor axes."""
+    table = jax.random.normal(rngs.params(), (config.vocabulary, config.width)) * 0.02
+    return nnx.Param(table, split=("tensor", None))
+
+
+def place(x: Float[Array, "r s d"], tokens: Float[Array, "r t d"], index: Int[Array, "r s"]) -> Float[Array, "r s d"]:
+    """Puts an encoder's tokens where `index` (their number in the row, or -1) says."""
+    chosen = jnp.take_along_axis(tokens, jnp.maximum(index, 0)[:, :, None], axis=1)
+    return jnp.where((index >= 0)[:, :, None], chosen, x)
+
+
+class TokenEmbedding(nnx.Module):
+    """Looks tokens up, then puts each encoder's tokens in their places."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        self.encoders = tuple(encoder.name for encoder in config.encoders)
+        self.reads = ("tokens", *(f"{name}_index" for name in self.encoders))
+        self.embedding = embedding_table(config.backbone, rngs)
+
+    def __call__(self, inputs: Channels, batch: Batch, axes: Axes) -> Float[Array, "r s d"]:
+        table = self.embedding[...]
+        local = batch["tokens"] - first_row(table.shape[0], axes)
+        here = (local >= 0) & (local < table.shape[0])
+        x = jnp.where(here[..., None], table[jnp.where(here, local, 0)], jnp.zeros((), table.dtype))
+        x = lax.psum(x, axes.tensor) if axes.tensor else x
+        for name in self.encoders:
+            x = place(x, inputs[name], batch[f"{name}_index"])
+        return x
+
+
+class BackboneBlock(nnx.Module):
+    """Grouped-query attention with rotary positions and SwiGLU, each behind an RMSNorm (Llama)."""
+
+    reads = ("segments", "branches", "positions")
+
+    def __init__(self, config: BackboneConfig, *, rngs: nnx.Rngs) -> None:
+        self.attention_norm = RMSNorm(config.width, epsilon=config.norm_epsilon)
+        self.attention = Attention(config.width, config.heads, kv_heads=config.kv_heads, rngs=rngs)
+        self.mlp_norm = RMSNorm(config.width, epsilon=config.norm_epsilon)
+        self.mlp = SwiGLU(config.width, config.ffn, rngs=rngs)
+
+    @staticmethod
+    def prepare(config: BackboneConfig, batch: Batch) -> Any:
+        """What all blocks of a stage share: the mask and the rotation."""
+        mask = branch_mask(batch["segments"], batch["branches"])
+        return mask, rotation(batch["positions"], config.head_width, config.rope_base)
+
+    def __call__(self, x: Float[Array, "r s d"], shared: Any, axes: Axes) -> Float[Array, "r s d"]:
+        mask, rotary = shared
+        x = x + self.attention(self.attention_norm(x), axes, mask=mask, rotary=rotary)
+        return x + self.mlp(self.mlp_norm(x), axes)
+
+
+class LanguageHead(nnx.Module):
+    """Last norm, the language loss over a vocabulary split over the tensor axes, and the generators' conditions."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+        self.generators = tuple(generator.name for generator in config.generators)
+        self.reads = ("targets", "weights", *(f"{name}_conditions" for name in self.generators))
+        self.norm = RMSNorm(config.backbone.width, epsilon=config.backbone.norm_epsilon)
+        self.embedding = embedding_table(config.backbone, rngs)
+
+    def logits(self, x: Float[Array, "r s d"]) -> Float[Array, "r s v"]:
+        """Local columns of the logits of hidden states that are already normed, in float32."""
+        return jnp.einsum("rsd,vd->rsv", x, self.embedding[...], preferred_element_type=jnp.float32)
+
+    def __call__(self, x: Float[Array, "r s d"], batch: Batch, axes: Axes) -> Leaving:
+        hidden = self.norm(x)
+        loss, correct = weighted_loss(self.logits(hidden), batch["targets"], batch["weights"], axes)
+        conditions = {name: gather_positions(hidden, batch[f"{name}_conditions"]) for name in self.generators}
+        return Leaving(conditions, loss, {"correct": correct})
+
+
+def gather_positions(hidden: Float[Array, "r s d"], at: Int[Array, "r g q"]) -> Float[Array, "r g q d"]:
+    """Hidden states at positions of their own row."""
+    rows, images, positions = at.shape
+    flat = jnp.take_along_axis(hidden, at.reshape(rows, images * positions, 1), axis=1)
+    return flat.reshape(rows, images, positions, hidden.shape[-1])
+
+
+def weighted_loss(
+    logits: Float[Array, "r s v"], targets: Int[Array, "r s"], weights: Float[Array, "r s"], axes: Axes
+) -> tuple[Float[Array, ""], Array]:
+    """Sum of weighted negative log likelihoods, and where the target is the likeliest token (bool `[r, s]`)."""
+    local = targets - first_row(logits.shape[-1], axes)
+    here = (local >= 0) & (local < logits.shape[-1])
+    peak = lax.stop_gradient(jnp.max(logits, axis=-1))
+    picked = jnp.take_along_axis(logits, jnp.where(here, local, 0)[..., None], axis=-1)[..., 0]
+    picked = jnp.where(here, picked, 0.0)
+    if axes.tensor:
+        peak, picked = lax.pmax(peak, axes.tensor), lax.psum(picked, axes.tensor)
+    total = jnp.sum(jnp.exp(logits - peak[..., None]), axis=-1)
+    total = lax.psum(total, axes.tensor) if axes.tensor else total
+    likelihood = picked - peak - jnp.log(total)
+    return -jnp.sum(weights * likelihood), picked >= peak

@@ -1,0 +1,116 @@
+"""The model as modules made of pieces: what comes before the layers, the stack of equal layers, what comes after."""
+
+import dataclasses
+from collections.abc import Callable
+
+from flax import nnx
+
+from configs.architectures import ModelConfig
+from mmjax.models.backbone import BackboneBlock, LanguageHead, TokenEmbedding
+from mmjax.models.generator import DiffusionLoss
+from mmjax.models.projector import ConditionProjector, PixelShuffleProjector
+from mmjax.models.vision import PatchEmbedding, VisionBlock, VisionNorm
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Part of a module that one pipeline stage holds whole, or a stack of equal layers cut anywhere.
+
+    Attributes:
+        name: Unique within its module.
+        owner: The part a user trains or freezes by name, such as `vision` or `vision_projector`.
+        build: Makes the Flax module (of one layer, for a stack).
+        layers: Number of layers of a stack; None for a single piece.
+        prepare: For a stack, what its layers share, computed once a stage from the batch.
+        borrows: Parameters owned by another piece: (path here, piece there, path there).
+    """
+
+    name: str
+    owner: str
+    build: Callable[[nnx.Rngs], nnx.Module]
+    layers: int | None = None
+    prepare: Callable | None = None
+    borrows: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A module's pieces in order, and the modules whose outputs its first piece takes."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+    inputs: tuple[str, ...] = ()
+
+
+def model_modules(config: ModelConfig) -> tuple[Module, ...]:
+    """Encoders, backbone, generators: topological order."""
+    return (*_encoders(config), _backbone(config), *_generators(config))
+
+
+def trainable_parts(config: ModelConfig) -> tuple[str, ...]:
+    """Names of the parts that can be trained or frozen, in order."""
+    owners = [piece.owner for module in model_modules(config) for piece in module.pieces]
+    return tuple(dict.fromkeys(owners))
+
+
+def _encoders(config: ModelConfig) -> list[Module]:
+    def encoder(of):
+        return Module(
+            of.name,
+            (
+                Piece("embed", of.name, lambda rngs: PatchEmbedding(of, rngs=rngs)),
+                Piece(
+                    "blocks",
+                    of.name,
+                    lambda rngs: VisionBlock(of, rngs=rngs),
+                    layers=of.depth,
+                    prepare=lambda batch: VisionBlock.prepare(of, batch),
+                ),
+                Piece("norm", of.name, lambda rngs: VisionNorm(of, rngs=rngs)),
+                Piece(
+                    "projector",
+                    f"{of.name}_projector",
+                    lambda rngs: PixelShuffleProjector(of, config.backbone, rngs=rngs),
+                ),
+            ),
+        )
+
+    return [encoder(each) for each in config.encoders]
+
+
+def _backbone(config: ModelConfig) -> Module:
+    of = config.backbone
+    tied = (("embedding", "embed", "embedding"),) if of.tie_embeddings else ()
+    return Module(
+        of.name,
+        (
+            Piece("embed", of.name, lambda rngs: TokenEmbedding(config, rngs=rngs)),
+            Piece(
+                "blocks",
+                of.name,
+                lambda rngs: BackboneBlock(of, rngs=rngs),
+                layers=of.depth,
+                prepare=lambda batch: BackboneBlock.prepare(of, batch),
+            ),
+            Piece("head", of.name, lambda rngs: LanguageHead(config, rngs=rngs), borrows=tied),
+        ),
+        inputs=tuple(encoder.name for encoder in config.encoders),
+    )
+
+
+def _generators(config: ModelConfig) -> list[Module]:
+    def generator(of):
+        return Module(
+            of.name,
+            (
+                Piece(
+                    "projector",
+                    f"{of.name}_projector",
+                    lambda rngs: ConditionProjector(of, config.backbone, rngs=rngs),
+                ),
+                Piece("unet", of.name, lambda rngs: DiffusionLoss(of, rngs=rngs)),
+            ),
+            inputs=(config.backbone.name,),
+        )
+
+    return [generator(each) for each in config.generators]

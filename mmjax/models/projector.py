@@ -1,0 +1,40 @@
+"""Projectors between modules: the input projector lives with its encoder, the output projector with its generator."""
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from configs.architectures import BackboneConfig, GeneratorConfig, VisionConfig
+from mmjax.models.interface import Batch, Channels, Leaving
+from mmjax.models.layers import MLP, LayerNorm
+from sharding.axes import Axes
+
+
+class PixelShuffleProjector(nnx.Module):
+    """merge x merge neighbouring patches become one backbone token, through an MLP (InternVL, arXiv 2404.16821)."""
+
+    reads = ()
+
+    def __init__(self, config: VisionConfig, backbone: BackboneConfig, *, rngs: nnx.Rngs) -> None:
+        self.merged = config.merge**2
+        self.target = backbone.name
+        self.mlp = MLP(self.merged * config.width, backbone.width, backbone.width, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "r p d"], batch: Batch, axes: Axes) -> Leaving:
+        """The batch's patches are ordered so that a neighbourhood is adjacent: the shuffle is a reshape."""
+        rows, patches, width = x.shape
+        merged = x.reshape(rows, patches // self.merged, self.merged * width)
+        return Leaving({self.target: self.mlp(merged, axes)})
+
+
+class ConditionProjector(nnx.Module):
+    """Backbone hidden states at an image's condition positions to the generator's condition width."""
+
+    reads = ()
+
+    def __init__(self, config: GeneratorConfig, backbone: BackboneConfig, *, rngs: nnx.Rngs) -> None:
+        self.source = backbone.name
+        self.norm = LayerNorm(backbone.width)
+        self.mlp = MLP(backbone.width, config.condition_width * 2, config.condition_width, rngs=rngs)
+
+    def __call__(self, inputs: Channels, batch: Batch, axes: Axes) -> Float[Array, "r g q c"]:
+        return self.mlp(self.norm(inputs[self.source]), axes)

@@ -1,0 +1,69 @@
+"""A vision transformer over packed patches of images of any size (NaViT's packing, arXiv 2307.06304)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from configs.architectures import VisionConfig
+from mmjax.models.attention import Attention, segment_mask
+from mmjax.models.interface import Batch, Channels
+from mmjax.models.layers import MLP, LayerNorm, Linear
+from sharding.axes import Axes
+
+
+def sine_positions(positions: Int[Array, "r p 2"], width: int) -> Float[Array, "r p {width}"]:
+    """Fixed 2-D position embedding: half of the width for the row, half for the column (arXiv 1706.03762)."""
+    frequencies = 1000.0 ** (-jnp.arange(width // 4, dtype=jnp.float32) / (width // 4))
+    angles = positions.astype(jnp.float32)[..., None] * frequencies[None, None, None, :]
+    waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+    return waves.reshape(*positions.shape[:2], width)
+
+
+class PatchEmbedding(nnx.Module):
+    """Pixels of a patch, and where it stands in its image, to the encoder's width."""
+
+    reads = ("patches", "positions")
+
+    def __init__(self, config: VisionConfig, *, rngs: nnx.Rngs) -> None:
+        self.width = config.width
+        self.pixels = Linear(config.patch_width, config.width, rngs=rngs, bias=True)
+
+    def __call__(self, inputs: Channels, batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
+        """Reads `patches` [r, p, c] and `positions` [r, p, 2]; takes no inputs from other modules."""
+        pixels = batch["patches"].astype(self.pixels.kernel[...].dtype)
+        x = self.pixels(pixels, axes)
+        return x + sine_positions(batch["positions"], self.width).astype(x.dtype)
+
+
+class VisionBlock(nnx.Module):
+    """Attention within the image and an MLP, each behind a LayerNorm (arXiv 2010.11929)."""
+
+    reads = ("segments",)
+
+    def __init__(self, config: VisionConfig, *, rngs: nnx.Rngs) -> None:
+        self.attention_norm = LayerNorm(config.width)
+        self.attention = Attention(config.width, config.heads, rngs=rngs, bias=True)
+        self.mlp_norm = LayerNorm(config.width)
+        self.mlp = MLP(config.width, config.ffn, config.width, rngs=rngs)
+
+    @staticmethod
+    def prepare(config: VisionConfig, batch: Batch) -> Bool[Array, "r 1 p p"]:
+        """What all blocks of a stage share: the mask."""
+        return segment_mask(batch["segments"])
+
+    def __call__(self, x: Float[Array, "r p d"], mask: jax.Array, axes: Axes) -> Float[Array, "r p d"]:
+        x = x + self.attention(self.attention_norm(x), axes, mask=mask)
+        return x + self.mlp(self.mlp_norm(x), axes)
+
+
+class VisionNorm(nnx.Module):
+    """The encoder's last LayerNorm."""
+
+    reads = ()
+
+    def __init__(self, config: VisionConfig, *, rngs: nnx.Rngs) -> None:
+        self.norm = LayerNorm(config.width)
+
+    def __call__(self, x: Float[Array, "r p d"], batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
+        return self.norm(x)

@@ -1,0 +1,27 @@
+"""Plain nested dictionaries with leaves at paths such as `attention/query/kernel`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+Tree = dict[str, Any]
+
+
+def get_leaf(tree: Mapping[str, Any], path: str) -> Any:
+    """Leaf (or subtree) at a path."""
+    for key in path.split("/"):
+        tree = tree[key]
+    return tree
+
+
+def set_leaf(tree: Mapping[str, Any], path: str, leaf: Any) -> Tree:
+    """A copy of the tree with one leaf added or replaced."""
+    head, _, rest = path.partition("/")
+    return {**tree, head: set_leaf(tree.get(head, {}), rest, leaf) if rest else leaf}
+
+
+def drop_leaf(tree: Mapping[str, Any], path: str) -> Tree:
+    """A copy of the tree without one leaf."""
+    head, _, rest = path.partition("/")
+    if rest:
+        return {**tree, head: drop_leaf(tree[head], rest)}
+    return {key: value for key, value in tree.items() if key != head}
