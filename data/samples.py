@@ -185,7 +185,7 @@ def vqa_sample(
 def question_prompt(
     image: np.ndarray, question: str, tokenizer: WordTokenizer, form: SampleFormat, answer: Sequence[int] = ()
 ) -> Sample:
-    """A question about an image, and the ids of the answer as far as it is known; the last token predicts the next."""
+    """A question about an image, and the ids of the answer so far; the last token predicts the next."""
     branch = [*tokenizer.encode(question), ANSWER, *answer]
     return _seeing(0, "vqa", image, [branch], [()], form)
 
@@ -218,7 +218,7 @@ def text_sample(id: int, question: str, answer: str, tokenizer: WordTokenizer, f
 
 
 def text_prompt(question: str, tokenizer: WordTokenizer, form: SampleFormat, answer: Sequence[int] = ()) -> Sample:
-    """A question without an image, and the ids of the answer as far as it is known; the last token predicts the next."""
+    """A question without an image, and the ids of the answer so far; the last token predicts the next."""
     tokens = [BOS, *tokenizer.encode(question), ANSWER, *answer]
     return Sample(id=0, kind="text", layout=lay_out(tokens, [], [()]), **_nothing(form))
 

@@ -118,7 +118,7 @@ def test_an_unreadable_picture_is_named(tmp_path):
     path = whole._image_paths[whole.image_ids[0]]
     with open(path, "rb") as file:
         broken.write_bytes(file.read()[:60])
-    source = EasyVQA("test", image_paths={image_id: broken for image_id in whole.image_ids})
+    source = EasyVQA("test", image_paths=dict.fromkeys(whole.image_ids, broken))
     with pytest.raises(CorruptImageError, match="broken.png"):
         source.datasets(FORM)["vqa"][0]
 
