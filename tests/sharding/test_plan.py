@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig
@@ -44,6 +44,7 @@ def test_json_reads_back_and_is_written_for_people(tmp_path):
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 3), st.integers(1, 2), st.data())
+@settings(max_examples=50, deadline=None)
 def test_json_round_trip_of_any_plan(layers, dp, tp, data):
     count = dp * tp * len(layers)
     devices = tuple(data.draw(st.permutations(range(count))))
@@ -168,6 +169,7 @@ def test_stages_own_contiguous_runs_over_several_modules():
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
+@settings(max_examples=50, deadline=None)
 def test_every_layer_lies_on_exactly_one_stage_in_order(sizes, data):
     modules = [ModuleSpec(f"m{i}", size, (f"m{i - 1}",) if i else ()) for i, size in enumerate(sizes)]
     total = sum(sizes)

@@ -1,0 +1,65 @@
+"""Which stages a plan makes, and which feeds which."""
+
+import pytest
+
+from configs.architectures import GeneratorConfig, ModelConfig, VisionConfig
+from sharding.plan import Plan, PlanError, UnitPlan
+from sharding.specs import ModuleGraph, ModuleSpec, module_graph
+from sharding.stage_graph import StageGraph, stage_graph
+from tests.sharding.graphs import fan
+
+
+def unit(name, modules, devices, layers, **more):
+    return UnitPlan(name, modules, devices, layers=layers, recompute=("none",) * len(layers), **more)
+
+
+def test_edges_join_the_stages_that_own_last_and_first_layers():
+    config = ModelConfig(
+        encoders=(VisionConfig(name="near"), VisionConfig(name="far")),
+        generators=(GeneratorConfig(name="paint"), GeneratorConfig(name="draw")),
+    )
+    units = (
+        unit("front", ("near", "backbone", "paint"), (0, 1, 2), (1, 3, 3)),  # near | near backbone | backbone paint
+        unit("side", ("far",), (3, 4), (1, 1)),
+        unit("tail", ("draw",), (5, 6), (1,), dp=2),
+    )
+    graph = stage_graph(Plan(units), module_graph(config))
+    assert set(graph.edges) == {
+        (("front", 0), ("front", 1)),
+        (("front", 1), ("front", 2)),
+        (("side", 0), ("side", 1)),
+        (("side", 1), ("front", 1)),
+        (("front", 2), ("tail", 0)),
+    }
+    assert graph.lanes[("tail", 0)] == {5, 6} and graph.all_lanes == set(range(7))
+    assert graph.nodes.index(("side", 1)) < graph.nodes.index(("front", 1))
+
+
+def test_heights_and_depths_are_longest_paths():
+    graph = fan(1, 3, 2)
+    assert {node: graph.heights[node] for node in graph.nodes} == {
+        ("near", 0): 4, ("far", 0): 6, ("far", 1): 5, ("far", 2): 4,
+        ("backbone", 0): 3, ("backbone", 1): 2, ("paint", 0): 1, ("draw", 0): 1,
+    }  # fmt: skip
+    assert graph.depths[("near", 0)] == 1 and graph.depths[("draw", 0)] == 6
+    assert graph.with_descendants(frozenset([("far", 2)])) == set(graph.nodes) - {("near", 0), ("far", 0), ("far", 1)}
+
+
+def test_stages_that_wait_for_each_other_are_refused():
+    modules = ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 1, ("a",)), ModuleSpec("c", 1, ("a", "b"))))
+    plan = Plan((UnitPlan("outer", ("a", "c"), (0,), layers=(2,)), UnitPlan("inner", ("b",), (1,))))
+    with pytest.raises(PlanError, match="outer 0, inner 0 wait for each other"):
+        stage_graph(plan, modules)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "edges", "message"),
+    [
+        ({("a", 0): frozenset([0]), ("b", 0): frozenset([1])}, ((("b", 0), ("a", 0)),), "does not stand before"),
+        ({("a", 0): frozenset([0])}, ((("a", 0), ("b", 0)),), "not in the graph"),
+        ({("a", 0): frozenset()}, (), "holds no device"),
+    ],
+)
+def test_a_graph_checks_itself(lanes, edges, message):
+    with pytest.raises(ValueError, match=message):
+        StageGraph(lanes, edges)
