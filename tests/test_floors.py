@@ -1,0 +1,127 @@
+"""The floors of docs/architecture.md, read from the imports of every file: a module imports only from floors below."""
+
+import ast
+import pathlib
+
+import pytest
+
+HOME = pathlib.Path(__file__).resolve().parents[1]
+LONGEST_FILE = 400
+
+# Where a module may stand -> what of ours it may import. The longest prefix that fits a module counts.
+ENTRY_POINTS = "mmjax.*"  # a file right under mmjax/
+ALLOWED = {
+    "configs": {"configs"},
+    "pallas_kernels": {"pallas_kernels"},
+    "sharding": {"configs", "sharding"},
+    "sharding.runtime": {"configs", "sharding", "pallas_kernels"},
+    "data": {"configs", "sharding", "data"},
+    "mmjax.models": {"configs", "sharding.axes", "sharding.trees", "pallas_kernels", "mmjax.models"},  # no plans
+    "mmjax.training": {"configs", "sharding", "pallas_kernels", "data", "mmjax.models", "mmjax.training"},
+    ENTRY_POINTS: {"configs", "sharding", "pallas_kernels", "data", "mmjax"},
+}
+OURS = {"configs", "pallas_kernels", "sharding", "data", "mmjax", "benchmarks", "tests"}
+WITHOUT_JAX = {"configs", "sharding", "data"}
+JAX = {"jax", "jaxlib", "flax", "optax", "orbax"}
+
+# The command line's own support is imported before jax may start.
+BEFORE_JAX = {"mmjax", "mmjax.cli", "mmjax.process", "mmjax.shadowing"}
+
+
+def modules() -> dict[str, pathlib.Path]:
+    """Every module of ours that is installed, by name."""
+    paths = [
+        path for package in ("configs", "pallas_kernels", "sharding", "data", "mmjax") for path in sources(package)
+    ]
+    return {module_name(path): path for path in paths}
+
+
+def sources(folder: str) -> list[pathlib.Path]:
+    return sorted((HOME / folder).rglob("*.py"))
+
+
+def module_name(path: pathlib.Path) -> str:
+    parts = path.relative_to(HOME).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def floor(module: str) -> str:
+    """The key of ALLOWED that speaks for a module."""
+    fitting = [key for key in ALLOWED if within(module, {key})]
+    return max(fitting, key=len, default=ENTRY_POINTS)
+
+
+def within(module: str, packages: set[str]) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def imports(source: str, module: str = "", top_level_only: bool = False) -> set[str]:
+    """The full names that a file imports; `from a import b` is a.b, which may be a module or a name in one."""
+    tree = ast.parse(source)
+    found = set()
+    for node in tree.body if top_level_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+def forbidden(module: str, source: str) -> set[str]:
+    """What a module imports from a floor that is not below it."""
+    found = imports(source, module)
+    allowed = ALLOWED[floor(module)]
+    wrong = {name for name in found if within(name, OURS) and not within(name, allowed)}
+    if within(module, WITHOUT_JAX) and not within(module, {"sharding.runtime"}):
+        wrong |= {name for name in found if within(name, JAX)}
+    if floor(module) != ENTRY_POINTS:
+        wrong |= {name for name in found if within(name, {"gin"})}
+    if module in BEFORE_JAX:
+        wrong |= {name for name in imports(source, module, top_level_only=True) if within(name, JAX)}
+    return wrong
+
+
+def test_every_module_imports_only_from_floors_below():
+    found = modules()
+    assert {"configs", "mmjax", "mmjax.cli"} <= set(found)
+    wrong = {name: forbidden(name, path.read_text()) for name, path in found.items()}
+    assert {name: culprits for name, culprits in wrong.items() if culprits} == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "culprits"),
+    [
+        ("configs.clusters", "import jax.numpy as jnp", {"jax.numpy"}),
+        ("configs.clusters", "from sharding import plan", {"sharding.plan"}),
+        ("sharding.plan", "def f():\n    import jax", {"jax"}),
+        ("sharding.plan", "from sharding.runtime import mesh", set()),
+        ("sharding.plan", "from mmjax.models import vision", {"mmjax.models.vision"}),
+        ("sharding.runtime.mesh", "import jax\nfrom .. import plan", set()),
+        ("sharding.runtime.mesh", "from data.batch import GlobalBatch", {"data.batch.GlobalBatch"}),
+        ("data.batch", "from flax import nnx", {"flax.nnx"}),
+        ("data.batch", "import gin", {"gin"}),
+        ("mmjax.models.vision", "from sharding.axes import Axes\nimport jax", set()),
+        ("mmjax.models.vision", "from sharding import plan, schedule", {"sharding.plan", "sharding.schedule"}),
+        ("mmjax.models.vision", "from mmjax.training import losses", {"mmjax.training.losses"}),
+        ("mmjax.training.trainer", "from mmjax import cli", {"mmjax.cli"}),
+        ("mmjax.training.trainer", "from tests import conftest", {"tests.conftest"}),
+        ("mmjax.train", "import gin\nfrom mmjax.training import trainer", set()),
+        ("mmjax.cli", "import jax", {"jax"}),
+        ("mmjax.cli", "def f():\n    import jax", set()),
+    ],
+)
+def test_the_check_finds_what_is_wrong(module, source, culprits):
+    assert forbidden(module, source) == culprits
+
+
+def test_every_folder_of_tests_is_a_package():
+    folders = {path.parent for path in sources("tests")}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_no_file_is_long():
+    folders = ("configs", "pallas_kernels", "sharding", "data", "mmjax", "benchmarks", "tests")
+    lengths = {str(path): len(path.read_text().splitlines()) for folder in folders for path in sources(folder)}
+    assert {path: length for path, length in lengths.items() if length > LONGEST_FILE} == {}
