@@ -3,7 +3,7 @@
 import bisect
 import dataclasses
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Protocol, SupportsIndex, runtime_checkable
 
 from data.errors import DataError
 from data.samples import Sample, SampleFormat
@@ -74,20 +74,21 @@ class Catalogue:
         place = self._kinds.index(kind)
         return range(self._starts[place], self._starts[place + 1])
 
-    def kind(self, number: int) -> str:
+    def kind(self, number: SupportsIndex) -> str:
         """The kind of a global id."""
-        return self._kinds[self._place(number)]
+        return self._kinds[self._place(int(number))]
 
-    def load(self, number: int) -> Sample:
+    def load(self, number: SupportsIndex) -> Sample:
         """The sample of a global id.
 
         Raises:
             CorruptImageError: Its image cannot be read.
             DataError: No such id.
         """
+        number = int(number)
         place = self._place(number)
-        sample = self._datasets[self._kinds[place]][int(number) - self._starts[place]]
-        return dataclasses.replace(sample, id=int(number))
+        sample = self._datasets[self._kinds[place]][number - self._starts[place]]
+        return dataclasses.replace(sample, id=number)
 
     def _place(self, number: int) -> int:
         if not 0 <= number < self._starts[-1]:

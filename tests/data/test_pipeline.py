@@ -1,0 +1,281 @@
+import collections
+import dataclasses
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from configs.architectures import BackboneConfig, ModelConfig
+from data.batch import answers
+from data.easy_vqa import EasyVQA, Samples
+from data.errors import CorruptImageError, DataError
+from data.pipeline import Batches, DataConfig, evaluation_batches, training_batches
+from data.tokenizer import EOS
+
+MODEL = ModelConfig()
+
+
+class First(EasyVQA):
+    """Only the first samples of every kind."""
+
+    def __init__(self, split, count, image_paths=None):
+        super().__init__(split, image_paths)
+        self.count = count
+
+    def datasets(self, form):
+        return {kind: Samples(self.count, samples.__getitem__) for kind, samples in super().datasets(form).items()}
+
+
+CONFIG = DataConfig(rows=4, mixture=(("vqa", 1.0), ("description", 0.5), ("text", 0.2)), seed=3)
+
+
+@pytest.fixture(scope="module")
+def train():
+    return EasyVQA("train")
+
+
+@pytest.fixture(scope="module")
+def held_out():
+    return EasyVQA("test")
+
+
+def leaves(batch):
+    arrays = {(module, name): array for module, fields in batch.arrays.items() for name, array in fields.items()}
+    return arrays | {("", "sample_ids"): batch.sample_ids}
+
+
+def assert_same(batches, others):
+    for batch, other in zip(batches, others, strict=True):
+        for key, array in leaves(batch).items():
+            np.testing.assert_array_equal(array, leaves(other)[key], err_msg=str(key))
+        assert (batch.counts, batch.targets) == (other.counts, other.targets)
+
+
+def take(iterator, count):
+    return [next(iterator) for _ in range(count)]
+
+
+def ids_of(batch):
+    return batch.sample_ids[batch.sample_ids >= 0].tolist()
+
+
+def test_same_seed_same_batches_whatever_the_threads(train):
+    batches = take(training_batches(CONFIG, MODEL, train), 5)
+    for threads, prefetch in ((0, 0), (3, 0), (2, 3)):
+        config = dataclasses.replace(CONFIG, threads=threads, prefetch=prefetch)
+        iterator = training_batches(config, MODEL, EasyVQA("train"))
+        assert_same(batches, take(iterator, 5))
+        iterator.close()
+
+
+def test_another_seed_another_order(train):
+    other = dataclasses.replace(CONFIG, seed=4)
+    ids, other_ids = ([ids_of(batch) for batch in take(training_batches(c, MODEL, train), 2)] for c in (CONFIG, other))
+    assert ids != other_ids
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_restored_iterator_gives_the_batches_that_remain(train, prefetch):
+    config = dataclasses.replace(CONFIG, prefetch=prefetch)
+    iterator = training_batches(config, MODEL, train)
+    states, batches = [iterator.get_state()], []
+    for _ in range(8):
+        batches.append(next(iterator))
+        states.append(json.loads(json.dumps(iterator.get_state())))
+    counters = iterator.counters()
+    for step in (0, 1, 3, 7):
+        restored = training_batches(config, MODEL, train)
+        restored.set_state(states[step])
+        assert_same(batches[step:], take(restored, 8 - step))
+        assert restored.get_state() == states[8]
+        assert restored.counters() == counters
+        restored.close()
+    # Back on the very iterator that has gone further.
+    iterator.set_state(states[2])
+    assert_same(batches[2:], take(iterator, 6))
+    iterator.close()
+    assert max(len(json.dumps(state)) for state in states) < 1000
+
+
+def test_the_state_survives_an_epoch():
+    source = First("train", 7)  # every batch crosses epochs
+    iterator = training_batches(CONFIG, MODEL, source)
+    batches = take(iterator, 4)
+    state = iterator.get_state()
+    remaining = take(iterator, 3)
+    restored = training_batches(CONFIG, MODEL, source)
+    restored.set_state(state)
+    assert_same(remaining, take(restored, 3))
+    seen = collections.Counter(number for batch in batches + remaining for number in ids_of(batch))
+    assert set(seen) == set(range(21))
+    counts = [seen[number] for number in range(7)]
+    assert max(counts) - min(counts) <= 1
+    for each in (iterator, restored):
+        each.close()
+
+
+def test_a_state_of_another_configuration_is_refused_by_name(train):
+    state = training_batches(CONFIG, MODEL, train).get_state()
+    other = training_batches(dataclasses.replace(CONFIG, seed=5, tokens=300), MODEL, train)
+    with pytest.raises(DataError, match="seed 3 -> 5, tokens 256 -> 300"):
+        other.set_state(state)
+    # What does not decide the samples of a step may change.
+    faster = dataclasses.replace(CONFIG, threads=2, prefetch=5, language_weight=0.5)
+    training_batches(faster, MODEL, train).set_state(state)
+
+
+def test_each_kind_comes_in_its_proportion_and_once_an_epoch(train):
+    iterator = training_batches(CONFIG, MODEL, train)
+    numbers = [number for batch in take(iterator, 40) for number in ids_of(batch)]
+    samples = iterator.counters()["samples"]
+    iterator.close()
+    assert sum(samples.values()) == len(numbers) == len(set(numbers))
+    for kind, share in (("vqa", 1 / 1.7), ("description", 0.5 / 1.7), ("text", 0.2 / 1.7)):
+        assert samples[kind] / len(numbers) == pytest.approx(share, abs=0.02)
+    # Two kinds of the same images must not come in the same order.
+    pictures = [[n % 4000 for n in numbers if first <= n < first + 4000][:20] for first in (0, 4000)]
+    assert pictures[0] != pictures[1]
+
+
+def test_a_step_can_be_rebuilt_from_its_sample_ids(train):
+    iterator = training_batches(CONFIG, MODEL, train)
+    for batch in take(iterator, 3):
+        samples = iterator.samples(ids_of(batch))
+        assert [sample.id for sample in samples] == ids_of(batch)
+        assert sum(int(sample.layout.target_mask.sum()) for sample in samples) == batch.targets
+        assert batch.counts["backbone"][0] == sum(sample.sizes["tokens"] for sample in samples)
+        assert batch.counts["vision"][0] == sum(sample.sizes["patches"] for sample in samples)
+        assert batch.counts["generator"][0] == sum(sample.sizes["images"] for sample in samples)
+        assert batch.arrays["backbone"]["weights"].sum(dtype=np.float64) == pytest.approx(1, rel=1e-6)
+        assert batch.arrays["generator"]["weights"].sum(dtype=np.float64) == pytest.approx(1, rel=1e-6)
+    iterator.close()
+
+
+def test_evaluation_asks_every_question_of_the_test_split_exactly_once(held_out):
+    asked = collections.Counter()
+    samples = collections.Counter()
+    iterator = evaluation_batches(dataclasses.replace(CONFIG, rows=16), MODEL, held_out)
+    for batch in iterator:
+        assert batch.sample_ids.shape[0] == 16
+        samples.update(ids_of(batch))
+        found = answers(batch)
+        for number, branch, word in zip(found.sample_ids, found.branches, found.words, strict=True):
+            question, answer = held_out.pairs[held_out.image_ids[number]][branch - 1]
+            assert held_out.tokenizer.decode([word]) == answer
+            asked[(int(number), question)] += 1
+        assert (
+            len(found.words)
+            == (batch.arrays["backbone"]["targets"][batch.arrays["backbone"]["weights"] > 0] == EOS).sum()
+        )
+    assert samples == collections.Counter(range(1000))
+    assert len(asked) == 9673
+    assert set(asked.values()) == {1}
+    assert iterator.counters()["samples"] == {"vqa": 1000}
+
+
+def test_evaluation_of_several_kinds_takes_each_sample_once():
+    iterator = evaluation_batches(CONFIG, MODEL, First("test", 50), kinds=("text", "vqa"))
+    assert collections.Counter(number for batch in iterator for number in ids_of(batch)) == collections.Counter(
+        [*range(50), *range(100, 150)]
+    )
+
+
+def write_truncated(source, folder, count):
+    """File paths of the source's images, the first `count` cut short."""
+    paths = dict(source._image_paths)
+    for image_id in source.image_ids[:count]:
+        with open(paths[image_id], "rb") as file:
+            content = file.read()
+        paths[image_id] = folder / f"{image_id}.png"
+        paths[image_id].write_bytes(content[: len(content) // 2])
+    return paths
+
+
+def test_corrupt_images_are_skipped_counted_and_logged(held_out, tmp_path, caplog):
+    source = First("test", 30, image_paths=write_truncated(held_out, tmp_path, 3))
+    with caplog.at_level(logging.WARNING, logger="data"):
+        iterator = evaluation_batches(CONFIG, MODEL, source, kinds=("vqa", "description"))
+        seen = {number for batch in iterator for number in ids_of(batch)}
+    assert seen == set(range(60)) - {0, 1, 2, 30, 31, 32}
+    assert iterator.counters()["corrupt_images"] == 3
+    assert [record.args[0] for record in caplog.records] == [0, 1, 2]
+    assert str(tmp_path / "0.png") in caplog.text
+    with pytest.raises(CorruptImageError, match=r"0\.png"):
+        iterator.samples([0])
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_too_many_corrupt_images_stop_the_run_and_are_named(held_out, tmp_path, threads):
+    source = First("test", 30, image_paths=write_truncated(held_out, tmp_path, 3))
+    config = dataclasses.replace(CONFIG, max_corrupt_share=0.002, threads=threads)
+    iterator = evaluation_batches(config, MODEL, source)
+    with pytest.raises(DataError, match=r"3 of 1000 images cannot be read: 0\.30%, more than .* = 0\.20%") as error:
+        list(iterator)
+    for number in range(3):
+        assert f"{number}.png (sample {number})" in str(error.value)
+    iterator.close()
+
+
+def test_a_sample_larger_than_a_row_is_skipped_counted_and_logged(train, caplog):
+    config = dataclasses.replace(CONFIG, tokens=128)
+    with caplog.at_level(logging.WARNING, logger="data"):
+        iterator = training_batches(config, MODEL, train)
+        seen = {number for batch in take(iterator, 20) for number in ids_of(batch)}
+        iterator.close()
+    refused = {record.args[0] for record in caplog.records}
+    assert iterator.counters()["oversized_samples"] == len(refused) == len(caplog.records) > 0
+    assert not refused & seen
+    sizes = {sample.id: sample.sizes["tokens"] for sample in iterator.samples(refused | seen)}
+    assert all(sizes[number] > 128 for number in refused)
+    assert all(sizes[number] <= 128 for number in seen)
+    assert "tokens where a row holds 128; raise the row's capacity" in caplog.text
+
+
+def test_an_oversized_sample_can_be_an_error_and_always_is_in_evaluation(train, held_out):
+    config = dataclasses.replace(CONFIG, tokens=128, oversized="error")
+    message = r"sample \d+ \(vqa\): \d+ tokens where a row holds 128"
+    with pytest.raises(DataError, match=message):
+        take(training_batches(config, MODEL, train), 20)
+    with pytest.raises(DataError, match=message):
+        list(evaluation_batches(dataclasses.replace(config, oversized="skip"), MODEL, held_out))
+
+
+def test_a_kind_of_which_nothing_fits_stops_instead_of_searching_forever():
+    config = dataclasses.replace(CONFIG, tokens=20, mixture=(("vqa", 1.0),))
+    with pytest.raises(DataError, match="not one of 20 vqa samples fits a row"):
+        next(training_batches(config, MODEL, First("train", 20)))
+
+
+def test_a_model_or_a_kind_that_does_not_fit_is_refused(train):
+    with pytest.raises(DataError, match="no samples of kind 'audio'; it has vqa, description, text"):
+        training_batches(dataclasses.replace(CONFIG, mixture=(("audio", 1.0),)), MODEL, train)
+    with pytest.raises(DataError, match=r"35 ids, more than backbone.vocabulary = 34; raise it"):
+        training_batches(CONFIG, dataclasses.replace(MODEL, backbone=BackboneConfig(vocabulary=34)), train)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rows": 0}, "rows is 0"),
+        ({"tokens": 0}, "capacity of 0 tokens a row"),
+        ({"seed": -1}, "seed is -1"),
+        ({"prefetch": -1}, "prefetch is -1"),
+        ({"language_weight": float("nan")}, "language_weight is nan"),
+        ({"generator_weight": -1.0}, "generator_weight is -1.0"),
+        ({"max_corrupt_share": 1.0}, "max_corrupt_share is 1.0"),
+        ({"oversized": "drop"}, "oversized is 'drop'; choose one of skip, error"),
+        ({"mixture": ()}, "mixture is"),
+        ({"mixture": (("vqa", 0.0),)}, "with a weight above zero"),
+        ({"mixture": (("vqa", 1.0), ("vqa", 2.0))}, "each kind once"),
+    ],
+)
+def test_a_bad_configuration_is_refused(changes, message):
+    with pytest.raises(DataError, match=message):
+        DataConfig(**changes)
+
+
+def test_batches_are_an_iterator(train):
+    iterator = training_batches(CONFIG, MODEL, train)
+    assert isinstance(iterator, Batches)
+    assert iter(iterator) is iterator
