@@ -72,7 +72,7 @@ def plan_transfer(source: Sequence[tuple[int, Box]], target: Sequence[tuple[int,
         raise ValueError("a box is empty; a transfer needs at least one element along every dimension")
     chunk = tuple(int(np.gcd.reduce([edge for box in boxes for edge in box[axis]])) for axis in range(len(boxes[0])))
     moves = _choose_sources(dict(source), dict(target), chunk)
-    colours = _colour([(move.source, move.target) for move in moves])
+    colours = colour_edges([(move.source, move.target) for move in moves])
     rounds: list[list[Move]] = [[] for _ in range(1 + max(colours))]
     for move, colour in zip(moves, colours, strict=True):
         rounds[colour].append(move)
@@ -109,7 +109,7 @@ def _offset(start: Index, box: Box) -> Index:
     return tuple(first - low for first, (low, _) in zip(start, box, strict=True))
 
 
-def _colour(edges: list[tuple[int, int]]) -> list[int]:
+def colour_edges(edges: list[tuple[int, int]]) -> list[int]:
     """Colours the edges (source, target), no two of one colour at a source or at a target, with the fewest colours.
 
     Each edge takes a colour that is free at both its ends. Where there is none, the two colours free at either end

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sharding.transfer import Move, Transfer, plan_transfer
+from sharding.transfer import Move, Transfer, colour_edges, plan_transfer
 
 
 def boxes_of(shape, parts, replicas, devices):
@@ -92,6 +92,19 @@ def test_replicas_share_the_sending_and_what_is_there_stays(case):
         # Nobody sends more than the least busy replica plus one, unless it only keeps what it has.
         least = min(sent[device] for device in group)
         assert all(sent[device] <= max(least + 1, stays[device]) for device in group)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=40))
+@settings(deadline=None)
+@example([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (0, 2), (2, 2)])
+@example([(0, 0), (1, 1), (0, 1)])
+def test_edges_are_coloured_with_as_many_colours_as_the_largest_degree(edges):
+    colours = colour_edges(edges)
+    for side in (0, 1):
+        ends = [(edge[side], colour) for edge, colour in zip(edges, colours, strict=True)]
+        assert len(set(ends)) == len(edges)
+    most = max(collections.Counter((side, edge[side]) for edge in edges for side in (0, 1)).values())
+    assert set(colours) == set(range(most))
 
 
 @pytest.mark.parametrize(

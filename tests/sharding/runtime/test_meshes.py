@@ -1,0 +1,27 @@
+"""Submeshes of stages."""
+
+import jax
+import pytest
+
+from sharding.plan import Plan, PlanError, UnitPlan
+from sharding.runtime.meshes import AXES, stage_meshes, submesh
+
+
+def test_both_axes_are_there_and_devices_lie_data_first():
+    devices = jax.devices()
+    mesh = submesh(devices[:6], 3, 2)
+    assert mesh.axis_names == (*AXES.data, *AXES.tensor) == ("data", "tensor")
+    assert mesh.devices.tolist() == [devices[0:2], devices[2:4], devices[4:6]]
+    assert dict(submesh(devices[:1], 1, 1).shape) == {"data": 1, "tensor": 1}
+    with pytest.raises(ValueError, match="dp 3 x tp 2 needs 6 devices, not 5"):
+        submesh(devices[:5], 3, 2)
+
+
+def test_every_stage_has_its_mesh():
+    devices = jax.devices()
+    unit = UnitPlan("mind", ("backbone",), (7, 6, 1, 0), tp=2, layers=(1, 2), recompute=("none",) * 2)
+    meshes = stage_meshes(Plan((unit,)), devices)
+    assert list(meshes) == [("mind", 0), ("mind", 1)]
+    assert meshes[("mind", 1)].devices.tolist() == [[devices[1], devices[0]]]
+    with pytest.raises(PlanError, match="needs device 7, but there are 2 devices"):
+        stage_meshes(Plan((unit,)), devices[:2])
