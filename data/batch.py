@@ -99,7 +99,7 @@ def global_batch(
 
 
 def answers(batch: GlobalBatch, backbone: str = "backbone") -> Answers:
-    """Every question of the batch whose answer is a target, once, in row order."""
+    """Every question of the batch whose answer counts in the loss, once, in row order; a prompt has none."""
     fields = batch.arrays[backbone]
     rows, places = np.nonzero((fields["tokens"] == ANSWER) & (fields["weights"] > 0))
     segments = fields["segments"][rows, places]

@@ -184,10 +184,9 @@ def _sizes(segments: np.ndarray, samples: int) -> np.ndarray:
 
 
 def _largest(values: np.ndarray, segments: np.ndarray, samples: int) -> np.ndarray:
-    """Largest value [n, samples + 1] of every segment, 0 for an empty one and for the padding."""
+    """Largest value [n, samples + 1] of every segment, 0 for an empty one; the padding's own values are 0."""
     largest = np.zeros((len(segments), samples + 1), np.int64)
     np.maximum.at(largest, (np.arange(len(segments))[:, None], segments), values)
-    largest[:, 0] = 0
     return largest
 
 

@@ -6,6 +6,7 @@ numbers: the place in the endless shuffled stream and the rows already handed ou
 
 import collections
 import dataclasses
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
@@ -100,7 +101,15 @@ class Batches(Iterator[GlobalBatch]):
         self._refusals = Refusals(catalogue.source.image_count, config.max_corrupt_share, catalogue.sizes)
         self._batches = 0
         self._samples: collections.Counter[str] = collections.Counter()
-        self._iterator = iter(_dataset(order, catalogue, self._refusals, config, model))
+        self._open = [iter(_dataset(order, catalogue, self._refusals, config, model))]
+        # Grain 0.2.18 aborts the process if a prefetching thread, or an iterator, outlives the interpreter's modules.
+        self._finalizer = weakref.finalize(self, _close, self._open)
+
+    @property
+    def _iterator(self) -> grain.DatasetIterator:
+        if not self._open:
+            raise DataError("these batches are closed; make them anew and restore the state")
+        return self._open[0]
 
     def __next__(self) -> GlobalBatch:
         batch = next(self._iterator)
@@ -146,8 +155,14 @@ class Batches(Iterator[GlobalBatch]):
         return [self._catalogue.load(number) for number in ids]
 
     def close(self) -> None:
-        """Ends the prefetching threads."""
-        self._iterator.close()
+        """Ends the prefetching threads; so does losing the last reference, or the end of the process."""
+        self._finalizer()
+
+
+def _close(iterators: list[grain.DatasetIterator]) -> None:
+    """Ends the iterators' threads and lets go of the iterators."""
+    while iterators:
+        iterators.pop().close()
 
 
 def training_batches(config: DataConfig, model: ModelConfig, source: Source) -> Batches:

@@ -4,7 +4,7 @@ import pytest
 from configs.architectures import GeneratorConfig, ModelConfig, VisionConfig
 from data.batch import answers, global_batch
 from data.packing import Capacity, pack_samples
-from data.samples import SampleFormat, description_sample, text_sample, vqa_sample
+from data.samples import SampleFormat, description_sample, question_prompt, text_sample, vqa_sample
 from data.tokenizer import ANSWER, WordTokenizer
 
 TOKENIZER = WordTokenizer(("a", "blue", "circle", "is", "it", "no", "yes"))
@@ -106,3 +106,9 @@ def test_answers_finds_every_question_once(rows):
     assert found.sample_ids.tolist() == [13, 11, 11]
     assert found.branches.tolist() == [0, 1, 2]
     assert (batch.arrays["backbone"]["tokens"][found.rows, found.places] == ANSWER).all()
+
+
+def test_a_prompt_has_no_answer_yet():
+    batch = batch_of(question_prompt(PICTURE, "is it blue", TOKENIZER, FORM), TOLD)
+    assert (batch.arrays["backbone"]["tokens"] == ANSWER).sum() == 2
+    assert answers(batch).sample_ids.tolist() == [13]
