@@ -79,8 +79,7 @@ class Attention(nnx.Module):
             return projected.reshape(*projected.shape[:2], -1, self.head_width)
 
         query, key, value = (
-            heads(project(of, axes))
-            for project, of in ((self.query, x), (self.key, source), (self.value, source))
+            heads(project(of, axes)) for project, of in ((self.query, x), (self.key, source), (self.value, source))
         )
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)

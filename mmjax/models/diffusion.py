@@ -35,9 +35,7 @@ def velocity(images: Images, noise: Images, time: Float[Array, " b"]) -> tuple[I
     return signal * images + share * noise, signal * noise - share * images
 
 
-def sample(
-    predict: Callable[[Images, Float[Array, " b"]], Images], noise: Images, steps: int
-) -> Images:
+def sample(predict: Callable[[Images, Float[Array, " b"]], Images], noise: Images, steps: int) -> Images:
     """Deterministic DDIM from pure noise in `steps` even steps.
 
     Args:

@@ -76,9 +76,7 @@ class Convolution(nnx.Module):
 
         def contract(x: jax.Array, w: jax.Array) -> jax.Array:
             dimensions = ("NHWC", "HWIO", "NHWC")
-            return jax.lax.conv_general_dilated(
-                x, w, (self.stride, self.stride), "SAME", dimension_numbers=dimensions
-            )
+            return jax.lax.conv_general_dilated(x, w, (self.stride, self.stride), "SAME", dimension_numbers=dimensions)
 
         y = split_matmul(x, self.kernel[...], split=self.split, axes=axes.tensor, contract=contract)
         return add_bias(y, self.bias[...])

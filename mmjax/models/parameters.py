@@ -92,9 +92,7 @@ def initial_layer(seed: int, module: Module, piece: Piece, layer: int) -> Tree:
 def initial_module(seed: int, module: Module) -> Tree:
     """Initial values of a module: `{piece: {layer: {...}}}`."""
     return {
-        piece.name: {
-            layer_name(layer): initial_layer(seed, module, piece, layer) for layer in range(piece.layers or 1)
-        }
+        piece.name: {layer_name(layer): initial_layer(seed, module, piece, layer) for layer in range(piece.layers or 1)}
         for piece in module.pieces
     }
 

@@ -89,9 +89,7 @@ class UNet(nnx.Module):
         self.leave_norm = GroupNorm(widths[0], config.groups)
         self.leave = Convolution(widths[0], folded, rngs=rngs, zero=True)
 
-    def __call__(
-        self, images: Maps, time: Float[Array, " b"], conditions: Float[Array, "b q c"], axes: Axes
-    ) -> Maps:
+    def __call__(self, images: Maps, time: Float[Array, " b"], conditions: Float[Array, "b q c"], axes: Axes) -> Maps:
         dtype = conditions.dtype
         times = sine_times(time, self.time_width).astype(dtype)
         embedding = self.time(times, axes) + self.condition(jnp.mean(conditions, axis=1), axes)

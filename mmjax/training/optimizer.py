@@ -100,7 +100,8 @@ def stage_update(
 
         def one(master: Tree, state: State, gradient: Tree) -> tuple[Tree, State]:
             clipped = jax.tree.map(lambda leaf: leaf * decision.scale, gradient)
-            changes, new_state = transformation.update(clipped, state, master)
+            with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+                changes, new_state = transformation.update(clipped, state, master)
             new_master = optax.apply_updates(master, changes)
             kept = jax.tree.map(lambda new, old: jnp.where(ok, new, old), (new_master, new_state), (master, state))
             return kept

@@ -10,12 +10,12 @@ from mmjax.models.interface import Leaving
 from mmjax.models.parameters import Definition, define, layer_name
 from mmjax.models.pieces import Module, Piece
 from sharding.axes import Axes
-from sharding.plan import Plan
+from sharding.plan import Plan, stage_layers
 from sharding.runtime.masters import PieceShapes
 from sharding.runtime.stage import Node
 from sharding.specs import ModuleGraph
+from sharding.stage_graph import stage_graph
 from sharding.trees import Tree, get_leaf, set_leaf
-from sharding.unit_plan import stage_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +61,14 @@ class StageLayout:
 
 
 def stage_layouts(plan: Plan, modules: tuple[Module, ...], graph: ModuleGraph) -> dict[Node, StageLayout]:
-    """Every stage's layout; stages of upstream modules come first."""
+    """Every stage's layout, each after those that feed it."""
     by_name = {module.name: module for module in modules}
-    layouts = {}
-    for unit in sorted(plan.units, key=lambda unit: graph.names.index(unit.modules[0])):
-        for stage, spans in enumerate(stage_layers(unit, graph)):
-            node = (unit.name, stage)
-            layouts[node] = _layout(node, spans, by_name, graph, unit.recompute[stage])
-    return layouts
+    units = {unit.name: unit for unit in plan.units}
+    spans = {name: stage_layers(unit, graph) for name, unit in units.items()}
+    return {
+        (name, stage): _layout((name, stage), spans[name][stage], by_name, graph, units[name].recompute[stage])
+        for name, stage in stage_graph(plan, graph).nodes
+    }
 
 
 def _layout(node: Node, spans: Any, modules: Mapping[str, Module], graph: ModuleGraph, recompute: str) -> StageLayout:
@@ -86,7 +86,11 @@ def _layout(node: Node, spans: Any, modules: Mapping[str, Module], graph: Module
         if last < whole:
             outputs.append(f"{name}#{last}")
         else:
-            outputs += [f"{name}>{target}" for source, target in graph.edges if source == name and not _starts_here(target, here)]
+            outputs += [
+                f"{name}>{target}"
+                for source, target in graph.edges
+                if source == name and not _starts_here(target, here)
+            ]
     return StageLayout(node, tuple(runs), tuple(inputs), tuple(outputs), recompute)
 
 

@@ -1,0 +1,325 @@
+"""The engine: a model on a plan, ready to train. It joins stages, hops, the schedule and the optimizer."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from configs.architectures import ModelConfig
+from configs.errors import UserError
+from mmjax.models.parameters import initial_layer
+from mmjax.models.pieces import model_modules, trainable_parts
+from mmjax.training.optimizer import OptimizerConfig, optimizer_shardings, stage_stats, stage_update
+from mmjax.training.stages import StageLayout, piece_shapes, stage_function, stage_layouts
+from sharding.plan import Plan, check_plan
+from sharding.runtime.agreement import Agreement, Decision
+from sharding.runtime.broker import make_hop
+from sharding.runtime.executor import Channel, Executor, Share, Stage, State
+from sharding.runtime.masters import StageMasters
+from sharding.runtime.meshes import AXES, stage_meshes
+from sharding.runtime.stage import Microbatches, Node, StageBody, StagePrograms
+from sharding.schedule import build_evaluation, build_schedule
+from sharding.specs import ModuleGraph, module_graph
+from sharding.trees import Tree, get_leaf
+
+HostBatch = Mapping[str, Mapping[str, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What training does beside the model and the plan.
+
+    Attributes:
+        optimizer: AdamW and clipping.
+        steps: Length of the learning-rate schedule.
+        seed: Keys initial values and all randomness of the steps.
+        trainable: Parts that train, by name (`Engine.parts`), or `all`, or `projectors`.
+        transport: How hops travel: `device_put`, `ppermute`, or `auto`.
+    """
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    steps: int = 1000
+    seed: int = 0
+    trainable: tuple[str, ...] = ("all",)
+    transport: str = "auto"
+
+
+def trained_parts(config: ModelConfig, trainable: tuple[str, ...]) -> frozenset[str]:
+    """The parts that train; raises UserError for a name that is no part."""
+    parts = trainable_parts(config)
+    groups = {"all": parts, "projectors": tuple(part for part in parts if part.endswith("_projector"))}
+    for name in trainable:
+        if name not in groups and name not in parts:
+            raise UserError(f"trainable names {name!r}; choose from {', '.join((*groups, *parts))}")
+    return frozenset(part for name in trainable for part in groups.get(name, (name,)))
+
+
+class Engine:
+    """A model on a plan.
+
+    Args:
+        config: The model.
+        plan: Where it lies; checked here.
+        example: A global batch's arrays (values unused, shapes and types matter).
+        settings: Optimizer and what trains.
+        devices: Devices that the plan's numbers index; default all.
+
+    Raises:
+        PlanError: The plan cannot hold this model or batch.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        plan: Plan,
+        example: HostBatch,
+        settings: Settings,
+        devices: list[jax.Device] | None = None,
+    ) -> None:
+        self.config, self.plan, self.settings = config, plan, settings
+        self.devices = devices or jax.devices()
+        self.graph: ModuleGraph = module_graph(config)
+        rows = next(iter(next(iter(example.values())).values())).shape[0]
+        check_plan(plan, self.graph, rows, len(self.devices))
+        self.modules = model_modules(config)
+        self.layouts = stage_layouts(plan, self.modules, self.graph)
+        self.trained = self._trained_keys()
+        self.shares = self._share_ends()
+        self.meshes = stage_meshes(plan, self.devices)
+        dtype = jnp.dtype(config.dtype)
+        self.masters = {
+            node: StageMasters(piece_shapes(layout), self.meshes[node], AXES, dtype)
+            for node, layout in self.layouts.items()
+        }
+        self.transformation = settings.optimizer.transformation(settings.steps)
+        self.executor = self._executor(example)
+
+    # ------------------------------------------------------------------ what lies where
+
+    def _trained_keys(self) -> dict[Node, frozenset[str]]:
+        parts = trained_parts(self.config, self.settings.trainable)
+        return {
+            node: frozenset(run.key for run in layout.runs if run.piece.owner in parts)
+            for node, layout in self.layouts.items()
+        }
+
+    def _share_ends(self) -> list[tuple[Node, Node, tuple[str, str], tuple[str, str]]]:
+        """(owner, borrower, (key, path) there, (key, path) here) of parameters borrowed from another stage."""
+        ends = []
+        for node, layout in self.layouts.items():
+            for run in layout.runs:
+                for path, piece, there in run.piece.borrows:
+                    owner = self._stage_with(f"{run.module.name}/{piece}")
+                    if owner != node:
+                        ends.append((owner, node, (f"{run.module.name}/{piece}", there), (run.key, path)))
+        return ends
+
+    def _stage_with(self, key: str) -> Node:
+        return next(node for node, layout in self.layouts.items() if any(run.key == key for run in layout.runs))
+
+    # ------------------------------------------------------------------ programs
+
+    def _executor(self, example: HostBatch) -> Executor:
+        trains = frozenset(node for node, keys in self.trained.items() if keys)
+        pairs = tuple(dict.fromkeys((owner, borrower) for owner, borrower, _, _ in self.shares))
+        training = build_schedule(self.plan, self.graph, trains, pairs)
+        evaluation = build_evaluation(self.plan, self.graph, pairs)
+        mine = frozenset(i for i, device in enumerate(self.devices) if device.process_index == jax.process_index())
+        backward = {(part.unit, part.stage) for op in training.ops for part in op.parts if part.kind == "backward"}
+        ends = self._channel_ends()
+        stages: dict[Node, Stage] = {}
+        shapes: dict[str, jax.ShapeDtypeStruct] = {}
+        for node, layout in self.layouts.items():
+            wanted = frozenset(name for name in layout.inputs if ends[name][0] in backward)
+            inputs = {name: shapes[name] for name in layout.inputs}
+            programs = StagePrograms(
+                self._body(node),
+                self.meshes[node],
+                AXES,
+                inputs,
+                self._abstract_batch(node, example),
+                wanted,
+                node in backward,
+            )
+            shapes |= programs.outputs
+            stages[node] = self._stage(node, programs)
+        used = sorted({device for unit in self.plan.units for device in unit.devices})
+        agreement = Agreement([self.devices[d] for d in used], self.meshes, self.settings.optimizer.max_norm or None)
+        channels = tuple(self._channel(name, *pair, shapes[name]) for name, pair in ends.items())
+        shares = tuple(self._share(*each) for each in self.shares)
+        return Executor(
+            stages, channels, shares, agreement, training.restricted_to(mine), evaluation.restricted_to(mine)
+        )
+
+    def _body(self, node: Node) -> StageBody:
+        layout, masters = self.layouts[node], self.masters[node]
+        return StageBody(
+            node,
+            stage_function(layout),
+            masters.specs,
+            masters.shapes,
+            self.trained[node],
+            layout.reads(),
+            layout.inputs,
+            layout.outputs,
+        )
+
+    def _stage(self, node: Node, programs: StagePrograms) -> Stage:
+        masters, trained, mesh = self.masters[node], self.trained[node], self.meshes[node]
+        stats = jax.jit(stage_stats, out_shardings=NamedSharding(mesh, P()))
+        if not trained:
+            return Stage(programs, masters.gather, None, stats, None)
+        owned = {key: masters.shardings[key] for key in sorted(trained)}
+        inner = jax.jit(
+            stage_update(self.transformation),
+            out_shardings=(owned, self.optimizer_shardings(node)),
+            donate_argnums=(0, 1),
+        )
+
+        def update(all_masters: Tree, states: Tree, gradients: Tree, decision: Decision) -> tuple[Tree, Tree]:
+            moving = {key: all_masters[key] for key in trained}
+            new, states = inner(moving, states, gradients, decision)
+            return {**all_masters, **new}, states
+
+        return Stage(programs, masters.gather, masters.reducer(trained), stats, update)
+
+    def optimizer_shardings(self, node: Node) -> Tree:
+        """Of a stage's optimizer state: `{key: {layer: ...}}`."""
+        masters, scalar = self.masters[node], NamedSharding(self.meshes[node], P())
+        return {
+            key: {
+                layer: optimizer_shardings(self.transformation, masters.pieces[key].shapes, shardings, scalar)
+                for layer, shardings in masters.shardings[key].items()
+            }
+            for key in sorted(self.trained[node])
+        }
+
+    def _channel_ends(self) -> dict[str, tuple[Node, Node]]:
+        sources = {name: node for node, layout in self.layouts.items() for name in layout.outputs}
+        return {name: (sources[name], node) for node, layout in self.layouts.items() for name in layout.inputs}
+
+    def _channel(self, name: str, source: Node, target: Node, shape: jax.ShapeDtypeStruct) -> Channel:
+        there, here = (NamedSharding(self.meshes[node], P(AXES.data)) for node in (source, target))
+        hop = functools.partial(make_hop, shape=shape.shape, dtype=shape.dtype, transport=self.settings.transport)
+        return Channel(name, source, target, hop(there, here), hop(here, there))
+
+    def _share(self, owner: Node, borrower: Node, owned: tuple[str, str], borrowed: tuple[str, str]) -> Share:
+        lent = get_leaf(self.masters[owner].shapes[owned[0]], owned[1])
+        spec = {
+            node: NamedSharding(self.meshes[node], get_leaf(self.masters[node].specs[key], path))
+            for node, (key, path) in ((owner, owned), (borrower, borrowed))
+        }
+        (layer,) = self.masters[owner].shardings[owned[0]]
+        master = get_leaf(self.masters[owner].shardings[owned[0]][layer], owned[1])
+        forth = make_hop(spec[owner], spec[borrower], lent.shape, lent.dtype, self.settings.transport)
+        back = make_hop(spec[borrower], master, lent.shape, np.dtype(np.float32), self.settings.transport)
+        return Share(owner, borrower, owned, borrowed, layer, forth, back)
+
+    # ------------------------------------------------------------------ batches
+
+    def _microbatched(self, array: np.ndarray) -> np.ndarray:
+        return array.reshape(self.plan.microbatches, -1, *array.shape[1:])
+
+    def _abstract_batch(self, node: Node, example: HostBatch) -> Microbatches:
+        rows = {
+            module: {
+                name: jax.eval_shape(lambda a: a, self._microbatched(np.asarray(example[module][name])))
+                for name in names
+                if name != "seed_and_step"
+            }
+            for module, names in self.layouts[node].reads().items()
+        }
+        return Microbatches(rows, jax.ShapeDtypeStruct((2,), jnp.int32))
+
+    def place(self, batch: HostBatch, step: int) -> dict[Node, Microbatches]:
+        """A global batch's arrays on the stages of this process that read them.
+
+        Args:
+            batch: `{module: {name: [n, ...]}}`; row i belongs to microbatch i // (n / m).
+            step: Number of the step, which keys its randomness.
+        """
+        placed = {}
+        for node, stage in self.executor.stages.items():
+            if stage.local:
+                mesh = self.meshes[node]
+                put = functools.partial(_put, NamedSharding(mesh, P(None, AXES.data)))
+                rows = {
+                    module: {name: put(self._microbatched(batch[module][name])) for name in arrays}
+                    for module, arrays in stage.programs.batch_shapes.rows.items()
+                }
+                key = _put(NamedSharding(mesh, P()), np.array([self.settings.seed, step], np.int32))
+                placed[node] = Microbatches(rows, key)
+        return placed
+
+    # ------------------------------------------------------------------ state
+
+    def initial_state(self) -> State:
+        """Masters by the seed, the same on every plan, and zero moments; made on the devices that hold them."""
+        masters = {node: self._initial_masters(node) for node in self.layouts if self.executor.stages[node].local}
+        return self.state_from(masters)
+
+    def state_from(self, masters: dict[Node, Tree]) -> State:
+        """A state with fresh moments around given masters."""
+        return State(
+            masters,
+            {node: self._initial_optimizer(node, masters[node]) for node in masters if self.trained[node]},
+            self.executor.agreement.start(),
+        )
+
+    def _initial_masters(self, node: Node) -> Tree:
+        layout: StageLayout = self.layouts[node]
+        shardings = self.masters[node].shardings
+        values: Tree = {}
+        for run in layout.runs:
+            names = dict(zip(run.layers, range(run.first, run.last), strict=True))
+            values[run.key] = {
+                name: jax.jit(
+                    functools.partial(initial_layer, self.settings.seed, run.module, run.piece),
+                    out_shardings=shardings[run.key][name],
+                )(layer)
+                for name, layer in names.items()
+            }
+        return values
+
+    def _initial_optimizer(self, node: Node, masters: Tree) -> Tree:
+        shardings = self.optimizer_shardings(node)
+
+        def init(masters: Tree) -> Tree:
+            return {
+                key: {layer: self.transformation.init(tree) for layer, tree in masters[key].items()}
+                for key in shardings
+            }
+
+        return jax.jit(init, out_shardings=shardings)({key: masters[key] for key in shardings})
+
+
+def _put(sharding: NamedSharding, array: np.ndarray) -> jax.Array:
+    """A host array that every process has, on the devices of the sharding that are this process's."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def by_module(trees: Mapping[Node, Tree]) -> Tree:
+    """Trees by stage, `{node: {"module/piece": {layer: ...}}}`, as `{module: {piece: {layer: ...}}}`."""
+    merged: Tree = {}
+    for tree in trees.values():
+        for key, layers in tree.items():
+            module, _, piece = key.partition("/")
+            merged.setdefault(module, {}).setdefault(piece, {}).update(layers)
+    return merged
+
+
+def by_stage(tree: Tree, layouts: Mapping[Node, StageLayout]) -> dict[Node, Tree]:
+    """The inverse of `by_module` for a plan's stages; keys that the tree lacks are left out."""
+    return {
+        node: {
+            run.key: {layer: tree[run.module.name][run.piece.name][layer] for layer in run.layers}
+            for run in layout.runs
+            if run.piece.name in tree.get(run.module.name, {})
+        }
+        for node, layout in layouts.items()
+    }

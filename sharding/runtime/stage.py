@@ -1,0 +1,237 @@
+"""A stage's own programs: forward, backward and evaluation under `jax.shard_map` on its submesh.
+
+Residuals stay on the stage's devices between forward and backward and hold activations only (`residuals.py`).
+Parameters are cast once a step, before; their gradients come out unreduced over the data axes, are added up per
+instance, and are reduced once a step (`masters.py`).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from sharding.axes import Axes
+from sharding.runtime.masters import is_spec
+from sharding.runtime.residuals import Closure, take_apart
+from sharding.runtime.varying import make_varying, varying_axes
+from sharding.trees import Tree
+
+Arrays = dict[str, jax.Array]
+Node = tuple[str, int]
+"""A stage: (unit, number of the stage in it)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StageBody:
+    """What a stage computes, as a plain function of one device's shards.
+
+    Attributes:
+        node: (unit, stage).
+        apply: `(parameters, inputs, batch, axes) -> (outputs by channel, loss or None, judged arrays)`; every array
+            of activations has the rows first; the loss is a sum over the local rows.
+        splits: For every parameter, the spec of its stacked form over the axis named "tensor" (never data).
+        shapes: For every parameter, the shape and compute precision of its stacked form.
+        trained: Top-level keys of the parameters that get gradients.
+        reads: Names of the batch arrays by module.
+        inputs, outputs: Names of the channels that enter and leave.
+    """
+
+    node: Node
+    apply: Callable[[Tree, Arrays, Mapping[str, Arrays], Axes], tuple[Arrays, jax.Array | None, Arrays]]
+    splits: Tree
+    shapes: Tree
+    trained: frozenset[str]
+    reads: Mapping[str, tuple[str, ...]]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Microbatches:
+    """A stage's share of the global batch on its submesh.
+
+    Attributes:
+        rows: By module and name, `[m, r, ...]`: microbatches first, rows split over the data axes.
+        step: `[2]` int32, seed and step, which key all randomness.
+    """
+
+    rows: dict[str, Arrays]
+    step: jax.Array
+
+
+jax.tree_util.register_dataclass(Microbatches, ["rows", "step"], [])
+
+
+class StagePrograms:
+    """Compiled forward, backward and evaluation of one stage on one submesh.
+
+    Args:
+        body: What it computes.
+        mesh, axes: Its submesh, and what its axes are for.
+        inputs: Shape and dtype of each input channel of a microbatch.
+        batch: Shapes of its share of the global batch.
+        wanted: Input channels whose gradient is needed.
+        backward: Whether it has a backward at all; if not, `forward` keeps no residuals.
+    """
+
+    def __init__(
+        self,
+        body: StageBody,
+        mesh: Mesh,
+        axes: Axes,
+        inputs: Mapping[str, jax.ShapeDtypeStruct],
+        batch: Microbatches,
+        wanted: frozenset[str],
+        backward: bool,
+    ) -> None:
+        self.body, self.mesh, self.axes, self.wanted = body, mesh, axes, wanted
+        self.batch_shapes = batch
+        rows = P(axes.data)
+        batch_specs = Microbatches(jax.tree.map(lambda _: P(None, axes.data), batch.rows), P())
+        self._operands = (body.splits, dict.fromkeys(body.inputs, rows), batch_specs, P())
+        self._abstract = (body.shapes, dict(inputs), batch, jax.ShapeDtypeStruct((), jnp.int32))
+        outputs = dict.fromkeys(body.outputs, rows)
+        self.evaluate = self._program(self._evaluate, self._operands, (outputs, rows, rows))
+        self.outputs: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(self.evaluate, *self._abstract)[0]
+        if not backward:
+            self.forward = self._program(self._forward_only, (*self._operands, rows), (outputs, P(), rows), donate=(4,))
+            self.backward = None
+            return
+        self.closure, self._residual_axes = self._probe()
+        residuals = [P(axes_of) for axes_of in self._residual_axes]
+        self.forward = self._program(self._forward, (*self._operands, rows), (outputs, residuals, rows), donate=(4,))
+        gradients = self.gradient_specs()
+        self.backward = self._program(
+            self._backward,
+            (*self._operands, residuals, outputs, gradients),
+            (dict.fromkeys(wanted, rows), gradients),
+            donate=(6,),
+        )
+
+    # ------------------------------------------------------------------ building
+
+    def _program(self, function: Callable, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()) -> Callable:
+        mapped = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+        return jax.jit(mapped, donate_argnums=donate)
+
+    def _probe(self) -> tuple[Closure, list[tuple[str, ...]]]:
+        """Traces the forward once to learn what it must save, and over which axes each residual varies."""
+        learned: dict[str, Any] = {}
+
+        def body(*operands: Any) -> list[jax.Array]:
+            _, _, residuals, learned["closure"] = self._differentiate(*operands)
+            learned["axes"] = [self._ordered(varying_axes(leaf)) for leaf in residuals]
+            return [make_varying(leaf, self.mesh.axis_names)[None] for leaf in residuals]
+
+        jax.eval_shape(self._program(body, self._operands, P(self.mesh.axis_names)), *self._abstract)
+        return learned["closure"], learned["axes"]
+
+    def _ordered(self, axes: frozenset[str]) -> tuple[str, ...]:
+        return tuple(axis for axis in self.mesh.axis_names if axis in axes)
+
+    def gradient_specs(self) -> Tree:
+        """Specs of the unreduced gradients: one copy an instance, stacked first."""
+        return {
+            key: jax.tree.map(lambda spec: P(self.axes.data, *spec), self.body.splits[key], is_leaf=is_spec)
+            for key in sorted(self.body.trained)
+        }
+
+    @functools.cached_property
+    def zero_gradients(self) -> Callable[[], Tree]:
+        """Makes gradients of zero, in float32, and the loss of zero."""
+        instances = self.mesh.devices.shape[0]
+        shapes = {
+            key: jax.tree.map(lambda s: (instances, *s.shape), self.body.shapes[key])
+            for key in sorted(self.body.trained)
+        }
+        shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.gradient_specs(), is_leaf=is_spec)
+
+        def zeros() -> Tree:
+            return jax.tree.map(lambda shape: jnp.zeros(shape), shapes, is_leaf=lambda s: isinstance(s, tuple))
+
+        return jax.jit(zeros, out_shardings=shardings)
+
+    @functools.cached_property
+    def zero_loss(self) -> Callable[[], jax.Array]:
+        """Makes a loss of zero: `[instances]`."""
+        sharding = NamedSharding(self.mesh, P(self.axes.data))
+        return jax.jit(lambda: jnp.zeros(self.mesh.devices.shape[:1]), out_shardings=sharding)
+
+    # ------------------------------------------------------------------ bodies: one device's view
+
+    def _microbatch(self, batch: Microbatches, index: jax.Array) -> dict[str, Arrays]:
+        rows = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, index, keepdims=False), batch.rows)
+        for module, names in self.body.reads.items():
+            if "seed_and_step" in names:
+                rows[module] = {**rows[module], "seed_and_step": batch.step}
+        return rows
+
+    def _apply(
+        self, parameters: Tree, inputs: Arrays, microbatch: dict[str, Arrays]
+    ) -> tuple[Arrays, jax.Array, Arrays]:
+        outputs, loss, judged = self.body.apply(parameters, inputs, microbatch, self.axes)
+        loss = jnp.zeros(()) if loss is None else loss
+        return outputs, make_varying(loss, self.axes.data), judged
+
+    def _evaluate(self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array) -> tuple:
+        outputs, loss, judged = self._apply(parameters, inputs, self._microbatch(batch, index))
+        return outputs, loss[None], judged
+
+    def _forward_only(
+        self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array, loss: jax.Array
+    ) -> tuple:
+        outputs, more, _ = self._apply(parameters, inputs, self._microbatch(batch, index))
+        return outputs, [], loss + more[None]
+
+    def _operands_of(self, parameters: Tree, inputs: Arrays) -> tuple[tuple[Tree, Arrays], tuple[Tree, Arrays]]:
+        """What is differentiated, and what is not; all weights vary over data.
+
+        Trained ones, so that their gradients stay unreduced; frozen ones, so that no copy is made where they meet
+        activations, which would no longer be recognised as at hand.
+        """
+        parameters = make_varying(parameters, self.axes.data)
+        trained = {key: tree for key, tree in parameters.items() if key in self.body.trained}
+        frozen = {key: tree for key, tree in parameters.items() if key not in self.body.trained}
+        wanted = {name: x for name, x in inputs.items() if name in self.wanted}
+        given = {name: x for name, x in inputs.items() if name not in self.wanted}
+        return (trained, wanted), (frozen, given)
+
+    def _differentiate(self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array) -> tuple:
+        microbatch = self._microbatch(batch, index)
+        moving, fixed = self._operands_of(parameters, inputs)
+
+        def of(trained: Tree, wanted: Arrays) -> tuple[tuple[Arrays, jax.Array], None]:
+            outputs, loss, _ = self._apply({**trained, **fixed[0]}, {**wanted, **fixed[1]}, microbatch)
+            return outputs, loss
+
+        (outputs, loss), vjp = jax.vjp(of, *moving)
+        residuals, closure = take_apart(vjp, jax.tree.leaves((moving, fixed, microbatch)))
+        return outputs, loss, residuals, closure
+
+    def _forward(
+        self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array, loss: jax.Array
+    ) -> tuple:
+        outputs, more, residuals, _ = self._differentiate(parameters, inputs, batch, index)
+        return outputs, [leaf[None] for leaf in residuals], loss + more[None]
+
+    def _backward(
+        self,
+        parameters: Tree,
+        inputs: Arrays,
+        batch: Microbatches,
+        index: jax.Array,
+        residuals: list[jax.Array],
+        outputs: Arrays,
+        gradients: Tree,
+    ) -> tuple[Arrays, Tree]:
+        at_hand = jax.tree.leaves((*self._operands_of(parameters, inputs), self._microbatch(batch, index)))
+        vjp = self.closure.restore([leaf[0] for leaf in residuals], at_hand)
+        seed = make_varying(jnp.ones(()), self.axes.data)
+        more, wanted = vjp((outputs, seed))
+        add = functools.partial(jax.tree.map, lambda total, new: total + new.astype(jnp.float32)[None])
+        return wanted, add(gradients, more)
