@@ -20,7 +20,7 @@ TASK_COUNTS = {
 
 COORDINATES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
-# XLA sizes its CPU thread pool by it; with fewer threads than participants, collectives between processes hang.
+# XLA sizes its CPU thread pool by it; with fewer threads than participants of the collectives under way, they hang.
 CPU_THREADS = "16"
 
 
@@ -40,8 +40,11 @@ def prepare_devices(count: int = 8) -> None:
 
     Works only before jax starts its backends.
     """
+    if has_accelerator():
+        return
+    os.environ.setdefault("NPROC", CPU_THREADS)
     flags = os.environ.get("XLA_FLAGS", "")
-    if not has_accelerator() and HOST_DEVICES_FLAG not in flags:
+    if HOST_DEVICES_FLAG not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {HOST_DEVICES_FLAG}={count}".strip()
 
 

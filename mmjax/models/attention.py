@@ -49,7 +49,6 @@ class Attention(nnx.Module):
         width: int,
         heads: int,
         *,
-        rngs: nnx.Rngs,
         kv_heads: int | None = None,
         source_width: int | None = None,
         bias: bool = False,
@@ -58,10 +57,10 @@ class Attention(nnx.Module):
         self.head_width = width // heads
         narrow = self.head_width * (kv_heads or heads)
         source = source_width or width
-        self.query = Linear(width, width, rngs=rngs, split="columns", bias=bias)
-        self.key = Linear(source, narrow, rngs=rngs, split="columns", bias=bias)
-        self.value = Linear(source, narrow, rngs=rngs, split="columns", bias=bias)
-        self.output = Linear(width, width, rngs=rngs, split="rows", bias=bias)
+        self.query = Linear(width, width, split="columns", bias=bias)
+        self.key = Linear(source, narrow, split="columns", bias=bias)
+        self.value = Linear(source, narrow, split="columns", bias=bias)
+        self.output = Linear(width, width, split="rows", bias=bias)
 
     def __call__(
         self,

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from configs.architectures import BackboneConfig, ModelConfig
 from mmjax.models.attention import Attention, branch_mask, rotation
 from mmjax.models.interface import Batch, Channels, Leaving
-from mmjax.models.layers import RMSNorm, SwiGLU
+from mmjax.models.layers import RMSNorm, SwiGLU, weight
 from sharding.axes import Axes
 
 
@@ -20,10 +20,9 @@ def first_row(local_rows: int, axes: Axes) -> jax.Array | int:
     return lax.axis_index(axes.tensor) * local_rows if axes.tensor else 0
 
 
-def embedding_table(config: BackboneConfig, rngs: nnx.Rngs) -> nnx.Param:
+def embedding_table(config: BackboneConfig) -> nnx.Param:
     """`[v, d]`, rows split over the tensor axes."""
-    table = jax.random.normal(rngs.params(), (config.vocabulary, config.width)) * 0.02
-    return nnx.Param(table, split=("tensor", None))
+    return weight((config.vocabulary, config.width), ("tensor", None), 0.02)
 
 
 def place(x: Float[Array, "r s d"], tokens: Float[Array, "r t d"], index: Int[Array, "r s"]) -> Float[Array, "r s d"]:
@@ -35,10 +34,10 @@ def place(x: Float[Array, "r s d"], tokens: Float[Array, "r t d"], index: Int[Ar
 class TokenEmbedding(nnx.Module):
     """Looks tokens up, then puts each encoder's tokens in their places."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         self.encoders = tuple(encoder.name for encoder in config.encoders)
         self.reads = ("tokens", *(f"{name}_index" for name in self.encoders))
-        self.embedding = embedding_table(config.backbone, rngs)
+        self.embedding = embedding_table(config.backbone)
 
     def __call__(self, inputs: Channels, batch: Batch, axes: Axes) -> Float[Array, "r s d"]:
         table = self.embedding[...]
@@ -56,11 +55,11 @@ class BackboneBlock(nnx.Module):
 
     reads = ("segments", "branches", "positions")
 
-    def __init__(self, config: BackboneConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: BackboneConfig) -> None:
         self.attention_norm = RMSNorm(config.width, epsilon=config.norm_epsilon)
-        self.attention = Attention(config.width, config.heads, kv_heads=config.kv_heads, rngs=rngs)
+        self.attention = Attention(config.width, config.heads, kv_heads=config.kv_heads)
         self.mlp_norm = RMSNorm(config.width, epsilon=config.norm_epsilon)
-        self.mlp = SwiGLU(config.width, config.ffn, rngs=rngs)
+        self.mlp = SwiGLU(config.width, config.ffn)
 
     @staticmethod
     def prepare(config: BackboneConfig, batch: Batch) -> Any:
@@ -77,11 +76,11 @@ class BackboneBlock(nnx.Module):
 class LanguageHead(nnx.Module):
     """Last norm, the language loss over a vocabulary split over the tensor axes, and the generators' conditions."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         self.generators = tuple(generator.name for generator in config.generators)
         self.reads = ("targets", "weights", *(f"{name}_conditions" for name in self.generators))
         self.norm = RMSNorm(config.backbone.width, epsilon=config.backbone.norm_epsilon)
-        self.embedding = embedding_table(config.backbone, rngs)
+        self.embedding = embedding_table(config.backbone)
 
     def logits(self, x: Float[Array, "r s d"]) -> Float[Array, "r s v"]:
         """Local columns of the logits of hidden states that are already normed, in float32."""

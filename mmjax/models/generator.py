@@ -17,8 +17,8 @@ class DiffusionLoss(nnx.Module):
 
     reads = ("images", "weights", "samples", "seed_and_step")
 
-    def __init__(self, config: GeneratorConfig, *, rngs: nnx.Rngs) -> None:
-        self.unet = UNet(config, rngs=rngs)
+    def __init__(self, config: GeneratorConfig) -> None:
+        self.unet = UNet(config)
 
     def __call__(self, x: Float[Array, "r g q c"], batch: Batch, axes: Axes) -> Leaving:
         """x: projected conditions. Images without a target have weight 0."""

@@ -16,14 +16,14 @@ from sharding.axes import Axes
 Activations = Float[Array, "..."]
 
 
-def weight(rngs: nnx.Rngs, shape: tuple[int, ...], split: tuple[str | None, ...], fan_in: int) -> nnx.Param:
-    """A parameter drawn from a normal distribution of variance 1 / fan_in."""
-    return nnx.Param(jax.random.normal(rngs.params(), shape) / jnp.sqrt(float(fan_in)), split=split)
+def weight(shape: tuple[int, ...], split: tuple[str | None, ...], deviation: float) -> nnx.Param:
+    """A parameter whose initial values are normal with this standard deviation (`parameters.initial_layer`)."""
+    return nnx.Param(jnp.zeros(shape), split=split, deviation=deviation, mean=0.0)
 
 
 def constant(value: float, width: int, split: str | None = None) -> nnx.Param:
     """A vector parameter that starts at one value."""
-    return nnx.Param(jnp.full((width,), value, jnp.float32), split=(split,))
+    return nnx.Param(jnp.full((width,), value), split=(split,), deviation=0.0, mean=value)
 
 
 def add_bias(x: Activations, bias: Float[Array, " f"]) -> Activations:
@@ -34,13 +34,11 @@ def add_bias(x: Activations, bias: Float[Array, " f"]) -> Activations:
 class Linear(nnx.Module):
     """A matmul with an optional bias, split over the tensor axes by columns, by rows or not at all."""
 
-    def __init__(
-        self, inputs: int, outputs: int, *, rngs: nnx.Rngs, split: str | None = None, bias: bool = False
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, *, split: str | None = None, bias: bool = False) -> None:
         """Shapes: kernel `[inputs, outputs]`, bias `[outputs]` (added after the sum when split by rows)."""
         spec = {None: (None, None), "columns": (None, "tensor"), "rows": ("tensor", None)}[split]
         self.split = split
-        self.kernel = weight(rngs, (inputs, outputs), spec, inputs)
+        self.kernel = weight((inputs, outputs), spec, inputs**-0.5)
         self.bias = constant(0.0, outputs, spec[1]) if bias else None
 
     def __call__(self, x: Activations, axes: Axes) -> Activations:
@@ -57,7 +55,6 @@ class Convolution(nnx.Module):
         inputs: int,
         outputs: int,
         *,
-        rngs: nnx.Rngs,
         side: int = 3,
         stride: int = 1,
         split: str | None = None,
@@ -66,9 +63,8 @@ class Convolution(nnx.Module):
         """Shapes: kernel `[side, side, inputs, outputs]`, bias `[outputs]`; `zero` starts the kernel at 0."""
         spec = {None: (None, None), "columns": (None, "tensor"), "rows": ("tensor", None)}[split]
         self.split, self.stride = split, stride
-        self.kernel = weight(rngs, (side, side, inputs, outputs), (None, None, *spec), side * side * inputs)
-        if zero:
-            self.kernel = nnx.Param(jnp.zeros((side, side, inputs, outputs)), split=(None, None, *spec))
+        deviation = 0.0 if zero else (side * side * inputs) ** -0.5
+        self.kernel = weight((side, side, inputs, outputs), (None, None, *spec), deviation)
         self.bias = constant(0.0, outputs, spec[1])
 
     def __call__(self, x: Float[Array, "b y x c"], axes: Axes) -> Float[Array, "b z w f"]:
@@ -143,12 +139,11 @@ class MLP(nnx.Module):
         hidden: int,
         outputs: int,
         *,
-        rngs: nnx.Rngs,
         activation: Callable[[jax.Array], jax.Array] = jax.nn.gelu,
     ) -> None:
         self.activation = activation
-        self.up = Linear(inputs, hidden, rngs=rngs, split="columns", bias=True)
-        self.down = Linear(hidden, outputs, rngs=rngs, split="rows", bias=True)
+        self.up = Linear(inputs, hidden, split="columns", bias=True)
+        self.down = Linear(hidden, outputs, split="rows", bias=True)
 
     def __call__(self, x: Activations, axes: Axes) -> Activations:
         return self.down(self.activation(self.up(x, axes)), axes)
@@ -157,10 +152,10 @@ class MLP(nnx.Module):
 class SwiGLU(nnx.Module):
     """down(silu(gate x) * up x) (arXiv 2002.05202); the hidden width is split over the tensor axes."""
 
-    def __init__(self, width: int, hidden: int, *, rngs: nnx.Rngs) -> None:
-        self.gate = Linear(width, hidden, rngs=rngs, split="columns")
-        self.up = Linear(width, hidden, rngs=rngs, split="columns")
-        self.down = Linear(hidden, width, rngs=rngs, split="rows")
+    def __init__(self, width: int, hidden: int) -> None:
+        self.gate = Linear(width, hidden, split="columns")
+        self.up = Linear(width, hidden, split="columns")
+        self.down = Linear(hidden, width, split="rows")
 
     def __call__(self, x: Activations, axes: Axes) -> Activations:
         return self.down(jax.nn.silu(self.gate(x, axes)) * self.up(x, axes), axes)

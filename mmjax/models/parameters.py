@@ -9,6 +9,7 @@ import zlib
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 from mmjax.models.pieces import Module, Piece
@@ -21,17 +22,26 @@ def layer_name(layer: int) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
+class Start:
+    """Initial values of a parameter: normal, or all `mean` where the deviation is 0."""
+
+    mean: float
+    deviation: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Definition:
     """One layer of a piece taken apart: the static module, and per parameter its shape and how it is split.
 
-    `shapes` and `splits` leave out borrowed parameters, which `borrowed_shapes` and `borrowed_splits` have by their
-    path; `reads` names the batch arrays the module takes.
+    `shapes`, `splits` and `starts` leave out borrowed parameters, which `borrowed_shapes` and `borrowed_splits` have
+    by their path; `reads` names the batch arrays the module takes.
     """
 
     graph: nnx.GraphDef
     reads: tuple[str, ...]
     shapes: Tree
     splits: Tree
+    starts: Tree
     borrowed_shapes: dict[str, jax.ShapeDtypeStruct]
     borrowed_splits: dict[str, tuple]
 
@@ -47,18 +57,21 @@ class Definition:
 @functools.cache
 def define(piece: Piece) -> Definition:
     """Traces a piece without computing anything."""
-    module = nnx.eval_shape(lambda: piece.build(nnx.Rngs(0)))
+    module = nnx.eval_shape(piece.build)
     graph, state = nnx.split(module)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), _named(nnx.to_pure_dict(state)))
     splits: Tree = {}
+    starts: Tree = {}
     for path, variable in nnx.to_flat_state(state):
-        splits = set_leaf(splits, "/".join(map(str, path)), variable.get_metadata("split"))
+        name = "/".join(map(str, path))
+        splits = set_leaf(splits, name, variable.get_metadata("split"))
+        starts = set_leaf(starts, name, Start(variable.get_metadata("mean"), variable.get_metadata("deviation")))
     borrowed = [path for path, _, _ in piece.borrows]
     borrowed_shapes = {path: get_leaf(shapes, path) for path in borrowed}
     borrowed_splits = {path: get_leaf(splits, path) for path in borrowed}
     for path in borrowed:
-        shapes, splits = drop_leaf(shapes, path), drop_leaf(splits, path)
-    return Definition(graph, tuple(module.reads), shapes, splits, borrowed_shapes, borrowed_splits)
+        shapes, splits, starts = (drop_leaf(tree, path) for tree in (shapes, splits, starts))
+    return Definition(graph, tuple(module.reads), shapes, splits, starts, borrowed_shapes, borrowed_splits)
 
 
 def _named(tree: Tree) -> Tree:
@@ -74,19 +87,31 @@ def _with_numbers(tree: Tree) -> Tree:
     }
 
 
-def layer_key(seed: int | jax.Array, module: str, piece: str, layer: int | jax.Array) -> jax.Array:
-    """Key of a layer's initial values: by names and number, never by stage or device."""
-    named = jax.random.fold_in(jax.random.key(seed), zlib.crc32(f"{module}/{piece}".encode()))
-    return jax.random.fold_in(named, layer)
+def initial_layer(seed: int, module: Module, piece: Piece, layer: int, shardings: Tree | None = None) -> Tree:
+    """Initial values of one layer, without what it borrows; float32.
+
+    Every value is keyed by the seed and the parameter's own path, so no plan changes it. They are drawn on the host:
+    on devices every shape would be one more program to compile before the first step.
+
+    Args:
+        seed, module, piece, layer: Which.
+        shardings: Where each parameter is to lie; None for NumPy arrays.
+    """
+    name = f"{module.name}/{piece.name}/{layer_name(layer)}"
+
+    def one(path: Any, shape: jax.ShapeDtypeStruct, start: Start) -> np.ndarray:
+        key = zlib.crc32(f"{name}{jax.tree_util.keystr(path)}".encode())
+        drawn = np.random.Generator(np.random.Philox(key=[seed, key])).standard_normal(shape.shape, np.float32)
+        return np.float32(start.mean) + np.float32(start.deviation) * drawn
+
+    definition = define(piece)
+    values = jax.tree_util.tree_map_with_path(one, definition.shapes, definition.starts)
+    return values if shardings is None else jax.tree.map(put, values, shardings)
 
 
-def initial_layer(seed: int, module: Module, piece: Piece, layer: int) -> Tree:
-    """Initial values of one layer, without what it borrows; float32."""
-    built = piece.build(nnx.Rngs(layer_key(seed, module.name, piece.name, layer)))
-    values = _named(nnx.to_pure_dict(nnx.state(built)))
-    for path, _, _ in piece.borrows:
-        values = drop_leaf(values, path)
-    return values
+def put(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """A host array that every process has, on the devices of the sharding that are this process's."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def initial_module(seed: int, module: Module) -> Tree:

@@ -27,7 +27,7 @@ class Piece:
 
     name: str
     owner: str
-    build: Callable[[nnx.Rngs], nnx.Module]
+    build: Callable[[], nnx.Module]
     layers: int | None = None
     prepare: Callable | None = None
     borrows: tuple[tuple[str, str, str], ...] = ()
@@ -58,19 +58,19 @@ def _encoders(config: ModelConfig) -> list[Module]:
         return Module(
             of.name,
             (
-                Piece("embed", of.name, lambda rngs: PatchEmbedding(of, rngs=rngs)),
+                Piece("embed", of.name, lambda: PatchEmbedding(of)),
                 Piece(
                     "blocks",
                     of.name,
-                    lambda rngs: VisionBlock(of, rngs=rngs),
+                    lambda: VisionBlock(of),
                     layers=of.depth,
                     prepare=lambda batch: VisionBlock.prepare(of, batch),
                 ),
-                Piece("norm", of.name, lambda rngs: VisionNorm(of, rngs=rngs)),
+                Piece("norm", of.name, lambda: VisionNorm(of)),
                 Piece(
                     "projector",
                     f"{of.name}_projector",
-                    lambda rngs: PixelShuffleProjector(of, config.backbone, rngs=rngs),
+                    lambda: PixelShuffleProjector(of, config.backbone),
                 ),
             ),
         )
@@ -84,15 +84,15 @@ def _backbone(config: ModelConfig) -> Module:
     return Module(
         of.name,
         (
-            Piece("embed", of.name, lambda rngs: TokenEmbedding(config, rngs=rngs)),
+            Piece("embed", of.name, lambda: TokenEmbedding(config)),
             Piece(
                 "blocks",
                 of.name,
-                lambda rngs: BackboneBlock(of, rngs=rngs),
+                lambda: BackboneBlock(of),
                 layers=of.depth,
                 prepare=lambda batch: BackboneBlock.prepare(of, batch),
             ),
-            Piece("head", of.name, lambda rngs: LanguageHead(config, rngs=rngs), borrows=tied),
+            Piece("head", of.name, lambda: LanguageHead(config), borrows=tied),
         ),
         inputs=tuple(encoder.name for encoder in config.encoders),
     )
@@ -106,9 +106,9 @@ def _generators(config: ModelConfig) -> list[Module]:
                 Piece(
                     "projector",
                     f"{of.name}_projector",
-                    lambda rngs: ConditionProjector(of, config.backbone, rngs=rngs),
+                    lambda: ConditionProjector(of, config.backbone),
                 ),
-                Piece("unet", of.name, lambda rngs: DiffusionLoss(of, rngs=rngs)),
+                Piece("unet", of.name, lambda: DiffusionLoss(of)),
             ),
             inputs=(config.backbone.name,),
         )

@@ -14,10 +14,10 @@ class PixelShuffleProjector(nnx.Module):
 
     reads = ()
 
-    def __init__(self, config: VisionConfig, backbone: BackboneConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: VisionConfig, backbone: BackboneConfig) -> None:
         self.merged = config.merge**2
         self.target = backbone.name
-        self.mlp = MLP(self.merged * config.width, backbone.width, backbone.width, rngs=rngs)
+        self.mlp = MLP(self.merged * config.width, backbone.width, backbone.width)
 
     def __call__(self, x: Float[Array, "r p d"], batch: Batch, axes: Axes) -> Leaving:
         """The batch's patches are ordered so that a neighbourhood is adjacent: the shuffle is a reshape."""
@@ -31,10 +31,10 @@ class ConditionProjector(nnx.Module):
 
     reads = ()
 
-    def __init__(self, config: GeneratorConfig, backbone: BackboneConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: GeneratorConfig, backbone: BackboneConfig) -> None:
         self.source = backbone.name
         self.norm = LayerNorm(backbone.width)
-        self.mlp = MLP(backbone.width, config.condition_width * 2, config.condition_width, rngs=rngs)
+        self.mlp = MLP(backbone.width, config.condition_width * 2, config.condition_width)
 
     def __call__(self, inputs: Channels, batch: Batch, axes: Axes) -> Float[Array, "r g q c"]:
         return self.mlp(self.norm(inputs[self.source]), axes)

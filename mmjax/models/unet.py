@@ -23,13 +23,13 @@ def sine_times(time: Float[Array, " b"], width: int) -> Float[Array, "b {width}"
 class ResidualBlock(nnx.Module):
     """Two normed convolutions with the embedding of time and conditions added between; inner channels are split."""
 
-    def __init__(self, inputs: int, outputs: int, embedding: int, groups: int, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, inputs: int, outputs: int, embedding: int, groups: int) -> None:
         self.first_norm = GroupNorm(inputs, groups)
-        self.first = Convolution(inputs, outputs, rngs=rngs, split="columns")
-        self.embedding = Linear(embedding, outputs, rngs=rngs, split="columns")
+        self.first = Convolution(inputs, outputs, split="columns")
+        self.embedding = Linear(embedding, outputs, split="columns")
         self.second_norm = GroupNorm(outputs, groups, split="tensor")
-        self.second = Convolution(outputs, outputs, rngs=rngs, split="rows")
-        self.skip = None if inputs == outputs else Convolution(inputs, outputs, rngs=rngs, side=1)
+        self.second = Convolution(outputs, outputs, split="rows")
+        self.skip = None if inputs == outputs else Convolution(inputs, outputs, side=1)
 
     def __call__(self, x: Maps, embedding: Float[Array, "b e"], axes: Axes) -> Maps:
         inner = self.first(jax.nn.silu(self.first_norm(x)), axes)
@@ -41,10 +41,10 @@ class ResidualBlock(nnx.Module):
 class ConditionedAttention(nnx.Module):
     """Self-attention over the map, then cross-attention to the conditions."""
 
-    def __init__(self, width: int, config: GeneratorConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, width: int, config: GeneratorConfig) -> None:
         self.self_norm, self.cross_norm = LayerNorm(width), LayerNorm(width)
-        self.self_attention = Attention(width, config.heads, rngs=rngs)
-        self.cross_attention = Attention(width, config.heads, rngs=rngs, source_width=config.condition_width)
+        self.self_attention = Attention(width, config.heads)
+        self.cross_attention = Attention(width, config.heads, source_width=config.condition_width)
 
     def __call__(self, x: Maps, conditions: Float[Array, "b q c"], axes: Axes) -> Maps:
         flat = x.reshape(x.shape[0], -1, x.shape[-1])
@@ -56,29 +56,29 @@ class ConditionedAttention(nnx.Module):
 class UNet(nnx.Module):
     """Noised images, times and conditions to velocities; images enter folded by `patch`."""
 
-    def __init__(self, config: GeneratorConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: GeneratorConfig) -> None:
         widths, hidden = config.widths, config.widths[0] * 4
         folded = config.channels * config.patch**2
 
         def residual(inputs: int, outputs: int) -> ResidualBlock:
-            return ResidualBlock(inputs, outputs, hidden, config.groups, rngs=rngs)
+            return ResidualBlock(inputs, outputs, hidden, config.groups)
 
         self.patch, self.time_width = config.patch, config.widths[0]
-        self.time = MLP(self.time_width, hidden, hidden, rngs=rngs, activation=jax.nn.silu)
-        self.condition = Linear(config.condition_width, hidden, rngs=rngs)
-        self.enter = Convolution(folded, widths[0], rngs=rngs)
+        self.time = MLP(self.time_width, hidden, hidden, activation=jax.nn.silu)
+        self.condition = Linear(config.condition_width, hidden)
+        self.enter = Convolution(folded, widths[0])
         kept, width = [widths[0]], widths[0]
         down, up = [], []
         for level, level_width in enumerate(widths):
             if level:
-                down.append(nnx.List([Convolution(width, level_width, rngs=rngs, stride=2)]))
+                down.append(nnx.List([Convolution(width, level_width, stride=2)]))
                 width = level_width
                 kept.append(width)
             blocks = [residual(width, width) for _ in range(config.blocks)]
             kept.extend([width] * config.blocks)
             down.append(nnx.List(blocks))
         self.middle_in, self.middle_out = residual(width, width), residual(width, width)
-        self.attention = ConditionedAttention(width, config, rngs=rngs)
+        self.attention = ConditionedAttention(width, config)
         for level in reversed(range(len(widths))):
             blocks = []
             for _ in range(config.blocks + 1):
@@ -87,7 +87,7 @@ class UNet(nnx.Module):
             up.append(nnx.List(blocks))
         self.down, self.up = nnx.List(down), nnx.List(up)
         self.leave_norm = GroupNorm(widths[0], config.groups)
-        self.leave = Convolution(widths[0], folded, rngs=rngs, zero=True)
+        self.leave = Convolution(widths[0], folded, zero=True)
 
     def __call__(self, images: Maps, time: Float[Array, " b"], conditions: Float[Array, "b q c"], axes: Axes) -> Maps:
         dtype = conditions.dtype

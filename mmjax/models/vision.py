@@ -25,9 +25,9 @@ class PatchEmbedding(nnx.Module):
 
     reads = ("patches", "positions")
 
-    def __init__(self, config: VisionConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: VisionConfig) -> None:
         self.width = config.width
-        self.pixels = Linear(config.patch_width, config.width, rngs=rngs, bias=True)
+        self.pixels = Linear(config.patch_width, config.width, bias=True)
 
     def __call__(self, inputs: Channels, batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
         """Reads `patches` [r, p, c] and `positions` [r, p, 2]; takes no inputs from other modules."""
@@ -41,11 +41,11 @@ class VisionBlock(nnx.Module):
 
     reads = ("segments",)
 
-    def __init__(self, config: VisionConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: VisionConfig) -> None:
         self.attention_norm = LayerNorm(config.width)
-        self.attention = Attention(config.width, config.heads, rngs=rngs, bias=True)
+        self.attention = Attention(config.width, config.heads, bias=True)
         self.mlp_norm = LayerNorm(config.width)
-        self.mlp = MLP(config.width, config.ffn, config.width, rngs=rngs)
+        self.mlp = MLP(config.width, config.ffn, config.width)
 
     @staticmethod
     def prepare(config: VisionConfig, batch: Batch) -> Bool[Array, "r 1 p p"]:
@@ -62,7 +62,7 @@ class VisionNorm(nnx.Module):
 
     reads = ()
 
-    def __init__(self, config: VisionConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: VisionConfig) -> None:
         self.norm = LayerNorm(config.width)
 
     def __call__(self, x: Float[Array, "r p d"], batch: Batch, axes: Axes) -> Float[Array, "r p d"]:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
-from mmjax.models.parameters import initial_layer
+from mmjax.models.parameters import initial_layer, put
 from mmjax.models.pieces import model_modules, trainable_parts
 from mmjax.training.optimizer import OptimizerConfig, optimizer_shardings, stage_stats, stage_update
 from mmjax.training.stages import StageLayout, piece_shapes, stage_function, stage_layouts
@@ -247,12 +247,12 @@ class Engine:
         for node, stage in self.executor.stages.items():
             if stage.local:
                 mesh = self.meshes[node]
-                put = functools.partial(_put, NamedSharding(mesh, P(None, AXES.data)))
+                by_rows = NamedSharding(mesh, P(None, AXES.data))
                 rows = {
-                    module: {name: put(self._microbatched(batch[module][name])) for name in arrays}
+                    module: {name: put(self._microbatched(batch[module][name]), by_rows) for name in arrays}
                     for module, arrays in stage.programs.batch_shapes.rows.items()
                 }
-                key = _put(NamedSharding(mesh, P()), np.array([self.settings.seed, step], np.int32))
+                key = put(np.array([self.settings.seed, step], np.int32), NamedSharding(mesh, P()))
                 placed[node] = Microbatches(rows, key)
         return placed
 
@@ -272,19 +272,14 @@ class Engine:
         )
 
     def _initial_masters(self, node: Node) -> Tree:
-        layout: StageLayout = self.layouts[node]
         shardings = self.masters[node].shardings
-        values: Tree = {}
-        for run in layout.runs:
-            names = dict(zip(run.layers, range(run.first, run.last), strict=True))
-            values[run.key] = {
-                name: jax.jit(
-                    functools.partial(initial_layer, self.settings.seed, run.module, run.piece),
-                    out_shardings=shardings[run.key][name],
-                )(layer)
-                for name, layer in names.items()
+        return {
+            run.key: {
+                name: initial_layer(self.settings.seed, run.module, run.piece, layer, shardings[run.key][name])
+                for name, layer in zip(run.layers, range(run.first, run.last), strict=True)
             }
-        return values
+            for run in self.layouts[node].runs
+        }
 
     def _initial_optimizer(self, node: Node, masters: Tree) -> Tree:
         shardings = self.optimizer_shardings(node)
@@ -296,11 +291,6 @@ class Engine:
             }
 
         return jax.jit(init, out_shardings=shardings)({key: masters[key] for key in shardings})
-
-
-def _put(sharding: NamedSharding, array: np.ndarray) -> jax.Array:
-    """A host array that every process has, on the devices of the sharding that are this process's."""
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def by_module(trees: Mapping[Node, Tree]) -> Tree:
