@@ -53,15 +53,15 @@ class StageBody:
 
 @dataclasses.dataclass(frozen=True)
 class Microbatches:
-    """A stage's share of the global batch on its submesh.
+    """A stage's share of the global batch on its submesh: arrays, or their shapes or specs.
 
     Attributes:
         rows: By module and name, `[m, r, ...]`: microbatches first, rows split over the data axes.
         step: `[2]` int32, seed and step, which key all randomness.
     """
 
-    rows: dict[str, Arrays]
-    step: jax.Array
+    rows: dict[str, dict[str, Any]]
+    step: Any
 
 
 jax.tree_util.register_dataclass(Microbatches, ["rows", "step"], [])
@@ -205,7 +205,7 @@ class StagePrograms:
         microbatch = self._microbatch(batch, index)
         moving, fixed = self._operands_of(parameters, inputs)
 
-        def of(trained: Tree, wanted: Arrays) -> tuple[tuple[Arrays, jax.Array], None]:
+        def of(trained: Tree, wanted: Arrays) -> tuple[Arrays, jax.Array]:
             outputs, loss, _ = self._apply({**trained, **fixed[0]}, {**wanted, **fixed[1]}, microbatch)
             return outputs, loss
 
