@@ -11,7 +11,9 @@ from pallas_kernels.collective_matmul import split_matmul
 
 def operands():
     random = np.random.default_rng(0)
-    return tuple(jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((3, 5, 8), (8, 16), (16, 4), (3, 5, 4)))
+    return tuple(
+        jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((3, 5, 8), (8, 16), (16, 4), (3, 5, 4))
+    )
 
 
 def plain(x, up, down):
