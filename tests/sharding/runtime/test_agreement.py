@@ -1,0 +1,72 @@
+"""What all units agree on once a step, by hand."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from sharding.runtime.agreement import Agreement
+from sharding.runtime.meshes import submesh
+
+NODES = {"vision": ((2, 3), 2, 1), "backbone": ((4, 5, 6, 7), 2, 2), "generator": ((3,), 1, 1)}
+
+
+def agreement(max_norm=None):
+    devices = jax.devices()
+    meshes = {(name, 0): submesh([devices[d] for d in ids], dp, tp) for name, (ids, dp, tp) in NODES.items()}
+    return Agreement([devices[d] for d in (2, 3, 4, 5, 6, 7)], meshes, max_norm), meshes
+
+
+def stats(meshes, squares, losses):
+    return {
+        node: jax.device_put(np.array([[square, loss]], np.float32), NamedSharding(mesh, P()))
+        for (node, mesh), square, loss in zip(meshes.items(), squares, losses, strict=True)
+    }
+
+
+def test_every_stage_counts_once_however_many_devices_it_has():
+    of, meshes = agreement()
+    decision = of.decide(stats(meshes, (4.0, 9.0, 3.0), (0.0, 2.5, 0.5)), of.start())
+    assert of.nodes == (("vision", 0), ("backbone", 0), ("generator", 0))
+    np.testing.assert_array_equal(decision.losses, np.array([0, 2.5, 0.5], np.float32))
+    assert (float(decision.norm), float(decision.scale), float(decision.ok)) == (4.0, 1.0, 1.0)
+    assert len(decision.norm.sharding.device_set) == 6
+
+
+@pytest.mark.parametrize(("max_norm", "scale"), [(None, 1.0), (8.0, 1.0), (1.0, 0.25)])
+def test_gradients_are_scaled_down_to_the_limit_and_never_up(max_norm, scale):
+    of, meshes = agreement(max_norm)
+    decision = of.decide(stats(meshes, (4.0, 9.0, 3.0), (0.0, 0.0, 0.0)), of.start())
+    assert float(decision.scale) == pytest.approx(scale)
+
+
+def test_gradients_of_zero_are_finite():
+    of, meshes = agreement(1.0)
+    decision = of.decide(stats(meshes, (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)), of.start())
+    assert (float(decision.norm), float(decision.scale), float(decision.ok)) == (0.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("what", ["squares", "losses"])
+def test_one_stage_that_is_not_finite_is_remembered_by_all(bad, what):
+    of, meshes = agreement(1.0)
+    fine = {"squares": (1.0, 1.0, 1.0), "losses": (1.0, 1.0, 1.0)}
+    broken = of.decide(stats(meshes, **fine | {what: (1.0, 1.0, bad)}), of.start())
+    assert float(broken.ok) == 0
+    later = of.decide(stats(meshes, **fine), broken.ok)
+    assert float(later.ok) == 0
+    assert float(later.norm) == pytest.approx(np.sqrt(3))
+    assert float(of.decide(stats(meshes, **fine), of.start(ok=False)).ok) == 0
+
+
+def test_a_stage_sees_the_decision_on_its_own_devices_without_a_copy():
+    of, meshes = agreement(1.0)
+    decision = of.decide(stats(meshes, (4.0, 9.0, 3.0), (0.0, 2.0, 1.0)), of.start())
+    for node, mesh in meshes.items():
+        seen = of.view(decision, node)
+        assert seen.scale.sharding.is_equivalent_to(NamedSharding(mesh, P()), 0)
+        assert float(seen.scale) == 0.25
+        whole = {shard.device: shard.data.unsafe_buffer_pointer() for shard in decision.scale.addressable_shards}
+        for shard in seen.scale.addressable_shards:
+            assert shard.data.unsafe_buffer_pointer() == whole[shard.device]
