@@ -1,0 +1,103 @@
+"""Masks by hand, rotary positions by their property, attention against its definition."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from mmjax.models.attention import Attention, branch_mask, rotate, rotation, segment_mask
+from sharding.axes import Axes
+
+
+def table(mask):
+    return ["".join("x" if seen else "." for seen in row) for row in np.asarray(mask)[0, 0]]
+
+
+def test_patches_see_their_own_image_both_ways():
+    assert table(segment_mask(jnp.array([[1, 1, 2, 2, 0]]))) == ["xx...", "xx...", "..xx.", "..xx.", "....x"]
+
+
+def test_tokens_see_their_trunk_and_their_own_branch_before_them():
+    segments = jnp.array([[1, 1, 2, 2, 2, 2, 2, 2, 0]])
+    branches = jnp.array([[0, 0, 0, 0, 1, 1, 2, 2, 0]])
+    assert table(branch_mask(segments, branches)) == [
+        "x........",
+        "xx.......",
+        "..x......",  # another sample
+        "..xx.....",
+        "..xxx....",
+        "..xxxx...",
+        "..xx..x..",  # another branch of the same sample
+        "..xx..xx.",
+        "........x",
+    ]
+
+
+def test_rows_have_masks_of_their_own():
+    segments, branches = jnp.array([[1, 1], [1, 2]]), jnp.zeros((2, 2), jnp.int32)
+    masks = np.asarray(branch_mask(segments, branches))
+    assert masks[0, 0].tolist() == [[True, False], [True, True]]
+    assert masks[1, 0].tolist() == [[True, False], [False, True]]
+
+
+def test_rotary_products_depend_on_the_distance_alone():
+    random = np.random.default_rng(0)
+    q, k = (jnp.asarray(random.normal(size=(1, 1, 2, 8)), jnp.float32) for _ in range(2))
+
+    def product(at, other):
+        turned = (rotate(x, rotation(jnp.array([[place]]), 8, 100.0)) for x, place in ((q, at), (k, other)))
+        return np.einsum("rshe,rshe->h", *turned)
+
+    np.testing.assert_allclose(product(9, 4), product(14, 9), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(product(3, 3), np.einsum("rshe,rshe->h", q, k), rtol=1e-4, atol=1e-5)
+    assert np.max(np.abs(product(9, 4) - product(9, 5))) > 1e-2
+
+
+def test_rotary_pairs_are_half_a_head_apart():
+    x = jnp.zeros((1, 1, 1, 4)).at[..., 0].set(1.0)
+    turned = rotate(x, rotation(jnp.array([[1]]), 4, 100.0))
+    np.testing.assert_allclose(turned[0, 0, 0], [np.cos(1), 0, np.sin(1), 0], atol=1e-6)
+
+
+def kernels(random, width, kv_width):
+    shapes = {"query": (width, width), "key": (width, kv_width), "value": (width, kv_width), "output": (width, width)}
+    return {name: jnp.asarray(random.normal(size=shape) / 4, jnp.float32) for name, shape in shapes.items()}
+
+
+def attention(weights, axes=None, **options):
+    module = Attention(8, 4, kv_heads=2)
+    for name, kernel in weights.items():
+        getattr(module, name).kernel.set_value(kernel)
+    return lambda x, **more: module(x, axes or Axes(), **options, **more)
+
+
+def test_grouped_query_attention_is_its_definition():
+    random = np.random.default_rng(0)
+    weights = kernels(random, 8, 4)
+    x = jnp.asarray(random.normal(size=(2, 5, 8)), jnp.float32)
+    mask = branch_mask(jnp.array([[1, 1, 1, 2, 2]] * 2), jnp.zeros((2, 5), jnp.int32))
+    q, k, v = ((x @ weights[name]).reshape(2, 5, -1, 2) for name in ("query", "key", "value"))
+    expected = np.zeros((2, 5, 4, 2), np.float32)
+    for head in range(4):
+        scores = np.einsum("rse,rte->rst", q[:, :, head], k[:, :, head // 2]) / np.sqrt(2)
+        shares = jax.nn.softmax(jnp.where(mask[:, 0], scores, -jnp.inf), axis=-1)
+        expected[:, :, head] = np.einsum("rst,rte->rse", shares, v[:, :, head // 2])
+    got = attention(weights)(x, mask=mask)
+    np.testing.assert_allclose(got, expected.reshape(2, 5, 8) @ weights["output"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["self", "cross"])
+def test_heads_over_tensor_ranks_compute_the_same(kind):
+    random = np.random.default_rng(0)
+    weights = kernels(random, 8, 4)
+    x = jnp.asarray(random.normal(size=(2, 5, 8)), jnp.float32)
+    source = None if kind == "self" else jnp.asarray(random.normal(size=(2, 3, 8)), jnp.float32)
+    mesh = jax.make_mesh((2,), ("model",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    specs = dict.fromkeys(weights, P(None, "model")) | {"output": P("model", None)}
+
+    def body(weights, x):
+        return attention(weights, Axes(tensor=("model",)))(x, source=source)
+
+    split = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(specs, P()), out_specs=P()))(weights, x)
+    np.testing.assert_allclose(split, attention(weights)(x, source=source), rtol=1e-4, atol=1e-5)
