@@ -2,8 +2,10 @@
 
 import os
 
+from configs.errors import UserError
 
-class DataError(ValueError):
+
+class DataError(UserError):
     """Data or its configuration cannot be used as it is; the message names the culprit and the mend."""
 
 

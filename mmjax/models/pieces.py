@@ -35,11 +35,12 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A module's pieces in order, and the modules whose outputs its first piece takes."""
+    """A module's pieces in order, the modules whose outputs its first piece takes, and whether its last has a loss."""
 
     name: str
     pieces: tuple[Piece, ...]
     inputs: tuple[str, ...] = ()
+    has_loss: bool = False
 
 
 def model_modules(config: ModelConfig) -> tuple[Module, ...]:
@@ -95,6 +96,7 @@ def _backbone(config: ModelConfig) -> Module:
             Piece("head", of.name, lambda: LanguageHead(config), borrows=tied),
         ),
         inputs=tuple(encoder.name for encoder in config.encoders),
+        has_loss=True,
     )
 
 
@@ -111,6 +113,7 @@ def _generators(config: ModelConfig) -> list[Module]:
                 Piece("unet", of.name, lambda: DiffusionLoss(of)),
             ),
             inputs=(config.backbone.name,),
+            has_loss=True,
         )
 
     return [generator(each) for each in config.generators]

@@ -122,6 +122,21 @@ class Engine:
     def _stage_with(self, key: str) -> Node:
         return next(node for node, layout in self.layouts.items() if any(run.key == key for run in layout.runs))
 
+    @property
+    def allocated(self) -> list[jax.Device]:
+        """The devices of the plan, each once."""
+        return [self.devices[d] for d in sorted({device for unit in self.plan.units for device in unit.devices})]
+
+    @property
+    def loss_positions(self) -> dict[str, int]:
+        """Where in `Decision.losses` each module's loss stands; modules that end on one stage share an entry."""
+        names: dict[int, list[str]] = {}
+        for module in self.modules:
+            end = self._stage_with(f"{module.name}/{module.pieces[-1].name}")
+            if module.has_loss:
+                names.setdefault(self.executor.agreement.nodes.index(end), []).append(module.name)
+        return {"+".join(of): position for position, of in names.items()}
+
     # ------------------------------------------------------------------ programs
 
     def _executor(self, example: HostBatch) -> Executor:
@@ -133,10 +148,10 @@ class Engine:
         backward = {(part.unit, part.stage) for op in training.ops for part in op.parts if part.kind == "backward"}
         ends = self._channel_ends()
         stages: dict[Node, Stage] = {}
-        shapes: dict[str, jax.ShapeDtypeStruct] = {}
+        self.channel_shapes: dict[str, jax.ShapeDtypeStruct] = {}
         for node, layout in self.layouts.items():
             wanted = frozenset(name for name in layout.inputs if ends[name][0] in backward)
-            inputs = {name: shapes[name] for name in layout.inputs}
+            inputs = {name: self.channel_shapes[name] for name in layout.inputs}
             programs = StagePrograms(
                 self._body(node),
                 self.meshes[node],
@@ -146,11 +161,10 @@ class Engine:
                 wanted,
                 node in backward,
             )
-            shapes |= programs.outputs
+            self.channel_shapes |= programs.outputs
             stages[node] = self._stage(node, programs)
-        used = sorted({device for unit in self.plan.units for device in unit.devices})
-        agreement = Agreement([self.devices[d] for d in used], self.meshes, self.settings.optimizer.max_norm or None)
-        channels = tuple(self._channel(name, *pair, shapes[name]) for name, pair in ends.items())
+        agreement = Agreement(self.allocated, self.meshes, self.settings.optimizer.max_norm or None)
+        channels = tuple(self._channel(name, *pair, self.channel_shapes[name]) for name, pair in ends.items())
         shares = tuple(self._share(*each) for each in self.shares)
         return Executor(
             stages, channels, shares, agreement, training.restricted_to(mine), evaluation.restricted_to(mine)

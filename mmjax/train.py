@@ -1,0 +1,113 @@
+"""`python -m mmjax.train`: trains a configured model on its plan; without arguments, the quickstart on this machine."""
+
+import datetime
+import json
+import pathlib
+from typing import Any
+
+from absl import flags
+
+from mmjax import cli
+
+_WORKDIR = flags.DEFINE_string("workdir", "", "Where everything is written; default: a new folder under runs/.")
+_RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest whole checkpoint of --workdir.")
+
+SUMMARY = "summary.json"
+
+
+def main() -> int:
+    """Plan first, then progress, then where things were written; 0 even if SIGTERM ended it, for all is saved."""
+    cli.parse_gin("quickstart.gin")
+    import jax
+    from rich.console import Console
+
+    from mmjax.training.config import TrainConfig, choose_plan
+    from mmjax.training.metrics import open_metrics
+    from mmjax.training.progress import make_progress, print_plan
+    from mmjax.training.trainer import Trainer, describe_devices
+
+    config = cli.configured(TrainConfig)
+    workdir = _choose_workdir()
+    plan, remark = choose_plan(config, jax.device_count())
+    console = Console(highlight=False)
+    first = jax.process_index() == 0
+    if first:
+        console.print(describe_devices())
+        print_plan(plan.table(), console)
+        console.print(f"{plan.microbatches} microbatches, schedule {plan.schedule}", *([remark] if remark else []))
+    trainer = Trainer(config, plan, workdir, _RESUME.value)
+    if first:
+        cli.write_operative_config(str(workdir))
+        plan.save(workdir / "plan.json")
+        (workdir / "vocabulary.json").write_text(trainer.tokenizer.to_json())
+    metrics = open_metrics(str(workdir), trainer.step, first)
+    progress = make_progress(config.steps, trainer.step, config.log_interval, first, console)
+    try:
+        result = trainer.run(progress, metrics)
+    finally:
+        progress.close()
+        metrics.close()
+        trainer.close()
+    if first:
+        summary = _summary(result, plan, remark)
+        (workdir / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+        _tell(console, summary, workdir)
+    return 0
+
+
+def _choose_workdir() -> pathlib.Path:
+    if _WORKDIR.value:
+        return pathlib.Path(_WORKDIR.value)
+    if _RESUME.value:
+        from configs.errors import UserError
+
+        raise UserError("--resume needs --workdir: the folder of the run to continue")
+    return pathlib.Path("runs") / datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
+
+
+def _summary(result: Any, plan: Any, remark: str) -> dict[str, Any]:
+    import importlib.metadata
+    import platform
+
+    import jax
+
+    import mmjax
+    from mmjax.training.metrics import padding_shares
+
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+    score = result.score
+    return {
+        "steps": result.step,
+        "wall_seconds": round(result.seconds, 1),
+        "tokens_per_second": round(result.counts["backbone"][0] / result.seconds, 1) if result.counts else None,
+        "padding": {phase: round(share, 4) for phase, share in padding_shares(result.counts).items()},
+        "losses": result.losses,
+        "accuracy": None if score is None else round(score.accuracy, 4),
+        "questions": None if score is None else score.questions,
+        "interrupted": result.interrupted,
+        "data": result.counters,
+        "plan": json.loads(plan.to_json()),
+        "remark": remark,
+        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "versions": {"python": platform.python_version(), "mmjax": mmjax.__version__}
+        | {name: importlib.metadata.version(name) for name in names},
+    }
+
+
+def _tell(console: Any, summary: dict[str, Any], workdir: pathlib.Path) -> None:
+    if summary["interrupted"]:
+        console.print(
+            f"Stopped by SIGTERM after step {summary['steps']}; continue with "
+            f"python -m mmjax.train --workdir={workdir} --resume and the same configuration"
+        )
+    else:
+        console.print(
+            f"Held-out accuracy {summary['accuracy']:.1%} of {summary['questions']} questions, "
+            f"{summary['steps']} steps in {summary['wall_seconds']:.0f} s"
+        )
+    files = ", ".join((SUMMARY, "metrics.jsonl", "tensorboard/", "checkpoints/", cli.OPERATIVE_CONFIG, "plan.json"))
+    console.print(f"Written to {workdir}: {files}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,82 @@
+"""What a training run is made of; bound in gin files, checked here."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+
+import configs
+from configs.architectures import ModelConfig
+from configs.errors import UserError
+from data.pipeline import DataConfig
+from data.source import Source
+from mmjax.training.optimizer import OptimizerConfig
+from sharding.plan import Plan, one_device
+from sharding.specs import module_graph
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """A training run.
+
+    Attributes:
+        source: Makes the source of a split, `train` or `test`.
+        model, data, optimizer: Their own configurations.
+        plan: A plan file, from here or from the configs package; empty for one device.
+        needs_plan: Whether fewer devices than the plan needs are an error; if not, the run falls to one device.
+        steps: Steps of the whole run.
+        seed: Of initial values, noise and times.
+        trainable: Parts that train, by name, or `all`, or `projectors`.
+        transport: How hops travel: `auto`, `device_put` or `ppermute`.
+        checkpoint_interval: Steps between checkpoints; one is written at the end in any case.
+        keep: Checkpoints kept, the newest.
+        validation_interval: Steps between evaluations on the test split; 0 for only at the end.
+        log_interval: Steps between lines of metrics.
+    """
+
+    source: Callable[[str], Source]
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    plan: str = ""
+    needs_plan: bool = True
+    steps: int = 1000
+    seed: int = 0
+    trainable: tuple[str, ...] = ("all",)
+    transport: str = "auto"
+    checkpoint_interval: int = 1000
+    keep: int = 2
+    validation_interval: int = 0
+    log_interval: int = 10
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("checkpoint_interval", 1), ("keep", 1), ("log_interval", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"TrainConfig.{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.validation_interval < 0 or self.seed < 0:
+            raise UserError("TrainConfig.validation_interval and seed must not be negative")
+
+
+def find_plan(name: str) -> pathlib.Path:
+    """A plan file: the path as it stands, else in the configs package."""
+    for path in (pathlib.Path(name), pathlib.Path(configs.__file__).parent / name):
+        if path.is_file():
+            return path
+    raise UserError(f"there is no plan file {name}, neither here ({pathlib.Path.cwd()}) nor in the configs package")
+
+
+def choose_plan(config: TrainConfig, devices: int) -> tuple[Plan, str]:
+    """The plan to run, and a remark for people where it is not the configured one.
+
+    Raises:
+        UserError: No such file.
+        PlanError: A bad file; fewer devices than it needs, and the configuration insists on it.
+    """
+    alone = one_device(module_graph(config.model))
+    if not config.plan:
+        return alone, ""
+    path = find_plan(config.plan)
+    plan = Plan.load(path)
+    needed = 1 + max(device for unit in plan.units for device in unit.devices)
+    if needed <= devices or config.needs_plan:
+        return plan, ""
+    return alone, f"{path.name} needs {needed} devices and there are {devices}: everything runs on one device instead"

@@ -1,0 +1,222 @@
+"""The training loop: one screen, with what it keeps true as comments."""
+
+import collections
+import dataclasses
+import logging
+import pathlib
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from configs.errors import UserError
+from data.batch import GlobalBatch
+from data.pipeline import Batches, evaluation_batches, training_batches
+from mmjax.training.checkpoint import Checkpoints, refuse_existing
+from mmjax.training.config import TrainConfig
+from mmjax.training.engine import Engine, Settings
+from mmjax.training.evaluation import Score, evaluate
+from mmjax.training.interrupt import Interrupt
+from mmjax.training.metrics import MetricsWriter, step_report, sum_counts
+from mmjax.training.modelflops import capacity_flops
+from mmjax.training.progress import Progress
+from mmjax.training.timing import StepTimer
+from sharding.plan import Plan
+from sharding.runtime.agreement import Decision
+from sharding.runtime.executor import State
+from sharding.runtime.rehearsal import rehearse
+
+LOG = logging.getLogger(__name__)
+
+IN_FLIGHT = 2
+"""Steps dispatched before the oldest is waited for: the devices never wait for the host, nor memory for the devices."""
+
+
+class NotFinite(UserError):
+    """A loss or gradient was not finite; the checkpoint that was written holds the state before that step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        step: Steps done, earlier runs of the workdir included.
+        seconds: Wall time of this run's steps, compilation included.
+        losses: By module, at the last step.
+        score: On the test split; None if the run was interrupted.
+        counts: Real tokens and capacity by phase, over this run's steps.
+        interrupted: Whether SIGTERM ended it.
+        counters: What the data pipeline handed out and refused.
+    """
+
+    step: int
+    seconds: float
+    losses: dict[str, float]
+    score: Score | None
+    counts: dict[str, tuple[int, int]]
+    interrupted: bool
+    counters: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flying:
+    """A step that was dispatched and not yet read: its decision, its batch, and the data's state before it."""
+
+    step: int
+    decision: Decision
+    batch: GlobalBatch
+    data_state: dict[str, Any]
+
+
+class Trainer:
+    """A configured run on a plan, ready to start or to resume.
+
+    Args:
+        config: The run.
+        plan: Where the model lies.
+        workdir: Where checkpoints go.
+        resume: Whether to continue from the newest whole checkpoint.
+
+    Raises:
+        UserError: The workdir holds checkpoints and `resume` is not set, or the other way round.
+    """
+
+    def __init__(self, config: TrainConfig, plan: Plan, workdir: pathlib.Path, resume: bool) -> None:
+        self.config = config
+        if not resume:
+            refuse_existing(workdir / "checkpoints")
+        source = config.source("train")
+        self.tokenizer = source.tokenizer
+        self.batches: Batches = training_batches(config.data, config.model, source)
+        start = self.batches.get_state()
+        example = next(self.batches)
+        self.batches.set_state(start)
+        settings = Settings(config.optimizer, config.steps, config.seed, config.trainable, config.transport)
+        self.engine = Engine(config.model, plan, example.arrays, settings)
+        self.checkpoints = Checkpoints(workdir / "checkpoints", config.model, config.keep)
+        self.step, self.state = 0, None
+        if resume:
+            self.state, data_state, self.step = self.checkpoints.restore(self.engine)
+            self.batches.set_state(data_state)
+        self._flops = capacity_flops(self.engine, example.arrays)
+
+    def run(self, progress: Progress, metrics: MetricsWriter) -> Result:
+        """Trains to the configured number of steps, evaluates, and leaves a checkpoint.
+
+        Raises:
+            NotFinite: Names the step and its samples.
+        """
+        config, engine = self.config, self.engine
+        begin = time.perf_counter()
+        rehearse(engine.executor, engine.channel_shapes)
+        state: State = self.state or engine.initial_state()
+        self.state = None  # the loop donates it
+        step, window, total = self.step, [], {}
+        timer, flying = StepTimer(), collections.deque()
+        last: _Flying | None = None
+
+        with Interrupt() as interrupt:
+            while step < config.steps and not interrupt.asked(step):
+                with timer.part("data"):
+                    data_state = self.batches.get_state()
+                    batch = next(self.batches)
+                with timer.part("dispatch"):
+                    state, decision = engine.executor.step(state, engine.place(batch.arrays, step))
+                step += 1
+                flying.append(_Flying(step, decision, batch, data_state))
+                window.append(batch.counts)
+                with timer.part("device"):
+                    # only a step that is IN_FLIGHT old is waited for, so reading it stops nobody
+                    while len(flying) > IN_FLIGHT:
+                        last = self._landed(flying.popleft(), state)
+                timer.end_step()
+                if step % config.log_interval == 0 or step == config.steps:
+                    with timer.part("device"):
+                        last = self._land_all(flying, state) if step == config.steps else last
+                    total = sum_counts([total, *window])
+                    self._report(last, window, timer, progress, metrics)
+                    window = []
+                if step % config.checkpoint_interval == 0 and step < config.steps:
+                    last = self._land_all(flying, state) or last
+                    self.checkpoints.save(step, engine, state, self.batches.get_state())
+                if config.validation_interval and step % config.validation_interval == 0 and step < config.steps:
+                    metrics.write(step, {"accuracy": self._evaluate(state).accuracy})
+            interrupted = step < config.steps
+            last = self._land_all(flying, state) or last
+            self.checkpoints.save(step, engine, state, self.batches.get_state())
+            self.checkpoints.wait()
+
+        seconds = time.perf_counter() - begin
+        score = None if interrupted else self._evaluate(state)
+        if score is not None:
+            metrics.write(step, {"accuracy": score.accuracy})
+        losses = self._losses(last.decision) if last else {}
+        total = sum_counts([total, *window])
+        return Result(step, seconds, losses, score, total, interrupted, self.batches.counters())
+
+    def close(self) -> None:
+        """Ends data threads and checkpoint writing."""
+        self.batches.close()
+        self.checkpoints.close()
+
+    # ------------------------------------------------------------------ what the loop calls
+
+    def _landed(self, flight: _Flying, state: State) -> _Flying:
+        """Waits for a step. If it was not finite, the devices have kept the state before it: saves that and stops."""
+        if float(flight.decision.ok) > 0:
+            return flight
+        before = flight.step - 1
+        self.checkpoints.save(before, self.engine, state, flight.data_state)
+        self.checkpoints.wait()
+        samples = sorted({int(sample) for sample in flight.batch.sample_ids.flat if sample >= 0})
+        raise NotFinite(
+            f"step {flight.step}: losses {self._losses(flight.decision)}, gradient norm {float(flight.decision.norm)}; "
+            f"no parameter was changed by it, and the state after step {before} is saved. Its samples: {samples}"
+        )
+
+    def _land_all(self, flying: collections.deque, state: State) -> _Flying | None:
+        last = None
+        while flying:
+            last = self._landed(flying.popleft(), state)
+        return last
+
+    def _losses(self, decision: Decision) -> dict[str, float]:
+        values = np.asarray(decision.losses)
+        return {name: float(values[at]) for name, at in self.engine.loss_positions.items()}
+
+    def _report(
+        self, last: _Flying | None, window: list, timer: StepTimer, progress: Progress, metrics: MetricsWriter
+    ) -> None:
+        if last is None:
+            return
+        others = {
+            "gradient_norm": float(last.decision.norm),
+            "learning_rate": float(self.config.optimizer.schedule(self.config.steps)(last.step - 1)),
+        }
+        report = step_report(
+            last.step,
+            self._losses(last.decision),
+            timer.take(),
+            sum_counts(window),
+            self._flops,
+            [device.device_kind for device in self.engine.allocated],
+            others,
+        )
+        progress.update(report)
+        metrics.write(report.step, report.scalars())
+
+    def _evaluate(self, state: State) -> Score:
+        config = self.config
+        batches = evaluation_batches(config.data, config.model, config.source("test"))
+        try:
+            return evaluate(self.engine, state, batches)
+        finally:
+            batches.close()
+
+
+def describe_devices() -> str:
+    """The devices there are, for people."""
+    devices = jax.devices()
+    return f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} process(es)"
