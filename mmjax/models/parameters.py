@@ -74,12 +74,12 @@ def define(piece: Piece) -> Definition:
     return Definition(graph, tuple(module.reads), shapes, splits, starts, borrowed_shapes, borrowed_splits)
 
 
-def _named(tree: Tree) -> Tree:
+def _named(tree: dict[Any, Any]) -> Tree:
     """Lists of submodules have numbers as keys; checkpoints want names."""
     return {str(key): _named(below) if isinstance(below, dict) else below for key, below in tree.items()}
 
 
-def _with_numbers(tree: Tree) -> Tree:
+def _with_numbers(tree: Tree) -> dict[Any, Any]:
     """The inverse of `_named`: no attribute of a module is all digits."""
     return {
         int(key) if key.isdigit() else key: _with_numbers(below) if isinstance(below, dict) else below

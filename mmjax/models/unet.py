@@ -11,6 +11,8 @@ from mmjax.models.layers import MLP, Convolution, GroupNorm, LayerNorm, Linear
 from sharding.axes import Axes
 
 Maps = Float[Array, "b y x c"]
+OtherMaps = Float[Array, "b z w f"]
+"""Maps of another size or width than those beside them."""
 
 
 def sine_times(time: Float[Array, " b"], width: int) -> Float[Array, "b {width}"]:
@@ -31,7 +33,7 @@ class ResidualBlock(nnx.Module):
         self.second = Convolution(outputs, outputs, split="rows")
         self.skip = None if inputs == outputs else Convolution(inputs, outputs, side=1)
 
-    def __call__(self, x: Maps, embedding: Float[Array, "b e"], axes: Axes) -> Maps:
+    def __call__(self, x: Maps, embedding: Float[Array, "b e"], axes: Axes) -> OtherMaps:
         inner = self.first(jax.nn.silu(self.first_norm(x)), axes)
         inner = inner + self.embedding(embedding, axes)[:, None, None, :]
         inner = self.second(jax.nn.silu(self.second_norm(inner)), axes)
@@ -46,7 +48,7 @@ class ConditionedAttention(nnx.Module):
         self.self_attention = Attention(width, config.heads)
         self.cross_attention = Attention(width, config.heads, source_width=config.condition_width)
 
-    def __call__(self, x: Maps, conditions: Float[Array, "b q c"], axes: Axes) -> Maps:
+    def __call__(self, x: Maps, conditions: Float[Array, "b q k"], axes: Axes) -> Maps:
         flat = x.reshape(x.shape[0], -1, x.shape[-1])
         flat = flat + self.self_attention(self.self_norm(flat), axes)
         flat = flat + self.cross_attention(self.cross_norm(flat), axes, source=conditions)
@@ -89,7 +91,7 @@ class UNet(nnx.Module):
         self.leave_norm = GroupNorm(widths[0], config.groups)
         self.leave = Convolution(widths[0], folded, zero=True)
 
-    def __call__(self, images: Maps, time: Float[Array, " b"], conditions: Float[Array, "b q c"], axes: Axes) -> Maps:
+    def __call__(self, images: Maps, time: Float[Array, " b"], conditions: Float[Array, "b q k"], axes: Axes) -> Maps:
         dtype = conditions.dtype
         times = sine_times(time, self.time_width).astype(dtype)
         embedding = self.time(times, axes) + self.condition(jnp.mean(conditions, axis=1), axes)
@@ -109,14 +111,14 @@ class UNet(nnx.Module):
         return unfold(self.leave(jax.nn.silu(self.leave_norm(x)), axes), self.patch)
 
 
-def fold(images: Maps, patch: int) -> Maps:
+def fold(images: Maps, patch: int) -> OtherMaps:
     """Moves patch x patch pixels into the channels."""
     b, height, width, channels = images.shape
     cells = images.reshape(b, height // patch, patch, width // patch, patch, channels)
     return cells.transpose(0, 1, 3, 2, 4, 5).reshape(b, height // patch, width // patch, patch * patch * channels)
 
 
-def unfold(maps: Maps, patch: int) -> Maps:
+def unfold(maps: Maps, patch: int) -> OtherMaps:
     """The inverse of `fold`."""
     b, height, width, folded = maps.shape
     cells = maps.reshape(b, height, width, patch, patch, folded // patch**2)
