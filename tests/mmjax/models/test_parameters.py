@@ -1,0 +1,147 @@
+"""Parameter trees by layer, and initial values that no plan changes."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from mmjax.models.interface import Leaving
+from mmjax.models.parameters import abstract_module, define, initial_layer, initial_module
+from mmjax.models.pieces import model_modules, trainable_parts
+from mmjax.models.whole import run_model
+from tests.tiny import tiny_batch, tiny_model
+
+
+def leaves(tree):
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def test_names_of_modules_pieces_layers_and_parameters():
+    trees = {module.name: abstract_module(module) for module in model_modules(tiny_model())}
+    assert list(trees) == ["vision", "backbone", "generator"]
+    assert list(trees["vision"]) == ["embed", "blocks", "norm", "projector"]
+    assert list(trees["backbone"]["blocks"]) == ["000", "001", "002"]
+    assert list(trees["generator"]) == ["projector", "unet"]
+    layer = trees["backbone"]["blocks"]["002"]
+    assert layer["attention"]["key"]["kernel"].shape == (16, 8)
+    assert layer["mlp"]["gate"]["kernel"].shape == (16, 24)
+    for path in leaves(trees):
+        assert all(type(key) is str for key in path.strip("[]").split("]["))
+
+
+def test_parts_that_can_be_trained():
+    assert trainable_parts(tiny_model()) == (
+        "vision", "vision_projector", "backbone", "generator_projector", "generator",
+    )  # fmt: skip
+
+
+def test_initial_values_have_the_shapes_of_the_description():
+    for module in model_modules(tiny_model()):
+        values = initial_module(3, module)
+        assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), values) == jax.tree.map(
+            lambda leaf: (leaf.shape, leaf.dtype), abstract_module(module)
+        )
+        assert {leaf.dtype for leaf in jax.tree.leaves(values)} == {np.dtype(np.float32)}
+
+
+def test_no_two_parameters_are_alike_and_the_seed_changes_all_that_are_drawn():
+    modules = model_modules(tiny_model())
+    drawn = {}
+    for seed in (0, 1):
+        for module in modules:
+            for path, leaf in leaves(initial_module(seed, module)).items():
+                if np.std(leaf) > 0:
+                    drawn[seed, module.name, path] = np.asarray(leaf).ravel()
+    assert len(drawn) > 60
+    for one, other in itertools.combinations(drawn, 2):
+        size = min(drawn[one].size, drawn[other].size, 8)
+        assert not np.allclose(drawn[one][:size] / drawn[one].std(), drawn[other][:size] / drawn[other].std()), (
+            one, other,
+        )  # fmt: skip
+
+
+def test_matrices_start_with_variance_one_over_their_inputs():
+    (_, backbone, _) = model_modules(ModelConfig(backbone=BackboneConfig(width=128, ffn=256)))
+    layer = initial_layer(0, backbone, backbone.pieces[1], 0)
+    np.testing.assert_allclose(np.std(layer["mlp"]["up"]["kernel"]), 128**-0.5, rtol=0.05)
+    np.testing.assert_allclose(np.std(layer["mlp"]["down"]["kernel"]), 256**-0.5, rtol=0.05)
+    np.testing.assert_array_equal(layer["mlp_norm"]["scale"], np.ones(128))
+
+
+def test_a_layers_values_depend_neither_on_where_they_lie_nor_on_how_many_layers_there_are():
+    (_, backbone, _) = model_modules(tiny_model())
+    (_, deeper, _) = model_modules(tiny_model(depth=7))
+    piece = backbone.pieces[1]
+    plain = initial_layer(5, backbone, piece, 1)
+    mesh = jax.make_mesh((2, 2), ("a", "b"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[4:])
+    shardings = jax.tree.map(
+        lambda s: NamedSharding(mesh, P("b", "a") if len(s.shape) == 2 else P("a")), define(piece).shapes
+    )
+    spread = initial_layer(5, backbone, piece, 1, shardings)
+    jax.tree.map(np.testing.assert_array_equal, plain, spread)
+    jax.tree.map(np.testing.assert_array_equal, plain, initial_layer(5, deeper, deeper.pieces[1], 1))
+    assert spread["mlp"]["up"]["kernel"].sharding.spec == P("b", "a")
+
+
+def test_a_tied_embedding_stands_once():
+    tied = model_modules(tiny_model(tie_embeddings=True))[1]
+    apart = model_modules(tiny_model())[1]
+    assert set(abstract_module(tied)["head"]["000"]) == {"norm"}
+    assert set(initial_module(0, tied)["head"]["000"]) == {"norm"}
+    assert set(abstract_module(apart)["head"]["000"]) == {"norm", "embedding"}
+    head = define(tied.pieces[-1])
+    assert {path: shape.shape for path, shape in head.borrowed_shapes.items()} == {"embedding": (24, 16)}
+    assert head.borrowed_splits == {"embedding": ("tensor", None)}
+
+
+FULL_SIZE = {
+    "7B with an encoder of 300 M": ModelConfig(
+        (VisionConfig(width=1024, depth=24, heads=16, ffn=4096, patch=14),),
+        BackboneConfig(vocabulary=32000, width=4096, depth=32, heads=32, kv_heads=32, ffn=11008),
+        (GeneratorConfig(image_size=64, widths=(320, 640, 1280), blocks=2, heads=8, groups=32, condition_width=768),),
+        "bfloat16",
+    ),
+    "70B, two encoders, two generators": ModelConfig(
+        (
+            VisionConfig(width=1664, depth=48, heads=16, ffn=8192, patch=14),
+            VisionConfig(name="document", width=1024, depth=24, heads=16, ffn=4096, patch=16),
+        ),
+        BackboneConfig(vocabulary=128256, width=8192, depth=80, heads=64, kv_heads=8, ffn=28672),
+        (GeneratorConfig(), GeneratorConfig(name="painter", image_size=64, widths=(64, 128, 256))),
+        "bfloat16",
+    ),
+}
+
+
+def test_full_size_models_are_traced_without_being_made():
+    sizes = {}
+    for name, config in FULL_SIZE.items():
+        # All layers of a stack are equal: two tell as much as eighty.
+        encoders = tuple(dataclasses.replace(encoder, depth=2) for encoder in config.encoders)
+        short = dataclasses.replace(config, encoders=encoders, backbone=dataclasses.replace(config.backbone, depth=2))
+        sizes[name] = sum(
+            leaf.size for module in model_modules(config) for leaf in jax.tree.leaves(abstract_module(module))
+        )
+        modules = model_modules(short)
+        parameters = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16),
+            {module.name: abstract_module(module) for module in modules},
+        )
+        batch = tiny_batch(short, rows=2)
+        for generator in short.generators:
+            batch[generator.name]["seed_and_step"] = np.zeros(2, np.int32)
+        left = jax.eval_shape(lambda p, b, modules=modules: run_model(modules, p, b), parameters, batch)
+        assert {name: of.loss is not None for name, of in left.items()} == {
+            module.name: module.name == "backbone" or module.name in {g.name for g in short.generators}
+            for module in modules
+        }
+        for of in left.values():
+            assert isinstance(of, Leaving)
+            assert {leaf.dtype for leaf in of.outputs.values()} <= {jnp.dtype(jnp.bfloat16)}
+    assert 7.0e9 < sizes["7B with an encoder of 300 M"] < 8.5e9
+    assert 70e9 < sizes["70B, two encoders, two generators"] < 75e9
