@@ -1,0 +1,283 @@
+"""Checkpoints of a training run, saved while it goes on, that any plan of the same model can restore.
+
+A checkpoint is a folder named after its step, with `parameters` and `optimizer` by module, piece and layer, `data`
+(the data iterator's state) and `model` (what it is a checkpoint of), and the sizes of all these files. It is written
+under another name and renamed when it is whole.
+"""
+
+import dataclasses
+import functools
+import json
+import logging
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+from jax.sharding import SingleDeviceSharding
+from orbax.checkpoint import v1 as ocp
+
+from configs.architectures import ModelConfig
+from configs.errors import UserError
+from mmjax.models.parameters import abstract_module
+from mmjax.models.pieces import model_modules
+from mmjax.training.checkpoint_arrays import to_load, to_save, to_state
+from mmjax.training.engine import Engine
+from sharding.runtime.executor import State
+from sharding.trees import Tree
+
+_LOG = logging.getLogger(__name__)
+
+UNFINISHED = ".orbax-checkpoint-tmp"
+"""Part of the name of a checkpoint that is being written, or whose writing was broken off."""
+
+FILES = "files.json"
+"""File in a checkpoint with the size of every other, by path."""
+
+SET_ASIDE = "set_aside"
+"""Folder beside the checkpoints for those that a resumed run did not continue."""
+
+
+def saved_steps(directory: pathlib.Path) -> list[int]:
+    """Steps with a checkpoint in the directory, in order; whether they can be read is not looked at."""
+    if not directory.is_dir():
+        return []
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit() and path.is_dir())
+
+
+def refuse_existing(directory: pathlib.Path) -> None:
+    """Raises UserError if a run that starts anew would mix its checkpoints with those of another."""
+    if steps := saved_steps(directory):
+        raise UserError(
+            f"{directory} already holds checkpoints, the newest of step {steps[-1]}; "
+            "add --resume to continue from it, or choose another workdir"
+        )
+
+
+class Checkpoints:
+    """The checkpoints of one run. All processes make every call, in the same order.
+
+    Args:
+        directory: Where they are; on a file system that all processes share.
+        config: The model; a checkpoint of another is refused.
+        keep: How many of the newest remain.
+    """
+
+    def __init__(self, directory: pathlib.Path, config: ModelConfig, keep: int = 2) -> None:
+        if keep < 1:
+            raise UserError(f"a run that keeps {keep} checkpoints could not be resumed; keep at least 1")
+        self._directory, self._config, self._keep = directory.absolute(), config, keep
+        self._continued: int | None = None
+        self._newest_saved: int | None = None
+        self._writer: ocp.training.Checkpointer | None = None
+
+    def latest(self) -> int | None:
+        """Step of the newest checkpoint, or None if there is none."""
+        steps = saved_steps(self._directory)
+        return steps[-1] if steps else None
+
+    # ------------------------------------------------------------------ saving
+
+    def save(self, step: int, engine: Engine, state: State, data_state: dict[str, Any]) -> None:
+        """Starts to save the state after `step` steps, and returns when it has been copied to the host.
+
+        So the state may be given to the next step (which donates it) at once; the files are written in the
+        background. Waits for an earlier save that is still being written. Layers are arrays of their own, so no
+        device memory is needed, but across processes zeros of one layer's size (see `to_save`). Saving the newest
+        step again does nothing.
+
+        Args:
+            step: Number of updates the state has seen.
+            engine: Of the state.
+            state: What to save; the last finite one, as steps that are not finite leave it unchanged.
+            data_state: State of the data iterator after as many batches, a small JSON value.
+        """
+        if step == self._newest_saved:
+            return
+        if self._writer is None:
+            self._writer = self._open()
+        about = {"model": _identity(self._config), "trained": sorted(_trained(engine))}
+        self._writer.save_checkpointables_async(
+            step, {**to_save(engine, state), "data": data_state, "model": about}, force=True
+        )
+        self._newest_saved = step
+
+    def wait(self) -> None:
+        """Returns when all saves are written; raises what went wrong with them."""
+        if self._writer is not None:
+            self._writer.wait()
+
+    def close(self) -> None:
+        """Waits, and lets go of everything; the object saves no more."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> ocp.training.Checkpointer:
+        """Clears the directory of what this run does not continue, once, before its first save."""
+        if jax.process_index() == 0:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            for step in saved_steps(self._directory):
+                if self._continued is None or step > self._continued:
+                    self._set_aside(step)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("checkpoints set aside")
+        context = _context()
+        context.asynchronous.post_finalization_callback = functools.partial(_write_sizes, self._directory)
+        return ocp.training.Checkpointer(
+            self._directory,
+            context=context,
+            preservation_policy=ocp.training.preservation_policies.LatestN(self._keep),
+            cleanup_tmp_directories=True,
+        )
+
+    def _set_aside(self, step: int) -> None:
+        """Moves a checkpoint out of the way instead of deleting it: its training may be worth more than ours."""
+        target = self._directory / SET_ASIDE / str(step)
+        if target.exists():
+            shutil.rmtree(target)
+        target.parent.mkdir(exist_ok=True)
+        (self._directory / str(step)).rename(target)
+        _LOG.warning("this run does not continue the checkpoint of step %d; moved to %s", step, target)
+
+    # ------------------------------------------------------------------ restoring
+
+    def restore(self, engine: Engine, step: int | None = None) -> tuple[State, dict[str, Any], int]:
+        """The newest checkpoint that can be read, on the engine's plan; nothing in the directory is changed.
+
+        Checkpoints that are half-written or damaged are passed over with a warning. Optimizer state of parts that
+        train now but did not then starts fresh (moments and warm-up); that of parts frozen now is left out; both
+        are logged.
+
+        Args:
+            engine: Of the same model, on any plan and any number of processes.
+            step: This one and no other.
+
+        Returns:
+            State, the data iterator's state, and the number of steps done.
+
+        Raises:
+            UserError: There is none, none that can be read, or it is another model's.
+        """
+        path = self._newest_whole(step)
+        loaded = self._read(engine, path)
+        done = self._continued = self._newest_saved = int(path.name)
+        return to_state(engine, loaded), loaded["data"], done
+
+    def restore_parameters(self, device: jax.Device) -> tuple[Tree, int]:
+        """The parameters alone of the newest checkpoint that can be read, on one device, whatever plan wrote them.
+
+        Returns:
+            `{module: {piece: {layer: {...}}}}` in float32, and the number of steps done.
+
+        Raises:
+            UserError: As `restore`.
+        """
+        path, here = self._newest_whole(), SingleDeviceSharding(device)
+        shapes = {module.name: abstract_module(module) for module in model_modules(self._config)}
+        wanted = jax.tree.map(lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype, sharding=here), shapes)
+        with _context(alone=True):
+            about = ocp.load_checkpointables(path, {"model": None})["model"]
+            _refuse_another_model(path, _flat(about["model"]), _flat(_identity(self._config)))
+            return ocp.load_checkpointables(path, {"parameters": wanted})["parameters"], int(path.name)
+
+    def _newest_whole(self, step: int | None = None) -> pathlib.Path:
+        """The newest checkpoint, or that of a step, whose files are all there; warns of those passed over."""
+        steps = saved_steps(self._directory)
+        for path in sorted(self._directory.glob(f"*{UNFINISHED}*")):
+            _LOG.warning("%s passed over: half-written, its run was stopped while saving", path)
+        if step is not None and step not in steps:
+            raise UserError(f"{self._directory} has no checkpoint of step {step}; it has those of {steps}")
+        if not steps:
+            raise UserError(f"{self._directory} has no checkpoint to continue from; start without --resume")
+        reasons = []
+        for candidate in reversed(steps) if step is None else [step]:
+            path = self._directory / str(candidate)
+            problem = _problem(path)
+            if problem is None:
+                return path
+            reasons.append(f"{path} passed over: {problem}")
+            _LOG.warning(reasons[-1])
+        raise UserError("no checkpoint is whole; start anew in another workdir\n" + "\n".join(reasons))
+
+    def _read(self, engine: Engine, path: pathlib.Path) -> dict[str, Any]:
+        """Each process reads what its own devices hold, without waiting for the others."""
+        with _context(alone=True):
+            about = ocp.load_checkpointables(path, {"model": None})["model"]
+            _refuse_another_model(path, _flat(about["model"]), _flat(_identity(self._config)))
+            then, now = frozenset(about["trained"]), _trained(engine)
+            loaded = ocp.load_checkpointables(path, {**to_load(engine, then), "data": None})
+        for names, what in ((now - then, "starts fresh, as it has none of it"), (then - now, "is left out")):
+            if names:
+                _LOG.warning("%s: optimizer state of %s %s", path, ", ".join(sorted(names)), what)
+        return loaded
+
+
+def _write_sizes(directory: pathlib.Path) -> None:
+    """Adds the sizes of all files to the checkpoint that is about to get its name; orbax writes one at a time."""
+    if jax.process_index() == 0:
+        (path,) = directory.glob(f"*{UNFINISHED}")
+        files = [file for part in path.iterdir() if part.is_dir() for file in part.rglob("*") if file.is_file()]
+        sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in sorted(files)}
+        (path / FILES).write_text(json.dumps(sizes, indent=1))
+
+
+def _problem(path: pathlib.Path) -> str | None:
+    """Why a checkpoint is not whole, or None."""
+    try:
+        sizes = json.loads((path / FILES).read_text())
+    except (FileNotFoundError, ValueError):
+        return f"half-written, it has no readable {FILES}"
+    for name, size in sizes.items():
+        file = path / name
+        there = file.stat().st_size if file.is_file() else None
+        if there != size:
+            return f"damaged, {name} " + (f"has {there} of {size} bytes" if file.is_file() else "is missing")
+    return None
+
+
+def _context(alone: bool = False) -> ocp.Context:
+    """Orbax's options; `alone` for a call that each process makes by itself."""
+    registry = ocp.handlers.local_registry()
+    for name in ("data", "model"):
+        registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
+    context = ocp.Context()
+    context.checkpointables.registry = registry
+    # Replicas that share the writing would write the zeros of `to_save` too (orbax 0.12.8).
+    context.array.saving.use_replica_parallel = False
+    context.pytree.loading.partial_load = True
+    if alone:
+        context.multiprocessing.active_processes = {jax.process_index()}
+        context.multiprocessing.primary_host = jax.process_index()
+    return context
+
+
+def _trained(engine: Engine) -> frozenset[str]:
+    """`module/piece` of everything that has optimizer state."""
+    return frozenset().union(*engine.trained.values())
+
+
+def _identity(config: ModelConfig) -> Any:
+    """The model as JSON gives it back."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """`{"backbone.width": 128, "generators.0.widths": [32, 64], ...}`."""
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return {name: value}
+    return {
+        key: leaf for part, below in value.items() for key, leaf in _flat(below, f"{name}.{part}".lstrip(".")).items()
+    }
+
+
+def _refuse_another_model(path: pathlib.Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    differing = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+    if differing:
+        details = ", ".join(f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here" for name in differing)
+        raise UserError(
+            f"{path} is a checkpoint of another model: {details}; "
+            "use the configuration it was trained with, or another workdir"
+        )
