@@ -1,0 +1,229 @@
+"""The layouts that `python -m mmjax.verify` tries by itself: every kind of cut, as far as the model allows it."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from sharding.plan import Plan, PlanError, UnitPlan, check_plan, one_device
+from sharding.specs import ModuleGraph, ModuleSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A plan and how its hops travel (`sharding.runtime.broker`)."""
+
+    name: str
+    plan: Plan
+    transport: str = "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How one module is cut."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    recompute: str = "none"
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return self.dp * self.tp * self.pp
+
+
+WHOLE = Cut()
+Alternatives = Iterator[Callable[[], Layout]]
+
+
+def default_layouts(graph: ModuleGraph, rows: int, devices: int) -> tuple[list[Layout], dict[str, str]]:
+    """Layouts for a model on these devices, and for each kind of layout that can't be, the reason.
+
+    Args:
+        graph: The model's modules.
+        rows: Rows of the global batch.
+        devices: Number of devices there are.
+    """
+    layouts, refused = [], {}
+    for kind, alternatives in KINDS.items():
+        for make in alternatives(graph):
+            try:
+                layout = make()
+                check_plan(layout.plan, graph, rows, devices)
+            except PlanError as error:
+                refused[kind] = str(error)
+                continue
+            layouts.append(layout)
+            refused.pop(kind, None)
+            break
+    return layouts, refused
+
+
+# ---------------------------------------------------------------------- plans from cuts
+
+
+def roles(graph: ModuleGraph) -> dict[str, int]:
+    """0 for an encoder, 1 for the backbone (the module next to most others), 2 for a generator, by name."""
+
+    def neighbours(module: ModuleSpec) -> tuple[int, int]:
+        return sum(module.name in edge for edge in graph.edges), module.layers
+
+    backbone = max(graph.modules, key=neighbours)
+    return {
+        module.name: 1 if module is backbone else 2 if backbone.name in module.inputs else 0 for module in graph.modules
+    }
+
+
+def uneven(layers: int, stages: int) -> tuple[int, ...]:
+    """One layer a stage, the rest on the last; zero there if there are too few, which a unit refuses."""
+    return (*[1] * (stages - 1), max(0, layers - stages + 1))
+
+
+def by_module(
+    graph: ModuleGraph,
+    cuts: Sequence[Cut],
+    microbatches: int = 1,
+    schedule: str = "1f1b",
+    together: bool = False,
+) -> Plan:
+    """Every module a unit of its own.
+
+    Args:
+        graph: The modules.
+        cuts: Of every encoder, of the backbone and of every generator.
+        microbatches, schedule: As in `Plan`.
+        together: Whether all units start at device 0, else each behind the one before, generators first: what costs
+            most to compile then lies on the same devices in many layouts, which a compilation cache notices.
+    """
+    role = roles(graph)
+    of = {
+        m.name: cuts[role[m.name]] if m.divisible else dataclasses.replace(cuts[role[m.name]], pp=1)
+        for m in graph.modules
+    }
+    starts, first = {}, 0
+    for name in sorted(graph.names, key=lambda name: (2, 0, 1).index(role[name])):
+        starts[name] = first
+        first += 0 if together else of[name].size
+    units = []
+    for module in graph.modules:
+        cut, start = of[module.name], starts[module.name]
+        devices = tuple(range(start, start + cut.size))
+        layers, recompute = uneven(module.layers, cut.pp), (cut.recompute,) * cut.pp
+        units.append(UnitPlan(module.name, (module.name,), devices, cut.dp, cut.tp, layers, recompute))
+    return Plan(tuple(units), microbatches, schedule)
+
+
+def chained(graph: ModuleGraph, chain: Sequence[str], cut: Cut, first_layers: int, microbatches: int) -> Plan:
+    """Modules of a chain in one unit, cut behind its first layers; the others each a unit on a device of its own."""
+    total = sum(graph[name].layers for name in chain)
+    layers = (first_layers, total - first_layers)
+    others = [module for module in reversed(graph.modules) if module.name not in chain]
+    units = [UnitPlan(of.name, (of.name,), (device,), layers=(of.layers,)) for device, of in enumerate(others)]
+    devices = tuple(range(len(others), len(others) + cut.size))
+    units.append(UnitPlan("chain", tuple(chain), devices, cut.dp, cut.tp, layers, (cut.recompute,) * 2))
+    return Plan(tuple(units), microbatches)
+
+
+# ---------------------------------------------------------------------- kinds: alternatives, the boldest first
+
+
+def _alone(microbatches: Sequence[int]) -> Callable[[ModuleGraph], Alternatives]:
+    def alternatives(graph: ModuleGraph) -> Alternatives:
+        for m in microbatches:
+            yield lambda m=m: Layout(f"one device, {m} microbatches", one_device(graph, m))
+
+    return alternatives
+
+
+def _everywhere(cuts: Sequence[Cut], microbatches: Sequence[int] = (1,)) -> Callable[[ModuleGraph], Alternatives]:
+    """Every module cut the same, on the same devices."""
+
+    def alternatives(graph: ModuleGraph) -> Alternatives:
+        for cut, m in itertools.product(cuts, microbatches):
+            name = f"all on the same devices, {describe([cut], m)}"
+            yield lambda cut=cut, m=m, name=name: Layout(name, by_module(graph, [cut] * 3, m, together=True))
+
+    return alternatives
+
+
+def _apart(
+    *choices: tuple[Sequence[Cut], int],
+    schedule: str = "1f1b",
+    together: bool = False,
+    transport: str = "auto",
+) -> Callable[[ModuleGraph], Alternatives]:
+    """Every module cut its own way; each choice is (encoder, backbone, generator) and the number of microbatches."""
+
+    def alternatives(graph: ModuleGraph) -> Alternatives:
+        for cuts, m in choices:
+            words = [describe(cuts, m), *(["gpipe"] if schedule == "gpipe" else [])]
+            words += [*(["sharing devices"] if together else []), *([transport] if transport != "auto" else [])]
+            name = ", ".join(words)
+            yield lambda cuts=cuts, m=m, name=name: Layout(
+                name, by_module(graph, cuts, m, schedule, together), transport
+            )
+
+    return alternatives
+
+
+def _chain(ends: Sequence[int], cut: Cut, into_encoder: bool) -> Callable[[ModuleGraph], Alternatives]:
+    """The last encoder and the backbone in one unit, and what follows too if the chain's `ends` include 2."""
+
+    def alternatives(graph: ModuleGraph) -> Alternatives:
+        role = roles(graph)
+        encoders = [name for name in graph.names if role[name] == 0]
+        if not encoders:
+            return
+        chain = [encoders[-1], *(name for name in graph.names if role[name] in ends)]
+        first = 1 if into_encoder else graph[encoders[-1]].layers + 1
+        for m in (4, 2, 1):
+            name = f"{' > '.join(chain)} in one unit, {describe([cut], m)}, first stage {first} layers"
+            yield lambda m=m, name=name: Layout(name, chained(graph, chain, cut, first, m))
+
+    return alternatives
+
+
+def describe(cuts: Sequence[Cut], microbatches: int) -> str:
+    """Such as `dp 3 -> 2 -> 1, 2 microbatches`; what is 1 for all is left out."""
+    words = []
+    for name in ("dp", "tp", "pp"):
+        sizes = [getattr(cut, name) for cut in cuts]
+        if max(sizes) > 1:
+            words.append(f"{name} {' -> '.join(map(str, sizes))}")
+    kinds = dict.fromkeys(cut.recompute for cut in cuts if cut.recompute != "none")
+    words += [f"{kind} recomputation" for kind in kinds]
+    return ", ".join([*words, f"{microbatches} microbatches"])
+
+
+_DP2, _TP2, _PP2 = Cut(dp=2), Cut(tp=2), Cut(pp=2)
+_SELECTIVE, _FULL = Cut(recompute="selective"), Cut(recompute="full")
+
+KINDS: dict[str, Callable[[ModuleGraph], Alternatives]] = {
+    "one device": _alone((1,)),
+    "accumulation": _alone((4, 3, 2)),
+    "data parallelism": _everywhere([Cut(dp=n) for n in (8, 6, 4, 3, 2)]),
+    "tensor parallelism": _everywhere([Cut(tp=n) for n in (8, 4, 2)], (2, 1)),
+    "data and tensor parallelism": _everywhere([Cut(dp=n, tp=2) for n in (4, 3, 2)], (2, 1)),
+    "uneven pipeline, 1F1B": _apart(((WHOLE, Cut(pp=3), WHOLE), 4), ((WHOLE, _PP2, WHOLE), 4)),
+    "uneven pipeline, GPipe": _apart(((_PP2, Cut(pp=3), WHOLE), 4), ((WHOLE, _PP2, WHOLE), 2), schedule="gpipe"),
+    "fewer instances": _apart(((Cut(dp=3), _DP2, WHOLE), 2), ((Cut(dp=4), _DP2, WHOLE), 1)),
+    "more instances": _apart(((_DP2, Cut(dp=3), _DP2), 2), ((WHOLE, _DP2, Cut(dp=4)), 1)),
+    "fewer and more instances": _apart(((_DP2, WHOLE, _DP2), 2), ((_DP2, WHOLE, _DP2), 1)),
+    "fewer and more tensor ranks": _apart(((_TP2, WHOLE, _TP2), 2), ((_TP2, WHOLE, _TP2), 1)),
+    "more and fewer tensor ranks": _apart(((WHOLE, _TP2, WHOLE), 2), ((WHOLE, _TP2, WHOLE), 1)),
+    "all axes differ": _apart(((_DP2, Cut(tp=2, pp=2), _DP2), 2), ((_DP2, _TP2, _DP2), 1)),
+    "selective recomputation": _apart(
+        ((_SELECTIVE, Cut(dp=2, pp=2, recompute="selective"), _SELECTIVE), 2),
+        ((_SELECTIVE, Cut(dp=2, recompute="selective"), _SELECTIVE), 1),
+    ),
+    "full recomputation": _apart(
+        ((_FULL, Cut(tp=2, pp=2, recompute="full"), _FULL), 2), ((_FULL, Cut(dp=2, recompute="full"), _FULL), 1)
+    ),
+    "shared devices": _apart(((_DP2, _PP2, _TP2), 2), ((_DP2, WHOLE, _DP2), 1), together=True),
+    "chain cut in the backbone": _chain((1,), _PP2, into_encoder=False),
+    "chain cut in the encoder": _chain((1, 2), Cut(dp=2, pp=2), into_encoder=True),
+    "explicit ppermute": _apart(((Cut(dp=3), _DP2, _TP2), 2), ((_DP2, _TP2, _DP2), 1), transport="ppermute"),
+    "explicit device_put": _apart(
+        ((_TP2, Cut(dp=2, tp=2), WHOLE), 2), ((_TP2, _DP2, WHOLE), 1), transport="device_put"
+    ),
+}

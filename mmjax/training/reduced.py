@@ -1,0 +1,123 @@
+"""A large configuration made small for `python -m mmjax.verify --reduced`: the same kinds, the same cuts, less of each.
+
+Heads, groups and levels stay, because tensor parallelism divides them; widths shrink to the least that they allow.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from data.pipeline import DataConfig
+from sharding.plan import Plan, stage_layers
+from sharding.specs import ModuleGraph, module_graph
+from sharding.unit_plan import Run, UnitPlan
+
+DEPTH = 4
+HEAD_WIDTH = 4  # rotary positions need pairs, 2-D sine positions multiples of 4
+CONDITION_WIDTH = 16
+
+
+def reduced_data(config: DataConfig, model: ModelConfig) -> DataConfig:
+    """Smaller rows; as many of them, because plans divide their number."""
+    cell = max(encoder.merge**2 for encoder in model.encoders)
+    return dataclasses.replace(
+        config,
+        tokens=min(config.tokens, 256),
+        patches=min(config.patches, 16 * cell),
+        images=min(config.images, 4),
+        samples=min(config.samples, 16),
+    )
+
+
+def reduced_model(config: ModelConfig, vocabulary: int, plans: Sequence[Plan] = ()) -> ModelConfig:
+    """A model that every plan cuts as it cuts the large one.
+
+    Args:
+        config: The large model.
+        vocabulary: Ids of the tokenizer, which the small vocabulary must hold.
+        plans: Each module keeps a layer for every stage that holds some of it, and one more, so that cuts stay uneven.
+    """
+    depths = _depths(module_graph(config), plans)
+    return dataclasses.replace(
+        config,
+        encoders=tuple(_encoder(encoder, depths[encoder.name]) for encoder in config.encoders),
+        backbone=_backbone(config.backbone, depths[config.backbone.name], vocabulary),
+        generators=tuple(map(_generator, config.generators)),
+    )
+
+
+def reduced_plan(plan: Plan, large: ModuleGraph, small: ModuleGraph) -> Plan:
+    """The plan for the small model: same devices and stages, layers in about the proportion that they had."""
+    return dataclasses.replace(plan, units=tuple(_unit(unit, large, small) for unit in plan.units))
+
+
+def _depths(graph: ModuleGraph, plans: Sequence[Plan]) -> dict[str, int]:
+    depths = {module.name: min(module.layers, DEPTH) for module in graph.modules}
+    for plan in plans:
+        for name, runs in _runs(plan.units, graph).items():
+            depths[name] = max(depths[name], min(graph[name].layers, len(runs) + 1))
+    return depths
+
+
+def _runs(units: Sequence[UnitPlan], graph: ModuleGraph) -> dict[str, list[Run]]:
+    """By module, its runs of layers, one a stage."""
+    found: dict[str, list[Run]] = {}
+    for unit in units:
+        for stage in stage_layers(unit, graph):
+            for run in stage:
+                found.setdefault(run[0], []).append(run)
+    return found
+
+
+def _unit(unit: UnitPlan, large: ModuleGraph, small: ModuleGraph) -> UnitPlan:
+    shares = {
+        name: iter(_divided(small[name].layers, [last - first for _, first, last in runs]))
+        for name, runs in _runs([unit], large).items()
+    }
+    layers = tuple(sum(next(shares[name]) for name, _, _ in stage) for stage in stage_layers(unit, large))
+    return dataclasses.replace(unit, layers=layers)
+
+
+def _divided(total: int, weights: Sequence[int]) -> list[int]:
+    """Divides a total in about the proportion of the weights, each part at least 1."""
+    parts = [1] * len(weights)
+    for _ in range(total - len(weights)):
+        poorest = max(range(len(weights)), key=lambda at: weights[at] / parts[at])
+        parts[poorest] += 1
+    return parts
+
+
+def _encoder(config: VisionConfig, depth: int) -> VisionConfig:
+    width = min(config.width, HEAD_WIDTH * config.heads)
+    return dataclasses.replace(config, width=width, depth=depth, ffn=_ffn(config.ffn, config.heads))
+
+
+def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneConfig:
+    enough = math.ceil(vocabulary / config.heads) * config.heads
+    return dataclasses.replace(
+        config,
+        width=min(config.width, HEAD_WIDTH * config.heads),
+        depth=depth,
+        ffn=_ffn(config.ffn, config.heads),
+        vocabulary=min(config.vocabulary, enough),
+    )
+
+
+def _generator(config: GeneratorConfig) -> GeneratorConfig:
+    least = math.lcm(config.groups, config.heads)
+    levels: Mapping[int, int] = {width: number for number, width in enumerate(sorted(set(config.widths)), start=1)}
+    coarsest = config.patch * 2 ** (len(config.widths) - 1)
+    return dataclasses.replace(
+        config,
+        widths=tuple(min(width, least * levels[width]) for width in config.widths),
+        blocks=1,
+        image_size=min(config.image_size, 2 * coarsest),
+        condition_width=min(config.condition_width, CONDITION_WIDTH),
+    )
+
+
+def _ffn(ffn: int, heads: int) -> int:
+    """Twice the small width, where that is less; what divides the heads divides it."""
+    small = 2 * HEAD_WIDTH * heads
+    return small if small < ffn else ffn
