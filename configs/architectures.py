@@ -28,6 +28,7 @@ class VisionConfig:
         patch: Side of a patch in pixels.
         channels: Colour channels of a pixel.
         merge: Side of the pixel shuffle: merge² neighbouring patches become one backbone token.
+        pixel_mean, pixel_deviation: Per channel, of pixels in [-1, 1]; they are normalised by them.
     """
 
     name: str = "vision"
@@ -38,9 +39,15 @@ class VisionConfig:
     patch: int = 8
     channels: int = 3
     merge: int = 2
+    pixel_mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    pixel_deviation: tuple[float, ...] = (1.0, 1.0, 1.0)
 
     def __post_init__(self) -> None:
         _require_positive(self, "width", "depth", "heads", "ffn", "patch", "channels", "merge")
+        for name in ("pixel_mean", "pixel_deviation"):
+            values = getattr(self, name)
+            if len(values) != self.channels:
+                raise ValueError(f"VisionConfig.{name} has {len(values)} values for {self.channels} channels")
         _require_divides(self, "heads", "width")
         if self.width % 4:
             raise ValueError(f"VisionConfig.width = {self.width}; 2-D sine positions need a multiple of 4")

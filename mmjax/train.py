@@ -27,7 +27,7 @@ def main() -> int:
     from mmjax.training.trainer import Trainer, describe_devices
 
     config = cli.configured(TrainConfig)
-    workdir = _choose_workdir()
+    workdir = _choose_workdir(jax.process_count())
     plan, remark = choose_plan(config, jax.device_count())
     console = Console(highlight=False)
     first = jax.process_index() == 0
@@ -55,13 +55,15 @@ def main() -> int:
     return 0
 
 
-def _choose_workdir() -> pathlib.Path:
+def _choose_workdir(processes: int) -> pathlib.Path:
+    from configs.errors import UserError
+
     if _WORKDIR.value:
         return pathlib.Path(_WORKDIR.value)
     if _RESUME.value:
-        from configs.errors import UserError
-
         raise UserError("--resume needs --workdir: the folder of the run to continue")
+    if processes > 1:
+        raise UserError(f"a run of {processes} processes needs --workdir: a folder that all of them share")
     return pathlib.Path("runs") / datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
 
 

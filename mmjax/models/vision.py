@@ -20,6 +20,15 @@ def sine_positions(positions: Int[Array, "r p 2"], width: int) -> Float[Array, "
     return waves.reshape(*positions.shape[:2], width)
 
 
+def normalised(
+    patches: Float[Array, "r p c"], mean: tuple[float, ...], deviation: tuple[float, ...]
+) -> Float[Array, "r p c"]:
+    """(pixel - mean) / deviation per channel; the channels of a pixel are adjacent in a patch."""
+    pixels = patches.shape[-1] // len(mean)
+    mean, deviation = (jnp.tile(jnp.array(values), pixels)[None, None] for values in (mean, deviation))
+    return (patches - mean) / deviation
+
+
 class PatchEmbedding(nnx.Module):
     """Pixels of a patch, and where it stands in its image, to the encoder's width."""
 
@@ -27,12 +36,13 @@ class PatchEmbedding(nnx.Module):
 
     def __init__(self, config: VisionConfig) -> None:
         self.width = config.width
+        self.normal = (config.pixel_mean, config.pixel_deviation)
         self.pixels = Linear(config.patch_width, config.width, bias=True)
 
     def __call__(self, inputs: Channels, batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
         """Reads `patches` [r, p, c] and `positions` [r, p, 2]; takes no inputs from other modules."""
-        pixels = batch["patches"].astype(self.pixels.kernel[...].dtype)
-        x = self.pixels(pixels, axes)
+        pixels = normalised(batch["patches"], *self.normal)
+        x = self.pixels(pixels.astype(self.pixels.kernel[...].dtype), axes)
         return x + sine_positions(batch["positions"], self.width).astype(x.dtype)
 
 

@@ -16,7 +16,7 @@ from mmjax.models.parameters import initial_layer, put
 from mmjax.models.pieces import model_modules, trainable_parts
 from mmjax.training.optimizer import OptimizerConfig, optimizer_shardings, stage_stats, stage_update
 from mmjax.training.stages import StageLayout, piece_shapes, stage_function, stage_layouts
-from sharding.plan import Plan, check_plan
+from sharding.plan import Plan, PlanError, check_plan
 from sharding.runtime.agreement import Agreement, Decision
 from sharding.runtime.broker import make_hop
 from sharding.runtime.executor import Channel, Executor, Share, Stage, State
@@ -86,6 +86,7 @@ class Engine:
         self.graph: ModuleGraph = module_graph(config)
         rows = next(iter(next(iter(example.values())).values())).shape[0]
         check_plan(plan, self.graph, rows, len(self.devices))
+        self._check_processes()
         self.modules = model_modules(config)
         self.layouts = stage_layouts(plan, self.modules, self.graph)
         self.trained = self._trained_keys()
@@ -100,6 +101,15 @@ class Engine:
         self.executor = self._executor(example)
 
     # ------------------------------------------------------------------ what lies where
+
+    def _check_processes(self) -> None:
+        """Every process takes part in the norm and in checkpoints, so none may be without a device of the plan."""
+        idle = {device.process_index for device in self.devices} - {d.process_index for d in self.allocated}
+        if idle:
+            raise PlanError(
+                f"the plan uses no device of process {', '.join(map(str, sorted(idle)))}; "
+                "start fewer processes, or give each a device"
+            )
 
     def _trained_keys(self) -> dict[Node, frozenset[str]]:
         parts = trained_parts(self.config, self.settings.trainable)

@@ -90,7 +90,7 @@ def step_report(
         others: See `StepReport`.
     """
     padding = padding_shares(counts)
-    flops = sum(work * (1.0 - padding[phase]) for phase, work in capacity_flops.items())
+    flops = sum((work * (1.0 - padding[phase]) for phase, work in capacity_flops.items()), start=0.0)
     return StepReport(
         step=step,
         losses=losses,
