@@ -110,7 +110,7 @@ class Trainer:
         """
         config, engine = self.config, self.engine
         begin = time.perf_counter()
-        rehearse(engine.executor, engine.channel_shapes)
+        rehearse(engine.executor)
         state: State = self.state or engine.initial_state()
         self.state = None  # the loop donates it
         step, window, total = self.step, [], {}
@@ -191,7 +191,10 @@ class Trainer:
     ) -> None:
         if last is None:
             return
-        others = {
+        counts = sum_counts(window)
+        others = {f"tokens/{phase}/real": float(real) for phase, (real, _) in counts.items()}
+        others |= {f"tokens/{phase}/padding": float(capacity - real) for phase, (real, capacity) in counts.items()}
+        others |= {
             "gradient_norm": float(last.decision.norm),
             "learning_rate": float(self.config.optimizer.schedule(self.config.steps)(last.step - 1)),
         }
@@ -199,7 +202,7 @@ class Trainer:
             last.step,
             self._losses(last.decision),
             timer.take(),
-            sum_counts(window),
+            counts,
             self._flops,
             [device.device_kind for device in self.engine.allocated],
             others,

@@ -23,21 +23,21 @@ class IdentityHop:
     """Source and target hold the same boxes on the same devices: the shards stay, under the target's sharding."""
 
     def __init__(self, source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self._ends = _Ends(source, target, shape, dtype)
+        self.ends = _Ends(source, target, shape, dtype)
 
     def __call__(self, array: jax.Array | None) -> jax.Array | None:
         """The array on the target; it shares its buffers with the one given."""
-        if not self._ends.owns_any:
+        if not self.ends.owns_any:
             return None
-        return self._ends.arrived(self._ends.departing(array))
+        return self.ends.arrived(self.ends.departing(array))
 
 
 class DevicePutHop:
     """`jax.device_put`, the quickest where one process owns all devices; shards that stay may share their buffers."""
 
     def __init__(self, source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self._ends = _Ends(source, target, shape, dtype)
-        foreign = [d for d in self._ends.devices if d.process_index != jax.process_index()]
+        self.ends = _Ends(source, target, shape, dtype)
+        foreign = [d for d in self.ends.devices if d.process_index != jax.process_index()]
         if foreign:
             raise ValueError(
                 f"device_put cannot reach {foreign[0]}, which belongs to process {foreign[0].process_index}; "
@@ -46,8 +46,8 @@ class DevicePutHop:
 
     def __call__(self, array: jax.Array | None) -> jax.Array:
         """The array on the target."""
-        self._ends.departing(array)
-        return jax.device_put(array, self._ends.target)
+        self.ends.departing(array)
+        return jax.device_put(array, self.ends.target)
 
 
 class PermuteHop:
@@ -58,7 +58,7 @@ class PermuteHop:
     """
 
     def __init__(self, source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        ends = self._ends = _Ends(source, target, shape, dtype)
+        ends = self.ends = _Ends(source, target, shape, dtype)
         union = Mesh(np.array(ends.devices), (_AXIS,))
         self._sharding = NamedSharding(union, P(_AXIS))
         self._sent = _at_least_1d(source.shard_shape(shape))
@@ -79,7 +79,7 @@ class PermuteHop:
 
     def __call__(self, array: jax.Array | None) -> jax.Array | None:
         """The array on the target: a handle where this process owns none of it, None where it owns neither end."""
-        ends = self._ends
+        ends = self.ends
         if not ends.owns_any:
             return None
         shards = self._blanks | ends.departing(array)
@@ -126,6 +126,11 @@ def make_hop(
     return (DevicePutHop if transport == "device_put" else PermuteHop)(source, target, shape, kind)
 
 
+def blank(hop: Hop) -> jax.Array | None:
+    """Zeros at the source of a hop, to try it with; None where this process owns no device of the source."""
+    return hop.ends.blank()
+
+
 class _Ends:
     """Both ends of a hop: their devices and boxes, and arrays taken apart at one and put together at the other."""
 
@@ -154,6 +159,13 @@ class _Ends:
         if array.sharding != self.source and not array.sharding.is_equivalent_to(self.source, array.ndim):
             raise ValueError(f"a hop from {self.source} got an array on {array.sharding}; make one from there")
         return {shard.device: shard.data for shard in array.addressable_shards}
+
+    def blank(self) -> jax.Array | None:
+        if not self._sends:
+            return None
+        return jax.make_array_from_callback(
+            self.shape, self.source, lambda index: np.zeros(self.source.shard_shape(self.shape), self.dtype)
+        )
 
     def arrived(self, shards: Mapping[jax.Device, jax.Array]) -> jax.Array:
         return jax.make_array_from_single_device_arrays(

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from sharding.ops import Part, Schedule
 from sharding.runtime.agreement import Agreement, Decision
+from sharding.runtime.broker import Hop
 from sharding.runtime.stage import Microbatches, Node, StagePrograms, Tree
 from sharding.trees import drop_leaf, get_leaf, set_leaf
 
@@ -54,8 +55,8 @@ class Channel:
     name: str
     source: Node
     target: Node
-    forth: Callable[[jax.Array | None], jax.Array | None]
-    back: Callable[[jax.Array | None], jax.Array | None]
+    forth: Hop
+    back: Hop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +75,8 @@ class Share:
     owned: tuple[str, str]
     borrowed: tuple[str, str]
     layer: str
-    forth: Callable[[jax.Array | None], jax.Array | None]
-    back: Callable[[jax.Array | None], jax.Array | None]
+    forth: Hop
+    back: Hop
 
 
 @dataclasses.dataclass

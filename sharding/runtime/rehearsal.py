@@ -3,7 +3,7 @@
 A link that does not work is found here, and named, instead of as a hang in the middle of a step.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from configs.errors import UserError
-from sharding.runtime.executor import Channel, Executor
+from sharding.runtime.broker import Hop, blank
+from sharding.runtime.executor import Executor
 from sharding.runtime.stage import Node
 
 
@@ -22,12 +23,11 @@ class LinkError(UserError):
     """A hop or collective that failed when it was tried; names the stages or the stage and axis."""
 
 
-def rehearse(executor: Executor, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> None:
-    """Runs every channel there and back, every shared parameter, and a sum over every axis of every stage.
+def rehearse(executor: Executor) -> None:
+    """Runs every hop of activations, gradients and shared parameters, and a sum over every axis of every stage.
 
     Args:
         executor: Whose links to try; all processes call this together.
-        shapes: Shape and dtype of every channel.
 
     Raises:
         LinkError: What failed, by name.
@@ -37,28 +37,20 @@ def rehearse(executor: Executor, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> 
             for axis in stage.programs.mesh.axis_names:
                 _try(f"the sum over {axis!r} of {_named(node)}", _sum, stage.programs.mesh, axis)
     for channel in executor.channels:
-        ends = f"{_named(channel.source)} and {_named(channel.target)}"
-        _try(f"the hop {channel.name} between {ends}", _there_and_back, executor, channel, shapes[channel.name])
+        _there_and_back(f"the hop {channel.name}", channel.source, channel.target, channel.forth, channel.back)
+    for share in executor.shares:
+        _there_and_back(f"the sharing of {share.owned[1]}", share.owner, share.borrower, share.forth, share.back)
     nothing = dict.fromkeys(executor.stages)
     _try("the agreement of all devices", executor.agreement.decide, nothing, executor.agreement.start())
 
 
+def _there_and_back(what: str, source: Node, target: Node, forth: Hop, back: Hop) -> None:
+    _try(f"{what} from {_named(source)} to {_named(target)}", lambda: forth(blank(forth)))
+    _try(f"{what} back from {_named(target)} to {_named(source)}", lambda: back(blank(back)))
+
+
 def _named(node: Node) -> str:
     return f"unit {node[0]} stage {node[1]}"
-
-
-def _there_and_back(executor: Executor, channel: Channel, shape: jax.ShapeDtypeStruct) -> jax.Array | None:
-    source, target = (executor.stages[node] for node in (channel.source, channel.target))
-    rows = NamedSharding(source.programs.mesh, P(source.programs.axes.data))
-    arrived = channel.forth(_zeros(shape, rows, source.local))
-    return channel.back(arrived if target.local else None)
-
-
-def _zeros(shape: jax.ShapeDtypeStruct, sharding: NamedSharding, here: bool) -> jax.Array | None:
-    if not here:
-        return None
-    zeros = np.zeros(shape.shape, shape.dtype)
-    return jax.make_array_from_callback(shape.shape, sharding, lambda index: zeros[index])
 
 
 def _sum(mesh: Mesh, axis: str) -> jax.Array:

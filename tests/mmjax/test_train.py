@@ -1,0 +1,77 @@
+"""`python -m mmjax.train` as a user starts it: real processes, real files."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+GIN = """
+from __gin__ import dynamic_registration
+from configs import architectures
+from data import pipeline
+from mmjax.training import config
+from tests import small_vqa
+include "tiny.gin"
+config.TrainConfig:
+  source = @small_vqa.SmallVQA
+  model = @architectures.ModelConfig()
+  data = @pipeline.DataConfig()
+  plan = "plans/quickstart.json"
+  needs_plan = False
+  steps = 4
+  checkpoint_interval = 2
+  log_interval = 1
+"""
+
+
+def train(workdir, *arguments: str, devices: int = 1) -> subprocess.CompletedProcess:
+    gin = workdir.parent / "run.gin"
+    gin.write_text(GIN)
+    command = [sys.executable, "-m", "mmjax.train", f"--gin_file={gin}", f"--workdir={workdir}", *arguments]
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return subprocess.run(
+        command, env=os.environ | {"XLA_FLAGS": flags}, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("train") / "run"
+    return workdir, train(workdir)
+
+
+def test_it_says_what_runs_where_then_progress_then_where_things_are(trained):
+    workdir, done = trained
+    assert done.returncode == 0, done.stderr
+    order = ["modules", "needs 8 devices and there are 1", "step 4/4", "Held-out accuracy", "Written to"]
+    places = [done.stdout.index(words) for words in order]
+    assert places == sorted(places), done.stdout
+    for name in ("summary.json", "metrics.jsonl", "tensorboard", "checkpoints", "operative.gin", "plan.json"):
+        assert (workdir / name).exists(), name
+
+
+def test_the_summary_holds_what_was_measured(trained):
+    workdir, _ = trained
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert summary["steps"] == 4 and summary["wall_seconds"] > 0 and summary["tokens_per_second"] > 0
+    assert 0 <= summary["accuracy"] <= 1 and summary["questions"] > 300
+    assert set(summary["padding"]) == {"vision", "backbone", "generator"}
+    assert [unit["devices"] for unit in summary["plan"]["units"]] == [[0], [0], [0]]
+    assert {"python", "jax", "flax", "mmjax"} <= set(summary["versions"])
+
+
+def test_a_second_run_there_is_refused_and_resume_has_nothing_left_to_do(trained):
+    workdir, _ = trained
+    again = train(workdir)
+    assert again.returncode == 2 and "--resume" in again.stderr and "Traceback" not in again.stderr
+    resumed = train(workdir, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def test_resume_without_a_workdir_is_refused():
+    done = subprocess.run(
+        [sys.executable, "-m", "mmjax.train", "--resume"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2 and "--workdir" in done.stderr

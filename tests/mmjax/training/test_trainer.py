@@ -1,0 +1,188 @@
+"""The loop: resuming, being told to stop, stopping at NaN, and what it refuses."""
+
+import dataclasses
+import functools
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.errors import UserError
+from data.pipeline import DataConfig
+from mmjax.training.config import TrainConfig, choose_plan, find_plan
+from mmjax.training.metrics import open_metrics, read_metrics
+from mmjax.training.optimizer import OptimizerConfig
+from mmjax.training.progress import make_progress
+from mmjax.training.trainer import NotFinite, Trainer
+from sharding.plan import Plan, UnitPlan
+from sharding.runtime import rehearsal
+from tests.small_vqa import SmallVQA
+
+MODEL = ModelConfig(
+    (VisionConfig(width=16, depth=1, heads=2, ffn=32, patch=16),),
+    BackboneConfig(vocabulary=48, width=16, depth=2, heads=2, kv_heads=2, ffn=32),
+    (GeneratorConfig(image_size=8, patch=2, widths=(8,), groups=2, heads=2, conditions=2, condition_width=8),),
+)
+DATA = DataConfig(rows=4, tokens=256, patches=32, images=2, mixture=(("vqa", 1.0), ("description", 0.5)))
+PLAN = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0,)),
+        UnitPlan("backbone", ("backbone",), (1, 2), layers=(1, 1), recompute=("none", "none")),
+        UnitPlan("generator", ("generator",), (3,)),
+    ),
+    microbatches=2,
+)
+OTHER_PLAN = Plan(
+    (
+        UnitPlan("trunk", ("vision", "backbone"), (4, 5), dp=2, layers=(3,)),
+        UnitPlan("generator", ("generator",), (6,)),
+    ),
+)
+CONFIG = TrainConfig(
+    SmallVQA,
+    MODEL,
+    DATA,
+    OptimizerConfig(learning_rate=3e-3, warmup=2),
+    steps=6,
+    checkpoint_interval=3,
+    log_interval=1,
+)
+
+
+class Recorder:
+    """A progress display that keeps what it is shown, and may do something at a step."""
+
+    def __init__(self, at: int = -1, then=lambda: None) -> None:
+        self.losses: dict[int, dict[str, float]] = {}
+        self._at, self._then = at, then
+
+    def update(self, report) -> None:
+        self.losses[report.step] = dict(report.losses)
+        if report.step == self._at:
+            self._then()
+
+    def close(self) -> None:
+        pass
+
+
+def run(workdir, plan=PLAN, resume=False, recorder=None, config=CONFIG):
+    recorder = recorder or Recorder()
+    trainer = Trainer(config, plan, workdir, resume)
+    metrics = open_metrics(str(workdir), trainer.step)
+    try:
+        return trainer.run(recorder, metrics), recorder.losses
+    finally:
+        metrics.close()
+        trainer.close()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("uninterrupted")
+    result, losses = run(workdir)
+    return workdir, result, losses
+
+
+def test_a_run_reports_every_step_and_scores_every_question(uninterrupted):
+    workdir, result, losses = uninterrupted
+    assert max(losses) == 6 and len(losses) >= 4
+    assert result.step == 6 and not result.interrupted
+    assert result.losses.keys() == {"backbone", "generator"}
+    questions = sum(len(SmallVQA("test")._whole.pairs[i]) for i in SmallVQA("test")._whole.image_ids[:40])
+    assert result.score.questions == questions
+    lines = read_metrics(str(workdir))
+    assert lines[-1]["accuracy"] == pytest.approx(result.score.accuracy)
+    real, capacity = result.counts["backbone"]
+    assert capacity == 6 * DATA.rows * DATA.tokens and 0 < real < capacity
+
+
+def test_sigterm_saves_and_resuming_gives_the_same_losses(uninterrupted, tmp_path):
+    _, whole, losses = uninterrupted
+    stop = Recorder(2, functools.partial(os.kill, os.getpid(), signal.SIGTERM))
+    first, before = run(tmp_path, recorder=stop)
+    assert first.interrupted and 2 <= first.step < 6 and first.score is None
+    second, after = run(tmp_path, resume=True)
+    assert second.step == 6 and not second.interrupted
+    for step, of in (before | after).items():
+        assert of == losses[step], step
+    assert second.score == whole.score
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_resuming_on_another_plan_gives_the_same_losses(uninterrupted, tmp_path):
+    _, _, losses = uninterrupted
+    run(tmp_path, recorder=Recorder(2, functools.partial(os.kill, os.getpid(), signal.SIGTERM)))
+    _, after = run(tmp_path, plan=OTHER_PLAN, resume=True)
+    assert max(after) == 6
+    for step, of in after.items():
+        for module, loss in of.items():
+            assert loss == pytest.approx(losses[step][module], rel=2e-5)
+
+
+def test_nan_stops_with_step_and_samples_and_saves_the_state_before(tmp_path):
+    poisoned = dataclasses.replace(CONFIG, source=functools.partial(SmallVQA, poisoned=7), steps=40)
+    with pytest.raises(NotFinite, match=r"step (\d+): .*Its samples: \[.*\b7\b.*\]") as caught:
+        run(tmp_path, config=poisoned)
+    step = int(str(caught.value).split("step ")[1].split(":")[0])
+    trainer = Trainer(dataclasses.replace(poisoned), PLAN, tmp_path, resume=True)
+    assert trainer.step == step - 1
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainer.state.masters))
+    again = next(trainer.batches)
+    assert 7 in again.sample_ids
+    trainer.close()
+
+
+def test_a_workdir_with_checkpoints_is_refused_without_resume(uninterrupted):
+    workdir, *_ = uninterrupted
+    with pytest.raises(UserError, match="--resume"):
+        Trainer(CONFIG, PLAN, workdir, resume=False)
+
+
+def test_validation_interval_writes_accuracies(tmp_path):
+    config = dataclasses.replace(CONFIG, steps=4, validation_interval=2)
+    run(tmp_path, config=config)
+    assert [line["step"] for line in read_metrics(str(tmp_path)) if "accuracy" in line] == [2, 4]
+
+
+def test_the_plan_falls_to_one_device_only_where_the_configuration_allows():
+    config = dataclasses.replace(CONFIG, plan="plans/quickstart.json", needs_plan=False)
+    plan, remark = choose_plan(config, 8)
+    assert plan.device_count == 8 and remark == ""
+    plan, remark = choose_plan(config, 2)
+    assert plan.device_count == 1 and "needs 8 devices and there are 2" in remark
+    plan, _ = choose_plan(dataclasses.replace(config, needs_plan=True), 2)
+    assert plan.device_count == 8  # the engine refuses it, with both numbers
+
+
+def test_a_missing_plan_file_is_named():
+    with pytest.raises(UserError, match=r"no plan file nowhere\.json"):
+        find_plan("nowhere.json")
+
+
+@pytest.mark.parametrize("field", ["steps", "checkpoint_interval", "keep", "log_interval"])
+def test_counts_must_be_positive(field):
+    with pytest.raises(UserError, match=field):
+        dataclasses.replace(CONFIG, **{field: 0})
+
+
+def test_a_link_that_fails_is_named_before_the_first_step(tmp_path):
+    trainer = Trainer(CONFIG, PLAN, tmp_path, resume=False)
+
+    class Cut:
+        """A hop whose cable is cut."""
+
+        def __init__(self, hop):
+            self.ends = hop.ends
+
+        def __call__(self, array):
+            raise RuntimeError("cable cut")
+
+    channel = trainer.engine.executor.channels[0]
+    object.__setattr__(channel, "forth", Cut(channel.forth))
+    with pytest.raises(rehearsal.LinkError, match="hop vision>backbone from unit vision stage 0"):
+        trainer.run(make_progress(6, first_process=False), open_metrics(str(tmp_path), 0, False))
+    trainer.close()
+
