@@ -1,0 +1,229 @@
+"""A trained model asked on one device, whatever plan trained it: answers by greedy decoding, pictures by DDIM.
+
+The whole prompt is computed again for every word, padded to a full row, so that one compiled program serves all.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.architectures import ModelConfig
+from configs.errors import UserError
+from data.batch import global_batch
+from data.packing import Capacity, pack_samples
+from data.samples import Sample, SampleFormat, description_prompt, question_prompt, text_prompt
+from data.tokenizer import EOS, SPECIAL_TOKENS, WordTokenizer, split_words
+from mmjax.models.diffusion import sample
+from mmjax.models.parameters import define, layer_name
+from mmjax.models.pieces import Module, model_modules
+from mmjax.models.whole import run_model, run_module, with_borrowed
+from mmjax.training.checkpoint import Checkpoints, saved_steps
+from mmjax.training.config import TrainConfig
+from sharding.axes import Axes
+from sharding.trees import Tree
+
+VOCABULARY = "vocabulary.json"
+
+Arrays = Mapping[str, Mapping[str, np.ndarray]]
+
+
+class Answer(NamedTuple):
+    """The words of an answer, and whether the model ended it; it did not where the row was full before."""
+
+    text: str
+    ended: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A model and its parameters, to be asked.
+
+    Attributes:
+        config: The model; one encoder, one generator.
+        capacity: Of the rows it was trained on; a prompt fits one row.
+        tokenizer: Its vocabulary.
+        parameters: `{module: {piece: {layer: {...}}}}` in the precision of the compute, on one device.
+        step: Steps it was trained for.
+    """
+
+    config: ModelConfig
+    capacity: Capacity
+    tokenizer: WordTokenizer
+    parameters: Tree
+    step: int
+
+    def __post_init__(self) -> None:
+        rows = self.config.backbone.vocabulary
+        if self.tokenizer.size > rows:
+            raise UserError(
+                f"the vocabulary has {self.tokenizer.size} words and BackboneConfig.vocabulary is {rows}: "
+                f"{VOCABULARY} and the configuration are of different models"
+            )
+
+    # ------------------------------------------------------------------ answering
+
+    def answer(self, question: str, image: np.ndarray | None = None) -> Answer:
+        """Greedy decoding: the likeliest word after the words so far, until the model ends or the row is full.
+
+        Args:
+            question: Words outside the vocabulary are read as unknown.
+            image: uint8[height, width, 3], or None for a question without a picture.
+
+        Raises:
+            UserError: The question has no word, or is longer than the row.
+        """
+        require_words(question)
+        said: list[int] = []
+        self._require_fit(self._asked(question, image, said))
+        while not self.capacity.excess(prompt := self._asked(question, image, said)):
+            last = np.int32(len(prompt.layout.tokens) - 1)
+            word = int(self._next_word(self.parameters, self._arrays([prompt]), last))
+            if word == EOS:
+                return Answer(self.tokenizer.decode(said), True)
+            said.append(word)
+        return Answer(self.tokenizer.decode(said), False)
+
+    def _asked(self, question: str, image: np.ndarray | None, said: Sequence[int]) -> Sample:
+        if image is None:
+            return text_prompt(question, self.tokenizer, self._form, said)
+        return question_prompt(image, question, self.tokenizer, self._form, said)
+
+    @functools.cached_property
+    def _next_word(self):
+        """The program `(parameters, arrays of one row, place of the last token) -> id`.
+
+        Only words and the end can be said: the other ids are for prompts, or beyond the vocabulary.
+        """
+        encoders, backbone = self._modules[:-2], self._modules[-2]
+        *below, head_piece = backbone.pieces
+        below = dataclasses.replace(backbone, pieces=tuple(below))
+        ids = np.arange(self.config.backbone.vocabulary)
+        sayable = (ids == EOS) | ((ids >= len(SPECIAL_TOKENS)) & (ids < self.tokenizer.size))
+
+        def next_word(parameters: Tree, arrays: Arrays, last: jax.Array) -> jax.Array:
+            seen = run_model(encoders, parameters, arrays)
+            inputs = {name: seen[name].outputs[backbone.name] for name in backbone.inputs}
+            own = parameters[backbone.name]
+            x = run_module(below, own, inputs, arrays[backbone.name])
+            head = define(head_piece).module(with_borrowed(own, head_piece, own[head_piece.name][layer_name(0)]))
+            logits = head.logits(head.norm(jax.lax.dynamic_slice_in_dim(x, last, 1, axis=1)))
+            return jnp.argmax(jnp.where(sayable, logits[0, 0], -jnp.inf))
+
+        return jax.jit(next_word)
+
+    # ------------------------------------------------------------------ drawing
+
+    def draw(self, descriptions: Sequence[str], seeds: Sequence[int], steps: int = 50) -> np.ndarray:
+        """Pictures of descriptions by DDIM, all in one program.
+
+        Args:
+            descriptions: One a picture.
+            seeds: One a picture; keys its noise, so that a picture depends on its own description and seed only.
+            steps: DDIM steps, at least 1.
+
+        Returns:
+            float32[pictures, z, z, c] in [-1, 1].
+
+        Raises:
+            UserError: A description has no word, or is longer than the row.
+        """
+        different = list(dict.fromkeys(descriptions))
+        conditions = self._conditions(different)[[different.index(of) for of in descriptions]]
+        keys = np.asarray(seeds, np.int32)
+        return np.asarray(self._sample(self.parameters, conditions, keys, steps))
+
+    def _conditions(self, descriptions: Sequence[str]) -> np.ndarray:
+        """What the U-Net takes for each description, `[descriptions, q, c]`."""
+        prompts = []
+        for number, text in enumerate(descriptions):
+            require_words(text)
+            prompts.append(description_prompt(number, text, self.tokenizer, self._form))
+            self._require_fit(prompts[-1])
+        arrays = self._arrays(prompts)
+        generator = arrays[self._modules[-1].name]
+        conditions = np.asarray(self._project(self.parameters, arrays))
+        real = generator["weights"] > 0
+        return conditions[real][np.argsort(generator["samples"][real])]
+
+    @functools.cached_property
+    def _project(self):
+        """The program `(parameters, arrays of rows) -> [r, g, q, c]`."""
+        *before, generator = self._modules
+        projector = dataclasses.replace(generator, pieces=generator.pieces[:1])
+
+        def project(parameters: Tree, arrays: Arrays) -> jax.Array:
+            left = run_model(tuple(before), parameters, arrays)
+            inputs = {name: left[name].outputs[generator.name] for name in generator.inputs}
+            return run_module(projector, parameters[generator.name], inputs, {})
+
+        return jax.jit(project)
+
+    @functools.cached_property
+    def _sample(self):
+        """The program `(parameters, conditions [b, q, c], seeds [b], steps) -> [b, z, z, c]`."""
+        config, generator = self.config.generators[0], self._modules[-1]
+        piece = generator.pieces[-1]
+        shape = (config.image_size, config.image_size, config.channels)
+
+        def draw(parameters: Tree, conditions: jax.Array, seeds: jax.Array, steps: int) -> jax.Array:
+            unet = define(piece).module(parameters[generator.name][piece.name][layer_name(0)]).unet
+            noise = jax.vmap(lambda seed: jax.random.normal(jax.random.key(seed), shape))(seeds)
+            return sample(lambda x, time: unet(x, time, conditions, Axes()).astype(jnp.float32), noise, steps)
+
+        return jax.jit(draw, static_argnums=3)
+
+    # ------------------------------------------------------------------ what both need
+
+    @functools.cached_property
+    def _modules(self) -> tuple[Module, ...]:
+        """The encoder, the backbone, the generator."""
+        return model_modules(self.config)
+
+    @functools.cached_property
+    def _form(self) -> SampleFormat:
+        return SampleFormat.of(self.config, self.capacity.patches)
+
+    def _arrays(self, prompts: Sequence[Sample]) -> Arrays:
+        """The prompts packed in as many rows."""
+        return global_batch(pack_samples(prompts, len(prompts), self.capacity, self._form), self.config).arrays
+
+    def _require_fit(self, prompt: Sample) -> None:
+        if self.capacity.excess(prompt):
+            raise UserError(
+                f"the prompt takes {prompt.sizes['tokens']} tokens, its picture included, and a row of this model "
+                f"holds {self.capacity.tokens} (DataConfig.tokens of its training); shorten the prompt"
+            )
+
+
+def require_words(prompt: str) -> None:
+    """Raises UserError for a prompt of nothing but space."""
+    if not split_words(prompt):
+        raise UserError(f"the prompt {prompt!r} has no word; write a question or a description")
+
+
+def load_trained(workdir: pathlib.Path, config: TrainConfig) -> TrainedModel:
+    """The model of the newest whole checkpoint of a workdir, on this process's first device.
+
+    Args:
+        workdir: Of `mmjax.train`.
+        config: What it was trained with.
+
+    Raises:
+        UserError: The workdir lacks checkpoints or the vocabulary, or they are another model's.
+    """
+    directory, vocabulary = workdir / "checkpoints", workdir / VOCABULARY
+    if not saved_steps(directory):
+        raise UserError(f"{directory} holds no checkpoint; train first: python -m mmjax.train --workdir={workdir}")
+    if not vocabulary.is_file():
+        raise UserError(f"there is no {vocabulary}, which mmjax.train writes beside its checkpoints; copy it there")
+    tokenizer = WordTokenizer.from_json(vocabulary.read_text())
+    masters, step = Checkpoints(directory, config.model).restore_parameters(jax.local_devices()[0])
+    dtype = jnp.dtype(config.model.dtype)
+    weights = jax.tree.map(lambda leaf: leaf.astype(dtype), masters)
+    return TrainedModel(config.model, config.data.capacity, tokenizer, weights, step)
