@@ -173,16 +173,16 @@ class Checkpoints:
         Raises:
             UserError: As `restore`.
         """
-        path, here = self._newest_whole(), SingleDeviceSharding(device)
+        path, here = self._newest_whole(None), SingleDeviceSharding(device)
         shapes = {module.name: abstract_module(module) for module in model_modules(self._config)}
         wanted = jax.tree.map(lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype, sharding=here), shapes)
+        self._trained_then(path)
         with _context(alone=True):
-            about = ocp.load_checkpointables(path, {"model": None})["model"]
-            _refuse_another_model(path, _flat(about["model"]), _flat(_identity(self._config)))
             return ocp.load_checkpointables(path, {"parameters": wanted})["parameters"], int(path.name)
 
-    def _newest_whole(self, step: int | None = None) -> pathlib.Path:
+    def _newest_whole(self, step: int | None) -> pathlib.Path:
         """The newest checkpoint, or that of a step, whose files are all there; warns of those passed over."""
+        self.wait()
         steps = saved_steps(self._directory)
         for path in sorted(self._directory.glob(f"*{UNFINISHED}*")):
             _LOG.warning("%s passed over: half-written, its run was stopped while saving", path)
@@ -202,15 +202,20 @@ class Checkpoints:
 
     def _read(self, engine: Engine, path: pathlib.Path) -> dict[str, Any]:
         """Each process reads what its own devices hold, without waiting for the others."""
+        then, now = self._trained_then(path), _trained(engine)
         with _context(alone=True):
-            about = ocp.load_checkpointables(path, {"model": None})["model"]
-            _refuse_another_model(path, _flat(about["model"]), _flat(_identity(self._config)))
-            then, now = frozenset(about["trained"]), _trained(engine)
             loaded = ocp.load_checkpointables(path, {**to_load(engine, then), "data": None})
         for names, what in ((now - then, "starts fresh, as it has none of it"), (then - now, "is left out")):
             if names:
                 _LOG.warning("%s: optimizer state of %s %s", path, ", ".join(sorted(names)), what)
         return loaded
+
+    def _trained_then(self, path: pathlib.Path) -> frozenset[str]:
+        """What a checkpoint has optimizer state of; raises UserError if it is another model's."""
+        with _context(alone=True):
+            about = ocp.load_checkpointables(path, {"model": None})["model"]
+        _refuse_another_model(path, _flat(about["model"]), _flat(_identity(self._config)))
+        return frozenset(about["trained"])
 
 
 def _write_sizes(directory: pathlib.Path) -> None:
