@@ -1,0 +1,71 @@
+"""The documents: every plan they show loads, and every file, link and command they name exists."""
+
+import importlib.util
+import pathlib
+import re
+
+import pytest
+
+from mmjax import cli
+from mmjax.training.config import TrainConfig, find_plan
+from sharding.plan import Plan, check_plan
+from sharding.specs import module_graph
+
+HOME = pathlib.Path(__file__).resolve().parents[1]
+DOCUMENTS = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
+FOLDERS = ("benchmarks", "configs", "data", "docs", "mmjax", "pallas_kernels", "sharding", "tests")
+PLANS = re.findall(r"```json\n(.*?)```", (HOME / "docs" / "plans.md").read_text(), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def quickstart() -> TrainConfig:
+    cli.parse_flags(["tests"])
+    cli.parse_gin("quickstart.gin")
+    return cli.configured(TrainConfig)
+
+
+def test_there_are_three_plans_to_copy():
+    assert len(PLANS) == 3
+
+
+@pytest.mark.parametrize("text", PLANS)
+def test_a_plan_of_the_documents_holds_the_quickstart(quickstart, text):
+    plan = Plan.from_json(text)
+    check_plan(plan, module_graph(quickstart.model), quickstart.data.rows, 8)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_the_quickstarts_plan_stands_there_as_it_is(quickstart):
+    assert Plan.load(find_plan(quickstart.plan)) in [Plan.from_json(text) for text in PLANS]
+
+
+def links(text: str) -> set[str]:
+    """Targets of relative links and pictures, without anchors."""
+    return {target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target}
+
+
+def paths(text: str) -> set[str]:
+    """Files and folders of the repository that stand in code quotes; with a `*`, a pattern."""
+    quoted = re.findall(r"`([\w./*-]+/[\w./*-]*)`", text)
+    return {path for path in quoted if path.split("/")[0] in FOLDERS}
+
+
+def commands(text: str) -> set[str]:
+    """Modules of ours that are run."""
+    return set(re.findall(r"python -m ((?:benchmarks|mmjax)\.\w+)", text))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_what_a_document_names_exists(document):
+    text = document.read_text()
+    missing = {target for target in links(text) if not (document.parent / target).exists()}
+    missing |= {path for path in paths(text) if not list(HOME.glob(path.rstrip("/")))}
+    missing |= {module for module in commands(text) if importlib.util.find_spec(module) is None}
+    assert missing == set()
+
+
+def test_what_is_searched_for_is_found():
+    text = "See [a](b.md#c), ![d](e.svg), `mmjax/*.py`, `data/`, `runs/x`; `python -m mmjax.train`; [f](https://g/h)."
+    assert links(text) == {"b.md", "e.svg"}
+    assert paths(text) == {"mmjax/*.py", "data/"}
+    assert commands(text) == {"mmjax.train"}
