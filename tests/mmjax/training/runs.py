@@ -1,7 +1,8 @@
 """Short runs of the tiny model on plans of eight devices, for tests of checkpoints and of several processes."""
 
+import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import jax
 import numpy as np
@@ -15,6 +16,14 @@ from tests.tiny import tiny_batch, tiny_model
 
 MODEL = tiny_model(tie_embeddings=True)
 SETTINGS = Settings(OptimizerConfig(learning_rate=1e-2, warmup=2, max_norm=1.0), steps=20, seed=1)
+
+
+@contextlib.contextmanager
+def compiled_quickly() -> Iterator[None]:
+    """Programs first called inside are compiled in two thirds of the time, and run slower."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def spread(devices: tuple[int, ...]) -> Plan:

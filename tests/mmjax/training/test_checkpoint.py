@@ -18,6 +18,12 @@ from tests.mmjax.training import runs
 from tests.tiny import tiny_model
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    with runs.compiled_quickly():
+        yield
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A directory with steps 2 and 4 of a run of six, the losses of 2 to 5, and the states after 2, 4 and 6."""

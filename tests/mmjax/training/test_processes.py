@@ -3,13 +3,20 @@
 import pickle
 
 import numpy as np
+import pytest
 
 from tests.mmjax.training import runs
 from tests.sharding.runtime.processes import run_cluster
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    with runs.compiled_quickly():
+        yield
+
+
 def test_two_processes_train_save_and_restore_as_one_does(tmp_path):
-    run_cluster("tests.mmjax.training.two_processes_train", (4, 4), str(tmp_path), timeout=240)
+    run_cluster("tests.mmjax.training.two_processes_train", (4, 4), str(tmp_path), timeout=300)
     zero, one = (pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in (0, 1))
 
     alone = runs.engine("spread")

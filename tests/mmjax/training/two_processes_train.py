@@ -18,6 +18,12 @@ def main(rank: int, port: str, directory: pathlib.Path) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank)
     assert (len(jax.local_devices()), len(jax.devices())) == (4, 8)
+    with runs.compiled_quickly():
+        train(rank, directory)
+    jax.distributed.shutdown()
+
+
+def train(rank: int, directory: pathlib.Path) -> None:
     spread, swapped = runs.engine("spread"), runs.engine("swapped")
     checkpoints = Checkpoints(directory / "checkpoints", runs.MODEL)
     state, first = runs.run(spread, spread.initial_state(), range(2))
@@ -37,7 +43,6 @@ def main(rank: int, port: str, directory: pathlib.Path) -> None:
         "data": (data, step),
     }
     (directory / f"{rank}.pickle").write_bytes(pickle.dumps(seen))
-    jax.distributed.shutdown()
 
 
 if __name__ == "__main__":
