@@ -1,0 +1,101 @@
+"""`python -m benchmarks.generated_colours --workdir=…`: do the pictures a model draws have the colour asked for?
+
+It asks for every colour and shape of easy-VQA in turn, every picture from a seed of its own. A small classifier,
+trained on the real pictures at the generator's size, judges; what it gets right of the held-out ones is told beside.
+"""
+
+import itertools
+import json
+import pathlib
+import time
+from typing import Any
+
+from absl import flags
+
+from mmjax import cli
+
+_WORKDIR = flags.DEFINE_string("workdir", "", "Workdir of python -m mmjax.train; its newest whole checkpoint is used.")
+_IMAGES = flags.DEFINE_integer("images", 100, "Pictures to draw.", lower_bound=1)
+_SAMPLING_STEPS = flags.DEFINE_integer("sampling_steps", 50, "DDIM steps of a picture.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the first picture; each has the next.", lower_bound=0)
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
+
+TRUSTED = 0.97
+"""Share of held-out colours that the judge must get right for its verdict to mean something."""
+
+
+def main() -> int:
+    """Draws, judges and prints; 1 if the judge cannot be trusted."""
+    from configs.errors import UserError
+
+    operative = pathlib.Path(_WORKDIR.value) / cli.OPERATIVE_CONFIG
+    if not _WORKDIR.value or not operative.is_file():
+        raise UserError(f"--workdir={_WORKDIR.value}: give the folder that python -m mmjax.train wrote to")
+    cli.parse_gin(str(operative))
+    from mmjax.training.config import TrainConfig
+    from mmjax.training.generation import load_trained
+
+    model = load_trained(pathlib.Path(_WORKDIR.value), cli.configured(TrainConfig))
+    result = measure(model, _IMAGES.value, _SAMPLING_STEPS.value, _SEED.value)
+    print(json.dumps(result) if _JSON.value else describe(result))
+    return 0 if result["judge"]["colour"] > TRUSTED else 1
+
+
+def measure(model: Any, images: int, sampling_steps: int, seed: int) -> dict[str, Any]:
+    """How many of the pictures that a `TrainedModel` draws have the colour and the shape asked for."""
+    import numpy as np
+
+    from benchmarks.judge import labelled, train_judge
+    from data.easy_vqa import describe as description
+
+    side = model.config.generators[0].image_size
+    begin = time.perf_counter()
+    judge = train_judge(labelled("train", side))
+    held_out = labelled("test", side)
+    trusted = judge.shares(held_out.images, held_out.labels)
+    judged = time.perf_counter()
+
+    colours, shapes = judge.names
+    pairs = itertools.cycle(itertools.product(range(len(colours)), range(len(shapes))))
+    asked = np.array(list(itertools.islice(pairs, images)), np.int32)
+    texts = [description(colours[colour], shapes[shape]) for colour, shape in asked]
+    pictures = model.draw(texts, range(seed, seed + images), sampling_steps)
+    drawn = time.perf_counter()
+    right = judge(pictures) == asked
+    return {
+        "images": images,
+        "colour": int(right[:, 0].sum()),
+        "shape": int(right[:, 1].sum()),
+        "by_colour": {
+            name: {
+                "images": int((asked[:, 0] == number).sum()),
+                "colour": int(right[asked[:, 0] == number, 0].sum()),
+                "shape": int(right[asked[:, 0] == number, 1].sum()),
+            }
+            for number, name in enumerate(colours)
+        },
+        "judge": {"images": len(held_out.images), "colour": round(trusted[0], 4), "shape": round(trusted[1], 4)},
+        "trained_steps": model.step,
+        "sampling_steps": sampling_steps,
+        "seed": seed,
+        "seconds": {"judge": round(judged - begin, 1), "draw": round(drawn - judged, 1)},
+    }
+
+
+def describe(result: dict[str, Any]) -> str:
+    """The result as a table for people."""
+    lines = [f"{'asked for':<10}{'pictures':>10}{'right colour':>14}{'right shape':>13}"]
+    for name, of in {**result["by_colour"], "all": result}.items():
+        lines.append(f"{name:<10}{of['images']:>10}{of['colour']:>14}{of['shape']:>13}")
+    judge = result["judge"]
+    lines.append(
+        f"The judge gets {judge['colour']:.1%} of colours and {judge['shape']:.1%} of shapes right on "
+        f"{judge['images']} real held-out pictures"
+    )
+    if judge["colour"] <= TRUSTED:
+        lines.append(f"That is not above {TRUSTED:.0%} of colours: the judge's verdict means nothing")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    cli.run(main)
