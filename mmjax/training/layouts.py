@@ -173,6 +173,7 @@ def _chain(ends: Sequence[int], cut: Cut, into_encoder: bool) -> Callable[[Modul
         role = roles(graph)
         encoders = [name for name in graph.names if role[name] == 0]
         if not encoders:
+            yield _no_encoder
             return
         chain = [encoders[-1], *(name for name in graph.names if role[name] in ends)]
         first = 1 if into_encoder else graph[encoders[-1]].layers + 1
@@ -181,6 +182,10 @@ def _chain(ends: Sequence[int], cut: Cut, into_encoder: bool) -> Callable[[Modul
             yield lambda m=m, name=name: Layout(name, chained(graph, chain, cut, first, m))
 
     return alternatives
+
+
+def _no_encoder() -> Layout:
+    raise PlanError("the model has no encoder for a chain to begin with")
 
 
 def describe(cuts: Sequence[Cut], microbatches: int) -> str:
@@ -196,8 +201,9 @@ def describe(cuts: Sequence[Cut], microbatches: int) -> str:
 
 
 _DP2, _TP2, _PP2 = Cut(dp=2), Cut(tp=2), Cut(pp=2)
-_SELECTIVE, _FULL = Cut(recompute="selective"), Cut(recompute="full")
+_SELECTIVE, _FULL = Cut(recompute="selective"), Cut(dp=2, recompute="full")
 
+# Recomputation and transports go with what they need not be told apart from: every layout costs its compilation.
 KINDS: dict[str, Callable[[ModuleGraph], Alternatives]] = {
     "one device": _alone((1,)),
     "accumulation": _alone((4, 3, 2)),
@@ -206,24 +212,18 @@ KINDS: dict[str, Callable[[ModuleGraph], Alternatives]] = {
     "data and tensor parallelism": _everywhere([Cut(dp=n, tp=2) for n in (4, 3, 2)], (2, 1)),
     "uneven pipeline, 1F1B": _apart(((WHOLE, Cut(pp=3), WHOLE), 4), ((WHOLE, _PP2, WHOLE), 4)),
     "uneven pipeline, GPipe": _apart(((_PP2, Cut(pp=3), WHOLE), 4), ((WHOLE, _PP2, WHOLE), 2), schedule="gpipe"),
-    "fewer instances": _apart(((Cut(dp=3), _DP2, WHOLE), 2), ((Cut(dp=4), _DP2, WHOLE), 1)),
-    "more instances": _apart(((_DP2, Cut(dp=3), _DP2), 2), ((WHOLE, _DP2, Cut(dp=4)), 1)),
-    "fewer and more instances": _apart(((_DP2, WHOLE, _DP2), 2), ((_DP2, WHOLE, _DP2), 1)),
-    "fewer and more tensor ranks": _apart(((_TP2, WHOLE, _TP2), 2), ((_TP2, WHOLE, _TP2), 1)),
-    "more and fewer tensor ranks": _apart(((WHOLE, _TP2, WHOLE), 2), ((WHOLE, _TP2, WHOLE), 1)),
-    "all axes differ": _apart(((_DP2, Cut(tp=2, pp=2), _DP2), 2), ((_DP2, _TP2, _DP2), 1)),
-    "selective recomputation": _apart(
-        ((_SELECTIVE, Cut(dp=2, pp=2, recompute="selective"), _SELECTIVE), 2),
-        ((_SELECTIVE, Cut(dp=2, recompute="selective"), _SELECTIVE), 1),
+    "fewer instances": _apart(((Cut(dp=3), _DP2, WHOLE), 2), ((Cut(dp=4), _DP2, WHOLE), 1), transport="device_put"),
+    "more instances": _apart(((_DP2, Cut(dp=3), _DP2), 2), ((WHOLE, _DP2, Cut(dp=4)), 1), ((WHOLE, _DP2, _DP2), 1)),
+    "fewer and more tensor ranks": _apart(((_TP2, WHOLE, _TP2), 2), ((_TP2, WHOLE, _TP2), 1), transport="ppermute"),
+    "more and fewer tensor ranks, selective recomputation": _apart(
+        ((_SELECTIVE, Cut(tp=2, pp=2, recompute="selective"), _SELECTIVE), 2),
+        ((_SELECTIVE, Cut(tp=2, recompute="selective"), _SELECTIVE), 1),
     ),
-    "full recomputation": _apart(
-        ((_FULL, Cut(tp=2, pp=2, recompute="full"), _FULL), 2), ((_FULL, Cut(dp=2, recompute="full"), _FULL), 1)
+    "fewer and more instances, full recomputation": _apart(
+        ((_FULL, Cut(tp=2, pp=2, recompute="full"), _FULL), 2), ((_FULL, Cut(recompute="full"), _FULL), 1)
     ),
+    "both axes differ": _apart(((_TP2, Cut(dp=2, tp=2), WHOLE), 2), ((_TP2, _DP2, WHOLE), 1), transport="ppermute"),
     "shared devices": _apart(((_DP2, _PP2, _TP2), 2), ((_DP2, WHOLE, _DP2), 1), together=True),
     "chain cut in the backbone": _chain((1,), _PP2, into_encoder=False),
     "chain cut in the encoder": _chain((1, 2), Cut(dp=2, pp=2), into_encoder=True),
-    "explicit ppermute": _apart(((Cut(dp=3), _DP2, _TP2), 2), ((_DP2, _TP2, _DP2), 1), transport="ppermute"),
-    "explicit device_put": _apart(
-        ((_TP2, Cut(dp=2, tp=2), WHOLE), 2), ((_TP2, _DP2, WHOLE), 1), transport="device_put"
-    ),
 }

@@ -32,7 +32,10 @@ def print_reports(reports: Iterable[LayoutReport], console: Console | None = Non
                     "ok" if found.ok else "[bold red]WRONG[/]",
                     end_section=number == len(report.modules) - 1,
                 )
-            live.refresh()
+            if console.is_terminal:
+                live.refresh()
+            else:  # there the table comes at the end
+                console.print(f"{report.plan}: {'ok' if report.ok else 'WRONG'}", highlight=False, soft_wrap=True)
     wrong = [report.plan for report in done if not report.ok]
     verdict = f"{len(wrong)} of {len(done)} layouts are wrong: {'; '.join(wrong)}" if wrong else "all layouts agree"
     console.print(verdict, highlight=False)

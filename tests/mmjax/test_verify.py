@@ -1,0 +1,93 @@
+"""`python -m mmjax.verify` as a user meets it."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import mmjax
+from sharding.plan import Plan, UnitPlan
+
+HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
+
+FAULTY = """
+import jax
+from sharding.runtime.masters import StageMasters
+
+reducer = StageMasters.reducer
+
+def of_one_instance(self, trained):
+    reduce = reducer(self, trained)
+    return lambda gradients: reduce(jax.tree.map(lambda leaf: leaf.at[1:].set(0), gradients))
+
+StageMasters.reducer = of_one_instance
+
+from mmjax import cli, verify
+cli.run(verify.main)
+"""
+
+
+def verify(folder, *arguments, module=("-m", "mmjax.verify")):
+    # Nothing here is about speed, and programs that layouts have in common are compiled once.
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(HOME),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+        "JAX_ENABLE_COMPILATION_CACHE": "true",
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    command = [sys.executable, *module, "--gin_file=tiny.gin", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+
+
+def test_all_layouts_of_the_default_list_agree(tmp_path):
+    result = verify(tmp_path, "--json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads(result.stdout)
+    assert set(found) == {"ok", "layouts"} and found["ok"] is True
+    assert len(found["layouts"]) >= 12 and "left out" not in result.stderr
+    for layout in found["layouts"]:
+        assert layout["ok"] is True and set(layout["modules"]) == {"vision", "backbone", "generator"}
+        assert layout["modules"]["vision"]["loss"] is None
+        for module in layout["modules"].values():
+            assert 0 < module["gradient"] < 2e-4 and module["parameter"]
+
+
+@pytest.fixture
+def plan(tmp_path):
+    modules = ("vision", "backbone", "generator")
+    Plan((UnitPlan("all", modules, (0, 1), dp=2, layers=(8,)),)).save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+def test_a_missing_reduction_ends_with_1_and_says_where(tmp_path, plan):
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    result = verify(tmp_path, f"--plans={plan}", "--steps=1", "--json", module=("faulty.py",))
+    assert result.returncode == 1, result.stdout + result.stderr
+    found = json.loads(result.stdout)
+    (layout,) = found["layouts"]
+    assert (found["ok"], layout["ok"], layout["plan"]) == (False, False, str(plan))
+    for module in layout["modules"].values():
+        assert module["gradient"] > 0.1 and not module["ok"]
+    assert layout["modules"]["backbone"]["loss"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("text", "culprit"),
+    [
+        (None, "plan.json cannot be read"),
+        ("{", "plan.json: the plan is not JSON"),
+        (Plan((UnitPlan("all", ("vision",), (0,), layers=(3,)),)).to_json(), "module backbone lies in no unit"),
+    ],
+)
+def test_a_plan_that_cannot_be_ends_with_2_and_names_the_file(tmp_path, text, culprit):
+    if text is not None:
+        (tmp_path / "plan.json").write_text(text)
+    result = verify(tmp_path, f"--plans={tmp_path / 'plan.json'}")
+    assert result.returncode == 2 and result.stderr.startswith("error: ")
+    assert culprit in result.stderr and "plan.json" in result.stderr

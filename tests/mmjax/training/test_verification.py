@@ -1,0 +1,270 @@
+"""Verification: faults that were planted are found and named, and what is right passes."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from data.pipeline import DataConfig, training_batches
+from mmjax.training.engine import Engine, Settings, trained_parts
+from mmjax.training.reference import reference_steps, shape_of, unpacked
+from mmjax.training.verification import MOST, compare, gradient_errors, judge, loss_error, run
+from sharding.plan import Plan, UnitPlan
+from tests.mmjax.training import runs
+from tests.small_vqa import SmallVQA
+from tests.tiny import VISION, tiny_model
+
+DATA = DataConfig(rows=6, tokens=160, patches=32, images=3, samples=8)
+MODEL = dataclasses.replace(
+    tiny_model(tie_embeddings=True, vocabulary=48), encoders=(dataclasses.replace(VISION, patch=8),)
+)
+PLAN = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,)),
+        UnitPlan("backbone", ("backbone",), (3, 4, 5, 6), dp=2, layers=(1, 2), recompute=("none", "selective")),
+        UnitPlan("generator", ("generator",), (7,)),
+    ),
+)
+SEED = 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    with runs.compiled_quickly():
+        yield
+
+
+@functools.cache
+def batch_and_samples():
+    batches = training_batches(DATA, MODEL, SmallVQA("train"))
+    batch = next(batches)
+    samples = batches.samples(batch.sample_ids[batch.sample_ids >= 0])
+    batches.close()
+    return batch, samples
+
+
+@functools.cache
+def steps(model=MODEL):
+    batches = training_batches(DATA, model, SmallVQA("train"))
+    with jax.default_matmul_precision("highest"):
+        done = reference_steps(model, DATA, batches, 2, SEED)
+    batches.close()
+    return done
+
+
+@functools.cache
+def tied_over_two_stages():
+    return Engine(MODEL, PLAN, steps()[0].batch.arrays, Settings(seed=SEED))
+
+
+def test_a_right_layout_passes_with_embeddings_tied_across_stages():
+    assert tied_over_two_stages().shares
+    reports = compare(tied_over_two_stages(), steps())
+    assert all(report.ok for report in reports.values()), reports
+    assert reports["vision"].loss is None
+    assert reports["backbone"].loss is not None and reports["generator"].loss is not None
+    assert max(report.gradient.error for report in reports.values()) > 0
+
+
+def planted(monkeypatch, node, **changes):
+    """The engine with functions of one stage wrapped."""
+    engine = tied_over_two_stages()
+    stage = engine.executor.stages[node]
+    wrapped = {name: functools.partial(change, getattr(stage, name)) for name, change in changes.items()}
+    monkeypatch.setitem(engine.executor.stages, node, dataclasses.replace(stage, **wrapped))
+    return engine
+
+
+def faulty(hop, fault):
+    """The hop, with a fault in what arrives."""
+
+    class Faulty(type(hop)):
+        def __call__(self, array):
+            return fault(super().__call__(array))
+
+    bad = Faulty.__new__(Faulty)
+    vars(bad).update(vars(hop))
+    return bad
+
+
+def wrong(reports):
+    return {name for name, report in reports.items() if not report.ok}
+
+
+def test_a_doubled_gradient_is_found_and_named(monkeypatch):
+    def doubled(reduce, gradients):
+        found = reduce(gradients)
+        layers = found["vision/projector"]
+        return {**found, "vision/projector": jax.tree.map(lambda leaf: 2 * leaf, layers)}
+
+    reports = compare(planted(monkeypatch, ("vision", 0), reduce=doubled), steps()[:1])
+    assert wrong(reports) == {"vision"}
+    assert reports["vision"].gradient.error == pytest.approx(1, rel=1e-3)
+    assert reports["vision"].gradient.what.startswith("projector/000/mlp/")
+
+
+def test_a_missing_reduction_is_found_and_named(monkeypatch):
+    def first_instance_only(reduce, gradients):
+        return reduce(jax.tree.map(lambda leaf: leaf.at[1:].set(0), gradients))
+
+    reports = compare(planted(monkeypatch, ("backbone", 0), reduce=first_instance_only), steps()[:1])
+    assert wrong(reports) == {"backbone"}
+    assert reports["backbone"].loss.error <= reports["backbone"].loss.tolerance
+    assert reports["backbone"].gradient.error > 0.1
+    assert reports["backbone"].gradient.what.startswith(("blocks/000/", "embed/"))
+
+
+def test_a_lost_gradient_of_a_tied_embedding_is_found_and_named(monkeypatch):
+    engine = tied_over_two_stages()
+    (share,) = engine.executor.shares
+    lost = dataclasses.replace(share, back=faulty(share.back, jnp.zeros_like))
+    monkeypatch.setattr(engine.executor, "shares", (lost,))
+    reports = compare(engine, steps()[:1])
+    assert wrong(reports) == {"backbone"}
+    assert reports["backbone"].gradient.what == "embed/000/embedding"
+
+
+def test_samples_permuted_in_one_modules_batch_are_found(monkeypatch):
+    engine = tied_over_two_stages()
+    place = engine.place
+
+    def swapped(arrays, step):
+        return place({**arrays, "vision": {name: array[::-1] for name, array in arrays["vision"].items()}}, step)
+
+    monkeypatch.setattr(engine, "place", swapped)
+    reports = compare(engine, steps()[:1])
+    assert {"vision", "backbone"} <= wrong(reports)
+    assert reports["backbone"].loss.excess > 1
+
+
+def test_samples_permuted_in_a_hop_back_are_found_in_the_module_it_leads_to(monkeypatch):
+    engine = tied_over_two_stages()
+
+    def reversed_rows(array):
+        return jax.device_put(array[::-1], array.sharding)
+
+    channels = [
+        dataclasses.replace(each, back=faulty(each.back, reversed_rows)) if each.name == "vision>backbone" else each
+        for each in engine.executor.channels
+    ]
+    between = {(each.source, each.target): [each] for each in channels}
+    monkeypatch.setattr(engine.executor, "_between", between)
+    reports = compare(engine, steps()[:1])
+    assert wrong(reports) == {"vision"}
+
+
+def test_noise_keyed_by_the_place_instead_of_the_sample_is_found(monkeypatch):
+    engine = tied_over_two_stages()
+    place = engine.place
+
+    def numbered(arrays, step):
+        samples = np.arange(arrays["generator"]["samples"].size, dtype=np.int32)
+        of = {**arrays["generator"], "samples": samples.reshape(arrays["generator"]["samples"].shape)}
+        return place({**arrays, "generator": of}, step)
+
+    monkeypatch.setattr(engine, "place", numbered)
+    reports = compare(engine, steps()[:1])
+    assert reports["generator"].loss.excess > 1 and not reports["generator"].ok
+
+
+@pytest.mark.parametrize("trainable", [("projectors",), ("projectors", "backbone")])
+def test_gradients_of_what_trains_are_the_references_whatever_is_frozen(trainable):
+    engine = Engine(MODEL, PLAN, steps()[0].batch.arrays, Settings(seed=SEED, trainable=trainable))
+    losses, gradients = run(engine, steps()[0], 0)
+    parts = trained_parts(MODEL, trainable)
+    expected = {
+        module.name: {
+            piece.name: steps()[0].expected.gradients[module.name][piece.name]
+            for piece in module.pieces
+            if piece.owner in parts
+        }
+        for module in engine.modules
+    }
+    expected = {name: pieces for name, pieces in expected.items() if pieces}
+    assert gradients.keys() == expected.keys()
+    errors = gradient_errors(gradients, expected)
+    assert max(error for module in errors.values() for error in module.values()) < 2e-4
+    assert losses[("backbone",)] == pytest.approx(steps()[0].expected.losses["backbone"], rel=1e-5)
+
+
+def test_bfloat16_is_measured_by_its_own_error():
+    model = dataclasses.replace(MODEL, dtype="bfloat16")
+    with jax.numpy_dtype_promotion("standard"):  # jax's own attention mixes precisions in its derivative
+        (step, _) = steps(model)
+        engine = Engine(model, PLAN, step.batch.arrays, Settings(seed=SEED))
+        losses, gradients = run(engine, step, 0)
+    reports = judge(step, losses, gradients)
+    assert all(report.ok for report in reports.values()), reports
+    assert reports["backbone"].gradient.error > 2e-4  # it is not float32 that was judged
+    doubled = judge(step, losses, {**gradients, "vision": jax.tree.map(lambda leaf: 2 * leaf, gradients["vision"])})
+    assert wrong(doubled) == {"vision"}
+
+
+# ---------------------------------------------------------------------- the reference's own batch
+
+
+def test_every_sample_stands_alone_with_all_it_has():
+    batch, samples = batch_and_samples()
+    shape = shape_of([samples], cell=4)
+    arrays = unpacked(samples, MODEL, DATA, shape)
+    backbone = arrays["backbone"]
+    assert backbone["tokens"].shape == (len(samples), max(len(sample.layout.tokens) for sample in samples))
+    assert np.count_nonzero(backbone["segments"]) == batch.counts["backbone"][0]
+    assert np.count_nonzero(arrays["vision"]["segments"]) == batch.counts["vision"][0]
+    assert np.count_nonzero(arrays["generator"]["weights"]) == batch.counts["generator"][0] > 0
+    assert np.count_nonzero(backbone["weights"]) == batch.targets
+    assert backbone["weights"].sum() == pytest.approx(DATA.language_weight, rel=1e-5)
+    assert arrays["generator"]["weights"].sum() == pytest.approx(DATA.generator_weight, rel=1e-5)
+    for row, sample in enumerate(samples):
+        np.testing.assert_array_equal(backbone["vision_index"][row][: len(sample.layout.tokens)], sample.layout[3])
+        assert set(arrays["generator"]["samples"][row][: len(sample.images)].tolist()) <= {sample.id}
+
+
+def test_a_batch_without_images_has_room_for_one_that_counts_nothing():
+    batches = training_batches(DATA, MODEL, SmallVQA("train"))
+    text = batches.samples([80, 81])  # behind 40 questioned and 40 described pictures
+    batches.close()
+    assert {sample.kind for sample in text} == {"text"}
+    shape = shape_of([text], cell=4)
+    arrays = unpacked(text, MODEL, DATA, shape)
+    assert (shape.patches, shape.images) == (4, 1)
+    assert not arrays["vision"]["segments"].any() and not arrays["generator"]["weights"].any()
+
+
+# ---------------------------------------------------------------------- the measure
+
+
+def tree(*leaves):
+    return {"vision": {"blocks": {f"{number:03d}": np.asarray(leaf) for number, leaf in enumerate(leaves)}}}
+
+
+def test_the_measure_of_gradients_by_hand():
+    # The module's root mean square is sqrt((9 + 16) / 4) = 2.5; the second parameter's own norm, 0, is below its floor.
+    errors = gradient_errors(tree([3.0, 4.3], [0.0, 0.001]), tree([3.0, 4.0], [0.0, 0.0]))["vision"]
+    assert errors["blocks/000"] == pytest.approx(0.3 / 5)
+    assert errors["blocks/001"] == pytest.approx(0.001 / (1e-3 * 2.5 * np.sqrt(2)))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "path"),
+    [
+        (tree([1.0, np.nan]), tree([1.0, 1.0]), "blocks/000"),
+        (tree([1.0, 1.0], [1.0]), tree([1.0, 1.0]), "blocks/001"),
+        (tree([1.0, 1.0]), tree([1.0, 1.0], [1.0]), "blocks/001"),
+        (tree([1.0]), tree([1.0, 1.0]), "blocks/000"),
+        (tree([1.0]), tree([0.0]), "blocks/000"),
+        ({}, tree([1.0]), "blocks/000"),
+    ],
+)
+def test_what_is_missing_strange_or_not_finite_is_infinitely_far(found, expected, path):
+    assert gradient_errors(found, expected)["vision"][path] == MOST
+
+
+def test_losses_are_compared_relatively_and_a_loss_of_nothing_as_it_is():
+    assert loss_error(2.2, 2.0) == pytest.approx(0.1)
+    assert loss_error(0.5, 0.0) == 0.5
+    assert loss_error(float("nan"), 1.0) == MOST
+    assert gradient_errors(tree([0.0]), tree([0.0]))["vision"]["blocks/000"] == 0
