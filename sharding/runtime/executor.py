@@ -147,31 +147,28 @@ class Executor:
 
     def step(self, state: State, batch: Mapping[Node, Microbatches]) -> tuple[State, Decision]:
         """One training step; the state's buffers are donated. The decision is not read here."""
-        step = _Step(State(dict(state.masters), dict(state.optimizer), state.ok), batch, {})
-        for op in self.training.ops:
-            for part in op.parts:
-                self._run[part.kind](step, part)
+        step = self._pass(state, batch, frozenset(self._run))
         assert step.decision is not None
         return step.state, step.decision
 
     def gradients(self, state: State, batch: Mapping[Node, Microbatches]) -> tuple[dict[Node, Tree], Decision]:
         """Reduced gradients by stage, key and layer, and the losses, without an update; the state stays as it is."""
-        step = _Step(State(dict(state.masters), dict(state.optimizer), state.ok), batch, {})
-        for op in self.training.ops:
-            for part in op.parts:
-                if part.kind != "update":
-                    self._run[part.kind](step, part)
+        step = self._pass(state, batch, frozenset(self._run) - {"update"})
         assert step.decision is not None
         return step.gradients, step.decision
 
     def compute_weights(self, state: State) -> dict[Node, Tree]:
         """The compute weights of all stages, for several evaluations of one state."""
-        step = _Step(state, {}, {})
+        return self._pass(state, {}, frozenset({"gather", "share"})).weights
+
+    def _pass(self, state: State, batch: Mapping[Node, Microbatches], kinds: frozenset[str]) -> "_Step":
+        """Runs the ops of some kinds, in the training schedule's order."""
+        step = _Step(State(dict(state.masters), dict(state.optimizer), state.ok), batch, {})
         for op in self.training.ops:
             for part in op.parts:
-                if part.kind in ("gather", "share"):
+                if part.kind in kinds:
                     self._run[part.kind](step, part)
-        return step.weights
+        return step
 
     def evaluate(
         self, weights: dict[Node, Tree], batch: Mapping[Node, Microbatches]
@@ -273,6 +270,8 @@ class Executor:
 
     def _share_back(self, step: _Step, part: Part) -> None:
         for share in self._shares_of(part):
+            if share.borrowed[0] not in self.stages[share.borrower].programs.body.trained:
+                continue  # both stages train, but not this parameter
             gradient = None
             if self.stages[share.borrower].local:
                 key, path = share.borrowed
