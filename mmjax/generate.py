@@ -17,14 +17,14 @@ _SEED = flags.DEFINE_integer("seed", 0, "Keys the noise a picture is drawn from.
 
 def main() -> int:
     """Prints the answer alone on stdout, or writes the picture; remarks go to stderr."""
-    workdir, output = _checked_workdir(), _checked_output()
-    cli.parse_gin(str(workdir / cli.OPERATIVE_CONFIG))
     from data.images import load_image, save_image
-    from mmjax.training.config import TrainConfig
-    from mmjax.training.generation import load_trained, require_words
 
-    require_words(_PROMPT.value)
+    workdir, output = _checked_workdir(), _checked_output()
     image = load_image(_IMAGE.value) if _IMAGE.value else None
+    cli.parse_gin(str(workdir / cli.OPERATIVE_CONFIG))
+    from mmjax.training.config import TrainConfig
+    from mmjax.training.generation import load_trained
+
     model = load_trained(workdir, cli.configured(TrainConfig))
     if unknown := model.tokenizer.unknown_words(_PROMPT.value):
         _warn(f"the model's vocabulary does not have {', '.join(unknown)}; read as <unknown>")
@@ -42,6 +42,8 @@ def main() -> int:
 def _checked_workdir() -> pathlib.Path:
     from configs.errors import UserError
 
+    if not _PROMPT.value.strip():
+        raise UserError("--prompt is missing: a question, or with --output the description of a picture")
     if not _WORKDIR.value:
         raise UserError("--workdir is missing: the folder that python -m mmjax.train wrote to")
     workdir = pathlib.Path(_WORKDIR.value)

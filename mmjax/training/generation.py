@@ -22,7 +22,7 @@ from data.tokenizer import EOS, SPECIAL_TOKENS, WordTokenizer, split_words
 from mmjax.models.diffusion import sample
 from mmjax.models.parameters import define, layer_name
 from mmjax.models.pieces import Module, model_modules
-from mmjax.models.whole import run_model, run_module, with_borrowed
+from mmjax.models.whole import run_model, with_borrowed
 from mmjax.training.checkpoint import Checkpoints, saved_steps
 from mmjax.training.config import TrainConfig
 from sharding.axes import Axes
@@ -30,7 +30,7 @@ from sharding.trees import Tree
 
 VOCABULARY = "vocabulary.json"
 
-Arrays = Mapping[str, Mapping[str, np.ndarray]]
+Arrays = Mapping[str, Mapping[str, np.ndarray | jax.Array]]
 
 
 class Answer(NamedTuple):
@@ -78,12 +78,11 @@ class TrainedModel:
         Raises:
             UserError: The question has no word, or is longer than the row.
         """
-        require_words(question)
+        _require_words(question)
         said: list[int] = []
         self._require_fit(self._asked(question, image, said))
         while not self.capacity.excess(prompt := self._asked(question, image, said)):
-            last = np.int32(len(prompt.layout.tokens) - 1)
-            word = int(self._next_word(self.parameters, self._arrays([prompt]), last))
+            word = int(self._next_word(self.parameters, self._looking_at_the_end(self._arrays([prompt]), prompt)))
             if word == EOS:
                 return Answer(self.tokenizer.decode(said), True)
             said.append(word)
@@ -94,25 +93,27 @@ class TrainedModel:
             return text_prompt(question, self.tokenizer, self._form, said)
         return question_prompt(image, question, self.tokenizer, self._form, said)
 
+    def _looking_at_the_end(self, arrays: Arrays, prompt: Sample) -> Arrays:
+        """The head hands out hidden states where an image is conditioned on them; an answer wants the last token's."""
+        backbone, name = self._modules[-2].name, f"{self._modules[-1].name}_conditions"
+        last = np.full_like(arrays[backbone][name], len(prompt.layout.tokens) - 1)
+        return {**arrays, backbone: {**arrays[backbone], name: last}}
+
     @functools.cached_property
     def _next_word(self):
-        """The program `(parameters, arrays of one row, place of the last token) -> id`.
+        """The program `(parameters, arrays of one row) -> id`.
 
         Only words and the end can be said: the other ids are for prompts, or beyond the vocabulary.
         """
-        encoders, backbone = self._modules[:-2], self._modules[-2]
-        *below, head_piece = backbone.pieces
-        below = dataclasses.replace(backbone, pieces=tuple(below))
+        backbone = self._modules[-2]
+        piece = backbone.pieces[-1]
         ids = np.arange(self.config.backbone.vocabulary)
         sayable = (ids == EOS) | ((ids >= len(SPECIAL_TOKENS)) & (ids < self.tokenizer.size))
 
-        def next_word(parameters: Tree, arrays: Arrays, last: jax.Array) -> jax.Array:
-            seen = run_model(encoders, parameters, arrays)
-            inputs = {name: seen[name].outputs[backbone.name] for name in backbone.inputs}
+        def next_word(parameters: Tree, arrays: Arrays) -> jax.Array:
             own = parameters[backbone.name]
-            x = run_module(below, own, inputs, arrays[backbone.name])
-            head = define(head_piece).module(with_borrowed(own, head_piece, own[head_piece.name][layer_name(0)]))
-            logits = head.logits(head.norm(jax.lax.dynamic_slice_in_dim(x, last, 1, axis=1)))
+            head = define(piece).module(with_borrowed(own, piece, own[piece.name][layer_name(0)]))
+            logits = head.logits(self._hidden(parameters, arrays)[:, 0])
             return jnp.argmax(jnp.where(sayable, logits[0, 0], -jnp.inf))
 
         return jax.jit(next_word)
@@ -142,7 +143,7 @@ class TrainedModel:
         """What the U-Net takes for each description, `[descriptions, q, c]`."""
         prompts = []
         for number, text in enumerate(descriptions):
-            require_words(text)
+            _require_words(text)
             prompts.append(description_prompt(number, text, self.tokenizer, self._form))
             self._require_fit(prompts[-1])
         arrays = self._arrays(prompts)
@@ -154,13 +155,12 @@ class TrainedModel:
     @functools.cached_property
     def _project(self):
         """The program `(parameters, arrays of rows) -> [r, g, q, c]`."""
-        *before, generator = self._modules
-        projector = dataclasses.replace(generator, pieces=generator.pieces[:1])
+        backbone, generator = self._modules[-2:]
+        piece = generator.pieces[0]
 
         def project(parameters: Tree, arrays: Arrays) -> jax.Array:
-            left = run_model(tuple(before), parameters, arrays)
-            inputs = {name: left[name].outputs[generator.name] for name in generator.inputs}
-            return run_module(projector, parameters[generator.name], inputs, {})
+            own = parameters[generator.name][piece.name][layer_name(0)]
+            return define(piece).call(own, {backbone.name: self._hidden(parameters, arrays)}, {}, Axes())
 
         return jax.jit(project)
 
@@ -189,6 +189,11 @@ class TrainedModel:
     def _form(self) -> SampleFormat:
         return SampleFormat.of(self.config, self.capacity.patches)
 
+    def _hidden(self, parameters: Tree, arrays: Arrays) -> jax.Array:
+        """The backbone's last hidden states at the condition positions, `[r, g, q, d]`."""
+        backbone, generator = self._modules[-2:]
+        return run_model(self._modules[:-1], parameters, arrays)[backbone.name].outputs[generator.name]
+
     def _arrays(self, prompts: Sequence[Sample]) -> Arrays:
         """The prompts packed in as many rows."""
         return global_batch(pack_samples(prompts, len(prompts), self.capacity, self._form), self.config).arrays
@@ -201,8 +206,7 @@ class TrainedModel:
             )
 
 
-def require_words(prompt: str) -> None:
-    """Raises UserError for a prompt of nothing but space."""
+def _require_words(prompt: str) -> None:
     if not split_words(prompt):
         raise UserError(f"the prompt {prompt!r} has no word; write a question or a description")
 

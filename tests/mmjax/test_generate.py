@@ -1,0 +1,254 @@
+"""`python -m mmjax.generate` as a user starts it, on a model that `python -m mmjax.train` has just made."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+
+import easy_vqa
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.errors import UserError
+from data.batch import GlobalBatch, global_batch
+from data.images import load_image
+from data.packing import pack_samples
+from data.pipeline import DataConfig
+from data.samples import SampleFormat, text_sample, vqa_sample
+from data.tokenizer import EOS, WordTokenizer
+from mmjax.models.pieces import model_modules
+from mmjax.models.whole import run_model
+from mmjax.training.checkpoint import Checkpoints
+from mmjax.training.config import TrainConfig
+from mmjax.training.engine import Engine, Settings, by_module
+from mmjax.training.evaluation import count_answers
+from mmjax.training.generation import TrainedModel, load_trained
+from sharding.plan import one_device
+from sharding.specs import module_graph
+from tests.small_vqa import SmallVQA
+
+MODEL = ModelConfig(
+    (VisionConfig(width=16, depth=1, heads=2, ffn=32),),
+    BackboneConfig(vocabulary=48, width=16, depth=1, heads=4, kv_heads=2, ffn=32, tie_embeddings=True),
+    (GeneratorConfig(image_size=8, widths=(8,), heads=2, groups=4, conditions=2, condition_width=8),),
+)
+DATA = DataConfig(rows=4, tokens=192, patches=64, images=2)
+
+GIN = """
+from __gin__ import dynamic_registration
+from configs import architectures
+from data import pipeline
+from mmjax.training import config
+from mmjax.training import optimizer
+from tests import small_vqa
+
+architectures.ModelConfig:
+  encoders = (@architectures.VisionConfig(),)
+  backbone = @architectures.BackboneConfig()
+  generators = (@architectures.GeneratorConfig(),)
+optimizer.OptimizerConfig:
+  learning_rate = 1e-2
+  warmup = 1
+small_vqa.SmallVQA.images = 8
+config.TrainConfig:
+  source = @small_vqa.SmallVQA
+  model = @architectures.ModelConfig()
+  data = @pipeline.DataConfig()
+  optimizer = @optimizer.OptimizerConfig()
+  plan = "plan.json"
+  steps = 30
+""" + "".join(
+    f"{module}.{type(of).__name__}.{field.name} = {getattr(of, field.name)!r}\n"
+    for module, of in (
+        *(("architectures", each) for each in (*MODEL.encoders, MODEL.backbone, *MODEL.generators)),
+        ("pipeline", DATA),
+    )
+    for field in dataclasses.fields(of)
+)
+
+PLAN = """{"microbatches": 1, "schedule": "1f1b", "units": [
+ {"name": "all", "modules": ["vision", "backbone", "generator"], "devices": [0, 1], "dp": 2, "tp": 1, "layers": [3],
+  "recompute": ["none"]}]}"""
+
+PICTURE = easy_vqa.get_test_image_paths()[0]
+QUESTION = "what color is the shape?"
+
+
+def python(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
+    home = pathlib.Path(__file__).resolve().parents[2]
+    environment = os.environ | {"PYTHONPATH": str(home)}
+    command = [sys.executable, "-m", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def generate(workdir: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
+    return python(workdir.parent, "mmjax.generate", f"--workdir={workdir}", *arguments)
+
+
+def refusal(done: subprocess.CompletedProcess) -> str:
+    """The message of a run that was refused as it should be."""
+    assert done.returncode == 2 and done.stderr.startswith("error: "), done.stderr
+    assert "Traceback" not in done.stderr and not done.stdout
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("generate")
+    (folder / "run.gin").write_text(GIN)
+    (folder / "plan.json").write_text(PLAN)
+    done = python(folder, "mmjax.train", "--gin_file=run.gin", "--workdir=run")
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def trained(workdir) -> TrainedModel:
+    return load_trained(workdir, TrainConfig(SmallVQA, MODEL, DATA))
+
+
+@pytest.fixture(scope="module")
+def masters(workdir) -> dict:
+    """The parameters as a training run on one device would restore them."""
+    form = SampleFormat.of(MODEL, DATA.patches)
+    empty = global_batch(pack_samples([], 1, DATA.capacity, form), MODEL)
+    engine = Engine(MODEL, one_device(module_graph(MODEL)), empty.arrays, Settings())
+    state, _, step = Checkpoints(workdir / "checkpoints", MODEL).restore(engine)
+    assert step == 30
+    return by_module(state.masters)
+
+
+def test_parameters_alone_are_those_that_training_would_continue_with(trained, masters):
+    mine, theirs = (jax.tree_util.tree_leaves_with_path(tree) for tree in (trained.parameters, masters))
+    assert trained.step == 30 and len(mine) == len(theirs) > 30
+    for (path, value), (there, expected) in zip(sorted(mine, key=str_path), sorted(theirs, key=str_path), strict=True):
+        assert path == there and value.devices() == {jax.devices()[0]}
+        np.testing.assert_array_equal(value, expected)
+
+
+def str_path(leaf) -> str:
+    return jax.tree_util.keystr(leaf[0])
+
+
+def judged(masters, tokenizer: WordTokenizer, sample) -> tuple[int, int]:
+    """(answers that the whole model finds likeliest word by word, answers) of one sample, its answers given."""
+    form = SampleFormat.of(MODEL, DATA.patches)
+    batch: GlobalBatch = global_batch(pack_samples([sample], 1, DATA.capacity, form), MODEL)
+    arrays = {name: {**of, "seed_and_step": np.zeros(2, np.int32)} for name, of in batch.arrays.items()}
+    correct = jax.jit(lambda p, a: run_model(model_modules(MODEL), p, a)["backbone"].judged["correct"])(masters, arrays)
+    return count_answers(batch.arrays["backbone"], np.asarray(correct), np.ones(1, bool))
+
+
+@pytest.mark.parametrize("question", [QUESTION, "is there a blue circle?", "what is the red shape?"])
+def test_answers_are_the_likeliest_words_and_end(trained, masters, question):
+    """Judged as held-out accuracy is: the answer in the training layout, every word the whole model's argmax."""
+    image, form = load_image(PICTURE), SampleFormat.of(MODEL, DATA.patches)
+    seen, told = trained.answer(question, image), trained.answer(question)
+    assert seen.ended and told.ended
+    sample = vqa_sample(0, image, [(question, seen.text)], trained.tokenizer, form)
+    assert judged(masters, trained.tokenizer, sample) == (1, 1)
+    assert judged(masters, trained.tokenizer, text_sample(0, question, told.text, trained.tokenizer, form)) == (1, 1)
+
+
+def test_a_wrong_word_would_be_noticed(trained, masters):
+    form = SampleFormat.of(MODEL, DATA.patches)
+    said = trained.answer(QUESTION).text
+    other = next(word for word in ("teal", "no", "triangle") if word != said)
+    sample = text_sample(0, QUESTION, other, trained.tokenizer, form)
+    assert judged(masters, trained.tokenizer, sample) == (0, 1)
+
+
+def test_the_command_prints_the_answer_alone(workdir, trained):
+    done = generate(workdir, f"--image={PICTURE}", f"--prompt={QUESTION}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == trained.answer(QUESTION, load_image(PICTURE)).text + "\n"
+    assert "warning" not in done.stderr
+
+
+def test_without_a_picture_it_answers_too_and_names_words_it_does_not_know(workdir, trained):
+    done = generate(workdir, "--prompt=What colour is the zebra?")
+    assert done.returncode == 0 and done.stdout == trained.answer("what colour is the zebra?").text + "\n"
+    assert "colour, zebra" in done.stderr and done.stderr.startswith("warning: ")
+
+
+def test_the_command_draws_what_the_library_draws(workdir, trained):
+    options = ("--prompt=a blue circle", "--sampling_steps=5", "--seed=3", "--output=blue.png")
+    done = generate(workdir, *options)
+    assert done.returncode == 0 and done.stdout == "" and "warning" not in done.stderr, done.stderr
+    with Image.open(workdir.parent / "blue.png") as picture:
+        assert picture.size == (8, 8) and picture.mode == "RGB"
+        pixels = np.asarray(picture)
+    (drawn,) = trained.draw(["a blue circle"], [3], 5)
+    np.testing.assert_allclose(pixels / 127.5 - 1, drawn, atol=0.51 / 127.5 + 1e-4)
+
+
+def test_a_picture_depends_on_its_own_description_and_seed_only(trained):
+    descriptions = ["a red circle", "a blue circle", "a red circle", "a teal rectangle", "a red circle"]
+    together = trained.draw(descriptions, [1, 1, 1, 7, 2], 4)
+    assert together.shape == (5, 8, 8, 3) and np.isfinite(together).all() and np.abs(together).max() <= 1 + 1e-6
+    np.testing.assert_array_equal(together[0], together[2])
+    assert np.abs(together[0] - together[1]).max() > 1e-4  # the words count
+    assert np.abs(together[0] - together[4]).max() > 1e-2  # the seed counts
+    alone = trained.draw(["a teal rectangle"], [7], 4)
+    np.testing.assert_allclose(alone[0], together[3], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--image=nowhere.png", f"--prompt={QUESTION}"), "nowhere.png"),
+        (("--image=plan.json", f"--prompt={QUESTION}"), "plan.json cannot be read"),
+        (("--prompt= ",), "--prompt is missing"),
+        (("--image=a.png", "--prompt=a circle", "--output=b.png"), "give one of them"),
+        (("--prompt=a circle", "--output=picture.circle"), "suffix '.circle'"),
+        (("--prompt=a circle", "--output=nowhere/b.png"), "no folder nowhere"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(workdir, arguments, words):
+    assert words in refusal(generate(workdir, *arguments))
+
+
+def test_a_folder_that_is_no_workdir_is_refused(workdir):
+    empty = workdir.parent / "empty"
+    assert "is not there" in refusal(generate(empty, "--prompt=a circle"))
+    empty.mkdir()
+    assert "has no operative.gin" in refusal(generate(empty, "--prompt=a circle"))
+    (empty / "operative.gin").write_text((workdir / "operative.gin").read_text())
+    assert "holds no checkpoint" in refusal(generate(empty, "--prompt=a circle"))
+
+
+@pytest.mark.parametrize("image", [None, PICTURE])
+def test_a_prompt_without_words_or_longer_than_the_row_is_refused(trained, image):
+    pixels = load_image(image) if image else None
+    with pytest.raises(UserError, match="no word"):
+        trained.answer(" ", pixels)
+    with pytest.raises(UserError, match="holds 192 .* shorten the prompt"):
+        trained.answer("blue " * 200, pixels)
+    with pytest.raises(UserError, match="shorten the prompt"):
+        trained.draw(["blue " * 200], [0], 1)
+
+
+def test_an_answer_without_an_end_is_cut_off_at_the_row_and_said_so(trained):
+    """Without the word that ends it, the model goes on; as many words as the row has room for are kept."""
+    head = trained.parameters["backbone"]["embed"]["000"]
+    endless = {**head, "embedding": head["embedding"].at[EOS].set(0.0)}
+    below = trained.parameters["backbone"] | {"embed": {"000": endless}}
+    capacity = dataclasses.replace(trained.capacity, tokens=12)
+    model = dataclasses.replace(trained, parameters=trained.parameters | {"backbone": below}, capacity=capacity)
+    answer = model.answer("what is it")
+    assert not answer.ended and len(answer.text.split()) == 12 - 5 + 1  # the prompt takes 5, the last word no place
+
+
+def test_a_vocabulary_that_is_missing_or_of_another_model_is_refused(workdir, tmp_path, trained):
+    (tmp_path / "checkpoints").symlink_to(workdir / "checkpoints")
+    with pytest.raises(UserError, match="vocabulary.json"):
+        load_trained(tmp_path, TrainConfig(SmallVQA, MODEL, DATA))
+    words = tuple(f"word{number}" for number in range(60))
+    with pytest.raises(UserError, match="67 words"):
+        TrainedModel(MODEL, DATA.capacity, WordTokenizer(words), trained.parameters, 0)
