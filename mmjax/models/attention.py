@@ -82,6 +82,5 @@ class Attention(nnx.Module):
         )
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
-        with jax.numpy_dtype_promotion("standard"):  # jax asks there which of bfloat16 and float32 is wider
-            seen = jax.nn.dot_product_attention(query, key, value, mask=mask)
+        seen = jax.nn.dot_product_attention(query, key, value, mask=mask)
         return self.output(seen.reshape(*seen.shape[:2], -1), axes)
