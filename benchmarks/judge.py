@@ -78,7 +78,8 @@ def train_judge(data: Labelled, seed: int = 0) -> Judge:
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(parameters: Tree, state: Tree, images: jax.Array, labels: jax.Array) -> tuple[Tree, Tree]:
         gradients = jax.grad(_loss)(parameters, images, labels, len(data.names[0]))
-        changes, state = optimizer.update(gradients, state)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+            changes, state = optimizer.update(gradients, state)
         return optax.apply_updates(parameters, changes), state
 
     for _ in range(EPOCHS):
