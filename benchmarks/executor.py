@@ -90,7 +90,8 @@ def measure(config: Any, plans: Mapping[str, Any], batches: Sequence[Any], steps
     import jax
 
     from benchmarks.one_jit import OneJit
-    from mmjax.training.engine import Engine, Settings
+    from mmjax.training.engine import Engine
+    from mmjax.training.settings import Settings
 
     settings = Settings(config.optimizer, config.steps, config.seed, transport=config.transport)
     engines = {name: Engine(config.model, plan, batches[0], settings) for name, plan in plans.items()}

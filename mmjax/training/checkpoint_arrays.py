@@ -14,7 +14,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from configs.errors import UserError
-from mmjax.training.engine import Engine, by_module, by_stage
+from mmjax.training.engine import Engine
+from mmjax.training.stages import by_module, by_stage
 from sharding.runtime.executor import State
 from sharding.runtime.stage import Node
 from sharding.trees import Tree

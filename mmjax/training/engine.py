@@ -1,6 +1,5 @@
 """The engine: a model on a plan, ready to train. It joins stages, hops, the schedule and the optimizer."""
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 
@@ -11,11 +10,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import ModelConfig
-from configs.errors import UserError
 from mmjax.models.parameters import initial_layer, put
-from mmjax.models.pieces import model_modules, trainable_parts
-from mmjax.training.optimizer import OptimizerConfig, optimizer_shardings, stage_stats, stage_update
-from mmjax.training.stages import StageLayout, piece_shapes, stage_function, stage_layouts
+from mmjax.models.pieces import model_modules
+from mmjax.training.optimizer import optimizer_shardings, stage_stats, stage_update
+from mmjax.training.settings import Settings, trained_parts
+from mmjax.training.stages import piece_shapes, stage_function, stage_layouts
 from sharding.plan import Plan, PlanError, check_plan
 from sharding.runtime.agreement import Agreement, Decision
 from sharding.runtime.broker import make_hop
@@ -28,35 +27,6 @@ from sharding.specs import ModuleGraph, module_graph
 from sharding.trees import Tree, get_leaf
 
 HostBatch = Mapping[str, Mapping[str, np.ndarray]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What training does beside the model and the plan.
-
-    Attributes:
-        optimizer: AdamW and clipping.
-        steps: Length of the learning-rate schedule.
-        seed: Keys initial values and all randomness of the steps.
-        trainable: Parts that train, by name (`Engine.parts`), or `all`, or `projectors`.
-        transport: How hops travel: `device_put`, `ppermute`, or `auto`.
-    """
-
-    optimizer: OptimizerConfig = OptimizerConfig()
-    steps: int = 1000
-    seed: int = 0
-    trainable: tuple[str, ...] = ("all",)
-    transport: str = "auto"
-
-
-def trained_parts(config: ModelConfig, trainable: tuple[str, ...]) -> frozenset[str]:
-    """The parts that train; raises UserError for a name that is no part."""
-    parts = trainable_parts(config)
-    groups = {"all": parts, "projectors": tuple(part for part in parts if part.endswith("_projector"))}
-    for name in trainable:
-        if name not in groups and name not in parts:
-            raise UserError(f"trainable names {name!r}; choose from {', '.join((*groups, *parts))}")
-    return frozenset(part for name in trainable for part in groups.get(name, (name,)))
 
 
 class Engine:
@@ -315,25 +285,3 @@ class Engine:
             }
 
         return jax.jit(init, out_shardings=shardings)({key: masters[key] for key in shardings})
-
-
-def by_module(trees: Mapping[Node, Tree]) -> Tree:
-    """Trees by stage, `{node: {"module/piece": {layer: ...}}}`, as `{module: {piece: {layer: ...}}}`."""
-    merged: Tree = {}
-    for tree in trees.values():
-        for key, layers in tree.items():
-            module, _, piece = key.partition("/")
-            merged.setdefault(module, {}).setdefault(piece, {}).update(layers)
-    return merged
-
-
-def by_stage(tree: Tree, layouts: Mapping[Node, StageLayout]) -> dict[Node, Tree]:
-    """The inverse of `by_module` for a plan's stages; keys that the tree lacks are left out."""
-    return {
-        node: {
-            run.key: {layer: tree[run.module.name][run.piece.name][layer] for layer in run.layers}
-            for run in layout.runs
-            if run.piece.name in tree.get(run.module.name, {})
-        }
-        for node, layout in layouts.items()
-    }

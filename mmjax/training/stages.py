@@ -196,3 +196,25 @@ def _run_piece(
     if not run.piece.layers:
         return layer(own, x, shared)
     return jax.lax.scan(lambda x, weights: (layer(weights, x, shared), None), x, own)[0]
+
+
+def by_module(trees: Mapping[Node, Tree]) -> Tree:
+    """Trees by stage, `{node: {"module/piece": {layer: ...}}}`, as `{module: {piece: {layer: ...}}}`."""
+    merged: Tree = {}
+    for tree in trees.values():
+        for key, layers in tree.items():
+            module, _, piece = key.partition("/")
+            merged.setdefault(module, {}).setdefault(piece, {}).update(layers)
+    return merged
+
+
+def by_stage(tree: Tree, layouts: Mapping[Node, StageLayout]) -> dict[Node, Tree]:
+    """The inverse of `by_module` for a plan's stages; keys that the tree lacks are left out."""
+    return {
+        node: {
+            run.key: {layer: tree[run.module.name][run.piece.name][layer] for layer in run.layers}
+            for run in layout.runs
+            if run.piece.name in tree.get(run.module.name, {})
+        }
+        for node, layout in layouts.items()
+    }

@@ -15,12 +15,13 @@ from data.batch import GlobalBatch
 from data.pipeline import Batches, evaluation_batches, training_batches
 from mmjax.training.checkpoint import Checkpoints, refuse_existing
 from mmjax.training.config import TrainConfig
-from mmjax.training.engine import Engine, Settings
+from mmjax.training.engine import Engine
 from mmjax.training.evaluation import Score, evaluate
 from mmjax.training.interrupt import Interrupt
 from mmjax.training.metrics import MetricsWriter, step_report, sum_counts
 from mmjax.training.modelflops import capacity_flops
 from mmjax.training.progress import Progress
+from mmjax.training.settings import Settings
 from mmjax.training.timing import StepTimer
 from sharding.plan import Plan
 from sharding.runtime.agreement import Decision

@@ -13,9 +13,11 @@ import numpy as np
 
 from configs.architectures import ModelConfig
 from mmjax.models.parameters import put
-from mmjax.training.engine import Engine, Settings, by_module, by_stage
+from mmjax.training.engine import Engine
 from mmjax.training.layouts import Layout
 from mmjax.training.reference import ReferenceStep
+from mmjax.training.settings import Settings
+from mmjax.training.stages import by_module, by_stage
 from sharding.runtime.executor import State
 from sharding.trees import Tree
 

@@ -24,9 +24,11 @@ from mmjax.models.pieces import model_modules
 from mmjax.models.whole import run_model
 from mmjax.training.checkpoint import Checkpoints
 from mmjax.training.config import TrainConfig
-from mmjax.training.engine import Engine, Settings, by_module
+from mmjax.training.engine import Engine
 from mmjax.training.evaluation import count_answers
 from mmjax.training.generation import TrainedModel, load_trained
+from mmjax.training.settings import Settings
+from mmjax.training.stages import by_module
 from sharding.plan import one_device
 from sharding.specs import module_graph
 from tests.small_vqa import SmallVQA

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 import jax
 import numpy as np
 
-from mmjax.training.engine import Engine, Settings
+from mmjax.training.engine import Engine
 from mmjax.training.optimizer import OptimizerConfig
+from mmjax.training.settings import Settings
 from sharding.plan import Plan, UnitPlan
 from sharding.runtime.executor import State
 from sharding.trees import Tree

@@ -8,7 +8,8 @@ import pytest
 
 from configs.architectures import ModelConfig
 from mmjax.models.pieces import model_modules
-from mmjax.training.engine import Engine, Settings
+from mmjax.training.engine import Engine
+from mmjax.training.settings import Settings
 from mmjax.training.stages import piece_shapes, stage_layouts
 from sharding.plan import Plan, UnitPlan
 from sharding.specs import module_graph

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from data.pipeline import DataConfig, training_batches
-from mmjax.training.engine import Engine, Settings, trained_parts
+from mmjax.training.engine import Engine
 from mmjax.training.reference import reference_steps, shape_of, unpacked
+from mmjax.training.settings import Settings, trained_parts
 from mmjax.training.verification import MOST, compare, gradient_errors, judge, loss_error, run
 from sharding.plan import Plan, UnitPlan
 from tests.mmjax.training import runs
