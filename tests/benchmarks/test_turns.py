@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks import executor
+from benchmarks import turns
 from configs.architectures import ModelConfig
 from mmjax.training.config import TrainConfig
 from sharding.plan import one_device
@@ -20,8 +20,8 @@ def run_config(model: ModelConfig) -> TrainConfig:
 def result() -> dict:
     model = dataclasses.replace(tiny_model(), generators=())  # a U-Net takes most of the time to compile
     batches = [tiny_batch(model, rows=4, seed=seed) for seed in range(2)]
-    plan = executor.device_a_module(model, one_device(module_graph(model), 2))
-    return executor.measure(run_config(model), {executor.EXECUTOR: plan}, batches, steps=3)
+    plan = turns.device_a_module(model, one_device(module_graph(model), 2))
+    return turns.measure(run_config(model), {turns.EXECUTOR: plan}, batches, steps=3)
 
 
 def test_both_compute_the_same_over_several_updates(result):
@@ -36,35 +36,35 @@ def test_times_are_of_the_steps_after_compilation(result):
 
 def test_ops_are_those_of_two_stages_and_two_microbatches(result):
     # per microbatch 2 forwards, 2 backwards and a hop each way; per step 2 gathers, reductions, updates and the norm
-    assert result["ops"] == {executor.EXECUTOR: 2 * (2 + 2 + 2) + 6 + 1}
+    assert result["ops"] == {turns.EXECUTOR: 2 * (2 + 2 + 2) + 6 + 1}
 
 
 def test_the_goal_stands_in_what_is_printed(result):
-    text = executor.describe(result | {"versions": executor.versions()})
+    text = turns.describe(result | {"versions": turns.versions()})
     assert "the goal is at most 10%" in text and "jax" in text
 
 
 def test_each_module_has_a_device_of_its_own():
     model = tiny_model()
-    plan = executor.device_a_module(model, dataclasses.replace(one_device(module_graph(model), 4), schedule="gpipe"))
+    plan = turns.device_a_module(model, dataclasses.replace(one_device(module_graph(model), 4), schedule="gpipe"))
     assert [unit.devices for unit in plan.units] == [(0,), (1,), (2,)]
     assert (plan.microbatches, plan.schedule) == (4, "gpipe")
 
 
-def steps(loss: float, norm: float = 2.0) -> list[executor.Timed]:
-    return [executor.Timed(0.1, 0.2, 0.3, 1.0, 2.0), executor.Timed(0.1, 0.2, 0.3, loss, norm)]
+def steps(loss: float, norm: float = 2.0) -> list[turns.Timed]:
+    return [turns.Timed(0.1, 0.2, 0.3, 1.0, 2.0), turns.Timed(0.1, 0.2, 0.3, loss, norm)]
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(1.1, 2.0), (1.0, 1.9), (float("nan"), 2.0)])
 def test_other_work_is_refused(loss, norm):
-    with pytest.raises(executor.NotTheSameWork, match="step 1: the (loss|norm) is"):
-        executor.check_same_work({executor.ONE_JIT: steps(1.0), executor.EXECUTOR: steps(loss, norm)})
+    with pytest.raises(turns.NotTheSameWork, match="step 1: the (loss|norm) is"):
+        turns.check_same_work({turns.ONE_JIT: steps(1.0), turns.EXECUTOR: steps(loss, norm)})
 
 
 def test_overhead_is_the_median_of_neighbours():
-    def run(*wholes: float) -> list[executor.Timed]:
-        return [executor.Timed(0.0, whole, whole, 1.0, 1.0) for whole in wholes]
+    def run(*wholes: float) -> list[turns.Timed]:
+        return [turns.Timed(0.0, whole, whole, 1.0, 1.0) for whole in wholes]
 
-    times = {executor.ONE_JIT: run(1, 2, 4), executor.EXECUTOR: run(1.1, 3, 4.8), executor.PLAN: run(2, 4, 8)}
-    got = executor.summary(times)["overhead"]
-    assert (got[executor.EXECUTOR]["median"], got[executor.PLAN]["median"]) == (pytest.approx(0.2), pytest.approx(1.0))
+    times = {turns.ONE_JIT: run(1, 2, 4), turns.EXECUTOR: run(1.1, 3, 4.8), turns.PLAN: run(2, 4, 8)}
+    got = turns.summary(times)["overhead"]
+    assert (got[turns.EXECUTOR]["median"], got[turns.PLAN]["median"]) == (pytest.approx(0.2), pytest.approx(1.0))
