@@ -34,7 +34,9 @@ def main() -> int:
     if first:
         console.print(describe_devices())
         print_plan(plan.table(), console)
-        console.print(f"{plan.microbatches} microbatches, schedule {plan.schedule}", *([remark] if remark else []))
+        console.print(
+            f"{plan.microbatches} microbatches, schedule {plan.schedule}", *([remark] if remark else []), soft_wrap=True
+        )
     trainer = Trainer(config, plan, workdir, _RESUME.value)
     if first:
         cli.write_operative_config(str(workdir))
@@ -108,7 +110,7 @@ def _tell(console: Any, summary: dict[str, Any], workdir: pathlib.Path) -> None:
             f"{summary['steps']} steps in {summary['wall_seconds']:.0f} s"
         )
     files = ", ".join((SUMMARY, "metrics.jsonl", "tensorboard/", "checkpoints/", cli.OPERATIVE_CONFIG, "plan.json"))
-    console.print(f"Written to {workdir}: {files}")
+    console.print(f"Written to {workdir}: {files}", soft_wrap=True)
 
 
 if __name__ == "__main__":

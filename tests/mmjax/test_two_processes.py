@@ -1,0 +1,67 @@
+"""`python -m mmjax.train` as a launcher starts it: two processes, the quickstart's model and plan, the same losses."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from mmjax.training.metrics import read_metrics
+
+GIN = """
+from __gin__ import dynamic_registration
+from mmjax.training import config
+from tests import small_vqa
+include "quickstart.gin"
+config.TrainConfig:
+  source = @small_vqa.SmallVQA
+  steps = 3
+  log_interval = 1
+"""
+
+
+def start(folder: pathlib.Path, name: str, devices: int, **environment: str) -> subprocess.Popen:
+    gin = folder / "run.gin"
+    gin.write_text(GIN)
+    # most of the time would go into optimizing programs that run three times
+    variables = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} | environment
+    variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    with (folder / f"{name}.log").open("w") as log:
+        command = [sys.executable, "-m", "mmjax.train", f"--gin_file={gin}", f"--workdir={folder / name.split('-')[0]}"]
+        return subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT)
+
+
+def finish(folder: pathlib.Path, processes: dict[str, subprocess.Popen]) -> None:
+    try:
+        for process in processes.values():
+            process.wait(400)
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+    for name, process in processes.items():
+        assert process.returncode == 0, (folder / f"{name}.log").read_text()
+
+
+def losses(workdir: pathlib.Path) -> dict[int, dict[str, float]]:
+    keys = ("loss/backbone", "loss/generator", "gradient_norm")
+    return {line["step"]: {k: line[k] for k in keys} for line in read_metrics(str(workdir)) if keys[0] in line}
+
+
+def test_two_processes_train_the_quickstart_to_the_losses_of_one(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    coordinates = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    pair = {
+        f"two-{rank}": start(tmp_path, f"two-{rank}", 4, **coordinates, JAX_PROCESS_ID=str(rank)) for rank in (0, 1)
+    }
+    finish(tmp_path, pair)
+    finish(tmp_path, {"one": start(tmp_path, "one", 8)})
+    two, one = losses(tmp_path / "two"), losses(tmp_path / "one")
+    assert two and set(two) == set(one)
+    for step, values in one.items():
+        for name, value in values.items():
+            assert two[step][name] == pytest.approx(value, rel=1e-5), (step, name)
