@@ -1,0 +1,108 @@
+"""Engines on small plans, shared by the tests of a session, and the plain reference they are compared with."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.architectures import ModelConfig
+from mmjax.models.parameters import initial_module, put
+from mmjax.models.pieces import model_modules
+from mmjax.models.whole import run_model
+from mmjax.training.engine import Engine
+from mmjax.training.optimizer import OptimizerConfig
+from mmjax.training.settings import Settings
+from mmjax.training.stages import by_module, by_stage
+from sharding.plan import Plan, UnitPlan
+from sharding.specs import module_graph
+from tests.tiny import BACKBONE, VISION, tiny_batch
+
+SEED, STEP = 3, 7
+SETTINGS = Settings(OptimizerConfig(learning_rate=1e-2, warmup=1), steps=20, seed=SEED)
+
+
+def whole(config, microbatches=1, recompute="none", dp=2, tp=2):
+    """All modules in one unit of one stage."""
+    graph = module_graph(config)
+    layers = sum(module.layers for module in graph.modules)
+    unit = UnitPlan("all", graph.names, tuple(range(dp * tp)), dp, tp, (layers,), (recompute,))
+    return Plan((unit,), microbatches)
+
+
+VISION_UNIT = UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,))
+BACKBONE_UNIT = UnitPlan("backbone", ("backbone",), (2, 3, 4, 5), tp=2, layers=(1, 2), recompute=("selective", "full"))
+# Without a generator, whose U-Net takes most of the time to compile.
+TALKER = ModelConfig((VISION,), BACKBONE, ())
+TIED = ModelConfig((VISION,), dataclasses.replace(BACKBONE, tie_embeddings=True), ())
+TALK_APART = Plan((VISION_UNIT, BACKBONE_UNIT), microbatches=2)
+
+
+@functools.cache
+def parameters(config: ModelConfig):
+    """Initial values with noise, so that no gradient is zero (some kernels start at 0): NumPy arrays."""
+    random = np.random.default_rng(0)
+
+    def noisy(leaf):
+        return leaf + np.float32(0.05) * random.standard_normal(leaf.shape, np.float32)
+
+    return jax.tree.map(noisy, {module.name: initial_module(SEED, module) for module in model_modules(config)})
+
+
+@functools.cache
+def reference(config: ModelConfig):
+    """`(parameters, batch) -> (losses by module, gradients)` of the whole model on one device."""
+    modules = model_modules(config)
+
+    def total(parameters, batch):
+        weights = jax.tree.map(lambda leaf: leaf.astype(config.dtype), parameters)
+        key = {"seed_and_step": jnp.array([SEED, STEP])}
+        batch = batch | {generator.name: batch[generator.name] | key for generator in config.generators}
+        losses = {name: left.loss for name, left in run_model(modules, weights, batch).items() if left.loss is not None}
+        return sum(losses.values()), losses
+
+    def run(parameters, batch):
+        (_, losses), gradients = compiled(parameters, batch)
+        return losses, gradients
+
+    compiled = jax.jit(jax.value_and_grad(total, has_aux=True))
+    return run
+
+
+@functools.cache
+def engine(plan: Plan, config: ModelConfig, settings: Settings = SETTINGS) -> Engine:
+    """Compiled once a session."""
+    return Engine(config, plan, tiny_batch(config), settings)
+
+
+def state_of(of: Engine, tree):
+    """A state with these parameters, `{module: {piece: ...}}`, and fresh moments."""
+    shardings = {node: of.masters[node].shardings for node in of.layouts}
+    return of.state_from(jax.tree.map(put, by_stage(tree, of.layouts), shardings))
+
+
+def start(of: Engine):
+    return state_of(of, parameters(of.config))
+
+
+def worst(got, expected):
+    """Largest error of a parameter's gradient over its norm, or over a small share of its module's."""
+    errors = {}
+    for module, tree in got.items():
+        wanted = expected[module]
+        leaves = jax.tree.leaves(wanted)
+        mean = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in leaves) / sum(leaf.size for leaf in leaves))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            of = functools.reduce(lambda tree, key: tree[key.key], path, wanted)
+            difference = np.linalg.norm(np.asarray(leaf, np.float32) - of)
+            errors[module + jax.tree_util.keystr(path)] = difference / max(
+                np.linalg.norm(of), 1e-3 * mean * np.sqrt(of.size)
+            )
+    name = max(errors, key=errors.get)
+    return errors[name], name
+
+
+def gradients_of(of: Engine, batch, state=None):
+    gradients, decision = of.executor.gradients(start(of) if state is None else state, of.place(batch, STEP))
+    return by_module(gradients), decision

@@ -1,0 +1,161 @@
+"""Whole steps on plans against plain differentiation of the whole model on one device."""
+
+import dataclasses
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.architectures import ModelConfig
+from mmjax.training.stages import by_module, by_stage
+from sharding.plan import Plan, UnitPlan
+from tests.mmjax.training import runs
+from tests.mmjax.training.engines import (
+    STEP,
+    TALK_APART,
+    TALKER,
+    TIED,
+    engine,
+    gradients_of,
+    parameters,
+    reference,
+    start,
+    whole,
+    worst,
+)
+from tests.tiny import BACKBONE, GENERATOR, VISION, tiny_batch
+
+
+def check(of):
+    batch = tiny_batch(of.config)
+    losses, expected = reference(of.config)(parameters(of.config), batch)
+    gradients, decision = gradients_of(of, batch)
+    np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
+    assert jax.tree.structure(gradients) == jax.tree.structure(expected)
+    error, name = worst(gradients, expected)
+    assert error < 1e-3, name
+    squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
+    np.testing.assert_allclose(decision.norm, np.sqrt(squares), rtol=1e-4)
+    assert float(decision.ok) == 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    with runs.compiled_quickly():
+        yield
+
+
+@pytest.mark.parametrize(("microbatches", "recompute"), [(1, "none"), (2, "selective"), (4, "full")])
+def test_neither_accumulation_nor_recomputation_changes_a_gradient(microbatches, recompute):
+    check(engine(whole(TALKER, microbatches, recompute), TALKER))
+
+
+def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_modules():
+    other = dataclasses.replace(VISION, name="document", width=16, depth=1, ffn=8)
+    painter = dataclasses.replace(GENERATOR, name="painter", conditions=1)
+    config = ModelConfig((VISION, other), BACKBONE, (GENERATOR, painter))
+    plan = Plan(
+        (
+            UnitPlan("eyes", ("vision", "backbone"), (3, 2, 1, 0), dp=2, layers=(3, 2), recompute=("full", "none")),
+            UnitPlan("document", ("document",), (4,), recompute=("selective",)),
+            UnitPlan("generator", ("generator",), (4, 5, 6, 7), dp=2, tp=2),
+            UnitPlan("painter", ("painter",), (0,), recompute=("full",)),
+        ),
+        microbatches=2,
+        schedule="gpipe",
+    )
+    check(engine(plan, config))
+
+
+def test_an_embedding_tied_over_two_stages_has_one_gradient_one_master_and_counts_once_in_the_norm():
+    of = engine(TALK_APART, TIED)
+    check(of)  # the reference's tree has the embedding once, and the norm is that of the tree
+    state = start(of)
+    assert "embedding" in state.masters["backbone", 0]["backbone/embed"]["000"]
+    assert set(state.masters["backbone", 1]["backbone/head"]["000"]) == {"norm"}
+    assert set(by_module(state.masters)["backbone"]["head"]["000"]) == {"norm"}
+
+
+def test_a_borrowed_weight_is_its_owners_after_every_update():
+    of = engine(TALK_APART, TIED)
+    state = start(of)
+    before = np.asarray(state.masters["backbone", 0]["backbone/embed"]["000"]["embedding"])
+    for step in range(2):
+        state, _ = of.executor.step(state, of.place(tiny_batch(TIED, seed=step), step))
+    master = np.asarray(state.masters["backbone", 0]["backbone/embed"]["000"]["embedding"])
+    weights = of.executor.compute_weights(state)
+    assert np.max(np.abs(master - before)) > 1e-3
+    np.testing.assert_array_equal(weights["backbone", 0]["backbone/embed"]["embedding"], master)
+    np.testing.assert_array_equal(weights["backbone", 1]["backbone/head"]["embedding"], master)
+
+
+def test_bfloat16_gradients_are_as_good_as_those_of_one_device():
+    half = dataclasses.replace(TIED, dtype="bfloat16")
+    with jax.numpy_dtype_promotion("standard"):
+        of, batch = engine(TALK_APART, half), tiny_batch(half)
+    _, exact = reference(TIED)(parameters(TIED), batch)
+    with jax.numpy_dtype_promotion("standard"):  # jax's own attention mixes precisions in its derivative
+        _, coarse = reference(half)(parameters(half), batch)
+        gradients, _ = gradients_of(of, batch)
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype(jnp.float32)}
+
+    def error(tree):
+        pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(exact), strict=True)
+        return np.sqrt(sum(np.sum(np.square(np.asarray(one) - np.asarray(other))) for one, other in pairs))
+
+    assert 0 < error(gradients) < 1.5 * error(coarse)
+
+
+def test_bfloat16_trains():
+    half = dataclasses.replace(TIED, dtype="bfloat16")
+    with jax.numpy_dtype_promotion("standard"):
+        of = engine(TALK_APART, half)
+        state, batch, losses = start(of), tiny_batch(half), []
+        for step in range(8):
+            state, decision = of.executor.step(state, of.place(batch, step))
+            losses.append(float(np.sum(decision.losses)))
+    assert losses[-1] < 0.9 * losses[0]
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.masters)} == {jnp.dtype(jnp.float32)}
+
+
+def test_nothing_is_left_in_flight_after_a_step():
+    of = engine(TALK_APART, TIED)
+    placed = of.place(tiny_batch(TIED), STEP)
+
+    def live(state):
+        jax.block_until_ready((state.masters, state.optimizer))
+        gc.collect()
+        return len(jax.live_arrays()), sum(array.nbytes for array in jax.live_arrays())
+
+    state, decision = of.executor.step(start(of), placed)
+    counts = []
+    for _ in range(3):
+        state, decision = of.executor.step(state, placed)
+        counts.append(live(state))
+    assert counts[0] == counts[1] == counts[2]
+    jax.block_until_ready(decision)
+
+
+def test_evaluation_gives_the_losses_of_the_step():
+    of = engine(TALK_APART, TIED)
+    state, batch = start(of), tiny_batch(TIED)
+    results = of.executor.evaluate(of.executor.compute_weights(state), of.place(batch, STEP))
+    losses, _ = reference(TIED)(parameters(TIED), batch)
+    found = results["backbone", 1]
+    np.testing.assert_allclose(sum(float(np.sum(loss)) for loss, _ in found), losses["backbone"], rtol=1e-5)
+    assert [judged["backbone/correct"].shape for _, judged in found] == [(4, 12)] * 2
+
+
+def test_trees_by_stage_and_by_module_are_inverses():
+    of = engine(TALK_APART, TIED)
+    tree = parameters(TIED)
+    cut = by_stage(tree, of.layouts)
+    assert {node: set(keys) for node, keys in cut.items()} == {
+        ("vision", 0): {"vision/embed", "vision/blocks", "vision/norm", "vision/projector"},
+        ("backbone", 0): {"backbone/embed", "backbone/blocks"},
+        ("backbone", 1): {"backbone/blocks", "backbone/head"},
+    }
+    assert set(cut["backbone", 1]["backbone/blocks"]) == {"001", "002"}
+    jax.tree.map(np.testing.assert_array_equal, by_module(cut), tree)

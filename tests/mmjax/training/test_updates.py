@@ -1,0 +1,173 @@
+"""The update: AdamW on the whole tree, clipped, sharded, and skipped on the devices where anything was not finite."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mmjax.training.optimizer import OptimizerConfig
+from mmjax.training.stages import by_module
+from tests.mmjax.training import runs
+from tests.mmjax.training.engines import SETTINGS, TALK_APART, TIED, engine, gradients_of, start
+from tests.tiny import tiny_batch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    with runs.compiled_quickly():
+        yield
+
+
+def on_host(tree):
+    return jax.tree.map(np.array, tree)
+
+
+def same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_updates_are_those_of_plain_adamw_on_the_whole_tree():
+    """Given the same gradients, clipped by their global norm; matrices of a layer decay, its vectors do not."""
+    of = engine(TALK_APART, TIED)
+    chosen = SETTINGS.optimizer
+    plain = optax.chain(
+        optax.clip_by_global_norm(chosen.max_norm),
+        optax.adamw(
+            optax.warmup_cosine_decay_schedule(
+                0.0, chosen.learning_rate, 1, SETTINGS.steps, chosen.learning_rate * 0.05
+            ),
+            b1=chosen.beta1,
+            b2=chosen.beta2,
+            eps=chosen.epsilon,
+            weight_decay=chosen.weight_decay,
+            mask=lambda tree: jax.tree.map(lambda leaf: leaf.ndim >= 2, tree),
+        ),
+    )
+    state = start(of)
+    tree = jax.tree.map(jnp.asarray, on_host(by_module(state.masters)))
+    with jax.numpy_dtype_promotion("standard"):
+        moments = plain.init(tree)
+        update = jax.jit(plain.update)
+    for step in range(3):
+        batch = tiny_batch(TIED, seed=step)
+        gradients, decision = gradients_of(of, batch, state)
+        assert float(decision.scale) == pytest.approx(min(1, chosen.max_norm / float(decision.norm)), rel=1e-5)
+        with jax.numpy_dtype_promotion("standard"):
+            changes, moments = update(jax.tree.map(jnp.asarray, on_host(gradients)), moments, tree)
+        tree = optax.apply_updates(tree, changes)
+        state, _ = of.executor.step(state, of.place(batch, step))
+    assert float(decision.scale) < 1  # the clip was at work
+    got = by_module(state.masters)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), got, tree)
+
+
+def test_weight_decay_alone_shrinks_matrices_and_leaves_vectors():
+    of = OptimizerConfig(learning_rate=0.1, warmup=0, weight_decay=0.5).transformation(10)
+    layer = {"kernel": jnp.ones((2, 2)), "scale": jnp.ones(2)}
+    with jax.numpy_dtype_promotion("standard"):
+        changes, _ = of.update(jax.tree.map(jnp.zeros_like, layer), of.init(layer), layer)
+    np.testing.assert_allclose(changes["kernel"], np.full((2, 2), -0.05), rtol=1e-5)
+    np.testing.assert_array_equal(changes["scale"], np.zeros(2))
+
+
+def test_masters_and_moments_are_float32_shares_over_the_data_axis():
+    with jax.numpy_dtype_promotion("standard"):  # jax's own attention asks which of two precisions is wider
+        of = engine(TALK_APART, dataclasses.replace(TIED, dtype="bfloat16"))
+    state = of.initial_state()
+    node = ("vision", 0)  # dp 2, tp 1
+    (adam, *_) = state.optimizer[node]["vision/blocks"]["001"]
+    kernel = ("mlp", "up", "kernel")
+    for tree in (state.masters[node]["vision/blocks"]["001"], adam.mu, adam.nu):
+        leaf = tree[kernel[0]][kernel[1]][kernel[2]]
+        assert leaf.dtype == jnp.float32 and leaf.shape == (8, 12)
+        assert [shard.data.shape for shard in leaf.addressable_shards] == [(4, 12)] * 2
+        assert len({str(shard.index) for shard in leaf.addressable_shards}) == 2
+    for trees in (state.masters[node], state.optimizer[node]):
+        leaves = [leaf for leaf in jax.tree.leaves(trees) if leaf.ndim]
+        whole = sum(leaf.nbytes for leaf in leaves)
+        held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+        assert held < 0.55 * whole  # vectors that tensor ranks divide have no dimension left for data
+    weights = of.executor.stages[node].gather(state.masters[node])
+    assert {leaf.dtype for leaf in jax.tree.leaves(weights)} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_state_keeps_its_shardings_over_updates():
+    of = engine(TALK_APART, TIED)
+    state = start(of)
+    places = jax.tree.map(lambda leaf: leaf.sharding, (state.masters, state.optimizer))
+    state, _ = of.executor.step(state, of.place(tiny_batch(TIED), 0))
+    jax.tree.map(
+        lambda leaf, place: leaf.sharding.is_equivalent_to(place, leaf.ndim) or pytest.fail(f"{leaf.sharding}"),
+        (state.masters, state.optimizer),
+        places,
+    )
+
+
+def test_masters_and_moments_are_donated():
+    of = engine(TALK_APART, TIED)
+    state = start(of)
+    of.executor.step(state, of.place(tiny_batch(TIED), 0))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.masters, state.optimizer)) if leaf.ndim)
+
+
+@pytest.mark.parametrize("module", ["vision", "backbone"])
+def test_a_step_that_is_not_finite_changes_nothing_nor_does_any_later_one(module):
+    of = engine(TALK_APART, TIED)
+    state = start(of)
+    oks = []
+    for step in range(5):
+        batch = tiny_batch(TIED, seed=step)
+        if step == 2:
+            batch[module]["patches" if module == "vision" else "weights"][5, 2] = np.nan
+            before = on_host((state.masters, state.optimizer))
+        state, decision = of.executor.step(state, of.place(batch, step))
+        oks.append(float(decision.ok))
+        if step == 1:
+            moved = on_host(state.masters)
+    assert oks == [1, 1, 0, 0, 0]
+    same(on_host((state.masters, state.optimizer)), before)
+    assert any(
+        np.any(one != two) for one, two in zip(*map(jax.tree.leaves, (moved, on_host(start(of).masters))), strict=True)
+    )
+
+
+def test_neither_the_decision_nor_clipping_is_waited_for():
+    """All of a step is dispatched while what it depends on is still being computed, on a device of no stage."""
+    of = engine(TALK_APART, TIED)
+    placed = of.place(tiny_batch(TIED), 0)
+    state, _ = of.executor.step(start(of), placed)  # compiles
+    jax.block_until_ready(state.masters)
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 6000, lambda _, y: jnp.sin(y @ y), x)[0, 0] * 0 + 1)
+    late = slow(jax.device_put(jnp.ones((128, 128)), jax.devices()[7]))
+    shards = [shard.data for shard in state.ok.addressable_shards]
+    shards[-1] = jax.device_put(late, shards[-1].device)
+    state.ok = jax.make_array_from_single_device_arrays((), state.ok.sharding, shards)
+    state, decision = of.executor.step(state, placed)
+    assert not late.is_ready() and not decision.ok.is_ready()
+    assert float(decision.ok) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
+        ({"warmup": -1}, "warmup"),
+        ({"max_norm": -1.0}, "max_norm"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"beta1": 1.5}, "beta1 is 1.5"),
+        ({"beta2": -0.5}, "beta2 is -0.5"),
+        ({"final_share": 2.0}, "final_share is 2.0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(fields, message):
+    with pytest.raises(ValueError, match=message):
+        OptimizerConfig(**fields)
+
+
+def test_the_schedule_warms_up_and_falls_to_its_last_share():
+    schedule = OptimizerConfig(learning_rate=2.0, warmup=10, final_share=0.1).schedule(100)
+    np.testing.assert_allclose([schedule(0), schedule(5), schedule(10), schedule(100)], [0, 1, 2, 0.2], atol=1e-6)
+    assert float(OptimizerConfig(warmup=10).schedule(5)(3)) > 0  # a run shorter than its warm-up
