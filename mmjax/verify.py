@@ -31,7 +31,7 @@ def main() -> int:
     from data.pipeline import training_batches
     from mmjax.training.config import TrainConfig
     from mmjax.training.reduced import reduced_data, reduced_model, reduced_plan
-    from mmjax.training.reference import reference_steps
+    from mmjax.training.reference import run_reference
     from mmjax.training.verification import verify
     from sharding.plan import Plan
     from sharding.specs import module_graph
@@ -48,8 +48,8 @@ def main() -> int:
     batches = training_batches(data, model, source)
     try:
         with jax.default_matmul_precision("highest"):
-            steps = reference_steps(model, data, batches, _STEPS.value, config.seed)
-            return _report(verify(model, layouts, steps, config.seed))
+            reference = run_reference(model, data, batches, _STEPS.value, config.seed)
+            return _report(verify(model, layouts, reference, config.seed))
     finally:
         batches.close()
 

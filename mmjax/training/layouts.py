@@ -127,12 +127,8 @@ def chained(graph: ModuleGraph, chain: Sequence[str], cut: Cut, first_layers: in
 # ---------------------------------------------------------------------- kinds: alternatives, the boldest first
 
 
-def _alone(microbatches: Sequence[int]) -> Callable[[ModuleGraph], Alternatives]:
-    def alternatives(graph: ModuleGraph) -> Alternatives:
-        for m in microbatches:
-            yield lambda m=m: Layout(f"one device, {m} microbatches", one_device(graph, m))
-
-    return alternatives
+def _alone(graph: ModuleGraph) -> Alternatives:
+    yield lambda: Layout("one device", one_device(graph))
 
 
 def _everywhere(cuts: Sequence[Cut], microbatches: Sequence[int] = (1,)) -> Callable[[ModuleGraph], Alternatives]:
@@ -205,11 +201,9 @@ _SELECTIVE, _FULL = Cut(recompute="selective"), Cut(dp=2, recompute="full")
 
 # Recomputation and transports go with what they need not be told apart from: every layout costs its compilation.
 KINDS: dict[str, Callable[[ModuleGraph], Alternatives]] = {
-    "one device": _alone((1,)),
-    "accumulation": _alone((4, 3, 2)),
+    "one device": _alone,
     "data parallelism": _everywhere([Cut(dp=n) for n in (8, 6, 4, 3, 2)]),
     "tensor parallelism": _everywhere([Cut(tp=n) for n in (8, 4, 2)], (2, 1)),
-    "data and tensor parallelism": _everywhere([Cut(dp=n, tp=2) for n in (4, 3, 2)], (2, 1)),
     "uneven pipeline, 1F1B": _apart(((WHOLE, Cut(pp=3), WHOLE), 4), ((WHOLE, _PP2, WHOLE), 4)),
     "uneven pipeline, GPipe": _apart(((_PP2, Cut(pp=3), WHOLE), 4), ((WHOLE, _PP2, WHOLE), 2), schedule="gpipe"),
     "fewer instances": _apart(((Cut(dp=3), _DP2, WHOLE), 2), ((Cut(dp=4), _DP2, WHOLE), 1), transport="device_put"),

@@ -20,25 +20,14 @@ from data.samples import Sample
 from mmjax.models.parameters import initial_module
 from mmjax.models.pieces import model_modules
 from mmjax.models.whole import run_model
+from mmjax.training.differences import Errors, gradient_errors, loss_errors
 from sharding.trees import Tree
 
 Arrays = dict[str, dict[str, np.ndarray]]
 
 NOISE = 0.05
 LEARNING_RATE = 1e-2
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Outcome:
-    """One evaluation of the reference.
-
-    Attributes:
-        losses: Of the modules that have one.
-        gradients: `{module: {piece: {layer: {...}}}}`, float32.
-    """
-
-    losses: dict[str, float]
-    gradients: Tree
+DRAWS = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,14 +37,35 @@ class ReferenceStep:
     Attributes:
         batch: The packed batch.
         parameters: `{module: {piece: {layer: {...}}}}`, float32.
-        expected: In float32.
-        coarse: In the precision that layouts compute in, on one device; `expected` itself for float32.
+        losses: Of the modules that have one.
+        gradients: Like the parameters.
     """
 
     batch: GlobalBatch
     parameters: Tree
-    expected: Outcome
-    coarse: Outcome
+    losses: dict[str, float]
+    gradients: Tree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OwnErrors:
+    """The largest errors that computing in the layouts' precision makes on one device; zeros for float32.
+
+    Attributes:
+        losses: By module with a loss.
+        gradients: By module and parameter.
+    """
+
+    losses: dict[str, float]
+    gradients: Errors
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reference:
+    """Some steps, and the measure of what layouts may differ."""
+
+    steps: tuple[ReferenceStep, ...]
+    own: OwnErrors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +136,8 @@ def unpacked(samples: Sequence[Sample], model: ModelConfig, data: DataConfig, sh
     }
 
 
-def value_and_grad(config: ModelConfig) -> Callable[[Tree, Mapping[str, Any], jax.Array], Outcome]:
-    """The model's losses and gradients as one compiled program: `(parameters, arrays, [seed, step])`."""
+def value_and_grad(config: ModelConfig) -> Callable[[Tree, Mapping[str, Any], jax.Array], tuple[dict, Tree]]:
+    """The model as one compiled program: `(parameters, arrays, [seed, step]) -> (losses by module, gradients)`."""
     modules, dtype = model_modules(config), jnp.dtype(config.dtype)
 
     def total(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> tuple[jax.Array, dict]:
@@ -139,11 +149,11 @@ def value_and_grad(config: ModelConfig) -> Callable[[Tree, Mapping[str, Any], ja
 
     compiled = jax.jit(jax.value_and_grad(total, has_aux=True))
 
-    def outcome(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> Outcome:
+    def run(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> tuple[dict, Tree]:
         (_, losses), gradients = compiled(parameters, arrays, seed_and_step)
-        return Outcome({name: float(loss) for name, loss in losses.items()}, gradients)
+        return {name: float(loss) for name, loss in losses.items()}, gradients
 
-    return outcome
+    return run
 
 
 def initial_parameters(config: ModelConfig, seed: int) -> Tree:
@@ -156,10 +166,19 @@ def initial_parameters(config: ModelConfig, seed: int) -> Tree:
     return jax.tree.map(noisy, {module.name: initial_module(seed, module) for module in model_modules(config)})
 
 
-def reference_steps(
-    config: ModelConfig, data: DataConfig, batches: Batches, steps: int, seed: int
-) -> list[ReferenceStep]:
-    """Steps of plain training on one device; Adam moves the parameters between them.
+def mixed(batch: GlobalBatch, seed: int) -> GlobalBatch:
+    """The batch with its rows in a random order.
+
+    First-fit packing puts what is small into the first rows, which are the first instance's: were its pictures the
+    only ones, a generator that forgot to add up the others' gradients would go unnoticed.
+    """
+    order = np.random.default_rng(seed).permutation(len(batch.sample_ids))
+    arrays = jax.tree.map(lambda array: array[order], batch.arrays)
+    return dataclasses.replace(batch, arrays=arrays, sample_ids=batch.sample_ids[order])
+
+
+def run_reference(config: ModelConfig, data: DataConfig, batches: Batches, steps: int, seed: int) -> Reference:
+    """Some steps of plain training on one device; Adam moves the parameters between them.
 
     Args:
         config: The model, in the precision that layouts compute in.
@@ -168,20 +187,55 @@ def reference_steps(
         steps: Number of steps.
         seed: Keys initial values and all randomness of the steps.
     """
-    packed = [next(batches) for _ in range(steps)]
+    packed = [mixed(next(batches), number) for number in range(steps)]
     read = [batches.samples(batch.sample_ids[batch.sample_ids >= 0]) for batch in packed]
     shape = shape_of(read, config.encoders[0].merge ** 2)
-    fine = value_and_grad(dataclasses.replace(config, dtype="float32"))
-    coarse = fine if config.dtype == "float32" else value_and_grad(config)
+    exact = value_and_grad(dataclasses.replace(config, dtype="float32"))
+    measure = _Measure(config)
     optimizer = optax.adam(LEARNING_RATE)
     parameters = jax.device_put(initial_parameters(config, seed), jax.devices()[0])
     moments = optimizer.init(parameters)
     done = []
     for number, (batch, samples) in enumerate(zip(packed, read, strict=True)):
-        operands = (parameters, unpacked(samples, config, data, shape), jnp.array([seed, number], jnp.int32))
-        expected = fine(*operands)
-        done.append(ReferenceStep(batch, parameters, expected, expected if coarse is fine else coarse(*operands)))
+        inputs = (unpacked(samples, config, data, shape), jnp.array([seed, number], jnp.int32))
+        losses, gradients = exact(parameters, *inputs)
+        done.append(ReferenceStep(batch, parameters, losses, gradients))
+        measure.add(done[-1], *inputs)
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
-            changes, moments = optimizer.update(expected.gradients, moments)
+            changes, moments = optimizer.update(gradients, moments)
         parameters = optax.apply_updates(parameters, changes)
-    return done
+    return Reference(tuple(done), OwnErrors(measure.losses, measure.gradients))
+
+
+class _Measure:
+    """Draws of the error of a precision on one device; the largest of all draws count.
+
+    One draw says little where many roundings push the same way, so parameters are moved by less than the precision
+    resolves, and every value rounds anew.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.losses: dict[str, float] = {}
+        self.gradients: Errors = {}
+        self._resolution = float(jnp.finfo(config.dtype).eps) / 4
+        self._draws = 0 if config.dtype == "float32" else DRAWS
+        self._coarse = value_and_grad(config)
+        self._random = np.random.default_rng(0)
+
+    def add(self, step: ReferenceStep, arrays: Arrays, seed_and_step: jax.Array) -> None:
+        """Draws for one step."""
+        self._keep(dict.fromkeys(step.losses, 0.0), gradient_errors(step.gradients, step.gradients))
+        for _ in range(self._draws):
+            losses, gradients = self._coarse(jax.tree.map(self._moved, step.parameters), arrays, seed_and_step)
+            self._keep(loss_errors(losses, step.losses), gradient_errors(gradients, step.gradients))
+
+    def _moved(self, leaf: jax.Array) -> np.ndarray:
+        by = self._random.uniform(-self._resolution, self._resolution, leaf.shape)
+        return np.asarray(leaf) * (1 + by).astype(np.float32)
+
+    def _keep(self, losses: dict[str, float], gradients: Errors) -> None:
+        self.losses = {name: max(error, self.losses.get(name, 0.0)) for name, error in losses.items()}
+        self.gradients = {
+            module: {path: max(error, self.gradients.get(module, {}).get(path, 0.0)) for path, error in errors.items()}
+            for module, errors in gradients.items()
+        }
