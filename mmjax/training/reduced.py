@@ -105,7 +105,7 @@ def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneCo
 
 
 def _generator(config: GeneratorConfig) -> GeneratorConfig:
-    least = math.lcm(config.groups, config.heads)
+    least = 2 * math.lcm(config.groups, config.heads)  # a GroupNorm of one channel a group would undo every bias
     levels: Mapping[int, int] = {width: number for number, width in enumerate(sorted(set(config.widths)), start=1)}
     coarsest = config.patch * 2 ** (len(config.widths) - 1)
     return dataclasses.replace(

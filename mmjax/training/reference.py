@@ -25,6 +25,8 @@ from sharding.trees import Tree
 
 Arrays = dict[str, dict[str, np.ndarray]]
 
+Gradients = Callable[[Tree, Mapping[str, Any], jax.Array], tuple[dict[str, float], Tree]]
+
 NOISE = 0.05
 LEARNING_RATE = 1e-2
 DRAWS = 4
@@ -49,7 +51,7 @@ class ReferenceStep:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OwnErrors:
-    """The largest errors that computing in the layouts' precision makes on one device; zeros for float32.
+    """The largest errors that computing in the layouts' precision makes on one device.
 
     Attributes:
         losses: By module with a loss.
@@ -136,7 +138,7 @@ def unpacked(samples: Sequence[Sample], model: ModelConfig, data: DataConfig, sh
     }
 
 
-def value_and_grad(config: ModelConfig) -> Callable[[Tree, Mapping[str, Any], jax.Array], tuple[dict, Tree]]:
+def value_and_grad(config: ModelConfig) -> Gradients:
     """The model as one compiled program: `(parameters, arrays, [seed, step]) -> (losses by module, gradients)`."""
     modules, dtype = model_modules(config), jnp.dtype(config.dtype)
 
@@ -191,7 +193,7 @@ def run_reference(config: ModelConfig, data: DataConfig, batches: Batches, steps
     read = [batches.samples(batch.sample_ids[batch.sample_ids >= 0]) for batch in packed]
     shape = shape_of(read, config.encoders[0].merge ** 2)
     exact = value_and_grad(dataclasses.replace(config, dtype="float32"))
-    measure = _Measure(config)
+    measure = _Measure(config, exact if config.dtype == "float32" else value_and_grad(config))
     optimizer = optax.adam(LEARNING_RATE)
     parameters = jax.device_put(initial_parameters(config, seed), jax.devices()[0])
     moments = optimizer.init(parameters)
@@ -210,27 +212,26 @@ def run_reference(config: ModelConfig, data: DataConfig, batches: Batches, steps
 class _Measure:
     """Draws of the error of a precision on one device; the largest of all draws count.
 
-    One draw says little where many roundings push the same way, so parameters are moved by less than the precision
-    resolves, and every value rounds anew.
+    One draw says little where many roundings push the same way, so parameters are moved by about what the precision
+    rounds away, and every value rounds anew: by a unit in the last place of float32, where they are not rounded
+    themselves, else by a quarter of one.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, compute: Gradients) -> None:
         self.losses: dict[str, float] = {}
         self.gradients: Errors = {}
-        self._resolution = float(jnp.finfo(config.dtype).eps) / 4
-        self._draws = 0 if config.dtype == "float32" else DRAWS
-        self._coarse = value_and_grad(config)
+        self._unit = float(jnp.finfo(config.dtype).eps) / (1 if config.dtype == "float32" else 4)
+        self._compute = compute
         self._random = np.random.default_rng(0)
 
     def add(self, step: ReferenceStep, arrays: Arrays, seed_and_step: jax.Array) -> None:
         """Draws for one step."""
-        self._keep(dict.fromkeys(step.losses, 0.0), gradient_errors(step.gradients, step.gradients))
-        for _ in range(self._draws):
-            losses, gradients = self._coarse(jax.tree.map(self._moved, step.parameters), arrays, seed_and_step)
+        for _ in range(DRAWS):
+            losses, gradients = self._compute(jax.tree.map(self._moved, step.parameters), arrays, seed_and_step)
             self._keep(loss_errors(losses, step.losses), gradient_errors(gradients, step.gradients))
 
     def _moved(self, leaf: jax.Array) -> np.ndarray:
-        by = self._random.uniform(-self._resolution, self._resolution, leaf.shape)
+        by = self._random.uniform(-self._unit, self._unit, leaf.shape)
         return np.asarray(leaf) * (1 + by).astype(np.float32)
 
     def _keep(self, losses: dict[str, float], gradients: Errors) -> None:

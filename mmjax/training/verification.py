@@ -25,8 +25,8 @@ from sharding.trees import Tree
 # softmax) only that rounding remains, and it is measured against 1e-3 of the module's typical gradient.
 GRADIENT_TOLERANCE = 2e-4
 LOSS_TOLERANCE = 1e-5
-# A layout rounds to bfloat16 in other places than one device does: another draw of the same error. Of hundreds of
-# parameters some draw 1.8 times the largest of the reference's; a fault is some 20 times it.
+# Above that, one device's own error counts: a layout rounds in other places, which is another draw of the same error.
+# In bfloat16, of hundreds of parameters some draw 1.8 times the reference's largest; a fault is some 20 times it.
 OWN_FACTOR = 3.0
 
 

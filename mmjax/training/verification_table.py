@@ -1,48 +1,37 @@
-"""What a person sees of a verification: one row a layout and module, each layout as soon as it is done."""
+"""What a person sees of a verification: one small table a layout, as soon as it is done, and the verdict."""
 
 from collections.abc import Iterable
 
 import rich
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
-from mmjax.training.verification import Difference, LayoutReport
+from mmjax.training.verification import LayoutReport
 
 
 def print_reports(reports: Iterable[LayoutReport], console: Console | None = None) -> list[LayoutReport]:
     """Prints reports as they come, and the verdict; returns them."""
     console = console or rich.get_console()
-    table = Table(title="difference from one plain device")
-    for name in ("layout", "module", "loss", "gradient", "tolerance", "worst parameter", ""):
-        table.add_column(name, overflow="fold")
     done = []
-    with Live(table, console=console, auto_refresh=False) as live:
-        for report in reports:
-            done.append(report)
-            for number, (module, found) in enumerate(report.modules.items()):
-                error, tolerance, parameter = found.gradient.error, found.gradient.tolerance, found.gradient.what
-                table.add_row(
-                    "" if number else report.plan,
-                    module,
-                    _loss(found.loss),
-                    f"{error:.1e}",
-                    f"{tolerance:.1e}",
-                    parameter,
-                    "ok" if found.ok else "[bold red]WRONG[/]",
-                    end_section=number == len(report.modules) - 1,
-                )
-            if console.is_terminal:
-                live.refresh()
-            else:  # there the table comes at the end
-                console.print(f"{report.plan}: {'ok' if report.ok else 'WRONG'}", highlight=False, soft_wrap=True)
+    for report in reports:
+        done.append(report)
+        console.print(_table(report))
     wrong = [report.plan for report in done if not report.ok]
-    verdict = f"{len(wrong)} of {len(done)} layouts are wrong: {'; '.join(wrong)}" if wrong else "all layouts agree"
-    console.print(verdict, highlight=False)
+    if wrong:
+        console.print(f"{len(wrong)} of {len(done)} layouts are wrong: {'; '.join(wrong)}", highlight=False)
+    else:
+        console.print(f"all {len(done)} layouts agree with one plain device", highlight=False)
     return done
 
 
-def _loss(difference: Difference | None) -> str:
-    if difference is None:
-        return "-"
-    return f"{difference.error:.1e}" + ("" if difference.excess <= 1 else f" > {difference.tolerance:.1e}")
+def _table(report: LayoutReport) -> Table:
+    table = Table(title=report.plan, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in ("module", "loss", "gradient", "at most", ""):
+        table.add_column(name, no_wrap=True)
+    table.add_column("worst parameter", overflow="fold")
+    for module, found in report.modules.items():
+        loss = "-" if found.loss is None else f"{found.loss.error:.1e}"
+        of = found.gradient
+        verdict = "ok" if found.ok else "WRONG"
+        table.add_row(module, loss, f"{of.error:.1e}", f"{of.tolerance:.1e}", verdict, of.what)
+    return table

@@ -185,4 +185,3 @@ def test_a_link_that_fails_is_named_before_the_first_step(tmp_path):
     with pytest.raises(rehearsal.LinkError, match="hop vision>backbone from unit vision stage 0"):
         trainer.run(make_progress(6, first_process=False), open_metrics(str(tmp_path), 0, False))
     trainer.close()
-
