@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mmjax.training.optimizer import OptimizerConfig
 from mmjax.training.stages import by_module
@@ -62,6 +63,18 @@ def test_updates_are_those_of_plain_adamw_on_the_whole_tree():
     assert float(decision.scale) < 1  # the clip was at work
     got = by_module(state.masters)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), got, tree)
+
+
+@pytest.mark.parametrize(("max_norm", "scale"), [(0.0, 1.0), (5.0, 0.5)])
+def test_a_limit_of_zero_turns_clipping_off(max_norm, scale):
+    limited = dataclasses.replace(SETTINGS.optimizer, max_norm=max_norm)
+    of = engine(TALK_APART, TIED, dataclasses.replace(SETTINGS, optimizer=limited))
+    stats = {
+        node: jax.device_put(np.array([[square, 0]], np.float32), NamedSharding(of.meshes[node], PartitionSpec()))
+        for node, square in zip(of.executor.agreement.nodes, (36, 0, 64), strict=True)
+    }
+    decision = of.executor.agreement.decide(stats, of.executor.agreement.start())
+    assert (float(decision.norm), float(decision.scale)) == (10, scale)
 
 
 def test_weight_decay_alone_shrinks_matrices_and_leaves_vectors():
