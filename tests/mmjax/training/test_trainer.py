@@ -19,6 +19,7 @@ from mmjax.training.progress import make_progress
 from mmjax.training.trainer import NotFinite, Trainer
 from sharding.plan import Plan, UnitPlan
 from sharding.runtime import rehearsal
+from sharding.runtime.broker import DevicePutHop
 from tests.small_vqa import SmallVQA
 
 MODEL = ModelConfig(
@@ -88,7 +89,7 @@ def uninterrupted(tmp_path_factory):
 
 def test_a_run_reports_every_step_and_scores_every_question(uninterrupted):
     workdir, result, losses = uninterrupted
-    assert max(losses) == 6 and len(losses) >= 4
+    assert {1, 3, 6} <= set(losses)
     assert result.step == 6 and not result.interrupted
     assert result.losses.keys() == {"backbone", "generator"}
     questions = sum(len(SmallVQA("test")._whole.pairs[i]) for i in SmallVQA("test")._whole.image_ids[:40])
@@ -101,7 +102,7 @@ def test_a_run_reports_every_step_and_scores_every_question(uninterrupted):
 
 def test_sigterm_saves_and_resuming_gives_the_same_losses(uninterrupted, tmp_path):
     _, whole, losses = uninterrupted
-    stop = Recorder(2, functools.partial(os.kill, os.getpid(), signal.SIGTERM))
+    stop = Recorder(1, functools.partial(os.kill, os.getpid(), signal.SIGTERM))
     first, before = run(tmp_path, recorder=stop)
     assert first.interrupted and 2 <= first.step < 6 and first.score is None
     second, after = run(tmp_path, resume=True)
@@ -114,7 +115,7 @@ def test_sigterm_saves_and_resuming_gives_the_same_losses(uninterrupted, tmp_pat
 
 def test_resuming_on_another_plan_gives_the_same_losses(uninterrupted, tmp_path):
     _, _, losses = uninterrupted
-    run(tmp_path, recorder=Recorder(2, functools.partial(os.kill, os.getpid(), signal.SIGTERM)))
+    run(tmp_path, recorder=Recorder(1, functools.partial(os.kill, os.getpid(), signal.SIGTERM)))
     _, after = run(tmp_path, plan=OTHER_PLAN, resume=True)
     assert max(after) == 6
     for step, of in after.items():
@@ -171,17 +172,15 @@ def test_counts_must_be_positive(field):
 def test_a_link_that_fails_is_named_before_the_first_step(tmp_path):
     trainer = Trainer(CONFIG, PLAN, tmp_path, resume=False)
 
-    class Cut:
+    class Cut(DevicePutHop):
         """A hop whose cable is cut."""
-
-        def __init__(self, hop):
-            self.ends = hop.ends
 
         def __call__(self, array):
             raise RuntimeError("cable cut")
 
     channel = trainer.engine.executor.channels[0]
-    object.__setattr__(channel, "forth", Cut(channel.forth))
+    ends = channel.forth.ends
+    object.__setattr__(channel, "forth", Cut(ends.source, ends.target, ends.shape, ends.dtype))
     with pytest.raises(rehearsal.LinkError, match="hop vision>backbone from unit vision stage 0"):
         trainer.run(make_progress(6, first_process=False), open_metrics(str(tmp_path), 0, False))
     trainer.close()
