@@ -119,7 +119,11 @@ def test_the_format_follows_the_model():
     [
         (ModelConfig(encoders=()), 16, "the model has 0 and 1"),
         (ModelConfig(generators=()), 16, "the model has 1 and 0"),
-        (ModelConfig(encoders=(VisionConfig(channels=1),)), 16, "vision.channels is 1"),
+        (
+            ModelConfig(encoders=(VisionConfig(channels=1, pixel_mean=(0.0,), pixel_deviation=(1.0,)),)),
+            16,
+            "vision.channels is 1",
+        ),
         (ModelConfig(backbone=BackboneConfig()), 18, r"patches = 18 must be a multiple of merge² = 4"),
         (ModelConfig(), 0, "patches is 0"),
     ],
