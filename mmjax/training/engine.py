@@ -125,7 +125,7 @@ class Engine:
         training = build_schedule(self.plan, self.graph, trains, pairs)
         evaluation = build_evaluation(self.plan, self.graph, pairs)
         mine = frozenset(i for i, device in enumerate(self.devices) if device.process_index == jax.process_index())
-        backward = {(part.unit, part.stage) for op in training.ops for part in op.parts if part.kind == "backward"}
+        backward = {part.node for op in training.ops for part in op.parts if part.kind == "backward"}
         ends = self._channel_ends()
         stages: dict[Node, Stage] = {}
         self.channel_shapes: dict[str, jax.ShapeDtypeStruct] = {}

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import logging
 import pathlib
 import time
 from typing import Any
@@ -27,8 +26,6 @@ from sharding.plan import Plan
 from sharding.runtime.agreement import Decision
 from sharding.runtime.executor import State
 from sharding.runtime.rehearsal import rehearse
-
-LOG = logging.getLogger(__name__)
 
 IN_FLIGHT = 2
 """Steps dispatched before the oldest is waited for: the devices never wait for the host, nor memory for the devices."""
