@@ -57,16 +57,53 @@ class VisionConfig:
         """Numbers in a flattened patch."""
         return self.patch * self.patch * self.channels
 
+    @property
+    def merged(self) -> int:
+        """Neighbouring patches that become one backbone token."""
+        return self.merge**2
+
+
+@dataclasses.dataclass(frozen=True)
+class AudioConfig:
+    """Whisper's encoder (arXiv 2212.04356) over packed clips of any length, and the projector behind it.
+
+    Attributes:
+        name: Module name; batches and plans refer to it.
+        width, depth, heads, ffn: Model width d, layers l, heads h, feed-forward width f.
+        mels: Mel bands of a frame. Two frames become one position of the encoder.
+        merge: Neighbouring positions that become one backbone token.
+    """
+
+    name: str = "audio"
+    width: int = 128
+    depth: int = 2
+    heads: int = 4
+    ffn: int = 256
+    mels: int = 80
+    merge: int = 2
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "width", "depth", "heads", "ffn", "mels", "merge")
+        _require_divides(self, "heads", "width")
+        if self.width % 4:
+            raise ValueError(f"AudioConfig.width = {self.width}; sine positions need a multiple of 4")
+
+    @property
+    def merged(self) -> int:
+        """Neighbouring positions that become one backbone token."""
+        return self.merge
+
 
 @dataclasses.dataclass(frozen=True)
 class BackboneConfig:
-    """A decoder-only language model: RMSNorm, RoPE, grouped-query attention, SwiGLU (Llama, arXiv 2302.13971).
+    """A decoder-only language model: RMSNorm, RoPE, grouped-query attention, SwiGLU (Llama, arXiv 2302.13971) or GELU.
 
     Attributes:
         name: Module name; batches and plans refer to it.
         vocabulary: Rows v of the embedding; at least the tokenizer's size.
         width, depth, heads, kv_heads, ffn: Model width d, layers l, heads h, key-value heads k, feed-forward width f.
         rope_base: Base of the rotary frequencies.
+        gated: Whether the feed-forward layer is SwiGLU; else it is two matmuls with biases around a GELU, as in GPT-3.
         tie_embeddings: Whether the output head is the input embedding.
         norm_epsilon: Added to the mean square in RMSNorm.
     """
@@ -79,6 +116,7 @@ class BackboneConfig:
     kv_heads: int = 2
     ffn: int = 256
     rope_base: float = 10000.0
+    gated: bool = True
     tie_embeddings: bool = False
     norm_epsilon: float = 1e-5
 
@@ -106,7 +144,9 @@ class GeneratorConfig:
         patch: Side of the pixels folded into channels before the first convolution.
         widths: Channels of each resolution, finest first; each resolution halves the one before.
         blocks: Residual blocks per resolution and direction.
-        heads: Heads of the self- and cross-attention at the coarsest resolution.
+        attentions: Resolutions, 0 the finest, where a transformer block follows every residual block; the middle of
+            the U-Net always has one.
+        head_width: Width of one attention head.
         groups: Groups of every GroupNorm.
         conditions: Backbone positions q whose hidden states condition one image.
         condition_width: Width the output projector maps them to.
@@ -118,14 +158,15 @@ class GeneratorConfig:
     patch: int = 2
     widths: tuple[int, ...] = (32, 64)
     blocks: int = 1
-    heads: int = 4
+    attentions: tuple[int, ...] = ()
+    head_width: int = 16
     groups: int = 8
     conditions: int = 4
     condition_width: int = 64
 
     def __post_init__(self) -> None:
-        _require_positive(self, "image_size", "channels", "patch", "blocks", "heads", "groups", "conditions")
-        _require_positive(self, "condition_width")
+        _require_positive(self, "image_size", "channels", "patch", "blocks", "head_width", "groups")
+        _require_positive(self, "conditions", "condition_width")
         coarsest = self.patch * 2 ** (len(self.widths) - 1)
         if self.image_size % coarsest:
             raise ValueError(
@@ -135,8 +176,18 @@ class GeneratorConfig:
         for width in self.widths:
             if width % self.groups:
                 raise ValueError(f"GeneratorConfig.groups = {self.groups} does not divide the width {width}")
-        if self.widths[-1] % self.heads:
-            raise ValueError(f"GeneratorConfig.heads = {self.heads} does not divide the width {self.widths[-1]}")
+        for level in self.attended:
+            if not 0 <= level < len(self.widths):
+                raise ValueError(f"GeneratorConfig.attentions names resolution {level}; there are {len(self.widths)}")
+            if self.widths[level] % self.head_width:
+                raise ValueError(
+                    f"GeneratorConfig.head_width = {self.head_width} does not divide the width {self.widths[level]}"
+                )
+
+    @property
+    def attended(self) -> tuple[int, ...]:
+        """Resolutions with attention somewhere: `attentions` and the coarsest, where the middle is."""
+        return tuple(sorted({*self.attentions, len(self.widths) - 1}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +201,7 @@ class ModelConfig:
         dtype: Precision of the compute, `float32` or `bfloat16`; master weights are float32.
     """
 
-    encoders: tuple[VisionConfig, ...] = (VisionConfig(),)
+    encoders: tuple[VisionConfig | AudioConfig, ...] = (VisionConfig(),)
     backbone: BackboneConfig = BackboneConfig()
     generators: tuple[GeneratorConfig, ...] = (GeneratorConfig(),)
     dtype: str = "float32"

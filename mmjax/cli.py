@@ -104,10 +104,11 @@ def _resolve(gin_file: str) -> str:
     )
 
 
-def parse_gin(default_gin_file: str) -> None:
+def parse_gin(default_gin_file: str, *before: str) -> None:
     """Reads the configuration files of `--gin_file` (or the default), then the `--gin.NAME=VALUE` overrides.
 
-    A file includes others by a path from here, from its own folder or from the configs package.
+    A file includes others by a path from here, from its own folder or from the configs package. The files `before` are
+    read first, so that those of the user win.
 
     Raises:
         UserError: A file that is not there, or a name that nothing has; the message says in which file and line.
@@ -115,7 +116,7 @@ def parse_gin(default_gin_file: str) -> None:
     gin.clear_config()
     _macros_in_use.clear()
     logging.getLogger().addFilter(_is_not_a_search_by_gin)
-    paths = [_resolve(gin_file) for gin_file in _GIN_FILES.value or [default_gin_file]]
+    paths = [_resolve(gin_file) for gin_file in (*before, *(_GIN_FILES.value or [default_gin_file]))]
     folders = [*(str(pathlib.Path(path).parent) for path in paths), str(CONFIGS)]
     for folder in folders:
         gin.add_config_file_search_path(folder)
@@ -179,6 +180,15 @@ def configured(constructor: Callable[..., Configured]) -> Configured:
         return configurable()
     except (ValueError, TypeError, RuntimeError) as error:  # gin raises the last for a value that has to be given
         raise UserError(f"configuration: {error}") from error
+
+
+def is_bound(parameter: str) -> bool:
+    """Whether the configuration gives a value to a parameter, such as `Workload.model`."""
+    try:
+        gin.query_parameter(parameter)
+    except ValueError:
+        return False
+    return True
 
 
 def write_operative_config(workdir: str) -> str:

@@ -11,6 +11,10 @@ from mmjax import cli
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "Where everything is written; default: a new folder under runs/.")
 _RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest whole checkpoint of --workdir.")
+_PROFILE = flags.DEFINE_string(
+    "profile", "", "Profile of this hardware (python -m mmjax.profile): predicts the step, and plans if plan is auto."
+)
+_OTHER_DEVICE = flags.DEFINE_bool("other_device", False, "Take a profile of other hardware.")
 
 SUMMARY = "summary.json"
 
@@ -21,16 +25,17 @@ def main() -> int:
     import jax
     from rich.console import Console
 
-    from mmjax.training.config import TrainConfig, choose_plan
+    from mmjax import automatic
+    from mmjax.training.config import TrainConfig
     from mmjax.training.metrics import open_metrics
     from mmjax.training.progress import make_progress, print_plan
     from mmjax.training.trainer import Trainer, describe_devices
 
     config = cli.configured(TrainConfig)
     workdir = _choose_workdir(jax.process_count())
-    plan, remark = choose_plan(config, jax.device_count())
     console = Console(highlight=False)
     first = jax.process_index() == 0
+    plan, remark, prediction = automatic.choose(config, workdir, _PROFILE.value, _OTHER_DEVICE.value)
     if first:
         console.print(describe_devices())
         print_plan(plan.table(), console)
@@ -51,7 +56,7 @@ def main() -> int:
         metrics.close()
         trainer.close()
     if first:
-        summary = _summary(result, plan, remark)
+        summary = _summary(result, plan, remark) | {"prediction": automatic.comparison(prediction, workdir)}
         (workdir / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
         _tell(console, summary, workdir)
     return 0

@@ -1,8 +1,14 @@
 """JSON objects read into the fields of a dataclass; a key that is unknown, missing or of another type is named."""
 
 import dataclasses
+import os
+import pathlib
+from collections.abc import Callable
+from typing import TypeVar
 
 from configs.errors import UserError
+
+T = TypeVar("T")
 
 _KINDS = {
     int: ("a whole number", lambda value: type(value) is int),
@@ -47,3 +53,20 @@ def read_fields(document: object, kind: type, where: str, error: type[UserError]
             value = tuple(value) if isinstance(value, list) else value
         read[name] = value
     return read
+
+
+def read_file(path: str | os.PathLike[str], what: str, parse: Callable[[str], T], error: type[UserError]) -> T:
+    """What a text file holds; errors, also those of the parser, name the file.
+
+    Args:
+        path: The file.
+        what: What it is, in messages.
+        parse: Reads its text.
+        error: What is raised, and what `parse` raises.
+    """
+    try:
+        return parse(pathlib.Path(path).read_text(encoding="utf-8"))
+    except OSError as failure:
+        raise error(f"{what} {os.fspath(path)} cannot be read: {failure.strerror}") from failure
+    except error as failure:
+        raise error(f"{os.fspath(path)}: {failure}") from failure

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from sharding.stage_graph import Edge, Node, StageGraph
 
@@ -11,9 +12,8 @@ class ScheduleError(ValueError):
     """A schedule that cannot run as it stands, with the op at fault."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One piece of work.
+class Part(NamedTuple):
+    """One piece of work; a tuple, because a step has tens of thousands that are looked up all the time.
 
     Attributes:
         kind: Once a microbatch: `forward`, `backward`, `hop` (an activation), `hop_back` (a gradient). Once a step:
@@ -21,7 +21,6 @@ class Part:
             (gradients over instances), `share_back` (its gradient from borrower to owner), `norm`, `update`.
         unit, stage: Where it runs, or whence it comes; empty and -1 for `norm`, which runs everywhere.
         microbatch: Its number, or -1 for work done once a step.
-        chunk: Number of the virtual stage on the stage's devices.
         target_unit, target_stage: Where a hop or a share goes; empty and -1 for the rest.
     """
 
@@ -29,7 +28,6 @@ class Part:
     unit: str
     stage: int
     microbatch: int = -1
-    chunk: int = 0
     target_unit: str = ""
     target_stage: int = -1
 
@@ -70,7 +68,7 @@ class Schedule:
     def restricted_to(self, lanes: Iterable[int]) -> "Schedule":
         """The ops that hold at least one of these devices, in the same order."""
         wanted = frozenset(lanes)
-        return Schedule(tuple(op for op in self.ops if op.lanes & wanted))
+        return Schedule(tuple(op for op in self.ops if not wanted.isdisjoint(op.lanes)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +106,7 @@ class Work:
             if owner == borrower:
                 raise ScheduleError(f"stage {owner} borrows from itself; share only between two stages")
 
-    @property
+    @functools.cached_property
     def begin(self) -> tuple[Part, ...]:
         """What comes before the first forward, in order."""
         gathers = [Part("gather", *node) for node in self.graph.nodes]
@@ -130,12 +128,12 @@ class Work:
 
     def hops(self, node: Node, microbatch: int) -> tuple[Part, ...]:
         """What follows a stage's forward."""
-        return tuple(Part("hop", *node, microbatch, 0, *target) for target in self.graph.targets[node])
+        return tuple(Part("hop", *node, microbatch, *target) for target in self.graph.targets[node])
 
     def hops_back(self, node: Node, microbatch: int) -> tuple[Part, ...]:
         """What follows a stage's backward: a gradient to every stage before it that has a backward too."""
         sources = [source for source in self.graph.sources[node] if source in self.backward]
-        return tuple(Part("hop_back", *node, microbatch, 0, *source) for source in sources)
+        return tuple(Part("hop_back", *node, microbatch, *source) for source in sources)
 
     @functools.cached_property
     def needs(self) -> Mapping[Part, tuple[Part, ...]]:
@@ -148,12 +146,12 @@ class Work:
             weights = (Part("gather", *node), *(p for p in self.begin if p.kind == "share" and p.target == node))
             for number in range(self.microbatches):
                 forward = Part("forward", *node, number)
-                arrivals = tuple(Part("hop", *source, number, 0, *node) for source in graph.sources[node])
+                arrivals = tuple(Part("hop", *source, number, *node) for source in graph.sources[node])
                 needs[forward] = (*weights, *arrivals)
                 needs |= dict.fromkeys(self.hops(node, number), (forward,))
                 if node in self.backward:
                     backward = Part("backward", *node, number)
-                    returns = tuple(Part("hop_back", *target, number, 0, *node) for target in graph.targets[node])
+                    returns = tuple(Part("hop_back", *target, number, *node) for target in graph.targets[node])
                     needs[backward] = (forward, *returns)
                     needs |= dict.fromkeys(self.hops_back(node, number), (backward,))
         reductions = tuple(part for part in self.end if part.kind in ("reduce", "share_back"))
@@ -169,9 +167,16 @@ class Work:
                 needs[part] = (Part("norm", "", -1),)
         return needs
 
+    @functools.cached_property
+    def _lanes(self) -> Mapping[Edge, frozenset[int]]:
+        """The devices an op holds, by the stages at both its ends; made once, because they may be thousands."""
+        nowhere = Part("norm", "", -1).target
+        lanes = {(node, nowhere): held for node, held in self.graph.lanes.items()}
+        for source, target in (*self.graph.edges, *self.shares):
+            both = self.graph.lanes[source] | self.graph.lanes[target]
+            lanes |= {(source, target): both, (target, source): both}
+        return lanes | {(nowhere, nowhere): self.graph.all_lanes}
+
     def op(self, part: Part) -> Op:
         """An op of one part; a hop or a share holds the devices of both its ends, because they meet in it."""
-        if part.kind == "norm":
-            return Op((part,), self.graph.all_lanes)
-        lanes = self.graph.lanes[part.node]
-        return Op((part,), lanes | self.graph.lanes[part.target] if part.target_unit else lanes)
+        return Op((part,), self._lanes[part.node, part.target])

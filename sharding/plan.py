@@ -4,14 +4,15 @@ import dataclasses
 import json
 import os
 import pathlib
+from collections.abc import Sequence
 
-from sharding.json_fields import read_fields
+from sharding.json_fields import read_fields, read_file
 from sharding.specs import ModuleGraph
 from sharding.unit_plan import PlanError, UnitPlan, check_unit, stage_layers
 
-__all__ = ["Plan", "PlanError", "UnitPlan", "check_plan", "one_device", "stage_layers"]
+__all__ = ["Plan", "PlanError", "UnitPlan", "check_plan", "device_ranges", "one_device", "stage_layers"]
 
-SCHEDULES = ("1f1b", "gpipe")
+SCHEDULES = ("1f1b", "interleaved", "gpipe")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Plan:
     Attributes:
         units: Every module of the model lies in exactly one.
         microbatches: Microbatches of a step.
-        schedule: `1f1b` or `gpipe`.
+        schedule: `1f1b`, `interleaved` or `gpipe`.
     """
 
     units: tuple[UnitPlan, ...]
@@ -53,15 +54,17 @@ class Plan:
         raise PlanError(f"module {module} lies in no unit; add it to one of {', '.join(u.name for u in self.units)}")
 
     def table(self) -> list[dict[str, str]]:
-        """One row a unit, for people."""
+        """One row a unit, for people; with a column of chunks where a unit has several."""
+        chunked = any(unit.chunks > 1 for unit in self.units)
         return [
             {
                 "unit": unit.name,
                 "modules": " > ".join(unit.modules),
-                "devices": _ranges(unit.devices),
+                "devices": device_ranges(unit.devices),
                 "dp": str(unit.dp),
                 "tp": str(unit.tp),
                 "pp": str(unit.pp),
+                **({"chunks": str(unit.chunks)} if chunked else {}),
                 "layers": " ".join(map(str, unit.layers)),
                 "recompute": " ".join(unit.recompute),
             }
@@ -95,12 +98,7 @@ class Plan:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Plan":
         """Reads a plan file; errors name the file."""
-        try:
-            return Plan.from_json(pathlib.Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise PlanError(f"plan file {os.fspath(path)} cannot be read: {error.strerror}") from error
-        except PlanError as error:
-            raise PlanError(f"{os.fspath(path)}: {error}") from error
+        return read_file(path, "plan file", Plan.from_json, PlanError)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a plan file."""
@@ -124,10 +122,16 @@ def check_plan(plan: Plan, graph: ModuleGraph, rows: int, devices: int) -> None:
         rows: Rows of the global batch.
         devices: Number of devices there are.
     """
+    check_layout(plan, graph, devices)
+    for unit in plan.units:
+        _check_rows(plan, unit, rows)
+
+
+def check_layout(plan: Plan, graph: ModuleGraph, devices: int) -> None:
+    """Raises PlanError if the units of a plan cannot hold the model on so many devices, whatever rows they get."""
     _check_placement(plan, graph)
     for unit in plan.units:
         check_unit(unit, graph, devices)
-        _check_rows(plan, unit, rows)
 
 
 def _check_placement(plan: Plan, graph: ModuleGraph) -> None:
@@ -155,8 +159,8 @@ def _check_rows(plan: Plan, unit: UnitPlan, rows: int) -> None:
         )
 
 
-def _ranges(devices: tuple[int, ...]) -> str:
-    """0-3 7 for (0, 1, 2, 3, 7), in the order given."""
+def device_ranges(devices: Sequence[int]) -> str:
+    """For people: `0-3 7` for (0, 1, 2, 3, 7), in the order given."""
     runs: list[list[int]] = []
     for device in devices:
         if runs and device == runs[-1][-1] + 1:

@@ -1,22 +1,24 @@
 """Whether a schedule does all its work in an order that can run; and the slots it leaves empty."""
 
 import collections
+import graphlib
+import itertools
 from collections.abc import Mapping, Sequence
 
 from sharding.list_scheduling import InFlight
-from sharding.ops import Op, Part, Schedule, ScheduleError, Work
-from sharding.stage_graph import Node
+from sharding.ops import Part, Schedule, ScheduleError, Work
+from sharding.stage_graph import Node, Place, lane_classes
 
 
-def check_schedule(schedule: Schedule, work: Work, bounds: Mapping[Node, int]) -> None:
+def check_schedule(schedule: Schedule, work: Work, bounds: Mapping[Place, int]) -> None:
     """Raises ScheduleError, naming the part at fault, if a schedule cannot run.
 
     Args:
         schedule: The schedule.
         work: What it is to do: each part once, after the parts it needs, on the devices of its stages.
-        bounds: How many microbatches each stage may hold at once.
+        bounds: How many microbatches each place may hold at once; the oldest under way may come on top of them.
     """
-    needs = work.needs
+    needs, places = work.needs, work.graph.places
     done: set[Part] = set()
     held = InFlight(work)
     for op in schedule.ops:
@@ -28,17 +30,21 @@ def check_schedule(schedule: Schedule, work: Work, bounds: Mapping[Node, int]) -
             late = [need for need in needs[part] if need not in done]
             if late:
                 raise ScheduleError(f"{part} stands before {late[0]}, which it needs")
-            lacking = work.op(part).lanes - op.lanes
-            if lacking:
-                raise ScheduleError(f"{part} does not hold devices {sorted(lacking)} of its stages")
+            lanes = work.op(part).lanes
+            if op.lanes is not lanes and not lanes <= op.lanes:
+                raise ScheduleError(f"{part} does not hold devices {sorted(lanes - op.lanes)} of its stages")
             done.add(part)
             held.count(part)
-            if part.kind == "forward" and held[part.node] > bounds[part.node]:
-                raise ScheduleError(f"{part}: its stage then holds {held[part.node]}, not {bounds[part.node]} at most")
+            if part.kind == "forward":
+                now, most = held[places[part.node]], bounds[places[part.node]]
+                if now > most and not held.is_oldest(part.microbatch):
+                    raise ScheduleError(f"{part}: its stage then holds {now}, not {most} at most")
     missing = [part for part in needs if part not in done]
     if missing:
         raise ScheduleError(f"{missing[0]} is missing, and {len(missing) - 1} more")
-    check_no_cyclic_waits([schedule.restricted_to([lane]) for lane in sorted(work.graph.all_lanes)], work)
+    # Devices that take part in the same ops follow the same order, so one of them speaks for all.
+    classes = lane_classes(op.lanes for op in schedule.ops)
+    check_no_cyclic_waits([schedule.restricted_to([members[0]]) for members in classes], work)
 
 
 def check_no_cyclic_waits(queues: Sequence[Schedule], work: Work) -> None:
@@ -46,29 +52,21 @@ def check_no_cyclic_waits(queues: Sequence[Schedule], work: Work) -> None:
 
     An op runs once it is first in the queue of every process that has it, and what it needs has run.
     """
-    rest = [collections.deque(queue.ops) for queue in queues]
-    members: dict[Op, list[collections.deque[Op]]] = collections.defaultdict(list)
-    for queue in rest:
-        for op in queue:
-            members[op].append(queue)
-    done: set[Part] = set()
-    heads = {queue[0] for queue in rest if queue}
-    while heads:
-        runs = [
-            op
-            for op in heads
-            if all(queue[0] == op for queue in members[op])
-            and done.issuperset(need for part in op.parts for need in work.needs[part])
-        ]
-        if not runs:
-            stuck = " and ".join(sorted(" with ".join(map(str, op.parts)) for op in heads))
-            raise ScheduleError(f"the processes wait for each other: {stuck} cannot run")
-        for op in runs:
-            done.update(op.parts)
-            heads.discard(op)
-            for queue in members[op]:
-                queue.popleft()
-            heads.update(queue[0] for queue in members[op] if queue)
+    waits: dict[tuple[Part, ...], set[tuple[Part, ...]]] = collections.defaultdict(set)
+    together = {part: op.parts for queue in queues for op in queue.ops for part in op.parts}
+    for queue in queues:
+        for before, op in itertools.pairwise(queue.ops):
+            waits[op.parts].add(before.parts)
+    for part, parts in together.items():
+        for need in work.needs[part]:
+            if need not in together:
+                raise ScheduleError(f"{part} needs {need}, which no process runs")
+            waits[parts].add(together[need])
+    try:
+        graphlib.TopologicalSorter(waits).prepare()
+    except graphlib.CycleError as error:
+        circle = " before ".join(" with ".join(map(str, parts)) for parts in error.args[1])
+        raise ScheduleError(f"the processes wait for each other: {circle}") from error
 
 
 def slots(schedule: Schedule, work: Work) -> dict[Part, int]:

@@ -2,7 +2,15 @@
 
 import dataclasses
 
-from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+import numpy as np
+from jaxtyping import Float
+
+from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from sharding.generator_specs import generator_layers
+from sharding.layer_spec import NOTHING, Amount, LayerSpec, Loads
+from sharding.transformer_specs import backbone_layers, encoder_layers
+
+_BLANK = LayerSpec("", "", (), 0, 0, {}, NOTHING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,6 +23,10 @@ class ModuleSpec:
         inputs: Names of the modules that feed it.
         splits: What tensor parallelism divides: (what it is, its size).
         divisible: Whether its layers may lie on several stages.
+        before, after: What stands with its first and with its last layer.
+        layer: Each of its layers.
+        takes: Numbers that it takes from the modules before it beyond those that they hand to all.
+        backbone: Whether it is the language model, whose tokens count as throughput.
     """
 
     name: str
@@ -22,10 +34,48 @@ class ModuleSpec:
     inputs: tuple[str, ...] = ()
     splits: tuple[tuple[str, int], ...] = ()
     divisible: bool = True
+    before: tuple[LayerSpec, ...] = ()
+    layer: LayerSpec = _BLANK
+    after: tuple[LayerSpec, ...] = ()
+    takes: Amount = NOTHING
+    backbone: bool = False
 
     def __post_init__(self) -> None:
         if self.layers < 1:
             raise ValueError(f"module {self.name} has {self.layers} layers; it must have at least 1")
+
+    def splits_over(self, tp: int) -> bool:
+        """Whether so many tensor ranks divide all that they have to."""
+        return all(size % tp == 0 for _, size in self.splits)
+
+    def run(self, first: int, last: int) -> tuple[tuple[LayerSpec, int], ...]:
+        """What a stage with the layers from `first` up to `last` holds, each with its number."""
+        before = self.before if first == 0 else ()
+        after = self.after if last == self.layers else ()
+        return (*((each, 1) for each in before), (self.layer, last - first), *((each, 1) for each in after))
+
+    def named(self, name: str) -> LayerSpec:
+        """The layer of a kind that it has."""
+        return next(layer for layer, _ in self.whole if layer.name == name)
+
+    @property
+    def whole(self) -> tuple[tuple[LayerSpec, int], ...]:
+        """All of it."""
+        return self.run(0, self.layers)
+
+    @property
+    def parameter_count(self) -> int:
+        """Numbers in its parameters."""
+        return sum(layer.parameter_count * count for layer, count in self.whole)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of what can be trained or frozen in it."""
+        return tuple(dict.fromkeys(layer.part for layer, _ in self.whole))
+
+    def forward_flops(self, loads: Loads) -> Float[np.ndarray, "*shape"]:
+        """Work of one forward for each load."""
+        return sum((layer.flops * count for layer, count in self.whole), start=NOTHING).of(loads)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +104,11 @@ class ModuleGraph:
         """Pairs (source module, target module)."""
         return tuple((source, module.name) for module in self.modules for source in module.inputs)
 
+    @property
+    def backbone(self) -> ModuleSpec:
+        """The language model."""
+        return next(module for module in self.modules if module.backbone)
+
     def __getitem__(self, name: str) -> ModuleSpec:
         for module in self.modules:
             if module.name == name:
@@ -63,27 +118,30 @@ class ModuleGraph:
 
 def module_graph(config: ModelConfig) -> ModuleGraph:
     """The graph of a model: every encoder feeds the backbone, the backbone feeds every generator."""
-    encoders = tuple(_vision_spec(encoder) for encoder in config.encoders)
-    backbone = _backbone_spec(config.backbone, tuple(encoder.name for encoder in encoders))
-    generators = tuple(_generator_spec(generator, backbone.name) for generator in config.generators)
+    encoders = tuple(_encoder_spec(encoder, config.backbone) for encoder in config.encoders)
+    backbone = _backbone_spec(config)
+    generators = tuple(_generator_spec(generator, config.backbone) for generator in config.generators)
     return ModuleGraph((*encoders, backbone, *generators))
 
 
-def _vision_spec(config: VisionConfig) -> ModuleSpec:
-    return ModuleSpec(config.name, config.depth, splits=(("heads", config.heads), ("ffn", config.ffn)))
+def _encoder_spec(config: VisionConfig | AudioConfig, backbone: BackboneConfig) -> ModuleSpec:
+    before, layer, after = encoder_layers(config, backbone)
+    splits = (("heads", config.heads), ("ffn", config.ffn))
+    return ModuleSpec(config.name, config.depth, splits=splits, before=before, layer=layer, after=after)
 
 
-def _backbone_spec(config: BackboneConfig, encoders: tuple[str, ...]) -> ModuleSpec:
-    splits = (
-        ("heads", config.heads),
-        ("kv_heads", config.kv_heads),
-        ("ffn", config.ffn),
-        ("vocabulary", config.vocabulary),
-    )
-    return ModuleSpec(config.name, config.depth, encoders, splits)
+def _backbone_spec(config: ModelConfig) -> ModuleSpec:
+    of = config.backbone
+    before, layer, after = backbone_layers(config)
+    splits = (("heads", of.heads), ("kv_heads", of.kv_heads), ("ffn", of.ffn), ("vocabulary", of.vocabulary))
+    inputs = tuple(encoder.name for encoder in config.encoders)
+    return ModuleSpec(of.name, of.depth, inputs, splits, before=before, layer=layer, after=after, backbone=True)
 
 
-def _generator_spec(config: GeneratorConfig, backbone: str) -> ModuleSpec:
+def _generator_spec(config: GeneratorConfig, backbone: BackboneConfig) -> ModuleSpec:
+    before, layer, after = generator_layers(config, backbone)
     widths = tuple((f"widths[{index}]", width) for index, width in enumerate(config.widths))
-    splits = (*widths, ("groups", config.groups), ("heads", config.heads))
-    return ModuleSpec(config.name, 1, (backbone,), splits, divisible=False)
+    heads = tuple((f"heads[{level}]", config.widths[level] // config.head_width) for level in config.attended)
+    splits = (*widths, ("groups", config.groups), *heads)
+    takes = Amount(items=config.conditions * backbone.width)
+    return ModuleSpec(config.name, 1, (backbone.name,), splits, False, before, layer, after, takes)

@@ -24,8 +24,10 @@ class UnitPlan:
         devices: Indices of devices, stage by stage, then by data rank, then by tensor rank; dp * tp * pp of them.
         dp: Data-parallel instances of every stage.
         tp: Tensor-parallel ranks of every instance.
-        layers: How many layers of the chained modules each stage owns; there are pp stages.
-        recompute: What each stage's backward computes again: `none`, `selective` or `full`.
+        layers: How many layers of the chained modules each virtual stage owns, in chain order; pp * chunks of them.
+        recompute: What each virtual stage's backward computes again: `none`, `selective` or `full`.
+        chunks: Virtual stages on the devices of each stage; virtual stage v lies on those of stage v % pp
+            (Narayanan et al., arXiv 2104.04473, section 2.2). A virtual stage is a stage to all that follows.
     """
 
     name: str
@@ -35,13 +37,19 @@ class UnitPlan:
     tp: int = 1
     layers: tuple[int, ...] = (1,)
     recompute: tuple[str, ...] = ("none",)
+    chunks: int = 1
 
     def __post_init__(self) -> None:
         if not self.name or not self.modules or not self.layers:
             raise PlanError(f"unit {self.name!r}: a unit needs a name, at least one module and at least one stage")
-        for key in ("dp", "tp"):
+        for key in ("dp", "tp", "chunks"):
             if getattr(self, key) < 1:
                 raise PlanError(f"unit {self.name}: {key} is {getattr(self, key)}; it must be at least 1")
+        if self.stages % self.chunks:
+            raise PlanError(
+                f"unit {self.name}: {self.chunks} chunks a stage need a multiple of {self.chunks} entries in layers, "
+                f"not {self.stages}"
+            )
         if min(self.layers) < 1:
             raise PlanError(f"unit {self.name}: layers {list(self.layers)}; every stage must own at least one")
         needed = self.dp * self.tp * self.pp
@@ -52,35 +60,41 @@ class UnitPlan:
             )
         if len(set(self.devices)) != needed or min(self.devices) < 0:
             raise PlanError(f"unit {self.name}: devices {list(self.devices)} must differ and not be negative")
-        if len(self.recompute) != self.pp:
-            raise PlanError(f"unit {self.name}: recompute has {len(self.recompute)} entries for {self.pp} stages")
+        if len(self.recompute) != self.stages:
+            raise PlanError(f"unit {self.name}: recompute has {len(self.recompute)} entries for {self.stages} stages")
         for choice in self.recompute:
             if choice not in RECOMPUTE:
                 raise PlanError(f"unit {self.name}: recompute {choice!r}; choose from {', '.join(RECOMPUTE)}")
 
     @property
-    def pp(self) -> int:
-        """Number of pipeline stages."""
+    def stages(self) -> int:
+        """Number of virtual stages: pp * chunks."""
         return len(self.layers)
 
+    @property
+    def pp(self) -> int:
+        """Number of stages with devices of their own."""
+        return self.stages // self.chunks
+
     def stage_devices(self, stage: int) -> tuple[int, ...]:
-        """The dp * tp devices of a stage, by data rank, then tensor rank."""
+        """The dp * tp devices of a virtual stage, by data rank, then tensor rank."""
         size = self.dp * self.tp
-        return self.devices[stage * size : (stage + 1) * size]
+        first = stage % self.pp * size
+        return self.devices[first : first + size]
 
 
 def stage_layers(unit: UnitPlan, graph: ModuleGraph) -> tuple[tuple[Run, ...], ...]:
-    """Per stage, the runs of layers it owns: (module, first layer, one past the last), in chain order.
+    """Per virtual stage, the runs of layers it owns: (module, first layer, one past the last), in chain order.
 
     Raises PlanError if the layers do not add up, or a stage boundary cuts a module that is one stage.
     """
     modules = [graph[name] for name in unit.modules]
     most = sum(module.layers if module.divisible else 1 for module in modules)
     whole = [module.name for module in modules if not module.divisible]
-    if unit.pp > most and whole:
+    if unit.stages > most and whole:
         raise PlanError(
-            f"unit {unit.name} has {unit.pp} stages, but {' > '.join(unit.modules)} can be cut into at most {most}: "
-            f"{', '.join(whole)} is one stage, because the skips of a U-Net join its first blocks to its last; "
+            f"unit {unit.name} has {unit.stages} stages, but {' > '.join(unit.modules)} can be cut into at most "
+            f"{most}: {', '.join(whole)} is one stage, because the skips of a U-Net join its first blocks to its last; "
             "use data or tensor parallelism there"
         )
     total = sum(module.layers for module in modules)

@@ -4,14 +4,15 @@ import dataclasses
 
 import numpy as np
 
-from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 
+AUDIO = AudioConfig(width=8, depth=2, heads=2, ffn=12, mels=3, merge=2)
 VISION = VisionConfig(width=8, depth=2, heads=2, ffn=12, patch=2, merge=2)
 BACKBONE = BackboneConfig(vocabulary=24, width=16, depth=3, heads=4, kv_heads=2, ffn=24)
-GENERATOR = GeneratorConfig(image_size=4, patch=2, widths=(8,), heads=2, groups=4, conditions=2, condition_width=8)
+GENERATOR = GeneratorConfig(image_size=4, patch=2, widths=(8,), head_width=4, groups=4, conditions=2, condition_width=8)
 
-PATCHES, TOKENS, IMAGES = 8, 12, 2
-"""Patches p, tokens s and generated images g of a row."""
+PATCHES, TOKENS, IMAGES, CLIPS = 8, 12, 2, 2
+"""Patches p, tokens s, generated images g and clips of a row; a clip is one backbone token."""
 
 
 def tiny_model(dtype: str = "float32", **backbone: object) -> ModelConfig:
@@ -23,15 +24,15 @@ def tiny_batch(config: ModelConfig, rows: int = 8, seed: int = 0) -> dict[str, d
     """`{module: {name: [n, ...]}}` of random values in the layout of `data.batch`, different in every row.
 
     A row holds two samples (the second with two branches behind its trunk) and two tokens of padding; two images of
-    one cell each, or one and padding; and two generated images, of which every third has no target.
+    one cell each, or one and padding; clips likewise; and two generated images, of which every third has no target.
     """
     random = np.random.default_rng(seed)
-    arrays = {encoder.name: _encoder(encoder, rows, random) for encoder in config.encoders}
+    arrays = {encoder.name: _ENCODERS[type(encoder)](encoder, rows, random) for encoder in config.encoders}
     arrays[config.backbone.name] = _backbone(config, rows, random)
     return arrays | {generator.name: _generator(generator, rows, random) for generator in config.generators}
 
 
-def _encoder(config: VisionConfig, rows: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+def _vision(config: VisionConfig, rows: int, random: np.random.Generator) -> dict[str, np.ndarray]:
     cell = config.merge**2
     segments = (np.arange(PATCHES, dtype=np.int32) // cell + 1)[None].repeat(rows, axis=0)
     segments[1::3, cell:] = 0
@@ -40,6 +41,20 @@ def _encoder(config: VisionConfig, rows: int, random: np.random.Generator) -> di
         "segments": segments,
         "positions": random.integers(0, 4, (rows, PATCHES, 2)).astype(np.int32),
     }
+
+
+def _audio(config: AudioConfig, rows: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+    positions = np.arange(CLIPS * config.merge, dtype=np.int32)[None].repeat(rows, axis=0)
+    segments = positions // config.merge + 1
+    segments[1::3, config.merge :] = 0
+    return {
+        "frames": random.normal(size=(rows, 2 * CLIPS * config.merge, config.mels)).astype(np.float32),
+        "segments": segments,
+        "positions": positions % config.merge,
+    }
+
+
+_ENCODERS = {VisionConfig: _vision, AudioConfig: _audio}
 
 
 def _backbone(config: ModelConfig, rows: int, random: np.random.Generator) -> dict[str, np.ndarray]:

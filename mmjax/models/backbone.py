@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from configs.architectures import BackboneConfig, ModelConfig
 from mmjax.models.attention import Attention, branch_mask, rotation
 from mmjax.models.interface import Batch, Channels, Leaving
-from mmjax.models.layers import RMSNorm, SwiGLU, weight
+from mmjax.models.layers import MLP, GatedMLP, RMSNorm, weight
 from sharding.axes import Axes
 
 
@@ -51,15 +51,16 @@ class TokenEmbedding(nnx.Module):
 
 
 class BackboneBlock(nnx.Module):
-    """Grouped-query attention with rotary positions and SwiGLU, each behind an RMSNorm (Llama)."""
+    """Grouped-query attention with rotary positions and SwiGLU or a GELU MLP, each behind an RMSNorm (Llama)."""
 
     reads = ("segments", "branches", "positions")
 
     def __init__(self, config: BackboneConfig) -> None:
-        self.attention_norm = RMSNorm(config.width, epsilon=config.norm_epsilon)
-        self.attention = Attention(config.width, config.heads, kv_heads=config.kv_heads)
-        self.mlp_norm = RMSNorm(config.width, epsilon=config.norm_epsilon)
-        self.mlp = SwiGLU(config.width, config.ffn)
+        width = config.width
+        self.attention_norm = RMSNorm(width, epsilon=config.norm_epsilon)
+        self.attention = Attention(width, config.heads, kv_heads=config.kv_heads)
+        self.mlp_norm = RMSNorm(width, epsilon=config.norm_epsilon)
+        self.mlp = GatedMLP(width, config.ffn) if config.gated else MLP(width, config.ffn, width)
 
     @staticmethod
     def prepare(config: BackboneConfig, batch: Batch) -> Any:

@@ -149,13 +149,22 @@ class MLP(nnx.Module):
         return self.down(self.activation(self.up(x, axes)), axes)
 
 
-class SwiGLU(nnx.Module):
-    """down(silu(gate x) * up x) (arXiv 2002.05202); the hidden width is split over the tensor axes."""
+class GatedMLP(nnx.Module):
+    """down(activation(gate x) * up x) (arXiv 2002.05202); the hidden width is split over the tensor axes."""
 
-    def __init__(self, width: int, hidden: int) -> None:
-        self.gate = Linear(width, hidden, split="columns")
-        self.up = Linear(width, hidden, split="columns")
-        self.down = Linear(hidden, width, split="rows")
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
+        bias: bool = False,
+    ) -> None:
+        """SwiGLU by default; GEGLU with `jax.nn.gelu`."""
+        self.activation = activation
+        self.gate = Linear(width, hidden, split="columns", bias=bias)
+        self.up = Linear(width, hidden, split="columns", bias=bias)
+        self.down = Linear(hidden, width, split="rows", bias=bias)
 
     def __call__(self, x: Activations, axes: Axes) -> Activations:
-        return self.down(jax.nn.silu(self.gate(x, axes)) * self.up(x, axes), axes)
+        return self.down(self.activation(self.gate(x, axes)) * self.up(x, axes), axes)

@@ -5,11 +5,16 @@ from collections.abc import Callable
 
 from flax import nnx
 
-from configs.architectures import ModelConfig
+from configs.architectures import AudioConfig, ModelConfig, VisionConfig
+from mmjax.models.audio import FrameEmbedding
 from mmjax.models.backbone import BackboneBlock, LanguageHead, TokenEmbedding
+from mmjax.models.encoder import EncoderBlock, EncoderNorm
 from mmjax.models.generator import DiffusionLoss
-from mmjax.models.projector import ConditionProjector, PixelShuffleProjector
-from mmjax.models.vision import PatchEmbedding, VisionBlock, VisionNorm
+from mmjax.models.projector import ConditionProjector, MergeProjector
+from mmjax.models.vision import PatchEmbedding
+
+# What comes before the blocks of an encoder, by the type of its configuration; the rest is the same for all.
+_EMBEDDINGS = {VisionConfig: PatchEmbedding, AudioConfig: FrameEmbedding}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,30 +53,24 @@ def model_modules(config: ModelConfig) -> tuple[Module, ...]:
     return (*_encoders(config), _backbone(config), *_generators(config))
 
 
-def trainable_parts(config: ModelConfig) -> tuple[str, ...]:
-    """Names of the parts that can be trained or frozen, in order."""
-    owners = [piece.owner for module in model_modules(config) for piece in module.pieces]
-    return tuple(dict.fromkeys(owners))
-
-
 def _encoders(config: ModelConfig) -> list[Module]:
     def encoder(of):
         return Module(
             of.name,
             (
-                Piece("embed", of.name, lambda: PatchEmbedding(of)),
+                Piece("embed", of.name, lambda: _EMBEDDINGS[type(of)](of)),
                 Piece(
                     "blocks",
                     of.name,
-                    lambda: VisionBlock(of),
+                    lambda: EncoderBlock(of),
                     layers=of.depth,
-                    prepare=lambda batch: VisionBlock.prepare(of, batch),
+                    prepare=lambda batch: EncoderBlock.prepare(of, batch),
                 ),
-                Piece("norm", of.name, lambda: VisionNorm(of)),
+                Piece("norm", of.name, lambda: EncoderNorm(of)),
                 Piece(
                     "projector",
                     f"{of.name}_projector",
-                    lambda: PixelShuffleProjector(of, config.backbone),
+                    lambda: MergeProjector(of, config.backbone),
                 ),
             ),
         )

@@ -3,26 +3,30 @@
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs.architectures import BackboneConfig, GeneratorConfig, VisionConfig
+from configs.architectures import BackboneConfig, GeneratorConfig
+from mmjax.models.encoder import EncoderConfig
 from mmjax.models.interface import Batch, Channels, Leaving
 from mmjax.models.layers import MLP, LayerNorm
 from sharding.axes import Axes
 
 
-class PixelShuffleProjector(nnx.Module):
-    """merge x merge neighbouring patches become one backbone token, through an MLP (InternVL, arXiv 2404.16821)."""
+class MergeProjector(nnx.Module):
+    """Some adjacent positions of an encoder become one backbone token, through an MLP.
+
+    Of an image they are a square of patches (the pixel shuffle of InternVL, arXiv 2404.16821), of a clip a moment.
+    """
 
     reads = ()
 
-    def __init__(self, config: VisionConfig, backbone: BackboneConfig) -> None:
-        self.merged = config.merge**2
+    def __init__(self, config: EncoderConfig, backbone: BackboneConfig) -> None:
+        self.merged = config.merged
         self.target = backbone.name
         self.mlp = MLP(self.merged * config.width, backbone.width, backbone.width)
 
     def __call__(self, x: Float[Array, "r p d"], batch: Batch, axes: Axes) -> Leaving:
-        """The batch's patches are ordered so that a neighbourhood is adjacent: the shuffle is a reshape."""
-        rows, patches, width = x.shape
-        merged = x.reshape(rows, patches // self.merged, self.merged * width)
+        """The batch's patches are ordered so that a square is adjacent: the shuffle is a reshape."""
+        rows, positions, width = x.shape
+        merged = x.reshape(rows, positions // self.merged, self.merged * width)
         return Leaving({self.target: self.mlp(merged, axes)})
 
 

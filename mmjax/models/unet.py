@@ -1,4 +1,4 @@
-"""The conditional U-Net: residual convolutions, attention at the coarsest resolution, conditions by cross-attention."""
+"""The conditional U-Net of latent diffusion (arXiv 2112.10752): residual convolutions and transformer blocks."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from configs.architectures import GeneratorConfig
 from mmjax.models.attention import Attention
-from mmjax.models.layers import MLP, Convolution, GroupNorm, LayerNorm, Linear
+from mmjax.models.layers import MLP, Convolution, GatedMLP, GroupNorm, LayerNorm, Linear
 from sharding.axes import Axes
 
 Maps = Float[Array, "b y x c"]
@@ -40,19 +40,38 @@ class ResidualBlock(nnx.Module):
         return inner + (x if self.skip is None else self.skip(x, axes))
 
 
-class ConditionedAttention(nnx.Module):
-    """Self-attention over the map, then cross-attention to the conditions."""
+class TransformerBlock(nnx.Module):
+    """Self-attention over the map, cross-attention to the conditions, and GEGLU, between two linear maps."""
 
     def __init__(self, width: int, config: GeneratorConfig) -> None:
-        self.self_norm, self.cross_norm = LayerNorm(width), LayerNorm(width)
-        self.self_attention = Attention(width, config.heads)
-        self.cross_attention = Attention(width, config.heads, source_width=config.condition_width)
+        heads = width // config.head_width
+        self.norm = GroupNorm(width, config.groups)
+        self.enter, self.leave = Linear(width, width, bias=True), Linear(width, width, bias=True)
+        self.self_norm, self.cross_norm, self.mlp_norm = (LayerNorm(width) for _ in range(3))
+        self.self_attention = Attention(width, heads)
+        self.cross_attention = Attention(width, heads, source_width=config.condition_width)
+        self.mlp = GatedMLP(width, 4 * width, activation=jax.nn.gelu, bias=True)
 
     def __call__(self, x: Maps, conditions: Float[Array, "b q k"], axes: Axes) -> Maps:
-        flat = x.reshape(x.shape[0], -1, x.shape[-1])
+        flat = self.enter(self.norm(x).reshape(x.shape[0], -1, x.shape[-1]), axes)
         flat = flat + self.self_attention(self.self_norm(flat), axes)
         flat = flat + self.cross_attention(self.cross_norm(flat), axes, source=conditions)
-        return flat.reshape(x.shape)
+        flat = flat + self.mlp(self.mlp_norm(flat), axes)
+        return x + self.leave(flat, axes).reshape(x.shape)
+
+
+class Block(nnx.Module):
+    """A residual block, and a transformer block behind it where the resolution has attention."""
+
+    def __init__(self, inputs: int, outputs: int, attends: bool, config: GeneratorConfig) -> None:
+        self.residual = ResidualBlock(inputs, outputs, config.widths[0] * 4, config.groups)
+        self.transformer = TransformerBlock(outputs, config) if attends else None
+
+    def __call__(
+        self, x: Maps, embedding: Float[Array, "b e"], conditions: Float[Array, "b q k"], axes: Axes
+    ) -> OtherMaps:
+        x = self.residual(x, embedding, axes)
+        return x if self.transformer is None else self.transformer(x, conditions, axes)
 
 
 class UNet(nnx.Module):
@@ -61,33 +80,33 @@ class UNet(nnx.Module):
     def __init__(self, config: GeneratorConfig) -> None:
         widths, hidden = config.widths, config.widths[0] * 4
         folded = config.channels * config.patch**2
-
-        def residual(inputs: int, outputs: int) -> ResidualBlock:
-            return ResidualBlock(inputs, outputs, hidden, config.groups)
-
         self.patch, self.time_width = config.patch, config.widths[0]
         self.time = MLP(self.time_width, hidden, hidden, activation=jax.nn.silu)
         self.condition = Linear(config.condition_width, hidden)
         self.enter = Convolution(folded, widths[0])
         kept, width = [widths[0]], widths[0]
-        down, up = [], []
+        shrink, down, grow, up = [], [], [], []
         for level, level_width in enumerate(widths):
             if level:
-                down.append(nnx.List([Convolution(width, level_width, stride=2)]))
+                shrink.append(Convolution(width, width, stride=2))
+                kept.append(width)
+            blocks = []
+            for _ in range(config.blocks):
+                blocks.append(Block(width, level_width, level in config.attentions, config))
                 width = level_width
                 kept.append(width)
-            blocks = [residual(width, width) for _ in range(config.blocks)]
-            kept.extend([width] * config.blocks)
             down.append(nnx.List(blocks))
-        self.middle_in, self.middle_out = residual(width, width), residual(width, width)
-        self.attention = ConditionedAttention(width, config)
+        self.middle_in = Block(width, width, True, config)
+        self.middle_out = Block(width, width, False, config)
         for level in reversed(range(len(widths))):
             blocks = []
             for _ in range(config.blocks + 1):
-                blocks.append(residual(width + kept.pop(), widths[level]))
+                blocks.append(Block(width + kept.pop(), widths[level], level in config.attentions, config))
                 width = widths[level]
             up.append(nnx.List(blocks))
-        self.down, self.up = nnx.List(down), nnx.List(up)
+            if level:
+                grow.append(Convolution(width, width))
+        self.shrink, self.down, self.grow, self.up = map(nnx.List, (shrink, down, grow, up))
         self.leave_norm = GroupNorm(widths[0], config.groups)
         self.leave = Convolution(widths[0], folded, zero=True)
 
@@ -98,17 +117,26 @@ class UNet(nnx.Module):
         embedding = jax.nn.silu(embedding)
         x = self.enter(fold(images.astype(dtype), self.patch), axes)
         kept = [x]
-        for level in self.down:
-            for block in level:
-                x = block(x, axes) if isinstance(block, Convolution) else block(x, embedding, axes)
+        for level, blocks in enumerate(self.down):
+            if level:
+                x = self.shrink[level - 1](x, axes)
                 kept.append(x)
-        x = self.middle_in(x, embedding, axes)
-        x = self.middle_out(self.attention(x, conditions, axes), embedding, axes)
-        for number, level in enumerate(self.up):
-            x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2) if number else x
-            for block in level:
-                x = block(jnp.concatenate([x, kept.pop()], axis=-1), embedding, axes)
+            for block in blocks:
+                x = block(x, embedding, conditions, axes)
+                kept.append(x)
+        x = self.middle_in(x, embedding, conditions, axes)
+        x = self.middle_out(x, embedding, conditions, axes)
+        for number, blocks in enumerate(self.up):
+            if number:
+                x = self.grow[number - 1](doubled(x), axes)
+            for block in blocks:
+                x = block(jnp.concatenate([x, kept.pop()], axis=-1), embedding, conditions, axes)
         return unfold(self.leave(jax.nn.silu(self.leave_norm(x)), axes), self.patch)
+
+
+def doubled(x: Maps) -> OtherMaps:
+    """Every pixel four times: twice the height and width."""
+    return jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
 
 
 def fold(images: Maps, patch: int) -> OtherMaps:

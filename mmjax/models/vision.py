@@ -1,14 +1,12 @@
-"""A vision transformer over packed patches of images of any size (NaViT's packing, arXiv 2307.06304)."""
+"""The front of a vision transformer over packed patches of images of any size (NaViT's packing, arXiv 2307.06304)."""
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from configs.architectures import VisionConfig
-from mmjax.models.attention import Attention, segment_mask
 from mmjax.models.interface import Batch, Channels
-from mmjax.models.layers import MLP, LayerNorm, Linear
+from mmjax.models.layers import Linear
 from sharding.axes import Axes
 
 
@@ -44,36 +42,3 @@ class PatchEmbedding(nnx.Module):
         pixels = normalised(batch["patches"], *self.normal)
         x = self.pixels(pixels.astype(self.pixels.kernel[...].dtype), axes)
         return x + sine_positions(batch["positions"], self.width).astype(x.dtype)
-
-
-class VisionBlock(nnx.Module):
-    """Attention within the image and an MLP, each behind a LayerNorm (arXiv 2010.11929)."""
-
-    reads = ("segments",)
-
-    def __init__(self, config: VisionConfig) -> None:
-        self.attention_norm = LayerNorm(config.width)
-        self.attention = Attention(config.width, config.heads, bias=True)
-        self.mlp_norm = LayerNorm(config.width)
-        self.mlp = MLP(config.width, config.ffn, config.width)
-
-    @staticmethod
-    def prepare(config: VisionConfig, batch: Batch) -> Bool[Array, "r 1 p p"]:
-        """What all blocks of a stage share: the mask."""
-        return segment_mask(batch["segments"])
-
-    def __call__(self, x: Float[Array, "r p d"], mask: jax.Array, axes: Axes) -> Float[Array, "r p d"]:
-        x = x + self.attention(self.attention_norm(x), axes, mask=mask)
-        return x + self.mlp(self.mlp_norm(x), axes)
-
-
-class VisionNorm(nnx.Module):
-    """The encoder's last LayerNorm."""
-
-    reads = ()
-
-    def __init__(self, config: VisionConfig) -> None:
-        self.norm = LayerNorm(config.width)
-
-    def __call__(self, x: Float[Array, "r p d"], batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
-        return self.norm(x)

@@ -10,6 +10,7 @@ from configs.errors import UserError
 from data.pipeline import DataConfig
 from data.source import Source
 from mmjax.training.optimizer import OptimizerConfig
+from mmjax.training.settings import Settings
 from sharding.plan import Plan, one_device
 from sharding.specs import module_graph
 
@@ -21,7 +22,7 @@ class TrainConfig:
     Attributes:
         source: Makes the source of a split, `train` or `test`.
         model, data, optimizer: Their own configurations.
-        plan: A plan file, from here or from the configs package; empty for one device.
+        plan: A plan file, from here or from the configs package; `auto` to measure and plan; empty for one device.
         needs_plan: Whether fewer devices than the plan needs are an error; if not, the run falls to one device.
         steps: Steps of the whole run.
         seed: Of initial values, noise and times.
@@ -54,6 +55,11 @@ class TrainConfig:
                 raise UserError(f"TrainConfig.{name} is {getattr(self, name)}; it must be at least {least}")
         if self.validation_interval < 0 or self.seed < 0:
             raise UserError("TrainConfig.validation_interval and seed must not be negative")
+
+    @property
+    def settings(self) -> Settings:
+        """What the engine needs of it beside the model and the plan."""
+        return Settings(self.optimizer, self.steps, self.seed, self.trainable, self.transport)
 
 
 def find_plan(name: str) -> pathlib.Path:

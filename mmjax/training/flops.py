@@ -7,23 +7,13 @@ from typing import Any
 import jax
 from jax.extend import core
 
-# Dense bfloat16 FLOP/s without sparsity, by the device kinds that share it. Sources: NVIDIA's data sheets of the A100
-# (312 TFLOP/s, every form factor; the A800 differs in its links only), H100 SXM5 (989) and H200 SXM (989).
-_PEAKS = (
-    (("NVIDIA A100", "NVIDIA A800"), 312e12),
-    (("NVIDIA H100 80GB HBM3", "NVIDIA H800", "NVIDIA H200"), 989e12),
-)
-# Named like one of the above, but slower forms whose peak is not in the table.
-_OTHERS = ("PCIe", "NVL")
+from configs.clusters import cluster_of
 
 
 def peak_flops(device_kind: str) -> float | None:
     """The dense bfloat16 peak in FLOP/s of a `jax.Device.device_kind`, or None where it is not known (CPU too)."""
-    for prefixes, peak in _PEAKS:
-        slower = peak > 312e12 and any(form in device_kind for form in _OTHERS)
-        if device_kind.startswith(prefixes) and not slower:
-            return peak
-    return None
+    cluster = cluster_of(device_kind)
+    return None if cluster is None or cluster.name == "cpu" else cluster.peak_flops
 
 
 def model_flops_utilization(flops: float, seconds: float, device_kinds: Sequence[str]) -> float | None:

@@ -25,6 +25,7 @@ class Cut:
     tp: int = 1
     pp: int = 1
     recompute: str = "none"
+    chunks: int = 1
 
     @property
     def size(self) -> int:
@@ -97,7 +98,7 @@ def by_module(
     """
     role = roles(graph)
     of = {
-        m.name: cuts[role[m.name]] if m.divisible else dataclasses.replace(cuts[role[m.name]], pp=1)
+        m.name: cuts[role[m.name]] if m.divisible else dataclasses.replace(cuts[role[m.name]], pp=1, chunks=1)
         for m in graph.modules
     }
     starts, first = {}, 0
@@ -108,20 +109,24 @@ def by_module(
     for module in graph.modules:
         cut, start = of[module.name], starts[module.name]
         devices = tuple(range(start, start + cut.size))
-        layers, recompute = uneven(module.layers, cut.pp), (cut.recompute,) * cut.pp
-        units.append(UnitPlan(module.name, (module.name,), devices, cut.dp, cut.tp, layers, recompute))
+        layers = uneven(module.layers, cut.pp * cut.chunks)
+        recompute = (cut.recompute,) * len(layers)
+        units.append(UnitPlan(module.name, (module.name,), devices, cut.dp, cut.tp, layers, recompute, cut.chunks))
     return Plan(tuple(units), microbatches, schedule)
 
 
-def chained(graph: ModuleGraph, chain: Sequence[str], cut: Cut, first_layers: int, microbatches: int) -> Plan:
+def chained(
+    graph: ModuleGraph, chain: Sequence[str], cut: Cut, first_layers: int, microbatches: int, schedule: str = "1f1b"
+) -> Plan:
     """Modules of a chain in one unit, cut behind its first layers; the others each a unit on a device of its own."""
     total = sum(graph[name].layers for name in chain)
-    layers = (first_layers, total - first_layers)
+    layers = (first_layers, *uneven(total - first_layers, cut.pp * cut.chunks - 1))
     others = [module for module in reversed(graph.modules) if module.name not in chain]
     units = [UnitPlan(of.name, (of.name,), (device,), layers=(of.layers,)) for device, of in enumerate(others)]
     devices = tuple(range(len(others), len(others) + cut.size))
-    units.append(UnitPlan("chain", tuple(chain), devices, cut.dp, cut.tp, layers, (cut.recompute,) * 2))
-    return Plan(tuple(units), microbatches)
+    recompute = (cut.recompute,) * len(layers)
+    units.append(UnitPlan("chain", tuple(chain), devices, cut.dp, cut.tp, layers, recompute, cut.chunks))
+    return Plan(tuple(units), microbatches, schedule)
 
 
 # ---------------------------------------------------------------------- kinds: alternatives, the boldest first
@@ -152,7 +157,7 @@ def _apart(
 
     def alternatives(graph: ModuleGraph) -> Alternatives:
         for cuts, m in choices:
-            words = [describe(cuts, m), *(["gpipe"] if schedule == "gpipe" else [])]
+            words = [describe(cuts, m), *([schedule] if schedule != "1f1b" else [])]
             words += [*(["sharing devices"] if together else []), *([transport] if transport != "auto" else [])]
             name = ", ".join(words)
             yield lambda cuts=cuts, m=m, name=name: Layout(
@@ -162,7 +167,9 @@ def _apart(
     return alternatives
 
 
-def _chain(ends: Sequence[int], cut: Cut, into_encoder: bool) -> Callable[[ModuleGraph], Alternatives]:
+def _chain(
+    ends: Sequence[int], cut: Cut, into_encoder: bool, schedule: str = "1f1b"
+) -> Callable[[ModuleGraph], Alternatives]:
     """The last encoder and the backbone in one unit, and what follows too if the chain's `ends` include 2."""
 
     def alternatives(graph: ModuleGraph) -> Alternatives:
@@ -175,9 +182,14 @@ def _chain(ends: Sequence[int], cut: Cut, into_encoder: bool) -> Callable[[Modul
         first = 1 if into_encoder else graph[encoders[-1]].layers + 1
         for m in (4, 2, 1):
             name = f"{' > '.join(chain)} in one unit, {describe([cut], m)}, first stage {first} layers"
-            yield lambda m=m, name=name: Layout(name, chained(graph, chain, cut, first, m))
+            yield lambda m=m, name=name: Layout(name, chained(graph, chain, cut, first, m, schedule))
 
     return alternatives
+
+
+def _either(*kinds: Callable[[ModuleGraph], Alternatives]) -> Callable[[ModuleGraph], Alternatives]:
+    """The alternatives of one kind, then those of another."""
+    return lambda graph: itertools.chain.from_iterable(kind(graph) for kind in kinds)
 
 
 def _no_encoder() -> Layout:
@@ -187,7 +199,7 @@ def _no_encoder() -> Layout:
 def describe(cuts: Sequence[Cut], microbatches: int) -> str:
     """Such as `dp 3 -> 2 -> 1, 2 microbatches`; what is 1 for all is left out."""
     words = []
-    for name in ("dp", "tp", "pp"):
+    for name in ("dp", "tp", "pp", "chunks"):
         sizes = [getattr(cut, name) for cut in cuts]
         if max(sizes) > 1:
             words.append(f"{name} {' -> '.join(map(str, sizes))}")
@@ -197,6 +209,7 @@ def describe(cuts: Sequence[Cut], microbatches: int) -> str:
 
 
 _DP2, _TP2, _PP2 = Cut(dp=2), Cut(tp=2), Cut(pp=2)
+_CHUNKS = Cut(pp=2, chunks=2)
 _SELECTIVE, _FULL = Cut(recompute="selective"), Cut(dp=2, recompute="full")
 
 # Recomputation and transports go with what they need not be told apart from: every layout costs its compilation.
@@ -206,6 +219,10 @@ KINDS: dict[str, Callable[[ModuleGraph], Alternatives]] = {
     "tensor parallelism": _everywhere([Cut(tp=n) for n in (8, 4, 2)], (2, 1)),
     "uneven pipeline, 1F1B": _apart(((WHOLE, Cut(pp=3), WHOLE), 4), ((WHOLE, _PP2, WHOLE), 4)),
     "uneven pipeline, GPipe": _apart(((_PP2, Cut(pp=3), WHOLE), 4), ((WHOLE, _PP2, WHOLE), 2), schedule="gpipe"),
+    "interleaved pipeline": _either(
+        _apart(((WHOLE, _CHUNKS, WHOLE), 4), ((WHOLE, _CHUNKS, WHOLE), 2), schedule="interleaved"),
+        _chain((1,), _CHUNKS, into_encoder=True, schedule="interleaved"),
+    ),
     "fewer instances": _apart(((Cut(dp=3), _DP2, WHOLE), 2), ((Cut(dp=4), _DP2, WHOLE), 1), transport="device_put"),
     "more instances": _apart(((_DP2, Cut(dp=3), _DP2), 2), ((WHOLE, _DP2, Cut(dp=4)), 1), ((WHOLE, _DP2, _DP2), 1)),
     "fewer and more tensor ranks": _apart(((_TP2, WHOLE, _TP2), 2), ((_TP2, WHOLE, _TP2), 1), transport="ppermute"),

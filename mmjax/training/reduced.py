@@ -1,26 +1,30 @@
 """A large configuration made small for `python -m mmjax.verify --reduced`: the same kinds, the same cuts, less of each.
 
-Heads, groups and levels stay, because tensor parallelism divides them; widths shrink to the least that they allow.
+Heads and levels stay, because tensor parallelism divides them; widths shrink to the least that they allow.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TypeVar
 
-from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from data.pipeline import DataConfig
 from sharding.plan import Plan, stage_layers
 from sharding.specs import ModuleGraph, module_graph
 from sharding.unit_plan import Run, UnitPlan
 
+Encoder = TypeVar("Encoder", VisionConfig, AudioConfig)
+
 DEPTH = 4
 HEAD_WIDTH = 4  # rotary positions need pairs, 2-D sine positions multiples of 4
 CONDITION_WIDTH = 16
+GROUPS = 8  # at most so many GroupNorm groups stay: as many as tensor ranks of one host
 
 
 def reduced_data(config: DataConfig, model: ModelConfig) -> DataConfig:
     """Smaller rows; as many of them, because plans divide their number."""
-    cell = max(encoder.merge**2 for encoder in model.encoders)
+    cell = max(encoder.merged for encoder in model.encoders)
     return dataclasses.replace(
         config,
         tokens=min(config.tokens, 256),
@@ -88,7 +92,8 @@ def _divided(total: int, weights: Sequence[int]) -> list[int]:
     return parts
 
 
-def _encoder(config: VisionConfig, depth: int) -> VisionConfig:
+def _encoder(config: Encoder, depth: int) -> Encoder:
+    """A smaller one of the same kind: every kind has these fields."""
     width = min(config.width, HEAD_WIDTH * config.heads)
     return dataclasses.replace(config, width=width, depth=depth, ffn=_ffn(config.ffn, config.heads))
 
@@ -105,12 +110,17 @@ def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneCo
 
 
 def _generator(config: GeneratorConfig) -> GeneratorConfig:
-    least = 2 * math.lcm(config.groups, config.heads)  # a GroupNorm of one channel a group would undo every bias
-    levels: Mapping[int, int] = {width: number for number, width in enumerate(sorted(set(config.widths)), start=1)}
+    groups = math.gcd(config.groups, GROUPS)
+    parts = math.gcd(*config.widths, config.head_width)
+    part = 1  # of `parts` equal parts; a GroupNorm of one channel a group would undo every bias
+    while any(width // parts * part % (2 * groups) for width in config.widths):
+        part += 1
     coarsest = config.patch * 2 ** (len(config.widths) - 1)
     return dataclasses.replace(
         config,
-        widths=tuple(min(width, least * levels[width]) for width in config.widths),
+        widths=tuple(width // parts * min(part, parts) for width in config.widths),
+        head_width=config.head_width // parts * min(part, parts),
+        groups=groups,
         blocks=1,
         image_size=min(config.image_size, 2 * coarsest),
         condition_width=min(config.condition_width, CONDITION_WIDTH),

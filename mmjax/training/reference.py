@@ -195,8 +195,14 @@ def run_reference(config: ModelConfig, data: DataConfig, batches: Batches, steps
     exact = value_and_grad(dataclasses.replace(config, dtype="float32"))
     measure = _Measure(config, exact if config.dtype == "float32" else value_and_grad(config))
     optimizer = optax.adam(LEARNING_RATE)
+
+    @jax.jit
+    def updated(parameters: Tree, moments: optax.OptState, gradients: Tree) -> tuple[Tree, optax.OptState]:
+        changes, moments = optimizer.update(gradients, moments)
+        return optax.apply_updates(parameters, changes), moments
+
     parameters = jax.device_put(initial_parameters(config, seed), jax.devices()[0])
-    moments = optimizer.init(parameters)
+    moments = jax.device_put(jax.jit(optimizer.init)(parameters), jax.devices()[0])
     done = []
     for number, (batch, samples) in enumerate(zip(packed, read, strict=True)):
         inputs = (unpacked(samples, config, data, shape), jnp.array([seed, number], jnp.int32))
@@ -204,8 +210,7 @@ def run_reference(config: ModelConfig, data: DataConfig, batches: Batches, steps
         done.append(ReferenceStep(batch, parameters, losses, gradients))
         measure.add(done[-1], *inputs)
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
-            changes, moments = optimizer.update(gradients, moments)
-        parameters = optax.apply_updates(parameters, changes)
+            parameters, moments = updated(parameters, moments, gradients)
     return Reference(tuple(done), OwnErrors(measure.losses, measure.gradients))
 
 
@@ -227,7 +232,8 @@ class _Measure:
     def add(self, step: ReferenceStep, arrays: Arrays, seed_and_step: jax.Array) -> None:
         """Draws for one step."""
         for _ in range(DRAWS):
-            losses, gradients = self._compute(jax.tree.map(self._moved, step.parameters), arrays, seed_and_step)
+            moved = jax.device_put(jax.tree.map(self._moved, step.parameters), jax.devices()[0])
+            losses, gradients = self._compute(moved, arrays, seed_and_step)
             self._keep(loss_errors(losses, step.losses), gradient_errors(gradients, step.gradients))
 
     def _moved(self, leaf: jax.Array) -> np.ndarray:

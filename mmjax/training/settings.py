@@ -3,9 +3,9 @@
 import dataclasses
 
 from configs.architectures import ModelConfig
-from configs.errors import UserError
-from mmjax.models.pieces import trainable_parts
 from mmjax.training.optimizer import OptimizerConfig
+from sharding import trainable as trainable_parts
+from sharding.specs import module_graph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Settings:
         optimizer: AdamW and clipping.
         steps: Length of the learning-rate schedule.
         seed: Keys initial values and all randomness of the steps.
-        trainable: Parts that train, by name (`trainable_parts`), or `all`, or `projectors`.
+        trainable: Parts that train, by name, or `all`, or `projectors`.
         transport: How hops travel: `device_put`, `ppermute`, or `auto`.
     """
 
@@ -29,9 +29,4 @@ class Settings:
 
 def trained_parts(config: ModelConfig, trainable: tuple[str, ...]) -> frozenset[str]:
     """The parts that train; raises UserError for a name that is no part."""
-    parts = trainable_parts(config)
-    groups = {"all": parts, "projectors": tuple(part for part in parts if part.endswith("_projector"))}
-    for name in trainable:
-        if name not in groups and name not in parts:
-            raise UserError(f"trainable names {name!r}; choose from {', '.join((*groups, *parts))}")
-    return frozenset(part for name in trainable for part in groups.get(name, (name,)))
+    return trainable_parts.trained_parts(module_graph(config), trainable)

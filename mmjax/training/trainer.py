@@ -20,7 +20,6 @@ from mmjax.training.interrupt import Interrupt
 from mmjax.training.metrics import MetricsWriter, step_report, sum_counts
 from mmjax.training.modelflops import capacity_flops
 from mmjax.training.progress import Progress
-from mmjax.training.settings import Settings
 from mmjax.training.timing import StepTimer
 from sharding.plan import Plan
 from sharding.runtime.agreement import Decision
@@ -91,8 +90,7 @@ class Trainer:
         start = self.batches.get_state()
         example = next(self.batches)
         self.batches.set_state(start)
-        settings = Settings(config.optimizer, config.steps, config.seed, config.trainable, config.transport)
-        self.engine = Engine(config.model, plan, example.arrays, settings)
+        self.engine = Engine(config.model, plan, example.arrays, config.settings)
         self.checkpoints = Checkpoints(workdir / "checkpoints", config.model, config.keep)
         self.step, self.state = 0, None
         if resume:

@@ -23,6 +23,8 @@ from sharding.trees import drop_leaf, get_leaf, set_leaf
 Key = tuple[str, int]
 """(channel, microbatch)."""
 
+Watch = Callable[[Part, Any], None]
+
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
@@ -105,6 +107,10 @@ class _Step:
     judged: dict[tuple[Node, int], Tree] = dataclasses.field(default_factory=dict)
     decision: Decision | None = None
 
+    def in_flight(self) -> Any:
+        """All arrays of the pass, as a pytree."""
+        return {**vars(self), "state": vars(self.state), "batch": None}
+
 
 class Executor:
     """Runs training and evaluation schedules over stages.
@@ -145,9 +151,16 @@ class Executor:
             "update": self._update,
         }
 
-    def step(self, state: State, batch: Mapping[Node, Microbatches]) -> tuple[State, Decision]:
-        """One training step; the state's buffers are donated. The decision is not read here."""
-        step = self._pass(state, batch, frozenset(self._run))
+    def step(
+        self, state: State, batch: Mapping[Node, Microbatches], watch: Watch | None = None
+    ) -> tuple[State, Decision]:
+        """One training step; the state's buffers are donated. The decision is not read here.
+
+        Args:
+            state, batch: What to train, on what.
+            watch: Called after every part with the part and all arrays in flight, to time it.
+        """
+        step = self._pass(state, batch, frozenset(self._run), watch)
         assert step.decision is not None
         return step.state, step.decision
 
@@ -161,13 +174,17 @@ class Executor:
         """The compute weights of all stages, for several evaluations of one state."""
         return self._pass(state, {}, frozenset({"gather", "share"})).weights
 
-    def _pass(self, state: State, batch: Mapping[Node, Microbatches], kinds: frozenset[str]) -> "_Step":
+    def _pass(
+        self, state: State, batch: Mapping[Node, Microbatches], kinds: frozenset[str], watch: Watch | None = None
+    ) -> "_Step":
         """Runs the ops of some kinds, in the training schedule's order."""
         step = _Step(State(dict(state.masters), dict(state.optimizer), state.ok), batch, {})
         for op in self.training.ops:
             for part in op.parts:
                 if part.kind in kinds:
                     self._run[part.kind](step, part)
+                    if watch:
+                        watch(part, step.in_flight())
         return step
 
     def evaluate(

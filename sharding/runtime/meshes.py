@@ -27,12 +27,12 @@ def submesh(devices: Sequence[jax.Device], dp: int, tp: int) -> Mesh:
 
 
 def stage_meshes(plan: Plan, devices: Sequence[jax.Device]) -> dict[tuple[str, int], Mesh]:
-    """The submesh of every stage (unit, number); a plan's device indices count in `devices`."""
+    """The submesh of every virtual stage (unit, number); a plan's device indices count in `devices`."""
     highest = max(index for unit in plan.units for index in unit.devices)
     if highest >= len(devices):
         raise PlanError(f"the plan needs device {highest}, but there are {len(devices)} devices; use fewer")
     return {
         (unit.name, stage): submesh([devices[index] for index in unit.stage_devices(stage)], unit.dp, unit.tp)
         for unit in plan.units
-        for stage in range(unit.pp)
+        for stage in range(unit.stages)
     }

@@ -36,7 +36,7 @@ from tests.small_vqa import SmallVQA
 MODEL = ModelConfig(
     (VisionConfig(width=16, depth=1, heads=2, ffn=32),),
     BackboneConfig(vocabulary=48, width=16, depth=1, heads=4, kv_heads=2, ffn=32, tie_embeddings=True),
-    (GeneratorConfig(image_size=8, widths=(8,), heads=2, groups=4, conditions=2, condition_width=8),),
+    (GeneratorConfig(image_size=8, widths=(8,), head_width=4, groups=4, conditions=2, condition_width=8),),
 )
 DATA = DataConfig(rows=4, tokens=192, patches=64, images=2)
 

@@ -36,6 +36,16 @@ def test_a_good_plan_passes_and_counts_its_devices():
     assert BACKBONE.stage_devices(0) == (2, 3) and BACKBONE.stage_devices(1) == (4, 5)
 
 
+def test_chunks_lie_on_the_devices_of_their_stage():
+    unit = UnitPlan("mind", ("backbone",), (4, 5, 6, 7), tp=2, layers=(1,) * 4, recompute=("none",) * 4, chunks=2)
+    assert (unit.pp, unit.stages) == (2, 4)
+    assert [unit.stage_devices(stage) for stage in range(4)] == [(4, 5), (6, 7)] * 2
+    plan = Plan((VISION, unit, GENERATOR), schedule="interleaved")
+    check_plan(plan, GRAPH, rows=2, devices=8)
+    assert [row["chunks"] for row in plan.table()] == ["1", "2", "1"] and "chunks" not in PLAN.table()[0]
+    assert Plan.from_json(plan.to_json()) == plan
+
+
 def test_json_reads_back_and_is_written_for_people(tmp_path):
     path = tmp_path / "plan.json"
     PLAN.save(path)
@@ -46,11 +56,13 @@ def test_json_reads_back_and_is_written_for_people(tmp_path):
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 3), st.integers(1, 2), st.data())
 @settings(max_examples=50, deadline=None)
 def test_json_round_trip_of_any_plan(layers, dp, tp, data):
+    chunks = data.draw(st.integers(1, 2))
     count = dp * tp * len(layers)
+    layers *= chunks
     devices = tuple(data.draw(st.permutations(range(count))))
     recompute = tuple(data.draw(st.sampled_from(("none", "selective", "full"))) for _ in layers)
-    unit = UnitPlan(data.draw(st.text(min_size=1)), ("a", "b"), devices, dp, tp, tuple(layers), recompute)
-    plan = Plan((unit,), data.draw(st.integers(1, 99)), data.draw(st.sampled_from(("1f1b", "gpipe"))))
+    unit = UnitPlan(data.draw(st.text(min_size=1)), ("a", "b"), devices, dp, tp, tuple(layers), recompute, chunks)
+    plan = Plan((unit,), data.draw(st.integers(1, 99)), data.draw(st.sampled_from(("1f1b", "interleaved", "gpipe"))))
     assert Plan.from_json(plan.to_json()) == plan
 
 
@@ -99,6 +111,8 @@ def test_a_bad_or_absent_file_is_named(tmp_path):
         ({"devices": (-1, 1)}, "unit eyes: devices [-1, 1] must differ and not be negative"),
         ({"dp": 0}, "unit eyes: dp is 0"),
         ({"layers": (2, 0)}, "unit eyes: layers [2, 0]; every stage must own at least one"),
+        ({"chunks": 0}, "unit eyes: chunks is 0; it must be at least 1"),
+        ({"chunks": 2}, "unit eyes: 2 chunks a stage need a multiple of 2 entries in layers, not 1"),
         ({"recompute": ("none", "none")}, "unit eyes: recompute has 2 entries for 1 stages"),
         ({"recompute": ("some",)}, "recompute 'some'; choose from none, selective, full"),
         ({"modules": ()}, "needs a name, at least one module"),
@@ -113,7 +127,7 @@ def test_a_unit_checks_itself(fields, message):
     ("fields", "message"),
     [
         ({"microbatches": 0}, "microbatches is 0"),
-        ({"schedule": "2f2b"}, "schedule is '2f2b'; choose from 1f1b, gpipe"),
+        ({"schedule": "2f2b"}, "schedule is '2f2b'; choose from 1f1b, interleaved, gpipe"),
         ({"units": (VISION, VISION)}, "unit names must differ, but eyes"),
     ],
 )

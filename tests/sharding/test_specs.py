@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from sharding.axes import Axes
 from sharding.specs import ModuleGraph, ModuleSpec, module_graph
 
@@ -24,7 +24,14 @@ def test_splits_are_what_tensor_parallelism_divides():
     graph = module_graph(ModelConfig())
     assert dict(graph["vision"].splits) == {"heads": 4, "ffn": 256}
     assert dict(graph["backbone"].splits) == {"heads": 4, "kv_heads": 2, "ffn": 256, "vocabulary": 64}
-    assert dict(graph["generator"].splits) == {"widths[0]": 32, "widths[1]": 64, "groups": 8, "heads": 4}
+    assert dict(graph["generator"].splits) == {"widths[0]": 32, "widths[1]": 64, "groups": 8, "heads[1]": 4}
+
+
+def test_an_audio_encoder_is_placed_like_a_vision_encoder():
+    graph = module_graph(ModelConfig(encoders=(VisionConfig(), AudioConfig(depth=7, heads=8, ffn=96))))
+    assert graph["backbone"].inputs == ("vision", "audio")
+    assert graph["audio"].layers == 7 and graph["audio"].divisible
+    assert dict(graph["audio"].splits) == {"heads": 8, "ffn": 96}
 
 
 @pytest.mark.parametrize(

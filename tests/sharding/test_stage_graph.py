@@ -1,11 +1,13 @@
 """Which stages a plan makes, and which feeds which."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from configs.architectures import GeneratorConfig, ModelConfig, VisionConfig
 from sharding.plan import Plan, PlanError, UnitPlan
 from sharding.specs import ModuleGraph, ModuleSpec, module_graph
-from sharding.stage_graph import StageGraph, stage_graph
+from sharding.stage_graph import StageGraph, lane_classes, stage_graph
 from tests.sharding.graphs import fan
 
 
@@ -43,6 +45,28 @@ def test_heights_and_depths_are_longest_paths():
     }  # fmt: skip
     assert graph.depths[("near", 0)] == 1 and graph.depths[("draw", 0)] == 6
     assert graph.with_descendants(frozenset([("far", 2)])) == set(graph.nodes) - {("near", 0), ("far", 0), ("far", 1)}
+
+
+def test_chunks_share_a_place_and_its_devices():
+    units = (UnitPlan("a", ("a",), (4, 5), dp=2), unit("b", ("b",), (0, 1, 2, 3), (1,) * 6, dp=2, chunks=3))
+    graph = stage_graph(Plan(units), ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 6, ("a",)))))
+    assert graph.nodes == (("a", 0), *(("b", stage) for stage in range(6)))
+    assert graph.edges == (*(((("b", s), ("b", s + 1))) for s in range(5)), (("a", 0), ("b", 0)))
+    assert [graph.lanes["b", stage] for stage in range(6)] == [{0, 1}, {2, 3}] * 3
+    assert graph.chunks == {
+        ("a", 0): (("a", 0),), ("b", 0): (("b", 0), ("b", 2), ("b", 4)), ("b", 1): (("b", 1), ("b", 3), ("b", 5)),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"the chunks of \('b', 0\) must lie on the same devices"):
+        StageGraph(graph.lanes, graph.edges, {"b": 3})
+
+
+@given(st.lists(st.frozensets(st.integers(0, 9)), max_size=5))
+@settings(max_examples=50, deadline=None)
+def test_devices_of_a_class_are_in_the_same_sets(held):
+    classes = lane_classes(held)
+    memberships = [{frozenset(n for n, lanes in enumerate(held) if lane in lanes) for lane in c} for c in classes]
+    assert all(len(of) == 1 for of in memberships) and len(set().union(*memberships)) == len(classes)
+    assert sorted(lane for c in classes for lane in c) == sorted(set().union(*held))
 
 
 def test_stages_that_wait_for_each_other_are_refused():

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from mmjax.models.layers import MLP, Convolution, GroupNorm, LayerNorm, Linear, RMSNorm, SwiGLU
+from mmjax.models.layers import MLP, Convolution, GatedMLP, GroupNorm, LayerNorm, Linear, RMSNorm
 from sharding.axes import Axes
 
 TENSOR = Axes(tensor=("model",))
@@ -68,7 +68,7 @@ def test_group_norm_of_split_channels_has_whole_groups_on_every_rank():
     close(jax.jit(split)(x, scale, bias), norm(x, scale, bias))
 
 
-@pytest.mark.parametrize("build", [lambda: MLP(6, 8, 4), lambda: SwiGLU(6, 8)], ids=["MLP", "SwiGLU"])
+@pytest.mark.parametrize("build", [lambda: MLP(6, 8, 4), lambda: GatedMLP(6, 8)], ids=["MLP", "GatedMLP"])
 def test_hidden_widths_over_tensor_ranks_compute_the_same_with_the_same_gradients(build):
     module = build()
     graph, state = nnx.split(module)

@@ -12,7 +12,9 @@ from configs.architectures import GeneratorConfig
 from mmjax.models.unet import UNet, fold, sine_times, unfold
 from sharding.axes import Axes
 
-SMALL = GeneratorConfig(image_size=8, patch=2, widths=(8, 16), blocks=1, heads=2, groups=4, condition_width=8)
+SMALL = GeneratorConfig(
+    image_size=8, patch=2, widths=(8, 16), blocks=1, attentions=(0,), head_width=4, groups=4, condition_width=8
+)
 
 
 def draw(*shape, seed=0):
@@ -66,7 +68,7 @@ def test_velocities_have_the_images_shape_and_follow_everything_that_goes_in():
 @pytest.mark.parametrize("widths", [(8,), (8, 16), (8, 16, 24)])
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_any_number_of_resolutions_and_blocks(widths, blocks):
-    config = GeneratorConfig(image_size=16, patch=2, widths=widths, blocks=blocks, heads=2, groups=4)
+    config = GeneratorConfig(image_size=16, patch=2, widths=widths, blocks=blocks, head_width=4, groups=4)
     shapes = ((2, 16, 16, 3), (2,), (2, 4, config.condition_width))
     out = nnx.eval_shape(
         lambda *arguments: UNet(config)(*arguments, Axes()), *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)

@@ -7,7 +7,7 @@ import numpy as np
 from data.images import patchify
 from mmjax.models.parameters import initial_module
 from mmjax.models.pieces import model_modules
-from mmjax.models.projector import PixelShuffleProjector
+from mmjax.models.projector import MergeProjector
 from mmjax.models.vision import sine_positions
 from mmjax.models.whole import run_module
 from sharding.axes import Axes
@@ -38,7 +38,7 @@ def test_the_pixel_shuffle_joins_the_patches_of_a_cell():
     picture = image(0, 8, 12)
     patches, positions = patchify(picture, VISION.patch, VISION.merge)
     seen = []
-    projector = PixelShuffleProjector(VISION, BACKBONE)
+    projector = MergeProjector(VISION, BACKBONE)
     projector.mlp = lambda merged, axes: seen.append(merged) or merged
     projector(jnp.asarray(patches)[None], {}, Axes())
     merged = np.asarray(seen[0])[0].reshape(2 * 3, VISION.merge**2, -1)

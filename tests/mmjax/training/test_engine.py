@@ -25,7 +25,7 @@ from tests.mmjax.training.engines import (
     whole,
     worst,
 )
-from tests.tiny import BACKBONE, GENERATOR, VISION, tiny_batch
+from tests.tiny import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
 
 
 def check(of):
@@ -69,6 +69,19 @@ def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_
     check(engine(plan, config))
 
 
+def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_backbone_without_gates():
+    config = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=1, gated=False), ())
+    plan = Plan(
+        (
+            UnitPlan("vision", ("vision",), (0,), layers=(2,)),
+            UnitPlan("audio", ("audio",), (4, 5, 6, 7), tp=2, layers=(1, 1), recompute=("full", "none")),
+            UnitPlan("backbone", ("backbone",), (2, 3), tp=2),
+        ),
+        microbatches=2,
+    )
+    check(engine(plan, config))
+
+
 def test_an_embedding_tied_over_two_stages_has_one_gradient_one_master_and_counts_once_in_the_norm():
     of = engine(TALK_APART, TIED)
     check(of)  # the reference's tree has the embedding once, and the norm is that of the tree
@@ -76,6 +89,19 @@ def test_an_embedding_tied_over_two_stages_has_one_gradient_one_master_and_count
     assert "embedding" in state.masters["backbone", 0]["backbone/embed"]["000"]
     assert set(state.masters["backbone", 1]["backbone/head"]["000"]) == {"norm"}
     assert set(by_module(state.masters)["backbone"]["head"]["000"]) == {"norm"}
+
+
+def test_chunks_of_one_place_tie_an_embedding_and_evaluate():
+    layers = (2, 1, 1, 1)  # vision | embed, backbone | backbone | backbone, head; the second and fourth share devices
+    unit = UnitPlan("chain", ("vision", "backbone"), (0, 1, 2, 3), 2, 1, layers, ("none",) * 4, chunks=2)
+    of = engine(Plan((unit,), microbatches=2, schedule="interleaved"), TIED)
+    check(of)
+    batch = tiny_batch(TIED)
+    results = of.executor.evaluate(of.executor.compute_weights(start(of)), of.place(batch, STEP))
+    losses, _ = reference(TIED)(parameters(TIED), batch)
+    np.testing.assert_allclose(
+        sum(float(np.sum(loss)) for loss, _ in results["chain", 3]), losses["backbone"], rtol=1e-5
+    )
 
 
 def test_a_borrowed_weight_is_its_owners_after_every_update():

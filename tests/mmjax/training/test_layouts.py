@@ -26,7 +26,8 @@ def test_eight_devices_give_every_kind_at_least_twelve():
     ranks = {(layout.plan.unit_of("vision").tp, layout.plan.unit_of("backbone").tp) for layout in layouts}
     assert {(2, 1), (1, 2), (2, 2)} <= ranks
     assert {layout.plan.microbatches for layout in layouts} == {1, 2, 4}
-    assert {layout.plan.schedule for layout in layouts} == {"1f1b", "gpipe"}
+    assert {layout.plan.schedule for layout in layouts} == {"1f1b", "interleaved", "gpipe"}
+    assert max(unit.chunks for unit in units(layouts, "backbone")) == 2
     assert {layout.transport for layout in layouts} == {"auto", "device_put", "ppermute"}
     assert {kind for unit in units(layouts, "backbone") for kind in unit.recompute} == {"none", "selective", "full"}
     assert any(len(set(unit.layers)) > 1 for unit in units(layouts, "backbone"))
@@ -59,6 +60,13 @@ def test_whatever_the_model_layouts_can_run_and_the_rest_has_a_reason(model, row
         check_plan(layout.plan, graph, rows, devices)
     assert len(layouts) + len(refused) == len(KINDS)
     assert layouts[0].name.startswith("one device") and all(refused.values())
+
+
+def test_a_backbone_of_few_layers_interleaves_together_with_its_encoder():
+    layouts, _ = default_layouts(module_graph(tiny_model()), rows=12, devices=8)
+    (plan,) = (layout.plan for layout in layouts if layout.plan.schedule == "interleaved")
+    chain = plan.unit_of("backbone")
+    assert (chain.modules, chain.layers, chain.chunks) == (("vision", "backbone"), (1, 1, 1, 2), 2)
 
 
 def test_roles_follow_the_edges():

@@ -1,11 +1,12 @@
 """Reduced configurations: smaller, of the same kinds, and cut by the same plans."""
 
+import dataclasses
 import math
 
 import jax
 import pytest
 
-from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from data.pipeline import DataConfig
 from mmjax.models.parameters import abstract_module
 from mmjax.models.pieces import model_modules
@@ -18,7 +19,7 @@ LARGE = ModelConfig(
     backbone=BackboneConfig(
         vocabulary=92552, width=8192, depth=80, heads=64, kv_heads=8, ffn=28672, tie_embeddings=True
     ),
-    generators=(GeneratorConfig(image_size=512, widths=(320, 640, 1280, 1280), blocks=2, heads=8, groups=32),),
+    generators=(GeneratorConfig(image_size=512, widths=(320, 640, 1280, 1280), blocks=2, head_width=160, groups=32),),
 )
 PLAN = Plan(
     (
@@ -48,7 +49,7 @@ def test_a_large_model_becomes_small_and_keeps_its_kinds():
     assert size(small) < 2e7 < 1e10 < size(LARGE)
     assert (small.encoders[0].heads, small.backbone.heads, small.backbone.kv_heads) == (25, 64, 8)
     assert small.backbone.tie_embeddings and small.backbone.vocabulary == 64
-    assert small.generators[0].widths == (64, 128, 192, 192) and small.encoders[0].patch == 14
+    assert small.generators[0].widths == (16, 32, 64, 64) and small.encoders[0].patch == 14
 
     def paths(model, at):
         module = abstract_module(model_modules(model)[at])
@@ -56,6 +57,13 @@ def test_a_large_model_becomes_small_and_keeps_its_kinds():
         return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(kept)}
 
     assert paths(small, 0) == paths(LARGE, 0) and paths(small, 1) == paths(LARGE, 1)
+
+
+def test_encoders_of_every_kind_become_small():
+    audio = AudioConfig(width=1280, depth=32, heads=20, ffn=5120, merge=4)
+    large = dataclasses.replace(LARGE, encoders=(*LARGE.encoders, audio))
+    small = reduced_model(large, 40).encoders[1]
+    assert small == AudioConfig(width=80, depth=4, heads=20, ffn=160, merge=4)
 
 
 def test_a_small_model_stays_as_it_is():

@@ -11,8 +11,10 @@ import pytest
 
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from configs.errors import UserError
-from data.pipeline import DataConfig
+from data.pipeline import DataConfig, training_batches
+from mmjax.training import trainer as trainer_module
 from mmjax.training.config import TrainConfig, choose_plan, find_plan
+from mmjax.training.engine import Engine
 from mmjax.training.metrics import open_metrics, read_metrics
 from mmjax.training.optimizer import OptimizerConfig
 from mmjax.training.progress import make_progress
@@ -20,12 +22,13 @@ from mmjax.training.trainer import NotFinite, Trainer
 from sharding.plan import Plan, UnitPlan
 from sharding.runtime import rehearsal
 from sharding.runtime.broker import DevicePutHop
+from tests.mmjax.training import runs
 from tests.small_vqa import SmallVQA
 
 MODEL = ModelConfig(
     (VisionConfig(width=16, depth=1, heads=2, ffn=32, patch=16),),
     BackboneConfig(vocabulary=48, width=16, depth=2, heads=2, kv_heads=2, ffn=32),
-    (GeneratorConfig(image_size=8, patch=2, widths=(8,), groups=2, heads=2, conditions=2, condition_width=8),),
+    (GeneratorConfig(image_size=8, patch=2, widths=(8,), groups=2, head_width=4, conditions=2, condition_width=8),),
 )
 DATA = DataConfig(rows=4, tokens=256, patches=32, images=2, mixture=(("vqa", 1.0), ("description", 0.5)))
 PLAN = Plan(
@@ -51,6 +54,25 @@ CONFIG = TrainConfig(
     checkpoint_interval=3,
     log_interval=1,
 )
+
+
+@functools.cache
+def shared_engine(model, plan, settings):
+    """The engine of a model on a plan: compiling its programs takes most of a run's time here."""
+    batches = training_batches(DATA, model, SmallVQA("train"))
+    try:
+        return Engine(model, plan, next(batches).arrays, settings)
+    finally:
+        batches.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once_and_quickly():
+    with runs.compiled_quickly(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            trainer_module, "Engine", lambda model, plan, example, settings: shared_engine(model, plan, settings)
+        )
+        yield
 
 
 class Recorder:
@@ -143,9 +165,9 @@ def test_a_workdir_with_checkpoints_is_refused_without_resume(uninterrupted):
 
 
 def test_validation_interval_writes_accuracies(tmp_path):
-    config = dataclasses.replace(CONFIG, steps=4, validation_interval=2)
+    config = dataclasses.replace(CONFIG, validation_interval=2)
     run(tmp_path, config=config)
-    assert [line["step"] for line in read_metrics(str(tmp_path)) if "accuracy" in line] == [2, 4]
+    assert [line["step"] for line in read_metrics(str(tmp_path)) if "accuracy" in line] == [2, 4, 6]
 
 
 def test_the_plan_falls_to_one_device_only_where_the_configuration_allows():
@@ -179,8 +201,9 @@ def test_a_link_that_fails_is_named_before_the_first_step(tmp_path):
             raise RuntimeError("cable cut")
 
     channel = trainer.engine.executor.channels[0]
-    ends = channel.forth.ends
+    whole, ends = channel.forth, channel.forth.ends
     object.__setattr__(channel, "forth", Cut(ends.source, ends.target, ends.shape, ends.dtype))
     with pytest.raises(rehearsal.LinkError, match="hop vision>backbone from unit vision stage 0"):
         trainer.run(make_progress(6, first_process=False), open_metrics(str(tmp_path), 0, False))
+    object.__setattr__(channel, "forth", whole)  # other tests share the engine
     trainer.close()

@@ -9,6 +9,7 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mmjax.training.measured import by_kind, measure_ops
 from mmjax.training.optimizer import OptimizerConfig
 from mmjax.training.stages import by_module
 from tests.mmjax.training import runs
@@ -184,3 +185,12 @@ def test_the_schedule_warms_up_and_falls_to_its_last_share():
     schedule = OptimizerConfig(learning_rate=2.0, warmup=10, final_share=0.1).schedule(100)
     np.testing.assert_allclose([schedule(0), schedule(5), schedule(10), schedule(100)], [0, 1, 2, 0.2], atol=1e-6)
     assert float(OptimizerConfig(warmup=10).schedule(5)(3)) > 0  # a run shorter than its warm-up
+
+
+def test_every_op_of_a_step_is_timed_once():
+    of = engine(TALK_APART, TIED)
+    seconds = measure_ops(of, [tiny_batch(TIED, seed=0)], 1)
+    assert set(seconds) == {part for op in of.executor.training.ops for part in op.parts}
+    assert all(each >= 0 for each in seconds.values())
+    sums = by_kind(seconds)
+    assert sums["forward"] > 0 and sums["backward"] > 0 and sum(sums.values()) == pytest.approx(sum(seconds.values()))

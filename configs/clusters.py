@@ -1,0 +1,104 @@
+"""Accelerators and how they are joined, from the vendors' data sheets."""
+
+import dataclasses
+
+from configs.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A connection that every device has of its own.
+
+    Attributes:
+        bandwidth: Bytes per second in one direction.
+        latency: Seconds before the first byte arrives.
+    """
+
+    bandwidth: float
+    latency: float
+
+    def __post_init__(self) -> None:
+        if self.bandwidth <= 0 or self.latency < 0:
+            raise ValueError(f"Link: bandwidth {self.bandwidth} must be positive, latency {self.latency} not negative")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterConfig:
+    """Equal devices in equal nodes.
+
+    Attributes:
+        name: Name of the cluster.
+        device_kinds: What `jax.Device.device_kind` starts with on these devices.
+        other_forms: What it does not contain: slower forms of a like name.
+        peak_flops: Dense FLOP/s in bfloat16, without sparsity.
+        memory: Bytes of a device.
+        memory_bandwidth: Bytes per second between a device and its memory.
+        devices_per_node: Devices of a node.
+        inside: The link between devices of one node.
+        between: The link between nodes: one device's share of the node's network cards.
+    """
+
+    name: str
+    device_kinds: tuple[str, ...]
+    peak_flops: float
+    memory: float
+    memory_bandwidth: float
+    devices_per_node: int
+    inside: Link
+    between: Link
+    other_forms: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("peak_flops", "memory", "memory_bandwidth", "devices_per_node"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"ClusterConfig.{name} is {getattr(self, name)}; it must be positive")
+
+
+# Peaks, memory and bandwidths: NVIDIA's data sheets of A100 80GB SXM, H100 SXM5 and H200 SXM. The A800 is an A100 with
+# less NVLink: DistTrain's nodes (section 8) have 300 GB/s in both directions together, 4 x 200 Gbit/s for 8 devices.
+# OrchMLLM's H100 nodes have 900 GB/s in both directions together and 8 x 400 Gbit/s. Latencies of a transfer with NCCL:
+# about 3 us by NVLink, 10 us by RDMA. The CPU's figures are those of two cores that play eight devices.
+_A100 = {"peak_flops": 312e12, "memory": 80e9, "memory_bandwidth": 2.039e12, "devices_per_node": 8}
+_HOPPER = {
+    "peak_flops": 989e12,
+    "devices_per_node": 8,
+    "inside": Link(450e9, 3e-6),
+    "between": Link(50e9, 10e-6),
+    "other_forms": ("PCIe", "NVL"),
+}
+
+CLUSTERS = {
+    "a800": ClusterConfig("a800", ("NVIDIA A800",), **_A100, inside=Link(150e9, 3e-6), between=Link(12.5e9, 10e-6)),
+    "a100": ClusterConfig("a100", ("NVIDIA A100",), **_A100, inside=Link(300e9, 3e-6), between=Link(25e9, 10e-6)),
+    "h100": ClusterConfig(
+        "h100", ("NVIDIA H100 80GB HBM3", "NVIDIA H800"), memory=80e9, memory_bandwidth=3.35e12, **_HOPPER
+    ),
+    "h200": ClusterConfig("h200", ("NVIDIA H200",), memory=141e9, memory_bandwidth=4.8e12, **_HOPPER),
+    "cpu": ClusterConfig(
+        "cpu",
+        ("cpu",),
+        peak_flops=50e9,
+        memory=2e9,
+        memory_bandwidth=10e9,
+        devices_per_node=8,
+        inside=Link(5e9, 50e-6),
+        between=Link(1e9, 100e-6),
+    ),
+}
+
+
+def find_cluster(name: str) -> ClusterConfig:
+    """A cluster by its name; UserError if there is none."""
+    if name not in CLUSTERS:
+        raise UserError(f"there is no cluster {name!r}; choose from {', '.join(CLUSTERS)}")
+    return CLUSTERS[name]
+
+
+def cluster_of(device_kind: str) -> ClusterConfig | None:
+    """The cluster that devices of a kind (`jax.Device.device_kind`) make; None where it is not known."""
+    for cluster in CLUSTERS.values():
+        if device_kind.startswith(cluster.device_kinds) and not any(
+            form in device_kind for form in cluster.other_forms
+        ):
+            return cluster
+    return None

@@ -1,0 +1,102 @@
+"""What is to be trained on what, described without data: a planner's input where no source is at hand."""
+
+import dataclasses
+
+from configs.architectures import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Lognormal:
+    """A skewed size: `median * exp(spread * normal)`, clipped.
+
+    Attributes:
+        median: Half of all are smaller.
+        spread: Standard deviation of the logarithm.
+        least, most: Bounds.
+    """
+
+    median: float
+    spread: float
+    least: float = 1.0
+    most: float = float("inf")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least <= self.median <= self.most or self.spread < 0:
+            raise ValueError(
+                f"Lognormal: need 0 < least <= median <= most and spread >= 0, not {self.least}, {self.median}, "
+                f"{self.most} and {self.spread}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleKind:
+    """One kind of sample.
+
+    Attributes:
+        text: Text tokens of a sample, its questions and answers together.
+        images: Probabilities of 0, 1, 2... images.
+        side: Side in pixels of an image, of the encoder's input.
+        tile: Side of the tiles that an image is cut into, with a thumbnail where there is more than one; 0 for native
+            resolution.
+        most_tiles: Tiles of an image without its thumbnail.
+        drawn: Share of the images that the generators learn to draw; the encoders see them all.
+        clips: Probabilities of 0, 1, 2... audio clips.
+        seconds: Length of a clip.
+    """
+
+    text: Lognormal
+    images: tuple[float, ...] = (1.0,)
+    side: Lognormal = Lognormal(512, 0.0)
+    tile: int = 0
+    most_tiles: int = 1
+    drawn: float = 0.0
+    clips: tuple[float, ...] = (1.0,)
+    seconds: Lognormal = Lognormal(10, 0.0)
+
+    def __post_init__(self) -> None:
+        for name in ("images", "clips"):
+            probabilities = getattr(self, name)
+            if min(probabilities, default=-1.0) < 0 or abs(sum(probabilities) - 1) > 1e-6:
+                raise ValueError(f"SampleKind.{name} = {probabilities}; probabilities of 0, 1, 2... must add up to 1")
+        if not 0 <= self.drawn <= 1:
+            raise ValueError(f"SampleKind.drawn is {self.drawn}; it is a share, from 0 to 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class SyntheticData:
+    """Rows filled with samples in random order, up to a length.
+
+    Attributes:
+        sequence: Backbone tokens of a row.
+        kinds: Kinds of samples and their shares.
+        joined: Whether the samples of a row are one document, so that attention sees all of them.
+    """
+
+    sequence: int
+    kinds: tuple[tuple[SampleKind, float], ...]
+    joined: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sequence < 1 or not self.kinds or min(share for _, share in self.kinds) <= 0:
+            raise ValueError("SyntheticData needs a sequence of at least 1 and kinds with positive shares")
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A training step to plan.
+
+    Attributes:
+        model: The model.
+        data: What its rows look like.
+        rows: Rows of the global batch.
+        trainable: Parts that train, by name, or `all`, or `projectors`.
+    """
+
+    model: ModelConfig
+    data: SyntheticData
+    rows: int
+    trainable: tuple[str, ...] = ("all",)
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ValueError(f"Workload.rows is {self.rows}; it must be at least 1")

@@ -1,0 +1,127 @@
+"""`PLAN = "auto"`: a training run measures its layers, plans by them, and tells what a step should take."""
+
+import dataclasses
+import pathlib
+import statistics
+
+import jax
+import numpy as np
+
+from configs.clusters import CLUSTERS, ClusterConfig, cluster_of
+from configs.errors import UserError
+from data.batch import GlobalBatch
+from mmjax.planning import make_problem
+from mmjax.training.config import TrainConfig, choose_plan
+from mmjax.training.metrics import read_metrics
+from mmjax.training.profiling import MICROBATCHES, profile
+from mmjax.training.workload import capacity_rows, first_batches
+from sharding.data_statistics import DataStatistics
+from sharding.plan import Plan
+from sharding.planners import auto
+from sharding.planners.problem import TENSOR_SIZES, Problem
+from sharding.profiled_costs import Profile
+from sharding.specs import module_graph
+
+AUTO = "auto"
+PROFILE = "profile.json"
+STEP_SECONDS = "seconds/wall"
+ROWS = (1, 4)
+STEPS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What a step should take, by a profile.
+
+    Attributes:
+        step_seconds: Of the step, if every device computes beside the others.
+        work_seconds: Of all ops one after another: what a host shows whose devices share its cores.
+    """
+
+    step_seconds: float
+    work_seconds: float
+
+
+def measured_profile(config: TrainConfig, batch: GlobalBatch) -> Profile:
+    """Times the layers at every tensor size that divides a module, and at two numbers of rows."""
+    graph, devices = module_graph(config.model), jax.local_device_count()
+    tps = [tp for tp in TENSOR_SIZES if tp <= devices and any(module.splits_over(tp) for module in graph.modules)]
+    rows = [count for count in ROWS if count * MICROBATCHES <= config.data.rows]
+    if not rows:
+        raise UserError(f"plan = 'auto' measures {MICROBATCHES} rows at least; DataConfig.rows is {config.data.rows}")
+    return profile(config.model, batch.arrays, config.settings, tps, rows, "none", STEPS)
+
+
+def problem_of(config: TrainConfig, measured: Profile, batch: GlobalBatch, devices: int) -> Problem:
+    """The run as a planner's problem; rows are as long as their static shapes, because programs compute all of it."""
+    statistics = DataStatistics(capacity_rows(batch.arrays, module_graph(config.model)))
+    problem = make_problem(config, statistics, _cluster(measured.device_kind), devices, measured)
+    return dataclasses.replace(problem, chunks=(1,))
+
+
+def plan_automatically(problem: Problem) -> tuple[Plan, str]:
+    """The best plan that the trainer takes, and a remark for people; raises PlanError where there is none."""
+    best = auto.auto(problem)
+    return best.plan, f"planned by {best.policy}, from this machine's profile"
+
+
+def predict(problem: Problem, plan: Plan) -> Prediction:
+    """A plan's step, simulated."""
+    timeline = problem.rehearse(plan)
+    work = sum(float(np.max(span.seconds)) for span in timeline.spans)
+    return Prediction(float(timeline.step), work)
+
+
+def _cluster(device_kind: str) -> ClusterConfig:
+    """The cluster whose devices these are; of another kind, the host's own memory bounds nothing."""
+    known = cluster_of(device_kind)
+    if known:
+        return known
+    limits = jax.devices()[0].memory_stats() or {}
+    memory = float(limits.get("bytes_limit", CLUSTERS["cpu"].memory))
+    return dataclasses.replace(CLUSTERS["cpu"], name=device_kind, memory=memory)
+
+
+def choose(
+    config: TrainConfig, workdir: pathlib.Path, profile_path: str, any_device: bool
+) -> tuple[Plan, str, Prediction | None]:
+    """The plan to run, a remark for people, and what a step should take where a profile tells.
+
+    Args:
+        config: The run; its plan is a file, none, or `auto`.
+        workdir: Where `auto` writes what it measures, and a resumed run finds it.
+        profile_path: A profile to use instead of measuring; empty for none.
+        any_device: Whether the profile may be of other hardware.
+    """
+    planned = "" if config.plan == AUTO else choose_plan(config, jax.device_count())
+    if planned and not profile_path:
+        return *planned, None
+    (batch,) = first_batches(config, 1)
+    measured = _profile(config, batch, workdir / PROFILE, profile_path, any_device)
+    problem = problem_of(config, measured, batch, jax.device_count())
+    plan, remark = planned or plan_automatically(problem)
+    return plan, remark, predict(problem, plan)
+
+
+def _profile(config: TrainConfig, batch: GlobalBatch, kept: pathlib.Path, given: str, any_device: bool) -> Profile:
+    path = given or (str(kept) if kept.is_file() else "")
+    if path:
+        found = Profile.load(path)
+        if not any_device:
+            found.check_device(jax.devices()[0].device_kind)
+        return found
+    if jax.process_count() > 1:
+        raise UserError("plan = 'auto' measures in one process: run python -m mmjax.profile first and pass --profile")
+    found = measured_profile(config, batch)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(found.to_json(), encoding="utf-8")
+    return found
+
+
+def comparison(prediction: Prediction | None, workdir: pathlib.Path) -> dict[str, float] | None:
+    """The prediction beside the median of the measured steps, those that compile left out; for the summary."""
+    if prediction is None:
+        return None
+    seconds = [line[STEP_SECONDS] for line in read_metrics(str(workdir)) if STEP_SECONDS in line][1:]
+    measured = {"measured_step_seconds": round(statistics.median(seconds), 4)} if seconds else {}
+    return {name: round(value, 4) for name, value in dataclasses.asdict(prediction).items()} | measured

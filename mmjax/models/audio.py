@@ -1,0 +1,80 @@
+"""The front of Whisper's encoder (arXiv 2212.04356) over packed clips: mel frames to positions of the encoder."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from configs.architectures import AudioConfig
+from mmjax.models.interface import Batch, Channels
+from mmjax.models.layers import add_bias, constant, weight
+from pallas_kernels.collective_matmul import split_matmul
+from sharding.axes import Axes
+
+TAPS = 3
+STRIDE = 2
+
+
+def time_positions(positions: Int[Array, "r p"], width: int) -> Float[Array, "r p {width}"]:
+    """Whisper's fixed position embedding: sines, then cosines, of wavelengths from 2 pi to 20,000 pi positions."""
+    frequencies = 10000.0 ** (-jnp.arange(width // 2, dtype=jnp.float32) / (width // 2 - 1))
+    angles = positions.astype(jnp.float32)[..., None] * frequencies[None, None, :]
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+def neighbours(x: Float[Array, "r f c"], clips: Int[Array, "r f"], stride: int) -> Float[Array, "r p taps c"]:
+    """Every stride-th frame between the one before and the one after it; these are 0 where they are not of its clip.
+
+    So a convolution sees at the ends of a packed clip what it sees at the ends of a clip alone: zeros.
+    """
+    padded = jnp.pad(x, ((0, 0), (1, 1), (0, 0)))
+    owners = jnp.pad(clips, ((0, 0), (1, 1)), constant_values=-1)
+    taps = []
+    for first in range(TAPS):
+        chosen = slice(first, first + x.shape[1], stride)
+        own = owners[:, chosen] == clips[:, ::stride]
+        taps.append(jnp.where(own[:, :, None], padded[:, chosen], jnp.zeros((), x.dtype)))
+    return jnp.stack(taps, axis=2)
+
+
+class TimeConvolution(nnx.Module):
+    """A convolution of width 3 over the frames of each clip, split over channels like `Linear`."""
+
+    def __init__(self, inputs: int, outputs: int, *, split: str, stride: int = 1) -> None:
+        """Shapes: kernel `[3, inputs, outputs]`, bias `[outputs]`."""
+        spec = {"columns": (None, "tensor"), "rows": ("tensor", None)}[split]
+        self.split, self.stride = split, stride
+        self.kernel = weight((TAPS, inputs, outputs), (None, *spec), (TAPS * inputs) ** -0.5)
+        self.bias = constant(0.0, outputs, spec[1])
+
+    def __call__(self, x: Float[Array, "r f c"], clips: Int[Array, "r f"], axes: Axes) -> Float[Array, "r p d"]:
+        """`clips` says to which clip of the row a frame belongs."""
+
+        def contract(x: jax.Array, w: jax.Array) -> jax.Array:
+            return jnp.einsum("rptc,tcd->rpd", x, w)
+
+        x = neighbours(x, clips, self.stride)
+        y = split_matmul(x, self.kernel[...], split=self.split, axes=axes.tensor, contract=contract)
+        return add_bias(y, self.bias[...])
+
+
+class FrameEmbedding(nnx.Module):
+    """Mel frames through two convolutions, which halve their number, and where they stand in their clip."""
+
+    reads = ("frames", "segments", "positions")
+
+    def __init__(self, config: AudioConfig) -> None:
+        self.width = config.width
+        self.first = TimeConvolution(config.mels, config.width, split="columns")
+        self.second = TimeConvolution(config.width, config.width, split="rows", stride=STRIDE)
+
+    def __call__(self, inputs: Channels, batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
+        """Reads `frames` [r, f, mels], and `segments` and `positions` [r, f/2]; takes no inputs from other modules.
+
+        A clip starts at an even frame and has so many frames that its positions, f/2, are a multiple of `merge`.
+        """
+        clips = jnp.repeat(batch["segments"], STRIDE, axis=1)
+        x = batch["frames"].astype(self.first.kernel[...].dtype)
+        x = jax.nn.gelu(self.first(x, clips, axes))
+        x = jax.nn.gelu(self.second(x, clips, axes))
+        return x + time_positions(batch["positions"], self.width).astype(x.dtype)

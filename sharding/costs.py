@@ -1,0 +1,241 @@
+"""What layers, collectives and hops take: the interface of cost models, and a roofline over a cluster's data sheet."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+
+from configs.clusters import ClusterConfig, Link
+from sharding.layer_spec import COLLECTIVE_KINDS, Kernel, LayerSpec, Loads
+
+Times = Float[np.ndarray, "*shape"] | float
+"""An entry for each load; of a single load a number."""
+
+
+class Seconds(NamedTuple):
+    """Time of some work.
+
+    Attributes:
+        compute: Seconds of kernels.
+        tensor: Seconds in which the device waits for the other tensor ranks.
+    """
+
+    compute: Times
+    tensor: Times
+
+    @property
+    def total(self) -> Times:
+        """Both."""
+        return self.compute + self.tensor
+
+
+@runtime_checkable
+class Costs(Protocol):
+    """What a plan's costs are made of.
+
+    Attributes:
+        element_bytes: Bytes of a number in compute precision.
+        sequence_parallel: Whether tensor ranks divide what lies between matmuls.
+        peak_flops: Of one device; 0 where it is not known.
+        node_devices: Devices of a node; device numbers go through a node before the next.
+        launch: Seconds of a stage's program beside its layers.
+    """
+
+    element_bytes: int
+    sequence_parallel: bool
+    peak_flops: float
+    node_devices: int
+    launch: float
+
+    def forward(self, layer: LayerSpec, loads: Loads, tp: int) -> Seconds:
+        """The forward of one layer on one of `tp` tensor ranks, for each load."""
+        ...
+
+    def backward(self, layer: LayerSpec, loads: Loads, tp: int, turns: tuple[str, ...], recompute: str) -> Seconds:
+        """Its backward: the gradients in `turns`, and what a choice of recomputation computes again for them.
+
+        Turns are `data`, the gradient of its input, and `weights`, that of its parameters.
+        """
+        ...
+
+    def gather(self, parameters: float, dp: int, inside: bool) -> float:
+        """Compute weights from masters that `dp` instances divide; `inside` one node or over several."""
+        ...
+
+    def reduce(self, parameters: float, dp: int, inside: bool) -> float:
+        """The sum of float32 gradients of `dp` instances, each left with a share."""
+        ...
+
+    def update(self, parameters: float) -> float:
+        """The optimizer over so many parameters of a device."""
+        ...
+
+    def hop(self, size: Times, inside: bool) -> Times:
+        """`size` bytes from one device to another."""
+        ...
+
+    def crowding(self, devices: int) -> float:
+        """How much slower a device computes while so many do: 1 where they share nothing."""
+        ...
+
+
+def useful_flops(layer: LayerSpec, loads: Loads, turns: tuple[str, ...]) -> Times:
+    """FLOPs of the forward and of the turns of the backward that the model needs, of all tensor ranks.
+
+    Each turn of a matmul is one more; attention has no parameters, and two gradients of its inputs.
+    """
+
+    def forwards(kernel: Kernel) -> int:
+        return 1 + (2 * ("data" in turns) if kernel.kind == "attention" else len(turns))
+
+    parts = [kernel.flops.of(loads) * forwards(kernel) for kernel in layer.kernels]
+    return np.asarray(sum(parts, start=np.zeros(loads.shape[:-1])))
+
+
+def ring(size: Times, ranks: int, link: Link) -> Times:
+    """An all-gather or reduce-scatter by a ring: every rank sends all but one share (Thakur et al. 2005)."""
+    if ranks == 1:
+        return np.zeros_like(size)
+    return np.asarray((ranks - 1) * (link.latency + size / ranks / link.bandwidth))
+
+
+@dataclasses.dataclass(frozen=True)
+class Efficiency:
+    """Shares of the data sheet that large kernels reach.
+
+    Calibrated once, on published text-only training (docs/planning.md has the comparison), and then left alone.
+
+    Attributes:
+        matmul, convolution, attention: Of the peak FLOP/s.
+        memory: Of the memory bandwidth.
+        link: Of the links' bandwidth.
+        launch: Seconds from one kernel of a chain to the next.
+    """
+
+    matmul: float = 0.65
+    convolution: float = 0.45
+    attention: float = 0.50
+    memory: float = 0.80
+    link: float = 0.80
+    launch: float = 3e-6
+
+    def __post_init__(self) -> None:
+        for name in ("matmul", "convolution", "attention", "memory", "link"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"Efficiency.{name} is {getattr(self, name)}; it must be above 0 and at most 1")
+
+
+# In forwards of the same kernel. Attention computes its scores again, five products for two (FlashAttention-2,
+# arXiv 2307.08691); a norm's or activation's backward reads what its forward read, and the gradient. Megatron's second
+# gather of a matmul's input, for the gradient of its parameters, runs beside other work.
+_BACKWARD = {
+    "matmul": {"data": 1.0, "weights": 1.0},
+    "convolution": {"data": 1.0, "weights": 1.0},
+    "attention": {"data": 2.5, "weights": 0.0},
+    "memory": {"data": 1.5, "weights": 0.0},
+    "all_gather": {"data": 1.0, "weights": 0.0},
+    "reduce_scatter": {"data": 1.0, "weights": 0.0},
+}
+# What each choice computes again: nothing, what is not a matmul with weights, everything.
+_AGAIN = {
+    "none": (),
+    "selective": ("attention", "memory"),
+    "full": tuple(_BACKWARD),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class AnalyticCosts:
+    """A roofline: each kernel takes the longer of its arithmetic and its memory traffic, and a launch.
+
+    Attributes:
+        cluster: The devices.
+        efficiency: What share of their data sheet they reach.
+        element_bytes: Bytes of a number in compute precision.
+        sequence_parallel: Whether tensor ranks divide norms and what is kept between matmuls (arXiv 2205.05198).
+        launch: See `Costs.launch`; kernels have their own.
+    """
+
+    cluster: ClusterConfig
+    efficiency: Efficiency = Efficiency()
+    element_bytes: int = 2
+    sequence_parallel: bool = True
+    launch: float = 0.0
+
+    @property
+    def peak_flops(self) -> float:
+        """Of one device."""
+        return self.cluster.peak_flops
+
+    @property
+    def node_devices(self) -> int:
+        """Devices of a node; device numbers go through a node before the next."""
+        return self.cluster.devices_per_node
+
+    def kernel(self, kernel: Kernel, loads: Loads, tp: int) -> Times:
+        """Seconds of one kernel's forward."""
+        if kernel.kind in COLLECTIVE_KINDS:
+            inside = tp <= self.cluster.devices_per_node
+            return ring(self.element_bytes * kernel.elements.of(loads), tp, self._link(inside))
+        share = 1 / tp if kernel.split or (kernel.kind == "memory" and self.sequence_parallel) else 1.0
+        cluster, efficiency = self.cluster, self.efficiency
+        weights = kernel.weights * (share if kernel.split else 1.0)
+        moved = self.element_bytes * (kernel.elements.of(loads) * share + weights)
+        seconds = moved / (cluster.memory_bandwidth * efficiency.memory)
+        if kernel.kind != "memory":
+            arithmetic = kernel.flops.of(loads) * share / (cluster.peak_flops * getattr(efficiency, kernel.kind))
+            seconds = np.maximum(seconds, arithmetic)
+        busy = loads.any(axis=-1)
+        return np.asarray(np.where(busy, seconds + efficiency.launch, 0.0))
+
+    def forward(self, layer: LayerSpec, loads: Loads, tp: int) -> Seconds:
+        """See `Costs.forward`."""
+        return self._sum(layer, loads, tp, lambda kernel: 1.0)
+
+    def backward(self, layer: LayerSpec, loads: Loads, tp: int, turns: tuple[str, ...], recompute: str) -> Seconds:
+        """See `Costs.backward`."""
+
+        def forwards(kernel: Kernel) -> float:
+            again = float(bool(turns) and kernel.kind in _AGAIN[recompute])
+            return sum((_BACKWARD[kernel.kind][turn] for turn in turns), start=again)
+
+        return self._sum(layer, loads, tp, forwards)
+
+    def _sum(self, layer: LayerSpec, loads: Loads, tp: int, factor: Callable[[Kernel], float]) -> Seconds:
+        compute, tensor = np.zeros(loads.shape[:-1]), np.zeros(loads.shape[:-1])
+        for kernel in layer.kernels:
+            times = factor(kernel)
+            if times and not (kernel.kind in COLLECTIVE_KINDS and tp == 1):
+                seconds = times * self.kernel(kernel, loads, tp)
+                if kernel.kind in COLLECTIVE_KINDS:
+                    tensor = tensor + seconds
+                else:
+                    compute = compute + seconds
+        return Seconds(compute, tensor)
+
+    def gather(self, parameters: float, dp: int, inside: bool) -> float:
+        """See `Costs.gather`."""
+        return float(ring(np.asarray(self.element_bytes * parameters), dp, self._link(inside)))
+
+    def reduce(self, parameters: float, dp: int, inside: bool) -> float:
+        """See `Costs.reduce`."""
+        return float(ring(np.asarray(4 * parameters), dp, self._link(inside)))
+
+    def hop(self, size: Times, inside: bool) -> Times:
+        """See `Costs.hop`."""
+        link = self._link(inside)
+        return np.asarray(np.where(np.asarray(size) > 0, link.latency + size / link.bandwidth, 0.0))
+
+    def update(self, parameters: float) -> float:
+        """Adam reads and writes the master weight and two moments, and reads the gradient, all float32."""
+        return 28 * parameters / (self.cluster.memory_bandwidth * self.efficiency.memory)
+
+    def crowding(self, devices: int) -> float:
+        """See `Costs.crowding`."""
+        return 1.0
+
+    def _link(self, inside: bool) -> Link:
+        link = self.cluster.inside if inside else self.cluster.between
+        return Link(link.bandwidth * self.efficiency.link, link.latency)

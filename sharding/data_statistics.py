@@ -1,0 +1,127 @@
+"""The loads that rows of a global batch bring to each module: drawn from a description, or measured."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float
+
+from configs.architectures import AudioConfig, ModelConfig, VisionConfig
+from configs.workloads import Lognormal, SampleKind, SyntheticData
+
+POSITIONS_PER_SECOND = 50  # of Whisper's encoder: 100 mel frames, halved
+MISSES = 16  # samples that a packer tries before it closes a row
+DELIMITERS = 2  # special tokens around every modality's subsequence
+
+Load = Float[np.ndarray, " 3"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DataStatistics:
+    """Loads of some rows that stand for all.
+
+    Attributes:
+        loads: By module, [n, 3]: tokens, squares, items (`layer_spec`).
+    """
+
+    loads: Mapping[str, Float[np.ndarray, "n 3"]]
+
+    def __post_init__(self) -> None:
+        if len({len(loads) for loads in self.loads.values()}) != 1:
+            raise ValueError("DataStatistics: every module needs as many rows; one without load has rows of zeros")
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.loads.values())))
+
+    def mean(self, module: str) -> Load:
+        """The mean load of a row."""
+        return self.loads[module].mean(axis=0)
+
+    def drawn(self, rows: int, seed: int = 0) -> dict[str, Float[np.ndarray, "n 3"]]:
+        """Rows of a global batch: each of the statistics' rows as often as any other, in random order."""
+        random = np.random.default_rng(seed)
+        order = np.concatenate([random.permutation(self.rows) for _ in range(-(-rows // self.rows))])[:rows]
+        return {module: loads[order] for module, loads in self.loads.items()}
+
+
+def describe(data: SyntheticData, model: ModelConfig, rows: int, seed: int = 0) -> DataStatistics:
+    """Draws rows as they are described."""
+    random = np.random.default_rng(seed)
+    shares = np.array([share for _, share in data.kinds])
+    filled = [_row(data, shares / shares.sum(), model, random) for _ in range(rows)]
+    return DataStatistics({name: np.stack([row[name] for row in filled]) for name in filled[0]})
+
+
+def _row(
+    data: SyntheticData, shares: Float[np.ndarray, " k"], model: ModelConfig, random: np.random.Generator
+) -> dict[str, Load]:
+    """One row: samples in random order, those that no longer fit left for other rows, until several in a row don't.
+
+    So a packer with a buffer fills rows. A sample longer than a whole row is cut to it.
+    """
+    loads = _blank(model)
+    backbone, misses = model.backbone.name, 0
+    while misses < MISSES:
+        kind = data.kinds[random.choice(len(shares), p=shares)][0]
+        sample = _sample(kind, model, random)
+        length, room = sample[backbone][0], data.sequence - loads[backbone][0]
+        if length <= room:
+            for name, load in sample.items():
+                loads[name] += load
+        elif length > data.sequence and not loads[backbone][0]:
+            sample[backbone] = np.array([room, room**2, 1.0])
+            return sample
+        else:
+            misses += 1
+    if data.joined:
+        loads[backbone][1] = loads[backbone][0] ** 2
+    return loads
+
+
+def _blank(model: ModelConfig) -> dict[str, Load]:
+    modules = (*model.encoders, model.backbone, *model.generators)
+    return {module.name: np.zeros(3) for module in modules}
+
+
+def _sample(kind: SampleKind, model: ModelConfig, random: np.random.Generator) -> dict[str, Load]:
+    loads = _blank(model)
+    images = random.choice(len(kind.images), p=np.array(kind.images))
+    clips = random.choice(len(kind.clips), p=np.array(kind.clips))
+    sides = [_draw(kind.side, random) for _ in range(images)]
+    seconds = [_draw(kind.seconds, random) for _ in range(clips)]
+    length = round(_draw(kind.text, random))
+    for encoder in model.encoders:
+        items = _SEGMENTS[type(encoder)](encoder, kind, sides, seconds)
+        loads[encoder.name] += (sum(items), sum(item**2 for item in items), len(items))
+        length += sum(item // encoder.merged for item in items) + DELIMITERS * len(items)
+    drawn = random.binomial(images, kind.drawn)
+    for generator in model.generators:
+        loads[generator.name] += (0, 0, drawn)
+        length += generator.conditions * drawn
+    loads[model.backbone.name] += (length, length**2, 1)
+    return loads
+
+
+def _draw(size: Lognormal, random: np.random.Generator) -> float:
+    return float(np.clip(size.median * math.exp(size.spread * random.standard_normal()), size.least, size.most))
+
+
+def _patches(encoder: VisionConfig, kind: SampleKind, sides: list[float], seconds: list[float]) -> list[int]:
+    """Patches of every image or tile that the encoder attends over."""
+    cell = encoder.patch * encoder.merge
+    if not kind.tile:
+        return [max(1, int(side) // cell) ** 2 * encoder.merged for side in sides]
+    each = max(1, kind.tile // cell) ** 2 * encoder.merged
+    counts = [min(kind.most_tiles, max(1, round((side / kind.tile) ** 2))) for side in sides]
+    return [each for count in counts for _ in range(count + (count > 1))]
+
+
+def _positions(encoder: AudioConfig, kind: SampleKind, sides: list[float], seconds: list[float]) -> list[int]:
+    """Encoder positions of every clip."""
+    return [max(1, int(length * POSITIONS_PER_SECOND) // encoder.merge) * encoder.merge for length in seconds]
+
+
+_SEGMENTS = {VisionConfig: _patches, AudioConfig: _positions}

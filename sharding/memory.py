@@ -1,0 +1,32 @@
+"""Bytes on a device: what weights and optimizer take all the time, and what a microbatch leaves for its backward."""
+
+import numpy as np
+from jaxtyping import Shaped
+
+from sharding.costs import Costs, Times
+from sharding.layer_spec import LayerSpec, Loads
+
+Numbers = Shaped[np.ndarray, "..."] | float | int
+"""Shapes that broadcast."""
+
+MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
+
+
+def held_bytes(layer: LayerSpec, loads: Loads, tp: int, recompute: str, costs: Costs) -> Times:
+    """Bytes that one layer keeps from its forward to its backward on each of `tp` tensor ranks, for each load."""
+    kept = layer.kept[recompute]
+    whole = kept.whole.of(loads) / (tp if costs.sequence_parallel else 1)
+    return np.asarray(costs.element_bytes * (kept.split.of(loads) / tp + whole))
+
+
+def state_bytes(parameters: Numbers, trained: Numbers, dp: Numbers, costs: Costs) -> Times:
+    """Bytes of weights, gradients and Adam's state, the float32 state divided among `dp` instances (ZeRO-1).
+
+    Args:
+        parameters: Numbers in the parameters of a device.
+        trained: Those of them that train.
+        dp: Data-parallel instances.
+        costs: For the precision of the compute.
+    """
+    weights = (costs.element_bytes + MASTER_BYTES / dp) * parameters
+    return np.asarray(weights + (GRADIENT_BYTES + MOMENT_BYTES / dp) * trained)

@@ -1,0 +1,81 @@
+"""What DistTrain's Algorithm 1 goes through (arXiv 2408.04275): sizes of data and tensor parallelism; their bounds."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sharding.planners.module_table import ModuleTable
+from sharding.planners.problem import Problem
+from sharding.planners.relaxation import Relaxation
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Candidates:
+    """All sizes that DistTrain's Algorithm 1 goes through, and their relaxed optima.
+
+    Attributes:
+        dp: Data-parallel size of the backbone.
+        tp: Tensor-parallel sizes, in the order of the modules.
+        chunks: Of the backbone.
+        seconds: Relaxed optimum; infinite where the modules need more devices than there are.
+        shares: Devices of each module there.
+    """
+
+    dp: Int[np.ndarray, " c"]
+    tp: Int[np.ndarray, "c i"]
+    chunks: Int[np.ndarray, " c"]
+    seconds: Float[np.ndarray, " c"]
+    shares: Float[np.ndarray, "c i"]
+
+
+def relax(problem: Problem) -> Candidates:
+    """Every candidate's relaxed optimum, which no integer layout of it beats."""
+    dp, tp, chunks, convex = relaxation(problem)
+    return Candidates(dp, tp, chunks, *convex.solve(problem.devices))
+
+
+def relaxation(
+    problem: Problem,
+) -> tuple[Int[np.ndarray, " c"], Int[np.ndarray, "c i"], Int[np.ndarray, " c"], Relaxation]:
+    """All candidates' dp, tp and chunks as in `Candidates`, and their convex problems."""
+    names = problem.graph.names
+    counts = [np.arange(len(problem.divisors)), np.array(problem.chunks)]
+    counts += [np.array(list(problem.tables[name].rate)) for name in names]
+    index, chunks, *tps = (part.ravel() for part in np.meshgrid(*counts, indexing="ij"))
+    dp = problem.divisors[index]
+    work, least = np.zeros((len(dp), len(names))), np.zeros((len(dp), len(names)))
+    warm, constant, fastest = np.zeros_like(work), np.zeros(len(dp)), np.zeros(len(dp))
+    for column, (name, tp) in enumerate(zip(names, tps, strict=True)):
+        table = problem.tables[name]
+        if table.module.backbone:
+            seconds, shortest, longest = (part[index, tp, chunks] for part in _backbone(problem, table))
+            work[:, column], least[:, column] = dp * tp * seconds, dp * tp * shortest
+            constant, fastest = seconds / chunks, seconds / longest
+            continue
+        for size, rate in table.rate.items():
+            here = tp == size
+            work[here, column] = warm[here, column] = dp[here] * rate[index[here]]
+            state = table.whole_state(size, np.array(np.inf))
+            least[here, column] = np.maximum(size, size * state / problem.cluster.memory)
+    return dp, np.stack(tps, axis=1), chunks, Relaxation(work, warm, constant, problem.rows / dp - 1, least, fastest)
+
+
+def _backbone(problem: Problem, table: ModuleTable) -> tuple[Float[np.ndarray, "d t v"], ...]:
+    """Of the ways that fit the memory, by dp, tp and chunks: least seconds of a row, fewest stages, most stages.
+
+    Where none fits, the fewest stages are more than there are devices.
+    """
+    dp, ways = problem.divisors, np.arange(len(table.tp))
+    grid = [part.ravel() for part in np.meshgrid(np.arange(len(dp)), ways, indexing="ij")]
+    behind = table.behind(
+        grid[1], np.ones_like(grid[0]), dp[grid[0]], problem.cluster.memory, problem.rows // dp[grid[0]]
+    )
+    index, way = (part[behind >= int(problem.deep)] for part in grid)
+    shape = (len(dp), int(table.tp.max()) + 1, max(problem.chunks) + 1)
+    seconds, shortest, longest = np.full(shape, np.inf), np.full(shape, problem.devices + 1.0), np.ones(shape)
+    place = (index, table.tp[way], table.chunks[way])
+    np.minimum.at(seconds, place, table.warm[way, 0] * table.chunks[way])
+    np.minimum.at(shortest, place, table.pp[way])
+    np.maximum.at(longest, place, table.pp[way])
+    return np.where(np.isfinite(seconds), seconds, 1.0), shortest, longest

@@ -1,0 +1,304 @@
+"""What a module takes under every way to cut it, for the mean row: made once, read by every planner."""
+
+import dataclasses
+import functools
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+
+from sharding.costs import Costs
+from sharding.layer_spec import LayerSpec
+from sharding.memory import held_bytes, state_bytes
+from sharding.planners.partition import balanced_layers
+from sharding.specs import ModuleSpec
+from sharding.trainable import Turns
+
+DEVIATIONS = 4  # of a microbatch's bytes above the mean; rehearsals check what is really held
+
+
+class Held(NamedTuple):
+    """Bytes that a row leaves for its backward: the mean over rows, their standard deviation, the most."""
+
+    mean: Float[np.ndarray, "..."]
+    spread: Float[np.ndarray, "..."]
+    most: Float[np.ndarray, "..."]
+
+    def at(self, ways: Int[np.ndarray, " n"]) -> "Held":
+        """Of some ways."""
+        return Held(*(part[ways] for part in self))
+
+    def of(self, rows: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+        """What so many rows hold, hardly ever more."""
+        return np.minimum(self.mean * rows + DEVIATIONS * self.spread * np.sqrt(rows), self.most * rows)
+
+    def rows_in(self, room: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+        """How many rows so many bytes have room for: the inverse of `of`; negative where there is no room at all."""
+        room_left = np.maximum(room, 0.0)
+        deviation = DEVIATIONS * self.spread
+        with np.errstate(divide="ignore", invalid="ignore"):
+            root = (np.sqrt(deviation**2 + 4 * self.mean * room_left) - deviation) / (2 * self.mean)
+            rows = np.where(self.most > 0, np.maximum(root**2, room_left / self.most), np.inf)
+        return np.where(room >= 0, rows, -1.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModuleTable:
+    """o counts the ways to cut a module, k the numbers of rows in an instance's microbatch, g its distinct stages.
+
+    Attributes:
+        module: The module.
+        costs: The cost model.
+        rows: Rows of an instance's microbatch.
+        tp, pp, chunks: Of each way.
+        recompute: Of each way.
+        layers: Of each way, how many layers each virtual stage owns.
+        stage: Seconds of the slowest stage for a microbatch, forward and backward.
+        warm: Seconds of a microbatch's way through all stages, forward and backward, over the chunks.
+        parameters, trained: Numbers in the parameters of a device of a stage.
+        ahead: Microbatches a stage holds where nothing comes behind the module; one more of each for what does.
+        held: Bytes of each of them, by row.
+        fixed: Bytes of those that only one chunk of a stage holds.
+        workspace: Bytes of a layer that is computed again, by row.
+    """
+
+    module: ModuleSpec
+    costs: Costs
+    rows: Int[np.ndarray, " k"]
+    tp: Int[np.ndarray, " o"]
+    pp: Int[np.ndarray, " o"]
+    chunks: Int[np.ndarray, " o"]
+    recompute: tuple[str, ...]
+    layers: tuple[tuple[int, ...], ...]
+    stage: Float[np.ndarray, "o k"]
+    warm: Float[np.ndarray, "o k"]
+    parameters: Float[np.ndarray, "o g"]
+    trained: Float[np.ndarray, "o g"]
+    ahead: Float[np.ndarray, "o g"]
+    held: Held
+    fixed: Held
+    workspace: Held
+
+    @functools.cached_property
+    def rate(self) -> dict[int, Float[np.ndarray, " k"]]:
+        """By tp, the least device-seconds of a row: on one stage, nothing computed again that need not be."""
+        return {
+            int(tp): (tp * self.warm * self.chunks[:, None] / self.rows)[(self.tp == tp) & (self.pp == 1)].min(axis=0)
+            for tp in np.unique(self.tp)
+        }
+
+    def whole_state(self, tp: int, dp: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+        """Bytes of weights and optimizer on one of `tp` ranks that hold the whole module, of `dp` instances."""
+        way = int(np.flatnonzero((self.tp == tp) & (self.pp == 1))[0])
+        return state_bytes(self.parameters[way].max(), self.trained[way].max(), dp, self.costs)
+
+    def behind(
+        self,
+        ways: Int[np.ndarray, " n"],
+        rows: Shaped[np.ndarray, " n"],
+        dp: Int[np.ndarray, " n"],
+        memory: float,
+        most: Int[np.ndarray, " n"],
+    ) -> Float[np.ndarray, " n"]:
+        """How many stages may come behind the module before its memory is full; negative where it never fits.
+
+        Args:
+            ways: Numbers of ways to cut it.
+            rows: Of an instance's microbatch.
+            dp: Its instances.
+            memory: Bytes of a device.
+            most: Microbatches of a step: more are never held.
+        """
+        each = self.held.at(ways)
+        room = memory - self.static_bytes(ways, rows, dp)
+        held = each.rows_in(room) / rows[:, None]
+        chunks = self.chunks[ways][:, None]
+        stages = np.floor((held - self.ahead[ways]) / np.where(chunks > 1, 2, 1) + 1e-9)
+        return np.where(held >= most[:, None] * chunks, np.inf, stages).min(axis=1)
+
+    def behind_source(self, ways: Int[np.ndarray, " n"], behind: int) -> Float[np.ndarray, " n"]:
+        """How many stages come behind what feeds the module, counted as microbatches that it then holds at most."""
+        pp, chunked = self.pp[ways], self.chunks[ways] > 1
+        return np.where(chunked, 2 * pp + 2 * behind - 1, pp + behind).astype(float)
+
+    def bytes(
+        self,
+        ways: Int[np.ndarray, " n"],
+        rows: Shaped[np.ndarray, " n"],
+        dp: Int[np.ndarray, " n"],
+        behind: Float[np.ndarray, " n"],
+        most: Int[np.ndarray, " n"],
+    ) -> Float[np.ndarray, " n"]:
+        """Bytes that the fullest stage takes on a device, with so many stages behind the module."""
+        chunks = self.chunks[ways][:, None]
+        ahead = np.minimum(self.ahead[ways] + behind[:, None] * np.where(chunks > 1, 2, 1), most[:, None] * chunks)
+        held = self.held.at(ways).of(ahead * rows[:, None])
+        return (self.static_bytes(ways, rows, dp) + held).max(axis=1)
+
+    def static_bytes(
+        self, ways: Int[np.ndarray, " n"], rows: Shaped[np.ndarray, " n"], dp: Int[np.ndarray, " n"]
+    ) -> Float[np.ndarray, "n g"]:
+        """Bytes that a device of each stage takes all the time."""
+        state = state_bytes(self.parameters[ways], self.trained[ways], dp[:, None], self.costs)
+        again = self.workspace.at(ways).of(rows.astype(float))
+        return state + again[:, None] + self.fixed.at(ways).of(rows[:, None].astype(float))
+
+
+class _Piece(NamedTuple):
+    """What stands before the layers, one layer, or what stands behind them, on one tensor rank.
+
+    Attributes:
+        seconds: Forward and backward, by rows of a microbatch.
+        sizes: Numbers in its parameters, and in those that train.
+        held, again: Bytes kept of a row, and of what is computed again: mean, deviation and most.
+    """
+
+    seconds: Float[np.ndarray, " k"]
+    sizes: Float[np.ndarray, " 2"]
+    held: Float[np.ndarray, " 3"]
+    again: Float[np.ndarray, " 3"]
+
+
+class _Way(NamedTuple):
+    """One way to cut a module; `stages` are its distinct ones, as columns of _stages."""
+
+    tp: int
+    recompute: str
+    pp: int
+    chunks: int
+    layers: tuple[int, ...]
+    stages: list[tuple[int, ...]]
+    pieces: tuple[_Piece, ...]
+
+
+def module_table(
+    module: ModuleSpec,
+    turns: Turns,
+    costs: Costs,
+    loads: Float[np.ndarray, "n 3"],
+    rows: Int[np.ndarray, " k"],
+    recompute: tuple[str, ...],
+    chunks: tuple[int, ...],
+    tensor: tuple[int, ...],
+    longest: int,
+) -> ModuleTable:
+    """Cuts a module in every way.
+
+    Args:
+        module: The module.
+        turns: Which gradients its layers need.
+        costs: The cost model.
+        loads: Of rows that stand for all.
+        rows: Rows of an instance's microbatch to table.
+        recompute, chunks, tensor: Choices; a tensor-parallel size that does not divide the module is none.
+        longest: The most stages; a module that is not divisible has one in any case.
+    """
+    sizes = [tp for tp in tensor if module.splits_over(tp)]
+    depth = min(longest, module.layers) if module.divisible else 1
+    pieces = _Pieces(module, turns, costs, loads, rows)
+    ways = []
+    for tp, choice in itertools.product(sizes, recompute):
+        three = pieces.of(tp, choice)
+        before, layer, after = (float(piece.seconds[0]) for piece in three)
+        for pp, each in itertools.product(range(1, depth + 1), chunks):
+            if each == 1 or 1 < pp <= depth // each:
+                layers = balanced_layers(before, layer, after, module.layers, pp * each)
+                ways.append(_Way(tp, choice, pp, each, layers, _stages(layers, pp), three))
+    return _tabulate(module, costs, rows, ways)
+
+
+class _Pieces:
+    """Costs of a module's three pieces."""
+
+    def __init__(
+        self,
+        module: ModuleSpec,
+        turns: Turns,
+        costs: Costs,
+        loads: Float[np.ndarray, "n 3"],
+        rows: Int[np.ndarray, " k"],
+    ) -> None:
+        self._costs, self._loads = costs, loads
+        self._mean = loads.mean(axis=0) * rows[:, None]
+        whole = turns.of(module.name, 0, module.layers)
+        inner = len(module.before)
+        self._groups = (whole[:inner], whole[inner : inner + 1], whole[inner + 1 :])
+        self._known: dict[tuple[str, int], Float[np.ndarray, " k"]] = {}
+
+    def of(self, tp: int, recompute: str) -> tuple[_Piece, ...]:
+        """What stands before the layers, one of them, and what stands behind."""
+        return tuple(self._piece(group, tp, recompute) for group in self._groups)
+
+    def _piece(self, group: tuple[tuple[LayerSpec, int, tuple[str, ...]], ...], tp: int, recompute: str) -> _Piece:
+        seconds, sizes = np.zeros(len(self._mean)), np.zeros(2)
+        held, again = np.zeros(len(self._loads)), np.zeros(len(self._loads))
+        for layer, _, turns in group:
+            seconds = seconds + self._forward(layer, tp)
+            sizes = sizes + layer.on_rank(tp) * np.array([1.0, "weights" in turns])
+            if turns:
+                seconds = seconds + self._costs.backward(layer, self._mean, tp, turns, recompute).total
+                held = held + held_bytes(layer, self._loads, tp, recompute, self._costs)
+                if recompute != "none":
+                    again = np.maximum(again, held_bytes(layer, self._loads, tp, "none", self._costs))
+        return _Piece(seconds, sizes, _moments(held), _moments(again))
+
+    def _forward(self, layer: LayerSpec, tp: int) -> Float[np.ndarray, " k"]:
+        if (layer.name, tp) not in self._known:
+            self._known[layer.name, tp] = self._costs.forward(layer, self._mean, tp).total
+        return self._known[layer.name, tp]
+
+
+def _moments(held: Float[np.ndarray, " n"]) -> Float[np.ndarray, " 3"]:
+    return np.array([held.mean(), held.std(), held.max()])
+
+
+def _stages(layers: tuple[int, ...], pp: int) -> list[tuple[int, ...]]:
+    """The distinct stages of a module; of equal ones the first, which holds the most microbatches.
+
+    Each is numbers of what stands before the layers, of layers, and of what stands behind them: on its device, held by
+    each microbatch in flight, and held always; and the microbatches in flight. Of a stage with chunks, every chunk of a
+    microbatch counts as one (`interleaved_bounds`), with the layers of the largest; what only one chunk has counts for
+    the microbatches that are in that one.
+    """
+    found: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for place in range(pp):
+        chunks = layers[place::pp]
+        first, last = int(place == 0), int(place == pp - 1)
+        device = (first, sum(chunks), last)
+        if len(chunks) == 1:
+            stage = (*device, *device, 0, 0, 0, pp - place)
+        else:
+            stage = (*device, 0, max(chunks), 0, 2 * pp * first, 0, 2 * last, len(layers) + pp - 2 * place - 1)
+        found.setdefault((*device, max(chunks)), stage)
+    return list(found.values())
+
+
+def _tabulate(module: ModuleSpec, costs: Costs, rows: Int[np.ndarray, " k"], ways: list[_Way]) -> ModuleTable:
+    width = max(len(way.stages) for way in ways)
+    stages = np.array([way.stages + way.stages[-1:] * (width - len(way.stages)) for way in ways], float)  # [o, g, 10]
+    seconds = np.array([[piece.seconds for piece in way.pieces] for way in ways])  # [o, 3, k]
+    sizes = np.array([[piece.sizes for piece in way.pieces] for way in ways])  # [o, 3, 2]
+    held = np.array([[piece.held for piece in way.pieces] for way in ways])  # [o, 3, 3]
+    again = np.array([[piece.again for piece in way.pieces] for way in ways])
+    device, flying, always, ahead = stages[..., :3], stages[..., 3:6], stages[..., 6:9], stages[..., 9]
+    chunks = np.array([way.chunks for way in ways])
+    numbers = np.moveaxis(device @ sizes, 2, 0)
+    return ModuleTable(
+        module,
+        costs,
+        rows,
+        np.array([way.tp for way in ways]),
+        np.array([way.pp for way in ways]),
+        chunks,
+        tuple(way.recompute for way in ways),
+        tuple(way.layers for way in ways),
+        (device @ seconds).max(axis=1),
+        (seconds[:, 0] + module.layers * seconds[:, 1] + seconds[:, 2]) / chunks[:, None],
+        numbers[0],
+        numbers[1],
+        ahead,
+        Held(*np.moveaxis(flying @ held, 2, 0)),
+        Held(*np.moveaxis(always @ held, 2, 0)),
+        Held(*np.moveaxis(again.max(axis=1), 1, 0)),
+    )

@@ -1,0 +1,205 @@
+"""Costs measured on the hardware at hand (`python -m mmjax.profile`), between the sizes that were measured by lines."""
+
+import dataclasses
+import json
+import os
+
+import numpy as np
+
+from configs.errors import UserError
+from sharding.costs import Seconds, Times
+from sharding.json_fields import read_fields, read_file
+from sharding.layer_spec import LayerSpec, Loads
+
+
+class ProfileError(UserError):
+    """A profile that cannot be read, is of other hardware, or lacks what is asked of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerProfile:
+    """Times of one kind of layer on one of `tp` tensor ranks; the lists go together.
+
+    Attributes:
+        layer: Its part and name, `part/name`.
+        tp: Tensor ranks.
+        turns: What the backward found, `data` or `weights` or both.
+        recompute: What the backward computed again.
+        sizes: Tokens of the load, or its items where it has no tokens; ascending.
+        forward, backward: Seconds at each size.
+    """
+
+    layer: str
+    tp: int
+    turns: tuple[str, ...]
+    recompute: str
+    sizes: tuple[float, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.sizes) == len(self.forward) == len(self.backward) >= 1:
+            raise ProfileError(f"profile of {self.layer}: sizes, forward and backward must be as many, at least one")
+        if list(self.sizes) != sorted(set(self.sizes)):
+            raise ProfileError(f"profile of {self.layer}: sizes {list(self.sizes)} must ascend")
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """Seconds of something of a size: `fixed + rate * size`.
+
+    Attributes:
+        fixed: Seconds of the smallest.
+        rate: Seconds of each byte or parameter more.
+    """
+
+    fixed: float
+    rate: float
+
+    def at(self, size: Times) -> Times:
+        """Seconds of a size; nothing takes none."""
+        size = np.asarray(size, float)
+        return np.asarray(np.where(size > 0, self.fixed + self.rate * size, 0.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """All that was measured on one machine.
+
+    Attributes:
+        device_kind: `jax.Device.device_kind` of its devices.
+        devices_per_node: Devices of a host.
+        peak_flops: Of a device; 0 where it is not known.
+        element_bytes: Bytes of a number in compute precision.
+        versions: Of Python and of the packages that matter.
+        layers: Times of layers.
+        gather, reduce, update: By parameters of a device.
+        hop: By bytes.
+        launch: Seconds of a program beside its layers.
+        crowding: How much slower a device is while 1, 2, 4... of the host compute at once; by the power of two.
+    """
+
+    device_kind: str
+    devices_per_node: int
+    peak_flops: float
+    element_bytes: int
+    versions: dict[str, str]
+    layers: tuple[LayerProfile, ...]
+    gather: Line
+    reduce: Line
+    update: Line
+    hop: Line
+    launch: float
+    crowding: tuple[float, ...]
+
+    def to_json(self) -> str:
+        """The profile as JSON."""
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> "Profile":
+        """Reads `to_json`'s format; raises ProfileError naming a key that is unknown or missing."""
+        try:
+            fields = read_fields(json.loads(text), Profile, "the profile", ProfileError)
+        except json.JSONDecodeError as error:
+            raise ProfileError(f"the profile is not JSON: line {error.lineno}: {error.msg}") from error
+        lines = {
+            name: Line(**read_fields(fields.pop(name), Line, f"the profile's {name}", ProfileError))
+            for name in ("gather", "reduce", "update", "hop")
+        }
+        layers = tuple(_layer(entry, number) for number, entry in enumerate(fields.pop("layers")))
+        return Profile(layers=layers, crowding=tuple(fields.pop("crowding")), **lines, **fields)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "Profile":
+        """Reads a profile; errors name the file."""
+        return read_file(path, "profile", Profile.from_json, ProfileError)
+
+    def check_device(self, device_kind: str) -> None:
+        """Raises ProfileError if the profile is of other hardware."""
+        if device_kind != self.device_kind:
+            raise ProfileError(
+                f"the profile was measured on {self.device_kind}, and the device is {device_kind}: measure this one by "
+                "python -m mmjax.profile, or allow the other with --other_device"
+            )
+
+
+def _layer(entry: object, number: int) -> LayerProfile:
+    fields = read_fields(entry, LayerProfile, f"the profile's layers[{number}]", ProfileError)
+    numbers = {name: tuple(map(float, fields[name])) for name in ("sizes", "forward", "backward")}
+    return LayerProfile(**{**fields, **numbers})
+
+
+class ProfiledCosts:
+    """A profile as a cost model (`Costs`).
+
+    Times between measured sizes lie on the line between them, times beyond on the line through the nearest two. What
+    tensor ranks wait for each other is part of the times and not told apart.
+
+    Args:
+        profile: What was measured.
+
+    Attributes:
+        sequence_parallel: Tensor ranks hold what lies between matmuls whole, as the executor runs it.
+    """
+
+    sequence_parallel = False
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.element_bytes, self.peak_flops = profile.element_bytes, profile.peak_flops
+        self.node_devices, self.launch = profile.devices_per_node, profile.launch
+        self._layers = {(each.layer, each.tp, each.turns, each.recompute): each for each in profile.layers}
+
+    def forward(self, layer: LayerSpec, loads: Loads, tp: int) -> Seconds:
+        """See `Costs.forward`."""
+        key = f"{layer.part}/{layer.name}"
+        found = [each for each in self.profile.layers if (each.layer, each.tp) == (key, tp)]
+        if not found:
+            raise ProfileError(f"the profile has no {key} at tp {tp}; measure it by python -m mmjax.profile --tp={tp}")
+        return self._seconds(found[0], found[0].forward, loads)
+
+    def backward(self, layer: LayerSpec, loads: Loads, tp: int, turns: tuple[str, ...], recompute: str) -> Seconds:
+        """See `Costs.backward`."""
+        key = (f"{layer.part}/{layer.name}", tp, turns, recompute)
+        if not turns:
+            return Seconds(np.zeros(loads.shape[:-1]), np.zeros(loads.shape[:-1]))
+        if key not in self._layers:
+            raise ProfileError(
+                f"the profile has no backward of {key[0]} at tp {tp} that finds {' and '.join(turns)} with recompute "
+                f"{recompute}; measure it by python -m mmjax.profile --tp={tp} --recompute={recompute}, with the same "
+                "parts trainable"
+            )
+        return self._seconds(self._layers[key], self._layers[key].backward, loads)
+
+    def _seconds(self, of: LayerProfile, seconds: tuple[float, ...], loads: Loads) -> Seconds:
+        sizes = np.where(loads[..., 0] > 0, loads[..., 0], loads[..., 2])
+        known, times = np.array(of.sizes), np.array(seconds)
+        if len(known) == 1:
+            found = times[0] * sizes / known[0]
+        else:
+            segment = np.clip(np.searchsorted(known, sizes) - 1, 0, len(known) - 2)
+            slope = np.diff(times)[segment] / np.diff(known)[segment]
+            found = times[segment] + slope * (sizes - known[segment])
+        return Seconds(np.asarray(np.maximum(found, 0.0)), np.zeros(sizes.shape))
+
+    def gather(self, parameters: float, dp: int, inside: bool) -> float:
+        """See `Costs.gather`."""
+        return float(self.profile.gather.at(np.asarray(parameters)))
+
+    def reduce(self, parameters: float, dp: int, inside: bool) -> float:
+        """See `Costs.reduce`."""
+        return float(self.profile.reduce.at(np.asarray(parameters)))
+
+    def update(self, parameters: float) -> float:
+        """See `Costs.update`."""
+        return float(self.profile.update.at(np.asarray(parameters)))
+
+    def hop(self, size: Times, inside: bool) -> Times:
+        """See `Costs.hop`."""
+        return self.profile.hop.at(size)
+
+    def crowding(self, devices: int) -> float:
+        """See `Costs.crowding`; between powers of two on a line, beyond the last one as there."""
+        powers = np.arange(len(self.profile.crowding))
+        return float(np.interp(np.log2(devices), powers, self.profile.crowding))

@@ -1,0 +1,196 @@
+"""What a schedule takes: every op's start and end on every instance, from the costs of a step."""
+
+import collections
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sharding.device_groups import arrivals, group_devices, instance_devices
+from sharding.ops import Part, Schedule, ScheduleError, Work
+from sharding.plan import Plan
+from sharding.spans import Span
+from sharding.stage_graph import Edge, Node
+from sharding.step_costs import StepCosts
+from sharding.timeline import Timeline
+
+
+def simulate(plan: Plan, schedule: Schedule, work: Work, costs: StepCosts, rendezvous: bool = False) -> Timeline:
+    """The timeline of one step.
+
+    An op starts once the devices it holds have done what stands before it in the schedule, and what it needs is there:
+    exact for the schedule and the costs given. A stage's instances run apart from each other; those of a hop's target
+    wait for the source's instances whose rows they take. `gather` and `reduce` join the instances of a stage, `norm`
+    joins all devices. A hop takes its seconds from the end of its producer, and a share takes none.
+
+    Args:
+        plan: Where the stages lie.
+        schedule: An order that `check_schedule` accepts.
+        work: What the schedule does.
+        costs: Seconds and bytes.
+        rendezvous: Whether a hop holds the devices at both its ends, as a ppermute program on the compute stream does.
+            By default it holds none (asynchronous sends, DistTrain, arXiv 2408.04275, section 7).
+    """
+    return simulate_on(instance_devices(plan, work.graph.nodes), schedule, work, costs, rendezvous)
+
+
+def simulate_on(
+    devices: Mapping[Node, Int[np.ndarray, "_ _"]],
+    schedule: Schedule,
+    work: Work,
+    costs: StepCosts,
+    rendezvous: bool = False,
+) -> Timeline:
+    """`simulate` on stages whose devices are given as [instances, tensor ranks]."""
+    _check_costs(devices, work, costs)
+    run = _Run(devices, work, costs, rendezvous)
+    for op in schedule.ops:
+        if len(op.parts) > 1:
+            raise ScheduleError(f"{' with '.join(map(str, op.parts))}: a bundle has no costs; give each part an op")
+        run.add(op.parts[0])
+    return Timeline(work, devices, costs, tuple(run.spans), rendezvous)
+
+
+class _Run:
+    """A simulation under way: when each group of devices is free, and what has arrived where."""
+
+    def __init__(
+        self, devices: Mapping[Node, Int[np.ndarray, "_ _"]], work: Work, costs: StepCosts, rendezvous: bool
+    ) -> None:
+        self.spans: list[Span] = []
+        self._graph = work.graph
+        self._costs = costs
+        self._rendezvous = rendezvous
+        groups = group_devices(devices)
+        self._rows = groups.rows
+        self._free = np.zeros(len(groups.sizes))
+        self._ends: dict[tuple[str, Node, int], Float[np.ndarray, " i"]] = {}
+        # What waits for a stage's next op of a kind: how many inputs have come, and when the last of them did.
+        self._arrived: dict[tuple[str, Node, int], tuple[int, Float[np.ndarray, " i"]]] = {}
+        self._weights: dict[Node, float] = collections.defaultdict(float)
+
+    def add(self, part: Part) -> None:
+        """Runs the next op of the schedule."""
+        start, end, tensor = _STEPS[part.kind](self, part)
+        self.spans.append(Span(part, start, end, tensor))
+
+    def compute(self, part: Part) -> tuple[Float[np.ndarray, " i"], ...]:
+        kind, node, number = part.kind, part.node, part.microbatch
+        stage = self._costs.stages[node]
+        forward = kind == "forward"
+        inputs = self._graph.sources[node] if forward else self._graph.targets[node]
+        rows = self._rows[node]
+        start = self._free[rows].max(axis=1)
+        if inputs:
+            count, ready = self._arrived.pop((kind, node, number), (0, start))
+            if count < len(inputs):
+                raise ScheduleError(f"{part} stands before what it needs; only {count} of {len(inputs)} inputs came")
+            start = np.maximum(start, ready)
+        if forward and node in self._weights:
+            start = np.maximum(start, self._weights[node])
+        end = start + (stage.forward if forward else stage.backward)[number]
+        self._free[rows] = end[:, None]
+        self._ends[kind, node, number] = end
+        return start, end, (stage.forward_tensor if forward else stage.backward_tensor)[number]
+
+    def hop(self, part: Part) -> tuple[Float[np.ndarray, " i"], ...]:
+        forward = part.kind == "hop"
+        kind = "forward" if forward else "backward"
+        edge: Edge = (part.node, part.target) if forward else (part.target, part.node)
+        seconds = (self._costs.hops if forward else self._costs.hops_back)[edge][part.microbatch]
+        produced = self._ends.get((kind, part.node, part.microbatch))
+        if produced is None:
+            raise ScheduleError(f"{part} stands before the {kind} it follows")
+        start = arrivals(produced, len(seconds))
+        if self._rendezvous:
+            start = np.maximum(start, self._meet(part))
+        end = start + seconds
+        if self._rendezvous:
+            self._hold(part, end)
+        key = (kind, part.target, part.microbatch)
+        count, ready = self._arrived.get(key, (0, end))
+        self._arrived[key] = (count + 1, np.maximum(ready, end))
+        return start, end, np.zeros_like(end)
+
+    def _meet(self, part: Part) -> Float[np.ndarray, " i"]:
+        """When both ends of a hop are free, for every instance of its target."""
+        here = self._free[self._rows[part.node]].max(axis=1)
+        there = self._free[self._rows[part.target]].max(axis=1)
+        return np.maximum(there, arrivals(here, len(there)))
+
+    def _hold(self, part: Part, end: Float[np.ndarray, " i"]) -> None:
+        here, there = self._rows[part.node], self._rows[part.target]
+        np.maximum.at(self._free, there, end[:, None])
+        np.maximum.at(self._free, here, arrivals(end, len(here))[:, None])
+
+    def share(self, part: Part) -> tuple[Float[np.ndarray, " i"], ...]:
+        """A parameter goes from all instances of a stage to all of another, in no time."""
+        kind = "gather" if part.kind == "share" else "reduce"
+        moment = max(float(self._ends[kind, node, -1].max()) for node in (part.node, part.target))
+        if self._rendezvous:
+            moment = max(float(self._free[self._rows[node]].max()) for node in (part.node, part.target))
+            self._free[self._rows[part.node]] = self._free[self._rows[part.target]] = moment
+        if part.kind == "share":
+            self._weights[part.target] = max(self._weights[part.target], moment)
+        return _all_at(moment, moment, len(self._rows[part.target]))
+
+    def collective(self, part: Part) -> tuple[Float[np.ndarray, " i"], ...]:
+        """Joins the instances of a stage."""
+        rows = self._rows[part.node]
+        start = float(self._free[rows].max())
+        end = start + getattr(self._costs.stages[part.node], part.kind)
+        self._free[rows] = end
+        spans = _all_at(start, end, len(rows))
+        self._ends[part.kind, part.node, -1] = spans[1]
+        return spans
+
+    def update(self, part: Part) -> tuple[Float[np.ndarray, " i"], ...]:
+        rows = self._rows[part.node]
+        start = self._free[rows].max(axis=1)
+        end = start + self._costs.stages[part.node].update
+        self._free[rows] = end[:, None]
+        return start, end, np.zeros_like(end)
+
+    def norm(self, part: Part) -> tuple[Float[np.ndarray, " i"], ...]:
+        moment = float(self._free.max())
+        self._free[:] = moment
+        return _all_at(moment, moment, 1)
+
+
+_STEPS = {
+    "forward": _Run.compute,
+    "backward": _Run.compute,
+    "hop": _Run.hop,
+    "hop_back": _Run.hop,
+    "share": _Run.share,
+    "share_back": _Run.share,
+    "gather": _Run.collective,
+    "reduce": _Run.collective,
+    "update": _Run.update,
+    "norm": _Run.norm,
+}
+
+
+def _all_at(start: float, end: float, instances: int) -> tuple[Float[np.ndarray, " i"], ...]:
+    return np.full(instances, start), np.full(instances, end), np.zeros(instances)
+
+
+def _check_costs(devices: Mapping[Node, Int[np.ndarray, "_ _"]], work: Work, costs: StepCosts) -> None:
+    """Raises ScheduleError if the costs are not of this work on these devices."""
+    for node in work.graph.nodes:
+        _check_shape(f"the costs of stage {node}", costs.stages, node, work, devices[node])
+    for source, target in work.graph.edges:
+        _check_shape("StepCosts.hops", costs.hops, (source, target), work, devices[target])
+        if source in work.backward:
+            _check_shape("StepCosts.hops_back", costs.hops_back, (source, target), work, devices[source])
+
+
+def _check_shape(name: str, table: Mapping, key: Node | Edge, work: Work, held: Int[np.ndarray, "_ _"]) -> None:
+    if key not in table:
+        raise ScheduleError(f"{name}: there are none for {key}; give [microbatches, instances]")
+    found = getattr(table[key], "forward", table[key]).shape
+    if found != (work.microbatches, len(held)):
+        raise ScheduleError(
+            f"{name}: {key} has shape {list(found)}, but the step has {work.microbatches} microbatches "
+            f"on {len(held)} instances"
+        )

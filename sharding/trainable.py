@@ -1,0 +1,65 @@
+"""Which parts of a model train, which stages they lie on, and which turns of the backward every layer then has."""
+
+import dataclasses
+
+from configs.errors import UserError
+from sharding.layer_spec import LayerSpec
+from sharding.plan import Plan, stage_layers
+from sharding.specs import ModuleGraph
+from sharding.stage_graph import Node
+
+
+def trained_parts(graph: ModuleGraph, trainable: tuple[str, ...]) -> frozenset[str]:
+    """The parts that train, by name, or `all`, or `projectors`; raises UserError for a name that is no part."""
+    parts = tuple(part for module in graph.modules for part in module.parts)
+    groups = {"all": parts, "projectors": tuple(part for part in parts if part.endswith("_projector"))}
+    for name in trainable:
+        if name not in groups and name not in parts:
+            raise UserError(f"trainable names {name!r}; choose from {', '.join((*groups, *parts))}")
+    return frozenset(part for name in trainable for part in groups.get(name, (name,)))
+
+
+def trained_stages(plan: Plan, graph: ModuleGraph, trains: frozenset[str]) -> frozenset[Node]:
+    """Stages that hold a layer of a part that trains."""
+    return frozenset(
+        (unit.name, stage)
+        for unit in plan.units
+        for stage, runs in enumerate(stage_layers(unit, graph))
+        if any(layer.part in trains for name, *span in runs for layer, _ in graph[name].run(*span))
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Turns:
+    """Which turns of the backward each layer has: `data`, the gradient of its input, and `weights`.
+
+    Attributes:
+        graph: The modules.
+        trains: Parts that train.
+    """
+
+    graph: ModuleGraph
+    trains: frozenset[str]
+
+    def of(self, module: str, first: int, last: int) -> tuple[tuple[LayerSpec, int, tuple[str, ...]], ...]:
+        """What a stage with these layers of a module holds: the layer, its number, its turns."""
+        spec = self.graph[module]
+        data = self.reaches(module)
+        if first:
+            data = data or any(layer.part in self.trains for layer, _ in spec.run(0, first))
+        runs = []
+        for layer, count in spec.run(first, last):
+            weights = ("weights",) if layer.part in self.trains else ()
+            # Of equal layers that train, all but perhaps the first hand a gradient on.
+            inner = data or (bool(weights) and count > 1)
+            runs.append((layer, count, (("data",) if inner else ()) + weights))
+            data = data or bool(weights)
+        return tuple(runs)
+
+    def reaches(self, module: str) -> bool:
+        """Whether something before a module trains."""
+        return any(self.reaches(source) or self.has(source) for source in self.graph[module].inputs)
+
+    def has(self, module: str) -> bool:
+        """Whether something in a module trains."""
+        return any(part in self.trains for part in self.graph[module].parts)

@@ -1,0 +1,180 @@
+"""The models of the papers: every gin file is read, and holds as many parameters as its authors say."""
+
+import dataclasses
+import functools
+import math
+import pathlib
+import re
+
+import gin
+import jax
+import pytest
+
+import configs
+from configs import architectures
+from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from mmjax import cli
+from mmjax.models.parameters import abstract_module
+from mmjax.models.pieces import model_modules
+from mmjax.training.reduced import reduced_model
+from sharding.specs import module_graph
+from tests.configs.published import MODELS, PARTS, TOLERANCE, Published
+
+FOLDER = pathlib.Path(configs.__file__).parent / "models"
+FILES = sorted(FOLDER.glob("*.gin"))
+DOCUMENT = FOLDER.parents[1] / "docs" / "models.md"
+SMALL = BackboneConfig(depth=1)
+SCOPE = re.compile(r"^(\w+)/architectures\.(\w+):$", re.MULTILINE)
+BINDING_OF_A_MODEL = ("name", "merge", "image_size")  # what a model may set of a part
+
+Part = VisionConfig | AudioConfig | BackboneConfig | GeneratorConfig
+
+
+@functools.cache
+def parts() -> dict[str, Part]:
+    """Every part by its scope."""
+    cli.parse_flags(["tests"])
+    found = {}
+    for path in sorted((FOLDER / "parts").glob("*.gin")):
+        cli.parse_gin(f"models/parts/{path.name}")
+        for scope, kind in SCOPE.findall(path.read_text()):
+            with gin.config_scope(scope):
+                found[scope] = cli.configured(getattr(architectures, kind))
+    return found
+
+
+@functools.cache
+def model(name: str) -> ModelConfig:
+    cli.parse_flags(["tests"])
+    cli.parse_gin(f"models/{name}.gin")
+    return cli.configured(ModelConfig)
+
+
+@functools.cache
+def parameters(config: ModelConfig) -> dict[str, int]:
+    """By trainable part, as `vision` and `vision_projector`."""
+    found: dict[str, int] = {}
+    for module in model_modules(config):
+        shapes = abstract_module(module)
+        for piece in module.pieces:
+            size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes[piece.name]))
+            found[piece.owner] = found.get(piece.owner, 0) + size
+    return found
+
+
+@functools.cache
+def part_parameters(part: Part) -> int:
+    wholes = {
+        VisionConfig: lambda: ModelConfig((part,), SMALL, ()),
+        AudioConfig: lambda: ModelConfig((part,), SMALL, ()),
+        BackboneConfig: lambda: ModelConfig((), part, ()),
+        GeneratorConfig: lambda: ModelConfig((), SMALL, (part,)),
+    }
+    return parameters(wholes[type(part)]())[part.name]
+
+
+def parts_named(name: str) -> list[str]:
+    """Scopes that a model's file names, in the order of its modules."""
+    return re.findall(r"@(\w+)/architectures", (FOLDER / f"{name}.gin").read_text())
+
+
+def deviation(ours: int, published: Published) -> float:
+    return ours / (published.parameters * 1e9) - 1
+
+
+def test_every_part_has_a_published_number_and_no_number_is_of_no_part():
+    assert set(parts()) == set(PARTS)
+    assert set(MODELS) <= {path.stem for path in FILES}
+
+
+def check(ours: int, published: Published) -> None:
+    off = deviation(ours, published)
+    if published.deviation is None:
+        assert abs(off) <= TOLERANCE, f"{off:+.1%} of {published.parameters} B ({published.source})"
+    else:
+        assert abs(off) > TOLERANCE, f"{off:+.1%} needs no reason"
+        assert abs(off - published.deviation) < 0.001, f"{off:+.2%}, not {published.deviation:+.1%}"
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_has_the_published_parameters_or_a_reason(name):
+    check(part_parameters(parts()[name]), PARTS[name])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_has_the_published_parameters_or_a_reason(name):
+    check(sum(parameters(model(name)).values()), MODELS[name])
+
+
+@pytest.mark.parametrize("name", [path.stem for path in FILES])
+def test_a_model_is_made_of_the_parts_it_names(name):
+    config = model(name)
+    modules = (*config.encoders, config.backbone, *config.generators)
+    assert len(parts_named(name)) == len(modules)
+    for scope, module in zip(parts_named(name), modules, strict=True):
+        part = parts()[scope]
+        own = {field: getattr(module, field) for field in BINDING_OF_A_MODEL if hasattr(module, field)}
+        assert dataclasses.replace(part, **own) == module
+    assert config.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("name", [path.stem for path in FILES])
+def test_a_model_can_be_verified_small(name):
+    small = reduced_model(model(name), 40)
+    assert sum(parameters(small).values()) < 1e8
+    assert [type(encoder) for encoder in small.encoders] == [type(encoder) for encoder in model(name).encoders]
+    assert max(module.layers for module in module_graph(small).modules) <= 4
+
+
+def test_every_model_that_the_papers_name_is_there():
+    shapes = {path.stem: model(path.stem) for path in FILES}
+    disttrain = {name: shapes[f"mllm_{name}"] for name in ("9b", "15b", "72b")}
+    assert [8 * of.generators[0].image_size for of in disttrain.values()] == [512, 512, 1024]
+    assert [of.backbone.depth for of in disttrain.values()] == [32, 40, 80]
+    orchmllm = [shapes[f"mllm_{name}"] for name in ("10b", "18b", "84b")]
+    assert [[encoder.merged for encoder in of.encoders] for of in orchmllm] == [[1, 2], [4, 2], [4, 4]]
+    assert all(not of.generators for of in orchmllm)
+    with_internvit = {name for name in shapes if name.startswith("internvit_6b_")}
+    assert len(with_internvit) == 5 and len([name for name in shapes if name.startswith("eva_clip_")]) == 4
+    assert len([name for name in shapes if name.startswith("llava_1_6_")]) == 3
+    two = {name for name in shapes if re.search("vit_.*_vit_", name)}
+    assert two == {"vit_11b_vit_5b_gpt_175b", "vit_22b_vit_5b_gpt_175b", "vit_22b_vit_11b_gpt_175b"}
+
+
+def billions(number: int) -> str:
+    return f"{number / 1e9:.3g} B"
+
+
+def against(ours: int, published: Published) -> str:
+    """Cells: ours, published, difference, source."""
+    source = published.source + (f": {published.reason}" if published.reason else "")
+    return f"{billions(ours)} | {published.parameters:.3g} B | {deviation(ours, published):+.1%} | {source}"
+
+
+def part_rows() -> str:
+    """Table of the parts for the document."""
+    rows = ["| part | width x layers | parameters | published | difference | source |", "|---|---|---|---|---|---|"]
+    for name, part in parts().items():
+        shape = "U-Net" if isinstance(part, GeneratorConfig) else f"{part.width:,} x {part.depth}"
+        rows.append(f"| `{name}` | {shape} | {against(part_parameters(part), PARTS[name])} |")
+    return "\n".join(rows)
+
+
+def model_rows() -> str:
+    """Table of the models for the document."""
+    rows = [
+        "| file | what it is | parts | parameters | published | difference | source |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for path in FILES:
+        comment = path.read_text().splitlines()[0].removeprefix("# ").rstrip(".")
+        names = ", ".join(f"`{name}`" for name in parts_named(path.stem))
+        ours = sum(parameters(model(path.stem)).values())
+        counts = against(ours, MODELS[path.stem]) if path.stem in MODELS else f"{billions(ours)} | | |"
+        rows.append(f"| `{path.stem}` | {comment} | {names} | {counts} |")
+    return "\n".join(rows)
+
+
+@pytest.mark.parametrize("rows", [part_rows, model_rows])
+def test_the_document_has_these_numbers(rows):
+    assert rows() in DOCUMENT.read_text(), f"docs/models.md has another table than\n{rows()}"

@@ -1,0 +1,85 @@
+"""Small planning problems of all kinds."""
+
+import dataclasses
+
+from hypothesis import strategies as st
+
+from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.clusters import ClusterConfig, Link
+from configs.workloads import Lognormal, SampleKind, SyntheticData
+from sharding.costs import AnalyticCosts
+from sharding.data_statistics import DataStatistics, describe
+from sharding.planners.problem import Problem
+from sharding.specs import module_graph
+from sharding.trainable import trained_parts
+
+VISION = VisionConfig(width=64, depth=3, heads=2, ffn=128, patch=16)
+AUDIO = AudioConfig(width=64, depth=2, heads=2, ffn=128)
+BACKBONE = BackboneConfig(vocabulary=512, width=128, depth=4, heads=4, kv_heads=2, ffn=256)
+GENERATOR = GeneratorConfig(image_size=16, widths=(32,), head_width=16, groups=4, condition_width=32)
+MODEL = ModelConfig((VISION,), BACKBONE, (GENERATOR,))
+ENCODERS = ((), (VISION,), (VISION, AUDIO))
+TRAINABLE = (("all",), ("projectors",), ("projectors", "backbone"), ("generator_projector", "generator"))
+
+
+def cluster(memory: float) -> ClusterConfig:
+    """Slow devices with little memory, four in a node."""
+    return ClusterConfig("toy", ("toy",), 1e10, memory, 1e10, 4, Link(1e9, 1e-6), Link(1e8, 1e-5))
+
+
+def data(spread: float = 0.4) -> SyntheticData:
+    """Rows of 256 tokens with pictures, clips and text."""
+    kind = SampleKind(
+        Lognormal(20.0, spread),
+        images=(0.3, 0.7),
+        side=Lognormal(100.0, spread, 32.0, 192.0),
+        drawn=0.5,
+        clips=(0.5, 0.5),
+        seconds=Lognormal(1.0, spread, 0.2, 2.0),
+    )
+    return SyntheticData(256, ((kind, 1.0),))
+
+
+def problem(
+    model: ModelConfig = MODEL,
+    devices: int = 8,
+    rows: int = 8,
+    memory: float = 1e9,
+    trainable: tuple[str, ...] = ("all",),
+    chunks: tuple[int, ...] = (1,),
+    spread: float = 0.4,
+) -> Problem:
+    """A problem on toy devices."""
+    graph, toy = module_graph(model), cluster(memory)
+    statistics = describe(data(spread), model, 16)
+    trains = trained_parts(graph, trainable)
+    return Problem(graph, AnalyticCosts(toy), toy, devices, rows, statistics, trains, chunks=chunks)
+
+
+def uniform(of: Problem) -> Problem:
+    """The same with rows that are all the mean row."""
+    mean = {name: of.data.mean(name)[None] for name in of.graph.names}
+    return dataclasses.replace(of, data=DataStatistics(mean))
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> dict:
+    """For `cook`, apart from it because beartype draws random numbers, which Hypothesis forbids inside a strategy."""
+    return {
+        "encoders": draw(st.sampled_from(ENCODERS)),
+        "generators": draw(st.sampled_from([(), (GENERATOR,)])),
+        "devices": draw(st.integers(3, 14)),
+        "rows": draw(st.sampled_from([2, 6, 8])),
+        "memory": draw(st.sampled_from([6e6, 1.2e7, 3e7, 1e9])),
+        "trainable": draw(st.sampled_from(TRAINABLE)),
+        "chunks": draw(st.sampled_from([(1,), (1, 2)])),
+    }
+
+
+def cook(recipe: dict) -> Problem:
+    """A problem from its recipe; parts that the model lacks do not train."""
+    recipe = dict(recipe)
+    model = ModelConfig(recipe.pop("encoders"), BACKBONE, recipe.pop("generators"))
+    parts = {part for module in module_graph(model).modules for part in module.parts} | {"all", "projectors"}
+    trainable = tuple(name for name in recipe.pop("trainable") if name in parts)
+    return problem(model, trainable=trainable, **recipe)

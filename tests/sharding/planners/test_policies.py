@@ -1,0 +1,124 @@
+"""Every policy's plans run, fit and take no less than their work; where nothing fits, the reason and what would do."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from configs.architectures import ModelConfig
+from configs.errors import UserError
+from sharding.plan import PlanError, check_plan
+from sharding.planners import disaggregated, rigid
+from sharding.planners.auto import POLICIES, auto, choose, run_policy, runs
+from sharding.planners.layouts import place, unit
+from sharding.planners.ratio import flops_shares
+from sharding.planners.shortage import least_devices
+from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, cook, problem, recipes
+
+
+def busiest(timeline):
+    """Seconds that a step takes at least: the busiest instance of any stage, and one microbatch's way."""
+    stages = timeline.costs.stages
+    alone = max(float((of.forward + of.backward).sum(axis=0).max()) for of in stages.values())
+    backbone = [of for node, of in stages.items() if node[0] == "backbone"]
+    return max(alone, sum(float((of.forward + of.backward).min()) for of in backbone))
+
+
+@given(recipes())
+@settings(max_examples=4, deadline=None)
+def test_plans_are_valid_fit_and_take_no_less_than_their_bounds(recipe):
+    of = cook(recipe)
+    for policy in POLICIES:
+        outcome = run_policy(of, policy)
+        if not outcome.rehearsed:
+            assert outcome.reason
+            continue
+        plan, timeline = outcome.plan, outcome.timeline
+        assert max(device for unit in plan.units for device in unit.devices) < of.devices
+        assert max(timeline.memory_of(lane) for lane in timeline.lanes) <= of.cluster.memory
+        assert timeline.step >= busiest(timeline) * (1 - 1e-9)
+        if not policy.startswith("rigid"):
+            check_plan(plan, of.graph, of.rows, of.devices)
+
+
+def test_auto_takes_the_shortest_step_that_runs():
+    of = problem(devices=12)
+    outcomes = [run_policy(of, policy) for policy in POLICIES]
+    best = choose(of, outcomes)
+    able = [each for each in outcomes if each.rehearsed and runs(of, each.plan)]
+    assert len(able) >= 2
+    assert best.timeline.step <= min(each.timeline.step for each in able) * 1.001
+    assert auto(of).plan == best.plan
+
+
+def test_rigid_replicates_encoders_inside_the_tensor_group():
+    of = problem(devices=12, rows=4)
+    plan = rigid.plans(of, pp=1)[0]
+    own = plan.unit_of("backbone")
+    assert (own.tp, own.dp, own.pp) == (2, 2, 1)
+    for name in ("vision", "generator"):
+        assert (plan.unit_of(name).tp, plan.unit_of(name).dp) == (1, own.tp * own.dp)
+    assert plan.device_count == 12 and plan.microbatches == 2
+    with pytest.raises(PlanError, match="not divisible"):
+        check_plan(plan, of.graph, of.rows, of.devices)
+
+
+def test_the_first_stage_holds_all_encoders():
+    plan = rigid.first_stage_plans(problem(devices=8, rows=4), pp=2)[0]
+    first = plan.unit_of("vision")
+    assert first.modules == ("vision", "backbone") and first.layers == (VISION.depth + 2, 2)
+    several = problem(ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,)), devices=8, rows=4)
+    plan = rigid.first_stage_plans(several, pp=2)[0]
+    own = plan.unit_of("backbone")
+    assert plan.unit_of("vision").devices == plan.unit_of("audio").devices == own.stage_devices(0)
+
+
+def test_ratio_divides_by_flops():
+    of = problem(devices=12)
+    shares = flops_shares(of)
+    assert sum(shares.values()) == pytest.approx(1) and shares["backbone"] > shares["generator"] > 0
+    plan = run_policy(of, "ratio").plan
+    for name, share in shares.items():
+        assert len(plan.unit_of(name).devices) <= max(1, int(share * 12))
+
+
+def test_tensor_groups_lie_in_one_node():
+    small, large = unit(("a",), 3, 1, (1,), "none"), unit(("b",), 1, 4, (1, 1), "none")
+    plan = place([small, large], 1)
+    assert plan.unit_of("b").devices == tuple(range(8)) and plan.unit_of("a").devices == (8, 9, 10)
+    plans = disaggregated.plans(problem(devices=14))
+    for made in (each for plan in plans for each in plan.units):
+        groups = np.array(made.devices).reshape(-1, made.tp) // 4
+        assert (groups == groups[:, :1]).all()
+
+
+@pytest.mark.parametrize("memory", [6e6, 9e6])
+def test_a_model_that_fits_no_plan_says_what_is_lacking_and_which_cluster_would_do(memory):
+    small = problem(devices=3, rows=4, memory=memory)
+    least = least_devices(small)
+    total = sum(least.values())
+    assert total > 3
+    with pytest.raises(PlanError, match=rf"smallest cluster of toy that would do has {total} devices") as caught:
+        disaggregated.plans(small)
+    assert re.search(r"unit backbone: .* it needs [\d.]+ MB on each, [\d.]+ MB more", str(caught.value))
+    assert disaggregated.plans(dataclasses.replace(small, devices=total))
+    with pytest.raises(PlanError):
+        disaggregated.plans(dataclasses.replace(small, devices=total - 1))
+
+
+def test_a_model_that_no_number_of_devices_holds():
+    with pytest.raises(PlanError, match=r"unit generator needs .* no number of these devices will do"):
+        disaggregated.plans(problem(memory=1e5))
+
+
+def test_an_unknown_policy_names_the_known_ones():
+    with pytest.raises(UserError, match="no policy 'best'; choose from auto, rigid, .*disaggregated"):
+        run_policy(problem(), "best")
+
+
+def test_no_policy_has_a_plan():
+    of = problem(memory=1e5)
+    with pytest.raises(PlanError, match="rigid, rigid_first_stage: .*disaggregated: unit generator"):
+        choose(of, [run_policy(of, policy) for policy in POLICIES])

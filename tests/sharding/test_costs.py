@@ -1,0 +1,130 @@
+"""The roofline: bounds that every layer keeps, what tensor ranks divide, and what recomputation adds."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
+from configs.clusters import CLUSTERS, ClusterConfig, Link, find_cluster
+from configs.errors import UserError
+from mmjax.training.flops import peak_flops
+from sharding.costs import AnalyticCosts, Efficiency, ring, useful_flops
+from sharding.layer_spec import Amount, Kept, Kernel, LayerSpec, matmul
+from sharding.specs import module_graph
+
+CLUSTER = ClusterConfig("toy", ("toy",), 100.0, 1e6, 50.0, 4, Link(10.0, 0.5), Link(2.0, 1.0))
+PERFECT = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 0.0)
+TOY = AnalyticCosts(CLUSTER, PERFECT, element_bytes=2)
+
+
+def layer(*kernels):
+    return LayerSpec("toy", "toy", kernels, 0, 0, {"none": Kept()}, Amount())
+
+
+def loads(*values):
+    return np.array(values, float)
+
+
+def test_a_kernel_takes_the_longer_of_arithmetic_and_memory():
+    square = layer(matmul("square", 10, 10))
+    # 200 FLOPs a token at 100 a second; (20 a token + 100 weights) numbers of 2 bytes at 50 a second.
+    seconds = TOY.forward(square, loads((1, 1, 1), (10, 100, 1)), 1).total
+    np.testing.assert_allclose(seconds, [(20 + 100) * 2 / 50, 20.0])
+
+
+def test_tensor_ranks_divide_what_is_split_and_wait_for_collectives():
+    block = layer(Kernel("gather", "all_gather", elements=Amount(8)), matmul("up", 10, 10))
+    whole = layer(Kernel("gather", "all_gather", elements=Amount(8)), matmul("up", 10, 10, split=False))
+    load = loads(100, 10_000, 1)
+    one, two = TOY.forward(block, load, 1), TOY.forward(block, load, 2)
+    assert one.tensor == 0 and two.compute == one.compute / 2
+    assert two.tensor == 0.5 + 2 * 800 / 2 / 10  # one of two shares, over the link inside a node
+    assert TOY.forward(whole, load, 2).compute == one.compute
+    assert TOY.forward(block, load, 8).tensor == 7 * (1.0 + 2 * 800 / 8 / 2)  # over the link between nodes
+
+
+def test_norms_are_divided_by_sequence_parallelism_only():
+    norm = layer(Kernel("norm", "memory", elements=Amount(100), split=False))
+    without = dataclasses.replace(TOY, sequence_parallel=False)
+    load = loads(10, 0, 0)
+    assert TOY.forward(norm, load, 2).total == without.forward(norm, load, 2).total / 2
+
+
+def test_the_backward_is_what_it_has_to_find_and_what_it_computes_again():
+    square, load = layer(matmul("square", 10, 10)), loads(100, 0, 0)
+    forward = TOY.forward(square, load, 1).total
+    for turns, recompute, times in (((), "full", 0), (("data",), "none", 1), (("data", "weights"), "full", 3)):
+        assert TOY.backward(square, load, 1, turns, recompute).total == times * forward
+    assert TOY.backward(square, load, 1, ("weights",), "selective").total == forward
+
+
+def test_useful_work_counts_neither_recomputation_nor_a_gradient_of_attention_parameters():
+    attention = Kernel("attention", "attention", Amount(squares=4))
+    both = layer(matmul("square", 10, 10), attention)
+    load = loads(3, 9, 1)
+    assert useful_flops(both, load, ()) == 600 + 36
+    assert useful_flops(both, load, ("weights",)) == 1200 + 36
+    assert useful_flops(both, load, ("data", "weights")) == 1800 + 3 * 36
+
+
+def test_an_empty_load_takes_no_time():
+    block = module_graph(ModelConfig()).backbone.layer
+    assert AnalyticCosts(CLUSTERS["a100"]).forward(block, loads((0, 0, 0), (5, 25, 1)), 1).total[0] == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 4000), st.integers(1, 20), st.sampled_from([1, 2, 4, 8]), st.sampled_from(sorted(CLUSTERS)))
+def test_nothing_is_faster_than_the_data_sheet_and_more_is_never_faster(length, segments, tp, name):
+    model = ModelConfig(
+        (VisionConfig(width=64, heads=8, ffn=128),),
+        BackboneConfig(width=64, heads=8, kv_heads=8, ffn=128, vocabulary=64),
+        (),
+    )
+    cluster = CLUSTERS[name]
+    costs = AnalyticCosts(cluster)
+    load = loads(length * segments, length**2 * segments, segments)
+    for module in module_graph(model).modules:
+        for spec, _ in module.whole:
+            forward = costs.forward(spec, load, tp).total
+            assert forward * cluster.peak_flops * tp >= spec.flops.of(load)
+            assert costs.forward(spec, 2 * load, tp).total >= forward
+            backward = costs.backward(spec, load, tp, ("data", "weights"), "none").total
+            again = costs.backward(spec, load, tp, ("data", "weights"), "full").total
+            assert backward >= forward and np.isclose(again, backward + forward)
+
+
+def test_a_ring_sends_all_but_one_share():
+    assert ring(np.array(80.0), 4, Link(10.0, 0.5)) == 3 * (0.5 + 80 / 4 / 10)
+    assert ring(np.array(80.0), 1, Link(10.0, 0.5)) == 0
+
+
+def test_hops_gathers_reductions_and_updates():
+    assert TOY.hop(np.array([0.0, 20.0]), True).tolist() == [0.0, 0.5 + 2.0]
+    assert TOY.gather(40.0, 2, inside=True) == 0.5 + 2 * 40 / 2 / 10
+    assert TOY.reduce(40.0, 2, inside=False) == 1.0 + 4 * 40 / 2 / 2
+    assert TOY.update(100.0) == 28 * 100 / 50
+    assert TOY.crowding(8) == 1
+
+
+def test_clusters_are_found_by_name_and_devices_by_theirs():
+    assert find_cluster("h200") is CLUSTERS["h200"]
+    with pytest.raises(UserError, match="no cluster 'a900'; choose from a800, a100"):
+        find_cluster("a900")
+    for kind, name in (("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA H200", "h200"), ("NVIDIA A800-SXM4-80GB", "a800")):
+        assert peak_flops(kind) == CLUSTERS[name].peak_flops
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Efficiency(matmul=1.5), "Efficiency.matmul is 1.5"),
+        (lambda: Link(0.0, 0.0), "bandwidth 0.0 must be positive"),
+        (lambda: dataclasses.replace(CLUSTER, memory=0.0), "ClusterConfig.memory is 0.0"),
+    ],
+)
+def test_descriptions_check_themselves(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

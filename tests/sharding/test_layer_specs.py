@@ -1,0 +1,114 @@
+"""Specs against the Flax modules that are built from the same dataclasses: parameters and FLOPs, exactly."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from mmjax.models.parameters import abstract_module, define
+from mmjax.models.pieces import model_modules
+from mmjax.models.whole import run_module
+from mmjax.training.flops import count_flops
+from sharding.layer_spec import Amount, Kernel
+from sharding.specs import module_graph
+
+VISION = VisionConfig(width=24, depth=3, heads=2, ffn=40, patch=4, merge=2)
+AUDIO = AudioConfig(width=16, depth=2, heads=2, ffn=24, mels=6, merge=2)
+BACKBONE = BackboneConfig(vocabulary=48, width=32, depth=3, heads=4, kv_heads=2, ffn=56)
+GENERATOR = GeneratorConfig(
+    image_size=16, patch=2, widths=(8, 16, 32), blocks=2, attentions=(1,), head_width=8, groups=4, condition_width=12
+)
+MODELS = {
+    "gated": ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,)),
+    "plain, tied": ModelConfig(
+        (VISION,),
+        dataclasses.replace(BACKBONE, gated=False, tie_embeddings=True),
+        (dataclasses.replace(GENERATOR, attentions=(0, 2), blocks=1),),
+    ),
+}
+POSITIONS, TOKENS, IMAGES = 16, 20, 3
+
+
+def flops(model, name):
+    """Of the Flax module's forward over one row that is one segment."""
+    modules = {module.name: module for module in model_modules(model)}
+    batch = {
+        "patches": ((1, POSITIONS, VISION.patch_width), jnp.float32),
+        "frames": ((1, 2 * POSITIONS, AUDIO.mels), jnp.float32),
+        "images": ((1, IMAGES, 16, 16, 3), jnp.float32),
+        "weights": ((1, IMAGES if name == "generator" else TOKENS), jnp.float32),
+        "samples": ((1, IMAGES), jnp.int32),
+        "seed_and_step": ((2,), jnp.int32),
+        "generator_conditions": ((1, IMAGES, GENERATOR.conditions), jnp.int32),
+    }
+    length = TOKENS if name == "backbone" else POSITIONS
+    positions = (1, length, 2) if name == "vision" else (1, length)
+    batch |= {"positions": (positions, jnp.int32)}
+    batch |= dict.fromkeys(
+        ("segments", "tokens", "branches", "targets", "vision_index", "audio_index"), ((1, length), jnp.int32)
+    )
+    inputs = {
+        "backbone": {
+            "vision": (1, POSITIONS // 4, BACKBONE.width),
+            "audio": (1, POSITIONS // 2, BACKBONE.width),
+        },
+        "generator": {"backbone": (1, IMAGES, GENERATOR.conditions, BACKBONE.width)},
+    }.get(name, {})
+    inputs = {source: shape for source, shape in inputs.items() if source in modules}
+    return count_flops(
+        functools.partial(run_module, modules[name]),
+        abstract_module(modules[name]),
+        {source: jax.ShapeDtypeStruct(shape, jnp.float32) for source, shape in inputs.items()},
+        {field: jax.ShapeDtypeStruct(*of) for field, of in batch.items()},
+    )
+
+
+CASES = [(name, module.name) for name, model in MODELS.items() for module in module_graph(model).modules]
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_parameters_are_those_of_the_flax_module(model, name):
+    module = next(module for module in model_modules(MODELS[model]) if module.name == name)
+    leaves = jax.tree.leaves(abstract_module(module))
+    assert module_graph(MODELS[model])[name].parameter_count == sum(math.prod(leaf.shape) for leaf in leaves)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_a_tensor_rank_holds_what_the_spec_says(model, name, tp):
+    module = next(module for module in model_modules(MODELS[model]) if module.name == name)
+    held = 0
+    for piece in module.pieces:
+        definition = define(piece)
+        shapes = jax.tree.leaves(definition.shapes)
+        splits = jax.tree.leaves(definition.splits, is_leaf=lambda split: isinstance(split, tuple))
+        for shape, split in zip(shapes, splits, strict=True):
+            held += (piece.layers or 1) * math.prod(shape.shape) // (tp if "tensor" in split else 1)
+    spec = module_graph(MODELS[model])[name]
+    assert held == sum((layer.parameters / tp + layer.whole_parameters) * count for layer, count in spec.whole)
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_flops_are_those_of_the_flax_module(model, name):
+    spec = module_graph(MODELS[model])[name]
+    loads = {
+        "backbone": (TOKENS, 2 * TOKENS**2, 1),  # the mask of the plain form hides half of what it computes
+        "generator": (0, 0, IMAGES),
+    }.get(name, (POSITIONS, POSITIONS**2, 1))
+    assert spec.forward_flops(np.array(loads, float)) == flops(MODELS[model], name)
+
+
+def test_amounts_add_up_and_take_arrays_of_loads():
+    amount = Amount(1.0, 0.5) + Amount(items=3.0) * 2
+    loads = np.array([[[1.0, 4.0, 2.0], [0.0, 0.0, 1.0]]])
+    np.testing.assert_array_equal(amount.of(loads), [[15.0, 6.0]])
+
+
+def test_an_unknown_kind_of_kernel_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"kernel conv: there is no kind 'convolve'; choose from matmul, attention"):
+        Kernel("conv", "convolve")

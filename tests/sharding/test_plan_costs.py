@@ -1,0 +1,173 @@
+"""A plan's costs: sums over its layers, the turns each needs, bytes held, and exposed collectives."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.clusters import CLUSTERS
+from sharding.costs import AnalyticCosts
+from sharding.plan import Plan, PlanError, UnitPlan, one_device
+from sharding.plan_costs import instance_loads, plan_costs
+from sharding.schedule import Work, build_schedule
+from sharding.simulate import simulate
+from sharding.specs import module_graph
+from sharding.stage_graph import stage_graph
+from sharding.trainable import Turns, trained_parts, trained_stages
+
+MODEL = ModelConfig(
+    (VisionConfig(width=64, depth=3, heads=4, ffn=128),),
+    BackboneConfig(vocabulary=256, width=128, depth=4, heads=4, kv_heads=2, ffn=256),
+    (GeneratorConfig(image_size=16),),
+)
+GRAPH = module_graph(MODEL)
+COSTS = AnalyticCosts(CLUSTERS["a100"])
+ROWS = {
+    "vision": np.array([[64.0, 64.0**2, 1.0], [128.0, 2 * 64.0**2, 2.0]] * 2),
+    "backbone": np.array([[200.0, 100.0**2 * 2, 2.0]] * 4),
+    "generator": np.array([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]] * 2),
+}
+ALL = trained_parts(GRAPH, ("all",))
+CUT = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(3,)),
+        UnitPlan("backbone", ("backbone",), (2, 3), dp=1, tp=1, layers=(1, 3), recompute=("full", "none")),
+        UnitPlan("generator", ("generator",), (4,)),
+    ),
+    microbatches=2,
+)
+
+
+def test_rows_go_to_instances_in_order():
+    rows = np.arange(24.0).reshape(8, 3)
+    np.testing.assert_array_equal(instance_loads(rows, 2, 2)[1, 0], rows[4] + rows[5])
+    assert instance_loads(rows, 4, 1).sum() == rows.sum()
+
+
+def test_more_instances_than_rows_share_out_the_items_of_a_row():
+    rows = np.array([[50.0, 500.0, 5.0], [0.0, 0.0, 0.0]])
+    dealt = instance_loads(rows, 2, 4)
+    np.testing.assert_array_equal(dealt[0, :, 2], [2, 1, 1, 1])
+    np.testing.assert_array_equal(dealt[0, :, 0], [20, 10, 10, 10])
+    assert not dealt[1].any()
+    with pytest.raises(PlanError, match="dp 3 neither divides the 2 rows"):
+        instance_loads(np.ones((2, 3)), 1, 3)
+    with pytest.raises(PlanError, match="5 rows of the global batch are not divisible by 2 microbatches"):
+        instance_loads(np.ones((5, 3)), 2, 1)
+
+
+def test_stages_add_up_to_one_device_but_for_recomputation():
+    whole, cut = plan_costs(one_device(GRAPH, 2), GRAPH, COSTS, ROWS, ALL), plan_costs(CUT, GRAPH, COSTS, ROWS, ALL)
+    one, two = whole.stages["backbone", 0], [cut.stages["backbone", stage] for stage in (0, 1)]
+    np.testing.assert_allclose(two[0].forward + two[1].forward, one.forward)
+    np.testing.assert_allclose(two[0].flops + two[1].flops, one.flops)
+    again = two[0].backward + two[1].backward - one.backward
+    np.testing.assert_allclose(again, two[0].forward)  # the first stage computes all of its forward again
+    assert cut.flops == pytest.approx(whole.flops) and cut.tokens == 800
+
+
+def test_flops_are_three_forwards_where_all_trains_and_attention_has_no_parameters():
+    of = plan_costs(one_device(GRAPH), GRAPH, COSTS, ROWS, ALL)
+    for module in GRAPH.modules:
+        forward = module.forward_flops(ROWS[module.name]).sum()
+        assert of.stages[module.name, 0].flops.sum() <= 3 * forward
+    # Nothing before the encoder wants the gradient of its pixels.
+    pixels = GRAPH["vision"].before[0].flops.of(ROWS["vision"]).sum()
+    vision = of.stages["vision", 0].flops.sum()
+    assert vision == pytest.approx(3 * GRAPH["vision"].forward_flops(ROWS["vision"]).sum() - pixels)
+
+
+def test_full_recomputation_holds_least_and_none_most():
+    held = {}
+    for choice in ("none", "selective", "full"):
+        units = tuple(dataclasses.replace(unit, recompute=(choice,) * unit.stages) for unit in CUT.units)
+        of = plan_costs(dataclasses.replace(CUT, units=units), GRAPH, COSTS, ROWS, ALL)
+        held[choice] = of.stages["backbone", 1].held[0, 0]
+    assert held["full"] < held["selective"] < held["none"]
+
+
+def test_static_bytes_are_weights_gradients_and_a_share_of_the_optimizer():
+    of = plan_costs(CUT, GRAPH, COSTS, ROWS, ALL).stages["vision", 0]
+    parameters = GRAPH["vision"].parameter_count
+    assert of.static == pytest.approx(parameters * (2 + 4 + (4 + 8) / 2))
+
+
+def test_only_the_first_chunk_exposes_its_gather_and_reduction():
+    unit = UnitPlan("backbone", ("backbone",), (2, 3), dp=2, layers=(2, 2), recompute=("none", "none"), chunks=2)
+    plan = Plan((CUT.units[0], unit, CUT.units[2]), 2, "interleaved")
+    of = plan_costs(plan, GRAPH, COSTS, ROWS, ALL)
+    first, second = of.stages["backbone", 0], of.stages["backbone", 1]
+    assert first.gather > 0 and first.reduce > first.gather and second.gather == second.reduce == 0
+
+
+FROZEN = {
+    ("projectors",): {"vision_projector": ("weights",), "backbone": ("data",), "vision": ()},
+    ("projectors", "vision"): {"vision_projector": ("data", "weights"), "backbone": ("data",)},
+    ("generator",): {"vision": (), "vision_projector": (), "backbone": (), "generator_projector": ()},
+    ("backbone",): {"vision": (), "backbone": ("data", "weights"), "generator": ("data",)},
+}
+
+
+@pytest.mark.parametrize("trainable", FROZEN)
+def test_frozen_layers_have_the_turns_that_others_need_of_them(trainable):
+    turns = Turns(GRAPH, trained_parts(GRAPH, trainable))
+    found = {}
+    for module in GRAPH.modules:
+        for layer, _, of in turns.of(module.name, 0, module.layers):
+            found[layer.part] = of  # the last layer of a part
+    for part, expected in FROZEN[trainable].items():
+        assert found[part] == expected, part
+
+
+def test_what_has_no_turn_takes_no_time_backward_and_holds_nothing():
+    of = plan_costs(CUT, GRAPH, COSTS, ROWS, trained_parts(GRAPH, ("generator",)))
+    for node in (("vision", 0), ("backbone", 0), ("backbone", 1)):
+        stage = of.stages[node]
+        assert not stage.backward.any() and not stage.held.any() and stage.reduce == stage.update == 0
+    assert of.stages["generator", 0].backward.any() and not of.hops_back
+
+
+def test_hops_carry_what_the_next_stage_takes():
+    of = plan_costs(CUT, GRAPH, COSTS, ROWS, ALL)
+    link = COSTS.cluster.inside
+    seconds = of.hops[("vision", 0), ("backbone", 0)][0, 0]
+    size = 2 * 128 * (64 + 128) / 4  # bfloat16, backbone width, merged patches of both rows
+    assert seconds == pytest.approx(link.latency + size / (link.bandwidth * COSTS.efficiency.link))
+    # A row without an image to draw sends nothing.
+    conditions = of.hops[("backbone", 1), ("generator", 0)]
+    assert conditions.shape == (2, 1) and conditions.all()
+
+
+def published(width, depth, heads, batch, tp, pp, chunks):
+    """MFU of GPT training on A100s by the simulator, with selective recomputation and sequence parallelism."""
+    backbone = BackboneConfig(
+        vocabulary=51200, width=width, depth=depth, heads=heads, kv_heads=heads, ffn=4 * width, gated=False
+    )
+    graph = module_graph(ModelConfig((), backbone, (), "bfloat16"))
+    stages = pp * chunks
+    unit = UnitPlan(
+        "backbone",
+        ("backbone",),
+        tuple(range(tp * pp)),
+        tp=tp,
+        layers=(depth // stages,) * stages,
+        recompute=("selective",) * stages,
+        chunks=chunks,
+    )
+    plan = Plan((unit,), batch, "interleaved" if chunks > 1 else "1f1b")
+    trains = trained_parts(graph, ("all",))
+    nodes = trained_stages(plan, graph, trains)
+    rows = {"backbone": np.tile([2048.0, 2048.0**2, 1.0], (batch, 1))}
+    work = Work(stage_graph(plan, graph), batch, nodes, nodes)
+    return simulate(plan, build_schedule(plan, graph, nodes), work, plan_costs(plan, graph, COSTS, rows, trains)).mfu
+
+
+@pytest.mark.parametrize(
+    ("setting", "mfu"),
+    [((6144, 48, 64, 4, 8, 1, 1), 0.415), ((12288, 96, 96, 64, 8, 8, 3), 0.514)],
+    ids=["22B", "175B"],
+)
+def test_text_only_training_reaches_about_the_published_share_of_the_peak(setting, mfu):
+    """arXiv 2205.05198, table 5: what the efficiencies were calibrated on, and may not drift from."""
+    assert published(*setting) == pytest.approx(mfu, rel=0.15)

@@ -1,0 +1,86 @@
+"""Profiles: lines between measured sizes, JSON, and refusals of what was not measured or measured elsewhere."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from sharding.layer_spec import Amount, Kept, LayerSpec
+from sharding.profiled_costs import LayerProfile, Line, Profile, ProfiledCosts, ProfileError
+
+BLOCKS = LayerSpec("blocks", "backbone", (), 0, 0, {"none": Kept()}, Amount())
+UNET = LayerSpec("unet", "generator", (), 0, 0, {"none": Kept()}, Amount())
+BOTH = ("data", "weights")
+PROFILE = Profile(
+    "toy device",
+    8,
+    0.0,
+    4,
+    {"jax": "0"},
+    (
+        LayerProfile("backbone/blocks", 2, BOTH, "none", (100.0, 200.0, 400.0), (1.0, 2.0, 8.0), (2.0, 4.0, 16.0)),
+        LayerProfile("generator/unet", 1, BOTH, "none", (4.0,), (2.0,), (4.0,)),
+    ),
+    gather=Line(1.0, 0.5),
+    reduce=Line(2.0, 0.0),
+    update=Line(0.0, 1.0),
+    hop=Line(3.0, 0.1),
+    launch=0.25,
+    crowding=(1.0, 1.5, 2.5),
+)
+COSTS = ProfiledCosts(PROFILE)
+
+
+def test_times_lie_on_lines_between_the_sizes_and_beyond_them():
+    loads = np.array([[100.0, 0, 1], [150.0, 0, 1], [300.0, 0, 1], [500.0, 0, 1], [50.0, 0, 1]])
+    np.testing.assert_allclose(COSTS.forward(BLOCKS, loads, 2).total, [1.0, 1.5, 5.0, 11.0, 0.5])
+    np.testing.assert_allclose(COSTS.backward(BLOCKS, loads, 2, BOTH, "none").total, [2.0, 3.0, 10.0, 22.0, 1.0])
+
+
+def test_one_size_alone_is_in_proportion_and_items_stand_for_tokens():
+    loads = np.array([[[0.0, 0.0, 8.0]]])
+    assert COSTS.forward(UNET, loads, 1).total.tolist() == [[4.0]]
+    assert COSTS.backward(UNET, loads, 1, (), "none").total.tolist() == [[0.0]]
+
+
+def test_once_a_step_and_hops():
+    assert COSTS.gather(10.0, 2, True) == 6.0 and COSTS.reduce(10.0, 2, True) == 2.0 and COSTS.update(10.0) == 10.0
+    assert COSTS.hop(np.array([0.0, 10.0]), True).tolist() == [0.0, 4.0]
+    assert [COSTS.crowding(devices) for devices in (1, 2, 4, 8)] == [1.0, 1.5, 2.5, 2.5]
+
+
+def test_what_was_not_measured_is_refused_with_the_command_that_measures_it():
+    with pytest.raises(ProfileError, match=r"no backbone/blocks at tp 4; measure it by python -m mmjax.profile --tp=4"):
+        COSTS.forward(BLOCKS, np.ones((1, 3)), 4)
+    with pytest.raises(ProfileError, match=r"finds data with recompute full; .* --tp=2 --recompute=full"):
+        COSTS.backward(BLOCKS, np.ones((1, 3)), 2, ("data",), "full")
+
+
+def test_another_device_is_refused():
+    PROFILE.check_device("toy device")
+    with pytest.raises(ProfileError, match="measured on toy device, and the device is cpu: .* --other_device"):
+        PROFILE.check_device("cpu")
+
+
+def test_json_round_trip_and_errors_name_the_file(tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(PROFILE.to_json())
+    assert Profile.load(path) == PROFILE
+    document = json.loads(PROFILE.to_json()) | {"extra": 1}
+    path.write_text(json.dumps(document))
+    with pytest.raises(ProfileError, match=r"profile.json: the profile has the unknown key 'extra'"):
+        Profile.load(path)
+    path.write_text("{")
+    with pytest.raises(ProfileError, match="profile.json: the profile is not JSON: line 1"):
+        Profile.load(path)
+    with pytest.raises(ProfileError, match="cannot be read"):
+        Profile.load(tmp_path / "missing.json")
+
+
+def test_layer_profiles_check_themselves():
+    of = PROFILE.layers[0]
+    with pytest.raises(ProfileError, match="sizes, forward and backward must be as many"):
+        dataclasses.replace(of, sizes=(1.0,))
+    with pytest.raises(ProfileError, match=r"sizes \[200.0, 100.0, 400.0\] must ascend"):
+        dataclasses.replace(of, sizes=(200.0, 100.0, 400.0))
