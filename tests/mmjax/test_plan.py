@@ -1,0 +1,52 @@
+"""`python -m mmjax.plan` in a process of its own: a model and a training run, tables and JSON, and what it refuses."""
+
+import json
+import subprocess
+import sys
+
+from sharding.plan import Plan
+
+ALONE = """
+import runpy, sys
+sys.argv = ["plan", *sys.argv[1:]]
+try:
+    runpy.run_module("mmjax.plan", run_name="__main__")
+finally:
+    print("jax is there" if "jax" in sys.modules else "no jax", file=sys.stderr)
+"""
+
+
+def run(*arguments, program=("-m", "mmjax.plan"), code=0):
+    ran = subprocess.run([sys.executable, *program, *arguments], capture_output=True, text=True)
+    assert ran.returncode == code, ran.stderr
+    return ran
+
+
+def test_a_model_is_planned_by_every_policy_without_jax(tmp_path):
+    path = tmp_path / "plan.json"
+    wanted = ("--gin_file=models/mllm_9b.gin", "--devices=48", "--rows=48", f"--output={path}", "--json")
+    ran = run(*wanted, program=("-c", ALONE))
+    assert ran.stderr.strip() == "no jax"
+    found = json.loads(ran.stdout)
+    policies = {each["policy"]: each for each in found["policies"]}
+    assert list(policies) == ["rigid", "rigid_first_stage", "ratio", "disaggregated"]
+    for each in policies.values():
+        assert 0 < each["mfu"] < 1 and each["step_seconds"] > 0 and each["devices"] <= 48
+        shares = [cause["share"] for cause in each["idle"].values()]
+        assert abs(sum(shares) + each["busy"]["share"] - 1) < 1e-6
+    best = policies[found["choice"]]
+    assert best["step_seconds"] == min(each["step_seconds"] for each in policies.values())
+    assert Plan.load(path) == Plan.from_json(json.dumps(found["plan"]))
+
+
+def test_a_training_run_is_planned_on_its_own_source_and_shown_as_tables():
+    shown = run("--gin_file=tiny.gin", "--cluster=cpu", "--devices=4", "--policy=disaggregated").stdout
+    assert "at most 4 devices of cpu" in shown
+    for words in ("disaggregated", "Where modules lie", "Share of the step", "Choice: disaggregated"):
+        assert words in shown
+
+
+def test_what_is_not_known_is_named_with_what_is():
+    assert "choose from a800, a100, h100, h200, cpu" in run("--cluster=tpu", code=2).stderr
+    refused = run("--policy=disaggregated", "--devices=8", code=2).stderr
+    assert "unit backbone" in refused and "GB more than a800 has" in refused and "smallest cluster" in refused

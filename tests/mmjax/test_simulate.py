@@ -1,0 +1,90 @@
+"""The command that simulates a plan: what it prints, draws and refuses. It runs as users run it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sharding.plan import Plan, UnitPlan
+from sharding.specs import module_graph
+from tests.profiles import described_profile
+from tests.tiny import tiny_model
+
+
+def simulate(*arguments, **settings):
+    command = [sys.executable, "-m", "mmjax.simulate", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, **settings)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    units = (
+        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(32,)),
+        UnitPlan("backbone", ("backbone",), tuple(range(2, 18)), dp=2, tp=4, layers=(16, 16), recompute=("full",) * 2),
+        UnitPlan("generator", ("generator",), (18, 19), dp=2),
+    )
+    Plan(units, microbatches=16).save(path)
+    return path
+
+
+def test_a_plan_is_simulated_and_drawn_without_jax(plan, tmp_path):
+    page, trace = tmp_path / "timeline.html", tmp_path / "trace.json"
+    (tmp_path / "jax.py").write_text("raise RuntimeError('a plan is simulated without jax')")
+    done = simulate(
+        f"--plan={plan}",
+        "--gin_file=models/mllm_9b.gin",
+        "--rows=32",
+        f"--page={page}",
+        f"--trace={trace}",
+        "--json",
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["plan"]["microbatches"] == 16 and document["devices"] == 20
+    assert document["step_seconds"] > 0 and 0 < document["mfu"] < 1
+    assert page.read_text().startswith("<!doctype html>") and json.loads(trace.read_text())["traceEvents"]
+
+
+def test_it_prints_stages_and_says_what_does_not_fit(plan):
+    done = simulate(f"--plan={plan}", "--gin_file=models/mllm_72b.gin", "--rows=32", "--cluster=a800")
+    assert done.returncode == 2 and "layers [16, 16] add up to 32, but its modules have 80" in done.stderr
+    done = simulate(f"--plan={plan}", "--gin_file=models/mllm_9b.gin", "--rows=32", "--cluster=cpu")
+    assert done.returncode == 0 and "MFU" in done.stdout
+    assert "backbone 0 does not fit: it needs" in done.stdout and "of the 2.0 GB of a device" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--plan is missing"),
+        (["--plan={plan}", "--cluster=a900"], "there is no cluster 'a900'; choose from a800"),
+        (["--plan={plan}", "--gin_file=models/mllm_9b.gin", "--devices=8"], "needs device"),
+        (
+            ["--plan={plan}", "--gin_file=models/mllm_9b.gin", "--rows=33"],
+            "33 rows of the global batch are not divisible",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_a_line(plan, arguments, message):
+    done = simulate(*(argument.format(plan=plan) for argument in arguments))
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_profile_is_taken_for_its_own_hardware_and_plans_keep_to_what_it_measured(tmp_path):
+    path, kept = tmp_path / "profile.json", tmp_path / "plan.json"
+    path.write_text(described_profile(module_graph(tiny_model()), "cpu", (1, 2)).to_json())
+    arguments = ("--gin_file=tiny.gin", "--devices=4", f"--profile={path}", "--json")
+    command = [sys.executable, "-m", "mmjax.plan", *arguments, "--cluster=cpu", f"--output={kept}"]
+    planned = subprocess.run(command, capture_output=True, text=True)
+    assert planned.returncode == 0, planned.stderr
+    assert 0 < json.loads(planned.stdout)["policies"][0]["mfu"]
+    assert {unit.tp for unit in Plan.load(kept).units} <= {1, 2}
+    assert {choice for unit in Plan.load(kept).units for choice in unit.recompute} == {"none"}
+    refused = simulate(f"--plan={kept}", "--cluster=a800", *arguments)
+    assert refused.returncode == 2 and "measured on cpu, and the device is NVIDIA A800" in refused.stderr
+    allowed = simulate(f"--plan={kept}", "--cluster=a800", "--other_device", *arguments)
+    assert allowed.returncode == 0 and json.loads(allowed.stdout)["mfu"] > 0, allowed.stderr
