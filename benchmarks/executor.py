@@ -22,16 +22,12 @@ def main() -> int:
     import jax
 
     from benchmarks.turns import EXECUTOR, GOAL, PLAN, describe, device_a_module, measure, versions
-    from data.pipeline import training_batches
     from mmjax.training.config import TrainConfig, choose_plan
+    from mmjax.training.workload import first_batches
 
     config = cli.configured(TrainConfig)
     plan, _ = choose_plan(config, jax.device_count())
-    batches = training_batches(config.data, config.model, config.source("train"))
-    try:
-        arrays = [next(batches).arrays for _ in range(4)]
-    finally:
-        batches.close()
+    arrays = [batch.arrays for batch in first_batches(config, 4)]
     plans = {EXECUTOR: device_a_module(config.model, plan), PLAN: plan}
     result = measure(config, plans, arrays, _STEPS.value) | {"versions": versions()}
     print(json.dumps(result) if _JSON.value else describe(result))

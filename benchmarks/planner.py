@@ -1,0 +1,61 @@
+"""`python -m benchmarks.planner`: how fast the planner is, how near to the optimum, and DistTrain's models simulated.
+
+A row each with name, value, goal, whether it is met, and the paper's figure beside it (arXiv 2408.04275).
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from absl import flags
+
+from mmjax import cli
+
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of tables.")
+_MODELS = flags.DEFINE_list("models", ["mllm_9b", "mllm_15b", "mllm_72b"], "Models of configs/models to simulate.")
+
+DATA = "data/laion_like.gin"
+
+
+def main() -> int:
+    """0 if every goal is met, else 1."""
+    from benchmarks.planner_models import explain_difference, simulate_model
+    from benchmarks.planner_speed import measure_speed
+    from benchmarks.turns import versions
+    from configs.architectures import ModelConfig
+    from configs.workloads import SyntheticData
+
+    described = {}
+    for name in dict.fromkeys((*_MODELS.value, "mllm_72b")):
+        cli.parse_gin(f"models/{name}.gin", DATA)
+        described[name] = (cli.configured(ModelConfig), cli.configured(SyntheticData))
+    rows = measure_speed(*described["mllm_72b"])
+    for name in _MODELS.value:
+        rows += simulate_model(name, *described[name])
+    rows += explain_difference("mllm_72b", *described["mllm_72b"])
+    if _JSON.value:
+        print(json.dumps({"rows": rows, "versions": versions()}))
+    else:
+        _show(rows)
+    return 0 if all(row["met"] in (True, None) for row in rows) else 1
+
+
+def _show(rows: list[Mapping[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for name in ("name", "value", "goal", "met", "paper"):
+        table.add_column(name, justify="left" if name == "name" else "right")
+    for row in rows:
+        met = {True: "yes", False: "no", None: ""}[row["met"]]
+        table.add_row(row["name"], _number(row["value"]), _number(row["goal"]), met, _number(row["paper"]))
+    Console(highlight=False).print(table)
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,54 @@
+"""`python -m benchmarks.prediction`: does a profile of the layers tell what a step of the plan takes on this machine?
+
+The layers are timed on a shallow model (`mmjax.profile`), the plan's ops are costed from them, and every op of real
+steps is then run alone and waited for. On a CPU the sums are compared, because its devices share the cores.
+"""
+
+import json
+
+from absl import flags
+
+from mmjax import cli
+
+_PROFILE = flags.DEFINE_string("profile", "", "Profile of this machine; default: measure one now.")
+_STEPS = flags.DEFINE_integer("steps", 8, "Steps of which every op is timed.", lower_bound=1)
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
+
+GOAL = 0.15
+
+
+def main() -> int:
+    """Predicts, measures and prints by kind of op; 1 if the sums differ by more than the goal."""
+    cli.parse_gin("quickstart.gin")
+    import jax
+
+    from mmjax.automatic import measured_profile, problem_of
+    from mmjax.training.config import TrainConfig, choose_plan
+    from mmjax.training.engine import Engine
+    from mmjax.training.measured import by_kind, measure_ops
+    from mmjax.training.workload import first_batches
+    from sharding.profiled_costs import Profile
+
+    config = cli.configured(TrainConfig)
+    plan, _ = choose_plan(config, jax.device_count())
+    taken = first_batches(config, 4)
+    profile = Profile.load(_PROFILE.value) if _PROFILE.value else measured_profile(config, taken[0])
+    timeline = problem_of(config, profile, taken[0], jax.device_count()).rehearse(plan)
+    predicted = by_kind({span.part: float(span.seconds.max()) for span in timeline.spans})
+    engine = Engine(config.model, plan, taken[0].arrays, config.settings)
+    measured = by_kind(measure_ops(engine, [batch.arrays for batch in taken], _STEPS.value))
+    ratio = sum(predicted.values()) / sum(measured.values())
+    result = {"predicted": predicted, "measured": measured, "ratio": ratio, "goal": GOAL, "device": profile.device_kind}
+    if _JSON.value:
+        print(json.dumps(result))
+    else:
+        print(f"{'milliseconds':14}{'predicted':>11}{'measured':>11}")
+        for kind, seconds in measured.items():
+            print(f"{kind:14}{predicted.get(kind, 0.0) * 1e3:11.1f}{seconds * 1e3:11.1f}")
+        print(f"{'all':14}{sum(predicted.values()) * 1e3:11.1f}{sum(measured.values()) * 1e3:11.1f}")
+        print(f"predicted / measured = {ratio:.3f}; the goal is within {GOAL:.0%} of 1")
+    return 0 if abs(ratio - 1) <= GOAL else 1
+
+
+if __name__ == "__main__":
+    cli.run(main)
