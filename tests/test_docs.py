@@ -24,8 +24,8 @@ def quickstart() -> TrainConfig:
     return cli.configured(TrainConfig)
 
 
-def test_there_are_three_plans_to_copy():
-    assert len(PLANS) == 3
+def test_there_are_four_plans_to_copy():
+    assert len(PLANS) == 4
 
 
 @pytest.mark.parametrize("text", PLANS)
