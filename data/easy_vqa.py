@@ -116,7 +116,7 @@ class EasyVQA:
         """The picture as uint8[height, width, 3].
 
         Raises:
-            CorruptImageError: Its file cannot be read.
+            BadSampleError: Its file cannot be read.
         """
         # Two threads may decode the same picture once each; both write the same pixels.
         if image_id not in self._images:

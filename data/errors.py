@@ -9,15 +9,15 @@ class DataError(UserError):
     """Data or its configuration cannot be used as it is; the message names the culprit and the mend."""
 
 
-class CorruptImageError(DataError):
-    """An image file cannot be read.
+class BadSampleError(DataError):
+    """One sample cannot be used; the pipeline puts it into quarantine and goes on.
 
     Attributes:
-        path: The file.
-        reason: What the decoder said.
+        where: Names it: a file, a member of a tar, a row.
+        reason: What is wrong with it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
-        super().__init__(f"image {os.fspath(path)} cannot be read ({reason}); replace or remove it")
-        self.path = os.fspath(path)
+    def __init__(self, where: str | os.PathLike[str], reason: str) -> None:
+        super().__init__(f"{os.fspath(where)} cannot be read ({reason}); replace or remove it")
+        self.where = os.fspath(where)
         self.reason = reason

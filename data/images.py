@@ -6,21 +6,21 @@ import os
 import numpy as np
 from PIL import Image
 
-from data.errors import CorruptImageError, DataError
+from data.errors import BadSampleError, DataError
 
 
 def load_image(path: str | os.PathLike[str]) -> np.ndarray:
     """Reads an image file as RGB, uint8[height, width, 3].
 
     Raises:
-        CorruptImageError: The file is missing, truncated or no image.
+        BadSampleError: The file is missing, truncated or no image.
     """
     try:
         with Image.open(path) as image:
             return np.asarray(image.convert("RGB"))
     # Pillow's decoders let nearly anything through for a damaged file: OSError, SyntaxError, ValueError, struct.error.
     except Exception as error:
-        raise CorruptImageError(path, f"{type(error).__name__}: {error}") from error
+        raise BadSampleError(path, f"{type(error).__name__}: {error}") from error
 
 
 def save_image(path: str | os.PathLike[str], image: np.ndarray) -> None:

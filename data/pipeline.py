@@ -15,7 +15,7 @@ import numpy as np
 
 from configs.architectures import ModelConfig
 from data.batch import GlobalBatch, global_batch
-from data.errors import CorruptImageError, DataError
+from data.errors import BadSampleError, DataError
 from data.packing import Capacity, pack, packable, stack
 from data.report import Refusals
 from data.samples import Sample, SampleFormat
@@ -228,7 +228,7 @@ def _dataset(
     def load(number: SupportsIndex) -> dict[str, np.ndarray] | None:
         try:
             sample = catalogue.load(number)
-        except CorruptImageError as error:
+        except BadSampleError as error:
             refusals.corrupt(int(number), error)
             return None
         excess = config.capacity.excess(sample)

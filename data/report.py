@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Mapping
 
-from data.errors import CorruptImageError, DataError
+from data.errors import BadSampleError, DataError
 
 _LOG = logging.getLogger(__name__)
 _NAMED = 10  # ids an error spells out
@@ -42,15 +42,15 @@ class Refusals:
         """Distinct samples that fit no row."""
         return sum(map(len, self._oversized.values()))
 
-    def corrupt(self, sample_id: int, error: CorruptImageError) -> None:
+    def corrupt(self, sample_id: int, error: BadSampleError) -> None:
         """Counts an unreadable image by its path.
 
         Raises:
             DataError: More than the share allowed; names the images and their samples.
         """
         with self._lock:
-            if error.path not in self._corrupt:
-                self._corrupt[error.path] = sample_id
+            if error.where not in self._corrupt:
+                self._corrupt[error.where] = sample_id
                 _LOG.warning("sample %d skipped: %s", sample_id, error)
             share = len(self._corrupt) / self._image_count
             if share > self._max_corrupt_share:

@@ -17,7 +17,7 @@ class RandomAccess(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Sample:
-        """Builds a sample; raises `CorruptImageError` for one whose image cannot be read."""
+        """Builds a sample; raises `BadSampleError` for one whose image cannot be read."""
         ...
 
 
@@ -82,7 +82,7 @@ class Catalogue:
         """The sample of a global id.
 
         Raises:
-            CorruptImageError: Its image cannot be read.
+            BadSampleError: Its image cannot be read.
             DataError: No such id.
         """
         number = int(number)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from data.easy_vqa import EasyVQA, appearance, colours_and_shapes, describe
-from data.errors import CorruptImageError, DataError
+from data.errors import BadSampleError, DataError
 from data.samples import SampleFormat
 from data.tokenizer import UNKNOWN
 
@@ -119,7 +119,7 @@ def test_an_unreadable_picture_is_named(tmp_path):
     with open(path, "rb") as file:
         broken.write_bytes(file.read()[:60])
     source = EasyVQA("test", image_paths=dict.fromkeys(whole.image_ids, broken))
-    with pytest.raises(CorruptImageError, match="broken.png"):
+    with pytest.raises(BadSampleError, match="broken.png"):
         source.datasets(FORM)["vqa"][0]
 
 

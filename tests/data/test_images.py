@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from data.errors import CorruptImageError, DataError
+from data.errors import BadSampleError, DataError
 from data.images import fit, fitted_size, load_image, patchify, resize, save_image, to_pixels, to_unit, unpatchify
 
 
@@ -26,7 +26,7 @@ def test_pixels_survive_a_file(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(CorruptImageError, match=r"gone\.png cannot be read \(FileNotFoundError"):
+    with pytest.raises(BadSampleError, match=r"gone\.png cannot be read \(FileNotFoundError"):
         load_image(tmp_path / "gone.png")
 
 
@@ -42,8 +42,8 @@ def test_a_damaged_file_gives_an_image_or_one_kind_of_error(tmp_path_factory, da
     path.write_bytes(bytes(content[:kept]))
     try:
         image = load_image(path)
-    except CorruptImageError as error:
-        assert error.path == str(path)
+    except BadSampleError as error:
+        assert error.where == str(path)
     else:
         assert image.ndim == 3
 

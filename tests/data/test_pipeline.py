@@ -12,7 +12,7 @@ import pytest
 from configs.architectures import BackboneConfig, ModelConfig
 from data.batch import answers
 from data.easy_vqa import EasyVQA, Samples
-from data.errors import CorruptImageError, DataError
+from data.errors import BadSampleError, DataError
 from data.pipeline import DataConfig, evaluation_batches, training_batches
 from data.tokenizer import EOS
 
@@ -204,7 +204,7 @@ def test_corrupt_images_are_skipped_counted_and_logged(held_out, tmp_path, caplo
     assert iterator.counters()["corrupt_images"] == 3
     assert [record.args[0] for record in caplog.records] == [0, 1, 2]
     assert str(tmp_path / "0.png") in caplog.text
-    with pytest.raises(CorruptImageError, match=r"0\.png"):
+    with pytest.raises(BadSampleError, match=r"0\.png"):
         iterator.samples([0])
 
 
