@@ -1,4 +1,4 @@
-"""Records: what a source holds of one training example, before any model is known: a conversation of texts and media."""
+"""What a source holds of one training example, before any model is known: a conversation of texts and media."""
 
 import dataclasses
 import io
