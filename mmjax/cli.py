@@ -70,7 +70,7 @@ def run(main: Callable[[], int | None], argv: Sequence[str] | None = None) -> ty
 
 
 def parse_flags(argv: Sequence[str]) -> None:
-    """Parses absl flags, where `--gin.NAME=VALUE` stands for one gin binding.
+    """Parses absl flags anew, where `--gin.NAME=VALUE` stands for one gin binding.
 
     Raises:
         UserError: An unknown flag, a bad value, or an argument that is no flag.
@@ -84,6 +84,8 @@ def parse_flags(argv: Sequence[str]) -> None:
             argument = f"--gin_bindings={name.removeprefix('--gin.')} = {value}"
         arguments.append(argument)
     app.define_help_flags()
+    for name in flags.FLAGS:
+        flags.FLAGS[name].unparse()  # or what an earlier call set would stand
     try:
         rest = flags.FLAGS(arguments)[1:]
     except flags.Error as error:

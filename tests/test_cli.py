@@ -161,3 +161,16 @@ def test_every_entry_point_refuses_to_run_beside_another_data_package(tmp_path, 
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "__init__.py").write_text("")
     assert f"{tmp_path.resolve() / 'data'} shadows" in refused(python(tmp_path, "-m", f"mmjax.{entry_point}"))
+
+
+def test_a_second_command_line_forgets_the_first(folder):
+    probe = """
+from mmjax import cli
+from configs.architectures import ModelConfig
+for argv in (["probe", "--gin_file=probe.gin", "--gin.WIDTH=8"], ["probe"]):
+    cli.parse_flags(argv)
+    cli.parse_gin("probe.gin")
+    print(cli.configured(ModelConfig).encoders[0].width)
+"""
+    result = python(folder, "-c", probe)
+    assert (result.returncode, result.stdout.split()) == (0, ["8", "64"]), result.stderr
