@@ -1,0 +1,32 @@
+"""Real photographs and real speech. What is not installed skips a test, and fails it under CI."""
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+SPEECH = pathlib.Path("/usr/share/pocketsphinx/test/data")  # Debian's pocketsphinx-testdata
+
+
+def photographs() -> dict[str, np.ndarray]:
+    """scikit-learn's two, uint8[427, 640, 3] each."""
+    try:
+        from sklearn.datasets import load_sample_image
+    except ImportError:
+        _missing("scikit-learn")
+    return {name: load_sample_image(name) for name in ("china.jpg", "flower.jpg")}
+
+
+def speech_files() -> list[pathlib.Path]:
+    """Ten sentences, WAV of 16 kHz."""
+    files = sorted(SPEECH.glob("*/*.wav"))
+    if not files:
+        _missing("Debian's pocketsphinx-testdata")
+    return files
+
+
+def _missing(what: str) -> None:
+    if os.environ.get("CI"):
+        pytest.fail(f"{what} is not installed; CI needs it")
+    pytest.skip(f"{what} is not installed")
