@@ -1,0 +1,107 @@
+"""Paths as people write them, with braces and wildcards -> the files there are."""
+
+import glob
+import itertools
+import pathlib
+import re
+from collections.abc import Sequence
+
+from data.errors import DataError
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_MOST = 1_000_000  # files; more is a slip of the pen in a range
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """All the paths that `shards-{0000..0012}.tar` or `{train,val}.tar` stands for, in the order written.
+
+    A range keeps the width of its first number; several braces give every combination; braces do not nest.
+
+    Raises:
+        DataError: A range that goes down, an empty choice, or more than a million paths.
+    """
+    pieces = _BRACES.split(pattern)  # text, choice, text, choice, ..., text
+    choices = [[piece] if number % 2 == 0 else _choices(pattern, piece) for number, piece in enumerate(pieces)]
+    total = 1
+    for options in choices:
+        total *= len(options)
+    if total > _MOST:
+        raise DataError(f"{pattern} stands for {total} files, more than {_MOST}; check its ranges")
+    return ["".join(combination) for combination in itertools.product(*choices)]
+
+
+def find_files(patterns: str | Sequence[str]) -> tuple[str, ...]:
+    """The files that patterns name: braces are expanded, then wildcards (`*`, `?`, `[0-9]`), each in sorted order.
+
+    A path that exists as it is written is taken so, whatever characters it has.
+
+    Raises:
+        DataError: A path that is not there or is a folder, a pattern that fits nothing, or a file named twice.
+    """
+    listed = [patterns] if isinstance(patterns, str) else list(patterns)
+    found = [path for pattern in listed for path in _files(pattern)]
+    if not found:
+        raise DataError("no file is named; give the path of at least one")
+    for path in found:
+        check_file(path)
+    seen: set[pathlib.Path] = set()
+    for path in found:
+        true_path = pathlib.Path(path).resolve()
+        if true_path in seen:
+            raise DataError(f"{path} is named twice in {', '.join(listed)}; name every file once")
+        seen.add(true_path)
+    return tuple(found)
+
+
+def check_file(path: str) -> None:
+    """Raises DataError unless the path is that of a file which has content."""
+    try:
+        file = pathlib.Path(path)
+        if file.is_dir():
+            raise DataError(f"{path} is a folder where a file is expected; give the path of a file")
+        if not file.is_file():
+            raise DataError(f"{path} is not there; check the path")
+        if not file.stat().st_size:
+            raise DataError(f"{path} is empty; replace it or leave it out")
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        raise DataError(f"{path!r} cannot be opened ({error}); check the path") from error
+
+
+def check_folder(path: str) -> None:
+    """Raises DataError unless the path is that of a folder."""
+    try:
+        if not pathlib.Path(path).is_dir():
+            raise DataError(f"{path} is no folder; check the path")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path!r} cannot be opened ({error}); check the path") from error
+
+
+def _files(pattern: str) -> list[str]:
+    if "\0" not in pattern and pathlib.Path(pattern).exists():
+        return [pattern]
+    found = []
+    for path in expand_braces(pattern):
+        if glob.has_magic(path) and "\0" not in path:
+            fitting = sorted(glob.glob(path))
+            if not fitting:
+                raise DataError(f"no file fits {path}; check the pattern")
+            found += fitting
+        else:
+            found.append(path)
+    return found
+
+
+def _choices(pattern: str, braced: str) -> list[str]:
+    span = _RANGE.fullmatch(braced)
+    if span is None:
+        options = braced.split(",")
+        if len(options) == 1:
+            raise DataError(
+                f"{pattern}: {{{braced}}} is neither a range such as {{00..12}} nor a choice such as {{a,b}}"
+            )
+        return options
+    first, last = map(int, span.groups())
+    if last < first or last - first >= _MOST:
+        raise DataError(f"{pattern}: the range {{{braced}}} must go up, by less than {_MOST}")
+    return [str(number).zfill(len(span[1])) for number in range(first, last + 1)]
