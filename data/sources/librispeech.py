@@ -103,4 +103,5 @@ def _split(line: bytes) -> tuple[str, bytes]:
 
 def _key(transcript: str, utterance: str) -> str:
     """The clip's path below the folder, without its suffix."""
-    return pathlib.PurePath(transcript).with_name(utterance or "?").as_posix()
+    parent = pathlib.PurePath(transcript).parent.as_posix()
+    return f"{parent}/{utterance}"

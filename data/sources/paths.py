@@ -2,7 +2,7 @@
 
 import glob
 import itertools
-import pathlib
+import os
 import re
 from collections.abc import Sequence
 
@@ -45,9 +45,9 @@ def find_files(patterns: str | Sequence[str]) -> tuple[str, ...]:
         raise DataError("no file is named; give the path of at least one")
     for path in found:
         check_file(path)
-    seen: set[pathlib.Path] = set()
+    seen: set[str] = set()
     for path in found:
-        true_path = pathlib.Path(path).resolve()
+        true_path = os.path.realpath(path)
         if true_path in seen:
             raise DataError(f"{path} is named twice in {', '.join(listed)}; name every file once")
         seen.add(true_path)
@@ -56,29 +56,22 @@ def find_files(patterns: str | Sequence[str]) -> tuple[str, ...]:
 
 def check_file(path: str) -> None:
     """Raises DataError unless the path is that of a file which has content."""
-    try:
-        file = pathlib.Path(path)
-        if file.is_dir():
-            raise DataError(f"{path} is a folder where a file is expected; give the path of a file")
-        if not file.is_file():
-            raise DataError(f"{path} is not there; check the path")
-        if not file.stat().st_size:
-            raise DataError(f"{path} is empty; replace it or leave it out")
-    except (OSError, ValueError) as error:  # ValueError: a null character
-        raise DataError(f"{path!r} cannot be opened ({error}); check the path") from error
+    if os.path.isdir(path):
+        raise DataError(f"{path} is a folder where a file is expected; give the path of a file")
+    if not os.path.isfile(path):
+        raise DataError(f"{path!r} is not there; check the path")
+    if not os.path.getsize(path):
+        raise DataError(f"{path} is empty; replace it or leave it out")
 
 
 def check_folder(path: str) -> None:
     """Raises DataError unless the path is that of a folder."""
-    try:
-        if not pathlib.Path(path).is_dir():
-            raise DataError(f"{path} is no folder; check the path")
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path!r} cannot be opened ({error}); check the path") from error
+    if not os.path.isdir(path):
+        raise DataError(f"{path!r} is no folder; check the path")
 
 
 def _files(pattern: str) -> list[str]:
-    if "\0" not in pattern and pathlib.Path(pattern).exists():
+    if os.path.exists(pattern):
         return [pattern]
     found = []
     for path in expand_braces(pattern):

@@ -65,13 +65,13 @@ def _scan(file: BinaryIO, size: int, members: list[Member]) -> str:
         header = _read(file, min(offset, size), _BLOCK)
         if not offset:
             _check_start(file, header)
+        if len(header) < _BLOCK:
+            return f"the file is cut at byte {size}"
         plain = None if name or real_size >= 0 else _plain(header)
         if plain:
             members.append(Member(plain[0], offset + _BLOCK, plain[1]))
             offset += _BLOCK + -(-plain[1] // _BLOCK) * _BLOCK
             continue
-        if len(header) < _BLOCK:
-            return f"the file is cut at byte {size}"
         try:
             info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
         except tarfile.HeaderError as error:

@@ -1,0 +1,179 @@
+import json
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.errors import BadSampleError, DataError
+from data.sources.json_index import index_array, index_lines
+from data.sources.llava import LlavaJson
+from data.sources.record_source import RecordSource
+from tests.data.sources.media import image_of, photographs, told
+from tests.data.sources.test_conversations import json_values, said
+
+TEXT_ONLY = {"id": "t", "conversations": said(("human", "Who are you?"), ("gpt", "Nobody – ☃.\n"))}
+TWO = {
+    "id": "2",
+    "image": ["china.jpg", "sub/flower.jpg"],
+    "conversations": said(("human", "<image>\n<image>\nCompare."), ("gpt", "Roofs; petals.")),
+}
+ONE = {"id": 7, "image": "china.jpg", "conversations": said(("human", "What is it?\n<image>"), ("gpt", "A temple."))}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "china.jpg").write_bytes(photographs()["china"])
+    (tmp_path / "sub" / "flower.jpg").write_bytes(photographs()["flower"])
+    return tmp_path
+
+
+def written(folder, text, name="a.json"):
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(folder / name)
+
+
+WRITERS = {
+    "array": json.dumps,
+    "indented array": lambda entries: " \n" + json.dumps(entries, indent=2, ensure_ascii=False) + "\n",
+    "lines": lambda entries: "".join(json.dumps(entry) + "\n" for entry in entries),
+    "lines with blanks": lambda entries: "\n\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries),
+    "marked lines": lambda entries: "\ufeff" + "\r\n".join(map(json.dumps, entries)),
+    "marked array": lambda entries: "\ufeff" + json.dumps(entries, ensure_ascii=False),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+def test_arrays_and_lines_are_read_alike(folder, writer):
+    source = LlavaJson(written(folder, writer([TEXT_ONLY, TWO, ONE])))
+    assert isinstance(source, RecordSource)
+    assert len(source) == 3
+    assert told(source[0]) == [("user", ["Who are you?"]), ("assistant", ["Nobody – ☃.\n"])]
+    assert told(source[1])[0] == ("user", ["<Picture>", "<Picture>", "Compare."])
+    assert told(source[2])[0] == ("user", ["What is it?", "<Picture>"])
+    assert image_of(source[1].turns[0].parts[1]).size == (64, 43)
+    assert pickle.loads(pickle.dumps(source))[1] == source[1]
+    with pytest.raises(IndexError):
+        source[3]
+
+
+def test_keys_name_the_entry_or_the_line(folder):
+    assert LlavaJson(written(folder, json.dumps([ONE, TWO])))[1].key == "a.json[1]"
+    lines = LlavaJson(written(folder, f"\n{json.dumps(ONE)}\n\n{json.dumps(TWO)}", "b.jsonl"), name="own")
+    assert [lines[0].key, lines[1].key] == ["b.jsonl:2", "b.jsonl:4"]
+    assert lines.name == "own"
+
+
+def test_paths_are_relative_to_the_folder_given(folder, tmp_path_factory):
+    path = written(tmp_path_factory.mktemp("elsewhere"), json.dumps([ONE]))
+    assert image_of(LlavaJson(path, str(folder))[0].turns[0].parts[1]).size == (64, 43)
+    with pytest.raises(BadSampleError, match=r"china\.jpg cannot be read \(No such file"):
+        LlavaJson(path)[0].turns[0].parts[1].media.read()
+
+
+def test_a_clip_is_heard(folder):
+    entry = {"audio": "a.wav", "conversations": said(("human", "<audio>\nWhat is said?"), ("gpt", "Ten of clubs."))}
+    assert told(LlavaJson(written(folder, json.dumps([entry])))[0])[0] == ("user", ["<Clip>", "What is said?"])
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"id": ', "it is not JSON"),
+        (b"[1]", "the entry is no object"),
+        (b"\xff\xfe", "not UTF-8 from byte 0"),
+        (b"[" * 100_000, "beyond reason"),
+        (b"1" * 10_000, "beyond reason"),
+        (json.dumps(ONE | {"image": 5}).encode(), "path of a file is no text: 5"),
+        (json.dumps(ONE | {"image": "a\0b"}).encode(), "null character"),
+        (json.dumps(ONE | {"image": "\ud800"}).encode(), "surrogate"),
+        (json.dumps(ONE | {"image": {"a": 1}}).encode(), "path of a file is no text"),
+        (json.dumps(ONE | {"image": None}).encode(), "1 <image> marks for 0 files"),
+        (json.dumps(TEXT_ONLY | {"video": "v.mp4"}).encode(), "it has video"),
+    ],
+)
+def test_a_bad_line_is_a_bad_sample_and_the_others_stay(folder, line, reason):
+    good = json.dumps(ONE).encode()
+    source = LlavaJson(written(folder, b"\n".join([good, line, good]), "a.jsonl"))
+    assert len(source) == 3
+    assert source[0].turns == source[2].turns
+    with pytest.raises(BadSampleError, match=reason) as caught:
+        source[1]
+    assert caught.value.where == "a.jsonl:2"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'[{"a": 1},\n\n{"b": }]', r"line 3: not a JSON array \(Expecting value, column 7"),
+        (b'[{"a": 1}\n{"b": 2}]', "line 2: not a JSON array .*Expecting ','"),
+        (b'[{"a": 1}', "line 1: not a JSON array"),
+        (b"[1,]", "line 1"),
+        (b"[1]\n2", r"line 2.*Something follows|Something follows"),
+        (b'["a",\n"\xff"]', "line 2: not UTF-8"),
+        (b"[" + b"[" * 100_000, "beyond reason"),
+        (b"[" + b"1" * 10_000 + b"]", "beyond reason"),
+        (b"[ ]", "has no entries"),
+        (b" \n ", "has no entries"),
+        (b"", "is empty"),
+    ],
+)
+def test_a_malformed_array_is_refused_at_the_start(folder, content, reason):
+    with pytest.raises(DataError, match=reason):
+        LlavaJson(written(folder, content))
+
+
+def test_what_is_not_there_is_refused_at_the_start(folder):
+    with pytest.raises(DataError, match="gone.json' is not there"):
+        LlavaJson(str(folder / "gone.json"))
+    with pytest.raises(DataError, match="is a folder where a file is expected"):
+        LlavaJson(str(folder))
+    with pytest.raises(DataError, match="gone' is no folder"):
+        LlavaJson(written(folder, json.dumps([ONE])), str(folder / "gone"))
+
+
+def read_all(path):
+    """Reads whatever can be read; only the errors that tell of bad data may come."""
+    try:
+        source = LlavaJson(path)
+    except DataError:
+        return
+    for index in range(len(source)):
+        try:
+            assert source[index].key
+        except BadSampleError as error:
+            assert error.reason
+
+
+fields = st.sampled_from(["image", "audio", "conversations", "from", "value", "id"])
+entries = st.lists(
+    json_values | st.dictionaries(fields, json_values | st.lists(st.dictionaries(fields, json_values)), max_size=4),
+    max_size=4,
+)
+
+
+@given(content=st.binary(max_size=60) | st.text('[]{},:"\\ \n19aé\ufeff', max_size=30).map(str.encode))
+@settings(deadline=None)
+def test_any_bytes_give_records_or_errors_about_data(tmp_path_factory, content):
+    read_all(written(tmp_path_factory.getbasetemp(), content, "any.json"))
+
+
+@given(values=entries, writer=st.sampled_from(list(WRITERS.values())))
+@settings(deadline=None)
+def test_any_json_gives_records_or_errors_about_data(tmp_path_factory, values, writer):
+    content = writer(values).encode("utf-8", "surrogatepass")
+    path = written(tmp_path_factory.getbasetemp(), content, "any.json")
+    read_all(path)
+
+
+@given(
+    values=st.lists(st.dictionaries(fields, st.text(max_size=5), min_size=1), min_size=1, max_size=5), data=st.data()
+)
+def test_the_index_finds_every_entry(tmp_path_factory, values, data):
+    text = data.draw(st.sampled_from(list(WRITERS.values())))(values)
+    path = written(tmp_path_factory.getbasetemp(), text.encode("utf-8", "backslashreplace"), "any.json")
+    content = (tmp_path_factory.getbasetemp() / "any.json").read_bytes()
+    index = index_array(path) if text.lstrip("\ufeff \n").startswith("[") else index_lines(path)
+    assert [json.loads(content[at : at + size].decode("utf-8-sig")) for at, size, _ in index] == values
+    assert [content.count(b"\n", 0, at) + 1 for at, _, _ in index] == index[:, 2].tolist()
