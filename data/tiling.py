@@ -33,7 +33,7 @@ class NativeResolution:
     """One image of the picture's own resolution and aspect, as close as multiples of `unit` and a cap allow.
 
     Attributes:
-        most_cells: Cap on its cells of unit x unit pixels, which is on its backbone tokens; a picture over it is shrunk.
+        most_cells: Cap on its cells of unit x unit pixels, its backbone tokens; a larger picture is shrunk to it.
     """
 
     most_cells: int

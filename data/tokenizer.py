@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import SupportsInt
 
 from data.errors import DataError
+from data.tokenizers.interface import SpecialTokens, checked_ids, lacking
 
 PAD, BOS, EOS, ANSWER, IMAGE, GENERATE, UNKNOWN = range(7)
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<answer>", "<image>", "<generate>", "<unknown>")
@@ -50,6 +51,11 @@ class WordTokenizer:
         """Number of ids."""
         return len(SPECIAL_TOKENS) + len(self.words)
 
+    @property
+    def special(self) -> SpecialTokens:
+        """The control tokens; it has none for audio."""
+        return SpecialTokens(pad=PAD, bos=BOS, eos=EOS, answer=ANSWER, image=IMAGE, generate=GENERATE, unknown=UNKNOWN)
+
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
         return {word: number for number, word in enumerate(self.words, start=len(SPECIAL_TOKENS))}
@@ -69,14 +75,16 @@ class WordTokenizer:
             DataError: An id outside the vocabulary.
         """
         pieces = []
-        for number in map(int, ids):
-            if not 0 <= number < self.size:
-                raise DataError(f"token id {number} is outside the vocabulary of {self.size} ids")
+        for number in checked_ids(ids, self.size):
             if number >= len(SPECIAL_TOKENS):
                 pieces.append(self.words[number - len(SPECIAL_TOKENS)])
             elif number == UNKNOWN:
                 pieces.append(SPECIAL_TOKENS[UNKNOWN])
         return _SPACE_BEFORE_MARK.sub(r"\1", " ".join(pieces))
+
+    def control(self, name: str) -> int:
+        """It has none that chat templates spell: raises DataError."""
+        raise lacking(self, name)
 
     def to_json(self) -> str:
         """Readable text that `from_json` turns back."""
