@@ -64,6 +64,8 @@ def _opened(media: Media) -> Iterator[Image.Image]:
                 raise BadSampleError(media.where, f"{height}x{width} pixels")
             if width * height > MOST_PIXELS:
                 raise BadSampleError(media.where, f"{height}x{width} pixels are more than {MOST_PIXELS}")
+            if image.mode in ("I", "F"):
+                raise BadSampleError(media.where, f"pixels of mode {image.mode} have no known range")
             yield image
     except BadSampleError:
         raise
@@ -95,8 +97,6 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
         # Pillow's own conversion clips at 255.
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-    if image.mode in ("I", "F"):
-        raise ValueError(f"pixels of mode {image.mode} have no known range")
     if not image.has_transparency_data:
         return image.convert("RGB")
     layer = image.convert("RGBA")

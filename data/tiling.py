@@ -80,9 +80,8 @@ class Tiles:
         """
         grids = _grids(self.least, self.most)
         distances = [abs(width / height - columns / rows) for rows, columns in grids]
-        smallest, *larger = [
-            grid for grid, distance in zip(grids, distances, strict=True) if distance == min(distances)
-        ]
+        nearest = min(distances)
+        smallest, *larger = [grid for grid, distance in zip(grids, distances, strict=True) if distance == nearest]
         covered = [grid for grid in larger if 2 * height * width > self.tile**2 * grid[0] * grid[1]]
         return covered[-1] if covered else smallest
 

@@ -90,9 +90,10 @@ def test_greys_of_16_bits_keep_their_upper_8():
         np.testing.assert_array_equal(read_both(held(greys, form))[0, :, 0], [0, 0, 1, 255])
 
 
-def test_numbers_without_a_range_are_refused():
+@pytest.mark.parametrize("reader", [read_picture, picture_size])
+def test_numbers_without_a_range_are_refused(reader):
     with pytest.raises(BadSampleError, match="mode F have no known range"):
-        read_picture(held(Image.fromarray(np.zeros((2, 2), np.float32)), "TIFF"))
+        reader(held(Image.fromarray(np.zeros((2, 2), np.float32)), "TIFF"))
 
 
 @pytest.mark.parametrize("form", ["PNG", "TIFF", "WEBP"])

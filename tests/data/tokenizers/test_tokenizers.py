@@ -41,7 +41,7 @@ TEXTS = st.one_of(
 
 @every
 @given(TEXTS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_no_text_spells_a_special_token(tokenizer, text):
     assert isinstance(tokenizer, Tokenizer)
     ids = tokenizer.encode(text)
@@ -51,7 +51,7 @@ def test_no_text_spells_a_special_token(tokenizer, text):
 
 @pytest.mark.parametrize("name", ["bytes", "byte-level BPE"])
 @given(TEXTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_every_text_survives(name, text):
     assert ALL[name].decode(ALL[name].encode(text)) == well_formed(text)
 
