@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int
 
 COLUMNS = 16  # items of a heavy instance that one search tries; each against every item of a light one
 ROUNDS = 120
-PATIENCE = 12  # rounds in a row without an exchange before it gives up
+PATIENCE = 24  # rounds in a row without an exchange before it gives up
 
 
 @dataclasses.dataclass
@@ -31,6 +31,39 @@ class Holdings:
     empty: int
     equal: bool
 
+    @classmethod
+    def of(
+        cls, ascending: Int[np.ndarray, " n"], instance: Int[np.ndarray, " n"], instances: int, equal: bool
+    ) -> "Holdings":
+        """From an assignment; of an instance with far more items than the mean only the smallest take part."""
+        counts = np.bincount(instance, minlength=instances)
+        width = min(int(counts.max()), 2 * -(-len(ascending) // instances) + 8)
+        by_instance = np.argsort(instance, kind="stable")
+        place = np.arange(len(ascending)) - np.repeat(np.cumsum(counts) - counts, counts)
+        movable = place < width
+        empty = instances * width - int(movable.sum())
+        items = np.full((instances, width), -1, np.int32)
+        items[instance[by_instance][movable], place[movable]] = by_instance[movable] + empty
+        items[items < 0] = np.arange(empty)
+        items.sort(axis=1)
+        sums = np.bincount(instance, weights=ascending, minlength=instances).astype(np.int64)
+        return cls(np.concatenate((np.zeros(empty, np.int64), ascending)), items, sums, empty, equal)
+
+    def update(self, instance: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        """The assignment from which this was made, as it is now."""
+        instance = instance.copy()
+        real = self.items >= self.empty
+        instance[self.items[real] - self.empty] = np.nonzero(real)[0]
+        return instance
+
+    def replace(
+        self, instances: Int[np.ndarray, " h"], items: Int[np.ndarray, "h w"], moved: Int[np.ndarray, " h"]
+    ) -> None:
+        """Gives instances other items, whose lengths add up to `moved` more than what they had."""
+        items.sort(axis=1)
+        self.items[instances] = items
+        self.sums[instances] += moved
+
 
 def level(held: Holdings) -> None:
     """Exchanges items until no sum is above what the largest item and the mean permit, or nothing helps any more.
@@ -53,7 +86,7 @@ def level(held: Holdings) -> None:
         pairs = min(far or heavies, lights, len(order) // 2)
         heavy, light = order[::-1][:pairs], np.roll(order[:lights], -met)[:pairs]
         moved = _exchange_many(held, heavy, light) if far else _exchange_one(held, heavy, light, turn)
-        met = 0 if moved == pairs else (met + pairs) % lights  # others next time, if some found nothing
+        met = 0 if moved == pairs else (met + 1) % lights  # others next time, if some found nothing
         idle = 0 if moved else idle + 1
 
 
@@ -71,8 +104,8 @@ def _exchange_many(held: Holdings, heavy: Int[np.ndarray, " h"], light: Int[np.n
         taken[_both_have_room(held, heavy, light), 0] = False
     taken &= np.cumsum(np.where(taken, moved, 0), axis=1) <= half
     total = np.where(taken, moved, 0).sum(axis=1)
-    _replace(held, heavy, np.where(taken, theirs, mine), -total)
-    _replace(held, light, np.where(taken, mine, theirs), total)
+    held.replace(heavy, np.where(taken, theirs, mine), -total)
+    held.replace(light, np.where(taken, mine, theirs), total)
     return int((total > 0).sum())
 
 
@@ -95,8 +128,8 @@ def _exchange_one(held: Holdings, heavy: Int[np.ndarray, " h"], light: Int[np.nd
     moved, give, take = moved[row], best[row] * step + turn % step, nearest[row, best[row]]
     mine, theirs, here = mine[row], theirs[row], np.arange(len(row))
     mine[here, give], theirs[here, take] = theirs[here, take], mine[here, give]
-    _replace(held, heavy[row], mine, -moved)
-    _replace(held, light[row], theirs, moved)
+    held.replace(heavy[row], mine, -moved)
+    held.replace(light[row], theirs, moved)
     return len(row)
 
 
@@ -117,11 +150,3 @@ def _both_have_room(
 ) -> Bool[np.ndarray, " h"]:
     """Pairs in which both have their empty place, so that neither may get the other's."""
     return (held.items[heavy, 0] < held.empty) & (held.items[light, 0] < held.empty)
-
-
-def _replace(
-    held: Holdings, instances: Int[np.ndarray, " h"], items: Int[np.ndarray, "h w"], moved: Int[np.ndarray, " h"]
-) -> None:
-    items.sort(axis=1)
-    held.items[instances] = items
-    held.sums[instances] += moved

@@ -73,24 +73,9 @@ def _free(ascending: Int[np.ndarray, " n"], instances: int) -> Int[np.ndarray, "
 def _level(
     ascending: Int[np.ndarray, " n"], instance: Int[np.ndarray, " n"], instances: int, equal: bool
 ) -> Int[np.ndarray, " n"]:
-    """The assignment after exchanges; of an instance with very many items only the smallest take part."""
+    """The assignment after exchanges."""
     if len(ascending) <= instances or instances == 1:
         return instance
-    counts = np.bincount(instance, minlength=instances)
-    width = min(int(counts.max()), 2 * -(-len(ascending) // instances) + 8)
-    by_instance = np.argsort(instance, kind="stable")
-    place = np.arange(len(ascending)) - np.repeat(np.cumsum(counts) - counts, counts)
-    movable = place < width
-    empty = instances * width - int(movable.sum())
-    items = np.full((instances, width), -1)
-    items[instance[by_instance][movable], place[movable]] = by_instance[movable] + empty
-    items[items < 0] = np.arange(empty)
-    items.sort(axis=1)
-    sums = np.bincount(instance, weights=ascending, minlength=instances).astype(np.int64)
-    lengths = np.concatenate((np.zeros(empty, np.int64), ascending))
-    held = exchange.Holdings(lengths, items.astype(np.int32), sums, empty, equal)
+    held = exchange.Holdings.of(ascending, instance, instances, equal)
     exchange.level(held)
-    instance = instance.copy()
-    real = held.items >= empty
-    instance[held.items[real] - empty] = np.nonzero(real)[0]
-    return instance
+    return held.update(instance)

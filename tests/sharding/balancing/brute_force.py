@@ -1,6 +1,4 @@
-"""Every way to divide a few items among a few instances."""
-
-import itertools
+"""Every way to divide a few items among a few instances that are alike."""
 
 import numpy as np
 
@@ -8,10 +6,18 @@ import numpy as np
 def least_cost(lengths, instances, cost, equal=False):
     """The least that the costliest instance can cost."""
     return min(
-        largest_cost(lengths, np.array(instance, int), instances, cost)
-        for instance in itertools.product(range(instances), repeat=len(lengths))
-        if not equal or spread(np.array(instance, int), instances) <= 1
+        largest_cost(lengths, instance, instances, cost)
+        for instance in divisions(len(lengths), instances)
+        if not equal or spread(instance, instances) <= 1
     )
+
+
+def divisions(items, instances):
+    """The instance of every item; an instance is used only after those before it, as their names do not matter."""
+    found = [[]]
+    for _ in range(items):
+        found = [[*each, k] for each in found for k in range(min(max(each, default=-1) + 2, instances))]
+    return [np.array(each, int) for each in found]
 
 
 def largest_cost(lengths, instance, instances, cost):

@@ -37,6 +37,7 @@ def test_what_leaves_a_node_is_counted():
     np.testing.assert_array_equal(sent, [7, 11, 0, 0])
 
 
+@settings(max_examples=25, deadline=None)
 @given(clusters())
 def test_every_instance_hosts_one_batch(cluster):
     hosts = nodewise.place(*cluster)
@@ -66,7 +67,7 @@ def test_the_program_finds_the_best_of_all_placements(seed):
     assert worst(lengths, source, batch, solve(lengths, source, batch, 6, 2)[0], 2) == best
 
 
-@pytest.mark.parametrize(("instances", "each"), [(32, 10), (32, 60)])
+@pytest.mark.parametrize(("instances", "each"), [(32, 10), (24, 30)])
 def test_the_search_is_near_the_optimum(instances, each):
     lengths, source, batch = sampled(instances, each)
     found = worst(lengths, source, batch, nodewise.place(lengths, source, batch, instances, 8), 8)
