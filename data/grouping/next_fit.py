@@ -9,7 +9,7 @@ over the samples, also where sums are rounded.
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 
 _BLOCK = 2**15  # samples measured together: what is added up stays in the cache
 _LONGEST = 64  # average members of a group from which on measuring all groups is slower than one after the other
@@ -71,7 +71,7 @@ def _reach(sizes: Float[np.ndarray, "k m"], capacity: Float[np.ndarray, " k"]) -
 
 def _measure(
     sizes: Float[np.ndarray, "k m"], capacity: Float[np.ndarray, " k"], start: int, reach: int
-) -> Int[np.ndarray, " block"]:
+) -> UInt8[np.ndarray, " block"]:
     """Members of the groups that would begin with each sample of a block; 0 for those of `reach` and more."""
     count = sizes.shape[1]
     width = min(_BLOCK, count - start)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from data.errors import DataError
 
 
-def exceeding(sizes: Float[np.ndarray, "n k"], capacity: Float[np.ndarray, " k"]) -> Bool[np.ndarray, " n"]:
+def exceeding(sizes: Float[np.ndarray, "n k"], capacity: Float[np.ndarray, " _"]) -> Bool[np.ndarray, " n"]:
     """Whether a sample has more units of any modality than a group holds.
 
     Raises:
@@ -58,5 +58,5 @@ def split(sizes: Float[np.ndarray, "n k"], capacity: Float[np.ndarray, " k"]) ->
     counts = np.maximum(np.ceil(sizes / np.floor(capacity)).max(axis=1, initial=1), 1).astype(np.int64)
     samples = np.repeat(np.arange(len(sizes)), counts)
     piece = np.arange(len(samples)) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts, ends = (np.floor(sizes[samples] * (number / counts[samples])[:, None]) for number in (piece, piece + 1))
+    starts, ends = (sizes[samples] * number[:, None] // counts[samples, None] for number in (piece, piece + 1))
     return Pieces(ends - starts, samples, starts)

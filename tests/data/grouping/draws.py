@@ -1,0 +1,29 @@
+"""Sizes and capacities for the tests of grouping."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+
+@st.composite
+def sized(draw, most=60, largest=12):
+    """Sizes [n, k] of n = 0 to `most` samples and a capacity, whole numbers or halves, some samples above it."""
+    modalities = draw(st.integers(1, 4))
+    unit = draw(st.sampled_from([0.1, 0.5, 1.0]))
+    count = draw(st.integers(0, most))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    sizes = random.integers(0, largest, (count, modalities)) * unit
+    capacity = random.integers(largest // 2, 4 * largest, modalities) * unit
+    return sizes, capacity
+
+
+def in_turn(sizes, capacity, order):
+    """Next-fit as a plain loop."""
+    groups, total = [], None
+    for sample in order:
+        more = sizes[sample] if total is None else total + sizes[sample]
+        if total is None or (more > capacity).any():
+            groups.append([])
+            more = sizes[sample]
+        groups[-1].append(int(sample))
+        total = more
+    return groups
