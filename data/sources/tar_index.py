@@ -145,7 +145,7 @@ def _pax(extension: bytes, name: str) -> tuple[str, int]:
         if not digits.isdigit() or len(digits) > 9 or int(digits) <= len(digits) + 1:
             break  # malformed: what was understood so far stands
         record, extension = rest[: int(digits) - len(digits) - 1], extension[int(digits) :]
-        keyword, _, value = record.rstrip(b"\n").partition(b"=")
+        keyword, _, value = record.removesuffix(b"\n").partition(b"=")
         if keyword == b"path":
             name = value.decode("utf-8", "surrogateescape")
         elif keyword == b"size" and value.isdigit() and len(value) < 19:
