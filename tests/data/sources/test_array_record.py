@@ -40,7 +40,7 @@ def record(number):
 
 
 @given(draft=drafts)
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_record_survives_its_bytes(draft):
     record = made(draft)
     assert decode_record("where", encode_record(record)) == record
@@ -153,7 +153,7 @@ def test_what_cannot_be_a_source_is_refused_at_the_start(tmp_path):
 
 
 @given(content=st.binary(max_size=60), header=st.binary(max_size=40) | words.map(str.encode))
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_bytes_give_a_record_or_one_kind_of_error(content, header):
     for attempt in (content, entry(header, content)):
         with pytest.raises(BadSampleError):
@@ -161,7 +161,7 @@ def test_any_bytes_give_a_record_or_one_kind_of_error(content, header):
 
 
 @given(draft=drafts, data=st.data())
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_damaged_bytes_give_a_record_or_one_kind_of_error(draft, data):
     content = bytearray(encode_record(made(draft)))
     for _ in range(data.draw(st.integers(1, 4))):

@@ -91,7 +91,7 @@ texts = st.lists(st.sampled_from(["<image>", "<audio>", "a", "b c", "\n", " "]),
 
 
 @given(messages=st.lists(st.tuples(st.sampled_from(["human", "gpt", "system"]), texts), max_size=5), data=st.data())
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_every_medium_is_used_once_in_order_and_no_word_is_lost(messages, data):
     whole = "".join(text for _, text in messages)
     images = data.draw(st.sampled_from([whole.count("<image>"), 2]))
@@ -109,7 +109,7 @@ def test_every_medium_is_used_once_in_order_and_no_word_is_lost(messages, data):
 
 
 @given(messages=json_values | st.lists(st.dictionaries(st.sampled_from(["from", "value", "role"]), json_values)))
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_value_gives_turns_or_one_kind_of_error(messages):
     try:
         turns = conversation("key", messages, files(1), [])

@@ -154,13 +154,13 @@ entries = st.lists(
 
 
 @given(content=st.binary(max_size=60) | st.text('[]{},:"\\ \n19aé\ufeff', max_size=30).map(str.encode))
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_bytes_give_records_or_errors_about_data(tmp_path_factory, content):
     read_all(written(tmp_path_factory.getbasetemp(), content, "any.json"))
 
 
 @given(values=entries, writer=st.sampled_from(list(WRITERS.values())))
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_any_json_gives_records_or_errors_about_data(tmp_path_factory, values, writer):
     content = writer(values).encode("utf-8", "surrogatepass")
     path = written(tmp_path_factory.getbasetemp(), content, "any.json")

@@ -152,7 +152,7 @@ def test_threads_may_share_it(table):
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_damaged_file_gives_records_or_errors_about_data(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "any.parquet"
     cells = [{"bytes": b"picture", "path": "a.jpg"}] * 3

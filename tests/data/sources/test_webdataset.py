@@ -166,7 +166,7 @@ def test_threads_may_share_it(shards):
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_damaged_shard_gives_records_or_errors_about_data(tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp()
     content = bytearray(tar(laion(0, b"j" * 600, "A temple.") + [("b.png", b"p"), ("b.json", b'{"caption": "b"}')]))
