@@ -11,7 +11,7 @@ from jaxtyping import Int
 from sharding.balancing.nodewise_search import Search, Volumes
 
 LEAST_PATIENCE = 8
-MOST_PATIENCE = 1200  # divided by the instances: where a step is cheap, there is time for more
+MOST_PATIENCE = 2000  # divided by the instances: where a step is cheap, there is time for more
 
 
 def outgoing(

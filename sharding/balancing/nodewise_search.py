@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 FREE = -1  # the node of a batch that nobody hosts yet
-WISHES = 12  # batches that an exchange considers, those with most of an instance
+WISHES = 20  # batches that an exchange considers, those with most of an instance
 
 
 class Volumes:
@@ -63,9 +63,7 @@ class Search:
         self._heap = [(-sent, instance) for instance, sent in enumerate(self.sent)]
         heapq.heapify(self._heap)
         self._keys, self._volumes = volumes.keys.tolist(), volumes.volume.tolist()
-        self._wishes = volumes.batch[volumes.largest].tolist()
-        self._next = volumes.begins.tolist()
-        self._ends = self._next[1:]
+        self._left: dict[int, list[int]] = {}  # by instance: batches it may still take, smallest volume first
 
     def run(self, patience: int) -> list[int]:
         """The node of every batch in the best placement found.
@@ -94,13 +92,20 @@ class Search:
         node = instance // self._per_node
         if len(self._hosted[node]) == self._per_node:
             return False
-        at, end = self._next[instance], self._ends[instance]
-        while at < end and self.node[self._wishes[at]] != FREE:
-            at += 1
-        if at == end:
+        left = self._left.get(instance)
+        if left is None:
+            left = self._left[instance] = self._wished(instance)[::-1].tolist()
+        while left and self.node[left[-1]] != FREE:
+            left.pop()
+        if not left:
             return False
-        self._put(self._wishes[at], node)
+        self._put(left.pop(), node)
         return True
+
+    def _wished(self, instance: int) -> Int[np.ndarray, " w"]:
+        """The batches to which an instance sends something, largest volume first."""
+        of = self._of
+        return of.batch[of.largest[of.begins[instance] : of.begins[instance + 1]]]
 
     def _put(self, batch: int, node: int) -> None:
         """Moves a batch to a node, or to none."""
@@ -132,9 +137,9 @@ class Search:
         The batch may not move again for as many steps as leave the node two others. False if there is nothing to
         exchange.
         """
-        of, each = self._of, self._per_node
+        each = self._per_node
         node = instance // each
-        wished = of.batch[of.largest[of.begins[instance] : of.begins[instance + 1]][:WISHES]]
+        wished = self._wished(instance)[:WISHES]
         homes = np.array([self.node[batch] for batch in wished.tolist()], int)
         movable = (homes != node) & (self._held_until[wished] <= step)
         wished, homes = wished[movable], homes[movable]
@@ -182,7 +187,7 @@ class Search:
         if batch != FREE and home == FREE:
             of = self._of
             for instance in of.instance[of.batch_begins[batch] : of.batch_begins[batch + 1]].tolist():
-                self._next[instance] = int(of.begins[instance])
+                self._left.pop(instance, None)
 
     def _filled(self, node: list[int]) -> list[int]:
         """Free batches go wherever there is room."""
