@@ -159,9 +159,12 @@ class DeviceGroups(Batches):
     modality: int
     devices: int
 
-    def _group(self, sizes, capacity, samples, random):
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.devices < 1:
             raise DataError(f"{self.devices} devices; give at least 1")
+
+    def _group(self, sizes, capacity, samples, random):
         order = _by_size(sizes, samples, self.modality, random)
         whole = len(order) // self.devices * self.devices
         runs = order[:whole].reshape(-1, self.devices)
