@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from sharding.balancing.instances import balance
 from sharding.balancing.microbatch_order import IntervalOrder
@@ -108,7 +108,7 @@ def _instances(arranger: Arranger, rows: Rows) -> Order:
         module.forward_flops(rows[module.name]) / len(arranger.plan.unit_of(module.name).devices)
         for module in arranger.graph.modules
     ]
-    groups = balance(np.sum(work, axis=0), instances)[:, ::-1]  # the smallest first, as the paper's algorithm has them
+    groups = balance(np.sum(work, axis=0), instances)
     return groups.reshape(instances, m, -1).transpose(1, 0, 2).ravel()
 
 
@@ -125,7 +125,7 @@ def _both(arranger: Arranger, rows: Rows) -> Order:
 def _search(arranger: Arranger, rows: Rows) -> Order:
     replay, intervals, table = arranger.priced(rows)
     given = _given(replay)
-    ascending = balance(table[: len(replay.computing)].sum(axis=0), replay.pipelines)[:, ::-1]
+    ascending = balance(table[: len(replay.computing)].sum(axis=0), replay.pipelines)
     filled = np.take_along_axis(ascending, intervals.orders(table[:, ascending.ravel()]) - given[:, :1], axis=1)
     seconds = replay.seconds(table, np.concatenate([ascending, filled, given])).reshape(3, -1)
     begin = np.where((seconds[0] < seconds[1])[:, None], ascending, filled)

@@ -75,6 +75,10 @@ def _propose(
     moved[each, here], received[each, there] = orders[others, there], orders[mine, here]
     within = mine == others
     moved[within, there[within]] = orders[mine[within], here[within]]
+    # Every other exchange inside of a pipeline is a double one, which leads out of where no single one helps.
+    twice = np.flatnonzero(within)[::2]
+    one, two = random.integers(m, size=(2, len(twice)))
+    moved[twice, one], moved[twice, two] = moved[twice, two], moved[twice, one]
     received[within] = moved[within]
     return _Moves(mine, others, moved, received)
 

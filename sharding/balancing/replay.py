@@ -22,7 +22,7 @@ from sharding.step_costs import StepCosts
 Table = Float[np.ndarray, "r cells"]
 """Seconds of every kind of work and hop of one pipeline, by cell; cell c * m + i is pipeline c's of microbatch i."""
 
-_BLOCK = 128  # orders whose times stay in the processor's cache
+_BLOCK = 256  # orders whose times stay in the processor's cache
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class Replay:
         pipelines: How many there are.
         instances: Of every stage in one pipeline.
         computing: Rows of a table that stand for forwards and backwards: (kind, node, instance); hops follow.
-        hopping: Rows that stand for hops: (kind, edge, instance of the receiver).
+        hopping: Rows that stand for hops: (kind, edge, instance of the receiver). One more stands for none.
         constant: Seconds of the slots behind those of the table.
         levels: All slots, in an order in which each finds what it needs.
         last: Slots after which the step is over.
@@ -104,7 +104,7 @@ class Replay:
         rows = [self._by_cell(getattr(costs.stages[node], kind), instance) for kind, node, instance in self.computing]
         hops = {"hop": costs.hops, "hop_back": costs.hops_back}
         rows += [self._by_cell(hops[kind][edge], instance) for kind, edge, instance in self.hopping]
-        return np.stack(rows)
+        return np.stack([*rows, np.zeros_like(rows[0])])
 
     def _by_cell(self, seconds: Float[np.ndarray, "m i"], instance: int) -> Float[np.ndarray, " cells"]:
         return seconds.reshape(self.microbatches, self.pipelines, -1)[:, :, instance].T.ravel()
@@ -274,9 +274,9 @@ class _Recorder:
         levels = {nothing: -1}
         for slot, (after, fed, _) in self._needs.items():
             levels[slot] = 1 + max((levels[need] for need in (*after, *fed)), default=-1)
-        by_level: dict[tuple[int, bool, bool], list[int]] = collections.defaultdict(list)
-        for slot, (_, fed, _) in self._needs.items():
-            by_level[levels[slot], slot < self._timed, bool(fed)].append(slot)
+        by_level: dict[tuple[int, bool], list[int]] = collections.defaultdict(list)
+        for slot in self._needs:
+            by_level[levels[slot], slot < self._timed].append(slot)
         made = [self._level(by_level[key], nothing) for key in sorted(by_level)]
         last = np.array(sorted(set(self._held_by.values())))
         return Replay(
@@ -294,6 +294,9 @@ class _Recorder:
     def _level(self, slots: list[int], nothing: int) -> Level:
         after, fed, hops = ([self._needs[slot][part] for slot in slots] for part in range(3))
         held = [list(dict.fromkeys(needs)) or [nothing] for needs in after]
+        if any(fed):
+            no_hop = len(self._row) * self._work.microbatches
+            fed, hops = [needs or [nothing] for needs in fed], [needs or [no_hop] for needs in hops]
         return Level(np.array(slots), _padded(held), _padded(fed), _padded(hops))
 
 

@@ -1,0 +1,30 @@
+"""Pipelines small enough to try every order."""
+
+import itertools
+
+import numpy as np
+
+from sharding.balancing.replay import Replay, Table, make_replay
+from sharding.schedule import Work, interleaved, one_f_one_b
+from tests.sharding.graphs import ring
+from tests.sharding.steps import stage_costs, step_costs
+
+
+def skewed(places: int, chunks: int, microbatches: int, seed: int, pipelines: int = 1) -> tuple[Replay, Table]:
+    """A chain whose first and last stage, an encoder and a generator, differ by microbatch; all train."""
+    rng = np.random.default_rng(seed)
+    graph = ring(places, chunks)
+    work = Work(graph, microbatches, frozenset(graph.nodes), frozenset(graph.nodes))
+    sizes = {0: rng.lognormal(0, 0.8, (microbatches, pipelines))}
+    sizes[len(graph.nodes) - 1] = rng.lognormal(0, 0.8, (microbatches, pipelines))
+    alike = np.ones((microbatches, pipelines))
+    stages = {node: stage_costs(sizes.get(node[1], alike), 2 * sizes.get(node[1], alike)) for node in graph.nodes}
+    costs = step_costs(work, stages, hop=0.01)
+    devices = {node: np.arange(pipelines)[:, None] + pipelines * (node[1] % places) for node in graph.nodes}
+    replay = make_replay(devices, (interleaved if chunks > 1 else one_f_one_b)(work), work, costs, pipelines)
+    return replay, replay.table(costs)
+
+
+def all_seconds(replay: Replay, table: Table) -> np.ndarray:
+    """Of a step in every order of one pipeline's microbatches."""
+    return replay.seconds(table, np.array(list(itertools.permutations(range(replay.microbatches)))))
