@@ -11,7 +11,7 @@ from jaxtyping import Int
 from sharding.balancing.nodewise_search import Search, Volumes
 
 LEAST_PATIENCE = 8
-MOST_PATIENCE = 2000  # divided by the instances: where a step is cheap, there is time for more
+MOST_PATIENCE = 1200  # divided by the instances: where a step is cheap, there is time for more
 
 
 def outgoing(
@@ -58,17 +58,17 @@ def place(
     Raises:
         ValueError: Instances cannot be divided into nodes.
     """
-    if per_node < 1 or instances % per_node:
+    if instances < 1 or per_node < 1 or instances % per_node:
         raise ValueError(f"{instances} instances cannot be divided into nodes of {per_node}")
     nodes = instances // per_node
     totals = np.bincount(source, weights=lengths, minlength=instances).astype(np.int64)
     patience = max(MOST_PATIENCE // instances, LEAST_PATIENCE)
     # Who has less than the worst will send cannot be the worst. If that guess was too high, all take part after all.
-    ignored = int(totals.mean() * max(0.0, 1 - 8 / nodes))
-    hosts = _hosts(Search(Volumes(lengths, source, batch, totals, ignored), per_node).run(patience))
-    if ignored and outgoing(lengths, source, hosts[batch], np.arange(instances) // per_node).max() <= ignored:
-        hosts = _hosts(Search(Volumes(lengths, source, batch, totals, 0), per_node).run(patience))
-    return hosts
+    ignored = int(totals.mean() * max(0.0, 1 - 4 / nodes))
+    node, sent = Search(Volumes(lengths, source, batch, totals, ignored), per_node).run(patience)
+    if ignored and sent <= ignored:
+        node, _ = Search(Volumes(lengths, source, batch, totals, 0), per_node).run(patience)
+    return _hosts(node)
 
 
 def _hosts(node: list[int]) -> Int[np.ndarray, " d"]:

@@ -65,10 +65,10 @@ class Search:
         self._keys, self._volumes = volumes.keys.tolist(), volumes.volume.tolist()
         self._left: dict[int, list[int]] = {}  # by instance: batches it may still take, smallest volume first
 
-    def run(self, patience: int) -> list[int]:
-        """The node of every batch in the best placement found.
+    def run(self, patience: int) -> tuple[list[int], int]:
+        """The node of every batch in the best placement found, and at most what its worst instance sends.
 
-        The search ends after `patience` exchanges in a row that led to no better one.
+        The search ends after `patience` exchanges in a row that led to no better one, and after twice as many in all.
         """
         best, least = list(self.node), self.sent[self._worst()] + 1
         step, last = 0, patience
@@ -77,9 +77,9 @@ class Search:
             if self._take_free(worst):
                 continue
             if self.sent[worst] < least:
-                best, least, last = list(self.node), self.sent[worst], step + patience
+                best, least, last = list(self.node), self.sent[worst], min(step + patience, 2 * patience)
             if step == last or not self._exchange(worst, step):
-                return self._filled(best)
+                return self._filled(best), least
             step += 1
 
     def _worst(self) -> int:

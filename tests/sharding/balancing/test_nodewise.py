@@ -96,3 +96,5 @@ def test_instances_that_are_not_whole_nodes_are_refused():
     empty = np.zeros(0, int)
     with pytest.raises(ValueError, match="nodes of 3"):
         nodewise.place(empty, empty, empty, 8, 3)
+    with pytest.raises(ValueError, match="0 instances"):
+        nodewise.place(empty, empty, empty, 0, 1)
