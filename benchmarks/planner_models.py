@@ -4,19 +4,16 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from configs.architectures import ModelConfig
 from configs.clusters import CLUSTERS, Link
 from configs.workloads import SyntheticData, Workload
-from data.reordering import reorder
 from mmjax.planning import make_problem, workload_statistics
+from sharding.balancing.arrangement import Arranger
 from sharding.data_statistics import DataStatistics
 from sharding.plan import Plan
 from sharding.planners import disaggregated, rigid
 from sharding.planners.policies import Rehearsed, rehearsed_best
 from sharding.planners.problem import Problem
-from sharding.specs import ModuleSpec
 from sharding.timeline import Timeline
 
 DEVICES, BATCH = 1296, 1920
@@ -77,23 +74,9 @@ def _rows(label: str, timeline: Timeline, stiff: Rehearsed, name: str, setting: 
 
 
 def reordered(problem: Problem, plan: Plan) -> Timeline:
-    """A step of a plan on the drawn rows in the order of `data.reordering`."""
-    seconds = {module.name: _row_work(problem, module) for module in problem.graph.modules}
-    shares = {name: work / len(plan.unit_of(name).devices) for name, work in seconds.items()}
-    backbone = problem.graph.backbone
-    first = [shares[name] for name in backbone.inputs]
-    behind = [share for name, share in shares.items() if name not in backbone.inputs]
-    stages = sum(unit.stages for unit in plan.units)
-    instances = min(unit.dp for unit in plan.units)
-    zero = np.zeros(problem.rows)
-    forwards = sum(first, zero) / 3  # a third of what a module that trains does is its forward
-    order = reorder(sum(shares.values(), zero), forwards, np.max(behind, axis=0), plan.microbatches, instances, stages)
+    """A step of a plan on the drawn rows in the order of `sharding.balancing.arrangement`."""
+    order = Arranger(plan, problem.graph, problem.costs, problem.trains).order(problem.drawn)
     return problem.rehearse(plan, rows={name: loads[order] for name, loads in problem.drawn.items()})
-
-
-def _row_work(problem: Problem, module: ModuleSpec) -> np.ndarray:
-    """FLOPs of every drawn row's forward in a module."""
-    return module.forward_flops(problem.drawn[module.name])
 
 
 def _row(name: str, value: float, paper: float | None = None) -> dict[str, Any]:
