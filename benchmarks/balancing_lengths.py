@@ -1,7 +1,7 @@
 """How fast and how level post-balancing and node-wise placement are, beside the papers' algorithms in the same run.
 
-What the figures mean (OrchMLLM, arXiv 2503.23830): lengths are whole tokens; max / mean is the largest sum of lengths of
-an instance over the mean sum (objective of 5.1, without padding). Node-wise, every instance has 60 samples, which
+What the figures mean (OrchMLLM, arXiv 2503.23830): lengths are whole tokens; max / mean is the largest sum of lengths
+of an instance over the mean sum (objective of 5.1, without padding). Node-wise, every instance has 60 samples, which
 balancing has divided into as many batches; what is measured is the most that any instance sends to other nodes
 (equation 5), over the mean of what instances have, or over a lower bound of the optimum. Hosting batch i at instance i
 ("identity") gives 1.753 of the mean at 2,560 instances; no placement is below 1.058 (the linear program).
