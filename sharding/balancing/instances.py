@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 
 from sharding.balancing import unpadded
 
-_UNITS = 1 << 26  # of all rows together: sums are balanced in whole units
+_UNITS = 1 << 22  # of all rows together: sums are balanced in whole units
 
 
 def balance(sizes: Float[np.ndarray, " n"], groups: int) -> Int[np.ndarray, "g each"]:

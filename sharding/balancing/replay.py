@@ -43,8 +43,10 @@ class Level:
 
     def ready(self, ends: Float[np.ndarray, "slots b"], times: Float[np.ndarray, "_ b"]) -> Float[np.ndarray, "k b"]:
         """When the outputs that it takes have come; 0 if it takes none."""
-        come = np.zeros((len(self.work), ends.shape[1]))
-        for fed, hops in zip(self.fed, self.hops, strict=True):
+        if not len(self.fed):
+            return np.zeros((len(self.work), ends.shape[1]))
+        come = ends[self.fed[0]] + times[self.hops[0]]
+        for fed, hops in zip(self.fed[1:], self.hops[1:], strict=True):
             np.maximum(come, ends[fed] + times[hops], out=come)
         return come
 
@@ -112,7 +114,7 @@ class Replay:
     def seconds(self, table: Table, orders: Int[np.ndarray, "b m"]) -> Float[np.ndarray, " b"]:
         """What a step takes in which every pipeline's cells are an order's."""
         blocks = [self._ends(table, orders[first : first + _BLOCK]) for first in range(0, len(orders), _BLOCK)]
-        return np.concatenate([ends[self.last].max(axis=0) for ends in blocks]) if blocks else np.zeros(0)
+        return np.concatenate([ends[self.last].max(axis=0) for ends in blocks])
 
     def _ends(self, table: Table, orders: Int[np.ndarray, "b m"]) -> Float[np.ndarray, "slots b"]:
         times = np.take(table, orders.T.ravel(), axis=1).reshape(-1, len(orders))
@@ -134,11 +136,9 @@ class Replay:
         """Seconds of one level's slots."""
         slots = level.work
         timed = len(self.computing) * self.microbatches
-        return (
-            times[slots]
-            if slots[0] < timed
-            else np.broadcast_to(self.constant[slots - timed, None], (len(slots), times.shape[1]))
-        )
+        if slots[0] < timed:
+            return times[slots]
+        return np.repeat(self.constant[slots - timed, None], times.shape[1], axis=1)
 
     def slot(self, part: Part, instance: int) -> int:
         """Of a forward or backward."""

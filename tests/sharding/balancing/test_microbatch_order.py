@@ -30,7 +30,7 @@ def trained(stages: int, microbatches: int) -> Work:
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 9), st.integers(1, 3), st.integers(0, 99))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_pipeline_keeps_its_microbatches(places, chunks, microbatches, pipelines, seed):
     replay, table = skewed(places, chunks, microbatches, seed, pipelines)
     orders = IntervalOrder(replay).orders(table)
@@ -38,7 +38,7 @@ def test_every_pipeline_keeps_its_microbatches(places, chunks, microbatches, pip
 
 
 @given(st.integers(1, 5), st.lists(st.integers(1, 50).map(float), min_size=1, max_size=9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_smallest_comes_first_and_the_next_smallest_last(stages, numbers):
     order = chain_order(trained(stages, len(numbers)), [numbers] * stages)
     ascending = sorted(numbers)

@@ -18,7 +18,7 @@ ROWS = 36
 
 
 @given(step_recipes())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_step_takes_what_the_simulator_says(recipe):
     step = cook_step(recipe)
     replay = make_replay(step.devices, step.schedule, step.work, step.costs, ROWS)
@@ -38,7 +38,7 @@ def pipelines(draw: st.DrawFn) -> tuple:
 
 
 @given(pipelines())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_pipeline_takes_its_own_order(drawn):
     recipe, counts, seed = drawn
     rng = np.random.default_rng(seed)
