@@ -1,17 +1,21 @@
 """The global batch: host arrays of static shapes for every module, with the losses' normalisation in their weights.
 
-Dimensions: n rows of the whole global batch, s tokens of a row, p patches, g generated images, q conditions an image,
-z side of a generated image, c channels. A plan cuts the rows into microbatches and instances later.
+Dimensions: n rows of the whole global batch, s tokens of a row, p patches, f mel frames, g generated images,
+q conditions an image, z side of a generated image, c channels. A plan cuts the rows into microbatches and instances
+later.
 """
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from configs.architectures import ModelConfig
-from data.packing import PackedRows
-from data.tokenizer import ANSWER
+from data.formats import SampleFormat
+from data.packing import Capacity, PackedRows
+from data.refusals import Refusal
+from data.samples import Sizes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,95 +27,124 @@ class GlobalBatch:
 
             - `vision`: `patches` float32[n, p, patch²·c] in [-1, 1]; `segments` int32[n, p], 0 for padding, else
               number of the image within the row; `positions` int32[n, p, 2], (row, column) in the image.
+            - `audio`: `frames` float32[n, f, mels]; `segments` int32[n, f/2], number of the clip; `positions`.
             - `backbone`, each [n, s]: `tokens`; `segments`, 0 for padding, else number of the sample within the row;
-              `branches`; `positions` in the sample; `vision_index`, -1 or the row's merged vision token that takes
-              the token's place; `targets`; `weights` float32, each target token's share of the loss: they sum to
-              `language_weight`. And `generator_conditions` int32[n, g, q], positions in the row.
+              `branches`; `positions` in the sample; for every encoder `{name}_index`, -1 or the row's merged token
+              of that encoder that takes the token's place; `targets`; `weights` float32, each target token's share
+              of the loss: they sum to `language_weight`. And for every generator `{name}_conditions`
+              int32[n, g, q], positions in the row.
             - `generator`: `images` float32[n, g, z, z, c] in [-1, 1]; `weights` float32[n, g], which sum to
               `generator_weight`; `samples` int32[n, g], the sample ids that key noise and time.
         sample_ids: int32[n, most samples a row], -1 for none.
-        counts: By module name (real, capacity): patches, tokens and generated images.
+        counts: By module name (real, capacity): patches, frames, tokens and generated images.
         targets: Number of target tokens.
+        state: What the pipeline needs to continue behind this batch; empty for one made by hand.
+        refused: Samples that planning or decoding refused for this batch.
     """
 
     arrays: dict[str, dict[str, np.ndarray]]
     sample_ids: np.ndarray
     counts: dict[str, tuple[int, int]]
     targets: int
+    state: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    refused: tuple[Refusal, ...] = ()
 
 
-class Answers(NamedTuple):
-    """Where questions wait for their answers, one entry a question, each int32[k].
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """What a global batch holds in all: known to every host before any of it is decoded."""
 
-    Attributes:
-        rows, places: Where in [n, s] the `<answer>` token stands, whose hidden state predicts the first word.
-        sample_ids: The question's sample.
-        branches: Its branch in the sample: question number `branches - 1` of the image, 0 for a text-only question.
-        words: Token id of the answer's first word.
-    """
+    tokens: int
+    patches: int
+    frames: int
+    images: int
+    targets: int
 
-    rows: np.ndarray
-    places: np.ndarray
-    sample_ids: np.ndarray
-    branches: np.ndarray
-    words: np.ndarray
+    @classmethod
+    def of(cls, sizes: Iterable[Sizes]) -> "Totals":
+        """The sums over samples."""
+        given = list(sizes)
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: sum(int(getattr(each, name)) for each in given) for name in names})
+
+    @classmethod
+    def counted(cls, rows: PackedRows, form: SampleFormat) -> "Totals":
+        """What is in rows that hold the whole batch."""
+
+        def values(field: str) -> int:
+            if field not in rows.streams:
+                return 0
+            return int((rows.streams[field].items > 0).sum()) * form.streams[field].stride
+
+        return cls(
+            tokens=int((rows.token_segments > 0).sum()),
+            patches=values("patches"),
+            frames=values("frames"),
+            images=int((rows.image_samples >= 0).sum()),
+            targets=int(rows.layout.target_mask.sum()),
+        )
 
 
 def global_batch(
-    rows: PackedRows, model: ModelConfig, language_weight: float = 1.0, generator_weight: float = 1.0
+    rows: PackedRows,
+    model: ModelConfig,
+    form: SampleFormat,
+    language_weight: float = 1.0,
+    generator_weight: float = 1.0,
+    totals: Totals | None = None,
 ) -> GlobalBatch:
     """Names packed rows after the modules that read them, and normalises the losses over the whole batch.
 
     A batch without a target token or without a generated image is an ordinary one: all its weights are zero.
+
+    Args:
+        rows: All rows; those that this host does not need may be empty.
+        model: Names the backbone.
+        form: Names the encoders and the generator.
+        language_weight, generator_weight: What the losses count in their sum.
+        totals: Of the whole batch; counted in the rows if they are not given.
     """
-    (encoder,), (generator,) = model.encoders, model.generators
-    layout = rows.layout
-    targets = int(layout.target_mask.sum())
-    drawn = rows.image_samples >= 0
-    arrays = {
-        encoder.name: {
-            "patches": rows.patches,
-            "segments": rows.image_segments,
-            "positions": rows.patch_positions,
-        },
-        model.backbone.name: {
-            "tokens": np.ascontiguousarray(layout.tokens),
-            "segments": rows.token_segments,
-            "branches": np.ascontiguousarray(layout.branches),
-            "positions": np.ascontiguousarray(layout.positions),
-            "vision_index": layout.vision_index,
-            "targets": np.ascontiguousarray(layout.targets),
-            "weights": _shares(layout.target_mask > 0, language_weight),
-            "generator_conditions": rows.conditions,
-        },
-        generator.name: {
+    totals = totals or Totals.counted(rows, form)
+    count, tokens = rows.token_segments.shape
+    backbone = _backbone(rows, form) | {
+        "weights": _shares(rows.layout.target_mask > 0, language_weight, totals.targets)
+    }
+    arrays = {model.backbone.name: backbone}
+    counts = {model.backbone.name: (totals.tokens, count * tokens)}
+    for field, each in form.streams.items():
+        stream = rows.streams[field]
+        arrays[each.module] = {field: stream.values, "segments": stream.items, "positions": stream.positions}
+        counts[each.module] = (getattr(totals, field), count * stream.values.shape[1])
+    if form.drawing:
+        drawn = rows.image_samples >= 0
+        arrays[form.drawing.module] = {
             "images": rows.images,
-            "weights": _shares(drawn, generator_weight),
+            "weights": _shares(drawn, generator_weight, totals.images),
             "samples": np.maximum(rows.image_samples, 0),
-        },
+        }
+        backbone[f"{form.drawing.module}_conditions"] = rows.conditions
+        counts[form.drawing.module] = (totals.images, drawn.size)
+    return GlobalBatch(arrays, rows.sample_ids, counts, totals.targets)
+
+
+def _backbone(rows: PackedRows, form: SampleFormat) -> dict[str, np.ndarray]:
+    layout = rows.layout
+    return {
+        "tokens": layout.tokens,
+        "segments": rows.token_segments,
+        "branches": layout.branches,
+        "positions": layout.positions,
+        **{f"{form.streams[field].module}_index": index for field, index in layout.indices.items()},
+        "targets": layout.targets,
     }
-    counts = {
-        encoder.name: (int((rows.image_segments > 0).sum()), rows.image_segments.size),
-        model.backbone.name: (int((rows.token_segments > 0).sum()), rows.token_segments.size),
-        generator.name: (int(drawn.sum()), drawn.size),
-    }
-    return GlobalBatch(arrays, rows.sample_ids, counts, targets)
 
 
-def answers(batch: GlobalBatch, backbone: str = "backbone") -> Answers:
-    """Every question of the batch whose answer counts in the loss, once, in row order; a prompt has none."""
-    fields = batch.arrays[backbone]
-    rows, places = np.nonzero((fields["tokens"] == ANSWER) & (fields["weights"] > 0))
-    segments = fields["segments"][rows, places]
-    return Answers(
-        rows=rows.astype(np.int32),
-        places=places.astype(np.int32),
-        sample_ids=batch.sample_ids[rows, segments - 1],
-        branches=fields["branches"][rows, places],
-        words=fields["targets"][rows, places],
-    )
+def batch_capacity(capacity: Capacity, form: SampleFormat) -> Capacity:
+    """The capacity without what the model has no module for."""
+    absent = {field: 0 for field in ("patches", "frames") if field not in form.streams}
+    return dataclasses.replace(capacity, **absent, images=capacity.images if form.drawing else 0)
 
 
-def _shares(mask: np.ndarray, weight: float) -> np.ndarray:
-    """float32: `weight` split evenly over the places of the mask."""
-    return mask * np.float32(weight / max(1, int(mask.sum())))
+def _shares(mask: np.ndarray, weight: float, total: int) -> np.ndarray:
+    """float32: `weight` split evenly over so many places, of which the mask has all or some."""
+    return mask * np.float32(weight / max(1, total))

@@ -9,8 +9,10 @@ import easy_vqa
 import numpy as np
 
 from data.errors import DataError
-from data.images import load_image
-from data.samples import Sample, SampleFormat, description_sample, text_sample, vqa_sample
+from data.formats import SampleFormat
+from data.images import load_image, resize
+from data.outline import Outline, picture_item
+from data.questions import description_sample, text_sample, vqa_sample
 from data.tokenizer import WordTokenizer, split_words
 
 _READERS = {
@@ -24,16 +26,16 @@ Pair = tuple[str, str]
 
 
 class Samples:
-    """Random access to the samples of one kind: `samples[index]` builds one, `samples.id` counts from 0."""
+    """Random access to the samples of one kind: `samples[index]` outlines one."""
 
-    def __init__(self, length: int, build: Callable[[int], Sample]) -> None:
+    def __init__(self, length: int, build: Callable[[int], Outline]) -> None:
         self._length = length
         self._build = build
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Outline:
         if not 0 <= index < self._length:
             raise IndexError(f"sample {index} of {self._length}")
         return self._build(index)
@@ -87,30 +89,25 @@ class EasyVQA:
         if unknown:
             raise DataError(f"easy-VQA {split}: words the train split does not have: {_few(unknown)}")
 
-    @property
-    def image_count(self) -> int:
-        """Images of the split."""
-        return len(self.image_ids)
-
     def datasets(self, form: SampleFormat) -> dict[str, Samples]:
-        """The samples by kind, laid out as `form` asks."""
+        """The samples by kind, laid out as `form` asks; no kind that the model has no module for."""
 
-        def vqa(index: int) -> Sample:
+        def vqa(index: int) -> Outline:
             image_id = self.image_ids[index]
-            return vqa_sample(index, self.image(image_id), self.pairs[image_id], self.tokenizer, form)
+            picture = picture_item(lambda: self.image(image_id), self.image(image_id).shape[:2], form)
+            return vqa_sample(picture, self.pairs[image_id], self.tokenizer, form)
 
-        def description(index: int) -> Sample:
-            image_id = self.image_ids[index]
-            return description_sample(index, self.description(image_id), self.image(image_id), self.tokenizer, form)
+        def description(index: int) -> Outline:
+            image_id, size = self.image_ids[index], form.drawing.size
+            text = self.description(image_id)
+            return description_sample(text, lambda: resize(self.image(image_id), size), self.tokenizer, form)
 
-        def text(index: int) -> Sample:
-            return text_sample(index, *self.questions[index], self.tokenizer, form)
+        def text(index: int) -> Outline:
+            return text_sample(*self.questions[index], self.tokenizer, form)
 
-        return {
-            "vqa": Samples(len(self.image_ids), vqa),
-            "description": Samples(len(self.image_ids), description),
-            "text": Samples(len(self.questions), text),
-        }
+        seen = {"vqa": Samples(len(self.image_ids), vqa)} if form.patches else {}
+        drawn = {"description": Samples(len(self.image_ids), description)} if form.drawing else {}
+        return seen | drawn | {"text": Samples(len(self.questions), text)}
 
     def image(self, image_id: int) -> np.ndarray:
         """The picture as uint8[height, width, 3].

@@ -21,3 +21,6 @@ class BadSampleError(DataError):
         super().__init__(f"{os.fspath(where)} cannot be read ({reason}); replace or remove it")
         self.where = os.fspath(where)
         self.reason = reason
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.where, self.reason)  # a worker process sends it back

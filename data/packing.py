@@ -1,19 +1,15 @@
-"""Packing: several samples in one row of fixed capacities, and the indices that must then count from the row's start.
-
-Grain packs first-fit, all features of a sample into the same row (`FirstFitPackIterDataset`); every sample keeps its
-own numbering until the rows are stacked, and is shifted then, for all rows at once.
-"""
+"""Packing: several samples in one row of fixed capacities, with indices that count from the row's start."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import grain
 import numpy as np
 
 from data.errors import DataError
-from data.samples import Layout, Sample, SampleFormat
+from data.formats import SampleFormat
+from data.samples import COLUMNS, Layout, Sample, Sizes, Stream, empty_stream
 
-_SEGMENTED = ("text", "patches", "images", "sample")
+CAPACITIES = ("tokens", "patches", "frames", "images")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +17,8 @@ class Capacity:
     """What one row holds at most.
 
     Attributes:
-        tokens, patches, images: Backbone tokens s, encoder patches p, generated images g.
+        tokens, patches, frames, images: Backbone tokens s, encoder patches p, mel frames f, generated images g; 0 of
+            what the model has no module for.
         samples: Samples, whatever their size.
     """
 
@@ -29,18 +26,28 @@ class Capacity:
     patches: int
     images: int
     samples: int
+    frames: int = 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise DataError(f"capacity of {getattr(self, field.name)} {field.name} a row; it must be at least 1")
+            least = 1 if field.name in ("tokens", "samples") else 0
+            if getattr(self, field.name) < least:
+                raise DataError(
+                    f"capacity of {getattr(self, field.name)} {field.name} a row; it must be at least {least}"
+                )
 
-    def excess(self, sample: Sample) -> str | None:
-        """Why the sample fits no row and what would mend it, or None if it fits."""
+    @property
+    def vector(self) -> np.ndarray:
+        """float64[4], in the order of `CAPACITIES`."""
+        return np.array([getattr(self, name) for name in CAPACITIES], float)
+
+    def excess(self, sizes: Sizes | Mapping[str, int]) -> str | None:
+        """Why a sample of these sizes fits no row and what would mend it, or None if it fits."""
+        given = sizes if isinstance(sizes, Mapping) else sizes._asdict()
         too_much = [
-            f"{size} {name} where a row holds {getattr(self, name)}"
-            for name, size in sample.sizes.items()
-            if size > getattr(self, name)
+            f"{given[name]} {name} where a row holds {getattr(self, name)}"
+            for name in CAPACITIES
+            if given[name] > getattr(self, name)
         ]
         return f"{' and '.join(too_much)}; raise the row's capacity" if too_much else None
 
@@ -52,9 +59,8 @@ class PackedRows:
     Attributes:
         layout: The token columns, each [n, s].
         token_segments: int32[n, s], 0 for padding, else number of the sample within the row.
-        patches: float32[n, p, patch²·3].
-        image_segments: int32[n, p], 0 for padding, else number of the seen image within the row.
-        patch_positions: int32[n, p, 2].
+        streams: By field; `values` [n, p, w], `items` [n, p / stride], 0 for padding, else number of the image or clip
+            within the row, `positions` [n, p / stride, ...].
         images: float32[n, g, z, z, 3].
         conditions: int32[n, g, q].
         image_samples: int32[n, g], sample id of each generated image, -1 for padding.
@@ -63,138 +69,113 @@ class PackedRows:
 
     layout: Layout
     token_segments: np.ndarray
-    patches: np.ndarray
-    image_segments: np.ndarray
-    patch_positions: np.ndarray
+    streams: Mapping[str, Stream]
     images: np.ndarray
     conditions: np.ndarray
     image_samples: np.ndarray
     sample_ids: np.ndarray
 
 
-def packable(sample: Sample) -> dict[str, np.ndarray]:
-    """The sample as grain packs it: few features, because each costs time per sample."""
-    return {
-        "text": np.stack(sample.layout, axis=1),
-        "patches": sample.patches,
-        "patch_fields": np.column_stack([sample.patch_images, sample.patch_positions]),
-        "images": sample.images,
-        "conditions": sample.conditions,
-        "sample": np.array([sample.id], np.int32),
-    }
-
-
-def pack(samples: grain.IterDataset, capacity: Capacity, bins: int) -> grain.IterDataset:
-    """Packs `packable` samples first-fit into rows, `bins` of them open at a time.
-
-    Every sample must fit an empty row (`Capacity.excess`).
-    """
-    return grain.experimental.FirstFitPackIterDataset(
-        samples,
-        length_struct={
-            "text": capacity.tokens,
-            "patches": capacity.patches,
-            "patch_fields": capacity.patches,
-            "images": capacity.images,
-            "conditions": capacity.images,
-            "sample": capacity.samples,
-        },
-        num_packing_bins=bins,
-        shuffle_bins=False,
-        meta_features=("patch_fields", "conditions"),
-    )
-
-
-def stack(rows: Sequence[dict[str, np.ndarray]], count: int, capacity: Capacity, form: SampleFormat) -> PackedRows:
-    """Stacks packed rows, fills up with empty ones to `count`, and counts all indices from the row's start."""
-    padding = [_empty_row(capacity, form)] * (count - len(rows))
-    fields = {name: np.stack([row[name] for row in (*rows, *padding)]) for name in _empty_row(capacity, form)}
-    text_segments, patch_segments, image_segments, sample_segments = (
-        fields[f"{name}_segment_ids"] for name in _SEGMENTED
-    )
-    layout = Layout(*np.moveaxis(fields["text"], -1, 0))
-    token_starts = _starts(_sizes(text_segments, capacity.samples))
-    cell_starts = _starts(_sizes(patch_segments, capacity.samples)) // form.cell
-    patch_images = fields["patch_fields"][..., 0]
-    image_starts = _starts(_largest(patch_images, patch_segments, capacity.samples))
-    sample_ids = np.where(sample_segments > 0, fields["sample"], -1)
-    ids_by_segment = np.concatenate([np.full((count, 1), -1, np.int32), sample_ids], axis=1)
+def empty_rows(count: int, capacity: Capacity, form: SampleFormat) -> PackedRows:
+    """Rows without a sample."""
+    shape = (count, capacity.tokens)
+    streams = {}
+    for field, each in form.streams.items():
+        values, items, positions = empty_stream(each)
+        length = getattr(capacity, field)
+        halves = length // each.stride
+        streams[field] = Stream(
+            np.zeros((count, length, *values.shape[1:]), values.dtype),
+            np.zeros((count, halves), items.dtype),
+            np.zeros((count, halves, *positions.shape[1:]), positions.dtype),
+        )
+    size, conditions = (form.drawing.size, form.drawing.conditions) if form.drawing else (1, 1)
+    images = capacity.images if form.drawing else 0
     return PackedRows(
-        layout=layout._replace(
-            vision_index=np.where(
-                (text_segments > 0) & (layout.vision_index >= 0),
-                layout.vision_index + _of_segment(cell_starts, text_segments),
-                -1,
-            ).astype(np.int32)
+        layout=Layout(
+            *(np.zeros(shape, np.int32) for _ in COLUMNS),
+            indices={field: np.full(shape, -1, np.int32) for field in form.streams},
         ),
-        token_segments=text_segments,
-        patches=fields["patches"],
-        image_segments=np.where(patch_segments > 0, patch_images + _of_segment(image_starts, patch_segments), 0).astype(
-            np.int32
-        ),
-        patch_positions=np.ascontiguousarray(fields["patch_fields"][..., 1:]),
-        images=fields["images"],
-        conditions=np.where(
-            image_segments[..., None] > 0,
-            fields["conditions"] + _of_segment(token_starts, image_segments)[..., None],
-            0,
-        ).astype(np.int32),
-        image_samples=_of_segment(ids_by_segment, image_segments),
-        sample_ids=sample_ids,
+        token_segments=np.zeros(shape, np.int32),
+        streams=streams,
+        images=np.zeros((count, images, size, size, 3), np.float32),
+        conditions=np.zeros((count, images, conditions), np.int32),
+        image_samples=np.full((count, images), -1, np.int32),
+        sample_ids=np.full((count, capacity.samples), -1, np.int32),
     )
+
+
+def pack_rows(rows: Sequence[Sequence[Sample]], capacity: Capacity, form: SampleFormat) -> PackedRows:
+    """Lays every row's samples one behind the other; what each row is given must fit it."""
+    packed = empty_rows(len(rows), capacity, form)
+    for row, samples in enumerate(rows):
+        _Row(packed, row, form).fill(samples)
+    return packed
+
+
+class _Row:
+    """One row being filled: how far each of its parts is."""
+
+    def __init__(self, packed: PackedRows, row: int, form: SampleFormat) -> None:
+        self._packed, self._row, self._form = packed, row, form
+        self._tokens = self._images = 0
+        self._places = dict.fromkeys(form.streams, 0)
+        self._items = dict.fromkeys(form.streams, 0)
+
+    def fill(self, samples: Sequence[Sample]) -> None:
+        for number, sample in enumerate(samples):
+            self._packed.sample_ids[self._row, number] = sample.id
+            self._add_tokens(sample.layout, number + 1)
+            self._add_images(sample)
+            self._tokens += len(sample.layout.tokens)
+            for field in self._form.streams:
+                self._add_stream(field, sample.streams[field])
+
+    def _add_tokens(self, layout: Layout, segment: int) -> None:
+        packed, here = self._packed, (self._row, slice(self._tokens, self._tokens + len(layout.tokens)))
+        for name in COLUMNS:
+            getattr(packed.layout, name)[here] = getattr(layout, name)
+        packed.token_segments[here] = segment
+        for field, form in self._form.streams.items():
+            index = layout.indices[field]
+            first = self._places[field] // form.cell
+            packed.layout.indices[field][here] = np.where(index >= 0, index + first, -1)
+
+    def _add_images(self, sample: Sample) -> None:
+        packed, here = self._packed, (self._row, slice(self._images, self._images + len(sample.images)))
+        if len(sample.images):
+            packed.images[here] = sample.images
+            packed.conditions[here] = sample.conditions + self._tokens
+            packed.image_samples[here] = sample.id
+        self._images += len(sample.images)
+
+    def _add_stream(self, field: str, stream: Stream) -> None:
+        target, stride, first = self._packed.streams[field], self._form.streams[field].stride, self._places[field]
+        if not len(stream.values):
+            return
+        last = first + len(stream.values)
+        target.values[self._row, first:last] = stream.values
+        target.items[self._row, first // stride : last // stride] = stream.items + self._items[field]
+        target.positions[self._row, first // stride : last // stride] = stream.positions
+        self._places[field] = last
+        self._items[field] += int(stream.items.max())
 
 
 def pack_samples(samples: Sequence[Sample], rows: int, capacity: Capacity, form: SampleFormat) -> PackedRows:
-    """Packs given samples into `rows` rows, for prompts and for tests.
+    """Packs given samples first-fit into `rows` rows, for prompts and for tests.
 
     Raises:
         DataError: A sample that fits no row, or more samples than the rows hold.
     """
+    filled: list[list[Sample]] = [[] for _ in range(rows)]
+    room = np.tile([*capacity.vector, capacity.samples], (rows, 1))
     for sample in samples:
-        if excess := capacity.excess(sample):
+        if excess := capacity.excess(sample.sizes):
             raise DataError(f"sample {sample.id} ({sample.kind}): {excess}")
-    dataset = grain.MapDataset.source([packable(sample) for sample in samples]).to_iter_dataset(
-        grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    )
-    packed = list(pack(dataset, capacity, rows))
-    if len(packed) > rows:
-        raise DataError(f"{len(samples)} samples do not fit {rows} rows of {capacity}; give them more rows")
-    return stack(packed, rows, capacity, form)
-
-
-def _empty_row(capacity: Capacity, form: SampleFormat) -> dict[str, np.ndarray]:
-    segments = zip(_SEGMENTED, (capacity.tokens, capacity.patches, capacity.images, capacity.samples), strict=True)
-    return {
-        "text": np.zeros((capacity.tokens, len(Layout._fields)), np.int32),
-        "patches": np.zeros((capacity.patches, form.patch_width), np.float32),
-        "patch_fields": np.zeros((capacity.patches, 3), np.int32),
-        "images": np.zeros((capacity.images, form.image_size, form.image_size, 3), np.float32),
-        "conditions": np.zeros((capacity.images, form.conditions), np.int32),
-        "sample": np.zeros(capacity.samples, np.int32),
-    } | {f"{name}_segment_ids": np.zeros(length, np.int32) for name, length in segments}
-
-
-def _sizes(segments: np.ndarray, samples: int) -> np.ndarray:
-    """Number of places [n, samples + 1] of every segment; the padding, segment 0, counts as none."""
-    rows = len(segments)
-    numbered = segments + np.arange(rows)[:, None] * (samples + 1)
-    sizes = np.bincount(numbered.ravel(), minlength=rows * (samples + 1)).reshape(rows, samples + 1)
-    sizes[:, 0] = 0
-    return sizes
-
-
-def _largest(values: np.ndarray, segments: np.ndarray, samples: int) -> np.ndarray:
-    """Largest value [n, samples + 1] of every segment, 0 for an empty one; the padding's own values are 0."""
-    largest = np.zeros((len(segments), samples + 1), np.int64)
-    np.maximum.at(largest, (np.arange(len(segments))[:, None], segments), values)
-    return largest
-
-
-def _starts(sizes: np.ndarray) -> np.ndarray:
-    """Where every segment starts, from the sizes of all in order."""
-    return np.cumsum(sizes, axis=1) - sizes
-
-
-def _of_segment(values: np.ndarray, segments: np.ndarray) -> np.ndarray:
-    """For every place the value [n, samples + 1] of its segment."""
-    return np.take_along_axis(values, segments, axis=1)
+        wanted = np.array([*(sample.sizes[name] for name in CAPACITIES), 1.0])
+        fitting = np.flatnonzero((room >= wanted).all(axis=1))
+        if not len(fitting):
+            raise DataError(f"{len(samples)} samples do not fit {rows} rows of {capacity}; give them more rows")
+        filled[fitting[0]].append(sample)
+        room[fitting[0]] -= wanted
+    return pack_rows(filled, capacity, form)

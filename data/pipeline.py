@@ -1,84 +1,29 @@
-"""From a source of samples to global batches: seeded shuffle, mixture, packing, prefetch, checkpointable.
+"""From a source of samples to global batches: planned, decoded and packed ahead of the step that asks for them.
 
-Which samples form step k depends on the configuration, the seed and the history alone. The whole state is a few
-numbers: the place in the endless shuffled stream and the rows already handed out of the last packing.
+Grain runs it: planning and decoding in a thread, or in worker processes that take every n-th step each. The state of
+the whole is where planning stood behind the last batch handed out, whatever was made ahead, by however many workers.
 """
 
 import collections
 import dataclasses
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex
 
 import grain
 import numpy as np
 
 from configs.architectures import ModelConfig
-from data.batch import GlobalBatch, global_batch
-from data.errors import BadSampleError, DataError
-from data.packing import Capacity, pack, packable, stack
-from data.report import Refusals
-from data.samples import Sample, SampleFormat
+from data.batch import GlobalBatch, batch_capacity
+from data.data_config import DataConfig
+from data.errors import DataError
+from data.formats import SampleFormat
+from data.groupings import GROUPINGS, limits_of
+from data.loading import Loader
+from data.refusals import Refusals
+from data.samples import Sample
 from data.source import Catalogue, Source
-
-OVERSIZED = ("skip", "error")
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """How samples become global batches.
-
-    Attributes:
-        rows: Rows n of a global batch.
-        tokens, patches, images, samples: What one row holds at most: backbone tokens, encoder patches, generated
-            images, samples.
-        mixture: (kind, weight): in which proportion the samples of each kind come.
-        seed: Order of the samples.
-        language_weight, generator_weight: What the losses count in their sum.
-        max_corrupt_share: Share of the source's images that may be unreadable; they are skipped, more are an error.
-        oversized: `skip` counts and logs a sample that fits no row; `error` stops at it.
-        threads: Threads that load samples ahead; 0 loads where batches are made, which is fastest for small images.
-        prefetch: Batches made ahead, in a thread of their own; 0 makes each when it is asked for.
-    """
-
-    rows: int = 8
-    tokens: int = 256
-    patches: int = 128
-    images: int = 2
-    samples: int = 16
-    mixture: tuple[tuple[str, float], ...] = (("vqa", 1.0), ("description", 0.5), ("text", 0.05))
-    seed: int = 0
-    language_weight: float = 1.0
-    generator_weight: float = 1.0
-    max_corrupt_share: float = 0.01
-    oversized: str = "skip"
-    threads: int = 0
-    prefetch: int = 2
-
-    def __post_init__(self) -> None:
-        for name, least in (("rows", 1), ("seed", 0), ("threads", 0), ("prefetch", 0)):
-            if getattr(self, name) < least:
-                raise DataError(f"DataConfig.{name} is {getattr(self, name)}; it must be at least {least}")
-        for name in ("language_weight", "generator_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise DataError(f"DataConfig.{name} is {getattr(self, name)}; it must be zero or more, and finite")
-        if not 0 <= self.max_corrupt_share < 1:
-            raise DataError(f"DataConfig.max_corrupt_share is {self.max_corrupt_share}; it must lie in [0, 1)")
-        if self.oversized not in OVERSIZED:
-            raise DataError(f"DataConfig.oversized is {self.oversized!r}; choose one of {', '.join(OVERSIZED)}")
-        kinds = [kind for kind, _ in self.mixture]
-        if (
-            not kinds
-            or len(set(kinds)) < len(kinds)
-            or not all(0 < weight < float("inf") for _, weight in self.mixture)
-        ):
-            raise DataError(f"DataConfig.mixture is {self.mixture}; give each kind once, with a weight above zero")
-        self.capacity  # noqa: B018  (checks itself)
-
-    @property
-    def capacity(self) -> Capacity:
-        """What one row holds at most."""
-        return Capacity(self.tokens, self.patches, self.images, self.samples)
+from data.step_plans import Arrange, Place, Planner, StepPlan
 
 
 class Batches(Iterator[GlobalBatch]):
@@ -90,30 +35,46 @@ class Batches(Iterator[GlobalBatch]):
 
     def __init__(
         self,
-        order: grain.MapDataset,
         catalogue: Catalogue,
-        config: DataConfig,
-        model: ModelConfig,
         identity: dict[str, Any],
+        refusals: Refusals,
+        start: Callable[[Place], grain.IterDataset],
     ) -> None:
-        self._catalogue = catalogue
-        self._identity = identity
-        self._refusals = Refusals(catalogue.source.image_count, config.max_corrupt_share, catalogue.sizes)
+        """Starts at the beginning.
+
+        Args:
+            catalogue: Names the kinds of samples, and loads them for `samples`.
+            identity: All that decides which samples form step k, as JSON gives it back.
+            refusals: Notes what batches bring of refused samples.
+            start: Makes the batches that come behind a place.
+        """
+        self._catalogue, self._identity, self._refusals, self._start = catalogue, identity, refusals, start
         self._batches = 0
         self._samples: collections.Counter[str] = collections.Counter()
-        self._open = [iter(_dataset(order, catalogue, self._refusals, config, model))]
+        self._place = Place()
+        self._closed = False
+        self._open: list[grain.DatasetIterator] = []
         # Grain 0.2.18 aborts the process if a prefetching thread, or an iterator, outlives the interpreter's modules.
         self._finalizer = weakref.finalize(self, _close, self._open)
 
     @property
+    def form(self) -> SampleFormat:
+        """How samples are laid out."""
+        return self._catalogue.form
+
+    @property
     def _iterator(self) -> grain.DatasetIterator:
-        if not self._open:
+        if self._closed:
             raise DataError("these batches are closed; make them anew and restore the state")
+        if not self._open:
+            self._open.append(iter(self._start(self._place)))
         return self._open[0]
 
     def __next__(self) -> GlobalBatch:
         batch = next(self._iterator)
+        self._refusals.add(batch.refused)
         self._batches += 1
+        self._place = Place.from_json(batch.state)
         self._samples.update(self._catalogue.kind(number) for number in batch.sample_ids[batch.sample_ids >= 0])
         return batch
 
@@ -123,7 +84,7 @@ class Batches(Iterator[GlobalBatch]):
             "identity": self._identity,
             "batches": self._batches,
             "samples": dict(self._samples),
-            "stream": self._iterator.get_state(),
+            "place": self._place.to_json(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -137,25 +98,22 @@ class Batches(Iterator[GlobalBatch]):
         if differing:
             details = ", ".join(f"{name} {theirs.get(name)!r} -> {self._identity.get(name)!r}" for name in differing)
             raise DataError(f"data state of another configuration: {details}; restore with the one it was saved under")
+        _close(self._open)
         self._batches = state["batches"]
         self._samples = collections.Counter(state["samples"])
-        self._iterator.set_state(state["stream"])
+        self._place = Place.from_json(state["place"])
 
     def counters(self) -> dict[str, Any]:
         """Batches and samples by kind handed out so far, before a restore too; what this process refused."""
-        return {
-            "batches": self._batches,
-            "samples": dict(self._samples),
-            "corrupt_images": self._refusals.corrupt_images,
-            "oversized_samples": self._refusals.oversized_samples,
-        }
+        return {"batches": self._batches, "samples": dict(self._samples), **self._refusals.counts()}
 
     def samples(self, ids: Iterable[SupportsIndex]) -> list[Sample]:
         """The samples of these global ids, unpacked: what a step was made of."""
         return [self._catalogue.load(number) for number in ids]
 
     def close(self) -> None:
-        """Ends the prefetching threads; so does losing the last reference, or the end of the process."""
+        """Ends the threads and workers; so does losing the last reference, or the end of the process."""
+        self._closed = True
         self._finalizer()
 
 
@@ -165,22 +123,29 @@ def _close(iterators: list[grain.DatasetIterator]) -> None:
         iterators.pop().close()
 
 
-def training_batches(config: DataConfig, model: ModelConfig, source: Source) -> Batches:
+def training_batches(config: DataConfig, model: ModelConfig, source: Source, arrange: Arrange | None = None) -> Batches:
     """Endless batches: every kind shuffled anew each epoch, the kinds mixed in the proportion of `config.mixture`.
+
+    Args:
+        config: How samples become batches.
+        model: What it feeds.
+        source: Where they come from.
+        arrange: The order of a step's rows, from the sizes of their samples; it moves rows and changes no sum.
 
     Raises:
         DataError: A kind that the source does not have, or a model that this pipeline or vocabulary does not fit.
     """
-    catalogue = _catalogue(config, model, source)
-    kinds = list(catalogue.sizes)
+    catalogue = make_catalogue(config, model, source)
+    kinds = list(catalogue.counts)
+    shares = config.shares(catalogue.counts)
     orders = []
-    for kind, _ in config.mixture:
+    for kind in shares:
         ids = catalogue.ids(kind)
         # A seed of its own, or two kinds of the same size would come in the same order.
         seed = int(np.random.SeedSequence((config.seed, kinds.index(kind))).generate_state(1)[0])
         orders.append(grain.MapDataset.range(ids.start, ids.stop).seed(seed).shuffle().repeat())
-    order = grain.MapDataset.mix(orders, weights=[weight for _, weight in config.mixture])
-    return Batches(order, catalogue, config, model, _identity(config, catalogue, "training"))
+    order = grain.MapDataset.mix(orders, weights=list(shares.values()))
+    return _batches(order, catalogue, config, model, "training", arrange)
 
 
 def evaluation_batches(
@@ -193,15 +158,17 @@ def evaluation_batches(
     Raises:
         DataError: As `training_batches`; from the iterator, a sample larger than a row.
     """
-    config = dataclasses.replace(config, oversized="error", mixture=tuple((kind, 1.0) for kind in kinds))
-    catalogue = _catalogue(config, model, source)
+    mixture = tuple((kind, 1.0) for kind in kinds)
+    config = dataclasses.replace(config, oversized="error", mixture=mixture, grouping="first_fit")
+    catalogue = make_catalogue(config, model, source)
     order = grain.MapDataset.source(np.concatenate([catalogue.ids(kind) for kind in kinds]))
-    return Batches(order, catalogue, config, model, _identity(config, catalogue, "evaluation"))
+    return _batches(order, catalogue, config, model, "evaluation", None)
 
 
-def _catalogue(config: DataConfig, model: ModelConfig, source: Source) -> Catalogue:
-    catalogue = Catalogue(source, SampleFormat.of(model, config.patches))
-    for kind, _ in config.mixture:
+def make_catalogue(config: DataConfig, model: ModelConfig, source: Source) -> Catalogue:
+    """The source's samples under global ids, laid out for a model; raises as `training_batches`."""
+    catalogue = Catalogue(source, SampleFormat.of(model, config.patches, config.frames))
+    for kind in config.shares(catalogue.counts):
         catalogue.ids(kind)
     if source.tokenizer.size > model.backbone.vocabulary:
         raise DataError(
@@ -211,41 +178,90 @@ def _catalogue(config: DataConfig, model: ModelConfig, source: Source) -> Catalo
     return catalogue
 
 
-def _identity(config: DataConfig, catalogue: Catalogue, order: str) -> dict[str, Any]:
+def _batches(
+    order: grain.MapDataset,
+    catalogue: Catalogue,
+    config: DataConfig,
+    model: ModelConfig,
+    purpose: str,
+    arrange: Arrange | None,
+) -> Batches:
+    capacity = batch_capacity(config.capacity, catalogue.form)
+    planner = Planner(
+        order=order,
+        catalogue=catalogue,
+        capacity=capacity,
+        rows=config.rows,
+        window=config.window,
+        epoch=_epoch(config, catalogue),
+        group=GROUPINGS[config.grouping].rows(limits_of(capacity), config.rows),
+        form=GROUPINGS[config.grouping].steps,
+        seed=config.seed,
+        strict=config.oversized == "error",
+    )
+    weights = (config.language_weight, config.generator_weight)
+    loader = Loader(catalogue, model, capacity, weights, config.threads)
+
+    def start(place: Place) -> grain.IterDataset:
+        shares = [
+            _Steps(planner, place, worker, max(config.workers, 1), arrange).map(loader)
+            for worker in range(max(config.workers, 1))
+        ]
+        if not config.workers:
+            return grain.experimental.ThreadPrefetchIterDataset(shares[0], prefetch_buffer_size=config.prefetch)
+        ahead = grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=max(config.prefetch, 1))
+        return grain.experimental.InterleaveIterDataset(
+            [share.mp_prefetch(ahead) for share in shares], cycle_length=len(shares)
+        )
+
+    refusals = Refusals(catalogue.counts, config.max_refused_share)
+    return Batches(catalogue, _identity(config, catalogue, purpose), refusals, start)
+
+
+def _epoch(config: DataConfig, catalogue: Catalogue) -> int:
+    """Samples of the mixed stream in which that kind is once that comes round first."""
+    shares = config.shares(catalogue.counts)
+    total = sum(shares.values())
+    return max(1, int(min(catalogue.counts[kind] * total / share for kind, share in shares.items())))
+
+
+def _identity(config: DataConfig, catalogue: Catalogue, purpose: str) -> dict[str, Any]:
     """All that decides which samples form step k, as JSON gives it back."""
     capacity = dataclasses.asdict(config.capacity)
-    mixture = [list(part) for part in config.mixture]
-    return {"order": order, "seed": config.seed, "rows": config.rows, "mixture": mixture, **capacity} | {
-        "samples_of_kinds": dict(catalogue.sizes)
-    }
+    mixture = [list(part) for part in config.shares(catalogue.counts).items()]
+    names = ("seed", "rows", "window", "grouping")
+    chosen = {name: getattr(config, name) for name in names}
+    return {"order": purpose, **chosen, "mixture": mixture, **capacity, "samples_of_kinds": dict(catalogue.counts)}
 
 
-def _dataset(
-    order: grain.MapDataset, catalogue: Catalogue, refusals: Refusals, config: DataConfig, model: ModelConfig
-) -> grain.IterDataset:
-    """The chain of grain transformations from global ids to batches."""
+class _Steps(grain.IterDataset[StepPlan]):
+    """Every n-th step behind a place."""
 
-    def load(number: SupportsIndex) -> dict[str, np.ndarray] | None:
-        try:
-            sample = catalogue.load(number)
-        except BadSampleError as error:
-            refusals.corrupt(int(number), error)
-            return None
-        excess = config.capacity.excess(sample)
-        if excess is None:
-            return packable(sample)
-        if config.oversized == "error":
-            raise DataError(f"sample {number} ({sample.kind}): {excess}")
-        refusals.oversized(sample.id, sample.kind, excess)
-        return None
+    def __init__(self, planner: Planner, place: Place, first: int, stride: int, arrange: Arrange | None) -> None:
+        super().__init__()
+        self._planner, self._place, self._first, self._stride = planner, place, first, stride
+        self._arrange = arrange
 
-    def batch(rows: Sequence[dict[str, np.ndarray]]) -> GlobalBatch:
-        packed = stack(rows, config.rows, config.capacity, catalogue.form)
-        return global_batch(packed, model, config.language_weight, config.generator_weight)
+    def __iter__(self) -> grain.DatasetIterator[StepPlan]:
+        return _StepIterator(self._planner.steps(self._place), self._first, self._stride, self._arrange)
 
-    # Grain leaves out the Nones, which stand for refused samples.
-    reading = grain.ReadOptions(num_threads=config.threads, prefetch_buffer_size=8 * config.threads)
-    samples = order.map(load).to_iter_dataset(reading)
-    rows = pack(samples, config.capacity, config.rows)
-    batches = rows.batch(config.rows, batch_fn=batch)
-    return grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=config.prefetch)
+
+class _StepIterator(grain.DatasetIterator[StepPlan]):
+    """The iterator of `_Steps`; where it stands is told by every plan, so that grain's own state is not used."""
+
+    def __init__(self, plans: Iterator[StepPlan], first: int, stride: int, arrange: Arrange | None) -> None:
+        super().__init__()
+        self._plans, self._skip, self._stride, self._arrange = plans, first, stride, arrange
+
+    def __next__(self) -> StepPlan:
+        for _ in range(self._skip):
+            next(self._plans)
+        self._skip = self._stride - 1
+        plan = next(self._plans)
+        return plan.arranged(self._arrange) if self._arrange else plan
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError("a planner continues from a Place")

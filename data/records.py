@@ -4,7 +4,6 @@ import dataclasses
 import io
 import os
 import pathlib
-from typing import BinaryIO
 
 from data.errors import BadSampleError
 
@@ -47,7 +46,7 @@ class Media:
             raise BadSampleError(self.where, f"{len(read)} of {self.size} bytes are there: the file is cut")
         return read
 
-    def open(self) -> BinaryIO:
+    def open(self) -> io.BufferedIOBase:
         """A stream over its bytes that a header can be read from without the rest; the caller closes it."""
         if self.path and not self.offset and self.size < 0:
             try:

@@ -1,23 +1,28 @@
 """What a pipeline asks of a data set, and global sample ids over it."""
 
 import bisect
-import dataclasses
 from collections.abc import Mapping
 from typing import Protocol, SupportsIndex, runtime_checkable
 
-from data.errors import DataError
-from data.samples import Sample, SampleFormat
+import numpy as np
+
+from data.errors import BadSampleError, DataError
+from data.formats import SampleFormat
+from data.outline import Outline
+from data.samples import Sample, Sizes
 from data.tokenizer import WordTokenizer
+
+UNKNOWN, BAD = -1, -2
 
 
 @runtime_checkable
 class RandomAccess(Protocol):
-    """Samples by index, each `id` its index; may be read from several threads."""
+    """Outlines by index; may be read from several threads, and pickled for other processes."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Sample:
-        """Builds a sample; raises `BadSampleError` for one whose image cannot be read."""
+    def __getitem__(self, index: int) -> Outline:
+        """Outlines a sample from what is known without decoding; raises `BadSampleError` if it cannot be used."""
         ...
 
 
@@ -30,38 +35,35 @@ class Source(Protocol):
         """Knows the words of all samples."""
         ...
 
-    @property
-    def image_count(self) -> int:
-        """Distinct images, of which a share may be corrupt."""
-        ...
-
     def datasets(self, form: SampleFormat) -> Mapping[str, RandomAccess]:
         """The samples by kind, in an order that never changes: global ids count through it."""
         ...
 
 
 class Catalogue:
-    """Global ids 0.. of all samples of a source, kind after kind.
+    """Global ids 0.. of all samples of a source, kind after kind; what was once asked of sizes is kept.
 
     Attributes:
         source: The data set.
         form: What the model asks of its samples.
-        sizes: Samples of every kind.
+        counts: Samples of every kind.
     """
 
     def __init__(self, source: Source, form: SampleFormat) -> None:
         self.source = source
         self.form = form
         self._datasets = dict(source.datasets(form))
-        self.sizes = {kind: len(samples) for kind, samples in self._datasets.items()}
-        self._kinds = list(self.sizes)
+        self.counts = {kind: len(samples) for kind, samples in self._datasets.items()}
+        self._kinds = list(self.counts)
         self._starts = [0]
-        for kind, size in self.sizes.items():
-            if size == 0:
+        for kind, count in self.counts.items():
+            if count == 0:
                 raise DataError(f"the source has no {kind} samples; leave the kind out")
-            self._starts.append(self._starts[-1] + size)
+            self._starts.append(self._starts[-1] + count)
         if self._starts[-1] >= 2**31:
             raise DataError(f"the source has {self._starts[-1]} samples; their ids must stay below 2**31")
+        self._sizes = np.full((self._starts[-1], len(Sizes._fields)), UNKNOWN, np.int64)
+        self._reasons: dict[int, tuple[str, str]] = {}
 
     def ids(self, kind: str) -> range:
         """Global ids of a kind.
@@ -69,7 +71,7 @@ class Catalogue:
         Raises:
             DataError: The source has no such kind.
         """
-        if kind not in self.sizes:
+        if kind not in self.counts:
             raise DataError(f"the source has no samples of kind {kind!r}; it has {', '.join(self._kinds)}")
         place = self._kinds.index(kind)
         return range(self._starts[place], self._starts[place + 1])
@@ -78,17 +80,34 @@ class Catalogue:
         """The kind of a global id."""
         return self._kinds[self._place(int(number))]
 
-    def load(self, number: SupportsIndex) -> Sample:
-        """The sample of a global id.
+    def outline(self, number: SupportsIndex) -> Outline:
+        """The outline of a global id.
 
         Raises:
-            BadSampleError: Its image cannot be read.
+            BadSampleError: It cannot be used.
             DataError: No such id.
         """
+        place = self._place(int(number))
+        return self._datasets[self._kinds[place]][int(number) - self._starts[place]]
+
+    def sizes(self, number: SupportsIndex) -> Sizes:
+        """What a sample takes of a row; raises as `outline`."""
         number = int(number)
-        place = self._place(number)
-        sample = self._datasets[self._kinds[place]][number - self._starts[place]]
-        return dataclasses.replace(sample, id=number)
+        self._place(number)
+        known = self._sizes[number]
+        if known[0] == UNKNOWN:
+            try:
+                known[:] = self.outline(number).sizes
+            except BadSampleError as error:
+                known[:] = BAD
+                self._reasons[number] = error.where, error.reason
+        if known[0] == BAD:
+            raise BadSampleError(*self._reasons[number])
+        return Sizes(*known.tolist())
+
+    def load(self, number: SupportsIndex) -> Sample:
+        """The decoded sample of a global id; raises as `outline`."""
+        return self.outline(number).load(int(number))
 
     def _place(self, number: int) -> int:
         if not 0 <= number < self._starts[-1]:

@@ -1,4 +1,4 @@
-"""A few real images of easy-VQA, so that an epoch is short; one of them can be made to hold a NaN."""
+"""A few real images of easy-VQA, so that an epoch is short; one of them can be made to overflow the model."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from data.easy_vqa import EasyVQA
-from data.samples import Sample, SampleFormat
+from data.formats import SampleFormat
+from data.outline import Outline
+from data.samples import Stream
 from data.source import RandomAccess
 
 
@@ -19,11 +21,17 @@ class _First:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: int) -> Sample:
-        sample = self._samples[index]
+    def __getitem__(self, index: int) -> Outline:
+        outline = self._samples[index]
         if index != self._poisoned:
-            return sample
-        return dataclasses.replace(sample, patches=np.full_like(sample.patches, np.nan))
+            return outline
+        (item,) = outline.items
+
+        def load() -> Stream:
+            stream = item.load()
+            return stream._replace(values=np.full_like(stream.values, np.finfo(np.float32).max))
+
+        return dataclasses.replace(outline, items=[dataclasses.replace(item, load=load)])
 
 
 class SmallVQA:
@@ -32,12 +40,12 @@ class SmallVQA:
     Args:
         split: `train` or `test`.
         images: How many.
-        poisoned: Index of the image whose pixels are NaN where it is looked at.
+        poisoned: Index of the image whose pixels are the largest numbers there are where it is looked at.
     """
 
     def __init__(self, split: str, images: int = 40, poisoned: int | None = None) -> None:
         self._whole, self._images, self._poisoned = EasyVQA(split), images, poisoned
-        self.tokenizer, self.image_count = self._whole.tokenizer, images
+        self.tokenizer = self._whole.tokenizer
 
     def datasets(self, form: SampleFormat) -> Mapping[str, RandomAccess]:
         """The same kinds as the whole split."""

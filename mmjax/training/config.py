@@ -7,7 +7,7 @@ from collections.abc import Callable
 import configs
 from configs.architectures import ModelConfig
 from configs.errors import UserError
-from data.pipeline import DataConfig
+from data.data_config import DataConfig
 from data.source import Source
 from mmjax.training.optimizer import OptimizerConfig
 from mmjax.training.settings import Settings

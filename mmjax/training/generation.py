@@ -15,9 +15,11 @@ import numpy as np
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
-from data.batch import global_batch
+from data.batch import batch_capacity, global_batch
+from data.formats import SampleFormat
 from data.packing import Capacity, pack_samples
-from data.samples import Sample, SampleFormat, description_prompt, question_prompt, text_prompt
+from data.questions import description_prompt, question_prompt, text_prompt
+from data.samples import Sample
 from data.tokenizer import EOS, SPECIAL_TOKENS, WordTokenizer, split_words
 from mmjax.models.diffusion import sample
 from mmjax.models.parameters import define, layer_name
@@ -90,8 +92,8 @@ class TrainedModel:
 
     def _asked(self, question: str, image: np.ndarray | None, said: Sequence[int]) -> Sample:
         if image is None:
-            return text_prompt(question, self.tokenizer, self._form, said)
-        return question_prompt(image, question, self.tokenizer, self._form, said)
+            return text_prompt(question, self.tokenizer, self._form, said).load(0)
+        return question_prompt(image, question, self.tokenizer, self._form, said).load(0)
 
     def _looking_at_the_end(self, arrays: Arrays, prompt: Sample) -> Arrays:
         """The head hands out hidden states where an image is conditioned on them; an answer wants the last token's."""
@@ -144,7 +146,7 @@ class TrainedModel:
         prompts = []
         for number, text in enumerate(descriptions):
             _require_words(text)
-            prompts.append(description_prompt(number, text, self.tokenizer, self._form))
+            prompts.append(description_prompt(text, self.tokenizer, self._form).load(number))
             self._require_fit(prompts[-1])
         arrays = self._arrays(prompts)
         generator = arrays[self._modules[-1].name]
@@ -187,7 +189,7 @@ class TrainedModel:
 
     @functools.cached_property
     def _form(self) -> SampleFormat:
-        return SampleFormat.of(self.config, self.capacity.patches)
+        return SampleFormat.of(self.config, self.capacity.patches, self.capacity.frames)
 
     def _hidden(self, parameters: Tree, arrays: Arrays) -> jax.Array:
         """The backbone's last hidden states at the condition positions, `[r, g, q, d]`."""
@@ -196,7 +198,8 @@ class TrainedModel:
 
     def _arrays(self, prompts: Sequence[Sample]) -> Arrays:
         """The prompts packed in as many rows."""
-        return global_batch(pack_samples(prompts, len(prompts), self.capacity, self._form), self.config).arrays
+        packed = pack_samples(prompts, len(prompts), batch_capacity(self.capacity, self._form), self._form)
+        return global_batch(packed, self.config, self._form).arrays
 
     def _require_fit(self, prompt: Sample) -> None:
         if self.capacity.excess(prompt):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
-from data.pipeline import DataConfig
+from data.data_config import DataConfig
 from sharding.plan import Plan, stage_layers
 from sharding.specs import ModuleGraph, module_graph
 from sharding.unit_plan import Run, UnitPlan
@@ -29,6 +29,7 @@ def reduced_data(config: DataConfig, model: ModelConfig) -> DataConfig:
         config,
         tokens=min(config.tokens, 256),
         patches=min(config.patches, 16 * cell),
+        frames=min(config.frames, 32 * cell),
         images=min(config.images, 4),
         samples=min(config.samples, 16),
     )

@@ -5,7 +5,7 @@ again and stands in a row of its own, so that indices count from the sample's st
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -15,15 +15,14 @@ import optax
 
 from configs.architectures import ModelConfig
 from data.batch import GlobalBatch
-from data.pipeline import Batches, DataConfig
-from data.samples import Sample
+from data.data_config import DataConfig
+from data.pipeline import Batches
 from mmjax.models.parameters import initial_module
 from mmjax.models.pieces import model_modules
 from mmjax.models.whole import run_model
 from mmjax.training.differences import Errors, gradient_errors, loss_errors
+from mmjax.training.unpacked import Arrays, shape_of, unpacked
 from sharding.trees import Tree
-
-Arrays = dict[str, dict[str, np.ndarray]]
 
 Gradients = Callable[[Tree, Mapping[str, Any], jax.Array], tuple[dict[str, float], Tree]]
 
@@ -68,74 +67,6 @@ class Reference:
 
     steps: tuple[ReferenceStep, ...]
     own: OwnErrors
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """The most samples of a batch, and the most that one sample has of tokens, patches and generated images."""
-
-    samples: int
-    tokens: int
-    patches: int
-    images: int
-
-
-def shape_of(batches: Sequence[Sequence[Sample]], cell: int) -> Shape:
-    """The shape that holds every batch, so that one compiled program serves all; `cell` patches make one token."""
-
-    def most(name: str, least: int) -> int:
-        return max((sample.sizes[name] for samples in batches for sample in samples), default=least) or least
-
-    return Shape(max(map(len, batches)), most("tokens", 1), most("patches", cell), most("images", 1))
-
-
-def _rows(parts: Sequence[np.ndarray], shape: tuple[int, ...], fill: int = 0) -> np.ndarray:
-    """Parts of different lengths as rows of one array, filled up; `shape` begins with (rows, longest part)."""
-    rows = np.full(shape, fill, parts[0].dtype if parts else np.int32)
-    for row, part in zip(rows, parts, strict=False):
-        row[: len(part)] = part
-    return rows
-
-
-def unpacked(samples: Sequence[Sample], model: ModelConfig, data: DataConfig, shape: Shape) -> Arrays:
-    """A batch with every sample in a row of its own: arrays by module, as `data.batch.GlobalBatch.arrays` has them."""
-    (encoder,), (generator,) = model.encoders, model.generators
-    n, tokens, patches, images = shape.samples, shape.tokens, shape.patches, shape.images
-    target_count = sum(int(sample.layout.target_mask.sum()) for sample in samples)
-    image_count = sum(len(sample.images) for sample in samples)
-
-    def column(name: str, fill: int = 0) -> np.ndarray:
-        return _rows([getattr(sample.layout, name) for sample in samples], (n, tokens), fill)
-
-    def of_images(value: Callable[[Sample], float], dtype: type) -> np.ndarray:
-        return _rows([np.full(len(sample.images), value(sample), dtype) for sample in samples], (n, images))
-
-    ones = [np.ones(len(sample.layout.tokens), np.int32) for sample in samples]
-    size = (generator.image_size, generator.image_size, generator.channels)
-    return {
-        encoder.name: {
-            "patches": _rows([sample.patches for sample in samples], (n, patches, encoder.patch_width)),
-            "segments": _rows([sample.patch_images for sample in samples], (n, patches)),
-            "positions": _rows([sample.patch_positions for sample in samples], (n, patches, 2)),
-        },
-        model.backbone.name: {
-            "tokens": column("tokens"),
-            "segments": _rows(ones, (n, tokens)),
-            "branches": column("branches"),
-            "positions": column("positions"),
-            f"{encoder.name}_index": column("vision_index", fill=-1),
-            "targets": column("targets"),
-            "weights": column("target_mask") * np.float32(data.language_weight / max(1, target_count)),
-            f"{generator.name}_conditions": _rows(
-                [sample.conditions for sample in samples], (n, images, generator.conditions)
-            ),
-        },
-        generator.name: {
-            "images": _rows([sample.images for sample in samples], (n, images, *size)),
-            "weights": of_images(lambda _: data.generator_weight / max(1, image_count), np.float32),
-            "samples": of_images(lambda sample: sample.id, np.int32),
-        },
-    }
 
 
 def value_and_grad(config: ModelConfig) -> Gradients:
@@ -191,7 +122,7 @@ def run_reference(config: ModelConfig, data: DataConfig, batches: Batches, steps
     """
     packed = [mixed(next(batches), number) for number in range(steps)]
     read = [batches.samples(batch.sample_ids[batch.sample_ids >= 0]) for batch in packed]
-    shape = shape_of(read, config.encoders[0].merge ** 2)
+    shape = shape_of(read, batches.form)
     exact = value_and_grad(dataclasses.replace(config, dtype="float32"))
     measure = _Measure(config, exact if config.dtype == "float32" else value_and_grad(config))
     optimizer = optax.adam(LEARNING_RATE)
@@ -205,7 +136,7 @@ def run_reference(config: ModelConfig, data: DataConfig, batches: Batches, steps
     moments = jax.device_put(jax.jit(optimizer.init)(parameters), jax.devices()[0])
     done = []
     for number, (batch, samples) in enumerate(zip(packed, read, strict=True)):
-        inputs = (unpacked(samples, config, data, shape), jnp.array([seed, number], jnp.int32))
+        inputs = (unpacked(samples, config, data, batches.form, shape), jnp.array([seed, number], jnp.int32))
         losses, gradients = exact(parameters, *inputs)
         done.append(ReferenceStep(batch, parameters, losses, gradients))
         measure.add(done[-1], *inputs)

@@ -1,11 +1,13 @@
 import numpy as np
-import pytest
 
 from configs.architectures import GeneratorConfig, ModelConfig, VisionConfig
-from data.batch import answers, global_batch
+from data.batch import Totals, global_batch
+from data.formats import SampleFormat
+from data.images import resize
+from data.outline import picture_item
 from data.packing import Capacity, pack_samples
-from data.samples import SampleFormat, description_sample, question_prompt, text_sample, vqa_sample
-from data.tokenizer import ANSWER, WordTokenizer
+from data.questions import description_sample, text_sample, vqa_sample
+from data.tokenizer import WordTokenizer
 
 TOKENIZER = WordTokenizer(("a", "blue", "circle", "is", "it", "no", "yes"))
 MODEL = ModelConfig(
@@ -15,13 +17,14 @@ FORM = SampleFormat.of(MODEL, 32)
 CAPACITY = Capacity(tokens=32, patches=32, images=2, samples=4)
 PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
 
-ASKED = vqa_sample(11, PICTURE, [("is it blue", "yes"), ("is it a circle", "no")], TOKENIZER, FORM)
-DRAWN = description_sample(12, "a blue circle", PICTURE, TOKENIZER, FORM)
-TOLD = text_sample(13, "is it blue", "no", TOKENIZER, FORM)
+SHOWN = picture_item(lambda: PICTURE, (8, 8), FORM)
+ASKED = vqa_sample(SHOWN, [("is it blue", "yes"), ("is it a circle", "no")], TOKENIZER, FORM).load(11)
+DRAWN = description_sample("a blue circle", lambda: resize(PICTURE, 8), TOKENIZER, FORM).load(12)
+TOLD = text_sample("is it blue", "no", TOKENIZER, FORM).load(13)
 
 
 def batch_of(*samples, rows=2, **weights):
-    return global_batch(pack_samples(samples, rows, CAPACITY, FORM), MODEL, **weights)
+    return global_batch(pack_samples(samples, rows, CAPACITY, FORM), MODEL, FORM, **weights)
 
 
 def test_names_shapes_and_types_are_the_contract():
@@ -94,21 +97,15 @@ def test_modules_are_called_what_the_model_calls_them():
         encoders=(VisionConfig(name="eye", patch=2, merge=2),),
         generators=(GeneratorConfig(name="brush", image_size=8, conditions=2),),
     )
-    batch = global_batch(pack_samples([ASKED], 1, CAPACITY, FORM), model)
+    batch = global_batch(pack_samples([ASKED], 1, CAPACITY, FORM), model, SampleFormat.of(model, 32))
     assert set(batch.arrays) == set(batch.counts) == {"eye", "backbone", "brush"}
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_answers_finds_every_question_once(rows):
-    batch = batch_of(TOLD, ASKED, DRAWN, rows=rows)
-    found = answers(batch)
-    assert [TOKENIZER.decode([word]) for word in found.words] == ["no", "yes", "no"]
-    assert found.sample_ids.tolist() == [13, 11, 11]
-    assert found.branches.tolist() == [0, 1, 2]
-    assert (batch.arrays["backbone"]["tokens"][found.rows, found.places] == ANSWER).all()
-
-
-def test_a_prompt_has_no_answer_yet():
-    batch = batch_of(question_prompt(PICTURE, "is it blue", TOKENIZER, FORM), TOLD)
-    assert (batch.arrays["backbone"]["tokens"] == ANSWER).sum() == 2
-    assert answers(batch).sample_ids.tolist() == [13]
+def test_rows_that_another_host_loads_count_in_the_normalisers():
+    whole = pack_samples([TOLD, DRAWN], 2, CAPACITY, FORM)
+    here = pack_samples([TOLD], 2, CAPACITY, FORM)
+    batch = global_batch(here, MODEL, FORM, totals=Totals.counted(whole, FORM))
+    expected = global_batch(whole, MODEL, FORM)
+    assert (batch.targets, batch.counts) == (expected.targets, expected.counts)
+    weights = batch.arrays["backbone"]["weights"]
+    assert weights[weights > 0].tolist() == [np.float32(1 / 5)] * 2

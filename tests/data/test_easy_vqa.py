@@ -6,7 +6,7 @@ import pytest
 
 from data.easy_vqa import EasyVQA, appearance, colours_and_shapes, describe
 from data.errors import BadSampleError, DataError
-from data.samples import SampleFormat
+from data.formats import SampleFormat
 from data.tokenizer import UNKNOWN
 
 FORM = SampleFormat()
@@ -24,7 +24,7 @@ def test_split():
 
 def test_every_question_of_the_package_is_there_once(train, test_split):
     for source, images, questions in ((train, 4000, 38575), (test_split, 1000, 9673)):
-        assert source.image_count == images
+        assert len(source.image_ids) == images
         assert collections.Counter(itertools.chain(*source.pairs.values())) == collections.Counter(source.questions)
         assert {kind: len(samples) for kind, samples in source.datasets(FORM).items()} == {
             "vqa": images,
@@ -102,7 +102,7 @@ def test_samples_hold_all_questions_of_their_image(train):
     for branch, (question, answer) in enumerate(pairs, start=1):
         tokens = sample.layout.tokens[sample.layout.branches == branch]
         assert train.tokenizer.decode(tokens) == f"{question} {answer}"
-    assert len(sample.patches) == 64
+    assert sample.sizes.patches == len(sample.load(0).streams["patches"].values) == 64
 
 
 def test_indices_outside_a_kind_are_refused(train):

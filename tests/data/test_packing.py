@@ -4,11 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.errors import DataError
+from data.formats import DrawingFormat, PatchFormat, SampleFormat
 from data.packing import Capacity, pack_samples
-from data.samples import Sample, SampleFormat, lay_out
+from data.samples import Sample, Stream, lay_out
 from data.tokenizer import IMAGE
 
-FORM = SampleFormat(patch=1, merge=2, image_size=2, conditions=2, patches=16)
+FORM = SampleFormat(PatchFormat("vision", 1, 2, 16), None, DrawingFormat("generator", 2, 2))
 CAPACITY = Capacity(tokens=12, patches=16, images=2, samples=3)
 
 
@@ -18,14 +19,18 @@ def make(number, cells=(), text=1, branches=(), drawn=0):
     count = 4 * sum(cells)
     trunk = [*[IMAGE] * sum(cells), *rng.integers(7, 50, text).tolist()]
     words = [rng.integers(7, 50, length).tolist() for length in branches]
-    layout = lay_out(trunk, words, [(), *[range(1, length) for length in branches]])
+    layout = lay_out(trunk, words, [(), *[range(1, length) for length in branches]], {"patches": IMAGE})
     return Sample(
         id=number,
         kind="made",
         layout=layout,
-        patches=rng.random((count, 3), np.float32),
-        patch_images=np.repeat(np.arange(1, len(cells) + 1, dtype=np.int32), [4 * size for size in cells]),
-        patch_positions=rng.integers(0, 9, (count, 2), np.int32),
+        streams={
+            "patches": Stream(
+                rng.random((count, 3), np.float32),
+                np.repeat(np.arange(1, len(cells) + 1, dtype=np.int32), [4 * size for size in cells]),
+                rng.integers(0, 9, (count, 2), np.int32),
+            )
+        },
         images=rng.random((drawn, 2, 2, 3), np.float32),
         conditions=rng.integers(0, len(layout.tokens), (drawn, 2), np.int32),
     )
@@ -67,25 +72,25 @@ def check_sample(sample, rows, row, segment):
         assert getattr(rows.layout, name)[row, places].tolist() == getattr(sample.layout, name).tolist()
 
     # The merged vision token an <image> reads must be made of the very patches of the sample's cell.
-    merged = rows.patches[row].reshape(4, 4, 3)
-    merged_positions = rows.patch_positions[row].reshape(4, 4, 2)
-    merged_images = rows.image_segments[row].reshape(4, 4)
+    merged = rows.streams["patches"].values[row].reshape(4, 4, 3)
+    merged_positions = rows.streams["patches"].positions[row].reshape(4, 4, 2)
+    merged_images = rows.streams["patches"].items[row].reshape(4, 4)
     images = {}
-    for place, cell in zip(places, sample.layout.vision_index, strict=True):
-        index = rows.layout.vision_index[row, place]
+    for place, cell in zip(places, sample.layout.indices["patches"], strict=True):
+        index = rows.layout.indices["patches"][row, place]
         assert (index < 0) == (cell < 0)
         if cell >= 0:
             own = slice(4 * cell, 4 * cell + 4)
-            np.testing.assert_array_equal(merged[index], sample.patches[own])
-            np.testing.assert_array_equal(merged_positions[index], sample.patch_positions[own])
+            np.testing.assert_array_equal(merged[index], sample.streams["patches"].values[own])
+            np.testing.assert_array_equal(merged_positions[index], sample.streams["patches"].positions[own])
             (image,) = set(merged_images[index].tolist())
-            images.setdefault(image, set()).add(int(sample.patch_images[4 * cell]))
+            images.setdefault(image, set()).add(int(sample.streams["patches"].items[4 * cell]))
     # One number in the row for each of the sample's images, and no other sample's.
     assert sorted(map(tuple, images.values())) == [(n + 1,) for n in range(len(images))]
     others = [
-        rows.layout.vision_index[row, place]
+        rows.layout.indices["patches"][row, place]
         for place, number in enumerate(rows.token_segments[row])
-        if number not in (0, segment) and rows.layout.vision_index[row, place] >= 0
+        if number not in (0, segment) and rows.layout.indices["patches"][row, place] >= 0
     ]
     assert not {int(image) for index in others for image in merged_images[index]} & set(images)
 
@@ -100,11 +105,11 @@ def check_sample(sample, rows, row, segment):
 
 def check_padding(rows, row):
     unused = rows.token_segments[row] == 0
-    assert (rows.layout.vision_index[row, unused] == -1).all()
+    assert (rows.layout.indices["patches"][row, unused] == -1).all()
     assert not rows.layout.target_mask[row, unused].any()
-    assert not rows.patches[row, rows.image_segments[row] == 0].any()
+    assert not rows.streams["patches"].values[row, rows.streams["patches"].items[row] == 0].any()
     assert not rows.conditions[row, rows.image_samples[row] < 0].any()
-    numbers = np.unique(rows.image_segments[row])
+    numbers = np.unique(rows.streams["patches"].items[row])
     assert numbers.tolist() in ([*range(numbers.max() + 1)], [*range(1, numbers.max() + 1)])
 
 
@@ -143,5 +148,5 @@ def test_more_samples_than_the_rows_hold_are_refused():
 
 
 def test_a_capacity_of_nothing_is_refused():
-    with pytest.raises(DataError, match="capacity of 0 images a row"):
-        Capacity(tokens=1, patches=1, images=0, samples=1)
+    with pytest.raises(DataError, match="capacity of 0 samples a row"):
+        Capacity(tokens=1, patches=1, images=0, samples=0)

@@ -2,8 +2,10 @@ import dataclasses
 
 import pytest
 
-from data.errors import DataError
-from data.samples import SampleFormat, text_sample
+from data.errors import BadSampleError, DataError
+from data.formats import SampleFormat
+from data.questions import text_sample
+from data.samples import Sizes
 from data.source import Catalogue, Source
 from data.tokenizer import WordTokenizer
 
@@ -14,11 +16,10 @@ class Words:
 
     sizes: dict[str, int]
     tokenizer: WordTokenizer = WordTokenizer(("a", "b"))
-    image_count: int = 1
 
     def datasets(self, form):
         return {
-            kind: [text_sample(number, "a " * number, "b", self.tokenizer, form) for number in range(size)]
+            kind: [text_sample("a " * number, "b", self.tokenizer, form) for number in range(size)]
             for kind, size in self.sizes.items()
         }
 
@@ -45,3 +46,37 @@ def test_unknown_kinds_and_ids_are_named():
 def test_an_empty_kind_is_refused():
     with pytest.raises(DataError, match="no none samples"):
         Catalogue(Words({"some": 1, "none": 0}), SampleFormat())
+
+
+class Counted:
+    """Samples of which the second cannot be used; counts how often it is asked."""
+
+    def __init__(self, form):
+        self.form, self.asked = form, 0
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        self.asked += 1
+        if index == 1:
+            raise BadSampleError("second.json", "half of it is missing")
+        return text_sample("a", "b", WordTokenizer(("a", "b")), self.form)
+
+
+class CountedSource:
+    tokenizer = WordTokenizer(("a", "b"))
+
+    def datasets(self, form):
+        self.samples = Counted(form)
+        return {"text": self.samples}
+
+
+def test_sizes_are_outlined_once_bad_ones_too():
+    source = CountedSource()
+    catalogue = Catalogue(source, SampleFormat())
+    for _ in range(3):
+        assert catalogue.sizes(0) == Sizes(tokens=5, targets=2)
+        with pytest.raises(BadSampleError, match="half of it is missing"):
+            catalogue.sizes(1)
+    assert source.samples.asked == 2

@@ -7,7 +7,7 @@ import pathlib
 import jax
 import pytest
 
-from data.pipeline import DataConfig
+from data.data_config import DataConfig
 from mmjax import automatic
 from mmjax.training.config import TrainConfig
 from mmjax.training.metrics import METRICS_FILE

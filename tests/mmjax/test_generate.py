@@ -15,10 +15,12 @@ from PIL import Image
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from configs.errors import UserError
 from data.batch import GlobalBatch, global_batch
+from data.data_config import DataConfig
+from data.formats import SampleFormat
 from data.images import load_image
+from data.outline import picture_item
 from data.packing import pack_samples
-from data.pipeline import DataConfig
-from data.samples import SampleFormat, text_sample, vqa_sample
+from data.questions import text_sample, vqa_sample
 from data.tokenizer import EOS, WordTokenizer
 from mmjax.models.pieces import model_modules
 from mmjax.models.whole import run_model
@@ -43,7 +45,7 @@ DATA = DataConfig(rows=4, tokens=192, patches=64, images=2)
 GIN = """
 from __gin__ import dynamic_registration
 from configs import architectures
-from data import pipeline
+from data import data_config
 from mmjax.training import config
 from mmjax.training import optimizer
 from tests import small_vqa
@@ -59,7 +61,7 @@ small_vqa.SmallVQA.images = 8
 config.TrainConfig:
   source = @small_vqa.SmallVQA
   model = @architectures.ModelConfig()
-  data = @pipeline.DataConfig()
+  data = @data_config.DataConfig()
   optimizer = @optimizer.OptimizerConfig()
   plan = "plan.json"
   steps = 30
@@ -67,7 +69,7 @@ config.TrainConfig:
     f"{module}.{type(of).__name__}.{field.name} = {getattr(of, field.name)!r}\n"
     for module, of in (
         *(("architectures", each) for each in (*MODEL.encoders, MODEL.backbone, *MODEL.generators)),
-        ("pipeline", DATA),
+        ("data_config", DATA),
     )
     for field in dataclasses.fields(of)
 )
@@ -119,7 +121,7 @@ def trained(workdir) -> TrainedModel:
 def masters(workdir) -> dict:
     """The parameters as a training run on one device would restore them."""
     form = SampleFormat.of(MODEL, DATA.patches)
-    empty = global_batch(pack_samples([], 1, DATA.capacity, form), MODEL)
+    empty = global_batch(pack_samples([], 1, DATA.capacity, form), MODEL, form)
     engine = Engine(MODEL, one_device(module_graph(MODEL)), empty.arrays, Settings())
     state, _, step = Checkpoints(workdir / "checkpoints", MODEL).restore(engine)
     assert step == 30
@@ -141,7 +143,7 @@ def str_path(leaf) -> str:
 def judged(masters, tokenizer: WordTokenizer, sample) -> tuple[int, int]:
     """(answers that the whole model finds likeliest word by word, answers) of one sample, its answers given."""
     form = SampleFormat.of(MODEL, DATA.patches)
-    batch: GlobalBatch = global_batch(pack_samples([sample], 1, DATA.capacity, form), MODEL)
+    batch: GlobalBatch = global_batch(pack_samples([sample.load(0)], 1, DATA.capacity, form), MODEL, form)
     arrays = {name: {**of, "seed_and_step": np.zeros(2, np.int32)} for name, of in batch.arrays.items()}
     correct = jax.jit(lambda p, a: run_model(model_modules(MODEL), p, a)["backbone"].judged["correct"])(masters, arrays)
     return count_answers(batch.arrays["backbone"], np.asarray(correct), np.ones(1, bool))
@@ -151,18 +153,19 @@ def judged(masters, tokenizer: WordTokenizer, sample) -> tuple[int, int]:
 def test_answers_are_the_likeliest_words_and_end(trained, masters, question):
     """Judged as held-out accuracy is: the answer in the training layout, every word the whole model's argmax."""
     image, form = load_image(PICTURE), SampleFormat.of(MODEL, DATA.patches)
+    picture = picture_item(lambda: image, image.shape[:2], form)
     seen, told = trained.answer(question, image), trained.answer(question)
     assert seen.ended and told.ended
-    sample = vqa_sample(0, image, [(question, seen.text)], trained.tokenizer, form)
+    sample = vqa_sample(picture, [(question, seen.text)], trained.tokenizer, form)
     assert judged(masters, trained.tokenizer, sample) == (1, 1)
-    assert judged(masters, trained.tokenizer, text_sample(0, question, told.text, trained.tokenizer, form)) == (1, 1)
+    assert judged(masters, trained.tokenizer, text_sample(question, told.text, trained.tokenizer, form)) == (1, 1)
 
 
 def test_a_wrong_word_would_be_noticed(trained, masters):
     form = SampleFormat.of(MODEL, DATA.patches)
     said = trained.answer(QUESTION).text
     other = next(word for word in ("teal", "no", "triangle") if word != said)
-    sample = text_sample(0, QUESTION, other, trained.tokenizer, form)
+    sample = text_sample(QUESTION, other, trained.tokenizer, form)
     assert judged(masters, trained.tokenizer, sample) == (0, 1)
 
 

@@ -10,14 +10,14 @@ import pytest
 GIN = """
 from __gin__ import dynamic_registration
 from configs import architectures
-from data import pipeline
+from data import data_config
 from mmjax.training import config
 from tests import small_vqa
 include "tiny.gin"
 config.TrainConfig:
   source = @small_vqa.SmallVQA
   model = @architectures.ModelConfig()
-  data = @pipeline.DataConfig()
+  data = @data_config.DataConfig()
   plan = "plans/quickstart.json"
   needs_plan = False
   steps = 4

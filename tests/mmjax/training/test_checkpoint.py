@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
+from data.data_config import DataConfig
 from data.easy_vqa import EasyVQA
-from data.pipeline import DataConfig, training_batches
+from data.pipeline import training_batches
 from mmjax.training.checkpoint import FILES, SET_ASIDE, UNFINISHED, Checkpoints, refuse_existing, saved_steps
 from tests.mmjax.training import runs
 from tests.tiny import tiny_model

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from data.pipeline import DataConfig, training_batches
+from data.data_config import DataConfig
+from data.pipeline import training_batches
 from mmjax.training.profiling import _line, _taken_apart, profile
 from mmjax.training.settings import Settings
 from mmjax.training.workload import capacity_rows, statistics_of

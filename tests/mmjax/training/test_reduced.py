@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
-from data.pipeline import DataConfig
+from data.data_config import DataConfig
 from mmjax.models.parameters import abstract_module
 from mmjax.models.pieces import model_modules
 from mmjax.training.reduced import reduced_data, reduced_model, reduced_plan

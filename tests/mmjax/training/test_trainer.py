@@ -11,7 +11,8 @@ import pytest
 
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from configs.errors import UserError
-from data.pipeline import DataConfig, training_batches
+from data.data_config import DataConfig
+from data.pipeline import training_batches
 from mmjax.training import trainer as trainer_module
 from mmjax.training.config import TrainConfig, choose_plan, find_plan
 from mmjax.training.engine import Engine

@@ -8,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from data.pipeline import DataConfig, training_batches
+from data.data_config import DataConfig
+from data.formats import SampleFormat
+from data.pipeline import training_batches
 from mmjax.training.differences import gradient_errors
 from mmjax.training.engine import Engine
-from mmjax.training.reference import Reference, mixed, run_reference, shape_of, unpacked
+from mmjax.training.reference import Reference, mixed, run_reference
 from mmjax.training.settings import Settings, trained_parts
+from mmjax.training.unpacked import shape_of, unpacked
 from mmjax.training.verification import compare, judge, run
 from sharding.plan import Plan, UnitPlan
 from tests.mmjax.training import runs
@@ -216,8 +219,9 @@ def test_bfloat16_is_measured_by_its_own_error():
 
 def test_every_sample_stands_alone_with_all_it_has():
     batch, samples = batch_and_samples()
-    shape = shape_of([samples], cell=4)
-    arrays = unpacked(samples, MODEL, DATA, shape)
+    form = SampleFormat.of(MODEL, DATA.patches)
+    shape = shape_of([samples], form)
+    arrays = unpacked(samples, MODEL, DATA, form, shape)
     backbone = arrays["backbone"]
     assert backbone["tokens"].shape == (len(samples), max(len(sample.layout.tokens) for sample in samples))
     assert np.count_nonzero(backbone["segments"]) == batch.counts["backbone"][0]
@@ -227,7 +231,9 @@ def test_every_sample_stands_alone_with_all_it_has():
     assert backbone["weights"].sum() == pytest.approx(DATA.language_weight, rel=1e-5)
     assert arrays["generator"]["weights"].sum() == pytest.approx(DATA.generator_weight, rel=1e-5)
     for row, sample in enumerate(samples):
-        np.testing.assert_array_equal(backbone["vision_index"][row][: len(sample.layout.tokens)], sample.layout[3])
+        np.testing.assert_array_equal(
+            backbone["vision_index"][row][: len(sample.layout.tokens)], sample.layout.indices["patches"]
+        )
         assert set(arrays["generator"]["samples"][row][: len(sample.images)].tolist()) <= {sample.id}
 
 
@@ -247,7 +253,8 @@ def test_a_batch_without_images_has_room_for_one_that_counts_nothing():
     text = batches.samples([80, 81])  # behind 40 questioned and 40 described pictures
     batches.close()
     assert {sample.kind for sample in text} == {"text"}
-    shape = shape_of([text], cell=4)
-    arrays = unpacked(text, MODEL, DATA, shape)
+    form = SampleFormat.of(MODEL, DATA.patches)
+    shape = shape_of([text], form)
+    arrays = unpacked(text, MODEL, DATA, form, shape)
     assert (shape.patches, shape.images) == (4, 1)
     assert not arrays["vision"]["segments"].any() and not arrays["generator"]["weights"].any()

@@ -1,0 +1,64 @@
+"""From a planned step to its global batch: the samples of the rows that this host needs are decoded and packed."""
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Sequence
+
+from configs.architectures import ModelConfig
+from data.batch import GlobalBatch, Totals, global_batch
+from data.errors import BadSampleError
+from data.packing import Capacity, pack_rows
+from data.refusals import UNREADABLE, Refusal
+from data.samples import Sample
+from data.source import Catalogue
+from data.step_plans import StepPlan
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Loader:
+    """Decodes planned steps.
+
+    A sample that turns out to be unreadable leaves its place empty, and is noted; the losses are still divided by what
+    was planned, because other hosts do not know of it.
+
+    Attributes:
+        catalogue: Finds the samples.
+        model: Names the modules.
+        capacity: Of a row.
+        weights: What the language loss and the generator's count.
+        threads: That decode at once; 0 decodes one after the other, which is fastest for small images.
+        rows: Rows that this host needs; None for all.
+    """
+
+    catalogue: Catalogue
+    model: ModelConfig
+    capacity: Capacity
+    weights: tuple[float, float]
+    threads: int = 0
+    rows: Sequence[int] | None = None
+
+    def __call__(self, plan: StepPlan) -> GlobalBatch:
+        """The batch of a step."""
+        needed = set(range(len(plan.rows)) if self.rows is None else self.rows)
+        wanted = [number for row, numbers in enumerate(plan.rows) if row in needed for number in numbers]
+        loaded = dict(zip(wanted, self._load(wanted), strict=True))
+        rows = [
+            [found for number in numbers if isinstance(found := loaded.get(number), Sample)] for numbers in plan.rows
+        ]
+        refused = tuple(found for found in loaded.values() if isinstance(found, Refusal))
+        totals = Totals.of(plan.sizes[number] for numbers in plan.rows for number in numbers)
+        packed = pack_rows(rows, self.capacity, self.catalogue.form)
+        batch = global_batch(packed, self.model, self.catalogue.form, *self.weights, totals)
+        return dataclasses.replace(batch, state=plan.after.to_json(), refused=(*plan.refused, *refused))
+
+    def _load(self, numbers: Sequence[int]) -> list[Sample | Refusal]:
+        if not self.threads:
+            return list(map(self._one, numbers))
+        with concurrent.futures.ThreadPoolExecutor(self.threads) as pool:
+            return list(pool.map(self._one, numbers))
+
+    def _one(self, number: int) -> Sample | Refusal:
+        try:
+            return self.catalogue.load(number)
+        except BadSampleError as error:
+            return Refusal(UNREADABLE, self.catalogue.kind(number), error.where, error.reason)

@@ -1,0 +1,122 @@
+"""Outlines: all of a sample but its pixels and sound. Rows are planned from them; what they hold is decoded later."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from data.errors import BadSampleError
+from data.formats import SampleFormat
+from data.images import fit, fitted_size, patchify
+from data.samples import Layout, Sample, Sizes, Stream, join_streams, no_images
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Item:
+    """One image or clip that an encoder reads.
+
+    Attributes:
+        field: Its stream, `patches` or `frames`.
+        length: How many of these it has.
+        load: Decodes it.
+        where: Names it in messages.
+    """
+
+    field: str
+    length: int
+    load: Callable[[], Stream]
+    where: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drawing:
+    """One image to generate.
+
+    Attributes:
+        conditions: int32[q], positions of the tokens whose hidden states condition it.
+        load: Decodes it: float32[z, z, 3] in [-1, 1].
+    """
+
+    conditions: np.ndarray
+    load: Callable[[], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Outline:
+    """A sample before anything is decoded.
+
+    Attributes:
+        kind: Which sort of sample: the data set it came from.
+        layout: Its tokens, as they will be.
+        form: What the model asks.
+        items: What encoders read, each stream's in order.
+        drawings: Images to generate, in order.
+    """
+
+    kind: str
+    layout: Layout
+    form: SampleFormat
+    items: Sequence[Item] = ()
+    drawings: Sequence[Drawing] = ()
+
+    @property
+    def sizes(self) -> Sizes:
+        """What the sample will take of a row."""
+        strides = {field: form.stride for field, form in self.form.streams.items()}
+        lengths = {field: [item.length for item in self.items if item.field == field] for field in strides}
+        squares = {field: sum((each // strides[field]) ** 2 for each in lengths[field]) for field in strides}
+        return Sizes(
+            tokens=len(self.layout.tokens),
+            patches=sum(lengths.get("patches", ())),
+            frames=sum(lengths.get("frames", ())),
+            images=len(self.drawings),
+            targets=int(self.layout.target_mask.sum()),
+            patch_squares=squares.get("patches", 0),
+            frame_squares=squares.get("frames", 0),
+        )
+
+    def load(self, number: int) -> Sample:
+        """Decodes everything.
+
+        Raises:
+            BadSampleError: Something cannot be decoded, is not finite, or is not as long as its header promised.
+        """
+        parts: dict[str, list[Stream]] = {field: [] for field in self.form.streams}
+        for item in self.items:
+            stream = item.load()
+            if len(stream.values) != item.length:
+                raise BadSampleError(
+                    item.where, f"{len(stream.values)} {item.field} where its header promised {item.length}"
+                )
+            if not np.isfinite(stream.values).all():
+                raise BadSampleError(item.where, f"some of its {item.field} are not finite")
+            parts[item.field].append(stream)
+        images, conditions = no_images(self.form)
+        if self.drawings:
+            images = np.stack([drawing.load() for drawing in self.drawings])
+            conditions = np.stack([drawing.conditions for drawing in self.drawings]).astype(np.int32)
+        streams = {field: join_streams(parts[field], form) for field, form in self.form.streams.items()}
+        return Sample(number, self.kind, self.layout, streams, images, conditions)
+
+
+def picture_item(
+    pixels: Callable[[], np.ndarray], size: tuple[int, int], form: SampleFormat, where: str = "image"
+) -> Item:
+    """An image that the vision encoder reads at its own resolution, shrunk if it would not fit a row.
+
+    Args:
+        pixels: Decodes it: uint8[height, width, 3].
+        size: Its (height, width), known beforehand.
+        form: What the model asks; it has a vision encoder.
+        where: Names it in messages.
+    """
+    patches = form.patches
+    assert patches is not None
+    rows, columns = fitted_size(*size, patches.unit, patches.most // patches.cell)
+
+    def load() -> Stream:
+        image = fit(pixels(), patches.unit, patches.most // patches.cell)
+        values, positions = patchify(image, patches.patch, patches.merge)
+        return Stream(values, np.ones(len(values), np.int32), positions)
+
+    return Item("patches", rows * columns // patches.patch**2, load, where)

@@ -1,0 +1,191 @@
+"""Which samples form step k, in which rows: planned from sizes alone, a window of the stream at a time.
+
+A plan depends on the configuration, the seed and what came before, never on hosts, workers or what was decoded. Samples
+that do not fill a step at the end of a window are carried into the next; they and three numbers are the whole state.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import grain
+import numpy as np
+from jaxtyping import Int
+
+from data.errors import BadSampleError, DataError
+from data.grouping.policies import Policy
+from data.groupings import Forming
+from data.packing import CAPACITIES, Capacity
+from data.refusals import OVERSIZED, UNREADABLE, Refusal
+from data.samples import Sizes
+from data.source import Catalogue
+
+Arrange = Callable[[Sequence[Sequence[Sizes]]], Int[np.ndarray, " n"]]
+
+WELL_FILLED = 0.5  # a row of which less is used waits for the next window
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a planner is.
+
+    Attributes:
+        position: In the stream, where its window begins.
+        window: Number of the window.
+        taken: Steps of the window handed out.
+        carried: Global ids brought over from the window before, in order.
+    """
+
+    position: int = 0
+    window: int = 0
+    taken: int = 0
+    carried: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return dataclasses.asdict(self) | {"carried": list(self.carried)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Place":
+        """What `to_json` gave."""
+        return cls(**{**fields, "carried": tuple(fields["carried"])})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepPlan:
+    """One step.
+
+    Attributes:
+        rows: Global ids of every row's samples, in order.
+        sizes: What each of them takes.
+        after: Where the planner is behind this step.
+        refused: Samples of the step's window that no step has.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    sizes: Mapping[int, Sizes]
+    after: Place
+    refused: tuple[Refusal, ...]
+
+    def arranged(self, arrange: Arrange) -> "StepPlan":
+        """The same rows in the order that `arrange` gives."""
+        order = arrange([[self.sizes[number] for number in row] for row in self.rows])
+        if sorted(order.tolist()) != list(range(len(self.rows))):
+            raise ValueError("an arrangement must be a permutation of the rows")
+        return dataclasses.replace(self, rows=tuple(self.rows[row] for row in order))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Planner:
+    """Makes steps of a stream of samples.
+
+    Attributes:
+        order: The stream of global ids; endless in training.
+        catalogue: Knows their sizes.
+        capacity: Of a row.
+        rows: Of a step.
+        window: Samples of the stream that are grouped at once.
+        epoch: Samples of the stream in which none comes twice; no window reaches over a multiple of it, so that an
+            epoch's samples come before the next one's.
+        group: Puts samples into rows.
+        form: Puts rows into steps.
+        seed: Of both.
+        strict: Whether a sample that fits no row is an error; else it is refused and noted.
+    """
+
+    order: grain.MapDataset
+    catalogue: Catalogue
+    capacity: Capacity
+    rows: int
+    window: int
+    epoch: int
+    group: Policy
+    form: Forming
+    seed: int
+    strict: bool
+
+    def steps(self, place: Place) -> Iterator[StepPlan]:
+        """The steps from a place on."""
+        skipped, empty = place.taken, 0
+        while True:
+            window = self._window(place)
+            empty = 0 if window.sizes else empty + window.next.position - place.position
+            if empty >= self.epoch and not window.last:
+                raise DataError(
+                    f"not one of {empty} samples can be used; the last: {window.refused[-1].key}: "
+                    f"{window.refused[-1].reason}"
+                )
+            for number, rows in enumerate(window.steps[skipped:], start=skipped + 1):
+                full = number == len(window.steps)
+                after = window.next if full else dataclasses.replace(place, taken=number)
+                sizes = {sample: window.sizes[sample] for row in rows for sample in row}
+                yield StepPlan(rows, sizes, after, window.refused)
+            if window.last:
+                return
+            place, skipped = window.next, 0
+
+    def _window(self, place: Place) -> "_Window":
+        epoch_end = (place.position // self.epoch + 1) * self.epoch
+        stop = min(place.position + self.window, epoch_end, len(self.order))
+        numbers = [*place.carried, *(int(self.order[at]) for at in range(place.position, stop))]
+        sizes, refused = self._sizes(numbers)
+        accepted = [number for number in numbers if number in sizes]
+        random = np.random.default_rng((self.seed, place.window))
+        last = stop == len(self.order)
+        steps, left = self._group(accepted, sizes, random, last)
+        if last and left:
+            steps.append(tuple((*left, *[()] * self.rows)[: self.rows]))
+            left = left[self.rows :]
+        carried = tuple(number for row in left for number in row)
+        following = Place(stop, place.window + 1, 0, carried)
+        return _Window(steps, sizes, refused, following, last and not carried)
+
+    def _sizes(self, numbers: Sequence[int]) -> tuple[dict[int, Sizes], tuple[Refusal, ...]]:
+        """The sizes of all samples that can be used, and the others."""
+        sizes, refused = {}, {}
+        for number in dict.fromkeys(numbers):
+            kind = self.catalogue.kind(number)
+            try:
+                found = self.catalogue.sizes(number)
+            except BadSampleError as error:
+                refused[number] = Refusal(UNREADABLE, kind, error.where, error.reason)
+                continue
+            excess = self.capacity.excess(found)
+            if excess is None:
+                sizes[number] = found
+            elif self.strict:
+                raise DataError(f"sample {number} ({kind}): {excess}")
+            else:
+                refused[number] = Refusal(OVERSIZED, kind, f"sample {number}", excess)
+        return sizes, tuple(refused.values())
+
+    def _group(
+        self, numbers: list[int], sizes: Mapping[int, Sizes], random: np.random.Generator, last: bool
+    ) -> tuple[list[tuple[tuple[int, ...], ...]], list[tuple[int, ...]]]:
+        """Full steps, and the rows that are left."""
+        if not numbers:
+            return [], []
+        limits = np.array([*self.capacity.vector, self.capacity.samples])
+        used = limits > 0
+        units = np.array([[*(getattr(sizes[number], name) for name in CAPACITIES), 1] for number in numbers], float)
+        groups = self.group(units[:, used], limits[used], random)
+        fill = (groups.sums(units[:, used]) / limits[used]).max(axis=1)
+        # Where the window ends, rows stay open. They wait for the next one, and never more than a step of them.
+        waiting = np.argsort(fill, kind="stable")[: 0 if last else self.rows]
+        waiting = np.sort(waiting[fill[waiting] < WELL_FILLED])
+        chosen = np.setdiff1d(np.arange(len(groups)), waiting)
+        steps, left = self.form(groups.take(chosen), units[:, used], self.rows, random)
+        rows = [tuple(numbers[member] for member in members) for members in groups]
+        behind = [*chosen[left].tolist(), *waiting.tolist()]
+        return [tuple(rows[chosen[group]] for group in step) for step in steps], [rows[group] for group in behind]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Window:
+    """A window's steps and what comes behind it."""
+
+    steps: list[tuple[tuple[int, ...], ...]]
+    sizes: Mapping[int, Sizes]
+    refused: tuple[Refusal, ...]
+    next: Place
+    last: bool

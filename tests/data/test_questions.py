@@ -1,0 +1,114 @@
+import numpy as np
+import pytest
+
+from data.errors import BadSampleError
+from data.formats import DrawingFormat, PatchFormat, SampleFormat
+from data.images import patchify, resize
+from data.outline import picture_item
+from data.questions import (
+    description_prompt,
+    description_sample,
+    question_prompt,
+    text_prompt,
+    text_sample,
+    vqa_sample,
+)
+from data.samples import COLUMNS, Sizes
+from data.tokenizer import ANSWER, BOS, EOS, GENERATE, IMAGE, WordTokenizer
+
+TOKENIZER = WordTokenizer(("?", "blue", "circle", "is", "it", "what", "yes"))
+MARK, BLUE, CIRCLE, IS, IT, WHAT, YES = range(7, 14)
+FORM = SampleFormat(PatchFormat("vision", 2, 2, 16), None, DrawingFormat("generator", 4, 3))
+PICTURE = np.random.default_rng(0).integers(0, 256, (4, 8, 3), np.uint8)
+
+
+def shown(pixels):
+    return picture_item(lambda: pixels, pixels.shape[:2], FORM)
+
+
+def columns(layout):
+    names = ("tokens", "branches", "positions")
+    first = [getattr(layout, name).tolist() for name in names]
+    return [*first, layout.indices["patches"].tolist(), layout.targets.tolist(), layout.target_mask.tolist()]
+
+
+def test_questions_hang_behind_one_image():
+    outline = vqa_sample(shown(PICTURE), [("is it blue?", "yes"), ("what", "blue circle")], TOKENIZER, FORM)
+    sample = outline.load(5)
+    assert columns(sample.layout) == [
+        [BOS, IMAGE, IMAGE, IS, IT, BLUE, MARK, ANSWER, YES, EOS, WHAT, ANSWER, BLUE, CIRCLE, EOS],
+        [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2],
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 4, 5, 6, 7],
+        [-1, 0, 1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1],
+        [IMAGE, IMAGE, 0, IT, BLUE, MARK, ANSWER, YES, EOS, 0, ANSWER, BLUE, CIRCLE, EOS, 0],
+        [0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0],
+    ]
+    assert all(getattr(sample.layout, name).dtype == np.int32 for name in COLUMNS)
+    patches, positions = patchify(PICTURE, 2, 2)
+    np.testing.assert_array_equal(sample.streams["patches"].values, patches)
+    np.testing.assert_array_equal(sample.streams["patches"].positions, positions)
+    assert sample.streams["patches"].items.tolist() == [1] * 8
+    assert (sample.id, sample.kind, sample.images.shape, sample.conditions.shape) == (5, "vqa", (0, 4, 4, 3), (0, 3))
+    assert sample.sizes == {"tokens": 15, "patches": 8, "frames": 0, "images": 0}
+    assert outline.sizes == Sizes(tokens=15, patches=8, targets=5, patch_squares=64)
+
+
+def test_a_question_without_an_image():
+    sample = text_sample("what is it?", "circle", TOKENIZER, FORM).load(6)
+    assert columns(sample.layout) == [
+        [BOS, WHAT, IS, IT, MARK, ANSWER, CIRCLE, EOS],
+        [0] * 8,
+        [0, 1, 2, 3, 4, 5, 6, 7],
+        [-1] * 8,
+        [WHAT, IS, IT, MARK, ANSWER, CIRCLE, EOS, 0],
+        [0, 0, 0, 0, 0, 1, 1, 0],
+    ]
+    assert [array.shape for array in sample.streams["patches"]] == [(0, 12), (0,), (0, 2)]
+
+
+def test_a_description_conditions_the_image_it_describes():
+    sample = description_sample("blue circle", lambda: resize(PICTURE, 4), TOKENIZER, FORM).load(7)
+    assert columns(sample.layout) == [
+        [BOS, BLUE, CIRCLE, GENERATE, GENERATE, GENERATE],
+        [0] * 6,
+        [0, 1, 2, 3, 4, 5],
+        [-1] * 6,
+        [BLUE, CIRCLE, GENERATE, GENERATE, GENERATE, 0],
+        [1, 1, 0, 0, 0, 0],
+    ]
+    assert sample.conditions.tolist() == [[3, 4, 5]]
+    np.testing.assert_array_equal(sample.images, resize(PICTURE, 4)[None])
+    assert (sample.conditions.dtype, sample.images.dtype) == (np.int32, np.float32)
+
+
+def test_prompts_are_the_samples_without_what_is_asked_for():
+    asked = question_prompt(PICTURE, "what is it?", TOKENIZER, FORM)
+    answered = vqa_sample(shown(PICTURE), [("what is it?", "circle")], TOKENIZER, FORM)
+    for prompt, full in zip(columns(asked.layout)[:4], columns(answered.layout)[:4], strict=True):
+        assert prompt == full[:-2]
+    assert not asked.layout.target_mask.any()
+    np.testing.assert_array_equal(asked.load(0).streams["patches"].values, answered.load(0).streams["patches"].values)
+    longer = question_prompt(PICTURE, "what is it?", TOKENIZER, FORM, answer=[CIRCLE])
+    np.testing.assert_array_equal(longer.layout.tokens, answered.layout.tokens[:-1])
+
+    np.testing.assert_array_equal(
+        text_prompt("what is it?", TOKENIZER, FORM, answer=[CIRCLE]).layout.tokens,
+        text_sample("what is it?", "circle", TOKENIZER, FORM).layout.tokens[:-1],
+    )
+
+    drawn = description_sample("blue circle", lambda: resize(PICTURE, 4), TOKENIZER, FORM).load(3)
+    to_draw = description_prompt("blue circle", TOKENIZER, FORM).load(3)
+    np.testing.assert_array_equal(to_draw.layout.tokens, drawn.layout.tokens)
+    np.testing.assert_array_equal(to_draw.conditions, drawn.conditions)
+    assert (to_draw.images.shape, to_draw.layout.target_mask.any()) == (drawn.images.shape, False)
+
+
+def test_a_large_image_is_shrunk_to_the_cap():
+    outline = vqa_sample(shown(np.zeros((64, 64, 3), np.uint8)), [("what", "yes")], TOKENIZER, FORM)
+    assert outline.sizes.patches == len(outline.load(0).streams["patches"].values) == FORM.patches.most
+
+
+def test_an_image_that_is_not_what_its_header_said_is_named():
+    liar = picture_item(lambda: PICTURE, (4, 4), FORM, "liar.png")
+    with pytest.raises(BadSampleError, match=r"liar.png cannot be read \(8 patches where its header promised 4\)"):
+        vqa_sample(liar, [("what", "yes")], TOKENIZER, FORM).load(0)
