@@ -7,8 +7,8 @@ the whole is where planning stood behind the last batch handed out, whatever was
 import collections
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, SupportsIndex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import grain
 import numpy as np
@@ -38,7 +38,7 @@ class Batches(Iterator[GlobalBatch]):
         catalogue: Catalogue,
         identity: dict[str, Any],
         refusals: Refusals,
-        start: Callable[[Place], grain.IterDataset],
+        start: Callable[[Place], Iterable[GlobalBatch]],
     ) -> None:
         """Starts at the beginning.
 
@@ -46,14 +46,14 @@ class Batches(Iterator[GlobalBatch]):
             catalogue: Names the kinds of samples, and loads them for `samples`.
             identity: All that decides which samples form step k, as JSON gives it back.
             refusals: Notes what batches bring of refused samples.
-            start: Makes the batches that come behind a place.
+            start: Makes the batches that come behind a place; their iterator has `close`.
         """
         self._catalogue, self._identity, self._refusals, self._start = catalogue, identity, refusals, start
         self._batches = 0
         self._samples: collections.Counter[str] = collections.Counter()
         self._place = Place()
         self._closed = False
-        self._open: list[grain.DatasetIterator] = []
+        self._open: list[ClosableIterator] = []
         # Grain 0.2.18 aborts the process if a prefetching thread, or an iterator, outlives the interpreter's modules.
         self._finalizer = weakref.finalize(self, _close, self._open)
 
@@ -63,7 +63,7 @@ class Batches(Iterator[GlobalBatch]):
         return self._catalogue.form
 
     @property
-    def _iterator(self) -> grain.DatasetIterator:
+    def _iterator(self) -> "ClosableIterator":
         if self._closed:
             raise DataError("these batches are closed; make them anew and restore the state")
         if not self._open:
@@ -93,10 +93,8 @@ class Batches(Iterator[GlobalBatch]):
         Raises:
             DataError: The state of another configuration or source; names what differs.
         """
-        theirs = state["identity"]
-        differing = [name for name in {**self._identity, **theirs} if self._identity.get(name) != theirs.get(name)]
-        if differing:
-            details = ", ".join(f"{name} {theirs.get(name)!r} -> {self._identity.get(name)!r}" for name in differing)
+        details = differences(state["identity"], self._identity)
+        if details:
             raise DataError(f"data state of another configuration: {details}; restore with the one it was saved under")
         _close(self._open)
         self._batches = state["batches"]
@@ -117,10 +115,45 @@ class Batches(Iterator[GlobalBatch]):
         self._finalizer()
 
 
-def _close(iterators: list[grain.DatasetIterator]) -> None:
+@runtime_checkable
+class ClosableIterator(Protocol):
+    """Batches from a place on, whose threads and processes end with `close`."""
+
+    def __iter__(self) -> Iterator[GlobalBatch]: ...
+
+    def __next__(self) -> GlobalBatch: ...
+
+    def close(self) -> None: ...
+
+
+def _close(iterators: list[ClosableIterator]) -> None:
     """Ends the iterators' threads and lets go of the iterators."""
     while iterators:
         iterators.pop().close()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recipe:
+    """How each step is made, whoever makes it: a plan is a function of the planner and a place, a batch of its plan.
+
+    Attributes:
+        catalogue: The samples.
+        planner: Which of them form a step.
+        loader: Decodes a planned step.
+        arrange: The order of a step's rows; None as planned.
+        identity: All that decides which samples form step k, as JSON gives it back.
+    """
+
+    catalogue: Catalogue
+    planner: Planner
+    loader: Loader
+    arrange: Arrange | None
+    identity: dict[str, Any]
+
+    def steps(self, place: Place) -> Iterator[StepPlan]:
+        """The steps behind a place, their rows in order."""
+        for plan in self.planner.steps(place):
+            yield plan.arranged(self.arrange) if self.arrange else plan
 
 
 def training_batches(config: DataConfig, model: ModelConfig, source: Source, arrange: Arrange | None = None) -> Batches:
@@ -135,6 +168,11 @@ def training_batches(config: DataConfig, model: ModelConfig, source: Source, arr
     Raises:
         DataError: A kind that the source does not have, or a model that this pipeline or vocabulary does not fit.
     """
+    return _batches(training_recipe(config, model, source, arrange), config)
+
+
+def training_recipe(config: DataConfig, model: ModelConfig, source: Source, arrange: Arrange | None = None) -> Recipe:
+    """How the steps of `training_batches` are made, for whoever makes them elsewhere; arguments and errors are its."""
     catalogue = make_catalogue(config, model, source)
     kinds = list(catalogue.counts)
     shares = config.shares(catalogue.counts)
@@ -145,7 +183,7 @@ def training_batches(config: DataConfig, model: ModelConfig, source: Source, arr
         seed = int(np.random.SeedSequence((config.seed, kinds.index(kind))).generate_state(1)[0])
         orders.append(grain.MapDataset.range(ids.start, ids.stop).seed(seed).shuffle().repeat())
     order = grain.MapDataset.mix(orders, weights=list(shares.values()))
-    return _batches(order, catalogue, config, model, "training", arrange)
+    return _recipe(order, catalogue, config, model, "training", arrange)
 
 
 def evaluation_batches(
@@ -162,7 +200,7 @@ def evaluation_batches(
     config = dataclasses.replace(config, oversized="error", mixture=mixture, grouping="first_fit")
     catalogue = make_catalogue(config, model, source)
     order = grain.MapDataset.source(np.concatenate([catalogue.ids(kind) for kind in kinds]))
-    return _batches(order, catalogue, config, model, "evaluation", None)
+    return _batches(_recipe(order, catalogue, config, model, "evaluation", None), config)
 
 
 def make_catalogue(config: DataConfig, model: ModelConfig, source: Source) -> Catalogue:
@@ -178,14 +216,14 @@ def make_catalogue(config: DataConfig, model: ModelConfig, source: Source) -> Ca
     return catalogue
 
 
-def _batches(
+def _recipe(
     order: grain.MapDataset,
     catalogue: Catalogue,
     config: DataConfig,
     model: ModelConfig,
     purpose: str,
     arrange: Arrange | None,
-) -> Batches:
+) -> Recipe:
     capacity = batch_capacity(config.capacity, catalogue.form)
     planner = Planner(
         order=order,
@@ -201,10 +239,13 @@ def _batches(
     )
     weights = (config.language_weight, config.generator_weight)
     loader = Loader(catalogue, model, capacity, weights, config.threads)
+    return Recipe(catalogue, planner, loader, arrange, _identity(config, catalogue, purpose))
 
+
+def _batches(recipe: Recipe, config: DataConfig) -> Batches:
     def start(place: Place) -> grain.IterDataset:
         shares = [
-            _Steps(planner, place, worker, max(config.workers, 1), arrange).map(loader)
+            _Steps(recipe, place, worker, max(config.workers, 1)).map(recipe.loader)
             for worker in range(max(config.workers, 1))
         ]
         if not config.workers:
@@ -214,8 +255,8 @@ def _batches(
             [share.mp_prefetch(ahead) for share in shares], cycle_length=len(shares)
         )
 
-    refusals = Refusals(catalogue.counts, config.max_refused_share)
-    return Batches(catalogue, _identity(config, catalogue, purpose), refusals, start)
+    refusals = Refusals(recipe.catalogue.counts, config.max_refused_share)
+    return Batches(recipe.catalogue, recipe.identity, refusals, start)
 
 
 def _epoch(config: DataConfig, catalogue: Catalogue) -> int:
@@ -234,31 +275,35 @@ def _identity(config: DataConfig, catalogue: Catalogue, purpose: str) -> dict[st
     return {"order": purpose, **chosen, "mixture": mixture, **capacity, "samples_of_kinds": dict(catalogue.counts)}
 
 
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """What differs between two identities, as `name theirs -> ours`; empty if nothing does."""
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    return ", ".join(f"{name} {theirs.get(name)!r} -> {ours.get(name)!r}" for name in names)
+
+
 class _Steps(grain.IterDataset[StepPlan]):
     """Every n-th step behind a place."""
 
-    def __init__(self, planner: Planner, place: Place, first: int, stride: int, arrange: Arrange | None) -> None:
+    def __init__(self, recipe: Recipe, place: Place, first: int, stride: int) -> None:
         super().__init__()
-        self._planner, self._place, self._first, self._stride = planner, place, first, stride
-        self._arrange = arrange
+        self._recipe, self._place, self._first, self._stride = recipe, place, first, stride
 
     def __iter__(self) -> grain.DatasetIterator[StepPlan]:
-        return _StepIterator(self._planner.steps(self._place), self._first, self._stride, self._arrange)
+        return _StepIterator(self._recipe.steps(self._place), self._first, self._stride)
 
 
 class _StepIterator(grain.DatasetIterator[StepPlan]):
     """The iterator of `_Steps`; where it stands is told by every plan, so that grain's own state is not used."""
 
-    def __init__(self, plans: Iterator[StepPlan], first: int, stride: int, arrange: Arrange | None) -> None:
+    def __init__(self, plans: Iterator[StepPlan], first: int, stride: int) -> None:
         super().__init__()
-        self._plans, self._skip, self._stride, self._arrange = plans, first, stride, arrange
+        self._plans, self._skip, self._stride = plans, first, stride
 
     def __next__(self) -> StepPlan:
         for _ in range(self._skip):
             next(self._plans)
         self._skip = self._stride - 1
-        plan = next(self._plans)
-        return plan.arranged(self._arrange) if self._arrange else plan
+        return next(self._plans)
 
     def get_state(self) -> dict[str, Any]:
         return {}
