@@ -89,6 +89,11 @@ class EasyVQA:
         if unknown:
             raise DataError(f"easy-VQA {split}: words the train split does not have: {_few(unknown)}")
 
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """Questions about pictures."""
+        return ("vqa",)
+
     def datasets(self, form: SampleFormat) -> dict[str, Samples]:
         """The samples by kind, laid out as `form` asks; no kind that the model has no module for."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from data.errors import BadSampleError
-from data.formats import SampleFormat
+from data.formats import PatchFormat, SampleFormat
 from data.images import fit, fitted_size, patchify
 from data.samples import Layout, Sample, Sizes, Stream, join_streams, no_images
 
@@ -51,6 +51,7 @@ class Outline:
         form: What the model asks.
         items: What encoders read, each stream's in order.
         drawings: Images to generate, in order.
+        key: Names it in messages; empty for a sample whose files name themselves.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class Outline:
     form: SampleFormat
     items: Sequence[Item] = ()
     drawings: Sequence[Drawing] = ()
+    key: str = ""
 
     @property
     def sizes(self) -> Sizes:
@@ -81,6 +83,12 @@ class Outline:
         Raises:
             BadSampleError: Something cannot be decoded, is not finite, or is not as long as its header promised.
         """
+        try:
+            return self._load(number)
+        except BadSampleError as error:
+            raise by_key(self.key, error) from error
+
+    def _load(self, number: int) -> Sample:
         parts: dict[str, list[Stream]] = {field: [] for field in self.form.streams}
         for item in self.items:
             stream = item.load()
@@ -115,8 +123,17 @@ def picture_item(
     rows, columns = fitted_size(*size, patches.unit, patches.most // patches.cell)
 
     def load() -> Stream:
-        image = fit(pixels(), patches.unit, patches.most // patches.cell)
-        values, positions = patchify(image, patches.patch, patches.merge)
-        return Stream(values, np.ones(len(values), np.int32), positions)
+        return patch_stream(fit(pixels(), patches.unit, patches.most // patches.cell), patches)
 
     return Item("patches", rows * columns // patches.patch**2, load, where)
+
+
+def patch_stream(image: np.ndarray, form: PatchFormat) -> Stream:
+    """What the vision encoder reads of one image whose sides are multiples of `form.unit`."""
+    values, positions = patchify(image, form.patch, form.merge)
+    return Stream(values, np.ones(len(values), np.int32), positions)
+
+
+def by_key(key: str, error: BadSampleError) -> BadSampleError:
+    """The error under a sample's key, which names it in the quarantine; as it is without one."""
+    return error if key in ("", error.where) else BadSampleError(key, f"{error.where}: {error.reason}")

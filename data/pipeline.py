@@ -187,15 +187,18 @@ def training_recipe(config: DataConfig, model: ModelConfig, source: Source, arra
 
 
 def evaluation_batches(
-    config: DataConfig, model: ModelConfig, source: Source, kinds: Sequence[str] = ("vqa",)
+    config: DataConfig, model: ModelConfig, source: Source, kinds: Sequence[str] | None = None
 ) -> Batches:
-    """One pass over all samples of `kinds`, each exactly once, in order; the last batch is filled with empty rows.
+    """One pass over all samples of `kinds`, each exactly once; the last batch is filled with empty rows.
+
+    By default the kinds are those that the source lets judge.
 
     A sample that fits no row is an error here whatever the configuration says: a score over the rest would flatter.
 
     Raises:
         DataError: As `training_batches`; from the iterator, a sample larger than a row.
     """
+    kinds = source.judged if kinds is None else kinds
     mixture = tuple((kind, 1.0) for kind in kinds)
     config = dataclasses.replace(config, oversized="error", mixture=mixture, grouping="first_fit")
     catalogue = make_catalogue(config, model, source)

@@ -10,7 +10,7 @@ from data.errors import BadSampleError, DataError
 from data.formats import SampleFormat
 from data.outline import Outline
 from data.samples import Sample, Sizes
-from data.tokenizer import WordTokenizer
+from data.tokenizers.interface import Tokenizer
 
 UNKNOWN, BAD = -1, -2
 
@@ -31,8 +31,13 @@ class Source(Protocol):
     """A data set of several kinds of samples; `data.easy_vqa.EasyVQA` is one."""
 
     @property
-    def tokenizer(self) -> WordTokenizer:
-        """Knows the words of all samples."""
+    def tokenizer(self) -> Tokenizer:
+        """Encoded the texts of all samples."""
+        ...
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """Kinds whose answers held-out accuracy is counted on; none if there is nothing to judge."""
         ...
 
     def datasets(self, form: SampleFormat) -> Mapping[str, RandomAccess]:

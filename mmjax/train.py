@@ -110,10 +110,10 @@ def _tell(console: Any, summary: dict[str, Any], workdir: pathlib.Path) -> None:
             f"python -m mmjax.train --workdir={workdir} --resume and the same configuration"
         )
     else:
-        console.print(
-            f"Held-out accuracy {summary['accuracy']:.1%} of {summary['questions']} questions, "
-            f"{summary['steps']} steps in {summary['wall_seconds']:.0f} s"
-        )
+        judged = ""
+        if summary["accuracy"] is not None:
+            judged = f"Held-out accuracy {summary['accuracy']:.1%} of {summary['questions']} questions, "
+        console.print(f"{judged}{summary['steps']} steps in {summary['wall_seconds']:.0f} s")
     files = ", ".join((SUMMARY, "metrics.jsonl", "tensorboard/", "checkpoints/", cli.OPERATIVE_CONFIG, "plan.json"))
     console.print(f"Written to {workdir}: {files}", soft_wrap=True)
 

@@ -45,7 +45,7 @@ class SmallVQA:
 
     def __init__(self, split: str, images: int = 40, poisoned: int | None = None) -> None:
         self._whole, self._images, self._poisoned = EasyVQA(split), images, poisoned
-        self.tokenizer = self._whole.tokenizer
+        self.tokenizer, self.judged = self._whole.tokenizer, self._whole.judged
 
     def datasets(self, form: SampleFormat) -> Mapping[str, RandomAccess]:
         """The same kinds as the whole split."""

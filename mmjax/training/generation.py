@@ -83,7 +83,7 @@ class TrainedModel:
         _require_words(question)
         said: list[int] = []
         self._require_fit(self._asked(question, image, said))
-        while not self.capacity.excess(prompt := self._asked(question, image, said)):
+        while not self.capacity.excess((prompt := self._asked(question, image, said)).sizes):
             word = int(self._next_word(self.parameters, self._looking_at_the_end(self._arrays([prompt]), prompt)))
             if word == EOS:
                 return Answer(self.tokenizer.decode(said), True)
@@ -202,7 +202,7 @@ class TrainedModel:
         return global_batch(packed, self.config, self._form).arrays
 
     def _require_fit(self, prompt: Sample) -> None:
-        if self.capacity.excess(prompt):
+        if self.capacity.excess(prompt.sizes):
             raise UserError(
                 f"the prompt takes {prompt.sizes['tokens']} tokens, its picture included, and a row of this model "
                 f"holds {self.capacity.tokens} (DataConfig.tokens of its training); shorten the prompt"

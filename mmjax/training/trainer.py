@@ -138,7 +138,7 @@ class Trainer:
                     last = self._land_all(flying, state) or last
                     self.checkpoints.save(step, engine, state, self.batches.get_state())
                 if config.validation_interval and step % config.validation_interval == 0 and step < config.steps:
-                    metrics.write(step, {"accuracy": self._evaluate(state).accuracy})
+                    _write_score(metrics, step, self._evaluate(state))
             interrupted = step < config.steps
             last = self._land_all(flying, state) or last
             self.checkpoints.save(step, engine, state, self.batches.get_state())
@@ -146,8 +146,7 @@ class Trainer:
 
         seconds = time.perf_counter() - begin
         score = None if interrupted else self._evaluate(state)
-        if score is not None:
-            metrics.write(step, {"accuracy": score.accuracy})
+        _write_score(metrics, step, score)
         losses = self._losses(last.decision) if last else {}
         total = sum_counts([total, *window])
         return Result(step, seconds, losses, score, total, interrupted, self.batches.counters())
@@ -206,13 +205,22 @@ class Trainer:
         progress.update(report)
         metrics.write(report.step, report.scalars())
 
-    def _evaluate(self, state: State) -> Score:
+    def _evaluate(self, state: State) -> Score | None:
+        """The score on held-out data; None where the source has nothing to judge."""
         config = self.config
-        batches = evaluation_batches(config.data, config.model, config.source("test"))
+        source = config.source("test")
+        if not source.judged:
+            return None
+        batches = evaluation_batches(config.data, config.model, source)
         try:
             return evaluate(self.engine, state, batches)
         finally:
             batches.close()
+
+
+def _write_score(metrics: MetricsWriter, step: int, score: Score | None) -> None:
+    if score is not None:
+        metrics.write(step, {"accuracy": score.accuracy})
 
 
 def describe_devices() -> str:

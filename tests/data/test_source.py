@@ -16,6 +16,7 @@ class Words:
 
     sizes: dict[str, int]
     tokenizer: WordTokenizer = WordTokenizer(("a", "b"))
+    judged: tuple[str, ...] = ()
 
     def datasets(self, form):
         return {
@@ -66,6 +67,7 @@ class Counted:
 
 class CountedSource:
     tokenizer = WordTokenizer(("a", "b"))
+    judged = ()
 
     def datasets(self, form):
         self.samples = Counted(form)

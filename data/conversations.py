@@ -1,0 +1,221 @@
+"""Records of any source as outlines: a chat template lays out the texts, and media take as many tokens as they need."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from data.audio import clip_samples, read_clip, split_clip
+from data.chat import TEMPLATES, ChatTemplate, MediaPiece, TokenRun, render
+from data.errors import BadSampleError, DataError
+from data.formats import FrameFormat, PatchFormat, SampleFormat
+from data.images import resize
+from data.joining import joined
+from data.mel import frame_count, log_mel
+from data.outline import Drawing, Item, Outline, by_key, patch_stream
+from data.pictures import picture_size, read_picture
+from data.records import Media, Picture, Record
+from data.samples import Stream, lay_out
+from data.source import RandomAccess
+from data.sources.record_source import RecordSource
+from data.tiling import NativeResolution, Tiling
+from data.tokenizers.byte_level import ByteTokenizer
+from data.tokenizers.interface import Tokenizer
+
+SPLITS = ("train", "test")
+_NEEDED = {"patches": "image", "frames": "audio", "drawing": "generate"}  # special tokens, by part of the format
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Conversations:
+    """A source (`data.source.Source`) of records: a kind of samples for each of its record sources, by name.
+
+    Attributes:
+        split: `train` or `test`.
+        train, test: (name, records) of each split; how often each name comes is `DataConfig.mixture`.
+        tokenizer: Encodes texts.
+        template: Name of a chat template (`data.chat.TEMPLATES`).
+        tiling: How a picture becomes images; None for one image of its own resolution, as large as a row allows.
+        join: Tokens up to which records that follow each other are made one sample, as interleaved documents are; 0
+            leaves each alone.
+    """
+
+    split: str
+    train: tuple[tuple[str, RecordSource], ...] = ()
+    test: tuple[tuple[str, RecordSource], ...] = ()
+    tokenizer: Tokenizer = ByteTokenizer()
+    template: str = "question"
+    tiling: Tiling | None = None
+    join: int = 0
+
+    def __post_init__(self) -> None:
+        if self.split not in SPLITS:
+            raise DataError(f"Conversations.split is {self.split!r}; choose one of {', '.join(SPLITS)}")
+        if self.template not in TEMPLATES:
+            raise DataError(f"Conversations.template is {self.template!r}; choose one of {', '.join(TEMPLATES)}")
+        if self.join < 0:
+            raise DataError(f"Conversations.join is {self.join}; it must be 0 or a number of tokens")
+        names = [name for name, _ in self.sources]
+        if len(set(names)) < len(names):
+            raise DataError(f"Conversations.{self.split} names {', '.join(names)}; give each source a name of its own")
+        TEMPLATES[self.template].require(self.tokenizer)
+
+    @property
+    def sources(self) -> tuple[tuple[str, RecordSource], ...]:
+        """Those of the split."""
+        return {"train": self.train, "test": self.test}[self.split]
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """Kinds whose answers are scored on held-out data: all of them."""
+        return tuple(name for name, _ in self.sources)
+
+    def datasets(self, form: SampleFormat) -> Mapping[str, RandomAccess]:
+        """The samples by kind; DataError if the tokenizer lacks a token that the model's modules need."""
+        for field, role in _NEEDED.items():
+            if getattr(form, field):
+                self.tokenizer.special.need(role)
+        builder = Builder(TEMPLATES[self.template], self.tokenizer, form, self.tiling)
+        return {
+            name: joined(records, builder, name, self.join) if self.join else Outlines(records, builder, name)
+            for name, records in self.sources
+        }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Outlines:
+    """The records of a source, outlined one by one."""
+
+    records: RecordSource
+    builder: "Builder"
+    kind: str
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Outline:
+        return self.builder(self.records[index], self.kind)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Builder:
+    """Outlines records.
+
+    Attributes:
+        template, tokenizer: Lay out the texts.
+        form: What the model asks.
+        tiling: See `Conversations`.
+    """
+
+    template: ChatTemplate
+    tokenizer: Tokenizer
+    form: SampleFormat
+    tiling: Tiling | None
+
+    def __call__(self, record: Record, kind: str) -> Outline:
+        """The outline of a record, from headers alone; BadSampleError, by the record's key, if it cannot be used."""
+        draft = _Draft(self, record.key)
+        try:
+            for piece in render(record, self.template, self.tokenizer):
+                draft.add(piece)
+        except BadSampleError as error:
+            raise by_key(record.key, error) from error
+        special = self.tokenizer.special
+        placeholders = {field: special.need(_NEEDED[field]) for field in self.form.streams}
+        if 0 in draft.losses:
+            raise BadSampleError(record.key, "it begins with an answer: nothing predicts that without a bos")
+        layout = lay_out(draft.tokens, [], [draft.losses], placeholders)
+        return Outline(kind, layout, self.form, draft.items, draft.drawings, record.key)
+
+
+class _Draft:
+    """A sample being put together, piece by piece."""
+
+    def __init__(self, builder: Builder, key: str) -> None:
+        self._form, self._tiling, self._key = builder.form, builder.tiling, key
+        self._special = builder.tokenizer.special
+        self.tokens: list[int] = []
+        self.losses: list[int] = []
+        self.items: list[Item] = []
+        self.drawings: list[Drawing] = []
+
+    def add(self, piece: TokenRun | MediaPiece) -> None:
+        if isinstance(piece, TokenRun):
+            if piece.in_loss:
+                self.losses += range(len(self.tokens), len(self.tokens) + len(piece.ids))
+            self.tokens += piece.ids
+        elif piece.generated:
+            self._draw(piece.part.media)
+        elif isinstance(piece.part, Picture):
+            self._show(piece.part.media)
+        else:
+            self._play(piece.part.media)
+
+    def _draw(self, media: Media) -> None:
+        form = self._form.drawing or self._refuse("the assistant shows a picture, and the model has no generator")
+        picture_size(media)  # what cannot be read is refused before rows are planned
+        first = len(self.tokens)
+        self.tokens += [self._special.need("generate")] * form.conditions
+        conditions = np.arange(first, len(self.tokens), dtype=np.int32)
+        self.drawings.append(Drawing(conditions, lambda: resize(read_picture(media), form.size)))
+
+    def _show(self, media: Media) -> None:
+        form = self._form.patches or self._refuse("it shows a picture, and the model has no vision encoder")
+        tiling = self._tiling or NativeResolution(form.most // form.cell)
+        sizes = tiling.sizes(*picture_size(media), form.unit)
+        images = _Once(lambda: tiling.cut(read_picture(media), form.unit), len(sizes))
+        for number, (height, width) in enumerate(sizes):
+            length = height * width // form.patch**2
+            self._delimited("image", length // form.cell)
+            self.items.append(Item("patches", length, _patches(images, number, form), media.where))
+
+    def _play(self, media: Media) -> None:
+        form = self._form.frames or self._refuse("it plays a clip, and the model has no audio encoder")
+        parts = split_clip(clip_samples(media))
+        sound = _Once(lambda: read_clip(media), len(parts))
+        for part in parts:
+            length = frame_count(len(part), form.cell)
+            self._delimited("audio", length // form.cell)
+            self.items.append(Item("frames", length, _frames(sound, part, form), media.where))
+
+    def _delimited(self, role: str, count: int) -> None:
+        """Placeholders between the tokenizer's delimiters, where it has them."""
+        start, end = (getattr(self._special, f"{role}_{side}") for side in ("start", "end"))
+        self.tokens += [token for token in (start,) if token is not None]
+        self.tokens += [self._special.need(role)] * count
+        self.tokens += [token for token in (end,) if token is not None]
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise BadSampleError(self._key, reason)
+
+
+class _Once:
+    """Decodes when first asked, and forgets after as many times as it is needed."""
+
+    def __init__(self, load: Callable[[], Any], times: int) -> None:
+        self._load, self._times = load, times
+        self._loaded: Any = None
+        self._left = times
+
+    def __call__(self) -> Any:
+        if self._loaded is None:
+            self._loaded, self._left = self._load(), self._times
+        found = self._loaded
+        self._left -= 1
+        if not self._left:
+            self._loaded = None
+        return found
+
+
+def _patches(images: _Once, number: int, form: PatchFormat) -> Callable[[], Stream]:
+    return lambda: patch_stream(images()[number], form)
+
+
+def _frames(sound: _Once, part: range, form: FrameFormat) -> Callable[[], Stream]:
+    def load() -> Stream:
+        values = log_mel(sound()[part.start : part.stop], form.mels, form.cell)
+        places = len(values) // form.stride
+        return Stream(values, np.ones(places, np.int32), np.arange(places, dtype=np.int32))
+
+    return load

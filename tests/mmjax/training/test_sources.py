@@ -1,0 +1,100 @@
+"""Training from every kind of source, under every grouping policy: seen, heard, read and drawn in the same batches."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from data.data_config import DataConfig
+from data.groupings import GROUPINGS
+from data.pipeline import training_batches
+from mmjax.training import trainer as trainer_module
+from mmjax.training.config import TrainConfig
+from mmjax.training.engine import Engine
+from mmjax.training.metrics import open_metrics
+from mmjax.training.progress import make_progress
+from mmjax.training.trainer import Trainer
+from sharding.plan import Plan, UnitPlan, one_device
+from sharding.specs import module_graph
+from tests.data import mixed_sources
+from tests.mmjax.training import runs
+
+MODEL = ModelConfig(
+    (
+        VisionConfig(width=8, depth=1, heads=2, ffn=8, patch=8),
+        AudioConfig(width=8, depth=1, heads=2, ffn=8, mels=8, merge=10),
+    ),
+    BackboneConfig(vocabulary=267, width=16, depth=2, heads=2, kv_heads=2, ffn=16),
+    (GeneratorConfig(image_size=8, patch=2, widths=(8,), groups=2, head_width=4, conditions=2, condition_width=8),),
+)
+DATA = DataConfig(rows=4, tokens=384, patches=64, frames=1600, images=2, samples=8, window=32)
+PLAN = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0, 1), dp=2),
+        UnitPlan("audio", ("audio",), (2,)),
+        UnitPlan("backbone", ("backbone",), (3, 4), dp=2, layers=(2,)),
+        UnitPlan("generator", ("generator",), (5,)),
+    ),
+    microbatches=2,
+)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return mixed_sources.write(tmp_path_factory.mktemp("sources"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once_and_quickly():
+    @functools.cache
+    def engine(model, plan, settings):
+        return Engine(model, plan, engine.example, settings)
+
+    def shared(model, plan, example, settings):
+        engine.example = example
+        return engine(model, plan, settings)
+
+    with runs.compiled_quickly(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_module, "Engine", shared)
+        yield
+
+
+def trained(source, workdir, plan, **data):
+    """The losses and counters of a short run."""
+    config = TrainConfig(source, MODEL, dataclasses.replace(DATA, **data), steps=2, log_interval=1)
+    trainer = Trainer(config, plan, workdir, resume=False)
+    progress, metrics = make_progress(config.steps), open_metrics(str(workdir))
+    try:
+        return trainer.run(progress, metrics)
+    finally:
+        for each in (progress, metrics, trainer):
+            each.close()
+
+
+def test_every_source_brings_samples_of_its_own(source):
+    batches = training_batches(DATA, MODEL, source("train"))
+    seen = [next(batches) for _ in range(8)]
+    counters = batches.counters()
+    batches.close()
+    assert set(counters["samples"]) == {"llava", "laion", "table", "speech", "records"}
+    for module in ("vision", "audio", "backbone", "generator"):
+        assert sum(batch.counts[module][0] for batch in seen) > 0
+    assert counters["unreadable_samples"] == 0
+
+
+def test_layouts_agree_on_all_modalities(source, tmp_path):
+    alone = trained(source, tmp_path / "one", one_device(module_graph(MODEL)))
+    apart = trained(source, tmp_path / "spread", PLAN)
+    assert set(alone.losses) == {"backbone", "generator"} and alone.score is None
+    for name, loss in alone.losses.items():
+        assert loss > 0
+        np.testing.assert_allclose(apart.losses[name], loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_every_grouping_policy_trains(source, tmp_path, grouping):
+    result = trained(source, tmp_path / "run", one_device(module_graph(MODEL)), grouping=grouping)
+    assert result.step == 2 and np.isfinite(list(result.losses.values())).all()
+    assert result.counters["batches"] == 2 and not result.counters["oversized_samples"]
