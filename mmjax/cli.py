@@ -51,17 +51,19 @@ _REFERENCE = re.compile(r"%([A-Za-z_][\w/]*)")
 _macros_in_use: set[str] = set()  # gin hands its hooks the configuration only
 
 
-def run(main: Callable[[], int | None], argv: Sequence[str] | None = None) -> typing.NoReturn:
+def run(main: Callable[[], int | None], argv: Sequence[str] | None = None, joins: bool = True) -> typing.NoReturn:
     """Prepares this process, runs `main` and exits with what it returns (0 for None).
 
     Args:
         main: Reads its flags, parses gin, imports the library and does the work.
         argv: The program and its arguments; `sys.argv` if not given.
+        joins: Whether the tasks of a launcher are one run of jax; if not, each stands alone.
     """
     try:
         parse_flags(sys.argv if argv is None else argv)
         process.prepare_devices()
-        process.start_distributed()
+        if joins:
+            process.start_distributed()
         code = main()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
