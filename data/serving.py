@@ -20,11 +20,8 @@ from data.data_config import DataConfig
 from data.errors import DataError
 from data.pipeline import Recipe, differences
 from data.planned_steps import PlannedSteps
-from data.step_requests import StepRequest, full_identity
+from data.step_requests import STATUS, StepRequest, full_identity
 from data.wire import encode
-
-STATUS = "status"
-"""The action that tells, as JSON, the steps served so far; a trainer asks for it to see whether a producer is there."""
 
 AT_ONCE = 2
 """Steps in the making at once: one decodes, by as many threads as are configured, while another is packed or sent."""

@@ -15,6 +15,9 @@ from data.pipeline import Recipe
 from data.step_plans import Place
 from data.wire import VERSION
 
+STATUS = "status"
+"""The action that tells, as JSON, the steps a producer served; a trainer asks for it to see whether it is there."""
+
 MOST_AHEAD = 256
 """Steps behind its place that may be asked for: a bound on what one request can make a producer plan."""
 
