@@ -2,7 +2,7 @@
 
 import dataclasses
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 
 
 def _require_positive(config: object, *names: str) -> None:
@@ -213,3 +213,8 @@ class ModelConfig:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"ModelConfig: module names must differ, but {', '.join(repeated)} stands more than once")
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a number in compute precision."""
+        return DTYPES[self.dtype]

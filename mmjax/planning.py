@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # it imports jax, which a described workload does without
 
 SAMPLED_ROWS = 512
 CHUNKS = (1, 2)
-_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def default_data(model: ModelConfig) -> str:
@@ -53,7 +52,7 @@ def make_problem(
     rows = config.rows if isinstance(config, Workload) else config.data.rows
     graph = module_graph(config.model)
     trains = trained_parts(graph, config.trainable)
-    costs = AnalyticCosts(cluster, element_bytes=_ELEMENT_BYTES[config.model.dtype])
+    costs = AnalyticCosts(cluster, element_bytes=config.model.element_bytes)
     problem = Problem(graph, costs, cluster, devices, rows, statistics, trains, chunks=CHUNKS)
     if profile is None:
         return problem

@@ -11,6 +11,7 @@ from data.data_config import DataConfig
 from data.source import Source
 from mmjax.training.optimizer import OptimizerConfig
 from mmjax.training.settings import Settings
+from sharding.balancing.arrangement import POLICIES
 from sharding.plan import Plan, one_device
 from sharding.specs import module_graph
 
@@ -28,6 +29,9 @@ class TrainConfig:
         seed: Of initial values, noise and times.
         trainable: Parts that train, by name, or `all`, or `projectors`.
         transport: How hops travel: `auto`, `device_put` or `ppermute`.
+        reordering: How the rows of a step are ordered for the plan (`sharding.balancing.arrangement`): `none`,
+            `instances`, `microbatches`, `both` or `search`.
+        reorder_in: Who does it: the `producer` of batches, before samples are decoded, or the `trainer`.
         checkpoint_interval: Steps between checkpoints; one is written at the end in any case.
         keep: Checkpoints kept, the newest.
         validation_interval: Steps between evaluations on the test split; 0 for only at the end.
@@ -44,6 +48,8 @@ class TrainConfig:
     seed: int = 0
     trainable: tuple[str, ...] = ("all",)
     transport: str = "auto"
+    reordering: str = "none"
+    reorder_in: str = "producer"
     checkpoint_interval: int = 1000
     keep: int = 2
     validation_interval: int = 0
@@ -53,6 +59,9 @@ class TrainConfig:
         for name, least in (("steps", 1), ("checkpoint_interval", 1), ("keep", 1), ("log_interval", 1)):
             if getattr(self, name) < least:
                 raise UserError(f"TrainConfig.{name} is {getattr(self, name)}; it must be at least {least}")
+        for name, choices in (("reordering", tuple(POLICIES)), ("reorder_in", ("producer", "trainer"))):
+            if getattr(self, name) not in choices:
+                raise UserError(f"TrainConfig.{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
         if self.validation_interval < 0 or self.seed < 0:
             raise UserError("TrainConfig.validation_interval and seed must not be negative")
 

@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 from configs.architectures import ModelConfig
 from mmjax.models.parameters import initial_layer, put
 from mmjax.models.pieces import model_modules
-from mmjax.training.optimizer import optimizer_shardings, stage_stats, stage_update
 from mmjax.training.settings import Settings, trained_parts
 from mmjax.training.stages import piece_shapes, stage_function, stage_layouts
+from mmjax.training.updates import adamw, optimizer_shardings, stage_stats, stage_update
 from sharding.plan import Plan, PlanError, check_plan
 from sharding.runtime.agreement import Agreement, Decision
 from sharding.runtime.broker import make_hop
@@ -67,7 +67,7 @@ class Engine:
             node: StageMasters(piece_shapes(layout), self.meshes[node], AXES, dtype)
             for node, layout in self.layouts.items()
         }
-        self.transformation = settings.optimizer.transformation(settings.steps)
+        self.transformation = adamw(settings.optimizer, settings.steps)
         self.executor = self._executor(example)
 
     # ------------------------------------------------------------------ what lies where

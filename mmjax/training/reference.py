@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from configs.architectures import ModelConfig
+from data.arranging import with_rows_in_order
 from data.batch import GlobalBatch
 from data.data_config import DataConfig
 from data.pipeline import Batches
@@ -106,8 +107,7 @@ def mixed(batch: GlobalBatch, seed: int) -> GlobalBatch:
     only ones, a generator that forgot to add up the others' gradients would go unnoticed.
     """
     order = np.random.default_rng(seed).permutation(len(batch.sample_ids))
-    arrays = jax.tree.map(lambda array: array[order], batch.arrays)
-    return dataclasses.replace(batch, arrays=arrays, sample_ids=batch.sample_ids[order])
+    return with_rows_in_order(batch, order)
 
 
 def run_reference(config: ModelConfig, data: DataConfig, batches: Batches, steps: int, seed: int) -> Reference:

@@ -12,6 +12,7 @@ import numpy as np
 from configs.errors import UserError
 from data.batch import GlobalBatch
 from data.pipeline import Batches, evaluation_batches, training_batches
+from mmjax.training.arranging import make_reordering
 from mmjax.training.checkpoint import Checkpoints, refuse_existing
 from mmjax.training.config import TrainConfig
 from mmjax.training.engine import Engine
@@ -21,6 +22,7 @@ from mmjax.training.metrics import MetricsWriter, step_report, sum_counts
 from mmjax.training.modelflops import capacity_flops
 from mmjax.training.progress import Progress
 from mmjax.training.timing import StepTimer
+from mmjax.training.updates import learning_rates
 from sharding.plan import Plan
 from sharding.runtime.agreement import Decision
 from sharding.runtime.executor import State
@@ -86,7 +88,8 @@ class Trainer:
             refuse_existing(workdir / "checkpoints")
         source = config.source("train")
         self.tokenizer = source.tokenizer
-        self.batches: Batches = training_batches(config.data, config.model, source)
+        self.reordering = make_reordering(config, plan, jax.devices()[0].device_kind)
+        self.batches: Batches = training_batches(config.data, config.model, source, self.reordering.ahead)
         start = self.batches.get_state()
         example = next(self.batches)
         self.batches.set_state(start)
@@ -117,7 +120,7 @@ class Trainer:
             while step < config.steps and not interrupt.asked(step):
                 with timer.part("data"):
                     data_state = self.batches.get_state()
-                    batch = next(self.batches)
+                    batch = self.reordering.here(next(self.batches))
                 with timer.part("dispatch"):
                     state, decision = engine.executor.step(state, engine.place(batch.arrays, step))
                 step += 1
@@ -191,7 +194,7 @@ class Trainer:
         others |= {f"tokens/{phase}/padding": float(capacity - real) for phase, (real, capacity) in counts.items()}
         others |= {
             "gradient_norm": float(last.decision.norm),
-            "learning_rate": float(self.config.optimizer.schedule(self.config.steps)(last.step - 1)),
+            "learning_rate": float(learning_rates(self.config.optimizer, self.config.steps)(last.step - 1)),
         }
         report = step_report(
             last.step,

@@ -36,11 +36,12 @@ def capacity_rows(arrays: Arrays, graph: ModuleGraph) -> dict[str, np.ndarray]:
 
 def statistics_of(batches: list[GlobalBatch], graph: ModuleGraph) -> DataStatistics:
     """Loads of the rows of some batches as their samples fill them, without padding."""
-    rows = [_filled(batch.arrays, graph) for batch in batches]
+    rows = [filled_rows(batch.arrays, graph) for batch in batches]
     return DataStatistics({name: np.concatenate([of[name] for of in rows]) for name in rows[0]})
 
 
-def _filled(arrays: Arrays, graph: ModuleGraph) -> dict[str, np.ndarray]:
+def filled_rows(arrays: Arrays, graph: ModuleGraph) -> dict[str, np.ndarray]:
+    """Loads [n, 3] of the rows as their samples fill them."""
     return {
         module.name: np.array(list(map(_segments, arrays[module.name]["segments"])))
         if "segments" in arrays[module.name]

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mmjax.training.measured import by_kind, measure_ops
 from mmjax.training.optimizer import OptimizerConfig
 from mmjax.training.stages import by_module
+from mmjax.training.updates import adamw, learning_rates
 from tests.mmjax.training import runs
 from tests.mmjax.training.engines import SETTINGS, TALK_APART, TIED, engine, gradients_of, start
 from tests.tiny import tiny_batch
@@ -79,7 +80,7 @@ def test_a_limit_of_zero_turns_clipping_off(max_norm, scale):
 
 
 def test_weight_decay_alone_shrinks_matrices_and_leaves_vectors():
-    of = OptimizerConfig(learning_rate=0.1, warmup=0, weight_decay=0.5).transformation(10)
+    of = adamw(OptimizerConfig(learning_rate=0.1, warmup=0, weight_decay=0.5), 10)
     layer = {"kernel": jnp.ones((2, 2)), "scale": jnp.ones(2)}
     with jax.numpy_dtype_promotion("standard"):
         changes, _ = of.update(jax.tree.map(jnp.zeros_like, layer), of.init(layer), layer)
@@ -182,9 +183,9 @@ def test_settings_that_make_no_sense_are_refused_by_name(fields, message):
 
 
 def test_the_schedule_warms_up_and_falls_to_its_last_share():
-    schedule = OptimizerConfig(learning_rate=2.0, warmup=10, final_share=0.1).schedule(100)
+    schedule = learning_rates(OptimizerConfig(learning_rate=2.0, warmup=10, final_share=0.1), 100)
     np.testing.assert_allclose([schedule(0), schedule(5), schedule(10), schedule(100)], [0, 1, 2, 0.2], atol=1e-6)
-    assert float(OptimizerConfig(warmup=10).schedule(5)(3)) > 0  # a run shorter than its warm-up
+    assert float(learning_rates(OptimizerConfig(warmup=10), 5)(3)) > 0  # a run shorter than its warm-up
 
 
 def test_every_op_of_a_step_is_timed_once():
