@@ -6,20 +6,26 @@ from collections.abc import Sequence
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
 from data.errors import DataError
+from data.order_requests import OrderRequest
 from data.pipeline import Batches, training_recipe
 from data.refusals import Refusals
 from data.remote_producer import check_address
 from data.remote_steps import RemoteSteps
 from data.source import Source
 from data.step_plans import Place
-from data.step_requests import full_identity
+from data.step_requests import StepRequest, full_identity
 
 TOKEN_VARIABLE = "MMJAX_SERVICE_TOKEN"
 """The environment variable that holds the producers' token, which thus stands in no file that a run writes."""
 
 
 def remote_batches(
-    config: DataConfig, model: ModelConfig, source: Source, producers: Sequence[str], patience: float = 120.0
+    config: DataConfig,
+    model: ModelConfig,
+    source: Source,
+    producers: Sequence[str],
+    patience: float = 120.0,
+    order: OrderRequest | None = None,
 ) -> Batches:
     """The batches of `training_batches`, from producers of the same configuration.
 
@@ -31,6 +37,7 @@ def remote_batches(
         config, model, source: As of `training_batches`.
         producers: `host:port` of each, or `grpc+tls://host:port`.
         patience: Seconds that a step may take, and that no producer may answer before that is an error.
+        order: In which producers put the rows of a step; None for as they are planned.
 
     Raises:
         DataError: An address that is none or comes twice, or as `training_batches`; from the iterator, what a producer
@@ -47,7 +54,8 @@ def remote_batches(
     token = os.environ.get(TOKEN_VARIABLE, "")
 
     def start(place: Place) -> RemoteSteps:
-        return RemoteSteps(producers, token, identity, place, max(config.prefetch, 1), patience)
+        asked = StepRequest(identity, place, 0, order)
+        return RemoteSteps(producers, token, asked, max(config.prefetch, 1), patience)
 
     refusals = Refusals(recipe.catalogue.counts, config.max_refused_share)
     return Batches(recipe.catalogue, recipe.identity, refusals, start)

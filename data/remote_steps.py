@@ -10,8 +10,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from data.batch import GlobalBatch
 from data.errors import DataError
@@ -69,8 +68,7 @@ class RemoteSteps(Iterator[GlobalBatch]):
         self,
         producers: Sequence[str],
         token: str,
-        identity: Mapping[str, Any],
-        place: Place,
+        first: StepRequest,
         ahead: int,
         patience: float,
     ) -> None:
@@ -79,15 +77,14 @@ class RemoteSteps(Iterator[GlobalBatch]):
         Args:
             producers: Their addresses.
             token: What they want to see; empty for nothing.
-            identity: Of the configuration, which must be theirs (`full_identity`).
-            place: Where the first step comes behind.
+            first: Asks for the first step.
             ahead: Requests under way to each producer.
             patience: Seconds that a step may take, and that no producer may answer before that is an error.
         """
         self._producers = [_Producer(address) for address in producers]
-        self._token, self._identity, self._patience = token, identity, patience
+        self._token, self._patience = token, patience
         self._ahead = min(ahead * len(producers), MOST_AHEAD)
-        self._place, self._next = place, 0  # of the step to hand out
+        self._first, self._next = first, 0  # the step to hand out
         self._asked: set[int] = set()  # under way or here
         self._here: dict[int, GlobalBatch] = {}
         self._attempts: collections.Counter[int] = collections.Counter()
@@ -114,7 +111,7 @@ class RemoteSteps(Iterator[GlobalBatch]):
             batch = self._here.pop(self._next)
             self._asked.remove(self._next)
             self._next += 1
-            self._place = Place.from_json(batch.state)
+            self._first = dataclasses.replace(self._first, place=Place.from_json(batch.state), skip=0)
             self._changed.notify_all()
         return batch
 
@@ -174,7 +171,7 @@ class RemoteSteps(Iterator[GlobalBatch]):
                     step = self._free_step(number)
                     if step is not None:
                         self._asked.add(step)
-                        return step, StepRequest(self._identity, self._place, step - self._next)
+                        return step, dataclasses.replace(self._first, skip=self._first.skip + step - self._next)
                 elif not producer.trying:
                     left = producer.try_at - time.monotonic()
                     if left <= 0:
@@ -214,9 +211,8 @@ class RemoteSteps(Iterator[GlobalBatch]):
                 self._attempts[step] += 1
                 if self._attempts[step] == len(self._producers) + MORE_ATTEMPTS:
                     self._error = DataError(
-                        f"a step broke off {self._attempts[step]} times, last at {producer.address} ({reason}): it is "
-                        "behind batch state "
-                        f"{self._place.to_json()}, {step - self._next} steps on; look for what ends the producers there"
+                        f"a step broke off {self._attempts[step]} times, last at {producer.address} ({reason}): look "
+                        f"for what ends producers in the step {step - self._next} behind {self._first.place.to_json()}"
                     )
             self._changed.notify_all()
 

@@ -16,10 +16,13 @@ from typing import Any
 import pyarrow.flight as flight
 
 from configs.errors import UserError
+from data.arranging import RowOrder
 from data.data_config import DataConfig
 from data.errors import DataError
+from data.order_requests import OrderRequest
 from data.pipeline import Recipe, differences
 from data.planned_steps import PlannedSteps
+from data.step_plans import StepPlan
 from data.step_requests import STATUS, StepRequest, full_identity
 from data.wire import encode
 
@@ -63,6 +66,9 @@ class Producer(flight.FlightServerBase):
         self._recipe, self._identity = recipe, full_identity(recipe, config)
         self._steps = PlannedSteps(recipe)
         self._turns = threading.BoundedSemaphore(AT_ONCE)
+        self._form = recipe.catalogue.form
+        self._orders: dict[OrderRequest, RowOrder] = {}  # the one used last
+        self._ordering = threading.Lock()
         self._served = 0
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.RecordBatchStream:
@@ -75,7 +81,7 @@ class Producer(flight.FlightServerBase):
                     f"the trainer has another configuration than the producer (trainer -> producer): {details}"
                 )
             with self._turns:
-                batch = self._recipe.loader(self._steps.step(request.place, request.skip))
+                batch = self._recipe.loader(self._ordered(request))
         except UserError as error:
             _LOG.warning("refused %s: %s", context.peer(), error)
             raise _refused(str(error)) from error
@@ -84,6 +90,15 @@ class Producer(flight.FlightServerBase):
             raise _refused(f"{type(error).__name__}: {error}") from error
         self._served += 1
         return flight.RecordBatchStream(encode(batch))
+
+    def _ordered(self, request: StepRequest) -> StepPlan:
+        plan = self._steps.step(request.place, request.skip)
+        if request.order is None:
+            return plan
+        with self._ordering:  # making an order is dear, and it keeps what it worked out
+            if request.order not in self._orders:
+                self._orders = {request.order: request.order.row_order(self._recipe.loader.model, self._form)}
+            return plan.arranged(self._orders[request.order])
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[flight.Result]:
         """Answers `STATUS`."""

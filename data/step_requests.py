@@ -11,6 +11,7 @@ from typing import Any
 
 from data.data_config import DataConfig
 from data.errors import DataError
+from data.order_requests import OrderRequest
 from data.pipeline import Recipe
 from data.step_plans import Place
 from data.wire import VERSION
@@ -30,26 +31,31 @@ class StepRequest:
         identity: Of the trainer's configuration (`full_identity`).
         place: Where planning stood behind a step that the trainer has had; or the beginning.
         skip: Steps between the place and the one that is asked for.
+        order: In which to put its rows; None for as they are planned.
     """
 
     identity: Mapping[str, Any]
     place: Place
     skip: int
+    order: OrderRequest | None = None
 
     def to_bytes(self) -> bytes:
         """As JSON."""
-        return json.dumps({"identity": self.identity, "place": self.place.to_json(), "skip": self.skip}).encode()
+        order = self.order and self.order.to_json()
+        fields = {"identity": self.identity, "place": self.place.to_json(), "skip": self.skip, "order": order}
+        return json.dumps(fields).encode()
 
     @classmethod
     def from_bytes(cls, ticket: bytes) -> "StepRequest":
         """What `to_bytes` gave.
 
         Raises:
-            DataError: It is something else.
+            DataError, PlanError: It is something else.
         """
         try:
             fields = json.loads(ticket)
-            request = cls(fields["identity"], Place.from_json(fields["place"]), fields["skip"])
+            order = None if fields["order"] is None else OrderRequest.from_json(fields["order"])
+            request = cls(fields["identity"], Place.from_json(fields["place"]), fields["skip"], order)
             place = request.place
             numbers = (request.skip, place.position, place.window, place.taken, *place.carried)
         except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -64,7 +70,7 @@ class StepRequest:
 def full_identity(recipe: Recipe, config: DataConfig) -> dict[str, Any]:
     """All that decides what is in a batch: what decides its samples, and how they are encoded; as JSON gives it back.
 
-    The order of rows (`Recipe.arrange`) is a function, and not in it.
+    The order of rows is not in it: it comes with the request.
     """
     form = json.loads(json.dumps(dataclasses.asdict(recipe.catalogue.form)))
     tokenizer = recipe.catalogue.source.tokenizer.to_json().encode()

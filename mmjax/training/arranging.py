@@ -8,16 +8,13 @@ import dataclasses
 from collections.abc import Callable
 
 from configs.clusters import CLUSTERS, cluster_of
-from data.arranging import RowOrder, with_rows_in_order
+from data.arranging import with_rows_in_order
 from data.batch import GlobalBatch
-from data.formats import SampleFormat
+from data.order_requests import OrderRequest
 from mmjax.training.config import TrainConfig
 from mmjax.training.workload import filled_rows
-from sharding.balancing.arrangement import Arranger
-from sharding.costs import AnalyticCosts
 from sharding.plan import Plan
 from sharding.specs import module_graph
-from sharding.trainable import trained_parts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,11 +22,11 @@ class Reordering:
     """Where rows are reordered.
 
     Attributes:
-        ahead: For whoever makes batches; None where that is not asked for.
+        ahead: Asked of whoever makes batches; None where that is not asked for.
         here: For the training process; returns the batch as it is where that is not asked for.
     """
 
-    ahead: RowOrder | None
+    ahead: OrderRequest | None
     here: Callable[[GlobalBatch], GlobalBatch]
 
 
@@ -37,12 +34,9 @@ def make_reordering(config: TrainConfig, plan: Plan, device_kind: str) -> Reorde
     """What a run's configuration asks for, by a roofline of the devices that it runs on."""
     if config.reordering == "none":
         return Reordering(None, lambda batch: batch)
-    graph = module_graph(config.model)
-    costs = AnalyticCosts(cluster_of(device_kind) or CLUSTERS["cpu"], element_bytes=config.model.element_bytes)
-    arranger = Arranger(plan, graph, costs, trained_parts(graph, config.trainable), config.reordering)
-    if config.reorder_in == "trainer":
-        return Reordering(
-            None, lambda batch: with_rows_in_order(batch, arranger.order(filled_rows(batch.arrays, graph)))
-        )
-    form = SampleFormat.of(config.model, config.data.patches, config.data.frames)
-    return Reordering(RowOrder(arranger, form, config.model.backbone.name), lambda batch: batch)
+    cluster = cluster_of(device_kind) or CLUSTERS["cpu"]
+    asked = OrderRequest(plan, cluster.name, config.trainable, config.reordering)
+    if config.reorder_in == "producer":
+        return Reordering(asked, lambda batch: batch)
+    arranger, graph = asked.arranger(config.model), module_graph(config.model)
+    return Reordering(None, lambda batch: with_rows_in_order(batch, arranger.order(filled_rows(batch.arrays, graph))))

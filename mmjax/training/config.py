@@ -32,6 +32,10 @@ class TrainConfig:
         reordering: How the rows of a step are ordered for the plan (`sharding.balancing.arrangement`): `none`,
             `instances`, `microbatches`, `both` or `search`.
         reorder_in: Who does it: the `producer` of batches, before samples are decoded, or the `trainer`.
+        producers: `host:port` of every producer (`python -m data.service`) that makes this run's batches, or
+            `grpc+tls://host:port`; empty to make them here. The token that they want stands in the environment, in
+            MMJAX_SERVICE_TOKEN.
+        producer_patience: Seconds that a step of theirs may take, and that none may answer before the run ends.
         checkpoint_interval: Steps between checkpoints; one is written at the end in any case.
         keep: Checkpoints kept, the newest.
         validation_interval: Steps between evaluations on the test split; 0 for only at the end.
@@ -50,6 +54,8 @@ class TrainConfig:
     transport: str = "auto"
     reordering: str = "none"
     reorder_in: str = "producer"
+    producers: tuple[str, ...] = ()
+    producer_patience: float = 120.0
     checkpoint_interval: int = 1000
     keep: int = 2
     validation_interval: int = 0

@@ -11,8 +11,9 @@ import numpy as np
 
 from configs.errors import UserError
 from data.batch import GlobalBatch
-from data.pipeline import Batches, evaluation_batches, training_batches
+from data.pipeline import Batches, evaluation_batches
 from mmjax.training.arranging import make_reordering
+from mmjax.training.batches import open_batches
 from mmjax.training.checkpoint import Checkpoints, refuse_existing
 from mmjax.training.config import TrainConfig
 from mmjax.training.engine import Engine
@@ -89,7 +90,7 @@ class Trainer:
         source = config.source("train")
         self.tokenizer = source.tokenizer
         self.reordering = make_reordering(config, plan, jax.devices()[0].device_kind)
-        self.batches: Batches = training_batches(config.data, config.model, source, self.reordering.ahead)
+        self.batches: Batches = open_batches(config, source, self.reordering.ahead)
         start = self.batches.get_state()
         example = next(self.batches)
         self.batches.set_state(start)

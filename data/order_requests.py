@@ -1,0 +1,65 @@
+"""How the rows of a step are to be ordered, said as data: so producers elsewhere can do it for a trainer's plan."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from configs.architectures import ModelConfig
+from configs.clusters import CLUSTERS
+from data.arranging import RowOrder
+from data.errors import DataError
+from data.formats import SampleFormat
+from sharding.balancing.arrangement import POLICIES, Arranger
+from sharding.costs import AnalyticCosts
+from sharding.plan import Plan
+from sharding.specs import module_graph
+from sharding.trainable import trained_parts
+
+
+@dataclasses.dataclass(frozen=True)
+class OrderRequest:
+    """An order of rows.
+
+    Attributes:
+        plan: That it is for.
+        cluster: Name of the devices whose roofline tells what rows cost (`configs.clusters`).
+        trainable: Parts that train (`TrainConfig.trainable`).
+        policy: Of `sharding.balancing.arrangement`.
+    """
+
+    plan: Plan
+    cluster: str
+    trainable: tuple[str, ...]
+    policy: str
+
+    def arranger(self, model: ModelConfig) -> Arranger:
+        """Orders the loads of rows."""
+        graph = module_graph(model)
+        costs = AnalyticCosts(CLUSTERS[self.cluster], element_bytes=model.element_bytes)
+        return Arranger(self.plan, graph, costs, trained_parts(graph, self.trainable), self.policy)
+
+    def row_order(self, model: ModelConfig, form: SampleFormat) -> RowOrder:
+        """Orders rows by the sizes of their samples."""
+        return RowOrder(self.arranger(model), form, model.backbone.name)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "plan": json.loads(self.plan.to_json()),
+            "cluster": self.cluster,
+            "trainable": list(self.trainable),
+            "policy": self.policy,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "OrderRequest":
+        """What `to_json` gave; raises DataError, or PlanError, if it is something else."""
+        try:
+            plan = Plan.from_json(json.dumps(fields["plan"]))
+            cluster, trainable, policy = fields["cluster"], tuple(fields["trainable"]), fields["policy"]
+        except (KeyError, TypeError) as error:
+            raise DataError(f"this is no order of rows: {type(error).__name__}: {error}") from error
+        if cluster not in CLUSTERS or policy not in POLICIES or not all(isinstance(name, str) for name in trainable):
+            raise DataError(f"this is no order of rows: for {cluster!r} by policy {policy!r}, training {trainable}")
+        return cls(plan, cluster, trainable, policy)
