@@ -4,6 +4,7 @@ A stream has one column of bytes; every tensor is a row, or several if it is lar
 tensors are, and all else of the batch, stands as JSON in the schema's metadata under `mmjax`.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -57,7 +58,9 @@ def decode(schema: pa.Schema, rows: Iterable[pa.RecordBatch]) -> GlobalBatch:
         header = json.loads((schema.metadata or {})[KEY])
         if header["version"] != VERSION:
             raise DataError(f"a batch of wire version {header['version']}; this is version {VERSION}")
-        parts = (row.column(0)[at].as_buffer() for row in rows for at in range(row.num_rows))
+        if schema.names != [_COLUMN.name] or schema.types != [_COLUMN.type]:
+            raise DataError(f"a batch in columns {schema.names} of {schema.types}")
+        parts = _received(rows)
         arrays: dict[str, dict[str, np.ndarray]] = {"": {}} | {module: {} for module in header["modules"]}
         for module, field, dtype, shape in header["tensors"]:
             arrays[module][field] = _tensor(parts, np.dtype(dtype), tuple(shape))
@@ -90,17 +93,27 @@ def _row(part: np.ndarray, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column], schema=schema)
 
 
-def _tensor(parts: Iterator[pa.Buffer], dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+def _received(rows: Iterable[pa.RecordBatch]) -> Iterator[np.ndarray]:
+    """The bytes of every row, where they lie; NumPy keeps a stream that lies about its lengths within its memory."""
+    for row in rows:
+        column = row.column(0)
+        _, offsets, data = column.buffers()
+        ends = np.frombuffer(offsets, np.int64, len(column) + 1, 8 * column.offset)
+        whole = np.frombuffer(data, np.uint8)
+        yield from (whole[start:end] for start, end in itertools.pairwise(ends))
+
+
+def _tensor(parts: Iterator[np.ndarray], dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     if dtype.kind not in _NUMBERS or any(side < 0 for side in shape):
         raise DataError(f"a batch with a tensor of {dtype}{list(shape)}")
     missing = dtype.itemsize * int(np.prod(shape, dtype=object))
-    buffers: list[np.ndarray] = []
-    while missing > 0 or not buffers:
+    got: list[np.ndarray] = []
+    while missing > 0 or not got:
         part = next(parts, None)
         if part is None or part.size > missing or (part.size == 0 and missing):
             raise DataError("a batch whose tensors are not as long as its header says")
-        buffers.append(np.frombuffer(part, np.uint8))
+        got.append(part)
         missing -= part.size
-    whole = buffers[0] if len(buffers) == 1 else np.concatenate(buffers)
+    whole = got[0] if len(got) == 1 else np.concatenate(got)
     # What Arrow receives may begin anywhere; numbers at odd addresses are copied once, here.
     return np.require(whole.view(dtype).reshape(shape), requirements="A")
