@@ -1,0 +1,151 @@
+"""What a row should hold: OmniBal's Q and Q', and capacities that the samples of a data set fill evenly."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from data.errors import DataError
+from data.grouping.capacity import SLACK, choose_capacity, derive_capacity
+from data.grouping.comparison import Outcome, Setting, packed_outcome
+from data.groupings import NEARLY_FULL
+
+SIZES_OF_ROWS = (1, 2, 4)
+"""Times the configured tokens, for which rows are suggested."""
+
+_ROOM = np.linspace(0.75, 2.5, 8)  # tried for each modality, times its share of the units
+_PASSES = 2
+_LARGER = (1.0, 1.25, 1.5, 2.0, 3.0)
+_COARSE = 16  # round numbers: a capacity has so many steps or up to twice as many
+_TRIED = 2**10  # samples on which capacities are tried
+_SEARCHED = ("first_fit", "isf")  # other policies need a number of samples, and it is asked for
+_SAMPLES_IN_STEPS_OF = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantities:
+    """Q and Q' for iterative sampling and filtering, by modality.
+
+    Attributes:
+        capacity, threshold: Q and Q'.
+        samples: Average samples of a group, where groups were tried.
+        unfilled: Share of Q that groups leave unfilled, where they were tried.
+        oversized: Share of the samples that exceed Q.
+    """
+
+    capacity: Mapping[str, float]
+    threshold: Mapping[str, float]
+    samples: float | None
+    unfilled: Mapping[str, float]
+    oversized: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RowAdvice:
+    """A row's capacities.
+
+    Attributes:
+        capacity: Of tokens and all else that the samples have, and of `samples`.
+        samples: Of a row, on average.
+        unfilled: Share of padding, by modality.
+        waste: The same over all modalities, by the work of their units.
+        dist: DistRatio, by modality.
+        oversized: Share of the samples that exceed it.
+    """
+
+    capacity: Mapping[str, int]
+    samples: float
+    unfilled: Mapping[str, float]
+    waste: float
+    dist: Mapping[str, float]
+    oversized: float
+
+
+def paper_quantities(sizes: Float[np.ndarray, "n k"], modalities: Sequence[str]) -> Quantities | None:
+    """Q of the longest sample and the proportions of the data (`derive_capacity`); the first modality is of reference.
+
+    Q' is lower by the paper's 128 units, or by less where so much were a large part of Q. None if no sample has a unit
+    of reference.
+    """
+    if not sizes[:, 0].any():
+        return None
+    longest = float(sizes[:, 0].max())
+    capacity, threshold = derive_capacity(sizes, 0, slack=min(SLACK, math.floor((1 - NEARLY_FULL) * longest)))
+    oversized = float((sizes > capacity).any(axis=1).mean())
+    return Quantities(_named(modalities, capacity), _named(modalities, threshold), None, {}, oversized)
+
+
+def tried_quantities(
+    sizes: Float[np.ndarray, "n k"], modalities: Sequence[str], multiples: Sequence[int], samples: float, seed: int
+) -> Quantities | str:
+    """Q and Q' for groups of so many samples that leave least unfilled (`choose_capacity`), or why there are none.
+
+    Where whole multiples allow no such groups, larger ones are tried, up to three times the samples.
+    """
+    reason = ""
+    for times in _LARGER:
+        slack = min(SLACK, math.floor((1 - NEARLY_FULL) * float(sizes[:, 0].mean()) * samples * times))
+        try:
+            found = choose_capacity(sizes, samples * times, multiples, 0, np.random.default_rng(seed), slack)
+        except DataError as error:
+            reason = reason or str(error)
+            continue
+        named = [_named(modalities, values) for values in (found.capacity, found.threshold, found.unfilled)]
+        return Quantities(named[0], named[1], found.samples, named[2], found.oversized)
+    return reason
+
+
+def advise_rows(
+    sizes: Float[np.ndarray, "n k"], multiples: Sequence[int], tokens: int, grouping: str, setting: Setting
+) -> RowAdvice | None:
+    """Capacities for rows of so many tokens that waste least work.
+
+    One modality after the other is tried, from a little below the proportion in which it comes with tokens to far above
+    it; each holds its largest sample. None where the samples fill no step, or where all have more tokens.
+
+    Args:
+        sizes: Units of every sample, by modality; tokens first.
+        multiples: Capacities are whole multiples of these, of a power of two of them where they are large.
+        tokens: Of a row.
+        grouping: Forms rows; a policy that needs a number of samples is replaced by first-fit.
+        setting: Names, work, rows.
+    """
+    fitting = sizes[sizes[:, 0] <= tokens]
+    if not len(fitting) or not fitting[:, 0].any():
+        return None
+
+    def tried(capacity: Float[np.ndarray, " k"], samples: int | None = None) -> Outcome:
+        policy = grouping if grouping in _SEARCHED else _SEARCHED[0]
+        return packed_outcome(policy, fitting[:samples], np.append(capacity, np.inf), setting)
+
+    share = tokens * fitting.sum(axis=0) / fitting[:, 0].sum()
+    units = multiples * 2 ** np.floor(np.log2(np.maximum(share / multiples / _COARSE, 1)))
+    grid = share * _ROOM[:, None]
+    choices = np.maximum(np.ceil(np.maximum(grid, fitting.max(axis=0)) / units), 1) * units
+    capacity = choices[0]
+    capacity[0] = tokens
+    least = _waste(tried(capacity, _TRIED))
+    for modality in list(range(1, len(multiples))) * _PASSES:
+        for choice in np.setdiff1d(choices[:, modality], capacity[modality]):
+            changed = capacity.copy()
+            changed[modality] = choice
+            waste = _waste(tried(changed, _TRIED))
+            if waste < least:
+                capacity, least = changed, waste
+    best = tried(capacity)
+    if best.waste is None:
+        return None
+    holds = {name: int(value) for name, value in zip(setting.modalities, capacity, strict=True)}
+    holds["samples"] = -(-best.most // _SAMPLES_IN_STEPS_OF) * _SAMPLES_IN_STEPS_OF
+    oversized = 1 - len(fitting) / len(sizes)
+    return RowAdvice(holds, best.samples, best.unfilled, best.waste, best.dist, oversized)
+
+
+def _waste(outcome: Outcome) -> float:
+    return math.inf if outcome.waste is None else outcome.waste
+
+
+def _named(modalities: Sequence[str], values: Float[np.ndarray, " k"]) -> dict[str, float]:
+    return dict(zip(modalities, values.tolist(), strict=True))

@@ -1,0 +1,210 @@
+"""A data set described in numbers: what its samples hold, what balancing makes of them, what rows should hold."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from data.advice import SIZES_OF_ROWS, Quantities, RowAdvice, advise_rows, paper_quantities, tried_quantities
+from data.data_config import DataConfig
+from data.grouping.buckets import Buckets, choose_buckets
+from data.grouping.comparison import Outcome, Setting, compare
+from data.groupings import limits_of
+from data.packing import CAPACITIES, Capacity
+from data.refusals import Refusal
+from data.survey import PARTS, Survey
+
+PERCENTILES = (50, 90, 99)
+DISTRIBUTIONS = ("tokens", "text", "patches", "frames", "images", "pictures", "clips")
+_BARS = 32
+_SKEWED = 6.0  # times the median: from such a longest sample on, bars are as wide as their place is high
+_TOKENS_IN_STEPS_OF = 8  # of a bucket or of Q, where samples are of a hundred tokens or more
+
+
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+    """Units of the samples that have any.
+
+    Attributes:
+        name: Of `DISTRIBUTIONS`; `images` are to be drawn, `pictures` and `clips` are read by encoders.
+        share: Of the samples that have any.
+        mean, least, most: Of those.
+        percentiles: Of those, by the number in a hundred.
+        edges, counts: Bars: counts[i] samples have from edges[i] to below edges[i + 1] units.
+    """
+
+    name: str
+    share: float
+    mean: float
+    least: int
+    most: int
+    percentiles: Mapping[int, float]
+    edges: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One kind of samples: how many the source has, how many were drawn, and their share of a training run's."""
+
+    name: str
+    source: int
+    drawn: int
+    share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """Samples refused for one cause in one kind, and one of them for an example."""
+
+    cause: str
+    kind: str
+    samples: int
+    example: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """Everything that is told of a data set.
+
+    Attributes:
+        samples: Drawn and read, repetitions too.
+        kinds: Kinds of samples.
+        refused: Distinct samples that no step has, by cause and kind.
+        shares: Of all backbone tokens, by modality (`data.survey.PARTS`).
+        distributions: Of what the samples have at all.
+        rows, capacity, grouping: As configured.
+        work: FLOPs of a unit of each modality, forward and without attention.
+        outcomes: Of the padded baselines and all policies, at the configured rows.
+        paper: Q and Q' as OmniBal derives them; None without tokens.
+        tried: Q and Q' found by trying, for rows of as many samples as configured, or why there are none.
+        advice: Suggested capacities, for rows of once, twice and four times the configured tokens.
+        buckets: By modality, the sizes of least padding for 1, 2... buckets of samples.
+    """
+
+    samples: int
+    kinds: tuple[Kind, ...]
+    refused: tuple[Refused, ...]
+    shares: Mapping[str, float]
+    distributions: tuple[Distribution, ...]
+    rows: int
+    work: Mapping[str, float]
+    capacity: Mapping[str, int]
+    grouping: str
+    outcomes: tuple[Outcome, ...]
+    paper: Quantities | None
+    tried: Quantities | str
+    advice: tuple[RowAdvice, ...]
+    buckets: Mapping[str, tuple[Buckets, ...]]
+
+    @property
+    def gin(self) -> tuple[str, ...]:
+        """The first advice as lines of a gin file; none without advice."""
+        if not self.advice:
+            return ()
+        return ("data_config.DataConfig:", *(f"  {name} = {value}" for name, value in self.advice[0].capacity.items()))
+
+
+def describe(
+    found: Survey, config: DataConfig, capacity: Capacity, work: Mapping[str, float], buckets: int
+) -> Description:
+    """Describes surveyed samples.
+
+    Args:
+        found: The samples.
+        config: Rows, window, grouping and seed.
+        capacity: Of a row, without what the model has no module for (`data.batch.batch_capacity`).
+        work: What a unit of each modality costs (`data.unit_work`).
+        buckets: Sizes that samples are padded to, at most.
+    """
+    held = [name for name in CAPACITIES if getattr(capacity, name)]
+    outcomes = compare(found.of(*held)[found.fits].astype(float), limits_of(capacity), _setting(held, config, work))
+    wanted = next(outcome.samples for outcome in outcomes if outcome.policy == config.grouping and not outcome.padded)
+    present = [name for name in held if found.of(name).any()]
+    sizes = found.of(*present).astype(float)
+    multiples = [_multiple(name, found.of(name)[:, 0]) for name in present]
+    setting = _setting(present, config, work)
+    lengths = [times * capacity.tokens for times in SIZES_OF_ROWS]
+    advised = [advise_rows(sizes, multiples, tokens, config.grouping, setting) for tokens in lengths]
+    return Description(
+        samples=len(found.units),
+        kinds=_kinds(found),
+        refused=_refused(found.refused),
+        shares=_shares(found.of(*PARTS)),
+        distributions=tuple(distribution(name, found.of(name)[:, 0]) for name in DISTRIBUTIONS if found.of(name).any()),
+        rows=config.rows,
+        work={name: work[name] for name in held},
+        capacity={name: getattr(capacity, name) for name in (*held, "samples")},
+        grouping=config.grouping,
+        outcomes=outcomes,
+        paper=paper_quantities(sizes, present),
+        tried=tried_quantities(sizes, present, multiples, max(1.0, wanted - 0.5), config.seed),
+        advice=tuple(advice for advice in advised if advice),
+        buckets={
+            name: choose_buckets(units[units > 0], buckets, multiple)
+            for name, units, multiple in zip(present, found.of(*present).T, multiples, strict=True)
+        },
+    )
+
+
+def _setting(modalities: Sequence[str], config: DataConfig, work: Mapping[str, float]) -> Setting:
+    names = tuple(modalities)
+    return Setting(names, tuple(work[name] for name in names), config.rows, config.window, config.seed)
+
+
+def distribution(name: str, units: Int[np.ndarray, " n"]) -> Distribution:
+    """Of the samples that have any unit; there must be one."""
+    having = units[units > 0]
+    percentiles = np.percentile(having, PERCENTILES).tolist()
+    edges = _edges(having)
+    return Distribution(
+        name=name,
+        share=len(having) / len(units),
+        mean=float(having.mean()),
+        least=int(having.min()),
+        most=int(having.max()),
+        percentiles=dict(zip(PERCENTILES, percentiles, strict=True)),
+        edges=tuple(edges.tolist()),
+        counts=tuple(np.diff(np.searchsorted(np.sort(having), edges)).tolist()),
+    )
+
+
+def _edges(units: Int[np.ndarray, " n"]) -> Int[np.ndarray, " bars"]:
+    """Whole numbers between bars: one a bar where they are few, in equal steps or, where lengths are skewed, ratios."""
+    least, beyond = int(units.min()), int(units.max()) + 1
+    if beyond - least <= _BARS:
+        return np.arange(least, beyond + 1)
+    if beyond > _SKEWED * float(np.median(units)):
+        return np.unique(np.rint(np.geomspace(least, beyond, _BARS + 1)).astype(np.int64))
+    step = -(-(beyond - least) // _BARS)
+    return np.arange(least, beyond + step, step)
+
+
+def _multiple(name: str, units: Int[np.ndarray, " n"]) -> int:
+    """Of capacities worth trying: what all samples' units are multiples of, such as the patches of an image."""
+    if name == "tokens" and units.max() > 16 * _TOKENS_IN_STEPS_OF:
+        return _TOKENS_IN_STEPS_OF
+    return int(np.gcd.reduce(units))
+
+
+def _kinds(found: Survey) -> tuple[Kind, ...]:
+    drawn = sum(found.kinds.values())
+    return tuple(
+        Kind(name, count, found.kinds.get(name, 0), found.kinds.get(name, 0) / drawn)
+        for name, count in found.counts.items()
+    )
+
+
+def _refused(refusals: Sequence[Refusal]) -> tuple[Refused, ...]:
+    alike: dict[tuple[str, str], list[Refusal]] = {}
+    for refusal in refusals:
+        alike.setdefault((refusal.cause, refusal.kind), []).append(refusal)
+    return tuple(
+        Refused(cause, kind, len(those), f"{those[0].key}: {those[0].reason}") for (cause, kind), those in alike.items()
+    )
+
+
+def _shares(parts: Int[np.ndarray, "n parts"]) -> dict[str, float]:
+    totals = parts.sum(axis=0)
+    return {name: float(total / totals.sum()) for name, total in zip(PARTS, totals, strict=True) if total}
