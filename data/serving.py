@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.flight as flight
 
 from configs.errors import UserError
@@ -61,7 +62,7 @@ class Producer(flight.FlightServerBase):
                 tls_certificates=[certificate] if certificate else None,
                 middleware={"token": _TokenCheck(token)} if token else None,
             )
-        except (OSError, ValueError, flight.FlightError) as error:
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise DataError(f"cannot listen on {address}: {error}") from error
         self._recipe, self._identity = recipe, full_identity(recipe, config)
         self._steps = PlannedSteps(recipe)

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
+from data.pipeline import training_recipe
+from data.serving import Producer
+from tests.small_vqa import SmallVQA
 
 MODEL = ModelConfig()
 CONFIG = DataConfig(rows=4, mixture=(("vqa", 1.0), ("description", 0.5), ("text", 0.2)), seed=3, window=64)
@@ -25,6 +28,14 @@ data_config.DataConfig.seed = 3
 data_config.DataConfig.window = 64
 """
 """The same configuration as `MODEL` and `CONFIG`."""
+
+
+@contextlib.contextmanager
+def serving(token: str = "", port: int = 0) -> Iterator[tuple[Producer, str]]:
+    """A producer in this process, with its address."""
+    recipe = training_recipe(CONFIG, MODEL, SmallVQA("train"))
+    with Producer(recipe, CONFIG, f"127.0.0.1:{port}", token) as producer:
+        yield producer, f"127.0.0.1:{producer.port}"
 
 
 def start_producer(gin: pathlib.Path, *arguments: str) -> subprocess.Popen:

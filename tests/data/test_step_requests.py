@@ -1,0 +1,101 @@
+"""What trainers ask: as it was sent, and nothing else."""
+
+import dataclasses
+import json
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from configs.architectures import ModelConfig, VisionConfig
+from configs.errors import UserError
+from data.data_config import DataConfig
+from data.order_requests import OrderRequest
+from data.pipeline import differences, training_recipe
+from data.step_plans import Place
+from data.step_requests import MOST_AHEAD, StepRequest, full_identity
+from sharding.plan import one_device
+from sharding.specs import module_graph
+from tests.producers import CONFIG, MODEL
+from tests.small_vqa import SmallVQA
+
+ORDER = OrderRequest(one_device(module_graph(MODEL), 2), "h100", ("all",), "search")
+NUMBERS = st.integers(0, 2**60)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    st.tuples(NUMBERS, NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=5).map(tuple)),
+    st.integers(0, MOST_AHEAD),
+    st.sampled_from([None, ORDER]),
+)
+def test_a_request_arrives_as_it_was_sent(place, skip, order):
+    request = StepRequest({"seed": 3, "mixture": [["vqa", 1.0]]}, Place(*place), skip, order)
+    assert StepRequest.from_bytes(request.to_bytes()) == request
+
+
+GOOD = {
+    "identity": {},
+    "place": {"position": 0, "window": 0, "taken": 0, "carried": []},
+    "skip": 0,
+    "order": None,
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"skip": -1},
+        {"skip": MOST_AHEAD + 1},
+        {"skip": True},
+        {"skip": "1"},
+        {"identity": []},
+        {"place": {"position": 0}},
+        {"place": {"position": 0, "window": 0, "taken": 0.5, "carried": []}},
+        {"place": {"position": 0, "window": 0, "taken": 0, "carried": [-1]}},
+        {"place": {"position": 0, "window": 0, "taken": 0, "carried": [], "more": 1}},
+        {"order": {}},
+        {"order": "search"},
+        {"order": ORDER.to_json() | {"policy": "nonsense"}},
+        {"order": ORDER.to_json() | {"cluster": []}},
+        {"order": ORDER.to_json() | {"plan": 1}},
+        {"order": ORDER.to_json() | {"trainable": [1]}},
+    ],
+)
+def test_what_is_no_request_is_refused(fields):
+    assert StepRequest.from_bytes(json.dumps(GOOD).encode()).skip == 0
+    with pytest.raises(UserError):
+        StepRequest.from_bytes(json.dumps(GOOD | fields).encode())
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(st.binary() | st.text().map(str.encode) | st.just(b"[" * 100_000))
+def test_garbage_is_refused(ticket):
+    with pytest.raises(UserError, match="no request"):
+        StepRequest.from_bytes(ticket)
+
+
+@pytest.fixture(scope="module")
+def source():
+    return SmallVQA("train")
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "name"),
+    [
+        ({"seed": 4}, MODEL, "seed 3 -> 4"),
+        ({"rows": 8}, MODEL, "rows 4 -> 8"),
+        ({"language_weight": 0.5}, MODEL, "language_weight 1.0 -> 0.5"),
+        ({"oversized": "error"}, MODEL, "oversized 'skip' -> 'error'"),
+        ({}, ModelConfig(encoders=(VisionConfig(patch=4),)), "model.patches"),
+    ],
+)
+def test_an_identity_names_what_decides_a_batch(source, config, model, name):
+    def identity(config: DataConfig, model: ModelConfig) -> dict[str, object]:
+        return full_identity(training_recipe(config, model, source), config)
+
+    given = identity(CONFIG, MODEL)
+    assert given == json.loads(json.dumps(given))
+    assert name in differences(given, identity(dataclasses.replace(CONFIG, **config), model))
+    faster = dataclasses.replace(CONFIG, threads=3, prefetch=7, workers=2)
+    assert differences(given, identity(faster, MODEL)) == ""
