@@ -72,7 +72,7 @@ def paper_quantities(sizes: Float[np.ndarray, "n k"], modalities: Sequence[str])
     if not sizes[:, 0].any():
         return None
     longest = float(sizes[:, 0].max())
-    capacity, threshold = derive_capacity(sizes, 0, slack=min(SLACK, math.floor((1 - NEARLY_FULL) * longest)))
+    capacity, threshold = derive_capacity(sizes, 0, slack=_slack(longest))
     oversized = float((sizes > capacity).any(axis=1).mean())
     return Quantities(_named(modalities, capacity), _named(modalities, threshold), None, {}, oversized)
 
@@ -86,9 +86,10 @@ def tried_quantities(
     """
     reason = ""
     for times in _LARGER:
-        slack = min(SLACK, math.floor((1 - NEARLY_FULL) * float(sizes[:, 0].mean()) * samples * times))
         try:
-            found = choose_capacity(sizes, samples * times, multiples, 0, np.random.default_rng(seed), slack)
+            wanted, random = samples * times, np.random.default_rng(seed)
+            slack = _slack(wanted * float(sizes[:, 0].mean()))
+            found = choose_capacity(sizes, wanted, [float(unit) for unit in multiples], 0, random, slack)
         except DataError as error:
             reason = reason or str(error)
             continue
@@ -98,20 +99,26 @@ def tried_quantities(
 
 
 def advise_rows(
-    sizes: Float[np.ndarray, "n k"], multiples: Sequence[int], tokens: int, grouping: str, setting: Setting
+    sizes: Float[np.ndarray, "n k"],
+    multiples: Sequence[int],
+    known: Float[np.ndarray, " k"],
+    grouping: str,
+    setting: Setting,
 ) -> RowAdvice | None:
     """Capacities for rows of so many tokens that waste least work.
 
-    One modality after the other is tried, from a little below the proportion in which it comes with tokens to far above
-    it; each holds its largest sample. None where the samples fill no step, or where all have more tokens.
+    All modalities together and then one after the other are tried, from a little below the proportion in which they
+    come with tokens to far above it; each holds its largest sample. None where the samples fill no step, or where all
+    have more tokens. An image that was shrunk to what a row holds would grow with it; that is not foreseen.
 
     Args:
         sizes: Units of every sample, by modality; tokens first.
         multiples: Capacities are whole multiples of these, of a power of two of them where they are large.
-        tokens: Of a row.
+        known: A capacity to start from, whose tokens stay as they are.
         grouping: Forms rows; a policy that needs a number of samples is replaced by first-fit.
         setting: Names, work, rows.
     """
+    tokens = float(known[0])
     fitting = sizes[sizes[:, 0] <= tokens]
     if not len(fitting) or not fitting[:, 0].any():
         return None
@@ -124,9 +131,10 @@ def advise_rows(
     units = multiples * 2 ** np.floor(np.log2(np.maximum(share / multiples / _COARSE, 1)))
     grid = share * _ROOM[:, None]
     choices = np.maximum(np.ceil(np.maximum(grid, fitting.max(axis=0)) / units), 1) * units
-    capacity = choices[0]
-    capacity[0] = tokens
-    least = _waste(tried(capacity, _TRIED))
+    choices = np.concatenate([choices, np.maximum(known, fitting.max(axis=0))[None]])
+    choices[:, 0] = tokens
+    wastes = [_waste(tried(choice, _TRIED)) for choice in choices]
+    capacity, least = choices[np.argmin(wastes)], min(wastes)
     for modality in list(range(1, len(multiples))) * _PASSES:
         for choice in np.setdiff1d(choices[:, modality], capacity[modality]):
             changed = capacity.copy()
@@ -141,6 +149,11 @@ def advise_rows(
     holds["samples"] = -(-best.most // _SAMPLES_IN_STEPS_OF) * _SAMPLES_IN_STEPS_OF
     oversized = 1 - len(fitting) / len(sizes)
     return RowAdvice(holds, best.samples, best.unfilled, best.waste, best.dist, oversized)
+
+
+def _slack(tokens: float) -> float:
+    """The paper's 128 below Q, or a small part of a smaller Q."""
+    return min(SLACK, float(math.floor((1 - NEARLY_FULL) * tokens)))
 
 
 def _waste(outcome: Outcome) -> float:

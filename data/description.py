@@ -125,8 +125,8 @@ def describe(
     sizes = found.of(*present).astype(float)
     multiples = [_multiple(name, found.of(name)[:, 0]) for name in present]
     setting = _setting(present, config, work)
-    lengths = [times * capacity.tokens for times in SIZES_OF_ROWS]
-    advised = [advise_rows(sizes, multiples, tokens, config.grouping, setting) for tokens in lengths]
+    known = np.array([getattr(capacity, name) for name in present], float)
+    advised = [advise_rows(sizes, multiples, times * known, config.grouping, setting) for times in SIZES_OF_ROWS]
     return Description(
         samples=len(found.units),
         kinds=_kinds(found),

@@ -160,5 +160,5 @@ def _aligned(cells: Sequence[str]) -> str:
     return " ".join(cell[:_WIDTH].rjust(_WIDTH) for cell in cells)
 
 
-def _number(value: float) -> str:
+def _number(value: int | float) -> str:
     return f"{value:,.1f}" if value != int(value) else f"{int(value):,}"

@@ -20,7 +20,7 @@ PADDED: dict[str, Callable[[int, int], Policy]] = {
 """Batches of so many samples, each padded to the longest, for steps of so many rows: before any balancing."""
 
 
-Formed = tuple[Groups, Int[np.ndarray, "steps rows"], Float[np.ndarray, "m k"]]
+Formed = tuple[Groups, Int[np.ndarray, "_ _"], Float[np.ndarray, "_ k"]]
 """Groups of some samples, the steps that they form, and the samples' sizes."""
 
 
@@ -116,10 +116,10 @@ def _outcome(
     name: str,
     formed: Sequence[Formed],
     setting: Setting,
-    units: Sequence[Float[np.ndarray, "g k"]],
-    computed: Sequence[Float[np.ndarray, "g k"]],
+    units: Sequence[Float[np.ndarray, "_ k"]],
+    computed: Sequence[Float[np.ndarray, "_ k"]],
     shape: Float[np.ndarray, " k"],
-    pad: Float[np.ndarray, "rows k"] | None,
+    pad: Float[np.ndarray, "g k"] | None,
 ) -> Outcome:
     """Of every window the rows' units, and those with padding between samples; the shape that all rows share."""
     named = functools.partial(_by_name, setting.modalities)
@@ -150,7 +150,7 @@ def _formed(
     setting: Setting,
 ) -> Iterator[Formed]:
     """Of every window: the rows of whole steps, the steps, and the sizes of the window's samples."""
-    for number, start in enumerate(range(0, len(sizes), setting.window)):
+    for number, start in enumerate(range(0, max(len(sizes), 1), setting.window)):
         random = np.random.default_rng((setting.seed, number))
         part = sizes[start : start + setting.window]
         counted = np.concatenate([part, np.ones((len(part), 1))], axis=1)
