@@ -5,7 +5,6 @@
 It reads what sources know without decoding, and needs neither jax nor an accelerator.
 """
 
-import dataclasses
 import json
 import pathlib
 
@@ -27,7 +26,7 @@ def main() -> None:
     if not cli.is_bound("TrainConfig.source"):
         raise cli.UserError("the configuration binds no TrainConfig.source; give the gin file of a training run")
     from data.batch import batch_capacity
-    from data.description import describe
+    from data.description import describe, document
     from data.description_page import html_page
     from data.description_report import print_description
     from data.formats import SampleFormat
@@ -45,7 +44,7 @@ def main() -> None:
     found = survey(catalogue, capacity, config.data.shares(catalogue.counts), _SAMPLES.value, config.data.seed)
     description = describe(found, config.data, capacity, unit_work(config.model, catalogue.form), _BUCKETS.value)
     if _JSON.value:
-        print(json.dumps(dataclasses.asdict(description) | {"gin": description.gin}))
+        print(json.dumps(document(description)))
     else:
         print_description(description, report_console())
     if _PAGE.value:

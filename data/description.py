@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -17,7 +18,11 @@ from data.survey import PARTS, Survey
 
 PERCENTILES = (50, 90, 99)
 DISTRIBUTIONS = ("tokens", "text", "patches", "frames", "images", "pictures", "clips")
+GROWING = (
+    "Images that are shrunk to what a row holds grow with its patches: describe the data again with what is suggested."
+)
 _BARS = 32
+_SHRUNK = 0.75  # of a row's patches: a sample of more may be an image that was shrunk to fit
 _SKEWED = 6.0  # times the median: from such a longest sample on, bars are as wide as their place is high
 _TOKENS_IN_STEPS_OF = 8  # of a bucket or of Q, where samples are of a hundred tokens or more
 
@@ -97,6 +102,14 @@ class Description:
     tried: Quantities | str
     advice: tuple[RowAdvice, ...]
     buckets: Mapping[str, tuple[Buckets, ...]]
+
+    @property
+    def remark(self) -> str:
+        """What to know of the advice: whether it may change the samples for which it is."""
+        most = max((each.most for each in self.distributions if each.name == "patches"), default=0)
+        now = self.capacity.get("patches", 0)
+        more = any(each.capacity.get("patches", 0) > now for each in self.advice)
+        return GROWING if more and most > _SHRUNK * now else ""
 
     @property
     def gin(self) -> tuple[str, ...]:
@@ -208,3 +221,8 @@ def _refused(refusals: Sequence[Refusal]) -> tuple[Refused, ...]:
 def _shares(parts: Int[np.ndarray, "n parts"]) -> dict[str, float]:
     totals = parts.sum(axis=0)
     return {name: float(total / totals.sum()) for name, total in zip(PARTS, totals, strict=True) if total}
+
+
+def document(description: Description) -> dict[str, Any]:
+    """Everything, as JSON holds it."""
+    return dataclasses.asdict(description) | {"remark": description.remark, "gin": description.gin}

@@ -1,16 +1,14 @@
 """A description as a page that stands alone: no server, no network, any browser."""
 
-import dataclasses
 import json
 import pathlib
 
-from data.description import Description
+from data.description import Description, document
 
 _PAGE = pathlib.Path(__file__).with_name("description.html")
 
 
 def html_page(description: Description, title: str) -> str:
     """The page, with the description in it as JSON; a script in it draws the plots."""
-    fields = {"title": title, **dataclasses.asdict(description), "gin": description.gin}
-    data = json.dumps(fields, separators=(",", ":")).replace("</", "<\\/")
+    data = json.dumps({"title": title, **document(description)}, separators=(",", ":")).replace("</", "<\\/")
     return _PAGE.read_text(encoding="utf-8").replace("__DATA__", data)

@@ -46,6 +46,8 @@ def print_description(description: Description, console: Console) -> None:
     if isinstance(description.tried, str):
         console.print(f"By trying: {description.tried}\n", soft_wrap=True, markup=False)
     console.print(_advice(description))
+    if description.remark:
+        console.print(f"{description.remark}\n", soft_wrap=True)
     console.print(_buckets(description))
     if description.gin:
         console.print("# To paste: the least waste found for rows of the configured tokens")

@@ -1,5 +1,6 @@
 """A made-up data set whose figures can be told by hand, described, printed and drawn."""
 
+import dataclasses
 import io
 import json
 import re
@@ -9,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from data.data_config import DataConfig
-from data.description import Kind, Refused, describe, distribution
+from data.description import GROWING, Kind, Refused, describe, distribution
 from data.description_page import html_page
 from data.description_report import print_description
 from data.packing import Capacity
@@ -78,6 +79,15 @@ def test_the_page_stands_alone_and_holds_the_whole_description(description):
     held = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1].replace("<\\/", "</"))
     assert held["title"] == "Data of <b>" and held["refused"][0]["example"].endswith("</script>")
     assert held["gin"] == list(description.gin) and len(held["outcomes"]) == len(description.outcomes)
+
+
+def test_images_that_fill_a_row_may_be_shrunk_and_grow_with_it(description):
+    assert description.remark == ""  # one of 16 patches is not shrunk to 32
+    tight = describe(made_up(), CONFIG, dataclasses.replace(CAPACITY, patches=16), WORK, 3)
+    assert tight.advice[-1].capacity["patches"] > 16 and tight.remark == GROWING
+    shown = io.StringIO()
+    print_description(tight, Console(file=shown, width=120))
+    assert GROWING in shown.getvalue() and GROWING in html_page(tight, "")
 
 
 def test_too_few_samples_for_a_step_leave_out_what_needs_one():
