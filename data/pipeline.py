@@ -6,6 +6,7 @@ the whole is where planning stood behind the last batch handed out, whatever was
 
 import collections
 import dataclasses
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
@@ -104,6 +105,10 @@ class Batches(Iterator[GlobalBatch]):
     def counters(self) -> dict[str, Any]:
         """Batches and samples by kind handed out so far, before a restore too; what this process refused."""
         return {"batches": self._batches, "samples": dict(self._samples), **self._refusals.counts()}
+
+    def write_refused(self, folder: str | os.PathLike[str]) -> None:
+        """Writes which samples this process refused, and why: `unreadable.jsonl`, `oversized.jsonl`."""
+        self._refusals.write(folder)
 
     def samples(self, ids: Iterable[SupportsIndex]) -> list[Sample]:
         """The samples of these global ids, unpacked: what a step was made of."""

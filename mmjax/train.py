@@ -57,6 +57,7 @@ def main() -> int:
         trainer.close()
     if first:
         summary = _summary(result, plan, remark) | {"prediction": automatic.comparison(prediction, workdir)}
+        trainer.batches.write_refused(workdir)
         (workdir / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
         _tell(console, summary, workdir)
     return 0

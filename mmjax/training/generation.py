@@ -21,6 +21,7 @@ from data.packing import Capacity, pack_samples
 from data.questions import description_prompt, question_prompt, text_prompt
 from data.samples import Sample
 from data.tokenizer import EOS, SPECIAL_TOKENS, WordTokenizer, split_words
+from data.tokenizers.stored import tokenizer_from_json
 from mmjax.models.diffusion import sample
 from mmjax.models.parameters import define, layer_name
 from mmjax.models.pieces import Module, model_modules
@@ -229,7 +230,12 @@ def load_trained(workdir: pathlib.Path, config: TrainConfig) -> TrainedModel:
         raise UserError(f"{directory} holds no checkpoint; train first: python -m mmjax.train --workdir={workdir}")
     if not vocabulary.is_file():
         raise UserError(f"there is no {vocabulary}, which mmjax.train writes beside its checkpoints; copy it there")
-    tokenizer = WordTokenizer.from_json(vocabulary.read_text())
+    tokenizer = tokenizer_from_json(vocabulary.read_text())
+    if not isinstance(tokenizer, WordTokenizer):
+        raise UserError(
+            f"{vocabulary} is a {type(tokenizer).__name__}; so far only models of the word tokenizer, such as the "
+            "quickstart's, answer and draw"
+        )
     masters, step = Checkpoints(directory, config.model).restore_parameters(jax.local_devices()[0])
     dtype = jnp.dtype(config.model.dtype)
     weights = jax.tree.map(lambda leaf: leaf.astype(dtype), masters)
