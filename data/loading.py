@@ -43,11 +43,14 @@ class Loader:
         wanted = [number for row, numbers in enumerate(plan.rows) if row in needed for number in numbers]
         loaded = dict(zip(wanted, self._load(wanted), strict=True))
         rows = [
-            [found for number in numbers if isinstance(found := loaded.get(number), Sample)] for numbers in plan.rows
+            [found for number in numbers if row in needed and isinstance(found := loaded[number], Sample)]
+            for row, numbers in enumerate(plan.rows)
         ]
         refused = tuple(found for found in loaded.values() if isinstance(found, Refusal))
         totals = Totals.of(plan.sizes[number] for numbers in plan.rows for number in numbers)
         packed = pack_rows(rows, self.capacity, self.catalogue.form)
+        for row in set(range(len(plan.rows))) - needed:
+            packed.sample_ids[row, : len(plan.rows[row])] = plan.rows[row]
         batch = global_batch(packed, self.model, self.catalogue.form, *self.weights, totals)
         return dataclasses.replace(batch, state=plan.after.to_json(), refused=(*plan.refused, *refused))
 

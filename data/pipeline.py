@@ -13,6 +13,7 @@ from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import grain
 import numpy as np
+from absl import flags
 
 from configs.architectures import ModelConfig
 from data.batch import GlobalBatch, batch_capacity
@@ -161,7 +162,13 @@ class Recipe:
             yield plan.arranged(self.arrange) if self.arrange else plan
 
 
-def training_batches(config: DataConfig, model: ModelConfig, source: Source, arrange: Arrange | None = None) -> Batches:
+def training_batches(
+    config: DataConfig,
+    model: ModelConfig,
+    source: Source,
+    arrange: Arrange | None = None,
+    rows: Sequence[int] | None = None,
+) -> Batches:
     """Endless batches: every kind shuffled anew each epoch, the kinds mixed in the proportion of `config.mixture`.
 
     Args:
@@ -169,11 +176,13 @@ def training_batches(config: DataConfig, model: ModelConfig, source: Source, arr
         model: What it feeds.
         source: Where they come from.
         arrange: The order of a step's rows, from the sizes of their samples; it moves rows and changes no sum.
+        rows: Rows that this host needs, as the arrangement leaves them; the others stay empty. None for all.
 
     Raises:
         DataError: A kind that the source does not have, or a model that this pipeline or vocabulary does not fit.
     """
-    return _batches(training_recipe(config, model, source, arrange), config)
+    recipe = training_recipe(config, model, source, arrange)
+    return _batches(dataclasses.replace(recipe, loader=dataclasses.replace(recipe.loader, rows=rows)), config)
 
 
 def training_recipe(config: DataConfig, model: ModelConfig, source: Source, arrange: Arrange | None = None) -> Recipe:
@@ -258,6 +267,8 @@ def _batches(recipe: Recipe, config: DataConfig) -> Batches:
         ]
         if not config.workers:
             return grain.experimental.ThreadPrefetchIterDataset(shares[0], prefetch_buffer_size=config.prefetch)
+        if not flags.FLAGS.is_parsed():
+            flags.FLAGS.mark_as_parsed()  # in a notebook nobody did, and grain's workers read flags
         ahead = grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=max(config.prefetch, 1))
         return grain.experimental.InterleaveIterDataset(
             [share.mp_prefetch(ahead) for share in shares], cycle_length=len(shares)

@@ -24,10 +24,12 @@ class Reordering:
     Attributes:
         ahead: Asked of whoever makes batches; None where that is not asked for.
         here: For the training process; returns the batch as it is where that is not asked for.
+        needs_all: Whether `here` must be given every row, also those that the process does not train on.
     """
 
     ahead: OrderRequest | None
     here: Callable[[GlobalBatch], GlobalBatch]
+    needs_all: bool = False
 
 
 def make_reordering(config: TrainConfig, plan: Plan, device_kind: str) -> Reordering:
@@ -39,4 +41,8 @@ def make_reordering(config: TrainConfig, plan: Plan, device_kind: str) -> Reorde
     if config.reorder_in == "producer":
         return Reordering(asked, lambda batch: batch)
     arranger, graph = asked.arranger(config.model), module_graph(config.model)
-    return Reordering(None, lambda batch: with_rows_in_order(batch, arranger.order(filled_rows(batch.arrays, graph))))
+
+    def here(batch: GlobalBatch) -> GlobalBatch:
+        return with_rows_in_order(batch, arranger.order(filled_rows(batch.arrays, graph)))
+
+    return Reordering(None, here, needs_all=True)

@@ -1,5 +1,7 @@
 """Where a run's batches come from: this host, or producers elsewhere."""
 
+from collections.abc import Sequence
+
 from data.formats import SampleFormat
 from data.order_requests import OrderRequest
 from data.pipeline import Batches, training_batches
@@ -8,13 +10,16 @@ from data.source import Source
 from mmjax.training.config import TrainConfig
 
 
-def open_batches(config: TrainConfig, source: Source, order: OrderRequest | None = None) -> Batches:
+def open_batches(
+    config: TrainConfig, source: Source, order: OrderRequest | None = None, rows: Sequence[int] | None = None
+) -> Batches:
     """The same batches, made by `TrainConfig.producers` if there are any, else here.
 
     Args:
         config: The run's.
         source: Its training split.
         order: Of a step's rows; None for as they are planned.
+        rows: Rows that this process needs, None for all; producers make all.
 
     Raises:
         DataError: As `training_batches` and `remote_batches`.
@@ -23,4 +28,4 @@ def open_batches(config: TrainConfig, source: Source, order: OrderRequest | None
     if config.producers:
         return remote_batches(data, model, source, config.producers, config.producer_patience, order)
     form = SampleFormat.of(model, data.patches, data.frames)
-    return training_batches(data, model, source, order.row_order(model, form) if order else None)
+    return training_batches(data, model, source, order.row_order(model, form) if order else None, rows)

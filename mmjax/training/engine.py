@@ -230,6 +230,16 @@ class Engine:
         }
         return Microbatches(rows, jax.ShapeDtypeStruct((2,), jnp.int32))
 
+    def rows_needed(self, count: int) -> list[int]:
+        """Of a global batch of `count` rows, those that a stage of this process reads."""
+        needed = np.zeros((self.plan.microbatches, count // self.plan.microbatches), bool)
+        for node, stage in self.executor.stages.items():
+            if stage.local:
+                by_rows = NamedSharding(self.meshes[node], P(None, AXES.data))
+                for index in by_rows.addressable_devices_indices_map(needed.shape).values():
+                    needed[index] = True
+        return np.flatnonzero(needed).tolist()
+
     def place(self, batch: HostBatch, step: int) -> dict[Node, Microbatches]:
         """A global batch's arrays on the stages of this process that read them.
 

@@ -93,8 +93,12 @@ class Trainer:
         self.batches: Batches = open_batches(config, source, self.reordering.ahead)
         start = self.batches.get_state()
         example = next(self.batches)
-        self.batches.set_state(start)
         self.engine = Engine(config.model, plan, example.arrays, config.settings)
+        rows = self.engine.rows_needed(config.data.rows)
+        if len(rows) < config.data.rows and not self.reordering.needs_all:
+            self.batches.close()
+            self.batches = open_batches(config, source, self.reordering.ahead, rows)
+        self.batches.set_state(start)
         self.checkpoints = Checkpoints(workdir / "checkpoints", config.model, config.keep)
         self.step, self.state = 0, None
         if resume:

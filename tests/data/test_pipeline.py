@@ -2,6 +2,7 @@ import collections
 import dataclasses
 import json
 import logging
+import os
 import pathlib
 import subprocess
 import sys
@@ -78,6 +79,43 @@ def test_same_seed_same_batches_whatever_the_threads(train):
         iterator = training_batches(config, MODEL, EasyVQA("train"))
         assert_same(batches, take(iterator, 5))
         iterator.close()
+
+
+WORKERS = """
+import dataclasses
+import numpy as np
+from tests.data.test_pipeline import CONFIG, MODEL, EasyVQA, assert_same, take, training_batches
+
+if __name__ == "__main__":
+    source = EasyVQA("train")
+    batches = take(training_batches(CONFIG, MODEL, source), 7)
+    iterator = training_batches(dataclasses.replace(CONFIG, workers=2), MODEL, source)
+    assert_same(batches[:3], take(iterator, 3))
+    state = iterator.get_state()
+    iterator.close()
+    alone = training_batches(CONFIG, MODEL, source)  # another number of workers
+    alone.set_state(state)
+    assert_same(batches[3:], take(alone, 4))
+    alone.close()
+"""
+
+
+def test_worker_processes_make_the_same_batches(tmp_path):
+    (tmp_path / "main.py").write_text(WORKERS)
+    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_host_decodes_only_its_rows_and_knows_the_whole(train):
+    (whole,) = take(training_batches(CONFIG, MODEL, train), 1)
+    (part,) = take(training_batches(CONFIG, MODEL, train, rows=[1, 2]), 1)
+    assert (part.counts, part.targets, part.state) == (whole.counts, whole.targets, whole.state)
+    np.testing.assert_array_equal(part.sample_ids, whole.sample_ids)
+    for module, fields in whole.arrays.items():
+        for name, array in fields.items():
+            np.testing.assert_array_equal(part.arrays[module][name][1:3], array[1:3])
+    assert not part.arrays["backbone"]["tokens"][[0, 3]].any() and not part.arrays["vision"]["patches"][[0, 3]].any()
 
 
 def test_another_seed_another_order(train):

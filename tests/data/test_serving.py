@@ -1,7 +1,10 @@
 """The producer: what it refuses, and that nothing ends it. Real connections on loopback."""
 
 import json
+import os
+import shutil
 import socket
+import subprocess
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -9,7 +12,7 @@ import pytest
 
 from data.errors import DataError
 from data.pipeline import training_recipe
-from data.remote_producer import Connection
+from data.remote_producer import Connection, Gone
 from data.serving import is_loopback, read_token
 from data.step_plans import Place
 from data.step_requests import STATUS, StepRequest, full_identity
@@ -85,6 +88,22 @@ def test_garbage_for_a_ticket_is_refused_with_the_reason(producer, request_of_fi
         before = served(client)
         assert_served(producer, request_of_first)
         assert served(client) == before + 1
+
+
+def test_tls(tmp_path, monkeypatch, request_of_first):
+    if not shutil.which("openssl") and "CI" not in os.environ:
+        pytest.skip("openssl, which makes a certificate, is not installed")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*make.split(), *names], check=True, capture_output=True)
+    monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", str(certificate))
+    with serving(TOKEN, certificate=(certificate.read_bytes(), key.read_bytes())) as (_, address):
+        assert_served(f"grpc+tls://{address}", request_of_first, TOKEN)
+        plain = Connection(address, TOKEN)
+        with pytest.raises(Gone):
+            plain.probe()
+        plain.close()
 
 
 def test_a_port_that_is_taken_is_named(producer):
