@@ -24,12 +24,14 @@ def main() -> int:
     """Says where it listens once it does, then serves until SIGTERM or SIGINT."""
     cli.parse_gin("quickstart.gin")
     from data.pipeline import training_recipe
-    from data.serving import Producer, read_token
+    from data.serving import Producer, is_loopback, read_token
     from mmjax.training.config import TrainConfig
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     token = read_token(_TOKEN_FILE.value, _HOST.value)
     certificate = _certificate()
+    if not certificate and not is_loopback(_HOST.value):
+        logging.warning("without --tls_certificate the token and all data can be read on the way")
     config = cli.configured(TrainConfig)
     recipe = training_recipe(config.data, config.model, config.source("train"))
     producer = Producer(recipe, config.data, f"{_HOST.value}:{_PORT.value}", token, certificate)
@@ -44,10 +46,12 @@ def _certificate() -> tuple[bytes, bytes] | None:
     paths = (_CERTIFICATE.value, _KEY.value)
     if not any(paths):
         return None
+    if not all(paths):
+        raise DataError("TLS needs both --tls_certificate and --tls_key; one of them is missing")
     try:
         certificate, key = (pathlib.Path(path).read_bytes() for path in paths)
     except OSError as error:
-        raise DataError(f"TLS needs both --tls_certificate and --tls_key: {error}") from error
+        raise DataError(f"--tls_certificate or --tls_key cannot be read: {error}") from error
     return certificate, key
 
 

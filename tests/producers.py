@@ -31,10 +31,12 @@ data_config.DataConfig.window = 64
 
 
 @contextlib.contextmanager
-def serving(token: str = "", port: int = 0) -> Iterator[tuple[Producer, str]]:
+def serving(
+    token: str = "", port: int = 0, certificate: tuple[bytes, bytes] | None = None
+) -> Iterator[tuple[Producer, str]]:
     """A producer in this process, with its address."""
     recipe = training_recipe(CONFIG, MODEL, SmallVQA("train"))
-    with Producer(recipe, CONFIG, f"127.0.0.1:{port}", token) as producer:
+    with Producer(recipe, CONFIG, f"127.0.0.1:{port}", token, certificate) as producer:
         yield producer, f"127.0.0.1:{producer.port}"
 
 
