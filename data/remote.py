@@ -26,6 +26,7 @@ def remote_batches(
     producers: Sequence[str],
     patience: float = 120.0,
     order: OrderRequest | None = None,
+    rows: Sequence[int] | None = None,
 ) -> Batches:
     """The batches of `training_batches`, from producers of the same configuration.
 
@@ -38,6 +39,7 @@ def remote_batches(
         producers: `host:port` of each, or `grpc+tls://host:port`.
         patience: Seconds that a step may take, and that no producer may answer before that is an error.
         order: In which producers put the rows of a step; None for as they are planned.
+        rows: Rows that this host needs, in that order; producers leave the others empty. None for all.
 
     Raises:
         DataError: An address that is none or comes twice, or as `training_batches`; from the iterator, what a producer
@@ -54,7 +56,7 @@ def remote_batches(
     token = os.environ.get(TOKEN_VARIABLE, "")
 
     def start(place: Place) -> RemoteSteps:
-        asked = StepRequest(identity, place, 0, order)
+        asked = StepRequest(identity, place, 0, order, None if rows is None else tuple(rows))
         return RemoteSteps(producers, token, asked, max(config.prefetch, 1), patience)
 
     refusals = Refusals(recipe.catalogue.counts, config.max_refused_share)

@@ -4,6 +4,7 @@ It keeps nothing that it could lose (DistTrain, section 4.2, with deterministic 
 a function of the request, so a trainer may ask any producer for any step, and again.
 """
 
+import dataclasses
 import hmac
 import ipaddress
 import json
@@ -82,7 +83,8 @@ class Producer(flight.FlightServerBase):
                     f"the trainer has another configuration than the producer (trainer -> producer): {details}"
                 )
             with self._turns:
-                batch = self._recipe.loader(self._ordered(request))
+                loader = dataclasses.replace(self._recipe.loader, rows=request.rows)
+                batch = loader(self._ordered(request))
         except UserError as error:
             _LOG.warning("refused %s: %s", context.peer(), error)
             raise _refused(str(error)) from error

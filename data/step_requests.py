@@ -32,18 +32,20 @@ class StepRequest:
         place: Where planning stood behind a step that the trainer has had; or the beginning.
         skip: Steps between the place and the one that is asked for.
         order: In which to put its rows; None for as they are planned.
+        rows: Those that the trainer needs, in that order; the others stay empty. None for all.
     """
 
     identity: Mapping[str, Any]
     place: Place
     skip: int
     order: OrderRequest | None = None
+    rows: tuple[int, ...] | None = None
 
     def to_bytes(self) -> bytes:
         """As JSON."""
         order = self.order and self.order.to_json()
-        fields = {"identity": self.identity, "place": self.place.to_json(), "skip": self.skip, "order": order}
-        return json.dumps(fields).encode()
+        fields = {"identity": self.identity, "place": self.place.to_json(), "skip": self.skip}
+        return json.dumps(fields | {"order": order, "rows": self.rows}).encode()
 
     @classmethod
     def from_bytes(cls, ticket: bytes) -> "StepRequest":
@@ -55,13 +57,14 @@ class StepRequest:
         try:
             fields = json.loads(ticket)
             order = None if fields["order"] is None else OrderRequest.from_json(fields["order"])
-            request = cls(fields["identity"], Place.from_json(fields["place"]), fields["skip"], order)
+            rows = None if fields["rows"] is None else tuple(fields["rows"])
+            request = cls(fields["identity"], Place.from_json(fields["place"]), fields["skip"], order, rows)
             place = request.place
-            numbers = (request.skip, place.position, place.window, place.taken, *place.carried)
+            numbers = (request.skip, place.position, place.window, place.taken, *place.carried, *(rows or ()))
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise DataError(f"this is no request for a step: {type(error).__name__}: {error}") from error
         if not all(type(number) is int and number >= 0 for number in numbers):
-            raise DataError("this is no request for a step: a place and what is skipped are whole numbers, 0 or more")
+            raise DataError("this is no request for a step: places and rows are whole numbers, 0 or more")
         if request.skip > MOST_AHEAD or not isinstance(request.identity, dict):
             raise DataError(f"this is no request for a step: at most {MOST_AHEAD} behind a place, by an identity")
         return request

@@ -19,13 +19,13 @@ def open_batches(
         config: The run's.
         source: Its training split.
         order: Of a step's rows; None for as they are planned.
-        rows: Rows that this process needs, None for all; producers make all.
+        rows: Rows that this process needs; the others stay empty. None for all.
 
     Raises:
         DataError: As `training_batches` and `remote_batches`.
     """
     data, model = config.data, config.model
     if config.producers:
-        return remote_batches(data, model, source, config.producers, config.producer_patience, order)
+        return remote_batches(data, model, source, config.producers, config.producer_patience, order, rows)
     form = SampleFormat.of(model, data.patches, data.frames)
     return training_batches(data, model, source, order.row_order(model, form) if order else None, rows)

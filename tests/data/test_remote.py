@@ -185,6 +185,17 @@ def test_producers_order_rows_as_they_would_be_ordered_here(remote, source):
     assert moved
 
 
+def test_producers_make_only_the_rows_that_are_asked_for(pair, remote, source):
+    here = training_batches(CONFIG, MODEL, source, rows=[1, 2])
+    there = remote(*(address for _, address in pair), rows=[1, 2])
+    for _ in range(3):
+        batch = next(there)
+        assert_same(next(here), batch)
+        tokens = batch.arrays["backbone"]["tokens"]
+        assert tokens[1:3].any() and not tokens[[0, 3]].any()
+    here.close()
+
+
 def test_another_configuration_is_refused_by_name(pair, remote):
     for config, name in (({"seed": 4}, "seed 4 -> 3"), ({"rows": 8}, "rows 8 -> 4")):
         batches = remote(pair[1][1], config=dataclasses.replace(CONFIG, **config))

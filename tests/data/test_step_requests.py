@@ -28,9 +28,10 @@ NUMBERS = st.integers(0, 2**60)
     st.tuples(NUMBERS, NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=5).map(tuple)),
     st.integers(0, MOST_AHEAD),
     st.sampled_from([None, ORDER]),
+    st.none() | st.lists(NUMBERS, max_size=3).map(tuple),
 )
-def test_a_request_arrives_as_it_was_sent(place, skip, order):
-    request = StepRequest({"seed": 3, "mixture": [["vqa", 1.0]]}, Place(*place), skip, order)
+def test_a_request_arrives_as_it_was_sent(place, skip, order, rows):
+    request = StepRequest({"seed": 3, "mixture": [["vqa", 1.0]]}, Place(*place), skip, order, rows)
     assert StepRequest.from_bytes(request.to_bytes()) == request
 
 
@@ -39,6 +40,7 @@ GOOD = {
     "place": {"position": 0, "window": 0, "taken": 0, "carried": []},
     "skip": 0,
     "order": None,
+    "rows": None,
 }
 
 
@@ -54,6 +56,9 @@ GOOD = {
         {"place": {"position": 0, "window": 0, "taken": 0.5, "carried": []}},
         {"place": {"position": 0, "window": 0, "taken": 0, "carried": [-1]}},
         {"place": {"position": 0, "window": 0, "taken": 0, "carried": [], "more": 1}},
+        {"rows": 3},
+        {"rows": [0, -1]},
+        {"rows": [0.5]},
         {"order": {}},
         {"order": "search"},
         {"order": ORDER.to_json() | {"policy": "nonsense"}},
