@@ -9,6 +9,7 @@ import pyarrow.flight as flight
 
 from data.batch import GlobalBatch
 from data.errors import DataError
+from data.partial_rows import joined
 from data.step_requests import STATUS, StepRequest
 from data.wire import decode
 
@@ -49,7 +50,7 @@ class Connection:
         with self._named_errors():
             reader = self._client.do_get(flight.Ticket(request.to_bytes()), self._options(seconds))
             schema, rows = reader.schema, [chunk.data for chunk in reader]
-        return decode(schema, rows)
+        return joined(decode(schema, rows), request.rows)
 
     def probe(self) -> None:
         """Returns if the producer is there; raises as `fetch`."""

@@ -22,6 +22,7 @@ from data.arranging import RowOrder
 from data.data_config import DataConfig
 from data.errors import DataError
 from data.order_requests import OrderRequest
+from data.partial_rows import cut
 from data.pipeline import Recipe, differences
 from data.planned_steps import PlannedSteps
 from data.step_plans import StepPlan
@@ -82,6 +83,8 @@ class Producer(flight.FlightServerBase):
                 raise DataError(
                     f"the trainer has another configuration than the producer (trainer -> producer): {details}"
                 )
+            if request.rows and max(request.rows) >= self._recipe.planner.rows:
+                raise DataError(f"there is no row {max(request.rows)} in steps of {self._recipe.planner.rows}")
             with self._turns:
                 loader = dataclasses.replace(self._recipe.loader, rows=request.rows)
                 batch = loader(self._ordered(request))
@@ -92,7 +95,7 @@ class Producer(flight.FlightServerBase):
             _LOG.exception("a step for %s failed", context.peer())
             raise _refused(f"{type(error).__name__}: {error}") from error
         self._served += 1
-        return flight.RecordBatchStream(encode(batch))
+        return flight.RecordBatchStream(encode(cut(batch, request.rows)))
 
     def _ordered(self, request: StepRequest) -> StepPlan:
         plan = self._steps.step(request.place, request.skip)

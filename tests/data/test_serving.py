@@ -1,5 +1,6 @@
 """The producer: what it refuses, and that nothing ends it. Real connections on loopback."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -80,6 +81,8 @@ def test_garbage_for_a_ticket_is_refused_with_the_reason(producer, request_of_fi
         for ticket in (b"", b"\x80\x04}q\x00.", b"[]", request_of_first.to_bytes()[:-1]):
             with pytest.raises(flight.FlightServerError, match="no request for a step"):
                 client.do_get(flight.Ticket(ticket))
+        with pytest.raises(flight.FlightServerError, match="no row 4 in steps of 4"):
+            client.do_get(flight.Ticket(dataclasses.replace(request_of_first, rows=(4,)).to_bytes()))
         with pytest.raises(flight.FlightServerError, match="no action 'reset'"):
             list(client.do_action("reset"))
         with pytest.raises(pa.ArrowNotImplementedError):
