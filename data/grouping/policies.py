@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from data.errors import DataError
-from data.grouping.first_fit import first_fit
+from data.grouping.first_fit import first_fit_decreasing
 from data.grouping.groups import Groups, joined
 from data.grouping.isf import sample_and_filter
 from data.grouping.next_fit import as_columns, next_fit
@@ -80,20 +80,11 @@ class IterativeSamplingAndFiltering(Policy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FirstFit(Policy):
-    """First-fit packing of samples in a random order.
-
-    Attributes:
-        bins: Groups open at a time.
-    """
-
-    bins: int = 16
-
-    def __post_init__(self) -> None:
-        if self.bins < 1:
-            raise DataError(f"{self.bins} open groups; first-fit needs at least 1")
+    """First-fit packing, largest samples first; groups come in a random order."""
 
     def _group(self, sizes, capacity, samples, random):
-        return first_fit(as_columns(sizes, capacity), capacity, random.permutation(samples), self.bins)
+        groups = first_fit_decreasing(sizes, capacity, random.permutation(samples))
+        return groups.take(random.permutation(len(groups)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

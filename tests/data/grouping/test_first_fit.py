@@ -1,42 +1,43 @@
+import itertools
+
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.grouping.first_fit import first_fit
-from data.grouping.next_fit import as_columns
+from data.grouping.first_fit import first_fit_decreasing
 from tests.data.grouping.draws import sized
 
 
-def in_turn(sizes, capacity, bins):
-    """First-fit as a plain loop."""
-    groups, opened = [], [[] for _ in range(bins)]
-    for sample, size in enumerate(sizes):
-        room = [held for held in opened if (sizes[held].sum(axis=0) + size <= capacity).all()]
-        if not room:
-            fullest = max(opened, key=lambda held: (sizes[held].sum(axis=0) / capacity).max())
-            groups.append(list(fullest))
-            fullest.clear()
-            room = [fullest]
-        room[0].append(sample)
-    return sorted(groups + [held for held in opened if held])
-
-
-@given(sized(most=30), st.integers(1, 5))
+@given(sized(most=30))
 @settings(deadline=None, max_examples=40)
-def test_few_samples_are_packed_as_by_a_plain_loop(drawn, bins):
+def test_each_joins_the_first_group_with_room_the_largest_first(drawn):
     sizes, capacity = np.rint(drawn[0]), np.rint(drawn[1]) + 1
     sizes = sizes[(sizes <= capacity).all(axis=1)]
-    groups = first_fit(as_columns(sizes, capacity), capacity, np.arange(len(sizes)), bins)
-    assert sorted(members.tolist() for members in groups) == in_turn(sizes, capacity, bins)
+    expected = []
+    for sample in sorted(range(len(sizes)), key=lambda number: -(sizes[number] / capacity).max()):
+        room = [group for group in expected if (sizes[[*group, sample]].sum(axis=0) <= capacity).all()]
+        if not room:
+            expected.append(room := [])
+            room = [room]
+        room[0].append(sample)
+    groups = first_fit_decreasing(sizes, capacity, np.arange(len(sizes)))
+    assert [members.tolist() for members in groups] == expected
 
 
-@pytest.mark.parametrize("bins", [1, 16])
-def test_many_samples_are_packed_as_densely_as_in_one_stream(bins):
-    random = np.random.default_rng(0)
-    sizes = np.stack([random.integers(0, 3, 3_000), random.integers(20, 900, 3_000)], axis=1).astype(float)
-    capacity = np.array([9.0, 4096.0])
-    groups = first_fit(as_columns(sizes, capacity), capacity, np.arange(len(sizes)), bins)
-    assert groups.are_whole(len(sizes))
-    assert (groups.sums(sizes) <= capacity).all()
-    assert len(groups) <= 1.02 * len(in_turn(sizes, capacity, bins))
+@given(st.lists(st.integers(1, 10), min_size=1, max_size=7))
+@settings(deadline=None, max_examples=40)
+def test_it_takes_at_most_a_few_groups_more_than_the_fewest(lengths):
+    """Dosa 2007: at most 11/9 of the fewest and 6/9 of a group."""
+    sizes = np.array(lengths, float)[:, None]
+    found = len(first_fit_decreasing(sizes, np.array([10.0]), np.arange(len(sizes))))
+    fewest = next(
+        count
+        for count in range(1, len(lengths) + 1)
+        for places in itertools.product(range(count), repeat=len(lengths))
+        if (np.bincount(places, lengths, count) <= 10).all()
+    )
+    assert fewest <= found <= 11 / 9 * fewest + 6 / 9
+
+
+def test_nothing_is_packed_into_nothing():
+    assert len(first_fit_decreasing(np.zeros((0, 2)), np.ones(2), np.zeros(0, int))) == 0

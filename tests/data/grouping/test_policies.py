@@ -15,7 +15,7 @@ from tests.data.grouping.draws import sized
 def policies(modalities, oversized="alone"):
     return [
         IterativeSamplingAndFiltering(threshold=(4.0,) * modalities, rounds=3, oversized=oversized),
-        FirstFit(bins=3, oversized=oversized),
+        FirstFit(oversized=oversized),
         RandomBatches(samples=3, oversized=oversized),
         SortedBatches(samples=3, modality=modalities - 1, oversized=oversized),
         DeviceGroups(samples=3, modality=0, devices=2, oversized=oversized),
@@ -63,7 +63,7 @@ def test_groups_are_not_many_more_than_the_fewest_possible(drawn, seed):
     sizes = sizes[(sizes <= capacity).all(axis=1)]
     fewest = fewest_groups(sizes, capacity)
     full = tuple(capacity.tolist())
-    for policy in (IterativeSamplingAndFiltering(threshold=full), FirstFit(bins=6)):
+    for policy in (IterativeSamplingAndFiltering(threshold=full), FirstFit()):
         # Any two neighbours of next-fit, or groups of first-fit, exceed the capacity together in some modality.
         assert len(policy(sizes, capacity, np.random.default_rng(seed))) <= 2 * len(capacity) * fewest
 
@@ -114,7 +114,6 @@ def test_more_rounds_accept_more():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FirstFit(bins=0), "0 open groups"),
         (lambda: RandomBatches(samples=0), "groups of 0 samples"),
         (lambda: DeviceGroups(samples=1, modality=0, devices=0), "0 devices"),
         (lambda: SortedBatches(samples=1, modality=2), "modality 2 of 2"),

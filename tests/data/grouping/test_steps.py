@@ -14,7 +14,7 @@ from tests.data.grouping.draws import sized
 @settings(deadline=None, max_examples=40)
 def test_every_group_is_in_one_step_or_left(drawn, rows, seed):
     sizes, capacity = drawn
-    groups = FirstFit(bins=2)(sizes, capacity, np.random.default_rng(seed))
+    groups = FirstFit()(sizes, capacity, np.random.default_rng(seed))
     steps, left = form_steps(groups, sizes, rows, np.random.default_rng(seed))
     assert steps.shape == (len(groups) // rows, rows)
     assert len(left) == len(groups) % rows
