@@ -187,7 +187,7 @@ class AnalyticCosts:
         if kernel.kind != "memory":
             arithmetic = kernel.flops.of(loads) * share / (cluster.peak_flops * getattr(efficiency, kernel.kind))
             seconds = np.maximum(seconds, arithmetic)
-        busy = ((loads[..., 0] != 0) | (loads[..., 1] != 0) | (loads[..., 2] != 0))
+        busy = (loads[..., 0] != 0) | (loads[..., 1] != 0) | (loads[..., 2] != 0)
         return np.asarray(np.where(busy, seconds + efficiency.launch, 0.0))
 
     def forward(self, layer: LayerSpec, loads: Loads, tp: int) -> Seconds:
