@@ -24,7 +24,7 @@ GROUPS = 8  # at most so many GroupNorm groups stay: as many as tensor ranks of 
 
 def reduced_data(config: DataConfig, model: ModelConfig) -> DataConfig:
     """Smaller rows; as many of them, because plans divide their number."""
-    cell = max(encoder.merged for encoder in model.encoders)
+    cell = math.lcm(*(encoder.merged for encoder in model.encoders))
     return dataclasses.replace(
         config,
         tokens=min(config.tokens, 256),
