@@ -70,7 +70,7 @@ class Quarantine:
             reasons = self._reasons[source]
             if key not in reasons:
                 reasons[key] = reason
-                _LOG.warning("%s: %s skipped: %s", source, key, reason)
+                _LOG.warning("%s: %s skipped: %s", source, _shown(key), _shown(reason))
             self._check(source)
 
     def merge(self, entries: Iterable[Entry]) -> None:
@@ -88,7 +88,7 @@ class Quarantine:
     def _check(self, source: str) -> None:
         reasons, size = self._reasons[source], self._sizes[source]
         if len(reasons) > self._max_share * size:
-            named = [f"{key} ({reason})" for key, reason in list(reasons.items())[:_NAMED]]
+            named = [f"{_shown(key)} ({_shown(reason)})" for key, reason in list(reasons.items())[:_NAMED]]
             more = f" and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else ""
             raise DataError(
                 f"{source}: {len(reasons)} of {size} samples cannot be used: {len(reasons) / max(size, 1):.2%}, more "
@@ -103,3 +103,8 @@ class Quarantine:
     def __setstate__(self, state: dict[str, object]) -> None:
         self._sizes, self._max_share, self._reasons = state["sizes"], state["max_share"], state["reasons"]
         self._lock = threading.Lock()
+
+
+def _shown(text: str) -> str:
+    """The text as any terminal takes it: half of a surrogate pair, which a JSON file can hold, is spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
