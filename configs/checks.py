@@ -1,0 +1,16 @@
+"""Checks that the architectures share."""
+
+
+def require_positive(config: object, *names: str) -> None:
+    """Raises ValueError naming the first of these fields that is below 1."""
+    for name in names:
+        value = getattr(config, name)
+        if value < 1:
+            raise ValueError(f"{type(config).__name__}.{name} is {value}; it must be at least 1")
+
+
+def require_divides(config: object, divisor: str, name: str) -> None:
+    """Raises ValueError if one field does not divide another."""
+    small, large = getattr(config, divisor), getattr(config, name)
+    if large % small:
+        raise ValueError(f"{type(config).__name__}.{divisor} = {small} does not divide {name} = {large}")
