@@ -8,11 +8,10 @@ between machines; their ratios to the reference's matter.
 import importlib.metadata
 import json
 import platform
-from collections.abc import Mapping
-from typing import Any
 
 from absl import flags
 
+from benchmarks.rows import every_goal_met, show
 from mmjax import cli
 
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of a table.")
@@ -27,25 +26,8 @@ def main() -> int:
         versions = {name: importlib.metadata.version(name) for name in ("numpy", "scipy")}
         print(json.dumps({"rows": rows, "versions": {"python": platform.python_version()} | versions}))
     else:
-        _show(rows)
-    return 0 if all(row["met"] in (True, None) for row in rows) else 1
-
-
-def _show(rows: list[Mapping[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    for name in ("name", "value", "goal", "met", "reference"):
-        table.add_column(name, justify="left" if name == "name" else "right")
-    for row in rows:
-        met = {True: "yes", False: "no", None: ""}[row["met"]]
-        table.add_row(row["name"], *map(_number, (row["value"], row["goal"])), met, _number(row["reference"]))
-    Console(highlight=False).print(table)
-
-
-def _number(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}"
+        show(rows, beside="reference", digits=6)
+    return 0 if every_goal_met(rows) else 1
 
 
 if __name__ == "__main__":

@@ -4,11 +4,10 @@ A row each with name, value, goal, whether it is met, and the paper's figure bes
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from absl import flags
 
+from benchmarks.rows import every_goal_met, show
 from mmjax import cli
 
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of tables.")
@@ -36,25 +35,8 @@ def main() -> int:
     if _JSON.value:
         print(json.dumps({"rows": rows, "versions": versions()}))
     else:
-        _show(rows)
-    return 0 if all(row["met"] in (True, None) for row in rows) else 1
-
-
-def _show(rows: list[Mapping[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    for name in ("name", "value", "goal", "met", "paper"):
-        table.add_column(name, justify="left" if name == "name" else "right")
-    for row in rows:
-        met = {True: "yes", False: "no", None: ""}[row["met"]]
-        table.add_row(row["name"], _number(row["value"]), _number(row["goal"]), met, _number(row["paper"]))
-    Console(highlight=False).print(table)
-
-
-def _number(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}"
+        show(rows, beside="paper", digits=4)
+    return 0 if every_goal_met(rows) else 1
 
 
 if __name__ == "__main__":
