@@ -1,8 +1,8 @@
 """Records of any source as outlines: a chat template lays out the texts, and media take as many tokens as they need."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import NoReturn
 
 import numpy as np
 
@@ -11,15 +11,15 @@ from data.chat import TEMPLATES, ChatTemplate, MediaPiece, TokenRun, render
 from data.errors import BadSampleError, DataError
 from data.formats import FrameFormat, PatchFormat, SampleFormat
 from data.images import resize
+from data.items import clip_items, picture_items
 from data.joining import joined
-from data.mel import frame_count, log_mel
-from data.outline import Drawing, Item, Outline, by_key, patch_stream
+from data.outline import Drawing, Item, Outline, by_key
 from data.pictures import picture_size, read_picture
 from data.records import Media, Picture, Record
-from data.samples import Stream, lay_out
+from data.samples import lay_out
 from data.source import RandomAccess
 from data.sources.record_source import RecordSource
-from data.tiling import NativeResolution, Tiling
+from data.tiling import Tiling
 from data.tokenizers.byte_level import ByteTokenizer
 from data.tokenizers.interface import Tokenizer
 
@@ -162,60 +162,22 @@ class _Draft:
 
     def _show(self, media: Media) -> None:
         form = self._form.patches or self._refuse("it shows a picture, and the model has no vision encoder")
-        tiling = self._tiling or NativeResolution(form.most // form.cell)
-        sizes = tiling.sizes(*picture_size(media), form.unit)
-        images = _Once(lambda: tiling.cut(read_picture(media), form.unit), len(sizes))
-        for number, (height, width) in enumerate(sizes):
-            length = height * width // form.patch**2
-            self._delimited("image", length // form.cell)
-            self.items.append(Item("patches", length, _patches(images, number, form), media.where))
+        size = picture_size(media)
+        self._read("image", form, picture_items(lambda: read_picture(media), size, form, media.where, self._tiling))
 
     def _play(self, media: Media) -> None:
         form = self._form.frames or self._refuse("it plays a clip, and the model has no audio encoder")
         parts = split_clip(clip_samples(media))
-        sound = _Once(lambda: read_clip(media), len(parts))
-        for part in parts:
-            length = frame_count(len(part), form.cell)
-            self._delimited("audio", length // form.cell)
-            self.items.append(Item("frames", length, _frames(sound, part, form), media.where))
+        self._read("audio", form, clip_items(lambda: read_clip(media), parts, form, media.where))
 
-    def _delimited(self, role: str, count: int) -> None:
-        """Placeholders between the tokenizer's delimiters, where it has them."""
+    def _read(self, role: str, form: PatchFormat | FrameFormat, items: list[Item]) -> None:
+        """Each item's placeholders between the tokenizer's delimiters, where it has them."""
         start, end = (getattr(self._special, f"{role}_{side}") for side in ("start", "end"))
-        self.tokens += [token for token in (start,) if token is not None]
-        self.tokens += [self._special.need(role)] * count
-        self.tokens += [token for token in (end,) if token is not None]
+        for item in items:
+            self.tokens += [token for token in (start,) if token is not None]
+            self.tokens += [self._special.need(role)] * (item.length // form.cell)
+            self.tokens += [token for token in (end,) if token is not None]
+        self.items += items
 
     def _refuse(self, reason: str) -> NoReturn:
         raise BadSampleError(self._key, reason)
-
-
-class _Once:
-    """Decodes when first asked, and forgets after as many times as it is needed."""
-
-    def __init__(self, load: Callable[[], Any], times: int) -> None:
-        self._load, self._times = load, times
-        self._loaded: Any = None
-        self._left = times
-
-    def __call__(self) -> Any:
-        if self._loaded is None:
-            self._loaded, self._left = self._load(), self._times
-        found = self._loaded
-        self._left -= 1
-        if not self._left:
-            self._loaded = None
-        return found
-
-
-def _patches(images: _Once, number: int, form: PatchFormat) -> Callable[[], Stream]:
-    return lambda: patch_stream(images()[number], form)
-
-
-def _frames(sound: _Once, part: range, form: FrameFormat) -> Callable[[], Stream]:
-    def load() -> Stream:
-        values = log_mel(sound()[part.start : part.stop], form.mels, form.cell)
-        places = len(values) // form.stride
-        return Stream(values, np.ones(places, np.int32), np.arange(places, dtype=np.int32))
-
-    return load

@@ -11,7 +11,8 @@ import numpy as np
 from data.errors import DataError
 from data.formats import SampleFormat
 from data.images import load_image, resize
-from data.outline import Outline, picture_item
+from data.items import picture_item
+from data.outline import Outline
 from data.questions import description_sample, text_sample, vqa_sample
 from data.tokenizer import WordTokenizer, split_words
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from data.errors import BadSampleError
-from data.formats import PatchFormat, SampleFormat
-from data.images import fit, fitted_size, patchify
+from data.formats import SampleFormat
 from data.samples import Layout, Sample, Sizes, Stream, join_streams, no_images
 
 
@@ -105,33 +104,6 @@ class Outline:
             conditions = np.stack([drawing.conditions for drawing in self.drawings]).astype(np.int32)
         streams = {field: join_streams(parts[field], form) for field, form in self.form.streams.items()}
         return Sample(number, self.kind, self.layout, streams, images, conditions)
-
-
-def picture_item(
-    pixels: Callable[[], np.ndarray], size: tuple[int, int], form: SampleFormat, where: str = "image"
-) -> Item:
-    """An image that the vision encoder reads at its own resolution, shrunk if it would not fit a row.
-
-    Args:
-        pixels: Decodes it: uint8[height, width, 3].
-        size: Its (height, width), known beforehand.
-        form: What the model asks; it has a vision encoder.
-        where: Names it in messages.
-    """
-    patches = form.patches
-    assert patches is not None
-    rows, columns = fitted_size(*size, patches.unit, patches.most // patches.cell)
-
-    def load() -> Stream:
-        return patch_stream(fit(pixels(), patches.unit, patches.most // patches.cell), patches)
-
-    return Item("patches", rows * columns // patches.patch**2, load, where)
-
-
-def patch_stream(image: np.ndarray, form: PatchFormat) -> Stream:
-    """What the vision encoder reads of one image whose sides are multiples of `form.unit`."""
-    values, positions = patchify(image, form.patch, form.merge)
-    return Stream(values, np.ones(len(values), np.int32), positions)
 
 
 def by_key(key: str, error: BadSampleError) -> BadSampleError:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from data.formats import SampleFormat
-from data.outline import Drawing, Item, Outline, picture_item
+from data.items import picture_item
+from data.outline import Drawing, Item, Outline
 from data.samples import lay_out
 from data.tokenizer import ANSWER, BOS, EOS, GENERATE, IMAGE, WordTokenizer
 
@@ -23,7 +24,7 @@ def vqa_sample(
     Trunk: `<bos> <image>…`; each branch: `question <answer> answer <eos>`, the loss on the answer and `<eos>`.
 
     Args:
-        picture: The image (`data.outline.picture_item`).
+        picture: The image (`data.items.picture_item`).
         pairs: (question, answer) texts.
         tokenizer: Knows their words.
         form: What the model asks.

@@ -4,7 +4,7 @@ from configs.architectures import GeneratorConfig, ModelConfig, VisionConfig
 from data.batch import Totals, global_batch
 from data.formats import SampleFormat
 from data.images import resize
-from data.outline import picture_item
+from data.items import picture_item
 from data.packing import Capacity, pack_samples
 from data.questions import description_sample, text_sample, vqa_sample
 from data.tokenizer import WordTokenizer

@@ -4,7 +4,7 @@ import pytest
 from data.errors import BadSampleError
 from data.formats import DrawingFormat, PatchFormat, SampleFormat
 from data.images import patchify, resize
-from data.outline import picture_item
+from data.items import picture_item
 from data.questions import (
     description_prompt,
     description_sample,

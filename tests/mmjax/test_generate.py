@@ -18,7 +18,7 @@ from data.batch import GlobalBatch, global_batch
 from data.data_config import DataConfig
 from data.formats import SampleFormat
 from data.images import load_image
-from data.outline import picture_item
+from data.items import picture_item
 from data.packing import pack_samples
 from data.questions import text_sample, vqa_sample
 from data.tokenizer import EOS, WordTokenizer
