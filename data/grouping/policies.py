@@ -20,8 +20,7 @@ class Policy(abc.ABC):
     """Forms groups of which none holds more than the capacity, but for oversized samples.
 
     Attributes:
-        oversized: What becomes of a sample that exceeds the capacity: a group of its own, or `Groups.refused`. To have
-            it divided, group the pieces of `data.grouping.oversized.split`.
+        oversized: What becomes of a sample that exceeds the capacity: a group of its own, or `Groups.refused`.
     """
 
     oversized: Literal["alone", "refuse"] = "alone"

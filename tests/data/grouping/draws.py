@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 
 
 @st.composite
-def sized(draw, most=60, largest=12):
+def sized(draw, most=60):
     """Sizes [n, k] of n = 0 to `most` samples and a capacity, whole numbers or halves, some samples above it."""
     modalities = draw(st.integers(1, 4))
     unit = draw(st.sampled_from([0.1, 0.5, 1.0]))
     count = draw(st.integers(0, most))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    sizes = random.integers(0, largest, (count, modalities)) * unit
-    capacity = random.integers(largest // 2, 4 * largest, modalities) * unit
+    sizes = random.integers(0, 12, (count, modalities)) * unit
+    capacity = random.integers(6, 48, modalities) * unit
     return sizes, capacity
 
 
