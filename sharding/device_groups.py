@@ -43,7 +43,7 @@ class DeviceGroups:
 
 
 def group_devices(devices: Mapping[Node, Int[np.ndarray, "_ _"]]) -> DeviceGroups:
-    """Groups the devices of stages, given as [instances, tensor ranks] each."""
+    """Groups the devices of stages, given as [instances, ranks of an instance] each."""
     known, places = np.unique(np.concatenate([held.ravel() for held in devices.values()]), return_inverse=True)
     ends = np.cumsum([held.size for held in devices.values()])
     positions = {
@@ -77,12 +77,9 @@ def _fold(groups: Int[np.ndarray, "_ _"]) -> tuple[Int[np.ndarray, "i g"], Bool[
 
 
 def instance_devices(plan: Plan, nodes: Iterable[Node]) -> dict[Node, Int[np.ndarray, "_ _"]]:
-    """The devices of every stage as [instances, tensor ranks]."""
+    """The devices of every stage as [instances, ranks of an instance]."""
     units = {unit.name: unit for unit in plan.units}
-    return {
-        node: np.array(units[node[0]].stage_devices(node[1])).reshape(units[node[0]].dp, units[node[0]].tp)
-        for node in nodes
-    }
+    return {node: np.array(units[node[0]].stage_devices(node[1])).reshape(units[node[0]].dp, -1) for node in nodes}
 
 
 @functools.cache

@@ -16,6 +16,7 @@ Number = int | float
 LOAD_NAMES = ("tokens", "squares", "items")
 COMPUTE_KINDS = ("matmul", "attention", "convolution", "memory")
 COLLECTIVE_KINDS = ("all_gather", "reduce_scatter")
+RANKS = ("tensor", "expert")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +47,17 @@ class Kernel:
 
     Attributes:
         name: For people.
-        kind: One of COMPUTE_KINDS, or a collective over the tensor ranks.
-        flops: Work of all tensor ranks together.
-        elements: Numbers of activations read and written; for a collective, of the whole array.
+        kind: One of COMPUTE_KINDS, or a collective.
+        flops: Work of all tensor ranks together. Every expert rank has as many tokens as it sends away, so that what
+            experts compute is that of an instance's tokens, top-k times.
+        elements: Numbers of activations read and written. For a collective over tensor ranks, of the whole array; over
+            expert ranks, of one instance: each has that of all in front of its experts (all_gather), or sums it for all
+            behind them (reduce_scatter).
         weights: Numbers of parameters read.
-        split: Whether the tensor ranks divide it; if not, each does it whole.
+        split: Whether the tensor ranks divide it; if not, each does it whole, or its part of the tokens where they
+            divide the sequence.
+        ranks: Of RANKS: of a collective, those that it joins; of a matmul, `expert` if they divide its weights too.
+        ring: Numbers of keys and values that sequence ranks pass around while it computes; only attention has them.
     """
 
     name: str
@@ -59,11 +66,15 @@ class Kernel:
     elements: Amount = NOTHING
     weights: int = 0
     split: bool = True
+    ranks: str = "tensor"
+    ring: Amount = NOTHING
 
     def __post_init__(self) -> None:
-        if self.kind not in COMPUTE_KINDS + COLLECTIVE_KINDS:
-            known = ", ".join(COMPUTE_KINDS + COLLECTIVE_KINDS)
-            raise ValueError(f"kernel {self.name}: there is no kind {self.kind!r}; choose from {known}")
+        for field, known in (("kind", COMPUTE_KINDS + COLLECTIVE_KINDS), ("ranks", RANKS)):
+            if getattr(self, field) not in known:
+                raise ValueError(
+                    f"kernel {self.name}: there is no {field} {getattr(self, field)!r}; choose from {', '.join(known)}"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +97,7 @@ class LayerSpec:
         whole_parameters: Numbers that each tensor rank holds.
         kept: By choice of recomputation, `none`, `selective` and `full`.
         output: Numbers handed to the next layer or module.
+        expert_parameters: Numbers that the expert ranks and the tensor ranks divide.
     """
 
     name: str
@@ -95,15 +107,20 @@ class LayerSpec:
     whole_parameters: int
     kept: Mapping[str, Kept]
     output: Amount
+    expert_parameters: int = 0
 
     @property
     def parameter_count(self) -> int:
         """Numbers in the layer's parameters, once."""
-        return self.parameters + self.whole_parameters
+        return self.parameters + self.whole_parameters + self.expert_parameters
 
     def on_rank(self, tp: int) -> float:
-        """Numbers in the parameters that one of `tp` tensor ranks holds."""
+        """Numbers in the parameters that one of `tp` tensor ranks holds of all but experts."""
         return self.parameters / tp + self.whole_parameters
+
+    def experts_on_rank(self, tp: int, ep: int) -> float:
+        """Numbers in the parameters of experts that each of `tp` tensor ranks of one of `ep` expert ranks holds."""
+        return self.expert_parameters / (tp * ep)
 
     @property
     def flops(self) -> Amount:
@@ -123,6 +140,12 @@ def matmul(name: str, inputs: int, outputs: int, per_token: Number = 1, *, split
     )
 
 
+def expert_matmul(name: str, inputs: int, outputs: int, per_token: Number, experts: int) -> Kernel:
+    """`[tokens * per_token, inputs] @ [inputs, outputs]` with weights of `experts` experts; top-k rows a token."""
+    one = matmul(name, inputs, outputs, per_token)
+    return dataclasses.replace(one, weights=experts * one.weights, ranks="expert")
+
+
 def memory(name: str, per_token: Number, *, split: bool = True) -> Kernel:
     """Norms, activations and the like: so many numbers read and written a token."""
     return Kernel(name, "memory", elements=Amount(per_token), split=split)
@@ -136,3 +159,13 @@ def gather(width: Number) -> Kernel:
 def scatter(width: Number) -> Kernel:
     """Its conjugate behind a matmul split by rows."""
     return Kernel("scatter", "reduce_scatter", elements=Amount(width))
+
+
+def expert_gather(width: Number) -> Kernel:
+    """In front of experts: every expert rank gets the tokens of all."""
+    return Kernel("expert_gather", "all_gather", elements=Amount(width), split=False, ranks="expert")
+
+
+def expert_scatter(width: Number) -> Kernel:
+    """Its conjugate behind them: every instance gets the sums for its tokens."""
+    return Kernel("expert_scatter", "reduce_scatter", elements=Amount(width), split=False, ranks="expert")

@@ -54,8 +54,8 @@ class Plan:
         raise PlanError(f"module {module} lies in no unit; add it to one of {', '.join(u.name for u in self.units)}")
 
     def table(self) -> list[dict[str, str]]:
-        """One row a unit, for people; with a column of chunks where a unit has several."""
-        chunked = any(unit.chunks > 1 for unit in self.units)
+        """One row a unit, for people; columns of sequence and expert ranks and chunks stand where a unit has several."""
+        shown = [key for key in ("cp", "ep", "chunks") if any(getattr(unit, key) > 1 for unit in self.units)]
         return [
             {
                 "unit": unit.name,
@@ -64,7 +64,7 @@ class Plan:
                 "dp": str(unit.dp),
                 "tp": str(unit.tp),
                 "pp": str(unit.pp),
-                **({"chunks": str(unit.chunks)} if chunked else {}),
+                **{key: str(getattr(unit, key)) for key in shown},
                 "layers": " ".join(map(str, unit.layers)),
                 "recompute": " ".join(unit.recompute),
             }
@@ -124,6 +124,7 @@ def check_plan(plan: Plan, graph: ModuleGraph, rows: int, devices: int) -> None:
     """
     check_layout(plan, graph, devices)
     for unit in plan.units:
+        _check_trainable(unit)
         _check_rows(plan, unit, rows)
 
 
@@ -148,6 +149,14 @@ def _check_placement(plan: Plan, graph: ModuleGraph) -> None:
         if placed.count(module) > 1:
             owners = [unit.name for unit in plan.units for name in unit.modules if name == module]
             raise PlanError(f"module {module} lies in {' and '.join(owners)}; keep it in one unit, once")
+
+
+def _check_trainable(unit: UnitPlan) -> None:
+    if unit.cp > 1:
+        raise PlanError(
+            f"unit {unit.name}: cp {unit.cp} can be planned and simulated (python -m mmjax.simulate), but not yet "
+            "trained; use cp 1, and more tp or full recomputation for long sequences"
+        )
 
 
 def _check_rows(plan: Plan, unit: UnitPlan, rows: int) -> None:

@@ -27,6 +27,7 @@ class ModuleSpec:
         layer: Each of its layers.
         takes: Numbers that it takes from the modules before it beyond those that they hand to all.
         backbone: Whether it is the language model, whose tokens count as throughput.
+        expert_count: Experts of each layer that has some, which expert parallelism divides; 0 where none has.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModuleSpec:
     after: tuple[LayerSpec, ...] = ()
     takes: Amount = NOTHING
     backbone: bool = False
+    expert_count: int = 0
 
     def __post_init__(self) -> None:
         if self.layers < 1:
@@ -47,6 +49,11 @@ class ModuleSpec:
     def splits_over(self, tp: int) -> bool:
         """Whether so many tensor ranks divide all that they have to."""
         return all(size % tp == 0 for _, size in self.splits)
+
+    @property
+    def has_sequence(self) -> bool:
+        """Whether sequence ranks can divide its tokens: whether its keys and values can travel around them."""
+        return any(kernel.ring != NOTHING for layer, _ in self.whole for kernel in layer.kernels)
 
     def run(self, first: int, last: int) -> tuple[tuple[LayerSpec, int], ...]:
         """What a stage with the layers from `first` up to `last` holds, each with its number."""

@@ -52,6 +52,7 @@ def _block(
             "attention",
             Amount(squares=4 * width * (0.5 if causal else 1.0)),
             Amount(2 * width + 2 * narrow),
+            ring=Amount(2 * narrow),
         ),
         matmul("output", width, width),
         scatter(width),

@@ -2,9 +2,10 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 from configs.errors import UserError
-from sharding.specs import ModuleGraph
+from sharding.specs import ModuleGraph, ModuleSpec
 
 RECOMPUTE = ("none", "selective", "full")
 Run = tuple[str, int, int]
@@ -21,13 +22,18 @@ class UnitPlan:
     Attributes:
         name: Name of the unit.
         modules: Modules in chain order, each feeding the next.
-        devices: Indices of devices, stage by stage, then by data rank, then by tensor rank; dp * tp * pp of them.
+        devices: Indices of devices, stage by stage, then by data rank, sequence rank and tensor rank; dp * cp * tp * pp
+            of them.
         dp: Data-parallel instances of every stage.
         tp: Tensor-parallel ranks of every instance.
         layers: How many layers of the chained modules each virtual stage owns, in chain order; pp * chunks of them.
         recompute: What each virtual stage's backward computes again: `none`, `selective` or `full`.
         chunks: Virtual stages on the devices of each stage; virtual stage v lies on those of stage v % pp
             (Narayanan et al., arXiv 2104.04473, section 2.2). A virtual stage is a stage to all that follows.
+        cp: Sequence ranks of every instance, which divide its tokens; keys and values travel around them (ring
+            attention, arXiv 2310.01889).
+        ep: Expert ranks: so many consecutive data-parallel instances divide the experts of every layer that has some.
+            It takes no devices of its own.
     """
 
     name: str
@@ -38,11 +44,13 @@ class UnitPlan:
     layers: tuple[int, ...] = (1,)
     recompute: tuple[str, ...] = ("none",)
     chunks: int = 1
+    cp: int = 1
+    ep: int = 1
 
     def __post_init__(self) -> None:
         if not self.name or not self.modules or not self.layers:
             raise PlanError(f"unit {self.name!r}: a unit needs a name, at least one module and at least one stage")
-        for key in ("dp", "tp", "chunks"):
+        for key in ("dp", "tp", "chunks", "cp", "ep"):
             if getattr(self, key) < 1:
                 raise PlanError(f"unit {self.name}: {key} is {getattr(self, key)}; it must be at least 1")
         if self.stages % self.chunks:
@@ -52,19 +60,33 @@ class UnitPlan:
             )
         if min(self.layers) < 1:
             raise PlanError(f"unit {self.name}: layers {list(self.layers)}; every stage must own at least one")
-        needed = self.dp * self.tp * self.pp
-        if len(self.devices) != needed:
+        if self.dp % self.ep:
             raise PlanError(
-                f"unit {self.name}: dp {self.dp} x tp {self.tp} x pp {self.pp} (stages in layers) needs "
-                f"{needed} devices, but it lists {len(self.devices)}"
+                f"unit {self.name}: ep {self.ep} does not divide dp {self.dp}; the instances divide the experts among "
+                "them, so choose an ep that divides dp"
             )
-        if len(set(self.devices)) != needed or min(self.devices) < 0:
-            raise PlanError(f"unit {self.name}: devices {list(self.devices)} must differ and not be negative")
+        self._check_devices()
         if len(self.recompute) != self.stages:
             raise PlanError(f"unit {self.name}: recompute has {len(self.recompute)} entries for {self.stages} stages")
         for choice in self.recompute:
             if choice not in RECOMPUTE:
                 raise PlanError(f"unit {self.name}: recompute {choice!r}; choose from {', '.join(RECOMPUTE)}")
+
+    def _check_devices(self) -> None:
+        sequence = f" x cp {self.cp}" if self.cp > 1 else ""
+        needed = self.dp * self.instance_size * self.pp
+        if len(self.devices) != needed:
+            raise PlanError(
+                f"unit {self.name}: dp {self.dp}{sequence} x tp {self.tp} x pp {self.pp} (stages in layers) needs "
+                f"{needed} devices, but it lists {len(self.devices)}"
+            )
+        if len(set(self.devices)) != needed or min(self.devices) < 0:
+            raise PlanError(f"unit {self.name}: devices {list(self.devices)} must differ and not be negative")
+
+    @property
+    def instance_size(self) -> int:
+        """Devices of one instance of a stage: cp * tp."""
+        return self.cp * self.tp
 
     @property
     def stages(self) -> int:
@@ -77,8 +99,8 @@ class UnitPlan:
         return self.stages // self.chunks
 
     def stage_devices(self, stage: int) -> tuple[int, ...]:
-        """The dp * tp devices of a virtual stage, by data rank, then tensor rank."""
-        size = self.dp * self.tp
+        """The dp * cp * tp devices of a virtual stage, by data rank, sequence rank and tensor rank."""
+        size = self.dp * self.instance_size
         first = stage % self.pp * size
         return self.devices[first : first + size]
 
@@ -124,7 +146,7 @@ def stage_layers(unit: UnitPlan, graph: ModuleGraph) -> tuple[tuple[Run, ...], .
 
 
 def check_unit(unit: UnitPlan, graph: ModuleGraph, devices: int) -> None:
-    """Raises PlanError if one unit cannot be: its devices, its chain, its layers or its tensor parallelism."""
+    """Raises PlanError if one unit cannot be: its devices, its chain, its layers, or what its ranks divide."""
     _check_devices(unit, devices)
     _check_chain(unit, graph)
     stage_layers(unit, graph)
@@ -163,3 +185,25 @@ def _check_splits(unit: UnitPlan, graph: ModuleGraph) -> None:
                     f"unit {unit.name}: tp {unit.tp} does not divide {what} = {size} of {name}; "
                     "choose a tp that divides it, or another architecture"
                 )
+    check_given(f"unit {unit.name}", [graph[name] for name in unit.modules], unit.cp, unit.ep)
+
+
+def check_given(where: str, modules: Sequence[ModuleSpec], cp: int, ep: int) -> None:
+    """Raises PlanError if a chain of modules has no sequence or no experts to divide, or not so many.
+
+    Args:
+        where: Names the unit or the setting in messages.
+        modules: Modules of one unit.
+        cp, ep: Sequence ranks of an instance, and expert ranks.
+    """
+    for module in modules:
+        if cp > 1 and not module.has_sequence:
+            raise PlanError(f"{where}: cp {cp}, but {module.name} has no sequence to divide; leave cp at 1 there")
+        if module.expert_count % ep:
+            raise PlanError(
+                f"{where}: ep {ep} does not divide the {module.expert_count} experts of {module.name}; choose an ep "
+                "that divides them"
+            )
+    if ep > 1 and not any(module.expert_count for module in modules):
+        names = ", ".join(module.name for module in modules)
+        raise PlanError(f"{where}: ep {ep}, but no layer of {names} has experts; leave ep at 1")

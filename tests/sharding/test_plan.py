@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig
-from sharding.plan import Plan, PlanError, UnitPlan, check_plan, one_device, stage_layers
+from sharding.layer_spec import Amount, Kernel, LayerSpec
+from sharding.plan import Plan, PlanError, UnitPlan, check_layout, check_plan, one_device, stage_layers
 from sharding.specs import ModuleGraph, ModuleSpec, module_graph
+from sharding.unit_plan import check_unit
 
 GRAPH = module_graph(ModelConfig())
 VISION = UnitPlan("eyes", ("vision",), (0, 1), dp=2, layers=(2,))
@@ -53,15 +55,67 @@ def test_json_reads_back_and_is_written_for_people(tmp_path):
     assert '      "devices": [2, 3, 4, 5],\n' in path.read_text()
 
 
+def experts_and_sequence() -> ModuleGraph:
+    passed = Kernel("attention", "attention", ring=Amount(8))
+    long = LayerSpec("blocks", "mind", (passed,), 0, 0, {}, Amount(), expert_parameters=24)
+    return ModuleGraph((ModuleSpec("eyes", 1), ModuleSpec("mind", 2, ("eyes",), layer=long, expert_count=6)))
+
+
+RANKED = UnitPlan("mind", ("mind",), tuple(range(16)), dp=2, tp=2, layers=(1, 1), recompute=("none",) * 2, cp=2, ep=2)
+
+
+def test_sequence_ranks_take_devices_and_expert_ranks_do_not():
+    assert RANKED.stage_devices(1) == tuple(range(8, 16)) and RANKED.instance_size == 4
+    plan = Plan((UnitPlan("eyes", ("eyes",), (16,)), RANKED))
+    check_layout(plan, experts_and_sequence(), devices=17)
+    assert [(row["cp"], row["ep"]) for row in plan.table()] == [("1", "1"), ("2", "2")]
+    assert not {"cp", "ep"} & set(PLAN.table()[0])
+    assert Plan.from_json(plan.to_json()) == plan
+    with refused("unit mind: cp 2 can be planned and simulated (python -m mmjax.simulate), but not yet trained"):
+        check_plan(plan, experts_and_sequence(), rows=2, devices=17)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"cp": 0}, "unit mind: cp is 0"),
+        ({"ep": -1}, "unit mind: ep is -1"),
+        ({"ep": 3}, "unit mind: ep 3 does not divide dp 2"),
+        ({"cp": 3}, "dp 2 x cp 3 x tp 2 x pp 2 (stages in layers) needs 24 devices, but it lists 16"),
+        ({"dp": 4, "cp": 1, "ep": 4}, "unit mind: ep 4 does not divide the 6 experts of mind"),
+        ({"modules": ("eyes",), "cp": 1, "dp": 4, "ep": 1}, ""),
+        ({"modules": ("eyes",)}, "unit mind: cp 2, but eyes has no sequence to divide"),
+        ({"modules": ("eyes",), "cp": 1, "dp": 4}, "unit mind: ep 2, but no layer of eyes has experts"),
+        ({"modules": ("eyes", "mind"), "dp": 4, "cp": 1}, ""),
+    ],
+)
+def test_ranks_that_divide_nothing_are_refused(fields, message):
+    def check() -> None:
+        unit = dataclasses.replace(RANKED, **fields)
+        layers = sum(experts_and_sequence()[name].layers for name in unit.modules)
+        cut = (layers - 1, 1) if layers > 1 else (1,)
+        devices = unit.devices if layers > 1 else unit.devices[: unit.dp * unit.instance_size]
+        unit = dataclasses.replace(unit, layers=cut, recompute=("none",) * len(cut), devices=devices)
+        check_unit(unit, experts_and_sequence(), 16)
+
+    if not message:
+        check()
+        return
+    with refused(message):
+        check()
+
+
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 3), st.integers(1, 2), st.data())
 @settings(max_examples=50, deadline=None)
 def test_json_round_trip_of_any_plan(layers, dp, tp, data):
-    chunks = data.draw(st.integers(1, 2))
-    count = dp * tp * len(layers)
+    chunks, cp = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))
+    ep = data.draw(st.sampled_from([size for size in (1, 2, 3) if dp % size == 0]))
+    count = dp * cp * tp * len(layers)
     layers *= chunks
     devices = tuple(data.draw(st.permutations(range(count))))
     recompute = tuple(data.draw(st.sampled_from(("none", "selective", "full"))) for _ in layers)
-    unit = UnitPlan(data.draw(st.text(min_size=1)), ("a", "b"), devices, dp, tp, tuple(layers), recompute, chunks)
+    name = data.draw(st.text(min_size=1))
+    unit = UnitPlan(name, ("a", "b"), devices, dp, tp, tuple(layers), recompute, chunks, cp, ep)
     plan = Plan((unit,), data.draw(st.integers(1, 99)), data.draw(st.sampled_from(("1f1b", "interleaved", "gpipe"))))
     assert Plan.from_json(plan.to_json()) == plan
 
