@@ -1,0 +1,223 @@
+"""How tensors of a published checkpoint lie in ours: invertible layouts, NumPy views wherever that is possible.
+
+A layout takes a tuple of their tensors to a tuple of ours and back, and tells their shapes from ours, so that shapes
+are checked before anything is read. Every number is moved, none is changed: there and back gives the same bits.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+Shape = tuple[int, ...]
+Arrays = tuple[np.ndarray, ...]
+
+
+class Layout:
+    """What every layout can do; each one below says how many tensors of theirs are how many of ours."""
+
+    def their_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        """Shapes of their tensors, given the shapes of ours.
+
+        Raises:
+            ValueError: No tensors of theirs give such tensors of ours.
+        """
+        raise NotImplementedError
+
+    def to_ours(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
+        """Their tensors as ours, whose shapes are given."""
+        raise NotImplementedError
+
+    def to_theirs(self, ours: Arrays) -> Arrays:
+        """The inverse of `to_ours`."""
+        raise NotImplementedError
+
+    def their_part(self, part: tuple[slice, ...]) -> tuple[slice, ...] | None:
+        """The part of their tensor that is a part of ours; None where it has to be read whole.
+
+        The part that is read is taken to ours like a whole tensor, with the shape of the part.
+        """
+        del part
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Permuted(Layout):
+    """One tensor with its dimensions in another order; dimension i of ours is dimension `axes[i]` of theirs."""
+
+    axes: tuple[int, ...]
+
+    @property
+    def _back(self) -> tuple[int, ...]:
+        return tuple(self.axes.index(axis) for axis in range(len(self.axes)))
+
+    def their_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        (shape,) = ours
+        if len(shape) != len(self.axes):
+            raise ValueError(f"{shape} has {len(shape)} dimensions, the layout {len(self.axes)}")
+        return (tuple(shape[axis] for axis in self._back),)
+
+    def to_ours(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
+        (array,) = theirs
+        return (array.transpose(self.axes),)
+
+    def to_theirs(self, ours: Arrays) -> Arrays:
+        (array,) = ours
+        return (array.transpose(self._back),)
+
+    def their_part(self, part: tuple[slice, ...]) -> tuple[slice, ...]:
+        return tuple(part[axis] for axis in self._back)
+
+
+@dataclasses.dataclass(frozen=True)
+class AsIs(Layout):
+    """One tensor, the same here and there."""
+
+    def their_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        (shape,) = ours
+        return (shape,)
+
+    def to_ours(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
+        (array,) = theirs
+        return (array,)
+
+    def to_theirs(self, ours: Arrays) -> Arrays:
+        return ours
+
+    def their_part(self, part: tuple[slice, ...]) -> tuple[slice, ...]:
+        return part
+
+
+AS_IS = AsIs()
+"""Embeddings, norms, biases, and GPT-2's Conv1D, which is `[inputs, outputs]` as ours are."""
+
+LINEAR = Permuted((1, 0))
+"""torch.nn.Linear's `[outputs, inputs]` as `[inputs, outputs]`."""
+
+CONVOLUTION_1D = Permuted((2, 1, 0))
+"""torch.nn.Conv1d's `[outputs, inputs, width]` as `[width, inputs, outputs]`."""
+
+CONVOLUTION = Permuted((2, 3, 1, 0))
+"""torch.nn.Conv2d's `[outputs, inputs, height, width]` as `[height, width, inputs, outputs]`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reshaped(Layout):
+    """One tensor of the same numbers in the same order, whose shape there is `theirs` (such as `[1, 1, d]`)."""
+
+    theirs: Shape
+
+    def their_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        (shape,) = ours
+        if math.prod(shape) != math.prod(self.theirs):
+            raise ValueError(f"{shape} and {self.theirs} are not as many numbers")
+        return (self.theirs,)
+
+    def to_ours(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
+        (array,), (shape,) = theirs, shapes
+        return (array.reshape(shape),)
+
+    def to_theirs(self, ours: Arrays) -> Arrays:
+        (array,) = ours
+        return (array.reshape(self.theirs),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows(Layout):
+    """A convolution's `[outputs, channels, *window]` as the kernel `[window positions * channels, outputs]` of a
+    matmul with windows laid flat, the channels of a position adjacent: a patch embedding.
+
+    Attributes:
+        window: Its sides, such as `(14, 14)` for patches of 14 pixels.
+    """
+
+    window: tuple[int, ...]
+
+    def their_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        ((inputs, outputs),) = ours
+        channels, rest = divmod(inputs, math.prod(self.window))
+        if rest:
+            raise ValueError(f"{inputs} inputs are not whole windows of {self.window}")
+        return ((outputs, channels, *self.window),)
+
+    def to_ours(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
+        (array,), (shape,) = theirs, shapes
+        sides = range(2, 2 + len(self.window))
+        return (array.transpose((*sides, 1, 0)).reshape(shape),)
+
+    def to_theirs(self, ours: Arrays) -> Arrays:
+        (array,) = ours
+        apart = array.reshape((*self.window, -1, array.shape[-1]))
+        sides = len(self.window)
+        return (apart.transpose((sides + 1, sides, *range(sides))),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused(Layout):
+    """One tensor of theirs that is several of ours, one after the other along a dimension of theirs.
+
+    Attributes:
+        axis: The dimension of theirs.
+        each: Layout of every part, or of each part its own.
+        groups: Into how many equal groups the dimension falls, each of which holds a share of every part in turn:
+            1 for plain concatenation, the number of key-value heads for InternLM2's `wqkv`.
+    """
+
+    axis: int = 0
+    each: Layout | tuple[Layout, ...] = LINEAR
+    groups: int = 1
+
+    def _layouts(self, parts: int) -> tuple[Layout, ...]:
+        return self.each if isinstance(self.each, tuple) else (self.each,) * parts
+
+    def _part_shapes(self, ours: tuple[Shape, ...]) -> list[Shape]:
+        pairs = zip(self._layouts(len(ours)), ours, strict=True)
+        return [layout.their_shapes((shape,))[0] for layout, shape in pairs]
+
+    def their_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        parts = self._part_shapes(ours)
+        around = {(part[: self.axis], part[self.axis + 1 :]) for part in parts}
+        if len(around) > 1 or any(part[self.axis] % self.groups for part in parts):
+            raise ValueError(f"{parts} do not join along dimension {self.axis} in {self.groups} groups")
+        before, after = around.pop()
+        return ((*before, sum(part[self.axis] for part in parts), *after),)
+
+    def to_ours(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
+        (array,) = theirs
+        parts = self._part_shapes(shapes)
+        grouped = array.reshape((*array.shape[: self.axis], self.groups, -1, *array.shape[self.axis + 1 :]))
+        ends = np.cumsum([part[self.axis] // self.groups for part in parts])
+        split = np.split(grouped, ends[:-1], axis=self.axis + 1)
+        rows = zip(self._layouts(len(parts)), split, parts, shapes, strict=True)
+        return tuple(layout.to_ours((piece.reshape(part),), (shape,))[0] for layout, piece, part, shape in rows)
+
+    def to_theirs(self, ours: Arrays) -> Arrays:
+        parts = [layout.to_theirs((array,))[0] for layout, array in zip(self._layouts(len(ours)), ours, strict=True)]
+        grouped = [
+            part.reshape((*part.shape[: self.axis], self.groups, -1, *part.shape[self.axis + 1 :])) for part in parts
+        ]
+        joined = np.concatenate(grouped, axis=self.axis + 1)
+        return (joined.reshape((*parts[0].shape[: self.axis], -1, *parts[0].shape[self.axis + 1 :])),)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stacked(Layout):
+    """Several tensors of theirs that are the rows of one of ours: experts, `[E, inputs, outputs]`.
+
+    Attributes:
+        each: Layout of every one.
+    """
+
+    each: Layout = LINEAR
+
+    def their_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        ((count, *shape),) = ours
+        return self.each.their_shapes((tuple(shape),)) * count
+
+    def to_ours(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
+        ((_, *shape),) = shapes
+        return (np.stack([self.each.to_ours((array,), (tuple(shape),))[0] for array in theirs]),)
+
+    def to_theirs(self, ours: Arrays) -> Arrays:
+        (stack,) = ours
+        return tuple(self.each.to_theirs((array,))[0] for array in stack)
