@@ -2,13 +2,13 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 from configs.architectures import ModelConfig
 from data.batch import GlobalBatch, Totals, global_batch
-from data.errors import BadSampleError
 from data.packing import Capacity, pack_rows
-from data.refusals import UNREADABLE, Refusal
+from data.refusals import Refusal, attempt
 from data.samples import Sample
 from data.source import Catalogue
 from data.step_plans import StepPlan
@@ -55,13 +55,12 @@ class Loader:
         return dataclasses.replace(batch, state=plan.after.to_json(), refused=(*plan.refused, *refused))
 
     def _load(self, numbers: Sequence[int]) -> list[Sample | Refusal]:
-        if not self.threads:
-            return list(map(self._one, numbers))
-        with concurrent.futures.ThreadPoolExecutor(self.threads) as pool:
-            return list(pool.map(self._one, numbers))
+        load = functools.partial(attempt, self.catalogue.load, self.catalogue)
+        each = _pool(self.threads).map if self.threads else map
+        return list(each(load, numbers))
 
-    def _one(self, number: int) -> Sample | Refusal:
-        try:
-            return self.catalogue.load(number)
-        except BadSampleError as error:
-            return Refusal(UNREADABLE, self.catalogue.kind(number), error.where, error.reason)
+
+@functools.cache
+def _pool(threads: int) -> concurrent.futures.ThreadPoolExecutor:
+    """So many threads of this process; every step of every loader uses the same ones, and they end with the process."""
+    return concurrent.futures.ThreadPoolExecutor(threads, "decode")

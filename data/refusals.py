@@ -2,10 +2,16 @@
 
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
+from data.errors import BadSampleError
+from data.packing import Capacity
 from data.quarantine import Quarantine
+from data.samples import Sizes
+from data.source import Catalogue
+
+Answer = TypeVar("Answer")
 
 UNREADABLE, OVERSIZED = "unreadable", "oversized"
 _NEARLY_ALL = 1 - 1e-9
@@ -18,6 +24,20 @@ class Refusal(NamedTuple):
     kind: str
     key: str
     reason: str
+
+
+def attempt(ask: Callable[[int], Answer], catalogue: Catalogue, number: int) -> Answer | Refusal:
+    """What a method of the catalogue answers of a sample, or that the sample cannot be read."""
+    try:
+        return ask(number)
+    except BadSampleError as error:
+        return Refusal(UNREADABLE, catalogue.kind(number), error.where, error.reason)
+
+
+def too_large(sizes: Sizes, capacity: Capacity, catalogue: Catalogue, number: int) -> Refusal | None:
+    """That a sample of these sizes fits no row, or None if it fits."""
+    excess = capacity.excess(sizes)
+    return Refusal(OVERSIZED, catalogue.kind(number), f"sample {number}", excess) if excess else None
 
 
 class Refusals:

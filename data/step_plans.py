@@ -12,11 +12,11 @@ import grain
 import numpy as np
 from jaxtyping import Int
 
-from data.errors import BadSampleError, DataError
+from data.errors import DataError
 from data.grouping.policies import Policy
 from data.groupings import Forming
 from data.packing import CAPACITIES, Capacity
-from data.refusals import OVERSIZED, UNREADABLE, Refusal
+from data.refusals import Refusal, attempt, too_large
 from data.samples import Sizes
 from data.source import Catalogue
 
@@ -142,22 +142,18 @@ class Planner:
 
     def _sizes(self, numbers: Sequence[int]) -> tuple[dict[int, Sizes], tuple[Refusal, ...]]:
         """The sizes of all samples that can be used, and the others."""
-        sizes, refused = {}, {}
+        sizes, refused = {}, []
         for number in dict.fromkeys(numbers):
-            kind = self.catalogue.kind(number)
-            try:
-                found = self.catalogue.sizes(number)
-            except BadSampleError as error:
-                refused[number] = Refusal(UNREADABLE, kind, error.where, error.reason)
-                continue
-            excess = self.capacity.excess(found)
-            if excess is None:
-                sizes[number] = found
-            elif self.strict:
-                raise DataError(f"sample {number} ({kind}): {excess}")
+            found = attempt(self.catalogue.sizes, self.catalogue, number)
+            if isinstance(found, Refusal):
+                refused.append(found)
+            elif excess := too_large(found, self.capacity, self.catalogue, number):
+                if self.strict:
+                    raise DataError(f"sample {number} ({excess.kind}): {excess.reason}")
+                refused.append(excess)
             else:
-                refused[number] = Refusal(OVERSIZED, kind, f"sample {number}", excess)
-        return sizes, tuple(refused.values())
+                sizes[number] = found
+        return sizes, tuple(refused)
 
     def _group(
         self, numbers: list[int], sizes: Mapping[int, Sizes], random: np.random.Generator, last: bool

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Bool, Int
 
-from data.errors import BadSampleError, DataError
+from data.errors import DataError
 from data.outline import Outline
 from data.packing import CAPACITIES, Capacity
-from data.refusals import OVERSIZED, UNREADABLE, Refusal
+from data.refusals import Refusal, attempt, too_large
 from data.source import Catalogue
 
 PARTS = ("text", "vision", "audio", "drawing")
@@ -68,15 +68,13 @@ def survey(catalogue: Catalogue, capacity: Capacity, shares: Mapping[str, float]
     known: dict[int, tuple[int, ...]] = {}
     refused: dict[int, Refusal] = {}
     for number in dict.fromkeys(order):
-        kind = catalogue.kind(number)
-        try:
-            outline = catalogue.outline(number)
-        except BadSampleError as error:
-            refused[number] = Refusal(UNREADABLE, kind, error.where, error.reason)
+        outline = attempt(catalogue.outline, catalogue, number)
+        if isinstance(outline, Refusal):
+            refused[number] = outline
             continue
         known[number] = _units(outline)
-        if excess := capacity.excess(outline.sizes):
-            refused[number] = Refusal(OVERSIZED, kind, f"sample {number}", excess)
+        if excess := too_large(outline.sizes, capacity, catalogue, number):
+            refused[number] = excess
     read = [number for number in order if number in known]
     if not read:
         first = next(iter(refused.values()))
