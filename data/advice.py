@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from data.errors import DataError
 from data.grouping.capacity import SLACK, choose_capacity, derive_capacity
-from data.grouping.comparison import Outcome, Setting, packed_outcome
+from data.grouping.comparison import Outcome, Setting, by_name, packed_outcome
 from data.groupings import NEARLY_FULL
 
 SIZES_OF_ROWS = (1, 2, 4)
@@ -74,7 +74,7 @@ def paper_quantities(sizes: Float[np.ndarray, "n k"], modalities: Sequence[str])
     longest = float(sizes[:, 0].max())
     capacity, threshold = derive_capacity(sizes, 0, slack=_slack(longest))
     oversized = float((sizes > capacity).any(axis=1).mean())
-    return Quantities(_named(modalities, capacity), _named(modalities, threshold), None, {}, oversized)
+    return Quantities(by_name(modalities, capacity), by_name(modalities, threshold), None, {}, oversized)
 
 
 def tried_quantities(
@@ -93,7 +93,7 @@ def tried_quantities(
         except DataError as error:
             reason = reason or str(error)
             continue
-        named = [_named(modalities, values) for values in (found.capacity, found.threshold, found.unfilled)]
+        named = [by_name(modalities, values) for values in (found.capacity, found.threshold, found.unfilled)]
         return Quantities(named[0], named[1], found.samples, named[2], found.oversized)
     return reason
 
@@ -158,7 +158,3 @@ def _slack(tokens: float) -> float:
 
 def _waste(outcome: Outcome) -> float:
     return math.inf if outcome.waste is None else outcome.waste
-
-
-def _named(modalities: Sequence[str], values: Float[np.ndarray, " k"]) -> dict[str, float]:
-    return dict(zip(modalities, values.tolist(), strict=True))

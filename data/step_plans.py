@@ -14,6 +14,7 @@ from jaxtyping import Int
 
 from data.errors import DataError
 from data.grouping.policies import Policy
+from data.grouping.windows import form_window
 from data.groupings import Forming
 from data.packing import CAPACITIES, Capacity
 from data.refusals import Refusal, attempt, too_large
@@ -21,8 +22,6 @@ from data.samples import Sizes
 from data.source import Catalogue
 
 Arrange = Callable[[Sequence[Sequence[Sizes]]], Int[np.ndarray, " n"]]
-
-WELL_FILLED = 0.5  # a row of which less is used waits for the next window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,16 +163,9 @@ class Planner:
         limits = np.array([*self.capacity.vector, self.capacity.samples])
         used = limits > 0
         units = np.array([[*(getattr(sizes[number], name) for name in CAPACITIES), 1] for number in numbers], float)
-        groups = self.group(units[:, used], limits[used], random)
-        fill = (groups.sums(units[:, used]) / limits[used]).max(axis=1)
-        # Where the window ends, rows stay open. They wait for the next one, and never more than a step of them.
-        waiting = np.argsort(fill, kind="stable")[: 0 if last else self.rows]
-        waiting = np.sort(waiting[fill[waiting] < WELL_FILLED])
-        chosen = np.setdiff1d(np.arange(len(groups)), waiting)
-        steps, left = self.form(groups.take(chosen), units[:, used], self.rows, random)
-        rows = [tuple(numbers[member] for member in members) for members in groups]
-        behind = [*chosen[left].tolist(), *waiting.tolist()]
-        return [tuple(rows[chosen[group]] for group in step) for step in steps], [rows[group] for group in behind]
+        window = form_window(units[:, used], limits[used], self.group, self.form, self.rows, random, waits=not last)
+        rows = [tuple(numbers[member] for member in members) for members in window.groups]
+        return [tuple(rows[group] for group in step) for step in window.steps], [rows[group] for group in window.left]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -2,14 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from data.grouping.groups import Groups
+from data.grouping.groups import Groups, joined
 from data.grouping.policies import DeviceGroups, Policy, RandomBatches, SortedBatches
 from data.grouping.ratios import dist_ratio, pad_ratio
+from data.grouping.windows import form_window
 from data.groupings import GROUPINGS, Forming, in_order
 
 PADDED: dict[str, Callable[[int, int], Policy]] = {
@@ -18,10 +19,6 @@ PADDED: dict[str, Callable[[int, int], Policy]] = {
     "device_group": lambda samples, rows: DeviceGroups(samples=samples, modality=0, devices=rows),
 }
 """Batches of so many samples, each padded to the longest, for steps of so many rows: before any balancing."""
-
-
-Formed = tuple[Groups, Int[np.ndarray, "_ _"], Float[np.ndarray, "_ k"]]
-"""Groups of some samples, the steps that they form, and the samples' sizes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,12 +83,7 @@ def compare(
     """
     packed = [packed_outcome(name, sizes, limits, setting) for name in GROUPINGS]
     samples = max(1, int(packed[0].samples))
-    padded = []
-    for name, policy in PADDED.items():
-        endless = np.full(len(limits), np.inf)
-        formed = list(_formed(policy(samples, setting.rows), in_order, sizes, endless, setting))
-        padded.append(_padded_outcome(name, formed, setting))
-    return (*padded, *packed)
+    return (*(_padded_outcome(name, samples, sizes, len(limits), setting) for name in PADDED), *packed)
 
 
 def packed_outcome(
@@ -99,42 +91,41 @@ def packed_outcome(
 ) -> Outcome:
     """What a policy of `GROUPINGS` comes to; arguments as of `compare`."""
     grouping = GROUPINGS[name]
-    formed = list(_formed(grouping.rows(limits, setting.rows), grouping.steps, sizes, limits, setting))
-    units = [groups.sums(part) for groups, _, part in formed]
-    return _outcome(name, formed, setting, units, units, limits[:-1], None)
+    rows = _rows(grouping.rows(limits, setting.rows), grouping.steps, sizes, limits, setting, waits=True)
+    units = rows.sums(sizes)
+    return _outcome(name, rows, setting, units, units, limits[:-1], None)
 
 
-def _padded_outcome(name: str, formed: Sequence[Formed], setting: Setting) -> Outcome:
-    units = [groups.sums(part) for groups, _, part in formed]
-    padded = [groups.largest(part) * groups.lengths[:, None] for groups, _, part in formed]
-    shape = np.concatenate(padded).max(axis=0, initial=0.0)
-    pad = np.concatenate([pad_ratio(groups, part) for groups, _, part in formed])
-    return _outcome(name, formed, setting, units, padded, shape, pad)
+def _padded_outcome(name: str, samples: int, sizes: Float[np.ndarray, "n k"], limits: int, setting: Setting) -> Outcome:
+    """What batches of so many samples come to; nothing limits them, so that none waits to be filled."""
+    policy = PADDED[name](samples, setting.rows)
+    rows = _rows(policy, in_order, sizes, np.full(limits, np.inf), setting, waits=False)
+    padded = rows.largest(sizes) * rows.lengths[:, None]
+    shape = padded.max(axis=0, initial=0.0)
+    return _outcome(name, rows, setting, rows.sums(sizes), padded, shape, pad_ratio(rows, sizes))
 
 
 def _outcome(
     name: str,
-    formed: Sequence[Formed],
+    rows: Groups,
     setting: Setting,
-    units: Sequence[Float[np.ndarray, "_ k"]],
-    computed: Sequence[Float[np.ndarray, "_ k"]],
+    units: Float[np.ndarray, "g k"],
+    computed: Float[np.ndarray, "g k"],
     shape: Float[np.ndarray, " k"],
     pad: Float[np.ndarray, "g k"] | None,
 ) -> Outcome:
-    """Of every window the rows' units, and those with padding between samples; the shape that all rows share."""
-    named = functools.partial(_by_name, setting.modalities)
-    lengths = np.concatenate([groups.lengths for groups, _, _ in formed])
-    count = len(lengths)
-    if not count:
+    """Of every row the units, and those with padding between samples; the shape that all rows share."""
+    if not len(rows):
         return Outcome(name, pad is not None, 0, 0.0, 0, {}, {}, {}, None)
-    dist = np.concatenate([dist_ratio(each, steps) for each, (_, steps, _) in zip(computed, formed, strict=True)])
-    real, work = np.concatenate(units).mean(axis=0), np.array(setting.work)
+    named = functools.partial(by_name, setting.modalities)
+    dist = dist_ratio(computed, np.arange(len(rows)).reshape(-1, setting.rows))
+    real, work = units.mean(axis=0), np.array(setting.work)
     return Outcome(
         policy=name,
         padded=pad is not None,
-        rows=count,
-        samples=float(lengths.mean()),
-        most=int(lengths.max()),
+        rows=len(rows),
+        samples=float(rows.lengths.mean()),
+        most=int(rows.lengths.max()),
         pad=named(np.zeros_like(real) if pad is None else pad.mean(axis=0)),
         dist=named(dist.mean(axis=0)),
         unfilled=named(1 - np.divide(real, shape, out=np.ones_like(real), where=shape > 0)),
@@ -142,22 +133,27 @@ def _outcome(
     )
 
 
-def _formed(
+def _rows(
     policy: Policy,
     form: Forming,
     sizes: Float[np.ndarray, "n k"],
     limits: Float[np.ndarray, " limits"],
     setting: Setting,
-) -> Iterator[Formed]:
-    """Of every window: the rows of whole steps, the steps, and the sizes of the window's samples."""
-    for number, start in enumerate(range(0, max(len(sizes), 1), setting.window)):
+    waits: bool,
+) -> Groups:
+    """The rows of whole steps, step behind step, window behind window; rows that are left wait for the next window."""
+    counted = np.concatenate([sizes, np.ones((len(sizes), 1))], axis=1)
+    found, carried = [], np.arange(0)
+    for number, start in enumerate(range(0, len(sizes), setting.window)):
         random = np.random.default_rng((setting.seed, number))
-        part = sizes[start : start + setting.window]
-        counted = np.concatenate([part, np.ones((len(part), 1))], axis=1)
-        groups = policy(counted, limits, random)
-        steps, _ = form(groups, counted, setting.rows, random)
-        yield groups.take(steps.ravel()), np.arange(steps.size).reshape(steps.shape), part
+        members = np.concatenate([carried, np.arange(start, min(start + setting.window, len(sizes)))])
+        window = form_window(counted[members], limits, policy, form, setting.rows, random, waits)
+        groups = dataclasses.replace(window.groups, members=members[window.groups.members])
+        found.append(groups.take(window.steps.ravel()))
+        carried = groups.take(window.left).members
+    return joined(found)
 
 
-def _by_name(modalities: Sequence[str], values: Float[np.ndarray, " k"]) -> dict[str, float]:
+def by_name(modalities: Sequence[str], values: Float[np.ndarray, " k"]) -> dict[str, float]:
+    """A value for each modality."""
     return dict(zip(modalities, values.tolist(), strict=True))

@@ -46,12 +46,20 @@ def test_the_ratios_of_one_step_are_those_of_the_paper():
     assert outcomes(SIZES[:2], rows=1)["random", True].pad == {"tokens": pytest.approx(1 / 3), "patches": 0.0}
 
 
-def test_every_window_forms_its_own_steps_and_rows_left_over_do_not_count():
+def test_rows_that_fill_no_step_wait_for_the_next_window_and_at_the_end_do_not_count():
     assert {each.rows for each in outcomes(window=4).values()} == {4}
-    three = outcomes(rows=3, window=4)  # that two pairs do not fill; the device-group's rows close sooner
-    none = [each for (policy, padded), each in three.items() if not padded and policy != "device_group"]
+    # Steps of three rows: a window's two pairs fill none, both windows' four fill one. The device-group's close sooner.
+    three = [each for (policy, _), each in outcomes(rows=3, window=4).items() if policy != "device_group"]
+    assert {each.rows for each in three} == {3}
+    few = outcomes(SIZES[:4], rows=3)
+    none = [each for (policy, padded), each in few.items() if not padded and policy != "device_group"]
     assert {(each.rows, each.waste) for each in none} == {(0, None)}
     assert all(each.pad == each.dist == each.unfilled == {} for each in none)
+
+
+def test_a_row_that_is_not_well_filled_waits():
+    # A row holds four samples; the fifth would have one of its own, and use a quarter of its patches.
+    assert outcomes(SIZES[[0] * 5], np.array([6.0, 4.0, 4.0]), rows=1)["first_fit", False].rows == 1
 
 
 def test_no_sample_at_all_is_no_row():
