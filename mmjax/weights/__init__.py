@@ -1,0 +1,1 @@
+"""Published weights: reading and writing safetensors, and taking a model's parameters from them and back."""
