@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from configs.clusters import ClusterConfig, Link
-from sharding.layer_spec import COLLECTIVE_KINDS, Kernel, LayerSpec, Loads
+from sharding.layer_spec import COLLECTIVE_KINDS, NOTHING, Kernel, LayerSpec, Loads
 
 Times = Float[np.ndarray, "*shape"] | float
 """An entry for each load; of a single load a number."""
@@ -19,7 +19,7 @@ class Seconds(NamedTuple):
 
     Attributes:
         compute: Seconds of kernels.
-        tensor: Seconds in which the device waits for the other tensor ranks.
+        tensor: Seconds in which the device waits for other tensor, sequence or expert ranks.
     """
 
     compute: Times
@@ -49,11 +49,16 @@ class Costs(Protocol):
     node_devices: int
     launch: float
 
-    def forward(self, layer: LayerSpec, loads: Loads, tp: int) -> Seconds:
-        """The forward of one layer on one of `tp` tensor ranks, for each load."""
+    def forward(self, layer: LayerSpec, loads: Loads, tp: int, cp: int = 1, ep: int = 1) -> Seconds:
+        """The forward of one layer, for each load of an instance, on one of its devices.
+
+        The instance has `tp` tensor ranks by `cp` sequence ranks; experts are divided by `ep` instances.
+        """
         ...
 
-    def backward(self, layer: LayerSpec, loads: Loads, tp: int, turns: tuple[str, ...], recompute: str) -> Seconds:
+    def backward(
+        self, layer: LayerSpec, loads: Loads, tp: int, turns: tuple[str, ...], recompute: str, cp: int = 1, ep: int = 1
+    ) -> Seconds:
         """Its backward: the gradients in `turns`, and what a choice of recomputation computes again for them.
 
         Turns are `data`, the gradient of its input, and `weights`, that of its parameters.
@@ -61,11 +66,11 @@ class Costs(Protocol):
         ...
 
     def gather(self, parameters: float, dp: int, inside: bool) -> float:
-        """Compute weights from masters that `dp` instances divide; `inside` one node or over several."""
+        """Compute weights from masters that `dp` data and sequence ranks divide; `inside` one node or over several."""
         ...
 
     def reduce(self, parameters: float, dp: int, inside: bool) -> float:
-        """The sum of float32 gradients of `dp` instances, each left with a share."""
+        """The sum of float32 gradients of `dp` data and sequence ranks, each left with a share."""
         ...
 
     def update(self, parameters: float) -> float:
@@ -82,7 +87,7 @@ class Costs(Protocol):
 
 
 def useful_flops(layer: LayerSpec, loads: Loads, turns: tuple[str, ...]) -> Times:
-    """FLOPs of the forward and of the turns of the backward that the model needs, of all tensor ranks.
+    """FLOPs of the forward and of the turns of the backward that the model needs, of all an instance's devices.
 
     Each turn of a matmul is one more; attention has no parameters, and two gradients of its inputs.
     """
@@ -138,6 +143,7 @@ _BACKWARD = {
     "all_gather": {"data": 1.0, "weights": 0.0},
     "reduce_scatter": {"data": 1.0, "weights": 0.0},
 }
+_BACKWARD_RINGS = 2.0  # keys and values go around once more, and their gradients with them
 # What each choice computes again: nothing, what is not a matmul with weights, everything.
 _AGAIN = {
     "none": (),
@@ -146,9 +152,25 @@ _AGAIN = {
 }
 
 
+class _Ranks(NamedTuple):
+    """Tensor and sequence ranks of an instance, and expert ranks."""
+
+    tp: int
+    cp: int
+    ep: int
+
+    def joined(self, kernel: Kernel) -> int:
+        """How many a collective joins."""
+        return self.tp if kernel.ranks == "tensor" else self.ep
+
+
 @dataclasses.dataclass(frozen=True)
 class AnalyticCosts:
     """A roofline: each kernel takes the longer of its arithmetic and its memory traffic, and a launch.
+
+    Sequence ranks share the work of every segment evenly, as a zigzag order of its pieces makes them. While attention
+    computes with one rank's keys and values the next rank's travel; what the way takes longer is waited for. Routers
+    are taken to send every expert rank as many tokens.
 
     Attributes:
         cluster: The devices.
@@ -174,46 +196,71 @@ class AnalyticCosts:
         """Devices of a node; device numbers go through a node before the next."""
         return self.cluster.devices_per_node
 
-    def kernel(self, kernel: Kernel, loads: Loads, tp: int) -> Times:
-        """Seconds of one kernel's forward."""
+    def _kernel(self, kernel: Kernel, loads: Loads, ranks: _Ranks) -> Times:
+        """Seconds of one kernel's forward on a device, of the loads of a sequence rank."""
         if kernel.kind in COLLECTIVE_KINDS:
-            inside = tp <= self.cluster.devices_per_node
-            return ring(self.element_bytes * kernel.elements.of(loads), tp, self._link(inside))
-        share = 1 / tp if kernel.split or (kernel.kind == "memory" and self.sequence_parallel) else 1.0
+            return self._collective(kernel, loads, ranks)
+        share = 1 / ranks.tp if kernel.split or (kernel.kind == "memory" and self.sequence_parallel) else 1.0
         cluster, efficiency = self.cluster, self.efficiency
-        weights = kernel.weights * (share if kernel.split else 1.0)
+        weights = kernel.weights * (share if kernel.split else 1.0) / (ranks.ep if kernel.ranks == "expert" else 1)
         moved = self.element_bytes * (kernel.elements.of(loads) * share + weights)
         seconds = moved / (cluster.memory_bandwidth * efficiency.memory)
         if kernel.kind != "memory":
             arithmetic = kernel.flops.of(loads) * share / (cluster.peak_flops * getattr(efficiency, kernel.kind))
             seconds = np.maximum(seconds, arithmetic)
         busy = (loads[..., 0] != 0) | (loads[..., 1] != 0) | (loads[..., 2] != 0)
-        return np.asarray(np.where(busy, seconds + efficiency.launch, 0.0))
+        launches = ranks.cp if kernel.ring != NOTHING else 1
+        return np.asarray(np.where(busy, seconds + launches * efficiency.launch, 0.0))
 
-    def forward(self, layer: LayerSpec, loads: Loads, tp: int) -> Seconds:
+    def _collective(self, kernel: Kernel, loads: Loads, ranks: _Ranks) -> Times:
+        size = self.element_bytes * kernel.elements.of(loads)
+        if kernel.ranks == "tensor":
+            return ring(size, ranks.tp, self._link_of(ranks.tp))
+        share = 1 / ranks.tp if kernel.split or self.sequence_parallel else 1.0
+        return ring(size * share * ranks.ep, ranks.ep, self._link_of(ranks.tp * ranks.cp * ranks.ep))
+
+    def _around(self, kernel: Kernel, loads: Loads, ranks: _Ranks) -> Times:
+        """Seconds of keys and values on their way around the sequence ranks."""
+        size = self.element_bytes * kernel.ring.of(loads) / (ranks.tp if kernel.split else 1)
+        return ring(size * ranks.cp, ranks.cp, self._link_of(ranks.tp * ranks.cp))
+
+    def forward(self, layer: LayerSpec, loads: Loads, tp: int, cp: int = 1, ep: int = 1) -> Seconds:
         """See `Costs.forward`."""
-        return self._sum(layer, loads, tp, lambda kernel: 1.0)
+        return self._sum(layer, loads, _Ranks(tp, cp, ep), lambda kernel: (1.0, 0.0))
 
-    def backward(self, layer: LayerSpec, loads: Loads, tp: int, turns: tuple[str, ...], recompute: str) -> Seconds:
+    def backward(
+        self, layer: LayerSpec, loads: Loads, tp: int, turns: tuple[str, ...], recompute: str, cp: int = 1, ep: int = 1
+    ) -> Seconds:
         """See `Costs.backward`."""
 
-        def forwards(kernel: Kernel) -> float:
+        def passes(kernel: Kernel) -> tuple[float, float]:
             again = float(bool(turns) and kernel.kind in _AGAIN[recompute])
-            return sum((_BACKWARD[kernel.kind][turn] for turn in turns), start=again)
+            return again, sum((_BACKWARD[kernel.kind][turn] for turn in turns), start=0.0)
 
-        return self._sum(layer, loads, tp, forwards)
+        return self._sum(layer, loads, _Ranks(tp, cp, ep), passes)
 
-    def _sum(self, layer: LayerSpec, loads: Loads, tp: int, factor: Callable[[Kernel], float]) -> Seconds:
-        compute, tensor = np.zeros(loads.shape[:-1]), np.zeros(loads.shape[:-1])
+    def _sum(
+        self, layer: LayerSpec, loads: Loads, ranks: _Ranks, passes: Callable[[Kernel], tuple[float, float]]
+    ) -> Seconds:
+        """All kernels, each so many times forward, and so many times the forward's seconds backward."""
+        loads = loads / ranks.cp
+        compute, waiting = np.zeros(loads.shape[:-1]), np.zeros(loads.shape[:-1])
         for kernel in layer.kernels:
-            times = factor(kernel)
-            if times and not (kernel.kind in COLLECTIVE_KINDS and tp == 1):
-                seconds = times * self.kernel(kernel, loads, tp)
-                if kernel.kind in COLLECTIVE_KINDS:
-                    tensor = tensor + seconds
-                else:
-                    compute = compute + seconds
-        return Seconds(compute, tensor)
+            forward, backward = passes(kernel)
+            if not forward + backward:
+                continue
+            if kernel.kind in COLLECTIVE_KINDS:
+                if ranks.joined(kernel) > 1:
+                    waiting = waiting + (forward + backward) * self._kernel(kernel, loads, ranks)
+                continue
+            seconds = self._kernel(kernel, loads, ranks)
+            compute = compute + (forward + backward) * seconds
+            if ranks.cp > 1 and kernel.ring != NOTHING:
+                around = self._around(kernel, loads, ranks)
+                waiting = waiting + forward * np.maximum(around - seconds, 0.0)
+                rings = _BACKWARD_RINGS if backward else 0.0
+                waiting = waiting + np.maximum(rings * around - backward * seconds, 0.0)
+        return Seconds(compute, waiting)
 
     def gather(self, parameters: float, dp: int, inside: bool) -> float:
         """See `Costs.gather`."""
@@ -235,6 +282,10 @@ class AnalyticCosts:
     def crowding(self, devices: int) -> float:
         """See `Costs.crowding`."""
         return 1.0
+
+    def _link_of(self, devices: int) -> Link:
+        """Between neighbouring devices, so many of them."""
+        return self._link(devices <= self.cluster.devices_per_node)
 
     def _link(self, inside: bool) -> Link:
         link = self.cluster.inside if inside else self.cluster.between

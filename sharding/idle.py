@@ -18,7 +18,7 @@ CAUSES = {
     "straggler microbatch": "an input's producer took longer than for the mean microbatch",
     "straggler instance": "an input's producer took longer than the mean of its instances; or before a reduction",
     "hop": "an input is on its way",
-    "tensor": "tensor-parallel collectives inside an op",
+    "tensor": "collectives of tensor, sequence or expert ranks inside an op",
     "gather": "data-parallel gathering of weights",
     "reduce": "data-parallel reduction of gradients",
     "cool-down": "after a device's last forward or backward, apart from reductions and updates",

@@ -12,20 +12,28 @@ Numbers = Shaped[np.ndarray, "..."] | float | int
 MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
 
 
-def held_bytes(layer: LayerSpec, loads: Loads, tp: int, recompute: str, costs: Costs) -> Times:
-    """Bytes that one layer keeps from its forward to its backward on each of `tp` tensor ranks, for each load."""
+def held_bytes(layer: LayerSpec, loads: Loads, tp: int, recompute: str, costs: Costs, cp: int = 1) -> Times:
+    """Bytes that one layer keeps from its forward to its backward on each device, for each load of an instance.
+
+    Args:
+        layer: The layer.
+        loads: What an instance gets.
+        tp, cp: Tensor and sequence ranks of an instance.
+        recompute: What the backward computes again.
+        costs: For the precision of the compute, and whether tensor ranks divide what lies between matmuls.
+    """
     kept = layer.kept[recompute]
     whole = kept.whole.of(loads) / (tp if costs.sequence_parallel else 1)
-    return np.asarray(costs.element_bytes * (kept.split.of(loads) / tp + whole))
+    return np.asarray(costs.element_bytes * (kept.split.of(loads) / tp + whole) / cp)
 
 
 def state_bytes(parameters: Numbers, trained: Numbers, dp: Numbers, costs: Costs) -> Times:
-    """Bytes of weights, gradients and Adam's state, the float32 state divided among `dp` instances (ZeRO-1).
+    """Bytes of weights, gradients and Adam's state, the float32 state divided among `dp` ranks (ZeRO-1).
 
     Args:
         parameters: Numbers in the parameters of a device.
         trained: Those of them that train.
-        dp: Data-parallel instances.
+        dp: Data and sequence ranks, which have these parameters alike; of experts, those that have the same ones.
         costs: For the precision of the compute.
     """
     weights = (costs.element_bytes + MASTER_BYTES / dp) * parameters

@@ -54,7 +54,7 @@ class Plan:
         raise PlanError(f"module {module} lies in no unit; add it to one of {', '.join(u.name for u in self.units)}")
 
     def table(self) -> list[dict[str, str]]:
-        """One row a unit, for people; columns of sequence and expert ranks and chunks stand where a unit has several."""
+        """One row a unit, for people; with columns of cp, ep and chunks where a unit has several."""
         shown = [key for key in ("cp", "ep", "chunks") if any(getattr(unit, key) > 1 for unit in self.units)]
         return [
             {

@@ -1,12 +1,12 @@
 """A plan's costs from those of its layers: what every op of a step takes, for given rows of the global batch."""
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
 
-from sharding.costs import Costs, useful_flops
+from sharding.costs import Costs, Seconds, useful_flops
 from sharding.device_groups import feeders
 from sharding.layer_spec import NOTHING, Loads
 from sharding.memory import held_bytes, state_bytes
@@ -18,6 +18,9 @@ from sharding.trainable import Turns, trained_stages
 
 Rows = Mapping[str, Float[np.ndarray, "n 3"]]
 """The load that every row of the global batch brings to each module."""
+
+Ranks = tuple[int, int, int, int]
+"""A unit's dp, cp, tp and ep."""
 
 
 def plan_costs(plan: Plan, graph: ModuleGraph, costs: Costs, rows: Rows, trains: frozenset[str]) -> StepCosts:
@@ -61,6 +64,18 @@ def instance_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray,
     return (rows[:, None, :] * share[:, :, None]).reshape(microbatches, dp, 3)
 
 
+def _together(seconds: Seconds, ep: int) -> Seconds:
+    """Of a layer with experts, [m, i]: instances that exchange tokens wait for the slowest of them."""
+    total = np.asarray(seconds.total)
+    slowest = total.reshape(len(total), -1, ep).max(axis=2)
+    return Seconds(seconds.compute, seconds.tensor + np.repeat(slowest, ep, axis=1) - total)
+
+
+def _each(seconds: Callable[[float, int], float], sizes: Float[np.ndarray, " 2"], groups: Sequence[int]) -> float:
+    """What takes seconds for parameters that so many ranks have alike: of all but experts, and of experts."""
+    return sum((seconds(size, of) for size, of in zip(sizes.tolist(), groups, strict=True) if size), start=0.0)
+
+
 class _Builder:
     """Costs of a plan's stages and hops."""
 
@@ -77,19 +92,23 @@ class _Builder:
         return instance_loads(self._rows[module], self._plan.microbatches, dp)
 
     @functools.cache  # noqa: B019
-    def _layer(self, module: str, name: str, turns: tuple[str, ...], dp: int, tp: int, recompute: str) -> dict:
+    def _layer(self, module: str, name: str, turns: tuple[str, ...], ranks: Ranks, recompute: str) -> dict:
         """One layer's seconds, useful FLOPs and bytes held, [m, i] each; equal layers of all stages share them."""
+        dp, cp, tp, ep = ranks
         layer, loads = self._graph[module].named(name), self._loads(module, dp)
-        forward = self._costs.forward(layer, loads, tp)
-        backward = self._costs.backward(layer, loads, tp, turns, recompute)
-        crowding = self._costs.crowding(dp * tp) / self._costs.crowding(tp)
+        forward = self._costs.forward(layer, loads, tp, cp, ep)
+        backward = self._costs.backward(layer, loads, tp, turns, recompute, cp, ep)
+        if layer.expert_parameters:
+            forward, backward = (_together(seconds, ep) for seconds in (forward, backward))
+        crowding = self._costs.crowding(dp * cp * tp) / self._costs.crowding(cp * tp)
+        held = held_bytes(layer, loads, tp, recompute, self._costs, cp) if turns else np.zeros(loads.shape[:-1])
         return {
             "forward": crowding * forward.total,
             "forward_tensor": crowding * forward.tensor,
             "backward": crowding * backward.total,
             "backward_tensor": crowding * backward.tensor,
             "flops": useful_flops(layer, loads, turns),
-            "held": held_bytes(layer, loads, tp, recompute, self._costs) if turns else np.zeros(loads.shape[:-1]),
+            "held": held,
         }
 
     def stage(self, node: Node, backward: bool) -> StageCosts:
@@ -98,28 +117,30 @@ class _Builder:
         shape = (self._plan.microbatches, unit.dp)
         names = ("forward", "forward_tensor", "backward", "backward_tensor", "flops", "held")
         sums = {name: np.zeros(shape) for name in names}
+        ranks = (unit.dp, unit.cp, unit.tp, unit.ep)
         sums["forward"] += self._costs.launch
         sums["backward"] += self._costs.launch * backward
-        parameters = trained = workspace = 0.0
+        sizes, workspace = np.zeros((2, 2)), 0.0  # of all but experts, and of experts; all, and those that train
         for module, first, last in self._runs[node[0]][node[1]]:
             for layer, count, turns in self._turns.of(module, first, last):
-                of_layer = self._layer(module, layer.name, turns, unit.dp, unit.tp, recompute)
+                of_layer = self._layer(module, layer.name, turns, ranks, recompute)
                 for name in names:
                     sums[name] = sums[name] + count * of_layer[name]
-                local = count * layer.on_rank(unit.tp)
-                parameters += local
-                trained += local if "weights" in turns else 0.0
+                local = np.array([layer.on_rank(unit.tp), layer.experts_on_rank(unit.tp, unit.ep)])
+                sizes += count * np.outer(local, [1.0, "weights" in turns])
                 if turns and recompute != "none":  # one layer at a time is computed again
-                    again = held_bytes(layer, self._loads(module, unit.dp), unit.tp, "none", self._costs)
+                    again = held_bytes(layer, self._loads(module, unit.dp), unit.tp, "none", self._costs, unit.cp)
                     workspace = max(workspace, float(again.max()))
         exposed = float(node[1] < unit.pp)  # behind the first chunk's, other chunks' collectives hide beside work
         inside = self._inside(unit.stage_devices(node[1]))
+        alike = np.array([unit.dp, unit.dp // unit.ep]) * unit.cp  # ranks with the same parameters
+        (parameters, trained), groups = sizes.T, alike.tolist()
         return StageCosts(
             **sums,
-            gather=exposed * self._costs.gather(parameters, unit.dp, inside),
-            reduce=exposed * self._costs.reduce(trained, unit.dp, inside) if trained else 0.0,
-            update=self._costs.update(trained / unit.dp) if trained else 0.0,
-            static=workspace + float(state_bytes(parameters, trained, unit.dp, self._costs)),
+            gather=exposed * _each(lambda size, of: self._costs.gather(size, of, inside), parameters, groups),
+            reduce=exposed * _each(lambda size, of: self._costs.reduce(size, of, inside), trained, groups),
+            update=_each(lambda size, of: self._costs.update(size / of), trained, groups),
+            static=workspace + float(state_bytes(parameters, trained, alike, self._costs).sum()),
         )
 
     def hop(self, source: Node, target: Node, back: bool = False) -> Float[np.ndarray, "m _"]:
@@ -127,7 +148,7 @@ class _Builder:
         ends = [self._units[node[0]] for node in (source, target)]
         ends = ends[::-1] if back else ends
         sent, received = (self._sizes(source, target, unit.dp) for unit in ends)
-        ranks = [unit.tp if self._costs.sequence_parallel else 1 for unit in ends]
+        ranks = [unit.cp * (unit.tp if self._costs.sequence_parallel else 1) for unit in ends]
         slowest = (sent / ranks[0])[:, feeders(sent.shape[1], received.shape[1])].max(axis=2)
         devices = self._stages.lanes[source] | self._stages.lanes[target]
         return self._costs.hop(np.maximum(slowest, received / ranks[1]), self._inside(devices))

@@ -130,6 +130,15 @@ def _layer(entry: object, number: int) -> LayerProfile:
     return LayerProfile(**{**fields, **numbers})
 
 
+def _check_measured(cp: int, ep: int) -> None:
+    for key, ranks, count in (("cp", "sequence", cp), ("ep", "expert", ep)):
+        if count > 1:
+            raise ProfileError(
+                f"a profile has no times of layers on {count} {ranks} ranks ({key} {count}); leave --profile out and "
+                f"let the roofline cost them, or give {key} 1"
+            )
+
+
 class ProfiledCosts:
     """A profile as a cost model (`Costs`).
 
@@ -151,16 +160,20 @@ class ProfiledCosts:
         self.node_devices, self.launch = profile.devices_per_node, profile.launch
         self._layers = {(each.layer, each.tp, each.turns, each.recompute): each for each in profile.layers}
 
-    def forward(self, layer: LayerSpec, loads: Loads, tp: int) -> Seconds:
+    def forward(self, layer: LayerSpec, loads: Loads, tp: int, cp: int = 1, ep: int = 1) -> Seconds:
         """See `Costs.forward`."""
+        _check_measured(cp, ep)
         key = f"{layer.part}/{layer.name}"
         found = [each for each in self.profile.layers if (each.layer, each.tp) == (key, tp)]
         if not found:
             raise ProfileError(f"the profile has no {key} at tp {tp}; measure it by python -m mmjax.profile --tp={tp}")
         return self._seconds(found[0], found[0].forward, loads)
 
-    def backward(self, layer: LayerSpec, loads: Loads, tp: int, turns: tuple[str, ...], recompute: str) -> Seconds:
+    def backward(
+        self, layer: LayerSpec, loads: Loads, tp: int, turns: tuple[str, ...], recompute: str, cp: int = 1, ep: int = 1
+    ) -> Seconds:
         """See `Costs.backward`."""
+        _check_measured(cp, ep)
         key = (f"{layer.part}/{layer.name}", tp, turns, recompute)
         if not turns:
             return Seconds(np.zeros(loads.shape[:-1]), np.zeros(loads.shape[:-1]))

@@ -16,7 +16,7 @@ class Span:
         part: What ran.
         start, end: Seconds from the start of the step, for every instance of the part's stage; of a hop or a share,
             of its target, from when the producer was done until all is there; of `norm`, a single entry.
-        tensor: Seconds between them that the devices waited for tensor-parallel collectives.
+        tensor: Seconds between them that the devices waited for collectives of an instance or of expert ranks.
     """
 
     part: Part

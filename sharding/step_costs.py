@@ -14,10 +14,10 @@ class StageCosts:
     """One stage of a plan; i counts its data-parallel instances, m the microbatches of the step.
 
     Attributes:
-        forward, backward: Seconds of a pass over a microbatch, tensor-parallel collectives included; backward with
+        forward, backward: Seconds of a pass over a microbatch, waiting for ranks of the unit included; backward with
             what is computed again, and zero where there is none.
-        forward_tensor, backward_tensor: The share of it in which the device waits for tensor-parallel collectives.
-        flops: Useful FLOPs of forward and backward together, of all tensor ranks: real tokens alone, nothing twice.
+        forward_tensor, backward_tensor: The share of it in which the device waits for tensor, sequence or expert ranks.
+        flops: Useful FLOPs of forward and backward together, of all of an instance: real tokens alone, nothing twice.
         held: Bytes on each device from a microbatch's forward to its backward.
         gather: Seconds until the compute weights are there, as far as nothing hides them.
         reduce: Seconds of the gradients' reduction over the instances, as far as nothing hides them.

@@ -26,7 +26,7 @@ class Lane:
     Attributes:
         place: (unit, number of the physical stage).
         nodes: Its virtual stages, in chain order.
-        devices: Its devices, by instance, then tensor rank.
+        devices: Its devices, by instance, then sequence and tensor rank.
         instances: Its data-parallel instances.
     """
 
@@ -41,12 +41,12 @@ class Timeline:
     """Every op's start and end on every instance, and all that follows from them.
 
     Idle time is by cause (`sharding.idle.CAUSES`); busy time is that of forwards, backwards and updates without the
-    wait for tensor-parallel collectives. Both together are the whole step, on every device. Shares, rates and MFU are
+    wait for collectives of a unit's ranks. Both together are the whole step, on every device. Shares, rates and MFU are
     always per allocated device: all that the plan lists, whether at work or not.
 
     Attributes:
         work: What the step did.
-        devices: Devices of every stage, as [instances, tensor ranks].
+        devices: Devices of every stage, as [instances, ranks of an instance].
         costs: FLOPs and bytes of the stages.
         spans: In an order that every device followed.
         rendezvous: Whether hops and shares held the devices at both their ends.

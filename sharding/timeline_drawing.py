@@ -21,7 +21,7 @@ class DrawnOp:
         part: What ran.
         chunk: Which of the physical stage's virtual stages it belongs to, or -1.
         start, end: Since the step began.
-        tensor: Of them, waiting for tensor-parallel collectives.
+        tensor: Of them, waiting for collectives of its ranks.
         longest: The op on its slowest instance.
         gap: Idle time of the stage's devices in front of it, by cause.
     """

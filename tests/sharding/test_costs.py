@@ -12,7 +12,7 @@ from configs.clusters import CLUSTERS, ClusterConfig, Link, find_cluster
 from configs.errors import UserError
 from mmjax.training.flops import peak_flops
 from sharding.costs import AnalyticCosts, Efficiency, ring, useful_flops
-from sharding.layer_spec import Amount, Kept, Kernel, LayerSpec, matmul
+from sharding.layer_spec import Amount, Kept, Kernel, LayerSpec, expert_gather, expert_matmul, matmul
 from sharding.specs import module_graph
 
 CLUSTER = ClusterConfig("toy", ("toy",), 100.0, 1e6, 50.0, 4, Link(10.0, 0.5), Link(2.0, 1.0))
@@ -51,6 +51,37 @@ def test_norms_are_divided_by_sequence_parallelism_only():
     without = dataclasses.replace(TOY, sequence_parallel=False)
     load = loads(10, 0, 0)
     assert TOY.forward(norm, load, 2).total == without.forward(norm, load, 2).total / 2
+
+
+def test_sequence_ranks_divide_the_load_and_wait_for_what_travels_longer_than_attention_computes():
+    attention = Kernel("attention", "attention", Amount(squares=1), ring=Amount(4))
+    load, both = loads(100, 10_000, 1), ("data", "weights")
+    one = TOY.forward(layer(attention), load, 1)
+    # A hundred FLOPs a second: 100 s alone, 50 s on each of two; 2 bytes x 4 numbers x 50 tokens travel at 10 a second.
+    two = TOY.forward(layer(attention), load, 1, cp=2)
+    assert (one.total, two.compute, two.tensor) == (100.0, 50.0, 0.0)
+    short = loads(100, 500, 1)
+    around = 1 * (0.5 + 2 * 4 * 50 / 10)
+    assert TOY.forward(layer(attention), short, 1, cp=2).tensor == around - 2.5
+    assert TOY.forward(layer(attention), short, 2, cp=2).tensor == 0.5 + 20 - 1.25  # tensor ranks divide the keys too
+    assert TOY.backward(layer(attention), short, 1, both, "none", cp=2).tensor == 2 * around - 2.5 * 2.5
+    again = TOY.backward(layer(attention), short, 1, both, "selective", cp=2)
+    assert again.tensor == 2 * around - 2.5 * 2.5 + around - 2.5 and again.compute == 3.5 * 2.5
+    far = TOY.forward(layer(attention), loads(100, 0, 1), 4, cp=2)  # over the link between nodes
+    assert far.total == 1.0 + 2 * 4 * 50 / 4 / 2
+
+
+def test_expert_ranks_divide_weights_and_exchange_tokens():
+    experts = layer(expert_gather(8), expert_matmul("up", 10, 10, 2, experts=40))
+    load = loads(10, 100, 1)
+    one, two = TOY.forward(experts, load, 1), TOY.forward(experts, load, 1, ep=2)
+    assert one.tensor == 0 and one.compute == (2 * 20 * 10 + 40 * 100) * 2 / 50
+    assert two.compute == (2 * 20 * 10 + 20 * 100) * 2 / 50
+    assert two.tensor == 0.5 + 2 * 8 * 10 / 10  # all tokens of the other instance
+    assert TOY.forward(experts, load, 2, ep=4).tensor == 3 * (1.0 + 2 * 8 * 10 / 2 / 2)  # of a tensor rank's part
+    whole = dataclasses.replace(TOY, sequence_parallel=False)
+    assert whole.forward(experts, load, 2, ep=2).tensor == 0.5 + 2 * 8 * 10 / 10
+    assert TOY.forward(experts, loads(1e6, 0, 0), 1).compute == 2 * 10 * 10 * 2 * 1e6 / 100
 
 
 def test_the_backward_is_what_it_has_to_find_and_what_it_computes_again():
@@ -94,6 +125,19 @@ def test_nothing_is_faster_than_the_data_sheet_and_more_is_never_faster(length, 
             backward = costs.backward(spec, load, tp, ("data", "weights"), "none").total
             again = costs.backward(spec, load, tp, ("data", "weights"), "full").total
             assert backward >= forward and np.isclose(again, backward + forward)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(4000, 30_000), st.sampled_from([1, 2, 4]), st.sampled_from(["a100", "h100"]))
+def test_attention_over_a_long_sequence_is_faster_on_more_sequence_ranks(length, tp, name):
+    block = module_graph(
+        ModelConfig((), BackboneConfig(width=4096, heads=32, kv_heads=8, ffn=14336), ())
+    ).backbone.layer
+    costs, load = AnalyticCosts(CLUSTERS[name]), loads(8 * length, (8 * length) ** 2, 1)
+    seconds = [costs.forward(block, load, tp, cp) for cp in (1, 2, 4, 8)]
+    totals = [float(each.total) for each in seconds]
+    assert totals == sorted(totals, reverse=True) and totals[-1] < totals[0] / 4
+    assert all(each.compute >= seconds[0].compute / cp for each, cp in zip(seconds, (1, 2, 4, 8), strict=True))
 
 
 def test_a_ring_sends_all_but_one_share():

@@ -15,6 +15,7 @@ from sharding.simulate import simulate
 from sharding.specs import module_graph
 from sharding.stage_graph import stage_graph
 from sharding.trainable import Turns, trained_parts, trained_stages
+from tests.sharding.experts import with_experts
 
 MODEL = ModelConfig(
     (VisionConfig(width=64, depth=3, heads=4, ffn=128),),
@@ -99,6 +100,71 @@ def test_only_the_first_chunk_exposes_its_gather_and_reduction():
     of = plan_costs(plan, GRAPH, COSTS, ROWS, ALL)
     first, second = of.stages["backbone", 0], of.stages["backbone", 1]
     assert first.gather > 0 and first.reduce > first.gather and second.gather == second.reduce == 0
+
+
+def ranked(dp: int = 2, cp: int = 1, tp: int = 1, ep: int = 1, recompute: str = "none") -> Plan:
+    """The backbone alone on ranks."""
+    devices = tuple(range(2, 2 + dp * cp * tp))
+    unit = UnitPlan("backbone", ("backbone",), devices, dp, tp, (4,), (recompute,), cp=cp, ep=ep)
+    return Plan((CUT.units[0], unit, CUT.units[2]), 2)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_sequence_ranks_divide_activations_and_optimizer_state_and_do_the_same_work(recompute):
+    one, four = (plan_costs(ranked(2, cp, 1, 1, recompute), GRAPH, COSTS, ROWS, ALL) for cp in (1, 4))
+    a, b = one.stages["backbone", 0], four.stages["backbone", 0]
+    np.testing.assert_allclose(b.held, a.held / 4)
+    np.testing.assert_allclose(b.flops, a.flops)
+    parameters = GRAPH.backbone.parameter_count
+    static = plan_costs(ranked(2, 4), GRAPH, COSTS, ROWS, ALL).stages["backbone", 0].static
+    assert static == pytest.approx(parameters * (2 + 4 + (4 + 8) / 8))
+    assert b.update == pytest.approx(a.update / 4)
+    link, bandwidth = COSTS.cluster.between, COSTS.cluster.between.bandwidth * COSTS.efficiency.link
+    assert b.reduce == pytest.approx(7 * (link.latency + 4 * parameters / 8 / bandwidth))
+
+
+def test_hops_between_units_with_other_sequence_ranks_carry_the_larger_part():
+    edge = (("vision", 0), ("backbone", 0))
+    seconds = [plan_costs(ranked(2, cp), GRAPH, COSTS, ROWS, ALL).hops[edge] for cp in (1, 2)]
+    np.testing.assert_allclose(seconds[0], seconds[1])  # the encoder's instances have one device each
+    encoder = UnitPlan("vision", ("vision",), (0, 1, 6, 7), dp=2, layers=(3,), cp=2)
+    both = Plan((encoder, *ranked(2, 2).units[1:]), 2)
+    halves = plan_costs(both, GRAPH, COSTS, ROWS, ALL).hops[edge]
+    assert (halves < seconds[0]).all() and (halves > seconds[0] / 2).all()
+
+
+def test_expert_ranks_divide_experts_and_only_the_others_reduce_them():
+    graph = with_experts(GRAPH, 8)
+    trains = trained_parts(graph, ("all",))
+    found = [plan_costs(ranked(4, ep=ep), graph, COSTS, _four(ROWS), trains).stages["backbone", 0] for ep in (1, 2, 4)]
+    experts = graph.backbone.layer.expert_parameters * graph.backbone.layers
+    rest = graph.backbone.parameter_count - experts
+    for ep, stage in zip((1, 2, 4), found, strict=True):
+        mine = experts / ep
+        assert stage.static == pytest.approx(rest * (6 + 12 / 4) + mine * (6 + 12 / (4 / ep)))
+    assert found[0].static > found[1].static > found[2].static
+    link = COSTS.cluster.inside
+    bandwidth = link.bandwidth * COSTS.efficiency.link
+    of_rest = 3 * (link.latency + 4 * rest / 4 / bandwidth)
+    assert found[2].reduce == pytest.approx(of_rest)
+    assert found[1].reduce == pytest.approx(of_rest + link.latency + 4 * experts / 2 / 2 / bandwidth)
+    np.testing.assert_allclose(found[1].flops, found[0].flops)
+
+
+def test_instances_that_exchange_tokens_wait_for_the_slowest_of_them():
+    graph = with_experts(GRAPH, 8)
+    trains = trained_parts(graph, ("all",))
+    uneven = {**_four(ROWS), "backbone": np.array([[900.0 * n, (900.0 * n) ** 2, 1.0] for n in range(1, 9)])}
+    free, bound = (plan_costs(ranked(4, ep=ep), graph, COSTS, uneven, trains).stages["backbone", 0] for ep in (1, 2))
+    assert (np.diff(free.forward, axis=1) > 0).all()
+    waited = bound.forward.reshape(2, 2, 2)
+    assert (waited[..., 1] >= waited[..., 0]).all()  # the head waits for nobody
+    assert (bound.forward_tensor[:, ::2] > bound.forward_tensor[:, 1::2]).all()
+
+
+def _four(rows: dict) -> dict:
+    """Twice the rows, for twice the instances."""
+    return {name: np.concatenate([loads, loads]) for name, loads in rows.items()}
 
 
 FROZEN = {

@@ -57,6 +57,13 @@ def test_what_was_not_measured_is_refused_with_the_command_that_measures_it():
         COSTS.backward(BLOCKS, np.ones((1, 3)), 2, ("data",), "full")
 
 
+def test_sequence_and_expert_ranks_are_not_measured():
+    with pytest.raises(ProfileError, match=r"no times of layers on 4 sequence ranks \(cp 4\); leave --profile out"):
+        COSTS.forward(BLOCKS, np.ones((1, 3)), 2, cp=4)
+    with pytest.raises(ProfileError, match=r"2 expert ranks \(ep 2\); .* or give ep 1"):
+        COSTS.backward(BLOCKS, np.ones((1, 3)), 2, BOTH, "none", ep=2)
+
+
 def test_another_device_is_refused():
     PROFILE.check_device("toy device")
     with pytest.raises(ProfileError, match="measured on toy device, and the device is cpu: .* --other_device"):
