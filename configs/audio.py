@@ -2,31 +2,31 @@
 
 import dataclasses
 
-from configs.checks import require_divides, require_positive
+from configs.checks import require_positive
+from configs.projectors import MLPProjectorConfig, ProjectorConfig
+from configs.transformer import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class AudioConfig:
+class AudioConfig(TransformerConfig):
     """Whisper's encoder (arXiv 2212.04356) over packed clips of any length, and the projector behind it.
 
     Attributes:
-        name: Module name; batches and plans refer to it.
-        width, depth, heads, ffn: Model width d, layers l, heads h, feed-forward width f.
         mels: Mel bands of a frame. Two frames become one position of the encoder.
         merge: Neighbouring positions that become one backbone token.
+        last_norm: Whether a norm stands behind the last block.
+        projector: What stands between the encoder and the backbone.
     """
 
     name: str = "audio"
-    width: int = 128
-    depth: int = 2
-    heads: int = 4
-    ffn: int = 256
     mels: int = 80
     merge: int = 2
+    last_norm: bool = True
+    projector: ProjectorConfig = MLPProjectorConfig()
 
     def __post_init__(self) -> None:
-        require_positive(self, "width", "depth", "heads", "ffn", "mels", "merge")
-        require_divides(self, "heads", "width")
+        super().__post_init__()
+        require_positive(self, "mels", "merge")
         if self.width % 4:
             raise ValueError(f"AudioConfig.width = {self.width}; sine positions need a multiple of 4")
 

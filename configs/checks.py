@@ -14,3 +14,10 @@ def require_divides(config: object, divisor: str, name: str) -> None:
     small, large = getattr(config, divisor), getattr(config, name)
     if large % small:
         raise ValueError(f"{type(config).__name__}.{divisor} = {small} does not divide {name} = {large}")
+
+
+def require_one_of(config: object, name: str, known: tuple[str, ...]) -> None:
+    """Raises ValueError if a field holds none of the known words."""
+    value = getattr(config, name)
+    if value not in known:
+        raise ValueError(f"{type(config).__name__}.{name} is {value!r}; choose from {', '.join(known)}")

@@ -2,42 +2,59 @@
 
 import dataclasses
 
-from configs.checks import require_divides, require_positive
+from configs.checks import require_one_of, require_positive
+from configs.projectors import MLPProjectorConfig, ProjectorConfig
+from configs.transformer import TransformerConfig
+
+POSITIONS = ("sine", "learned")
 
 
 @dataclasses.dataclass(frozen=True)
-class VisionConfig:
+class VisionConfig(TransformerConfig):
     """A vision transformer over packed patches of images of any size, and the projector behind it.
 
     Attributes:
-        name: Module name; batches and plans refer to it.
-        width, depth, heads, ffn: Model width d, layers l, heads h, feed-forward width f.
         patch: Side of a patch in pixels.
         channels: Colour channels of a pixel.
         merge: Side of the pixel shuffle: merge² neighbouring patches become one backbone token.
         pixel_mean, pixel_deviation: Per channel, of pixels in [-1, 1]; they are normalised by them.
+        patch_bias: Whether the projection of pixels has a bias.
+        class_token: Whether a learned token stands before the patches of every image; no backbone token comes of it.
+        positions: `sine`, fixed, or `learned`, a table that is interpolated for images of another size.
+        grid: Side of the learned table in patches.
+        rotary_base: Base of rotary positions in two dimensions inside attention (EVA-02); 0 for none.
+        pre_norm: Whether a norm stands before the first block (CLIP).
+        last_norm: Whether a norm stands behind the last block.
+        projector: What stands between the encoder and the backbone.
     """
 
     name: str = "vision"
-    width: int = 128
-    depth: int = 2
-    heads: int = 4
-    ffn: int = 256
     patch: int = 8
     channels: int = 3
     merge: int = 2
     pixel_mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     pixel_deviation: tuple[float, ...] = (1.0, 1.0, 1.0)
+    patch_bias: bool = True
+    class_token: bool = False
+    positions: str = "sine"
+    grid: int = 16
+    rotary_base: float = 0.0
+    pre_norm: bool = False
+    last_norm: bool = True
+    projector: ProjectorConfig = MLPProjectorConfig()
 
     def __post_init__(self) -> None:
-        require_positive(self, "width", "depth", "heads", "ffn", "patch", "channels", "merge")
+        super().__post_init__()
+        require_positive(self, "patch", "channels", "merge", "grid")
+        require_one_of(self, "positions", POSITIONS)
         for name in ("pixel_mean", "pixel_deviation"):
             values = getattr(self, name)
             if len(values) != self.channels:
                 raise ValueError(f"VisionConfig.{name} has {len(values)} values for {self.channels} channels")
-        require_divides(self, "heads", "width")
-        if self.width % 4:
+        if self.positions == "sine" and self.width % 4:
             raise ValueError(f"VisionConfig.width = {self.width}; 2-D sine positions need a multiple of 4")
+        if self.rotary_base and self.head_width % 4:
+            raise ValueError(f"VisionConfig: head width {self.head_width}; 2-D rotary positions need a multiple of 4")
 
     @property
     def patch_width(self) -> int:

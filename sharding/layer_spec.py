@@ -98,6 +98,7 @@ class LayerSpec:
         kept: By choice of recomputation, `none`, `selective` and `full`.
         output: Numbers handed to the next layer or module.
         expert_parameters: Numbers that the expert ranks and the tensor ranks divide.
+        frozen: Whether it trains only if it is named, and takes the batch alone, so that no gradient passes through it.
     """
 
     name: str
@@ -108,6 +109,7 @@ class LayerSpec:
     kept: Mapping[str, Kept]
     output: Amount
     expert_parameters: int = 0
+    frozen: bool = False
 
     @property
     def parameter_count(self) -> int:
@@ -169,3 +171,8 @@ def expert_gather(width: Number) -> Kernel:
 def expert_scatter(width: Number) -> Kernel:
     """Its conjugate behind them: every instance gets the sums for its tokens."""
     return Kernel("expert_scatter", "reduce_scatter", elements=Amount(width), split=False, ranks="expert")
+
+
+def same_kept(kept: Kept, inputs: Kept) -> dict[str, Kept]:
+    """What a layer keeps that has nothing that `selective` would compute again."""
+    return {"none": kept, "selective": kept, "full": inputs}

@@ -6,7 +6,8 @@ import numpy as np
 from jaxtyping import Float
 
 from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
-from sharding.generator_specs import generator_layers
+from configs.projectors import ResamplerConfig
+from sharding.generator_specs import generator_layers, generator_splits
 from sharding.layer_spec import NOTHING, Amount, LayerSpec, Loads
 from sharding.transformer_specs import backbone_layers, encoder_layers
 
@@ -80,6 +81,11 @@ class ModuleSpec:
         """Names of what can be trained or frozen in it."""
         return tuple(dict.fromkeys(layer.part for layer, _ in self.whole))
 
+    @property
+    def frozen_parts(self) -> frozenset[str]:
+        """Those of its parts that train only if they are named."""
+        return frozenset(layer.part for layer, _ in self.whole if layer.frozen)
+
     def forward_flops(self, loads: Loads) -> Float[np.ndarray, "*shape"]:
         """Work of one forward for each load."""
         return sum((layer.flops * count for layer, count in self.whole), start=NOTHING).of(loads)
@@ -133,7 +139,10 @@ def module_graph(config: ModelConfig) -> ModuleGraph:
 
 def _encoder_spec(config: VisionConfig | AudioConfig, backbone: BackboneConfig) -> ModuleSpec:
     before, layer, after = encoder_layers(config, backbone)
-    splits = (("heads", config.heads), ("ffn", config.ffn))
+    kv_heads = (("kv_heads", config.kv_heads),) if config.kv_heads else ()
+    resampler = isinstance(config.projector, ResamplerConfig)
+    projector = (("projector heads", config.projector.heads),) if resampler else ()
+    splits = (("heads", config.heads), *kv_heads, ("ffn", config.ffn), *projector)
     return ModuleSpec(config.name, config.depth, splits=splits, before=before, layer=layer, after=after)
 
 
@@ -147,8 +156,6 @@ def _backbone_spec(config: ModelConfig) -> ModuleSpec:
 
 def _generator_spec(config: GeneratorConfig, backbone: BackboneConfig) -> ModuleSpec:
     before, layer, after = generator_layers(config, backbone)
-    widths = tuple((f"widths[{index}]", width) for index, width in enumerate(config.widths))
-    heads = tuple((f"heads[{level}]", config.widths[level] // config.head_width) for level in config.attended)
-    splits = (*widths, ("groups", config.groups), *heads)
     takes = Amount(items=config.conditions * backbone.width)
+    splits = generator_splits(config)
     return ModuleSpec(config.name, 1, (backbone.name,), splits, False, before, layer, after, takes)

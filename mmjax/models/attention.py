@@ -2,9 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from configs.rope import rotary_frequencies
 from mmjax.models.layers import Linear
 from sharding.axes import Axes
 
@@ -27,11 +29,17 @@ def branch_mask(segments: Int[Array, "r s"], branches: Int[Array, "r s"]) -> Boo
     return ((segments[:, :, None] == segments[:, None, :]) & visible & earlier)[:, None]
 
 
-def rotation(positions: Int[Array, "r s"], width: int, base: float) -> Rotation:
-    """Cosines and sines of rotary position embedding (arXiv 2104.09864) for heads of one width, in float32."""
-    frequencies = base ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
-    angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies[None, None, None, :]
-    return jnp.cos(angles), jnp.sin(angles)
+def rotation(positions: Int[Array, "r s"], frequencies: Float[np.ndarray, " half"], magnitude: float = 1.0) -> Rotation:
+    """Cosines and sines of rotary position embedding (arXiv 2104.09864) of one head's pairs, in float32."""
+    angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies.astype(np.float32)[None, None, None, :]
+    return magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)
+
+
+def plane_rotation(positions: Int[Array, "r p 2"], width: int, base: float) -> Rotation:
+    """Half of a head's pairs turned by the row, half by the column (EVA-02, arXiv 2303.11331)."""
+    frequencies = rotary_frequencies(width // 2, base)
+    cosines, sines = zip(*(rotation(positions[:, :, axis], frequencies) for axis in (0, 1)), strict=True)
+    return jnp.concatenate(cosines, axis=-1), jnp.concatenate(sines, axis=-1)
 
 
 def rotate(x: Float[Array, "r s h e"], by: Rotation) -> Float[Array, "r s h e"]:
@@ -49,18 +57,31 @@ class Attention(nnx.Module):
         width: int,
         heads: int,
         *,
-        kv_heads: int | None = None,
-        source_width: int | None = None,
-        bias: bool = False,
+        kv_heads: int = 0,
+        source_width: int = 0,
+        biases: tuple[str, ...] = (),
+        query_norm: nnx.Module | None = None,
+        key_norm: nnx.Module | None = None,
+        inner_norm: nnx.Module | None = None,
     ) -> None:
-        """Queries from `width`, keys and values from `source_width` (default: the same)."""
+        """What attention is made of.
+
+        Args:
+            width, heads: Of the queries and of the output.
+            kv_heads: Of keys and values; 0 for as many.
+            source_width: Where keys and values come from; 0 for the same.
+            biases: Which of query, key, value and output have one.
+            query_norm, key_norm: Over a head `[..., e]` or, where their scale is wider, over all heads at once.
+            inner_norm: Before the output projection.
+        """
         self.head_width = width // heads
         narrow = self.head_width * (kv_heads or heads)
         source = source_width or width
-        self.query = Linear(width, width, split="columns", bias=bias)
-        self.key = Linear(source, narrow, split="columns", bias=bias)
-        self.value = Linear(source, narrow, split="columns", bias=bias)
-        self.output = Linear(width, width, split="rows", bias=bias)
+        self.query = Linear(width, width, split="columns", bias="query" in biases)
+        self.key = Linear(source, narrow, split="columns", bias="key" in biases)
+        self.value = Linear(source, narrow, split="columns", bias="value" in biases)
+        self.query_norm, self.key_norm, self.inner_norm = query_norm, key_norm, inner_norm
+        self.output = Linear(width, width, split="rows", bias="output" in biases)
 
     def __call__(
         self,
@@ -72,15 +93,27 @@ class Attention(nnx.Module):
         source: Float[Array, "r t c"] | None = None,
     ) -> Float[Array, "r s d"]:
         """Attends from x to `source` (default x itself) where `mask` allows; `rotary` turns queries and keys."""
-        source = x if source is None else source
+        query, key, value = self.project(x, x if source is None else source, axes, rotary)
+        return self.leave(jax.nn.dot_product_attention(query, key, value, mask=mask), axes)
 
-        def heads(projected: jax.Array) -> jax.Array:
-            return projected.reshape(*projected.shape[:2], -1, self.head_width)
-
-        query, key, value = (
-            heads(project(of, axes)) for project, of in ((self.query, x), (self.key, source), (self.value, source))
-        )
+    def project(
+        self, x: Float[Array, "r s d"], source: Float[Array, "r t c"], axes: Axes, rotary: Rotation | None = None
+    ) -> tuple[Float[Array, "r s h e"], Float[Array, "r t k e"], Float[Array, "r t k e"]]:
+        """Queries, keys and values by head, normed and turned."""
+        query = self._heads(self.query(x, axes), self.query_norm, axes)
+        key = self._heads(self.key(source, axes), self.key_norm, axes)
+        value = self._heads(self.value(source, axes), None, axes)
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
-        seen = jax.nn.dot_product_attention(query, key, value, mask=mask)
-        return self.output(seen.reshape(*seen.shape[:2], -1), axes)
+        return query, key, value
+
+    def _heads(self, x: jax.Array, norm: nnx.Module | None, axes: Axes) -> Float[Array, "r s h e"]:
+        across = norm is not None and norm.split is not None  # over all heads, which ranks divide
+        x = norm(x, axes) if across else x
+        x = x.reshape(*x.shape[:2], -1, self.head_width)
+        return x if norm is None or across else norm(x)
+
+    def leave(self, seen: Float[Array, "r s h e"], axes: Axes) -> Float[Array, "r s d"]:
+        """What the heads have seen, through the output projection."""
+        seen = seen.reshape(*seen.shape[:2], -1)
+        return self.output(seen if self.inner_norm is None else self.inner_norm(seen, axes), axes)

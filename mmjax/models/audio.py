@@ -5,21 +5,17 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from configs.architectures import AudioConfig
+from configs.architectures import AudioConfig, ModelConfig
+from mmjax.models.encoder import EncoderBlock, encoder_module, transformer_module
 from mmjax.models.interface import Batch, Channels
-from mmjax.models.layers import add_bias, constant, weight
+from mmjax.models.layers import ACTIVATIONS, add_bias, constant, weight
+from mmjax.models.module import Module
+from mmjax.models.positions import time_waves
 from pallas_kernels.collective_matmul import split_matmul
 from sharding.axes import Axes
 
 TAPS = 3
 STRIDE = 2
-
-
-def time_positions(positions: Int[Array, "r p"], width: int) -> Float[Array, "r p {width}"]:
-    """Whisper's fixed position embedding: sines, then cosines, of wavelengths from 2 pi to 20,000 pi positions."""
-    frequencies = 10000.0 ** (-jnp.arange(width // 2, dtype=jnp.float32) / (width // 2 - 1))
-    angles = positions.astype(jnp.float32)[..., None] * frequencies[None, None, :]
-    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
 def neighbours(x: Float[Array, "r f c"], clips: Int[Array, "r f"], stride: int) -> Float[Array, "r p taps c"]:
@@ -64,7 +60,7 @@ class FrameEmbedding(nnx.Module):
     reads = ("frames", "segments", "positions")
 
     def __init__(self, config: AudioConfig) -> None:
-        self.width = config.width
+        self.width, self.activation = config.width, ACTIVATIONS[config.activation]
         self.first = TimeConvolution(config.mels, config.width, split="columns")
         self.second = TimeConvolution(config.width, config.width, split="rows", stride=STRIDE)
 
@@ -75,6 +71,11 @@ class FrameEmbedding(nnx.Module):
         """
         clips = jnp.repeat(batch["segments"], STRIDE, axis=1)
         x = batch["frames"].astype(self.first.kernel[...].dtype)
-        x = jax.nn.gelu(self.first(x, clips, axes))
-        x = jax.nn.gelu(self.second(x, clips, axes))
-        return x + time_positions(batch["positions"], self.width).astype(x.dtype)
+        x = self.activation(self.first(x, clips, axes))
+        x = self.activation(self.second(x, clips, axes))
+        return x + time_waves(batch["positions"], self.width).astype(x.dtype)
+
+
+@encoder_module.register
+def _(config: AudioConfig, model: ModelConfig) -> Module:
+    return transformer_module(config, model, FrameEmbedding, EncoderBlock)

@@ -1,7 +1,5 @@
 """The decoder backbone: tokens, with encoders' outputs in their places, to the language loss and to conditions."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -9,9 +7,11 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
-from mmjax.models.attention import Attention, branch_mask, rotation
+from configs.rope import rotary_frequencies
+from mmjax.models.attention import Rotation, branch_mask, rotation
 from mmjax.models.interface import Batch, Channels, Leaving
-from mmjax.models.layers import MLP, GatedMLP, RMSNorm, weight
+from mmjax.models.layers import norm_of, weight
+from mmjax.models.transformer import Shared, TransformerBlock
 from sharding.axes import Axes
 
 
@@ -36,8 +36,11 @@ class TokenEmbedding(nnx.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         self.encoders = tuple(encoder.name for encoder in config.encoders)
-        self.reads = ("tokens", *(f"{name}_index" for name in self.encoders))
+        learned = config.backbone.positions == "learned"
+        self.reads = ("tokens", *(("positions",) * learned), *(f"{name}_index" for name in self.encoders))
         self.embedding = embedding_table(config.backbone)
+        shape = (config.backbone.longest, config.backbone.width)
+        self.positions = weight(shape, (None, None), 0.02) if learned else None
 
     def __call__(self, inputs: Channels, batch: Batch, axes: Axes) -> Float[Array, "r s d"]:
         table = self.embedding[...]
@@ -47,31 +50,28 @@ class TokenEmbedding(nnx.Module):
         x = lax.psum(x, axes.tensor) if axes.tensor else x
         for name in self.encoders:
             x = place(x, inputs[name], batch[f"{name}_index"])
-        return x
+        return x if self.positions is None else x + self.positions[...][batch["positions"]]
 
 
-class BackboneBlock(nnx.Module):
-    """Grouped-query attention with rotary positions and SwiGLU or a GELU MLP, each behind an RMSNorm (Llama)."""
+class BackboneBlock(TransformerBlock):
+    """A transformer block whose positions see what stands before them in their segment and branch."""
 
     reads = ("segments", "branches", "positions")
 
-    def __init__(self, config: BackboneConfig) -> None:
-        width = config.width
-        self.attention_norm = RMSNorm(width, epsilon=config.norm_epsilon)
-        self.attention = Attention(width, config.heads, kv_heads=config.kv_heads)
-        self.mlp_norm = RMSNorm(width, epsilon=config.norm_epsilon)
-        self.mlp = GatedMLP(width, config.ffn) if config.gated else MLP(width, config.ffn, width)
-
     @staticmethod
-    def prepare(config: BackboneConfig, batch: Batch) -> Any:
+    def prepare(config: BackboneConfig, batch: Batch) -> Shared:
         """What all blocks of a stage share: the mask and the rotation."""
-        mask = branch_mask(batch["segments"], batch["branches"])
-        return mask, rotation(batch["positions"], config.head_width, config.rope_base)
+        return branch_mask(batch["segments"], batch["branches"]), backbone_rotation(config, batch["positions"])
 
-    def __call__(self, x: Float[Array, "r s d"], shared: Any, axes: Axes) -> Float[Array, "r s d"]:
-        mask, rotary = shared
-        x = x + self.attention(self.attention_norm(x), axes, mask=mask, rotary=rotary)
-        return x + self.mlp(self.mlp_norm(x), axes)
+
+def backbone_rotation(config: BackboneConfig, positions: Int[Array, "r s"]) -> Rotation | None:
+    """How a backbone turns queries and keys at these positions."""
+    if config.positions != "rotary":
+        return None
+    if config.rope_scaling is None:
+        return rotation(positions, rotary_frequencies(config.head_width, config.rope_base))
+    stretched = config.rope_scaling.frequencies(config.head_width, config.rope_base)
+    return rotation(positions, stretched, config.rope_scaling.magnitude)
 
 
 class LanguageHead(nnx.Module):
@@ -80,7 +80,7 @@ class LanguageHead(nnx.Module):
     def __init__(self, config: ModelConfig) -> None:
         self.generators = tuple(generator.name for generator in config.generators)
         self.reads = ("targets", "weights", *(f"{name}_conditions" for name in self.generators))
-        self.norm = RMSNorm(config.backbone.width, epsilon=config.backbone.norm_epsilon)
+        self.norm = norm_of(config.backbone, config.backbone.width)
         self.embedding = embedding_table(config.backbone)
 
     def logits(self, x: Float[Array, "r s d"]) -> Float[Array, "r s v"]:

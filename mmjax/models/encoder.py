@@ -1,46 +1,69 @@
-"""What the encoders of every modality have in common: pre-norm transformer blocks over packed rows, and a last norm."""
+"""What the encoders of every modality have in common: blocks over packed rows, a last norm, a projector."""
 
-import jax
+import functools
+from typing import Any
+
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from configs.architectures import AudioConfig, VisionConfig
-from mmjax.models.attention import Attention, segment_mask
+from configs.architectures import AudioConfig, ModelConfig, VisionConfig
+from mmjax.models.attention import segment_mask
 from mmjax.models.interface import Batch
-from mmjax.models.layers import MLP, LayerNorm
+from mmjax.models.layers import norm_of
+from mmjax.models.module import Module, Piece
+from mmjax.models.projector import build_projector
+from mmjax.models.transformer import Shared, TransformerBlock
 from sharding.axes import Axes
 
 EncoderConfig = VisionConfig | AudioConfig
 
 
-class EncoderBlock(nnx.Module):
-    """Attention within the image or clip and an MLP, each behind a LayerNorm (arXiv 2010.11929, 2212.04356)."""
+class EncoderBlock(TransformerBlock):
+    """A transformer block whose positions see all of their image or clip (arXiv 2010.11929, 2212.04356)."""
 
     reads = ("segments",)
 
-    def __init__(self, config: EncoderConfig) -> None:
-        self.attention_norm = LayerNorm(config.width)
-        self.attention = Attention(config.width, config.heads, bias=True)
-        self.mlp_norm = LayerNorm(config.width)
-        self.mlp = MLP(config.width, config.ffn, config.width)
-
     @staticmethod
-    def prepare(config: EncoderConfig, batch: Batch) -> Bool[Array, "r 1 p p"]:
-        """What all blocks of a stage share: the mask."""
-        return segment_mask(batch["segments"])
-
-    def __call__(self, x: Float[Array, "r p d"], mask: jax.Array, axes: Axes) -> Float[Array, "r p d"]:
-        x = x + self.attention(self.attention_norm(x), axes, mask=mask)
-        return x + self.mlp(self.mlp_norm(x), axes)
+    def prepare(config: EncoderConfig, batch: Batch) -> Shared:
+        """What all blocks of a stage share."""
+        return segment_mask(batch["segments"]), None
 
 
 class EncoderNorm(nnx.Module):
-    """The encoder's last LayerNorm."""
+    """The encoder's last norm."""
 
     reads = ()
 
     def __init__(self, config: EncoderConfig) -> None:
-        self.norm = LayerNorm(config.width)
+        self.norm = norm_of(config, config.width)
 
     def __call__(self, x: Float[Array, "r p d"], batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
         return self.norm(x)
+
+
+@functools.singledispatch
+def encoder_module(config: Any, model: ModelConfig) -> Module:
+    """The encoder of a configuration. A new kind registers its own, by the type of its configuration."""
+    raise TypeError(f"no encoder is built from a {type(config).__name__}; register one with encoder_module")
+
+
+def transformer_module(
+    config: EncoderConfig, model: ModelConfig, embedding: type[nnx.Module], block: type[EncoderBlock]
+) -> Module:
+    """An encoder of blocks between an embedding of its own and a projector to the backbone."""
+    last = (Piece("norm", config.name, lambda: EncoderNorm(config)),) if config.last_norm else ()
+    return Module(
+        config.name,
+        (
+            Piece("embed", config.name, lambda: embedding(config)),
+            Piece(
+                "blocks",
+                config.name,
+                lambda: block(config),
+                layers=config.depth,
+                prepare=lambda batch: block.prepare(config, batch),
+            ),
+            *last,
+            Piece("projector", f"{config.name}_projector", lambda: build_projector(config, model.backbone)),
+        ),
+    )

@@ -3,6 +3,7 @@
 Every parameter carries `split`: per dimension None or "tensor", which says how tensor parallelism divides it.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -10,10 +11,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from configs.transformer import TransformerConfig
 from pallas_kernels.collective_matmul import split_matmul
 from sharding.axes import Axes
 
 Activations = Float[Array, "..."]
+
+NO_AXES = Axes()
 
 
 def weight(shape: tuple[int, ...], split: tuple[str | None, ...], deviation: float) -> nnx.Param:
@@ -57,22 +61,28 @@ class Convolution(nnx.Module):
         *,
         side: int = 3,
         stride: int = 1,
+        padding: tuple[int, int] | None = None,
         split: str | None = None,
         zero: bool = False,
     ) -> None:
-        """Shapes: kernel `[side, side, inputs, outputs]`, bias `[outputs]`; `zero` starts the kernel at 0."""
+        """Shapes: kernel `[side, side, inputs, outputs]`, bias `[outputs]`.
+
+        `padding` is the rows and columns of zeros before and behind the map; None for as many as keep its sides (or
+        divide them by the stride). `zero` starts the kernel at 0.
+        """
         spec = {None: (None, None), "columns": (None, "tensor"), "rows": ("tensor", None)}[split]
         self.split, self.stride = split, stride
+        self.padding = "SAME" if padding is None else (padding, padding)
         deviation = 0.0 if zero else (side * side * inputs) ** -0.5
         self.kernel = weight((side, side, inputs, outputs), (None, None, *spec), deviation)
         self.bias = constant(0.0, outputs, spec[1])
 
     def __call__(self, x: Float[Array, "b y x c"], axes: Axes) -> Float[Array, "b z w f"]:
-        """Same padding; the sides shrink by the stride."""
+        """The sides shrink by the stride."""
 
         def contract(x: jax.Array, w: jax.Array) -> jax.Array:
-            dimensions = ("NHWC", "HWIO", "NHWC")
-            return jax.lax.conv_general_dilated(x, w, (self.stride, self.stride), "SAME", dimension_numbers=dimensions)
+            strides, dimensions = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
+            return jax.lax.conv_general_dilated(x, w, strides, self.padding, dimension_numbers=dimensions)
 
         y = split_matmul(x, self.kernel[...], split=self.split, axes=axes.tensor, contract=contract)
         return add_bias(y, self.bias[...])
@@ -81,27 +91,44 @@ class Convolution(nnx.Module):
 class RMSNorm(nnx.Module):
     """x / sqrt(mean square + epsilon) * scale, computed in float32 (arXiv 1910.07467)."""
 
-    def __init__(self, width: int, *, epsilon: float = 1e-5) -> None:
-        self.epsilon = epsilon
-        self.scale = constant(1.0, width)
+    def __init__(self, width: int, *, epsilon: float = 1e-5, split: str | None = None) -> None:
+        """`split`: the last dimension is divided over the tensor axes."""
+        self.epsilon, self.split = epsilon, split
+        self.scale = constant(1.0, width, split)
 
-    def __call__(self, x: Activations) -> Activations:
+    def __call__(self, x: Activations, axes: Axes = NO_AXES) -> Activations:
         wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
-        return scaled(wide, self.scale[...]).astype(x.dtype)
+        mean = over_ranks(jnp.mean(jnp.square(wide), axis=-1, keepdims=True), self.split, axes)
+        return scaled(wide * jax.lax.rsqrt(mean + self.epsilon), self.scale[...]).astype(x.dtype)
 
 
 class LayerNorm(nnx.Module):
     """Zero mean, unit variance, scale and bias, computed in float32 (arXiv 1607.06450)."""
 
-    def __init__(self, width: int, *, epsilon: float = 1e-6) -> None:
-        self.epsilon = epsilon
-        self.scale = constant(1.0, width)
-        self.bias = constant(0.0, width)
+    def __init__(self, width: int, *, epsilon: float = 1e-6, bias: bool = True, split: str | None = None) -> None:
+        """`split`: the last dimension is divided over the tensor axes."""
+        self.epsilon, self.split = epsilon, split
+        self.scale = constant(1.0, width, split)
+        self.bias = constant(0.0, width, split) if bias else None
 
-    def __call__(self, x: Activations) -> Activations:
-        wide = standardised(x.astype(jnp.float32), (-1,), self.epsilon)
-        return add_bias(scaled(wide, self.scale[...]).astype(x.dtype), self.bias[...])
+    def __call__(self, x: Activations, axes: Axes = NO_AXES) -> Activations:
+        wide = x.astype(jnp.float32)
+        wide = wide - over_ranks(jnp.mean(wide, axis=-1, keepdims=True), self.split, axes)
+        variance = over_ranks(jnp.mean(jnp.square(wide), axis=-1, keepdims=True), self.split, axes)
+        y = scaled(wide * jax.lax.rsqrt(variance + self.epsilon), self.scale[...]).astype(x.dtype)
+        return y if self.bias is None else add_bias(y, self.bias[...])
+
+
+def over_ranks(mean: jax.Array, split: str | None, axes: Axes) -> jax.Array:
+    """The mean over all ranks of what each has the mean of its part of; parts are equal."""
+    return jax.lax.pmean(mean, axes.tensor) if split and axes.tensor else mean
+
+
+def norm_of(config: TransformerConfig, width: int, *, split: str | None = None) -> RMSNorm | LayerNorm:
+    """A norm of the kind that a transformer has."""
+    if config.norm == "rmsnorm":
+        return RMSNorm(width, epsilon=config.norm_epsilon, split=split)
+    return LayerNorm(width, epsilon=config.norm_epsilon, bias=config.norm_bias, split=split)
 
 
 class GroupNorm(nnx.Module):
@@ -130,6 +157,20 @@ def scaled(x: Activations, scale: Float[Array, " d"]) -> Activations:
     return x * scale.astype(x.dtype).reshape((1,) * (x.ndim - 1) + scale.shape)
 
 
+def quick_gelu(x: Activations) -> Activations:
+    """x sigmoid(1.702 x), CLIP's approximation of GELU."""
+    return x * jax.nn.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "quick_gelu": quick_gelu,
+    "silu": jax.nn.silu,
+    "relu": jax.nn.relu,
+}
+
+
 class MLP(nnx.Module):
     """Two matmuls with an activation between them; the hidden width is split over the tensor axes."""
 
@@ -139,14 +180,19 @@ class MLP(nnx.Module):
         hidden: int,
         outputs: int,
         *,
-        activation: Callable[[jax.Array], jax.Array] = jax.nn.gelu,
+        activation: str = "gelu_tanh",
+        bias: bool = True,
+        inner_norm: nnx.Module | None = None,
     ) -> None:
-        self.activation = activation
-        self.up = Linear(inputs, hidden, split="columns", bias=True)
-        self.down = Linear(hidden, outputs, split="rows", bias=True)
+        """`inner_norm` stands before the last matmul."""
+        self.activation = ACTIVATIONS[activation]
+        self.up = Linear(inputs, hidden, split="columns", bias=bias)
+        self.inner_norm = inner_norm
+        self.down = Linear(hidden, outputs, split="rows", bias=bias)
 
     def __call__(self, x: Activations, axes: Axes) -> Activations:
-        return self.down(self.activation(self.up(x, axes)), axes)
+        hidden = self.activation(self.up(x, axes))
+        return self.down(hidden if self.inner_norm is None else self.inner_norm(hidden, axes), axes)
 
 
 class GatedMLP(nnx.Module):
@@ -157,14 +203,17 @@ class GatedMLP(nnx.Module):
         width: int,
         hidden: int,
         *,
-        activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
+        activation: str = "silu",
         bias: bool = False,
+        inner_norm: nnx.Module | None = None,
     ) -> None:
-        """SwiGLU by default; GEGLU with `jax.nn.gelu`."""
-        self.activation = activation
+        """SwiGLU by default; GEGLU with `gelu`. `inner_norm` stands before the last matmul."""
+        self.activation = ACTIVATIONS[activation]
         self.gate = Linear(width, hidden, split="columns", bias=bias)
         self.up = Linear(width, hidden, split="columns", bias=bias)
+        self.inner_norm = inner_norm
         self.down = Linear(hidden, width, split="rows", bias=bias)
 
     def __call__(self, x: Activations, axes: Axes) -> Activations:
-        return self.down(self.activation(self.gate(x, axes)) * self.up(x, axes), axes)
+        hidden = self.activation(self.gate(x, axes)) * self.up(x, axes)
+        return self.down(hidden if self.inner_norm is None else self.inner_norm(hidden, axes), axes)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from mmjax.models.pieces import Module, Piece
+from mmjax.models.module import Module, Piece
 from sharding.trees import Tree, drop_leaf, get_leaf, set_leaf
 
 

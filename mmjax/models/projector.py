@@ -1,13 +1,31 @@
 """Projectors between modules: the input projector lives with its encoder, the output projector with its generator."""
 
+import functools
+from typing import Any
+
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs.architectures import BackboneConfig, GeneratorConfig
-from mmjax.models.encoder import EncoderConfig
+from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, VisionConfig
+from configs.projectors import MLPProjectorConfig, ResamplerConfig
+from mmjax.models.attention import Attention
 from mmjax.models.interface import Batch, Channels, Leaving
-from mmjax.models.layers import MLP, LayerNorm
+from mmjax.models.layers import MLP, LayerNorm, Linear, add_bias, weight
+from mmjax.models.positions import sine_positions
 from sharding.axes import Axes
+
+EncoderConfig = VisionConfig | AudioConfig
+
+
+def build_projector(config: EncoderConfig, backbone: BackboneConfig) -> nnx.Module:
+    """The projector that an encoder's configuration asks for."""
+    return projector_of(config.projector, config, backbone)
+
+
+@functools.singledispatch
+def projector_of(config: Any, encoder: EncoderConfig, backbone: BackboneConfig) -> nnx.Module:
+    """The projector of a configuration. A new kind registers its own, by the type of its configuration."""
+    raise TypeError(f"no projector is built from a {type(config).__name__}; register one with projector_of")
 
 
 class MergeProjector(nnx.Module):
@@ -18,16 +36,54 @@ class MergeProjector(nnx.Module):
 
     reads = ()
 
-    def __init__(self, config: EncoderConfig, backbone: BackboneConfig) -> None:
-        self.merged = config.merged
-        self.target = backbone.name
-        self.mlp = MLP(self.merged * config.width, backbone.width, backbone.width)
+    def __init__(self, config: MLPProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> None:
+        self.merged, self.target = encoder.merged, backbone.name
+        inputs = self.merged * encoder.width
+        self.norm = LayerNorm(inputs, epsilon=1e-5) if config.norm else None
+        self.mlp = MLP(inputs, backbone.width, backbone.width, activation=config.activation)
 
     def __call__(self, x: Float[Array, "r p d"], batch: Batch, axes: Axes) -> Leaving:
         """The batch's patches are ordered so that a square is adjacent: the shuffle is a reshape."""
         rows, positions, width = x.shape
         merged = x.reshape(rows, positions // self.merged, self.merged * width)
-        return Leaving({self.target: self.mlp(merged, axes)})
+        return Leaving({self.target: self.mlp(merged if self.norm is None else self.norm(merged), axes)})
+
+
+@projector_of.register
+def _(config: MLPProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> nnx.Module:
+    return MergeProjector(config, encoder, backbone)
+
+
+class Resampler(nnx.Module):
+    """One query for every group of adjacent positions looks at all of its image or clip, wherever that lies in the row.
+
+    After Qwen-VL's (arXiv 2308.12966): keys are the encoder's outputs and where they stand, queries a learned vector
+    and where the group stands.
+    """
+
+    reads = ("segments", "positions")
+
+    def __init__(self, config: ResamplerConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> None:
+        self.merged, self.target, width = encoder.merged, backbone.name, backbone.width
+        self.enter = Linear(encoder.width, width)
+        self.source_norm, self.query_norm, self.leave_norm = (LayerNorm(width) for _ in range(3))
+        self.query = weight((width,), (None,), 0.02)
+        self.attention = Attention(width, config.heads, biases=("query", "key", "value", "output"))
+        self.leave = Linear(width, width, bias=True)
+
+    def __call__(self, x: Float[Array, "r p d"], batch: Batch, axes: Axes) -> Leaving:
+        segments, positions = batch["segments"], batch["positions"]
+        source = self.source_norm(self.enter(x, axes))
+        where = sine_positions(positions, source.shape[-1]).astype(source.dtype)
+        queries = self.query_norm(add_bias(where[:, :: self.merged], self.query[...]))
+        mask = segments[:, None, :: self.merged, None] == segments[:, None, None, :]
+        seen = self.attention(queries, axes, mask=mask, source=source + where)
+        return Leaving({self.target: self.leave(self.leave_norm(seen), axes)})
+
+
+@projector_of.register
+def _(config: ResamplerConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> nnx.Module:
+    return Resampler(config, encoder, backbone)
 
 
 class ConditionProjector(nnx.Module):

@@ -50,7 +50,7 @@ class TransformerBlock(nnx.Module):
         self.self_norm, self.cross_norm, self.mlp_norm = (LayerNorm(width) for _ in range(3))
         self.self_attention = Attention(width, heads)
         self.cross_attention = Attention(width, heads, source_width=config.condition_width)
-        self.mlp = GatedMLP(width, 4 * width, activation=jax.nn.gelu, bias=True)
+        self.mlp = GatedMLP(width, 4 * width, activation="gelu_tanh", bias=True)
 
     def __call__(self, x: Maps, conditions: Float[Array, "b q k"], axes: Axes) -> Maps:
         flat = self.enter(self.norm(x).reshape(x.shape[0], -1, x.shape[-1]), axes)
@@ -81,7 +81,7 @@ class UNet(nnx.Module):
         widths, hidden = config.widths, config.widths[0] * 4
         folded = config.channels * config.patch**2
         self.patch, self.time_width = config.patch, config.widths[0]
-        self.time = MLP(self.time_width, hidden, hidden, activation=jax.nn.silu)
+        self.time = MLP(self.time_width, hidden, hidden, activation="silu")
         self.condition = Linear(config.condition_width, hidden)
         self.enter = Convolution(folded, widths[0])
         kept, width = [widths[0]], widths[0]

@@ -2,20 +2,17 @@
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from configs.architectures import VisionConfig
+from configs.architectures import ModelConfig, VisionConfig
+from mmjax.models.attention import plane_rotation
+from mmjax.models.encoder import EncoderBlock, encoder_module, transformer_module
 from mmjax.models.interface import Batch, Channels
-from mmjax.models.layers import Linear
+from mmjax.models.layers import Linear, constant, norm_of
+from mmjax.models.module import Module
+from mmjax.models.positions import PlaneTable, plane_waves
+from mmjax.models.transformer import Shared
 from sharding.axes import Axes
-
-
-def sine_positions(positions: Int[Array, "r p 2"], width: int) -> Float[Array, "r p {width}"]:
-    """Fixed 2-D position embedding: half of the width for the row, half for the column (arXiv 1706.03762)."""
-    frequencies = 1000.0 ** (-jnp.arange(width // 4, dtype=jnp.float32) / (width // 4))
-    angles = positions.astype(jnp.float32)[..., None] * frequencies[None, None, None, :]
-    waves = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-    return waves.reshape(*positions.shape[:2], width)
 
 
 def normalised(
@@ -30,15 +27,49 @@ def normalised(
 class PatchEmbedding(nnx.Module):
     """Pixels of a patch, and where it stands in its image, to the encoder's width."""
 
-    reads = ("patches", "positions")
+    reads = ("patches", "positions", "segments")
 
     def __init__(self, config: VisionConfig) -> None:
         self.width = config.width
         self.normal = (config.pixel_mean, config.pixel_deviation)
-        self.pixels = Linear(config.patch_width, config.width, bias=True)
+        self.pixels = Linear(config.patch_width, config.width, bias=config.patch_bias)
+        self.table = PlaneTable(config.grid, config.width) if config.positions == "learned" else None
+        self.class_token = constant(0.0, config.width) if config.class_token else None
+        self.norm = norm_of(config, config.width) if config.pre_norm else None
 
     def __call__(self, inputs: Channels, batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
-        """Reads `patches` [r, p, c] and `positions` [r, p, 2]; takes no inputs from other modules."""
+        """Reads `patches` [r, p, c], `positions` [r, p, 2] and `segments` [r, p]; takes no inputs from other modules.
+
+        A class token stands where the position is negative; published weights have its position added to it.
+        """
         pixels = normalised(batch["patches"], *self.normal)
         x = self.pixels(pixels.astype(self.pixels.kernel[...].dtype), axes)
-        return x + sine_positions(batch["positions"], self.width).astype(x.dtype)
+        x = x + self._where(batch).astype(x.dtype)
+        if self.class_token is not None:
+            stands = batch["positions"][:, :, :1] < 0
+            x = jnp.where(stands, self.class_token[...][None, None, :], x)
+        return x if self.norm is None else self.norm(x)
+
+    def _where(self, batch: Batch) -> Float[Array, "r p d"]:
+        if self.table is None:
+            return plane_waves(batch["positions"], self.width)
+        return self.table(batch["positions"], batch["segments"])
+
+
+class PatchBlock(EncoderBlock):
+    """An encoder block whose queries and keys may be turned by row and column."""
+
+    reads = ("segments", "positions")
+
+    @staticmethod
+    def prepare(config: VisionConfig, batch: Batch) -> Shared:
+        """What all blocks of a stage share; a class token is not turned."""
+        mask, _ = EncoderBlock.prepare(config, batch)
+        if not config.rotary_base:
+            return mask, None
+        return mask, plane_rotation(jnp.maximum(batch["positions"], 0), config.head_width, config.rotary_base)
+
+
+@encoder_module.register
+def _(config: VisionConfig, model: ModelConfig) -> Module:
+    return transformer_module(config, model, PatchEmbedding, PatchBlock if config.rotary_base else EncoderBlock)

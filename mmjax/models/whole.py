@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from mmjax.models.interface import Leaving
+from mmjax.models.module import Module
 from mmjax.models.parameters import define, layer_name
-from mmjax.models.pieces import Module
 from sharding.axes import Axes
 from sharding.trees import Tree, get_leaf, set_leaf
 

@@ -22,9 +22,10 @@ from data.questions import description_prompt, question_prompt, text_prompt
 from data.samples import Sample
 from data.tokenizer import EOS, SPECIAL_TOKENS, WordTokenizer, split_words
 from data.tokenizers.stored import tokenizer_from_json
-from mmjax.models.diffusion import sample
+from mmjax.models.generator import draw_images
+from mmjax.models.module import Module
 from mmjax.models.parameters import define, layer_name
-from mmjax.models.pieces import Module, model_modules
+from mmjax.models.pieces import model_modules
 from mmjax.models.whole import run_model, with_borrowed
 from mmjax.training.checkpoint import Checkpoints, saved_steps
 from mmjax.training.config import TrainConfig
@@ -123,13 +124,17 @@ class TrainedModel:
 
     # ------------------------------------------------------------------ drawing
 
-    def draw(self, descriptions: Sequence[str], seeds: Sequence[int], steps: int = 50) -> np.ndarray:
+    def draw(
+        self, descriptions: Sequence[str], seeds: Sequence[int], steps: int = 50, guidance: float = 1.0
+    ) -> np.ndarray:
         """Pictures of descriptions by DDIM, all in one program.
 
         Args:
             descriptions: One a picture.
             seeds: One a picture; keys its noise, so that a picture depends on its own description and seed only.
             steps: DDIM steps, at least 1.
+            guidance: Scale of classifier-free guidance (arXiv 2207.12598); 1 for none. Above 1 it wants a model that
+                was trained with GeneratorConfig.condition_dropout.
 
         Returns:
             float32[pictures, z, z, c] in [-1, 1].
@@ -140,7 +145,7 @@ class TrainedModel:
         different = list(dict.fromkeys(descriptions))
         conditions = self._conditions(different)[[different.index(of) for of in descriptions]]
         keys = np.asarray(seeds, np.int32)
-        return np.asarray(self._sample(self.parameters, conditions, keys, steps))
+        return np.asarray(self._sample(self.parameters, conditions, keys, steps, guidance))
 
     def _conditions(self, descriptions: Sequence[str]) -> np.ndarray:
         """What the U-Net takes for each description, `[descriptions, q, c]`."""
@@ -169,17 +174,18 @@ class TrainedModel:
 
     @functools.cached_property
     def _sample(self):
-        """The program `(parameters, conditions [b, q, c], seeds [b], steps) -> [b, z, z, c]`."""
+        """The program `(parameters, conditions [b, q, c], seeds [b], steps, guidance) -> [b, z, z, c]`."""
         config, generator = self.config.generators[0], self._modules[-1]
-        piece = generator.pieces[-1]
-        shape = (config.image_size, config.image_size, config.channels)
+        pieces = {piece.name: piece for piece in generator.pieces}
 
-        def draw(parameters: Tree, conditions: jax.Array, seeds: jax.Array, steps: int) -> jax.Array:
-            unet = define(piece).module(parameters[generator.name][piece.name][layer_name(0)]).unet
-            noise = jax.vmap(lambda seed: jax.random.normal(jax.random.key(seed), shape))(seeds)
-            return sample(lambda x, time: unet(x, time, conditions, Axes()).astype(jnp.float32), noise, steps)
+        def draw(parameters: Tree, conditions: jax.Array, seeds: jax.Array, steps: int, guidance: float) -> jax.Array:
+            own = parameters[generator.name]
+            parts = {name: define(piece).module(own[name][layer_name(0)]) for name, piece in pieces.items()}
+            autoencoder = parts["vae"].autoencoder if "vae" in parts else None
+            keys = jax.vmap(jax.random.key)(seeds)
+            return draw_images(config, parts["unet"].unet, autoencoder, conditions, keys, steps, guidance)
 
-        return jax.jit(draw, static_argnums=3)
+        return jax.jit(draw, static_argnums=(3, 4))
 
     # ------------------------------------------------------------------ what both need
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mmjax.models.module import Module
 from mmjax.models.parameters import abstract_module
-from mmjax.models.pieces import Module
 from mmjax.models.whole import run_module
 from mmjax.training.engine import Engine
 from mmjax.training.flops import count_flops, peak_flops

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from mmjax.models.interface import Leaving
+from mmjax.models.module import Module, Piece
 from mmjax.models.parameters import Definition, define, layer_name
-from mmjax.models.pieces import Module, Piece
 from sharding.axes import Axes
 from sharding.plan import Plan, stage_layers
 from sharding.runtime.masters import PieceShapes

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.projectors import MLPProjectorConfig, ResamplerConfig
 from mmjax.models.parameters import abstract_module, define
 from mmjax.models.pieces import model_modules
 from mmjax.models.whole import run_module
@@ -27,10 +28,48 @@ MODELS = {
     "gated": ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,)),
     "plain, tied": ModelConfig(
         (VISION,),
-        dataclasses.replace(BACKBONE, gated=False, tie_embeddings=True),
+        dataclasses.replace(BACKBONE, gated=False, biases=("mlp",), activation="gelu_tanh", tie_embeddings=True),
         (dataclasses.replace(GENERATOR, attentions=(0, 2), blocks=1),),
     ),
 }
+MODELS["as published, each with what the others lack"] = ModelConfig(
+    (
+        dataclasses.replace(
+            VISION,
+            norm="rmsnorm",
+            biases=("output", "mlp"),
+            qk_norm="width",
+            layer_scale=0.1,
+            class_token=True,
+            positions="learned",
+            grid=4,
+            patch_bias=False,
+            pre_norm=True,
+            last_norm=False,
+            projector=MLPProjectorConfig(norm=True, activation="gelu"),
+        ),
+        dataclasses.replace(
+            AUDIO,
+            kv_heads=2,
+            gated=True,
+            activation="silu",
+            inner_norms=("attention", "mlp"),
+            norm_bias=False,
+            projector=ResamplerConfig(heads=4),
+        ),
+    ),
+    dataclasses.replace(
+        BACKBONE,
+        norm="layernorm",
+        biases=("query", "key", "value"),
+        qk_norm="head",
+        parallel=True,
+        positions="learned",
+        longest=64,
+        inner_norms=("mlp",),
+    ),
+    (),
+)
 POSITIONS, TOKENS, IMAGES = 16, 20, 3
 
 

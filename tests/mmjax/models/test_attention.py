@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from configs.rope import rotary_frequencies
 from mmjax.models.attention import Attention, branch_mask, rotate, rotation, segment_mask
 from sharding.axes import Axes
 
@@ -46,7 +47,10 @@ def test_rotary_products_depend_on_the_distance_alone():
     q, k = (jnp.asarray(random.normal(size=(1, 1, 2, 8)), jnp.float32) for _ in range(2))
 
     def product(at, other):
-        turned = (rotate(x, rotation(jnp.array([[place]]), 8, 100.0)) for x, place in ((q, at), (k, other)))
+        turned = (
+            rotate(x, rotation(jnp.array([[place]]), rotary_frequencies(8, 100.0)))
+            for x, place in ((q, at), (k, other))
+        )
         return np.einsum("rshe,rshe->h", *turned)
 
     np.testing.assert_allclose(product(9, 4), product(14, 9), rtol=1e-4, atol=1e-5)
@@ -56,7 +60,7 @@ def test_rotary_products_depend_on_the_distance_alone():
 
 def test_rotary_pairs_are_half_a_head_apart():
     x = jnp.zeros((1, 1, 1, 4)).at[..., 0].set(1.0)
-    turned = rotate(x, rotation(jnp.array([[1]]), 4, 100.0))
+    turned = rotate(x, rotation(jnp.array([[1]]), rotary_frequencies(4, 100.0)))
     np.testing.assert_allclose(turned[0, 0, 0], [np.cos(1), 0, np.sin(1), 0], atol=1e-6)
 
 

@@ -9,9 +9,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import AudioConfig, BackboneConfig, ModelConfig
-from mmjax.models.audio import FrameEmbedding, TimeConvolution, time_positions
+from mmjax.models.audio import FrameEmbedding, TimeConvolution
 from mmjax.models.parameters import abstract_module, define, initial_module
 from mmjax.models.pieces import model_modules
+from mmjax.models.positions import time_waves
 from mmjax.models.whole import run_module
 from sharding.axes import Axes
 
@@ -139,7 +140,7 @@ def test_heads_and_channels_over_tensor_ranks_compute_the_same(number):
 
 def test_positions_are_whispers():
     """Its first column is the sine of the position itself, its slowest turns once in 20,000 pi positions."""
-    waves = np.asarray(time_positions(jnp.arange(50)[None], 8))[0]
+    waves = np.asarray(time_waves(jnp.arange(50)[None], 8))[0]
     places = np.arange(50)
     np.testing.assert_allclose(waves[:, 0], np.sin(places), atol=1e-5)
     np.testing.assert_allclose(waves[:, 4], np.cos(places), atol=1e-5)

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import BackboneConfig, ModelConfig
+from configs.rope import rotary_frequencies
 from mmjax.models.attention import rotation
 from mmjax.models.backbone import BackboneBlock, TokenEmbedding, gather_positions, place, weighted_loss
 from mmjax.models.parameters import define, initial_module, layer_name
@@ -72,7 +73,9 @@ def test_a_split_embedding_looks_up_the_same_rows():
 
 
 def test_a_block_that_is_not_gated_has_a_gelu_between_two_matmuls_with_biases():
-    block = BackboneBlock(BackboneConfig(width=4, heads=2, kv_heads=2, ffn=6, gated=False))
+    block = BackboneBlock(
+        BackboneConfig(width=4, heads=2, kv_heads=2, ffn=6, activation="gelu_tanh", gated=False, biases=("mlp",))
+    )
     random = np.random.default_rng(0)
     up, down, up_bias, down_bias = (random.normal(size=shape).astype(np.float32) for shape in ((4, 6), (6, 4), 6, 4))
     for layer, kernel, bias in ((block.mlp.up, up, up_bias), (block.mlp.down, down, down_bias)):
@@ -81,7 +84,7 @@ def test_a_block_that_is_not_gated_has_a_gelu_between_two_matmuls_with_biases():
     x = jnp.asarray(random.normal(size=(1, 3, 4)), jnp.float32)
     hidden = block.mlp_norm(x)[0] @ up + up_bias[None]
     expected = x[0] + jax.nn.gelu(hidden) @ down + down_bias[None]  # attention starts at 0, so it adds nothing
-    got = block(x, (jnp.ones((1, 1, 3, 3), bool), rotation(jnp.arange(3)[None], 2, 10.0)), Axes())
+    got = block(x, (jnp.ones((1, 1, 3, 3), bool), rotation(jnp.arange(3)[None], rotary_frequencies(2, 10.0))), Axes())
     np.testing.assert_allclose(got[0], expected, rtol=1e-4, atol=1e-5)
 
 

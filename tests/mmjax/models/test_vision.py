@@ -7,8 +7,8 @@ import numpy as np
 from data.images import patchify
 from mmjax.models.parameters import initial_module
 from mmjax.models.pieces import model_modules
-from mmjax.models.projector import MergeProjector
-from mmjax.models.vision import sine_positions
+from mmjax.models.positions import plane_waves
+from mmjax.models.projector import build_projector
 from mmjax.models.whole import run_module
 from sharding.axes import Axes
 from tests.tiny import BACKBONE, VISION, tiny_model
@@ -16,17 +16,17 @@ from tests.tiny import BACKBONE, VISION, tiny_model
 
 def test_every_place_of_a_large_image_has_a_position_of_its_own():
     places = np.stack(np.meshgrid(np.arange(40), np.arange(40), indexing="ij"), axis=-1).reshape(1, -1, 2)
-    waves = np.asarray(sine_positions(jnp.asarray(places), 32))[0]
+    waves = np.asarray(plane_waves(jnp.asarray(places), 32))[0]
     distances = np.linalg.norm(waves[:, None] - waves[None], axis=-1) + 9 * np.eye(len(waves))
     assert distances.min() > 0.05
     np.testing.assert_allclose(np.abs(waves).max(), 1, atol=1e-2)
 
 
 def test_rows_and_columns_have_halves_of_the_width():
-    waves = np.asarray(sine_positions(jnp.array([[[3, 5], [3, 6], [4, 5]]]), 16))[0]
+    waves = np.asarray(plane_waves(jnp.array([[[3, 5], [3, 6], [4, 5]]]), 16))[0]
     np.testing.assert_array_equal(waves[0, :8], waves[1, :8])
     np.testing.assert_array_equal(waves[0, 8:], waves[2, 8:])
-    np.testing.assert_array_equal(waves[0, :8], np.asarray(sine_positions(jnp.array([[[5, 3]]]), 16))[0, 0, 8:])
+    np.testing.assert_array_equal(waves[0, :8], np.asarray(plane_waves(jnp.array([[[5, 3]]]), 16))[0, 0, 8:])
 
 
 def image(seed, height, width):
@@ -38,7 +38,7 @@ def test_the_pixel_shuffle_joins_the_patches_of_a_cell():
     picture = image(0, 8, 12)
     patches, positions = patchify(picture, VISION.patch, VISION.merge)
     seen = []
-    projector = MergeProjector(VISION, BACKBONE)
+    projector = build_projector(VISION, BACKBONE)
     projector.mlp = lambda merged, axes: seen.append(merged) or merged
     projector(jnp.asarray(patches)[None], {}, Axes())
     merged = np.asarray(seen[0])[0].reshape(2 * 3, VISION.merge**2, -1)

@@ -1,0 +1,76 @@
+"""What the blocks of encoders and backbones have in common: the options that tell published transformers apart."""
+
+import dataclasses
+
+from configs.checks import require_divides, require_one_of, require_positive
+
+NORMS = ("layernorm", "rmsnorm")
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu")
+PROJECTIONS = ("query", "key", "value", "output", "mlp")
+QK_NORMS = ("none", "head", "width")
+INNER_NORMS = ("attention", "mlp")
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """Blocks of attention and a feed-forward layer, each behind a norm.
+
+    Attributes:
+        name: Module name; batches and plans refer to it.
+        width, depth, heads, ffn: Model width d, layers l, heads h, feed-forward width f.
+        kv_heads: Key-value heads k; 0 for as many as heads.
+        norm: `layernorm` (arXiv 1607.06450) or `rmsnorm` (arXiv 1910.07467).
+        norm_epsilon: Added to the variance or mean square.
+        norm_bias: Whether a LayerNorm has a bias; an RMSNorm has none.
+        activation: `gelu` (exact), `gelu_tanh`, `quick_gelu` (x sigmoid(1.702 x), CLIP's), `silu` or `relu`.
+        gated: Whether the feed-forward layer is down(activation(gate x) * up x) (arXiv 2002.05202).
+        biases: Which projections have a bias: any of query, key, value, output and mlp.
+        qk_norm: Norm of queries and keys: `none`, over each `head` (ViT-22B, arXiv 2302.05442), or over the whole
+            `width` (InternViT-6B, arXiv 2312.14238).
+        layer_scale: Initial value of a learned scale per channel behind attention and feed-forward layer
+            (arXiv 2103.17239); 0 for none.
+        parallel: Whether attention and feed-forward layer read the same normed input and are added at once (ViT-22B).
+        inner_norms: Norms before the last matmul of `attention` or `mlp` (EVA-02's sub-LN, arXiv 2303.11331).
+    """
+
+    name: str = "transformer"
+    width: int = 128
+    depth: int = 2
+    heads: int = 4
+    ffn: int = 256
+    kv_heads: int = 0
+    norm: str = "layernorm"
+    norm_epsilon: float = 1e-6
+    norm_bias: bool = True
+    activation: str = "gelu_tanh"
+    gated: bool = False
+    biases: tuple[str, ...] = PROJECTIONS
+    qk_norm: str = "none"
+    layer_scale: float = 0.0
+    parallel: bool = False
+    inner_norms: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_positive(self, "width", "depth", "heads", "ffn")
+        require_divides(self, "heads", "width")
+        if self.kv_heads:
+            require_divides(self, "kv_heads", "heads")
+        require_one_of(self, "norm", NORMS)
+        require_one_of(self, "activation", ACTIVATIONS)
+        require_one_of(self, "qk_norm", QK_NORMS)
+        for field, known in (("biases", PROJECTIONS), ("inner_norms", INNER_NORMS)):
+            unknown = [name for name in getattr(self, field) if name not in known]
+            if unknown:
+                raise ValueError(
+                    f"{type(self).__name__}.{field} names {', '.join(unknown)}; choose from {', '.join(known)}"
+                )
+
+    @property
+    def head_width(self) -> int:
+        """Width e of one attention head."""
+        return self.width // self.heads
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all keys, and of all values."""
+        return self.head_width * (self.kv_heads or self.heads)

@@ -1,0 +1,37 @@
+"""A module as pieces: what comes before the layers, the stack of equal layers, what comes after."""
+
+import dataclasses
+from collections.abc import Callable
+
+from flax import nnx
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Part of a module that one pipeline stage holds whole, or a stack of equal layers cut anywhere.
+
+    Attributes:
+        name: Unique within its module.
+        owner: The part a user trains or freezes by name, such as `vision` or `vision_projector`.
+        build: Makes the Flax module (of one layer, for a stack).
+        layers: Number of layers of a stack; None for a single piece.
+        prepare: For a stack, what its layers share, computed once a stage from the batch.
+        borrows: Parameters owned by another piece: (path here, piece there, path there).
+    """
+
+    name: str
+    owner: str
+    build: Callable[[], nnx.Module]
+    layers: int | None = None
+    prepare: Callable | None = None
+    borrows: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A module's pieces in order, the modules whose outputs its first piece takes, and whether its last has a loss."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+    inputs: tuple[str, ...] = ()
+    has_loss: bool = False

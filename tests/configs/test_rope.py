@@ -1,0 +1,28 @@
+"""Stretched rotary frequencies: the ends of each kind by hand, and that what turns fast is left alone."""
+
+import numpy as np
+import pytest
+
+from configs.rope import LinearScaling, Llama3Scaling, YarnScaling, rotary_frequencies
+
+WIDTH, BASE = 128, 5e5
+
+
+def test_linear_scaling_divides_all():
+    np.testing.assert_allclose(LinearScaling(4.0).frequencies(WIDTH, BASE) * 4, rotary_frequencies(WIDTH, BASE))
+
+
+@pytest.mark.parametrize("scaling", [Llama3Scaling(8.0), YarnScaling(8.0, 8192)])
+def test_fast_pairs_are_left_and_slow_ones_divided(scaling):
+    plain, stretched = rotary_frequencies(WIDTH, BASE), scaling.frequencies(WIDTH, BASE)
+    assert stretched[0] == plain[0]
+    np.testing.assert_allclose(stretched[-1], plain[-1] / 8)
+    ratio = plain / stretched
+    assert np.all(np.diff(ratio) >= -1e-9) and ratio.min() == 1
+
+
+def test_yarn_sharpens_attention_by_the_papers_rule_unless_told():
+    assert YarnScaling(1.0, 4096).magnitude == 1.0
+    assert YarnScaling(40.0, 4096).magnitude == pytest.approx(1.3689, abs=1e-4)
+    assert YarnScaling(40.0, 4096, attention=1.0).magnitude == 1.0
+    assert LinearScaling(2.0).magnitude == Llama3Scaling(2.0).magnitude == 1.0
