@@ -50,14 +50,14 @@ def relaxation(
         table = problem.tables[name]
         if table.module.backbone:
             seconds, shortest, longest = (part[index, tp, chunks] for part in _backbone(problem, table))
-            work[:, column], least[:, column] = dp * tp * seconds, dp * tp * shortest
+            ranks = dp * tp * table.given.cp
+            work[:, column], least[:, column] = ranks * seconds, ranks * shortest
             constant, fastest = seconds / chunks, seconds / longest
             continue
         for size, rate in table.rate.items():
             here = tp == size
             work[here, column] = warm[here, column] = dp[here] * rate[index[here]]
-            state = table.whole_state(size, np.array(np.inf))
-            least[here, column] = np.maximum(size, size * state / problem.cluster.memory)
+            least[here, column] = table.least_devices(size, problem.cluster.memory)
     return dp, np.stack(tps, axis=1), chunks, Relaxation(work, warm, constant, problem.rows / dp - 1, least, fastest)
 
 
@@ -71,7 +71,8 @@ def _backbone(problem: Problem, table: ModuleTable) -> tuple[Float[np.ndarray, "
     behind = table.behind(
         grid[1], np.ones_like(grid[0]), dp[grid[0]], problem.cluster.memory, problem.rows // dp[grid[0]]
     )
-    index, way = (part[behind >= int(problem.deep)] for part in grid)
+    fits = (behind >= int(problem.deep)) & (dp[grid[0]] % table.given.ep == 0)
+    index, way = (part[fits] for part in grid)
     shape = (len(dp), int(table.tp.max()) + 1, max(problem.chunks) + 1)
     seconds, shortest, longest = np.full(shape, np.inf), np.full(shape, problem.devices + 1.0), np.ones(shape)
     place = (index, table.tp[way], table.chunks[way])

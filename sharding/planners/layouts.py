@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from sharding.plan import Plan, UnitPlan
+from sharding.planners.given import ALONE, Given
 from sharding.planners.problem import Problem
 from sharding.planners.search import Layout
 
@@ -11,10 +12,10 @@ from sharding.planners.search import Layout
 def place(units: Sequence[UnitPlan], microbatches: int) -> Plan:
     """Gives units, whose devices are counted from 0 each, devices one behind the other.
 
-    Larger tensor-parallel sizes come first: where they divide a node, no tensor-parallel group then lies on two nodes.
+    Larger instances come first: where tensor and sequence ranks divide a node, none of their groups lies on two nodes.
     """
     starts, start = {}, 0
-    for unit in sorted(units, key=lambda unit: -unit.tp):
+    for unit in sorted(units, key=lambda unit: -unit.instance_size):
         starts[unit.name] = start
         start += len(unit.devices)
     placed = [_moved(unit, starts[unit.name]) for unit in units]
@@ -23,11 +24,18 @@ def place(units: Sequence[UnitPlan], microbatches: int) -> Plan:
 
 
 def unit(
-    modules: tuple[str, ...], dp: int, tp: int, layers: tuple[int, ...], recompute: str, chunks: int = 1
+    modules: tuple[str, ...],
+    dp: int,
+    tp: int,
+    layers: tuple[int, ...],
+    recompute: str,
+    chunks: int = 1,
+    given: Given = ALONE,
 ) -> UnitPlan:
     """A unit with devices counted from 0, named after its last module."""
-    devices = tuple(range(dp * tp * (len(layers) // chunks)))
-    return UnitPlan(modules[-1], modules, devices, dp, tp, layers, (recompute,) * len(layers), chunks)
+    devices = tuple(range(dp * given.cp * tp * (len(layers) // chunks)))
+    cut = (layers, (recompute,) * len(layers), chunks)
+    return UnitPlan(modules[-1], modules, devices, dp, tp, *cut, given.cp, given.ep)
 
 
 def layout_plan(problem: Problem, layout: Layout) -> Plan:
@@ -36,7 +44,8 @@ def layout_plan(problem: Problem, layout: Layout) -> Plan:
     for name, choice in layout.choices.items():
         table, way = problem.tables[name], choice.way
         chunks = int(table.chunks[way])
-        units.append(unit((name,), choice.dp, int(table.tp[way]), table.layers[way], table.recompute[way], chunks))
+        cut = (table.layers[way], table.recompute[way], chunks)
+        units.append(unit((name,), choice.dp, int(table.tp[way]), *cut, table.given))
     return place(units, layout.microbatches)
 
 

@@ -9,9 +9,10 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from sharding.costs import Costs
-from sharding.layer_spec import LayerSpec
-from sharding.memory import held_bytes, state_bytes
+from sharding.memory import state_bytes
+from sharding.planners.given import ALONE, Given
 from sharding.planners.partition import balanced_layers
+from sharding.planners.pieces import Piece, Pieces
 from sharding.specs import ModuleSpec
 from sharding.trainable import Turns
 
@@ -56,11 +57,13 @@ class ModuleTable:
         layers: Of each way, how many layers each virtual stage owns.
         stage: Seconds of the slowest stage for a microbatch, forward and backward.
         warm: Seconds of a microbatch's way through all stages, forward and backward, over the chunks.
-        parameters, trained: Numbers in the parameters of a device of a stage.
+        parameters, trained: Numbers in the parameters of a device of a stage, without experts'.
+        experts, trained_experts: The same of experts.
         ahead: Microbatches a stage holds where nothing comes behind the module; one more of each for what does.
         held: Bytes of each of them, by row.
         fixed: Bytes of those that only one chunk of a stage holds.
         workspace: Bytes of a layer that is computed again, by row.
+        given: Sequence and expert ranks, which all ways have.
     """
 
     module: ModuleSpec
@@ -75,23 +78,36 @@ class ModuleTable:
     warm: Float[np.ndarray, "o k"]
     parameters: Float[np.ndarray, "o g"]
     trained: Float[np.ndarray, "o g"]
+    experts: Float[np.ndarray, "o g"]
+    trained_experts: Float[np.ndarray, "o g"]
     ahead: Float[np.ndarray, "o g"]
     held: Held
     fixed: Held
     workspace: Held
+    given: Given
 
     @functools.cached_property
     def rate(self) -> dict[int, Float[np.ndarray, " k"]]:
         """By tp, the least device-seconds of a row: on one stage, nothing computed again that need not be."""
-        return {
-            int(tp): (tp * self.warm * self.chunks[:, None] / self.rows)[(self.tp == tp) & (self.pp == 1)].min(axis=0)
-            for tp in np.unique(self.tp)
-        }
+        seconds = self.given.cp * self.warm * self.chunks[:, None] / self.rows
+        whole = self.pp == 1
+        return {int(tp): tp * seconds[whole & (self.tp == tp)].min(axis=0) for tp in np.unique(self.tp)}
 
-    def whole_state(self, tp: int, dp: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-        """Bytes of weights and optimizer on one of `tp` ranks that hold the whole module, of `dp` instances."""
-        way = int(np.flatnonzero((self.tp == tp) & (self.pp == 1))[0])
-        return state_bytes(self.parameters[way].max(), self.trained[way].max(), dp, self.costs)
+    @functools.cached_property
+    def instance_devices(self) -> Int[np.ndarray, " o"]:
+        """Devices of one instance, all stages together, of each way."""
+        return self.tp * self.given.cp * self.pp
+
+    def instances(self, dp: int) -> tuple[Int[np.ndarray, " c"], Int[np.ndarray, " c"]]:
+        """Beside a backbone of `dp` instances: columns of `rows` that can be, and the instances of each."""
+        columns = np.flatnonzero(dp % (self.rows * self.given.ep) == 0)
+        return columns, dp // self.rows[columns]
+
+    def least_devices(self, tp: int, memory: float) -> float:
+        """The fewest devices for its weights and optimizer with so many tensor ranks, ever so many data ranks."""
+        way = np.flatnonzero((self.tp == tp) & (self.pp == 1))[:1]
+        state = float(self._state(way, np.array([np.inf])).max())
+        return tp * self.given.cp * max(1.0, state / memory) * self.given.ep
 
     def behind(
         self,
@@ -140,24 +156,15 @@ class ModuleTable:
         self, ways: Int[np.ndarray, " n"], rows: Shaped[np.ndarray, " n"], dp: Int[np.ndarray, " n"]
     ) -> Float[np.ndarray, "n g"]:
         """Bytes that a device of each stage takes all the time."""
-        state = state_bytes(self.parameters[ways], self.trained[ways], dp[:, None], self.costs)
         again = self.workspace.at(ways).of(rows.astype(float))
-        return state + again[:, None] + self.fixed.at(ways).of(rows[:, None].astype(float))
+        return self._state(ways, dp) + again[:, None] + self.fixed.at(ways).of(rows[:, None].astype(float))
 
-
-class _Piece(NamedTuple):
-    """What stands before the layers, one layer, or what stands behind them, on one tensor rank.
-
-    Attributes:
-        seconds: Forward and backward, by rows of a microbatch.
-        sizes: Numbers in its parameters, and in those that train.
-        held, again: Bytes kept of a row, and of what is computed again: mean, deviation and most.
-    """
-
-    seconds: Float[np.ndarray, " k"]
-    sizes: Float[np.ndarray, " 2"]
-    held: Float[np.ndarray, " 3"]
-    again: Float[np.ndarray, " 3"]
+    def _state(self, ways: Int[np.ndarray, " n"], dp: Shaped[np.ndarray, " n"]) -> Float[np.ndarray, "n g"]:
+        alike = dp[:, None] * self.given.cp
+        state = state_bytes(self.parameters[ways], self.trained[ways], alike, self.costs)
+        if not self.module.expert_count:
+            return state
+        return state + state_bytes(self.experts[ways], self.trained_experts[ways], alike / self.given.ep, self.costs)
 
 
 class _Way(NamedTuple):
@@ -169,7 +176,7 @@ class _Way(NamedTuple):
     chunks: int
     layers: tuple[int, ...]
     stages: list[tuple[int, ...]]
-    pieces: tuple[_Piece, ...]
+    pieces: tuple[Piece, ...]
 
 
 def module_table(
@@ -182,6 +189,7 @@ def module_table(
     chunks: tuple[int, ...],
     tensor: tuple[int, ...],
     longest: int,
+    given: Given = ALONE,
 ) -> ModuleTable:
     """Cuts a module in every way.
 
@@ -193,10 +201,11 @@ def module_table(
         rows: Rows of an instance's microbatch to table.
         recompute, chunks, tensor: Choices; a tensor-parallel size that does not divide the module is none.
         longest: The most stages; a module that is not divisible has one in any case.
+        given: Sequence and expert ranks.
     """
     sizes = [tp for tp in tensor if module.splits_over(tp)]
     depth = min(longest, module.layers) if module.divisible else 1
-    pieces = _Pieces(module, turns, costs, loads, rows)
+    pieces = Pieces(module, turns, costs, loads, rows, given)
     ways = []
     for tp, choice in itertools.product(sizes, recompute):
         three = pieces.of(tp, choice)
@@ -205,52 +214,7 @@ def module_table(
             if each == 1 or 1 < pp <= depth // each:
                 layers = balanced_layers(before, layer, after, module.layers, pp * each)
                 ways.append(_Way(tp, choice, pp, each, layers, _stages(layers, pp), three))
-    return _tabulate(module, costs, rows, ways)
-
-
-class _Pieces:
-    """Costs of a module's three pieces."""
-
-    def __init__(
-        self,
-        module: ModuleSpec,
-        turns: Turns,
-        costs: Costs,
-        loads: Float[np.ndarray, "n 3"],
-        rows: Int[np.ndarray, " k"],
-    ) -> None:
-        self._costs, self._loads = costs, loads
-        self._mean = loads.mean(axis=0) * rows[:, None]
-        whole = turns.of(module.name, 0, module.layers)
-        inner = len(module.before)
-        self._groups = (whole[:inner], whole[inner : inner + 1], whole[inner + 1 :])
-        self._known: dict[tuple[str, int], Float[np.ndarray, " k"]] = {}
-
-    def of(self, tp: int, recompute: str) -> tuple[_Piece, ...]:
-        """What stands before the layers, one of them, and what stands behind."""
-        return tuple(self._piece(group, tp, recompute) for group in self._groups)
-
-    def _piece(self, group: tuple[tuple[LayerSpec, int, tuple[str, ...]], ...], tp: int, recompute: str) -> _Piece:
-        seconds, sizes = np.zeros(len(self._mean)), np.zeros(2)
-        held, again = np.zeros(len(self._loads)), np.zeros(len(self._loads))
-        for layer, _, turns in group:
-            seconds = seconds + self._forward(layer, tp)
-            sizes = sizes + layer.on_rank(tp) * np.array([1.0, "weights" in turns])
-            if turns:
-                seconds = seconds + self._costs.backward(layer, self._mean, tp, turns, recompute).total
-                held = held + held_bytes(layer, self._loads, tp, recompute, self._costs)
-                if recompute != "none":
-                    again = np.maximum(again, held_bytes(layer, self._loads, tp, "none", self._costs))
-        return _Piece(seconds, sizes, _moments(held), _moments(again))
-
-    def _forward(self, layer: LayerSpec, tp: int) -> Float[np.ndarray, " k"]:
-        if (layer.name, tp) not in self._known:
-            self._known[layer.name, tp] = self._costs.forward(layer, self._mean, tp).total
-        return self._known[layer.name, tp]
-
-
-def _moments(held: Float[np.ndarray, " n"]) -> Float[np.ndarray, " 3"]:
-    return np.array([held.mean(), held.std(), held.max()])
+    return _tabulate(module, costs, rows, ways, given)
 
 
 def _stages(layers: tuple[int, ...], pp: int) -> list[tuple[int, ...]]:
@@ -274,11 +238,13 @@ def _stages(layers: tuple[int, ...], pp: int) -> list[tuple[int, ...]]:
     return list(found.values())
 
 
-def _tabulate(module: ModuleSpec, costs: Costs, rows: Int[np.ndarray, " k"], ways: list[_Way]) -> ModuleTable:
+def _tabulate(
+    module: ModuleSpec, costs: Costs, rows: Int[np.ndarray, " k"], ways: list[_Way], given: Given
+) -> ModuleTable:
     width = max(len(way.stages) for way in ways)
     stages = np.array([way.stages + way.stages[-1:] * (width - len(way.stages)) for way in ways], float)  # [o, g, 10]
     seconds = np.array([[piece.seconds for piece in way.pieces] for way in ways])  # [o, 3, k]
-    sizes = np.array([[piece.sizes for piece in way.pieces] for way in ways])  # [o, 3, 2]
+    sizes = np.array([[piece.sizes for piece in way.pieces] for way in ways])  # [o, 3, 4]
     held = np.array([[piece.held for piece in way.pieces] for way in ways])  # [o, 3, 3]
     again = np.array([[piece.again for piece in way.pieces] for way in ways])
     device, flying, always, ahead = stages[..., :3], stages[..., 3:6], stages[..., 6:9], stages[..., 9]
@@ -295,10 +261,10 @@ def _tabulate(module: ModuleSpec, costs: Costs, rows: Int[np.ndarray, " k"], way
         tuple(way.layers for way in ways),
         (device @ seconds).max(axis=1),
         (seconds[:, 0] + module.layers * seconds[:, 1] + seconds[:, 2]) / chunks[:, None],
-        numbers[0],
-        numbers[1],
+        *numbers,
         ahead,
         Held(*np.moveaxis(flying @ held, 2, 0)),
         Held(*np.moveaxis(always @ held, 2, 0)),
         Held(*np.moveaxis(again.max(axis=1), 1, 0)),
+        given,
     )

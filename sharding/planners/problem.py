@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Int
@@ -11,6 +12,7 @@ from sharding.costs import Costs
 from sharding.data_statistics import DataStatistics
 from sharding.plan import Plan
 from sharding.plan_costs import Rows, plan_costs
+from sharding.planners.given import ALONE, Given, check_all_given
 from sharding.planners.module_table import ModuleTable, module_table
 from sharding.schedule import build_schedule, training_work
 from sharding.simulate import simulate
@@ -37,6 +39,7 @@ class Problem:
         recompute: Choices of recomputation that a planner may take.
         chunks: Numbers of virtual stages on each of the backbone's stages that a planner may take.
         tensor: Tensor-parallel sizes that a planner may take; those larger than a node are left out.
+        given: Sequence ranks and expert ranks by module, which a planner takes as they are; one of each by default.
         seed: Of the rows that plans are rehearsed with.
     """
 
@@ -50,6 +53,7 @@ class Problem:
     recompute: tuple[str, ...] = RECOMPUTE
     chunks: tuple[int, ...] = (1,)
     tensor: tuple[int, ...] = TENSOR_SIZES
+    given: Mapping[str, Given] = dataclasses.field(default_factory=dict)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -59,6 +63,11 @@ class Problem:
         for name in ("recompute", "chunks", "tensor"):
             if not getattr(self, name):
                 raise ValueError(f"Problem.{name} is empty; name at least one choice")
+        check_all_given(self.given, self.graph, self.rows)
+
+    def given_of(self, module: str) -> Given:
+        """The sequence and expert ranks of a module."""
+        return self.given.get(module, ALONE)
 
     @functools.cached_property
     def deep(self) -> bool:
@@ -88,6 +97,7 @@ class Problem:
                 (1,) if alone else self.chunks,
                 tuple(tp for tp in self.tensor if tp <= self.cluster.devices_per_node),
                 longest=1 if module.inputs and alone else module.layers,
+                given=self.given_of(module.name),
             )
         return tables
 

@@ -4,7 +4,9 @@ One tensor-parallel and one data-parallel size for all. Every encoder and genera
 it is small, it is replicated over the devices of the backbone's tensor-parallel group, each taking other images: a unit
 of dp * tp instances without tensor parallelism. Their rows are dealt out image by image (`instance_loads`), which the
 trainer does not do: `check_plan` rightly refuses such a plan, which is there to be compared with. The other form, which
-Optimus compares with (arXiv 2408.03505), puts all encoders into the backbone's first stage.
+Optimus compares with (arXiv 2408.03505), puts all encoders into the backbone's first stage. Where the backbone is given
+sequence ranks, its instances are so many times larger, and the others are replicated over all of an instance's devices,
+each replica with the sequence ranks given to that module.
 """
 
 import dataclasses
@@ -48,6 +50,7 @@ def first_stage_plans(problem: Problem, pp: int | None = None) -> list[Plan]:
 def _rigid(problem: Problem, pp: int | None, inside: bool) -> list[Plan]:
     """With the largest tp that divides the backbone, and the encoders in its stages, and fits the devices."""
     sizes = sorted(problem.tables[problem.graph.backbone.name].rate, reverse=True)
+    _check_given(problem, inside)
     if inside:
         sizes = _shared_sizes(problem, sizes)
     for tp in sizes:
@@ -62,13 +65,13 @@ def _rigid(problem: Problem, pp: int | None, inside: bool) -> list[Plan]:
 
 def _with_tp(problem: Problem, pp: int | None, inside: bool, tp: int) -> list[Plan]:
     """The most promising plans; none if nothing fits."""
-    layers = problem.graph.backbone.layers
+    layers, own_ranks = problem.graph.backbone.layers, problem.given_of(problem.graph.backbone.name)
     depths = [pp] if pp else [count for count in range(1, layers + 1) if layers % count == 0]
     own = len(problem.graph.modules) - 1 - inside * len(_encoders(problem))
     found = []
     for depth in depths:
-        most = problem.devices // (tp * (depth + own))
-        dps = [int(dp) for dp in problem.divisors if dp <= most]
+        most = problem.devices // (tp * own_ranks.cp * (depth + own))
+        dps = [int(dp) for dp in problem.divisors if dp <= most and dp % own_ranks.ep == 0]
         pieces = _pieces(problem, tp, depth, dps[-1], inside) if dps else None
         if pieces:
             found.append((_promise(problem, pieces, dps[-1], inside), depth, dps[-1], pieces))
@@ -76,6 +79,26 @@ def _with_tp(problem: Problem, pp: int | None, inside: bool, tp: int) -> list[Pl
         _plan(problem, depth, dp, pieces, inside)
         for _, depth, dp, pieces in sorted(found, key=lambda made: made[:2])[:REHEARSED]
     ]
+
+
+def _check_given(problem: Problem, inside: bool) -> None:
+    """Raises PlanError where modules are given ranks that one layout for all cannot have."""
+    backbone = problem.graph.backbone.name
+    own = problem.given_of(backbone)
+    for module in problem.graph.modules:
+        given = problem.given_of(module.name)
+        if own.cp % given.cp:
+            raise PlanError(
+                f"with one layout for all, {module.name} lies on the devices of {backbone}'s instances: its cp "
+                f"{given.cp} must divide their cp {own.cp}; give it another, or use the policy disaggregated"
+            )
+        if not inside or module.name not in _encoders(problem):
+            continue
+        if given.cp != own.cp or (module.expert_count and given.ep != own.ep):
+            raise PlanError(
+                f"{module.name} shares {backbone}'s first stage and so its ranks, cp {own.cp} and ep {own.ep}, but it "
+                f"is given cp {given.cp} and ep {given.ep}; give it the same, or use the policy disaggregated"
+            )
 
 
 def _shared_sizes(problem: Problem, sizes: list[int]) -> list[int]:
@@ -98,10 +121,15 @@ def _pieces(problem: Problem, tp: int, depth: int, dp: int, inside: bool) -> dic
     for module in sorted(problem.graph.modules, key=lambda module: module.backbone):  # what shares a stage first
         shares = inside and not module.inputs and not module.backbone
         behind = depth + deep if not module.inputs else 0
-        layouts = [(tp, dp, 1.0)] if shares else [(1, dp * tp, 1 / tp), (tp, dp, 1.0)]
+        given = problem.given_of(module.name)
+        wider = problem.given_of(problem.graph.backbone.name).cp // given.cp  # instances on those of the backbone's
+        layouts = [(tp, dp * wider, 1 / wider)]
+        if not shares and not module.backbone:
+            layouts = [(1, dp * wider * tp, 1 / (wider * tp)), *layouts]
+        layouts = [layout for layout in layouts if layout[1] % given.ep == 0]
         room = problem.cluster.memory
         if module.backbone:
-            behind, layouts, room = deep, [(tp, dp, 1.0)], room - taken
+            behind, room = deep, room - taken
         found = [_piece(problem, module.name, depth, behind, *layout) for layout in layouts]
         fits = [piece for options in found for piece in options if piece.bytes <= room]
         if not fits:
@@ -151,7 +179,8 @@ def _plan(problem: Problem, depth: int, dp: int, pieces: dict[str, _Piece], insi
 def _unit(problem: Problem, name: str, depth: int, piece: _Piece) -> UnitPlan:
     module = problem.graph[name]
     pp = depth if module.backbone else 1
-    return unit((name,), piece.dp, piece.tp, (module.layers // pp,) * pp, piece.recompute)
+    cut = ((module.layers // pp,) * pp, piece.recompute)
+    return unit((name,), piece.dp, piece.tp, *cut, given=problem.given_of(name))
 
 
 def _led(made: UnitPlan, encoder: str, problem: Problem) -> UnitPlan:

@@ -149,10 +149,10 @@ class _Group:
     def _all(self, table: ModuleTable, chosen: Bool[np.ndarray, " o"], limit: int) -> Front:
         """Ways of a module in as few devices as there are, fit or not."""
         ways = np.flatnonzero(chosen)[:, None]
-        columns = np.flatnonzero(self._dp % table.rows == 0)[None]
-        devices = (table.tp * table.pp)[ways] * (self._dp // table.rows)[columns]
+        columns, instances = table.instances(self._dp)
+        devices = table.instance_devices[ways] * instances
         row, column = np.nonzero(devices <= limit)
-        way, rows = ways[row, 0], columns[0, column]
+        way, rows = ways[row, 0], columns[column]
         marks = np.stack([way, rows], axis=1)[:, None]
         return Front(devices[row, column], table.stage[way, rows], table.warm[way, rows], np.zeros(len(way)), marks)
 
@@ -254,4 +254,4 @@ class _Group:
         table = self._problem.tables[name]
         rows = int(table.rows[column])
         dp = self._dp // rows
-        return Choice(way, rows, dp, int(table.tp[way] * table.pp[way]) * dp)
+        return Choice(way, rows, dp, int(table.instance_devices[way]) * dp)

@@ -57,12 +57,10 @@ class _Ways:
     """Every way of a module with every number of rows, at one dp of the backbone."""
 
     def __init__(self, problem: Problem, table: ModuleTable, dp: int) -> None:
-        way, column = (
-            part.ravel() for part in np.meshgrid(np.arange(len(table.tp)), np.flatnonzero(dp % table.rows == 0))
-        )
+        way, column = (part.ravel() for part in np.meshgrid(np.arange(len(table.tp)), table.instances(dp)[0]))
         self.way, self.rows = way, table.rows[column]
         self.dp = dp // self.rows
-        self.devices = table.tp[way] * table.pp[way] * self.dp
+        self.devices = table.instance_devices[way] * self.dp
         self.most = np.full(len(way), problem.rows // dp)
         self.behind = table.behind(way, self.rows, self.dp, problem.cluster.memory, self.most)
 

@@ -30,10 +30,12 @@ def options(problem: Problem, dp: int, name: str) -> list[Choice]:
     """Every way of a module beside a backbone of `dp` instances."""
     table = problem.tables[name]
     sizes = [1] if table.module.backbone else [int(rows) for rows in table.rows if dp % rows == 0]
+    given = problem.given_of(name)
     return [
-        Choice(way, rows, dp // rows, int(table.tp[way] * table.pp[way]) * (dp // rows))
+        Choice(way, rows, dp // rows, int(table.tp[way] * table.pp[way]) * given.cp * (dp // rows))
         for way in range(len(table.tp))
         for rows in sizes
+        if dp // rows % given.ep == 0
     ]
 
 

@@ -9,9 +9,11 @@ from configs.clusters import ClusterConfig, Link
 from configs.workloads import Lognormal, SampleKind, SyntheticData
 from sharding.costs import AnalyticCosts
 from sharding.data_statistics import DataStatistics, describe
+from sharding.planners.given import Given
 from sharding.planners.problem import Problem
 from sharding.specs import module_graph
 from sharding.trainable import trained_parts
+from tests.sharding.experts import with_experts
 
 VISION = VisionConfig(width=64, depth=3, heads=2, ffn=128, patch=16)
 AUDIO = AudioConfig(width=64, depth=2, heads=2, ffn=128)
@@ -20,6 +22,14 @@ GENERATOR = GeneratorConfig(image_size=16, widths=(32,), head_width=16, groups=4
 MODEL = ModelConfig((VISION,), BACKBONE, (GENERATOR,))
 ENCODERS = ((), (VISION,), (VISION, AUDIO))
 TRAINABLE = (("all",), ("projectors",), ("projectors", "backbone"), ("generator_projector", "generator"))
+
+RANKED = (
+    {},
+    {"ranks": (("backbone", 2, 1),)},
+    {"ranks": (("backbone", 1, 2),), "experts": 4},
+    {"ranks": (("vision", 2, 1), ("backbone", 2, 2)), "experts": 4},
+)
+"""Sequence and expert ranks that planners are given."""
 
 
 def cluster(memory: float) -> ClusterConfig:
@@ -48,12 +58,16 @@ def problem(
     trainable: tuple[str, ...] = ("all",),
     chunks: tuple[int, ...] = (1,),
     spread: float = 0.4,
+    experts: int = 0,
+    ranks: tuple[tuple[str, int, int], ...] = (),
 ) -> Problem:
-    """A problem on toy devices."""
+    """A problem on toy devices; `ranks` are (module, cp, ep), `experts` those of each of the backbone's layers."""
     graph, toy = module_graph(model), cluster(memory)
+    graph = with_experts(graph, experts) if experts else graph
     statistics = describe(data(spread), model, 16)
     trains = trained_parts(graph, trainable)
-    return Problem(graph, AnalyticCosts(toy), toy, devices, rows, statistics, trains, chunks=chunks)
+    given = {name: Given(cp, ep) for name, cp, ep in ranks}
+    return Problem(graph, AnalyticCosts(toy), toy, devices, rows, statistics, trains, chunks=chunks, given=given)
 
 
 def uniform(of: Problem) -> Problem:
@@ -73,12 +87,15 @@ def recipes(draw: st.DrawFn) -> dict:
         "memory": draw(st.sampled_from([6e6, 1.2e7, 3e7, 1e9])),
         "trainable": draw(st.sampled_from(TRAINABLE)),
         "chunks": draw(st.sampled_from([(1,), (1, 2)])),
+        **draw(st.sampled_from(RANKED)),
     }
 
 
 def cook(recipe: dict) -> Problem:
-    """A problem from its recipe; parts that the model lacks do not train."""
+    """A problem from its recipe; parts that the model lacks do not train, and its modules alone have ranks."""
     recipe = dict(recipe)
+    names = {BACKBONE.name, *(encoder.name for encoder in recipe["encoders"])}
+    recipe["ranks"] = tuple(ranks for ranks in recipe.get("ranks", ()) if ranks[0] in names)
     model = ModelConfig(recipe.pop("encoders"), BACKBONE, recipe.pop("generators"))
     parts = {part for module in module_graph(model).modules for part in module.parts} | {"all", "projectors"}
     trainable = tuple(name for name in recipe.pop("trainable") if name in parts)

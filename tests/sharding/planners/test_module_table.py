@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from sharding.planners.layouts import layout_plan
 from sharding.planners.module_table import Held
 from sharding.planners.search import search
-from tests.sharding.planners.problems import cook, recipes, uniform
+from tests.sharding.planners.problems import cook, problem, recipes, uniform
 
 
 @given(recipes())
@@ -34,6 +34,24 @@ def test_stages_take_what_the_simulator_is_told(recipe):
             assert held <= need * (1 + 1e-6)
             static = max(each.static for each in costs)
             assert need - static <= (held - static) * 3 + 1  # a stage need not be as full as it may be
+
+
+def test_sequence_and_expert_ranks_divide_what_a_device_holds():
+    tables = [
+        problem(experts=4, ranks=(("backbone", *ranks),)).tables["backbone"]
+        for ranks in ((1, 1), (4, 1), (1, 2), (1, 4))
+    ]
+    ways = np.arange(len(tables[0].tp))
+    one, ring, two, four = tables
+    np.testing.assert_allclose(ring.held.most, one.held.most / 4)
+    np.testing.assert_array_equal(ring.instance_devices, 4 * one.instance_devices)
+    rows, dp, behind, most = (np.full(len(ways), n) for n in (1, 4, 1.0, 2))
+    bytes_of = [table.bytes(ways, rows, dp, behind, most) for table in tables]
+    assert (bytes_of[0] > bytes_of[2]).all() and (bytes_of[2] > bytes_of[3]).all() and (bytes_of[0] > bytes_of[1]).all()
+    np.testing.assert_allclose(two.experts, one.experts / 2)
+    np.testing.assert_array_equal(two.parameters, one.parameters)
+    assert [list(table.instances(4)[1]) for table in (one, two, four)] == [[4]] * 3
+    assert not len(four.instances(6)[0])
 
 
 def test_room_and_bytes_are_inverse():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
-from sharding.plan import PlanError, check_plan
+from sharding.plan import PlanError, check_layout, check_plan
 from sharding.planners import disaggregated, rigid
 from sharding.planners.auto import POLICIES, auto, choose, run_policy, runs
 from sharding.planners.layouts import place, unit
@@ -39,7 +39,9 @@ def test_plans_are_valid_fit_and_take_no_less_than_their_bounds(recipe):
         assert max(device for unit in plan.units for device in unit.devices) < of.devices
         assert max(timeline.memory_of(lane) for lane in timeline.lanes) <= of.cluster.memory
         assert timeline.step >= busiest(timeline) * (1 - 1e-9)
-        if not policy.startswith("rigid"):
+        if any(unit.cp > 1 for unit in plan.units):
+            check_layout(plan, of.graph, of.devices)
+        elif not policy.startswith("rigid"):
             check_plan(plan, of.graph, of.rows, of.devices)
 
 
@@ -73,6 +75,59 @@ def test_the_first_stage_holds_all_encoders():
     plan = rigid.first_stage_plans(several, pp=2)[0]
     own = plan.unit_of("backbone")
     assert plan.unit_of("vision").devices == plan.unit_of("audio").devices == own.stage_devices(0)
+
+
+def test_policies_take_the_ranks_that_are_given():
+    of = problem(devices=28, rows=4, experts=4, ranks=(("vision", 2, 1), ("backbone", 2, 2)))
+    outcomes = [run_policy(of, policy) for policy in ("rigid", "ratio", "disaggregated")]
+    for outcome in outcomes:
+        own, eyes = outcome.plan.unit_of("backbone"), outcome.plan.unit_of("vision")
+        assert (own.cp, own.ep, eyes.cp, eyes.ep) == (2, 2, 2, 1)
+        assert own.dp % 2 == 0 and len(own.devices) == own.dp * 2 * own.tp * own.pp
+        assert not runs(of, outcome.plan)
+    assert choose(of, outcomes).timeline.step == min(outcome.timeline.step for outcome in outcomes)
+
+
+def test_expert_ranks_alone_can_be_trained():
+    of = problem(devices=12, rows=4, experts=4, ranks=(("backbone", 1, 4),))
+    best = run_policy(of, "disaggregated")
+    assert best.plan.unit_of("backbone").ep == 4 and runs(of, best.plan)
+
+
+def test_rigid_replicates_encoders_over_an_instances_sequence_ranks_too():
+    of = problem(devices=12, rows=4, ranks=(("backbone", 2, 1),))
+    plan = rigid.plans(of, pp=1)[0]
+    own = plan.unit_of("backbone")
+    assert (own.tp, own.cp, own.dp) == (2, 2, 1)
+    assert (plan.unit_of("vision").dp, plan.unit_of("vision").cp) == (4, 1) and plan.device_count == 12
+
+
+@pytest.mark.parametrize(
+    ("policy", "ranks", "message"),
+    [
+        ("rigid_first_stage", (("backbone", 2, 1),), "vision shares backbone's first stage and so its ranks, cp 2"),
+        ("rigid", (("vision", 2, 1),), "its cp 2 must divide their cp 1; give it another, or use the policy disag"),
+    ],
+)
+def test_one_layout_for_all_says_which_ranks_it_cannot_have(policy, ranks, message):
+    assert message in run_policy(problem(ranks=ranks), policy).reason
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        (("mind", 2, 1), "ranks are given for mind, which the model lacks; it has vision, backbone, generator"),
+        (("generator", 2, 1), "given for generator: cp 2, but generator has no sequence to divide"),
+        (("vision", 1, 2), "given for vision: ep 2, but no layer of vision has experts"),
+        (("backbone", 1, 3), "given for backbone: ep 3 does not divide the 4 experts of backbone"),
+        (("backbone", 0, 1), "the given cp is 0; it must be at least 1"),
+    ],
+)
+def test_ranks_that_cannot_be_given_are_named(ranks, message):
+    with pytest.raises(PlanError, match=re.escape(message)):
+        problem(experts=4, ranks=(ranks,))
+    with pytest.raises(PlanError, match="ep 4 does not divide the 6 rows of the global batch"):
+        problem(rows=6, experts=4, ranks=(("backbone", 1, 4),))
 
 
 def test_ratio_divides_by_flops():

@@ -4,16 +4,26 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from configs.architectures import ModelConfig
 from sharding.planners.candidates import relax
 from sharding.planners.search import Choice, search
 from tests.sharding.planners.brute_force import best_layout, fits, options, seconds_of
-from tests.sharding.planners.problems import BACKBONE, cook, problem, recipes
+from tests.sharding.planners.problems import BACKBONE, RANKED, VISION, cook, problem, recipes
 
 
 @given(recipes())
 @settings(max_examples=10, deadline=None)
 def test_equals_the_best_of_all_layouts_and_never_beats_the_bound(recipe):
-    of = cook({**recipe, "devices": min(recipe["devices"], 9)})
+    equals_brute_force(cook({**recipe, "devices": min(recipe["devices"], 9)}))
+
+
+@pytest.mark.parametrize("ranked", RANKED[1:], ids=["cp", "ep", "both"])
+@pytest.mark.parametrize("memory", [1.2e7, 1e9])
+def test_equals_the_best_of_all_layouts_with_ranks_that_are_given(ranked, memory):
+    equals_brute_force(problem(ModelConfig((VISION,), BACKBONE, ()), devices=11, rows=6, memory=memory, **ranked))
+
+
+def equals_brute_force(of):
     found, best = search(of), best_layout(of)
     assert bool(found) == (best is not None)
     if best:

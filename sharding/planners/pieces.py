@@ -1,0 +1,77 @@
+"""Costs of a module's three pieces: what stands before its layers, one of them, and what stands behind."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sharding.costs import Costs
+from sharding.layer_spec import LayerSpec
+from sharding.memory import held_bytes
+from sharding.planners.given import Given
+from sharding.specs import ModuleSpec
+from sharding.trainable import Turns
+
+
+class Piece(NamedTuple):
+    """What stands before the layers, one layer, or what stands behind them, on one tensor rank.
+
+    Attributes:
+        seconds: Forward and backward, by rows of a microbatch.
+        sizes: Numbers in its parameters without experts', and in those that train; and in experts' alike.
+        held, again: Bytes kept of a row, and of what is computed again: mean, deviation and most.
+    """
+
+    seconds: Float[np.ndarray, " k"]
+    sizes: Float[np.ndarray, " 4"]
+    held: Float[np.ndarray, " 3"]
+    again: Float[np.ndarray, " 3"]
+
+
+class Pieces:
+    """Costs of a module's three pieces."""
+
+    def __init__(
+        self,
+        module: ModuleSpec,
+        turns: Turns,
+        costs: Costs,
+        loads: Float[np.ndarray, "n 3"],
+        rows: Int[np.ndarray, " k"],
+        given: Given,
+    ) -> None:
+        self._costs, self._loads, self._given = costs, loads, given
+        self._mean = loads.mean(axis=0) * rows[:, None]
+        whole = turns.of(module.name, 0, module.layers)
+        inner = len(module.before)
+        self._groups = (whole[:inner], whole[inner : inner + 1], whole[inner + 1 :])
+        self._known: dict[tuple[str, int], Float[np.ndarray, " k"]] = {}
+
+    def of(self, tp: int, recompute: str) -> tuple[Piece, ...]:
+        """What stands before the layers, one of them, and what stands behind."""
+        return tuple(self._piece(group, tp, recompute) for group in self._groups)
+
+    def _piece(self, group: tuple[tuple[LayerSpec, int, tuple[str, ...]], ...], tp: int, recompute: str) -> Piece:
+        seconds, sizes = np.zeros(len(self._mean)), np.zeros(4)
+        cp, ep = self._given.cp, self._given.ep
+        held, again = np.zeros(len(self._loads)), np.zeros(len(self._loads))
+        for layer, _, turns in group:
+            seconds = seconds + self._forward(layer, tp)
+            local = np.array([layer.on_rank(tp), layer.experts_on_rank(tp, ep)])
+            sizes = sizes + np.outer(local, [1.0, "weights" in turns]).ravel()
+            if turns:
+                seconds = seconds + self._costs.backward(layer, self._mean, tp, turns, recompute, cp, ep).total
+                held = held + held_bytes(layer, self._loads, tp, recompute, self._costs, cp)
+                if recompute != "none":
+                    again = np.maximum(again, held_bytes(layer, self._loads, tp, "none", self._costs, cp))
+        return Piece(seconds, sizes, _moments(held), _moments(again))
+
+    def _forward(self, layer: LayerSpec, tp: int) -> Float[np.ndarray, " k"]:
+        if (layer.name, tp) not in self._known:
+            ranks = (tp, self._given.cp, self._given.ep)
+            self._known[layer.name, tp] = self._costs.forward(layer, self._mean, *ranks).total
+        return self._known[layer.name, tp]
+
+
+def _moments(held: Float[np.ndarray, " n"]) -> Float[np.ndarray, " 3"]:
+    return np.array([held.mean(), held.std(), held.max()])
