@@ -111,7 +111,9 @@ def _share(timeline: Timeline, cause: str) -> float:
 
 
 def _units(found: Sequence[Outcome]) -> Table:
-    columns = ("policy", "unit", "devices", "dp", "tp", "pp", "chunks", "layers", "recompute", "memory", "MFU")
+    units = [unit for outcome in found for unit in outcome.plan.units]
+    given = [key for key in ("cp", "ep") if any(getattr(unit, key) > 1 for unit in units)]
+    columns = ("policy", "unit", "devices", "dp", *given, "tp", "pp", "chunks", "layers", "recompute", "memory", "MFU")
     table = _table("Where modules lie; layers are those of a stage", *columns)
     for outcome in found:
         timeline = outcome.timeline
@@ -121,7 +123,7 @@ def _units(found: Sequence[Outcome]) -> Table:
                 outcome.policy if unit is outcome.plan.units[0] else "",
                 " > ".join(unit.modules),
                 f"{len(unit.devices):,}",
-                *map(str, (unit.dp, unit.tp, unit.pp, unit.chunks)),
+                *(str(getattr(unit, key)) for key in ("dp", *given, "tp", "pp", "chunks")),
                 "-".join(map(str, sorted({min(unit.layers), max(unit.layers)}))),
                 ", ".join(dict.fromkeys(unit.recompute)),
                 _bytes(max(timeline.memory_of(lane) for lane in lanes)),
@@ -180,7 +182,9 @@ def _why(found: Sequence[Outcome], choice: Outcome, bound: float) -> str:
             f"Its step is {abs(step / bound - 1):.0%} {side} the bound, {bound:.3g} s: the optimum if every module had "
             "devices of its own, divided at will, and all rows were alike."
         )
-    return f"Choice: {choice.policy}, the shortest simulated step.{against} {distance} Most is lost to {lost}."
+    ringed = ", ".join(unit.name for unit in choice.plan.units if unit.cp > 1)
+    remark = f" It cannot be trained yet: sequence ranks of {ringed} are simulated only." if ringed else ""
+    return f"Choice: {choice.policy}, the shortest simulated step.{against} {distance} Most is lost to {lost}.{remark}"
 
 
 def _bytes(size: float) -> str:

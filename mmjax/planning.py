@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from configs.architectures import AudioConfig, ModelConfig
@@ -9,6 +10,7 @@ from configs.clusters import ClusterConfig
 from configs.workloads import Workload
 from sharding.costs import AnalyticCosts
 from sharding.data_statistics import DataStatistics, describe
+from sharding.planners.given import Given
 from sharding.planners.problem import Problem
 from sharding.profiled_costs import Profile, ProfiledCosts
 from sharding.specs import module_graph
@@ -44,16 +46,18 @@ def make_problem(
     cluster: ClusterConfig,
     devices: int,
     profile: Profile | None = None,
+    given: Mapping[str, Given] | None = None,
 ) -> Problem:
     """The problem of laying a configuration's step out on a cluster, by a roofline's costs or by a profile's.
 
-    A planner may take what the profile measured, and no other tensor-parallel size or recomputation.
+    A planner may take what the profile measured, and no other tensor-parallel size or recomputation. It takes the
+    sequence and expert ranks that are given by module; raises PlanError if these cannot be.
     """
     rows = config.rows if isinstance(config, Workload) else config.data.rows
     graph = module_graph(config.model)
     trains = trained_parts(graph, config.trainable)
     costs = AnalyticCosts(cluster, element_bytes=config.model.element_bytes)
-    problem = Problem(graph, costs, cluster, devices, rows, statistics, trains, chunks=CHUNKS)
+    problem = Problem(graph, costs, cluster, devices, rows, statistics, trains, chunks=CHUNKS, given=given or {})
     if profile is None:
         return problem
     tensor = tuple(sorted({layer.tp for layer in profile.layers}))

@@ -1,6 +1,7 @@
 """Flags that `mmjax.plan` and `mmjax.simulate` share, and the planner's problem that they describe."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -9,6 +10,7 @@ from mmjax import cli
 
 if TYPE_CHECKING:
     from configs.clusters import ClusterConfig
+    from sharding.planners.given import Given
     from sharding.planners.problem import Problem
     from sharding.profiled_costs import Profile
 
@@ -23,11 +25,12 @@ _OTHER_DEVICE = flags.DEFINE_bool("other_device", False, "Take a profile of othe
 MODEL_ROWS = 1920  # DistTrain's global batch
 
 
-def read_problem(devices: int = 0) -> "Problem":
-    """The problem that the command line describes; raises UserError for an unknown cluster, file or part.
+def read_problem(devices: int = 0, given: "Mapping[str, Given] | None" = None) -> "Problem":
+    """The problem that the command line describes; raises UserError for an unknown cluster, file, part or rank.
 
     Args:
         devices: How many, if the command line does not say; 0 for a node's.
+        given: Sequence and expert ranks by module.
     """
     config = _configuration()
     from configs.clusters import find_cluster
@@ -38,7 +41,7 @@ def read_problem(devices: int = 0) -> "Problem":
     profile = _profile(cluster) if _PROFILE.value else None
     if _ROWS.value:
         config = with_rows(config, _ROWS.value)
-    return make_problem(config, workload_statistics(config), cluster, count, profile)
+    return make_problem(config, workload_statistics(config), cluster, count, profile, given)
 
 
 def _profile(cluster: "ClusterConfig") -> "Profile":
