@@ -60,6 +60,11 @@ def _nothing(config: Config) -> tuple[str, ...]:
     return ()
 
 
+def _none_repeated(config: Config) -> Mapping[str, str]:
+    del config
+    return {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Published:
     """A published architecture: what its config.json and its tensors mean here.
@@ -75,7 +80,8 @@ class Published:
             Raises ValueError where they can't compute it.
         rules: By the name of our module. Pieces that no rule names (a projector) are no part of the checkpoint.
         ignored: Names in their files that are nothing of ours, as patterns of `fnmatch` (`*.rotary_emb.inv_freq`). A
-            name that a rule has is not ignored.
+            name that a rule has is not ignored. An export copies them from the checkpoint it was told to be like.
+        repeated: Names in some files that hold another tensor once more -> that tensor (tied heads).
         aliases: Prefixes of names in some files -> what `rules` and `ignored` say instead; the first that fits.
         stem: Of their files: `model` in model.safetensors and model.safetensors.index.json.
     """
@@ -87,6 +93,7 @@ class Published:
     write_config: Callable[[Config], dict[str, Any]]
     rules: Callable[[Config], Rules]
     ignored: Callable[[Config], tuple[str, ...]] = _nothing
+    repeated: Callable[[Config], Mapping[str, str]] = _none_repeated
     aliases: tuple[tuple[str, str], ...] = ()
     stem: str = "model"
 
@@ -130,6 +137,12 @@ class Match:
     paths: tuple[str, ...]
     shapes: tuple[Shape, ...]
     layout: Layout
+
+    @property
+    def layer(self) -> tuple[str, str, str]:
+        """Module, piece and layer that all its parameters are in."""
+        module, piece, layer, _ = self.paths[0].split("/", 3)
+        return module, piece, layer
 
     @property
     def their_shapes(self) -> tuple[Shape, ...]:
