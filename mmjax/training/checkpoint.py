@@ -14,6 +14,7 @@ import shutil
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp
@@ -180,6 +181,17 @@ class Checkpoints:
         with _context(alone=True):
             return ocp.load_checkpointables(path, {"parameters": wanted})["parameters"], int(path.name)
 
+    def layers(self, device: jax.Device, step: int | None = None) -> "SavedLayers":
+        """The parameters alone of the newest checkpoint that can be read, or that of a step, a layer at a time.
+
+        Raises:
+            UserError: As `restore`.
+        """
+        path = self._newest_whole(step)
+        self._trained_then(path)
+        shapes = {module.name: abstract_module(module) for module in model_modules(self._config)}
+        return SavedLayers(path, shapes, device)
+
     def _newest_whole(self, step: int | None) -> pathlib.Path:
         """The newest checkpoint, or that of a step, whose files are all there; warns of those passed over."""
         self.wait()
@@ -216,6 +228,31 @@ class Checkpoints:
             about = ocp.load_checkpointables(path, {"model": None})["model"]
         _refuse_another_model(path, _flat(about["model"]), _flat(_identity(self._config)))
         return frozenset(about["trained"])
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedLayers:
+    """The parameters of a checkpoint, of which a layer is read when it is asked for.
+
+    Attributes:
+        path: The checkpoint.
+        shapes: Of all its parameters.
+        device: Through which they are read.
+    """
+
+    path: pathlib.Path
+    shapes: Tree
+    device: jax.Device
+
+    def read(self, module: str, piece: str, layer: str) -> Tree:
+        """One layer's parameters in float32, on the host."""
+        here = SingleDeviceSharding(self.device)
+        wanted = jax.tree.map(
+            lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype, sharding=here), self.shapes[module][piece][layer]
+        )
+        with _context(alone=True):
+            loaded = ocp.load_checkpointables(self.path, {"parameters": {module: {piece: {layer: wanted}}}})
+        return jax.tree.map(np.asarray, loaded["parameters"][module][piece][layer])
 
 
 def _write_sizes(directory: pathlib.Path) -> None:

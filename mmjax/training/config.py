@@ -27,6 +27,9 @@ class TrainConfig:
         needs_plan: Whether fewer devices than the plan needs are an error; if not, the run falls to one device.
         steps: Steps of the whole run.
         seed: Of initial values, noise and times.
+        weights: What starts from published weights and not from the seed: (part, folder) of a part that trains by
+            name, such as `backbone`, or of `model` for all that the folder has (docs/weights.md). A resumed run takes
+            its checkpoint.
         trainable: Parts that train, by name, or `all`, or `projectors`.
         transport: How hops travel: `auto`, `device_put` or `ppermute`.
         reordering: How the rows of a step are ordered for the plan (`sharding.balancing.arrangement`): `none`,
@@ -50,6 +53,7 @@ class TrainConfig:
     needs_plan: bool = True
     steps: int = 1000
     seed: int = 0
+    weights: tuple[tuple[str, str], ...] = ()
     trainable: tuple[str, ...] = ("all",)
     transport: str = "auto"
     reordering: str = "none"

@@ -10,11 +10,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import ModelConfig
-from mmjax.models.parameters import initial_layer, put
+from mmjax.models.parameters import put
 from mmjax.models.pieces import model_modules
 from mmjax.training.settings import Settings, trained_parts
 from mmjax.training.stages import piece_shapes, stage_function, stage_layouts
 from mmjax.training.updates import adamw, optimizer_shardings, stage_stats, stage_update
+from mmjax.weights.initial import FromSeed, InitialValues
 from sharding.plan import Plan, PlanError, check_plan
 from sharding.runtime.agreement import Agreement, Decision
 from sharding.runtime.broker import make_hop
@@ -262,10 +263,11 @@ class Engine:
 
     # ------------------------------------------------------------------ state
 
-    def initial_state(self) -> State:
-        """Masters by the seed, the same on every plan, and zero moments; made on the devices that hold them."""
-        masters = {node: self._initial_masters(node) for node in self.layouts if self.executor.stages[node].local}
-        return self.state_from(masters)
+    def initial_state(self, values: InitialValues | None = None) -> State:
+        """Masters as given (else by the seed), the same on every plan, and zero moments, made where they lie."""
+        values = values or FromSeed(self.settings.seed)
+        local = [node for node in self.layouts if self.executor.stages[node].local]
+        return self.state_from({node: self._initial_masters(node, values) for node in local})
 
     def state_from(self, masters: dict[Node, Tree]) -> State:
         """A state with fresh moments around given masters."""
@@ -275,11 +277,11 @@ class Engine:
             self.executor.agreement.start(),
         )
 
-    def _initial_masters(self, node: Node) -> Tree:
+    def _initial_masters(self, node: Node, values: InitialValues) -> Tree:
         shardings = self.masters[node].shardings
         return {
             run.key: {
-                name: initial_layer(self.settings.seed, run.module, run.piece, layer, shardings[run.key][name])
+                name: values.layer(run.module, run.piece, layer, shardings[run.key][name])
                 for name, layer in zip(run.layers, range(run.first, run.last), strict=True)
             }
             for run in self.layouts[node].runs

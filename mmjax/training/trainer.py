@@ -24,6 +24,7 @@ from mmjax.training.modelflops import capacity_flops
 from mmjax.training.progress import Progress
 from mmjax.training.timing import StepTimer
 from mmjax.training.updates import learning_rates
+from mmjax.weights.initial import initial_values
 from sharding.plan import Plan
 from sharding.runtime.agreement import Decision
 from sharding.runtime.executor import State
@@ -87,6 +88,7 @@ class Trainer:
         self.config = config
         if not resume:
             refuse_existing(workdir / "checkpoints")
+        self.initial = None if resume else initial_values(config.model, config.seed, config.weights)
         source = config.source("train")
         self.tokenizer = source.tokenizer
         self.reordering = make_reordering(config, plan, jax.devices()[0].device_kind)
@@ -115,7 +117,7 @@ class Trainer:
         config, engine = self.config, self.engine
         begin = time.perf_counter()
         rehearse(engine.executor)
-        state: State = self.state or engine.initial_state()
+        state: State = self.state or engine.initial_state(self.initial)
         self.state = None  # the loop donates it
         step, window, total = self.step, [], {}
         timer, flying = StepTimer(), collections.deque()

@@ -1,0 +1,122 @@
+"""`python -m mmjax.convert`: published checkpoints and ours; docs/weights.md.
+
+python -m mmjax.convert --folder=FOLDER                    is it whole, and what is it?
+python -m mmjax.convert --folder=FOLDER --print            its architecture as gin, to train it
+python -m mmjax.convert --folder=FOLDER --module=backbone --gin_file=mine.gin     does it fit that module of mine?
+python -m mmjax.convert --workdir=runs/x --module=backbone --output=FOLDER        from a run to a checkpoint
+"""
+
+import pathlib
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from mmjax import cli
+
+if TYPE_CHECKING:  # they import jax
+    from mmjax.training.config import TrainConfig
+    from mmjax.weights.exporting import Target
+
+_FOLDER = flags.DEFINE_string("folder", "", "Folder of a published checkpoint, to be looked at.")
+_PRINT = flags.DEFINE_bool("print", False, "Print the architecture of --folder as gin.")
+_MODULE = flags.DEFINE_string(
+    "module", "", "A module's name, or model; with --folder also a part, such as a projector."
+)
+_WORKDIR = flags.DEFINE_string("workdir", "", "Workdir of python -m mmjax.train, whose parameters are written.")
+_STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint in --workdir; default: the newest.")
+_OUTPUT = flags.DEFINE_string("output", "", "Folder to write; it must not exist, or be empty.")
+_ORIGINAL = flags.DEFINE_string(
+    "original", "", "Published checkpoint that --output is to be like; default: the one that the run started from."
+)
+_MODEL_TYPE = flags.DEFINE_string("model_type", "", "Architecture of --output where there is no original: llama, ...")
+_DTYPE = flags.DEFINE_enum(
+    "dtype", None, ["float32", "float16", "bfloat16"], "Of --output; default: the original's, else the model's."
+)
+_SHARD_SIZE = flags.DEFINE_string("shard_size", "5GB", "Largest file of --output.")
+
+
+def main() -> int:
+    """Looks at a published checkpoint, or writes one."""
+    from configs.errors import UserError
+
+    if bool(_FOLDER.value) == bool(_WORKDIR.value):
+        raise UserError("give --folder to look at a published checkpoint, or --workdir to write one of a run")
+    return _look(pathlib.Path(_FOLDER.value)) if _FOLDER.value else _write(pathlib.Path(_WORKDIR.value))
+
+
+def _look(folder: pathlib.Path) -> int:
+    from configs.architectures import ModelConfig
+    from mmjax.weights.checking import checked_matches
+    from mmjax.weights.literal import gin_text
+    from mmjax.weights.modules import WHOLE, open_checkpoint, standing_alone
+
+    checkpoint = open_checkpoint(folder)
+    config = checkpoint.config
+    part = WHOLE if isinstance(config, ModelConfig) else config.name
+    if _PRINT.value:
+        print(gin_text(config, ((part, str(folder)),)))
+        return 0
+    ours = standing_alone(config)
+    if _MODULE.value:
+        cli.parse_gin("quickstart.gin")
+        part, ours = _MODULE.value, cli.configured(ModelConfig)
+    matches = checked_matches(checkpoint, ours, part)
+    tensors = sum(len(of.names) for of in matches)
+    print(f"{folder} is a {checkpoint.published.name}; {tensors} tensors give {part} all that it needs")
+    return 0
+
+
+def _write(workdir: pathlib.Path) -> int:
+    import jax
+
+    from configs.errors import UserError
+    from mmjax.weights.exporting import export
+    from mmjax.weights.writing import parse_size, refuse_filled
+
+    limit = parse_size(_SHARD_SIZE.value)
+    if not _OUTPUT.value:
+        raise UserError("--output is missing: the folder to write")
+    output = pathlib.Path(_OUTPUT.value)
+    refuse_filled(output)
+    config = _configuration_of(workdir)
+    from mmjax.training.checkpoint import Checkpoints
+
+    target = _target(config)
+    layers = Checkpoints(workdir / "checkpoints", config.model).layers(jax.local_devices()[0], _STEP.value)
+    files = export(target, layers.read, output, limit)
+    print(f"Written to {output}: {target.published.name}, step {layers.path.name}; config.json, {', '.join(files)}")
+    return 0
+
+
+def _configuration_of(workdir: pathlib.Path) -> "TrainConfig":
+    """The configuration that a run wrote down."""
+    from configs.errors import UserError
+
+    if not (workdir / cli.OPERATIVE_CONFIG).is_file():
+        raise UserError(f"--workdir={workdir} has no {cli.OPERATIVE_CONFIG}; give the folder that mmjax.train wrote to")
+    cli.parse_gin(str(workdir / cli.OPERATIVE_CONFIG))
+    from mmjax.training.config import TrainConfig
+
+    return cli.configured(TrainConfig)
+
+
+def _target(config: "TrainConfig") -> "Target":
+    """What to write: like an original, or anew."""
+    from configs.errors import UserError
+    from mmjax.weights.exporting import anew, like
+    from mmjax.weights.modules import WHOLE, open_checkpoint
+
+    module = _MODULE.value or WHOLE
+    if _MODEL_TYPE.value:
+        return anew(_MODEL_TYPE.value, config.model, module, _DTYPE.value or config.model.dtype)
+    original = _ORIGINAL.value or dict(config.weights).get(module, "")
+    if not original:
+        raise UserError(
+            f"the run's {module} started from no published checkpoint: give --original=FOLDER of one to be like, or "
+            "--model_type, such as llama"
+        )
+    return like(open_checkpoint(pathlib.Path(original)), config.model, module, _DTYPE.value or "")
+
+
+if __name__ == "__main__":
+    cli.run(main, joins=False)

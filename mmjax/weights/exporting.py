@@ -1,0 +1,192 @@
+"""From a model's parameters to a published checkpoint, a layer at a time."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from configs.architectures import ModelConfig
+from configs.errors import UserError
+from mmjax.models.published import registry
+from mmjax.models.published.rules import Config, Match, Published
+from mmjax.weights.folder import CONFIG
+from mmjax.weights.modules import WHOLE, Checkpoint, adapted, differences, is_ignored, matches_of
+from mmjax.weights.tensor_file import DTYPES, Tensor
+from mmjax.weights.writing import write_folder
+from sharding.trees import Tree, get_leaf
+
+DTYPE_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""What config.json calls the types that a checkpoint can be written in."""
+
+BESIDE = ("*.json", "*.txt", "*.model", "*.jinja")
+"""What is copied of the original: its tokenizer, how pictures are made ready, how text is generated."""
+
+ReadLayer = Callable[[str, str, str], Tree]
+"""Parameters in float32, as NumPy arrays, of a (module, piece, layer)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What is to be written.
+
+    Attributes:
+        published: The architecture.
+        config: Ours, in the form of theirs.
+        matches: Its tensors and our parameters.
+        values: Its config.json, with its dtype.
+        dtype: Of tensors that no original has, a key of DTYPE_NAMES.
+        original: A checkpoint that the new one is to be like: types of tensors, tensors that are nothing of ours,
+            tokenizer; None for none.
+    """
+
+    published: Published
+    config: Config
+    matches: tuple[Match, ...]
+    values: Mapping[str, Any]
+    dtype: str
+    original: Checkpoint | None = None
+
+
+def like(original: Checkpoint, ours: ModelConfig, module: str, dtype: str = "") -> Target:
+    """A checkpoint like one that there is.
+
+    Args:
+        original: That one.
+        ours: Our model.
+        module: One of its modules, or `model`.
+        dtype: Of all tensors; empty for each as it is there.
+
+    Raises:
+        UserError: It is of another architecture.
+    """
+    path = original.folder.path
+    published = original.published
+    try:
+        config = adapted(published, original.config, ours, module)
+        if issubclass(published.config_type, ModelConfig) and module != WHOLE:
+            raise UserError(f"it holds a whole model, of which {module} alone is none; name the model type to write")
+        differing = differences(published, original.config, config)
+    except UserError as error:
+        raise UserError(f"{module!r} can't be written like {path}: {error}") from error
+    if differing:
+        raise UserError(f"{module!r} can't be written like {path}, whose {CONFIG} differs: {'; '.join(differing)}")
+    values = {**original.values, **({_dtype_key(original.values): dtype} if dtype else {})}
+    return Target(published, config, matches_of(published, config, ours), values, dtype, original)
+
+
+def anew(model_type: str, ours: ModelConfig, module: str, dtype: str) -> Target:
+    """A checkpoint of a model type, with no original.
+
+    Raises:
+        UserError: The type is not known, or can't compute it.
+    """
+    published = registry.find(model_type)
+    config = adapted(published, ours, ours, module)
+    values = {**registry.write(published, config), "torch_dtype": dtype}
+    return Target(published, config, matches_of(published, config, ours), values, dtype)
+
+
+def _dtype_key(values: Mapping[str, Any]) -> str:
+    """transformers 5 says `dtype` where it was `torch_dtype`."""
+    return "dtype" if "dtype" in values else "torch_dtype"
+
+
+def export(target: Target, read: ReadLayer, output: pathlib.Path, limit: int) -> list[str]:
+    """Writes a checkpoint; on the host there is never more than one layer of ours and one match of theirs.
+
+    Args:
+        target: What is to be written.
+        read: Gives our parameters.
+        output: The folder; it must not exist, or be empty.
+        limit: Bytes of a file's tensors.
+
+    Returns:
+        Names of the files with tensors.
+
+    Raises:
+        UserError: The folder is not empty, or a value is too large for its type.
+    """
+    matches = sorted(target.matches, key=lambda of: of.layer)
+    ours = {
+        name: Tensor(_dtype_of(target, name), shape)
+        for of in matches
+        for first, shape in zip(of.names, of.their_shapes, strict=True)
+        for name in _twins(target, first)
+    }
+    copies = _copies(target, ours)
+    declared = {**ours, **{name: tensor for name, (tensor, _) in copies.items()}}
+    copied = ((name, read_copy()) for name, (_, read_copy) in copies.items())
+    arrays = itertools.chain(_converted(target, matches, read), copied)
+    called = {} if target.original is None else target.original.names
+    return write_folder(
+        output,
+        target.published.stem,
+        {called.get(name, name): tensor for name, tensor in declared.items()},
+        ((called.get(name, name), array) for name, array in arrays),
+        limit,
+        {CONFIG: json.dumps(target.values, indent=2) + "\n"},
+        _files_beside(target),
+    )
+
+
+def _dtype_of(target: Target, name: str) -> str:
+    """The type to write a tensor in: what is asked, else what it was."""
+    if target.dtype:
+        return DTYPE_NAMES[target.dtype]
+    original = target.original
+    assert original is not None
+    return original.folder.tensors[original.names[name]].dtype if name in original.names else "F32"
+
+
+def _twins(target: Target, name: str) -> tuple[str, ...]:
+    """A tensor, and the names under which the original has it once more."""
+    repeated = target.published.repeated(target.config)
+    held = () if target.original is None else target.original.names
+    return (name, *(again for again, of in repeated.items() if of == name and again in held))
+
+
+def _converted(target: Target, matches: list[Match], read: ReadLayer) -> Iterator[tuple[str, np.ndarray]]:
+    for layer, of_layer in itertools.groupby(matches, key=lambda of: of.layer):
+        tree = read(*layer)
+        for of in of_layer:
+            theirs = of.layout.to_theirs(tuple(get_leaf(tree, path.split("/", 3)[3]) for path in of.paths))
+            for first, array in zip(of.names, theirs, strict=True):
+                for name in _twins(target, first):
+                    yield name, _cast(name, array, _dtype_of(target, name))
+
+
+def _cast(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        cast = array.astype(DTYPES[dtype])
+    if not np.array_equal(np.isfinite(array), np.isfinite(cast)):
+        raise UserError(f"{name} has values up to {np.nanmax(np.abs(array)):.3g}, too large for {dtype}; use bfloat16")
+    return cast
+
+
+def _copies(target: Target, ours: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Callable[[], np.ndarray]]]:
+    """Tensors of the original that are nothing of ours on purpose."""
+    original = target.original
+    if original is None:
+        return {}
+    return {
+        name: (
+            dataclasses.replace(original.folder.tensors[there], start=0),
+            functools.partial(original.folder.read, there),
+        )
+        for name, there in original.names.items()
+        if name not in ours and is_ignored(target.published, target.config, name)
+    }
+
+
+def _files_beside(target: Target) -> list[pathlib.Path]:
+    """The original's files that are neither tensors nor about them."""
+    if target.original is None:
+        return []
+    path = target.original.folder.path
+    found = {file for pattern in BESIDE for file in path.glob(pattern) if file.is_file()}
+    return sorted(file for file in found if file.name != CONFIG and not file.name.endswith(".index.json"))
