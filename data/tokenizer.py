@@ -31,12 +31,15 @@ class WordTokenizer:
 
     Attributes:
         words: The vocabulary; each entry is one word or mark as `split_words` yields it.
+        hears: Whether there is a token for audio, `<audio>`; its id is the last, behind the words, so that a vocabulary
+            with it numbers words as one without.
 
     Raises:
         DataError: A word stands twice, or is not one word.
     """
 
     words: tuple[str, ...]
+    hears: bool = False
 
     def __post_init__(self) -> None:
         repeated = sorted(word for word, times in collections.Counter(self.words).items() if times > 1)
@@ -49,12 +52,21 @@ class WordTokenizer:
     @property
     def size(self) -> int:
         """Number of ids."""
-        return len(SPECIAL_TOKENS) + len(self.words)
+        return len(SPECIAL_TOKENS) + len(self.words) + self.hears
 
     @property
     def special(self) -> SpecialTokens:
-        """The control tokens; it has none for audio."""
-        return SpecialTokens(pad=PAD, bos=BOS, eos=EOS, answer=ANSWER, image=IMAGE, generate=GENERATE, unknown=UNKNOWN)
+        """The control tokens."""
+        return SpecialTokens(
+            pad=PAD,
+            bos=BOS,
+            eos=EOS,
+            answer=ANSWER,
+            image=IMAGE,
+            audio=self.size - 1 if self.hears else None,
+            generate=GENERATE,
+            unknown=UNKNOWN,
+        )
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
@@ -76,7 +88,7 @@ class WordTokenizer:
         """
         pieces = []
         for number in checked_ids(ids, self.size):
-            if number >= len(SPECIAL_TOKENS):
+            if number >= len(SPECIAL_TOKENS) and number != self.special.audio:
                 pieces.append(self.words[number - len(SPECIAL_TOKENS)])
             elif number == UNKNOWN:
                 pieces.append(SPECIAL_TOKENS[UNKNOWN])
@@ -88,7 +100,8 @@ class WordTokenizer:
 
     def to_json(self) -> str:
         """Readable text that `from_json` turns back."""
-        return json.dumps({"special_tokens": SPECIAL_TOKENS, "words": self.words}, indent=1)
+        fields = {"special_tokens": SPECIAL_TOKENS, "words": self.words}
+        return json.dumps(fields | ({"hears": True} if self.hears else {}), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "WordTokenizer":
@@ -100,8 +113,9 @@ class WordTokenizer:
         try:
             fields = json.loads(text)
             special_tokens, words = tuple(fields["special_tokens"]), tuple(fields["words"])
+            hears = bool(fields.get("hears", False))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"not a tokenizer written by WordTokenizer.to_json: {error!r}") from error
         if special_tokens != SPECIAL_TOKENS:
             raise DataError(f"tokenizer with control tokens {special_tokens}; this version has {SPECIAL_TOKENS}")
-        return cls(words)
+        return cls(words, hears)

@@ -10,7 +10,7 @@ LONGEST_FILE = 400
 
 # Where a module may stand -> what of ours it may import. The longest prefix that fits a module counts.
 ENTRY_POINTS = "mmjax.*"  # a file right under mmjax/
-COMMANDS = {"data.describe", "data.service"}  # entry points too
+COMMANDS = {"data.describe", "data.service", "data.spoken_vqa"}  # entry points too
 EVERYTHING = {"configs", "sharding", "pallas_kernels", "data", "mmjax"}
 ALLOWED = {
     "configs": {"configs"},

@@ -1,10 +1,13 @@
-"""Real photographs and real speech. What is not installed skips a test, and fails it under CI."""
+"""Real photographs, speech and a program that speaks. What is not installed skips a test, and fails it under CI."""
 
 import os
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
+
+from data.espeak import PROGRAM, Espeak
 
 SPEECH = pathlib.Path("/usr/share/pocketsphinx/test/data")  # Debian's pocketsphinx-testdata
 
@@ -24,6 +27,13 @@ def speech_files() -> list[pathlib.Path]:
     if not files:
         _missing("Debian's pocketsphinx-testdata")
     return files
+
+
+def espeak() -> Espeak:
+    """The program that speaks the questions of easy-VQA."""
+    if shutil.which(PROGRAM) is None:
+        _missing("Debian's espeak-ng")
+    return Espeak()
 
 
 def _missing(what: str) -> None:

@@ -88,3 +88,12 @@ def test_json_with_other_control_tokens_is_refused():
 def test_a_bad_vocabulary_is_refused(words, message):
     with pytest.raises(DataError, match=message):
         WordTokenizer(words)
+
+
+def test_audio_has_a_token_behind_the_words():
+    hearing = WordTokenizer(TOKENIZER.words, hears=True)
+    assert (hearing.size, hearing.special.audio, TOKENIZER.special.audio) == (13, 12, None)
+    assert hearing.encode("is it blue?") == TOKENIZER.encode("is it blue?")
+    assert hearing.decode([10, 12, 11]) == "is it"
+    assert WordTokenizer.from_json(hearing.to_json()) == hearing
+    assert '"hears"' not in TOKENIZER.to_json()  # as it was before there was sound
