@@ -3,11 +3,23 @@
 import dataclasses
 
 from configs.audio import AudioConfig
+from configs.autoencoder import AutoencoderConfig
 from configs.backbone import BackboneConfig
+from configs.diffusion import CosineSchedule, ScaledLinearSchedule
 from configs.generator import GeneratorConfig
 from configs.vision import VisionConfig
 
-__all__ = ["DTYPES", "AudioConfig", "BackboneConfig", "GeneratorConfig", "ModelConfig", "VisionConfig"]
+__all__ = [
+    "DTYPES",
+    "AudioConfig",
+    "AutoencoderConfig",
+    "BackboneConfig",
+    "CosineSchedule",
+    "GeneratorConfig",
+    "ModelConfig",
+    "ScaledLinearSchedule",
+    "VisionConfig",
+]
 
 DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 

@@ -2,61 +2,124 @@
 
 import dataclasses
 
-from configs.checks import require_positive
+from configs.autoencoder import AutoencoderConfig
+from configs.checks import require_one_of, require_positive
+from configs.diffusion import CosineSchedule, NoiseSchedule
+
+SECOND_ATTENTIONS = ("conditions", "map")
+POOLED = ("added", "concatenated", "none")
 
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorConfig:
-    """A conditional U-Net that predicts the velocity of a cosine diffusion, and the output projector before it.
+    """A conditional U-Net that takes noise away, the output projector before it, and perhaps an autoencoder.
+
+    Sizes are a side, or (height, width): frames and mel bands where the image is a spectrogram.
 
     Attributes:
         name: Module name; batches and plans refer to it.
-        image_size: Side z of the generated image in pixels.
+        image_size: Of the generated image in pixels, with an autoencoder too.
         channels: Colour channels of a pixel.
-        patch: Side of the pixels folded into channels before the first convolution.
+        patch: Side of the pixels or latents folded into channels before the first convolution.
         widths: Channels of each resolution, finest first; each resolution halves the one before.
         blocks: Residual blocks per resolution and direction.
         attentions: Resolutions, 0 the finest, where a transformer block follows every residual block; the middle of
             the U-Net always has one.
-        head_width: Width of one attention head.
+        head_width: Width of one attention head, of all resolutions or of each.
         groups: Groups of every GroupNorm.
+        second_attention: What the second attention of a transformer block attends to: the `conditions`, or the `map`
+            once more (arXiv 2301.12503).
+        linear_projection: Whether the maps into and out of a transformer block are matmuls (Stable Diffusion 2) or
+            1 x 1 convolutions of the same meaning (1.x, AudioLDM); published weights have one shape or the other.
+        pooled: What the mean of the conditions does beside the embedding of time: `added` to it, `concatenated`
+            (2301.12503), or `none`.
         conditions: Backbone positions q whose hidden states condition one image.
         condition_width: Width the output projector maps them to.
+        condition_dropout: Share of training images whose conditions are zeros, for guidance (arXiv 2207.12598).
+        schedule: How images become noise.
+        autoencoder: Makes the latents that the U-Net denoises; None for pixels.
     """
 
     name: str = "generator"
-    image_size: int = 32
+    image_size: int | tuple[int, int] = 32
     channels: int = 3
     patch: int = 2
     widths: tuple[int, ...] = (32, 64)
     blocks: int = 1
     attentions: tuple[int, ...] = ()
-    head_width: int = 16
+    head_width: int | tuple[int, ...] = 16
     groups: int = 8
+    second_attention: str = "conditions"
+    linear_projection: bool = True
+    pooled: str = "added"
     conditions: int = 4
     condition_width: int = 64
+    condition_dropout: float = 0.0
+    schedule: NoiseSchedule = CosineSchedule()
+    autoencoder: AutoencoderConfig | None = None
 
     def __post_init__(self) -> None:
-        require_positive(self, "image_size", "channels", "patch", "blocks", "head_width", "groups")
-        require_positive(self, "conditions", "condition_width")
-        coarsest = self.patch * 2 ** (len(self.widths) - 1)
-        if self.image_size % coarsest:
-            raise ValueError(
-                f"GeneratorConfig.image_size = {self.image_size} is no multiple of {coarsest}, "
-                f"which patch = {self.patch} and {len(self.widths)} widths need"
-            )
+        require_positive(self, "channels", "patch", "blocks", "groups", "conditions", "condition_width")
+        require_one_of(self, "second_attention", SECOND_ATTENTIONS)
+        require_one_of(self, "pooled", POOLED)
+        if not 0 <= self.condition_dropout < 1:
+            raise ValueError(f"GeneratorConfig.condition_dropout is {self.condition_dropout}; give 0 or more, below 1")
+        self._check_size()
         for width in self.widths:
             if width % self.groups:
                 raise ValueError(f"GeneratorConfig.groups = {self.groups} does not divide the width {width}")
+        self._check_heads()
+
+    def _check_size(self) -> None:
+        coarsest = self.patch * 2 ** (len(self.widths) - 1)
+        reason = f"which patch = {self.patch} and {len(self.widths)} widths need"
+        if self.autoencoder:
+            coarsest *= self.autoencoder.reduction
+            reason = f"{reason}, and the autoencoder's {len(self.autoencoder.widths)}"
+        if any(side < 1 or side % coarsest for side in self.image_sides):
+            raise ValueError(f"GeneratorConfig.image_size = {self.image_size} is no multiple of {coarsest}, {reason}")
+
+    def _check_heads(self) -> None:
+        if isinstance(self.head_width, tuple) and len(self.head_width) != len(self.widths):
+            raise ValueError(
+                f"GeneratorConfig.head_width has {len(self.head_width)} entries for {len(self.widths)} widths"
+            )
         for level in self.attended:
             if not 0 <= level < len(self.widths):
                 raise ValueError(f"GeneratorConfig.attentions names resolution {level}; there are {len(self.widths)}")
-            if self.widths[level] % self.head_width:
-                raise ValueError(
-                    f"GeneratorConfig.head_width = {self.head_width} does not divide the width {self.widths[level]}"
-                )
+            width, head = self.widths[level], self.head_widths[level]
+            if head < 1 or width % head:
+                raise ValueError(f"GeneratorConfig.head_width = {head} does not divide the width {width}")
 
     @property
     def attended(self) -> tuple[int, ...]:
         """Resolutions with attention somewhere: `attentions` and the coarsest, where the middle is."""
         return tuple(sorted({*self.attentions, len(self.widths) - 1}))
+
+    @property
+    def head_widths(self) -> tuple[int, ...]:
+        """Width of a head at each resolution."""
+        return self.head_width if isinstance(self.head_width, tuple) else (self.head_width,) * len(self.widths)
+
+    def heads(self, level: int) -> int:
+        """Attention heads at a resolution."""
+        return self.widths[level] // self.head_widths[level]
+
+    @property
+    def image_sides(self) -> tuple[int, int]:
+        """Height and width of the image in pixels."""
+        return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of what the U-Net denoises: latents, or pixels without an autoencoder."""
+        height, width = self.image_sides
+        if self.autoencoder is None:
+            return height, width, self.channels
+        reduction = self.autoencoder.reduction
+        return height // reduction, width // reduction, self.autoencoder.latent_channels
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embedding of time, and of the pooled conditions where they stand beside it."""
+        return 4 * self.widths[0] * (2 if self.pooled == "concatenated" else 1)

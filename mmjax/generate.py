@@ -12,6 +12,7 @@ _PROMPT = flags.DEFINE_string("prompt", "", "The question; with --output, the de
 _IMAGE = flags.DEFINE_string("image", "", "Picture the question is about; without one it is asked on its own.")
 _OUTPUT = flags.DEFINE_string("output", "", "File to draw into; its suffix names the format.")
 _SAMPLING_STEPS = flags.DEFINE_integer("sampling_steps", 50, "DDIM steps of a picture.", lower_bound=1)
+_GUIDANCE = flags.DEFINE_float("guidance", 1.0, "Scale of classifier-free guidance; 1 for none.", lower_bound=0.0)
 _SEED = flags.DEFINE_integer("seed", 0, "Keys the noise a picture is drawn from.", lower_bound=0, upper_bound=2**31 - 1)
 
 
@@ -29,7 +30,7 @@ def main() -> int:
     if unknown := model.tokenizer.unknown_words(_PROMPT.value):
         _warn(f"the model's vocabulary does not have {', '.join(unknown)}; read as <unknown>")
     if output:
-        (picture,) = model.draw([_PROMPT.value], [_SEED.value], _SAMPLING_STEPS.value)
+        (picture,) = model.draw([_PROMPT.value], [_SEED.value], _SAMPLING_STEPS.value, _GUIDANCE.value)
         save_image(output, picture)
         return 0
     answer = model.answer(_PROMPT.value, image)

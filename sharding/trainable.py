@@ -10,9 +10,17 @@ from sharding.stage_graph import Node
 
 
 def trained_parts(graph: ModuleGraph, trainable: tuple[str, ...]) -> frozenset[str]:
-    """The parts that train, by name, or `all`, or `projectors`; raises UserError for a name that is no part."""
+    """The parts that train, by name, or `all`, or `projectors`; an autoencoder trains only by its name.
+
+    Raises:
+        UserError: A name is no part.
+    """
     parts = tuple(part for module in graph.modules for part in module.parts)
-    groups = {"all": parts, "projectors": tuple(part for part in parts if part.endswith("_projector"))}
+    frozen = {part for module in graph.modules for part in module.frozen_parts}
+    groups = {
+        "all": tuple(part for part in parts if part not in frozen),
+        "projectors": tuple(part for part in parts if part.endswith("_projector")),
+    }
     for name in trainable:
         if name not in groups and name not in parts:
             raise UserError(f"trainable names {name!r}; choose from {', '.join((*groups, *parts))}")
@@ -50,8 +58,8 @@ class Turns:
         runs = []
         for layer, count in spec.run(first, last):
             weights = ("weights",) if layer.part in self.trains else ()
-            # Of equal layers that train, all but perhaps the first hand a gradient on.
-            inner = data or (bool(weights) and count > 1)
+            # Of equal layers that train, all but perhaps the first hand a gradient on; so do those within a frozen one.
+            inner = bool(weights) if layer.frozen else data or (bool(weights) and count > 1)
             runs.append((layer, count, (("data",) if inner else ()) + weights))
             data = data or bool(weights)
         return tuple(runs)

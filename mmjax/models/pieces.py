@@ -4,15 +4,15 @@ from configs.architectures import ModelConfig
 from mmjax.models import audio, vision  # noqa: F401  register their encoders
 from mmjax.models.backbone import BackboneBlock, LanguageHead, TokenEmbedding
 from mmjax.models.encoder import encoder_module
-from mmjax.models.generator import DiffusionLoss
+from mmjax.models.generator import generator_module
 from mmjax.models.module import Module, Piece
-from mmjax.models.projector import ConditionProjector
 
 
 def model_modules(config: ModelConfig) -> tuple[Module, ...]:
     """Encoders, backbone, generators: topological order."""
     encoders = (encoder_module(encoder, config) for encoder in config.encoders)
-    return (*encoders, _backbone(config), *_generators(config))
+    generators = (generator_module(generator, config.backbone) for generator in config.generators)
+    return (*encoders, _backbone(config), *generators)
 
 
 def _backbone(config: ModelConfig) -> Module:
@@ -34,22 +34,3 @@ def _backbone(config: ModelConfig) -> Module:
         inputs=tuple(encoder.name for encoder in config.encoders),
         has_loss=True,
     )
-
-
-def _generators(config: ModelConfig) -> list[Module]:
-    def generator(of):
-        return Module(
-            of.name,
-            (
-                Piece(
-                    "projector",
-                    f"{of.name}_projector",
-                    lambda: ConditionProjector(of, config.backbone),
-                ),
-                Piece("unet", of.name, lambda: DiffusionLoss(of)),
-            ),
-            inputs=(config.backbone.name,),
-            has_loss=True,
-        )
-
-    return [generator(each) for each in config.generators]

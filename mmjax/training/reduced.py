@@ -8,7 +8,14 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import (
+    AudioConfig,
+    AutoencoderConfig,
+    BackboneConfig,
+    GeneratorConfig,
+    ModelConfig,
+    VisionConfig,
+)
 from data.data_config import DataConfig
 from sharding.plan import Plan, stage_layers
 from sharding.specs import ModuleGraph, module_graph
@@ -112,20 +119,36 @@ def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneCo
 
 def _generator(config: GeneratorConfig) -> GeneratorConfig:
     groups = math.gcd(config.groups, GROUPS)
-    parts = math.gcd(*config.widths, config.head_width)
-    part = 1  # of `parts` equal parts; a GroupNorm of one channel a group would undo every bias
-    while any(width // parts * part % (2 * groups) for width in config.widths):
-        part += 1
+    parts = math.gcd(*config.widths, *config.head_widths)
+    share = _share(config.widths, parts, groups)
     coarsest = config.patch * 2 ** (len(config.widths) - 1)
+    autoencoder = _autoencoder(config.autoencoder) if config.autoencoder else None
+    if autoencoder:
+        coarsest *= autoencoder.reduction
+    sides = tuple(min(side, 2 * coarsest) for side in config.image_sides)
     return dataclasses.replace(
         config,
-        widths=tuple(width // parts * min(part, parts) for width in config.widths),
-        head_width=config.head_width // parts * min(part, parts),
+        widths=tuple(width // parts * share for width in config.widths),
+        head_width=tuple(width // parts * share for width in config.head_widths),
         groups=groups,
         blocks=1,
-        image_size=min(config.image_size, 2 * coarsest),
+        image_size=sides if isinstance(config.image_size, tuple) else sides[0],
         condition_width=min(config.condition_width, CONDITION_WIDTH),
+        autoencoder=autoencoder,
     )
+
+
+def _autoencoder(config: AutoencoderConfig) -> AutoencoderConfig:
+    groups = math.gcd(config.groups, GROUPS)
+    parts = math.gcd(*config.widths)
+    share = _share(config.widths, parts, groups)
+    widths = tuple(width // parts * share for width in config.widths)
+    return dataclasses.replace(config, widths=widths, blocks=1, groups=groups)
+
+
+def _share(widths: Sequence[int], parts: int, groups: int) -> int:
+    """The least share, of `parts` equal parts, that leaves each group of channels two: one would undo every bias."""
+    return next((n for n in range(1, parts) if all(width // parts * n % (2 * groups) == 0 for width in widths)), parts)
 
 
 def _ffn(ffn: int, heads: int) -> int:

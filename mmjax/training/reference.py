@@ -22,6 +22,7 @@ from mmjax.models.parameters import initial_module
 from mmjax.models.pieces import model_modules
 from mmjax.models.whole import run_model
 from mmjax.training.differences import Errors, gradient_errors, loss_errors
+from mmjax.training.settings import Settings, trained_parts
 from mmjax.training.unpacked import Arrays, shape_of, unpacked
 from sharding.trees import Tree
 
@@ -71,8 +72,12 @@ class Reference:
 
 
 def value_and_grad(config: ModelConfig) -> Gradients:
-    """The model as one compiled program: `(parameters, arrays, [seed, step]) -> (losses by module, gradients)`."""
+    """The model as one compiled program: `(parameters, arrays, [seed, step]) -> (losses by module, gradients)`.
+
+    What is frozen unless it is named (an autoencoder) has no gradients.
+    """
     modules, dtype = model_modules(config), jnp.dtype(config.dtype)
+    trained = trained_parts(config, Settings().trainable)
 
     def total(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> tuple[jax.Array, dict]:
         weights = jax.tree.map(lambda leaf: leaf.astype(dtype), parameters)
@@ -81,10 +86,17 @@ def value_and_grad(config: ModelConfig) -> Gradients:
         losses = {name: of.loss for name, of in left.items() if of.loss is not None}
         return sum(losses.values(), start=jnp.zeros(())), losses
 
-    compiled = jax.jit(jax.value_and_grad(total, has_aux=True))
+    @jax.jit
+    def compiled(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> tuple[dict, Tree]:
+        (_, losses), gradients = jax.value_and_grad(total, has_aux=True)(parameters, arrays, seed_and_step)
+        owners = {module.name: {piece.name: piece.owner for piece in module.pieces} for module in modules}
+        return losses, {
+            name: {piece: tree for piece, tree in of.items() if owners[name][piece] in trained}
+            for name, of in gradients.items()
+        }
 
     def run(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> tuple[dict, Tree]:
-        (_, losses), gradients = compiled(parameters, arrays, seed_and_step)
+        losses, gradients = compiled(parameters, arrays, seed_and_step)
         return {name: float(loss) for name, loss in losses.items()}, gradients
 
     return run
@@ -130,19 +142,27 @@ def run_reference(config: ModelConfig, data: DataConfig, batches: Batches, steps
     @jax.jit
     def updated(parameters: Tree, moments: optax.OptState, gradients: Tree) -> tuple[Tree, optax.OptState]:
         changes, moments = optimizer.update(gradients, moments)
-        return optax.apply_updates(parameters, changes), moments
+        moved = optax.apply_updates(_like(gradients, parameters), changes)
+        return {name: {**of, **moved[name]} for name, of in parameters.items()}, moments
 
     parameters = jax.device_put(initial_parameters(config, seed), jax.devices()[0])
-    moments = jax.device_put(jax.jit(optimizer.init)(parameters), jax.devices()[0])
+    moments = None
     done = []
     for number, (batch, samples) in enumerate(zip(packed, read, strict=True)):
         inputs = (unpacked(samples, config, data, batches.form, shape), jnp.array([seed, number], jnp.int32))
         losses, gradients = exact(parameters, *inputs)
         done.append(ReferenceStep(batch, parameters, losses, gradients))
         measure.add(done[-1], *inputs)
+        if moments is None:
+            moments = jax.device_put(jax.jit(optimizer.init)(_like(gradients, parameters)), jax.devices()[0])
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
             parameters, moments = updated(parameters, moments, gradients)
     return Reference(tuple(done), OwnErrors(measure.losses, measure.gradients))
+
+
+def _like(gradients: Tree, parameters: Tree) -> Tree:
+    """The pieces that have gradients."""
+    return {name: {piece: parameters[name][piece] for piece in of} for name, of in gradients.items()}
 
 
 class _Measure:

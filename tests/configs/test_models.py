@@ -129,7 +129,7 @@ def test_a_model_can_be_verified_small(name):
 def test_every_model_that_the_papers_name_is_there():
     shapes = {path.stem: model(path.stem) for path in FILES}
     disttrain = {name: shapes[f"mllm_{name}"] for name in ("9b", "15b", "72b")}
-    assert [8 * of.generators[0].image_size for of in disttrain.values()] == [512, 512, 1024]
+    assert [of.generators[0].image_size for of in disttrain.values()] == [512, 512, 1024]
     assert [of.backbone.depth for of in disttrain.values()] == [32, 40, 80]
     orchmllm = [shapes[f"mllm_{name}"] for name in ("10b", "18b", "84b")]
     assert [[encoder.merged for encoder in of.encoders] for of in orchmllm] == [[1, 2], [4, 2], [4, 4]]

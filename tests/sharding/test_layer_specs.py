@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import (
+    AudioConfig,
+    AutoencoderConfig,
+    BackboneConfig,
+    GeneratorConfig,
+    ModelConfig,
+    ScaledLinearSchedule,
+    VisionConfig,
+)
 from configs.projectors import MLPProjectorConfig, ResamplerConfig
 from mmjax.models.parameters import abstract_module, define
 from mmjax.models.pieces import model_modules
@@ -68,7 +76,31 @@ MODELS["as published, each with what the others lack"] = ModelConfig(
         longest=64,
         inner_norms=("mlp",),
     ),
+    (
+        dataclasses.replace(
+            GENERATOR,
+            patch=1,
+            widths=(8, 16),
+            head_width=(2, 4),
+            pooled="none",
+            schedule=ScaledLinearSchedule(),
+            condition_dropout=0.1,
+            autoencoder=AutoencoderConfig(latent_channels=2, widths=(8, 16), blocks=1, groups=4),
+        ),
+    ),
+)
+MODELS["a generator of spectrograms"] = ModelConfig(
     (),
+    BACKBONE,
+    (
+        dataclasses.replace(
+            GENERATOR,
+            image_size=(16, 8),
+            second_attention="map",
+            linear_projection=False,
+            pooled="concatenated",
+        ),
+    ),
 )
 POSITIONS, TOKENS, IMAGES = 16, 20, 3
 
@@ -79,7 +111,7 @@ def flops(model, name):
     batch = {
         "patches": ((1, POSITIONS, VISION.patch_width), jnp.float32),
         "frames": ((1, 2 * POSITIONS, AUDIO.mels), jnp.float32),
-        "images": ((1, IMAGES, 16, 16, 3), jnp.float32),
+        "images": ((1, IMAGES, *model.generators[0].image_sides, 3) if model.generators else (), jnp.float32),
         "weights": ((1, IMAGES if name == "generator" else TOKENS), jnp.float32),
         "samples": ((1, IMAGES), jnp.int32),
         "seed_and_step": ((2,), jnp.int32),

@@ -1,78 +1,116 @@
-"""The diffusion's identities, its randomness, and DDIM with a perfect prediction."""
+"""The diffusion's identities, its randomness, DDIM with a perfect prediction, and guidance."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mmjax.models.diffusion import draw, sample, signal_and_noise, velocity
+from configs.architectures import CosineSchedule, ScaledLinearSchedule
+from mmjax.models.diffusion import drop_conditions, guided, image_and_noise, noised, normals, sample, sample_keys
+from mmjax.models.noise_schedules import noise_schedule
+
+COSINE = noise_schedule(CosineSchedule())
+SCHEDULES = {
+    "cosine": COSINE,
+    "velocity": noise_schedule(ScaledLinearSchedule()),
+    "epsilon": noise_schedule(ScaledLinearSchedule(prediction="epsilon")),
+}
 
 
 def images(seed, count=4):
     return jnp.asarray(np.random.default_rng(seed).uniform(-1, 1, (count, 4, 4, 3)), jnp.float32)
 
 
-def test_shares_go_from_all_signal_to_all_noise_on_a_circle():
-    time = jnp.linspace(0.0, 1.0, 11)
-    signal, noise = (share[:, 0, 0, 0] for share in signal_and_noise(time))
-    np.testing.assert_allclose(np.square(signal) + np.square(noise), np.ones(11), rtol=1e-6)
-    np.testing.assert_allclose([signal[0], noise[0], signal[-1], noise[-1]], [1, 0, 0, 1], atol=1e-6)
-    assert np.all(np.diff(signal) < 0)
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_right_prediction_gives_image_and_noise_back(schedule):
+    clean, noise, time = images(0), images(1), jnp.array([0.0, 300.0, 700.0, 999.0])
+    mixed, target = noised(schedule, clean, noise, time)
+    image, found = image_and_noise(schedule, mixed, target, time)
+    np.testing.assert_allclose(image, clean, atol=1e-5)
+    np.testing.assert_allclose(found, noise, atol=1e-5)
+    np.testing.assert_allclose(mixed[0], clean[0], atol=0.05)
 
 
-def test_velocity_gives_image_and_noise_back():
-    clean, noise, time = images(0), images(1), jnp.array([0.0, 0.3, 0.7, 1.0])
-    noised, v = velocity(clean, noise, time)
-    signal, share = signal_and_noise(time)
-    np.testing.assert_allclose(signal * noised - share * v, clean, atol=1e-6)
-    np.testing.assert_allclose(share * noised + signal * v, noise, atol=1e-6)
-    np.testing.assert_allclose(noised[0], clean[0], atol=1e-6)
+def test_epsilon_is_the_noise():
+    np.testing.assert_array_equal(noised(SCHEDULES["epsilon"], images(0), images(1), jnp.full(4, 9.0))[1], images(1))
 
 
 def test_velocity_is_the_derivative_along_the_circle():
-    clean, noise, time = images(0, 1), images(1, 1), jnp.array([0.4])
-    step = 1e-2
-    ahead, behind = (velocity(clean, noise, time + offset)[0] for offset in (step, -step))
-    slope = (ahead - behind) / (2 * step * np.float32(np.pi / 2))
-    np.testing.assert_allclose(slope, velocity(clean, noise, time)[1], atol=1e-3)
+    clean, noise, time = images(0, 1), images(1, 1), jnp.array([400.0])
+    step = 10.0
+    ahead, behind = (noised(COSINE, clean, noise, time + offset)[0] for offset in (step, -step))
+    slope = (ahead - behind) / (2 * step / 1000 * np.float32(np.pi / 2))
+    np.testing.assert_allclose(slope, noised(COSINE, clean, noise, time)[1], atol=1e-3)
 
 
-def test_draws_are_keyed_by_seed_step_and_sample_alone():
-    drawn = jax.jit(draw, static_argnums=2)
+# ---------------------------------------------------------------- randomness
+
+
+@jax.jit
+def drawn(seed_and_step, samples):
+    return normals(sample_keys(seed_and_step, samples, 1), (2, 2, 1))
+
+
+def test_draws_are_keyed_by_seed_step_sample_and_purpose_alone():
     samples, moved = jnp.array([11, 12, 13, 14, 15]), jnp.array([13, 99, 98, 97, 11])
-    time, noise = drawn(jnp.array([3, 5]), samples, (2, 2, 1))
-    moved_time, moved_noise = drawn(jnp.array([3, 5]), moved, (2, 2, 1))
-    np.testing.assert_array_equal(moved_time[jnp.array([4, 0])], time[jnp.array([0, 2])])
-    np.testing.assert_array_equal(moved_noise[jnp.array([4, 0])], noise[jnp.array([0, 2])])
+    noise = drawn(jnp.array([3, 5]), samples)
+    np.testing.assert_array_equal(drawn(jnp.array([3, 5]), moved)[jnp.array([4, 0])], noise[jnp.array([0, 2])])
     for other in ([4, 5], [3, 6]):
-        assert not np.any(drawn(jnp.array(other), samples, (2, 2, 1))[0] == time)
-    assert len(set(time.tolist())) == len(set(noise.ravel().tolist())) / 4 == 5
+        assert not np.any(drawn(jnp.array(other), samples) == noise)
+    assert not np.any(normals(sample_keys(jnp.array([3, 5]), samples, 2), (2, 2, 1)) == noise)
+    assert len(set(noise.ravel().tolist())) == 20
 
 
-def test_draws_are_uniform_times_and_standard_normal_noise():
-    time, noise = jax.jit(draw, static_argnums=2)(jnp.array([0, 0]), jnp.arange(2000), (2, 2, 1))
-    assert float(jnp.min(time)) >= 0 and float(jnp.max(time)) < 1
-    np.testing.assert_allclose([jnp.mean(time), jnp.mean(noise), jnp.std(noise)], [0.5, 0, 1], atol=0.03)
+def test_noise_is_standard_normal():
+    noise = drawn(jnp.array([0, 0]), jnp.arange(2000))
+    np.testing.assert_allclose([jnp.mean(noise), jnp.std(noise)], [0, 1], atol=0.03)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 20])
-def test_ddim_with_the_true_velocity_gives_the_image(steps):
-    clean = images(0)
+def test_conditions_of_about_a_share_of_the_images_are_dropped_whole():
+    keys = sample_keys(jnp.array([0, 0]), jnp.arange(2000), 3)
+    left = np.asarray(drop_conditions(jnp.ones((2000, 2, 3)), keys, 0.1))
+    dropped = left.max(axis=(1, 2)) == 0
+    assert np.all(left[~dropped] == 1) and 0.08 < dropped.mean() < 0.12
+
+
+# ---------------------------------------------------------------- sampling
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"), [("cosine", 1), ("cosine", 20), ("velocity", 2), ("velocity", 20), ("epsilon", 20)]
+)
+def test_ddim_with_the_true_prediction_gives_the_image(name, steps):
+    schedule, clean = SCHEDULES[name], images(0)
 
     def predict(x, time):
-        """The velocity at x of the path that ends in the clean image."""
-        signal, share = signal_and_noise(time)
-        return (signal * x - clean) / share
+        """The prediction at x of the path that ends in the clean image."""
+        signal, share = (each[:, None, None, None] for each in schedule.shares(time))
+        noise = (x - signal * clean) / share
+        return noise if schedule.prediction == "epsilon" else signal * noise - share * clean
 
-    made = jax.jit(lambda noise: sample(predict, noise, steps))(images(1))
-    np.testing.assert_allclose(made, clean, atol=1e-4)
+    made = jax.jit(lambda noise: sample(schedule, predict, noise, steps, clip=True))(images(1))
+    left = schedule.shares(jnp.zeros(1))[1]  # the first whole time step still has a little noise
+    np.testing.assert_allclose(made, clean, atol=1e-3 + 3 * float(left[0]))
 
 
-def test_ddim_clips_to_pixels():
-    made = sample(lambda x, time: -100 * jnp.ones_like(x), images(1), 3)
-    np.testing.assert_allclose(made, jnp.ones_like(made), atol=1e-5)
+def test_ddim_clips_to_pixels_but_not_latents():
+    def predict(x, time):
+        return -100 * jnp.ones_like(x)
+
+    np.testing.assert_allclose(sample(COSINE, predict, images(1), 3, clip=True), np.ones((4, 4, 4, 3)), atol=1e-4)
+    assert np.max(sample(COSINE, predict, images(1), 3, clip=False)) > 10
 
 
 def test_ddim_needs_a_step():
     with pytest.raises(ValueError, match="at least 1 step, not 0"):
-        sample(lambda x, time: x, images(1), 0)
+        sample(COSINE, lambda x, time: x, images(1), 0, clip=True)
+
+
+def test_guidance_goes_beyond_the_conditions_away_from_none():
+    def predict(x, time, conditions):
+        return x * time[:, None, None, None] + jnp.sum(conditions, axis=(1, 2))[:, None, None, None]
+
+    x, time, conditions = images(0), jnp.arange(4.0), jnp.arange(24.0).reshape(4, 2, 3)
+    alone, none = predict(x, time, conditions), predict(x, time, jnp.zeros((4, 2, 3)))
+    np.testing.assert_allclose(guided(predict, conditions, 1.0)(x, time), alone)
+    np.testing.assert_allclose(guided(predict, conditions, 3.0)(x, time), none + 3 * (alone - none), rtol=1e-5)

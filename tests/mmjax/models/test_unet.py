@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from configs.architectures import GeneratorConfig
-from mmjax.models.unet import UNet, fold, sine_times, unfold
+from mmjax.models.unet import UNet, fold, time_waves, unfold
 from sharding.axes import Axes
 
 SMALL = GeneratorConfig(
@@ -30,7 +30,7 @@ def test_folding_moves_neighbouring_pixels_into_channels_and_back():
 
 
 def test_every_time_has_an_embedding_of_its_own():
-    waves = np.asarray(sine_times(jnp.linspace(0.0, 1.0, 101), 16))
+    waves = np.asarray(time_waves(jnp.linspace(0.0, 1000.0, 101), 16))
     distances = np.linalg.norm(waves[:, None] - waves[None], axis=-1) + 9 * np.eye(101)
     assert waves.shape == (101, 16) and distances.min() > 1e-2
 
@@ -50,12 +50,12 @@ def random_weights():
 
 def test_velocities_have_the_images_shape_and_follow_everything_that_goes_in():
     run = functools.partial(compiled()[0], random_weights())
-    images, time, conditions = draw(2, 8, 8, 3), jnp.array([0.2, 0.7]), draw(2, 3, 8, seed=1)
+    images, time, conditions = draw(2, 8, 8, 3), jnp.array([200.0, 700.0]), draw(2, 3, 8, seed=1)
     out = run(images, time, conditions)
     assert out.shape == images.shape
     others = {
         "images": (images.at[0].multiply(2), time, conditions),
-        "time": (images, time.at[0].set(0.9), conditions),
+        "time": (images, time.at[0].set(900.0), conditions),
         "conditions": (images, time, conditions.at[0].multiply(2)),
         "one condition, at the same mean": (images, time, conditions.at[0, 0].add(1).at[0, 1].add(-1)),
     }
@@ -78,5 +78,5 @@ def test_any_number_of_resolutions_and_blocks(widths, blocks):
 
 def test_it_starts_by_predicting_nothing():
     run, state = compiled()
-    out = run(state, draw(2, 8, 8, 3), jnp.array([0.5, 0.6]), draw(2, 3, 8))
+    out = run(state, draw(2, 8, 8, 3), jnp.array([500.0, 600.0]), draw(2, 3, 8))
     np.testing.assert_array_equal(out, np.zeros((2, 8, 8, 3)))
