@@ -20,11 +20,14 @@ class VisionConfig(TransformerConfig):
         pixel_mean, pixel_deviation: Per channel, of pixels in [-1, 1]; they are normalised by them.
         patch_bias: Whether the projection of pixels has a bias.
         class_token: Whether a learned token stands before the patches of every image; no backbone token comes of it.
+            With learned positions it has one too.
         positions: `sine`, fixed, or `learned`, a table that is interpolated for images of another size.
         grid: Side of the learned table in patches.
         rotary_base: Base of rotary positions in two dimensions inside attention (EVA-02); 0 for none.
         pre_norm: Whether a norm stands before the first block (CLIP).
         last_norm: Whether a norm stands behind the last block.
+        unused_blocks: Blocks of the published encoder behind the last one here: LLaVA takes what CLIP's last but one
+            gives. They are no part of the model; its checkpoints have them.
         projector: What stands between the encoder and the backbone.
     """
 
@@ -41,12 +44,15 @@ class VisionConfig(TransformerConfig):
     rotary_base: float = 0.0
     pre_norm: bool = False
     last_norm: bool = True
+    unused_blocks: int = 0
     projector: ProjectorConfig = MLPProjectorConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "patch", "channels", "merge", "grid")
         require_one_of(self, "positions", POSITIONS)
+        if self.unused_blocks < 0:
+            raise ValueError(f"VisionConfig.unused_blocks is {self.unused_blocks}; it must be at least 0")
         for name in ("pixel_mean", "pixel_deviation"):
             values = getattr(self, name)
             if len(values) != self.channels:

@@ -26,7 +26,8 @@ class GlobalBatch:
         arrays: By module name (here the default names), then field:
 
             - `vision`: `patches` float32[n, p, patch²·c] in [-1, 1]; `segments` int32[n, p], 0 for padding, else
-              number of the image within the row; `positions` int32[n, p, 2], (row, column) in the image.
+              number of the image within the row; `positions` int32[n, p, 2], (row, column) in the image, -1 of a
+              class token.
             - `audio`: `frames` float32[n, f, mels]; `segments` int32[n, f/2], number of the clip; `positions`.
             - `backbone`, each [n, s]: `tokens`; `segments`, 0 for padding, else number of the sample within the row;
               `branches`; `positions` in the sample; for every encoder `{name}_index`, -1 or the row's merged token
@@ -74,7 +75,10 @@ class Totals:
         def values(field: str) -> int:
             if field not in rows.streams:
                 return 0
-            return int((rows.streams[field].items > 0).sum()) * form.streams[field].stride
+            each = form.streams[field]
+            items = rows.streams[field].items
+            cells = items.reshape(len(items), -1, each.cell // each.stride)  # a class token fills its own in part
+            return int((cells > 0).any(axis=2).sum()) * each.cell
 
         return cls(
             tokens=int((rows.token_segments > 0).sum()),

@@ -175,7 +175,7 @@ class _Draft:
         start, end = (getattr(self._special, f"{role}_{side}") for side in ("start", "end"))
         for item in items:
             self.tokens += [token for token in (start,) if token is not None]
-            self.tokens += [self._special.need(role)] * (item.length // form.cell)
+            self.tokens += [self._special.need(role)] * form.tokens(item.length)
             self.tokens += [token for token in (end,) if token is not None]
         self.items += items
 

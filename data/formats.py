@@ -9,7 +9,7 @@ from data.errors import DataError
 def _require_positive(form: object) -> None:
     for field in dataclasses.fields(form):
         value = getattr(form, field.name)
-        if isinstance(value, int) and value < 1:
+        if field.type is int and value < 1:
             raise DataError(f"{type(form).__name__}.{field.name} is {value}; it must be at least 1")
 
 
@@ -17,22 +17,29 @@ def _require_positive(form: object) -> None:
 class PatchFormat:
     """What a vision encoder reads: flattened patches, of which a cell of merge x merge becomes one token.
 
+    A class token takes a cell of its own before each image's, so that cells stay whole: the first place of it is the
+    token's, at row and column -1, the others belong to no image.
+
     Attributes:
         module: Name of the encoder.
         patch: Side of a patch in pixels.
         merge: Side of a cell in patches.
-        most: Most patches one sample may have; larger images are shrunk to it.
+        most: Most patches one sample may have, with the cells of class tokens; larger images are shrunk to it.
+        class_token: Whether a class token stands before the patches of every image.
     """
 
     module: str = "vision"
     patch: int = 8
     merge: int = 2
     most: int = 128
+    class_token: bool = False
 
     def __post_init__(self) -> None:
         _require_positive(self)
         if self.most % self.cell:
             raise DataError(f"a row of {self.most} patches must be a multiple of merge² = {self.cell}; change it")
+        if not self.tokens(self.most):
+            raise DataError(f"a row of {self.most} patches holds a class token and no image; raise it")
 
     field = "patches"
     stride = 1
@@ -42,6 +49,19 @@ class PatchFormat:
     def cell(self) -> int:
         """Patches that one `<image>` token stands for."""
         return self.merge * self.merge
+
+    @property
+    def front(self) -> int:
+        """Places of the row before an image's patches, a class token's cell."""
+        return self.cell * self.class_token
+
+    def tokens(self, length: int) -> int:
+        """Backbone tokens of an image that takes so many places of the row."""
+        return (length - self.front) // self.cell
+
+    def attended(self, length: int) -> int:
+        """Positions that attend to one another in an image that takes so many places of the row."""
+        return length - self.front + self.class_token
 
     @property
     def width(self) -> int:
@@ -83,6 +103,16 @@ class FrameFormat:
     def cell(self) -> int:
         """Frames that one `<audio>` token stands for."""
         return self.stride * self.merge
+
+    front = 0
+
+    def tokens(self, length: int) -> int:
+        """Backbone tokens of a clip of so many frames."""
+        return length // self.cell
+
+    def attended(self, length: int) -> int:
+        """Positions that attend to one another in a clip of so many frames."""
+        return length // self.stride
 
     @property
     def width(self) -> int:
@@ -142,7 +172,7 @@ class SampleFormat:
             if module.channels != 3:
                 raise DataError(f"{module.name}.channels is {module.channels}; images are read as RGB, so it must be 3")
         return cls(
-            PatchFormat(seeing[0].name, seeing[0].patch, seeing[0].merge, patches) if seeing else None,
+            PatchFormat((v := seeing[0]).name, v.patch, v.merge, patches, v.class_token) if seeing else None,
             FrameFormat(hearing[0].name, hearing[0].mels, hearing[0].merge, frames) if hearing else None,
             DrawingFormat(*((g := model.generators[0]).name, g.image_size, g.conditions)) if model.generators else None,
         )

@@ -43,19 +43,31 @@ def picture_items(
         where: Names it in messages.
         tiling: How it becomes images; None for one image of its own resolution, as large as a row allows.
     """
-    tiling = tiling or NativeResolution(form.most // form.cell)
+    tiling = tiling or NativeResolution(form.tokens(form.most))
     sizes = tiling.sizes(*size, form.unit)
     images = _Once(lambda: tiling.cut(pixels(), form.unit), len(sizes))
 
     def loader(number: int) -> Callable[[], Stream]:
         def load() -> Stream:
             values, positions = patchify(images()[number], form.patch, form.merge)
-            return Stream(values, np.ones(len(values), np.int32), positions)
+            return behind_class_token(Stream(values, np.ones(len(values), np.int32), positions), form)
 
         return load
 
-    lengths = [height * width // form.patch**2 for height, width in sizes]
+    lengths = [form.front + height * width // form.patch**2 for height, width in sizes]
     return [Item("patches", length, loader(number), where) for number, length in enumerate(lengths)]
+
+
+def behind_class_token(image: Stream, form: PatchFormat) -> Stream:
+    """An image's patches with the cell of its class token before them, as it is without one.
+
+    The token's patch is zeros, its place (-1, -1); the rest of the cell belongs to no image.
+    """
+    if not form.class_token:
+        return image
+    values, items, positions = (np.zeros((form.front, *of.shape[1:]), of.dtype) for of in image)
+    items[0], positions[0] = 1, -1
+    return Stream(*map(np.concatenate, zip((values, items, positions), image, strict=True)))
 
 
 def clip_items(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from data.errors import BadSampleError
-from data.formats import SampleFormat
+from data.formats import SampleFormat, StreamFormat
 from data.samples import Layout, Sample, Sizes, Stream, join_streams, no_images
 
 
@@ -16,7 +16,7 @@ class Item:
 
     Attributes:
         field: Its stream, `patches` or `frames`.
-        length: How many of these it has.
+        length: How many of these it takes of a row.
         load: Decodes it.
         where: Names it in messages.
     """
@@ -63,9 +63,9 @@ class Outline:
     @property
     def sizes(self) -> Sizes:
         """What the sample will take of a row."""
-        strides = {field: form.stride for field, form in self.form.streams.items()}
-        lengths = {field: [item.length for item in self.items if item.field == field] for field in strides}
-        squares = {field: sum((each // strides[field]) ** 2 for each in lengths[field]) for field in strides}
+        streams = self.form.streams
+        lengths = {field: self._lengths(field) for field in streams}
+        squares = {field: sum(form.attended(each) ** 2 for each in lengths[field]) for field, form in streams.items()}
         return Sizes(
             tokens=len(self.layout.tokens),
             patches=sum(lengths.get("patches", ())),
@@ -75,6 +75,9 @@ class Outline:
             patch_squares=squares.get("patches", 0),
             frame_squares=squares.get("frames", 0),
         )
+
+    def _lengths(self, field: str) -> list[int]:
+        return [item.length for item in self.items if item.field == field]
 
     def load(self, number: int) -> Sample:
         """Decodes everything.
@@ -103,7 +106,23 @@ class Outline:
             images = np.stack([drawing.load() for drawing in self.drawings])
             conditions = np.stack([drawing.conditions for drawing in self.drawings]).astype(np.int32)
         streams = {field: join_streams(parts[field], form) for field, form in self.form.streams.items()}
-        return Sample(number, self.kind, self.layout, streams, images, conditions)
+        return Sample(number, self.kind, self._seated(), streams, images, conditions)
+
+    def _seated(self) -> Layout:
+        """The layout with indices that count all cells of a stream, of which those of class tokens give no token."""
+        indices = dict(self.layout.indices)
+        for field, form in self.form.streams.items():
+            if form.front:
+                cells = seats(self._lengths(field), form)
+                indices[field] = np.append(cells, np.int32(-1))[indices[field]]  # -1 stays: it is the last
+        return dataclasses.replace(self.layout, indices=indices)
+
+
+def seats(lengths: Sequence[int], form: StreamFormat) -> np.ndarray:
+    """int32: which cells give backbone tokens, of images or clips of these lengths, one after the other."""
+    ends = np.cumsum(lengths, dtype=np.int64) // form.cell
+    runs = [np.arange(end - form.tokens(length), end) for end, length in zip(ends, lengths, strict=True)]
+    return np.concatenate([np.zeros(0, np.int64), *runs]).astype(np.int32)
 
 
 def by_key(key: str, error: BadSampleError) -> BadSampleError:

@@ -155,7 +155,8 @@ class _Row:
             return
         last = first + len(stream.values)
         target.values[self._row, first:last] = stream.values
-        target.items[self._row, first // stride : last // stride] = stream.items + self._items[field]
+        numbers = np.where(stream.items > 0, stream.items + self._items[field], 0)
+        target.items[self._row, first // stride : last // stride] = numbers
         target.positions[self._row, first // stride : last // stride] = stream.positions
         self._places[field] = last
         self._items[field] += int(stream.items.max())

@@ -47,7 +47,7 @@ def question_prompt(
 def _seeing(
     picture: Item, branches: Sequence[Sequence[int]], losses: Sequence[Iterable[int]], form: SampleFormat
 ) -> Outline:
-    trunk = [BOS, *[IMAGE] * (picture.length // form.streams["patches"].cell)]
+    trunk = [BOS, *[IMAGE] * form.streams["patches"].tokens(picture.length)]
     return Outline("vqa", lay_out(trunk, branches, [(), *losses], _placeholders(form)), form, [picture])
 
 

@@ -23,7 +23,8 @@ class Layout:
         positions: Position in the sample; every branch continues from the end of the trunk.
         targets: The next token of the same branch, `PAD` where there is none.
         target_mask: Whether predicting the target counts in the loss.
-        indices: By stream: -1, or which of the stream's merged tokens takes the token's place.
+        indices: By stream: -1, or which of the stream's merged tokens takes the token's place: of those that images
+            and clips give in an outline, of all its cells, a class token's too, in a sample.
     """
 
     tokens: np.ndarray
@@ -39,8 +40,9 @@ class Stream(NamedTuple):
 
     Attributes:
         values: float32[p, w], flattened patches or mel frames; a multiple of the format's `cell` for every item.
-        items: int32[p / stride], number 1.. of the image or clip that a position belongs to.
-        positions: int32[p / stride, 2] (row, column) of a patch in its image, or int32[p / stride] in the clip.
+        items: int32[p / stride], number 1.. of the image or clip that a position belongs to, 0 of none.
+        positions: int32[p / stride, 2] (row, column) of a patch in its image, -1 of a class token, or int32[p / stride]
+            in the clip.
     """
 
     values: np.ndarray
@@ -110,7 +112,7 @@ def join_streams(parts: Sequence[Stream], form: StreamFormat) -> Stream:
     """One stream of several images' or clips', each numbered anew."""
     if not parts:
         return empty_stream(form)
-    items = [np.full(len(part.items), number, np.int32) for number, part in enumerate(parts, start=1)]
+    items = [np.where(part.items > 0, np.int32(number), 0) for number, part in enumerate(parts, start=1)]
     values, _, positions = zip(*parts, strict=True)
     return Stream(np.concatenate(values), np.concatenate(items), np.concatenate(positions))
 

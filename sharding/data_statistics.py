@@ -95,7 +95,9 @@ def _sample(kind: SampleKind, model: ModelConfig, random: np.random.Generator) -
     length = round(_draw(kind.text, random))
     for encoder in model.encoders:
         items = _SEGMENTS[type(encoder)](encoder, kind, sides, seconds)
-        loads[encoder.name] += (sum(items), sum(item**2 for item in items), len(items))
+        front = _class_cell(encoder)
+        squares = sum((item + bool(front)) ** 2 for item in items)
+        loads[encoder.name] += (sum(items) + front * len(items), squares, len(items))
         length += sum(item // encoder.merged for item in items) + DELIMITERS * len(items)
     drawn = random.binomial(images, kind.drawn)
     for generator in model.generators:
@@ -103,6 +105,11 @@ def _sample(kind: SampleKind, model: ModelConfig, random: np.random.Generator) -
         length += generator.conditions * drawn
     loads[model.backbone.name] += (length, length**2, 1)
     return loads
+
+
+def _class_cell(encoder: VisionConfig | AudioConfig) -> int:
+    """Places of a row that the class token of an image takes: a cell, so that cells stay whole."""
+    return encoder.merged if isinstance(encoder, VisionConfig) and encoder.class_token else 0
 
 
 def _draw(size: Lognormal, random: np.random.Generator) -> float:

@@ -22,7 +22,7 @@ def backbone_layers(config: ModelConfig) -> tuple[tuple[LayerSpec, ...], LayerSp
 
 
 def _patch_embedding(config: VisionConfig) -> LayerSpec:
-    pixels, width = config.patch_width, config.width
+    pixels, width, learned = config.patch_width, config.width, config.positions == "learned"
     inputs = Kept(whole=Amount(pixels))
     return LayerSpec(
         "embed",
@@ -30,8 +30,7 @@ def _patch_embedding(config: VisionConfig) -> LayerSpec:
         (matmul("pixels", pixels, width, split=False), memory("positions", 2 * width, split=False)),
         0,
         pixels * width
-        + width * (config.patch_bias + config.class_token)
-        + (config.grid**2 * width if config.positions == "learned" else 0)
+        + width * (config.patch_bias + config.class_token * (1 + learned) + config.grid**2 * learned)
         + (norm_size(config, width) if config.pre_norm else 0),
         same_kept(inputs, inputs),
         Amount(width),

@@ -35,19 +35,22 @@ class PatchEmbedding(nnx.Module):
         self.pixels = Linear(config.patch_width, config.width, bias=config.patch_bias)
         self.table = PlaneTable(config.grid, config.width) if config.positions == "learned" else None
         self.class_token = constant(0.0, config.width) if config.class_token else None
+        self.class_position = constant(0.0, config.width) if config.class_token and self.table else None
         self.norm = norm_of(config, config.width) if config.pre_norm else None
 
     def __call__(self, inputs: Channels, batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
         """Reads `patches` [r, p, c], `positions` [r, p, 2] and `segments` [r, p]; takes no inputs from other modules.
 
-        A class token stands where the position is negative; published weights have its position added to it.
+        A class token stands where the position is negative.
         """
         pixels = normalised(batch["patches"], *self.normal)
         x = self.pixels(pixels.astype(self.pixels.kernel[...].dtype), axes)
         x = x + self._where(batch).astype(x.dtype)
         if self.class_token is not None:
             stands = batch["positions"][:, :, :1] < 0
-            x = jnp.where(stands, self.class_token[...][None, None, :], x)
+            token = self.class_token[...]
+            token = token if self.class_position is None else token + self.class_position[...]
+            x = jnp.where(stands, token[None, None, :], x)
         return x if self.norm is None else self.norm(x)
 
     def _where(self, batch: Batch) -> Float[Array, "r p d"]:

@@ -19,6 +19,15 @@ def test_the_format_follows_the_model():
     assert list(form.streams) == ["patches", "frames"]
 
 
+def test_a_class_token_has_a_cell_of_its_own():
+    form = SampleFormat.of(ModelConfig((VisionConfig(merge=3, class_token=True),), generators=()), patches=36).patches
+    assert (form.front, form.tokens(36), form.attended(36)) == (9, 3, 28)
+    plain = PatchFormat("vision", merge=3, most=36)
+    assert (plain.front, plain.tokens(36), plain.attended(36)) == (0, 4, 36)
+    with pytest.raises(DataError, match="a row of 9 patches holds a class token and no image"):
+        PatchFormat(merge=3, most=9, class_token=True)
+
+
 def test_a_model_without_a_modality_has_no_format_for_it():
     assert SampleFormat.of(ModelConfig(encoders=(), generators=()), 0) == SampleFormat(None, None, None)
 

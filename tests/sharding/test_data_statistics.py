@@ -39,6 +39,14 @@ def test_an_image_becomes_patches_and_their_squares_become_tokens_of_the_backbon
     np.testing.assert_array_equal(loads["backbone"], np.tile([76.0, 76.0**2, 1.0], (50, 1)))
 
 
+def test_a_class_token_takes_a_cell_of_the_row_and_one_place_of_attention():
+    kind = SampleKind(Lognormal(10, 0.0), images=(0.0, 1.0), side=Lognormal(256, 0.0))
+    model = ModelConfig((VisionConfig(patch=16, merge=2, class_token=True),), BackboneConfig(), ())
+    loads = describe(SyntheticData(sequence=100, kinds=((kind, 1.0),)), model, 3).loads
+    np.testing.assert_array_equal(loads["vision"], np.tile([260.0, 257.0**2, 1.0], (3, 1)))
+    np.testing.assert_array_equal(loads["backbone"], np.tile([76.0, 76.0**2, 1.0], (3, 1)))
+
+
 def test_large_images_are_cut_into_tiles_and_a_thumbnail():
     kind = SampleKind(Lognormal(10, 0.0), images=(0.0, 1.0), side=Lognormal(1000, 0.0), tile=448, most_tiles=4)
     loads = one(kind, sequence=1100).loads

@@ -1,17 +1,29 @@
 """The encoder: positions, images that do not see each other, and a pixel shuffle in the data's order."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from configs.architectures import ModelConfig
+from data.batch import global_batch
+from data.formats import SampleFormat
 from data.images import patchify
+from data.items import picture_item
+from data.outline import Outline
+from data.packing import Capacity, pack_samples
+from data.samples import lay_out
+from data.tokenizer import IMAGE
 from mmjax.models.parameters import initial_module
 from mmjax.models.pieces import model_modules
 from mmjax.models.positions import plane_waves
 from mmjax.models.projector import build_projector
 from mmjax.models.whole import run_module
 from sharding.axes import Axes
-from tests.tiny import BACKBONE, VISION, tiny_model
+from tests.tiny import BACKBONE, VISION
 
 
 def test_every_place_of_a_large_image_has_a_position_of_its_own():
@@ -50,22 +62,42 @@ def test_the_pixel_shuffle_joins_the_patches_of_a_cell():
         np.testing.assert_array_equal(positions[token * 4] // VISION.merge, [row, column])
 
 
-def encode(*pictures, padding=0):
-    """Merged tokens of a row of images."""
-    module = model_modules(tiny_model())[0]
-    cut = [patchify(picture, VISION.patch, VISION.merge) for picture in pictures]
-    blank = (np.zeros((padding, VISION.patch_width), np.float32), np.zeros((padding, 2), np.int32))
-    patches, positions = (np.concatenate(arrays)[None] for arrays in zip(*cut, blank, strict=True))
-    numbers = [np.full(len(of), number) for number, (of, _) in enumerate(cut, 1)]
-    segments = np.concatenate([*numbers, np.zeros(padding)]).astype(np.int32)[None]
-    batch = {"patches": patches, "positions": positions, "segments": segments}
-    batch = jax.tree.map(jnp.asarray, batch)
-    run = jax.jit(lambda weights, batch: run_module(module, weights, {}, batch).outputs["backbone"])
-    return np.asarray(run(initial_module(0, module), batch))[0]
+PLACES = 24
+WITH_CLASS_TOKEN = dataclasses.replace(
+    VISION, class_token=True, positions="learned", grid=3, pre_norm=True, rotary_base=100.0, qk_norm="head"
+)
 
 
-def test_an_images_tokens_do_not_depend_on_what_else_is_in_the_row():
-    alone = encode(image(0, 8, 4))
+@functools.cache
+def encoder(config):
+    """Gives the cells of a row, whose parameters are all different, to the backbone."""
+    module = model_modules(ModelConfig((config,), BACKBONE, ()))[0]
+    leaves, tree = jax.tree.flatten(initial_module(0, module))
+    random = np.random.default_rng(0)
+    moved = [jnp.asarray(of + random.normal(0, 0.1, of.shape).astype(np.float32)) for of in leaves]
+    weights = jax.tree.unflatten(tree, moved)
+    return jax.jit(lambda batch: run_module(module, weights, {}, batch).outputs[BACKBONE.name])
+
+
+def encode(config, *pictures):
+    """Backbone tokens of every image of a row."""
+    form = SampleFormat.of(ModelConfig((config,), BACKBONE, ()), PLACES)
+    items = [picture_item(lambda seen=seen: seen, seen.shape[:2], form) for seen in pictures]
+    tokens = [form.patches.tokens(item.length) for item in items]
+    outline = Outline("seen", lay_out([IMAGE] * sum(tokens), [], [()], {"patches": IMAGE}), form, items)
+    capacity = Capacity(tokens=sum(tokens), patches=PLACES, images=0, samples=1)
+    rows = pack_samples([outline.load(0)], 1, capacity, form)
+    arrays = global_batch(rows, ModelConfig((config,), BACKBONE, ()), form).arrays
+    out = np.asarray(encoder(config)(jax.tree.map(jnp.asarray, arrays[config.name])))[0]
+    return np.split(out[arrays[BACKBONE.name]["vision_index"][0]], np.cumsum(tokens)[:-1])
+
+
+@pytest.mark.parametrize("config", [VISION, WITH_CLASS_TOKEN], ids=["plain", "class token"])
+def test_an_images_tokens_do_not_depend_on_what_else_is_in_the_row(config):
+    first, second = image(0, 8, 4), image(1, 4, 4)
+    (alone,) = encode(config, first)
     assert alone.shape == (2, BACKBONE.width)
-    np.testing.assert_allclose(encode(image(1, 4, 8), image(0, 8, 4), padding=4)[2:4], alone, rtol=1e-4, atol=1e-5)
-    assert np.max(np.abs(encode(image(2, 8, 4)) - alone)) > 1e-2
+    for packed, of in ((encode(config, second, first), 1), (encode(config, first, second), 0)):
+        np.testing.assert_allclose(packed[of], alone, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(packed[1 - of], encode(config, second)[0], rtol=1e-4, atol=1e-5)
+    assert np.max(np.abs(encode(config, image(2, 8, 4))[0] - alone)) > 1e-2
