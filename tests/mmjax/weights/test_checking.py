@@ -76,7 +76,7 @@ def test_parts_that_it_is_no_source_of(tmp_path):
     [
         ({"model_type": "lama"}, "'lama' is not known; the nearest that is known is 'llama'"),
         ({"model_type": None}, "names no architecture"),
-        ({"vocab_size": None, "hidden_act": "swish"}, "hidden_act is 'swish'"),
+        ({"vocab_size": None, "hidden_act": "tanh"}, "hidden_act is 'tanh'"),
     ],
 )
 def test_a_config_that_is_not_known(tmp_path, values, said):

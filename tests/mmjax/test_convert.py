@@ -1,0 +1,139 @@
+"""`python -m mmjax.convert`, and a run that starts from published weights and gives them back."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import gin
+import pytest
+
+from configs.architectures import BackboneConfig
+from mmjax import cli, convert
+from mmjax.weights.modules import open_checkpoint
+from tests.mmjax.weights.llama_folder import bits, model, random_tensors, write_llama
+
+BACKBONE = BackboneConfig(vocabulary=48, width=16, depth=2, heads=4, kv_heads=2, ffn=24)
+
+GIN = """
+from __gin__ import dynamic_registration
+from configs import architectures
+from data import data_config
+from mmjax.training import config
+from tests import small_vqa
+include "tiny.gin"
+include "llama.gin"
+config.TrainConfig:
+  source = @small_vqa.SmallVQA
+  steps = 1
+  trainable = ("projectors",)
+architectures.ModelConfig.generators = ()
+data_config.DataConfig.images = 0
+data_config.DataConfig.mixture = (("vqa", 1.0),)
+"""
+
+GIN_OF_ANOTHER = """
+from __gin__ import dynamic_registration
+from configs import architectures
+architectures.ModelConfig.encoders = ()
+architectures.ModelConfig.generators = ()
+architectures.ModelConfig.backbone = @architectures.BackboneConfig()
+architectures.BackboneConfig:
+  vocabulary = 50
+  width = 16
+  depth = 2
+  ffn = 24
+"""
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return write_llama(tmp_path_factory.mktemp("llama") / "llama", random_tensors(BACKBONE), BACKBONE)
+
+
+@pytest.fixture(scope="module")
+def workdir(llama):
+    """Of a run of one step that trains the projectors alone and starts from the checkpoint."""
+    folder = llama.parent
+    printed = subprocess.run(
+        [sys.executable, "-m", "mmjax.convert", f"--folder={llama}", "--print"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert printed.returncode == 0, printed.stderr
+    (folder / "llama.gin").write_text(printed.stdout)
+    (folder / "run.gin").write_text(GIN)
+    command = [sys.executable, "-m", "mmjax.train", f"--gin_file={folder / 'run.gin'}", f"--workdir={folder / 'run'}"]
+    environment = os.environ | {"XLA_FLAGS": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.fixture
+def run(capsys):
+    def called(*arguments: str, code: int = 0) -> str:
+        with pytest.raises(SystemExit) as left:
+            cli.run(convert.main, ["convert", *arguments], joins=False)
+        said = capsys.readouterr()
+        assert left.value.code == code, said
+        return said.err if code else said.out
+
+    yield called
+    gin.clear_config()
+
+
+def tensors_of(path) -> dict:
+    folder = open_checkpoint(path).folder
+    return {name: bits(folder.read(name)) for name in folder.tensors}
+
+
+def test_what_did_not_train_comes_back_as_it_was(run, workdir, llama, tmp_path):
+    said = run(f"--workdir={workdir}", "--module=backbone", f"--output={tmp_path / 'out'}", "--shard_size=4KB")
+    assert "LlamaForCausalLM, step 1; config.json, model-00001-of" in said
+    assert tensors_of(tmp_path / "out") == tensors_of(llama)
+    assert (tmp_path / "out/config.json").is_file()
+
+
+def test_without_the_original_the_type_has_to_be_named(run, workdir, llama, tmp_path):
+    wanted = (f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
+    assert "give --original=FOLDER of one to be like, or --model_type" in run(*wanted, "--module=vision", code=2)
+    run(*wanted, "--module=backbone", "--model_type=llama", "--dtype=bfloat16", "--step=1")
+    assert tensors_of(tmp_path / "out") == tensors_of(llama)
+    assert "not empty" in run(*wanted, "--module=backbone", code=2)
+
+
+def test_a_folder_is_looked_at(run, llama):
+    assert "is a LlamaForCausalLM; 21 tensors give backbone all that it needs" in run(f"--folder={llama}")
+
+
+def test_a_folder_is_compared_with_a_configuration(run, llama, tmp_path):
+    (tmp_path / "mine.gin").write_text(GIN_OF_ANOTHER)
+    said = run(f"--folder={llama}", "--module=backbone", f"--gin_file={tmp_path / 'mine.gin'}", code=2)
+    assert "vocab_size is 48 there and 50 here" in said
+    assert "shape: lm_head.weight is [48, 16], and backbone/head/000/embedding needs [50, 16]" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give --folder"),
+        (("--folder=x", "--workdir=y"), "give --folder"),
+        (("--folder=/no/such",), "there is no folder"),
+        (("--workdir=/no/such",), "--output is missing"),
+        (("--workdir=/no/such", "--output=out"), "operative.gin"),
+        (("--workdir=x", "--output=out", "--shard_size=much"), "no size of a file"),
+    ],
+)
+def test_what_is_refused(run, arguments, said):
+    assert said in run(*arguments, code=2)
+
+
+def test_a_checkpoint_that_lacks_tensors_is_refused_before_the_run(run, tmp_path):
+    tensors = random_tensors(BACKBONE)
+    del tensors["model.norm.weight"]
+    path = write_llama(tmp_path / "llama", tensors, BACKBONE)
+    said = run(f"--folder={path}", code=2)
+    assert "missing: model.norm.weight, which is backbone/head/000/norm/scale" in said
+    assert dataclasses.asdict(open_checkpoint(path).config) == dataclasses.asdict(model(BACKBONE).backbone)

@@ -1,0 +1,144 @@
+"""Export after import is bit-identical, whatever the files and types; transformers loads it and computes the same."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from configs.errors import UserError
+from mmjax.models.pieces import model_modules
+from mmjax.weights.exporting import anew, export, like
+from mmjax.weights.initial import initial_values
+from mmjax.weights.modules import open_checkpoint
+from tests.mmjax.weights.llama_folder import BACKBONE, bits, model, random_tensors, write_llama
+
+LARGE_FILES = 10**9
+
+
+def imported(path, ours=None):
+    """Reads layers of the backbone, as an export asks for them."""
+    ours = ours or model()
+    values = initial_values(ours, 0, (("backbone", str(path)),))
+    (module,) = model_modules(ours)
+    pieces = {piece.name: piece for piece in module.pieces}
+
+    def read(_: str, piece: str, layer: str):
+        return values.layer(module, pieces[piece], int(layer))
+
+    return read
+
+
+def there_and_back(path, output, ours=None, limit=LARGE_FILES):
+    target = like(open_checkpoint(path), ours or model(), "backbone")
+    return export(target, imported(path, ours), output, limit)
+
+
+def tensors_of(path) -> dict:
+    folder = open_checkpoint(path).folder
+    return {name: bits(folder.read(name)) for name in folder.tensors}
+
+
+@pytest.mark.parametrize("limit", [LARGE_FILES, 2000])
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
+def test_there_and_back_is_the_same(tmp_path, dtype, limit):
+    path = write_llama(tmp_path / "original", random_tensors(dtype=dtype))
+    assert (len(there_and_back(path, tmp_path / "out", limit=limit)) > 1) == (limit < LARGE_FILES)
+    assert tensors_of(tmp_path / "out") == tensors_of(path)
+    assert json.loads((tmp_path / "out/config.json").read_text()) == json.loads((path / "config.json").read_text())
+
+
+def test_tensors_of_mixed_types_and_those_that_are_nothing_of_ours_come_back(tmp_path):
+    tied = dataclasses.replace(BACKBONE, tie_embeddings=True)
+    tensors = random_tensors(tied)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float32)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.arange(2.0)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    path = write_llama(tmp_path / "original", tensors, tied)
+    (path / "tokenizer.json").write_text("{}")
+    there_and_back(path, tmp_path / "out", model(tied))
+    assert tensors_of(tmp_path / "out") == tensors_of(path)
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+
+
+def test_a_type_that_is_asked_for(tmp_path):
+    path = write_llama(tmp_path / "original", random_tensors())
+    target = like(open_checkpoint(path), model(), "backbone", "float32")
+    export(target, imported(path), tmp_path / "out", LARGE_FILES)
+    written = open_checkpoint(tmp_path / "out")
+    assert {tensor.dtype for tensor in written.folder.tensors.values()} == {"F32"}
+    assert written.values["torch_dtype"] == "float32"
+
+
+def test_without_an_original(tmp_path):
+    path = write_llama(tmp_path / "original", random_tensors())
+    export(anew("llama", model(), "backbone", "bfloat16"), imported(path), tmp_path / "out", LARGE_FILES)
+    assert tensors_of(tmp_path / "out") == tensors_of(path)
+    assert open_checkpoint(tmp_path / "out").config == open_checkpoint(path).config == BACKBONE
+
+
+def test_values_that_a_type_does_not_hold_are_refused(tmp_path):
+    tensors = random_tensors(dtype="F32")
+    tensors["model.norm.weight"][3] = 1e6
+    path = write_llama(tmp_path / "original", tensors)
+    target = like(open_checkpoint(path), model(), "backbone", "float16")
+    with pytest.raises(UserError, match=r"model\.norm\.weight has values up to 1e\+06, too large for F16"):
+        export(target, imported(path), tmp_path / "out", LARGE_FILES)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_architecture_is_refused(tmp_path):
+    path = write_llama(tmp_path / "original", random_tensors())
+    with pytest.raises(UserError, match="num_hidden_layers is 2 there and 3 here"):
+        like(open_checkpoint(path), model(dataclasses.replace(BACKBONE, depth=3)), "backbone")
+    with pytest.raises(UserError, match="can't compute"):
+        anew("llama", model(dataclasses.replace(BACKBONE, gated=False)), "backbone", "float32")
+    with pytest.raises(UserError, match="the nearest that is known is 'llama'"):
+        anew("llamma", model(), "backbone", "float32")
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    """A small Llama of transformers, and what it says to some tokens."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=24,
+        rope_theta=5e4,
+        torch_dtype="bfloat16",
+    )
+    network = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    tokens = torch.arange(12).reshape(2, 6)
+
+    def logits(of):
+        with torch.no_grad():
+            return of(tokens).logits.float().numpy()
+
+    return transformers, network, logits
+
+
+@pytest.mark.parametrize(("size", "files"), [("1GB", 1), ("4KB", 3)])
+def test_transformers_loads_what_was_there_and_back(theirs, tmp_path, size, files):
+    transformers, network, logits = theirs
+    network.save_pretrained(tmp_path / "theirs", max_shard_size=size)
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) == files
+    ours = model(open_checkpoint(tmp_path / "theirs").config)
+    there_and_back(tmp_path / "theirs", tmp_path / "out", ours, limit=4000 if files > 1 else LARGE_FILES)
+    assert tensors_of(tmp_path / "out") == tensors_of(tmp_path / "theirs")
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out")
+    np.testing.assert_array_equal(logits(again.eval()), logits(network))
+
+
+def test_transformers_loads_what_has_no_original(theirs, tmp_path):
+    transformers, network, logits = theirs
+    network.save_pretrained(tmp_path / "theirs")
+    ours = model(open_checkpoint(tmp_path / "theirs").config)
+    read = imported(tmp_path / "theirs", ours)
+    export(anew("llama", ours, "backbone", "bfloat16"), read, tmp_path / "out", LARGE_FILES)
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out")
+    np.testing.assert_array_equal(logits(again.eval()), logits(network))
