@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # they import jax
 _FOLDER = flags.DEFINE_string("folder", "", "Folder of a published checkpoint, to be looked at.")
 _PRINT = flags.DEFINE_bool("print", False, "Print the architecture of --folder as gin.")
 _MODULE = flags.DEFINE_string(
-    "module", "", "A module's name, or model; with --folder also a part, such as a projector."
+    "module", "", "A part that trains by name, such as backbone or vision_projector, or model."
 )
 _WORKDIR = flags.DEFINE_string("workdir", "", "Workdir of python -m mmjax.train, whose parameters are written.")
 _STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint in --workdir; default: the newest.")
@@ -48,21 +48,21 @@ def _look(folder: pathlib.Path) -> int:
     from configs.architectures import ModelConfig
     from mmjax.weights.checking import checked_matches
     from mmjax.weights.literal import gin_text
-    from mmjax.weights.modules import WHOLE, open_checkpoint, standing_alone
+    from mmjax.weights.modules import WHOLE, open_checkpoint, parts_in, standing_alone
 
     checkpoint = open_checkpoint(folder)
     config = checkpoint.config
-    part = WHOLE if isinstance(config, ModelConfig) else config.name
+    parts = (WHOLE,) if isinstance(config, ModelConfig) else parts_in(checkpoint)
     if _PRINT.value:
-        print(gin_text(config, ((part, str(folder)),)))
+        print(gin_text(config, tuple((part, str(folder)) for part in parts)))
         return 0
     ours = standing_alone(config)
     if _MODULE.value:
         cli.parse_gin("quickstart.gin")
-        part, ours = _MODULE.value, cli.configured(ModelConfig)
-    matches = checked_matches(checkpoint, ours, part)
-    tensors = sum(len(of.names) for of in matches)
-    print(f"{folder} is a {checkpoint.published.name}; {tensors} tensors give {part} all that it needs")
+        parts, ours = (_MODULE.value,), cli.configured(ModelConfig)
+    for part in parts:
+        tensors = sum(len(of.names) for of in checked_matches(checkpoint, ours, part))
+        print(f"{folder} is a {checkpoint.published.name}; {tensors} tensors give {part} all that it needs")
     return 0
 
 

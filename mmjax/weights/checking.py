@@ -7,10 +7,10 @@ from configs.errors import UserError
 from mmjax.models.published.layouts import Shape
 from mmjax.models.published.rules import Match
 from mmjax.weights.modules import (
-    WHOLE,
     Checkpoint,
     adapted,
     differences,
+    held_parts,
     is_ignored,
     matches_of,
     module_of_part,
@@ -39,7 +39,7 @@ def checked_matches(checkpoint: Checkpoint, ours: ModelConfig, part: str) -> tup
         Misfit: The architectures differ; tensors are missing, extra, or of another shape or type. All are listed.
     """
     path = checkpoint.folder.path
-    module = part if part == WHOLE else module_of_part(ours, part)
+    module = module_of_part(ours, part)
     try:
         config = adapted(checkpoint.published, checkpoint.config, ours, module)
         differing = differences(checkpoint.published, checkpoint.config, config)
@@ -49,18 +49,13 @@ def checked_matches(checkpoint: Checkpoint, ours: ModelConfig, part: str) -> tup
     host = config if isinstance(config, ModelConfig) else ours
     wanted = of_parts(every, parts(host), part)
     if not wanted:
-        raise Misfit(f"{path} has no weights of {part!r}; it has those of {', '.join(_held(every, host))}")
+        raise Misfit(f"{path} has no weights of {part!r}; it has those of {', '.join(held_parts(every, host))}")
     wrong = [f"config.json: {difference}" for difference in differing]
     wrong += tensor_problems(checkpoint, wanted, shapes_of(ours))
     wrong += _extra(checkpoint, every, config)
     if wrong:
         raise Misfit(f"{path} does not fit {part!r}; {len(wrong)} in all:\n" + "\n".join(f"  {line}" for line in wrong))
     return wanted
-
-
-def _held(matches: Iterable[Match], host: ModelConfig) -> list[str]:
-    owners = parts(host)
-    return list(dict.fromkeys(owners[of.layer[:2]] for of in matches))
 
 
 def tensor_problems(checkpoint: Checkpoint, matches: Iterable[Match], shapes: Mapping[str, Shape]) -> list[str]:

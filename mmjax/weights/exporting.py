@@ -15,7 +15,15 @@ from configs.errors import UserError
 from mmjax.models.published import registry
 from mmjax.models.published.rules import Config, Match, Published
 from mmjax.weights.folder import CONFIG
-from mmjax.weights.modules import WHOLE, Checkpoint, adapted, differences, is_ignored, matches_of
+from mmjax.weights.modules import (
+    WHOLE,
+    Checkpoint,
+    adapted,
+    differences,
+    is_ignored,
+    matches_of,
+    module_of_part,
+)
 from mmjax.weights.tensor_file import DTYPES, Tensor
 from mmjax.weights.writing import write_folder
 from sharding.trees import Tree, get_leaf
@@ -52,48 +60,52 @@ class Target:
     original: Checkpoint | None = None
 
 
-def like(original: Checkpoint, ours: ModelConfig, module: str, dtype: str = "") -> Target:
+def like(original: Checkpoint, ours: ModelConfig, part: str, dtype: str = "") -> Target:
     """A checkpoint like one that there is.
 
     Args:
         original: That one.
         ours: Our model.
-        module: One of its modules, or `model`.
+        part: One of its parts, such as `backbone`, or `model`.
         dtype: Of all tensors; empty for each as it is there.
 
     Raises:
         UserError: It is of another architecture.
     """
-    path = original.folder.path
-    published = original.published
+    path, published = original.folder.path, original.published
+    module = module_of_part(ours, part)
     try:
         config = adapted(published, original.config, ours, module)
         if issubclass(published.config_type, ModelConfig) and module != WHOLE:
-            raise UserError(f"it holds a whole model, of which {module} alone is none; name the model type to write")
+            raise UserError(f"it holds a whole model, of which {part} alone is none; name the model type to write")
         differing = differences(published, original.config, config)
     except UserError as error:
-        raise UserError(f"{module!r} can't be written like {path}: {error}") from error
+        raise UserError(f"{part!r} can't be written like {path}: {error}") from error
     if differing:
-        raise UserError(f"{module!r} can't be written like {path}, whose {CONFIG} differs: {'; '.join(differing)}")
-    values = {**original.values, **({_dtype_key(original.values): dtype} if dtype else {})}
+        raise UserError(f"{part!r} can't be written like {path}, whose {CONFIG} differs: {'; '.join(differing)}")
+    values = {**original.values, **_dtype_entry(original.values, dtype)} if dtype else original.values
     return Target(published, config, matches_of(published, config, ours), values, dtype, original)
 
 
-def anew(model_type: str, ours: ModelConfig, module: str, dtype: str) -> Target:
+def anew(model_type: str, ours: ModelConfig, part: str, dtype: str) -> Target:
     """A checkpoint of a model type, with no original.
 
     Raises:
         UserError: The type is not known, or can't compute it.
     """
     published = registry.find(model_type)
-    config = adapted(published, ours, ours, module)
-    values = {**registry.write(published, config), "torch_dtype": dtype}
-    return Target(published, config, matches_of(published, config, ours), values, dtype)
+    config = adapted(published, ours, ours, module_of_part(ours, part))
+    values = registry.write(published, config)
+    return Target(
+        published, config, matches_of(published, config, ours), {**values, **_dtype_entry(values, dtype)}, dtype
+    )
 
 
-def _dtype_key(values: Mapping[str, Any]) -> str:
-    """transformers 5 says `dtype` where it was `torch_dtype`."""
-    return "dtype" if "dtype" in values else "torch_dtype"
+def _dtype_entry(values: Mapping[str, Any], dtype: str) -> dict[str, str]:
+    """transformers 5 says `dtype` where it was `torch_dtype`; diffusers says nothing."""
+    if "_class_name" in values:
+        return {}
+    return {"dtype" if "dtype" in values else "torch_dtype": dtype}
 
 
 def export(target: Target, read: ReadLayer, output: pathlib.Path, limit: int) -> list[str]:

@@ -11,6 +11,9 @@ from configs.errors import UserError
 from mmjax.weights.tensor_file import Tensor, read_header, read_tensor
 
 CONFIG = "config.json"
+PREPROCESSOR = "preprocessor_config.json"
+PIXELS = ("image_mean", "image_std")
+"""What of it is an architecture's: how pixels are normalised."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,12 @@ def read_config(path: pathlib.Path) -> dict[str, Any]:
     if not (path / CONFIG).is_file():
         raise UserError(f"{path} has no {CONFIG}; give the folder of a published checkpoint")
     return _json(path / CONFIG)
+
+
+def read_pixels(path: pathlib.Path) -> dict[str, Any]:
+    """What the preprocessor_config.json of a folder says of pixels; nothing where there is none."""
+    values = _json(path / PREPROCESSOR) if (path / PREPROCESSOR).is_file() else {}
+    return {key: values[key] for key in PIXELS if key in values}
 
 
 def open_folder(path: pathlib.Path, stem: str) -> Folder:

@@ -15,7 +15,7 @@ from mmjax.models.pieces import model_modules
 from mmjax.models.published import registry
 from mmjax.models.published.layouts import Shape
 from mmjax.models.published.rules import Config, Match, Published, match
-from mmjax.weights.folder import Folder, open_folder, read_config
+from mmjax.weights.folder import Folder, open_folder, read_config, read_pixels
 
 WHOLE = "model"
 """What stands for all parts of a model, where a part could be named."""
@@ -48,7 +48,7 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
     """
     values = read_config(path)
     try:
-        published, config = registry.read(values)
+        published, config = registry.read({**read_pixels(path), **values})
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     folder = open_folder(path, published.stem)
@@ -88,14 +88,14 @@ def module_config(config: ModelConfig, name: str) -> Config:
 
 
 def module_of_part(config: ModelConfig, part: str) -> str:
-    """The module that a part belongs to.
+    """The module that a part belongs to; `model` for itself.
 
     Raises:
         UserError: The model has no such part.
     """
-    known = {owner: module for (module, _), owner in parts(config).items()}
+    known = {WHOLE: WHOLE} | {owner: module for (module, _), owner in parts(config).items()}
     if part not in known:
-        raise UserError(f"the model has no part {part!r}; choose {WHOLE!r} or one of {', '.join(known)}")
+        raise UserError(f"the model has no part {part!r}; choose one of {', '.join(known)}")
     return known[part]
 
 
@@ -170,6 +170,18 @@ def is_ignored(published: Published, config: Config, name: str) -> bool:
 def of_parts(matches: Iterable[Match], owners: Mapping[tuple[str, str], str], wanted: str) -> tuple[Match, ...]:
     """The matches of a part; all of them for `model`."""
     return tuple(of for of in matches if wanted in (WHOLE, owners.get(of.layer[:2])))
+
+
+def held_parts(matches: Iterable[Match], host: ModelConfig) -> tuple[str, ...]:
+    """The parts of a model that matches give."""
+    owners = parts(host)
+    return tuple(dict.fromkeys(owners[of.layer[:2]] for of in matches))
+
+
+def parts_in(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The parts that a checkpoint is of, in a model like itself."""
+    host = standing_alone(checkpoint.config)
+    return held_parts(matches_of(checkpoint.published, checkpoint.config, host), host)
 
 
 def standing_alone(config: Config) -> ModelConfig:

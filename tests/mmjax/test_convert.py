@@ -1,6 +1,8 @@
 """`python -m mmjax.convert`, and a run that starts from published weights and gives them back."""
 
+import contextlib
 import dataclasses
+import io
 import os
 import subprocess
 import sys
@@ -9,8 +11,12 @@ import gin
 import pytest
 
 from configs.architectures import BackboneConfig
+from configs.errors import UserError
 from mmjax import cli, convert
+from mmjax.training.config import TrainConfig
+from mmjax.training.trainer import Trainer
 from mmjax.weights.modules import open_checkpoint
+from sharding.plan import Plan
 from tests.mmjax.weights.llama_folder import bits, model, random_tensors, write_llama
 
 BACKBONE = BackboneConfig(vocabulary=48, width=16, depth=2, heads=4, kv_heads=2, ffn=24)
@@ -29,6 +35,7 @@ config.TrainConfig:
   trainable = ("projectors",)
 architectures.ModelConfig.generators = ()
 data_config.DataConfig.images = 0
+small_vqa.SmallVQA.images = 8
 data_config.DataConfig.mixture = (("vqa", 1.0),)
 """
 
@@ -55,14 +62,9 @@ def llama(tmp_path_factory):
 def workdir(llama):
     """Of a run of one step that trains the projectors alone and starts from the checkpoint."""
     folder = llama.parent
-    printed = subprocess.run(
-        [sys.executable, "-m", "mmjax.convert", f"--folder={llama}", "--print"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert printed.returncode == 0, printed.stderr
-    (folder / "llama.gin").write_text(printed.stdout)
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit, match="0"):
+        cli.run(convert.main, ["convert", f"--folder={llama}", "--print"], joins=False)
+    (folder / "llama.gin").write_text(printed.getvalue())
     (folder / "run.gin").write_text(GIN)
     command = [sys.executable, "-m", "mmjax.train", f"--gin_file={folder / 'run.gin'}", f"--workdir={folder / 'run'}"]
     environment = os.environ | {"XLA_FLAGS": ""}
@@ -137,3 +139,16 @@ def test_a_checkpoint_that_lacks_tensors_is_refused_before_the_run(run, tmp_path
     said = run(f"--folder={path}", code=2)
     assert "missing: model.norm.weight, which is backbone/head/000/norm/scale" in said
     assert dataclasses.asdict(open_checkpoint(path).config) == dataclasses.asdict(model(BACKBONE).backbone)
+
+
+def test_a_resumed_run_takes_its_checkpoint(workdir):
+    cli.parse_flags(["tests"])
+    cli.parse_gin(str(workdir / cli.OPERATIVE_CONFIG))
+    config = dataclasses.replace(cli.configured(TrainConfig), weights=(("backbone", "/no/such"),))
+    gin.clear_config()
+    plan = Plan.load(workdir / "plan.json")
+    trainer = Trainer(config, plan, workdir, resume=True)
+    trainer.close()
+    assert trainer.step == 1 and trainer.state is not None
+    with pytest.raises(UserError, match="there is no folder /no/such"):
+        Trainer(config, plan, workdir.parent / "another", resume=False)
