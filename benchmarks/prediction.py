@@ -1,7 +1,8 @@
 """`python -m benchmarks.prediction`: does a profile of the layers tell what a step of the plan takes on this machine?
 
-The layers are timed on a shallow model (`mmjax.profile`), the plan's ops are costed from them, and every op of real
-steps is then run alone and waited for. On a CPU the sums are compared, because its devices share the cores.
+The layers are timed on shallow models (`mmjax.profile`), the plan's ops are costed from them, and every op of real
+steps is run alone and waited for: half of the steps before the profile is measured and half after it, for the speed of
+the machine may drift. On a CPU the sums are compared, because its devices share the cores.
 """
 
 import json
@@ -11,7 +12,7 @@ from absl import flags
 from mmjax import cli
 
 _PROFILE = flags.DEFINE_string("profile", "", "Profile of this machine; default: measure one now.")
-_STEPS = flags.DEFINE_integer("steps", 8, "Steps of which every op is timed.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 8, "Steps of which every op is timed.", lower_bound=2)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
 
 GOAL = 0.15
@@ -32,11 +33,14 @@ def main() -> int:
     config = cli.configured(TrainConfig)
     plan, _ = choose_plan(config, jax.device_count())
     taken = first_batches(config, 4)
+    engine = Engine(config.model, plan, taken[0].arrays, config.settings)
+    arrays = [batch.arrays for batch in taken]
+    first = measure_ops(engine, arrays, _STEPS.value // 2)
     profile = Profile.load(_PROFILE.value) if _PROFILE.value else measured_profile(config, taken[0])
+    second = measure_ops(engine, arrays, _STEPS.value - _STEPS.value // 2)
     timeline = problem_of(config, profile, taken[0], jax.device_count()).rehearse(plan)
     predicted = by_kind({span.part: float(span.seconds.max()) for span in timeline.spans})
-    engine = Engine(config.model, plan, taken[0].arrays, config.settings)
-    measured = by_kind(measure_ops(engine, [batch.arrays for batch in taken], _STEPS.value))
+    measured = by_kind({part: (first[part] + second[part]) / 2 for part in first})
     ratio = sum(predicted.values()) / sum(measured.values())
     result = {"predicted": predicted, "measured": measured, "ratio": ratio, "goal": GOAL, "device": profile.device_kind}
     if _JSON.value:

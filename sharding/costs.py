@@ -40,24 +40,34 @@ class Costs(Protocol):
         sequence_parallel: Whether tensor ranks divide what lies between matmuls.
         peak_flops: Of one device; 0 where it is not known.
         node_devices: Devices of a node; device numbers go through a node before the next.
-        launch: Seconds of a stage's program beside its layers.
     """
 
     element_bytes: int
     sequence_parallel: bool
     peak_flops: float
     node_devices: int
-    launch: float
 
-    def forward(self, layer: LayerSpec, loads: Loads, tp: int, cp: int = 1, ep: int = 1) -> Seconds:
+    def forward(
+        self, layer: LayerSpec, loads: Loads, tp: int, cp: int = 1, ep: int = 1, dp: int = 1, stack: int = 1
+    ) -> Seconds:
         """The forward of one layer, for each load of an instance, on one of its devices.
 
         The instance has `tp` tensor ranks by `cp` sequence ranks; experts are divided by `ep` instances.
+        Of `dp` instances all compute at once, and the layer is one of a stack of `stack` equal ones.
         """
         ...
 
     def backward(
-        self, layer: LayerSpec, loads: Loads, tp: int, turns: tuple[str, ...], recompute: str, cp: int = 1, ep: int = 1
+        self,
+        layer: LayerSpec,
+        loads: Loads,
+        tp: int,
+        turns: tuple[str, ...],
+        recompute: str,
+        cp: int = 1,
+        ep: int = 1,
+        dp: int = 1,
+        stack: int = 1,
     ) -> Seconds:
         """Its backward: the gradients in `turns`, and what a choice of recomputation computes again for them.
 
@@ -73,16 +83,16 @@ class Costs(Protocol):
         """The sum of float32 gradients of `dp` data and sequence ranks, each left with a share."""
         ...
 
-    def update(self, parameters: float) -> float:
-        """The optimizer over so many parameters of a device."""
+    def norm(self, stages: int) -> float:
+        """What all devices wait for between reductions and updates: the norm of all stages' gradients."""
         ...
 
-    def hop(self, size: Times, inside: bool) -> Times:
-        """`size` bytes from one device to another."""
+    def update(self, parameters: float, dp: int) -> float:
+        """The optimizer over so many parameters of a device, on `dp` instances at once."""
         ...
 
-    def crowding(self, devices: int) -> float:
-        """How much slower a device computes while so many do: 1 where they share nothing."""
+    def hop(self, size: Times, inside: bool, devices: int) -> Times:
+        """`size` bytes from one device to another; all instances and ranks of both ends are so many devices."""
         ...
 
 
@@ -177,14 +187,12 @@ class AnalyticCosts:
         efficiency: What share of their data sheet they reach.
         element_bytes: Bytes of a number in compute precision.
         sequence_parallel: Whether tensor ranks divide norms and what is kept between matmuls (arXiv 2205.05198).
-        launch: See `Costs.launch`; kernels have their own.
     """
 
     cluster: ClusterConfig
     efficiency: Efficiency = Efficiency()
     element_bytes: int = 2
     sequence_parallel: bool = True
-    launch: float = 0.0
 
     @property
     def peak_flops(self) -> float:
@@ -224,12 +232,23 @@ class AnalyticCosts:
         size = self.element_bytes * kernel.ring.of(loads) / (ranks.tp if kernel.split else 1)
         return ring(size * ranks.cp, ranks.cp, self._link_of(ranks.tp * ranks.cp))
 
-    def forward(self, layer: LayerSpec, loads: Loads, tp: int, cp: int = 1, ep: int = 1) -> Seconds:
+    def forward(
+        self, layer: LayerSpec, loads: Loads, tp: int, cp: int = 1, ep: int = 1, dp: int = 1, stack: int = 1
+    ) -> Seconds:
         """See `Costs.forward`."""
         return self._sum(layer, loads, _Ranks(tp, cp, ep), lambda kernel: (1.0, 0.0))
 
     def backward(
-        self, layer: LayerSpec, loads: Loads, tp: int, turns: tuple[str, ...], recompute: str, cp: int = 1, ep: int = 1
+        self,
+        layer: LayerSpec,
+        loads: Loads,
+        tp: int,
+        turns: tuple[str, ...],
+        recompute: str,
+        cp: int = 1,
+        ep: int = 1,
+        dp: int = 1,
+        stack: int = 1,
     ) -> Seconds:
         """See `Costs.backward`."""
 
@@ -270,18 +289,18 @@ class AnalyticCosts:
         """See `Costs.reduce`."""
         return float(ring(np.asarray(4 * parameters), dp, self._link(inside)))
 
-    def hop(self, size: Times, inside: bool) -> Times:
+    def hop(self, size: Times, inside: bool, devices: int) -> Times:
         """See `Costs.hop`."""
         link = self._link(inside)
         return np.asarray(np.where(np.asarray(size) > 0, link.latency + size / link.bandwidth, 0.0))
 
-    def update(self, parameters: float) -> float:
+    def norm(self, stages: int) -> float:
+        """See `Costs.norm`; a few numbers, and gradients that are read once."""
+        return 0.0
+
+    def update(self, parameters: float, dp: int) -> float:
         """Adam reads and writes the master weight and two moments, and reads the gradient, all float32."""
         return 28 * parameters / (self.cluster.memory_bandwidth * self.efficiency.memory)
-
-    def crowding(self, devices: int) -> float:
-        """See `Costs.crowding`."""
-        return 1.0
 
     def _link_of(self, devices: int) -> Link:
         """Between neighbouring devices, so many of them."""

@@ -42,6 +42,7 @@ def plan_costs(plan: Plan, graph: ModuleGraph, costs: Costs, rows: Rows, trains:
         {(s, t): builder.hop(s, t, back=True) for s, t in stages.edges if s in backward},
         costs.peak_flops,
         float(rows[graph.backbone.name][:, 0].sum()),
+        costs.norm(len(stages.nodes)),
     )
 
 
@@ -92,21 +93,20 @@ class _Builder:
         return instance_loads(self._rows[module], self._plan.microbatches, dp)
 
     @functools.cache  # noqa: B019
-    def _layer(self, module: str, name: str, turns: tuple[str, ...], ranks: Ranks, recompute: str) -> dict:
-        """One layer's seconds, useful FLOPs and bytes held, [m, i] each; equal layers of all stages share them."""
+    def _layer(self, module: str, name: str, stack: int, turns: tuple[str, ...], ranks: Ranks, recompute: str) -> dict:
+        """One layer's seconds, useful FLOPs and bytes held, [m, i] each; equal stacks of all stages share them."""
         dp, cp, tp, ep = ranks
         layer, loads = self._graph[module].named(name), self._loads(module, dp)
-        forward = self._costs.forward(layer, loads, tp, cp, ep)
-        backward = self._costs.backward(layer, loads, tp, turns, recompute, cp, ep)
+        forward = self._costs.forward(layer, loads, tp, cp, ep, dp, stack)
+        backward = self._costs.backward(layer, loads, tp, turns, recompute, cp, ep, dp, stack)
         if layer.expert_parameters:
             forward, backward = (_together(seconds, ep) for seconds in (forward, backward))
-        crowding = self._costs.crowding(dp * cp * tp) / self._costs.crowding(cp * tp)
         held = held_bytes(layer, loads, tp, recompute, self._costs, cp) if turns else np.zeros(loads.shape[:-1])
         return {
-            "forward": crowding * forward.total,
-            "forward_tensor": crowding * forward.tensor,
-            "backward": crowding * backward.total,
-            "backward_tensor": crowding * backward.tensor,
+            "forward": forward.total,
+            "forward_tensor": forward.tensor,
+            "backward": backward.total,
+            "backward_tensor": backward.tensor,
             "flops": useful_flops(layer, loads, turns),
             "held": held,
         }
@@ -118,12 +118,10 @@ class _Builder:
         names = ("forward", "forward_tensor", "backward", "backward_tensor", "flops", "held")
         sums = {name: np.zeros(shape) for name in names}
         ranks = (unit.dp, unit.cp, unit.tp, unit.ep)
-        sums["forward"] += self._costs.launch
-        sums["backward"] += self._costs.launch * backward
         sizes, workspace = np.zeros((2, 2)), 0.0  # of all but experts, and of experts; all, and those that train
         for module, first, last in self._runs[node[0]][node[1]]:
             for layer, count, turns in self._turns.of(module, first, last):
-                of_layer = self._layer(module, layer.name, turns, ranks, recompute)
+                of_layer = self._layer(module, layer.name, count, turns, ranks, recompute)
                 for name in names:
                     sums[name] = sums[name] + count * of_layer[name]
                 local = np.array([layer.on_rank(unit.tp), layer.experts_on_rank(unit.tp, unit.ep)])
@@ -139,7 +137,7 @@ class _Builder:
             **sums,
             gather=exposed * _each(lambda size, of: self._costs.gather(size, of, inside), parameters, groups),
             reduce=exposed * _each(lambda size, of: self._costs.reduce(size, of, inside), trained, groups),
-            update=_each(lambda size, of: self._costs.update(size / of), trained, groups),
+            update=_each(lambda size, of: self._costs.update(size / of, of), trained, groups),
             static=workspace + float(state_bytes(parameters, trained, alike, self._costs).sum()),
         )
 
@@ -151,7 +149,7 @@ class _Builder:
         ranks = [unit.cp * (unit.tp if self._costs.sequence_parallel else 1) for unit in ends]
         slowest = (sent / ranks[0])[:, feeders(sent.shape[1], received.shape[1])].max(axis=2)
         devices = self._stages.lanes[source] | self._stages.lanes[target]
-        return self._costs.hop(np.maximum(slowest, received / ranks[1]), self._inside(devices))
+        return self._costs.hop(np.maximum(slowest, received / ranks[1]), self._inside(devices), len(devices))
 
     def _sizes(self, source: Node, target: Node, dp: int) -> Float[np.ndarray, "m i"]:
         """Bytes of the activation between two stages at each of `dp` instances."""

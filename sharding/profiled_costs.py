@@ -17,8 +17,38 @@ class ProfileError(UserError):
 
 
 @dataclasses.dataclass(frozen=True)
+class Passes:
+    """Forwards or backwards of a kind of layer.
+
+    Attributes:
+        alone: Seconds of a stack of one layer at each size; XLA makes straight code of it.
+        further: Seconds of each layer more.
+        crowding: How many times as long they take while 1, 2, 4... instances compute at once.
+    """
+
+    alone: tuple[float, ...]
+    further: tuple[float, ...]
+    crowding: tuple[float, ...] = (1.0,)
+
+    def of_layer(self, known: tuple[float, ...], sizes: Times, dp: int, stack: int) -> Times:
+        """Seconds of one of a stack of layers, measured at the `known` sizes."""
+        times = (np.array(self.alone) + (stack - 1) * np.array(self.further)) / stack
+        # Between powers of two on a line, beyond the last one as there.
+        crowding = np.interp(np.log2(dp), np.arange(len(self.crowding)), self.crowding)
+        return crowding * _between(np.array(known), times, np.asarray(sizes))
+
+
+def _between(known: np.ndarray, times: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    if len(known) == 1:
+        return times[0] * sizes / known[0]
+    segment = np.clip(np.searchsorted(known, sizes) - 1, 0, len(known) - 2)
+    slope = np.diff(times)[segment] / np.diff(known)[segment]
+    return np.maximum(times[segment] + slope * (sizes - known[segment]), 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
 class LayerProfile:
-    """Times of one kind of layer on one of `tp` tensor ranks; the lists go together.
+    """Times of one kind of layer on one of `tp` tensor ranks.
 
     Attributes:
         layer: Its part and name, `part/name`.
@@ -34,11 +64,12 @@ class LayerProfile:
     turns: tuple[str, ...]
     recompute: str
     sizes: tuple[float, ...]
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
+    forward: Passes
+    backward: Passes
 
     def __post_init__(self) -> None:
-        if not len(self.sizes) == len(self.forward) == len(self.backward) >= 1:
+        counts = {len(times) for of in (self.forward, self.backward) for times in (of.alone, of.further)}
+        if counts != {len(self.sizes)} or not self.sizes:
             raise ProfileError(f"profile of {self.layer}: sizes, forward and backward must be as many, at least one")
         if list(self.sizes) != sorted(set(self.sizes)):
             raise ProfileError(f"profile of {self.layer}: sizes {list(self.sizes)} must ascend")
@@ -46,20 +77,22 @@ class LayerProfile:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """Seconds of something of a size: `fixed + rate * size`.
+    """Seconds of something of a size: `fixed + each * count + rate * size`.
 
     Attributes:
         fixed: Seconds of the smallest.
+        each: Seconds of each further device, instance or stage that takes part.
         rate: Seconds of each byte or parameter more.
     """
 
     fixed: float
+    each: float
     rate: float
 
-    def at(self, size: Times) -> Times:
-        """Seconds of a size; nothing takes none."""
+    def at(self, size: Times, count: int) -> Times:
+        """Seconds of a size, with so many that take part; nothing takes none."""
         size = np.asarray(size, float)
-        return np.asarray(np.where(size > 0, self.fixed + self.rate * size, 0.0))
+        return np.asarray(np.where(size > 0, self.fixed + self.each * count + self.rate * size, 0.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +106,9 @@ class Profile:
         element_bytes: Bytes of a number in compute precision.
         versions: Of Python and of the packages that matter.
         layers: Times of layers.
-        gather, reduce, update: By parameters of a device.
-        hop: By bytes.
-        launch: Seconds of a program beside its layers.
-        crowding: How much slower a device is while 1, 2, 4... of the host compute at once; by the power of two.
+        gather, reduce, update: By the number of instances, and parameters of a device.
+        hop: By the devices of both ends, and bytes.
+        norm: By the number of stages; it has no size.
     """
 
     device_kind: str
@@ -89,8 +121,7 @@ class Profile:
     reduce: Line
     update: Line
     hop: Line
-    launch: float
-    crowding: tuple[float, ...]
+    norm: Line
 
     def to_json(self) -> str:
         """The profile as JSON."""
@@ -105,10 +136,10 @@ class Profile:
             raise ProfileError(f"the profile is not JSON: line {error.lineno}: {error.msg}") from error
         lines = {
             name: Line(**read_fields(fields.pop(name), Line, f"the profile's {name}", ProfileError))
-            for name in ("gather", "reduce", "update", "hop")
+            for name in ("gather", "reduce", "update", "hop", "norm")
         }
-        layers = tuple(_layer(entry, number) for number, entry in enumerate(fields.pop("layers")))
-        return Profile(layers=layers, crowding=tuple(fields.pop("crowding")), **lines, **fields)
+        layers = tuple(_layer(entry, f"the profile's layers[{n}]") for n, entry in enumerate(fields.pop("layers")))
+        return Profile(layers=layers, **lines, **fields)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Profile":
@@ -124,10 +155,15 @@ class Profile:
             )
 
 
-def _layer(entry: object, number: int) -> LayerProfile:
-    fields = read_fields(entry, LayerProfile, f"the profile's layers[{number}]", ProfileError)
-    numbers = {name: tuple(map(float, fields[name])) for name in ("sizes", "forward", "backward")}
-    return LayerProfile(**{**fields, **numbers})
+def _layer(entry: object, where: str) -> LayerProfile:
+    fields = read_fields(entry, LayerProfile, where, ProfileError)
+    passes = {name: _passes(fields.pop(name), f"{where}.{name}") for name in ("forward", "backward")}
+    return LayerProfile(sizes=tuple(map(float, fields.pop("sizes"))), **passes, **fields)
+
+
+def _passes(entry: object, where: str) -> Passes:
+    fields = read_fields(entry, Passes, where, ProfileError)
+    return Passes(**{name: tuple(map(float, times)) for name, times in fields.items()})
 
 
 def _check_measured(cp: int, ep: int) -> None:
@@ -157,20 +193,31 @@ class ProfiledCosts:
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.element_bytes, self.peak_flops = profile.element_bytes, profile.peak_flops
-        self.node_devices, self.launch = profile.devices_per_node, profile.launch
+        self.node_devices = profile.devices_per_node
         self._layers = {(each.layer, each.tp, each.turns, each.recompute): each for each in profile.layers}
 
-    def forward(self, layer: LayerSpec, loads: Loads, tp: int, cp: int = 1, ep: int = 1) -> Seconds:
+    def forward(
+        self, layer: LayerSpec, loads: Loads, tp: int, cp: int = 1, ep: int = 1, dp: int = 1, stack: int = 1
+    ) -> Seconds:
         """See `Costs.forward`."""
         _check_measured(cp, ep)
         key = f"{layer.part}/{layer.name}"
         found = [each for each in self.profile.layers if (each.layer, each.tp) == (key, tp)]
         if not found:
             raise ProfileError(f"the profile has no {key} at tp {tp}; measure it by python -m mmjax.profile --tp={tp}")
-        return self._seconds(found[0], found[0].forward, loads)
+        return _seconds(found[0].sizes, found[0].forward, loads, dp, stack)
 
     def backward(
-        self, layer: LayerSpec, loads: Loads, tp: int, turns: tuple[str, ...], recompute: str, cp: int = 1, ep: int = 1
+        self,
+        layer: LayerSpec,
+        loads: Loads,
+        tp: int,
+        turns: tuple[str, ...],
+        recompute: str,
+        cp: int = 1,
+        ep: int = 1,
+        dp: int = 1,
+        stack: int = 1,
     ) -> Seconds:
         """See `Costs.backward`."""
         _check_measured(cp, ep)
@@ -183,36 +230,30 @@ class ProfiledCosts:
                 f"{recompute}; measure it by python -m mmjax.profile --tp={tp} --recompute={recompute}, with the same "
                 "parts trainable"
             )
-        return self._seconds(self._layers[key], self._layers[key].backward, loads)
-
-    def _seconds(self, of: LayerProfile, seconds: tuple[float, ...], loads: Loads) -> Seconds:
-        sizes = np.where(loads[..., 0] > 0, loads[..., 0], loads[..., 2])
-        known, times = np.array(of.sizes), np.array(seconds)
-        if len(known) == 1:
-            found = times[0] * sizes / known[0]
-        else:
-            segment = np.clip(np.searchsorted(known, sizes) - 1, 0, len(known) - 2)
-            slope = np.diff(times)[segment] / np.diff(known)[segment]
-            found = times[segment] + slope * (sizes - known[segment])
-        return Seconds(np.asarray(np.maximum(found, 0.0)), np.zeros(sizes.shape))
+        found = self._layers[key]
+        return _seconds(found.sizes, found.backward, loads, dp, stack)
 
     def gather(self, parameters: float, dp: int, inside: bool) -> float:
         """See `Costs.gather`."""
-        return float(self.profile.gather.at(np.asarray(parameters)))
+        return float(self.profile.gather.at(parameters, dp))
 
     def reduce(self, parameters: float, dp: int, inside: bool) -> float:
         """See `Costs.reduce`."""
-        return float(self.profile.reduce.at(np.asarray(parameters)))
+        return float(self.profile.reduce.at(parameters, dp))
 
-    def update(self, parameters: float) -> float:
+    def norm(self, stages: int) -> float:
+        """See `Costs.norm`."""
+        return self.profile.norm.fixed + self.profile.norm.each * stages
+
+    def update(self, parameters: float, dp: int) -> float:
         """See `Costs.update`."""
-        return float(self.profile.update.at(np.asarray(parameters)))
+        return float(self.profile.update.at(parameters, dp))
 
-    def hop(self, size: Times, inside: bool) -> Times:
+    def hop(self, size: Times, inside: bool, devices: int) -> Times:
         """See `Costs.hop`."""
-        return self.profile.hop.at(size)
+        return self.profile.hop.at(size, devices)
 
-    def crowding(self, devices: int) -> float:
-        """See `Costs.crowding`; between powers of two on a line, beyond the last one as there."""
-        powers = np.arange(len(self.profile.crowding))
-        return float(np.interp(np.log2(devices), powers, self.profile.crowding))
+
+def _seconds(known: tuple[float, ...], passes: Passes, loads: Loads, dp: int, stack: int) -> Seconds:
+    sizes = np.where(loads[..., 0] > 0, loads[..., 0], loads[..., 2])
+    return Seconds(np.asarray(passes.of_layer(known, sizes, dp, stack)), np.zeros(sizes.shape))

@@ -152,9 +152,10 @@ class _Run:
         return start, end, np.zeros_like(end)
 
     def norm(self, part: Part) -> tuple[Float[np.ndarray, " i"], ...]:
-        moment = float(self._free.max())
-        self._free[:] = moment
-        return _all_at(moment, moment, 1)
+        start = float(self._free.max())
+        end = start + self._costs.norm
+        self._free[:] = end
+        return _all_at(start, end, 1)
 
 
 _STEPS = {

@@ -59,6 +59,7 @@ class StepCosts:
         hops_back: For every edge on which gradients return, the same for the source's instances.
         peak_flops: Of one device.
         tokens: Backbone tokens of the step, without padding.
+        norm: Seconds for which all devices wait to agree on the norm of the gradients.
     """
 
     stages: Mapping[Node, StageCosts]
@@ -66,6 +67,7 @@ class StepCosts:
     hops_back: Mapping[Edge, Float[np.ndarray, "m _"]]
     peak_flops: float
     tokens: float = 0.0
+    norm: float = 0.0
 
     @property
     def flops(self) -> float:

@@ -1,7 +1,7 @@
 """The engine: a model on a plan, ready to train. It joins stages, hops, the schedule and the optimizer."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -288,12 +288,17 @@ class Engine:
         }
 
     def _initial_optimizer(self, node: Node, masters: Tree) -> Tree:
-        shardings = self.optimizer_shardings(node)
+        return self._optimizer_starts[node]({key: masters[key] for key in sorted(self.trained[node])})
+
+    @functools.cached_property
+    def _optimizer_starts(self) -> dict[Node, Callable[[Tree], Tree]]:
+        """Programs from the trained masters of a stage to its moments, compiled once however often a state is made."""
 
         def init(masters: Tree) -> Tree:
             return {
-                key: {layer: self.transformation.init(tree) for layer, tree in masters[key].items()}
-                for key in shardings
+                key: {layer: self.transformation.init(tree) for layer, tree in layers.items()}
+                for key, layers in masters.items()
             }
 
-        return jax.jit(init, out_shardings=shardings)({key: masters[key] for key in shardings})
+        trained = [node for node in self.layouts if self.trained[node]]
+        return {node: jax.jit(init, out_shardings=self.optimizer_shardings(node)) for node in trained}

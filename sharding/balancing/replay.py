@@ -231,7 +231,7 @@ class _Recorder:
             for instance in range(self._instances[part.node]):
                 self._compute(part, instance)
         elif part.kind == "norm":
-            self._together(part, np.concatenate([rows.ravel() for rows in self._rows.values()]), 0.0)
+            self._together(part, np.concatenate([rows.ravel() for rows in self._rows.values()]), self._costs.norm)
         elif part.kind in ("gather", "reduce"):
             self._together(part, self._rows[part.node], getattr(self._costs.stages[part.node], part.kind))
         elif part.kind == "update":

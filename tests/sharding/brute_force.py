@@ -76,7 +76,9 @@ def _needs(step: Step, task: Task, tasks: dict[Part, list[Task]]) -> list[Task]:
 
 def _seconds(step: Step, task: Task) -> float:
     part, number = task
-    if part.kind in ("norm", "share", "share_back"):
+    if part.kind == "norm":
+        return step.costs.norm
+    if part.kind in ("share", "share_back"):
         return 0.0
     if part.kind == "hop":
         return float(step.costs.hops[part.node, part.target][part.microbatch, number])

@@ -87,7 +87,7 @@ def cook_step(recipe: tuple) -> Step:
         stages[node] = StageCosts(forward, backward, *rest, **once)
     hops = {(s, t): seconds(work.microbatches, len(devices[t])) / 4 for s, t in work.graph.edges}
     back = {(s, t): seconds(work.microbatches, len(devices[s])) / 4 for s, t in work.graph.edges if s in work.backward}
-    return Step(devices, policy(work), work, StepCosts(stages, hops, back, 1.0, 7.0))
+    return Step(devices, policy(work), work, StepCosts(stages, hops, back, 1.0, 7.0, float(seconds())))
 
 
 def _split(held: list[int], rng: np.random.Generator) -> np.ndarray:

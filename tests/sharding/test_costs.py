@@ -146,11 +146,11 @@ def test_a_ring_sends_all_but_one_share():
 
 
 def test_hops_gathers_reductions_and_updates():
-    assert TOY.hop(np.array([0.0, 20.0]), True).tolist() == [0.0, 0.5 + 2.0]
+    assert TOY.hop(np.array([0.0, 20.0]), True, 2).tolist() == [0.0, 0.5 + 2.0]
     assert TOY.gather(40.0, 2, inside=True) == 0.5 + 2 * 40 / 2 / 10
     assert TOY.reduce(40.0, 2, inside=False) == 1.0 + 4 * 40 / 2 / 2
-    assert TOY.update(100.0) == 28 * 100 / 50
-    assert TOY.crowding(8) == 1
+    assert TOY.update(100.0, 2) == 28 * 100 / 50
+    assert TOY.norm(4) == 0
 
 
 def test_clusters_are_found_by_name_and_devices_by_theirs():

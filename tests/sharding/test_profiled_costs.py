@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sharding.layer_spec import Amount, Kept, LayerSpec
-from sharding.profiled_costs import LayerProfile, Line, Profile, ProfiledCosts, ProfileError
+from sharding.profiled_costs import LayerProfile, Line, Passes, Profile, ProfiledCosts, ProfileError
 
 BLOCKS = LayerSpec("blocks", "backbone", (), 0, 0, {"none": Kept()}, Amount())
 UNET = LayerSpec("unet", "generator", (), 0, 0, {"none": Kept()}, Amount())
@@ -19,15 +19,22 @@ PROFILE = Profile(
     4,
     {"jax": "0"},
     (
-        LayerProfile("backbone/blocks", 2, BOTH, "none", (100.0, 200.0, 400.0), (1.0, 2.0, 8.0), (2.0, 4.0, 16.0)),
-        LayerProfile("generator/unet", 1, BOTH, "none", (4.0,), (2.0,), (4.0,)),
+        LayerProfile(
+            "backbone/blocks",
+            2,
+            BOTH,
+            "none",
+            (100.0, 200.0, 400.0),
+            Passes((1.0, 2.0, 8.0), (3.0, 6.0, 24.0), (1.0, 1.5, 2.5)),
+            Passes((2.0, 4.0, 16.0), (2.0, 4.0, 16.0)),
+        ),
+        LayerProfile("generator/unet", 1, BOTH, "none", (4.0,), Passes((2.0,), (2.0,)), Passes((4.0,), (4.0,))),
     ),
-    gather=Line(1.0, 0.5),
-    reduce=Line(2.0, 0.0),
-    update=Line(0.0, 1.0),
-    hop=Line(3.0, 0.1),
-    launch=0.25,
-    crowding=(1.0, 1.5, 2.5),
+    gather=Line(1.0, 0.25, 0.5),
+    reduce=Line(2.0, 1.0, 0.0),
+    update=Line(0.0, 0.0, 1.0),
+    hop=Line(3.0, 0.5, 0.1),
+    norm=Line(1.0, 2.0, 0.0),
 )
 COSTS = ProfiledCosts(PROFILE)
 
@@ -45,9 +52,16 @@ def test_one_size_alone_is_in_proportion_and_items_stand_for_tokens():
 
 
 def test_once_a_step_and_hops():
-    assert COSTS.gather(10.0, 2, True) == 6.0 and COSTS.reduce(10.0, 2, True) == 2.0 and COSTS.update(10.0) == 10.0
-    assert COSTS.hop(np.array([0.0, 10.0]), True).tolist() == [0.0, 4.0]
-    assert [COSTS.crowding(devices) for devices in (1, 2, 4, 8)] == [1.0, 1.5, 2.5, 2.5]
+    assert COSTS.gather(10.0, 2, True) == 6.5 and COSTS.reduce(10.0, 2, True) == 4.0 and COSTS.update(10.0, 2) == 10.0
+    assert COSTS.hop(np.array([0.0, 10.0]), True, 4).tolist() == [0.0, 6.0]
+    assert COSTS.reduce(0.0, 2, True) == 0.0 and COSTS.norm(3) == 7.0
+
+
+def test_a_stack_is_its_first_layer_and_further_ones_and_instances_crowd_each_other():
+    loads = np.array([[100.0, 0, 1]])
+    assert [COSTS.forward(BLOCKS, loads, 2, stack=n).total.tolist() for n in (1, 2, 4)] == [[1.0], [2.0], [2.5]]
+    assert [COSTS.forward(BLOCKS, loads, 2, dp=n).total.tolist() for n in (2, 4, 8)] == [[1.5], [2.5], [2.5]]
+    assert COSTS.backward(BLOCKS, loads, 2, BOTH, "none", dp=8, stack=3).total.tolist() == [2.0]
 
 
 def test_what_was_not_measured_is_refused_with_the_command_that_measures_it():
@@ -77,6 +91,11 @@ def test_json_round_trip_and_errors_name_the_file(tmp_path):
     document = json.loads(PROFILE.to_json()) | {"extra": 1}
     path.write_text(json.dumps(document))
     with pytest.raises(ProfileError, match=r"profile.json: the profile has the unknown key 'extra'"):
+        Profile.load(path)
+    document = json.loads(PROFILE.to_json())
+    del document["layers"][0]["forward"]["further"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(ProfileError, match=r"the profile's layers\[0\].forward lacks the key 'further'"):
         Profile.load(path)
     path.write_text("{")
     with pytest.raises(ProfileError, match="profile.json: the profile is not JSON: line 1"):

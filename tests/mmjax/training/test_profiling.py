@@ -8,7 +8,8 @@ import pytest
 
 from data.data_config import DataConfig
 from data.pipeline import training_batches
-from mmjax.training.profiling import _line, _taken_apart, profile
+from mmjax.training.profiling import profile, taken_apart
+from mmjax.training.profiling_lines import line
 from mmjax.training.settings import Settings
 from mmjax.training.workload import capacity_rows, statistics_of
 from sharding.plan import one_device
@@ -51,11 +52,13 @@ def test_every_layer_is_there_and_the_stacks_take_time(measured):
     layers = {layer.layer: layer for layer in measured.layers}
     assert set(layers) == {f"{layer.part}/{layer.name}" for module in GRAPH.modules for layer, _ in module.whole}
     for name, size in (("vision/blocks", 32.0), ("backbone/blocks", 160.0), ("generator/unet", 3.0)):
-        assert layers[name].sizes == (size,) and layers[name].forward[0] > 0
-        assert (layers[name].backward[0] > 0) == (name != "vision/blocks")
+        assert layers[name].sizes == (size,) and layers[name].forward.alone[0] > 0
+        assert (layers[name].backward.alone[0] > 0) == (name != "vision/blocks")
     assert layers["vision/blocks"].turns == () and layers["backbone/blocks"].turns == ("data", "weights")
-    assert measured.device_kind == jax.devices()[0].device_kind and measured.crowding == (1.0,)
-    assert measured.gather.at(np.array(1e4)) > 0 and measured.update.at(np.array(1e4)) > 0
+    assert measured.device_kind == jax.devices()[0].device_kind
+    assert measured.layers[0].forward.crowding == (1.0,)  # a microbatch of one row has one instance
+    assert measured.gather.at(1e4, 1) > 0 and measured.update.at(1e4, 1) > 0
+    assert measured.hop.at(1e4, 2) > 0 and measured.norm.fixed + measured.norm.each > 0
 
 
 def test_it_costs_a_plan_after_a_round_trip(measured, batch):
@@ -70,17 +73,18 @@ def test_it_costs_a_plan_after_a_round_trip(measured, batch):
 
 
 def test_stages_are_taken_apart_exactly():
-    own, before, layer, after = 1.0, 5.0, 3.0, 2.0
-    stages = [before + layer + own, layer + own, 2 * layer + own, layer + after + own]
-    assert _taken_apart(stages, own) == (before, layer, after)
-    assert _taken_apart([7.0], own) == (0.0, 6.0, 0.0)
+    before, alone, further, after = 5.0, 3.0, 4.0, 2.0
+    stages = [before + alone, alone, alone + further, alone + after]
+    assert taken_apart(stages) == ((before, before), (alone, further), (after, after))
+    assert taken_apart([7.0]) == ((0.0, 0.0), (7.0, 7.0), (0.0, 0.0))
 
 
 def test_lines_neither_fall_nor_start_below_zero():
-    fitted = _line([(1.0, 3.0), (2.0, 5.0)])
-    assert (fitted.fixed, fitted.rate) == pytest.approx((1.0, 2.0))
-    assert _line([(1.0, 3.0), (2.0, 1.0)]) == Line(2.0, 0.0) and _line([]) == Line(0.0, 0.0)
-    assert _line([(1.0, 0.0), (2.0, 4.0)]).fixed == 0.0
+    fitted = line([(count, size, 1.0 + 3.0 * count + 2e-6 * size) for count in (1, 2, 4) for size in (1e6, 3e6)])
+    assert (fitted.fixed, fitted.each, fitted.rate) == pytest.approx((1.0, 3.0, 2e-6))
+    falling = line([(1, 1.0, 3.0), (1, 2.0, 1.0)])
+    assert (falling.fixed, falling.each, falling.rate) == pytest.approx((2.0, 0.0, 0.0))
+    assert line([]) == Line(0.0, 0.0, 0.0) and line([(1, 1.0, 0.0), (1, 2.0, 4.0)]).fixed == 0.0
 
 
 def test_capacity_is_the_shapes_and_statistics_are_what_fills_them(batch):

@@ -73,7 +73,7 @@ def random_costs(work, devices, rng) -> StepCosts:
     }
     edges = work.graph.edges
     back = {(s, t): seconds(s) for s, t in edges if s in work.backward}
-    return StepCosts(stages, {(s, t): seconds(t) for s, t in edges}, back, 1.0)
+    return StepCosts(stages, {(s, t): seconds(t) for s, t in edges}, back, 1.0, norm=float(rng.random()))
 
 
 def reordered(costs: StepCosts, orders: np.ndarray) -> StepCosts:
@@ -88,7 +88,7 @@ def reordered(costs: StepCosts, orders: np.ndarray) -> StepCosts:
         for node, of in costs.stages.items()
     }
     hops, back = ({edge: take(each) for edge, each in of.items()} for of in (costs.hops, costs.hops_back))
-    return StepCosts(stages, hops, back, costs.peak_flops)
+    return StepCosts(stages, hops, back, costs.peak_flops, norm=costs.norm)
 
 
 def test_units_on_the_same_devices_in_another_order_are_one_pipeline():
