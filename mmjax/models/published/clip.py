@@ -1,0 +1,79 @@
+"""CLIP's image tower (arXiv 2103.00020), as `CLIPVisionModel` of transformers names it; whole CLIP models hold one.
+
+Features are the last block's, as `last_hidden_state` there: the norm behind them is for the class token alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.architectures import VisionConfig
+from mmjax.models.published.rules import Published, Rules, norm
+from mmjax.models.published.vision_tower import (
+    BASE,
+    CLIP,
+    CLIP_BLOCK,
+    block_rules,
+    class_rule,
+    patch_rules,
+    position_rule,
+    read_encoder,
+    require_whole,
+    unused,
+    write_encoder,
+)
+
+TOWER = "vision_model"
+BLOCK = f"{TOWER}.encoder.layers.{{layer}}"
+DEFAULTS = {**BASE, "patch_size": 32, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"}
+"""What transformers takes where a file says nothing, as many of CLIP's do."""
+
+ALIASES = tuple(
+    (f"{part}.", f"{TOWER}.{part}.") for part in ("embeddings", "encoder", "pre_layrnorm", "post_layernorm")
+)
+"""transformers 5 saves a tower alone without its prefix."""
+
+
+def rules(config: VisionConfig) -> Rules:
+    """The encoder's."""
+    embeddings = f"{TOWER}.embeddings"
+    found = (
+        *patch_rules(f"{embeddings}.patch_embedding", config),
+        class_rule(f"{embeddings}.class_embedding", config),
+        position_rule(f"{embeddings}.position_embedding.weight", config),
+        *norm(f"{TOWER}.pre_layrnorm", "embed/norm", bias=True),
+        *block_rules(BLOCK, CLIP_BLOCK, config),
+    )
+    return {config.name: found}
+
+
+def read_config(values: Mapping[str, Any]) -> VisionConfig:
+    """Of transformers' CLIPVisionConfig, or a CLIPConfig that holds one."""
+    of = {**values, **values.get("vision_config", {})}
+    return read_encoder({**DEFAULTS, **of}, CLIP, patch_bias=False, class_token=True, pre_norm=True, last_norm=False)
+
+
+def write_config(config: VisionConfig) -> dict[str, Any]:
+    """For transformers' CLIPVisionConfig."""
+    values = write_encoder(config)
+    require_whole(config, read_config(values))
+    return values
+
+
+def ignored(config: VisionConfig) -> tuple[str, ...]:
+    """The norm behind the last block, blocks that we leave out, and what whole CLIP models hold beside the tower."""
+    of_tower = (f"{TOWER}.post_layernorm.*", f"{TOWER}.embeddings.position_ids", *unused(BLOCK, config))
+    return (*of_tower, "text_model.*", "logit_scale", "*_projection.weight")
+
+
+PUBLISHED = (
+    Published(
+        "CLIPVisionModel",
+        ("clip_vision_model", "clip"),
+        VisionConfig,
+        read_config,
+        write_config,
+        rules,
+        ignored,
+        aliases=ALIASES,
+    ),
+)

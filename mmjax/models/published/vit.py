@@ -1,0 +1,72 @@
+"""ViT (arXiv 2010.11929), as `ViTModel` of transformers names it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.architectures import VisionConfig
+from configs.transformer import PROJECTIONS
+from mmjax.models.published.rules import Published, Rules, norm
+from mmjax.models.published.vision_tower import (
+    BASE,
+    HALVES,
+    block_rules,
+    class_rule,
+    patch_rules,
+    position_rule,
+    read_encoder,
+    require_whole,
+    unused,
+    write_encoder,
+)
+
+BLOCK = "encoder.layer.{layer}"
+NAMES = {
+    "attention_norm": "layernorm_before",
+    "attention/query": "attention.attention.query",
+    "attention/key": "attention.attention.key",
+    "attention/value": "attention.attention.value",
+    "attention/output": "attention.output.dense",
+    "mlp_norm": "layernorm_after",
+    "mlp/up": "intermediate.dense",
+    "mlp/down": "output.dense",
+}
+"""By the path in our block, the name in theirs."""
+
+DEFAULTS = {**BASE, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}
+"""What transformers takes where a file says nothing."""
+
+
+def rules(config: VisionConfig) -> Rules:
+    """The encoder's."""
+    found = (
+        *patch_rules("embeddings.patch_embeddings.projection", config),
+        class_rule("embeddings.cls_token", config, before=(1, 1)),
+        position_rule("embeddings.position_embeddings", config, before=(1,)),
+        *block_rules(BLOCK, NAMES, config),
+        *(norm("layernorm", "norm/norm", bias=True) if config.last_norm else ()),
+    )
+    return {config.name: found}
+
+
+def read_config(values: Mapping[str, Any]) -> VisionConfig:
+    """Of transformers' ViTConfig."""
+    biases = PROJECTIONS if values.get("qkv_bias", True) else ("output", "mlp")
+    return read_encoder({**DEFAULTS, **values}, HALVES, class_token=True, biases=biases)
+
+
+def write_config(config: VisionConfig) -> dict[str, Any]:
+    """For transformers' ViTConfig."""
+    values = {**write_encoder(config), "qkv_bias": "query" in config.biases}
+    require_whole(config, read_config(values))
+    return values
+
+
+def ignored(config: VisionConfig) -> tuple[str, ...]:
+    """What stands behind the features, or hides patches from them, and what we leave out."""
+    last = () if config.last_norm else ("layernorm.*",)
+    return ("pooler.*", "classifier.*", "embeddings.mask_token", *last, *unused(BLOCK, config))
+
+
+PUBLISHED = (
+    Published("ViTModel", ("vit",), VisionConfig, read_config, write_config, rules, ignored, aliases=(("vit.", ""),)),
+)
