@@ -4,12 +4,35 @@ import dataclasses
 
 import numpy as np
 
-from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import (
+    AudioConfig,
+    AutoencoderConfig,
+    BackboneConfig,
+    GeneratorConfig,
+    ModelConfig,
+    ScaledLinearSchedule,
+    VisionConfig,
+)
 
 AUDIO = AudioConfig(width=8, depth=2, heads=2, ffn=12, mels=3, merge=2)
 VISION = VisionConfig(width=8, depth=2, heads=2, ffn=12, patch=2, merge=2)
 BACKBONE = BackboneConfig(vocabulary=24, width=16, depth=3, heads=4, kv_heads=2, ffn=24)
 GENERATOR = GeneratorConfig(image_size=4, patch=2, widths=(8,), head_width=4, groups=4, conditions=2, condition_width=8)
+# With all that the other lacks: an autoencoder, a table of noise, and conditions that are dropped.
+PAINTER = GeneratorConfig(
+    name="painter",
+    image_size=4,
+    patch=1,
+    widths=(8,),
+    head_width=4,
+    groups=4,
+    pooled="none",
+    conditions=1,
+    condition_width=8,
+    condition_dropout=0.3,
+    schedule=ScaledLinearSchedule(),
+    autoencoder=AutoencoderConfig(latent_channels=2, widths=(8, 16), blocks=1, groups=4),
+)
 
 PATCHES, TOKENS, IMAGES, CLIPS = 8, 12, 2, 2
 """Patches p, tokens s, generated images g and clips of a row; a clip is one backbone token."""
@@ -83,10 +106,9 @@ def _backbone(config: ModelConfig, rows: int, random: np.random.Generator) -> di
 
 
 def _generator(config: GeneratorConfig, rows: int, random: np.random.Generator) -> dict[str, np.ndarray]:
-    z = config.image_size
     wanted = (np.arange(rows * IMAGES) % 3 > 0).reshape(rows, IMAGES)
     return {
-        "images": random.uniform(-1, 1, (rows, IMAGES, z, z, config.channels)).astype(np.float32),
+        "images": random.uniform(-1, 1, (rows, IMAGES, *config.image_sides, config.channels)).astype(np.float32),
         "weights": (wanted / max(1, wanted.sum())).astype(np.float32),
         "samples": random.permutation(1000)[: rows * IMAGES].reshape(rows, IMAGES).astype(np.int32),
     }

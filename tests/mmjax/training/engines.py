@@ -103,6 +103,14 @@ def worst(got, expected):
     return errors[name], name
 
 
+def trained(of: Engine, tree):
+    """The pieces of a tree that an engine trains."""
+    keys = {key for of_stage in of.trained.values() for key in of_stage}
+    return {
+        name: {piece: of for piece, of in pieces.items() if f"{name}/{piece}" in keys} for name, pieces in tree.items()
+    }
+
+
 def gradients_of(of: Engine, batch, state=None):
     gradients, decision = of.executor.gradients(start(of) if state is None else state, of.place(batch, STEP))
     return by_module(gradients), decision
