@@ -145,10 +145,10 @@ def test_a_resumed_run_takes_its_checkpoint(workdir):
     cli.parse_flags(["tests"])
     cli.parse_gin(str(workdir / cli.OPERATIVE_CONFIG))
     config = dataclasses.replace(cli.configured(TrainConfig), weights=(("backbone", "/no/such"),))
-    gin.clear_config()
     plan = Plan.load(workdir / "plan.json")
     trainer = Trainer(config, plan, workdir, resume=True)
     trainer.close()
     assert trainer.step == 1 and trainer.state is not None
     with pytest.raises(UserError, match="there is no folder /no/such"):
         Trainer(config, plan, workdir.parent / "another", resume=False)
+    gin.clear_config()
