@@ -10,7 +10,7 @@ import pytest
 
 from configs.architectures import ModelConfig
 from mmjax.training.stages import by_module, by_stage
-from sharding.plan import Plan, UnitPlan
+from sharding.plan import Plan, PlanError, UnitPlan
 from tests.mmjax.training import runs
 from tests.mmjax.training.engines import (
     STEP,
@@ -176,6 +176,13 @@ def test_evaluation_gives_the_losses_of_the_step():
     found = results["backbone", 1]
     np.testing.assert_allclose(sum(float(np.sum(loss)) for loss, _ in found), losses["backbone"], rtol=1e-5)
     assert [judged["backbone/correct"].shape for _, judged in found] == [(4, 12)] * 2
+
+
+def test_sequence_ranks_are_refused_before_anything_compiles():
+    eyes, mind = TALK_APART.units
+    ringed = dataclasses.replace(TALK_APART, units=(eyes, dataclasses.replace(mind, tp=1, cp=2)))
+    with pytest.raises(PlanError, match=r"unit backbone: cp 2 can be planned and simulated .*, but not yet trained"):
+        engine(ringed, TALKER)
 
 
 def test_trees_by_stage_and_by_module_are_inverses():
