@@ -54,6 +54,11 @@ def read(values: Mapping[str, Any]) -> tuple[Published, Config]:
     if model_type is None:
         raise UserError(f"config.json names no architecture: it has none of {', '.join(TYPE_KEYS)}")
     published = find(model_type)
+    if quantised := values.get("quantization_config"):
+        method = quantised.get("quant_method", "some method") if isinstance(quantised, Mapping) else quantised
+        raise UserError(
+            f"the weights are quantised ({method}), which is not read; take the checkpoint that they were made from"
+        )
     try:
         return published, published.read_config(values)
     except ValueError as error:

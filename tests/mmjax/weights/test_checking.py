@@ -1,6 +1,7 @@
 """A checkpoint that does not fit: everything that is wrong is said at once, with both names, and nothing was read."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from configs.errors import UserError
 from mmjax.models.published import registry
 from mmjax.weights.checking import Misfit, checked_matches
 from mmjax.weights.modules import open_checkpoint
+from mmjax.weights.tensor_file import Tensor
+from mmjax.weights.writing import write_folder
 from tests.mmjax.weights.llama_folder import BACKBONE, model, random_tensors, write_llama
 
 
@@ -74,6 +77,7 @@ def test_parts_that_it_is_no_source_of(tmp_path):
     [
         ({"model_type": "lama"}, "'lama' is not known; the nearest that is known is 'llama'"),
         ({"model_type": None}, "names no architecture"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
         ({"vocab_size": None, "hidden_act": "tanh"}, "hidden_act is 'tanh'"),
     ],
 )
@@ -91,3 +95,20 @@ def test_a_config_without_a_key_is_named():
 def test_every_published_architecture_has_types_of_its_own():
     types = [of for published in registry.all_published() for of in published.model_types]
     assert sorted(types) == sorted(set(types)) and "llama" in types
+
+
+def test_how_pixels_are_normalised_is_read_from_beside_config_json(tmp_path):
+    values = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "num_hidden_layers": 1}
+    write_folder(
+        tmp_path / "tower",
+        "model",
+        {"x": Tensor("F32", (1,))},
+        iter([("x", np.zeros(1, np.float32))]),
+        10**6,
+        {
+            "config.json": json.dumps({"model_type": "siglip_vision_model", **values}),
+            "preprocessor_config.json": json.dumps({"image_mean": [0.25, 0.5, 0.75], "image_std": [0.5, 0.25, 1.0]}),
+        },
+    )
+    config = open_checkpoint(tmp_path / "tower").config
+    assert (config.pixel_mean, config.pixel_deviation) == ((-0.5, 0.0, 0.5), (1.0, 0.5, 2.0))
