@@ -75,6 +75,13 @@ def test_sequence_ranks_take_devices_and_expert_ranks_do_not():
         check_plan(plan, experts_and_sequence(), rows=2, devices=17)
 
 
+def one_stage(*modules: str, **fields: int) -> UnitPlan:
+    """A unit over the model with experts, on as many devices as its ranks take."""
+    layers = sum(experts_and_sequence()[name].layers for name in modules)
+    devices = tuple(range(fields.get("dp", 1) * fields.get("cp", 1)))
+    return UnitPlan("mind", modules, devices, layers=(layers,), **fields)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -82,27 +89,29 @@ def test_sequence_ranks_take_devices_and_expert_ranks_do_not():
         ({"ep": -1}, "unit mind: ep is -1"),
         ({"ep": 3}, "unit mind: ep 3 does not divide dp 2"),
         ({"cp": 3}, "dp 2 x cp 3 x tp 2 x pp 2 (stages in layers) needs 24 devices, but it lists 16"),
-        ({"dp": 4, "cp": 1, "ep": 4}, "unit mind: ep 4 does not divide the 6 experts of mind"),
-        ({"modules": ("eyes",), "cp": 1, "dp": 4, "ep": 1}, ""),
-        ({"modules": ("eyes",)}, "unit mind: cp 2, but eyes has no sequence to divide"),
-        ({"modules": ("eyes",), "cp": 1, "dp": 4}, "unit mind: ep 2, but no layer of eyes has experts"),
-        ({"modules": ("eyes", "mind"), "dp": 4, "cp": 1}, ""),
     ],
 )
-def test_ranks_that_divide_nothing_are_refused(fields, message):
-    def check() -> None:
-        unit = dataclasses.replace(RANKED, **fields)
-        layers = sum(experts_and_sequence()[name].layers for name in unit.modules)
-        cut = (layers - 1, 1) if layers > 1 else (1,)
-        devices = unit.devices if layers > 1 else unit.devices[: unit.dp * unit.instance_size]
-        unit = dataclasses.replace(unit, layers=cut, recompute=("none",) * len(cut), devices=devices)
-        check_unit(unit, experts_and_sequence(), 16)
-
-    if not message:
-        check()
-        return
+def test_ranks_check_themselves(fields, message):
     with refused(message):
-        check()
+        dataclasses.replace(RANKED, **fields)
+
+
+@pytest.mark.parametrize(
+    ("modules", "fields", "message"),
+    [
+        (["mind"], {"dp": 4, "ep": 4}, "unit mind: ep 4 does not divide the 6 experts of mind"),
+        (["eyes"], {"cp": 2}, "unit mind: cp 2, but eyes has no sequence to divide"),
+        (["eyes", "mind"], {"cp": 2}, "unit mind: cp 2, but eyes has no sequence to divide"),
+        (["eyes"], {"dp": 2, "ep": 2}, "unit mind: ep 2, but no layer of eyes has experts"),
+    ],
+)
+def test_ranks_that_divide_nothing_are_refused(modules, fields, message):
+    with refused(message):
+        check_unit(one_stage(*modules, **fields), experts_and_sequence(), 16)
+
+
+def test_expert_ranks_of_a_chain_divide_the_experts_of_those_that_have_some():
+    check_unit(one_stage("eyes", "mind", dp=6, ep=3), experts_and_sequence(), 6)
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 3), st.integers(1, 2), st.data())
