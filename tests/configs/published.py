@@ -33,7 +33,15 @@ PARTS = {
     "eva_clip_4b": Published(4.4, "arXiv 2303.15389 (EVA-02-CLIP-E/14, image tower)"),
     "eva_clip_8b": Published(7.5, "arXiv 2402.04252 (image tower)"),
     "eva_clip_18b": Published(17.5, "arXiv 2402.04252 (image tower)"),
-    "clip_vit_l_336": Published(0.3035, "weights of clip-vit-large-patch14-336 (image tower)"),
+    "clip_vit_l_336": Published(
+        0.3035,
+        "weights of clip-vit-large-patch14-336 (image tower)",
+        -0.041,
+        "LLaVA leaves the last of 24 blocks out, which holds 12.6 M",
+    ),
+    "siglip_so400m_384": Published(
+        0.4282, "weights of siglip-so400m-patch14-384 (image tower)", -0.036, "the head that pools holds 15.2 M"
+    ),
     "vit_3b": Published(3.0, "Optimus, table 8"),
     "vit_5b": Published(5.5, "Optimus, table 8"),
     "vit_11b": Published(
