@@ -1,0 +1,131 @@
+"""`python -m benchmarks.spoken_vqa --workdir=…`: does a model trained on spoken_vqa.gin hear, and does it see?
+
+It scores the held-out questions as training does, then with clips that say other questions, then with other images. A
+model that answered from the image alone would lose nothing by the former, and one that did not look nothing by the
+latter. What can be reached without looking is the commonest answer to each question.
+"""
+
+import collections
+import json
+import pathlib
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from absl import flags
+
+from mmjax import cli
+
+_WORKDIR = flags.DEFINE_string("workdir", "", "Workdir of python -m mmjax.train; its newest whole checkpoint is used.")
+_SPEECH = flags.DEFINE_string("speech", "speech", "What python -m data.spoken_vqa wrote.")
+
+Item = TypeVar("Item")
+
+
+def main() -> int:
+    """Scores and prints, one line each."""
+    import jax
+
+    from configs.errors import UserError
+    from mmjax.training.config import TrainConfig
+
+    workdir = pathlib.Path(_WORKDIR.value)
+    if not _WORKDIR.value or not (workdir / cli.OPERATIVE_CONFIG).is_file():
+        raise UserError(f"--workdir={workdir}: give the folder that python -m mmjax.train wrote to")
+    cli.parse_gin(str(workdir / cli.OPERATIVE_CONFIG))
+    config = cli.configured(TrainConfig)
+    print(f"{'commonest answer to each question':<36}{commonest_answers():.1%}", flush=True)
+    score = _scorer(config, workdir, jax.devices()[:1])
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, source in sources(_SPEECH.value, scratch):
+            begin = time.perf_counter()
+            found = score(source)
+            print(
+                f"{name:<36}{found.accuracy:.1%} of {found.questions}, {time.perf_counter() - begin:.0f} s", flush=True
+            )
+    return 0
+
+
+def commonest_answers() -> float:
+    """The share of held-out questions that the training split's commonest answer to each answers."""
+    from data.easy_vqa import EasyVQA
+
+    answers: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for question, answer in EasyVQA("train").questions:
+        answers[question][answer] += 1
+    asked = EasyVQA("test").questions
+    return sum(answer == answers[question].most_common(1)[0][0] for question, answer in asked) / len(asked)
+
+
+def sources(speech: str, scratch: str) -> Iterator[tuple[str, object]]:
+    """(name, source): the test split as it is, with clips of other questions, and with other images."""
+    import easy_vqa
+
+    from data.easy_vqa import EasyVQA
+    from data.spoken_easy_vqa import SpokenEasyVQA
+
+    yield "as it is", SpokenEasyVQA("test", speech)
+    misspoken(pathlib.Path(speech), pathlib.Path(scratch))
+    yield "other questions are heard", SpokenEasyVQA("test", scratch)
+    paths = easy_vqa.get_test_image_paths()
+    others = dict(zip(paths, shifted(list(paths.values())), strict=True))
+    yield "other images are seen", SpokenEasyVQA("test", speech, pictures=EasyVQA("test", others))
+
+
+def misspoken(speech: pathlib.Path, folder: pathlib.Path) -> None:
+    """A folder of the same clips whose manifest says of each that it is another question."""
+    from data.speech import MANIFEST
+
+    (folder / "clips").symlink_to((speech / "clips").absolute())
+    document = json.loads((speech / MANIFEST).read_text())
+    texts = sorted({clip["text"] for clip in document["clips"]})
+    other = dict(zip(texts, shifted(texts), strict=True))
+    for clip in document["clips"]:
+        clip["text"] = other[clip["text"]]
+    (folder / MANIFEST).write_text(json.dumps(document))
+
+
+def shifted(items: Sequence[Item]) -> list[Item]:
+    """The items in an order in which none stands where it stood: a random ring, each in its neighbour's place."""
+    import numpy as np
+
+    ring = np.random.default_rng(0).permutation(len(items))
+    found = list(items)
+    for place, taken in zip(ring, np.roll(ring, 1), strict=True):
+        found[place] = items[taken]
+    return found
+
+
+def _scorer(config, workdir: pathlib.Path, devices):
+    """Scores a source by the newest checkpoint, on one device."""
+    from data.pipeline import evaluation_batches
+    from mmjax.training.checkpoint import Checkpoints
+    from mmjax.training.engine import Engine
+    from mmjax.training.evaluation import evaluate
+    from sharding.plan import one_device
+    from sharding.specs import module_graph
+
+    def batches(source):
+        return evaluation_batches(config.data, config.model, source)
+
+    plan = one_device(module_graph(config.model))
+    first = batches(config.source("test"))
+    engine = Engine(config.model, plan, next(first).arrays, config.settings)
+    first.close()
+    checkpoints = Checkpoints(workdir / "checkpoints", config.model, config.keep)
+    state, _, _ = checkpoints.restore(engine)
+    checkpoints.close()
+
+    def score(source):
+        held_out = batches(source)
+        try:
+            return evaluate(engine, state, held_out)
+        finally:
+            held_out.close()
+
+    return score
+
+
+if __name__ == "__main__":
+    cli.run(main)
