@@ -59,10 +59,14 @@ def _vision(config: VisionConfig, rows: int, random: np.random.Generator) -> dic
     cell = config.merge**2
     segments = (np.arange(PATCHES, dtype=np.int32) // cell + 1)[None].repeat(rows, axis=0)
     segments[1::3, cell:] = 0
+    positions = random.integers(0, 4, (rows, PATCHES, 2)).astype(np.int32)
+    if config.class_token:  # one image behind the cell of its token, or none
+        segments[:, cell:] = segments[:, :1]
+        segments[1::3], segments[:, 1:cell], positions[:, 0] = 0, 0, -1
     return {
         "patches": random.uniform(-1, 1, (rows, PATCHES, config.patch_width)).astype(np.float32),
         "segments": segments,
-        "positions": random.integers(0, 4, (rows, PATCHES, 2)).astype(np.int32),
+        "positions": positions,
     }
 
 
@@ -96,7 +100,7 @@ def _backbone(config: ModelConfig, rows: int, random: np.random.Generator) -> di
     }
     for place, encoder in enumerate(config.encoders):
         index = np.full((rows, TOKENS), -1, np.int32)
-        index[:, 1 + place] = 0
+        index[:, 1 + place] = int(isinstance(encoder, VisionConfig) and encoder.class_token)
         index[::3, 4] = 1
         fields[f"{encoder.name}_index"] = index
     for generator in config.generators:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import ModelConfig
+from configs.projectors import MLPProjectorConfig, ResamplerConfig
 from mmjax.training.stages import by_module, by_stage
 from sharding.plan import Plan, PlanError, UnitPlan
 from tests.mmjax.training import runs
@@ -74,10 +75,28 @@ def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_
 
 
 def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_backbone_without_gates():
-    config = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=1, gated=False), ())
+    """Both encoders have options of published ones, each with what the other lacks."""
+    vision = dataclasses.replace(
+        VISION,
+        class_token=True,
+        positions="learned",
+        grid=3,
+        patch_bias=False,
+        pre_norm=True,
+        last_norm=False,
+        qk_norm="width",
+        inner_norms=("attention", "mlp"),
+        layer_scale=0.5,
+        activation="quick_gelu",
+        projector=MLPProjectorConfig(norm=True, activation="gelu"),
+    )
+    audio = dataclasses.replace(
+        AUDIO, norm="rmsnorm", biases=("mlp",), qk_norm="head", parallel=True, projector=ResamplerConfig(heads=4)
+    )
+    config = ModelConfig((vision, audio), dataclasses.replace(BACKBONE, depth=1, gated=False), ())
     plan = Plan(
         (
-            UnitPlan("vision", ("vision",), (0,), layers=(2,)),
+            UnitPlan("vision", ("vision",), (0, 1, 2, 3), dp=2, tp=2, layers=(2,)),
             UnitPlan("audio", ("audio",), (4, 5, 6, 7), tp=2, layers=(1, 1), recompute=("full", "none")),
             UnitPlan("backbone", ("backbone",), (2, 3), tp=2),
         ),
