@@ -24,7 +24,7 @@ from mmjax.weights.modules import (
     matches_of,
     module_of_part,
 )
-from mmjax.weights.tensor_file import DTYPES, Tensor
+from mmjax.weights.tensor_file import DTYPES, Tensor, dense
 from mmjax.weights.writing import write_folder
 from sharding.trees import Tree, get_leaf
 
@@ -174,8 +174,9 @@ def _converted(target: Target, matches: list[Match], read: ReadLayer) -> Iterato
 
 def _cast(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
     with np.errstate(over="ignore"):
-        cast = array.astype(DTYPES[dtype])
-    if not np.array_equal(np.isfinite(array), np.isfinite(cast)):
+        cast = dense(array, DTYPES[dtype])
+    finite = np.isfinite(cast)
+    if not finite.all() and not np.array_equal(np.isfinite(array), finite):
         raise UserError(f"{name} has values up to {np.nanmax(np.abs(array)):.3g}, too large for {dtype}; use bfloat16")
     return cast
 

@@ -12,6 +12,7 @@ from mmjax.models.pieces import Module, Piece
 from mmjax.models.published.rules import Match
 from mmjax.weights.checking import checked_matches
 from mmjax.weights.modules import Checkpoint, open_checkpoint
+from mmjax.weights.tensor_file import dense
 from sharding.trees import Tree, get_leaf, set_leaf
 
 
@@ -106,7 +107,8 @@ def _placed(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def _float32(array: np.ndarray) -> np.ndarray:
-    return np.array(array, np.float32, order="C")  # a copy of its own: the file may go away
+    """A copy of its own: the file may go away."""
+    return dense(array, np.dtype(np.float32))
 
 
 def initial_values(config: ModelConfig, seed: int, weights: tuple[tuple[str, str], ...] = ()) -> InitialValues:

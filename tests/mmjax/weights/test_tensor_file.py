@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.errors import UserError
-from mmjax.weights.tensor_file import DTYPES, Tensor, read_header, read_tensor, write_file
+from mmjax.weights.tensor_file import DTYPES, STRIP, Tensor, dense, read_header, read_tensor, write_file
 
 ARRAYS = {
     "a": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -106,6 +106,14 @@ def test_what_stood_there_stays_if_writing_fails(tmp_path):
         write_file(path, {"a": Tensor("F32", (4, 3))}, [("a", ARRAYS["a"])])
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1)])
+def test_a_copy_in_another_order_and_type_is_the_same(axes):
+    array = np.arange(3 * (STRIP + 5) * 2, dtype=np.float32).reshape(3, STRIP + 5, 2).astype(ml_dtypes.bfloat16)
+    copy = dense(array.transpose(axes), np.dtype(np.float32))
+    np.testing.assert_array_equal(copy, array.astype(np.float32).transpose(axes))
+    assert copy.flags.c_contiguous and not np.shares_memory(copy, array)
 
 
 def test_only_the_pages_of_a_part_are_read(tmp_path):
