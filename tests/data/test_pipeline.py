@@ -1,7 +1,6 @@
 import collections
 import dataclasses
 import json
-import logging
 import os
 import pathlib
 import subprocess
@@ -10,28 +9,13 @@ import sys
 import numpy as np
 import pytest
 
-from configs.architectures import BackboneConfig, ModelConfig
+from configs.architectures import BackboneConfig
 from data.data_config import DataConfig
-from data.easy_vqa import EasyVQA, Samples
-from data.errors import BadSampleError, DataError
+from data.easy_vqa import EasyVQA
+from data.errors import DataError
 from data.pipeline import evaluation_batches, training_batches
 from data.tokenizer import ANSWER, EOS
-
-MODEL = ModelConfig()
-
-
-class First(EasyVQA):
-    """Only the first samples of every kind."""
-
-    def __init__(self, split, count, image_paths=None):
-        super().__init__(split, image_paths)
-        self.count = count
-
-    def datasets(self, form):
-        return {kind: Samples(self.count, samples.__getitem__) for kind, samples in super().datasets(form).items()}
-
-
-CONFIG = DataConfig(rows=4, mixture=(("vqa", 1.0), ("description", 0.5), ("text", 0.2)), seed=3, window=64)
+from tests.data.first_samples import CONFIG, MODEL, First, assert_same, ids_of, take
 
 
 @pytest.fixture(scope="module")
@@ -44,32 +28,12 @@ def held_out():
     return EasyVQA("test")
 
 
-def leaves(batch):
-    arrays = {(module, name): array for module, fields in batch.arrays.items() for name, array in fields.items()}
-    return arrays | {("", "sample_ids"): batch.sample_ids}
-
-
-def assert_same(batches, others):
-    for batch, other in zip(batches, others, strict=True):
-        for key, array in leaves(batch).items():
-            np.testing.assert_array_equal(array, leaves(other)[key], err_msg=str(key))
-        assert (batch.counts, batch.targets) == (other.counts, other.targets)
-
-
-def take(iterator, count):
-    return [next(iterator) for _ in range(count)]
-
-
 def asked_in(batch):
     """(sample id, branch, first word of the answer) of every question."""
     fields = batch.arrays["backbone"]
     rows, places = np.nonzero((fields["tokens"] == ANSWER) & (fields["weights"] > 0))
     samples = batch.sample_ids[rows, fields["segments"][rows, places] - 1]
     return list(zip(samples, fields["branches"][rows, places], fields["targets"][rows, places], strict=True))
-
-
-def ids_of(batch):
-    return batch.sample_ids[batch.sample_ids >= 0].tolist()
 
 
 def test_same_seed_same_batches_whatever_the_threads(train):
@@ -83,8 +47,9 @@ def test_same_seed_same_batches_whatever_the_threads(train):
 
 WORKERS = """
 import dataclasses
-import numpy as np
-from tests.data.test_pipeline import CONFIG, MODEL, EasyVQA, assert_same, take, training_batches
+from data.easy_vqa import EasyVQA
+from data.pipeline import training_batches
+from tests.data.first_samples import CONFIG, MODEL, assert_same, take
 
 if __name__ == "__main__":
     source = EasyVQA("train")
@@ -223,77 +188,6 @@ def test_evaluation_of_several_kinds_takes_each_sample_once():
     assert collections.Counter(number for batch in iterator for number in ids_of(batch)) == collections.Counter(
         [*range(50), *range(100, 150)]
     )
-
-
-def write_truncated(source, folder, count):
-    """File paths of the source's images, the first `count` cut short."""
-    paths = dict(source._image_paths)
-    for image_id in source.image_ids[:count]:
-        with open(paths[image_id], "rb") as file:
-            content = file.read()
-        paths[image_id] = folder / f"{image_id}.png"
-        paths[image_id].write_bytes(content[: len(content) // 2])
-    return paths
-
-
-def test_corrupt_images_are_skipped_counted_and_logged(held_out, tmp_path, caplog):
-    source = First("test", 30, image_paths=write_truncated(held_out, tmp_path, 3))
-    with caplog.at_level(logging.WARNING, logger="data"):
-        config = dataclasses.replace(CONFIG, max_refused_share=0.1)
-        iterator = evaluation_batches(config, MODEL, source, kinds=("vqa", "description"))
-        seen = {number for batch in iterator for number in ids_of(batch)}
-    assert seen == set(range(60)) - {0, 1, 2, 30, 31, 32}
-    assert iterator.counters()["unreadable_samples"] == 6
-    broken = [str(tmp_path / f"{number}.png") for number in range(3)]
-    assert sorted(record.args[:2] for record in caplog.records) == [
-        (kind, where) for kind in ("description", "vqa") for where in broken
-    ]
-    with pytest.raises(BadSampleError, match=r"0\.png"):
-        iterator.samples([0])
-
-
-@pytest.mark.parametrize("threads", [0, 3])
-def test_too_many_corrupt_images_stop_the_run_and_are_named(held_out, tmp_path, threads):
-    source = First("test", 30, image_paths=write_truncated(held_out, tmp_path, 3))
-    config = dataclasses.replace(CONFIG, max_refused_share=0.05, threads=threads)
-    iterator = evaluation_batches(config, MODEL, source)
-    with pytest.raises(DataError, match=r"vqa: 2 of 30 samples cannot be used: 6\.67%") as error:
-        list(iterator)
-    for number in range(2):
-        assert f"{number}.png (" in str(error.value)
-    iterator.close()
-
-
-def test_a_sample_larger_than_a_row_is_skipped_counted_and_logged(train, caplog):
-    config = dataclasses.replace(CONFIG, tokens=128)
-    with caplog.at_level(logging.WARNING, logger="data"):
-        iterator = training_batches(config, MODEL, train)
-        seen = {number for batch in take(iterator, 20) for number in ids_of(batch)}
-        iterator.close()
-    refused = {int(record.args[1].split()[1]) for record in caplog.records}
-    assert iterator.counters()["oversized_samples"] == len(refused) == len(caplog.records) > 0
-    assert not refused & seen
-    sizes = {sample.id: sample.sizes["tokens"] for sample in iterator.samples(refused | seen)}
-    assert all(sizes[number] > 128 for number in refused)
-    assert all(sizes[number] <= 128 for number in seen)
-    assert "tokens where a row holds 128; raise the row's capacity" in caplog.text
-
-
-def test_an_oversized_sample_can_be_an_error_and_always_is_in_evaluation(train, held_out):
-    config = dataclasses.replace(CONFIG, tokens=128, oversized="error")
-    message = r"sample \d+ \(vqa\): \d+ tokens where a row holds 128"
-    with pytest.raises(DataError, match=message):
-        take(training_batches(config, MODEL, train), 20)
-    with pytest.raises(DataError, match=message):
-        list(evaluation_batches(dataclasses.replace(config, oversized="skip"), MODEL, held_out))
-
-
-def test_a_kind_of_which_nothing_fits_stops_instead_of_searching_forever():
-    config = dataclasses.replace(CONFIG, tokens=20, mixture=(("vqa", 1.0),))
-    with pytest.raises(
-        DataError, match="not one of 20 samples can be used; the last: sample .* tokens where a row holds 20"
-    ):
-        next(training_batches(config, MODEL, First("train", 20)))
 
 
 def test_a_model_or_a_kind_that_does_not_fit_is_refused(train):

@@ -1,0 +1,43 @@
+"""A few samples of easy-VQA, a configuration for them, and what comes out of its batches."""
+
+import numpy as np
+
+from configs.architectures import ModelConfig
+from data.data_config import DataConfig
+from data.easy_vqa import EasyVQA, Samples
+
+MODEL = ModelConfig()
+
+
+class First(EasyVQA):
+    """Only the first samples of every kind."""
+
+    def __init__(self, split, count, image_paths=None):
+        super().__init__(split, image_paths)
+        self.count = count
+
+    def datasets(self, form):
+        return {kind: Samples(self.count, samples.__getitem__) for kind, samples in super().datasets(form).items()}
+
+
+CONFIG = DataConfig(rows=4, mixture=(("vqa", 1.0), ("description", 0.5), ("text", 0.2)), seed=3, window=64)
+
+
+def take(iterator, count):
+    return [next(iterator) for _ in range(count)]
+
+
+def ids_of(batch):
+    return batch.sample_ids[batch.sample_ids >= 0].tolist()
+
+
+def leaves(batch):
+    arrays = {(module, name): array for module, fields in batch.arrays.items() for name, array in fields.items()}
+    return arrays | {("", "sample_ids"): batch.sample_ids}
+
+
+def assert_same(batches, others):
+    for batch, other in zip(batches, others, strict=True):
+        for key, array in leaves(batch).items():
+            np.testing.assert_array_equal(array, leaves(other)[key], err_msg=str(key))
+        assert (batch.counts, batch.targets) == (other.counts, other.targets)
