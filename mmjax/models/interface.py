@@ -11,6 +11,18 @@ Channels = dict[str, jax.Array]
 """Activations between modules by the name of the module at the other end, rows first."""
 
 
+class Passing(NamedTuple):
+    """What a layer of a stack returns that has a loss of its own, such as that its experts be used evenly.
+
+    Attributes:
+        x: Activations for the next layer.
+        loss: Sum over the local rows, already divided by the global batch's normaliser.
+    """
+
+    x: jax.Array
+    loss: jax.Array
+
+
 class Leaving(NamedTuple):
     """What the last piece of a module returns.
 
@@ -18,8 +30,15 @@ class Leaving(NamedTuple):
         outputs: Activations by the name of the module that takes them.
         loss: Sum over the local rows, already divided by the global batch's normaliser; None if it has none.
         judged: Per-row arrays for evaluation, not used in training.
+        balance: Sum of the losses of the module's layers, where they have some (`Passing`).
     """
 
     outputs: Channels
     loss: jax.Array | None = None
     judged: Channels = {}
+    balance: jax.Array | None = None
+
+
+def balance_name(module: str) -> str:
+    """The name that the losses of a module's layers go by; the module's own loss goes by its name."""
+    return f"{module}/balance"

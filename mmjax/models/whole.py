@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from mmjax.models.interface import Leaving
+from mmjax.models.interface import Leaving, Passing, balance_name
 from mmjax.models.module import Module
 from mmjax.models.parameters import define, layer_name
 from sharding.axes import Axes
@@ -29,14 +29,17 @@ def run_module(module: Module, parameters: Tree, inputs: dict[str, jax.Array], b
         batch: The arrays it reads, rows first.
     """
     x: Any = inputs
-    axes = Axes()
+    axes, losses = Axes(), []
     for piece in module.pieces:
         definition = define(piece)
         shared = piece.prepare(batch) if piece.prepare else batch
         for layer in range(piece.layers or 1):
             of_layer = with_borrowed(parameters, piece, parameters[piece.name][layer_name(layer)])
             x = definition.call(of_layer, x, shared, axes)
-    return x
+            if isinstance(x, Passing):
+                losses.append(x.loss)
+                x = x.x
+    return x._replace(balance=sum(losses[1:], start=losses[0])) if losses else x
 
 
 def run_model(
@@ -54,3 +57,10 @@ def run_model(
         inputs = {name: left[name].outputs[module.name] for name in module.inputs}
         left[module.name] = run_module(module, parameters[module.name], inputs, batch[module.name])
     return left
+
+
+def losses_of(left: Mapping[str, Leaving]) -> dict[str, jax.Array]:
+    """Every loss by name, given what every module leaves."""
+    losses = {name: of.loss for name, of in left.items()}
+    losses |= {balance_name(name): of.balance for name, of in left.items()}
+    return {name: loss for name, loss in losses.items() if loss is not None}

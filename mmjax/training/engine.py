@@ -108,15 +108,12 @@ class Engine:
         """The devices of the plan, each once."""
         return [self.devices[d] for d in sorted({device for unit in self.plan.units for device in unit.devices})]
 
-    @property
-    def loss_positions(self) -> dict[str, int]:
-        """Where in `Decision.losses` each module's loss stands; modules that end on one stage share an entry."""
-        names: dict[int, list[str]] = {}
-        for module in self.modules:
-            end = self._stage_with(f"{module.name}/{module.pieces[-1].name}")
-            if module.has_loss:
-                names.setdefault(self.executor.agreement.nodes.index(end), []).append(module.name)
-        return {"+".join(of): position for position, of in names.items()}
+    def losses(self, decision: Decision) -> dict[str, float]:
+        """A step's losses by name, of all stages together; waits for the step."""
+        found = dict.fromkeys((name for _, name in self.executor.agreement.order), 0.0)
+        for (_, name), loss in zip(self.executor.agreement.order, np.asarray(decision.losses), strict=True):
+            found[name] += float(loss)
+        return found
 
     # ------------------------------------------------------------------ programs
 
@@ -144,7 +141,8 @@ class Engine:
             )
             self.channel_shapes |= programs.outputs
             stages[node] = self._stage(node, programs)
-        agreement = Agreement(self.allocated, self.meshes, self.settings.optimizer.max_norm or None)
+        losses = {node: stage.programs.losses for node, stage in stages.items()}
+        agreement = Agreement(self.allocated, self.meshes, losses, self.settings.optimizer.max_norm or None)
         channels = tuple(self._channel(name, *pair, self.channel_shapes[name]) for name, pair in ends.items())
         shares = tuple(self._share(*each) for each in self.shares)
         return Executor(

@@ -20,7 +20,7 @@ from data.data_config import DataConfig
 from data.pipeline import Batches
 from mmjax.models.parameters import initial_module
 from mmjax.models.pieces import model_modules
-from mmjax.models.whole import run_model
+from mmjax.models.whole import losses_of, run_model
 from mmjax.training.differences import Errors, gradient_errors, loss_errors
 from mmjax.training.settings import Settings, trained_parts
 from mmjax.training.unpacked import Arrays, shape_of, unpacked
@@ -40,7 +40,7 @@ class ReferenceStep:
     Attributes:
         batch: The packed batch.
         parameters: `{module: {piece: {layer: {...}}}}`, float32.
-        losses: Of the modules that have one.
+        losses: By name: of the modules that have one, and of layers that have their own.
         gradients: Like the parameters.
     """
 
@@ -55,7 +55,7 @@ class OwnErrors:
     """The largest errors that computing in the layouts' precision makes on one device.
 
     Attributes:
-        losses: By module with a loss.
+        losses: By name.
         gradients: By module and parameter.
     """
 
@@ -83,7 +83,7 @@ def value_and_grad(config: ModelConfig) -> Gradients:
         weights = jax.tree.map(lambda leaf: leaf.astype(dtype), parameters)
         batch = {name: {**of, "seed_and_step": seed_and_step} for name, of in arrays.items()}
         left = run_model(modules, weights, batch)
-        losses = {name: of.loss for name, of in left.items() if of.loss is not None}
+        losses = losses_of(left)
         return sum(losses.values(), start=jnp.zeros(())), losses
 
     @jax.jit

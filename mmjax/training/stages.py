@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from mmjax.models.interface import Leaving
+from mmjax.models.interface import Leaving, Passing, balance_name
 from mmjax.models.module import Module, Piece
 from mmjax.models.parameters import Definition, define, layer_name
 from sharding.axes import Axes
@@ -138,7 +139,8 @@ def _on_stage(layout: StageLayout, module: Module, piece: str) -> bool:
 def _selective(primitive: Any, *operands: Any, **parameters: Any) -> bool:
     """Keeps the results of matmuls with weights and of convolutions; attention is computed again (arXiv 2205.05198)."""
     keep = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    return primitive.name == "conv_general_dilated" or bool(keep(primitive, *operands, **parameters))
+    kept = ("conv_general_dilated", "ragged_dot_general")
+    return primitive.name in kept or bool(keep(primitive, *operands, **parameters))
 
 
 RECOMPUTATION: dict[str, Callable[[Callable], Callable]] = {
@@ -153,19 +155,22 @@ def stage_function(layout: StageLayout) -> Callable:
 
     def apply(
         parameters: Tree, inputs: dict[str, jax.Array], batch: Mapping[str, dict[str, jax.Array]], axes: Axes
-    ) -> tuple[dict[str, jax.Array], jax.Array | None, dict[str, jax.Array]]:
-        channels, losses, judged = dict(inputs), [], {}
+    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, jax.Array]]:
+        channels, losses, judged = dict(inputs), {}, {}
         for run in layout.runs:
             x = _entering(run, channels)
             x = _run_piece(layout, run, parameters, x, batch.get(run.module.name, {}), axes)
+            if isinstance(x, Passing):
+                losses[balance_name(run.module.name)] = x.loss
+                x = x.x
             if isinstance(x, Leaving):
                 channels |= {f"{run.module.name}>{target}": array for target, array in x.outputs.items()}
                 judged |= {f"{run.module.name}/{name}": array for name, array in x.judged.items()}
-                losses += [] if x.loss is None else [x.loss]
+                losses |= {} if x.loss is None else {run.module.name: x.loss}
             else:
                 channels[f"{run.module.name}#{run.last if run.piece.layers else 0}"] = x
         outputs = {name: channels[name] for name in layout.outputs}
-        return outputs, (sum(losses[1:], start=losses[0]) if losses else None), judged
+        return outputs, losses, judged
 
     return apply
 
@@ -195,7 +200,13 @@ def _run_piece(
     layer = RECOMPUTATION[layout.recompute](lambda weights, x, shared: definition.call(weights, x, shared, axes))
     if not run.piece.layers:
         return layer(own, x, shared)
-    return jax.lax.scan(lambda x, weights: (layer(weights, x, shared), None), x, own)[0]
+
+    def step(x: jax.Array, weights: Tree) -> tuple[jax.Array, jax.Array | None]:
+        left = layer(weights, x, shared)
+        return (left.x, left.loss) if isinstance(left, Passing) else (left, None)
+
+    x, losses = jax.lax.scan(step, x, own)
+    return x if losses is None else Passing(x, jnp.sum(losses))
 
 
 def by_module(trees: Mapping[Node, Tree]) -> Tree:

@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import jax
-import numpy as np
 
 from configs.errors import UserError
 from data.batch import GlobalBatch
@@ -157,7 +156,7 @@ class Trainer:
         seconds = time.perf_counter() - begin
         score = None if interrupted else self._evaluate(state)
         _write_score(metrics, step, score)
-        losses = self._losses(last.decision) if last else {}
+        losses = self.engine.losses(last.decision) if last else {}
         total = sum_counts([total, *window])
         return Result(step, seconds, losses, score, total, interrupted, self.batches.counters())
 
@@ -177,7 +176,8 @@ class Trainer:
         self.checkpoints.wait()
         samples = sorted({int(sample) for sample in flight.batch.sample_ids.flat if sample >= 0})
         raise NotFinite(
-            f"step {flight.step}: losses {self._losses(flight.decision)}, gradient norm {float(flight.decision.norm)}; "
+            f"step {flight.step}: losses {self.engine.losses(flight.decision)}, "
+            f"gradient norm {float(flight.decision.norm)}; "
             f"no parameter was changed by it, and the state after step {before} is saved. Its samples: {samples}"
         )
 
@@ -186,10 +186,6 @@ class Trainer:
         while flying:
             last = self._landed(flying.popleft(), state)
         return last
-
-    def _losses(self, decision: Decision) -> dict[str, float]:
-        values = np.asarray(decision.losses)
-        return {name: float(values[at]) for name, at in self.engine.loss_positions.items()}
 
     def _report(
         self, last: _Flying | None, window: list, timer: StepTimer, progress: Progress, metrics: MetricsWriter
@@ -205,7 +201,7 @@ class Trainer:
         }
         report = step_report(
             last.step,
-            self._losses(last.decision),
+            self.engine.losses(last.decision),
             timer.take(),
             counts,
             self._flops,

@@ -52,9 +52,9 @@ def squared_norm(gradients: Tree) -> jax.Array:
     return sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)), start=jnp.zeros(()))
 
 
-def stage_stats(gradients: Tree, loss: jax.Array) -> jax.Array:
-    """`[1, 2]`: squared norm of a stage's gradients, and its loss summed over instances."""
-    return jnp.stack([squared_norm(gradients), jnp.sum(loss)])[None]
+def stage_stats(gradients: Tree, losses: dict[str, jax.Array]) -> jax.Array:
+    """`[1, 1 + losses]`: squared norm of a stage's gradients, and its losses by name, summed over instances."""
+    return jnp.stack([squared_norm(gradients), *(jnp.sum(losses[name]) for name in sorted(losses))])[None]
 
 
 def stage_update(

@@ -49,8 +49,7 @@ class ModuleReport:
     """One module of a layout, the worst of all steps.
 
     Attributes:
-        loss: Relative difference of its loss; None if it has none. A stage that holds several modules with losses
-            knows their sum only, whose difference then stands for each.
+        loss: Relative difference of its loss, or of its layers' if that is worse; None if it has neither.
         gradient: The parameter whose difference is most beyond its tolerance, or nearest to it.
     """
 
@@ -128,24 +127,23 @@ def compare(engine: Engine, reference: Reference) -> dict[str, ModuleReport]:
 
 
 def run(engine: Engine, step: ReferenceStep, number: int) -> tuple[dict[str, float], Tree]:
-    """Losses by module, `a+b` for modules whose losses a stage adds up, and gradients as the reference has them."""
+    """Losses by name, and gradients as the reference has them."""
     parameters = by_stage(step.parameters, engine.layouts)
     shardings = {node: engine.masters[node].shardings for node in parameters}
     masters = jax.tree.map(lambda leaf, sharding: put(np.asarray(leaf), sharding), parameters, shardings)
     state = State(masters, {}, engine.executor.agreement.start())
     gradients, decision = engine.executor.gradients(state, engine.place(step.batch.arrays, number))
-    found = np.asarray(decision.losses)
-    return {names: float(found[at]) for names, at in engine.loss_positions.items()}, by_module(gradients)
+    return engine.losses(decision), by_module(gradients)
 
 
 def judge(step: ReferenceStep, own: OwnErrors, losses: Mapping[str, float], gradients: Tree) -> dict[str, ModuleReport]:
     """By module, what a layout found in a step beside what it should have found."""
-    of_losses: dict[str, Difference] = {}
-    expected = {names: sum(step.losses[name] for name in names.split("+")) for names in losses}
-    for names, error in loss_errors(losses, expected).items():
-        modules = names.split("+")
-        tolerance = LOSS_TOLERANCE + OWN_FACTOR * max(own.losses[name] for name in modules)
-        of_losses |= dict.fromkeys(modules, Difference(error, tolerance))
+    of_losses: dict[str, list[Difference]] = {}
+    for name, error in loss_errors(losses, step.losses).items():
+        module, _, layers = name.partition("/")
+        of_losses.setdefault(module, []).append(
+            Difference(error, LOSS_TOLERANCE + OWN_FACTOR * own.losses[name], layers)
+        )
     reports = {}
     for module, errors in gradient_errors(gradients, step.gradients).items():
         typical = float(np.median(list(own.gradients[module].values())))
@@ -155,5 +153,6 @@ def judge(step: ReferenceStep, own: OwnErrors, losses: Mapping[str, float], grad
             )
             for path, error in errors.items()
         ]
-        reports[module] = ModuleReport(of_losses.get(module), max(differences, key=lambda each: each.excess))
+        loss = max(of_losses.get(module, ()), key=lambda each: each.excess, default=None)
+        reports[module] = ModuleReport(loss, max(differences, key=lambda each: each.excess))
     return reports

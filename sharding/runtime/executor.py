@@ -34,14 +34,14 @@ class Stage:
         programs: Forward, backward, evaluation.
         gather: Masters to compute weights.
         reduce: Unreduced gradients to gradients shaped and sharded like the masters; None where nothing trains.
-        stats: `(reduced gradients or {}, loss [instances]) -> [1, 2]`: squared norm and loss.
+        stats: `(reduced gradients or {}, losses by name, [instances] each) -> [1, 1 + losses]`: squared norm, losses.
         update: `(masters, optimizer state, gradients, decision) -> (masters, optimizer state)`.
     """
 
     programs: StagePrograms
     gather: Callable[[Tree], Tree]
     reduce: Callable[[Tree], Tree] | None
-    stats: Callable[[Tree, jax.Array], jax.Array]
+    stats: Callable[[Tree, dict[str, jax.Array]], jax.Array]
     update: Callable[[Tree, Tree, Tree, Decision], tuple[Tree, Tree]] | None
 
     @property
@@ -97,7 +97,7 @@ class _Step:
     state: State
     batch: Mapping[Node, Microbatches]
     weights: dict[Node, Tree]
-    losses: dict[Node, jax.Array] = dataclasses.field(default_factory=dict)
+    losses: dict[Node, dict[str, jax.Array]] = dataclasses.field(default_factory=dict)
     gradients: dict[Node, Tree] = dataclasses.field(default_factory=dict)
     outputs: dict[Key, jax.Array | None] = dataclasses.field(default_factory=dict)
     inputs: dict[Key, jax.Array | None] = dataclasses.field(default_factory=dict)
@@ -189,10 +189,10 @@ class Executor:
 
     def evaluate(
         self, weights: dict[Node, Tree], batch: Mapping[Node, Microbatches]
-    ) -> dict[Node, list[tuple[jax.Array, Tree]]]:
-        """Loss `[instances]` and judged arrays of every stage and microbatch; forward only."""
+    ) -> dict[Node, list[tuple[dict[str, jax.Array], Tree]]]:
+        """Losses by name, `[instances]` each, and judged arrays of every stage and microbatch; forward only."""
         step = _Step(State({}, {}, jnp.ones(())), batch, weights)
-        results: dict[Node, list[tuple[jax.Array, Tree]]] = {node: [] for node in self.stages}
+        results: dict[Node, list[tuple[dict[str, jax.Array], Tree]]] = {node: [] for node in self.stages}
         for op in self.evaluation.ops:
             for part in op.parts:
                 if part.kind == "hop":
@@ -225,10 +225,10 @@ class Executor:
         if not stage.local:
             step.outputs |= {(name, microbatch): None for name in programs.body.outputs}
             return
-        loss = step.losses[node] if node in step.losses else programs.zero_loss()
+        losses = step.losses[node] if node in step.losses else programs.zero_losses()
         inputs = {name: step.inputs[name, microbatch] for name in programs.body.inputs}
         outputs, residuals, step.losses[node] = programs.forward(
-            step.weights[node], inputs, step.batch[node], self._index(node, microbatch), loss
+            step.weights[node], inputs, step.batch[node], self._index(node, microbatch), losses
         )
         step.outputs |= {(name, microbatch): array for name, array in outputs.items()}
         if programs.backward is None:
@@ -237,15 +237,15 @@ class Executor:
         else:
             step.residuals[node, microbatch] = residuals
 
-    def _judge(self, step: _Step, part: Part) -> tuple[jax.Array, Tree]:
+    def _judge(self, step: _Step, part: Part) -> tuple[dict[str, jax.Array], Tree]:
         node, microbatch = part.node, part.microbatch
         programs = self.stages[node].programs
         inputs = {name: step.inputs.pop((name, microbatch)) for name in programs.body.inputs}
-        outputs, loss, judged = programs.evaluate(
+        outputs, losses, judged = programs.evaluate(
             step.weights[node], inputs, step.batch[node], self._index(node, microbatch)
         )
         step.outputs |= {(name, microbatch): array for name, array in outputs.items()}
-        return loss, judged
+        return losses, judged
 
     def _hop(self, step: _Step, part: Part) -> None:
         for channel in self._between[part.node, part.target]:

@@ -2,9 +2,11 @@
 
 Masters are float32, one tree a layer, sharded over the data axes as well as tensor (ZeRO-1, arXiv 1910.02054); so a
 checkpoint needs nothing taken apart. `gather` casts and stacks them once a step; `reduce` brings gradients back.
+Experts are split over some of the data axes, the expert axes, and are gathered and reduced over the rest alone.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,7 +27,7 @@ class PieceShapes:
         layers: Names of the layers, in the order they are stacked; a single piece has one and is not stacked.
         stacked: Whether the stage runs them as a stack.
         shapes: Shapes of one layer's parameters.
-        splits: Per parameter, per dimension None or "tensor".
+        splits: Per parameter, per dimension None, "tensor" or "expert".
         borrowed_shapes, borrowed_splits: The same by path for parameters whose master lies with another stage.
     """
 
@@ -38,24 +40,30 @@ class PieceShapes:
 
 
 def _spec(split: tuple[str | None, ...], axes: Axes) -> tuple[Any, ...]:
-    return tuple(axes.tensor if of == "tensor" else None for of in split)
+    over = {"tensor": axes.tensor, "expert": axes.expert, None: None}
+    return tuple(over[of] for of in split)
+
+
+def holding_axes(spec: P, axes: Axes) -> tuple[str, ...]:
+    """The data axes along which every rank holds the same part of a parameter: all but those that split it."""
+    splitting = {name for of in spec for name in (of if isinstance(of, tuple) else (of,))}
+    return tuple(name for name in axes.data if name not in splitting)
 
 
 def master_spec(shape: tuple[int, ...], split: tuple[str | None, ...], mesh: Mesh, axes: Axes) -> P:
-    """Tensor dimensions as the module says; the data axes on the largest other dimension they divide, if any."""
+    """Split dimensions as the module says; the other data axes on the largest other dimension they divide, if any."""
     spec = list(_spec(split, axes))
-    instances = _size(mesh, axes.data)
+    holding = holding_axes(P(*spec), axes)
+    instances = axes_size(mesh, holding)
     free = [d for d, of in enumerate(spec) if of is None and shape[d] % instances == 0]
     if free and instances > 1:
-        spec[max(free, key=lambda d: shape[d])] = axes.data
+        spec[max(free, key=lambda d: shape[d])] = holding
     return P(*spec)
 
 
-def _size(mesh: Mesh, names: tuple[str, ...]) -> int:
-    size = 1
-    for name in names:
-        size *= mesh.shape[name]
-    return size
+def axes_size(mesh: Mesh, names: tuple[str, ...]) -> int:
+    """Number of devices along these axes together."""
+    return math.prod(mesh.shape[name] for name in names)
 
 
 class StageMasters:
@@ -116,7 +124,8 @@ class StageMasters:
     def reducer(self, trained: frozenset[str]) -> Callable[[Tree], Tree]:
         """The program that sums gradients over instances and takes them apart by layer, sharded like the masters.
 
-        Gradients of borrowed weights are summed too, but stay whole over data: they go on to their owner.
+        Those of experts are summed over the instances that hold the same ones. Gradients of borrowed weights are
+        summed too, but stay whole over data: they go on to their owner.
         """
         shardings = {}
         for key in sorted(trained):

@@ -9,21 +9,22 @@ from jax.sharding import Mesh
 from sharding.axes import Axes
 from sharding.plan import Plan, PlanError
 
-AXES = Axes(data=("data",), tensor=("tensor",))
-"""The axes of every stage's submesh by purpose."""
+AXES = Axes(data=("data", "expert"), tensor=("tensor",), expert=("expert",))
+"""The axes of every stage's submesh by purpose: consecutive data ranks split the experts among them."""
 
 
-def submesh(devices: Sequence[jax.Device], dp: int, tp: int) -> Mesh:
-    """A mesh of dp x tp devices with the axes "data" and "tensor", which are there also where they have size 1.
+def submesh(devices: Sequence[jax.Device], dp: int, tp: int, ep: int = 1) -> Mesh:
+    """A mesh of dp x tp devices with the axes "data", "expert" and "tensor", there also where they have size 1.
 
     Args:
-        devices: By data rank, then tensor rank.
+        devices: By data rank, then tensor rank; data rank = rank along "data" * ep + rank along "expert".
         dp: Data-parallel instances.
         tp: Tensor-parallel ranks of each.
+        ep: Expert ranks, a divisor of dp.
     """
-    if len(devices) != dp * tp:
-        raise ValueError(f"a submesh of dp {dp} x tp {tp} needs {dp * tp} devices, not {len(devices)}")
-    return Mesh(np.array(devices).reshape(dp, tp), (*AXES.data, *AXES.tensor))
+    if len(devices) != dp * tp or dp % ep:
+        raise ValueError(f"a submesh of dp {dp} (ep {ep}) x tp {tp} cannot be made of {len(devices)} devices")
+    return Mesh(np.array(devices).reshape(dp // ep, ep, tp), (*AXES.data, *AXES.tensor))
 
 
 def stage_meshes(plan: Plan, devices: Sequence[jax.Device]) -> dict[tuple[str, int], Mesh]:
@@ -32,7 +33,7 @@ def stage_meshes(plan: Plan, devices: Sequence[jax.Device]) -> dict[tuple[str, i
     if highest >= len(devices):
         raise PlanError(f"the plan needs device {highest}, but there are {len(devices)} devices; use fewer")
     return {
-        (unit.name, stage): submesh([devices[index] for index in unit.stage_devices(stage)], unit.dp, unit.tp)
+        (unit.name, stage): submesh([devices[index] for index in unit.stage_devices(stage)], unit.dp, unit.tp, unit.ep)
         for unit in plan.units
         for stage in range(unit.stages)
     }

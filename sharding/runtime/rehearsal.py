@@ -56,7 +56,9 @@ def _named(node: Node) -> str:
 def _sum(mesh: Mesh, axis: str) -> jax.Array:
     """One on every device, summed over an axis; raises LinkError if the sum is not its size."""
     ones = jax.make_array_from_callback(
-        mesh.devices.shape, NamedSharding(mesh, P(*mesh.axis_names)), lambda index: np.ones((1, 1), np.float32)
+        mesh.devices.shape,
+        NamedSharding(mesh, P(*mesh.axis_names)),
+        lambda index: np.ones((1,) * mesh.devices.ndim, np.float32),
     )
     every = P(*(None if name == axis else name for name in mesh.axis_names))
     total = jax.jit(

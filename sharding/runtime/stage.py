@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.axes import Axes
-from sharding.runtime.masters import is_spec
+from sharding.runtime.masters import axes_size, holding_axes, is_spec
 from sharding.runtime.residuals import Closure, take_apart
 from sharding.runtime.varying import make_varying, varying_axes
 from sharding.trees import Tree
@@ -32,9 +32,10 @@ class StageBody:
 
     Attributes:
         node: (unit, stage).
-        apply: `(parameters, inputs, batch, axes) -> (outputs by channel, loss or None, judged arrays)`; every array
-            of activations has the rows first; the loss is a sum over the local rows.
-        splits: For every parameter, the spec of its stacked form over the axis named "tensor" (never data).
+        apply: `(parameters, inputs, batch, axes) -> (outputs by channel, losses by name, judged arrays)`; every array
+            of activations has the rows first; each loss is a sum over the local rows.
+        splits: For every parameter, the spec of its stacked form over the tensor and expert axes: experts lie with
+            some of the data ranks each, all else with every one.
         shapes: For every parameter, the shape and compute precision of its stacked form.
         trained: Top-level keys of the parameters that get gradients.
         reads: Names of the batch arrays by module.
@@ -42,7 +43,7 @@ class StageBody:
     """
 
     node: Node
-    apply: Callable[[Tree, Arrays, Mapping[str, Arrays], Axes], tuple[Arrays, jax.Array | None, Arrays]]
+    apply: Callable[[Tree, Arrays, Mapping[str, Arrays], Axes], tuple[Arrays, Arrays, Arrays]]
     splits: Tree
     shapes: Tree
     trained: frozenset[str]
@@ -77,6 +78,10 @@ class StagePrograms:
         batch: Shapes of its share of the global batch.
         wanted: Input channels whose gradient is needed.
         backward: Whether it has a backward at all; if not, `forward` keeps no residuals.
+
+    Attributes:
+        outputs: Shape and dtype of each output channel of a microbatch.
+        losses: Names of its losses, sorted; none where it has none.
     """
 
     def __init__(
@@ -97,14 +102,20 @@ class StagePrograms:
         self._abstract = (body.shapes, dict(inputs), batch, jax.ShapeDtypeStruct((), jnp.int32))
         outputs = dict.fromkeys(body.outputs, rows)
         self.evaluate = self._program(self._evaluate, self._operands, (outputs, rows, rows))
-        self.outputs: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(self.evaluate, *self._abstract)[0]
+        found: tuple[dict, dict, dict] = jax.eval_shape(self.evaluate, *self._abstract)
+        self.outputs, self.losses = found[0], tuple(sorted(found[1]))
+        losses = dict.fromkeys(self.losses, rows)
         if not backward:
-            self.forward = self._program(self._forward_only, (*self._operands, rows), (outputs, P(), rows), donate=(4,))
+            self.forward = self._program(
+                self._forward_only, (*self._operands, losses), (outputs, P(), losses), donate=(4,)
+            )
             self.backward = None
             return
         self.closure, self._residual_axes = self._probe()
         residuals = [P(axes_of) for axes_of in self._residual_axes]
-        self.forward = self._program(self._forward, (*self._operands, rows), (outputs, residuals, rows), donate=(4,))
+        self.forward = self._program(
+            self._forward, (*self._operands, losses), (outputs, residuals, losses), donate=(4,)
+        )
         gradients = self.gradient_specs()
         self.backward = self._program(
             self._backward,
@@ -135,18 +146,23 @@ class StagePrograms:
         return tuple(axis for axis in self.mesh.axis_names if axis in axes)
 
     def gradient_specs(self) -> Tree:
-        """Specs of the unreduced gradients: one copy an instance, stacked first."""
+        """Specs of the unreduced gradients: one copy an instance that holds the parameter, stacked first."""
         return {
-            key: jax.tree.map(lambda spec: P(self.axes.data, *spec), self.body.splits[key], is_leaf=is_spec)
+            key: jax.tree.map(
+                lambda spec: P(holding_axes(spec, self.axes), *spec), self.body.splits[key], is_leaf=is_spec
+            )
             for key in sorted(self.body.trained)
         }
 
     @functools.cached_property
     def zero_gradients(self) -> Callable[[], Tree]:
-        """Makes gradients of zero, in float32, and the loss of zero."""
-        instances = self.mesh.devices.shape[0]
+        """Makes gradients of zero, in float32."""
+
+        def one(spec: P, shape: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+            return (axes_size(self.mesh, holding_axes(spec, self.axes)), *shape.shape)
+
         shapes = {
-            key: jax.tree.map(lambda s: (instances, *s.shape), self.body.shapes[key])
+            key: jax.tree.map(one, self.body.splits[key], self.body.shapes[key], is_leaf=is_spec)
             for key in sorted(self.body.trained)
         }
         shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.gradient_specs(), is_leaf=is_spec)
@@ -157,10 +173,10 @@ class StagePrograms:
         return jax.jit(zeros, out_shardings=shardings)
 
     @functools.cached_property
-    def zero_loss(self) -> Callable[[], jax.Array]:
-        """Makes a loss of zero: `[instances]`."""
-        sharding = NamedSharding(self.mesh, P(self.axes.data))
-        return jax.jit(lambda: jnp.zeros(self.mesh.devices.shape[:1]), out_shardings=sharding)
+    def zero_losses(self) -> Callable[[], Arrays]:
+        """Makes losses of zero by name: `[instances]` each."""
+        sharding, instances = NamedSharding(self.mesh, P(self.axes.data)), axes_size(self.mesh, self.axes.data)
+        return jax.jit(lambda: {name: jnp.zeros(instances) for name in self.losses}, out_shardings=sharding)
 
     # ------------------------------------------------------------------ bodies: one device's view
 
@@ -171,22 +187,19 @@ class StagePrograms:
                 rows[module] = {**rows[module], "seed_and_step": batch.step}
         return rows
 
-    def _apply(
-        self, parameters: Tree, inputs: Arrays, microbatch: dict[str, Arrays]
-    ) -> tuple[Arrays, jax.Array, Arrays]:
-        outputs, loss, judged = self.body.apply(parameters, inputs, microbatch, self.axes)
-        loss = jnp.zeros(()) if loss is None else loss
-        return outputs, make_varying(loss, self.axes.data), judged
+    def _apply(self, parameters: Tree, inputs: Arrays, microbatch: dict[str, Arrays]) -> tuple[Arrays, Arrays, Arrays]:
+        outputs, losses, judged = self.body.apply(parameters, inputs, microbatch, self.axes)
+        return outputs, make_varying(losses, self.axes.data), judged
 
     def _evaluate(self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array) -> tuple:
-        outputs, loss, judged = self._apply(parameters, inputs, self._microbatch(batch, index))
-        return outputs, loss[None], judged
+        outputs, losses, judged = self._apply(parameters, inputs, self._microbatch(batch, index))
+        return outputs, {name: loss[None] for name, loss in losses.items()}, judged
 
     def _forward_only(
-        self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array, loss: jax.Array
+        self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array, losses: Arrays
     ) -> tuple:
         outputs, more, _ = self._apply(parameters, inputs, self._microbatch(batch, index))
-        return outputs, [], loss + more[None]
+        return outputs, [], _added(losses, more)
 
     def _operands_of(self, parameters: Tree, inputs: Arrays) -> tuple[tuple[Tree, Arrays], tuple[Tree, Arrays]]:
         """What is differentiated, and what is not; all weights vary over data.
@@ -205,19 +218,19 @@ class StagePrograms:
         microbatch = self._microbatch(batch, index)
         moving, fixed = self._operands_of(parameters, inputs)
 
-        def of(trained: Tree, wanted: Arrays) -> tuple[Arrays, jax.Array]:
-            outputs, loss, _ = self._apply({**trained, **fixed[0]}, {**wanted, **fixed[1]}, microbatch)
-            return outputs, loss
+        def of(trained: Tree, wanted: Arrays) -> tuple[Arrays, Arrays]:
+            outputs, losses, _ = self._apply({**trained, **fixed[0]}, {**wanted, **fixed[1]}, microbatch)
+            return outputs, losses
 
-        (outputs, loss), vjp = jax.vjp(of, *moving)
+        (outputs, losses), vjp = jax.vjp(of, *moving)
         residuals, closure = take_apart(vjp, jax.tree.leaves((moving, fixed, microbatch)))
-        return outputs, loss, residuals, closure
+        return outputs, losses, residuals, closure
 
     def _forward(
-        self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array, loss: jax.Array
+        self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array, losses: Arrays
     ) -> tuple:
         outputs, more, residuals, _ = self._differentiate(parameters, inputs, batch, index)
-        return outputs, [leaf[None] for leaf in residuals], loss + more[None]
+        return outputs, [leaf[None] for leaf in residuals], _added(losses, more)
 
     def _backward(
         self,
@@ -231,7 +244,12 @@ class StagePrograms:
     ) -> tuple[Arrays, Tree]:
         at_hand = jax.tree.leaves((*self._operands_of(parameters, inputs), self._microbatch(batch, index)))
         vjp = self.closure.restore([leaf[0] for leaf in residuals], at_hand)
-        seed = make_varying(jnp.ones(()), self.axes.data)
-        more, wanted = vjp((outputs, seed))
+        seeds = make_varying({name: jnp.ones(()) for name in self.losses}, self.axes.data)
+        more, wanted = vjp((outputs, seeds))
         add = functools.partial(jax.tree.map, lambda total, new: total + new.astype(jnp.float32)[None])
         return wanted, add(gradients, more)
+
+
+def _added(totals: Arrays, more: Arrays) -> Arrays:
+    """An instance's losses of all microbatches so far."""
+    return {name: total + more[name][None] for name, total in totals.items()}

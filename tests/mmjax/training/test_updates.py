@@ -72,8 +72,8 @@ def test_a_limit_of_zero_turns_clipping_off(max_norm, scale):
     limited = dataclasses.replace(SETTINGS.optimizer, max_norm=max_norm)
     of = engine(TALK_APART, TIED, dataclasses.replace(SETTINGS, optimizer=limited))
     stats = {
-        node: jax.device_put(np.array([[square, 0]], np.float32), NamedSharding(of.meshes[node], PartitionSpec()))
-        for node, square in zip(of.executor.agreement.nodes, (36, 0, 64), strict=True)
+        node: jax.device_put(np.array([[square, *losses]], np.float32), NamedSharding(of.meshes[node], PartitionSpec()))
+        for node, square, losses in zip(of.executor.agreement.nodes, (36, 0, 64), ((), (), (0,)), strict=True)
     }
     decision = of.executor.agreement.decide(stats, of.executor.agreement.start())
     assert (float(decision.norm), float(decision.scale)) == (10, scale)

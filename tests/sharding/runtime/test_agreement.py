@@ -15,13 +15,16 @@ NODES = {"vision": ((2, 3), 2, 1), "backbone": ((4, 5, 6, 7), 2, 2), "generator"
 def agreement(max_norm=None):
     devices = jax.devices()
     meshes = {(name, 0): submesh([devices[d] for d in ids], dp, tp) for name, (ids, dp, tp) in NODES.items()}
-    return Agreement([devices[d] for d in (2, 3, 4, 5, 6, 7)], meshes, max_norm), meshes
+    losses = {("vision", 0): (), ("backbone", 0): ("backbone", "backbone/balance"), ("generator", 0): ("generator",)}
+    return Agreement([devices[d] for d in (2, 3, 4, 5, 6, 7)], meshes, losses, max_norm), meshes
 
 
 def stats(meshes, squares, losses):
+    """`losses` are two of the backbone's and one of the generator's."""
+    of_nodes = (losses[:0], losses[:2], losses[2:])
     return {
-        node: jax.device_put(np.array([[square, loss]], np.float32), NamedSharding(mesh, P()))
-        for (node, mesh), square, loss in zip(meshes.items(), squares, losses, strict=True)
+        node: jax.device_put(np.array([[square, *each]], np.float32), NamedSharding(mesh, P()))
+        for (node, mesh), square, each in zip(meshes.items(), squares, of_nodes, strict=True)
     }
 
 
@@ -29,6 +32,7 @@ def test_every_stage_counts_once_however_many_devices_it_has():
     of, meshes = agreement()
     decision = of.decide(stats(meshes, (4.0, 9.0, 3.0), (0.0, 2.5, 0.5)), of.start())
     assert of.nodes == (("vision", 0), ("backbone", 0), ("generator", 0))
+    assert [name for _, name in of.order] == ["backbone", "backbone/balance", "generator"]
     np.testing.assert_array_equal(decision.losses, np.array([0, 2.5, 0.5], np.float32))
     assert (float(decision.norm), float(decision.scale), float(decision.ok)) == (4.0, 1.0, 1.0)
     assert len(decision.norm.sharding.device_set) == 6

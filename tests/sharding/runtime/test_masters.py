@@ -30,13 +30,13 @@ PIECES = {
 @pytest.mark.parametrize(
     ("shape", "split", "expected"),
     [
-        ((4, 8), (None, None), P(None, ("data",))),
-        ((8, 4), (None, None), P(("data",), None)),
-        ((4, 8), (None, "tensor"), P(("data",), ("tensor",))),
+        ((4, 8), (None, None), P(None, AXES.data)),
+        ((8, 4), (None, None), P(AXES.data, None)),
+        ((4, 8), (None, "tensor"), P(AXES.data, ("tensor",))),
         ((3, 5), (None, None), P(None, None)),
-        ((3, 8), ("tensor", None), P(("tensor",), ("data",))),
+        ((3, 8), ("tensor", None), P(("tensor",), AXES.data)),
         ((7,), (None,), P(None)),
-        ((6,), (None,), P(("data",))),
+        ((6,), (None,), P(AXES.data)),
     ],
 )
 def test_data_axes_go_to_the_largest_dimension_they_divide(shape, split, expected):
@@ -45,6 +45,18 @@ def test_data_axes_go_to_the_largest_dimension_they_divide(shape, split, expecte
 
 def test_one_instance_splits_nothing_over_data():
     assert master_spec((4, 8), (None, "tensor"), submesh(jax.devices()[:2], 1, 2), AXES) == P(None, ("tensor",))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((4, 6, 8), P(("expert",), ("data",), ("tensor",))), ((4, 3, 8), P(("expert",), None, ("tensor",)))],
+)
+def test_experts_are_shared_out_over_the_data_axes_that_do_not_split_them(shape, expected):
+    mesh = submesh(jax.devices(), 4, 2, ep=2)
+    assert master_spec(shape, ("expert", None, "tensor"), mesh, AXES) == expected
+    assert master_spec(shape, ("expert", None, "tensor"), submesh(jax.devices()[:4], 2, 2, ep=2), AXES) == P(
+        ("expert",), None, ("tensor",)
+    )
 
 
 def masters(dtype=jnp.bfloat16):
@@ -91,7 +103,7 @@ def test_reduce_sums_instances_and_takes_layers_apart_to_where_masters_lie():
         "m/head": {"norm": random.normal(size=(2, 6)), "table": random.normal(size=(2, 4, 6))},
     }
     host = jax.tree.map(lambda leaf: leaf.astype(np.float32), host)
-    specs = jax.tree.map(lambda spec: P("data", *spec), of.specs, is_leaf=lambda s: isinstance(s, P))
+    specs = jax.tree.map(lambda spec: P(AXES.data, *spec), of.specs, is_leaf=lambda s: isinstance(s, P))
     placed = jax.tree.map(
         lambda leaf, spec: jax.device_put(leaf, NamedSharding(of.mesh, spec)),
         host,

@@ -7,14 +7,24 @@ from sharding.plan import Plan, PlanError, UnitPlan
 from sharding.runtime.meshes import AXES, stage_meshes, submesh
 
 
-def test_both_axes_are_there_and_devices_lie_data_first():
+def test_all_axes_are_there_and_devices_lie_data_first():
     devices = jax.devices()
     mesh = submesh(devices[:6], 3, 2)
-    assert mesh.axis_names == (*AXES.data, *AXES.tensor) == ("data", "tensor")
-    assert mesh.devices.tolist() == [devices[0:2], devices[2:4], devices[4:6]]
-    assert dict(submesh(devices[:1], 1, 1).shape) == {"data": 1, "tensor": 1}
-    with pytest.raises(ValueError, match="dp 3 x tp 2 needs 6 devices, not 5"):
+    assert mesh.axis_names == (*AXES.data, *AXES.tensor) == ("data", "expert", "tensor")
+    assert mesh.devices.tolist() == [[devices[0:2]], [devices[2:4]], [devices[4:6]]]
+    assert dict(submesh(devices[:1], 1, 1).shape) == {"data": 1, "expert": 1, "tensor": 1}
+    with pytest.raises(ValueError, match=r"dp 3 \(ep 1\) x tp 2 cannot be made of 5 devices"):
         submesh(devices[:5], 3, 2)
+
+
+def test_consecutive_data_ranks_are_one_group_of_expert_ranks():
+    devices = jax.devices()
+    assert submesh(devices, 4, 2, ep=2).devices.tolist() == [
+        [devices[0:2], devices[2:4]],
+        [devices[4:6], devices[6:8]],
+    ]
+    with pytest.raises(ValueError, match="ep 3"):
+        submesh(devices[:4], 4, 1, ep=3)
 
 
 def test_every_stage_has_its_mesh():
@@ -22,6 +32,6 @@ def test_every_stage_has_its_mesh():
     unit = UnitPlan("mind", ("backbone",), (7, 6, 1, 0), tp=2, layers=(1, 2), recompute=("none",) * 2)
     meshes = stage_meshes(Plan((unit,)), devices)
     assert list(meshes) == [("mind", 0), ("mind", 1)]
-    assert meshes[("mind", 1)].devices.tolist() == [[devices[1], devices[0]]]
+    assert meshes[("mind", 1)].devices.tolist() == [[[devices[1], devices[0]]]]
     with pytest.raises(PlanError, match="needs device 7, but there are 2 devices"):
         stage_meshes(Plan((unit,)), devices[:2])

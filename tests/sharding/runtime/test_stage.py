@@ -17,15 +17,20 @@ LAYERS, WIDTH, HIDDEN, MICROBATCHES = 3, 4, 8, 2
 SHAPES = {
     "m/enter": {"kernel": (WIDTH, WIDTH)},
     "m/blocks": {"up": (LAYERS, WIDTH, HIDDEN), "down": (LAYERS, HIDDEN, WIDTH), "scale": (LAYERS, WIDTH)},
+    "m/expert": {"bias": (WIDTH, 2)},
 }
 SPLITS = {
     "m/enter": {"kernel": P(None, None)},
     "m/blocks": {"up": P(None, None, "tensor"), "down": P(None, "tensor", None), "scale": P(None, None)},
+    "m/expert": {"bias": P("expert", None)},
 }
 
 
 def apply(parameters, inputs, batch, axes, around=lambda layer: layer):
-    """Two channels in, a stack of layers whose hidden width is split over tensor, one channel and a loss out."""
+    """Two channels in, a stack of layers whose hidden width is split over tensor, one channel and two losses out.
+
+    Every expert rank adds its own entries to all rows of its expert group.
+    """
     x = inputs["a"] @ parameters["m/enter"]["kernel"] + inputs["b"]
 
     def layer(x, weights):
@@ -34,10 +39,14 @@ def apply(parameters, inputs, batch, axes, around=lambda layer: layer):
         return x + y * weights["scale"][None, :], None
 
     x, _ = lax.scan(around(layer), x, parameters["m/blocks"])
-    return {"out": x}, jnp.sum(batch["m"]["weights"] * jnp.mean(jnp.square(x), axis=-1)), {"last": x[:, 0]}
+    bias = jnp.sum(jnp.square(parameters["m/expert"]["bias"]), axis=-1)
+    bias = lax.all_gather(bias, axes.expert, tiled=True) if axes.expert else bias
+    x = x + bias[None, :]
+    losses = {"m": jnp.sum(batch["m"]["weights"] * jnp.mean(jnp.square(x), axis=-1)), "m/other": jnp.sum(x)}
+    return {"out": x}, losses, {"last": x[:, 0]}
 
 
-def stage(dp, tp, *, rows=4, hidden=HIDDEN, trained=("m/enter", "m/blocks"), wanted="ab", backward=True, around=None):
+def stage(dp, tp, *, ep=1, rows=4, hidden=HIDDEN, trained=tuple(SHAPES), wanted="ab", backward=True, around=None):
     shapes = {
         key: {
             name: jax.ShapeDtypeStruct(tuple(hidden if n == HIDDEN else n for n in shape), jnp.float32)
@@ -58,7 +67,7 @@ def stage(dp, tp, *, rows=4, hidden=HIDDEN, trained=("m/enter", "m/blocks"), wan
     x = jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32)
     weights = jax.ShapeDtypeStruct((MICROBATCHES, rows), jnp.float32)
     batch = Microbatches({"m": {"weights": weights}}, jax.ShapeDtypeStruct((2,), jnp.int32))
-    mesh = submesh(jax.devices()[: dp * tp], dp, tp)
+    mesh = submesh(jax.devices()[: dp * tp], dp, tp, ep)
     return StagePrograms(body, mesh, AXES, {"a": x, "b": x}, batch, frozenset(wanted), backward)
 
 
@@ -78,17 +87,17 @@ def operands(programs, rows=4):
     seeds = [{"out": draw(rows, WIDTH)} for _ in range(MICROBATCHES)]
     weights = draw(MICROBATCHES, rows)
     host = (parameters, inputs, weights, seeds)
-    batch = Microbatches({"m": {"weights": put(weights, P(None, "data"))}}, put(np.array([0, 0], np.int32), P()))
-    by_rows = [put(each, dict.fromkeys(each, P("data"))) for each in (*inputs, *seeds)]
+    batch = Microbatches({"m": {"weights": put(weights, P(None, AXES.data))}}, put(np.array([0, 0], np.int32), P()))
+    by_rows = [put(each, dict.fromkeys(each, P(AXES.data))) for each in (*inputs, *seeds)]
     return host, (put(parameters, SPLITS), by_rows[:MICROBATCHES], batch, by_rows[MICROBATCHES:])
 
 
 def run(programs, placed):
-    """Both microbatches forward, then backward: outputs, loss, gradients of the inputs, accumulated gradients."""
+    """Both microbatches forward, then backward: outputs, losses, gradients of the inputs, accumulated gradients."""
     parameters, inputs, batch, seeds = placed
-    loss, gradients, residuals, outputs, wanted = programs.zero_loss(), programs.zero_gradients(), [], [], []
+    losses, gradients, residuals, outputs, wanted = programs.zero_losses(), programs.zero_gradients(), [], [], []
     for number in range(MICROBATCHES):
-        out, kept, loss = programs.forward(parameters, inputs[number], batch, np.int32(number), loss)
+        out, kept, losses = programs.forward(parameters, inputs[number], batch, np.int32(number), losses)
         outputs.append(out)
         residuals.append(kept)
     for number in range(MICROBATCHES):
@@ -96,24 +105,24 @@ def run(programs, placed):
             parameters, inputs[number], batch, np.int32(number), residuals[number], seeds[number], gradients
         )
         wanted.append(more)
-    return outputs, loss, wanted, gradients
+    return outputs, losses, wanted, gradients
 
 
 def reference(host):
     parameters, inputs, weights, seeds = host
 
     def total(parameters, inputs):
-        loss = jnp.zeros(())
+        losses = {"m": jnp.zeros(()), "m/other": jnp.zeros(())}
         seeded = jnp.zeros(())
         for number in range(MICROBATCHES):
             batch = {"m": {"weights": jnp.asarray(weights[number])}}
             outputs, more, _ = apply(parameters, inputs[number], batch, type(AXES)())
-            loss += more
+            losses = jax.tree.map(jnp.add, losses, more)
             seeded += jnp.sum(outputs["out"] * seeds[number]["out"])
-        return loss + seeded, loss
+        return losses["m"] + losses["m/other"] + seeded, losses
 
-    (_, loss), gradients = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(parameters, inputs)
-    return loss, gradients
+    (_, losses), gradients = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(parameters, inputs)
+    return losses, gradients
 
 
 def close(one, other):
@@ -127,16 +136,21 @@ RECOMPUTE = {
 }
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTE)
-@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 2), (4, 1)])
-def test_loss_and_gradients_are_those_of_one_device(dp, tp, recompute):
-    programs = stage(dp, tp, around=RECOMPUTE[recompute])
+@pytest.mark.parametrize(
+    ("dp", "tp", "ep", "recompute"),
+    [(1, 1, 1, "none"), (2, 2, 1, "none"), (2, 2, 2, "selective"), (4, 1, 2, "full"), (4, 1, 4, "none")],
+)
+def test_losses_and_gradients_are_those_of_one_device(dp, tp, ep, recompute):
+    programs = stage(dp, tp, ep=ep, around=RECOMPUTE[recompute])
     host, placed = operands(programs)
-    _, loss, wanted, gradients = run(programs, placed)
-    expected_loss, (expected, expected_wanted) = reference(host)
-    assert loss.shape == (dp,)
-    close(jnp.sum(loss), expected_loss)
-    assert {leaf.shape[0] for leaf in jax.tree.leaves(gradients)} == {dp}
+    _, losses, wanted, gradients = run(programs, placed)
+    expected_losses, (expected, expected_wanted) = reference(host)
+    assert programs.losses == ("m", "m/other")
+    for name, loss in losses.items():
+        assert loss.shape == (dp,)
+        close(jnp.sum(loss), expected_losses[name])
+    assert {leaf.shape[0] for key in ("m/enter", "m/blocks") for leaf in jax.tree.leaves(gradients[key])} == {dp}
+    assert gradients["m/expert"]["bias"].shape[0] == dp // ep  # one copy for each device that holds the same experts
     jax.tree.map(lambda got, of: close(np.sum(got, axis=0), of), gradients, expected)
     jax.tree.map(close, wanted, expected_wanted)
 
@@ -156,41 +170,40 @@ def test_frozen_parameters_and_unwanted_inputs_get_no_gradient():
 def test_a_stage_without_a_backward_keeps_nothing_and_adds_its_loss_up():
     programs = stage(2, 1, trained=(), wanted="", backward=False)
     host, (parameters, inputs, batch, _) = operands(programs)
-    loss = programs.zero_loss()
+    losses = programs.zero_losses()
     for number in range(MICROBATCHES):
-        _, residuals, loss = programs.forward(parameters, inputs[number], batch, np.int32(number), loss)
+        _, residuals, losses = programs.forward(parameters, inputs[number], batch, np.int32(number), losses)
         assert residuals == []
-    close(jnp.sum(loss), reference(host)[0])
+    jax.tree.map(lambda got, of: close(jnp.sum(got), of), losses, reference(host)[0])
     assert programs.backward is None
 
 
 def test_evaluation_gives_the_outputs_and_judged_arrays_of_the_forward():
     programs = stage(2, 2)
     _, (parameters, inputs, batch, seeds) = operands(programs)
-    outputs, loss, _, _ = run(programs, (parameters, inputs, batch, seeds))
+    outputs, losses, _, _ = run(programs, (parameters, inputs, batch, seeds))
     total = jnp.zeros(())
     for number in range(MICROBATCHES):
         out, more, judged = programs.evaluate(parameters, inputs[number], batch, np.int32(number))
         close(out["out"], outputs[number]["out"])
         np.testing.assert_array_equal(judged["last"], out["out"][:, 0])
-        total += jnp.sum(more)
-    close(total, jnp.sum(loss))
+        total += jnp.sum(more["m"])
+    close(total, jnp.sum(losses["m"]))
 
 
 def test_accumulators_are_donated():
     programs = stage(2, 2)
     _, (parameters, inputs, batch, seeds) = operands(programs)
-    loss, gradients = programs.zero_loss(), programs.zero_gradients()
-    _, residuals, _ = programs.forward(parameters, inputs[0], batch, np.int32(0), loss)
+    losses, gradients = programs.zero_losses(), programs.zero_gradients()
+    _, residuals, _ = programs.forward(parameters, inputs[0], batch, np.int32(0), losses)
     programs.backward(parameters, inputs[0], batch, np.int32(0), residuals, seeds[0], gradients)
-    assert loss.is_deleted()
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(gradients))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((losses, gradients)))
 
 
 def residual_bytes(rows, hidden, **options):
     """Bytes of all residuals of one microbatch over all devices, without running anything."""
     programs = stage(2, 2, rows=rows, hidden=hidden, **options)
-    _, residuals, _ = jax.eval_shape(programs.forward, *programs._abstract, jax.ShapeDtypeStruct((2,), jnp.float32))
+    _, residuals, _ = jax.eval_shape(programs.forward, *programs._abstract, jax.eval_shape(programs.zero_losses))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in residuals)
 
 
