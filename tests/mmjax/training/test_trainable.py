@@ -6,9 +6,12 @@ import jax
 import numpy as np
 import pytest
 
+from configs.architectures import ModelConfig
 from configs.errors import UserError
 from mmjax.training.engine import Engine, trained_parts
 from sharding.plan import Plan, UnitPlan
+from sharding.specs import module_graph
+from sharding.trainable import Turns
 from tests.mmjax.training import runs
 from tests.mmjax.training.engines import (
     SETTINGS,
@@ -21,9 +24,10 @@ from tests.mmjax.training.engines import (
     parameters,
     reference,
     start,
+    whole,
     worst,
 )
-from tests.tiny import tiny_batch, tiny_model
+from tests.tiny import BACKBONE, PAINTER, tiny_batch, tiny_model
 
 # Embeddings are tied over the two stages, and both stages train by the projectors that lie with them.
 TINY = tiny_model(tie_embeddings=True)
@@ -142,6 +146,26 @@ def test_parts_by_name():
     assert trained_parts(TINY, ("projectors",)) == {"vision_projector", "generator_projector"}
     assert trained_parts(TINY, ("vision", "generator_projector")) == {"vision", "generator_projector"}
     assert trained_parts(TINY, ()) == frozenset()
+
+
+def test_an_autoencoder_trains_only_by_its_name():
+    """Its gradients are then the reference's, and it has no backward as long as it is frozen."""
+    config = ModelConfig((), dataclasses.replace(BACKBONE, depth=1), (PAINTER,))
+    graph = module_graph(config)
+    everything = {"backbone", "painter_projector", "painter"}
+    assert trained_parts(config, ("all",)) == everything
+    assert trained_parts(config, ("all", "painter_vae")) == everything | {"painter_vae"}
+    both = ("data", "weights")
+    for trainable, turns in ((("all",), ()), (("all", "painter_vae"), both), (("painter_vae",), both)):
+        of_layers = Turns(graph, trained_parts(config, trainable)).of("painter", 0, 1)
+        assert {layer.name: of for layer, _, of in of_layers}["vae"] == turns
+
+    of, batch = training("painter_vae", plan=whole(config, dp=1), config=config), tiny_batch(config)
+    gradients, _ = gradients_of(of, batch)
+    _, expected = reference(config)(parameters(config), batch)
+    assert {module: set(tree) for module, tree in gradients.items()} == {"painter": {"vae"}}
+    error, name = worst(gradients, expected)
+    assert error < 1e-3, name
 
 
 @pytest.mark.parametrize("unknown", ["encoder", "vision_", "head"])

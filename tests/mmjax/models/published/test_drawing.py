@@ -1,0 +1,86 @@
+"""A whole picture against diffusers: guided DDIM through the U-Net, and the autoencoder's decoder."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from configs.architectures import ScaledLinearSchedule
+from mmjax.models.diffusion import normals
+from mmjax.models.generator import draw_images
+from mmjax.models.published.diffusers_config import write_scheduler
+from tests.mmjax.models.published.diffusers_models import module_of, read, torch_threads
+from tests.mmjax.training import runs
+
+pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+
+GUIDANCE, STEPS = 3.0, 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    with runs.compiled_quickly():
+        yield
+
+
+def their_models():
+    torch = torch_threads()
+    torch.manual_seed(0)
+    unet = diffusers.UNet2DConditionModel(
+        sample_size=4,
+        block_out_channels=(16,),
+        norm_num_groups=8,
+        down_block_types=("CrossAttnDownBlock2D",),
+        up_block_types=("CrossAttnUpBlock2D",),
+        cross_attention_dim=12,
+        attention_head_dim=2,
+        layers_per_block=1,
+        use_linear_projection=True,
+    )
+    autoencoder = diffusers.AutoencoderKL(
+        block_out_channels=(8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        norm_num_groups=4,
+    )
+    return unet.eval(), autoencoder.eval()
+
+
+@pytest.mark.parametrize("prediction", ["velocity", "epsilon"])
+def test_a_guided_picture_is_theirs(prediction, tmp_path):
+    torch, schedule = torch_threads(), ScaledLinearSchedule(prediction=prediction)
+    unet, autoencoder = their_models()
+    unet.save_pretrained(tmp_path / "unet")
+    autoencoder.save_pretrained(tmp_path / "vae")
+    _, of_unet, unet_parameters = read(tmp_path / "unet")
+    _, of_vae, vae_parameters = read(tmp_path / "vae")
+    config = dataclasses.replace(
+        of_unet, image_size=8, channels=3, schedule=schedule, conditions=3, autoencoder=of_vae.autoencoder
+    )
+    parameters = unet_parameters | vae_parameters
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    conditions = np.random.default_rng(0).normal(size=(2, 3, 12)).astype(np.float32)
+
+    @jax.jit
+    def draw(parameters, conditions, keys):
+        parts = [module_of(config, parameters, name) for name in ("unet", "vae")]
+        return draw_images(config, parts[0].unet, parts[1].autoencoder, conditions, keys, STEPS, GUIDANCE)
+
+    ours = draw(parameters, conditions, keys)
+
+    scheduler = diffusers.DDIMScheduler.from_config(write_scheduler(schedule))
+    scheduler.set_timesteps(STEPS)
+    noise = np.asarray(normals(keys, config.latent_shape)).transpose(0, 3, 1, 2)
+    with torch.no_grad():
+        latents = torch.from_numpy(np.ascontiguousarray(noise))
+        hidden = torch.from_numpy(conditions)
+        for time in scheduler.timesteps:
+            without, given = (unet(latents, time, of).sample for of in (torch.zeros_like(hidden), hidden))
+            latents = scheduler.step(without + GUIDANCE * (given - without), time, latents).prev_sample
+        images = autoencoder.decode(latents / autoencoder.config.scaling_factor).sample.clamp(-1, 1)
+    theirs = images.numpy().transpose(0, 2, 3, 1)
+    assert ours.shape == (2, 8, 8, 3) and theirs.std() > 0.1
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
