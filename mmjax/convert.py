@@ -82,9 +82,10 @@ def _write(workdir: pathlib.Path) -> int:
     from mmjax.training.checkpoint import Checkpoints
 
     target = _target(config)
-    layers = Checkpoints(workdir / "checkpoints", config.model).layers(jax.local_devices()[0], _STEP.value)
-    files = export(target, layers.read, output, limit)
-    print(f"Written to {output}: {target.published.name}, step {layers.path.name}; config.json, {', '.join(files)}")
+    checkpoints = Checkpoints(workdir / "checkpoints", config.model)
+    read, step = checkpoints.layer_reader(jax.local_devices()[0], _STEP.value)
+    files = export(target, read, output, limit)
+    print(f"Written to {output}: {target.published.name}, step {step}; config.json, {', '.join(files)}")
     return 0
 
 

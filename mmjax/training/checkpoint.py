@@ -11,6 +11,7 @@ import json
 import logging
 import pathlib
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -181,16 +182,27 @@ class Checkpoints:
         with _context(alone=True):
             return ocp.load_checkpointables(path, {"parameters": wanted})["parameters"], int(path.name)
 
-    def layers(self, device: jax.Device, step: int | None = None) -> "SavedLayers":
-        """The parameters alone of the newest checkpoint that can be read, or that of a step, a layer at a time.
+    def layer_reader(self, device: jax.Device, step: int | None = None) -> tuple[Callable[[str, str, str], Tree], int]:
+        """A function that reads the parameters of a (module, piece, layer) onto the host, through a device.
+
+        Returns:
+            It, and the number of steps of the checkpoint: the newest that can be read, or that of a step.
 
         Raises:
             UserError: As `restore`.
         """
-        path = self._newest_whole(step)
+        path, here = self._newest_whole(step), SingleDeviceSharding(device)
         self._trained_then(path)
         shapes = {module.name: abstract_module(module) for module in model_modules(self._config)}
-        return SavedLayers(path, shapes, device)
+
+        def read(module: str, piece: str, layer: str) -> Tree:
+            of = shapes[module][piece][layer]
+            wanted = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), of)
+            with _context(alone=True):
+                loaded = ocp.load_checkpointables(path, {"parameters": {module: {piece: {layer: wanted}}}})
+            return jax.tree.map(np.asarray, loaded["parameters"][module][piece][layer])
+
+        return read, int(path.name)
 
     def _newest_whole(self, step: int | None) -> pathlib.Path:
         """The newest checkpoint, or that of a step, whose files are all there; warns of those passed over."""
@@ -228,31 +240,6 @@ class Checkpoints:
             about = ocp.load_checkpointables(path, {"model": None})["model"]
         _refuse_another_model(path, _flat(about["model"]), _flat(_identity(self._config)))
         return frozenset(about["trained"])
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedLayers:
-    """The parameters of a checkpoint, of which a layer is read when it is asked for.
-
-    Attributes:
-        path: The checkpoint.
-        shapes: Of all its parameters.
-        device: Through which they are read.
-    """
-
-    path: pathlib.Path
-    shapes: Tree
-    device: jax.Device
-
-    def read(self, module: str, piece: str, layer: str) -> Tree:
-        """One layer's parameters in float32, on the host."""
-        here = SingleDeviceSharding(self.device)
-        wanted = jax.tree.map(
-            lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype, sharding=here), self.shapes[module][piece][layer]
-        )
-        with _context(alone=True):
-            loaded = ocp.load_checkpointables(self.path, {"parameters": {module: {piece: {layer: wanted}}}})
-        return jax.tree.map(np.asarray, loaded["parameters"][module][piece][layer])
 
 
 def _write_sizes(directory: pathlib.Path) -> None:
