@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.architectures import VisionConfig
+from configs.transformer import TransformerConfig
 from mmjax.models.published.layouts import AS_IS, LINEAR, Fused, Layout, Reshaped, Windows
 from mmjax.models.published.rules import Rule, linear, norm
 from mmjax.models.published.telling import require_told
@@ -28,6 +29,9 @@ BIASES = {
     "mlp/down": "mlp",
 }
 """By the path of a projection in a block, what `biases` calls its bias."""
+
+LAYER_SCALES = ("attention_scale", "mlp_scale")
+"""Paths in a block of vectors, which have no `.weight` in their names."""
 
 CLIP_BLOCK = {
     "attention_norm": "layer_norm1",
@@ -69,19 +73,26 @@ HALVES = Pixels((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 CLIP = Pixels((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 
 
-def block_rules(block: str, names: Mapping[str, str], config: VisionConfig) -> Iterator[Rule]:
+def block_rules(block: str, names: Mapping[str, str], config: TransformerConfig) -> Iterator[Rule]:
     """Rules of a block.
 
     Args:
         block: What its tensors' names begin with.
         names: By the path in our block, theirs.
-        config: Says which projections have a bias.
+        config: Says which projections and norms have a bias.
     """
     for ours, theirs in names.items():
         if ours in BIASES:
             yield from linear(f"{block}.{theirs}", f"blocks/{ours}", LINEAR, bias=BIASES[ours] in config.biases)
+        elif ours in LAYER_SCALES:
+            yield Rule(f"{block}.{theirs}", f"blocks/{ours}/scale")
         else:
-            yield from norm(f"{block}.{theirs}", f"blocks/{ours}", bias=True)
+            yield from norm(f"{block}.{theirs}", f"blocks/{ours}", bias=norm_bias(config))
+
+
+def norm_bias(config: TransformerConfig) -> bool:
+    """Whether the norms of a transformer have one."""
+    return config.norm == "layernorm" and config.norm_bias
 
 
 def patch_rules(theirs: str, config: VisionConfig) -> tuple[Rule, ...]:
