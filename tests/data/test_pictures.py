@@ -12,6 +12,7 @@ from PIL import Image
 from data.errors import BadSampleError
 from data.pictures import MOST_PIXELS, picture_size, read_picture
 from data.records import Media
+from tests.data.damage import damaged
 from tests.data.real_data import photographs
 
 LOSSLESS = ("PNG", "BMP", "TIFF", "PPM")
@@ -196,12 +197,7 @@ def read_or_refuse(content):
 @given(data=st.data())
 @settings(max_examples=120, deadline=None)
 def test_damaged_files_give_a_picture_or_one_kind_of_error(data):
-    content = bytearray(files()[data.draw(st.sampled_from(sorted(files())))])
-    # Half of the damage goes where the header is.
-    reach = st.sampled_from([min(64, len(content)), len(content)])
-    for _ in range(data.draw(st.integers(0, 4))):
-        content[data.draw(st.integers(0, data.draw(reach) - 1))] = data.draw(st.integers(0, 255))
-    read_or_refuse(bytes(content[: data.draw(st.integers(0, len(content)))]))
+    read_or_refuse(damaged(data, files()[data.draw(st.sampled_from(sorted(files())))]))
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\xff\xd8\xff", b"GIF89a", b"BM", b"II*\0", b"P6 3 3 255 "]))

@@ -1,33 +1,17 @@
 """`python -m mmjax.plan` in a process of its own: a model and a training run, tables and JSON, and what it refuses."""
 
 import json
-import subprocess
-import sys
 
 from sharding.plan import Plan
+from tests.commands import run_command, run_without_jax
 
-ALONE = """
-import runpy, sys
-sys.argv = ["plan", *sys.argv[1:]]
-try:
-    runpy.run_module("mmjax.plan", run_name="__main__")
-finally:
-    print("jax is there" if "jax" in sys.modules else "no jax", file=sys.stderr)
-"""
-
-
-def run(*arguments, program=("-m", "mmjax.plan"), code=0):
-    ran = subprocess.run([sys.executable, *program, *arguments], capture_output=True, text=True)
-    assert ran.returncode == code, ran.stderr
-    return ran
+COMMAND = "mmjax.plan"
 
 
 def test_a_model_is_planned_by_every_policy_without_jax(tmp_path):
     path = tmp_path / "plan.json"
     wanted = ("--gin_file=models/mllm_9b.gin", "--devices=48", "--rows=48", f"--output={path}", "--json")
-    ran = run(*wanted, program=("-c", ALONE))
-    assert ran.stderr.strip() == "no jax"
-    found = json.loads(ran.stdout)
+    found = json.loads(run_without_jax(COMMAND, *wanted).stdout)
     policies = {each["policy"]: each for each in found["policies"]}
     assert list(policies) == ["rigid", "rigid_first_stage", "ratio", "disaggregated"]
     for each in policies.values():
@@ -40,7 +24,7 @@ def test_a_model_is_planned_by_every_policy_without_jax(tmp_path):
 
 
 def test_a_training_run_is_planned_on_its_own_source_and_shown_as_tables():
-    shown = run("--gin_file=tiny.gin", "--cluster=cpu", "--devices=4", "--policy=disaggregated").stdout
+    shown = run_command(COMMAND, "--gin_file=tiny.gin", "--cluster=cpu", "--devices=4", "--policy=disaggregated").stdout
     assert "at most 4 devices of cpu" in shown
     for words in ("disaggregated", "Where modules lie", "Share of the step", "Choice: disaggregated"):
         assert words in shown
@@ -48,16 +32,19 @@ def test_a_training_run_is_planned_on_its_own_source_and_shown_as_tables():
 
 def test_ranks_that_are_given_are_taken_and_shown():
     wanted = ("--gin_file=tiny.gin", "--cluster=cpu", "--devices=4", "--policy=disaggregated")
-    lines = run(*wanted, "--sequence_ranks=backbone:2").stdout.splitlines()
+    lines = run_command(COMMAND, *wanted, "--sequence_ranks=backbone:2").stdout.splitlines()
     columns = next(line.split() for line in lines if "unit" in line and "recompute" in line)
     backbone = next(line.split() for line in lines if line.split()[:1] == ["backbone"])
     assert backbone[columns.index("cp") - 1] == "2" and "ep" not in columns
 
 
 def test_what_is_not_known_is_named_with_what_is():
-    assert "choose from a800, a100, h100, h200, cpu" in run("--cluster=tpu", code=2).stderr
-    assert "--sequence_ranks has 'backbone'; give a module once" in run("--sequence_ranks=backbone", code=2).stderr
-    unknown = run("--devices=8", "--expert_ranks=backbone:8", code=2).stderr
+    assert "choose from a800, a100, h100, h200, cpu" in run_command(COMMAND, "--cluster=tpu", code=2).stderr
+    assert (
+        "--sequence_ranks has 'backbone'; give a module once"
+        in run_command(COMMAND, "--sequence_ranks=backbone", code=2).stderr
+    )
+    unknown = run_command(COMMAND, "--devices=8", "--expert_ranks=backbone:8", code=2).stderr
     assert "given for backbone: ep 8, but no layer of backbone has experts; leave ep at 1" in unknown
-    refused = run("--policy=disaggregated", "--devices=8", code=2).stderr
+    refused = run_command(COMMAND, "--policy=disaggregated", "--devices=8", code=2).stderr
     assert "unit backbone" in refused and "GB more than a800 has" in refused and "smallest cluster" in refused

@@ -9,6 +9,7 @@ import pytest
 
 from sharding.plan import Plan, UnitPlan
 from sharding.specs import module_graph
+from tests.commands import run_command
 from tests.profiles import described_profile
 from tests.tiny import tiny_model
 
@@ -78,9 +79,7 @@ def test_a_profile_is_taken_for_its_own_hardware_and_plans_keep_to_what_it_measu
     path, kept = tmp_path / "profile.json", tmp_path / "plan.json"
     path.write_text(described_profile(module_graph(tiny_model()), "cpu", (1, 2)).to_json())
     arguments = ("--gin_file=tiny.gin", "--devices=4", f"--profile={path}", "--json")
-    command = [sys.executable, "-m", "mmjax.plan", *arguments, "--cluster=cpu", f"--output={kept}"]
-    planned = subprocess.run(command, capture_output=True, text=True)
-    assert planned.returncode == 0, planned.stderr
+    planned = run_command("mmjax.plan", *arguments, "--cluster=cpu", f"--output={kept}")
     assert json.loads(planned.stdout)["policies"][0]["mfu"] > 0
     assert {unit.tp for unit in Plan.load(kept).units} <= {1, 2}
     assert {choice for unit in Plan.load(kept).units for choice in unit.recompute} == {"none"}

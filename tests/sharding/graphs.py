@@ -69,3 +69,8 @@ def cook(recipe: tuple) -> Work:
     trains = frozenset(graph.nodes[index] for index in trained)
     shares = tuple((graph.nodes[owner], graph.nodes[borrower]) for owner, borrower in shared)
     return Work(graph, microbatches, graph.with_descendants(trains), trains, shares)
+
+
+def training(graph: StageGraph, microbatches: int) -> Work:
+    """A step in which every stage trains."""
+    return Work(graph, microbatches, frozenset(graph.nodes), frozenset(graph.nodes))

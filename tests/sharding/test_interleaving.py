@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from sharding.list_scheduling import list_schedule
 from sharding.schedule import (
-    StageGraph,
     Work,
     bubbles,
     check_schedule,
@@ -24,11 +23,7 @@ from sharding.schedule import (
     one_f_one_b_bounds,
     slots,
 )
-from tests.sharding.graphs import chain, fan, ring
-
-
-def training(graph: StageGraph, microbatches: int) -> Work:
-    return Work(graph, microbatches, frozenset(graph.nodes), frozenset(graph.nodes))
+from tests.sharding.graphs import chain, fan, ring, training
 
 
 def run_by(schedule, nodes):

@@ -31,13 +31,9 @@ from sharding.schedule import (
     slots,
 )
 from sharding.specs import module_graph
-from tests.sharding.graphs import chain, cook, fan, recipes
+from tests.sharding.graphs import chain, cook, fan, recipes, training
 
 POLICIES = [(gpipe, gpipe_bounds), (one_f_one_b, one_f_one_b_bounds), (interleaved, interleaved_bounds)]
-
-
-def training(graph, microbatches):
-    return Work(graph, microbatches, frozenset(graph.nodes), frozenset(graph.nodes))
 
 
 def parts_of(schedule):

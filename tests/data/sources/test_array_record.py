@@ -14,6 +14,7 @@ from data.records import Clip, Media, Picture, Record, Text, Turn
 from data.sources.array_record import ArrayRecord, decode_record, encode_record, write_array_record
 from data.sources.llava import LlavaJson
 from data.sources.record_source import RecordSource
+from tests.data.damage import damage_file, read_or_refuse
 from tests.data.sources.media import photographs
 from tests.data.sources.test_conversations import said
 
@@ -177,17 +178,5 @@ def test_damaged_bytes_give_a_record_or_one_kind_of_error(draft, data):
 def test_a_damaged_file_gives_records_or_errors_about_data(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "damaged.array_record"
     write_array_record(str(path), [record(number) for number in range(1, 6)], Quarantine({str(path): 9}, 0.0))
-    content = bytearray(path.read_bytes())
-    used = [place for place, byte in enumerate(content) if byte]
-    for _ in range(data.draw(st.integers(1, 6))):
-        content[data.draw(st.sampled_from(used))] = data.draw(st.integers(0, 255))
-    path.write_bytes(bytes(content[: data.draw(st.just(len(content)) | st.integers(0, len(content)))]))
-    try:
-        source = ArrayRecord(str(path))
-    except DataError:
-        return
-    for index in range(min(len(source), 10)):
-        try:
-            assert source[index].turns
-        except BadSampleError as error:
-            assert error.reason
+    damage_file(data, path)
+    read_or_refuse(ArrayRecord, path)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from data.errors import BadSampleError, DataError
 from data.sources.parquet import ParquetTable
 from data.sources.record_source import RecordSource
+from tests.data.damage import damage_file, read_or_refuse
 from tests.data.sources.media import image_of, photographs, seconds_of, speech, told
 from tests.data.sources.test_conversations import said
 
@@ -157,16 +158,5 @@ def test_a_damaged_file_gives_records_or_errors_about_data(tmp_path_factory, dat
     path = tmp_path_factory.getbasetemp() / "any.parquet"
     cells = [{"bytes": b"picture", "path": "a.jpg"}] * 3
     write(path, image=(cells, MEDIUM), text=["a", "b", "c"])
-    content = bytearray(path.read_bytes())
-    for _ in range(data.draw(st.integers(0, 6))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(bytes(content[: data.draw(st.just(len(content)) | st.integers(0, len(content)))]))
-    try:
-        source = ParquetTable(str(path))
-    except DataError:
-        return
-    for index in range(min(len(source), 10)):
-        try:
-            assert source[index].turns
-        except BadSampleError as error:
-            assert error.reason
+    damage_file(data, path)
+    read_or_refuse(ParquetTable, path)

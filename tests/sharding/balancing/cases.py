@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 
 from sharding.balancing.replay import Replay, Table, make_replay
-from sharding.schedule import Work, interleaved, one_f_one_b
-from tests.sharding.graphs import ring
+from sharding.schedule import interleaved, one_f_one_b
+from tests.sharding.graphs import ring, training
 from tests.sharding.steps import stage_costs, step_costs
 
 
@@ -14,7 +14,7 @@ def skewed(places: int, chunks: int, microbatches: int, seed: int, pipelines: in
     """A chain whose first and last stage, an encoder and a generator, differ by microbatch; all train."""
     rng = np.random.default_rng(seed)
     graph = ring(places, chunks)
-    work = Work(graph, microbatches, frozenset(graph.nodes), frozenset(graph.nodes))
+    work = training(graph, microbatches)
     sizes = {0: rng.lognormal(0, 0.8, (microbatches, pipelines))}
     sizes[len(graph.nodes) - 1] = rng.lognormal(0, 0.8, (microbatches, pipelines))
     alike = np.ones((microbatches, pipelines))

@@ -7,10 +7,7 @@ from hypothesis import strategies as st
 
 from sharding.balancing import convolutional, padded, unpadded
 from tests.sharding.balancing.brute_force import largest_cost, least_cost
-
-few = st.lists(st.integers(0, 30), max_size=6).map(lambda of: np.array(of, int))
-many = st.lists(st.integers(0, 3000), max_size=120).map(lambda of: np.array(of, int))
-weights = st.sampled_from([0.0, 1e-4, 0.01, 1.0])
+from tests.sharding.balancing.lengths import few, many, weights
 
 
 def weighted(square_weight):

@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 
 from sharding.balancing import padded
 from tests.sharding.balancing.brute_force import largest_cost, least_cost, spread
-
-few = st.lists(st.integers(0, 30), max_size=6).map(lambda of: np.array(of, int))
-many = st.lists(st.integers(0, 3000), max_size=120).map(lambda of: np.array(of, int))
+from tests.sharding.balancing.lengths import few, many
 
 
 @settings(max_examples=30, deadline=None)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from sharding.balancing import unpadded
 from sharding.balancing.greedy import by_rows, largest_first
 from tests.sharding.balancing.brute_force import largest_cost, least_cost, spread
+from tests.sharding.balancing.lengths import few, many
 
-few = st.lists(st.integers(0, 30), max_size=6).map(lambda of: np.array(of, int))
-many = st.lists(st.integers(0, 3000), max_size=120).map(lambda of: np.array(of, int))
 skewed = st.builds(
     lambda seed, n: np.random.default_rng(seed).lognormal(6, 1, n).astype(int), st.integers(0, 99), st.integers(0, 200)
 )
