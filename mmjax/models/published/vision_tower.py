@@ -70,6 +70,7 @@ class Pixels:
 
 
 HALVES = Pixels((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+IMAGENET = Pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = Pixels((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 
 
@@ -118,6 +119,22 @@ def unused(block: str, config: VisionConfig) -> tuple[str, ...]:
     """Patterns of the tensors of blocks behind the last that we have; `block` has `{layer}` for its number."""
     numbers = range(config.depth, config.depth + config.unused_blocks)
     return tuple(f"{block.format(layer=number)}.*" for number in numbers)
+
+
+def blocks_behind(key: str, layer: Any, depth: int) -> int:
+    """How many blocks stand behind the one whose outputs are taken, the last being -1.
+
+    Args:
+        key: That says so in config.json, for messages.
+        layer: What it says.
+        depth: Blocks in all.
+
+    Raises:
+        ValueError: It is not one of the blocks, counted from the last.
+    """
+    if not isinstance(layer, int) or not -depth <= layer < 0:
+        raise ValueError(f"{key} is {layer!r}; only one from -1 to -{depth} can be computed")
+    return -1 - layer
 
 
 def read_encoder(values: Mapping[str, Any], pixels: Pixels, **others: Any) -> VisionConfig:
