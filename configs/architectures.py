@@ -6,6 +6,7 @@ from configs.audio import AudioConfig
 from configs.autoencoder import AutoencoderConfig
 from configs.backbone import BackboneConfig
 from configs.diffusion import CosineSchedule, ScaledLinearSchedule
+from configs.experts import ExpertsConfig
 from configs.generator import GeneratorConfig
 from configs.vision import VisionConfig
 
@@ -15,6 +16,7 @@ __all__ = [
     "AutoencoderConfig",
     "BackboneConfig",
     "CosineSchedule",
+    "ExpertsConfig",
     "GeneratorConfig",
     "ModelConfig",
     "ScaledLinearSchedule",

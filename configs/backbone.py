@@ -3,6 +3,7 @@
 import dataclasses
 
 from configs.checks import require_one_of, require_positive
+from configs.experts import ExpertsConfig
 from configs.rope import RopeScaling
 from configs.transformer import TransformerConfig
 
@@ -20,6 +21,8 @@ class BackboneConfig(TransformerConfig):
         rope_base: Base of the rotary frequencies.
         rope_scaling: How they are stretched for longer sequences; None for not.
         tie_embeddings: Whether the output head is the input embedding.
+        experts: A mixture of experts in place of the feed-forward layer of every block; None for none. They are gated
+            and have no biases, and `ffn` counts for nothing.
     """
 
     name: str = "backbone"
@@ -36,6 +39,7 @@ class BackboneConfig(TransformerConfig):
     rope_base: float = 10000.0
     rope_scaling: RopeScaling | None = None
     tie_embeddings: bool = False
+    experts: ExpertsConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,3 +47,5 @@ class BackboneConfig(TransformerConfig):
         require_one_of(self, "positions", POSITIONS)
         if self.positions == "rotary" and self.head_width % 2:
             raise ValueError(f"BackboneConfig: head width {self.head_width} is odd; rotary positions need pairs")
+        if self.experts and (not self.gated or "mlp" in (*self.biases, *self.inner_norms)):
+            raise ValueError("BackboneConfig.experts are gated, without biases and inner norms; leave those of mlp out")

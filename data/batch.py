@@ -32,7 +32,8 @@ class GlobalBatch:
             - `backbone`, each [n, s]: `tokens`; `segments`, 0 for padding, else number of the sample within the row;
               `branches`; `positions` in the sample; for every encoder `{name}_index`, -1 or the row's merged token
               of that encoder that takes the token's place; `targets`; `weights` float32, each target token's share
-              of the loss: they sum to `language_weight`. And for every generator `{name}_conditions`
+              of the loss: they sum to `language_weight`; where the backbone has experts `shares` float32, each token's
+              share of their balancing loss: they sum to 1. And for every generator `{name}_conditions`
               int32[n, g, q], positions in the row.
             - `generator`: `images` float32[n, g, z, z, c] in [-1, 1]; `weights` float32[n, g], which sum to
               `generator_weight`; `samples` int32[n, g], the sample ids that key noise and time.
@@ -113,6 +114,8 @@ def global_batch(
     backbone = _backbone(rows, form) | {
         "weights": _shares(rows.layout.target_mask > 0, language_weight, totals.targets)
     }
+    if model.backbone.experts:
+        backbone["shares"] = _shares(rows.token_segments > 0, 1.0, totals.tokens)
     arrays = {model.backbone.name: backbone}
     counts = {model.backbone.name: (totals.tokens, count * tokens)}
     for field, each in form.streams.items():

@@ -7,6 +7,7 @@ from jaxtyping import Float
 
 from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from configs.projectors import ResamplerConfig
+from sharding.expert_specs import expert_splits
 from sharding.generator_specs import generator_layers, generator_splits
 from sharding.layer_spec import NOTHING, Amount, LayerSpec, Loads
 from sharding.transformer_specs import backbone_layers, encoder_layers
@@ -149,9 +150,13 @@ def _encoder_spec(config: VisionConfig | AudioConfig, backbone: BackboneConfig) 
 def _backbone_spec(config: ModelConfig) -> ModuleSpec:
     of = config.backbone
     before, layer, after = backbone_layers(config)
-    splits = (("heads", of.heads), ("kv_heads", of.kv_heads), ("ffn", of.ffn), ("vocabulary", of.vocabulary))
+    widths = expert_splits(of.experts) if of.experts else (("ffn", of.ffn),)
+    splits = (("heads", of.heads), ("kv_heads", of.kv_heads), *widths, ("vocabulary", of.vocabulary))
     inputs = tuple(encoder.name for encoder in config.encoders)
-    return ModuleSpec(of.name, of.depth, inputs, splits, before=before, layer=layer, after=after, backbone=True)
+    experts = of.experts.count if of.experts else 0
+    return ModuleSpec(
+        of.name, of.depth, inputs, splits, True, before, layer, after, backbone=True, expert_count=experts
+    )
 
 
 def _generator_spec(config: GeneratorConfig, backbone: BackboneConfig) -> ModuleSpec:

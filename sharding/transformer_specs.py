@@ -2,6 +2,7 @@
 
 from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, VisionConfig
 from sharding.block_specs import block_layer, norm_size
+from sharding.expert_specs import with_experts
 from sharding.layer_spec import Amount, Kept, Kernel, LayerSpec, gather, matmul, memory, same_kept, scatter
 from sharding.projector_specs import projector_layer
 
@@ -18,7 +19,8 @@ def encoder_layers(
 def backbone_layers(config: ModelConfig) -> tuple[tuple[LayerSpec, ...], LayerSpec, tuple[LayerSpec, ...]]:
     """The embedding, one layer of the stack, and the last norm with the language head."""
     of = config.backbone
-    return (_embedding(of),), block_layer(of, causal=True), (_head(of),)
+    block = block_layer(of, causal=True)
+    return (_embedding(of),), with_experts(block, of) if of.experts else block, (_head(of),)
 
 
 def _patch_embedding(config: VisionConfig) -> LayerSpec:

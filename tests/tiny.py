@@ -98,6 +98,9 @@ def _backbone(config: ModelConfig, rows: int, random: np.random.Generator) -> di
         "targets": random.integers(0, v, (rows, TOKENS)).astype(np.int32),
         "weights": (weights / max(1, weights.sum())).astype(np.float32),
     }
+    if config.backbone.experts:
+        real = segments > 0
+        fields["shares"] = (real / max(1, real.sum())).astype(np.float32)
     for place, encoder in enumerate(config.encoders):
         index = np.full((rows, TOKENS), -1, np.int32)
         index[:, 1 + place] = int(isinstance(encoder, VisionConfig) and encoder.class_token)

@@ -1,6 +1,6 @@
 """Layers shared by all modules. Weights are whole in the module's own description and local inside `jax.shard_map`.
 
-Every parameter carries `split`: per dimension None or "tensor", which says how tensor parallelism divides it.
+Every parameter carries `split`: per dimension None, "tensor" or "expert", which says what parallelism divides it.
 """
 
 import functools

@@ -4,6 +4,7 @@ from configs.architectures import ModelConfig
 from mmjax.models import audio, vision  # noqa: F401  register their encoders
 from mmjax.models.backbone import BackboneBlock, LanguageHead, TokenEmbedding
 from mmjax.models.encoder import encoder_module
+from mmjax.models.experts import ExpertBlock
 from mmjax.models.generator import generator_module
 from mmjax.models.module import Module, Piece
 
@@ -18,6 +19,7 @@ def model_modules(config: ModelConfig) -> tuple[Module, ...]:
 def _backbone(config: ModelConfig) -> Module:
     of = config.backbone
     tied = (("embedding", "embed", "embedding"),) if of.tie_embeddings else ()
+    block = ExpertBlock if of.experts else BackboneBlock
     return Module(
         of.name,
         (
@@ -25,9 +27,9 @@ def _backbone(config: ModelConfig) -> Module:
             Piece(
                 "blocks",
                 of.name,
-                lambda: BackboneBlock(of),
+                lambda: block(of),
                 layers=of.depth,
-                prepare=lambda batch: BackboneBlock.prepare(of, batch),
+                prepare=lambda batch: block.prepare(of, batch),
             ),
             Piece("head", of.name, lambda: LanguageHead(config), borrows=tied),
         ),

@@ -43,12 +43,19 @@ class TransformerBlock(nnx.Module):
         self, x: Float[Array, "r s d"], normed: Float[Array, "r s d"], seen: Float[Array, "r s d"], axes: Axes
     ) -> Float[Array, "r s d"]:
         """The block's output, given its input, that input normed, and what attention made of it."""
-        x = x + _through(self.attention_scale, seen)
-        normed = normed if self.mlp_norm is None else self.mlp_norm(x)
-        return x + _through(self.mlp_scale, self.mlp(normed, axes))
+        x, normed = self.attended(x, normed, seen)
+        return x + through(self.mlp_scale, self.mlp(normed, axes))
+
+    def attended(
+        self, x: Float[Array, "r s d"], normed: Float[Array, "r s d"], seen: Float[Array, "r s d"]
+    ) -> tuple[Float[Array, "r s d"], Float[Array, "r s d"]]:
+        """What attention made of the input added to it, and what the feed-forward layer takes."""
+        x = x + through(self.attention_scale, seen)
+        return x, normed if self.mlp_norm is None else self.mlp_norm(x)
 
 
-def _through(scale: LayerScale | None, x: jax.Array) -> jax.Array:
+def through(scale: LayerScale | None, x: jax.Array) -> jax.Array:
+    """x, scaled if there is a scale."""
     return x if scale is None else scale(x)
 
 

@@ -59,6 +59,8 @@ def _equation_flops(equation: core.JaxprEqn) -> int:
         return _product_flops(equation)
     if name == "conv_general_dilated":
         return _convolution_flops(equation)
+    if name == "ragged_dot_general":
+        return _grouped_flops(equation)
     inner = [_jaxpr_flops(jaxpr) for jaxpr in _inner_jaxprs(equation)]
     if name == "scan":
         return equation.params["length"] * sum(inner)
@@ -85,6 +87,16 @@ def _product_flops(equation: core.JaxprEqn) -> int:
     (contracting, _), _ = equation.params["dimension_numbers"]
     shape = equation.invars[0].aval.shape
     return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracting)
+
+
+def _grouped_flops(equation: core.JaxprEqn) -> int:
+    """Of a product of groups of rows, each with a matrix of its own: as many as of all rows with one."""
+    of = equation.params["ragged_dot_dimension_numbers"]
+    (contracting, _), _ = of.dot_dimension_numbers
+    rows, sizes = equation.invars[0].aval.shape, equation.invars[2].aval.shape
+    flops = 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(rows[axis] for axis in contracting)
+    # Where the rows are contracted, as in the gradient of the matrices, a group's matrix is made of its rows alone.
+    return flops if of.rhs_group_dimensions else flops // sizes[0]
 
 
 def _convolution_flops(equation: core.JaxprEqn) -> int:

@@ -26,6 +26,7 @@ class Cut:
     pp: int = 1
     recompute: str = "none"
     chunks: int = 1
+    ep: int = 1
 
     @property
     def size(self) -> int:
@@ -46,7 +47,7 @@ def default_layouts(graph: ModuleGraph, rows: int, devices: int) -> tuple[list[L
         devices: Number of devices there are.
     """
     layouts, refused = [], {}
-    for kind, alternatives in KINDS.items():
+    for kind, alternatives in kinds_for(graph).items():
         for make in alternatives(graph):
             try:
                 layout = make()
@@ -58,6 +59,11 @@ def default_layouts(graph: ModuleGraph, rows: int, devices: int) -> tuple[list[L
             refused.pop(kind, None)
             break
     return layouts, refused
+
+
+def kinds_for(graph: ModuleGraph) -> dict[str, Callable[[ModuleGraph], Alternatives]]:
+    """The kinds of layouts that say something about a model: those of experts where it has some."""
+    return KINDS | (EXPERT_KINDS if any(module.expert_count for module in graph.modules) else {})
 
 
 # ---------------------------------------------------------------------- plans from cuts
@@ -111,7 +117,9 @@ def by_module(
         devices = tuple(range(start, start + cut.size))
         layers = uneven(module.layers, cut.pp * cut.chunks)
         recompute = (cut.recompute,) * len(layers)
-        units.append(UnitPlan(module.name, (module.name,), devices, cut.dp, cut.tp, layers, recompute, cut.chunks))
+        units.append(
+            UnitPlan(module.name, (module.name,), devices, cut.dp, cut.tp, layers, recompute, cut.chunks, ep=cut.ep)
+        )
     return Plan(tuple(units), microbatches, schedule)
 
 
@@ -199,7 +207,7 @@ def _no_encoder() -> Layout:
 def describe(cuts: Sequence[Cut], microbatches: int) -> str:
     """Such as `dp 3 -> 2 -> 1, 2 microbatches`; what is 1 for all is left out."""
     words = []
-    for name in ("dp", "tp", "pp", "chunks"):
+    for name in ("dp", "tp", "pp", "chunks", "ep"):
         sizes = [getattr(cut, name) for cut in cuts]
         if max(sizes) > 1:
             words.append(f"{name} {' -> '.join(map(str, sizes))}")
@@ -237,4 +245,16 @@ KINDS: dict[str, Callable[[ModuleGraph], Alternatives]] = {
     "shared devices": _apart(((_DP2, _PP2, _TP2), 2), ((_DP2, WHOLE, _DP2), 1), together=True),
     "chain cut in the backbone": _chain((1,), _PP2, into_encoder=False),
     "chain cut in the encoder": _chain((1, 2), Cut(dp=2, pp=2), into_encoder=True),
+}
+
+_EP_TP_PP = Cut(dp=2, tp=2, pp=2, recompute="selective", ep=2)
+
+EXPERT_KINDS: dict[str, Callable[[ModuleGraph], Alternatives]] = {
+    "expert ranks that are all instances": _apart(
+        ((WHOLE, Cut(dp=4, ep=4), WHOLE), 1), ((WHOLE, Cut(dp=2, ep=2), WHOLE), 2), ((WHOLE, Cut(dp=2, ep=2), WHOLE), 1)
+    ),
+    "expert ranks that are some of the instances": _apart(((_DP2, Cut(dp=4, ep=2), WHOLE), 1)),
+    "expert and tensor ranks in a pipeline": _apart(
+        ((_DP2, _EP_TP_PP, _TP2), 2), ((_DP2, Cut(dp=2, pp=2, ep=2), WHOLE), 2), together=True
+    ),
 }

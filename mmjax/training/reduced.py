@@ -16,6 +16,7 @@ from configs.architectures import (
     ModelConfig,
     VisionConfig,
 )
+from configs.experts import ExpertsConfig
 from data.data_config import DataConfig
 from sharding.plan import Plan, stage_layers
 from sharding.specs import ModuleGraph, module_graph
@@ -114,7 +115,14 @@ def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneCo
         depth=depth,
         ffn=_ffn(config.ffn, config.heads),
         vocabulary=min(config.vocabulary, enough),
+        experts=_experts(config.experts, config.heads) if config.experts else None,
     )
+
+
+def _experts(config: ExpertsConfig, heads: int) -> ExpertsConfig:
+    """As many experts, because expert ranks divide them, and as many chosen."""
+    shared = _ffn(config.shared_ffn, heads) if config.shared_ffn else 0
+    return dataclasses.replace(config, ffn=_ffn(config.ffn, heads), shared_ffn=shared)
 
 
 def _generator(config: GeneratorConfig) -> GeneratorConfig:

@@ -44,7 +44,7 @@ def unpacked(
     samples: Sequence[Sample], model: ModelConfig, data: DataConfig, form: SampleFormat, shape: Shape
 ) -> Arrays:
     """A batch with every sample in a row of its own: arrays by module, as `data.batch.GlobalBatch.arrays` has them."""
-    arrays = {model.backbone.name: _backbone(samples, data, form, shape)}
+    arrays = {model.backbone.name: _backbone(samples, data, form, shape, model.backbone.experts is not None)}
     for field, each in form.streams.items():
         streams = [sample.streams[field] for sample in samples]
         length = getattr(shape, field)
@@ -59,7 +59,9 @@ def unpacked(
     return arrays
 
 
-def _backbone(samples: Sequence[Sample], data: DataConfig, form: SampleFormat, shape: Shape) -> dict[str, np.ndarray]:
+def _backbone(
+    samples: Sequence[Sample], data: DataConfig, form: SampleFormat, shape: Shape, experts: bool
+) -> dict[str, np.ndarray]:
     size = (shape.samples, shape.tokens)
     count = sum(int(sample.layout.target_mask.sum()) for sample in samples)
 
@@ -74,6 +76,9 @@ def _backbone(samples: Sequence[Sample], data: DataConfig, form: SampleFormat, s
         "targets": column("targets"),
         "weights": column("target_mask") * np.float32(data.language_weight / max(1, count)),
     }
+    if experts:
+        total = sum(len(sample.layout.tokens) for sample in samples)
+        fields["shares"] = (fields["segments"] > 0) * np.float32(1 / max(1, total))
     for field, each in form.streams.items():
         fields[f"{each.module}_index"] = _rows([sample.layout.indices[field] for sample in samples], size, fill=-1)
     if form.drawing:

@@ -10,7 +10,7 @@ import numpy as np
 from configs.architectures import ModelConfig
 from mmjax.models.parameters import initial_module, put
 from mmjax.models.pieces import model_modules
-from mmjax.models.whole import run_model
+from mmjax.models.whole import losses_of, run_model
 from mmjax.training.engine import Engine
 from mmjax.training.optimizer import OptimizerConfig
 from mmjax.training.settings import Settings
@@ -52,14 +52,14 @@ def parameters(config: ModelConfig):
 
 @functools.cache
 def reference(config: ModelConfig):
-    """`(parameters, batch) -> (losses by module, gradients)` of the whole model on one device."""
+    """`(parameters, batch) -> (losses by name, gradients)` of the whole model on one device."""
     modules = model_modules(config)
 
     def total(parameters, batch):
         weights = jax.tree.map(lambda leaf: leaf.astype(config.dtype), parameters)
         key = {"seed_and_step": jnp.array([SEED, STEP])}
         batch = batch | {generator.name: batch[generator.name] | key for generator in config.generators}
-        losses = {name: left.loss for name, left in run_model(modules, weights, batch).items() if left.loss is not None}
+        losses = losses_of(run_model(modules, weights, batch))
         return sum(losses.values()), losses
 
     def run(parameters, batch):

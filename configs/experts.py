@@ -1,0 +1,35 @@
+"""Mixtures of experts: feed-forward layers of which every token passes through a few."""
+
+import dataclasses
+
+from configs.checks import require_positive
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertsConfig:
+    """Gated feed-forward layers behind a router (Mixtral, arXiv 2401.04088; Qwen2-MoE, arXiv 2407.10671).
+
+    Attributes:
+        count: Experts E.
+        top: Experts that a token passes through, those of the largest probabilities.
+        ffn: Feed-forward width f of one expert.
+        shared_ffn: Width of an expert that every token passes through behind a sigmoid gate (Qwen2-MoE); 0 for none.
+        normalise: Whether the probabilities of the chosen experts are divided by their sum (Mixtral does).
+        balance: What the balancing loss of each layer counts in the model's loss.
+    """
+
+    count: int = 8
+    top: int = 2
+    ffn: int = 256
+    shared_ffn: int = 0
+    normalise: bool = True
+    balance: float = 0.01
+
+    def __post_init__(self) -> None:
+        require_positive(self, "count", "top", "ffn")
+        if self.top > self.count:
+            raise ValueError(f"ExpertsConfig.top = {self.top} is more than count = {self.count}")
+        if self.shared_ffn < 0 or self.balance < 0:
+            raise ValueError(
+                f"ExpertsConfig: shared_ffn is {self.shared_ffn} and balance {self.balance}; neither may be negative"
+            )
