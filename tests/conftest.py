@@ -2,9 +2,11 @@
 
 import os
 
+from tests.xla_flags import xla_flags
+
 # Before jax starts: it reads these once. Child processes of tests inherit them.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = xla_flags(8)
 os.environ.setdefault("NPROC", "16")  # XLA's thread pool: fewer threads than participants hang in collectives
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 

@@ -13,6 +13,7 @@ from data.pipeline import training_batches
 from data.step_requests import STATUS
 from tests.producers import running
 from tests.small_vqa import SmallVQA
+from tests.xla_flags import xla_flags
 
 TOKEN = "a-long-random-word"
 STEPS = 2
@@ -57,7 +58,7 @@ def test_a_run_trains_on_what_two_producers_make(tmp_path):
     gin, token, workdir = tmp_path / "run.gin", tmp_path / "token", tmp_path / "run"
     gin.write_text(GIN)
     token.write_text(TOKEN)
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "MMJAX_SERVICE_TOKEN": TOKEN}
+    flags = {"XLA_FLAGS": xla_flags(1), "MMJAX_SERVICE_TOKEN": TOKEN}
     with running(gin, f"--token_file={token}", count=2) as producers:
         addresses = tuple(address for _, address in producers)
         arguments = (f"--gin_file={gin}", f"--workdir={workdir}", f"--gin.config.TrainConfig.producers={addresses}")

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.xla_flags import xla_flags
+
 GIN = """
 from __gin__ import dynamic_registration
 from configs import architectures
@@ -30,7 +32,7 @@ def train(workdir, *arguments: str, devices: int = 1) -> subprocess.CompletedPro
     gin = workdir.parent / "run.gin"
     gin.write_text(GIN)
     command = [sys.executable, "-m", "mmjax.train", f"--gin_file={gin}", f"--workdir={workdir}", *arguments]
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = xla_flags(devices)
     return subprocess.run(
         command, env=os.environ | {"XLA_FLAGS": flags}, capture_output=True, text=True, timeout=300, check=False
     )

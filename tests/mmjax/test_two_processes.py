@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from mmjax.training.metrics import read_metrics
+from tests.xla_flags import xla_flags
 
 GIN = """
 from __gin__ import dynamic_registration
@@ -27,7 +28,7 @@ def start(folder: pathlib.Path, name: str, devices: int, **environment: str) -> 
     gin.write_text(GIN)
     # most of the time would go into optimizing programs that run three times
     variables = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} | environment
-    variables["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    variables["XLA_FLAGS"] = xla_flags(devices)
     with (folder / f"{name}.log").open("w") as log:
         command = [sys.executable, "-m", "mmjax.train", f"--gin_file={gin}", f"--workdir={folder / name.split('-')[0]}"]
         return subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT)

@@ -8,6 +8,8 @@ import sys
 import tempfile
 import time
 
+from tests.xla_flags import xla_flags
+
 
 def run_cluster(module: str, device_counts: tuple[int, ...], *arguments: str, timeout: float = 120) -> list[str]:
     """Runs `python -m module rank port *arguments` once per entry of `device_counts`, together; returns what each said.
@@ -45,7 +47,7 @@ def _start(command: list[str], devices: int, log: pathlib.Path) -> subprocess.Po
     environment = os.environ | {
         "NPROC": "16",
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": xla_flags(devices),
     }
     with log.open("w") as out:
         return subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
