@@ -1,12 +1,12 @@
 """What most published decoders share: Llama's names of tensors, and the keys of its config.json."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
 from mmjax.models.published.layouts import LINEAR
 from mmjax.models.published.rotary import read_rotary, write_rotary
-from mmjax.models.published.rules import Rule, Rules, linear, norm
+from mmjax.models.published.rules import Published, Rule, Rules, linear, norm
 
 BLOCK = "model.layers.{layer}"
 PROJECTIONS = (("q", "query"), ("k", "key"), ("v", "value"), ("o", "output"))
@@ -105,3 +105,20 @@ def no_buffers(config: BackboneConfig) -> tuple[str, ...]:
 def tied_head(config: BackboneConfig) -> dict[str, str]:
     """The head that some files hold although it is the embedding."""
     return {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_embeddings else {}
+
+
+def decoder_of(backbone: BackboneConfig, among: Iterable[Published]) -> Published:
+    """The first of some published decoders that can compute a backbone.
+
+    Raises:
+        ValueError: None can; says why each can't.
+    """
+    refused = []
+    for each in among:
+        try:
+            each.write_config(backbone)
+        except ValueError as error:
+            refused.append(f"no {each.name}: {error}")
+        else:
+            return each
+    raise ValueError(f"{backbone.name} is {'; '.join(refused)}")

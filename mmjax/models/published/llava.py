@@ -9,13 +9,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
+from configs.architectures import ModelConfig, VisionConfig
 from configs.projectors import MLPProjectorConfig
 from mmjax.models.published import clip, llama, qwen2
+from mmjax.models.published.decoder import decoder_of
 from mmjax.models.published.layouts import LINEAR
 from mmjax.models.published.rules import Published, Rules, linear, prefixed
 from mmjax.models.published.telling import require_told
-from mmjax.models.published.vision_tower import ACTIVATIONS
+from mmjax.models.published.vision_tower import ACTIVATIONS, blocks_behind
 
 TOWER, DECODER, PROJECTOR = "vision_tower.", "language_model.", "multi_modal_projector"
 (TOWERS,) = clip.PUBLISHED
@@ -67,16 +68,9 @@ def read_config(values: Mapping[str, Any]) -> ModelConfig:
             raise ValueError(f"{key} is of type {of['model_type']!r}; choose one of {', '.join(known)}")
     projector = MLPProjectorConfig(activation=ACTIVATIONS[values.get("projector_hidden_act", "gelu")])
     tower = clip.read_config(vision)
-    unused = _unused(values.get("vision_feature_layer", -2), tower.depth)
+    unused = blocks_behind("vision_feature_layer", values.get("vision_feature_layer", -2), tower.depth)
     seen = dataclasses.replace(tower, depth=tower.depth - unused, unused_blocks=unused, projector=projector)
     return ModelConfig((seen,), known[text["model_type"]].read_config(text), ())
-
-
-def _unused(layer: int | list[int], depth: int) -> int:
-    """Blocks behind the one whose outputs are taken."""
-    if not isinstance(layer, int) or not -depth <= layer < 0:
-        raise ValueError(f"vision_feature_layer is {layer!r}; only one from -1 to -{depth} can be computed")
-    return -1 - layer
 
 
 def write_config(model: ModelConfig) -> dict[str, Any]:
@@ -86,7 +80,7 @@ def write_config(model: ModelConfig) -> dict[str, Any]:
     (seen,) = model.encoders
     called = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     activation = getattr(seen.projector, "activation", "gelu")
-    decoder = _decoder(model.backbone)
+    decoder = decoder_of(model.backbone, DECODERS)
     values = {
         **FIXED,
         "projector_hidden_act": called[activation],
@@ -101,19 +95,6 @@ def write_config(model: ModelConfig) -> dict[str, Any]:
     return values
 
 
-def _decoder(backbone: BackboneConfig) -> Published:
-    """The first published decoder that can compute a backbone."""
-    refused = []
-    for each in DECODERS:
-        try:
-            each.write_config(backbone)
-        except ValueError as error:
-            refused.append(f"no {each.name}: {error}")
-        else:
-            return each
-    raise ValueError(f"{backbone.name} is {'; '.join(refused)}")
-
-
 def rules(model: ModelConfig) -> Rules:
     """The tower's, the projector's and the decoder's."""
     (seen,), backbone = model.encoders, model.backbone
@@ -121,7 +102,7 @@ def rules(model: ModelConfig) -> Rules:
         *linear(f"{PROJECTOR}.linear_1", "projector/mlp/up", LINEAR, bias=True),
         *linear(f"{PROJECTOR}.linear_2", "projector/mlp/down", LINEAR, bias=True),
     )
-    of_decoder = _decoder(backbone).rules(backbone)[backbone.name]
+    of_decoder = decoder_of(backbone, DECODERS).rules(backbone)[backbone.name]
     return {
         seen.name: (*prefixed(clip.rules(seen)[seen.name], TOWER), *projector),
         backbone.name: prefixed(of_decoder, DECODER),
@@ -131,7 +112,7 @@ def rules(model: ModelConfig) -> Rules:
 def ignored(model: ModelConfig) -> tuple[str, ...]:
     """What the tower and the decoder leave out."""
     (seen,), backbone = model.encoders, model.backbone
-    of_decoder = _decoder(backbone).ignored(backbone)
+    of_decoder = decoder_of(backbone, DECODERS).ignored(backbone)
     return (*(TOWER + name for name in clip.ignored(seen)), *(DECODER + name for name in of_decoder))
 
 
@@ -142,7 +123,7 @@ def ignored_of_next(model: ModelConfig) -> tuple[str, ...]:
 
 def repeated(model: ModelConfig) -> dict[str, str]:
     """The decoder's."""
-    of_decoder = _decoder(model.backbone).repeated(model.backbone)
+    of_decoder = decoder_of(model.backbone, DECODERS).repeated(model.backbone)
     return {DECODER + again: DECODER + name for again, name in of_decoder.items()}
 
 

@@ -24,8 +24,14 @@ def all_published() -> tuple[Published, ...]:
 
 
 def model_type_of(values: Mapping[str, Any]) -> str | None:
-    """What a config.json says it describes; None if it says nothing."""
-    return next((str(values[key]) for key in TYPE_KEYS if values.get(key)), None)
+    """What a config.json says it describes; None if it says nothing.
+
+    InternVL's authors call all of theirs `internvl_chat`, whose tensors are named after what their `llm_config` is:
+    `internvl_chat/internlm2`.
+    """
+    called = next((str(values[key]) for key in TYPE_KEYS if values.get(key)), None)
+    within = values.get("llm_config", {}).get("model_type")
+    return f"{called}/{within}" if called and within else called
 
 
 def find(model_type: str) -> Published:

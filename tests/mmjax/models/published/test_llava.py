@@ -9,22 +9,15 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
-from data.batch import global_batch
-from data.formats import SampleFormat
-from data.items import picture_item
-from data.outline import Outline
-from data.packing import Capacity, pack_samples
-from data.samples import lay_out
-from mmjax.models.parameters import define, layer_name
 from mmjax.models.pieces import model_modules
 from mmjax.models.published import registry
-from mmjax.models.whole import run_model, run_module, with_borrowed
+from mmjax.models.whole import run_model
 from mmjax.weights.folder import open_folder
 from mmjax.weights.initial import initial_values
 from mmjax.weights.modules import open_checkpoint, standing_alone
-from sharding.axes import Axes
 from tests.mmjax.models.published.decoders import same_tensors
-from tests.mmjax.models.published.towers import exported, imported, picture, randomised, their_pixels, torch_threads
+from tests.mmjax.models.published.seeing import our_logits, ours, packed, prompts, their_logits
+from tests.mmjax.models.published.towers import exported, imported, randomised
 from tests.mmjax.training import runs
 
 pytest.importorskip("torch")
@@ -51,7 +44,8 @@ CLASSES = {
     "llava": ("LlavaConfig", "LlavaForConditionalGeneration"),
     "llava_next": ("LlavaNextConfig", "LlavaNextForConditionalGeneration"),
 }
-WORDS = ([5, 6, 7, 8, 9], [11, 12, 13])  # what follows each prompt's image
+ASKED = prompts(SIDE, IMAGE, TOKENS, ([5, 6, 7, 8, 9], [11, 12, 13]))
+PIXELS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,68 +72,11 @@ def saved(tmp_path_factory):
     return save
 
 
-def ours(folder):
-    """The folder's model, its modules and its parameters."""
-    model = open_checkpoint(folder).config
-    modules = model_modules(model)
-    return model, modules, imported(folder, model, "model", modules)
-
-
-def prompts():
-    """(picture, token ids, which of them are targets) of every prompt."""
-    tokens = [[1, *[IMAGE] * TOKENS, *words] for words in WORDS]
-    return [(picture(n, SIDE, SIDE), of, range(1 + TOKENS, len(of))) for n, of in enumerate(tokens)]
-
-
-def packed(model):
-    """All prompts in one row, by the data side."""
-    form = SampleFormat.of(model, 3 * TOKENS)
-    samples = []
-    for number, (seen, tokens, targets) in enumerate(prompts()):
-        item = picture_item(lambda seen=seen: seen, (SIDE, SIDE), form)
-        layout = lay_out(tokens, [], [targets], {"patches": IMAGE})
-        samples.append(Outline("prompt", layout, form, [item]).load(number))
-    length = sum(len(sample.layout.tokens) for sample in samples)
-    rows = pack_samples(samples, 1, Capacity(length, 3 * TOKENS, 0, 2), form)
-    return jax.tree.map(jnp.asarray, global_batch(rows, model, form).arrays)
-
-
-def their_logits(theirs):
-    """float[prompt's tokens, v] of every prompt, each alone."""
-    torch = torch_threads()
-    mean, deviation = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-    found = []
-    for seen, tokens, _ in prompts():
-        pixels = torch.from_numpy(their_pixels(seen, mean, deviation))
-        with torch.no_grad():
-            found.append(theirs(input_ids=torch.tensor([tokens]), pixel_values=pixels).logits[0].numpy())
-    return found
-
-
-def our_logits(modules, parameters, batch):
-    """float[row's tokens, v]."""
-    encoder, backbone = modules
-    embed, blocks, head = backbone.pieces
-
-    @jax.jit
-    def run(parameters, batch):
-        own, arrays = parameters["backbone"], batch["backbone"]
-        seen = run_module(encoder, parameters["vision"], {}, batch["vision"]).outputs["backbone"]
-        x = define(embed).call(own["embed"]["000"], {"vision": seen}, arrays, Axes())
-        shared = blocks.prepare(arrays)
-        for layer in range(blocks.layers):
-            x = define(blocks).call(own["blocks"][layer_name(layer)], x, shared, Axes())
-        module = define(head).module(with_borrowed(own, head, own["head"]["000"]))
-        return module.logits(module.norm(x))
-
-    return np.asarray(run(parameters, batch))[0]
-
-
 def test_logits_and_the_loss_of_packed_prompts_are_theirs_of_each_alone(saved):
     theirs, folder = saved("llava")
     model, modules, parameters = ours(folder)
-    parameters, batch = jax.tree.map(jnp.asarray, parameters), packed(model)
-    expected = their_logits(theirs)
+    parameters, batch = jax.tree.map(jnp.asarray, parameters), packed(model, ASKED, IMAGE)
+    expected = their_logits(theirs, ASKED, *PIXELS)
     found = our_logits(modules, parameters, batch)
     assert np.std(expected[0]) > 0.1
     joined = np.concatenate(expected)
@@ -147,7 +84,7 @@ def test_logits_and_the_loss_of_packed_prompts_are_theirs_of_each_alone(saved):
 
     left = jax.jit(lambda parameters, batch: run_model(modules, parameters, batch))(parameters, batch)
     log = [logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)) for logits in expected]
-    each = [-log[n][at - 1, of[at]] for n, (_, of, targets) in enumerate(prompts()) for at in targets]
+    each = [-log[n][at - 1, of.tokens[at]] for n, of in enumerate(ASKED) for at in of.targets]
     np.testing.assert_allclose(left["backbone"].loss, np.mean(each), rtol=1e-4)
 
 
@@ -161,8 +98,9 @@ def test_an_export_is_what_was_imported_and_they_load_it(kind, saved, tmp_path):
     for name, tensor in theirs.state_dict().items():
         np.testing.assert_array_equal(again.state_dict()[name].numpy(), tensor.numpy())
     if kind == "llava":
-        for found, expected in zip(their_logits(again), their_logits(theirs), strict=True):
-            np.testing.assert_array_equal(found, expected)
+        found, expected = (their_logits(each, ASKED, *PIXELS) for each in (again, theirs))
+        for logits, same in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(logits, same)
 
 
 NAMES = {
@@ -215,7 +153,7 @@ def test_a_config_that_we_write_is_the_one_that_was_read_and_they_can_load_it(sa
     exported(folder, model, "model", parameters, tmp_path / "again")
     (tmp_path / "again" / "config.json").write_text(json.dumps({**values, "image_token_index": IMAGE}))
     again = type(theirs).from_pretrained(tmp_path / "again").eval()
-    for found, expected in zip(their_logits(again), their_logits(theirs), strict=True):
+    for found, expected in zip(their_logits(again, ASKED, *PIXELS), their_logits(theirs, ASKED, *PIXELS), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
