@@ -32,23 +32,24 @@ def main() -> int:
     if not _WORKDIR.value or not operative.is_file():
         raise UserError(f"--workdir={_WORKDIR.value}: give the folder that python -m mmjax.train wrote to")
     cli.parse_gin(str(operative))
+    from mmjax.generation.drawing import Drawer
+    from mmjax.generation.trained import load_trained
     from mmjax.training.config import TrainConfig
-    from mmjax.training.generation import load_trained
 
     model = load_trained(pathlib.Path(_WORKDIR.value), cli.configured(TrainConfig))
-    result = measure(model, _IMAGES.value, _SAMPLING_STEPS.value, _SEED.value)
+    result = measure(Drawer(model), model.step, _IMAGES.value, _SAMPLING_STEPS.value, _SEED.value)
     print(json.dumps(result) if _JSON.value else describe(result))
     return 0 if result["judge"]["colour"] > TRUSTED else 1
 
 
-def measure(model: Any, images: int, sampling_steps: int, seed: int) -> dict[str, Any]:
-    """How many of the pictures that a `TrainedModel` draws have the colour and the shape asked for."""
+def measure(drawer: Any, trained_steps: int, images: int, sampling_steps: int, seed: int) -> dict[str, Any]:
+    """How many of the pictures that a `Drawer` draws have the colour and the shape asked for."""
     import numpy as np
 
     from benchmarks.judge import labelled, train_judge
     from data.easy_vqa import describe as description
 
-    side = model.config.generators[0].image_size
+    side = drawer.config.image_size
     begin = time.perf_counter()
     judge = train_judge(labelled("train", side))
     held_out = labelled("test", side)
@@ -59,7 +60,7 @@ def measure(model: Any, images: int, sampling_steps: int, seed: int) -> dict[str
     pairs = itertools.cycle(itertools.product(range(len(colours)), range(len(shapes))))
     asked = np.array(list(itertools.islice(pairs, images)), np.int32)
     texts = [description(colours[colour], shapes[shape]) for colour, shape in asked]
-    pictures = model.draw(texts, range(seed, seed + images), sampling_steps)
+    pictures = drawer.draw(texts, range(seed, seed + images), sampling_steps)
     drawn = time.perf_counter()
     right = judge(pictures) == asked
     return {
@@ -75,7 +76,7 @@ def measure(model: Any, images: int, sampling_steps: int, seed: int) -> dict[str
             for number, name in enumerate(colours)
         },
         "judge": {"images": len(held_out.images), "colour": round(trusted[0], 4), "shape": round(trusted[1], 4)},
-        "trained_steps": model.step,
+        "trained_steps": trained_steps,
         "sampling_steps": sampling_steps,
         "seed": seed,
         "seconds": {"judge": round(judged - begin, 1), "draw": round(drawn - judged, 1)},

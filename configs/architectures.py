@@ -8,6 +8,7 @@ from configs.backbone import BackboneConfig
 from configs.diffusion import CosineSchedule, ScaledLinearSchedule
 from configs.experts import ExpertsConfig
 from configs.generator import GeneratorConfig
+from configs.lora import LoraConfig
 from configs.vision import VisionConfig
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "CosineSchedule",
     "ExpertsConfig",
     "GeneratorConfig",
+    "LoraConfig",
     "ModelConfig",
     "ScaledLinearSchedule",
     "VisionConfig",
@@ -34,6 +36,7 @@ class ModelConfig:
         encoders: Each projects into the backbone's width.
         backbone: The language model.
         generators: Each reads the backbone's last hidden states at its condition positions.
+        lora: Adapters; each names the part it adapts, and trains as the part `<part>_lora`.
         dtype: Precision of the compute, `float32` or `bfloat16`; master weights are float32.
     """
 
@@ -41,6 +44,7 @@ class ModelConfig:
     backbone: BackboneConfig = BackboneConfig()
     generators: tuple[GeneratorConfig, ...] = (GeneratorConfig(),)
     dtype: str = "float32"
+    lora: tuple[LoraConfig, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -49,6 +53,19 @@ class ModelConfig:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"ModelConfig: module names must differ, but {', '.join(repeated)} stands more than once")
+
+        adapted = [lora.part for lora in self.lora]
+        for part in adapted:
+            if part not in names:
+                raise ValueError(
+                    f"ModelConfig.lora adapts {part!r}, which is no module; choose from {', '.join(names)}"
+                )
+            if adapted.count(part) > 1:
+                raise ValueError(f"ModelConfig.lora adapts {part} more than once; give it one rank")
+
+    def lora_of(self, name: str) -> LoraConfig | None:
+        """The adapters of a module; None without."""
+        return next((lora for lora in self.lora if lora.part == name), None)
 
     @property
     def element_bytes(self) -> int:

@@ -1,20 +1,21 @@
 """Records of any source as outlines: a chat template lays out the texts, and media take as many tokens as they need."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 import numpy as np
 
 from data.audio import clip_samples, read_clip, split_clip
-from data.chat import TEMPLATES, ChatTemplate, MediaPiece, TokenRun, render
+from data.chat import TEMPLATES, ChatTemplate, MediaPiece, Piece, TokenRun, render, render_prompt
 from data.errors import BadSampleError, DataError
-from data.formats import FrameFormat, PatchFormat, SampleFormat
+from data.formats import DrawingFormat, FrameFormat, PatchFormat, SampleFormat
 from data.images import resize
 from data.items import clip_items, picture_items
 from data.joining import joined
 from data.outline import Drawing, Item, Outline, by_key
 from data.pictures import picture_size, read_picture
+from data.prompting import Prompting
 from data.records import Media, Picture, Record
 from data.samples import lay_out
 from data.source import RandomAccess
@@ -71,6 +72,11 @@ class Conversations:
         """Kinds whose answers are scored on held-out data: all of them."""
         return tuple(name for name, _ in self.sources)
 
+    @property
+    def prompting(self) -> Prompting:
+        """Its template, for questions and for what is drawn, and its tiling."""
+        return Prompting(self.template, self.template, self.tiling)
+
     def datasets(self, form: SampleFormat) -> Mapping[str, RandomAccess]:
         """The samples by kind; DataError if the tokenizer lacks a token that the model's modules need."""
         for field, role in _NEEDED.items():
@@ -115,10 +121,23 @@ class Builder:
 
     def __call__(self, record: Record, kind: str) -> Outline:
         """The outline of a record, from headers alone; BadSampleError, by the record's key, if it cannot be used."""
+        return self._outline(record, kind, render)
+
+    def prompt(self, record: Record) -> Outline:
+        """The outline of a conversation up to where the assistant answers next; errors as of a record."""
+        return self._outline(record, "prompt", render_prompt)
+
+    def drawing(self, record: Record) -> Outline:
+        """The outline of a conversation up to where the assistant draws next, and the place of that picture."""
+        return self._outline(record, "drawing", render_prompt, draws=True)
+
+    def _outline(self, record: Record, kind: str, rendered: Callable[..., list[Piece]], draws: bool = False) -> Outline:
         draft = _Draft(self, record.key)
         try:
-            for piece in render(record, self.template, self.tokenizer):
+            for piece in rendered(record, self.template, self.tokenizer):
                 draft.add(piece)
+            if draws:
+                draft.make_room()
         except BadSampleError as error:
             raise by_key(record.key, error) from error
         special = self.tokenizer.special
@@ -152,13 +171,20 @@ class _Draft:
         else:
             self._play(piece.part.media)
 
+    def make_room(self) -> None:
+        """The place of a picture that is still to be drawn."""
+        self._generate(lambda form: np.zeros((form.size, form.size, 3), np.float32))
+
     def _draw(self, media: Media) -> None:
-        form = self._form.drawing or self._refuse("the assistant shows a picture, and the model has no generator")
         picture_size(media)  # what cannot be read is refused before rows are planned
+        self._generate(lambda form: resize(read_picture(media), form.size))
+
+    def _generate(self, load: Callable[[DrawingFormat], np.ndarray]) -> None:
+        form = self._form.drawing or self._refuse("the assistant shows a picture, and the model has no generator")
         first = len(self.tokens)
         self.tokens += [self._special.need("generate")] * form.conditions
         conditions = np.arange(first, len(self.tokens), dtype=np.int32)
-        self.drawings.append(Drawing(conditions, lambda: resize(read_picture(media), form.size)))
+        self.drawings.append(Drawing(conditions, lambda: load(form)))
 
     def _show(self, media: Media) -> None:
         form = self._form.patches or self._refuse("it shows a picture, and the model has no vision encoder")

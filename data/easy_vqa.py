@@ -13,6 +13,7 @@ from data.formats import SampleFormat
 from data.images import load_image, resize
 from data.items import picture_item
 from data.outline import Outline
+from data.prompting import Prompting
 from data.questions import description_sample, text_sample, vqa_sample
 from data.tokenizer import WordTokenizer, split_words
 
@@ -89,6 +90,8 @@ class EasyVQA:
         unknown = self.tokenizer.unknown_words(" ".join(word for pair in self.questions for word in pair))
         if unknown:
             raise DataError(f"easy-VQA {split}: words the train split does not have: {_few(unknown)}")
+
+    prompting = Prompting()
 
     @property
     def judged(self) -> tuple[str, ...]:

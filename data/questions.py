@@ -1,6 +1,6 @@
-"""Questions, answers and descriptions as outlines: how easy-VQA, and prompts of trained models, become tokens.
+"""Questions, answers and descriptions as outlines: how easy-VQA becomes tokens.
 
-Training, evaluation and generation lay tokens out by the same functions: a prompt is a sample without its answer.
+The chat templates `question` and `plain` lay out the prompts of trained models the same way (`data.prompts`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from data.formats import SampleFormat
-from data.items import picture_item
 from data.outline import Drawing, Item, Outline
 from data.samples import lay_out
 from data.tokenizer import ANSWER, BOS, EOS, GENERATE, IMAGE, WordTokenizer
@@ -35,15 +34,6 @@ def vqa_sample(
     return _seeing(picture, branches, losses, form)
 
 
-def question_prompt(
-    image: np.ndarray, question: str, tokenizer: WordTokenizer, form: SampleFormat, answer: Sequence[int] = ()
-) -> Outline:
-    """A question about uint8[height, width, 3] pixels, and the ids of the answer so far; the last token predicts."""
-    branch = [*tokenizer.encode(question), ANSWER, *answer]
-    picture = picture_item(lambda: image, image.shape[:2], form)
-    return _seeing(picture, [branch], [()], form)
-
-
 def _seeing(
     picture: Item, branches: Sequence[Sequence[int]], losses: Sequence[Iterable[int]], form: SampleFormat
 ) -> Outline:
@@ -59,12 +49,6 @@ def text_sample(question: str, answer: str, tokenizer: WordTokenizer, form: Samp
     return Outline("text", lay_out([*asked, *said], [], losses, _placeholders(form)), form)
 
 
-def text_prompt(question: str, tokenizer: WordTokenizer, form: SampleFormat, answer: Sequence[int] = ()) -> Outline:
-    """A question without an image, and the ids of the answer so far; the last token predicts the next."""
-    tokens = [BOS, *tokenizer.encode(question), ANSWER, *answer]
-    return Outline("text", lay_out(tokens, [], [()], _placeholders(form)), form)
-
-
 def description_sample(
     text: str, image: Callable[[], np.ndarray], tokenizer: WordTokenizer, form: SampleFormat
 ) -> Outline:
@@ -76,20 +60,10 @@ def description_sample(
         tokenizer: Knows the text's words.
         form: What the model asks.
     """
-    return _generating(tokenizer.encode(text), image, form, with_loss=True)
-
-
-def description_prompt(text: str, tokenizer: WordTokenizer, form: SampleFormat) -> Outline:
-    """A description whose image is still to be drawn: the sample's image is zeros."""
-    size = form.drawing.size if form.drawing else 1
-    return _generating(tokenizer.encode(text), lambda: np.zeros((size, size, 3), np.float32), form, with_loss=False)
-
-
-def _generating(words: Sequence[int], image: Callable[[], np.ndarray], form: SampleFormat, with_loss: bool) -> Outline:
+    words = tokenizer.encode(text)
     count = form.drawing.conditions if form.drawing else 0
-    losses = range(1, 1 + len(words)) if with_loss else ()
     first = 1 + len(words)
-    layout = lay_out([BOS, *words, *[GENERATE] * count], [], [losses], _placeholders(form))
+    layout = lay_out([BOS, *words, *[GENERATE] * count], [], [range(1, first)], _placeholders(form))
     drawing = Drawing(np.arange(first, first + count, dtype=np.int32), image)
     return Outline("description", layout, form, drawings=[drawing])
 

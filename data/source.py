@@ -9,6 +9,7 @@ import numpy as np
 from data.errors import BadSampleError, DataError
 from data.formats import SampleFormat
 from data.outline import Outline
+from data.prompting import Prompting
 from data.samples import Sample, Sizes
 from data.tokenizers.interface import Tokenizer
 
@@ -38,6 +39,11 @@ class Source(Protocol):
     @property
     def judged(self) -> tuple[str, ...]:
         """Kinds whose answers held-out accuracy is counted on; none if there is nothing to judge."""
+        ...
+
+    @property
+    def prompting(self) -> Prompting:
+        """How its samples are laid out."""
         ...
 
     def datasets(self, form: SampleFormat) -> Mapping[str, RandomAccess]:

@@ -12,6 +12,7 @@ from data.errors import DataError
 from data.formats import FrameFormat, SampleFormat
 from data.items import clip_items, picture_item
 from data.outline import Item, Outline
+from data.prompting import Prompting
 from data.records import Media
 from data.samples import Stream
 from data.source import RandomAccess
@@ -62,6 +63,8 @@ class SpokenEasyVQA:
             )
         self._asked = self._cast(questions)
         self._streams: dict[tuple[str, FrameFormat], Stream] = {}
+
+    prompting = Prompting()
 
     @property
     def judged(self) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
-"""`python -m mmjax.generate`: asks a trained model about a picture, or has it draw one."""
+"""`python -m mmjax.generate`: asks a trained model about pictures and clips, or has it draw."""
 
+import json
 import pathlib
 import sys
 
@@ -8,43 +9,67 @@ from absl import flags
 from mmjax import cli
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "Workdir of python -m mmjax.train; its newest whole checkpoint is used.")
-_PROMPT = flags.DEFINE_string("prompt", "", "The question; with --output, the description of the picture to draw.")
-_IMAGE = flags.DEFINE_string("image", "", "Picture the question is about; without one it is asked on its own.")
+_PROMPT = flags.DEFINE_string(
+    "prompt", "", "The question, with <image> and <audio> where they stand; with --output, what to draw."
+)
+_IMAGE = flags.DEFINE_multi_string("image", [], "Picture the question is about; several in the order of the marks.")
+_AUDIO = flags.DEFINE_multi_string("audio", [], "Clip the question is about; several in the order of the marks.")
 _OUTPUT = flags.DEFINE_string("output", "", "File to draw into; its suffix names the format.")
+_REQUESTS = flags.DEFINE_string(
+    "requests", "", 'JSONL file of many: {"prompt": ..., "image": [...], "audio": [...], "output": ..., "seed": ...}.'
+)
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "Of tokens drawn at random; 0 takes the likeliest.")
+_TOP_P = flags.DEFINE_float("top_p", 1.0, "Only the likeliest tokens of this probability together may come.")
+_MOST_TOKENS = flags.DEFINE_integer("most_tokens", 0, "Tokens of an answer; 0 for what a row holds.", lower_bound=0)
 _SAMPLING_STEPS = flags.DEFINE_integer("sampling_steps", 50, "DDIM steps of a picture.", lower_bound=1)
 _GUIDANCE = flags.DEFINE_float("guidance", 1.0, "Scale of classifier-free guidance; 1 for none.", lower_bound=0.0)
-_SEED = flags.DEFINE_integer("seed", 0, "Keys the noise a picture is drawn from.", lower_bound=0, upper_bound=2**31 - 1)
+_SEED = flags.DEFINE_integer("seed", 0, "Keys noise and random tokens.", lower_bound=0, upper_bound=2**31 - 1)
 
 
 def main() -> int:
-    """Prints the answer alone on stdout, or writes the picture; remarks go to stderr."""
-    from data.images import load_image, save_image
+    """Prints the answer alone on stdout, or writes the picture; of many, a JSON line each. Remarks go to stderr."""
+    from mmjax.generation.sampling import Sampling
 
-    workdir, output = _checked_workdir(), _checked_output()
-    image = load_image(_IMAGE.value) if _IMAGE.value else None
+    workdir = _checked_workdir()
+    requests = _requests()
+    sampling = Sampling(_TEMPERATURE.value, _TOP_P.value)
     cli.parse_gin(str(workdir / cli.OPERATIVE_CONFIG))
+    from mmjax.generation.requests import Settings, serve
+    from mmjax.generation.trained import load_trained
     from mmjax.training.config import TrainConfig
-    from mmjax.training.generation import load_trained
 
     model = load_trained(workdir, cli.configured(TrainConfig))
-    if unknown := model.tokenizer.unknown_words(_PROMPT.value):
-        _warn(f"the model's vocabulary does not have {', '.join(unknown)}; read as <unknown>")
-    if output:
-        (picture,) = model.draw([_PROMPT.value], [_SEED.value], _SAMPLING_STEPS.value, _GUIDANCE.value)
-        save_image(output, picture)
-        return 0
-    answer = model.answer(_PROMPT.value, image)
-    if not answer.ended:
-        _warn("the answer was cut off where the row was full; the model had not ended it")
-    print(answer.text)
+    _name_unknown_words(model.tokenizer, [request.prompt for request in requests])
+    settings = Settings(sampling, _MOST_TOKENS.value, _SAMPLING_STEPS.value, _GUIDANCE.value)
+    for served in serve(model, requests, settings):
+        if _REQUESTS.value:
+            print(json.dumps(served, ensure_ascii=False), flush=True)
+        elif "answer" not in served:
+            continue
+        else:
+            if not served["ended"]:
+                _warn("the answer was cut off where the row was full; the model had not ended it")
+            print(served["answer"])
     return 0
+
+
+def _requests() -> list:
+    """What is asked, checked before the model is loaded."""
+    from configs.errors import UserError
+    from mmjax.generation.requests import Request, read_requests
+
+    if _REQUESTS.value:
+        if _PROMPT.value or _IMAGE.value or _AUDIO.value or _OUTPUT.value:
+            raise UserError("--requests says all that is asked: leave --prompt, --image, --audio and --output out")
+        return read_requests(pathlib.Path(_REQUESTS.value))
+    if not (_PROMPT.value.strip() or _IMAGE.value or _AUDIO.value):
+        raise UserError("--prompt is missing: a question, or with --output the description of a picture")
+    return [Request(_PROMPT.value, tuple(_IMAGE.value), tuple(_AUDIO.value), _OUTPUT.value, _SEED.value)]
 
 
 def _checked_workdir() -> pathlib.Path:
     from configs.errors import UserError
 
-    if not _PROMPT.value.strip():
-        raise UserError("--prompt is missing: a question, or with --output the description of a picture")
     if not _WORKDIR.value:
         raise UserError("--workdir is missing: the folder that python -m mmjax.train wrote to")
     workdir = pathlib.Path(_WORKDIR.value)
@@ -54,23 +79,11 @@ def _checked_workdir() -> pathlib.Path:
     return workdir
 
 
-def _checked_output() -> pathlib.Path | None:
-    """Where to draw; found out before the model is loaded, not after."""
-    from PIL import Image
+def _name_unknown_words(tokenizer: object, prompts: list[str]) -> None:
+    from data.tokenizer import WordTokenizer
 
-    from configs.errors import UserError
-
-    if not _OUTPUT.value:
-        return None
-    if _IMAGE.value:
-        raise UserError("--image asks about a picture and --output draws one: give one of them, and ask twice for both")
-    output = pathlib.Path(_OUTPUT.value)
-    suffixes = Image.registered_extensions()
-    if suffixes.get(output.suffix.lower()) not in Image.SAVE:
-        raise UserError(f"--output={output}: no picture format has the suffix {output.suffix!r}; use .png")
-    if not output.absolute().parent.is_dir():
-        raise UserError(f"--output={output}: there is no folder {output.parent}; make it first")
-    return output
+    if isinstance(tokenizer, WordTokenizer) and (unknown := tokenizer.unknown_words(" ".join(prompts))):
+        _warn(f"the model's vocabulary does not have {', '.join(unknown)}; read as <unknown>")
 
 
 def _warn(remark: str) -> None:

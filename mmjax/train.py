@@ -47,6 +47,7 @@ def main() -> int:
         cli.write_operative_config(str(workdir))
         plan.save(workdir / "plan.json")
         (workdir / "vocabulary.json").write_text(trainer.tokenizer.to_json())
+        (workdir / "prompting.json").write_text(trainer.prompting.to_json())
     metrics = open_metrics(str(workdir), trainer.step, first)
     progress = make_progress(config.steps, trainer.step, config.log_interval, first, console)
     try:

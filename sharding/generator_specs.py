@@ -94,6 +94,15 @@ def _steps(config: GeneratorConfig) -> Iterator[Step]:
     yield convolution("leave", widths[0], folded, area, split=False)
 
 
+def transformers(config: GeneratorConfig) -> Iterator[tuple[int, int]]:
+    """(width, area) of every transformer block: in each attended resolution down and up, and in the middle."""
+    height, side, _ = config.latent_shape
+    for level, width in enumerate(config.widths):
+        area = height * side // config.patch**2 // 4**level
+        count = (level in config.attentions) * (2 * config.blocks + 1) + (level == len(config.widths) - 1)
+        yield from [(width, area)] * count
+
+
 def _block(config: GeneratorConfig, inputs: int, level: int, area: int, attends: bool) -> Iterator[Step]:
     """A residual block, and a transformer block behind it where the resolution has attention."""
     yield from residual_block(inputs, config.widths[level], area, config.embedding_width)

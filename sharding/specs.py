@@ -10,7 +10,10 @@ from configs.projectors import ResamplerConfig
 from sharding.expert_specs import expert_splits
 from sharding.generator_specs import generator_layers, generator_splits
 from sharding.layer_spec import NOTHING, Amount, LayerSpec, Loads
+from sharding.lora_specs import adapter_layer
 from sharding.transformer_specs import backbone_layers, encoder_layers
+
+ModuleConfig = VisionConfig | AudioConfig | BackboneConfig | GeneratorConfig
 
 _BLANK = LayerSpec("", "", (), 0, 0, {}, NOTHING)
 
@@ -29,6 +32,7 @@ class ModuleSpec:
         layer: Each of its layers.
         takes: Numbers that it takes from the modules before it beyond those that they hand to all.
         backbone: Whether it is the language model, whose tokens count as throughput.
+        beside: Adapters of each of its layers.
         expert_count: Experts of each layer that has some, which expert parallelism divides; 0 where none has.
     """
 
@@ -42,6 +46,7 @@ class ModuleSpec:
     after: tuple[LayerSpec, ...] = ()
     takes: Amount = NOTHING
     backbone: bool = False
+    beside: tuple[LayerSpec, ...] = ()
     expert_count: int = 0
 
     def __post_init__(self) -> None:
@@ -61,7 +66,9 @@ class ModuleSpec:
         """What a stage with the layers from `first` up to `last` holds, each with its number."""
         before = self.before if first == 0 else ()
         after = self.after if last == self.layers else ()
-        return (*((each, 1) for each in before), (self.layer, last - first), *((each, 1) for each in after))
+        # Adapters stand first: a frozen layer behind an adapter that trains hands a gradient on.
+        stack = ((each, last - first) for each in (*self.beside, self.layer))
+        return (*((each, 1) for each in before), *stack, *((each, 1) for each in after))
 
     def named(self, name: str) -> LayerSpec:
         """The layer of a kind that it has."""
@@ -135,7 +142,16 @@ def module_graph(config: ModelConfig) -> ModuleGraph:
     encoders = tuple(_encoder_spec(encoder, config.backbone) for encoder in config.encoders)
     backbone = _backbone_spec(config)
     generators = tuple(_generator_spec(generator, config.backbone) for generator in config.generators)
-    return ModuleGraph((*encoders, backbone, *generators))
+    specs = (*encoders, backbone, *generators)
+    configs = (*config.encoders, config.backbone, *config.generators)
+    return ModuleGraph(tuple(_adapted(spec, of, config) for spec, of in zip(specs, configs, strict=True)))
+
+
+def _adapted(spec: ModuleSpec, config: ModuleConfig, model: ModelConfig) -> ModuleSpec:
+    lora = model.lora_of(spec.name)
+    if lora is None:
+        return spec
+    return dataclasses.replace(spec, beside=(adapter_layer(config, spec.layer.name, lora),))
 
 
 def _encoder_spec(config: VisionConfig | AudioConfig, backbone: BackboneConfig) -> ModuleSpec:

@@ -1,6 +1,6 @@
 """Plain nested dictionaries with leaves at paths such as `attention/query/kernel`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Tree = dict[str, Any]
@@ -25,3 +25,16 @@ def drop_leaf(tree: Mapping[str, Any], path: str) -> Tree:
     if rest:
         return {**tree, head: drop_leaf(tree[head], rest)}
     return {key: value for key, value in tree.items() if key != head}
+
+
+def keep_leaves(tree: Mapping[str, Any], wanted: Callable[[str], bool], before: str = "") -> Tree:
+    """A copy of the tree with the leaves whose paths are wanted, and no empty branches."""
+    kept: Tree = {}
+    for key, below in tree.items():
+        path = f"{before}{key}"
+        if isinstance(below, Mapping):
+            if branch := keep_leaves(below, wanted, f"{path}/"):
+                kept[key] = branch
+        elif wanted(path):
+            kept[key] = below
+    return kept

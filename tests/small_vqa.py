@@ -46,6 +46,7 @@ class SmallVQA:
     def __init__(self, split: str, images: int = 40, poisoned: int | None = None) -> None:
         self._whole, self._images, self._poisoned = EasyVQA(split), images, poisoned
         self.tokenizer, self.judged = self._whole.tokenizer, self._whole.judged
+        self.prompting = self._whole.prompting
 
     def datasets(self, form: SampleFormat) -> Mapping[str, RandomAccess]:
         """The same kinds as the whole split."""

@@ -43,14 +43,22 @@ class TokenEmbedding(nnx.Module):
         self.positions = weight(shape, (None, None), 0.02) if learned else None
 
     def __call__(self, inputs: Channels, batch: Batch, axes: Axes) -> Float[Array, "r s d"]:
-        table = self.embedding[...]
-        local = batch["tokens"] - first_row(table.shape[0], axes)
-        here = (local >= 0) & (local < table.shape[0])
-        x = jnp.where(here[..., None], table[jnp.where(here, local, 0)], jnp.zeros((), table.dtype))
-        x = lax.psum(x, axes.tensor) if axes.tensor else x
+        x = self._words(batch["tokens"], axes)
         for name in self.encoders:
             x = place(x, inputs[name], batch[f"{name}_index"])
         return x if self.positions is None else x + self.positions[...][batch["positions"]]
+
+    def look_up(self, tokens: Int[Array, "r s"], positions: Int[Array, "r s"], axes: Axes) -> Float[Array, "r s d"]:
+        """Tokens that are words, at positions."""
+        x = self._words(tokens, axes)
+        return x if self.positions is None else x + self.positions[...][positions]
+
+    def _words(self, tokens: Int[Array, "r s"], axes: Axes) -> Float[Array, "r s d"]:
+        table = self.embedding[...]
+        local = tokens - first_row(table.shape[0], axes)
+        here = (local >= 0) & (local < table.shape[0])
+        x = jnp.where(here[..., None], table[jnp.where(here, local, 0)], jnp.zeros((), table.dtype))
+        return lax.psum(x, axes.tensor) if axes.tensor else x
 
 
 class BackboneBlock(TransformerBlock):

@@ -44,10 +44,12 @@ class Linear(nnx.Module):
         self.split = split
         self.kernel = weight((inputs, outputs), spec, inputs**-0.5)
         self.bias = constant(0.0, outputs, spec[1]) if bias else None
+        self.adapter: nnx.Module | None = nnx.data(None)
 
     def __call__(self, x: Activations, axes: Axes) -> Activations:
-        """`[..., inputs]` to `[..., outputs]`."""
+        """`[..., inputs]` to `[..., outputs]`; an adapter (`mmjax.models.lora`) adds to it."""
         y = split_matmul(x, self.kernel[...], split=self.split, axes=axes.tensor)
+        y = y if self.adapter is None else y + self.adapter(x, axes)
         return y if self.bias is None else add_bias(y, self.bias[...])
 
 

@@ -17,6 +17,8 @@ class Piece:
         layers: Number of layers of a stack; None for a single piece.
         prepare: For a stack, what its layers share, computed once a stage from the batch.
         borrows: Parameters owned by another piece: (path here, piece there, path there).
+        holds: Whether a parameter of what `build` makes is this piece's, by its path; another piece holds the rest.
+        adapts: The piece that this one's parameters are adapters of: that one computes with them.
     """
 
     name: str
@@ -25,6 +27,8 @@ class Piece:
     layers: int | None = None
     prepare: Callable | None = None
     borrows: tuple[tuple[str, str, str], ...] = ()
+    holds: Callable[[str], bool] | None = None
+    adapts: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,3 +39,12 @@ class Module:
     pieces: tuple[Piece, ...]
     inputs: tuple[str, ...] = ()
     has_loss: bool = False
+
+    @property
+    def computed(self) -> tuple[Piece, ...]:
+        """The pieces that compute, in order; adapters lend them their parameters."""
+        return tuple(piece for piece in self.pieces if not piece.adapts)
+
+    def adapters(self, name: str) -> str:
+        """Name of the piece that is the adapters of another; empty where that has none."""
+        return next((piece.name for piece in self.pieces if piece.adapts == name), "")

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from mmjax.models.module import Module, Piece
-from sharding.trees import Tree, drop_leaf, get_leaf, set_leaf
+from sharding.trees import Tree, drop_leaf, get_leaf, keep_leaves, set_leaf
 
 
 def layer_name(layer: int) -> str:
@@ -66,6 +66,8 @@ def define(piece: Piece) -> Definition:
         name = "/".join(map(str, path))
         splits = set_leaf(splits, name, variable.get_metadata("split"))
         starts = set_leaf(starts, name, Start(variable.get_metadata("mean"), variable.get_metadata("deviation")))
+    if piece.holds:
+        shapes, splits, starts = (keep_leaves(tree, piece.holds) for tree in (shapes, splits, starts))
     borrowed = [path for path, _, _ in piece.borrows]
     borrowed_shapes = {path: get_leaf(shapes, path) for path in borrowed}
     borrowed_splits = {path: get_leaf(splits, path) for path in borrowed}

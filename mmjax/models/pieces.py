@@ -6,6 +6,7 @@ from mmjax.models.backbone import BackboneBlock, LanguageHead, TokenEmbedding
 from mmjax.models.encoder import encoder_module
 from mmjax.models.experts import ExpertBlock
 from mmjax.models.generator import generator_module
+from mmjax.models.lora import adapted
 from mmjax.models.module import Module, Piece
 
 
@@ -13,7 +14,10 @@ def model_modules(config: ModelConfig) -> tuple[Module, ...]:
     """Encoders, backbone, generators: topological order."""
     encoders = (encoder_module(encoder, config) for encoder in config.encoders)
     generators = (generator_module(generator, config.backbone) for generator in config.generators)
-    return (*encoders, _backbone(config), *generators)
+    modules = (*encoders, _backbone(config), *generators)
+    for lora in config.lora:
+        modules = tuple(adapted(module, lora) for module in modules)
+    return modules
 
 
 def _backbone(config: ModelConfig) -> Module:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from mmjax.models.interface import Leaving, Passing, balance_name
+from mmjax.models.lora import joined
 from mmjax.models.module import Module
 from mmjax.models.parameters import define, layer_name
 from sharding.axes import Axes
@@ -30,11 +31,12 @@ def run_module(module: Module, parameters: Tree, inputs: dict[str, jax.Array], b
     """
     x: Any = inputs
     axes, losses = Axes(), []
-    for piece in module.pieces:
-        definition = define(piece)
+    for piece in module.computed:
+        definition, adapters = define(piece), parameters.get(module.adapters(piece.name), {})
         shared = piece.prepare(batch) if piece.prepare else batch
         for layer in range(piece.layers or 1):
-            of_layer = with_borrowed(parameters, piece, parameters[piece.name][layer_name(layer)])
+            own = joined(parameters[piece.name][layer_name(layer)], adapters.get(layer_name(layer), {}))
+            of_layer = with_borrowed(parameters, piece, own)
             x = definition.call(of_layer, x, shared, axes)
             if isinstance(x, Passing):
                 losses.append(x.loss)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from mmjax.models.interface import Leaving, Passing, balance_name
+from mmjax.models.lora import joined
 from mmjax.models.module import Module, Piece
 from mmjax.models.parameters import Definition, define, layer_name
 from sharding.axes import Axes
@@ -158,6 +159,8 @@ def stage_function(layout: StageLayout) -> Callable:
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, jax.Array]]:
         channels, losses, judged = dict(inputs), {}, {}
         for run in layout.runs:
+            if run.piece.adapts:
+                continue
             x = _entering(run, channels)
             x = _run_piece(layout, run, parameters, x, batch.get(run.module.name, {}), axes)
             if isinstance(x, Passing):
@@ -192,7 +195,7 @@ def _run_piece(
     axes: Axes,
 ) -> Any:
     definition: Definition = define(run.piece)
-    own = parameters[run.key]
+    own = joined(parameters[run.key], parameters.get(f"{run.module.name}/{run.module.adapters(run.piece.name)}", {}))
     for path, owner, there in run.piece.borrows:
         if _on_stage(layout, run.module, owner):
             own = set_leaf(own, path, get_leaf(parameters[f"{run.module.name}/{owner}"], there))

@@ -89,7 +89,7 @@ class Trainer:
             refuse_existing(workdir / "checkpoints")
         self.initial = None if resume else initial_values(config.model, config.seed, config.weights)
         source = config.source("train")
-        self.tokenizer = source.tokenizer
+        self.tokenizer, self.prompting = source.tokenizer, source.prompting
         self.reordering = make_reordering(config, plan, jax.devices()[0].device_kind)
         self.batches: Batches = open_batches(config, source, self.reordering.ahead)
         start = self.batches.get_state()

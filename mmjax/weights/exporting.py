@@ -12,6 +12,8 @@ import numpy as np
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
+from mmjax.models.lora import merged_layer
+from mmjax.models.pieces import model_modules
 from mmjax.models.published import registry
 from mmjax.models.published.rules import Config, Match, Published
 from mmjax.weights.folder import CONFIG
@@ -144,6 +146,20 @@ def export(target: Target, read: ReadLayer, output: pathlib.Path, limit: int) ->
         {CONFIG: json.dumps(target.values, indent=2) + "\n"},
         _files_beside(target),
     )
+
+
+def merging(read: ReadLayer, config: ModelConfig) -> ReadLayer:
+    """Parameters with the adapters of a model added to what they adapt."""
+    modules = {module.name: module for module in model_modules(config)}
+
+    def merged(module: str, piece: str, layer: str) -> Tree:
+        tree, lora = read(module, piece, layer), config.lora_of(module)
+        adapters = modules[module].adapters(piece)
+        if lora is None or not adapters:
+            return tree
+        return merged_layer(tree, read(module, adapters, layer), lora.scale)
+
+    return merged
 
 
 def _dtype_of(target: Target, name: str) -> str:

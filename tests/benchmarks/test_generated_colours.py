@@ -14,10 +14,9 @@ WRONG = 30
 
 
 class Painter:
-    """Draws as a `TrainedModel` does, but from real held-out pictures; the first few in a colour not asked for."""
+    """Draws as a `Drawer` does, but from real held-out pictures; the first few in a colour not asked for."""
 
-    config = types.SimpleNamespace(generators=(types.SimpleNamespace(image_size=SIDE),))
-    step = 7
+    config = types.SimpleNamespace(image_size=SIDE)
 
     def __init__(self) -> None:
         self.real: Labelled = labelled("test", SIDE)
@@ -44,7 +43,7 @@ def painter() -> Painter:
 
 @pytest.fixture(scope="module")
 def result(painter) -> dict:
-    return generated_colours.measure(painter, images=100, sampling_steps=3, seed=5)
+    return generated_colours.measure(painter, 7, images=100, sampling_steps=3, seed=5)
 
 
 def test_the_judge_knows_pictures_it_never_saw(result):

@@ -6,10 +6,7 @@ from data.formats import DrawingFormat, PatchFormat, SampleFormat
 from data.images import patchify, resize
 from data.items import picture_item
 from data.questions import (
-    description_prompt,
     description_sample,
-    question_prompt,
-    text_prompt,
     text_sample,
     vqa_sample,
 )
@@ -79,28 +76,6 @@ def test_a_description_conditions_the_image_it_describes():
     assert sample.conditions.tolist() == [[3, 4, 5]]
     np.testing.assert_array_equal(sample.images, resize(PICTURE, 4)[None])
     assert (sample.conditions.dtype, sample.images.dtype) == (np.int32, np.float32)
-
-
-def test_prompts_are_the_samples_without_what_is_asked_for():
-    asked = question_prompt(PICTURE, "what is it?", TOKENIZER, FORM)
-    answered = vqa_sample(shown(PICTURE), [("what is it?", "circle")], TOKENIZER, FORM)
-    for prompt, full in zip(columns(asked.layout)[:4], columns(answered.layout)[:4], strict=True):
-        assert prompt == full[:-2]
-    assert not asked.layout.target_mask.any()
-    np.testing.assert_array_equal(asked.load(0).streams["patches"].values, answered.load(0).streams["patches"].values)
-    longer = question_prompt(PICTURE, "what is it?", TOKENIZER, FORM, answer=[CIRCLE])
-    np.testing.assert_array_equal(longer.layout.tokens, answered.layout.tokens[:-1])
-
-    np.testing.assert_array_equal(
-        text_prompt("what is it?", TOKENIZER, FORM, answer=[CIRCLE]).layout.tokens,
-        text_sample("what is it?", "circle", TOKENIZER, FORM).layout.tokens[:-1],
-    )
-
-    drawn = description_sample("blue circle", lambda: resize(PICTURE, 4), TOKENIZER, FORM).load(3)
-    to_draw = description_prompt("blue circle", TOKENIZER, FORM).load(3)
-    np.testing.assert_array_equal(to_draw.layout.tokens, drawn.layout.tokens)
-    np.testing.assert_array_equal(to_draw.conditions, drawn.conditions)
-    assert (to_draw.images.shape, to_draw.layout.target_mask.any()) == (drawn.images.shape, False)
 
 
 def test_a_large_image_is_shrunk_to_the_cap():

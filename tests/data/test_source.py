@@ -4,6 +4,7 @@ import pytest
 
 from data.errors import BadSampleError, DataError
 from data.formats import SampleFormat
+from data.prompting import Prompting
 from data.questions import text_sample
 from data.samples import Sizes
 from data.source import Catalogue, Source
@@ -17,6 +18,7 @@ class Words:
     sizes: dict[str, int]
     tokenizer: WordTokenizer = WordTokenizer(("a", "b"))
     judged: tuple[str, ...] = ()
+    prompting: Prompting = Prompting()
 
     def datasets(self, form):
         return {
@@ -68,6 +70,7 @@ class Counted:
 class CountedSource:
     tokenizer = WordTokenizer(("a", "b"))
     judged = ()
+    prompting = Prompting()
 
     def datasets(self, form):
         self.samples = Counted(form)

@@ -6,6 +6,7 @@ import pytest
 from data.errors import BadSampleError, DataError
 from data.formats import SampleFormat
 from data.packing import Capacity
+from data.prompting import Prompting
 from data.questions import text_sample
 from data.refusals import Refusal
 from data.source import Catalogue
@@ -24,6 +25,7 @@ class Texts:
     bad: tuple[int, ...] = ()
     tokenizer: WordTokenizer = WordTokenizer(("a", "b"))
     judged: tuple[str, ...] = ()
+    prompting: Prompting = Prompting()
 
     def datasets(self, form):
         return {kind: _Texts(self, count, form) for kind, count in self.counts.items()}

@@ -1,6 +1,7 @@
 """`python -m mmjax.generate` as a user starts it, on a model that `python -m mmjax.train` has just made."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import subprocess
@@ -20,15 +21,19 @@ from data.formats import SampleFormat
 from data.images import load_image
 from data.items import picture_item
 from data.packing import pack_samples
+from data.prompting import Prompting
 from data.questions import text_sample, vqa_sample
+from data.records import Media
 from data.tokenizer import EOS, WordTokenizer
+from mmjax.generation.drawing import Drawer
+from mmjax.generation.sampling import Sampling
+from mmjax.generation.trained import Prompt, TrainedModel, load_trained
 from mmjax.models.pieces import model_modules
 from mmjax.models.whole import run_model
 from mmjax.training.checkpoint import Checkpoints
 from mmjax.training.config import TrainConfig
 from mmjax.training.engine import Engine
 from mmjax.training.evaluation import count_answers
-from mmjax.training.generation import TrainedModel, load_trained
 from mmjax.training.settings import Settings
 from mmjax.training.stages import by_module
 from sharding.plan import one_device
@@ -72,6 +77,7 @@ config.TrainConfig:
         ("data_config", DATA),
     )
     for field in dataclasses.fields(of)
+    if getattr(of, field.name) != field.default
 )
 
 PLAN = """{"microbatches": 1, "schedule": "1f1b", "units": [
@@ -80,6 +86,7 @@ PLAN = """{"microbatches": 1, "schedule": "1f1b", "units": [
 
 PICTURE = easy_vqa.get_test_image_paths()[0]
 QUESTION = "what color is the shape?"
+SHOWN = Media.file(PICTURE)
 
 
 def python(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -154,7 +161,7 @@ def test_answers_are_the_likeliest_words_and_end(trained, masters, question):
     """Judged as held-out accuracy is: the answer in the training layout, every word the whole model's argmax."""
     image, form = load_image(PICTURE), SampleFormat.of(MODEL, DATA.patches)
     picture = picture_item(lambda: image, image.shape[:2], form)
-    seen, told = trained.answer(question, image), trained.answer(question)
+    seen, told = trained.answer(question, [SHOWN]), trained.answer(question)
     assert seen.ended and told.ended
     sample = vqa_sample(picture, [(question, seen.text)], trained.tokenizer, form)
     assert judged(masters, trained.tokenizer, sample) == (1, 1)
@@ -172,8 +179,29 @@ def test_a_wrong_word_would_be_noticed(trained, masters):
 def test_the_command_prints_the_answer_alone(workdir, trained):
     done = generate(workdir, f"--image={PICTURE}", f"--prompt={QUESTION}")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == trained.answer(QUESTION, load_image(PICTURE)).text + "\n"
+    assert done.stdout == trained.answer(QUESTION, [SHOWN]).text + "\n"
     assert "warning" not in done.stderr
+
+
+def test_many_requests_are_answered_in_order_a_line_each(workdir, trained):
+    asked = [
+        {"prompt": f"<image>{QUESTION}", "image": [PICTURE]},
+        {"prompt": "a blue circle", "output": "many.png", "seed": 3},
+        {"prompt": "is there a blue circle?"},
+    ]
+    (workdir.parent / "asked.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
+    done = generate(workdir, "--requests=asked.jsonl", "--sampling_steps=3")
+    assert done.returncode == 0, done.stderr
+    first, drawn, last = map(json.loads, done.stdout.splitlines())
+    assert first["answer"] == trained.answer(QUESTION, [SHOWN]).text and first["ended"]
+    assert drawn == {"prompt": "a blue circle", "output": "many.png"} and (workdir.parent / "many.png").is_file()
+    assert last["answer"] == trained.answer("is there a blue circle?").text
+
+
+def test_random_tokens_are_keyed_by_the_seed(trained):
+    prompts = [Prompt("what is it", seed=seed) for seed in (1, 1, 2, 3, 4)]
+    said = [answer.text for answer in trained.answers(prompts, Sampling(8.0), 12)]
+    assert said[0] == said[1] and len(set(said)) > 2
 
 
 def test_without_a_picture_it_answers_too_and_names_words_it_does_not_know(workdir, trained):
@@ -189,18 +217,18 @@ def test_the_command_draws_what_the_library_draws(workdir, trained):
     with Image.open(workdir.parent / "blue.png") as picture:
         assert picture.size == (8, 8) and picture.mode == "RGB"
         pixels = np.asarray(picture)
-    (drawn,) = trained.draw(["a blue circle"], [3], 5)
+    (drawn,) = Drawer(trained).draw(["a blue circle"], [3], 5)
     np.testing.assert_allclose(pixels / 127.5 - 1, drawn, atol=0.51 / 127.5 + 1e-4)
 
 
 def test_a_picture_depends_on_its_own_description_and_seed_only(trained):
     descriptions = ["a red circle", "a blue circle", "a red circle", "a teal rectangle", "a red circle"]
-    together = trained.draw(descriptions, [1, 1, 1, 7, 2], 4)
+    together = Drawer(trained).draw(descriptions, [1, 1, 1, 7, 2], 4)
     assert together.shape == (5, 8, 8, 3) and np.isfinite(together).all() and np.abs(together).max() <= 1 + 1e-6
     np.testing.assert_array_equal(together[0], together[2])
     assert np.abs(together[0] - together[1]).max() > 1e-4  # the words count
     assert np.abs(together[0] - together[4]).max() > 1e-2  # the seed counts
-    alone = trained.draw(["a teal rectangle"], [7], 4)
+    alone = Drawer(trained).draw(["a teal rectangle"], [7], 4)
     np.testing.assert_allclose(alone[0], together[3], atol=1e-5)
 
 
@@ -208,9 +236,9 @@ def test_a_picture_depends_on_its_own_description_and_seed_only(trained):
     ("arguments", "words"),
     [
         (("--image=nowhere.png", f"--prompt={QUESTION}"), "nowhere.png"),
-        (("--image=plan.json", f"--prompt={QUESTION}"), "plan.json cannot be read"),
+        (("--image=plan.json", f"--prompt={QUESTION}"), "plan.json: no whole header"),
         (("--prompt= ",), "--prompt is missing"),
-        (("--image=a.png", "--prompt=a circle", "--output=b.png"), "give one of them"),
+        (("--image=a.png", "--prompt=a circle", "--output=b.png"), "give one, and ask twice"),
         (("--prompt=a circle", "--output=picture.circle"), "suffix '.circle'"),
         (("--prompt=a circle", "--output=nowhere/b.png"), "no folder nowhere"),
     ],
@@ -230,13 +258,11 @@ def test_a_folder_that_is_no_workdir_is_refused(workdir):
 
 @pytest.mark.parametrize("image", [None, PICTURE])
 def test_a_prompt_without_words_or_longer_than_the_row_is_refused(trained, image):
-    pixels = load_image(image) if image else None
-    with pytest.raises(UserError, match="no word"):
-        trained.answer(" ", pixels)
+    shown = [Media.file(image)] if image else []
     with pytest.raises(UserError, match="holds 192 .* shorten the prompt"):
-        trained.answer("blue " * 200, pixels)
+        trained.answer("blue " * 200, shown)
     with pytest.raises(UserError, match="shorten the prompt"):
-        trained.draw(["blue " * 200], [0], 1)
+        Drawer(trained).draw(["blue " * 200], [0], 1)
 
 
 def test_an_answer_without_an_end_is_cut_off_at_the_row_and_said_so(trained):
@@ -255,5 +281,5 @@ def test_a_vocabulary_that_is_missing_or_of_another_model_is_refused(workdir, tm
     with pytest.raises(UserError, match="vocabulary.json"):
         load_trained(tmp_path, TrainConfig(SmallVQA, MODEL, DATA))
     words = tuple(f"word{number}" for number in range(60))
-    with pytest.raises(UserError, match="67 words"):
-        TrainedModel(MODEL, DATA.capacity, WordTokenizer(words), trained.parameters, 0)
+    with pytest.raises(UserError, match="67 ids"):
+        TrainedModel(MODEL, DATA.capacity, WordTokenizer(words), Prompting(), trained.parameters, 0)

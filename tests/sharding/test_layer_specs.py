@@ -14,6 +14,7 @@ from configs.architectures import (
     AutoencoderConfig,
     BackboneConfig,
     GeneratorConfig,
+    LoraConfig,
     ModelConfig,
     ScaledLinearSchedule,
     VisionConfig,
@@ -100,6 +101,14 @@ MODELS["a generator of spectrograms"] = ModelConfig(
             linear_projection=False,
             pooled="concatenated",
         ),
+    ),
+)
+MODELS["adapted"] = dataclasses.replace(
+    MODELS["gated"],
+    lora=(
+        LoraConfig("vision", rank=4, targets=("query", "down")),
+        LoraConfig("backbone", rank=4),
+        LoraConfig("generator", rank=2),
     ),
 )
 POSITIONS, TOKENS, IMAGES = 16, 20, 3

@@ -1,0 +1,142 @@
+"""The backbone with its keys and values kept, so that every further token costs one position."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from configs.architectures import ModelConfig
+from mmjax.models.attention import Rotation, branch_mask
+from mmjax.models.backbone import LanguageHead, TokenEmbedding, backbone_rotation
+from mmjax.models.module import Module
+from mmjax.models.parameters import define, layer_name
+from mmjax.models.transformer import TransformerBlock
+from mmjax.models.whole import run_module, with_borrowed
+from sharding.axes import Axes
+from sharding.trees import Tree
+
+ALONE = Axes()
+
+
+class Kept(NamedTuple):
+    """Keys and values of one layer, `[r, t, k, e]`, t of the longest text."""
+
+    keys: Float[Array, "r t k e"]
+    values: Float[Array, "r t k e"]
+
+
+class Texts(NamedTuple):
+    """Texts that are being written, one a row.
+
+    Attributes:
+        layers: What each layer keeps.
+        lengths: Places taken.
+        positions: Position of the next token.
+    """
+
+    layers: tuple[Kept, ...]
+    lengths: Int[Array, " r"]
+    positions: Int[Array, " r"]
+
+
+class CachedBackbone:
+    """The backbone of a model as two steps: the prompts at once, then a token of each.
+
+    Args:
+        config: The model.
+        modules: Its modules, in topological order.
+
+    Attributes:
+        name: Of the backbone.
+    """
+
+    def __init__(self, config: ModelConfig, modules: tuple[Module, ...]) -> None:
+        self._config, self.name = config.backbone, config.backbone.name
+        self._encoders = [module for module in modules if module.name in {of.name for of in config.encoders}]
+        (self._module,) = (module for module in modules if module.name == config.backbone.name)
+        self._embed, self._blocks, self._head = self._module.computed
+
+    def read(
+        self, parameters: Tree, arrays: Mapping[str, Mapping[str, jax.Array]], lengths: Int[Array, " r"]
+    ) -> tuple[Texts, Float[Array, "r s d"]]:
+        """Reads prompts, one a row, and gives the normed hidden states of all their places.
+
+        Args:
+            parameters: Of the whole model.
+            arrays: By module, as of a batch; every row holds one sample.
+            lengths: Tokens of each prompt.
+        """
+        batch = arrays[self.name]
+        seen = {
+            encoder.name: run_module(encoder, parameters[encoder.name], {}, arrays[encoder.name]).outputs[self.name]
+            for encoder in self._encoders
+        }
+        x = self._embedding(parameters)(seen, batch, ALONE)
+        b, s, _ = x.shape
+        shape = (b, s, self._config.kv_heads, self._config.head_width)
+        empty = tuple(Kept(jnp.zeros(shape, x.dtype), jnp.zeros(shape, x.dtype)) for _ in range(self._blocks.layers))
+        mask = branch_mask(batch["segments"], batch["branches"])
+        rotary = backbone_rotation(self._config, batch["positions"])
+        x, layers = self._through(parameters, x, mask, rotary, empty, jnp.zeros((b,), jnp.int32))
+        last = jnp.take_along_axis(batch["positions"], lengths[:, None] - 1, axis=1)[:, 0]
+        return Texts(layers, lengths, last + 1), self._language_head(parameters).norm(x)
+
+    def write(self, parameters: Tree, texts: Texts, tokens: Int[Array, " r"]) -> tuple[Texts, Float[Array, "r v"]]:
+        """Appends a token to every text, and gives the logits of the one after it. There must be a place left."""
+        x = self._embedding(parameters).look_up(tokens[:, None], texts.positions[:, None], ALONE)
+        places = jnp.arange(texts.layers[0].keys.shape[1])
+        mask = (places[None, :] <= texts.lengths[:, None])[:, None, None, :]
+        rotary = backbone_rotation(self._config, texts.positions[:, None])
+        x, layers = self._through(parameters, x, mask, rotary, texts.layers, texts.lengths)
+        head = self._language_head(parameters)
+        return Texts(layers, texts.lengths + 1, texts.positions + 1), head.logits(head.norm(x))[:, 0]
+
+    def logits(self, parameters: Tree, hidden: Float[Array, "r s d"], at: Int[Array, " r"]) -> Float[Array, "r v"]:
+        """Of the token after one place of each row."""
+        chosen = jnp.take_along_axis(hidden, at[:, None, None], axis=1)
+        return self._language_head(parameters).logits(chosen)[:, 0]
+
+    def _through(
+        self,
+        parameters: Tree,
+        x: Float[Array, "r s d"],
+        mask: Bool[Array, "r 1 s t"],
+        rotary: Rotation | None,
+        layers: tuple[Kept, ...],
+        at: Int[Array, " r"],
+    ) -> tuple[Float[Array, "r s d"], tuple[Kept, ...]]:
+        definition, own = define(self._blocks), parameters[self.name][self._blocks.name]
+        kept = []
+        for number, layer in enumerate(layers):
+            x, layer = attend_kept(definition.module(own[layer_name(number)]), x, mask, rotary, layer, at)
+            kept.append(layer)
+        return x, tuple(kept)
+
+    def _embedding(self, parameters: Tree) -> TokenEmbedding:
+        return define(self._embed).module(parameters[self.name][self._embed.name][layer_name(0)])
+
+    def _language_head(self, parameters: Tree) -> LanguageHead:
+        own = parameters[self.name]
+        return define(self._head).module(with_borrowed(own, self._head, own[self._head.name][layer_name(0)]))
+
+
+def attend_kept(
+    block: TransformerBlock,
+    x: Float[Array, "r s d"],
+    mask: Bool[Array, "r 1 s t"],
+    rotary: Rotation | None,
+    kept: Kept,
+    at: Int[Array, " r"],
+) -> tuple[Float[Array, "r s d"], Kept]:
+    """A block over s new places of each row, from place `at` on, which see what is kept where `mask` allows."""
+    normed = block.attention_norm(x)
+    query, key, value = block.attention.project(normed, normed, ALONE, rotary)
+    keys, values = (jax.vmap(_put)(*pair, at) for pair in ((kept.keys, key), (kept.values, value)))
+    seen = jax.nn.dot_product_attention(query, keys, values, mask=mask)
+    return block.finish(x, normed, block.attention.leave(seen, ALONE), ALONE), Kept(keys, values)
+
+
+def _put(row: Float[Array, "t k e"], new: Float[Array, "s k e"], at: Int[Array, ""]) -> Float[Array, "t k e"]:
+    return jax.lax.dynamic_update_slice(row, new, (at, 0, 0))

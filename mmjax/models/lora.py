@@ -1,0 +1,121 @@
+"""Low-rank adapters on the projections of a module (arXiv 2106.09685), and how they are merged into its weights."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from configs.lora import LoraConfig
+from mmjax.models.layers import Linear, weight
+from mmjax.models.module import Module, Piece
+from pallas_kernels.collective_matmul import split_matmul
+from sharding.axes import Axes
+from sharding.trees import Tree, get_leaf, set_leaf
+
+ADAPTER = "adapter"
+PARENTS = ("attention", "self_attention", "second_attention", "mlp")
+"""What holds the projections that may be adapted."""
+
+
+class LowRank(nnx.Module):
+    """scale * up(down(x)); it starts at 0. Split over the tensor axes as the projection it stands beside."""
+
+    def __init__(self, beside: Linear, rank: int, scale: float) -> None:
+        inputs, outputs = beside.kernel.shape
+        self.split, self.scale = beside.split, scale
+        rows, columns = ("tensor" if self.split == of else None for of in ("rows", "columns"))
+        self.down = weight((inputs, rank), (rows, None), inputs**-0.5)
+        self.up = weight((rank, outputs), (None, columns), 0.0)
+
+    def __call__(self, x: Float[Array, "..."], axes: Axes) -> Float[Array, "..."]:
+        """What is added to the projection of x."""
+        first, second = ("rows", None) if self.split == "rows" else (None, self.split)
+        inner = split_matmul(x, self.down[...], split=first, axes=axes.tensor)
+        return self.scale * split_matmul(inner, self.up[...], split=second, axes=axes.tensor)
+
+
+def adapted(module: Module, lora: LoraConfig) -> Module:
+    """The module with adapters: beside every piece of the part that has projections, a piece that is their adapters."""
+    if lora.part not in {piece.owner for piece in module.pieces}:
+        return module
+    pieces: list[Piece] = []
+    for piece in module.pieces:
+        if piece.owner != lora.part or not projections(nnx.eval_shape(piece.build), lora):
+            pieces.append(piece)
+            continue
+        build = functools.partial(with_adapters, piece.build, lora)
+        pieces.append(dataclasses.replace(piece, build=build, holds=_is_base))
+        pieces.append(Piece(f"{piece.name}_lora", lora.name, build, piece.layers, holds=is_adapter, adapts=piece.name))
+    return dataclasses.replace(module, pieces=tuple(pieces))
+
+
+def with_adapters(build: Callable[[], nnx.Module], lora: LoraConfig) -> nnx.Module:
+    """The Flax module that `build` makes, with an adapter beside every projection that is a target."""
+    module = build()
+    for projection in projections(module, lora):
+        projection.adapter = LowRank(projection, lora.rank, lora.scale)
+    return module
+
+
+def projections(module: nnx.Module, lora: LoraConfig) -> list[Linear]:
+    """The projections of a Flax module that are targets."""
+    return [
+        found
+        for path, found in nnx.iter_modules(module)
+        if isinstance(found, Linear) and len(path) > 1 and path[-1] in lora.targets and path[-2] in PARENTS
+    ]
+
+
+def is_adapter(path: str) -> bool:
+    """Whether a parameter of a layer, by its path, is an adapter's."""
+    return f"/{ADAPTER}/" in path
+
+
+def _is_base(path: str) -> bool:
+    return not is_adapter(path)
+
+
+def joined(parameters: Tree, adapters: Tree) -> Tree:
+    """A layer's own parameters and its adapters', in one tree."""
+    tree = dict(parameters)
+    for name, below in adapters.items():
+        tree[name] = joined(tree[name], below) if name in tree else below
+    return tree
+
+
+def merged_layer(parameters: Tree, adapters: Tree, scale: float) -> Tree:
+    """A layer's parameters with the adapters added to its kernels, in their precision."""
+    for path in _projection_paths(adapters):
+        down, up = (get_leaf(adapters, f"{path}/{ADAPTER}/{name}") for name in ("down", "up"))
+        kernel = get_leaf(parameters, f"{path}/kernel")
+        library = np if isinstance(kernel, np.ndarray) else jnp
+        added = library.matmul(down, up) * library.asarray(scale, kernel.dtype)
+        parameters = set_leaf(parameters, f"{path}/kernel", kernel + added)
+    return parameters
+
+
+def _projection_paths(adapters: Tree, before: str = "") -> list[str]:
+    if ADAPTER in adapters:
+        return [before]
+    return [
+        path for name, below in adapters.items() for path in _projection_paths(below, f"{before}/{name}".lstrip("/"))
+    ]
+
+
+def merged_model(parameters: Tree, adapters: tuple[LoraConfig, ...]) -> Tree:
+    """The parameters of a model, `{module: {piece: {layer: {...}}}}`, with its adapters merged and gone."""
+    scales = {lora.part: lora.scale for lora in adapters}
+    return {module: _merged_module(pieces, scales.get(module, 0.0)) for module, pieces in parameters.items()}
+
+
+def _merged_module(pieces: Tree, scale: float) -> Tree:
+    found = {name: layers for name, layers in pieces.items() if not name.endswith("_lora")}
+    for name, layers in pieces.items():
+        if name.endswith("_lora"):
+            base = name.removesuffix("_lora")
+            found[base] = {layer: merged_layer(found[base][layer], below, scale) for layer, below in layers.items()}
+    return found

@@ -1,0 +1,57 @@
+"""Request files: what is wrong is named by its line, before any model is loaded."""
+
+import json
+import pathlib
+
+import easy_vqa
+import pytest
+
+from configs.errors import UserError
+from mmjax.generation.requests import Request, read_requests
+
+PICTURE = easy_vqa.get_test_image_paths()[0]
+
+
+def written(folder: pathlib.Path, *lines: object) -> pathlib.Path:
+    path = folder / "asked.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+def test_requests_are_read_line_by_line(tmp_path):
+    path = written(
+        tmp_path,
+        {"prompt": "what is <image>?", "image": PICTURE},
+        "",
+        {"prompt": "like <image> and <image>?", "image": [PICTURE, PICTURE], "seed": 3},
+        {"prompt": "a circle", "output": str(tmp_path / "circle.png")},
+    )
+    assert read_requests(path) == [
+        Request("what is <image>?", (PICTURE,)),
+        Request("like <image> and <image>?", (PICTURE, PICTURE), seed=3),
+        Request("a circle", output=str(tmp_path / "circle.png")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "asked.jsonl:2: Expecting"),
+        ({"question": "why"}, "asked.jsonl:2: a request is an object with a text as prompt"),
+        ({"prompt": "why", "pictures": []}, "asked.jsonl:2: a request has no pictures; it has audio, image, output"),
+        ({"prompt": "what is <image>?"}, "asked.jsonl:2: .*1 <image> marks and 0 pictures"),
+        ({"prompt": "what?", "image": "nowhere.png"}, "asked.jsonl:2: there is no file nowhere.png"),
+        ({"prompt": "why", "seed": -1}, "asked.jsonl:2: seed -1"),
+        ({"prompt": "why", "output": "a.nothing"}, "asked.jsonl:2: .*suffix '.nothing'"),
+    ],
+)
+def test_a_line_that_is_no_request_is_named(tmp_path, line, message):
+    with pytest.raises(UserError, match=message):
+        read_requests(written(tmp_path, {"prompt": "what?"}, line))
+
+
+def test_a_file_without_requests_is_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no request"):
+        read_requests(written(tmp_path, "", " "))
+    with pytest.raises(UserError, match=r"nothing.jsonl cannot be read"):
+        read_requests(tmp_path / "nothing.jsonl")
