@@ -20,11 +20,13 @@ from mmjax.training.verification import compare, judge, run
 from sharding.plan import Plan, UnitPlan
 from tests.mmjax.training import runs
 from tests.small_vqa import SmallVQA
-from tests.tiny import VISION, tiny_model
+from tests.tiny import GENERATOR, PAINTER, VISION, tiny_model
 
 DATA = DataConfig(rows=6, tokens=160, patches=32, images=3, samples=8)
 MODEL = dataclasses.replace(
-    tiny_model(tie_embeddings=True, vocabulary=48), encoders=(dataclasses.replace(VISION, patch=8),)
+    tiny_model(tie_embeddings=True, vocabulary=48),
+    encoders=(dataclasses.replace(VISION, patch=8),),
+    generators=(dataclasses.replace(PAINTER, name="generator"),),  # with an autoencoder, which is frozen
 )
 PLAN = Plan(
     (
@@ -200,7 +202,7 @@ def test_gradients_of_what_trains_are_the_references_whatever_is_frozen(trainabl
 
 
 def test_bfloat16_is_measured_by_its_own_error():
-    model = dataclasses.replace(MODEL, dtype="bfloat16")
+    model = dataclasses.replace(MODEL, generators=(GENERATOR,), dtype="bfloat16")
     with jax.numpy_dtype_promotion("standard"):  # jax's own attention mixes precisions in its derivative
         step, own = reference(model).steps[0], reference(model).own
         engine = Engine(model, PLAN, step.batch.arrays, Settings(seed=SEED))
