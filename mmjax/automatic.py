@@ -26,7 +26,7 @@ AUTO = "auto"
 PROFILE = "profile.json"
 STEP_SECONDS = "seconds/wall"
 ROWS = (1, 4)
-STEPS = 3
+STEPS = 6
 
 
 @dataclasses.dataclass(frozen=True)
