@@ -78,7 +78,7 @@ def generator_module(config: GeneratorConfig, backbone: BackboneConfig) -> Modul
     vae = (Piece("vae", f"{config.name}_vae", lambda: LatentImages(config)),) if config.autoencoder else ()
     projector = Piece("projector", f"{config.name}_projector", lambda: ConditionProjector(config, backbone))
     unet = Piece("unet", config.name, lambda: DiffusionLoss(config))
-    return Module(config.name, (projector, *vae, unet), inputs=(backbone.name,), has_loss=True)
+    return Module(config.name, (projector, *vae, unet), inputs=(backbone.name,))
 
 
 def draw_images(

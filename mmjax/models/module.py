@@ -33,12 +33,11 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A module's pieces in order, the modules whose outputs its first piece takes, and whether its last has a loss."""
+    """A module's pieces in order, and the modules whose outputs its first piece takes."""
 
     name: str
     pieces: tuple[Piece, ...]
     inputs: tuple[str, ...] = ()
-    has_loss: bool = False
 
     @property
     def computed(self) -> tuple[Piece, ...]:

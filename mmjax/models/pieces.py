@@ -38,5 +38,4 @@ def _backbone(config: ModelConfig) -> Module:
             Piece("head", of.name, lambda: LanguageHead(config), borrows=tied),
         ),
         inputs=tuple(encoder.name for encoder in config.encoders),
-        has_loss=True,
     )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.architectures import BackboneConfig
+from mmjax.models.interface import Passing
 from mmjax.models.module import Module
 from mmjax.models.parameters import define, layer_name
 from mmjax.models.pieces import model_modules
@@ -51,6 +52,7 @@ def logits_of(folder: pathlib.Path, tokens: np.ndarray = TOKENS) -> np.ndarray:
         "segments": ones,
         "branches": 0 * ones,
         "positions": jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape),
+        "shares": jnp.zeros(tokens.shape),
     }
     of_head = with_borrowed(parameters, head, parameters["head"]["000"])
 
@@ -60,6 +62,7 @@ def logits_of(folder: pathlib.Path, tokens: np.ndarray = TOKENS) -> np.ndarray:
         shared = blocks.prepare(batch)
         for layer in range(blocks.layers):
             x = define(blocks).call(parameters["blocks"][layer_name(layer)], x, shared, Axes())
+            x = x.x if isinstance(x, Passing) else x
         module = define(head).module(of_head)
         return module.logits(module.norm(x))
 
