@@ -8,9 +8,11 @@ import pytest
 
 from configs.architectures import ScaledLinearSchedule
 from mmjax.models.diffusion import normals
-from mmjax.models.generator import draw_images
+from mmjax.models.generator import draw_images, generator_module
+from mmjax.models.parameters import layer_name
 from mmjax.models.published.diffusers_config import write_scheduler
-from tests.mmjax.models.published.diffusers_models import module_of, read, torch_threads
+from mmjax.weights.initial import initial_values
+from tests.mmjax.models.published.diffusers_models import BACKBONE, model_of, module_of, read, torch_threads
 from tests.mmjax.training import runs
 
 pytest.importorskip("torch")
@@ -84,3 +86,12 @@ def test_a_guided_picture_is_theirs(prediction, tmp_path):
     theirs = images.numpy().transpose(0, 2, 3, 1)
     assert ours.shape == (2, 8, 8, 3) and theirs.std() > 0.1
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+    # A training run starts from the two folders, at a size of its own, and each lands in its own part.
+    larger = dataclasses.replace(config, image_size=32)
+    weights = (("generator", str(tmp_path / "unet")), ("generator_vae", str(tmp_path / "vae")))
+    values = initial_values(model_of(larger), 0, weights)
+    module = generator_module(larger, BACKBONE)
+    for piece in module.pieces[1:]:
+        started, expected = values.layer(module, piece, 0), parameters[piece.name][layer_name(0)]
+        assert jax.tree.all(jax.tree.map(np.array_equal, started, expected)), piece.name
