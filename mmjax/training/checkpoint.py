@@ -5,7 +5,6 @@ A checkpoint is a folder named after its step, with `parameters` and `optimizer`
 under another name and renamed when it is whole.
 """
 
-import dataclasses
 import functools
 import json
 import logging
@@ -26,6 +25,7 @@ from mmjax.models.parameters import abstract_module
 from mmjax.models.pieces import model_modules
 from mmjax.training.checkpoint_arrays import to_load, to_save, to_state
 from mmjax.training.engine import Engine
+from mmjax.training.identity import identity, refuse_another_model
 from sharding.runtime.executor import State
 from sharding.trees import Tree
 
@@ -99,7 +99,7 @@ class Checkpoints:
             return
         if self._writer is None:
             self._writer = self._open()
-        about = {"model": _identity(self._config), "trained": sorted(_trained(engine))}
+        about = {"model": identity(self._config), "trained": sorted(_trained(engine))}
         self._writer.save_checkpointables_async(
             step, {**to_save(engine, state), "data": data_state, "model": about}, force=True
         )
@@ -238,7 +238,7 @@ class Checkpoints:
         """What a checkpoint has optimizer state of; raises UserError if it is another model's."""
         with _context(alone=True):
             about = ocp.load_checkpointables(path, {"model": None})["model"]
-        _refuse_another_model(path, _flat(about["model"]), _flat(_identity(self._config)))
+        refuse_another_model(path, about["model"], self._config)
         return frozenset(about["trained"])
 
 
@@ -284,29 +284,3 @@ def _context(alone: bool = False) -> ocp.Context:
 def _trained(engine: Engine) -> frozenset[str]:
     """`module/piece` of everything that has optimizer state."""
     return frozenset().union(*engine.trained.values())
-
-
-def _identity(config: ModelConfig) -> Any:
-    """The model as JSON gives it back."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """`{"backbone.width": 128, "generators.0.widths": [32, 64], ...}`."""
-    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        value = dict(enumerate(value))
-    if not isinstance(value, dict):
-        return {name: value}
-    return {
-        key: leaf for part, below in value.items() for key, leaf in _flat(below, f"{name}.{part}".lstrip(".")).items()
-    }
-
-
-def _refuse_another_model(path: pathlib.Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    differing = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
-    if differing:
-        details = ", ".join(f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here" for name in differing)
-        raise UserError(
-            f"{path} is a checkpoint of another model: {details}; "
-            "use the configuration it was trained with, or another workdir"
-        )
