@@ -24,6 +24,10 @@ class VisionConfig(TransformerConfig):
         positions: `sine`, fixed, or `learned`, a table that is interpolated for images of another size.
         grid: Side of the learned table in patches.
         rotary_base: Base of rotary positions in two dimensions inside attention (EVA-02); 0 for none.
+        rotary_grid: Side in patches that the rotary positions of every image are stretched to (EVA-02, whose images
+            of any size are as those it was first trained on); 0 for positions as they are.
+        post_norm: Whether the norms of a block stand behind attention and feed-forward layer, over what these add, and
+            not before them (EVA-02-CLIP-E, arXiv 2303.15389).
         pre_norm: Whether a norm stands before the first block (CLIP).
         last_norm: Whether a norm stands behind the last block.
         unused_blocks: Blocks of the published encoder behind the last one here: LLaVA takes what CLIP's last but one
@@ -42,6 +46,8 @@ class VisionConfig(TransformerConfig):
     positions: str = "sine"
     grid: int = 16
     rotary_base: float = 0.0
+    rotary_grid: int = 0
+    post_norm: bool = False
     pre_norm: bool = False
     last_norm: bool = True
     unused_blocks: int = 0
@@ -51,12 +57,15 @@ class VisionConfig(TransformerConfig):
         super().__post_init__()
         require_positive(self, "patch", "channels", "merge", "grid")
         require_one_of(self, "positions", POSITIONS)
-        if self.unused_blocks < 0:
-            raise ValueError(f"VisionConfig.unused_blocks is {self.unused_blocks}; it must be at least 0")
+        for name in ("unused_blocks", "rotary_grid"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"VisionConfig.{name} is {getattr(self, name)}; it must be at least 0")
         for name in ("pixel_mean", "pixel_deviation"):
             values = getattr(self, name)
             if len(values) != self.channels:
                 raise ValueError(f"VisionConfig.{name} has {len(values)} values for {self.channels} channels")
+        if self.parallel and self.post_norm:
+            raise ValueError("VisionConfig: parallel layers read one normed input, post_norm norms none; choose one")
         if self.positions == "sine" and self.width % 4:
             raise ValueError(f"VisionConfig.width = {self.width}; 2-D sine positions need a multiple of 4")
         if self.rotary_base and self.head_width % 4:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Real
 
 from configs.rope import rotary_frequencies
 from mmjax.models.layers import Linear
@@ -29,13 +29,15 @@ def branch_mask(segments: Int[Array, "r s"], branches: Int[Array, "r s"]) -> Boo
     return ((segments[:, :, None] == segments[:, None, :]) & visible & earlier)[:, None]
 
 
-def rotation(positions: Int[Array, "r s"], frequencies: Float[np.ndarray, " half"], magnitude: float = 1.0) -> Rotation:
+def rotation(
+    positions: Real[Array, "r s"], frequencies: Float[np.ndarray, " half"], magnitude: float = 1.0
+) -> Rotation:
     """Cosines and sines of rotary position embedding (arXiv 2104.09864) of one head's pairs, in float32."""
     angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies.astype(np.float32)[None, None, None, :]
     return magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)
 
 
-def plane_rotation(positions: Int[Array, "r p 2"], width: int, base: float) -> Rotation:
+def plane_rotation(positions: Real[Array, "r p 2"], width: int, base: float) -> Rotation:
     """Half of a head's pairs turned by the row, half by the column (EVA-02, arXiv 2303.11331)."""
     frequencies = rotary_frequencies(width // 2, base)
     cosines, sines = zip(*(rotation(positions[:, :, axis], frequencies) for axis in (0, 1)), strict=True)

@@ -39,7 +39,7 @@ class PlaneTable(nnx.Module):
 
     def __call__(self, positions: Int[Array, "r p 2"], segments: Int[Array, "r p"]) -> Float[Array, "r p d"]:
         """Vectors of the patches of packed images, each of which says its row and column in its image."""
-        extents = jax.vmap(_extents)(positions, segments)
+        extents = image_extents(positions, segments)
         taps, weights = _taps(positions, extents, self.side)
         table = self.table[...]
         found = jnp.zeros((*segments.shape, table.shape[-1]), table.dtype)
@@ -51,8 +51,12 @@ class PlaneTable(nnx.Module):
         return found
 
 
-def _extents(positions: Int[Array, "p 2"], segments: Int[Array, " p"]) -> Int[Array, "p 2"]:
+def image_extents(positions: Int[Array, "r p 2"], segments: Int[Array, "r p"]) -> Int[Array, "r p 2"]:
     """Rows and columns of the image that each patch is of."""
+    return jax.vmap(_extents)(positions, segments)
+
+
+def _extents(positions: Int[Array, "p 2"], segments: Int[Array, " p"]) -> Int[Array, "p 2"]:
     highest = jax.ops.segment_max(positions, segments, num_segments=segments.shape[0] + 1)
     return highest[segments] + 1
 

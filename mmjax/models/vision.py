@@ -10,8 +10,8 @@ from mmjax.models.encoder import EncoderBlock, encoder_module, transformer_modul
 from mmjax.models.interface import Batch, Channels
 from mmjax.models.layers import Linear, constant, norm_of
 from mmjax.models.module import Module
-from mmjax.models.positions import PlaneTable, plane_waves
-from mmjax.models.transformer import Shared
+from mmjax.models.positions import PlaneTable, image_extents, plane_waves
+from mmjax.models.transformer import Shared, through
 from sharding.axes import Axes
 
 
@@ -70,9 +70,23 @@ class PatchBlock(EncoderBlock):
         mask, _ = EncoderBlock.prepare(config, batch)
         if not config.rotary_base:
             return mask, None
-        return mask, plane_rotation(jnp.maximum(batch["positions"], 0), config.head_width, config.rotary_base)
+        positions = jnp.maximum(batch["positions"], 0).astype(jnp.float32)
+        if config.rotary_grid:
+            extents = image_extents(batch["positions"], batch["segments"])
+            positions = positions * (config.rotary_grid / extents.astype(jnp.float32))
+        return mask, plane_rotation(positions, config.head_width, config.rotary_base)
+
+
+class PostNormBlock(PatchBlock):
+    """An encoder block whose norms stand behind attention and feed-forward layer, over what these add."""
+
+    def __call__(self, x: Float[Array, "r s d"], shared: Shared, axes: Axes) -> Float[Array, "r s d"]:
+        mask, rotary = shared
+        x = x + through(self.attention_scale, self.attention_norm(self.attention(x, axes, mask=mask, rotary=rotary)))
+        return x + through(self.mlp_scale, self.mlp_norm(self.mlp(x, axes)))
 
 
 @encoder_module.register
 def _(config: VisionConfig, model: ModelConfig) -> Module:
-    return transformer_module(config, model, PatchEmbedding, PatchBlock if config.rotary_base else EncoderBlock)
+    plain = PatchBlock if config.rotary_base else EncoderBlock
+    return transformer_module(config, model, PatchEmbedding, PostNormBlock if config.post_norm else plain)

@@ -102,6 +102,38 @@ CONVOLUTION = Permuted((2, 3, 1, 0))
 
 
 @dataclasses.dataclass(frozen=True)
+class Paired(Layout):
+    """Channels of heads that rotary positions turn in pairs: of neighbours there, half a head apart here.
+
+    Attributes:
+        heads: How many there are.
+        each: Layout of the tensor otherwise; its first dimension there is that of the channels.
+    """
+
+    heads: int
+    each: Layout = LINEAR
+
+    def their_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        (shape,) = self.each.their_shapes(ours)
+        if shape[0] % (2 * self.heads):
+            raise ValueError(f"{shape[0]} channels are not pairs of {self.heads} heads")
+        return (shape,)
+
+    def to_ours(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
+        (array,) = theirs
+        return self.each.to_ours((_swapped(array, (self.heads, -1, 2)),), shapes)
+
+    def to_theirs(self, ours: Arrays) -> Arrays:
+        (array,) = self.each.to_theirs(ours)
+        return (_swapped(array, (self.heads, 2, -1)),)
+
+
+def _swapped(array: np.ndarray, parts: tuple[int, int, int]) -> np.ndarray:
+    """The first dimension as three, of which the last two change places."""
+    return array.reshape((*parts, *array.shape[1:])).swapaxes(1, 2).reshape(array.shape)
+
+
+@dataclasses.dataclass(frozen=True)
 class Reshaped(Layout):
     """One tensor of the same numbers in the same order, whose shape there is `theirs` (such as `[1, 1, d]`)."""
 

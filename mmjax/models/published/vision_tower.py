@@ -25,6 +25,7 @@ BIASES = {
     "attention/key": "key",
     "attention/value": "value",
     "attention/output": "output",
+    "mlp/gate": "mlp",
     "mlp/up": "mlp",
     "mlp/down": "mlp",
 }

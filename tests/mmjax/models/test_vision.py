@@ -64,8 +64,16 @@ def test_the_pixel_shuffle_joins_the_patches_of_a_cell():
 
 PLACES = 24
 WITH_CLASS_TOKEN = dataclasses.replace(
-    VISION, class_token=True, positions="learned", grid=3, pre_norm=True, rotary_base=100.0, qk_norm="head"
+    VISION,
+    class_token=True,
+    positions="learned",
+    grid=3,
+    pre_norm=True,
+    rotary_base=100.0,
+    rotary_grid=5,
+    qk_norm="head",
 )
+NORMS_BEHIND = dataclasses.replace(VISION, post_norm=True, rotary_base=100.0, layer_scale=0.5)
 
 
 @functools.cache
@@ -92,7 +100,9 @@ def encode(config, *pictures):
     return np.split(out[arrays[BACKBONE.name]["vision_index"][0]], np.cumsum(tokens)[:-1])
 
 
-@pytest.mark.parametrize("config", [VISION, WITH_CLASS_TOKEN], ids=["plain", "class token"])
+@pytest.mark.parametrize(
+    "config", [VISION, WITH_CLASS_TOKEN, NORMS_BEHIND], ids=["plain", "class token", "norms behind"]
+)
 def test_an_images_tokens_do_not_depend_on_what_else_is_in_the_row(config):
     first, second = image(0, 8, 4), image(1, 4, 4)
     (alone,) = encode(config, first)

@@ -14,6 +14,7 @@ from mmjax.models.published.layouts import (
     CONVOLUTION_1D,
     LINEAR,
     Fused,
+    Paired,
     Permuted,
     Reshaped,
     Stacked,
@@ -35,6 +36,8 @@ CASES = {
     "windows": (3, lambda w, c, d: (Windows((w,)), ((w * c, d),))),
     "c_attn": (2, lambda *shape: (Fused(axis=1, each=AS_IS), (shape,) * 3)),
     "fused biases": (2, lambda a, b: (Fused(each=AS_IS), ((a,), (b,)))),
+    "pairs": (3, lambda h, e, d: (Paired(h), ((d, 2 * h * e),))),
+    "pairs of biases": (2, lambda h, e: (Paired(h, AS_IS), ((2 * h * e,),))),
     "wqkv": (4, lambda k, q, e, d: (Fused(groups=k), ((d, k * q * e), (d, k * e), (d, k * e)))),
     "class and patches": (
         2,
@@ -68,6 +71,11 @@ def test_there_and_back_is_the_same(case, data):
     assert len(back) == len(theirs)
     for before, after in zip(theirs, back, strict=True):
         np.testing.assert_array_equal(before, after)
+
+
+def test_neighbours_come_to_stand_half_a_head_apart():
+    (found,) = Paired(2, AS_IS).to_ours((np.arange(12),), ((12,),))
+    assert found.tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
 
 
 @pytest.mark.parametrize("layout", [AS_IS, LINEAR, CONVOLUTION_1D, CONVOLUTION], ids=repr)
