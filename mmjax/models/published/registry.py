@@ -30,7 +30,7 @@ def model_type_of(values: Mapping[str, Any]) -> str | None:
     `internvl_chat/internlm2`.
     """
     called = next((str(values[key]) for key in TYPE_KEYS if values.get(key)), None)
-    within = values.get("llm_config", {}).get("model_type")
+    within = (values.get("llm_config") or {}).get("model_type")
     return f"{called}/{within}" if called and within else called
 
 
