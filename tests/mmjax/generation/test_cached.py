@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.architectures import BackboneConfig, ModelConfig
+from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig
 from configs.rope import Llama3Scaling
 from mmjax.generation.cached import CachedBackbone
 from mmjax.generation.sampling import Sampling
@@ -29,6 +29,7 @@ KINDS = {
         longest=ROW,
         tie_embeddings=True,
     ),
+    "mixtral": dataclasses.replace(PLAIN, experts=ExpertsConfig(count=4, top=2, ffn=12)),
     "parallel, normed queries": dataclasses.replace(PLAIN, parallel=True, qk_norm="head", layer_scale=0.1),
 }
 TEXTS = np.random.default_rng(0).integers(0, 16, (3, ROW))
