@@ -70,7 +70,7 @@ def _write(workdir: pathlib.Path) -> int:
     import jax
 
     from configs.errors import UserError
-    from mmjax.weights.exporting import export
+    from mmjax.weights.exporting import export, merging
     from mmjax.weights.writing import parse_size, refuse_filled
 
     limit = parse_size(_SHARD_SIZE.value)
@@ -84,7 +84,7 @@ def _write(workdir: pathlib.Path) -> int:
     target = _target(config)
     checkpoints = Checkpoints(workdir / "checkpoints", config.model)
     read, step = checkpoints.layer_reader(jax.local_devices()[0], _STEP.value)
-    files = export(target, read, output, limit)
+    files = export(target, merging(read, config.model), output, limit)
     print(f"Written to {output}: {target.published.name}, step {step}; config.json, {', '.join(files)}")
     return 0
 
