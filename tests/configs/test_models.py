@@ -16,6 +16,7 @@ from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, 
 from mmjax import cli
 from mmjax.models.parameters import abstract_module
 from mmjax.models.pieces import model_modules
+from mmjax.models.published import registry
 from mmjax.training.reduced import reduced_model
 from sharding.specs import module_graph
 from tests.configs.published import MODELS, PARTS, TOLERANCE, Published
@@ -26,6 +27,25 @@ DOCUMENT = FOLDER.parents[1] / "docs" / "models.md"
 SMALL = BackboneConfig(depth=1)
 SCOPE = re.compile(r"^(\w+)/architectures\.(\w+):$", re.MULTILINE)
 BINDING_OF_A_MODEL = ("name", "merge", "image_size")  # what a model may set of a part
+
+# Part or model -> the published architecture that computes it.
+COMPUTED_AS = {
+    "vit_huge": "vit",
+    "clip_vit_l_336": "clip",
+    "siglip_so400m_384": "siglip",
+    "internvit_6b": "intern_vit_6b",
+    "eva_clip_1b": "eva_giant_patch14_clip_224",
+    "eva_clip_4b": "eva02_enormous_patch14_clip_224",
+    "whisper_large": "whisper",
+    "orch_whisper_6b": "whisper",
+    **dict.fromkeys(("llama2_7b", "llama2_13b", "llama2_70b", "llama3_8b", "llama3_70b", "yi_34b"), "llama"),
+    **dict.fromkeys(("qwen1_5_110b", "qwen2_7b", "qwen2_14b", "qwen2_72b"), "qwen2"),
+    **dict.fromkeys(("gpt_11b", "gpt_175b"), "gpt2"),
+    "internlm2_20b": "internlm2",
+    "internvit_6b_internlm2_20b": "internvl_chat/internlm2",
+    "internvit_6b_llama3_8b": "internvl_chat/llama",
+    "internvit_6b_qwen1_5_110b": "internvl_chat/qwen2",
+}
 
 Part = VisionConfig | AudioConfig | BackboneConfig | GeneratorConfig
 
@@ -116,6 +136,15 @@ def test_a_model_is_made_of_the_parts_it_names(name):
         own = {field: getattr(module, field) for field in BINDING_OF_A_MODEL if hasattr(module, field)}
         assert dataclasses.replace(part, **own) == module
     assert config.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("name", "model_type"), COMPUTED_AS.items())
+def test_a_part_or_model_computes_what_a_published_architecture_does(name, model_type):
+    """All but the name is told by its config.json: what the architecture computes otherwise, writing would refuse."""
+    of = parts()[name] if name in parts() else model(name)
+    values = registry.write(registry.find(model_type), of)
+    assert registry.model_type_of(values) in registry.find(model_type).model_types
+    assert values.get("architecture", model_type) == model_type
 
 
 @pytest.mark.parametrize("name", [path.stem for path in FILES])

@@ -21,6 +21,7 @@ from mmjax.models.parameters import initial_module
 from mmjax.models.pieces import model_modules
 from mmjax.models.positions import plane_waves
 from mmjax.models.projector import build_projector
+from mmjax.models.vision import PatchBlock
 from mmjax.models.whole import run_module
 from sharding.axes import Axes
 from tests.tiny import BACKBONE, VISION
@@ -111,3 +112,32 @@ def test_an_images_tokens_do_not_depend_on_what_else_is_in_the_row(config):
         np.testing.assert_allclose(packed[of], alone, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(packed[1 - of], encode(config, second)[0], rtol=1e-4, atol=1e-5)
     assert np.max(np.abs(encode(config, image(2, 8, 4))[0] - alone)) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"post_norm": True, "parallel": True}, "post_norm norms none"), ({"rotary_grid": -1}, "rotary_grid is -1")],
+)
+def test_an_encoder_that_contradicts_itself_is_refused(changed, said):
+    with pytest.raises(ValueError, match=said):
+        dataclasses.replace(VISION, **changed)
+
+
+def test_rotary_positions_are_stretched_to_the_grid_that_was_trained_on():
+    """An image of another size is as one of the grid's: the first row and column stay, the last come near the end."""
+    positions = jnp.asarray([[[0, 0], [3, 1], [-1, -1]]])
+    prepared = [
+        PatchBlock.prepare(
+            dataclasses.replace(VISION, rotary_base=100.0, rotary_grid=grid),
+            {"positions": positions, "segments": jnp.asarray([[1, 1, 1]])},
+        )[1]
+        for grid in (0, 4, 8)
+    ]
+    plain, rows_same, doubled = ([np.asarray(of)[0, :, 0] for of in rotation] for rotation in prepared)
+    half = VISION.head_width // 4
+    angles = [np.arctan2(sines, cosines) for cosines, sines in (plain, rows_same, doubled)]
+    np.testing.assert_allclose(angles[1][1, :half], angles[0][1, :half], atol=1e-6)  # 4 rows, as the grid
+    np.testing.assert_allclose(angles[1][1, half], 2.0, atol=1e-6)  # 2 columns: the second is the grid's third
+    np.testing.assert_allclose(angles[2][1, half], 4.0 - 2 * np.pi, atol=1e-6)
+    for turned in angles:
+        np.testing.assert_array_equal(turned[[0, 2]], 0)
