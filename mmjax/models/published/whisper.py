@@ -1,6 +1,7 @@
 """Whisper's encoder (arXiv 2212.04356), as `WhisperModel` of transformers names it; what decodes is left alone.
 
-Its table of positions holds sines that are computed here for clips of any length, so it is kept and not read.
+Its table of positions holds sines that are computed here for clips of any length, so it is kept and not read. Theirs
+hears every clip padded to 30 s, ours the clip alone: they agree on clips of 30 s, and differ by attention to silence.
 """
 
 from collections.abc import Mapping

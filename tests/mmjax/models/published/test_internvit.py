@@ -12,6 +12,7 @@ from mmjax.weights.checking import Misfit
 from mmjax.weights.initial import initial_values
 from mmjax.weights.modules import open_checkpoint, standing_alone
 from tests.mmjax.models.published.decoders import same_tensors
+from tests.mmjax.models.published.interns import IMAGENET, KINDS, SMALL, of_authors, values_of_authors
 from tests.mmjax.models.published.towers import (
     exported,
     hidden_states,
@@ -28,32 +29,7 @@ from tests.mmjax.training import runs
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-SMALL = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 36,
-    "image_size": [16, 16],
-    "patch_size": [4, 4],
-}
-KINDS = {
-    "6B": {"norm_type": "rms_norm", "attention_bias": False, "use_qk_norm": True},
-    "300M": {"norm_type": "layer_norm", "attention_bias": True, "use_qk_norm": False},
-}
 SIZES = ((16, 16), (16, 24))
-# Where the authors have another name for what transformers says.
-ORIGINALS = {
-    "embeddings.cls_token": "embeddings.class_embedding",
-    "embeddings.patch_embeddings.projection": "embeddings.patch_embedding",
-    "embeddings.position_embeddings": "embeddings.position_embedding",
-    "encoder.layer.": "encoder.layers.",
-    "attention.projection_layer": "attn.proj",
-    "attention.": "attn.",
-    "layernorm_before": "norm1",
-    "layernorm_after": "norm2",
-    "lambda_": "ls",
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,7 +50,7 @@ def saved(tmp_path_factory):
             )
             root = tmp_path_factory.mktemp("internvit")
             theirs.save_pretrained(root / "transformers")
-            rewrite(root / "transformers", root / "authors", KINDS[kind])
+            rewrite(root / "transformers", root / "authors", kind)
             made[kind] = theirs, root
         return made[kind]
 
@@ -82,27 +58,14 @@ def saved(tmp_path_factory):
 
 
 def rewrite(folder, output, kind):
-    """The folder's weights under the authors' names, queries, keys and values joined."""
+    """The folder's weights under the authors' names."""
     from safetensors.numpy import load_file, save_file
 
-    tensors, written = load_file(folder / "model.safetensors"), {}
-    for name, tensor in tensors.items():
-        for theirs, original in ORIGINALS.items():
-            name = name.replace(theirs, original)
-        written[name] = tensor
-    for before in sorted(name for name in written if ".q_proj." in name):
-        parts = [written.pop(before.replace(".q_proj.", f".{part}_proj.")) for part in "qkv"]
-        written[before.replace(".q_proj.", ".qkv.")] = np.concatenate(parts)
     output.mkdir()
-    save_file(written, output / "model.safetensors", metadata={"format": "pt"})
-    values = {
-        "model_type": "intern_vit_6b",
-        **{key: value[0] if isinstance(value, list) else value for key, value in SMALL.items()},
-        "norm_type": kind["norm_type"],
-        "qkv_bias": kind["attention_bias"],
-        "qk_normalization": kind["use_qk_norm"],
-    }
-    (output / "config.json").write_text(json.dumps(values))
+    save_file(
+        of_authors(load_file(folder / "model.safetensors")), output / "model.safetensors", metadata={"format": "pt"}
+    )
+    (output / "config.json").write_text(json.dumps(values_of_authors(kind)))
 
 
 def ours(folder):

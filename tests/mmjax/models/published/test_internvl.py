@@ -14,8 +14,8 @@ from mmjax.models.whole import run_model
 from mmjax.weights.initial import initial_values
 from mmjax.weights.modules import open_checkpoint, standing_alone
 from tests.mmjax.models.published.decoders import same_tensors
+from tests.mmjax.models.published.interns import IMAGENET, KINDS, SMALL, of_authors, renamed, values_of_authors
 from tests.mmjax.models.published.seeing import our_logits, ours, packed, prompts, their_logits
-from tests.mmjax.models.published.test_internvit import IMAGENET, KINDS, ORIGINALS, SMALL
 from tests.mmjax.models.published.towers import exported, randomised
 from tests.mmjax.training import runs
 
@@ -79,49 +79,39 @@ def rewrite(folder, output, kind, decoder):
     """The folder's weights under the authors' names; `decoder`: `internlm2`, or as it is."""
     from safetensors.numpy import load_file, save_file
 
-    tensors = load_file(folder / "model.safetensors")
-    written = {of_author(name, decoder): tensor for name, tensor in tensors.items()}
-    for before in sorted(name for name in written if name.startswith("vision_model.") and ".q_proj." in name):
-        parts = [written.pop(before.replace(".q_proj.", f".{part}_proj.")) for part in "qkv"]
-        written[before.replace(".q_proj.", ".qkv.")] = np.concatenate(parts)
-    if decoder == "internlm2":
-        for before in sorted(name for name in written if "self_attn.q_proj" in name):
-            parts = [written.pop(before.replace("q_proj", f"{part}_proj")) for part in "qkv"]
-            groups = [part.reshape(TEXT["num_key_value_heads"], -1, part.shape[-1]) for part in parts]
-            joined = np.concatenate(groups, axis=1).reshape(-1, parts[0].shape[-1])
-            written[before.replace("self_attn.q_proj", "attention.wqkv")] = joined
+    parts = {"vision_tower.": {}, "multi_modal_projector.": {}, "language_model.": {}}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        before = next(before for before in parts if name.startswith(before))
+        parts[before][name.removeprefix(before)] = tensor
+    tower, projector, language = parts.values()
+    language = as_internlm2(language) if decoder == "internlm2" else language
+    written = {
+        **{f"vision_model.{name}": tensor for name, tensor in of_authors(tower).items()},
+        **{f"mlp1.{renamed(name, PROJECTOR)}": tensor for name, tensor in projector.items()},
+        **{f"language_model.{name}": tensor for name, tensor in language.items()},
+    }
     output.mkdir()
     save_file(written, output / "model.safetensors", metadata={"format": "pt"})
     values = {
         "model_type": "internvl_chat",
         "architectures": ["InternVLChatModel"],
         "ps_version": "v2",
-        "vision_config": {
-            "model_type": "intern_vit_6b",
-            **{key: value[0] if isinstance(value, list) else value for key, value in SMALL.items()},
-            "norm_type": kind["norm_type"],
-            "qkv_bias": kind["attention_bias"],
-            "qk_normalization": kind["use_qk_norm"],
-        },
+        "vision_config": values_of_authors(kind),
         "llm_config": {"model_type": decoder, "rms_norm_eps": 1e-6, **TEXT},
     }
     (output / "config.json").write_text(json.dumps(values))
     return output
 
 
-def of_author(name, decoder):
-    """What the authors call a tensor."""
-    if name.startswith("vision_tower."):
-        name = name.replace("vision_tower.", "vision_model.")
-        for theirs, original in ORIGINALS.items():
-            name = name.replace(theirs, original)
-    elif name.startswith("multi_modal_projector."):
-        for theirs, number in PROJECTOR.items():
-            name = name.replace(f"multi_modal_projector.{theirs}", f"mlp1.{number}")
-    elif decoder == "internlm2":
-        for theirs, original in INTERNLM2.items():
-            name = name.replace(theirs, original)
-    return name
+def as_internlm2(tensors):
+    """A Llama's weights under InternLM2's names, queries joined with the key and the value that they share."""
+    written = {renamed(name, INTERNLM2): tensor for name, tensor in tensors.items()}
+    for name in sorted(name for name in written if "self_attn.q_proj" in name):
+        parts = [written.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        groups = [part.reshape(TEXT["num_key_value_heads"], -1, part.shape[-1]) for part in parts]
+        joined = np.concatenate(groups, axis=1).reshape(-1, parts[0].shape[-1])
+        written[name.replace("self_attn.q_proj", "attention.wqkv")] = joined
+    return written
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,7 +146,7 @@ def test_an_export_is_what_was_imported_and_they_load_it(kind, saved, tmp_path):
 @pytest.mark.parametrize(("kind", "decoder"), [("6B", "internlm2"), ("6B", "llama"), ("300M", "qwen2")])
 def test_the_authors_names_give_the_same_model_and_are_written_again(kind, decoder, saved, tmp_path):
     _, folder = saved(kind)
-    other = rewrite(folder, tmp_path / "authors", KINDS[kind], decoder)
+    other = rewrite(folder, tmp_path / "authors", kind, decoder)
     model, _, parameters = ours(other)
     expected, _, same = ours(folder)
     assert model == expected
