@@ -17,7 +17,8 @@ class BackboneConfig(TransformerConfig):
     Attributes:
         vocabulary: Rows v of the embedding; at least the tokenizer's size.
         positions: `rotary`, inside attention, or `learned`, a table added to the embedding (GPT).
-        longest: Positions of the learned table; no sample may have more tokens.
+        longest: Positions of the learned table; rows of data (`DataConfig.tokens`) may not be longer, for one sample
+            may fill a row.
         rope_base: Base of the rotary frequencies.
         rope_scaling: How they are stretched for longer sequences; None for not.
         tie_embeddings: Whether the output head is the input embedding.

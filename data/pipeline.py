@@ -15,7 +15,7 @@ import grain
 import numpy as np
 from absl import flags
 
-from configs.architectures import ModelConfig
+from configs.architectures import BackboneConfig, ModelConfig
 from data.batch import GlobalBatch, batch_capacity
 from data.data_config import DataConfig
 from data.errors import DataError
@@ -230,7 +230,18 @@ def make_catalogue(config: DataConfig, model: ModelConfig, source: Source) -> Ca
             f"the tokenizer has {source.tokenizer.size} ids, more than {model.backbone.name}.vocabulary = "
             f"{model.backbone.vocabulary}; raise it"
         )
+    _require_positions(config, model.backbone)
     return catalogue
+
+
+def _require_positions(config: DataConfig, backbone: BackboneConfig) -> None:
+    """A sample may fill a row; positions behind a learned table would all read its last entry, unseen."""
+    if backbone.positions == "learned" and config.tokens > backbone.longest:
+        raise DataError(
+            f"a sample may fill a row of DataConfig.tokens = {config.tokens}, but {backbone.name}.longest = "
+            f"{backbone.longest} learned positions are there; lower DataConfig.tokens to {backbone.longest} or raise "
+            "BackboneConfig.longest"
+        )
 
 
 def _recipe(

@@ -195,6 +195,12 @@ def test_a_model_or_a_kind_that_does_not_fit_is_refused(train):
         training_batches(dataclasses.replace(CONFIG, mixture=(("audio", 1.0),)), MODEL, train)
     with pytest.raises(DataError, match=r"35 ids, more than backbone.vocabulary = 34; raise it"):
         training_batches(CONFIG, dataclasses.replace(MODEL, backbone=BackboneConfig(vocabulary=34)), train)
+    learned = dataclasses.replace(MODEL.backbone, positions="learned", longest=CONFIG.tokens)
+    training_batches(CONFIG, dataclasses.replace(MODEL, backbone=learned), train).close()
+    short = dataclasses.replace(MODEL, backbone=dataclasses.replace(learned, longest=CONFIG.tokens - 1))
+    for batches in (training_batches, evaluation_batches):
+        with pytest.raises(DataError, match=rf"tokens = {CONFIG.tokens}, .* {CONFIG.tokens - 1} learned positions"):
+            batches(CONFIG, short, train)
 
 
 @pytest.mark.parametrize(
