@@ -8,10 +8,13 @@ from typing import Any
 from configs.architectures import ModelConfig
 from configs.errors import UserError
 
+KIND = "kind"
+"""What the name of a configuration's class stands under: two noise schedules or stretched rotations may look alike."""
+
 
 def identity(config: ModelConfig) -> Any:
     """The model as JSON gives it back."""
-    return _json(dataclasses.asdict(config))
+    return json.loads(json.dumps(_told(config)))
 
 
 def refuse_another_model(path: pathlib.Path, stored: Any, config: ModelConfig) -> None:
@@ -19,8 +22,8 @@ def refuse_another_model(path: pathlib.Path, stored: Any, config: ModelConfig) -
 
     A field that an older version did not know had its default then.
     """
-    theirs, ours = {**_flat(_json(_defaults(config))), **_flat(stored)}, _flat(identity(config))
-    differing = [name for name in ours | _flat(stored) if theirs.get(name) != ours.get(name)]
+    theirs, ours = _flat(json.loads(json.dumps(_completed(stored, config)))), _flat(identity(config))
+    differing = [name for name in ours | theirs if theirs.get(name) != ours.get(name)]
     if differing:
         details = ", ".join(f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here" for name in differing)
         raise UserError(
@@ -29,28 +32,27 @@ def refuse_another_model(path: pathlib.Path, stored: Any, config: ModelConfig) -
         )
 
 
-def _json(value: Any) -> Any:
-    return json.loads(json.dumps(value))
-
-
-def _defaults(value: Any) -> Any:
-    """The defaults of the fields of a configuration and of those within it; fields without one are left out."""
+def _told(value: Any) -> Any:
+    """Configurations as dictionaries that say their kind too."""
     if isinstance(value, tuple):
-        return dict(enumerate(map(_defaults, value))) if any(map(dataclasses.is_dataclass, value)) else {}
+        return [_told(each) for each in value]
     if not dataclasses.is_dataclass(value):
-        return {}
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        below = _defaults(getattr(value, field.name))
-        if below:
-            found[field.name] = below
-        elif field.default is not dataclasses.MISSING and _plain(field.default):
-            found[field.name] = field.default
-    return found
+        return value
+    return {KIND: type(value).__name__, **{of.name: _told(getattr(value, of.name)) for of in dataclasses.fields(value)}}
 
 
-def _plain(value: Any) -> bool:
-    return not any(map(dataclasses.is_dataclass, value if isinstance(value, tuple) else (value,)))
+def _completed(stored: Any, ours: Any) -> Any:
+    """What is stored, with the fields it lacks as they are by default; only where something of that kind is stored."""
+    if isinstance(stored, list) and isinstance(ours, tuple):
+        return [*(_completed(*each) for each in zip(stored, ours, strict=False)), *stored[len(ours) :]]
+    if not isinstance(stored, dict) or not dataclasses.is_dataclass(ours):
+        return stored
+    fields = dataclasses.fields(ours)
+    if fields and not stored:
+        return stored
+    defaults = {of.name: _told(of.default) for of in fields if of.default is not dataclasses.MISSING}
+    known = {name: _completed(value, getattr(ours, name, None)) for name, value in stored.items()}
+    return {KIND: type(ours).__name__, **defaults, **known}
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:

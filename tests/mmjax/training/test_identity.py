@@ -5,8 +5,16 @@ import pathlib
 
 import pytest
 
-from configs.architectures import LoraConfig, ModelConfig
+from configs.architectures import (
+    BackboneConfig,
+    ExpertsConfig,
+    GeneratorConfig,
+    LoraConfig,
+    ModelConfig,
+    ScaledLinearSchedule,
+)
 from configs.errors import UserError
+from configs.rope import LinearScaling, Llama3Scaling
 from mmjax.training.identity import identity, refuse_another_model
 from tests.tiny import PAINTER, tiny_model
 
@@ -42,3 +50,35 @@ def test_what_differs_is_named():
         refuse_another_model(PATH, identity(tiny_model()), plain)
     with pytest.raises(UserError, match="lora.0.rank is 8 there, None here|lora is"):
         refuse_another_model(PATH, identity(dataclasses.replace(tiny_model(), lora=(LoraConfig(),))), tiny_model())
+
+
+def without_kinds(stored):
+    """As versions wrote it that did not tell the classes of configurations."""
+    if isinstance(stored, list):
+        return [without_kinds(each) for each in stored]
+    return {k: without_kinds(v) for k, v in stored.items() if k != "kind"} if isinstance(stored, dict) else stored
+
+
+LINEAR, LLAMA3 = (ModelConfig(backbone=BackboneConfig(rope_scaling=of(4.0))) for of in (LinearScaling, Llama3Scaling))
+EXPERTS = ModelConfig(backbone=BackboneConfig(experts=ExpertsConfig()))
+SCALED = ModelConfig(generators=(GeneratorConfig(schedule=ScaledLinearSchedule()),))
+
+
+@pytest.mark.parametrize("config", [ModelConfig(), LLAMA3, EXPERTS, SCALED])
+def test_older_checkpoints_say_no_kinds(config):
+    refuse_another_model(PATH, without_kinds(identity(config)), config)
+
+
+@pytest.mark.parametrize(
+    ("stored", "config", "named"),
+    [
+        (identity(LINEAR), LLAMA3, "rope_scaling.kind is 'LinearScaling' there, 'Llama3Scaling' here"),
+        (identity(ModelConfig()), SCALED, "schedule.kind is 'CosineSchedule' there"),
+        (without_kinds(identity(ModelConfig())), SCALED, "schedule.timesteps is None there, 1000 here"),
+        (identity(ModelConfig()), EXPERTS, "backbone.experts.count is None there, 8 here"),
+        (without(identity(ModelConfig()), "lora"), ModelConfig(lora=(LoraConfig(),)), "lora.0.rank is None there"),
+    ],
+)
+def test_what_was_not_there_is_not_taken_for_its_defaults(stored, config, named):
+    with pytest.raises(UserError, match=named):
+        refuse_another_model(PATH, stored, config)
