@@ -14,7 +14,12 @@ from jaxtyping import install_import_hook  # noqa: E402
 
 install_import_hook(["mmjax", "sharding", "pallas_kernels", "data"], "beartype.beartype")
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# No test judges how long something takes, and neither does hypothesis: machines are slow and shared.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
