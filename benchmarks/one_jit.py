@@ -93,9 +93,9 @@ class OneJit:
         batch = {module: {**arrays, "seed_and_step": key} for module, arrays in rows.items()}
         for layout, apply in self._stages:
             inputs = {name: channels[name] for name in layout.inputs}
-            outputs, loss, _ = apply(weights, inputs, batch, Axes())
+            outputs, more, _ = apply(weights, inputs, batch, Axes())
             channels |= outputs
-            losses += [] if loss is None else [loss]
+            losses += more.values()
         return sum(losses, start=jnp.zeros(()))
 
     def _update(self, gradients: Tree, moments: Tree, parameters: Tree) -> tuple[Tree, Tree]:

@@ -88,7 +88,11 @@ class Experts(nnx.Module):
     def _local(
         self, x: Float[Array, "n d"], chosen: Int[Array, "n k"], weights: Float[Array, "n k"]
     ) -> Float[Array, "n d"]:
-        """This rank's part of the sum; `chosen` counts from its first expert, and may be an expert of other ranks."""
+        """This rank's part of the sum; `chosen` counts from its first expert, and may be an expert of other ranks.
+
+        Where XLA has no grouped product (CPUs, and by default NVIDIA GPUs: openxla/xla pull request 40189), it makes a
+        dense one of all rows for each local expert.
+        """
         count, top = self.gate.shape[0], chosen.shape[1]
         group = jnp.where((chosen >= 0) & (chosen < count), chosen, count).reshape(-1)
         order = jnp.argsort(group)

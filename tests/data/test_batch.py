@@ -1,6 +1,9 @@
-import numpy as np
+import dataclasses
 
-from configs.architectures import GeneratorConfig, ModelConfig, VisionConfig
+import numpy as np
+import pytest
+
+from configs.architectures import ExpertsConfig, GeneratorConfig, ModelConfig, VisionConfig
 from data.batch import Totals, global_batch
 from data.formats import SampleFormat
 from data.images import resize
@@ -109,3 +112,14 @@ def test_rows_that_another_host_loads_count_in_the_normalisers():
     assert (batch.targets, batch.counts) == (expected.targets, expected.counts)
     weights = batch.arrays["backbone"]["weights"]
     assert weights[weights > 0].tolist() == [np.float32(1 / 5)] * 2
+
+
+def test_where_the_backbone_has_experts_every_token_has_its_share_of_their_balancing_loss():
+    model = dataclasses.replace(MODEL, backbone=dataclasses.replace(MODEL.backbone, experts=ExpertsConfig()))
+    whole = pack_samples([TOLD, DRAWN], 2, CAPACITY, FORM)
+    batch = global_batch(whole, model, FORM)
+    shares, segments = (batch.arrays["backbone"][name] for name in ("shares", "segments"))
+    assert shares.dtype == np.float32 and shares.sum() == pytest.approx(1)
+    np.testing.assert_array_equal(shares > 0, segments > 0)
+    here = global_batch(pack_samples([TOLD], 2, CAPACITY, FORM), model, FORM, totals=Totals.counted(whole, FORM))
+    assert here.arrays["backbone"]["shares"].max() == shares.max()

@@ -66,8 +66,8 @@ def run(of: Engine, state: State, steps: Iterable[int]) -> tuple[State, np.ndarr
     for step in steps:
         state, decision = of.executor.step(state, of.place(tiny_batch(MODEL, seed=step), step))
         losses.append(decision.losses)
-    last = {unit: place for place, (unit, _) in enumerate(of.executor.agreement.nodes)}
-    columns = [last[of.plan.unit_of(module).name] for module in ("backbone", "generator")]
+    names = [name for _, name in of.executor.agreement.order]
+    columns = [names.index(module) for module in ("backbone", "generator")]
     return state, np.array([np.asarray(each)[columns] for each in losses])
 
 

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from configs.architectures import ExpertsConfig, ModelConfig
+from mmjax.training.checkpoint import Checkpoints
 from mmjax.training.layouts import EXPERT_KINDS, KINDS, default_layouts
+from mmjax.training.stages import by_module
 from sharding.plan import Plan, UnitPlan, check_plan
 from sharding.specs import module_graph
 from tests.mmjax.training import runs
@@ -59,6 +61,17 @@ def test_every_rank_holds_its_experts_alone_and_a_share_of_their_masters():
     assert [held[device].start for device in (7, 6, 5, 4)] == [0, 2, 0, 2]  # data rank = data * ep + expert
     gradients = of.executor.stages["mind", 0].programs.zero_gradients()["backbone/blocks"]
     assert gradients["mlp"]["gate"].shape[0] == 2 and gradients["mlp"]["router"].shape[0] == 4
+
+
+def test_a_checkpoint_of_one_plan_is_restored_on_expert_ranks_of_another(tmp_path):
+    before, after = (engine(PLANS[name], CONFIG) for name in PLANS)
+    checkpoints = Checkpoints(tmp_path, CONFIG)
+    checkpoints.save(1, before, start(before), {})
+    checkpoints.wait()
+    state, _, step = checkpoints.restore(after)
+    checkpoints.close()
+    assert step == 1
+    jax.tree.map(np.testing.assert_array_equal, by_module(state.masters), parameters(CONFIG))
 
 
 def test_verify_tries_layouts_of_experts_where_there_are_some():
