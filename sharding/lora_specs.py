@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from configs.architectures import GeneratorConfig
+from configs.architectures import BackboneConfig, GeneratorConfig
 from configs.lora import LoraConfig
 from configs.transformer import TransformerConfig
 from sharding.generator_specs import transformers
@@ -29,9 +29,15 @@ def projections(config: Any) -> Iterator[Projection]:
 
 @projections.register
 def _(config: TransformerConfig) -> Iterator[Projection]:
-    token = Amount(1)
-    yield from _attention(config.width, config.width, config.kv_width, token, token)
-    yield from _fed(config.width, config.ffn, config.gated, token)
+    yield from _attention(config.width, config.width, config.kv_width, Amount(1), Amount(1))
+    yield from _fed(config.width, config.ffn, config.gated, Amount(1))
+
+
+@projections.register
+def _(config: BackboneConfig) -> Iterator[Projection]:
+    yield from _attention(config.width, config.width, config.kv_width, Amount(1), Amount(1))
+    if config.experts is None:  # experts have no adapters
+        yield from _fed(config.width, config.ffn, config.gated, Amount(1))
 
 
 @projections.register

@@ -1,5 +1,6 @@
 """Specs of blocks with experts against the Flax modules: parameters, what ranks hold, and FLOPs, exactly."""
 
+import dataclasses
 import functools
 import math
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.architectures import BackboneConfig, ModelConfig
+from configs.architectures import BackboneConfig, LoraConfig, ModelConfig
 from configs.experts import ExpertsConfig
 from mmjax.models.parameters import abstract_module, define
 from mmjax.models.pieces import model_modules
@@ -44,6 +45,15 @@ def test_a_rank_holds_what_the_spec_says(name, tp, ep):
             held += (piece.layers or 1) * math.prod(shape.shape) // ranks
     spec = module_graph(model(name, biases=("query", "key", "value")))["backbone"]
     assert held == sum((layer.on_rank(tp) + layer.experts_on_rank(tp, ep)) * count for layer, count in spec.whole)
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_have_no_adapters(name):
+    adapted = dataclasses.replace(model(name), lora=(LoraConfig("backbone", rank=4),))
+    (module,) = model_modules(adapted)
+    held = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_module(module)))
+    assert held == module_graph(adapted)["backbone"].parameter_count
+    assert held > module_graph(model(name))["backbone"].parameter_count
 
 
 @pytest.mark.parametrize("name", EXPERTS)
