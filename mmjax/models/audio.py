@@ -6,9 +6,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import AudioConfig, ModelConfig
+from mmjax.models.activations import ACTIVATIONS
 from mmjax.models.encoder import EncoderBlock, encoder_module, transformer_module
 from mmjax.models.interface import Batch, Channels
-from mmjax.models.layers import ACTIVATIONS, add_bias, constant, weight
+from mmjax.models.layers import add_bias, constant, weight
 from mmjax.models.module import Module
 from mmjax.models.positions import time_waves
 from pallas_kernels.collective_matmul import split_matmul

@@ -15,9 +15,10 @@ from jaxtyping import Array, Float, Int
 
 from configs.backbone import BackboneConfig
 from configs.experts import ExpertsConfig
+from mmjax.models.activations import ACTIVATIONS
 from mmjax.models.backbone import BackboneBlock
 from mmjax.models.interface import Batch, Passing
-from mmjax.models.layers import ACTIVATIONS, GatedMLP, Linear, weight
+from mmjax.models.layers import GatedMLP, Linear, weight
 from mmjax.models.transformer import Shared, through
 from sharding.axes import Axes
 

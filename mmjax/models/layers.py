@@ -3,19 +3,15 @@
 Every parameter carries `split`: per dimension None, "tensor" or "expert", which says what parallelism divides it.
 """
 
-import functools
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.transformer import TransformerConfig
+from mmjax.models.activations import ACTIVATIONS, Activations
 from pallas_kernels.collective_matmul import split_matmul
 from sharding.axes import Axes
-
-Activations = Float[Array, "..."]
 
 NO_AXES = Axes()
 
@@ -157,20 +153,6 @@ def standardised(x: Activations, over: tuple[int, ...], epsilon: float) -> Activ
 def scaled(x: Activations, scale: Float[Array, " d"]) -> Activations:
     """x * scale over the last dimension, in x's precision."""
     return x * scale.astype(x.dtype).reshape((1,) * (x.ndim - 1) + scale.shape)
-
-
-def quick_gelu(x: Activations) -> Activations:
-    """x sigmoid(1.702 x), CLIP's approximation of GELU."""
-    return x * jax.nn.sigmoid(1.702 * x)
-
-
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-    "quick_gelu": quick_gelu,
-    "silu": jax.nn.silu,
-    "relu": jax.nn.relu,
-}
 
 
 class MLP(nnx.Module):
