@@ -9,6 +9,7 @@ from configs.architectures import ModelConfig
 from mmjax.models.published.rules import Config
 
 HEAD = "from __gin__ import dynamic_registration\n\n"
+TOGETHER = "# Of several files that say this, the last one wins: to start from several folders, name them all in one."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ def gin_text(config: Config, weights: tuple[tuple[str, str], ...] = ()) -> str:
     imports = {_import(type(each.config)) for each in held}
     if weights:
         imports.add("from mmjax.training import config")
-        blocks.append(f"config.TrainConfig.weights = {weights!r}\n")
+        blocks.append(f"{TOGETHER}\nconfig.TrainConfig.weights = {weights!r}\n")
     return HEAD + "\n".join(sorted(imports)) + "\n\n" + "\n".join(blocks)
 
 
