@@ -6,11 +6,13 @@ import json
 import numpy as np
 import pytest
 
+from configs.architectures import LoraConfig
 from configs.errors import UserError
 from mmjax.models.pieces import model_modules
-from mmjax.weights.exporting import anew, export, like
+from mmjax.weights.exporting import anew, export, like, merging
 from mmjax.weights.initial import initial_values
 from mmjax.weights.modules import open_checkpoint
+from sharding.trees import set_leaf
 from tests.mmjax.weights.llama_folder import BACKBONE, bits, model, random_tensors, write_llama
 
 LARGE_FILES = 10**9
@@ -75,6 +77,32 @@ def test_without_an_original(tmp_path):
     export(anew("llama", model(), "backbone", "bfloat16"), imported(path), tmp_path / "out", LARGE_FILES)
     assert tensors_of(tmp_path / "out") == tensors_of(path)
     assert open_checkpoint(tmp_path / "out").config == open_checkpoint(path).config == BACKBONE
+
+
+def test_adapters_are_merged_into_what_they_adapt(tmp_path):
+    path = write_llama(tmp_path / "original", random_tensors(dtype="F32"))
+    ours = dataclasses.replace(model(), lora=(LoraConfig("backbone", rank=2, scale=0.5, targets=("query", "down")),))
+    random, whole = np.random.default_rng(1), imported(path)
+    sizes = {"attention/query": (16, 16), "mlp/down": (24, 16)}
+    adapters = {
+        of: [random.normal(size=size).astype(np.float32) for size in ((n, 2), (2, m))] for of, (n, m) in sizes.items()
+    }
+
+    def read(module: str, piece: str, layer: str):
+        if piece != "blocks_lora":
+            return whole(module, piece, layer)
+        tree = {}
+        for of, (down, up) in adapters.items():
+            tree = set_leaf(set_leaf(tree, f"{of}/adapter/down", down), f"{of}/adapter/up", up)
+        return tree
+
+    export(like(open_checkpoint(path), ours, "backbone"), merging(read, ours), tmp_path / "out", LARGE_FILES)
+    before, after = (open_checkpoint(of).folder for of in (path, tmp_path / "out"))
+    theirs = {"self_attn.q_proj.weight": "attention/query", "mlp.down_proj.weight": "mlp/down"}
+    assert before.tensors.keys() == after.tensors.keys()
+    for name in before.tensors:
+        down, up = adapters.get(theirs.get(name.partition("layers.")[2].partition(".")[2], ""), (0.0, 0.0))
+        np.testing.assert_allclose(after.read(name) - before.read(name), 0.5 * np.dot(down, up).T, atol=1e-6)
 
 
 def test_values_that_a_type_does_not_hold_are_refused(tmp_path):
