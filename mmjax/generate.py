@@ -40,6 +40,8 @@ def main() -> int:
 
     model = load_trained(workdir, cli.configured(TrainConfig))
     _name_unknown_words(model.tokenizer, [request.prompt for request in requests])
+    if _GUIDANCE.value != 1 and any(not each.condition_dropout for each in model.config.generators):
+        _warn("--guidance wants GeneratorConfig.condition_dropout in training; this model always had conditions")
     settings = Settings(sampling, _MOST_TOKENS.value, _SAMPLING_STEPS.value, _GUIDANCE.value)
     for served in serve(model, requests, settings):
         if _REQUESTS.value:

@@ -190,8 +190,9 @@ def test_many_requests_are_answered_in_order_a_line_each(workdir, trained):
         {"prompt": "is there a blue circle?"},
     ]
     (workdir.parent / "asked.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
-    done = generate(workdir, "--requests=asked.jsonl", "--sampling_steps=3")
+    done = generate(workdir, "--requests=asked.jsonl", "--sampling_steps=3", "--guidance=2")
     assert done.returncode == 0, done.stderr
+    assert "warning: --guidance wants GeneratorConfig.condition_dropout" in done.stderr
     first, drawn, last = map(json.loads, done.stdout.splitlines())
     assert first["answer"] == trained.answer(QUESTION, [SHOWN]).text and first["ended"]
     assert drawn == {"prompt": "a blue circle", "output": "many.png"} and (workdir.parent / "many.png").is_file()
