@@ -1,7 +1,9 @@
 """Clips of any file to mono sound of 16 kHz, and their lengths from the header alone."""
 
 import contextlib
+import functools
 import io
+import logging
 import re
 from collections.abc import Iterator
 
@@ -12,6 +14,8 @@ from jaxtyping import Float32
 
 from data.errors import BadSampleError
 from data.records import Media
+
+_LOG = logging.getLogger(__name__)
 
 RATE = 16_000
 LONGEST_PIECE = 30 * RATE  # what Whisper's encoder was trained on
@@ -44,6 +48,8 @@ def read_clip(media: Media) -> Float32[np.ndarray, " samples"]:
         mono = np.concatenate([np.zeros(0, np.float32), *(block.mean(axis=1) for block in _blocks(file))])
         if len(mono) != file.frames:
             raise BadSampleError(media.where, f"{len(mono)} of {file.frames} samples are there: the file is cut")
+        if file.samplerate != RATE:
+            _tell_of_resampling(file.samplerate)
         waveform = mono if file.samplerate == RATE else soxr.resample(mono, file.samplerate, RATE)
         length = _resampled(file.frames, file.samplerate)
         # The resampler rounds the length its own way; the header's formula rules.
@@ -51,6 +57,12 @@ def read_clip(media: Media) -> Float32[np.ndarray, " samples"]:
         if not np.isfinite(waveform).all():
             raise BadSampleError(media.where, "samples that are no finite numbers")
         return waveform
+
+
+@functools.cache
+def _tell_of_resampling(rate: int) -> None:
+    """Once a rate and process: a data set of another rate is no error, but people should know."""
+    _LOG.warning("clips of %d Hz are resampled to %d Hz", rate, RATE)
 
 
 def clip_samples(media: Media) -> int:

@@ -35,6 +35,14 @@ def read_both(media):
     return waveform
 
 
+def test_that_clips_are_resampled_is_said_once_a_rate(caplog):
+    for rate in (RATE, 11_111, 22_222, 11_111):
+        read_clip(held(tone(0.1, rate), rate))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"clips of {rate} Hz are resampled to 16000 Hz" for rate in (11_111, 22_222)
+    ]
+
+
 @pytest.mark.parametrize(("form", "subtype"), LOSSLESS)
 def test_lossless_formats_at_16_khz_are_read_as_they_are(form, subtype):
     waveform = tone(0.1, RATE)
