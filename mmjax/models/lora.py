@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
+from configs.errors import UserError
 from configs.lora import LoraConfig
 from mmjax.models.layers import Linear, weight
 from mmjax.models.module import Module, Piece
@@ -39,7 +40,11 @@ class LowRank(nnx.Module):
 
 
 def adapted(module: Module, lora: LoraConfig) -> Module:
-    """The module with adapters: beside every piece of the part that has projections, a piece that is their adapters."""
+    """The module with adapters: beside every piece of the part that has projections, a piece that is their adapters.
+
+    Raises:
+        UserError: It is the part, and none of its projections is a target.
+    """
     if lora.part not in {piece.owner for piece in module.pieces}:
         return module
     pieces: list[Piece] = []
@@ -50,6 +55,11 @@ def adapted(module: Module, lora: LoraConfig) -> Module:
         build = functools.partial(with_adapters, piece.build, lora)
         pieces.append(dataclasses.replace(piece, build=build, holds=_is_base))
         pieces.append(Piece(f"{piece.name}_lora", lora.name, build, piece.layers, holds=is_adapter, adapts=piece.name))
+    if len(pieces) == len(module.pieces):
+        raise UserError(
+            f"ModelConfig.lora adapts {', '.join(lora.targets)} of {lora.part}, which has none of them (experts have no "
+            "adapters); name others in LoraConfig.targets"
+        )
     return dataclasses.replace(module, pieces=tuple(pieces))
 
 

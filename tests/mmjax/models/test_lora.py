@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import LoraConfig, ModelConfig
+from configs.errors import UserError
 from mmjax.models.lora import joined, merged_model
 from mmjax.models.parameters import define, initial_module
 from mmjax.models.pieces import model_modules
@@ -52,6 +53,12 @@ def test_targets_alone_have_adapters():
     assert found == {f"{at}/adapter/{name}" for at in ("attention/query", "mlp/down") for name in ("down", "up")}
     assert [piece.owner for piece in backbone.pieces] == ["backbone", "backbone", "backbone_lora", "backbone"]
     assert [piece.name for piece in backbone.computed] == ["embed", "blocks", "head"]
+
+
+def test_targets_that_the_part_has_none_of_are_refused():
+    plain = dataclasses.replace(TALKER, backbone=dataclasses.replace(TALKER.backbone, gated=False))
+    with pytest.raises(UserError, match="ModelConfig.lora adapts gate of backbone, which has none of them"):
+        model_modules(dataclasses.replace(plain, lora=(LoraConfig("backbone", targets=("gate",)),)))
 
 
 def paths(tree) -> list[str]:
