@@ -57,8 +57,8 @@ def adapted(module: Module, lora: LoraConfig) -> Module:
         pieces.append(Piece(f"{piece.name}_lora", lora.name, build, piece.layers, holds=is_adapter, adapts=piece.name))
     if len(pieces) == len(module.pieces):
         raise UserError(
-            f"ModelConfig.lora adapts {', '.join(lora.targets)} of {lora.part}, which has none of them (experts have no "
-            "adapters); name others in LoraConfig.targets"
+            f"ModelConfig.lora adapts {', '.join(lora.targets)} of {lora.part}, which has none of them (experts have "
+            "no adapters); name others in LoraConfig.targets"
         )
     return dataclasses.replace(module, pieces=tuple(pieces))
 
