@@ -15,7 +15,7 @@ class ExpertsConfig:
         ffn: Feed-forward width f of one expert.
         shared_ffn: Width of an expert that every token passes through behind a sigmoid gate (Qwen2-MoE); 0 for none.
         normalise: Whether the probabilities of the chosen experts are divided by their sum (Mixtral does).
-        balance: What the balancing loss of each layer counts in the model's loss.
+        balance: What the balancing loss, the mean over the layers, counts in the model's loss.
     """
 
     count: int = 8

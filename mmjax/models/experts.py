@@ -116,6 +116,7 @@ class ExpertBlock(BackboneBlock):
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__(config)
+        self.depth = config.depth
         self.mlp = Experts(config.experts, config.width, activation=config.activation)
 
     @staticmethod
@@ -124,11 +125,12 @@ class ExpertBlock(BackboneBlock):
         return BackboneBlock.prepare(config, batch), Counted(batch["segments"], batch["shares"])
 
     def __call__(self, x: Float[Array, "r s d"], shared: tuple[Shared, Counted], axes: Axes) -> Passing:
-        """The block's output and its balancing loss."""
+        """The block's output and its share of the balancing loss, which is the mean over the layers."""
         (mask, rotary), counted = shared
         normed = self.attention_norm(x)
         x, normed = self.attended(x, normed, self.attention(normed, axes, mask=mask, rotary=rotary))
         y, loss = self.mlp.balanced(normed, counted, axes)
+        loss = loss / self.depth
         return Passing(x + through(self.mlp_scale, y), loss)
 
 

@@ -32,6 +32,10 @@ _KINDS = {
 }
 
 
+# What else a file may ask for; only these can be computed.
+_REFUSED = {"mscale": 1.0, "mscale_all_dim": 0.0, "truncate": True, "partial_rotary_factor": 1.0}
+
+
 def read_rotary(values: Mapping[str, Any], base: float = 10000.0) -> tuple[float, RopeScaling | None]:
     """The base and the scaling; `base` is for files that leave it out.
 
@@ -50,6 +54,10 @@ def read_rotary(values: Mapping[str, Any], base: float = 10000.0) -> tuple[float
             f"the rotary positions are of type {kind!r}; only default, {', '.join(_KINDS)} can be computed"
         )
     scaling, keys = _KINDS[kind]
+    for key, known in _REFUSED.items():
+        asked = parameters.get(key, values.get(key))
+        if asked not in (None, known):
+            raise ValueError(f"{key} of the rotary positions is {asked!r}; only {known!r} can be computed")
     given = {ours: parameters.get(theirs) for ours, theirs in keys.items()}
     if given.get("original", 0) is None:
         given["original"] = values["max_position_embeddings"]

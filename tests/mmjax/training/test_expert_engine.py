@@ -42,7 +42,7 @@ def test_losses_and_gradients_are_those_of_one_device(name):
     found = of.losses(decision)
     assert set(found) == {"backbone", "backbone/balance"}  # of both stages together, each apart
     np.testing.assert_allclose([found[name] for name in losses], list(losses.values()), rtol=1e-5)
-    assert losses["backbone/balance"] > 0.5 * BACKBONE.depth  # even routing costs balance * top a layer
+    assert losses["backbone/balance"] > 0.5  # even routing costs balance * top
     assert jax.tree.structure(gradients) == jax.tree.structure(expected)
     error, path = worst(gradients, expected)
     assert error < 1e-3, path

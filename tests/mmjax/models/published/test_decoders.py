@@ -162,6 +162,7 @@ def test_internlm2_is_a_llama_whose_weights_lie_otherwise(saved, tmp_path):
     [
         ("llama", {**SMALL, "hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
         ("llama", {**SMALL, "rope_parameters": {"rope_type": "longrope"}}, "of type 'longrope'; only default, linear"),
+        ("llama", {**SMALL, "rope_parameters": {**YARN, "truncate": False}}, "truncate of the rotary positions is F"),
         ("llama", {**SMALL, "head_dim": 8}, "head_dim is 8"),
         ("qwen2", {**SMALL, "use_sliding_window": True}, "use_sliding_window is true"),
         ("gpt2", {**GPT2, "activation_function": "tanh"}, "activation_function is 'tanh'"),
