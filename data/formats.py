@@ -160,7 +160,7 @@ class SampleFormat:
         """The format of a model, at row capacities of so many patches and frames.
 
         Raises:
-            DataError: Two encoders of one modality, two generators, or pixels that are not RGB.
+            DataError: Two encoders of one modality, two generators, or images to draw that are not RGB or not square.
         """
         seeing = [encoder for encoder in model.encoders if isinstance(encoder, VisionConfig)]
         hearing = [encoder for encoder in model.encoders if isinstance(encoder, AudioConfig)]
@@ -171,6 +171,11 @@ class SampleFormat:
         for module in (*seeing, *model.generators):
             if module.channels != 3:
                 raise DataError(f"{module.name}.channels is {module.channels}; images are read as RGB, so it must be 3")
+        for module in model.generators:
+            if not isinstance(module.image_size, int):
+                raise DataError(
+                    f"{module.name}.image_size is {module.image_size}; pictures to draw are square: give a side"
+                )
         return cls(
             PatchFormat((v := seeing[0]).name, v.patch, v.merge, patches, v.class_token) if seeing else None,
             FrameFormat(hearing[0].name, hearing[0].mels, hearing[0].merge, frames) if hearing else None,
