@@ -6,6 +6,7 @@ latter. What can be reached without looking is the commonest answer to each ques
 """
 
 import collections
+import dataclasses
 import json
 import pathlib
 import tempfile
@@ -17,7 +18,12 @@ from absl import flags
 
 from mmjax import cli
 
-_WORKDIR = flags.DEFINE_string("workdir", "", "Workdir of python -m mmjax.train; its newest whole checkpoint is used.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir",
+    "",
+    "Workdir of python -m mmjax.train; its newest whole checkpoint is used.",
+    allow_override=True,  # tests import several commands into one process
+)
 _SPEECH = flags.DEFINE_string("speech", "speech", "What python -m data.spoken_vqa wrote.")
 
 Item = TypeVar("Item")
@@ -106,8 +112,11 @@ def _scorer(config, workdir: pathlib.Path, devices):
     from sharding.plan import one_device
     from sharding.specs import module_graph
 
+    # Other questions may be longer than those of any sample.
+    data = dataclasses.replace(config.data, frames=2 * config.data.frames)
+
     def batches(source):
-        return evaluation_batches(config.data, config.model, source)
+        return evaluation_batches(data, config.model, source)
 
     plan = one_device(module_graph(config.model))
     first = batches(config.source("test"))
