@@ -14,7 +14,12 @@ from absl import flags
 
 from mmjax import cli
 
-_WORKDIR = flags.DEFINE_string("workdir", "", "Workdir of python -m mmjax.train; its newest whole checkpoint is used.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir",
+    "",
+    "Workdir of python -m mmjax.train; its newest whole checkpoint is used.",
+    allow_override=True,  # tests import several commands into one process
+)
 _IMAGES = flags.DEFINE_integer("images", 100, "Pictures to draw.", lower_bound=1)
 _SAMPLING_STEPS = flags.DEFINE_integer("sampling_steps", 50, "DDIM steps of a picture.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the first picture; each has the next.", lower_bound=0)
