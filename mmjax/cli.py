@@ -108,6 +108,20 @@ def _resolve(gin_file: str) -> str:
     )
 
 
+def parse_operative(workdir: str) -> None:
+    """Reads the configuration that a run wrote down, with `--gin.NAME=VALUE` on top.
+
+    Raises:
+        UserError: `--gin_file` is given: it would stand for another run's.
+    """
+    if _GIN_FILES.value:
+        raise UserError(
+            f"--gin_file={_GIN_FILES.value[0]}: the run in {workdir} has written down its own configuration; leave it "
+            "out, and change single values by --gin.NAME=VALUE"
+        )
+    parse_gin(str(pathlib.Path(workdir) / OPERATIVE_CONFIG))
+
+
 def parse_gin(default_gin_file: str, *before: str) -> None:
     """Reads the configuration files of `--gin_file` (or the default), then the `--gin.NAME=VALUE` overrides.
 

@@ -95,7 +95,7 @@ def _configuration_of(workdir: pathlib.Path) -> "TrainConfig":
 
     if not (workdir / cli.OPERATIVE_CONFIG).is_file():
         raise UserError(f"--workdir={workdir} has no {cli.OPERATIVE_CONFIG}; give the folder that mmjax.train wrote to")
-    cli.parse_gin(str(workdir / cli.OPERATIVE_CONFIG))
+    cli.parse_operative(str(workdir))
     from mmjax.training.config import TrainConfig
 
     return cli.configured(TrainConfig)

@@ -33,7 +33,7 @@ def main() -> int:
     workdir = _checked_workdir()
     requests = _requests()
     sampling = Sampling(_TEMPERATURE.value, _TOP_P.value)
-    cli.parse_gin(str(workdir / cli.OPERATIVE_CONFIG))
+    cli.parse_operative(str(workdir))
     from mmjax.generation.requests import Settings, serve
     from mmjax.generation.trained import load_trained
     from mmjax.training.config import TrainConfig

@@ -26,7 +26,7 @@ def main() -> int:
     from rich.console import Console
 
     from mmjax import automatic
-    from mmjax.training.config import TrainConfig
+    from mmjax.training.config import TrainConfig, foreign_tokens
     from mmjax.training.metrics import open_metrics
     from mmjax.training.progress import make_progress, print_plan
     from mmjax.training.trainer import Trainer, describe_devices
@@ -44,6 +44,13 @@ def main() -> int:
         )
     trainer = Trainer(config, plan, workdir, _RESUME.value)
     if first:
+        if foreign_tokens(config, trainer.tokenizer):
+            console.print(
+                f"warning: {config.model.backbone.name} starts from published weights, and the tokens are those of a "
+                f"{type(trainer.tokenizer).__name__}: give the source the model's own (HuggingFaceTokenizer.file)",
+                style="yellow",
+                soft_wrap=True,
+            )
         cli.write_operative_config(str(workdir))
         plan.save(workdir / "plan.json")
         (workdir / "vocabulary.json").write_text(trainer.tokenizer.to_json())

@@ -9,6 +9,9 @@ from configs.architectures import ModelConfig
 from configs.errors import UserError
 from data.data_config import DataConfig
 from data.source import Source
+from data.tokenizer import WordTokenizer
+from data.tokenizers.byte_level import ByteTokenizer
+from data.tokenizers.interface import Tokenizer
 from mmjax.training.optimizer import OptimizerConfig
 from mmjax.training.settings import Settings
 from sharding.balancing.arrangement import POLICIES
@@ -79,6 +82,12 @@ class TrainConfig:
     def settings(self) -> Settings:
         """What the engine needs of it beside the model and the plan."""
         return Settings(self.optimizer, self.steps, self.seed, self.trainable, self.transport)
+
+
+def foreign_tokens(config: TrainConfig, tokenizer: Tokenizer) -> bool:
+    """Whether a backbone that starts from published weights is given tokens that cannot be its own."""
+    published = {"model", config.model.backbone.name} & {part for part, _ in config.weights}
+    return bool(published) and isinstance(tokenizer, WordTokenizer | ByteTokenizer)
 
 
 def find_plan(name: str) -> pathlib.Path:

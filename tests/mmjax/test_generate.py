@@ -239,6 +239,7 @@ def test_a_picture_depends_on_its_own_description_and_seed_only(trained):
         (("--image=nowhere.png", f"--prompt={QUESTION}"), "nowhere.png"),
         (("--image=plan.json", f"--prompt={QUESTION}"), "plan.json: no whole header"),
         (("--prompt= ",), "--prompt is missing"),
+        (("--prompt=a circle", "--gin_file=tiny.gin"), "has written down its own configuration; leave it out"),
         (("--image=a.png", "--prompt=a circle", "--output=b.png"), "give one, and ask twice"),
         (("--prompt=a circle", "--output=picture.circle"), "suffix '.circle'"),
         (("--prompt=a circle", "--output=nowhere/b.png"), "no folder nowhere"),
