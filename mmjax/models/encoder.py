@@ -12,7 +12,7 @@ from mmjax.models.interface import Batch
 from mmjax.models.layers import norm_of
 from mmjax.models.module import Module, Piece
 from mmjax.models.projector import build_projector
-from mmjax.models.transformer import Shared, TransformerBlock
+from mmjax.models.transformer import Shared, TransformerBlock, block_stack
 from sharding.axes import Axes
 
 EncoderConfig = VisionConfig | AudioConfig
@@ -56,13 +56,7 @@ def transformer_module(
         config.name,
         (
             Piece("embed", config.name, lambda: embedding(config)),
-            Piece(
-                "blocks",
-                config.name,
-                lambda: block(config),
-                layers=config.depth,
-                prepare=lambda batch: block.prepare(config, batch),
-            ),
+            block_stack(config, block),
             *last,
             Piece("projector", f"{config.name}_projector", lambda: build_projector(config, model.backbone)),
         ),

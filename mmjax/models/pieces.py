@@ -8,6 +8,7 @@ from mmjax.models.experts import ExpertBlock
 from mmjax.models.generator import generator_module
 from mmjax.models.lora import adapted
 from mmjax.models.module import Module, Piece
+from mmjax.models.transformer import block_stack
 
 
 def model_modules(config: ModelConfig) -> tuple[Module, ...]:
@@ -28,13 +29,7 @@ def _backbone(config: ModelConfig) -> Module:
         of.name,
         (
             Piece("embed", of.name, lambda: TokenEmbedding(config)),
-            Piece(
-                "blocks",
-                of.name,
-                lambda: block(of),
-                layers=of.depth,
-                prepare=lambda batch: block.prepare(of, batch),
-            ),
+            block_stack(of, block),
             Piece("head", of.name, lambda: LanguageHead(config), borrows=tied),
         ),
         inputs=tuple(encoder.name for encoder in config.encoders),

@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float
 from configs.transformer import TransformerConfig
 from mmjax.models.attention import Attention, Rotation
 from mmjax.models.layers import MLP, GatedMLP, LayerNorm, RMSNorm, constant, norm_of, scaled
+from mmjax.models.module import Piece
 from sharding.axes import Axes
 
 Shared = tuple[Bool[Array, "r 1 s s"], Rotation | None]
@@ -52,6 +53,17 @@ class TransformerBlock(nnx.Module):
         """What attention made of the input added to it, and what the feed-forward layer takes."""
         x = x + through(self.attention_scale, seen)
         return x, normed if self.mlp_norm is None else self.mlp_norm(x)
+
+
+def block_stack(config: TransformerConfig, block: type[TransformerBlock]) -> Piece:
+    """The blocks of a module; `block.prepare(config, batch)` makes what those of a stage share."""
+    return Piece(
+        "blocks",
+        config.name,
+        lambda: block(config),
+        layers=config.depth,
+        prepare=lambda batch: block.prepare(config, batch),
+    )
 
 
 def through(scale: LayerScale | None, x: jax.Array) -> jax.Array:
