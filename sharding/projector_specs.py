@@ -56,6 +56,17 @@ def _(config: ResamplerConfig, encoder: EncoderConfig, backbone: BackboneConfig)
     return _layer(encoder, kernels, parameters, whole, same_kept(kept, inputs), width * share)
 
 
+@functools.singledispatch
+def projector_splits(config: Any) -> tuple[tuple[str, int], ...]:
+    """What tensor parallelism divides in a projector beside widths: (what it is, its size); nothing by default."""
+    return ()
+
+
+@projector_splits.register
+def _(config: ResamplerConfig) -> tuple[tuple[str, int], ...]:
+    return (("projector heads", config.heads),)
+
+
 def _layer(
     encoder: EncoderConfig,
     kernels: tuple[Kernel, ...],

@@ -6,11 +6,11 @@ import numpy as np
 from jaxtyping import Float
 
 from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
-from configs.projectors import ResamplerConfig
 from sharding.expert_specs import expert_splits
 from sharding.generator_specs import generator_layers, generator_splits
 from sharding.layer_spec import NOTHING, Amount, LayerSpec, Loads
 from sharding.lora_specs import adapter_layer
+from sharding.projector_specs import projector_splits
 from sharding.transformer_specs import backbone_layers, encoder_layers
 
 ModuleConfig = VisionConfig | AudioConfig | BackboneConfig | GeneratorConfig
@@ -157,9 +157,7 @@ def _adapted(spec: ModuleSpec, config: ModuleConfig, model: ModelConfig) -> Modu
 def _encoder_spec(config: VisionConfig | AudioConfig, backbone: BackboneConfig) -> ModuleSpec:
     before, layer, after = encoder_layers(config, backbone)
     kv_heads = (("kv_heads", config.kv_heads),) if config.kv_heads else ()
-    resampler = isinstance(config.projector, ResamplerConfig)
-    projector = (("projector heads", config.projector.heads),) if resampler else ()
-    splits = (("heads", config.heads), *kv_heads, ("ffn", config.ffn), *projector)
+    splits = (("heads", config.heads), *kv_heads, ("ffn", config.ffn), *projector_splits(config.projector))
     return ModuleSpec(config.name, config.depth, splits=splits, before=before, layer=layer, after=after)
 
 

@@ -1,5 +1,8 @@
 """Encoders and backbones as layers, from the dataclasses that their Flax modules are built from."""
 
+import functools
+from typing import Any
+
 from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, VisionConfig
 from sharding.block_specs import block_layer, norm_size
 from sharding.expert_specs import with_experts
@@ -13,7 +16,7 @@ def encoder_layers(
     """What comes before an encoder's stack, one layer of the stack, and what comes after: norm and projector."""
     last = (_norm(config),) if config.last_norm else ()
     after = (*last, projector_layer(config.projector, config, backbone))
-    return (_EMBEDDINGS[type(config)](config),), block_layer(config, causal=False), after
+    return (embedding_layer(config),), block_layer(config, causal=False), after
 
 
 def backbone_layers(config: ModelConfig) -> tuple[tuple[LayerSpec, ...], LayerSpec, tuple[LayerSpec, ...]]:
@@ -23,6 +26,13 @@ def backbone_layers(config: ModelConfig) -> tuple[tuple[LayerSpec, ...], LayerSp
     return (_embedding(of),), with_experts(block, of) if of.experts else block, (_head(of),)
 
 
+@functools.singledispatch
+def embedding_layer(config: Any) -> LayerSpec:
+    """What comes before an encoder's blocks. A new kind registers its own, by the type of its configuration."""
+    raise TypeError(f"no embedding is known of a {type(config).__name__}; register one with embedding_layer")
+
+
+@embedding_layer.register
 def _patch_embedding(config: VisionConfig) -> LayerSpec:
     pixels, width, learned = config.patch_width, config.width, config.positions == "learned"
     inputs = Kept(whole=Amount(pixels))
@@ -39,6 +49,7 @@ def _patch_embedding(config: VisionConfig) -> LayerSpec:
     )
 
 
+@embedding_layer.register
 def _frame_embedding(config: AudioConfig) -> LayerSpec:
     """Two convolutions over three frames; two frames are one position."""
     mels, width = config.mels, config.width
@@ -51,9 +62,6 @@ def _frame_embedding(config: AudioConfig) -> LayerSpec:
     kept = Kept(Amount(4 * width), Amount(2 * mels + width))
     parameters = 3 * width * (mels + width) + width
     return LayerSpec("embed", config.name, kernels, parameters, width, same_kept(kept, inputs), Amount(width))
-
-
-_EMBEDDINGS = {VisionConfig: _patch_embedding, AudioConfig: _frame_embedding}
 
 
 def _norm(config: VisionConfig | AudioConfig) -> LayerSpec:
