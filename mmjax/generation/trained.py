@@ -196,7 +196,8 @@ def load_trained(workdir: pathlib.Path, config: TrainConfig) -> TrainedModel:
     prompting = Prompting.from_json(_beside(workdir, PROMPTING))
     masters, step = Checkpoints(directory, config.model).restore_parameters(jax.local_devices()[0])
     dtype = jnp.dtype(config.model.dtype)
-    weights = jax.tree.map(lambda leaf: leaf.astype(dtype), merged_model(masters, config.model.lora))
+    merged = merged_model(masters, model_modules(config.model), config.model.lora)
+    weights = jax.tree.map(lambda leaf: leaf.astype(dtype), merged)
     alone = dataclasses.replace(config.model, lora=())
     return TrainedModel(alone, config.data.capacity, tokenizer, prompting, weights, step)
 

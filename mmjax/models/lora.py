@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -116,16 +116,17 @@ def _projection_paths(adapters: Tree, before: str = "") -> list[str]:
     ]
 
 
-def merged_model(parameters: Tree, adapters: tuple[LoraConfig, ...]) -> Tree:
+def merged_model(parameters: Tree, modules: Iterable[Module], adapters: tuple[LoraConfig, ...]) -> Tree:
     """The parameters of a model, `{module: {piece: {layer: {...}}}}`, with its adapters merged and gone."""
     scales = {lora.part: lora.scale for lora in adapters}
-    return {module: _merged_module(pieces, scales.get(module, 0.0)) for module, pieces in parameters.items()}
+    return {module.name: _merged_module(parameters[module.name], module, scales) for module in modules}
 
 
-def _merged_module(pieces: Tree, scale: float) -> Tree:
-    found = {name: layers for name, layers in pieces.items() if not name.endswith("_lora")}
-    for name, layers in pieces.items():
-        if name.endswith("_lora"):
-            base = name.removesuffix("_lora")
-            found[base] = {layer: merged_layer(found[base][layer], below, scale) for layer, below in layers.items()}
+def _merged_module(parameters: Tree, module: Module, scales: Mapping[str, float]) -> Tree:
+    found = {piece.name: parameters[piece.name] for piece in module.computed}
+    for name, layers in found.items():
+        if adapters := module.adapters(name):
+            scale = scales[module.name]
+            pairs = parameters[adapters]
+            found[name] = {layer: merged_layer(below, pairs[layer], scale) for layer, below in layers.items()}
     return found

@@ -38,7 +38,7 @@ def test_at_the_start_nothing_is_added_and_the_rest_is_as_without():
 
 def test_merged_weights_do_what_the_adapters_did():
     tree = parameters(ADAPTED)
-    merged = merged_model(tree, LORA)
+    merged = merged_model(tree, model_modules(ADAPTED), LORA)
     assert jax.tree.structure(merged) == jax.tree.structure(initial(TALKER))
     of_adapters, without = losses(ADAPTED, tree), losses(TALKER, merged)
     np.testing.assert_allclose(without, of_adapters, rtol=1e-5)
