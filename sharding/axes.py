@@ -11,17 +11,28 @@ class Axes:
         data: Axes over which rows are split and gradients are summed.
         tensor: Axes over which heads, feed-forward widths and the vocabulary are split.
         expert: Axes over which experts are split.
+        sequence: Axes over which the positions of a row are divided between split matmuls: none, or all of `tensor`.
+        matmul: How the collectives of split matmuls travel (`pallas_kernels.collective_matmul`).
     """
 
     data: tuple[str, ...] = ()
     tensor: tuple[str, ...] = ()
     expert: tuple[str, ...] = ()
+    sequence: tuple[str, ...] = ()
+    matmul: str = "reference"
 
     def __post_init__(self) -> None:
-        for purpose in ("data", "tensor", "expert"):
+        for purpose in ("data", "tensor", "expert", "sequence"):
             if isinstance(getattr(self, purpose), str):
                 raise TypeError(f"Axes.{purpose} is the string {getattr(self, purpose)!r}; give a tuple of axis names")
         # An axis may serve data and expert at once, but rows and widths never share one.
         shared = set(self.tensor) & (set(self.data) | set(self.expert))
         if shared:
             raise ValueError(f"Axes.tensor shares {', '.join(sorted(shared))} with data or expert; use another axis")
+        if self.sequence not in ((), self.tensor):
+            raise ValueError(f"Axes.sequence is {self.sequence}; give none, or those of tensor, {self.tensor}")
+
+    @property
+    def undivided(self) -> "Axes":
+        """The same for what takes all positions of a row."""
+        return dataclasses.replace(self, sequence=())

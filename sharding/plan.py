@@ -54,8 +54,9 @@ class Plan:
         raise PlanError(f"module {module} lies in no unit; add it to one of {', '.join(u.name for u in self.units)}")
 
     def table(self) -> list[dict[str, str]]:
-        """One row a unit, for people; with columns of cp, ep and chunks where a unit has several."""
-        shown = [key for key in ("cp", "ep", "chunks") if any(getattr(unit, key) > 1 for unit in self.units)]
+        """One row a unit, for people; with columns of what is not as in most plans in some unit."""
+        usual = {"cp": 1, "ep": 1, "chunks": 1, "collectives": "reduce"}
+        shown = [key for key, value in usual.items() if any(getattr(unit, key) != value for unit in self.units)]
         return [
             {
                 "unit": unit.name,

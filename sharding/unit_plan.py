@@ -8,6 +8,13 @@ from configs.errors import UserError
 from sharding.specs import ModuleGraph, ModuleSpec
 
 RECOMPUTE = ("none", "selective", "full")
+COLLECTIVES = {
+    "reduce": (False, "reference"),
+    "gather": (True, "reference"),
+    "ring": (True, "ring"),
+}
+"""By name: whether the tensor ranks divide the positions between split matmuls, and how these' collectives travel."""
+
 Run = tuple[str, int, int]
 
 
@@ -34,6 +41,9 @@ class UnitPlan:
             attention, arXiv 2310.01889).
         ep: Expert ranks: so many consecutive data-parallel instances divide the experts of every layer that has some.
             It takes no devices of its own.
+        collectives: What the tensor ranks do around split matmuls. `reduce`: all have all positions, and sums are
+            all-reduced. `gather`: they divide the positions (sequence parallelism, arXiv 2205.05198), which are
+            gathered and scattered. `ring`: the same, part by part beside the matmuls.
     """
 
     name: str
@@ -46,6 +56,7 @@ class UnitPlan:
     chunks: int = 1
     cp: int = 1
     ep: int = 1
+    collectives: str = "reduce"
 
     def __post_init__(self) -> None:
         if not self.name or not self.modules or not self.layers:
@@ -71,6 +82,8 @@ class UnitPlan:
         for choice in self.recompute:
             if choice not in RECOMPUTE:
                 raise PlanError(f"unit {self.name}: recompute {choice!r}; choose from {', '.join(RECOMPUTE)}")
+        if self.collectives not in COLLECTIVES:
+            raise PlanError(f"unit {self.name}: collectives {self.collectives!r}; choose from {', '.join(COLLECTIVES)}")
 
     def _check_devices(self) -> None:
         sequence = f" x cp {self.cp}" if self.cp > 1 else ""

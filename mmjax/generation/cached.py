@@ -132,7 +132,7 @@ def attend_kept(
 ) -> tuple[Float[Array, "r s d"], Kept]:
     """A block over s new places of each row, from place `at` on, which see what is kept where `mask` allows."""
     normed = block.attention_norm(x)
-    query, key, value = block.attention.project(normed, normed, ALONE, rotary)
+    query, key, value = block.attention.project(normed, None, ALONE, rotary)
     keys, values = (jax.vmap(_put)(*pair, at) for pair in ((kept.keys, key), (kept.values, value)))
     seen = jax.nn.dot_product_attention(query, keys, values, mask=mask)
     return block.finish(x, normed, block.attention.leave(seen, ALONE), ALONE), Kept(keys, values)

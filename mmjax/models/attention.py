@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Real
 
 from configs.rope import rotary_frequencies
-from mmjax.models.layers import Linear
+from mmjax.models.layers import Linear, project
 from sharding.axes import Axes
 
 Rotation = tuple[Float[Array, "r s 1 half"], Float[Array, "r s 1 half"]]
@@ -87,24 +87,27 @@ class Attention(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "r s d"],
+        x: Float[Array, "r q d"],
         axes: Axes,
         *,
         mask: Bool[Array, "r 1 s t"] | None = None,
         rotary: Rotation | None = None,
         source: Float[Array, "r t c"] | None = None,
-    ) -> Float[Array, "r s d"]:
+    ) -> Float[Array, "r q d"]:
         """Attends from x to `source` (default x itself) where `mask` allows; `rotary` turns queries and keys."""
-        query, key, value = self.project(x, x if source is None else source, axes, rotary)
+        query, key, value = self.project(x, source, axes, rotary)
         return self.leave(jax.nn.dot_product_attention(query, key, value, mask=mask), axes)
 
     def project(
-        self, x: Float[Array, "r s d"], source: Float[Array, "r t c"], axes: Axes, rotary: Rotation | None = None
+        self, x: Float[Array, "r q d"], source: Float[Array, "r t c"] | None, axes: Axes, rotary: Rotation | None = None
     ) -> tuple[Float[Array, "r s h e"], Float[Array, "r t k e"], Float[Array, "r t k e"]]:
-        """Queries, keys and values by head, normed and turned."""
-        query = self._heads(self.query(x, axes), self.query_norm, axes)
-        key = self._heads(self.key(source, axes), self.key_norm, axes)
-        value = self._heads(self.value(source, axes), None, axes)
+        """Queries, and keys and values of `source` (default x itself), by head, normed and turned, at all positions."""
+        if source is None:
+            query, key, value = project((self.query, self.key, self.value), x, axes)
+        else:
+            query, (key, value) = self.query(x, axes), project((self.key, self.value), source, axes)
+        query, key = self._heads(query, self.query_norm, axes), self._heads(key, self.key_norm, axes)
+        value = self._heads(value, None, axes)
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
         return query, key, value
@@ -115,7 +118,7 @@ class Attention(nnx.Module):
         x = x.reshape(*x.shape[:2], -1, self.head_width)
         return x if norm is None or across else norm(x)
 
-    def leave(self, seen: Float[Array, "r s h e"], axes: Axes) -> Float[Array, "r s d"]:
+    def leave(self, seen: Float[Array, "r s h e"], axes: Axes) -> Float[Array, "r q d"]:
         """What the heads have seen, through the output projection."""
         seen = seen.reshape(*seen.shape[:2], -1)
         return self.output(seen if self.inner_norm is None else self.inner_norm(seen, axes), axes)

@@ -1,6 +1,5 @@
 """The front of Whisper's encoder (arXiv 2212.04356) over packed clips: mel frames to positions of the encoder."""
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -10,9 +9,9 @@ from mmjax.models.activations import ACTIVATIONS
 from mmjax.models.encoder import EncoderBlock, encoder_module, transformer_module
 from mmjax.models.interface import Batch, Channels
 from mmjax.models.layers import add_bias, constant, weight
+from mmjax.models.matmuls import row_sum
 from mmjax.models.module import Module
 from mmjax.models.positions import time_waves
-from pallas_kernels.collective_matmul import split_matmul
 from sharding.axes import Axes
 
 TAPS = 3
@@ -46,13 +45,8 @@ class TimeConvolution(nnx.Module):
 
     def __call__(self, x: Float[Array, "r f c"], clips: Int[Array, "r f"], axes: Axes) -> Float[Array, "r p d"]:
         """`clips` says to which clip of the row a frame belongs."""
-
-        def contract(x: jax.Array, w: jax.Array) -> jax.Array:
-            return jnp.einsum("rptc,tcd->rpd", x, w)
-
-        x = neighbours(x, clips, self.stride)
-        y = split_matmul(x, self.kernel[...], split=self.split, axes=axes.tensor, contract=contract)
-        return add_bias(y, self.bias[...])
+        y = jnp.einsum("rptc,tcd->rpd", neighbours(x, clips, self.stride), self.kernel[...])
+        return add_bias(row_sum(y, self.split, axes), self.bias[...])
 
 
 class FrameEmbedding(nnx.Module):

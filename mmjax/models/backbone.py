@@ -10,7 +10,8 @@ from configs.architectures import BackboneConfig, ModelConfig
 from configs.rope import rotary_frequencies
 from mmjax.models.attention import Rotation, branch_mask, rotation
 from mmjax.models.interface import Batch, Channels, Leaving
-from mmjax.models.layers import norm_of, weight
+from mmjax.models.layers import NO_AXES, norm_of, weight
+from mmjax.models.matmuls import all_positions, by_vocabulary, own_positions
 from mmjax.models.transformer import Shared, TransformerBlock
 from sharding.axes import Axes
 
@@ -42,11 +43,12 @@ class TokenEmbedding(nnx.Module):
         shape = (config.backbone.longest, config.backbone.width)
         self.positions = weight(shape, (None, None), 0.02) if learned else None
 
-    def __call__(self, inputs: Channels, batch: Batch, axes: Axes) -> Float[Array, "r s d"]:
-        x = self._words(batch["tokens"], axes)
+    def __call__(self, inputs: Channels, batch: Batch, axes: Axes) -> Float[Array, "r q d"]:
+        """The embedded positions of this rank: all where `axes.sequence` is empty."""
+        x = own_positions(self._words(batch["tokens"], axes), axes)
         for name in self.encoders:
-            x = place(x, inputs[name], batch[f"{name}_index"])
-        return x if self.positions is None else x + self.positions[...][batch["positions"]]
+            x = place(x, inputs[name], own_positions(batch[f"{name}_index"], axes))
+        return x if self.positions is None else x + self.positions[...][own_positions(batch["positions"], axes)]
 
     def look_up(self, tokens: Int[Array, "r s"], positions: Int[Array, "r s"], axes: Axes) -> Float[Array, "r s d"]:
         """Tokens that are words, at positions."""
@@ -91,13 +93,14 @@ class LanguageHead(nnx.Module):
         self.norm = norm_of(config.backbone, config.backbone.width)
         self.embedding = embedding_table(config.backbone)
 
-    def logits(self, x: Float[Array, "r s d"]) -> Float[Array, "r s v"]:
-        """Local columns of the logits of hidden states that are already normed, in float32."""
-        return jnp.einsum("rsd,vd->rsv", x, self.embedding[...], preferred_element_type=jnp.float32)
+    def logits(self, x: Float[Array, "r q d"], axes: Axes = NO_AXES) -> Float[Array, "r s v"]:
+        """Local columns of the logits of hidden states that are already normed, in float32, at all positions."""
+        return by_vocabulary(x, self.embedding[...], axes)
 
-    def __call__(self, x: Float[Array, "r s d"], batch: Batch, axes: Axes) -> Leaving:
+    def __call__(self, x: Float[Array, "r q d"], batch: Batch, axes: Axes) -> Leaving:
         hidden = self.norm(x)
-        loss, correct = weighted_loss(self.logits(hidden), batch["targets"], batch["weights"], axes)
+        loss, correct = weighted_loss(self.logits(hidden, axes), batch["targets"], batch["weights"], axes)
+        hidden = all_positions(hidden, axes) if self.generators else hidden
         conditions = {name: gather_positions(hidden, batch[f"{name}_conditions"]) for name in self.generators}
         return Leaving(conditions, loss, {"correct": correct})
 

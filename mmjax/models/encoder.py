@@ -51,7 +51,7 @@ def transformer_module(
     config: EncoderConfig, model: ModelConfig, embedding: type[nnx.Module], block: type[EncoderBlock]
 ) -> Module:
     """An encoder of blocks between an embedding of its own and a projector to the backbone."""
-    last = (Piece("norm", config.name, lambda: EncoderNorm(config)),) if config.last_norm else ()
+    last = (Piece("norm", config.name, lambda: EncoderNorm(config), by_position=True),) if config.last_norm else ()
     return Module(
         config.name,
         (

@@ -19,6 +19,7 @@ from mmjax.models.activations import ACTIVATIONS
 from mmjax.models.backbone import BackboneBlock
 from mmjax.models.interface import Batch, Passing
 from mmjax.models.layers import GatedMLP, Linear, weight
+from mmjax.models.matmuls import all_positions, named, own_positions
 from mmjax.models.transformer import Shared, through
 from sharding.axes import Axes
 
@@ -101,10 +102,9 @@ class Experts(nnx.Module):
         # What follows the groups is other ranks' work: kept out on both sides, whatever the product leaves there.
         here = (group[order] < count)[:, None]
         rows = jnp.where(here, _permuted(jnp.repeat(x, top, axis=0), order), jnp.zeros((), x.dtype))
-        hidden = self.activation(lax.ragged_dot(rows, self.gate[...], sizes)) * lax.ragged_dot(
-            rows, self.up[...], sizes
-        )
-        y = jnp.where(here, lax.ragged_dot(hidden, self.down[...], sizes), jnp.zeros((), x.dtype))
+        gate, up = (named(lax.ragged_dot(rows, of[...], sizes)) for of in (self.gate, self.up))
+        y = named(lax.ragged_dot(self.activation(gate) * up, self.down[...], sizes))
+        y = jnp.where(here, y, jnp.zeros((), x.dtype))
         pairs = _permuted(y, jnp.argsort(order)).reshape(-1, top, y.shape[-1])
         return jnp.sum(pairs * weights[:, :, None].astype(pairs.dtype), axis=1)
 
@@ -124,12 +124,14 @@ class ExpertBlock(BackboneBlock):
         """What all blocks of a stage share: the mask and the rotation, and what the balancing loss counts."""
         return BackboneBlock.prepare(config, batch), Counted(batch["segments"], batch["shares"])
 
-    def __call__(self, x: Float[Array, "r s d"], shared: tuple[Shared, Counted], axes: Axes) -> Passing:
+    def __call__(self, x: Float[Array, "r q d"], shared: tuple[Shared, Counted], axes: Axes) -> Passing:
         """The block's output and its share of the balancing loss, which is the mean over the layers."""
         (mask, rotary), counted = shared
         normed = self.attention_norm(x)
         x, normed = self.attended(x, normed, self.attention(normed, axes, mask=mask, rotary=rotary))
-        y, loss = self.mlp.balanced(normed, counted, axes)
+        # Experts take all positions, because a sample's balance is over all of its tokens.
+        y, loss = self.mlp.balanced(all_positions(normed, axes), counted, axes.undivided)
+        y = own_positions(y, axes)
         loss = loss / self.depth
         return Passing(x + through(self.mlp_scale, y), loss)
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from configs.transformer import TransformerConfig
 from mmjax.models.activations import ACTIVATIONS, Activations
-from pallas_kernels.collective_matmul import split_matmul
+from mmjax.models.matmuls import by_columns, row_sum, split_matmul
 from sharding.axes import Axes
 
 NO_AXES = Axes()
@@ -44,9 +44,18 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Activations, axes: Axes) -> Activations:
         """`[..., inputs]` to `[..., outputs]`; an adapter (`mmjax.models.lora`) adds to it."""
-        y = split_matmul(x, self.kernel[...], split=self.split, axes=axes.tensor)
+        return self.finished(x, split_matmul(x, self.kernel[...], self.split, axes), axes)
+
+    def finished(self, x: Activations, y: Activations, axes: Axes) -> Activations:
+        """The projection of x, given its product with the kernel."""
         y = y if self.adapter is None else y + self.adapter(x, axes)
         return y if self.bias is None else add_bias(y, self.bias[...])
+
+
+def project(projections: tuple[Linear, ...], x: Activations, axes: Axes) -> tuple[Activations, ...]:
+    """Projections of the same x, all split by columns; positions that the ranks divide are gathered once for all."""
+    ys = by_columns(x, tuple(of.kernel[...] for of in projections), axes)
+    return tuple(of.finished(x, y, axes) for of, y in zip(projections, ys, strict=True))
 
 
 class Convolution(nnx.Module):
@@ -77,13 +86,9 @@ class Convolution(nnx.Module):
 
     def __call__(self, x: Float[Array, "b y x c"], axes: Axes) -> Float[Array, "b z w f"]:
         """The sides shrink by the stride."""
-
-        def contract(x: jax.Array, w: jax.Array) -> jax.Array:
-            strides, dimensions = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
-            return jax.lax.conv_general_dilated(x, w, strides, self.padding, dimension_numbers=dimensions)
-
-        y = split_matmul(x, self.kernel[...], split=self.split, axes=axes.tensor, contract=contract)
-        return add_bias(y, self.bias[...])
+        strides, dimensions = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
+        y = jax.lax.conv_general_dilated(x, self.kernel[...], strides, self.padding, dimension_numbers=dimensions)
+        return add_bias(row_sum(y, self.split, axes), self.bias[...])
 
 
 class RMSNorm(nnx.Module):
@@ -199,5 +204,6 @@ class GatedMLP(nnx.Module):
         self.down = Linear(hidden, width, split="rows", bias=bias)
 
     def __call__(self, x: Activations, axes: Axes) -> Activations:
-        hidden = self.activation(self.gate(x, axes)) * self.up(x, axes)
+        gate, up = project((self.gate, self.up), x, axes)
+        hidden = self.activation(gate) * up
         return self.down(hidden if self.inner_norm is None else self.inner_norm(hidden, axes), axes)

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float
 from configs.errors import UserError
 from configs.lora import LoraConfig
 from mmjax.models.layers import Linear, weight
+from mmjax.models.matmuls import split_matmul
 from mmjax.models.module import Module, Piece
-from pallas_kernels.collective_matmul import split_matmul
 from sharding.axes import Axes
 from sharding.trees import Tree, get_leaf, set_leaf
 
@@ -35,8 +35,8 @@ class LowRank(nnx.Module):
     def __call__(self, x: Float[Array, "..."], axes: Axes) -> Float[Array, "..."]:
         """What is added to the projection of x."""
         first, second = ("rows", None) if self.split == "rows" else (None, self.split)
-        inner = split_matmul(x, self.down[...], split=first, axes=axes.tensor)
-        return self.scale * split_matmul(inner, self.up[...], split=second, axes=axes.tensor)
+        inner = split_matmul(x, self.down[...], first, axes)
+        return self.scale * split_matmul(inner, self.up[...], second, axes)
 
 
 def adapted(module: Module, lora: LoraConfig) -> Module:

@@ -19,6 +19,8 @@ class Piece:
         borrows: Parameters owned by another piece: (path here, piece there, path there).
         holds: Whether a parameter of what `build` makes is this piece's, by its path; another piece holds the rest.
         adapts: The piece that this one's parameters are adapters of: that one computes with them.
+        by_position: Whether it takes and gives activations `[r, s, d]` whose positions the tensor ranks divide, where
+            the plan says so; what enters and leaves the module is never divided.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Piece:
     borrows: tuple[tuple[str, str, str], ...] = ()
     holds: Callable[[str], bool] | None = None
     adapts: str = ""
+    by_position: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

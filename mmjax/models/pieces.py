@@ -28,9 +28,9 @@ def _backbone(config: ModelConfig) -> Module:
     return Module(
         of.name,
         (
-            Piece("embed", of.name, lambda: TokenEmbedding(config)),
+            Piece("embed", of.name, lambda: TokenEmbedding(config), by_position=True),
             block_stack(of, block),
-            Piece("head", of.name, lambda: LanguageHead(config), borrows=tied),
+            Piece("head", of.name, lambda: LanguageHead(config), borrows=tied, by_position=True),
         ),
         inputs=tuple(encoder.name for encoder in config.encoders),
     )

@@ -20,7 +20,7 @@ class LayerScale(nnx.Module):
     def __init__(self, width: int, start: float) -> None:
         self.scale = constant(start, width)
 
-    def __call__(self, x: Float[Array, "r s d"]) -> Float[Array, "r s d"]:
+    def __call__(self, x: Float[Array, "r q d"]) -> Float[Array, "r q d"]:
         return scaled(x, self.scale[...])
 
 
@@ -35,21 +35,21 @@ class TransformerBlock(nnx.Module):
         scales = [LayerScale(config.width, config.layer_scale) if config.layer_scale else None for _ in range(2)]
         self.attention_scale, self.mlp_scale = scales
 
-    def __call__(self, x: Float[Array, "r s d"], shared: Shared, axes: Axes) -> Float[Array, "r s d"]:
+    def __call__(self, x: Float[Array, "r q d"], shared: Shared, axes: Axes) -> Float[Array, "r q d"]:
         mask, rotary = shared
         normed = self.attention_norm(x)
         return self.finish(x, normed, self.attention(normed, axes, mask=mask, rotary=rotary), axes)
 
     def finish(
-        self, x: Float[Array, "r s d"], normed: Float[Array, "r s d"], seen: Float[Array, "r s d"], axes: Axes
-    ) -> Float[Array, "r s d"]:
+        self, x: Float[Array, "r q d"], normed: Float[Array, "r q d"], seen: Float[Array, "r q d"], axes: Axes
+    ) -> Float[Array, "r q d"]:
         """The block's output, given its input, that input normed, and what attention made of it."""
         x, normed = self.attended(x, normed, seen)
         return x + through(self.mlp_scale, self.mlp(normed, axes))
 
     def attended(
-        self, x: Float[Array, "r s d"], normed: Float[Array, "r s d"], seen: Float[Array, "r s d"]
-    ) -> tuple[Float[Array, "r s d"], Float[Array, "r s d"]]:
+        self, x: Float[Array, "r q d"], normed: Float[Array, "r q d"], seen: Float[Array, "r q d"]
+    ) -> tuple[Float[Array, "r q d"], Float[Array, "r q d"]]:
         """What attention made of the input added to it, and what the feed-forward layer takes."""
         x = x + through(self.attention_scale, seen)
         return x, normed if self.mlp_norm is None else self.mlp_norm(x)
@@ -63,6 +63,7 @@ def block_stack(config: TransformerConfig, block: type[TransformerBlock]) -> Pie
         lambda: block(config),
         layers=config.depth,
         prepare=lambda batch: block.prepare(config, batch),
+        by_position=True,
     )
 
 

@@ -80,7 +80,7 @@ class PatchBlock(EncoderBlock):
 class PostNormBlock(PatchBlock):
     """An encoder block whose norms stand behind attention and feed-forward layer, over what these add."""
 
-    def __call__(self, x: Float[Array, "r s d"], shared: Shared, axes: Axes) -> Float[Array, "r s d"]:
+    def __call__(self, x: Float[Array, "r q d"], shared: Shared, axes: Axes) -> Float[Array, "r q d"]:
         mask, rotary = shared
         x = x + through(self.attention_scale, self.attention_norm(self.attention(x, axes, mask=mask, rotary=rotary)))
         return x + through(self.mlp_scale, self.mlp_norm(self.mlp(x, axes)))

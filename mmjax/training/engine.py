@@ -21,7 +21,7 @@ from sharding.runtime.agreement import Agreement, Decision
 from sharding.runtime.broker import make_hop
 from sharding.runtime.executor import Channel, Executor, Share, Stage, State
 from sharding.runtime.masters import StageMasters
-from sharding.runtime.meshes import AXES, stage_meshes
+from sharding.runtime.meshes import AXES, stage_meshes, unit_axes
 from sharding.runtime.stage import Microbatches, Node, StageBody, StagePrograms
 from sharding.schedule import build_evaluation, build_schedule
 from sharding.specs import ModuleGraph, module_graph
@@ -64,8 +64,10 @@ class Engine:
         self.shares = self._share_ends()
         self.meshes = stage_meshes(plan, self.devices)
         dtype = jnp.dtype(config.dtype)
+        self.axes = {node: unit_axes(plan, node[0]) for node in self.layouts}
+        self._check_positions(example)
         self.masters = {
-            node: StageMasters(piece_shapes(layout), self.meshes[node], AXES, dtype)
+            node: StageMasters(piece_shapes(layout), self.meshes[node], self.axes[node], dtype)
             for node, layout in self.layouts.items()
         }
         self.transformation = adamw(settings.optimizer, settings.steps)
@@ -81,6 +83,19 @@ class Engine:
                 f"the plan uses no device of process {', '.join(map(str, sorted(idle)))}; "
                 "start fewer processes, or give each a device"
             )
+
+    def _check_positions(self, example: HostBatch) -> None:
+        """Tensor ranks that divide positions must do so evenly."""
+        for module in self.modules:
+            unit = self.plan.unit_of(module.name)
+            if unit_axes(self.plan, unit.name).sequence and any(piece.by_position for piece in module.pieces):
+                positions = example[module.name]["segments"].shape[1]
+                if positions % unit.tp:
+                    raise PlanError(
+                        f"unit {unit.name}: its {unit.tp} tensor ranks do not divide the {positions} positions of a "
+                        f'row of {module.name}, as collectives "{unit.collectives}" has them; use a multiple of '
+                        f'{unit.tp} in the data configuration, or "reduce"'
+                    )
 
     def _trained_keys(self) -> dict[Node, frozenset[str]]:
         parts = trained_parts(self.config, self.settings.trainable)
@@ -133,7 +148,7 @@ class Engine:
             programs = StagePrograms(
                 self._body(node),
                 self.meshes[node],
-                AXES,
+                self.axes[node],
                 inputs,
                 self._abstract_batch(node, example),
                 wanted,
@@ -160,6 +175,7 @@ class Engine:
             layout.reads(),
             layout.inputs,
             layout.outputs,
+            layout.by_position,
         )
 
     def _stage(self, node: Node, programs: StagePrograms) -> Stage:
@@ -197,7 +213,10 @@ class Engine:
         return {name: (sources[name], node) for node, layout in self.layouts.items() for name in layout.inputs}
 
     def _channel(self, name: str, source: Node, target: Node, shape: jax.ShapeDtypeStruct) -> Channel:
-        there, here = (NamedSharding(self.meshes[node], P(AXES.data)) for node in (source, target))
+        there, here = (
+            NamedSharding(self.meshes[node], self._body(node).channel_spec(name, self.axes[node]))
+            for node in (source, target)
+        )
         hop = functools.partial(make_hop, shape=shape.shape, dtype=shape.dtype, transport=self.settings.transport)
         return Channel(name, source, target, hop(there, here), hop(here, there))
 

@@ -27,6 +27,7 @@ class Cut:
     recompute: str = "none"
     chunks: int = 1
     ep: int = 1
+    collectives: str = "reduce"
 
     @property
     def size(self) -> int:
@@ -118,7 +119,18 @@ def by_module(
         layers = uneven(module.layers, cut.pp * cut.chunks)
         recompute = (cut.recompute,) * len(layers)
         units.append(
-            UnitPlan(module.name, (module.name,), devices, cut.dp, cut.tp, layers, recompute, cut.chunks, ep=cut.ep)
+            UnitPlan(
+                module.name,
+                (module.name,),
+                devices,
+                cut.dp,
+                cut.tp,
+                layers,
+                recompute,
+                cut.chunks,
+                ep=cut.ep,
+                collectives=cut.collectives,
+            )
         )
     return Plan(tuple(units), microbatches, schedule)
 
@@ -213,11 +225,14 @@ def describe(cuts: Sequence[Cut], microbatches: int) -> str:
             words.append(f"{name} {' -> '.join(map(str, sizes))}")
     kinds = dict.fromkeys(cut.recompute for cut in cuts if cut.recompute != "none")
     words += [f"{kind} recomputation" for kind in kinds]
+    ways = dict.fromkeys(cut.collectives for cut in cuts if cut.collectives != "reduce")
+    words += [f"{way} collectives" for way in ways]
     return ", ".join([*words, f"{microbatches} microbatches"])
 
 
 _DP2, _TP2, _PP2 = Cut(dp=2), Cut(tp=2), Cut(pp=2)
 _CHUNKS = Cut(pp=2, chunks=2)
+_GATHER, _RING = Cut(tp=2, collectives="gather"), Cut(tp=2, collectives="ring")
 _SELECTIVE, _FULL = Cut(recompute="selective"), Cut(dp=2, recompute="full")
 
 # Recomputation and transports go with what they need not be told apart from: every layout costs its compilation.
@@ -234,9 +249,14 @@ KINDS: dict[str, Callable[[ModuleGraph], Alternatives]] = {
     "fewer instances": _apart(((Cut(dp=3), _DP2, WHOLE), 2), ((Cut(dp=4), _DP2, WHOLE), 1), transport="device_put"),
     "more instances": _apart(((_DP2, Cut(dp=3), _DP2), 2), ((WHOLE, _DP2, Cut(dp=4)), 1), ((WHOLE, _DP2, _DP2), 1)),
     "fewer and more tensor ranks": _apart(((_TP2, WHOLE, _TP2), 2), ((_TP2, WHOLE, _TP2), 1), transport="ppermute"),
+    "positions divided by tensor ranks": _apart(
+        ((_GATHER, Cut(tp=2, pp=2, collectives="ring"), _RING), 2),
+        ((_GATHER, _RING, WHOLE), 2),
+        ((WHOLE, _RING, WHOLE), 2),
+    ),
     "more and fewer tensor ranks, selective recomputation": _apart(
-        ((_SELECTIVE, Cut(tp=2, pp=2, recompute="selective"), _SELECTIVE), 2),
-        ((_SELECTIVE, Cut(tp=2, recompute="selective"), _SELECTIVE), 1),
+        ((_SELECTIVE, Cut(tp=2, pp=2, recompute="selective", collectives="ring"), _SELECTIVE), 2),
+        ((_SELECTIVE, Cut(tp=2, recompute="selective", collectives="ring"), _SELECTIVE), 1),
     ),
     "fewer and more instances, full recomputation": _apart(
         ((_FULL, Cut(tp=2, pp=2, recompute="full"), _FULL), 2), ((_FULL, Cut(recompute="full"), _FULL), 1)
@@ -247,7 +267,7 @@ KINDS: dict[str, Callable[[ModuleGraph], Alternatives]] = {
     "chain cut in the encoder": _chain((1, 2), Cut(dp=2, pp=2), into_encoder=True),
 }
 
-_EP_TP_PP = Cut(dp=2, tp=2, pp=2, recompute="selective", ep=2)
+_EP_TP_PP = Cut(dp=2, tp=2, pp=2, recompute="selective", ep=2, collectives="ring")
 
 EXPERT_KINDS: dict[str, Callable[[ModuleGraph], Alternatives]] = {
     "expert ranks that are all instances": _apart(

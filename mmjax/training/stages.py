@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from mmjax.models.interface import Leaving, Passing, balance_name
 from mmjax.models.lora import joined
+from mmjax.models.matmuls import MATMUL, all_positions, own_positions
 from mmjax.models.module import Module, Piece
 from mmjax.models.parameters import Definition, define, layer_name
 from sharding.axes import Axes
@@ -35,6 +36,14 @@ class PieceRun:
         return f"{self.module.name}/{self.piece.name}"
 
     @property
+    def before(self) -> Piece | None:
+        """The piece that makes the activations it takes; None where it takes other modules' outputs."""
+        if self.first:
+            return self.piece
+        number = self.module.computed.index(self.piece)
+        return self.module.computed[number - 1] if number else None
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """Names of its layers."""
         return tuple(layer_name(layer) for layer in range(self.first, self.last))
@@ -52,6 +61,13 @@ class StageLayout:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     recompute: str
+
+    @property
+    def by_position(self) -> frozenset[str]:
+        """The channels between layers of a module whose positions the tensor ranks divide where the plan says so."""
+        stacks = {run.module.name: run.piece.by_position for run in self.runs if run.piece.layers}
+        inside = {name: name.partition("#") for name in (*self.inputs, *self.outputs)}
+        return frozenset(name for name, (module, cut, _) in inside.items() if cut and stacks[module])
 
     def reads(self) -> dict[str, tuple[str, ...]]:
         """Names of the batch arrays its pieces read, by module."""
@@ -137,16 +153,12 @@ def _on_stage(layout: StageLayout, module: Module, piece: str) -> bool:
     return any(run.module.name == module.name and run.piece.name == piece for run in layout.runs)
 
 
-def _selective(primitive: Any, *operands: Any, **parameters: Any) -> bool:
-    """Keeps the results of matmuls with weights and of convolutions; attention is computed again (arXiv 2205.05198)."""
-    keep = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    kept = ("conv_general_dilated", "ragged_dot_general")
-    return primitive.name in kept or bool(keep(primitive, *operands, **parameters))
-
+_KEEP_MATMULS = jax.checkpoint_policies.save_only_these_names(MATMUL)
 
 RECOMPUTATION: dict[str, Callable[[Callable], Callable]] = {
     "none": lambda function: function,
-    "selective": lambda function: jax.checkpoint(function, policy=_selective),
+    # The results of matmuls and convolutions with weights are kept; attention is computed again (arXiv 2205.05198).
+    "selective": lambda function: jax.checkpoint(function, policy=_KEEP_MATMULS),
     "full": lambda function: jax.checkpoint(function, policy=jax.checkpoint_policies.nothing_saveable),
 }
 
@@ -161,8 +173,9 @@ def stage_function(layout: StageLayout) -> Callable:
         for run in layout.runs:
             if run.piece.adapts:
                 continue
-            x = _entering(run, channels)
-            x = _run_piece(layout, run, parameters, x, batch.get(run.module.name, {}), axes)
+            x = _as_taken(run, _entering(run, channels), axes)
+            own = axes if run.piece.by_position else axes.undivided
+            x = _run_piece(layout, run, parameters, x, batch.get(run.module.name, {}), own)
             if isinstance(x, Passing):
                 losses[balance_name(run.module.name)] = x.loss
                 x = x.x
@@ -184,6 +197,14 @@ def _entering(run: PieceRun, channels: dict[str, jax.Array]) -> Any:
         return {name: channels[f"{name}>{run.module.name}"] for name in run.module.inputs}
     inside = [name for name in channels if name.startswith(f"{run.module.name}#")]
     return channels.pop(inside[-1])
+
+
+def _as_taken(run: PieceRun, x: Any, axes: Axes) -> Any:
+    """Activations with all positions or this rank's, as the piece takes them, given as the piece before left them."""
+    before = run.before
+    if before is None or before.by_position == run.piece.by_position:
+        return x
+    return own_positions(x, axes) if run.piece.by_position else all_positions(x, axes)
 
 
 def _run_piece(

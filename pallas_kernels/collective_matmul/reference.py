@@ -1,39 +1,76 @@
-"""The XLA form: a plain contraction, and a sum over the tensor axes where the contracted dimension is split."""
+"""The plain form: the whole collective, then or after the whole matmul. What the other forms are compared with."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-SPLITS = (None, "columns", "rows")
+from pallas_kernels.collective_matmul.tiling import Tiling
 
 
-def split_matmul(
-    x: jax.Array,
-    w: jax.Array,
-    *,
-    split: str | None,
-    axes: tuple[str, ...],
-    contract: Callable[[jax.Array, jax.Array], jax.Array] = jnp.matmul,
-) -> jax.Array:
-    """Contracts x with a weight split over mesh axes; runs inside `jax.shard_map` (or anywhere when `axes` is empty).
+def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    """`[..., d] @ [d, f]`, accumulated in float32 and left so."""
+    return jnp.matmul(x, w, preferred_element_type=jnp.float32)
 
-    Args:
-        x: Activations `[..., d]`; for `rows` its last dimension is split like the weight's rows.
-        w: This device's part of the weight `[d, f]`.
-        split: `columns`: w holds some output columns, the result stays split. `rows`: w holds some input rows, the
-            partial results are summed over `axes`. None: the weight is whole everywhere.
-        axes: Mesh axis names of tensor parallelism, empty outside of a mesh.
-        contract: What to compute with x and w: a matmul, or a convolution over channels.
 
-    Returns:
-        `[..., f]`, split over `axes` for `columns`, equal on all of them otherwise.
+def by_transposed(y: jax.Array, w: jax.Array) -> jax.Array:
+    """`[..., f]` times the transpose of `[d, f]`, in float32: the gradient of x in x @ w."""
+    return jnp.einsum("...f,df->...d", y, w, preferred_element_type=jnp.float32)
 
-    Raises:
-        ValueError: Unknown `split`.
-    """
-    if split not in SPLITS:
-        raise ValueError(f"split is {split!r}; choose one of {SPLITS}")
-    y = contract(x, w)
-    return lax.psum(y, axes) if split == "rows" and axes else y
+
+def weight_gradient(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The gradient `[d, f]` of w in x @ w, given x `[..., d]` and the result's gradient `[..., f]`, in float32."""
+    leading = tuple(range(x.ndim - 1))
+    return lax.dot_general(x, y, ((leading, leading), ((), ())), preferred_element_type=jnp.float32)
+
+
+def added(arrays: Sequence[jax.Array]) -> jax.Array:
+    """Their sum."""
+    return sum(arrays[1:], start=arrays[0])
+
+
+def gather(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """All ranks' positions `[..., s / n, d]` as `[..., s, d]`."""
+    return lax.all_gather(x, axes, axis=x.ndim - 2, tiled=True)
+
+
+def scatter(y: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """The ranks' sum of `[..., s, f]`, of which each keeps its positions `[..., s / n, f]`."""
+    return lax.psum_scatter(y, axes, scatter_dimension=y.ndim - 2, tiled=True)
+
+
+def gather_matmul(
+    x: jax.Array, weights: Sequence[jax.Array], axes: tuple[str, ...], tiling: Tiling, dtype: np.dtype
+) -> tuple[jax.Array, ...]:
+    """`gather(x) @ w` for every weight."""
+    whole = gather(x, axes)
+    return tuple(product(whole, w).astype(dtype) for w in weights)
+
+
+def gather_matmul_backward(
+    x: jax.Array, weights: Sequence[jax.Array], gradients: Sequence[jax.Array], axes: tuple[str, ...], tiling: Tiling
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Gradients of x and of the weights; x is gathered again, because keeping it would cost n times its memory."""
+    whole = gather(x, axes)
+    back = added([by_transposed(y, w) for y, w in zip(gradients, weights, strict=True)])
+    return scatter(back.astype(x.dtype), axes), tuple(weight_gradient(whole, y) for y in gradients)
+
+
+def matmul_scatter(x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: Tiling) -> jax.Array:
+    """`scatter(x @ w)`."""
+    return scatter(product(x, w).astype(x.dtype), axes)
+
+
+def matmul_scatter_backward(
+    x: jax.Array, w: jax.Array, gradient: jax.Array, axes: tuple[str, ...], tiling: Tiling
+) -> tuple[jax.Array, jax.Array]:
+    """Gradients of x and w."""
+    whole = gather(gradient, axes)
+    return by_transposed(whole, w).astype(x.dtype), weight_gradient(x, whole)
+
+
+def matmul_sum(x: jax.Array, w: jax.Array, axes: tuple[str, ...], chunks: int) -> jax.Array:
+    """The ranks' sum of x @ w, on all of them."""
+    return lax.psum(product(x, w).astype(x.dtype), axes)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Int
 
 from pallas_kernels.ragged_exchange import gather, padded, ragged
 from pallas_kernels.ragged_exchange.sizes import sizes_of
+from pallas_kernels.varying import ranks_of
 
 IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
     "ragged": ragged.exchange,
@@ -43,21 +43,13 @@ def ragged_exchange(
     chosen = implementation or ("gather" if jax.default_backend() == "cpu" else "padded")
     if chosen not in IMPLEMENTATIONS:
         raise ValueError(f"implementation is {chosen!r}; choose one of {', '.join(IMPLEMENTATIONS)}")
-    ranks = _ranks(axis)
+    ranks = ranks_of((axis,))
     if sent.shape != (ranks,) or not jnp.issubdtype(sent.dtype, jnp.integer):
         given = f"{sent.dtype}{list(sent.shape)}"
         raise ValueError(f"sent is {given}; the axis {axis!r} needs one whole number for each of {ranks} ranks")
     if x.ndim < 1 or rows < 1:
         raise ValueError(f"x is {list(x.shape)} and rows is {rows}; give rows along the first dimension, and room")
     return _exchange(x, sent, rows, axis, chosen)
-
-
-def _ranks(axis: str) -> int:
-    try:
-        return lax.axis_size(axis)
-    except NameError as error:
-        known = ", ".join(jax.sharding.get_abstract_mesh().axis_names) or "none"
-        raise ValueError(f"there is no mesh axis {axis!r} here; the axes are {known}") from error
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))

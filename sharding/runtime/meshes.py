@@ -1,5 +1,6 @@
 """The submesh of a stage, and the axes its modules are given."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -8,9 +9,17 @@ from jax.sharding import Mesh
 
 from sharding.axes import Axes
 from sharding.plan import Plan, PlanError
+from sharding.unit_plan import COLLECTIVES
 
 AXES = Axes(data=("data", "expert"), tensor=("tensor",), expert=("expert",))
 """The axes of every stage's submesh by purpose: consecutive data ranks split the experts among them."""
+
+
+def unit_axes(plan: Plan, unit: str) -> Axes:
+    """What the axes of a unit's submeshes are for, as its plan has the collectives of split matmuls."""
+    (of,) = (each for each in plan.units if each.name == unit)
+    sequence, matmul = COLLECTIVES[of.collectives]
+    return dataclasses.replace(AXES, sequence=AXES.tensor if sequence and of.tp > 1 else (), matmul=matmul)
 
 
 def submesh(devices: Sequence[jax.Device], dp: int, tp: int, ep: int = 1) -> Mesh:

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pallas_kernels.varying import make_varying, varying_axes
 from sharding.axes import Axes
 from sharding.runtime.masters import axes_size, holding_axes, is_spec
 from sharding.runtime.residuals import Closure, take_apart
-from sharding.runtime.varying import make_varying, varying_axes
 from sharding.trees import Tree
 
 Arrays = dict[str, jax.Array]
@@ -40,6 +40,7 @@ class StageBody:
         trained: Top-level keys of the parameters that get gradients.
         reads: Names of the batch arrays by module.
         inputs, outputs: Names of the channels that enter and leave.
+        by_position: Those whose positions, the second dimension, lie over `Axes.sequence`.
     """
 
     node: Node
@@ -50,6 +51,11 @@ class StageBody:
     reads: Mapping[str, tuple[str, ...]]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    by_position: frozenset[str] = frozenset()
+
+    def channel_spec(self, name: str, axes: Axes) -> P:
+        """Where the parts of a channel's activations lie."""
+        return P(axes.data, axes.sequence) if name in self.by_position and axes.sequence else P(axes.data)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +104,10 @@ class StagePrograms:
         self.batch_shapes = batch
         rows = P(axes.data)
         batch_specs = Microbatches(jax.tree.map(lambda _: P(None, axes.data), batch.rows), P())
-        self._operands = (body.splits, dict.fromkeys(body.inputs, rows), batch_specs, P())
+        channels = {name: body.channel_spec(name, axes) for name in (*body.inputs, *body.outputs)}
+        self._operands = (body.splits, {name: channels[name] for name in body.inputs}, batch_specs, P())
         self._abstract = (body.shapes, dict(inputs), batch, jax.ShapeDtypeStruct((), jnp.int32))
-        outputs = dict.fromkeys(body.outputs, rows)
+        outputs = {name: channels[name] for name in body.outputs}
         self.evaluate = self._program(self._evaluate, self._operands, (outputs, rows, rows))
         found: tuple[dict, dict, dict] = jax.eval_shape(self.evaluate, *self._abstract)
         self.outputs, self.losses = found[0], tuple(sorted(found[1]))
@@ -120,7 +127,7 @@ class StagePrograms:
         self.backward = self._program(
             self._backward,
             (*self._operands, residuals, outputs, gradients),
-            (dict.fromkeys(wanted, rows), gradients),
+            ({name: channels[name] for name in wanted}, gradients),
             donate=(6,),
         )
 

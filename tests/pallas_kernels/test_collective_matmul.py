@@ -1,4 +1,7 @@
-"""Split matmuls under `jax.shard_map` against the plain ones."""
+"""Collective matmuls under `jax.shard_map` against float64 on one device: values, gradients, types, refusals."""
+
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -6,69 +9,174 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.collective_matmul import split_matmul
+from pallas_kernels.collective_matmul import (
+    Tiling,
+    all_gather_matmul,
+    divided,
+    matmul_all_reduce,
+    matmul_reduce_scatter,
+    whole,
+)
+
+ROWS, POSITIONS, WIDTH, COLUMNS = 2, 16, 8, (12, 4)
+BACKENDS = ("reference", "ring")
+CASES = [
+    *((backend, ranks, Tiling(), "float32") for backend in BACKENDS for ranks in (1, 2, 4)),
+    *(("ring", ranks, Tiling(*cut), "float32") for ranks, cut in ((4, (2, 1)), (4, (1, 2)), (2, (2, 2)), (4, (2, 2)))),
+    *((backend, 4, Tiling(), "bfloat16") for backend in BACKENDS),
+    ("ring", 4, Tiling(2, 2), "bfloat16"),
+]
+DIGITS = {"float32": 1e-6, "bfloat16": 1e-2}
+"""Of the norm; bfloat16 has 8 bits, so that one rounding costs up to 4e-3 and a ring of four rounds four times."""
 
 
-def operands():
+def mesh_of(data, tensor):
+    kinds = (jax.sharding.AxisType.Auto,) * 2
+    return jax.make_mesh((data, tensor), ("data", "tensor"), kinds, devices=jax.devices()[: data * tensor])
+
+
+def operands(dtype="float32"):
     random = np.random.default_rng(0)
-    return tuple(
-        jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((3, 5, 8), (8, 16), (16, 4), (3, 5, 4))
+    shapes = [(ROWS, POSITIONS, WIDTH), *((WIDTH, columns) for columns in COLUMNS), (COLUMNS[0], WIDTH)]
+    return tuple(jnp.asarray(random.normal(size=shape), dtype) for shape in shapes)
+
+
+def seeds(dtype="float32"):
+    random = np.random.default_rng(1)
+    return tuple(jnp.asarray(random.normal(size=(ROWS, POSITIONS, of)), dtype) for of in (*COLUMNS, WIDTH))
+
+
+@functools.cache
+def exact():
+    """Values and gradients in float64 of arrays that bfloat16 holds exactly."""
+    x, *weights, down = (np.asarray(a, np.float64) for a in operands("bfloat16"))
+    *dys, dz = (np.asarray(a, np.float64) for a in seeds("bfloat16"))
+    ys = [x @ w for w in weights]
+    flat = functools.partial(np.tensordot, axes=((0, 1), (0, 1)))
+    hidden = ys[0]
+    gathered = (*ys, sum(dy @ w.T for dy, w in zip(dys, weights, strict=True)), *(flat(x, dy) for dy in dys))
+    return gathered, (hidden @ down, dz @ down.T, flat(hidden, dz)), hidden
+
+
+def far(got, wanted):
+    return float(np.linalg.norm(np.asarray(got, np.float64) - wanted) / np.linalg.norm(wanted))
+
+
+def gathering(mesh, backend, tiling):
+    """x by positions, weights by columns: products of all positions, and their gradients."""
+
+    def body(x, weights, seeds):
+        call = functools.partial(all_gather_matmul, axes=("tensor",), backend=backend, tiling=tiling)
+        ys, vjp = jax.vjp(call, x, weights)
+        return ys, *vjp(seeds)
+
+    columns, sequence = P("data", None, "tensor"), P("data", "tensor")
+    weights, outputs = (P(None, "tensor"),) * 2, (columns,) * 2
+    specs = (sequence, weights, outputs), (outputs, sequence, weights)
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs[0], out_specs=specs[1]))
+
+
+def scattering(mesh, backend, tiling, sequence):
+    """x by its last dimension, the weight by rows: the sum, by positions or whole, and its gradients."""
+
+    def body(x, w, seed):
+        call = functools.partial(matmul_reduce_scatter, tiling=tiling) if sequence else matmul_all_reduce
+        y, vjp = jax.vjp(functools.partial(call, axes=("tensor",), backend=backend), x, w)
+        return y, *vjp(seed)
+
+    inner, rows, outer = P("data", None, "tensor"), P("tensor"), P("data", "tensor") if sequence else P("data")
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(inner, rows, outer), out_specs=(outer, inner, rows)))
+
+
+@pytest.mark.parametrize("backend, tensor, tiling, dtype", CASES)
+def test_gathering_is_the_plain_product_with_its_gradients(backend, tensor, tiling, dtype):
+    x, *weights, _ = (a.astype(dtype) for a in operands("bfloat16"))
+    given = tuple(a.astype(dtype) for a in seeds("bfloat16")[:2])
+    found = gathering(mesh_of(2, tensor), backend, tiling)(x, tuple(weights), given)
+    for got, wanted in zip(jax.tree.leaves(found), exact()[0], strict=True):
+        assert got.dtype == dtype
+        assert far(got, wanted) < DIGITS[dtype]
+
+
+@pytest.mark.parametrize(
+    "backend, tensor, tiling, dtype, sequence",
+    [(*case, True) for case in CASES] + [(*case, False) for case in CASES if case[2] == Tiling()],
+)
+def test_scattering_is_the_plain_product_with_its_gradients(backend, tensor, tiling, sequence, dtype):
+    down, seed = operands("bfloat16")[3].astype(dtype), seeds("bfloat16")[2].astype(dtype)
+    hidden = exact()[2]
+    x = jnp.asarray(hidden, dtype)
+    found = scattering(mesh_of(2, tensor), backend, tiling, sequence)(x, down, seed)
+    lost = far(x, hidden)  # rounding the operand is no fault of the sum
+    for got, wanted in zip(found, exact()[1], strict=True):
+        assert got.dtype == dtype
+        assert far(got, wanted) < DIGITS[dtype] + lost
+
+
+def over_tensor(collective, program):
+    """How many collectives of a kind a program has over the tensor axis."""
+    return len(re.findall(rf"{collective}\w*\[[^]]*'tensor'", program))
+
+
+def test_the_ring_permutes_and_gathers_nothing_whole():
+    mesh, (x, *weights, _) = mesh_of(1, 4), operands()
+    program = str(jax.make_jaxpr(gathering(mesh, "ring", Tiling(2, 2)))(x, tuple(weights), seeds()[:2]))
+    # Forward 3 steps of 4 parts; backward as many for x, and as many for the sums.
+    assert len(re.findall(r"ppermute\[", program)) == 3 * 4 * 3
+    assert (
+        "all_gather" not in program and not over_tensor("psum", program) and not over_tensor("reduce_scatter", program)
     )
 
 
-def plain(x, up, down):
-    return jnp.tanh(x @ up) @ down
+def test_all_reduce_in_chunks_is_as_many_sums(monkeypatch):
+    monkeypatch.setattr("pallas_kernels.collective_matmul.tiling.PROCESSORS", 0.25)
+    x, w = jnp.ones((ROWS, POSITIONS, COLUMNS[0])), operands()[3]
+    program = jax.make_jaxpr(scattering(mesh_of(1, 2), "ring", None, False))(x, w, seeds()[2])
+    assert over_tensor("psum", str(program)) == 4
 
 
-def split(devices):
-    mesh = jax.make_mesh((devices,), ("model",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
+def test_positions_are_divided_and_made_whole_again_with_their_gradients():
+    x, seed = jnp.arange(96.0).reshape(2, 8, 6), jnp.sin(jnp.arange(96.0)).reshape(2, 8, 6)
 
-    def body(x, up, down):
-        inner = jnp.tanh(split_matmul(x, up, split="columns", axes=("model",)))
-        return split_matmul(inner, down, split="rows", axes=("model",))
+    def body(x, seed):
+        there_and_back, vjp = jax.vjp(lambda x: whole(3.0 * divided(x, ("tensor",), 1), ("tensor",), 1), x)
+        return there_and_back, *vjp(seed)
 
-    specs = (P(), P(None, "model"), P("model", None))
-    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P()))
-
-
-@pytest.mark.parametrize("devices", [1, 2, 4])
-def test_columns_then_rows_are_the_plain_matmuls_with_their_gradients(devices):
-    *arguments, seed = operands()
-    expected, expected_vjp = jax.vjp(plain, *arguments)
-    value, vjp = jax.vjp(split(devices), *arguments)
-    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5)
-    for gradient, wanted in zip(vjp(seed), expected_vjp(seed), strict=True):
-        np.testing.assert_allclose(gradient, wanted, rtol=1e-5, atol=1e-5)
+    mapped = jax.shard_map(body, mesh=mesh_of(2, 4), in_specs=P("data"), out_specs=P("data"))
+    y, gradient = jax.jit(mapped)(x, seed)
+    np.testing.assert_array_equal(y, 3.0 * x)
+    np.testing.assert_array_equal(gradient, 3.0 * seed)
 
 
-def test_columns_stay_split_and_cost_no_collective():
-    x, up, *_ = operands()
-    mesh = jax.make_mesh((2,), ("model",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
-
-    def body(x, w):
-        return split_matmul(x, w, split="columns", axes=("model",))
-
-    mapped = jax.shard_map(body, mesh=mesh, in_specs=(P(), P(None, "model")), out_specs=P(None, None, "model"))
-    np.testing.assert_allclose(jax.jit(mapped)(x, up), x @ up, rtol=1e-5, atol=1e-5)
-    assert "psum" not in str(jax.make_jaxpr(mapped)(x, up))
+def refused(call, *shapes, dtype="float32", axes=("tensor",)):
+    arrays = [jnp.zeros(shape, dtype) for shape in shapes]
+    mapped = jax.shard_map(functools.partial(call, axes), mesh=mesh_of(1, 4), in_specs=P(), out_specs=P())
+    with pytest.raises(ValueError) as error:
+        jax.make_jaxpr(mapped)(*arrays)
+    return str(error.value)
 
 
-def test_without_axes_every_split_is_the_plain_contraction():
-    x, up, *_ = operands()
-    for how in (None, "columns", "rows"):
-        np.testing.assert_array_equal(split_matmul(x, up, split=how, axes=()), x @ up)
-
-
-def test_the_contraction_may_be_another():
-    x, up, *_ = operands()
-
-    def twice(x, w):
-        return 2 * jnp.matmul(x, w)
-
-    np.testing.assert_array_equal(split_matmul(x, up, split=None, axes=(), contract=twice), 2 * (x @ up))
-
-
-def test_an_unknown_split_is_refused_by_name():
-    x, up, *_ = operands()
-    with pytest.raises(ValueError, match="'diagonal'.*columns.*rows"):
-        split_matmul(x, up, split="diagonal", axes=())
+@pytest.mark.parametrize(
+    "call, shapes, words",
+    [
+        (lambda axes, x, w: all_gather_matmul(x, (w,), ("model",)), [(2, 8, 4), (4, 4)], ["'model'", "tensor"]),
+        (lambda axes, x, w: all_gather_matmul(x, (w,), axes), [(2, 8, 4), (5, 4)], ["5 rows", "[2, 8, 4]"]),
+        (lambda axes, x, w: all_gather_matmul(x, (w,), axes), [(4,), (4, 4)], ["[..., s, d]", "[4]"]),
+        (lambda axes, x, w: matmul_reduce_scatter(x, w, axes), [(2, 6, 4), (4, 4)], ["6 positions", "multiple of 4"]),
+        (lambda axes, x, w: matmul_all_reduce(x, w, axes, backend="rings"), [(2, 8, 4), (4, 4)], ["'rings'", "ring"]),
+        (
+            lambda axes, x, w: all_gather_matmul(x, (w,), axes, tiling=Tiling(3, 1)),
+            [(2, 8, 4), (4, 4)],
+            ["3 parts", "8 positions"],
+        ),
+        (
+            lambda axes, x, w: all_gather_matmul(x, (w.astype(jnp.int32),), axes),
+            [(2, 8, 4), (4, 4)],
+            ["one precision", "int32[4, 4]"],
+        ),
+        (lambda axes, x, w: divided(x, axes, 1), [(2, 6, 4), (4, 4)], ["4 ranks", "6 positions"]),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_shapes(call, shapes, words):
+    message = refused(call, *shapes)
+    assert all(word in message for word in words), message

@@ -111,13 +111,13 @@ WIDE = ModelConfig(
 MATRIX, VECTORS = 64 * 64 // 2, 3 * 4 * 64
 
 
-def residuals(recompute: str, rows: int, trainable: tuple[str, ...]) -> dict:
+def residuals(recompute: str, rows: int, trainable: tuple[str, ...], collectives: str = "reduce") -> dict:
     """By stage, the shapes on one device of all residuals of a microbatch; nothing is compiled."""
     plan = Plan(
         (
             UnitPlan("v", ("vision",), (0, 1), dp=2, layers=(2,), recompute=(recompute,)),
-            UnitPlan("b", ("backbone",), (0, 1, 2, 3), dp=2, tp=2, layers=(3,), recompute=(recompute,)),
-            UnitPlan("g", ("generator",), (2, 3), tp=2, recompute=(recompute,)),
+            UnitPlan("b", ("backbone",), (0, 1, 2, 3), 2, 2, (3,), (recompute,), collectives=collectives),
+            UnitPlan("g", ("generator",), (2, 3), 1, 2, (1,), (recompute,), collectives=collectives),
         )
     )
     engine = Engine(WIDE, plan, tiny_batch(WIDE, rows), Settings(trainable=trainable))
@@ -130,16 +130,32 @@ def residuals(recompute: str, rows: int, trainable: tuple[str, ...]) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("recompute", "trainable"),
-    [("none", ("all",)), ("selective", ("all",)), ("full", ("all",)), ("none", ("projectors",))],
+    ("recompute", "trainable", "collectives"),
+    [
+        ("none", ("all",), "reduce"),
+        ("selective", ("all",), "reduce"),
+        ("full", ("all",), "reduce"),
+        ("none", ("projectors",), "reduce"),
+        ("none", ("all",), "ring"),
+        ("selective", ("all",), "ring"),
+    ],
 )
-def test_residuals_of_real_stages_are_activations(recompute, trainable):
+def test_residuals_of_real_stages_are_activations(recompute, trainable, collectives):
     """All grow with the rows but numbers and vectors (scales, biases): not one has the size of a matrix."""
     assert VECTORS < MATRIX
-    small, large = (residuals(recompute, rows, trainable) for rows in (4, 8))
+    small, large = (residuals(recompute, rows, trainable, collectives) for rows in (4, 8))
     assert set(small) == {("v", 0), ("b", 0), ("g", 0)}
     for node in small:
         sizes = [(np.prod(one), np.prod(two)) for one, two in zip(small[node], large[node], strict=True)]
         assert any(two == 2 * one for one, two in sizes)
         for shape, (one, two) in zip(small[node], sizes, strict=True):
             assert two == 2 * one or (two == one and one <= VECTORS), (node, shape)
+
+
+def test_dividing_the_positions_divides_what_a_stage_keeps():
+    """All between the layers, that is: a rank keeps its positions, and everything inside attention and MLP is split."""
+    whole, divided = (
+        {node: sum(map(np.prod, shapes)) for node, shapes in residuals("selective", 8, ("all",), how).items()}
+        for how in ("reduce", "ring")
+    )
+    assert divided["b", 0] < 0.8 * whole["b", 0]
