@@ -179,6 +179,7 @@ def test_a_bad_or_absent_file_is_named(tmp_path):
         ({"recompute": ("none", "none")}, "unit eyes: recompute has 2 entries for 1 stages"),
         ({"recompute": ("some",)}, "recompute 'some'; choose from none, selective, full"),
         ({"modules": ()}, "needs a name, at least one module"),
+        ({"collectives": "rings"}, "unit eyes: collectives 'rings'; choose from reduce, gather, ring"),
     ],
 )
 def test_a_unit_checks_itself(fields, message):
@@ -269,3 +270,10 @@ def test_one_device_holds_everything_and_the_table_says_so():
         "unit": "mind", "modules": "backbone", "devices": "2-5", "dp": "1", "tp": "2", "pp": "2",
         "layers": "1 3", "recompute": "none full",
     }  # fmt: skip
+
+
+def test_the_table_says_how_collectives_travel_where_a_unit_says_it():
+    eyes, mind, *others = PLAN.units
+    plan = dataclasses.replace(PLAN, units=(eyes, dataclasses.replace(mind, collectives="ring"), *others))
+    assert [row["collectives"] for row in plan.table()[:2]] == ["reduce", "ring"]
+    assert Plan.from_json(plan.to_json()) == plan

@@ -10,6 +10,8 @@ import pytest
 
 from configs.architectures import ModelConfig
 from configs.projectors import MLPProjectorConfig, ResamplerConfig
+from mmjax.training.engine import Engine
+from mmjax.training.settings import Settings
 from mmjax.training.stages import by_module, by_stage
 from sharding.plan import Plan, PlanError, UnitPlan
 from tests.mmjax.training import runs
@@ -205,6 +207,16 @@ def test_sequence_ranks_are_refused_before_anything_compiles():
     ringed = dataclasses.replace(TALK_APART, units=(eyes, dataclasses.replace(mind, tp=1, cp=2)))
     with pytest.raises(PlanError, match=r"unit backbone: cp 2 can be planned and simulated .*, but not yet trained"):
         engine(ringed, TALKER)
+
+
+def test_positions_that_the_tensor_ranks_do_not_divide_are_refused():
+    eyes, mind = TALK_APART.units
+    ringed = dataclasses.replace(TALK_APART, units=(eyes, dataclasses.replace(mind, collectives="ring")))
+    batch = {name: dict(arrays) for name, arrays in tiny_batch(TALKER, 4).items()}
+    batch["backbone"] = {name: array[:, :11] for name, array in batch["backbone"].items()}
+    message = r'unit backbone: its 2 tensor ranks do not divide the 11 positions .*"ring".* multiple of 2 .*"reduce"'
+    with pytest.raises(PlanError, match=message):
+        Engine(TALKER, ringed, batch, Settings())
 
 
 def test_trees_by_stage_and_by_module_are_inverses():

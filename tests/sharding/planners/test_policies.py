@@ -149,6 +149,14 @@ def test_tensor_groups_lie_in_one_node():
         assert (groups == groups[:, :1]).all()
 
 
+def test_units_say_of_their_tensor_ranks_what_their_costs_count():
+    of = problem(devices=14)
+    plan = run_policy(of, "rigid").plan
+    assert {(unit.tp > 1, unit.collectives) for unit in plan.units} == {(True, "ring"), (False, "reduce")}
+    whole = dataclasses.replace(of, costs=dataclasses.replace(of.costs, sequence_parallel=False))
+    assert {unit.collectives for unit in run_policy(whole, "rigid").plan.units} == {"reduce"}
+
+
 @pytest.mark.parametrize("memory", [6e6, 9e6])
 def test_a_model_that_fits_no_plan_says_what_is_lacking_and_which_cluster_would_do(memory):
     small = problem(devices=3, rows=4, memory=memory)

@@ -1,10 +1,12 @@
 """Submeshes of stages."""
 
+import dataclasses
+
 import jax
 import pytest
 
 from sharding.plan import Plan, PlanError, UnitPlan
-from sharding.runtime.meshes import AXES, stage_meshes, submesh
+from sharding.runtime.meshes import AXES, stage_meshes, submesh, unit_axes
 
 
 def test_all_axes_are_there_and_devices_lie_data_first():
@@ -35,3 +37,21 @@ def test_every_stage_has_its_mesh():
     assert meshes[("mind", 1)].devices.tolist() == [[[devices[1], devices[0]]]]
     with pytest.raises(PlanError, match="needs device 7, but there are 2 devices"):
         stage_meshes(Plan((unit,)), devices[:2])
+
+
+@pytest.mark.parametrize(
+    ("collectives", "tp", "sequence", "matmul"),
+    [
+        ("reduce", 2, (), "reference"),
+        ("gather", 2, ("tensor",), "reference"),
+        ("ring", 2, ("tensor",), "ring"),
+        ("ring", 1, (), "ring"),  # one rank divides nothing
+    ],
+)
+def test_a_units_axes_say_how_its_collectives_travel(collectives, tp, sequence, matmul):
+    plan = Plan((UnitPlan("mind", ("backbone",), tuple(range(tp)), tp=tp, collectives=collectives),))
+    axes = unit_axes(plan, "mind")
+    assert (axes.tensor, axes.sequence, axes.matmul) == (("tensor",), sequence, matmul)
+    assert axes.undivided.sequence == ()
+    with pytest.raises(ValueError, match=r"Axes.sequence is \('data',\)"):
+        dataclasses.replace(axes, sequence=("data",))
