@@ -12,9 +12,8 @@ WORK = Work(rows=2048, inner=8192, columns=3584, ranks=8, shared=1024)
 
 def test_what_was_measured_on_the_nearest_work_is_taken(monkeypatch):
     near, far = (dataclasses.replace(WORK, rows=rows) for rows in (3000, 1100))
-    table = {
-        "a device": ((near, Tiling(2, 1)), (far, Tiling(4, 2)), (dataclasses.replace(WORK, ranks=4), Tiling(1, 2)))
-    }
+    fewer = dataclasses.replace(WORK, ranks=4)
+    table = {"a device": ((near, Tiling(2, 1)), (far, Tiling(4, 2)), (fewer, Tiling(1, 2)))}
     monkeypatch.setattr(tiling, "MEASURED", table)
     assert choose_tiling(WORK, "a device") == Tiling(2, 1)
     assert choose_tiling(dataclasses.replace(WORK, rows=1200), "a device") == Tiling(4, 2)

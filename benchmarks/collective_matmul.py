@@ -1,0 +1,130 @@
+"""`python -m benchmarks.collective_matmul`: collective matmuls by backend and tiling, on all devices there are.
+
+Each form runs forward and backward, all forms in turns, at the shapes of a layer's two matmuls. It prints each one's
+time over the reference's, and how far its results are from float64, as ratios of norms. What is quickest on a kind of
+device belongs into `pallas_kernels.collective_matmul.tiling.MEASURED`. On a CPU the devices share the cores, so that
+nothing can be hidden there: the ratio shows what the steps of a ring cost.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from absl import flags
+
+from mmjax import cli
+
+_ROWS = flags.DEFINE_integer("rows", 1024, "Positions of a row of the batch, of all ranks together.", lower_bound=1)
+_WIDTH = flags.DEFINE_integer("width", 512, "Width of the model.", lower_bound=1)
+_FFN = flags.DEFINE_integer("ffn", 2048, "Feed-forward width, of all ranks together.", lower_bound=1)
+_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Precision.")
+_TURNS = flags.DEFINE_integer("turns", 20, "Timed runs of each form.", lower_bound=1)
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
+
+REFERENCE = "reference"
+
+
+def main() -> int:
+    """Measures and prints."""
+    cli.parse_gin("quickstart.gin")  # for its host devices
+    import jax
+
+    forms, operands = layer_forms(jax.devices()), layer_operands()
+    wanted = exact(operands)
+    errors = {name: error(form, operands, wanted) for name, form in forms.items()}
+    times = in_turns(forms, operands, _TURNS.value)
+    ratios = {name: statistics.median(map(float.__truediv__, of, times[REFERENCE])) for name, of in times.items()}
+    result = {
+        "device": jax.devices()[0].device_kind,
+        "ranks": jax.device_count(),
+        "shape": [_ROWS.value, _WIDTH.value, _FFN.value],
+        "dtype": _DTYPE.value,
+        "forms": {name: {"time": ratios[name], "error": errors[name]} for name in forms},
+    }
+    if _JSON.value:
+        print(json.dumps(result))
+        return 0
+    print(f"{result['ranks']} x {result['device']}, {result['shape']} {result['dtype']}")
+    print(f"{'form':30}{'time / reference':>18}{'error':>12}")
+    for name in forms:
+        print(f"{name:30}{ratios[name]:18.3f}{errors[name]:12.1e}")
+    return 0
+
+
+def layer_forms(devices: list[Any]) -> dict[str, Callable]:
+    """By name, the program of a gather, two matmuls and a scatter, with all gradients."""
+    import jax
+    from jax.sharding import PartitionSpec as P
+
+    from pallas_kernels.collective_matmul import Tiling, all_gather_matmul, matmul_reduce_scatter
+
+    mesh = jax.make_mesh((len(devices),), ("tensor",), (jax.sharding.AxisType.Auto,), devices=devices)
+    specs = (P(None, "tensor"), P(None, "tensor"), P("tensor"))
+
+    def made(backend: str, tiling: Tiling | None) -> Callable:
+        how = {"axes": ("tensor",), "backend": backend, "tiling": tiling}
+
+        def layer(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+            (hidden,) = all_gather_matmul(x, (up,), **how)
+            return matmul_reduce_scatter(hidden, down, **how)
+
+        def body(x: jax.Array, up: jax.Array, down: jax.Array) -> tuple:
+            y, vjp = jax.vjp(layer, x, up, down)
+            return y, *vjp(y)
+
+        return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=(specs[0], *specs)))
+
+    cuts = [Tiling(chunks, rings) for chunks in (1, 2, 4) for rings in (1, 2)]
+    fitting = [cut for cut in cuts if _ROWS.value % (len(devices) * cut.parts) == 0]
+    rings = {f"ring, {cut.chunks} chunks, {cut.rings} rings": made("ring", cut) for cut in fitting}
+    return {REFERENCE: made(REFERENCE, None), **rings}
+
+
+def layer_operands() -> tuple:
+    """x `[1, s, d]`, and weights `[d, f]` and `[f, d]`."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    shapes = ((1, _ROWS.value, _WIDTH.value), (_WIDTH.value, _FFN.value), (_FFN.value, _WIDTH.value))
+    return tuple(jnp.asarray(random.normal(size=shape) * shape[-2] ** -0.5, _DTYPE.value) for shape in shapes)
+
+
+def exact(operands: tuple) -> list:
+    """The output and the gradients in float64, where the output is its own gradient."""
+    import numpy as np
+
+    x, up, down = (np.asarray(operand, np.float64) for operand in operands)
+    x = x[0]
+    hidden = x @ up
+    y = hidden @ down
+    back = y @ down.T
+    return [y[None], (back @ up.T)[None], x.T @ back, hidden.T @ y]
+
+
+def error(form: Callable, operands: tuple, wanted: list) -> float:
+    """The largest norm of a difference over the norm of what is exact."""
+    import numpy as np
+
+    found = [np.asarray(each, np.float64) for each in form(*operands)]
+    return max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(found, wanted, strict=True))
+
+
+def in_turns(forms: dict[str, Callable], operands: tuple, turns: int) -> dict[str, list[float]]:
+    """Seconds of each run of each form, after one that warms up; `error` has compiled them."""
+    import jax
+
+    times: dict[str, list[float]] = {name: [] for name in forms}
+    for turn in range(turns + 1):
+        for name, form in forms.items():
+            begin = time.perf_counter()
+            jax.block_until_ready(form(*operands))
+            if turn:
+                times[name].append(time.perf_counter() - begin)
+    return times
+
+
+if __name__ == "__main__":
+    cli.run(main)
