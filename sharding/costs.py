@@ -31,13 +31,40 @@ class Seconds(NamedTuple):
         return self.compute + self.tensor
 
 
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """Who computes a layer.
+
+    Attributes:
+        tp, cp: Tensor and sequence ranks of an instance.
+        ep: Instances that divide the experts.
+        dp: Instances that compute at once.
+        divided: Whether the tensor ranks divide the positions between split matmuls (arXiv 2205.05198).
+    """
+
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    dp: int = 1
+    divided: bool = True
+
+    @property
+    def sharing(self) -> int:
+        """How many divide what lies between split matmuls."""
+        return self.tp if self.divided else 1
+
+    def joined(self, kernel: Kernel) -> int:
+        """How many a collective joins."""
+        return self.tp if kernel.ranks == "tensor" else self.ep
+
+
 @runtime_checkable
 class Costs(Protocol):
     """What a plan's costs are made of.
 
     Attributes:
         element_bytes: Bytes of a number in compute precision.
-        sequence_parallel: Whether tensor ranks divide what lies between matmuls.
+        sequence_parallel: Whether a planner's tensor ranks divide the positions between split matmuls.
         peak_flops: Of one device; 0 where it is not known.
         node_devices: Devices of a node; device numbers go through a node before the next.
     """
@@ -47,27 +74,12 @@ class Costs(Protocol):
     peak_flops: float
     node_devices: int
 
-    def forward(
-        self, layer: LayerSpec, loads: Loads, tp: int, cp: int = 1, ep: int = 1, dp: int = 1, stack: int = 1
-    ) -> Seconds:
-        """The forward of one layer, for each load of an instance, on one of its devices.
-
-        The instance has `tp` tensor ranks by `cp` sequence ranks; experts are divided by `ep` instances.
-        Of `dp` instances all compute at once, and the layer is one of a stack of `stack` equal ones.
-        """
+    def forward(self, layer: LayerSpec, loads: Loads, ranks: Ranks, stack: int = 1) -> Seconds:
+        """The forward of one layer of `stack` equal ones, for each load of an instance, on one of its devices."""
         ...
 
     def backward(
-        self,
-        layer: LayerSpec,
-        loads: Loads,
-        tp: int,
-        turns: tuple[str, ...],
-        recompute: str,
-        cp: int = 1,
-        ep: int = 1,
-        dp: int = 1,
-        stack: int = 1,
+        self, layer: LayerSpec, loads: Loads, ranks: Ranks, turns: tuple[str, ...], recompute: str, stack: int = 1
     ) -> Seconds:
         """Its backward: the gradients in `turns`, and what a choice of recomputation computes again for them.
 
@@ -162,18 +174,6 @@ _AGAIN = {
 }
 
 
-class _Ranks(NamedTuple):
-    """Tensor and sequence ranks of an instance, and expert ranks."""
-
-    tp: int
-    cp: int
-    ep: int
-
-    def joined(self, kernel: Kernel) -> int:
-        """How many a collective joins."""
-        return self.tp if kernel.ranks == "tensor" else self.ep
-
-
 @dataclasses.dataclass(frozen=True)
 class AnalyticCosts:
     """A roofline: each kernel takes the longer of its arithmetic and its memory traffic, and a launch.
@@ -186,7 +186,7 @@ class AnalyticCosts:
         cluster: The devices.
         efficiency: What share of their data sheet they reach.
         element_bytes: Bytes of a number in compute precision.
-        sequence_parallel: Whether tensor ranks divide norms and what is kept between matmuls (arXiv 2205.05198).
+        sequence_parallel: Whether a planner's tensor ranks divide the positions between split matmuls.
     """
 
     cluster: ClusterConfig
@@ -204,11 +204,11 @@ class AnalyticCosts:
         """Devices of a node; device numbers go through a node before the next."""
         return self.cluster.devices_per_node
 
-    def _kernel(self, kernel: Kernel, loads: Loads, ranks: _Ranks) -> Times:
+    def _kernel(self, kernel: Kernel, loads: Loads, ranks: Ranks) -> Times:
         """Seconds of one kernel's forward on a device, of the loads of a sequence rank."""
         if kernel.kind in COLLECTIVE_KINDS:
             return self._collective(kernel, loads, ranks)
-        share = 1 / ranks.tp if kernel.split or (kernel.kind == "memory" and self.sequence_parallel) else 1.0
+        share = 1 / (ranks.tp if kernel.split else ranks.sharing if kernel.kind == "memory" else 1)
         cluster, efficiency = self.cluster, self.efficiency
         weights = kernel.weights * (share if kernel.split else 1.0) / (ranks.ep if kernel.ranks == "expert" else 1)
         moved = self.element_bytes * (kernel.elements.of(loads) * share + weights)
@@ -220,35 +220,24 @@ class AnalyticCosts:
         launches = ranks.cp if kernel.ring != NOTHING else 1
         return np.asarray(np.where(busy, seconds + launches * efficiency.launch, 0.0))
 
-    def _collective(self, kernel: Kernel, loads: Loads, ranks: _Ranks) -> Times:
+    def _collective(self, kernel: Kernel, loads: Loads, ranks: Ranks) -> Times:
         size = self.element_bytes * kernel.elements.of(loads)
         if kernel.ranks == "tensor":
             return ring(size, ranks.tp, self._link_of(ranks.tp))
-        share = 1 / ranks.tp if kernel.split or self.sequence_parallel else 1.0
+        share = 1 / (ranks.tp if kernel.split else ranks.sharing)
         return ring(size * share * ranks.ep, ranks.ep, self._link_of(ranks.tp * ranks.cp * ranks.ep))
 
-    def _around(self, kernel: Kernel, loads: Loads, ranks: _Ranks) -> Times:
+    def _around(self, kernel: Kernel, loads: Loads, ranks: Ranks) -> Times:
         """Seconds of keys and values on their way around the sequence ranks."""
         size = self.element_bytes * kernel.ring.of(loads) / (ranks.tp if kernel.split else 1)
         return ring(size * ranks.cp, ranks.cp, self._link_of(ranks.tp * ranks.cp))
 
-    def forward(
-        self, layer: LayerSpec, loads: Loads, tp: int, cp: int = 1, ep: int = 1, dp: int = 1, stack: int = 1
-    ) -> Seconds:
+    def forward(self, layer: LayerSpec, loads: Loads, ranks: Ranks, stack: int = 1) -> Seconds:
         """See `Costs.forward`."""
-        return self._sum(layer, loads, _Ranks(tp, cp, ep), lambda kernel: (1.0, 0.0))
+        return self._sum(layer, loads, ranks, lambda kernel: (1.0, 0.0))
 
     def backward(
-        self,
-        layer: LayerSpec,
-        loads: Loads,
-        tp: int,
-        turns: tuple[str, ...],
-        recompute: str,
-        cp: int = 1,
-        ep: int = 1,
-        dp: int = 1,
-        stack: int = 1,
+        self, layer: LayerSpec, loads: Loads, ranks: Ranks, turns: tuple[str, ...], recompute: str, stack: int = 1
     ) -> Seconds:
         """See `Costs.backward`."""
 
@@ -256,10 +245,10 @@ class AnalyticCosts:
             again = float(bool(turns) and kernel.kind in _AGAIN[recompute])
             return again, sum((_BACKWARD[kernel.kind][turn] for turn in turns), start=0.0)
 
-        return self._sum(layer, loads, _Ranks(tp, cp, ep), passes)
+        return self._sum(layer, loads, ranks, passes)
 
     def _sum(
-        self, layer: LayerSpec, loads: Loads, ranks: _Ranks, passes: Callable[[Kernel], tuple[float, float]]
+        self, layer: LayerSpec, loads: Loads, ranks: Ranks, passes: Callable[[Kernel], tuple[float, float]]
     ) -> Seconds:
         """All kernels, each so many times forward, and so many times the forward's seconds backward."""
         loads = loads / ranks.cp

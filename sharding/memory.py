@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Shaped
 
-from sharding.costs import Costs, Times
+from sharding.costs import Costs, Ranks, Times
 from sharding.layer_spec import LayerSpec, Loads
 
 Numbers = Shaped[np.ndarray, "..."] | float | int
@@ -12,19 +12,19 @@ Numbers = Shaped[np.ndarray, "..."] | float | int
 MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
 
 
-def held_bytes(layer: LayerSpec, loads: Loads, tp: int, recompute: str, costs: Costs, cp: int = 1) -> Times:
+def held_bytes(layer: LayerSpec, loads: Loads, ranks: Ranks, recompute: str, costs: Costs) -> Times:
     """Bytes that one layer keeps from its forward to its backward on each device, for each load of an instance.
 
     Args:
         layer: The layer.
         loads: What an instance gets.
-        tp, cp: Tensor and sequence ranks of an instance.
+        ranks: Who computes it.
         recompute: What the backward computes again.
-        costs: For the precision of the compute, and whether tensor ranks divide what lies between matmuls.
+        costs: For the precision of the compute.
     """
     kept = layer.kept[recompute]
-    whole = kept.whole.of(loads) / (tp if costs.sequence_parallel else 1)
-    return np.asarray(costs.element_bytes * (kept.split.of(loads) / tp + whole) / cp)
+    whole = kept.whole.of(loads) / ranks.sharing
+    return np.asarray(costs.element_bytes * (kept.split.of(loads) / ranks.tp + whole) / ranks.cp)
 
 
 def state_bytes(parameters: Numbers, trained: Numbers, dp: Numbers, costs: Costs) -> Times:

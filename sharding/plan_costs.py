@@ -6,21 +6,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from sharding.costs import Costs, Seconds, useful_flops
+from sharding.costs import Costs, Ranks, Seconds, useful_flops
 from sharding.device_groups import feeders
 from sharding.layer_spec import NOTHING, Loads
 from sharding.memory import held_bytes, state_bytes
-from sharding.plan import Plan, PlanError, stage_layers
+from sharding.plan import Plan, PlanError, UnitPlan, stage_layers
 from sharding.specs import ModuleGraph
 from sharding.stage_graph import Node, StageGraph, stage_graph
 from sharding.step_costs import StageCosts, StepCosts
 from sharding.trainable import Turns, trained_stages
+from sharding.unit_plan import COLLECTIVES
 
 Rows = Mapping[str, Float[np.ndarray, "n 3"]]
 """The load that every row of the global batch brings to each module."""
-
-Ranks = tuple[int, int, int, int]
-"""A unit's dp, cp, tp and ep."""
 
 
 def plan_costs(plan: Plan, graph: ModuleGraph, costs: Costs, rows: Rows, trains: frozenset[str]) -> StepCosts:
@@ -44,6 +42,11 @@ def plan_costs(plan: Plan, graph: ModuleGraph, costs: Costs, rows: Rows, trains:
         float(rows[graph.backbone.name][:, 0].sum()),
         costs.norm(len(stages.nodes)),
     )
+
+
+def _ranks(unit: UnitPlan) -> Ranks:
+    divided, _ = COLLECTIVES[unit.collectives]
+    return Ranks(unit.tp, unit.cp, unit.ep, unit.dp, divided)
 
 
 def instance_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray, "m i 3"]:
@@ -95,13 +98,12 @@ class _Builder:
     @functools.cache  # noqa: B019
     def _layer(self, module: str, name: str, stack: int, turns: tuple[str, ...], ranks: Ranks, recompute: str) -> dict:
         """One layer's seconds, useful FLOPs and bytes held, [m, i] each; equal stacks of all stages share them."""
-        dp, cp, tp, ep = ranks
-        layer, loads = self._graph[module].named(name), self._loads(module, dp)
-        forward = self._costs.forward(layer, loads, tp, cp, ep, dp, stack)
-        backward = self._costs.backward(layer, loads, tp, turns, recompute, cp, ep, dp, stack)
+        layer, loads = self._graph[module].named(name), self._loads(module, ranks.dp)
+        forward = self._costs.forward(layer, loads, ranks, stack)
+        backward = self._costs.backward(layer, loads, ranks, turns, recompute, stack)
         if layer.expert_parameters:
-            forward, backward = (_together(seconds, ep) for seconds in (forward, backward))
-        held = held_bytes(layer, loads, tp, recompute, self._costs, cp) if turns else np.zeros(loads.shape[:-1])
+            forward, backward = (_together(seconds, ranks.ep) for seconds in (forward, backward))
+        held = held_bytes(layer, loads, ranks, recompute, self._costs) if turns else np.zeros(loads.shape[:-1])
         return {
             "forward": forward.total,
             "forward_tensor": forward.tensor,
@@ -117,7 +119,7 @@ class _Builder:
         shape = (self._plan.microbatches, unit.dp)
         names = ("forward", "forward_tensor", "backward", "backward_tensor", "flops", "held")
         sums = {name: np.zeros(shape) for name in names}
-        ranks = (unit.dp, unit.cp, unit.tp, unit.ep)
+        ranks = _ranks(unit)
         sizes, workspace = np.zeros((2, 2)), 0.0  # of all but experts, and of experts; all, and those that train
         for module, first, last in self._runs[node[0]][node[1]]:
             for layer, count, turns in self._turns.of(module, first, last):
@@ -127,7 +129,7 @@ class _Builder:
                 local = np.array([layer.on_rank(unit.tp), layer.experts_on_rank(unit.tp, unit.ep)])
                 sizes += count * np.outer(local, [1.0, "weights" in turns])
                 if turns and recompute != "none":  # one layer at a time is computed again
-                    again = held_bytes(layer, self._loads(module, unit.dp), unit.tp, "none", self._costs, unit.cp)
+                    again = held_bytes(layer, self._loads(module, unit.dp), ranks, "none", self._costs)
                     workspace = max(workspace, float(again.max()))
         exposed = float(node[1] < unit.pp)  # behind the first chunk's, other chunks' collectives hide beside work
         inside = self._inside(unit.stage_devices(node[1]))
@@ -146,7 +148,7 @@ class _Builder:
         ends = [self._units[node[0]] for node in (source, target)]
         ends = ends[::-1] if back else ends
         sent, received = (self._sizes(source, target, unit.dp) for unit in ends)
-        ranks = [unit.cp * (unit.tp if self._costs.sequence_parallel else 1) for unit in ends]
+        ranks = [unit.cp * _ranks(unit).sharing for unit in ends]
         slowest = (sent / ranks[0])[:, feeders(sent.shape[1], received.shape[1])].max(axis=2)
         devices = self._stages.lanes[source] | self._stages.lanes[target]
         return self._costs.hop(np.maximum(slowest, received / ranks[1]), self._inside(devices), len(devices))

@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from configs.errors import UserError
-from sharding.costs import Seconds, Times
+from sharding.costs import Ranks, Seconds, Times
 from sharding.json_fields import read_fields, read_file
 from sharding.layer_spec import LayerSpec, Loads
 
@@ -166,8 +166,8 @@ def _passes(entry: object, where: str) -> Passes:
     return Passes(**{name: tuple(map(float, times)) for name, times in fields.items()})
 
 
-def _check_measured(cp: int, ep: int) -> None:
-    for key, ranks, count in (("cp", "sequence", cp), ("ep", "expert", ep)):
+def _check_measured(of: Ranks) -> None:
+    for key, ranks, count in (("cp", "sequence", of.cp), ("ep", "expert", of.ep)):
         if count > 1:
             raise ProfileError(
                 f"a profile has no times of layers on {count} {ranks} ranks ({key} {count}); leave --profile out and "
@@ -196,31 +196,21 @@ class ProfiledCosts:
         self.node_devices = profile.devices_per_node
         self._layers = {(each.layer, each.tp, each.turns, each.recompute): each for each in profile.layers}
 
-    def forward(
-        self, layer: LayerSpec, loads: Loads, tp: int, cp: int = 1, ep: int = 1, dp: int = 1, stack: int = 1
-    ) -> Seconds:
+    def forward(self, layer: LayerSpec, loads: Loads, ranks: Ranks, stack: int = 1) -> Seconds:
         """See `Costs.forward`."""
-        _check_measured(cp, ep)
-        key = f"{layer.part}/{layer.name}"
+        _check_measured(ranks)
+        key, tp = f"{layer.part}/{layer.name}", ranks.tp
         found = [each for each in self.profile.layers if (each.layer, each.tp) == (key, tp)]
         if not found:
             raise ProfileError(f"the profile has no {key} at tp {tp}; measure it by python -m mmjax.profile --tp={tp}")
-        return _seconds(found[0].sizes, found[0].forward, loads, dp, stack)
+        return _seconds(found[0].sizes, found[0].forward, loads, ranks.dp, stack)
 
     def backward(
-        self,
-        layer: LayerSpec,
-        loads: Loads,
-        tp: int,
-        turns: tuple[str, ...],
-        recompute: str,
-        cp: int = 1,
-        ep: int = 1,
-        dp: int = 1,
-        stack: int = 1,
+        self, layer: LayerSpec, loads: Loads, ranks: Ranks, turns: tuple[str, ...], recompute: str, stack: int = 1
     ) -> Seconds:
         """See `Costs.backward`."""
-        _check_measured(cp, ep)
+        _check_measured(ranks)
+        tp = ranks.tp
         key = (f"{layer.part}/{layer.name}", tp, turns, recompute)
         if not turns:
             return Seconds(np.zeros(loads.shape[:-1]), np.zeros(loads.shape[:-1]))
@@ -231,7 +221,7 @@ class ProfiledCosts:
                 "parts trainable"
             )
         found = self._layers[key]
-        return _seconds(found.sizes, found.backward, loads, dp, stack)
+        return _seconds(found.sizes, found.backward, loads, ranks.dp, stack)
 
     def gather(self, parameters: float, dp: int, inside: bool) -> float:
         """See `Costs.gather`."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.costs import Costs
+from sharding.costs import Costs, Ranks
 from sharding.layer_spec import LayerSpec
 from sharding.memory import held_bytes
 from sharding.planners.given import Given
@@ -53,24 +53,26 @@ class Pieces:
 
     def _piece(self, group: tuple[tuple[LayerSpec, int, tuple[str, ...]], ...], tp: int, recompute: str) -> Piece:
         seconds, sizes = np.zeros(len(self._mean)), np.zeros(4)
-        cp, ep = self._given.cp, self._given.ep
+        ranks = self._ranks(tp)
         held, again = np.zeros(len(self._loads)), np.zeros(len(self._loads))
         for layer, _, turns in group:
             seconds = seconds + self._forward(layer, tp)
-            local = np.array([layer.on_rank(tp), layer.experts_on_rank(tp, ep)])
+            local = np.array([layer.on_rank(tp), layer.experts_on_rank(tp, ranks.ep)])
             sizes = sizes + np.outer(local, [1.0, "weights" in turns]).ravel()
             if turns:
-                seconds = seconds + self._costs.backward(layer, self._mean, tp, turns, recompute, cp, ep).total
-                held = held + held_bytes(layer, self._loads, tp, recompute, self._costs, cp)
+                seconds = seconds + self._costs.backward(layer, self._mean, ranks, turns, recompute).total
+                held = held + held_bytes(layer, self._loads, ranks, recompute, self._costs)
                 if recompute != "none":
-                    again = np.maximum(again, held_bytes(layer, self._loads, tp, "none", self._costs, cp))
+                    again = np.maximum(again, held_bytes(layer, self._loads, ranks, "none", self._costs))
         return Piece(seconds, sizes, _moments(held), _moments(again))
 
     def _forward(self, layer: LayerSpec, tp: int) -> Float[np.ndarray, " k"]:
         if (layer.name, tp) not in self._known:
-            ranks = (tp, self._given.cp, self._given.ep)
-            self._known[layer.name, tp] = self._costs.forward(layer, self._mean, *ranks).total
+            self._known[layer.name, tp] = self._costs.forward(layer, self._mean, self._ranks(tp)).total
         return self._known[layer.name, tp]
+
+    def _ranks(self, tp: int) -> Ranks:
+        return Ranks(tp, self._given.cp, self._given.ep, divided=self._costs.sequence_parallel)
 
 
 def _moments(held: Float[np.ndarray, " n"]) -> Float[np.ndarray, " 3"]:

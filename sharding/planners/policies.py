@@ -24,20 +24,11 @@ class Rehearsed:
 
 def rehearsed_best(problem: Problem, plans: Sequence[Plan]) -> Rehearsed:
     """The plan with the shortest simulated step of those that fit the memory; raises PlanError if none does."""
-    plans = [_as_costed(problem, plan) for plan in plans]
     found = [Rehearsed(plan, problem.rehearse(plan)) for plan in plans]
     fits = [each for each in found if problem.fullness(each.timeline) <= 1]
     if not fits:
         raise _too_full(problem, min(found, key=lambda each: problem.fullness(each.timeline)))
     return shortest(fits)
-
-
-def _as_costed(problem: Problem, plan: Plan) -> Plan:
-    """The plan with tensor ranks that divide positions where the costs say so: around a ring, which waits least."""
-    if not problem.costs.sequence_parallel:
-        return plan
-    units = [dataclasses.replace(unit, collectives="ring") if unit.tp > 1 else unit for unit in plan.units]
-    return dataclasses.replace(plan, units=tuple(units))
 
 
 def shortest(found: Sequence[Rehearsed]) -> Rehearsed:

@@ -11,7 +11,7 @@ from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from configs.clusters import CLUSTERS, ClusterConfig, Link, find_cluster
 from configs.errors import UserError
 from mmjax.training.flops import peak_flops
-from sharding.costs import AnalyticCosts, Efficiency, ring, useful_flops
+from sharding.costs import AnalyticCosts, Efficiency, Ranks, ring, useful_flops
 from sharding.layer_spec import Amount, Kept, Kernel, LayerSpec, expert_gather, expert_matmul, matmul
 from sharding.specs import module_graph
 
@@ -31,7 +31,7 @@ def loads(*values):
 def test_a_kernel_takes_the_longer_of_arithmetic_and_memory():
     square = layer(matmul("square", 10, 10))
     # 200 FLOPs a token at 100 a second; (20 a token + 100 weights) numbers of 2 bytes at 50 a second.
-    seconds = TOY.forward(square, loads((1, 1, 1), (10, 100, 1)), 1).total
+    seconds = TOY.forward(square, loads((1, 1, 1), (10, 100, 1)), Ranks(1)).total
     np.testing.assert_allclose(seconds, [(20 + 100) * 2 / 50, 20.0])
 
 
@@ -39,57 +39,55 @@ def test_tensor_ranks_divide_what_is_split_and_wait_for_collectives():
     block = layer(Kernel("gather", "all_gather", elements=Amount(8)), matmul("up", 10, 10))
     whole = layer(Kernel("gather", "all_gather", elements=Amount(8)), matmul("up", 10, 10, split=False))
     load = loads(100, 10_000, 1)
-    one, two = TOY.forward(block, load, 1), TOY.forward(block, load, 2)
+    one, two = TOY.forward(block, load, Ranks(1)), TOY.forward(block, load, Ranks(2))
     assert one.tensor == 0 and two.compute == one.compute / 2
     assert two.tensor == 0.5 + 2 * 800 / 2 / 10  # one of two shares, over the link inside a node
-    assert TOY.forward(whole, load, 2).compute == one.compute
-    assert TOY.forward(block, load, 8).tensor == 7 * (1.0 + 2 * 800 / 8 / 2)  # over the link between nodes
+    assert TOY.forward(whole, load, Ranks(2)).compute == one.compute
+    assert TOY.forward(block, load, Ranks(8)).tensor == 7 * (1.0 + 2 * 800 / 8 / 2)  # over the link between nodes
 
 
 def test_norms_are_divided_by_sequence_parallelism_only():
     norm = layer(Kernel("norm", "memory", elements=Amount(100), split=False))
-    without = dataclasses.replace(TOY, sequence_parallel=False)
     load = loads(10, 0, 0)
-    assert TOY.forward(norm, load, 2).total == without.forward(norm, load, 2).total / 2
+    assert TOY.forward(norm, load, Ranks(2)).total == TOY.forward(norm, load, Ranks(2, divided=False)).total / 2
 
 
 def test_sequence_ranks_divide_the_load_and_wait_for_what_travels_longer_than_attention_computes():
     attention = Kernel("attention", "attention", Amount(squares=1), ring=Amount(4))
     load, both = loads(100, 10_000, 1), ("data", "weights")
-    one = TOY.forward(layer(attention), load, 1)
+    one = TOY.forward(layer(attention), load, Ranks(1))
     # A hundred FLOPs a second: 100 s alone, 50 s on each of two; 2 bytes x 4 numbers x 50 tokens travel at 10 a second.
-    two = TOY.forward(layer(attention), load, 1, cp=2)
+    two = TOY.forward(layer(attention), load, Ranks(1, 2))
     assert (one.total, two.compute, two.tensor) == (100.0, 50.0, 0.0)
     short = loads(100, 500, 1)
     around = 1 * (0.5 + 2 * 4 * 50 / 10)
-    assert TOY.forward(layer(attention), short, 1, cp=2).tensor == around - 2.5
-    assert TOY.forward(layer(attention), short, 2, cp=2).tensor == 0.5 + 20 - 1.25  # tensor ranks divide the keys too
-    assert TOY.backward(layer(attention), short, 1, both, "none", cp=2).tensor == 2 * around - 2.5 * 2.5
-    again = TOY.backward(layer(attention), short, 1, both, "selective", cp=2)
+    assert TOY.forward(layer(attention), short, Ranks(1, 2)).tensor == around - 2.5
+    assert TOY.forward(layer(attention), short, Ranks(2, 2)).tensor == 0.5 + 20 - 1.25  # they divide keys too
+    assert TOY.backward(layer(attention), short, Ranks(1, cp=2), both, "none").tensor == 2 * around - 2.5 * 2.5
+    again = TOY.backward(layer(attention), short, Ranks(1, cp=2), both, "selective")
     assert again.tensor == 2 * around - 2.5 * 2.5 + around - 2.5 and again.compute == 3.5 * 2.5
-    far = TOY.forward(layer(attention), loads(100, 0, 1), 4, cp=2)  # over the link between nodes
+    far = TOY.forward(layer(attention), loads(100, 0, 1), Ranks(4, 2))  # over the link between nodes
     assert far.total == 1.0 + 2 * 4 * 50 / 4 / 2
 
 
 def test_expert_ranks_divide_weights_and_exchange_tokens():
     experts = layer(expert_gather(8), expert_matmul("up", 10, 10, 2, experts=40))
     load = loads(10, 100, 1)
-    one, two = TOY.forward(experts, load, 1), TOY.forward(experts, load, 1, ep=2)
+    one, two = TOY.forward(experts, load, Ranks(1)), TOY.forward(experts, load, Ranks(1, ep=2))
     assert one.tensor == 0 and one.compute == (2 * 20 * 10 + 40 * 100) * 2 / 50
     assert two.compute == (2 * 20 * 10 + 20 * 100) * 2 / 50
     assert two.tensor == 0.5 + 2 * 8 * 10 / 10  # all tokens of the other instance
-    assert TOY.forward(experts, load, 2, ep=4).tensor == 3 * (1.0 + 2 * 8 * 10 / 2 / 2)  # of a tensor rank's part
-    whole = dataclasses.replace(TOY, sequence_parallel=False)
-    assert whole.forward(experts, load, 2, ep=2).tensor == 0.5 + 2 * 8 * 10 / 10
-    assert TOY.forward(experts, loads(1e6, 0, 0), 1).compute == 2 * 10 * 10 * 2 * 1e6 / 100
+    assert TOY.forward(experts, load, Ranks(2, ep=4)).tensor == 3 * (1.0 + 2 * 8 * 10 / 2 / 2)  # of a rank's part
+    assert TOY.forward(experts, load, Ranks(2, ep=2, divided=False)).tensor == 0.5 + 2 * 8 * 10 / 10
+    assert TOY.forward(experts, loads(1e6, 0, 0), Ranks(1)).compute == 2 * 10 * 10 * 2 * 1e6 / 100
 
 
 def test_the_backward_is_what_it_has_to_find_and_what_it_computes_again():
     square, load = layer(matmul("square", 10, 10)), loads(100, 0, 0)
-    forward = TOY.forward(square, load, 1).total
+    forward = TOY.forward(square, load, Ranks(1)).total
     for turns, recompute, times in (((), "full", 0), (("data",), "none", 1), (("data", "weights"), "full", 3)):
-        assert TOY.backward(square, load, 1, turns, recompute).total == times * forward
-    assert TOY.backward(square, load, 1, ("weights",), "selective").total == forward
+        assert TOY.backward(square, load, Ranks(1), turns, recompute).total == times * forward
+    assert TOY.backward(square, load, Ranks(1), ("weights",), "selective").total == forward
 
 
 def test_useful_work_counts_neither_recomputation_nor_a_gradient_of_attention_parameters():
@@ -103,7 +101,7 @@ def test_useful_work_counts_neither_recomputation_nor_a_gradient_of_attention_pa
 
 def test_an_empty_load_takes_no_time():
     block = module_graph(ModelConfig()).backbone.layer
-    assert AnalyticCosts(CLUSTERS["a100"]).forward(block, loads((0, 0, 0), (5, 25, 1)), 1).total[0] == 0
+    assert AnalyticCosts(CLUSTERS["a100"]).forward(block, loads((0, 0, 0), (5, 25, 1)), Ranks(1)).total[0] == 0
 
 
 @settings(max_examples=30, deadline=None)
@@ -119,11 +117,11 @@ def test_nothing_is_faster_than_the_data_sheet_and_more_is_never_faster(length, 
     load = loads(length * segments, length**2 * segments, segments)
     for module in module_graph(model).modules:
         for spec, _ in module.whole:
-            forward = costs.forward(spec, load, tp).total
+            forward = costs.forward(spec, load, Ranks(tp)).total
             assert forward * cluster.peak_flops * tp >= spec.flops.of(load)
-            assert costs.forward(spec, 2 * load, tp).total >= forward
-            backward = costs.backward(spec, load, tp, ("data", "weights"), "none").total
-            again = costs.backward(spec, load, tp, ("data", "weights"), "full").total
+            assert costs.forward(spec, 2 * load, Ranks(tp)).total >= forward
+            backward = costs.backward(spec, load, Ranks(tp), ("data", "weights"), "none").total
+            again = costs.backward(spec, load, Ranks(tp), ("data", "weights"), "full").total
             assert backward >= forward and np.isclose(again, backward + forward)
 
 
@@ -134,7 +132,7 @@ def test_attention_over_a_long_sequence_is_faster_on_more_sequence_ranks(length,
         ModelConfig((), BackboneConfig(width=4096, heads=32, kv_heads=8, ffn=14336), ())
     ).backbone.layer
     costs, load = AnalyticCosts(CLUSTERS[name]), loads(8 * length, (8 * length) ** 2, 1)
-    seconds = [costs.forward(block, load, tp, cp) for cp in (1, 2, 4, 8)]
+    seconds = [costs.forward(block, load, Ranks(tp, cp)) for cp in (1, 2, 4, 8)]
     totals = [float(each.total) for each in seconds]
     assert totals == sorted(totals, reverse=True) and totals[-1] < totals[0] / 4
     assert all(each.compute >= seconds[0].compute / cp for each, cp in zip(seconds, (1, 2, 4, 8), strict=True))

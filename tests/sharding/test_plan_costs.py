@@ -220,6 +220,7 @@ def published(width, depth, heads, batch, tp, pp, chunks):
         layers=(depth // stages,) * stages,
         recompute=("selective",) * stages,
         chunks=chunks,
+        collectives="gather",
     )
     plan = Plan((unit,), batch, "interleaved" if chunks > 1 else "1f1b")
     trains = trained_parts(graph, ("all",))
@@ -237,3 +238,16 @@ def published(width, depth, heads, batch, tp, pp, chunks):
 def test_text_only_training_reaches_about_the_published_share_of_the_peak(setting, mfu):
     """arXiv 2205.05198, table 5: what the efficiencies were calibrated on, and may not drift from."""
     assert published(*setting) == pytest.approx(mfu, rel=0.15)
+
+
+def test_tensor_ranks_divide_hops_and_what_is_kept_where_the_plan_says_so():
+    unit = UnitPlan("backbone", ("backbone",), (0, 1, 2, 3), tp=2, layers=(2, 2), recompute=("none", "none"))
+    others = [UnitPlan("vision", ("vision",), (4,), layers=(3,)), UnitPlan("generator", ("generator",), (5,))]
+    whole, divided = (
+        plan_costs(Plan((others[0], dataclasses.replace(unit, collectives=how), others[1]), 2), GRAPH, COSTS, ROWS, ALL)
+        for how in ("reduce", "ring")
+    )
+    node, hop = ("backbone", 0), (("backbone", 0), ("backbone", 1))
+    assert (divided.stages[node].held < whole.stages[node].held).all()
+    assert (divided.stages[node].forward < whole.stages[node].forward).all()  # norms are divided
+    assert (divided.hops[hop] < whole.hops[hop]).all()
