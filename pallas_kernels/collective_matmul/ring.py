@@ -112,9 +112,11 @@ def gather_matmul_backward(
         for part in range(ring.parts):
             here, total, made, weights = lax.optimization_barrier((held[part], totals[part], made, weights))
             held[part] = ring.receive(here, part) if step + 1 < ring.ranks else here
-            came = ring.pass_on(total, part) if step else None
             known = [ring.cut(y, ring.here(step, part)) for y in gradients]
             made = tuple(total + weight_gradient(here, y) for total, y in zip(made, known, strict=True))
+            # XLA has one collective under way at a time: the share travels beside these products, the sum beside those
+            held[part], total, made, weights = lax.optimization_barrier((held[part], total, made, weights))
+            came = ring.pass_on(total, part) if step else None
             parts = [ring.cut(y, ring.due(step, part)) for y in gradients]
             mine = added([by_transposed(y, w) for y, w in zip(parts, weights, strict=True)])
             totals[part] = _plus(came, mine, x.dtype)
@@ -175,4 +177,7 @@ def _put(y: jax.Array, at: jax.Array, first: jax.Array) -> jax.Array:
 
 def _plus(came: jax.Array | None, mine: jax.Array, dtype: Any) -> jax.Array:
     """What came, plus a float32 product, rounded once."""
-    return mine.astype(dtype) if came is None else (came.astype(jnp.float32) + mine).astype(dtype)
+    if came is None:
+        return mine.astype(dtype)
+    came, mine = lax.optimization_barrier((came, mine))  # or cuBLAS's matmul adds it itself, and waits for it
+    return (came.astype(jnp.float32) + mine).astype(dtype)
