@@ -50,7 +50,7 @@ class Report:
             "gemms": self.gemms,
             "temporary_bytes": self.temporary,
             "matmul_flops": flops,
-            "collectives": found,
+            "issued": found,
         }
 
 
