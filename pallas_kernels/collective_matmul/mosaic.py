@@ -28,7 +28,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas.ops.gpu import hopper_matmul_mgpu as hopper
-from jaxtyping import Array, BFloat16
+from jaxlib.mlir.dialects import nvvm
+from jaxtyping import Array, Float
 
 from pallas_kernels.collective_matmul import protocol
 from pallas_kernels.collective_matmul.mosaic_limits import block_tile, refusal, shape_refusal, tiles
@@ -48,8 +49,8 @@ H100_MULTIPROCESSORS = 132  # what a program lowered without a GPU at hand is lo
 
 
 def all_gather_matmul(
-    x: BFloat16[Array, "m d"], weights: tuple[jax.Array, ...], axes: tuple[str, ...]
-) -> tuple[tuple[jax.Array, ...], BFloat16[Array, "n m d"]]:
+    x: Float[Array, "m d"], weights: tuple[jax.Array, ...], axes: tuple[str, ...]
+) -> tuple[tuple[jax.Array, ...], Float[Array, "n m d"]]:
     """Every rank's x times this rank's weights; inside `jax.shard_map`, all of the mesh's axes manual.
 
     Args:
@@ -72,8 +73,8 @@ def all_gather_matmul(
 
 
 def matmul_reduce_scatter(
-    x: BFloat16[Array, "n m d"], w: BFloat16[Array, "d f"], axes: tuple[str, ...]
-) -> BFloat16[Array, "m f"]:
+    x: Float[Array, "n m d"], w: Float[Array, "d f"], axes: tuple[str, ...]
+) -> Float[Array, "m f"]:
     """The sum over ranks of x @ w, of which every rank keeps the chunk of its number; inside `jax.shard_map`.
 
     Args:
@@ -169,6 +170,7 @@ class _Port:
         blocks = self.peers.grid(_multiprocessors())[0][-1]
         counter = self.peers.mine(self.counters).at[slot]
         pl.semaphore_wait(counter, value=self.tellers * blocks, decrement=False)
+        _see_arrivals()
 
     def tell(self, to: Any, slot: Any) -> None:
         @pl.when(self.warpgroup < self.tellers)
@@ -194,9 +196,7 @@ class _Gather(_Port):
             copies.append(self.peers.peer(self.gathered, to).at[slot])
         for i, (w, product) in enumerate(zip(self.weights, self.products, strict=True)):
             passing = functools.partial(pass_on, config=self.config, copies=copies) if copies and i == 0 else None
-            hopper.kernel(
-                source, mine(w), None, mine(product).at[chunk], config=self.config, pipeline_callback=passing
-            )
+            hopper.kernel(source, mine(w), None, mine(product).at[chunk], config=self.config, pipeline_callback=passing)
 
 
 class _Scatter(_Port):
@@ -233,6 +233,13 @@ def pass_on(
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
+@plgpu.inline_mgpu()
+def _see_arrivals(context: Any) -> None:
+    """Orders what the wait has seen before the loads of tiles that follow, which go by another path (async proxy)."""
+    del context
+    nvvm.fence_proxy(nvvm.ProxyKind.async_)
+
+
 def _check(rows: int, depth: int, widths: list[int], operands: list[jax.Array]) -> None:
     for operand in operands:
         if reason := shape_refusal(rows, depth, widths, operand.dtype):
@@ -243,7 +250,9 @@ def _remote(axes: tuple[str, ...]) -> Remote:
     mesh = jax.sharding.get_abstract_mesh()
     if set(mesh.manual_axes) != set(mesh.axis_names):
         automatic = ", ".join(sorted(set(mesh.axis_names) - set(mesh.manual_axes)))
-        raise NotImplementedError(f"the mosaic kernels need every mesh axis manual in jax.shard_map; not so: {automatic}")
+        raise NotImplementedError(
+            f"the mosaic kernels need every mesh axis manual in jax.shard_map; not so: {automatic}"
+        )
     peers = Remote(axes, tuple(mesh.shape[axis] for axis in axes))
     if peers.ranks == 1:  # the compiler aborts
         raise NotImplementedError(f"the axes {axes} have one rank: use a plain matmul")

@@ -16,7 +16,7 @@ interpreter, a recorder in a test. All of them therefore run the same order.
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +60,7 @@ def reduce_scatter(ranks: int) -> Program:
     return Program(ranks, steps, awaited=tuple(range(1, ranks)))
 
 
+@runtime_checkable
 class Port(Protocol):
     """One rank, or one of its blocks, as `walk` drives it. Ranks and slots may be traced."""
 
