@@ -1,0 +1,104 @@
+"""The kernels' tile code in the GPU interpreter: two virtual ranks, step by step, since it knows no semaphores."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.collective_matmul import mosaic, protocol
+from pallas_kernels.collective_matmul.mosaic_limits import tiles
+from pallas_kernels.collective_matmul.mosaic_peers import Loopback
+
+if hasattr(plgpu, "InterpretGPUParams"):
+    interpreted = plgpu.InterpretGPUParams(detect_races=True)
+else:  # before jax 0.12
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+    interpreted = InterpretGPUParams(detect_races=True)
+
+RANKS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(Loopback):
+    """One of the virtual ranks, whichever block asks."""
+
+    own: int
+
+    def rank(self):
+        return jnp.int32(self.own)
+
+
+def in_lockstep(program, kind, config, inputs, outputs):
+    """Runs every step of a program on all ranks before the next one; `kind` is told of its refs by position."""
+
+    def body(*refs):
+        *operands, met = refs
+        ports = [kind(Fixed(RANKS, own), config, None, operands) for own in range(RANKS)]
+        for step in program.steps:
+            for port in ports:
+                to = None if step.to is None else port.rank(step.to)
+                port.multiply(step, port.rank(step.chunk), to, port.rank(step.slot))
+            plgpu.barrier_arrive(met)
+            plgpu.barrier_wait(met)
+
+    return plgpu.kernel(
+        body,
+        out_type=[jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in outputs],
+        scratch_types=[plgpu.Barrier(num_arrivals=mosaic.COMPUTE_WARPGROUPS + 1)],
+        grid=(1,),
+        grid_names=("cluster_grid",),
+        cluster=(1,),
+        cluster_names=("cluster",),
+        num_threads=mosaic.COMPUTE_WARPGROUPS + 1,
+        thread_name="wg",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        interpret=interpreted,
+    )(*inputs)
+
+
+def gather(peers, config, counters, refs):
+    x, w, product, gathered = refs
+    return mosaic._Gather(peers, config, counters, x, (w,), (product,), gathered)
+
+
+def scatter(peers, config, counters, refs):
+    return mosaic._Scatter(peers, config, counters, *refs)
+
+
+def normal(*shape, seed):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.bfloat16)
+
+
+def exactly(*operands):
+    return [np.asarray(operand, np.float64) for operand in operands]
+
+
+def distance(got, wanted):
+    return np.linalg.norm(np.asarray(got, np.float64) - wanted) / np.linalg.norm(wanted)
+
+
+def test_the_all_gather_multiplies_and_passes_its_tiles_on():
+    """Two rows and two columns of tiles a chunk: what is passed on, and that it is only in the first column."""
+    rows, depth, width = 128, 128, 256
+    config = tiles(64, depth, [128])
+    x, w = normal(RANKS, rows, depth, seed=0), normal(RANKS, depth, width, seed=1)
+    outputs = [(RANKS, RANKS, rows, width), (RANKS, RANKS, rows, depth)]
+    product, gathered = in_lockstep(protocol.all_gather(RANKS), gather, config, (x, w), outputs)
+    np.testing.assert_array_equal(np.asarray(gathered), np.broadcast_to(np.asarray(x), gathered.shape))
+    assert distance(product, np.einsum("imd,jdf->jimf", *exactly(x, w))) < 2e-3  # rounded once to bfloat16
+
+
+@pytest.mark.parametrize(("rows", "width"), [(64, 128), (128, 64)])
+def test_the_reduce_scatter_multiplies_into_the_slots_of_the_others(rows, width):
+    """With the two warpgroups of a block beside each other, and one below the other."""
+    depth = 64
+    x, w = normal(RANKS, RANKS, rows, depth, seed=2), normal(RANKS, depth, width, seed=3)
+    outputs = [(RANKS, RANKS, rows, width)]
+    config = tiles(rows, depth, [width])
+    (partials,) = in_lockstep(protocol.reduce_scatter(RANKS), scatter, config, (x, w), outputs)
+    assert distance(partials, np.einsum("jimd,jdf->ijmf", *exactly(x, w))) < 2e-3
+    assert distance(mosaic._sum(partials, axis=1), np.einsum("jimd,jdf->imf", *exactly(x, w))) < 4e-3

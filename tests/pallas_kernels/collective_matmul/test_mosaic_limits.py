@@ -1,0 +1,117 @@
+"""Every refusal of the Hopper kernels names what is wrong."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas.ops.gpu.hopper_matmul_mgpu import MatmulDimension
+
+from pallas_kernels.collective_matmul import mosaic
+from pallas_kernels.collective_matmul.mosaic_limits import (
+    block_tile,
+    placement_refusal,
+    refusal,
+    shape_refusal,
+    tiles,
+)
+
+HOPPER = {
+    "ids": [0, 1, 2, 3],
+    "sizes": {"data": 2, "tensor": 2},
+    "axes": ("tensor",),
+    "processes": 1,
+    "platform": "gpu",
+    "capability": "9.0",
+}
+
+
+@pytest.mark.parametrize("axes", [("data",), ("tensor",), ("data", "tensor")])
+def test_a_whole_mesh_of_hopper_gpus_is_accepted_over_any_of_its_axes(axes):
+    assert placement_refusal(**HOPPER | {"axes": axes}) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"ids": [4, 5, 6, 7]}, "holds the devices 4, 5, 6, 7.*devices 0 to 3"),
+        ({"ids": [0, 2, 1, 3]}, "row-major order"),
+        ({"sizes": {"data": 4, "tensor": 1}}, "one rank.*plain matmul"),
+        ({"processes": 2}, "2 processes"),
+        ({"platform": "cpu"}, "platform 'cpu'.*Hopper"),
+        ({"capability": "8.0"}, "compute capability 8.0.*9.0"),
+        ({"capability": "10.0"}, "compute capability 10.0"),
+    ],
+)
+def test_a_mesh_is_refused_with_the_reason(change, said):
+    assert re.search(said, placement_refusal(**HOPPER | change))
+
+
+def test_an_axis_that_the_mesh_lacks_is_named():
+    with pytest.raises(ValueError, match="no axis 'model'; it has data, tensor"):
+        placement_refusal(**HOPPER | {"axes": ("model",)})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
+def test_another_dtype_is_refused_by_name(dtype):
+    assert re.search(f"bfloat16, not {dtype}", shape_refusal(128, 128, [256], jnp.dtype(dtype)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "widths", "tile"),
+    [
+        (1024, 4096, [1024], (256, 128)),  # columns and rows of a block
+        (256, 64, [128], (128, 256)),
+        (128, 64, [128, 384], (128, 128)),
+        (64, 192, [256], (256, 64)),
+        (64, 64, [128], (128, 64)),
+        (128, 64, [64], (64, 128)),
+    ],
+)
+def test_the_widest_tiles_that_divide_are_taken(rows, depth, widths, tile):
+    config = tiles(rows, depth, widths)
+    assert block_tile(config) == tile
+    assert config.tile_m * (1 + (config.wg_dimension == MatmulDimension.M)) == tile[1]
+    assert shape_refusal(rows, depth, widths, jnp.bfloat16) == ""
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "widths"),
+    [(96, 64, [128]), (128, 96, [128]), (128, 64, [96]), (64, 64, [64]), (64, 64, [128, 64])],
+)
+def test_sizes_that_no_tile_divides_are_refused_with_the_sizes(rows, depth, widths):
+    reason = shape_refusal(rows, depth, widths, jnp.bfloat16)
+    assert f"[{rows}, {depth}]" in reason and 'use backend="ring"' in reason
+
+
+def test_what_a_mesh_of_cpus_is_refused_for_comes_from_the_mesh():
+    whole, part = (jax.sharding.Mesh(np.array(devices), ("tensor",)) for devices in (jax.devices(), jax.devices()[4:]))
+    assert "platform 'cpu'" in refusal(whole, ("tensor",), 128, 128, [256], jnp.bfloat16)
+    assert "4, 5, 6, 7" in refusal(part, ("tensor",), 128, 128, [256], jnp.bfloat16)
+
+
+def test_the_functions_refuse_before_anything_is_lowered():
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4])
+
+    def trace(axes, rows=64, chunks=2, dtype=jnp.bfloat16, manual=("data", "tensor")):
+        x, w = jax.ShapeDtypeStruct((chunks, rows, 64), dtype), jax.ShapeDtypeStruct((64, 128), dtype)
+        everywhere = jax.sharding.PartitionSpec()
+        body = jax.shard_map(
+            lambda x, w: mosaic.matmul_reduce_scatter(x, w, axes),
+            mesh=mesh,
+            in_specs=everywhere,
+            out_specs=jax.sharding.PartitionSpec(axes),
+            axis_names=set(manual),
+        )
+        jax.eval_shape(body, x, w)
+
+    trace(("tensor",))
+    with pytest.raises(NotImplementedError, match="not float32"):
+        trace(("tensor",), dtype=jnp.float32)
+    with pytest.raises(NotImplementedError, match=r"\[48, 64\]"):
+        trace(("tensor",), rows=48)
+    with pytest.raises(NotImplementedError, match="every mesh axis manual.*not so: data"):
+        trace(("tensor",), manual=("tensor",))
+    with pytest.raises(ValueError, match="one chunk for each of 4 ranks"):
+        trace(("data", "tensor"))
