@@ -1,275 +1,121 @@
-"""Collective matmuls as Hopper kernels (Mosaic GPU): peers' tiles arrive while wgmma runs on the previous ones.
+"""The collective matmuls as Hopper kernels where they can run, around the ring where not, saying why once.
 
-Nothing here was ever run on a GPU. What was: the tile code in the GPU interpreter, the order of `protocol.py` in
-every interleaving of few ranks and, with data, on the cores of the TPU interpreter, and the lowering for CUDA. That
-XLA lets no rank enter such a kernel before all of the mesh's ranks have reached it, so that a peer's buffers exist
-and its counters are zero, was read in XLA's sources, not seen.
+A call is refused for its sizes and precision, for devices that are no Hopper GPUs, for axes that are left to XLA
+(`mosaic_limits.py`). That a mesh is a part of the devices cannot be told in here: ask `mosaic_limits.refusal` with the
+mesh before choosing this backend. Nothing of it was ever run on a GPU (see `mosaic_kernels.py`).
 
-The tiles are multiplied by the matmul that jax ships for Hopper (`hopper_matmul_mgpu.kernel`). jax ships an
-all-gather matmul over it, too, which is not used: it needs the axis to span all devices, does not return what it
-gathered, counts all arrivals in one counter (see `protocol.py`), and lets the last tile of a row of tiles be
-overwritten in shared memory while it may still be on its way to the peer. Here a tile's slot is given back only after
-the copy has read it.
-
-The gathered x is an output, because the peers' chunks have to lie somewhere anyway: the weight gradient needs no
-second gather. The reduce-scatter sends every partial result in bfloat16 to the rank that needs it, and sums there in
-float32: as many bytes as a plain reduce-scatter of bfloat16, one rounding a partial result instead of one a hop.
-
-Neither function has a derivative: the input gradient of one is the other.
+While such a kernel runs, it holds every multiprocessor and waits for the peers' kernels. Were a collective of another
+kind to begin on one GPU before the kernel and on another after it, each could wait for the other for ever: programs
+with these kernels must not run other collectives beside them. The one needed here, which gathers x once more for the
+weight gradient, is held between the gradients' arrival and the next kernel.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+import logging
+from collections.abc import Sequence
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
-from jax.experimental.pallas.ops.gpu import hopper_matmul_mgpu as hopper
-from jaxlib.mlir.dialects import nvvm
-from jaxtyping import Array, Float
 
-from pallas_kernels.collective_matmul import protocol
-from pallas_kernels.collective_matmul.mosaic_limits import block_tile, refusal, shape_refusal, tiles
-from pallas_kernels.collective_matmul.mosaic_peers import Loopback, Remote
-from pallas_kernels.varying import make_varying, varying_axes
+from pallas_kernels.collective_matmul import mosaic_limits, reference, ring
+from pallas_kernels.collective_matmul.reference import weight_gradient
+from pallas_kernels.collective_matmul.tiling import Tiling
+from pallas_kernels.varying import ranks_of
 
-__all__ = [
-    "all_gather_matmul",
-    "loopback_all_gather_matmul",
-    "loopback_matmul_reduce_scatter",
-    "matmul_reduce_scatter",
-    "refusal",
-]
-
-COMPUTE_WARPGROUPS = 2  # beside the one that loads
-H100_MULTIPROCESSORS = 132  # what a program lowered without a GPU at hand is lowered for
+_LOG = logging.getLogger(__name__)
 
 
-def all_gather_matmul(
-    x: Float[Array, "m d"], weights: tuple[jax.Array, ...], axes: tuple[str, ...]
-) -> tuple[tuple[jax.Array, ...], Float[Array, "n m d"]]:
-    """Every rank's x times this rank's weights; inside `jax.shard_map`, all of the mesh's axes manual.
-
-    Args:
-        x: This rank's chunk.
-        weights: `[d, f]` each.
-        axes: The mesh axes to gather over.
-
-    Returns:
-        For each weight `[n, m, f]`, chunks in the order of the ranks; and the gathered x. Varying over all axes that
-        the arguments vary over and `axes`.
-
-    Raises:
-        NotImplementedError: See `refusal`; what only a concrete mesh tells is found by the lowering.
-    """
-    _check(x.shape[0], x.shape[1], [w.shape[1] for w in weights], [x, *weights])
-    peers = _remote(axes)
-    *products, gathered = _gather_kernel(peers, x.shape, [w.shape for w in weights])(x, *weights)
-    products, gathered = _varying((products, gathered), (x, weights), axes)
-    return tuple(products), gathered
+def gather_matmul(
+    x: jax.Array, weights: Sequence[jax.Array], axes: tuple[str, ...], tiling: Tiling, dtype: np.dtype
+) -> tuple[jax.Array, ...]:
+    """As `reference.gather_matmul`; the kernels have tiles of their own."""
+    if _refused(x, [w.shape[1] for w in weights], axes, dtype):
+        return ring.gather_matmul(x, weights, axes, tiling, dtype)
+    products, _ = kernels().all_gather_matmul(_rows(x), tuple(weights), axes)
+    return tuple(_joined(y, x.shape) for y in products)
 
 
-def matmul_reduce_scatter(
-    x: Float[Array, "n m d"], w: Float[Array, "d f"], axes: tuple[str, ...]
-) -> Float[Array, "m f"]:
-    """The sum over ranks of x @ w, of which every rank keeps the chunk of its number; inside `jax.shard_map`.
-
-    Args:
-        x: Chunks in the order of the ranks.
-        w: This rank's rows of the weight.
-        axes: The mesh axes to sum over.
-
-    Returns:
-        Varying over all axes that the arguments vary over and `axes`.
-
-    Raises:
-        NotImplementedError: See `refusal`; what only a concrete mesh tells is found by the lowering.
-        ValueError: x has not one chunk a rank.
-    """
-    _check(x.shape[1], x.shape[2], [w.shape[1]], [x, w])
-    peers = _remote(axes)
-    if x.shape[0] != peers.ranks:
-        raise ValueError(f"x is {list(x.shape)}: one chunk for each of {peers.ranks} ranks of {axes} is needed")
-    partials = _scatter_kernel(peers, x.shape[1:], w.shape)(x, w)
-    return _varying(_sum(partials, axis=0), (x, w), axes)
+def gather_matmul_backward(
+    x: jax.Array, weights: Sequence[jax.Array], gradients: Sequence[jax.Array], axes: tuple[str, ...], tiling: Tiling
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """As `reference.gather_matmul_backward`. The sums for x overlap; x, gathered again for the weights, does not."""
+    ranks = ranks_of(axes)
+    shares = jax.ShapeDtypeStruct((*x.shape[:-1], sum(w.shape[1] for w in weights)), x.dtype)
+    if _refused(shares, [x.shape[-1]], axes, x.dtype):
+        return ring.gather_matmul_backward(x, weights, gradients, axes, tiling)
+    x, gradients = lax.optimization_barrier((x, tuple(gradients)))
+    whole, gradients = lax.optimization_barrier((reference.gather(x, axes), gradients))
+    stacked = jnp.concatenate([w.T for w in weights])
+    back = kernels().matmul_reduce_scatter(_chunks(jnp.concatenate(gradients, axis=-1), ranks), stacked, axes)
+    return back.reshape(x.shape), tuple(weight_gradient(whole, y) for y in gradients)
 
 
-def loopback_all_gather_matmul(x: jax.Array, weights: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    """`all_gather_matmul` of virtual ranks on one GPU: everything has a leading dimension of ranks more."""
-    ranks, *shape = x.shape
-    _check(shape[0], shape[1], [w.shape[2] for w in weights], [x, *weights])
-    *products, gathered = _gather_kernel(Loopback(ranks), tuple(shape), [w.shape[1:] for w in weights])(x, *weights)
-    return tuple(products), gathered
+def matmul_scatter(x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: Tiling) -> jax.Array:
+    """As `reference.matmul_scatter`."""
+    share = _share(x, ranks_of(axes))
+    if _refused(share, [w.shape[1]], axes, x.dtype):
+        return ring.matmul_scatter(x, w, axes, tiling)
+    y = kernels().matmul_reduce_scatter(_chunks(x, ranks_of(axes)), w, axes)
+    return y.reshape(*share.shape[:-1], w.shape[1])
 
 
-def loopback_matmul_reduce_scatter(x: jax.Array, w: jax.Array) -> jax.Array:
-    """`matmul_reduce_scatter` of virtual ranks on one GPU: everything has a leading dimension of ranks more."""
-    _check(x.shape[2], x.shape[3], [w.shape[2]], [x, w])
-    return _sum(_scatter_kernel(Loopback(x.shape[0]), x.shape[2:], w.shape[1:])(x, w), axis=1)
+def matmul_scatter_backward(
+    x: jax.Array, w: jax.Array, gradient: jax.Array, axes: tuple[str, ...], tiling: Tiling
+) -> tuple[jax.Array, jax.Array]:
+    """As `reference.matmul_scatter_backward`; one kernel gathers the gradient for both."""
+    if _refused(gradient, [w.shape[0]], axes, x.dtype):
+        return ring.matmul_scatter_backward(x, w, gradient, axes, tiling)
+    (back,), whole = kernels().all_gather_matmul(_rows(gradient), (w.T,), axes)
+    return _joined(back, gradient.shape), weight_gradient(x, _joined(whole, gradient.shape))
 
 
-def _gather_kernel(
-    peers: Remote | Loopback, shape: tuple[int, ...], weights: Sequence[tuple[int, ...]]
-) -> Callable[..., Any]:
-    ranks, (rows, depth) = peers.ranks, shape
-    widths = [width for _, width in weights]
-    port = functools.partial(_Gather, peers, tiles(rows, depth, widths))
-    outputs = [(ranks, rows, width) for width in widths] + [(ranks, rows, depth)]
-
-    def all_gather_matmul_kernel(*refs):
-        x, weights, products, gathered = refs[0], refs[1 : 1 + len(widths)], refs[1 + len(widths) : -1], refs[-1]
-        protocol.walk(protocol.all_gather(ranks), port(peers.counters(), x, weights, products, gathered))
-
-    return _launch(all_gather_matmul_kernel, peers, outputs)
+matmul_sum = ring.matmul_sum  # what all ranks get whole has no shares to pass on
 
 
-def _scatter_kernel(peers: Remote | Loopback, shape: tuple[int, ...], weight: tuple[int, ...]) -> Callable[..., Any]:
-    ranks, (rows, depth), width = peers.ranks, shape, weight[1]
-    port = functools.partial(_Scatter, peers, tiles(rows, depth, [width]))
+def kernels() -> ModuleType:
+    """The kernels; brought in when first used, because they bring all of Mosaic GPU."""
+    from pallas_kernels.collective_matmul import mosaic_kernels
 
-    def matmul_reduce_scatter_kernel(x, w, partials):
-        protocol.walk(protocol.reduce_scatter(ranks), port(peers.counters(), x, w, partials))
-
-    launched = _launch(matmul_reduce_scatter_kernel, peers, [(ranks, rows, width)])
-    return lambda x, w: launched(x, w)[0]
+    return mosaic_kernels
 
 
-def _launch(body: Callable[..., None], peers: Remote | Loopback, outputs: list[tuple[int, ...]]) -> Callable[..., Any]:
-    grid, names = peers.grid(_multiprocessors())
-    leading = () if isinstance(peers, Remote) else (peers.ranks,)
-    return plgpu.kernel(
-        body,
-        out_type=[jax.ShapeDtypeStruct((*leading, *shape), jnp.bfloat16) for shape in outputs],
-        grid=grid,
-        grid_names=names,
-        cluster=(1,),
-        cluster_names=("cluster",),
-        num_threads=COMPUTE_WARPGROUPS + 1,
-        thread_name="wg",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-    )
+def _refused(
+    share: jax.Array | jax.ShapeDtypeStruct, widths: Sequence[int], axes: tuple[str, ...], dtype: jax.typing.DTypeLike
+) -> bool:
+    """Whether a rank's share `[..., s / n, d]` cannot be multiplied into these widths by a kernel. Says why, once."""
+    rows, depth = share.size // share.shape[-1], share.shape[-1]
+    reason = mosaic_limits.traced_refusal(jax.sharding.get_abstract_mesh(), axes)
+    reason = reason or mosaic_limits.shape_refusal(rows, depth, widths, share.dtype)
+    reason = reason or mosaic_limits.shape_refusal(rows, depth, widths, dtype)
+    if reason:
+        _tell(reason)
+    return bool(reason)
 
 
-class _Port:
-    """One warpgroup of one block: what both kernels do alike. `tellers` of a block count for a slot."""
-
-    tellers: int
-
-    def __init__(self, peers: Remote | Loopback, config: hopper.TuningConfig, counters: Any) -> None:
-        self.peers, self.config, self.counters = peers, config, counters
-        self.warpgroup = lax.axis_index("wg")
-        self.own = peers.rank()
-
-    def rank(self, place: int) -> Any:
-        return lax.rem(self.own + jnp.int32(place), jnp.int32(self.peers.ranks))
-
-    def wait(self, slot: Any) -> None:
-        blocks = self.peers.grid(_multiprocessors())[0][-1]
-        counter = self.peers.mine(self.counters).at[slot]
-        pl.semaphore_wait(counter, value=self.tellers * blocks, decrement=False)
-        _see_arrivals()
-
-    def tell(self, to: Any, slot: Any) -> None:
-        @pl.when(self.warpgroup < self.tellers)
-        def _():
-            plgpu.wait_smem_to_gmem(0, wait_read_only=False)  # arrived, not only read
-            self.peers.signal(self.counters, to, slot)
+@functools.cache
+def _tell(reason: str) -> None:
+    _LOG.warning("a collective matmul goes around the ring: %s", reason)
 
 
-class _Gather(_Port):
-    """Multiplies a chunk with every weight; while the first one's first column of tiles runs, its tiles are sent on."""
-
-    tellers = 1  # the warpgroup that sends
-
-    def __init__(self, peers, config, counters, x, weights, products, gathered) -> None:
-        super().__init__(peers, config, counters)
-        self.x, self.weights, self.products, self.gathered = x, weights, products, gathered
-
-    def multiply(self, step: protocol.Step, chunk: Any, to: Any, slot: Any) -> None:
-        mine = self.peers.mine
-        source = mine(self.gathered).at[chunk] if step.waits else mine(self.x)
-        copies = [] if step.waits else [mine(self.gathered).at[chunk]]
-        if to is not None:
-            copies.append(self.peers.peer(self.gathered, to).at[slot])
-        for i, (w, product) in enumerate(zip(self.weights, self.products, strict=True)):
-            passing = functools.partial(pass_on, config=self.config, copies=copies) if copies and i == 0 else None
-            hopper.kernel(source, mine(w), None, mine(product).at[chunk], config=self.config, pipeline_callback=passing)
+def _rows(x: jax.Array) -> jax.Array:
+    """A rank's positions `[..., s / n, d]` one below the other."""
+    return x.reshape(-1, x.shape[-1])
 
 
-class _Scatter(_Port):
-    """Multiplies a chunk straight into the slot of the rank that sums it."""
-
-    tellers = COMPUTE_WARPGROUPS  # each writes its own part of the product
-
-    def __init__(self, peers, config, counters, x, w, partials) -> None:
-        super().__init__(peers, config, counters)
-        self.x, self.w, self.partials = x, w, partials
-
-    def multiply(self, step: protocol.Step, chunk: Any, to: Any, slot: Any) -> None:
-        mine = self.peers.mine
-        there = self.peers.peer(self.partials, to) if step.to else mine(self.partials)
-        hopper.kernel(mine(self.x).at[chunk], mine(self.w), None, there.at[slot], config=self.config)
+def _joined(y: jax.Array, share: tuple[int, ...]) -> jax.Array:
+    """All positions `[..., s, f]` of the ranks' chunks of rows `[n, m, f]`, given the shape of a rank's share."""
+    whole = jnp.moveaxis(y.reshape(y.shape[0], *share[:-1], y.shape[-1]), 0, -3)
+    return whole.reshape(*share[:-2], -1, y.shape[-1])
 
 
-def pass_on(
-    row: Any, column: Any, k: Any, x_tile: Any, w_tile: Any, *, config: hopper.TuningConfig, copies: list[Any]
-) -> None:
-    """Copies the tile of x that is being multiplied, once: in the first column of tiles, by the first warpgroup.
-
-    Called between the start of the tile's wgmma and its end. Returns after the copies have read the tile, since the
-    matmul gives its place back next.
-    """
-    del w_tile
-    down = block_tile(config)[1]
-
-    @pl.when((lax.axis_index("wg") == 0) & (column == 0))
-    def _():
-        part = (pl.ds(row * down, down), pl.ds(k * config.tile_k, config.tile_k))
-        for copy in copies:
-            plgpu.copy_smem_to_gmem(x_tile, copy.at[part])
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+def _chunks(x: jax.Array, ranks: int) -> jax.Array:
+    """The ranks' chunks of rows `[n, m, d]` of all positions `[..., s, d]`."""
+    parts = x.reshape(*x.shape[:-2], ranks, x.shape[-2] // ranks, x.shape[-1])
+    return jnp.moveaxis(parts, -3, 0).reshape(ranks, -1, x.shape[-1])
 
 
-@plgpu.inline_mgpu()
-def _see_arrivals(context: Any) -> None:
-    """Orders what the wait has seen before the loads of tiles that follow, which go by another path (async proxy)."""
-    del context
-    nvvm.fence_proxy(nvvm.ProxyKind.async_)
-
-
-def _check(rows: int, depth: int, widths: list[int], operands: list[jax.Array]) -> None:
-    for operand in operands:
-        if reason := shape_refusal(rows, depth, widths, operand.dtype):
-            raise NotImplementedError(reason)
-
-
-def _remote(axes: tuple[str, ...]) -> Remote:
-    mesh = jax.sharding.get_abstract_mesh()
-    if set(mesh.manual_axes) != set(mesh.axis_names):
-        automatic = ", ".join(sorted(set(mesh.axis_names) - set(mesh.manual_axes)))
-        raise NotImplementedError(
-            f"the mosaic kernels need every mesh axis manual in jax.shard_map; not so: {automatic}"
-        )
-    peers = Remote(axes, tuple(mesh.shape[axis] for axis in axes))
-    if peers.ranks == 1:  # the compiler aborts
-        raise NotImplementedError(f"the axes {axes} have one rank: use a plain matmul")
-    return peers
-
-
-def _multiprocessors() -> int:
-    described = jax.sharding.get_abstract_mesh().abstract_device
-    counted = described.num_cores if described is not None else getattr(jax.devices()[0], "core_count", None)
-    return counted or H100_MULTIPROCESSORS
-
-
-def _varying(results: Any, arguments: Any, axes: tuple[str, ...]) -> Any:
-    """Outputs of a kernel carry no varying axes: those of its arguments, and the axes it exchanged over."""
-    varying = set(axes).union(*(varying_axes(leaf) for leaf in jax.tree.leaves(arguments)))
-    return make_varying(results, tuple(sorted(varying)))
-
-
-def _sum(partials: jax.Array, axis: int) -> jax.Array:
-    return jnp.sum(partials, axis=axis, dtype=jnp.float32).astype(partials.dtype)
+def _share(x: jax.Array, ranks: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((*x.shape[:-2], x.shape[-2] // ranks, x.shape[-1]), x.dtype)

@@ -1,48 +1,61 @@
 """Where the Hopper kernels can run, and with which tiles: every refusal says what is wrong and what to do."""
 
+import dataclasses
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.experimental.pallas.ops.gpu import hopper_matmul_mgpu as hopper
 
 INSTEAD = 'use backend="ring"'
+HOPPER = re.compile(r"\bG?H\d+")
+"""Device kinds of compute capability 9.0: NVIDIA H100, H200, H800, H20, GH200 and their variants."""
 TILE_DEPTH = 64  # columns of x in a tile: 128 bytes of bfloat16, the widest swizzle
 STEPS = 4  # tiles in flight: what fits beside the results in the shared memory of a Hopper multiprocessor
 
-# Rows and columns of a warpgroup's tile, and along which of the two its twin has the next; the widest first, because
-# a wide tile reads less for each product. None of them is tuned: nothing was measured.
+
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+    """What a block computes at a time, with two warpgroups.
+
+    Attributes:
+        rows, columns: Of a warpgroup's tile of the product.
+        beside: The second warpgroup has the next columns; otherwise the next rows.
+    """
+
+    rows: int
+    columns: int
+    beside: bool
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of both."""
+        return self.rows * (1 if self.beside else 2), self.columns * (2 if self.beside else 1)
+
+
+# The largest first, because a large tile reads less for each product. None is tuned: nothing was measured.
 _TILES = tuple(
-    (rows, columns, along)
+    Tiles(rows, columns, beside)
     for rows, columns in ((128, 128), (128, 64), (64, 128), (64, 64))
-    for along in (hopper.MatmulDimension.N, hopper.MatmulDimension.M)
+    for beside in (True, False)
 )
 
 
-def tiles(rows: int, depth: int, widths: Sequence[int]) -> hopper.TuningConfig | None:
-    """The widest tiles that divide `[rows, depth] @ [depth, width]` for every width; None where none do."""
-    if depth % TILE_DEPTH:
-        return None
-    for tile_rows, tile_columns, along in _TILES:
-        config = hopper.TuningConfig(tile_rows, tile_columns, TILE_DEPTH, STEPS, wg_dimension=along)
-        across, down = block_tile(config)
+def tiles(rows: int, depth: int, widths: Sequence[int]) -> Tiles | None:
+    """The largest tiles that divide `[rows, depth] @ [depth, width]` for every width; None where none do."""
+    for candidate in _TILES if depth % TILE_DEPTH == 0 else ():
+        down, across = candidate.block
         if rows % down == 0 and all(width % across == 0 for width in widths):
-            return config
+            return candidate
     return None
-
-
-def block_tile(config: hopper.TuningConfig) -> tuple[int, int]:
-    """Columns and rows of the two compute warpgroups of a block together."""
-    twins_down = config.wg_dimension == hopper.MatmulDimension.M
-    return config.tile_n * (1 if twins_down else 2), config.tile_m * (2 if twins_down else 1)
 
 
 def shape_refusal(rows: int, depth: int, widths: Sequence[int], dtype: Any) -> str:
     """Why these sizes a rank cannot be multiplied, or ""."""
-    if dtype != jnp.bfloat16:
-        return f"the mosaic kernels multiply bfloat16, not {jnp.dtype(dtype).name}; cast, or {INSTEAD}"
+    if np.dtype(dtype).name != "bfloat16":
+        return f"the mosaic kernels multiply bfloat16, not {np.dtype(dtype).name}; cast, or {INSTEAD}"
     if tiles(rows, depth, widths) is None:
         return (
             f"no tile divides [{rows}, {depth}] @ [{depth}, {', '.join(map(str, widths))}]: the mosaic kernels need "
@@ -50,6 +63,16 @@ def shape_refusal(rows: int, depth: int, widths: Sequence[int], dtype: Any) -> s
             f"pad, or {INSTEAD}"
         )
     return ""
+
+
+def one_rank(axes: Sequence[str]) -> str:
+    """The refusal of axes along which nothing can be exchanged."""
+    return f"{' x '.join(axes) or 'no axis'} has one rank, which has nothing to exchange: use a plain matmul"
+
+
+def not_manual(axes: Sequence[str]) -> str:
+    """The refusal of a mesh some of whose axes are left to XLA."""
+    return f"the mosaic kernels need every mesh axis manual in jax.shard_map, which {', '.join(axes)} is not; {INSTEAD}"
 
 
 def placement_refusal(
@@ -70,8 +93,8 @@ def placement_refusal(
     """
     if missing := [axis for axis in axes if axis not in sizes]:
         raise ValueError(f"the mesh has no axis {missing[0]!r}; it has {', '.join(sizes) or 'none'}")
-    if int(np.prod([sizes[axis] for axis in axes])) == 1:
-        return f"the axes {axes} have one rank, which has nothing to exchange: a plain matmul is all there is to do"
+    if math.prod(sizes[axis] for axis in axes) == 1:
+        return one_rank(axes)
     if list(ids) != list(range(len(ids))):
         return (
             f"the mesh holds the devices {', '.join(map(str, ids))}, and the mosaic kernels address peers by number: "
@@ -84,6 +107,16 @@ def placement_refusal(
     if capability != "9.0":
         return f"the GPUs have compute capability {capability}, the mosaic kernels need 9.0 (H100, H200); {INSTEAD}"
     return ""
+
+
+def traced_refusal(mesh: jax.sharding.AbstractMesh, axes: tuple[str, ...]) -> str:
+    """What can be told of `placement_refusal` inside `jax.shard_map`, where devices have kinds but no numbers."""
+    if automatic := sorted(set(mesh.axis_names) - set(mesh.manual_axes)):
+        return not_manual(automatic)
+    device = mesh.abstract_device
+    platform, kind = (device.platform, device.device_kind) if device else (jax.default_backend(), "")
+    capability = "9.0" if HOPPER.search(kind) else f"of {kind or 'an unknown kind'}"
+    return placement_refusal(range(mesh.size), dict(mesh.shape), axes, 1, platform, capability)
 
 
 def refusal(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.collective_matmul import mosaic, protocol
+from pallas_kernels.collective_matmul import mosaic_kernels, protocol
 from pallas_kernels.collective_matmul.mosaic_limits import tiles
 from pallas_kernels.collective_matmul.mosaic_peers import Loopback
 
@@ -48,12 +48,12 @@ def in_lockstep(program, kind, config, inputs, outputs):
     return plgpu.kernel(
         body,
         out_type=[jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in outputs],
-        scratch_types=[plgpu.Barrier(num_arrivals=mosaic.COMPUTE_WARPGROUPS + 1)],
+        scratch_types=[plgpu.Barrier(num_arrivals=mosaic_kernels.COMPUTE_WARPGROUPS + 1)],
         grid=(1,),
         grid_names=("cluster_grid",),
         cluster=(1,),
         cluster_names=("cluster",),
-        num_threads=mosaic.COMPUTE_WARPGROUPS + 1,
+        num_threads=mosaic_kernels.COMPUTE_WARPGROUPS + 1,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpreted,
@@ -62,11 +62,11 @@ def in_lockstep(program, kind, config, inputs, outputs):
 
 def gather(peers, config, counters, refs):
     x, w, product, gathered = refs
-    return mosaic._Gather(peers, config, counters, x, (w,), (product,), gathered)
+    return mosaic_kernels._Gather(peers, config, counters, x, (w,), (product,), gathered)
 
 
 def scatter(peers, config, counters, refs):
-    return mosaic._Scatter(peers, config, counters, *refs)
+    return mosaic_kernels._Scatter(peers, config, counters, *refs)
 
 
 def normal(*shape, seed):
@@ -84,7 +84,7 @@ def distance(got, wanted):
 def test_the_all_gather_multiplies_and_passes_its_tiles_on():
     """Two rows and two columns of tiles a chunk: what is passed on, and that it is only in the first column."""
     rows, depth, width = 128, 128, 256
-    config = tiles(64, depth, [128])
+    config = mosaic_kernels._config(tiles(64, depth, [128]))
     x, w = normal(RANKS, rows, depth, seed=0), normal(RANKS, depth, width, seed=1)
     outputs = [(RANKS, RANKS, rows, width), (RANKS, RANKS, rows, depth)]
     product, gathered = in_lockstep(protocol.all_gather(RANKS), gather, config, (x, w), outputs)
@@ -98,7 +98,7 @@ def test_the_reduce_scatter_multiplies_into_the_slots_of_the_others(rows, width)
     depth = 64
     x, w = normal(RANKS, RANKS, rows, depth, seed=2), normal(RANKS, depth, width, seed=3)
     outputs = [(RANKS, RANKS, rows, width)]
-    config = tiles(rows, depth, [width])
+    config = mosaic_kernels._config(tiles(rows, depth, [width]))
     (partials,) = in_lockstep(protocol.reduce_scatter(RANKS), scatter, config, (x, w), outputs)
     assert distance(partials, np.einsum("jimd,jdf->ijmf", *exactly(x, w))) < 2e-3
-    assert distance(mosaic._sum(partials, axis=1), np.einsum("jimd,jdf->imf", *exactly(x, w))) < 4e-3
+    assert distance(mosaic_kernels._sum(partials, axis=1), np.einsum("jimd,jdf->imf", *exactly(x, w))) < 4e-3

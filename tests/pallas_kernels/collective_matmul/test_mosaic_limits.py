@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas.ops.gpu.hopper_matmul_mgpu import MatmulDimension
+from jax._src.mesh import AbstractDevice
 
-from pallas_kernels.collective_matmul import mosaic
+from pallas_kernels.collective_matmul import mosaic_kernels
 from pallas_kernels.collective_matmul.mosaic_limits import (
-    block_tile,
     placement_refusal,
     refusal,
     shape_refusal,
     tiles,
+    traced_refusal,
 )
 
 HOPPER = {
@@ -61,18 +61,16 @@ def test_another_dtype_is_refused_by_name(dtype):
 @pytest.mark.parametrize(
     ("rows", "depth", "widths", "tile"),
     [
-        (1024, 4096, [1024], (256, 128)),  # columns and rows of a block
-        (256, 64, [128], (128, 256)),
+        (1024, 4096, [1024], (128, 256)),  # rows and columns of a block
+        (256, 64, [128], (256, 128)),
         (128, 64, [128, 384], (128, 128)),
-        (64, 192, [256], (256, 64)),
-        (64, 64, [128], (128, 64)),
-        (128, 64, [64], (64, 128)),
+        (64, 192, [256], (64, 256)),
+        (64, 64, [128], (64, 128)),
+        (128, 64, [64], (128, 64)),
     ],
 )
-def test_the_widest_tiles_that_divide_are_taken(rows, depth, widths, tile):
-    config = tiles(rows, depth, widths)
-    assert block_tile(config) == tile
-    assert config.tile_m * (1 + (config.wg_dimension == MatmulDimension.M)) == tile[1]
+def test_the_largest_tiles_that_divide_are_taken(rows, depth, widths, tile):
+    assert tiles(rows, depth, widths).block == tile
     assert shape_refusal(rows, depth, widths, jnp.bfloat16) == ""
 
 
@@ -91,6 +89,22 @@ def test_what_a_mesh_of_cpus_is_refused_for_comes_from_the_mesh():
     assert "4, 5, 6, 7" in refusal(part, ("tensor",), 128, 128, [256], jnp.bfloat16)
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("NVIDIA H100 80GB HBM3", ""),
+        ("NVIDIA GH200 480GB", ""),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA B200", "B2"),
+    ],
+)
+def test_inside_a_mapped_function_the_kind_of_device_tells(kind, said):
+    device = AbstractDevice(kind, 132, "gpu")
+    mesh = jax.sharding.AbstractMesh((2,), ("tensor",), (jax.sharding.AxisType.Manual,), abstract_device=device)
+    reason = traced_refusal(mesh, ("tensor",))
+    assert said in reason and bool(reason) == bool(said)
+
+
 def test_the_functions_refuse_before_anything_is_lowered():
     mesh = jax.make_mesh((2, 2), ("data", "tensor"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4])
 
@@ -98,7 +112,7 @@ def test_the_functions_refuse_before_anything_is_lowered():
         x, w = jax.ShapeDtypeStruct((chunks, rows, 64), dtype), jax.ShapeDtypeStruct((64, 128), dtype)
         everywhere = jax.sharding.PartitionSpec()
         body = jax.shard_map(
-            lambda x, w: mosaic.matmul_reduce_scatter(x, w, axes),
+            lambda x, w: mosaic_kernels.matmul_reduce_scatter(x, w, axes),
             mesh=mesh,
             in_specs=everywhere,
             out_specs=jax.sharding.PartitionSpec(axes),
@@ -111,7 +125,7 @@ def test_the_functions_refuse_before_anything_is_lowered():
         trace(("tensor",), dtype=jnp.float32)
     with pytest.raises(NotImplementedError, match=r"\[48, 64\]"):
         trace(("tensor",), rows=48)
-    with pytest.raises(NotImplementedError, match="every mesh axis manual.*not so: data"):
+    with pytest.raises(NotImplementedError, match="every mesh axis manual.*data is not"):
         trace(("tensor",), manual=("tensor",))
     with pytest.raises(ValueError, match="one chunk for each of 4 ranks"):
         trace(("data", "tensor"))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.collective_matmul import mosaic
+from pallas_kernels.collective_matmul import mosaic_kernels
 
 MESHES = [
     ({"tensor": 2}, ("tensor",)),
@@ -39,7 +39,7 @@ def gather(mesh, axes, rows=64, depth=128, widths=(128,)):
     """The lowered all-gather matmul, and what it returns."""
     ranks = math.prod(mesh.shape[axis] for axis in axes)
     body = jax.shard_map(
-        lambda x, weights: mosaic.all_gather_matmul(x, weights, axes),
+        lambda x, weights: mosaic_kernels.all_gather_matmul(x, weights, axes),
         mesh=mesh,
         in_specs=(P(axes), P(None, axes)),
         out_specs=(P(None, None, axes), P(None, axes)),
@@ -52,7 +52,7 @@ def gather(mesh, axes, rows=64, depth=128, widths=(128,)):
 def scatter(mesh, axes, rows=64, depth=128, width=128):
     ranks = math.prod(mesh.shape[axis] for axis in axes)
     body = jax.shard_map(
-        lambda x, w: mosaic.matmul_reduce_scatter(x, w, axes),
+        lambda x, w: mosaic_kernels.matmul_reduce_scatter(x, w, axes),
         mesh=mesh,
         in_specs=(P(None, None, axes), P(axes)),
         out_specs=P(axes),
@@ -87,10 +87,12 @@ def test_other_tiles_and_several_weights_lower(rows, depth, widths):
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_the_loopback_lowers_for_one_gpu(ranks):
-    low = lowered(mosaic.loopback_all_gather_matmul, bfloat16(ranks, 64, 64), (bfloat16(ranks, 64, 128),))
+    low = lowered(mosaic_kernels.loopback_all_gather_matmul, bfloat16(ranks, 64, 64), (bfloat16(ranks, 64, 128),))
     assert "xla_replica_ids" not in low.as_text()
     assert [leaf.shape for leaf in jax.tree.leaves(low.out_info)] == [(ranks, ranks, 64, 128), (ranks, ranks, 64, 64)]
-    low = lowered(mosaic.loopback_matmul_reduce_scatter, bfloat16(ranks, ranks, 64, 64), bfloat16(ranks, 64, 128))
+    low = lowered(
+        mosaic_kernels.loopback_matmul_reduce_scatter, bfloat16(ranks, ranks, 64, 64), bfloat16(ranks, 64, 128)
+    )
     assert "xla_replica_ids" not in low.as_text() and low.out_info.shape == (ranks, 64, 128)
 
 

@@ -1,0 +1,277 @@
+"""Collective matmuls as Hopper kernels (Mosaic GPU): peers' tiles arrive while wgmma runs on the previous ones.
+
+Nothing here was ever run on a GPU. What was: the tile code in the GPU interpreter, the order of `protocol.py` in
+every interleaving of few ranks and, with data, on the cores of the TPU interpreter, and the lowering for CUDA. That
+XLA lets no rank enter such a kernel before all of the mesh's ranks have reached it, so that a peer's buffers exist
+and its counters are zero, was read in XLA's sources, not seen.
+
+The tiles are multiplied by the matmul that jax ships for Hopper (`hopper_matmul_mgpu.kernel`). jax ships an
+all-gather matmul over it, too, which is not used: it needs the axis to span all devices, does not return what it
+gathered, counts all arrivals in one counter (see `protocol.py`), and lets the last tile of a row of tiles be
+overwritten in shared memory while it may still be on its way to the peer. Here a tile's slot is given back only after
+the copy has read it.
+
+The gathered x is an output, because the peers' chunks have to lie somewhere anyway: the weight gradient needs no
+second gather. The reduce-scatter sends every partial result in bfloat16 to the rank that needs it, and sums there in
+float32: as many bytes as a plain reduce-scatter of bfloat16, one rounding a partial result instead of one a hop.
+
+Neither function has a derivative: the input gradient of one is the other.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas.ops.gpu import hopper_matmul_mgpu as hopper
+from jaxlib.mlir.dialects import nvvm
+from jaxtyping import Array, Float
+
+from pallas_kernels.collective_matmul import protocol
+from pallas_kernels.collective_matmul.mosaic_limits import (
+    STEPS,
+    TILE_DEPTH,
+    Tiles,
+    not_manual,
+    one_rank,
+    shape_refusal,
+    tiles,
+)
+from pallas_kernels.collective_matmul.mosaic_peers import Loopback, Remote
+from pallas_kernels.varying import make_varying, varying_axes
+
+COMPUTE_WARPGROUPS = 2  # beside the one that loads
+H100_MULTIPROCESSORS = 132  # what a program lowered without a GPU at hand is lowered for
+
+
+def all_gather_matmul(
+    x: Float[Array, "m d"], weights: tuple[jax.Array, ...], axes: tuple[str, ...]
+) -> tuple[tuple[jax.Array, ...], Float[Array, "n m d"]]:
+    """Every rank's x times this rank's weights; inside `jax.shard_map`, all of the mesh's axes manual.
+
+    Args:
+        x: This rank's chunk.
+        weights: `[d, f]` each.
+        axes: The mesh axes to gather over.
+
+    Returns:
+        For each weight `[n, m, f]`, chunks in the order of the ranks; and the gathered x. Varying over all axes that
+        the arguments vary over and `axes`.
+
+    Raises:
+        NotImplementedError: See `mosaic_limits`. A mesh that is a part of the devices is found by the lowering.
+    """
+    _check(x.shape[0], x.shape[1], [w.shape[1] for w in weights], [x, *weights])
+    peers = _remote(axes)
+    *products, gathered = _gather_kernel(peers, x.shape, [w.shape for w in weights])(x, *weights)
+    products, gathered = _varying((products, gathered), (x, weights), axes)
+    return tuple(products), gathered
+
+
+def matmul_reduce_scatter(
+    x: Float[Array, "n m d"], w: Float[Array, "d f"], axes: tuple[str, ...]
+) -> Float[Array, "m f"]:
+    """The sum over ranks of x @ w, of which every rank keeps the chunk of its number; inside `jax.shard_map`.
+
+    Args:
+        x: Chunks in the order of the ranks.
+        w: This rank's rows of the weight.
+        axes: The mesh axes to sum over.
+
+    Returns:
+        Varying over all axes that the arguments vary over and `axes`.
+
+    Raises:
+        NotImplementedError: See `mosaic_limits`. A mesh that is a part of the devices is found by the lowering.
+        ValueError: x has not one chunk a rank.
+    """
+    _check(x.shape[1], x.shape[2], [w.shape[1]], [x, w])
+    peers = _remote(axes)
+    if x.shape[0] != peers.ranks:
+        raise ValueError(f"x is {list(x.shape)}: one chunk for each of {peers.ranks} ranks of {axes} is needed")
+    partials = _scatter_kernel(peers, x.shape[1:], w.shape)(x, w)
+    return _varying(_sum(partials, axis=0), (x, w), axes)
+
+
+def loopback_all_gather_matmul(x: jax.Array, weights: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    """`all_gather_matmul` of virtual ranks on one GPU: everything has a leading dimension of ranks more."""
+    ranks, *shape = x.shape
+    _check(shape[0], shape[1], [w.shape[2] for w in weights], [x, *weights])
+    *products, gathered = _gather_kernel(Loopback(ranks), tuple(shape), [w.shape[1:] for w in weights])(x, *weights)
+    return tuple(products), gathered
+
+
+def loopback_matmul_reduce_scatter(x: jax.Array, w: jax.Array) -> jax.Array:
+    """`matmul_reduce_scatter` of virtual ranks on one GPU: everything has a leading dimension of ranks more."""
+    _check(x.shape[2], x.shape[3], [w.shape[2]], [x, w])
+    return _sum(_scatter_kernel(Loopback(x.shape[0]), x.shape[2:], w.shape[1:])(x, w), axis=1)
+
+
+def _gather_kernel(
+    peers: Remote | Loopback, shape: tuple[int, ...], weights: Sequence[tuple[int, ...]]
+) -> Callable[..., Any]:
+    ranks, (rows, depth) = peers.ranks, shape
+    widths = [width for _, width in weights]
+    port = functools.partial(_Gather, peers, _config(tiles(rows, depth, widths)))
+    outputs = [(ranks, rows, width) for width in widths] + [(ranks, rows, depth)]
+
+    def all_gather_matmul_kernel(*refs):
+        x, weights, products, gathered = refs[0], refs[1 : 1 + len(widths)], refs[1 + len(widths) : -1], refs[-1]
+        protocol.walk(protocol.all_gather(ranks), port(peers.counters(), x, weights, products, gathered))
+
+    return _launch(all_gather_matmul_kernel, peers, outputs)
+
+
+def _scatter_kernel(peers: Remote | Loopback, shape: tuple[int, ...], weight: tuple[int, ...]) -> Callable[..., Any]:
+    ranks, (rows, depth), width = peers.ranks, shape, weight[1]
+    port = functools.partial(_Scatter, peers, _config(tiles(rows, depth, [width])))
+
+    def matmul_reduce_scatter_kernel(x, w, partials):
+        protocol.walk(protocol.reduce_scatter(ranks), port(peers.counters(), x, w, partials))
+
+    launched = _launch(matmul_reduce_scatter_kernel, peers, [(ranks, rows, width)])
+    return lambda x, w: launched(x, w)[0]
+
+
+def _launch(body: Callable[..., None], peers: Remote | Loopback, outputs: list[tuple[int, ...]]) -> Callable[..., Any]:
+    grid, names = peers.grid(_multiprocessors())
+    leading = () if isinstance(peers, Remote) else (peers.ranks,)
+    return plgpu.kernel(
+        body,
+        out_type=[jax.ShapeDtypeStruct((*leading, *shape), jnp.bfloat16) for shape in outputs],
+        grid=grid,
+        grid_names=names,
+        cluster=(1,),
+        cluster_names=("cluster",),
+        num_threads=COMPUTE_WARPGROUPS + 1,
+        thread_name="wg",
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+    )
+
+
+class _Port:
+    """One warpgroup of one block: what both kernels do alike. `tellers` of a block count for a slot."""
+
+    tellers: int
+
+    def __init__(self, peers: Remote | Loopback, config: hopper.TuningConfig, counters: Any) -> None:
+        self.peers, self.config, self.counters = peers, config, counters
+        self.warpgroup = lax.axis_index("wg")
+        self.own = peers.rank()
+
+    def rank(self, place: int) -> Any:
+        return lax.rem(self.own + jnp.int32(place), jnp.int32(self.peers.ranks))
+
+    def wait(self, slot: Any) -> None:
+        blocks = self.peers.grid(_multiprocessors())[0][-1]
+        counter = self.peers.mine(self.counters).at[slot]
+        pl.semaphore_wait(counter, value=self.tellers * blocks, decrement=False)
+        _see_arrivals()
+
+    def tell(self, to: Any, slot: Any) -> None:
+        @pl.when(self.warpgroup < self.tellers)
+        def _():
+            plgpu.wait_smem_to_gmem(0, wait_read_only=False)  # arrived, not only read
+            self.peers.signal(self.counters, to, slot)
+
+
+class _Gather(_Port):
+    """Multiplies a chunk with every weight; while the first one's first column of tiles runs, its tiles are sent on."""
+
+    tellers = 1  # the warpgroup that sends
+
+    def __init__(self, peers, config, counters, x, weights, products, gathered) -> None:
+        super().__init__(peers, config, counters)
+        self.x, self.weights, self.products, self.gathered = x, weights, products, gathered
+
+    def multiply(self, step: protocol.Step, chunk: Any, to: Any, slot: Any) -> None:
+        mine = self.peers.mine
+        source = mine(self.gathered).at[chunk] if step.waits else mine(self.x)
+        copies = [] if step.waits else [mine(self.gathered).at[chunk]]
+        if to is not None:
+            copies.append(self.peers.peer(self.gathered, to).at[slot])
+        for i, (w, product) in enumerate(zip(self.weights, self.products, strict=True)):
+            passing = functools.partial(pass_on, config=self.config, copies=copies) if copies and i == 0 else None
+            hopper.kernel(source, mine(w), None, mine(product).at[chunk], config=self.config, pipeline_callback=passing)
+
+
+class _Scatter(_Port):
+    """Multiplies a chunk straight into the slot of the rank that sums it."""
+
+    tellers = COMPUTE_WARPGROUPS  # each writes its own part of the product
+
+    def __init__(self, peers, config, counters, x, w, partials) -> None:
+        super().__init__(peers, config, counters)
+        self.x, self.w, self.partials = x, w, partials
+
+    def multiply(self, step: protocol.Step, chunk: Any, to: Any, slot: Any) -> None:
+        mine = self.peers.mine
+        there = self.peers.peer(self.partials, to) if step.to else mine(self.partials)
+        hopper.kernel(mine(self.x).at[chunk], mine(self.w), None, there.at[slot], config=self.config)
+
+
+def pass_on(
+    row: Any, column: Any, k: Any, x_tile: Any, w_tile: Any, *, config: hopper.TuningConfig, copies: list[Any]
+) -> None:
+    """Copies the tile of x that is being multiplied, once: in the first column of tiles, by the first warpgroup.
+
+    Called between the start of the tile's wgmma and its end. Returns after the copies have read the tile, since the
+    matmul gives its place back next.
+    """
+    del w_tile
+    down = config.tile_m * (2 if config.wg_dimension == hopper.MatmulDimension.M else 1)
+
+    @pl.when((lax.axis_index("wg") == 0) & (column == 0))
+    def _():
+        part = (pl.ds(row * down, down), pl.ds(k * config.tile_k, config.tile_k))
+        for copy in copies:
+            plgpu.copy_smem_to_gmem(x_tile, copy.at[part])
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+
+@plgpu.inline_mgpu()
+def _see_arrivals(context: Any) -> None:
+    """Orders what the wait has seen before the loads of tiles that follow, which go by another path (async proxy)."""
+    del context
+    nvvm.fence_proxy(nvvm.ProxyKind.async_)
+
+
+def _config(chosen: Tiles) -> hopper.TuningConfig:
+    along = hopper.MatmulDimension.N if chosen.beside else hopper.MatmulDimension.M
+    return hopper.TuningConfig(chosen.rows, chosen.columns, TILE_DEPTH, STEPS, wg_dimension=along)
+
+
+def _check(rows: int, depth: int, widths: list[int], operands: list[jax.Array]) -> None:
+    for operand in operands:
+        if reason := shape_refusal(rows, depth, widths, operand.dtype):
+            raise NotImplementedError(reason)
+
+
+def _remote(axes: tuple[str, ...]) -> Remote:
+    mesh = jax.sharding.get_abstract_mesh()
+    if automatic := sorted(set(mesh.axis_names) - set(mesh.manual_axes)):
+        raise NotImplementedError(not_manual(automatic))
+    peers = Remote(axes, tuple(mesh.shape[axis] for axis in axes))
+    if peers.ranks == 1:
+        raise NotImplementedError(one_rank(axes))  # the compiler would abort
+    return peers
+
+
+def _multiprocessors() -> int:
+    described = jax.sharding.get_abstract_mesh().abstract_device
+    counted = described.num_cores if described is not None else getattr(jax.devices()[0], "core_count", None)
+    return counted or H100_MULTIPROCESSORS
+
+
+def _varying(results: Any, arguments: Any, axes: tuple[str, ...]) -> Any:
+    """Outputs of a kernel carry no varying axes: those of its arguments, and the axes it exchanged over."""
+    varying = set(axes).union(*(varying_axes(leaf) for leaf in jax.tree.leaves(arguments)))
+    return make_varying(results, tuple(sorted(varying)))
+
+
+def _sum(partials: jax.Array, axis: int) -> jax.Array:
+    return jnp.sum(partials, axis=axis, dtype=jnp.float32).astype(partials.dtype)

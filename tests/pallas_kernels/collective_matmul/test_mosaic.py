@@ -1,0 +1,108 @@
+"""What the mosaic backend does around its kernels, with their contracts kept by XLA; and where it does not use them."""
+
+import logging
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from pallas_kernels.collective_matmul import mosaic, mosaic_kernels, mosaic_limits, reference
+from pallas_kernels.collective_matmul.tiling import Tiling
+
+AXES = ("a", "b")
+RANKS, BATCH, SHARE, DEPTH, WIDTHS = 4, 2, 32, 64, (128, 256)
+
+
+def all_gather_matmul(x, weights, axes):
+    whole = lax.all_gather(x, axes)
+    return tuple(reference.product(whole, w).astype(x.dtype) for w in weights), whole
+
+
+def matmul_reduce_scatter(x, w, axes):
+    return lax.psum_scatter(reference.product(x, w), axes, scatter_dimension=0).astype(x.dtype)
+
+
+@pytest.fixture
+def plain_kernels(monkeypatch):
+    """The contracts of `mosaic_kernels`, as if the devices were Hopper GPUs."""
+    plain = types.SimpleNamespace(all_gather_matmul=all_gather_matmul, matmul_reduce_scatter=matmul_reduce_scatter)
+    assert all(hasattr(mosaic_kernels, name) for name in vars(plain))
+    monkeypatch.setattr(mosaic, "kernels", lambda: plain)
+    monkeypatch.setattr(mosaic_limits, "traced_refusal", lambda mesh, axes: "")
+
+
+def signs(*shape, seed):
+    """Minus one, nothing and one: every sum of their products here is exact in bfloat16."""
+    return jnp.asarray(np.random.default_rng(seed).integers(-1, 2, shape), jnp.bfloat16)
+
+
+SHARES = P(None, AXES)  # of the positions
+COLUMNS = P(None, AXES)
+OPERANDS = {
+    "x": (signs(BATCH, SHARE * RANKS, DEPTH, seed=0), SHARES),
+    "wide x": (signs(BATCH, SHARE * RANKS, DEPTH * RANKS, seed=1), P(None, None, AXES)),
+    "weights": (tuple(signs(DEPTH, f * RANKS, seed=2 + f) for f in WIDTHS), COLUMNS),
+    "gradients": (tuple(signs(BATCH, SHARE * RANKS, f * RANKS, seed=3 + f) for f in WIDTHS), P(None, None, AXES)),
+    "w": (signs(DEPTH * RANKS, WIDTHS[0], seed=4), P(AXES)),
+    "gradient": (signs(BATCH, SHARE * RANKS, WIDTHS[0], seed=5), SHARES),
+}
+
+
+def call(module, name, operands, dtype=()):
+    """A backend's function over four ranks on two axes, a data axis beside them."""
+    sizes = {"data": 2, "a": 2, "b": 2}
+    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), (jax.sharding.AxisType.Auto,) * 3)
+    outputs = {
+        "gather_matmul": P(None, None, AXES),
+        "gather_matmul_backward": (SHARES, COLUMNS),
+        "matmul_scatter": SHARES,
+        "matmul_scatter_backward": (P(None, None, AXES), P(AXES)),
+    }
+    arrays, specs = zip(*(OPERANDS[operand] for operand in operands), strict=True)
+    body = jax.shard_map(
+        lambda *arrays: getattr(module, name)(*arrays, AXES, Tiling(), *dtype),
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=outputs[name],
+    )
+    return jax.jit(body)(*arrays)
+
+
+CALLS = [
+    ("gather_matmul", ("x", "weights"), (np.dtype(jnp.bfloat16),)),
+    ("gather_matmul_backward", ("x", "weights", "gradients"), ()),
+    ("matmul_scatter", ("wide x", "w"), ()),
+    ("matmul_scatter_backward", ("wide x", "w", "gradient"), ()),
+]
+
+
+@pytest.mark.parametrize(("name", "operands", "dtype"), CALLS)
+def test_around_its_kernels_it_does_what_the_reference_does(name, operands, dtype, plain_kernels):
+    got, wanted = (call(module, name, operands, dtype) for module in (mosaic, reference))
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("name", "operands", "dtype"), CALLS)
+def test_without_a_gpu_it_goes_around_the_ring_and_says_why(name, operands, dtype, caplog):
+    mosaic._tell.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        got = call(mosaic, name, operands, dtype)
+    wanted = call(reference, name, operands, dtype)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(one, other)
+    (said,) = caplog.messages
+    assert "goes around the ring: the devices are of platform 'cpu'" in said
+
+
+def test_results_in_another_precision_go_around_the_ring(plain_kernels, caplog):
+    mosaic._tell.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        products = call(mosaic, "gather_matmul", ("x", "weights"), (np.dtype(np.float32),))
+    assert {y.dtype.name for y in products} == {"float32"}
+    assert "bfloat16, not float32" in caplog.messages[0]
