@@ -41,7 +41,7 @@ from pallas_kernels.collective_matmul.mosaic_limits import (
     shape_refusal,
     tiles,
 )
-from pallas_kernels.collective_matmul.mosaic_peers import Loopback, Remote
+from pallas_kernels.collective_matmul.mosaic_peers import BLOCKS, Loopback, Remote
 from pallas_kernels.varying import make_varying, varying_axes
 
 COMPUTE_WARPGROUPS = 2  # beside the one that loads
@@ -167,9 +167,8 @@ class _Port:
         return lax.rem(self.own + jnp.int32(place), jnp.int32(self.peers.ranks))
 
     def wait(self, slot: Any) -> None:
-        blocks = self.peers.grid(_multiprocessors())[0][-1]
         counter = self.peers.mine(self.counters).at[slot]
-        pl.semaphore_wait(counter, value=self.tellers * blocks, decrement=False)
+        pl.semaphore_wait(counter, value=self.tellers * lax.axis_size(BLOCKS), decrement=False)
         _see_arrivals()
 
     def tell(self, to: Any, slot: Any) -> None:
