@@ -1,15 +1,16 @@
 """Collective matmuls as Hopper kernels (Mosaic GPU): peers' tiles arrive while wgmma runs on the previous ones.
 
-Nothing here was ever run on a GPU. What was: the tile code in the GPU interpreter, the order of `protocol.py` in
-every interleaving of few ranks and, with data, on the cores of the TPU interpreter, and the lowering for CUDA. That
-XLA lets no rank enter such a kernel before all of the mesh's ranks have reached it, so that a peer's buffers exist
-and its counters are zero, was read in XLA's sources, not seen.
+Nothing here was ever run on a GPU, and nothing is tuned. What was done without one: the tile code was run in the GPU
+interpreter; the order of `protocol.py` was searched in every interleaving of few ranks and run with data on the cores
+of the TPU interpreter; the kernels were lowered for CUDA and compiled for H100s through ptxas. That no rank enters such
+a kernel before all of the mesh's ranks have reached it, so that a peer's buffers exist and its counters are zero, was
+read in the sources of jaxlib's custom call, not seen. `benchmarks/mosaic_loopback.py` is for who has one GPU.
 
 The tiles are multiplied by the matmul that jax ships for Hopper (`hopper_matmul_mgpu.kernel`). jax ships an
 all-gather matmul over it, too, which is not used: it needs the axis to span all devices, does not return what it
-gathered, counts all arrivals in one counter (see `protocol.py`), and lets the last tile of a row of tiles be
-overwritten in shared memory while it may still be on its way to the peer. Here a tile's slot is given back only after
-the copy has read it.
+gathered, counts all arrivals in one counter (see `protocol.py`), and, as read, may load the next tile over the last one
+of a product while this is still being copied to the peer. Here a tile's place is given back only after the copy has
+read it.
 
 The gathered x is an output, because the peers' chunks have to lie somewhere anyway: the weight gradient needs no
 second gather. The reduce-scatter sends every partial result in bfloat16 to the rank that needs it, and sums there in
