@@ -12,6 +12,7 @@ COLLECTIVES = {
     "reduce": (False, "reference"),
     "gather": (True, "reference"),
     "ring": (True, "ring"),
+    "mosaic": (True, "mosaic"),
 }
 """By name: whether the tensor ranks divide the positions between split matmuls, and how these' collectives travel."""
 
@@ -44,6 +45,7 @@ class UnitPlan:
         collectives: What the tensor ranks do around split matmuls. `reduce`: all have all positions, and sums are
             all-reduced. `gather`: they divide the positions (sequence parallelism, arXiv 2205.05198), which are
             gathered and scattered. `ring`: the same, part by part beside the matmuls.
+            `mosaic`: by Hopper kernels, where the unit has all devices of one process, else as `ring`.
     """
 
     name: str

@@ -64,7 +64,8 @@ class Engine:
         self.shares = self._share_ends()
         self.meshes = stage_meshes(plan, self.devices)
         dtype = jnp.dtype(config.dtype)
-        self.axes = {node: unit_axes(plan, node[0]) for node in self.layouts}
+        axes = {unit.name: unit_axes(unit, self.meshes[unit.name, 0]) for unit in plan.units}
+        self.axes = {node: axes[node[0]] for node in self.layouts}
         self._check_positions(example)
         self.masters = {
             node: StageMasters(piece_shapes(layout), self.meshes[node], self.axes[node], dtype)
@@ -88,7 +89,7 @@ class Engine:
         """Tensor ranks that divide positions must do so evenly."""
         for module in self.modules:
             unit = self.plan.unit_of(module.name)
-            if unit_axes(self.plan, unit.name).sequence and any(piece.by_position for piece in module.pieces):
+            if self.axes[unit.name, 0].sequence and any(piece.by_position for piece in module.pieces):
                 positions = example[module.name]["segments"].shape[1]
                 if positions % unit.tp:
                     raise PlanError(

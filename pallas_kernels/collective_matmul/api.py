@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pallas_kernels.collective_matmul import reference, ring
+from pallas_kernels.collective_matmul import mosaic, reference, ring
 from pallas_kernels.collective_matmul.reference import by_transposed, weight_gradient
 from pallas_kernels.collective_matmul.tiling import Tiling, Work, all_reduce_chunks, choose_tiling, device_kind, fits
 from pallas_kernels.varying import cotangent_for, ranks_of
@@ -35,7 +35,11 @@ def _backend(module: object) -> Backend:
     return Backend(*(getattr(module, name) for name in Backend._fields))
 
 
-BACKENDS: dict[str, Backend] = {"reference": _backend(reference), "ring": _backend(ring)}
+BACKENDS: dict[str, Backend] = {
+    "reference": _backend(reference),
+    "ring": _backend(ring),
+    "mosaic": _backend(mosaic),
+}
 
 
 def all_gather_matmul(
@@ -54,7 +58,7 @@ def all_gather_matmul(
         x: This rank's positions `[..., s / n, d]`.
         weights: This rank's columns of each weight, `[d, f_i]`.
         axes: Mesh axes of the n ranks.
-        backend: `reference` or `ring`.
+        backend: `reference`, `ring`, or `mosaic`, which goes around the ring where its kernels cannot run.
         tiling: How the positions are cut; by default what was measured on such a device, else whole shares on one ring.
         transposed: The weights are `[f_i, d]`. (Given w.T, its copy would be kept for the backward.)
         dtype: Of the results; by default that of x.

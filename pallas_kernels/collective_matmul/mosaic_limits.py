@@ -119,6 +119,15 @@ def traced_refusal(mesh: jax.sharding.AbstractMesh, axes: tuple[str, ...]) -> st
     return placement_refusal(range(mesh.size), dict(mesh.shape), axes, 1, platform, capability)
 
 
+def mesh_refusal(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> str:
+    """Why the mosaic backend cannot run on a mesh, its ranks along some of its axes, or "" where it can."""
+    devices = list(mesh.devices.flat)
+    ids = [device.id for device in devices]
+    processes = len({device.process_index for device in devices})
+    capability = str(getattr(devices[0], "compute_capability", ""))
+    return placement_refusal(ids, dict(mesh.shape), axes, processes, devices[0].platform, capability)
+
+
 def refusal(
     mesh: jax.sharding.Mesh, axes: tuple[str, ...], rows: int, depth: int, widths: Sequence[int], dtype: Any
 ) -> str:
@@ -135,9 +144,4 @@ def refusal(
     Raises:
         ValueError: An axis that the mesh has not.
     """
-    devices = list(mesh.devices.flat)
-    ids = [device.id for device in devices]
-    processes = len({device.process_index for device in devices})
-    capability = str(getattr(devices[0], "compute_capability", ""))
-    where = placement_refusal(ids, dict(mesh.shape), axes, processes, devices[0].platform, capability)
-    return where or shape_refusal(rows, depth, widths, dtype)
+    return mesh_refusal(mesh, axes) or shape_refusal(rows, depth, widths, dtype)

@@ -1,25 +1,36 @@
 """The submesh of a stage, and the axes its modules are given."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from pallas_kernels.collective_matmul.mosaic_limits import mesh_refusal
 from sharding.axes import Axes
 from sharding.plan import Plan, PlanError
-from sharding.unit_plan import COLLECTIVES
+from sharding.unit_plan import COLLECTIVES, UnitPlan
+
+_LOG = logging.getLogger(__name__)
 
 AXES = Axes(data=("data", "expert"), tensor=("tensor",), expert=("expert",))
 """The axes of every stage's submesh by purpose: consecutive data ranks split the experts among them."""
 
 
-def unit_axes(plan: Plan, unit: str) -> Axes:
-    """What the axes of a unit's submeshes are for, as its plan has the collectives of split matmuls."""
-    (of,) = (each for each in plan.units if each.name == unit)
-    sequence, matmul = COLLECTIVES[of.collectives]
-    return dataclasses.replace(AXES, sequence=AXES.tensor if sequence and of.tp > 1 else (), matmul=matmul)
+def unit_axes(unit: UnitPlan, mesh: Mesh) -> Axes:
+    """What the axes of a unit's submesh are for, as its plan has the collectives of split matmuls.
+
+    Where kernels of `mosaic` cannot run on the submesh they are done around a ring, and a warning says why.
+    """
+    if unit.tp == 1:
+        return AXES
+    sequence, matmul = COLLECTIVES[unit.collectives]
+    if matmul == "mosaic" and (reason := mesh_refusal(mesh, AXES.tensor)):
+        _LOG.warning("unit %s: its collectives go around the ring: %s", unit.name, reason)
+        matmul = "ring"
+    return dataclasses.replace(AXES, sequence=AXES.tensor if sequence else (), matmul=matmul)
 
 
 def submesh(devices: Sequence[jax.Device], dp: int, tp: int, ep: int = 1) -> Mesh:

@@ -179,7 +179,7 @@ def test_a_bad_or_absent_file_is_named(tmp_path):
         ({"recompute": ("none", "none")}, "unit eyes: recompute has 2 entries for 1 stages"),
         ({"recompute": ("some",)}, "recompute 'some'; choose from none, selective, full"),
         ({"modules": ()}, "needs a name, at least one module"),
-        ({"collectives": "rings"}, "unit eyes: collectives 'rings'; choose from reduce, gather, ring"),
+        ({"collectives": "rings"}, "unit eyes: collectives 'rings'; choose from reduce, gather, ring, mosaic"),
     ],
 )
 def test_a_unit_checks_itself(fields, message):

@@ -45,13 +45,16 @@ def test_every_stage_has_its_mesh():
         ("reduce", 2, (), "reference"),
         ("gather", 2, ("tensor",), "reference"),
         ("ring", 2, ("tensor",), "ring"),
-        ("ring", 1, (), "ring"),  # one rank divides nothing
+        ("ring", 1, (), "reference"),  # one rank divides nothing
+        ("mosaic", 2, ("tensor",), "ring"),  # no GPUs
     ],
 )
-def test_a_units_axes_say_how_its_collectives_travel(collectives, tp, sequence, matmul):
-    plan = Plan((UnitPlan("mind", ("backbone",), tuple(range(tp)), tp=tp, collectives=collectives),))
-    axes = unit_axes(plan, "mind")
+def test_a_units_axes_say_how_its_collectives_travel(collectives, tp, sequence, matmul, caplog):
+    unit = UnitPlan("mind", ("backbone",), tuple(range(tp)), tp=tp, collectives=collectives)
+    axes = unit_axes(unit, submesh(jax.devices()[:tp], 1, tp))
     assert (axes.tensor, axes.sequence, axes.matmul) == (("tensor",), sequence, matmul)
     assert axes.undivided.sequence == ()
     with pytest.raises(ValueError, match=r"Axes.sequence is \('data',\)"):
         dataclasses.replace(axes, sequence=("data",))
+    told = "unit mind: its collectives go around the ring: the devices are of platform 'cpu'"
+    assert (told in caplog.text) == (collectives == "mosaic")
