@@ -5,15 +5,16 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from configs.architectures import ModelConfig
-from mmjax.models.attention import Rotation, branch_mask
-from mmjax.models.backbone import LanguageHead, TokenEmbedding, backbone_rotation
+from mmjax.models.attention import Rotation
+from mmjax.models.backbone import LanguageHead, TokenEmbedding, backbone_rotation, causal_packing
 from mmjax.models.module import Module
 from mmjax.models.parameters import define, layer_name
 from mmjax.models.transformer import TransformerBlock
 from mmjax.models.whole import run_module, with_borrowed
+from pallas_kernels.packed_attention import Packing, pack, packed_attention
 from sharding.axes import Axes
 from sharding.trees import Tree
 
@@ -77,9 +78,8 @@ class CachedBackbone:
         b, s, _ = x.shape
         shape = (b, s, self._config.kv_heads, self._config.head_width)
         empty = tuple(Kept(jnp.zeros(shape, x.dtype), jnp.zeros(shape, x.dtype)) for _ in range(self._blocks.layers))
-        mask = branch_mask(batch["segments"], batch["branches"])
         rotary = backbone_rotation(self._config, batch["positions"])
-        x, layers = self._through(parameters, x, mask, rotary, empty, jnp.zeros((b,), jnp.int32))
+        x, layers = self._through(parameters, x, causal_packing(batch), rotary, empty, jnp.zeros((b,), jnp.int32))
         last = jnp.take_along_axis(batch["positions"], lengths[:, None] - 1, axis=1)[:, 0]
         return Texts(layers, lengths, last + 1), self._language_head(parameters).norm(x)
 
@@ -87,9 +87,10 @@ class CachedBackbone:
         """Appends a token to every text, and gives the logits of the one after it. There must be a place left."""
         x = self._embedding(parameters).look_up(tokens[:, None], texts.positions[:, None], ALONE)
         places = jnp.arange(texts.layers[0].keys.shape[1])
-        mask = (places[None, :] <= texts.lengths[:, None])[:, None, None, :]
+        taken = (places[None, :] <= texts.lengths[:, None]).astype(jnp.int32)
+        packing = pack(jnp.ones_like(taken[:, :1]), keys=taken)
         rotary = backbone_rotation(self._config, texts.positions[:, None])
-        x, layers = self._through(parameters, x, mask, rotary, texts.layers, texts.lengths)
+        x, layers = self._through(parameters, x, packing, rotary, texts.layers, texts.lengths)
         head = self._language_head(parameters)
         return Texts(layers, texts.lengths + 1, texts.positions + 1), head.logits(head.norm(x))[:, 0]
 
@@ -102,7 +103,7 @@ class CachedBackbone:
         self,
         parameters: Tree,
         x: Float[Array, "r s d"],
-        mask: Bool[Array, "r 1 s t"],
+        packing: Packing,
         rotary: Rotation | None,
         layers: tuple[Kept, ...],
         at: Int[Array, " r"],
@@ -110,7 +111,7 @@ class CachedBackbone:
         definition, own = define(self._blocks), parameters[self.name][self._blocks.name]
         kept = []
         for number, layer in enumerate(layers):
-            x, layer = attend_kept(definition.module(own[layer_name(number)]), x, mask, rotary, layer, at)
+            x, layer = attend_kept(definition.module(own[layer_name(number)]), x, packing, rotary, layer, at)
             kept.append(layer)
         return x, tuple(kept)
 
@@ -125,16 +126,16 @@ class CachedBackbone:
 def attend_kept(
     block: TransformerBlock,
     x: Float[Array, "r s d"],
-    mask: Bool[Array, "r 1 s t"],
+    packing: Packing,
     rotary: Rotation | None,
     kept: Kept,
     at: Int[Array, " r"],
 ) -> tuple[Float[Array, "r s d"], Kept]:
-    """A block over s new places of each row, from place `at` on, which see what is kept where `mask` allows."""
+    """A block over s new places of each row, from place `at` on, which see what is kept as `packing` says."""
     normed = block.attention_norm(x)
     query, key, value = block.attention.project(normed, None, ALONE, rotary)
     keys, values = (jax.vmap(_put)(*pair, at) for pair in ((kept.keys, key), (kept.values, value)))
-    seen = jax.nn.dot_product_attention(query, keys, values, mask=mask)
+    seen = packed_attention(query, keys, values, packing)
     return block.finish(x, normed, block.attention.leave(seen, ALONE), ALONE), Kept(keys, values)
 
 

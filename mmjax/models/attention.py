@@ -4,29 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Real
+from jaxtyping import Array, Float, Real
 
 from configs.rope import rotary_frequencies
 from mmjax.models.layers import Linear, project
+from pallas_kernels.packed_attention import Packing, packed_attention
 from sharding.axes import Axes
 
 Rotation = tuple[Float[Array, "r s 1 half"], Float[Array, "r s 1 half"]]
-
-
-def segment_mask(segments: Int[Array, "r p"]) -> Bool[Array, "r 1 p p"]:
-    """Each position sees its own segment, both ways (encoders)."""
-    return (segments[:, :, None] == segments[:, None, :])[:, None]
-
-
-def branch_mask(segments: Int[Array, "r s"], branches: Int[Array, "r s"]) -> Bool[Array, "r 1 s s"]:
-    """Each position sees what stands before it in its segment: the trunk (branch 0) and its own branch.
-
-    So several questions hang behind one image, encoded once, and no answer leaks into another question.
-    """
-    order = jnp.arange(segments.shape[1])
-    earlier = (order[None, :] <= order[:, None])[None]
-    visible = (branches[:, None, :] == 0) | (branches[:, None, :] == branches[:, :, None])
-    return ((segments[:, :, None] == segments[:, None, :]) & visible & earlier)[:, None]
 
 
 def rotation(
@@ -90,13 +75,13 @@ class Attention(nnx.Module):
         x: Float[Array, "r q d"],
         axes: Axes,
         *,
-        mask: Bool[Array, "r 1 s t"] | None = None,
+        packing: Packing | None = None,
         rotary: Rotation | None = None,
         source: Float[Array, "r t c"] | None = None,
     ) -> Float[Array, "r q d"]:
-        """Attends from x to `source` (default x itself) where `mask` allows; `rotary` turns queries and keys."""
-        query, key, value = self.project(x, source, axes, rotary)
-        return self.leave(jax.nn.dot_product_attention(query, key, value, mask=mask), axes)
+        """Attends from x to `source` (default x itself), all of it or what `packing` says; `rotary` turns both."""
+        heads = self.project(x, source, axes, rotary)
+        return self.leave(packed_attention(*heads, packing) if packing else jax.nn.dot_product_attention(*heads), axes)
 
     def project(
         self, x: Float[Array, "r q d"], source: Float[Array, "r t c"] | None, axes: Axes, rotary: Rotation | None = None

@@ -8,11 +8,12 @@ from jaxtyping import Array, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
 from configs.rope import rotary_frequencies
-from mmjax.models.attention import Rotation, branch_mask, rotation
+from mmjax.models.attention import Rotation, rotation
 from mmjax.models.interface import Batch, Channels, Leaving
 from mmjax.models.layers import NO_AXES, norm_of, weight
 from mmjax.models.matmuls import all_positions, by_vocabulary, own_positions
 from mmjax.models.transformer import Shared, TransformerBlock
+from pallas_kernels.packed_attention import Packing, pack
 from sharding.axes import Axes
 
 
@@ -70,8 +71,16 @@ class BackboneBlock(TransformerBlock):
 
     @staticmethod
     def prepare(config: BackboneConfig, batch: Batch) -> Shared:
-        """What all blocks of a stage share: the mask and the rotation."""
-        return branch_mask(batch["segments"], batch["branches"]), backbone_rotation(config, batch["positions"])
+        """What all blocks of a stage share: who sees whom, and the rotation."""
+        return causal_packing(batch), backbone_rotation(config, batch["positions"])
+
+
+def causal_packing(batch: Batch) -> Packing:
+    """Each position sees what stands before it in its segment: the trunk (branch 0) and its own branch.
+
+    So several questions hang behind one image, encoded once, and no answer leaks into another question.
+    """
+    return pack(batch["segments"], branches=batch["branches"], causal=True)
 
 
 def backbone_rotation(config: BackboneConfig, positions: Int[Array, "r s"]) -> Rotation | None:

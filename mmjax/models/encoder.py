@@ -7,12 +7,12 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.architectures import AudioConfig, ModelConfig, VisionConfig
-from mmjax.models.attention import segment_mask
 from mmjax.models.interface import Batch
 from mmjax.models.layers import norm_of
 from mmjax.models.module import Module, Piece
 from mmjax.models.projector import build_projector
 from mmjax.models.transformer import Shared, TransformerBlock, block_stack
+from pallas_kernels.packed_attention import pack
 from sharding.axes import Axes
 
 EncoderConfig = VisionConfig | AudioConfig
@@ -26,7 +26,7 @@ class EncoderBlock(TransformerBlock):
     @staticmethod
     def prepare(config: EncoderConfig, batch: Batch) -> Shared:
         """What all blocks of a stage share."""
-        return segment_mask(batch["segments"]), None
+        return pack(batch["segments"]), None
 
 
 class EncoderNorm(nnx.Module):

@@ -121,14 +121,14 @@ class ExpertBlock(BackboneBlock):
 
     @staticmethod
     def prepare(config: BackboneConfig, batch: Batch) -> tuple[Shared, Counted]:
-        """What all blocks of a stage share: the mask and the rotation, and what the balancing loss counts."""
+        """What all blocks of a stage share: who sees whom, the rotation, and what the balancing loss counts."""
         return BackboneBlock.prepare(config, batch), Counted(batch["segments"], batch["shares"])
 
     def __call__(self, x: Float[Array, "r q d"], shared: tuple[Shared, Counted], axes: Axes) -> Passing:
         """The block's output and its share of the balancing loss, which is the mean over the layers."""
-        (mask, rotary), counted = shared
+        (packing, rotary), counted = shared
         normed = self.attention_norm(x)
-        x, normed = self.attended(x, normed, self.attention(normed, axes, mask=mask, rotary=rotary))
+        x, normed = self.attended(x, normed, self.attention(normed, axes, packing=packing, rotary=rotary))
         # Experts take all positions, because a sample's balance is over all of its tokens.
         y, loss = self.mlp.balanced(all_positions(normed, axes), counted, axes.undivided)
         y = own_positions(y, axes)

@@ -12,6 +12,7 @@ from mmjax.models.attention import Attention
 from mmjax.models.interface import Batch, Channels, Leaving
 from mmjax.models.layers import MLP, LayerNorm, Linear, add_bias, weight
 from mmjax.models.positions import sine_positions
+from pallas_kernels.packed_attention import pack
 from sharding.axes import Axes
 
 EncoderConfig = VisionConfig | AudioConfig
@@ -76,8 +77,8 @@ class Resampler(nnx.Module):
         source = self.source_norm(self.enter(x, axes))
         where = sine_positions(positions, source.shape[-1]).astype(source.dtype)
         queries = self.query_norm(add_bias(where[:, :: self.merged], self.query[...]))
-        mask = segments[:, None, :: self.merged, None] == segments[:, None, None, :]
-        seen = self.attention(queries, axes, mask=mask, source=source + where)
+        packing = pack(segments[:, :: self.merged], keys=segments)
+        seen = self.attention(queries, axes, packing=packing, source=source + where)
         return Leaving({self.target: self.leave(self.leave_norm(seen), axes)})
 
 

@@ -2,15 +2,16 @@
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from configs.transformer import TransformerConfig
 from mmjax.models.attention import Attention, Rotation
 from mmjax.models.layers import MLP, GatedMLP, LayerNorm, RMSNorm, constant, norm_of, scaled
 from mmjax.models.module import Piece
+from pallas_kernels.packed_attention import Packing
 from sharding.axes import Axes
 
-Shared = tuple[Bool[Array, "r 1 s s"], Rotation | None]
+Shared = tuple[Packing, Rotation | None]
 """What all blocks of a stage share: who sees whom, and how queries and keys are turned."""
 
 
@@ -36,9 +37,9 @@ class TransformerBlock(nnx.Module):
         self.attention_scale, self.mlp_scale = scales
 
     def __call__(self, x: Float[Array, "r q d"], shared: Shared, axes: Axes) -> Float[Array, "r q d"]:
-        mask, rotary = shared
+        packing, rotary = shared
         normed = self.attention_norm(x)
-        return self.finish(x, normed, self.attention(normed, axes, mask=mask, rotary=rotary), axes)
+        return self.finish(x, normed, self.attention(normed, axes, packing=packing, rotary=rotary), axes)
 
     def finish(
         self, x: Float[Array, "r q d"], normed: Float[Array, "r q d"], seen: Float[Array, "r q d"], axes: Axes

@@ -67,22 +67,23 @@ class PatchBlock(EncoderBlock):
     @staticmethod
     def prepare(config: VisionConfig, batch: Batch) -> Shared:
         """What all blocks of a stage share; a class token is not turned."""
-        mask, _ = EncoderBlock.prepare(config, batch)
+        packing, _ = EncoderBlock.prepare(config, batch)
         if not config.rotary_base:
-            return mask, None
+            return packing, None
         positions = jnp.maximum(batch["positions"], 0).astype(jnp.float32)
         if config.rotary_grid:
             extents = image_extents(batch["positions"], batch["segments"])
             positions = positions * (config.rotary_grid / extents.astype(jnp.float32))
-        return mask, plane_rotation(positions, config.head_width, config.rotary_base)
+        return packing, plane_rotation(positions, config.head_width, config.rotary_base)
 
 
 class PostNormBlock(PatchBlock):
     """An encoder block whose norms stand behind attention and feed-forward layer, over what these add."""
 
     def __call__(self, x: Float[Array, "r q d"], shared: Shared, axes: Axes) -> Float[Array, "r q d"]:
-        mask, rotary = shared
-        x = x + through(self.attention_scale, self.attention_norm(self.attention(x, axes, mask=mask, rotary=rotary)))
+        packing, rotary = shared
+        seen = self.attention(x, axes, packing=packing, rotary=rotary)
+        x = x + through(self.attention_scale, self.attention_norm(seen))
         return x + through(self.mlp_scale, self.mlp_norm(self.mlp(x, axes)))
 
 

@@ -12,12 +12,14 @@ from mmjax.models.parameters import abstract_module
 from mmjax.models.whole import run_module
 from mmjax.training.engine import Engine
 from mmjax.training.flops import count_flops, peak_flops
+from pallas_kernels.packed_attention import using
 
 
 def capacity_flops(engine: Engine, example: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
     """Forward and backward FLOPs of each module for one full global batch; empty where no peak is known.
 
-    Counted on one row without recomputation, whatever the plan recomputes, and for all parts, trained or not.
+    Counted on one row without recomputation, whatever the plan recomputes, for all parts, trained or not, and for
+    attention of every position to every other in its row.
 
     Args:
         engine: Its model and devices.
@@ -38,7 +40,9 @@ def capacity_flops(engine: Engine, example: Mapping[str, Mapping[str, np.ndarray
         parameters = abstract_module(module)
         left = jax.eval_shape(functools.partial(run_module, module), parameters, inputs, batch)
         channels |= {(module.name, target): shape for target, shape in left.outputs.items()}
-        flops[module.name] = float(rows * count_flops(functools.partial(_gradients, module), parameters, inputs, batch))
+        with using("dense"):  # the other forms run as often as there are segments, which nobody knows beforehand
+            of_row = count_flops(functools.partial(_gradients, module), parameters, inputs, batch)
+        flops[module.name] = float(rows * of_row)
     return flops
 
 

@@ -1,4 +1,4 @@
-"""Masks by hand, rotary positions by their property, attention against its definition."""
+"""Rotary positions by their property, attention against its definition."""
 
 import jax
 import jax.numpy as jnp
@@ -7,39 +7,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from configs.rope import rotary_frequencies
-from mmjax.models.attention import Attention, branch_mask, rotate, rotation, segment_mask
+from mmjax.models.attention import Attention, rotate, rotation
+from pallas_kernels.packed_attention import pack
 from sharding.axes import Axes
-
-
-def table(mask):
-    return ["".join("x" if seen else "." for seen in row) for row in np.asarray(mask)[0, 0]]
-
-
-def test_patches_see_their_own_image_both_ways():
-    assert table(segment_mask(jnp.array([[1, 1, 2, 2, 0]]))) == ["xx...", "xx...", "..xx.", "..xx.", "....x"]
-
-
-def test_tokens_see_their_trunk_and_their_own_branch_before_them():
-    segments = jnp.array([[1, 1, 2, 2, 2, 2, 2, 2, 0]])
-    branches = jnp.array([[0, 0, 0, 0, 1, 1, 2, 2, 0]])
-    assert table(branch_mask(segments, branches)) == [
-        "x........",
-        "xx.......",
-        "..x......",  # another sample
-        "..xx.....",
-        "..xxx....",
-        "..xxxx...",
-        "..xx..x..",  # another branch of the same sample
-        "..xx..xx.",
-        "........x",
-    ]
-
-
-def test_rows_have_masks_of_their_own():
-    segments, branches = jnp.array([[1, 1], [1, 2]]), jnp.zeros((2, 2), jnp.int32)
-    masks = np.asarray(branch_mask(segments, branches))
-    assert masks[0, 0].tolist() == [[True, False], [True, True]]
-    assert masks[1, 0].tolist() == [[True, False], [False, True]]
 
 
 def test_rotary_products_depend_on_the_distance_alone():
@@ -80,14 +50,16 @@ def test_grouped_query_attention_is_its_definition():
     random = np.random.default_rng(0)
     weights = kernels(random, 8, 4)
     x = jnp.asarray(random.normal(size=(2, 5, 8)), jnp.float32)
-    mask = branch_mask(jnp.array([[1, 1, 1, 2, 2]] * 2), jnp.zeros((2, 5), jnp.int32))
+    packing = pack(jnp.array([[1, 1, 1, 2, 2]] * 2), causal=True)
+    same = np.array([1, 1, 1, 2, 2])[:, None] == np.array([1, 1, 1, 2, 2])[None, :]
+    mask = np.tril(same)[None]
     q, k, v = ((x @ weights[name]).reshape(2, 5, -1, 2) for name in ("query", "key", "value"))
     expected = np.zeros((2, 5, 4, 2), np.float32)
     for head in range(4):
         scores = np.einsum("rse,rte->rst", q[:, :, head], k[:, :, head // 2]) / np.sqrt(2)
-        shares = jax.nn.softmax(jnp.where(mask[:, 0], scores, -jnp.inf), axis=-1)
+        shares = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
         expected[:, :, head] = np.einsum("rst,rte->rse", shares, v[:, :, head // 2])
-    got = attention(weights)(x, mask=mask)
+    got = attention(weights)(x, packing=packing)
     np.testing.assert_allclose(got, expected.reshape(2, 5, 8) @ weights["output"], rtol=1e-4, atol=1e-5)
 
 

@@ -1,0 +1,91 @@
+"""Packed rows by chance, and attention over them in float64 by its definition, with its gradients."""
+
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+
+
+class Case(NamedTuple):
+    """Packed rows; `keys` and `branches` may be None."""
+
+    segments: np.ndarray
+    keys: np.ndarray | None
+    branches: np.ndarray | None
+    causal: bool
+
+
+def row(random: np.random.Generator, length: int, first: int = 1) -> np.ndarray:
+    """Segments in order, with padding behind, perhaps between, perhaps alone."""
+    ids = np.sort(random.integers(first, first + random.integers(1, 6), length)).astype(np.int32)
+    ids[length - random.integers(0, length + 1) :] = 0
+    return np.where(random.random(length) < random.choice([0.0, 0.1]), 0, ids).astype(np.int32)
+
+
+def rows(random: np.random.Generator, count: int, length: int) -> np.ndarray:
+    """Several."""
+    return np.stack([row(random, length) for _ in range(count)])
+
+
+def branches_of(random: np.random.Generator, segments: np.ndarray) -> np.ndarray:
+    """Within each segment a trunk, then branches."""
+    found = np.zeros_like(segments)
+    for ids, into in zip(segments, found, strict=True):
+        for number in np.unique(ids[ids > 0]):
+            places = np.flatnonzero(ids == number)
+            into[places] = np.sort(random.integers(0, 4, len(places)))
+    return found
+
+
+@st.composite
+def cases(draw, longest: int = 40) -> Case:
+    """Self-attention with or without order and branches, and attention to other positions."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    count, length = draw(st.integers(1, 3)), draw(st.integers(1, longest))
+    kind = draw(st.sampled_from(["encoder", "causal", "branches", "cross"]))
+    segments = rows(random, count, length)
+    if kind == "cross":
+        return Case(segments, rows(random, count, draw(st.integers(1, longest))), None, False)
+    branches = branches_of(random, segments) if kind == "branches" else None
+    return Case(segments, None, branches, kind != "encoder")
+
+
+def table(case: Case) -> np.ndarray:
+    """Who sees whom, position by position: `[r, s, t]`."""
+    keys = case.segments if case.keys is None else case.keys
+    found = np.zeros((*case.segments.shape, keys.shape[1]), bool)
+    for r, i, j in np.ndindex(*found.shape):
+        sees = case.segments[r, i] == keys[r, j] > 0 and (not case.causal or j <= i)
+        if case.branches is not None:
+            sees = sees and case.branches[r, j] in (0, case.branches[r, i])
+        found[r, i, j] = sees
+    return found
+
+
+def attention(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, cotangent: np.ndarray, mask: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """The output and the gradients of query, key and value, in float64."""
+    query, key, value, cotangent = (np.asarray(x, np.float64) for x in (query, key, value, cotangent))
+    group, scale = query.shape[2] // key.shape[2], query.shape[3] ** -0.5
+    keys, values = (np.repeat(x, group, axis=2) for x in (key, value))
+    scores = np.where(mask[:, None], np.einsum("rshe,rthe->rhst", query, keys) * scale, -np.inf)
+    most = np.max(scores, axis=-1, keepdims=True, initial=-1e300)
+    weights = np.exp(scores - most)
+    shares = weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-300)
+    output = np.einsum("rhst,rthe->rshe", shares, values)
+    of_shares = np.einsum("rshe,rthe->rhst", cotangent, values)
+    of_scores = shares * (of_shares - np.sum(of_shares * shares, axis=-1, keepdims=True)) * scale
+
+    def grouped(x: np.ndarray) -> np.ndarray:
+        return x.reshape(*key.shape[:3], group, -1).sum(axis=3)
+
+    of_key = grouped(np.einsum("rhst,rshe->rthe", of_scores, query))
+    of_value = grouped(np.einsum("rhst,rshe->rthe", shares, cotangent))
+    return output, np.einsum("rhst,rthe->rshe", of_scores, keys), of_key, of_value
+
+
+def ratio(got, expected: np.ndarray) -> float:
+    """|got - expected| / |expected|, of Frobenius norms; absolute where nothing is expected."""
+    size = np.linalg.norm(expected)
+    return float(np.linalg.norm(np.asarray(got, np.float64) - expected) / (size if size > 0 else 1.0))
