@@ -22,7 +22,8 @@ ALLOWED = {
     "mmjax.weights": {"configs", "sharding.trees", "mmjax.models", "mmjax.weights"},
     "mmjax.training": {"configs", "sharding", "pallas_kernels", "data"}
     | {"mmjax.models", "mmjax.weights", "mmjax.training"},
-    "mmjax.generation": {"configs", "sharding", "data", "mmjax.models", "mmjax.training", "mmjax.generation"},
+    "mmjax.generation": {"configs", "sharding", "pallas_kernels", "data"}
+    | {"mmjax.models", "mmjax.training", "mmjax.generation"},
     "data.service": EVERYTHING,  # an entry point
     ENTRY_POINTS: EVERYTHING,
 }

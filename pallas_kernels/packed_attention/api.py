@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from pallas_kernels.packed_attention import blocked, cudnn, reference
 from pallas_kernels.packed_attention.packing import SHORT, Packing
@@ -32,13 +31,13 @@ def using(implementation: str) -> Iterator[None]:
 
 
 def packed_attention(
-    query: Float[Array, "r s h e"],
-    key: Float[Array, "r t k e"],
-    value: Float[Array, "r t k e"],
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
     packing: Packing,
     *,
     implementation: str | None = None,
-) -> Float[Array, "r s h e"]:
+) -> jax.Array:
     """softmax(query key^T e**-0.5) value within the segments; k divides h, and h / k query heads share a key head.
 
     The softmax and all sums are in float32, whatever the inputs are. A query that sees nothing gets zeros, as padding

@@ -1,13 +1,14 @@
 """Who sees whom in rows that several samples share."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from pallas_kernels.packed_attention.pairs import Pairs, block_of, pairs_of
+from pallas_kernels.packed_attention.pairs import block_of, pairs_of
 
 SHORT = 256 * 256
 """Queries times keys of a row up to which the dense form serves: blocks gain little there, and compile longer."""
@@ -18,16 +19,16 @@ class Packing:
     """Who sees whom; `pack` makes one, once for all layers that share it.
 
     Attributes:
-        queries, keys: Number of each position's segment, 0 for padding.
-        branches: Number of each position's branch in its segment, 0 for the trunk; None where there are no branches.
-        pairs: The blocks that touch, for rows that are not short; else None.
+        queries, keys: Number of each position's segment, 0 for padding: int `[r, s]` and `[r, t]`.
+        branches: Number of each position's branch in its segment, 0 for the trunk: int `[r, s]`; None without branches.
+        pairs: The `Pairs` of blocks that touch, for rows that are not short; else None.
         causal: Whether a position sees only what does not stand behind it.
     """
 
-    queries: Int[Array, "r s"]
-    keys: Int[Array, "r t"]
-    branches: Int[Array, "r s"] | None
-    pairs: Pairs | None
+    queries: Any
+    keys: Any
+    branches: Any
+    pairs: Any
     causal: bool
 
 

@@ -1,6 +1,7 @@
 """Which blocks of queries have to look at which blocks of keys."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +17,14 @@ class Pairs:
     """The pairs of blocks that touch: 4 bytes a pair that there might be.
 
     Attributes:
-        order: Numbers of pairs, `(row * m + block of queries) * n + block of keys` of m and n blocks a row: first
-            those that touch, in order.
+        order: Numbers of pairs, int32 `[r * m * n]`: `(row * m + block of queries) * n + block of keys` of m and n
+            blocks a row; first those that touch, in order.
         count: How many of them touch.
         blocks: Queries and keys of a block.
     """
 
-    order: Int[Array, " pairs"]
-    count: Int[Array, ""]
+    order: Any
+    count: Any
     blocks: tuple[int, int]
 
 

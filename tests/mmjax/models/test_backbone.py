@@ -14,6 +14,7 @@ from mmjax.models.attention import rotation
 from mmjax.models.backbone import BackboneBlock, TokenEmbedding, gather_positions, place, weighted_loss
 from mmjax.models.parameters import define, initial_module, layer_name
 from mmjax.models.pieces import model_modules
+from pallas_kernels.packed_attention import pack
 from sharding.axes import Axes
 from tests.tiny import tiny_model
 
@@ -84,7 +85,8 @@ def test_a_block_that_is_not_gated_has_a_gelu_between_two_matmuls_with_biases():
     x = jnp.asarray(random.normal(size=(1, 3, 4)), jnp.float32)
     hidden = block.mlp_norm(x)[0] @ up + up_bias[None]
     expected = x[0] + jax.nn.gelu(hidden) @ down + down_bias[None]  # attention starts at 0, so it adds nothing
-    got = block(x, (jnp.ones((1, 1, 3, 3), bool), rotation(jnp.arange(3)[None], rotary_frequencies(2, 10.0))), Axes())
+    rotary = rotation(jnp.arange(3)[None], rotary_frequencies(2, 10.0))
+    got = block(x, (pack(np.ones((1, 3), np.int32)), rotary), Axes())
     np.testing.assert_allclose(got[0], expected, rtol=1e-4, atol=1e-5)
 
 

@@ -58,7 +58,7 @@ def blocks_of(case: Case, blocks: tuple[int, int]) -> np.ndarray:
     return mask.reshape(rows, s // blocks[0], blocks[0], t // blocks[1], blocks[1]).any(axis=(2, 4))
 
 
-@hypothesis.given(cases(), st.tuples(st.integers(1, 9), st.integers(1, 9)))
+@hypothesis.given(cases(), st.sampled_from([(1, 1), (4, 4), (4, 7), (9, 2)]))
 @hypothesis.settings(max_examples=80)
 def test_blocks_touch_where_a_query_sees_a_key(case: Case, blocks: tuple[int, int]):
     keys = case.segments if case.keys is None else case.keys
