@@ -45,14 +45,15 @@ def compare(case: Case, given: list[jax.Array], block: int | None, implementatio
 
 
 @hypothesis.given(
-    cases(lengths=(40, 23)),  # few shapes, for each is compiled
-    st.sampled_from([(1, 1, 8), (2, 3, 4)]),
-    st.sampled_from([4, 16]),
-    st.sampled_from(list(TOLERANCES)),
+    cases(lengths=(23,)),
+    st.sampled_from(
+        [((1, 1, 8), 4, "float32"), ((2, 3, 4), 16, "float32"), ((3, 1, 4), 8, "float32"), ((2, 2, 8), 8, "bfloat16")]
+    ),
     st.integers(0, 2**32 - 1),
 )
-@hypothesis.settings(max_examples=40)
-def test_blocks_compute_what_the_definition_says(case, heads, block, dtype, seed):
+@hypothesis.settings(max_examples=50)
+def test_blocks_compute_what_the_definition_says(case, form, seed):  # of few shapes, for each is compiled
+    heads, block, dtype = form
     compare(case, arrays(np.random.default_rng(seed), case, *heads, dtype), block, "blocked")
 
 
@@ -104,4 +105,4 @@ def test_memory_is_linear_in_the_sequence():
 
     blocked = [needed(length, "blocked") for length in (512, 1024, 2048)]
     assert blocked[1] < 2.2 * blocked[0] and blocked[2] < 2.2 * blocked[1]
-    assert needed(1024, "dense") > 3 * needed(512, "dense")
+    assert needed(2048, "dense") > 8 * blocked[2]

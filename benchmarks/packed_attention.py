@@ -1,0 +1,136 @@
+"""`python -m benchmarks.packed_attention`: attention in blocks against the square, forward and backward, on this CPU.
+
+Both take turns in one process, so that their ratio means something on a machine that others use too. The rule by which
+`packed_attention` chooses for rows on CPUs (`packing.SHORT`, `pairs.block_of`) rests on these figures.
+"""
+
+import json
+
+from absl import flags
+
+from mmjax import cli
+
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "Times that each is timed.", lower_bound=1)
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
+
+HEADS, KEY_HEADS, WIDTH = 8, 2, 64
+CASES = (
+    ("float32", 128, 128),
+    ("float32", 256, 256),
+    ("float32", 256, 64),
+    ("float32", 512, 512),
+    ("float32", 512, 128),
+    ("float32", 1024, 1024),
+    ("float32", 1024, 256),
+    ("float32", 2048, 256),
+    ("float32", 4096, 512),
+    ("bfloat16", 512, 128),
+    ("bfloat16", 2048, 256),
+)
+"""Type, positions of a row, and of each of its segments."""
+
+
+def main() -> int:
+    """Measures and prints."""
+    from benchmarks.turns import versions
+
+    cases = [measure(*case) for case in CASES]
+    result = {"cases": cases, "blocks": blocks(), "versions": versions()}
+    print(json.dumps(result) if _JSON.value else describe(result))
+    return 0
+
+
+def measure(dtype: str, length: int, segment: int) -> dict:
+    """Seconds of either form in turns, and the bytes that each needs beside its arguments and results."""
+    import numpy as np
+
+    arguments = arrays(length, segment, dtype)
+    programs = {form: program(form, None, arguments) for form in ("dense", "blocked")}
+    for each in programs.values():
+        run(each, arguments)
+    seconds = np.array([[run(each, arguments) for each in programs.values()] for _ in range(_ROUNDS.value)])
+    return {
+        "dtype": dtype,
+        "length": length,
+        "segment": segment,
+        "seconds": dict(zip(programs, np.median(seconds, axis=0).tolist(), strict=True)),
+        "ratio": np.quantile(seconds[:, 0] / seconds[:, 1], (0.5, 0.25, 0.75)).tolist(),
+        "bytes": {form: each.memory_analysis().temp_size_in_bytes for form, each in programs.items()},
+    }
+
+
+def blocks() -> list[dict]:
+    """Seconds by the size of the blocks, over those with blocks of 64, in turns."""
+    import numpy as np
+
+    found = []
+    for length, segment in ((512, 128), (2048, 512)):
+        arguments, sizes = arrays(length, segment, "float32"), (32, 64, 128, 256)
+        programs = [program("blocked", size, arguments) for size in sizes]
+        seconds = np.array([[run(each, arguments) for each in programs] for _ in range(_ROUNDS.value)])
+        ratios = np.median(seconds / seconds[:, 1:2], axis=0)
+        found.append({"length": length, "segment": segment, "of_64": dict(zip(sizes, ratios.tolist(), strict=True))})
+    return found
+
+
+def arrays(length: int, segment: int, dtype: str) -> tuple:
+    """Query, key, value and segments of one row."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    of_heads = (
+        jnp.asarray(random.normal(size=(1, length, heads, WIDTH)), dtype) for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+    )
+    return *of_heads, jnp.asarray(np.arange(length)[None] // segment + 1, jnp.int32)
+
+
+def program(form: str, block: int | None, arguments: tuple):
+    """Causal attention and its three gradients, compiled."""
+    import jax
+    import jax.numpy as jnp
+
+    from pallas_kernels.packed_attention import pack, packed_attention
+
+    def loss(query, key, value, segments):
+        packing = pack(segments, causal=True, block=block)
+        return jnp.sum(packed_attention(query, key, value, packing, implementation=form).astype(jnp.float32) ** 2)
+
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2))).lower(*arguments).compile()
+
+
+def run(compiled, arguments: tuple) -> float:
+    """Seconds of one call."""
+    import time
+
+    import jax
+
+    begin = time.perf_counter()
+    jax.block_until_ready(compiled(*arguments))
+    return time.perf_counter() - begin
+
+
+def describe(result: dict) -> str:
+    """The figures as tables of Markdown."""
+    lines = [
+        "| | row | segments of | dense | blocked | dense / blocked | middle half | dense, memory | blocked, memory |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case in result["cases"]:
+        times = " | ".join(f"{case['seconds'][form] * 1e3:.1f} ms" for form in ("dense", "blocked"))
+        memory = " | ".join(f"{case['bytes'][form] / 1e6:.1f} MB" for form in ("dense", "blocked"))
+        median, low, high = case["ratio"]
+        lines.append(
+            f"| {case['dtype']} | {case['length']} | {case['segment']} | {times} "
+            f"| {median:.1f} | {low:.1f} to {high:.1f} | {memory} |"
+        )
+    lines += ["", "| row | segments of | " + " | ".join(f"blocks of {size}" for size in (32, 64, 128, 256)) + " |"]
+    lines.append("|---" * 6 + "|")
+    for case in result["blocks"]:
+        ratios = " | ".join(f"{ratio:.2f}" for ratio in case["of_64"].values())
+        lines.append(f"| {case['length']} | {case['segment']} | {ratios} |")
+    return "\n".join([*lines, "", str(result["versions"])])
+
+
+if __name__ == "__main__":
+    cli.run(main)
