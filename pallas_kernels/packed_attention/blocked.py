@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.packed_attention.packing import Packing, visible
 from pallas_kernels.packed_attention.pairs import Pairs, block_of, in_blocks, pairs_of
+from pallas_kernels.varying import make_varying, varying_axes
 
 HIDDEN = -1e30
 
@@ -30,19 +31,9 @@ def attend(
         blocks = (block_of(query.shape[1]), block_of(key.shape[1]))
         pairs = pairs_of(packing.queries, packing.keys, packing.branches, packing.causal, blocks)
         packing = dataclasses.replace(packing, pairs=pairs)
-    return _attend(*_alike(query, key, value, packing.queries), packing)
-
-
-def _alike(*arrays: jax.Array) -> list[jax.Array]:
-    """The floats among them, differing between the ranks that any of them differs between, as far as jax knows.
-
-    Outside the custom derivative, so that what was equal on some ranks gets the sum of their gradients.
-    """
-    nothing = jnp.zeros((), jnp.float32)
-    for array in arrays:
-        first = array[(0,) * array.ndim].astype(jnp.float32)
-        nothing = nothing + jnp.where(jnp.zeros((), jnp.bool_), lax.stop_gradient(first), 0.0)
-    return [array + nothing.astype(array.dtype) for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)]
+    # All vary alike before the custom derivative, so that what is the same on some ranks gets the sum of gradients.
+    axes = frozenset().union(*map(varying_axes, (query, key, value, packing.queries)))
+    return _attend(*make_varying((query, key, value), tuple(sorted(axes))), packing)
 
 
 @jax.custom_vjp
@@ -180,9 +171,8 @@ def _flat(x: Int[Array, "r m block"]) -> Int[Array, "rm block"]:
 
 
 def _zeros(x: jax.Array) -> jax.Array:
-    """Zeros in float32 that differ between the ranks that x differs between, as far as jax knows."""
-    nothing = jnp.where(jnp.zeros((), jnp.bool_), x[(0,) * x.ndim].astype(jnp.float32), 0.0)
-    return jnp.broadcast_to(nothing, x.shape)
+    """Zeros in float32 that vary as x does."""
+    return make_varying(jnp.zeros(x.shape, jnp.float32), tuple(sorted(varying_axes(x))))
 
 
 def _product(of: str, x: jax.Array, y: jax.Array) -> jax.Array:

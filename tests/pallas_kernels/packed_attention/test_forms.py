@@ -64,7 +64,7 @@ KINDS = {
     "causal": Case(SEGMENTS, None, None, True),
     "branches": Case(SEGMENTS, None, branches_of(RANDOM, SEGMENTS), True),
     "cross": Case(SEGMENTS[:, ::4], SEGMENTS, None, False),
-    "one query": Case(np.ones((3, 1), np.int32), (np.arange(40)[None] < [[3], [40], [0]]).astype(np.int32), None, False),
+    "one query": Case(np.ones((3, 1), np.int32), np.int32(np.arange(40)[None] < [[3], [40], [0]]), None, False),
 }
 
 
