@@ -10,11 +10,15 @@ from sharding.specs import ModuleGraph, ModuleSpec
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A plan and how its hops travel (`sharding.runtime.broker`)."""
+    """A plan, how its hops travel (`sharding.runtime.broker`), and by what its modules attend.
+
+    `attention` is an implementation of `pallas_kernels.packed_attention`; by default what shapes and devices choose.
+    """
 
     name: str
     plan: Plan
     transport: str = "auto"
+    attention: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +176,7 @@ def _apart(
     schedule: str = "1f1b",
     together: bool = False,
     transport: str = "auto",
+    attention: str = "",
 ) -> Callable[[ModuleGraph], Alternatives]:
     """Every module cut its own way; each choice is (encoder, backbone, generator) and the number of microbatches."""
 
@@ -179,9 +184,9 @@ def _apart(
         for cuts, m in choices:
             words = [describe(cuts, m), *([schedule] if schedule != "1f1b" else [])]
             words += [*(["sharing devices"] if together else []), *([transport] if transport != "auto" else [])]
-            name = ", ".join(words)
+            name = ", ".join([*words, *([f"{attention} attention"] if attention else [])])
             yield lambda cuts=cuts, m=m, name=name: Layout(
-                name, by_module(graph, cuts, m, schedule, together), transport
+                name, by_module(graph, cuts, m, schedule, together), transport, attention
             )
 
     return alternatives
@@ -253,6 +258,7 @@ KINDS: dict[str, Callable[[ModuleGraph], Alternatives]] = {
         ((_GATHER, Cut(tp=2, pp=2, collectives="ring"), _RING), 2),
         ((_GATHER, _RING, WHOLE), 2),
         ((WHOLE, _RING, WHOLE), 2),
+        attention="blocked",
     ),
     "more and fewer tensor ranks, selective recomputation": _apart(
         ((_SELECTIVE, Cut(tp=2, pp=2, recompute="selective", collectives="ring"), _SELECTIVE), 2),

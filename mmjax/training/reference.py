@@ -24,6 +24,7 @@ from mmjax.models.whole import losses_of, run_model
 from mmjax.training.differences import Errors, gradient_errors, loss_errors
 from mmjax.training.settings import Settings, trained_parts
 from mmjax.training.unpacked import Arrays, shape_of, unpacked
+from pallas_kernels.packed_attention import using
 from sharding.trees import Tree
 
 Gradients = Callable[[Tree, Mapping[str, Any], jax.Array], tuple[dict[str, float], Tree]]
@@ -82,7 +83,8 @@ def value_and_grad(config: ModelConfig) -> Gradients:
     def total(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> tuple[jax.Array, dict]:
         weights = jax.tree.map(lambda leaf: leaf.astype(dtype), parameters)
         batch = {name: {**of, "seed_and_step": seed_and_step} for name, of in arrays.items()}
-        left = run_model(modules, weights, batch)
+        with using("dense"):  # whatever layouts attend by, they are judged by the plain form
+            left = run_model(modules, weights, batch)
         losses = losses_of(left)
         return sum(losses.values(), start=jnp.zeros(())), losses
 

@@ -4,6 +4,7 @@ A step's parameters are put on a layout's devices, the executor runs its whole s
 finds is compared on the host in float64.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,6 +19,7 @@ from mmjax.training.layouts import Layout
 from mmjax.training.reference import OwnErrors, Reference, ReferenceStep
 from mmjax.training.settings import Settings
 from mmjax.training.stages import by_module, by_stage
+from pallas_kernels.packed_attention import using
 from sharding.runtime.executor import State
 from sharding.trees import Tree
 
@@ -112,8 +114,10 @@ def verify(config: ModelConfig, layouts: Sequence[Layout], reference: Reference,
     """
     example = reference.steps[0].batch.arrays
     for layout in layouts:
-        engine = Engine(config, layout.plan, example, Settings(seed=seed, transport=layout.transport))
-        yield LayoutReport(layout.name, compare(engine, reference))
+        with using(layout.attention) if layout.attention else contextlib.nullcontext():
+            engine = Engine(config, layout.plan, example, Settings(seed=seed, transport=layout.transport))
+            modules = compare(engine, reference)
+        yield LayoutReport(layout.name, modules)
 
 
 def compare(engine: Engine, reference: Reference) -> dict[str, ModuleReport]:
