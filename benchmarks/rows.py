@@ -1,6 +1,6 @@
 """What a benchmark measured, as rows: the table of them, and whether every goal is met.
 
-A row has `name`, `value`, `goal`, `met` (None where there is no goal) and a figure to set beside them.
+A row has `name`, `value`, `goal`, `met` (None where there is no goal) and a figure or a word to set beside them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,15 @@ def show(rows: Sequence[Row], beside: str, digits: int) -> None:
 
     Args:
         rows: In order.
-        beside: Name of the figure set beside each value.
+        beside: Name of the figure, or of the words, set beside each value.
         digits: Significant ones of every figure.
     """
     from rich.console import Console
     from rich.table import Table
 
-    def figure(value: float | int | None) -> str:
+    def figure(value: float | int | str | None) -> str:
+        if isinstance(value, str):
+            return value
         return "" if value is None else f"{value:.{digits}g}"
 
     table = Table()

@@ -1,0 +1,212 @@
+"""A training step of mmjax for `benchmarks.gpu`: the engine on one device, with its own optimizer step.
+
+Batches lie on the device before the clock starts, for every framework: how fast they can be made is another question.
+The backbone's share of a step is timed op by op, each waited for, in a few steps of their own: its casts to bfloat16 and
+its part of the optimizer step are in it, and so is what waiting costs.
+"""
+
+import collections
+import concurrent.futures
+import dataclasses
+import json
+import pathlib
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import gpu_batches
+from benchmarks.gpu_parts import BATCHES, TRAINED, WEIGHTS, Task
+from benchmarks.gpu_sizes import Sizes
+from data.batch import GlobalBatch, global_batch
+from data.formats import SampleFormat
+from data.items import picture_item
+from data.outline import Outline
+from data.packing import Capacity, pack_rows
+from data.samples import Sample
+from mmjax.models.module import Module, Piece
+from mmjax.models.parameters import put
+from mmjax.training.engine import Engine
+from mmjax.training.flops import peak_flops
+from mmjax.training.optimizer import OptimizerConfig
+from mmjax.training.settings import Settings
+from mmjax.weights.exporting import anew, export
+from mmjax.weights.initial import FromSeed
+from sharding.ops import Part
+from sharding.plan import Plan, one_device
+from sharding.runtime.executor import State
+from sharding.specs import module_graph
+from sharding.trees import Tree
+
+OPTIMIZER = OptimizerConfig(learning_rate=1e-5, warmup=0, max_norm=1.0)
+WARM_UP, WATCHED = 2, 2
+MFU_GOAL = 0.55
+ROOMY = 100e9
+"""Bytes of a device from which the microbatches are the larger ones: an H200's, not an H100's."""
+
+
+def rows(task: Task) -> Iterator[dict[str, Any]]:
+    """The step's tokens a second and MFU; leaves its weights and figures in the folder."""
+    sizes = task.sizes
+    steps = gpu_batches.load(task.folder / BATCHES)
+    batches = host_batches(steps, sizes)
+    engine, state, placed, first, how = _started(task, batches)
+    yield task.row("mmjax: loss of the first step", first, note=how)
+    for number in range(1, WARM_UP):
+        state, _ = _step(engine, state, placed[number % len(placed)])
+    seconds = []
+    for number in range(sizes.steps):
+        if number and task.left < 5:
+            break
+        begin = time.perf_counter()
+        state, _ = _step(engine, state, placed[number % len(placed)])
+        seconds.append(time.perf_counter() - begin)
+    tokens = [gpu_batches.useful_tokens(step, sizes) for step in steps]
+    flops = [gpu_batches.step_flops(step, sizes) for step in steps]
+    rates = [tokens[n % len(steps)] / each for n, each in enumerate(seconds)]
+    found = {"loss": first, "tokens_per_second": statistics.median(rates), "microbatches": engine.plan.microbatches}
+    (task.folder / TRAINED).write_text(json.dumps(found))
+    padding = 1 - np.mean(tokens) / (sizes.rows * sizes.tokens)
+    yield task.row("mmjax: step, tokens/s", found["tokens_per_second"], note=f"rows {padding:.1%} padding; {how}")
+    kind = engine.devices[0].device_kind
+    yield mfu_row(task, "mmjax: MFU of the step", flops, seconds, kind)
+    backbone = sizes.model.backbone.name
+    alone = []
+    for number in range(WATCHED):
+        watch = _Watch(backbone)
+        state, _ = _step(engine, state, placed[number % len(placed)], watch)
+        alone.append(watch.seconds)
+    share = [{backbone: of[backbone]} for of in flops]
+    note = "its ops one by one, with its optimizer step"
+    yield mfu_row(task, "mmjax: MFU of the backbone's share", share, alone, kind, MFU_GOAL, note)
+
+
+def mfu_row(
+    task: Task,
+    name: str,
+    flops: Sequence[dict[str, float]],
+    seconds: Sequence[float],
+    kind: str,
+    goal: float | None = None,
+    note: str = "",
+) -> dict[str, Any]:
+    """The median over steps; no value where the device's peak is not known.
+
+    Args:
+        task, name, goal, note: Of the row.
+        flops: By module, of the batches that the steps have in turn.
+        seconds: Of each step.
+        kind: The device's.
+    """
+    peak = peak_flops(kind)
+    if peak is None:
+        return task.row(name, None, goal, f"the peak of {kind} is not known (configs/clusters.py)")
+    rates = [sum(flops[n % len(flops)].values()) / each for n, each in enumerate(seconds)]
+    return task.row(name, statistics.median(rates) / peak, goal, note or f"of {peak / 1e12:.0f} TFLOP/s")
+
+
+def host_batches(steps: Sequence[gpu_batches.Step], sizes: Sizes) -> list[GlobalBatch]:
+    """The steps' arrays for mmjax, of the same shapes, by the data side's own functions."""
+    rows = [row for step in steps for row in step]
+    patches = (1 + gpu_batches.picture_tokens(sizes)) * max(sum(each.pictures for each in row) for row in rows)
+    patches += -patches % 8  # attention's fast forms want whole multiples
+    form = SampleFormat.of(sizes.model, patches)
+    capacity = Capacity(sizes.tokens, patches, 0, max(map(len, rows)))
+    filled = ([[_sample(each, sizes, form) for each in row] for row in step] for step in steps)
+    return [global_batch(pack_rows(each, capacity, form), sizes.model, form) for each in filled]
+
+
+def _sample(described: gpu_batches.Described, sizes: Sizes, form: SampleFormat) -> Sample:
+    shape, items = (sizes.side, sizes.side), []
+    if described.pictures:
+        items.append(picture_item(lambda: gpu_batches.picture(described, sizes), shape, form))
+    return Outline("llava", gpu_batches.layout(described, sizes), form, items).load(described.number)
+
+
+def plan_of(sizes: Sizes, microbatches: int, recompute: str) -> Plan:
+    """Both modules on one device."""
+    alone = one_device(module_graph(sizes.model), microbatches)
+    units = tuple(dataclasses.replace(unit, recompute=(recompute,)) for unit in alone.units)
+    return dataclasses.replace(alone, units=units)
+
+
+def _started(task: Task, batches: Sequence[GlobalBatch]) -> tuple[Engine, State, list, float, str]:
+    """The engine after its first step, with the largest microbatches that fit; that step's loss, and how it ran."""
+    memory = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+    roomy, tight = task.sizes.microbatches
+    attempts = [(tight, "none"), (tight, "selective"), (tight, "full")]
+    attempts = [(roomy, "none"), *attempts] if memory >= ROOMY or not task.judged else attempts
+    for number, (microbatches, recompute) in enumerate(attempts):
+        how = f"{microbatches} microbatches, recompute {recompute}, float32 masters"
+        try:
+            return *_attempt(task, batches, plan_of(task.sizes, microbatches, recompute)), how
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error) or number == len(attempts) - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _attempt(task: Task, batches: Sequence[GlobalBatch], plan: Plan) -> tuple[Engine, State, list, float]:
+    """An engine, its state after the first step, the batches on the device, and the step's loss."""
+    sizes = task.sizes
+    engine = Engine(sizes.model, plan, batches[0].arrays, Settings(OPTIMIZER, steps=1000), jax.devices()[:1])
+    state = engine.initial_state(_DrawnAtOnce(engine))
+    if not (task.folder / WEIGHTS).exists():
+        _export(engine, state, task.folder / WEIGHTS)
+        (task.folder / TRAINED).write_text(json.dumps({"microbatches": plan.microbatches}))
+    placed = [engine.place(batch.arrays, 0) for batch in batches]
+    state, first = _step(engine, state, placed[0])
+    return engine, state, placed, first
+
+
+class _DrawnAtOnce:
+    """Initial values from the seed, of all layers at once by as many threads as there are cores."""
+
+    def __init__(self, engine: Engine) -> None:
+        values, threads = FromSeed(0), concurrent.futures.ThreadPoolExecutor()
+        self._drawn = {
+            (module.name, piece.name, layer): threads.submit(values.layer, module, piece, layer)
+            for module in engine.modules
+            for piece in module.pieces
+            for layer in range(piece.layers or 1)
+        }
+
+    def layer(self, module: Module, piece: Piece, layer: int, shardings: Tree | None = None) -> Tree:
+        """See `InitialValues`; each can be had once."""
+        drawn = self._drawn.pop((module.name, piece.name, layer)).result()
+        return drawn if shardings is None else jax.tree.map(put, drawn, shardings)
+
+
+def _step(engine: Engine, state: State, placed: Any, watch: Any = None) -> tuple[State, float]:
+    """One step, waited for to its end; and its loss."""
+    state, decision = engine.executor.step(state, placed, watch)
+    jax.block_until_ready(vars(state))
+    return state, float(np.asarray(decision.losses).sum())
+
+
+class _Watch:
+    """Adds up the ops of a unit."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit, self._begin, self.seconds = unit, time.perf_counter(), 0.0
+
+    def __call__(self, part: Part, in_flight: Any) -> None:
+        jax.block_until_ready(in_flight)
+        now = time.perf_counter()
+        if part.unit == self._unit and not part.target_unit:
+            self.seconds += now - self._begin
+        jax.block_until_ready(in_flight)  # looking through all arrays takes time of its own, which is no work
+        looked = time.perf_counter()
+        if part.unit == self._unit and not part.target_unit:
+            self.seconds -= looked - now
+        self._begin = looked
+
+
+def _export(engine: Engine, state: State, folder: pathlib.Path) -> None:
+    """The masters as transformers' LLaVA, in the precision of the compute."""
+    layers = collections.ChainMap(*(dict(tree) for tree in state.masters.values()))
+    target = anew("llava", engine.config, "model", engine.config.dtype)
+    export(target, lambda module, piece, layer: jax.device_get(layers[f"{module}/{piece}"][layer]), folder, 10**11)

@@ -1,0 +1,56 @@
+"""Contestants timed in turns."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Run = Callable[[int], Any]
+"""Does the work so many times, and returns when it is done."""
+
+
+def in_turns(contestants: Mapping[str, Run], rounds: int, inner: int, left: Callable[[], float]) -> dict[str, float]:
+    """Median seconds of one call of each, after a call of each that is not counted.
+
+    Args:
+        contestants: By name.
+        rounds: How often each is timed; fewer where the time is up, but at least one.
+        inner: Calls each time.
+        left: Seconds left.
+    """
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for run in contestants.values():
+        run(1)
+    for turn in range(rounds):
+        if turn and left() <= 0:
+            break
+        for name, run in contestants.items():
+            begin = time.perf_counter()
+            run(inner)
+            times[name].append((time.perf_counter() - begin) / inner)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def of_jax(compiled: Callable[..., Any], arguments: tuple) -> Run:
+    """A compiled program of jax."""
+    import jax
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            output = compiled(*arguments)
+        jax.block_until_ready(output)
+
+    return run
+
+
+def of_torch(call: Callable[[], Any]) -> Run:
+    """A function of PyTorch."""
+    import torch
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    return run
