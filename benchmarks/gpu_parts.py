@@ -39,10 +39,11 @@ class Part:
 
 
 _ALONE = (("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92"),)
+_PYTORCH = (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)
 PARTS = {
     "correctness": Part("benchmarks.gpu_correctness", 20, 75),
     "mmjax": Part("benchmarks.gpu_mmjax", 60, 210, environment=_ALONE),
-    "pytorch": Part("benchmarks.gpu_pytorch", 45, 210, needs=("torch", "transformers")),
+    "pytorch": Part("benchmarks.gpu_pytorch", 45, 210, ("torch", "transformers"), _PYTORCH),
     "attention": Part("benchmarks.gpu_attention", 20, 80),
     "matmuls": Part("benchmarks.gpu_matmuls", 15, 60),
 }

@@ -69,11 +69,17 @@ def _timed(task: Task, trainer: "Trainer", ready: dict[Form, list], steps: list,
         if number > 0 and task.left < 3:
             break
         at = number % len(steps)
-        for form, placed in ready.items():
-            seconds = trainer.step(form, placed[at])
+        for form in list(ready):
+            try:
+                seconds = trainer.step(form, ready[form][at])
+            except torch.OutOfMemoryError as error:
+                trainer.forget()
+                del ready[form]
+                yield task.row(f"PyTorch {form.name}", None, note=f"not timed: {why(error)}")
+                continue
             if number >= 0:  # the one before makes the optimizer's state
                 rates[form].append(useful[at] / seconds)
-    found = {form: statistics.median(each) for form, each in rates.items()}
+    found = {form: statistics.median(rates[form]) for form in ready if rates[form]}
     flops = sum(sum(gpu_batches.step_flops(step, task.sizes).values()) for step in steps) / sum(useful)
     kind = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     peak = peak_flops(kind)

@@ -49,15 +49,22 @@ class Joined(torch.nn.Module):
             folder, dtype=dtype, attn_implementation="sdpa"
         ).to(device)
         inner = whole.model
-        self.tower, self.projector, self.language = inner.vision_tower, inner.multi_modal_projector, inner.language_model
+        self.tower, self.projector, self.language = (
+            inner.vision_tower,
+            inner.multi_modal_projector,
+            inner.language_model,
+        )
         self.head = whole.lm_head
         self.device = torch.device(device)
         self._loss = _loss
 
     def compile_blocks(self) -> None:
-        """Compiles the blocks of both and the loss."""
+        """Compiles the blocks of both and the loss; every form and batch may compile anew, or they would run eagerly."""
+        torch._dynamo.config.recompile_limit = 64
         for name, module in self.named_modules():
-            if name.startswith(("tower.", "language.")) and type(module).__name__.endswith(("EncoderLayer", "DecoderLayer")):
+            if name.startswith(("tower.", "language.")) and type(module).__name__.endswith(
+                ("EncoderLayer", "DecoderLayer")
+            ):
                 module.compile()
         self._loss = torch.compile(_loss)
 
