@@ -99,7 +99,7 @@ def gathered(ranks: int, shape: tuple[int, int, int]) -> tuple[jax.Array, jax.Ar
 
 
 def scattered(ranks: int, shape: tuple[int, int, int]) -> tuple[jax.Array, jax.Array]:
-    """For the reduce-scatter: each rank's part of all rows `[n, n, m / n, d]`, and its rows of the weight `[n, d, f]`."""
+    """For the reduce-scatter: each rank's part of all rows `[n, n, m / n, d]`, and rows of the weight `[n, d, f]`."""
     m, d, f = shape
     return _normal((ranks, ranks, m // ranks, d)), _normal((ranks, d, f))
 

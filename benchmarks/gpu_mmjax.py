@@ -1,8 +1,8 @@
 """A training step of mmjax for `benchmarks.gpu`: the engine on one device, with its own optimizer step.
 
 Batches lie on the device before the clock starts, for every framework: how fast they can be made is another question.
-The backbone's share of a step is timed op by op, each waited for, in a few steps of their own: its casts to bfloat16 and
-its part of the optimizer step are in it, and so is what waiting costs.
+The backbone's share of a step is timed op by op, each waited for, in a few steps of their own: its casts to bfloat16
+and its part of the optimizer step are in it, and so is what waiting costs.
 """
 
 import collections

@@ -1,7 +1,7 @@
 """The same training step in PyTorch for `benchmarks.gpu`: padded as people run it, and packed in every way there is.
 
-Weights and AdamW's moments are bfloat16 throughout, which is the cheapest way there is; mmjax keeps both in float32. The
-forms differ in rows and attention alone: one model takes them in turns, step by step.
+Weights and AdamW's moments are bfloat16 throughout, which is the cheapest way there is; mmjax keeps both in float32.
+The forms differ in rows and attention alone: one model takes them in turns, step by step.
 """
 
 import json

@@ -94,7 +94,7 @@ MODEL = ModelConfig(
 FULL = Sizes(
     model=MODEL,
     side=336,
-    # Text and shares of pictures as in configs/data/llava_like.gin; one picture of 336 pixels each, as LLaVA-1.5 has it.
+    # Text and shares of pictures as in configs/data/llava_like.gin; one picture of 336 pixels each, as in LLaVA-1.5.
     text=Lognormal(200.0, 0.8, least=16.0, most=2048.0),
     pictures=(0.06, 0.94),
     tokens=4096,

@@ -59,7 +59,7 @@ class Joined(torch.nn.Module):
         self._loss = _loss
 
     def compile_blocks(self) -> None:
-        """Compiles the blocks of both and the loss; every form and batch may compile anew, or they would run eagerly."""
+        """Compiles the blocks of both and the loss, anew for every form and shape; past its limit PyTorch runs eagerly."""
         torch._dynamo.config.recompile_limit = 64
         for name, module in self.named_modules():
             if name.startswith(("tower.", "language.")) and type(module).__name__.endswith(
