@@ -6,6 +6,7 @@ are timed, in turns.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -113,6 +114,7 @@ def random_heads(rows: int, length: int, heads: Heads, dtype: str) -> list[jax.A
     return [jnp.asarray(array, dtype) for array in normal_heads(rows, length, heads)]
 
 
+@functools.lru_cache(maxsize=1)
 def normal_heads(rows: int, length: int, heads: Heads) -> list[np.ndarray]:
     """The same as NumPy arrays, float32."""
     random = np.random.default_rng(0)

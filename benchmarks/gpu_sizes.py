@@ -107,7 +107,6 @@ FULL = Sizes(
         (
             ("llava-like", (776, 640, 1210, 705, 590, 175)),
             ("16 x 256", (256,) * 16),
-            ("4 x 1024", (1024,) * 4),
             ("one of 4096", (4096,)),
             ("8 x 2048", (2048,) * 8),
         ),
@@ -137,7 +136,7 @@ TINY = dataclasses.replace(
     rows=4,
     microbatches=(2, 4),
     steps=2,
-    attention=(Heads(4, 2, 16), (("mixed", (20, 9, 30)), ("one", (64,)))),
+    attention=(Heads(4, 2, 16), (("mixed", (20, 9, 30)),)),
     matmuls=(("one", (128, 64, 128)),),
     ranks=2,
     rounds=2,

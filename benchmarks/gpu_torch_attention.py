@@ -1,5 +1,6 @@
 """PyTorch's ways of causal attention over segments, for `benchmarks.gpu_attention`."""
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
@@ -12,13 +13,12 @@ from benchmarks.gpu_timing import Run, of_torch
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def _padded(segments: tuple[int, ...], backend: SDPBackend | None) -> Attend:
+def _padded(backend: SDPBackend | None) -> Attend:
     """SDPA, causal, of rows padded to the longest; what stands behind a segment is seen by nobody in it."""
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         sdpa = torch.nn.functional.scaled_dot_product_attention
-        backends = list(SDPBackend.__members__.values()) if backend is None else [backend]
-        with sdpa_kernel([each for each in backends if each != SDPBackend.ERROR]):
+        with contextlib.nullcontext() if backend is None else sdpa_kernel(backend):
             return sdpa(query, key, value, is_causal=True, enable_gqa=True)
 
     return attend
@@ -30,8 +30,9 @@ def _masked(segments: tuple[int, ...]) -> Attend:
     mask = mask.to(_device())
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        sdpa = torch.nn.functional.scaled_dot_product_attention
-        return sdpa(query, key, value, attn_mask=mask, enable_gqa=True)
+        group = query.shape[1] // key.shape[1]  # repeated as transformers does: with a mask no fast kernel shares keys
+        key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
     return attend
 
@@ -51,9 +52,9 @@ def _varlen(segments: tuple[int, ...]) -> Attend:
 
 
 FORMS: dict[str, tuple[bool, Callable[[tuple[int, ...]], Attend]]] = {
-    "SDPA padded": (False, lambda segments: _padded(segments, None)),
-    "SDPA padded, flash": (False, lambda segments: _padded(segments, SDPBackend.FLASH_ATTENTION)),
-    "SDPA padded, cuDNN": (False, lambda segments: _padded(segments, SDPBackend.CUDNN_ATTENTION)),
+    "SDPA padded": (False, lambda _: _padded(None)),
+    "SDPA padded, flash": (False, lambda _: _padded(SDPBackend.FLASH_ATTENTION)),
+    "SDPA padded, cuDNN": (False, lambda _: _padded(SDPBackend.CUDNN_ATTENTION)),
     "SDPA packed with a mask": (True, _masked),
     "varlen_attn": (True, _varlen),
 }

@@ -59,12 +59,10 @@ class Joined(torch.nn.Module):
         self._loss = _loss
 
     def compile_blocks(self) -> None:
-        """Compiles the blocks of both and the loss, anew for every form and shape; past its limit PyTorch runs eagerly."""
+        """Compiles the blocks and the loss, anew for every form and shape; beyond its limit PyTorch runs eagerly."""
         torch._dynamo.config.recompile_limit = 64
-        for name, module in self.named_modules():
-            if name.startswith(("tower.", "language.")) and type(module).__name__.endswith(
-                ("EncoderLayer", "DecoderLayer")
-            ):
+        for module in self.modules():
+            if type(module).__name__.endswith(("EncoderLayer", "DecoderLayer")):
                 module.compile()
         self._loss = torch.compile(_loss)
 

@@ -1,0 +1,53 @@
+"""The batches that both frameworks read: what is described, and that mmjax's arrays hold it."""
+
+import numpy as np
+import pytest
+
+from benchmarks import gpu_batches
+from benchmarks.gpu_mmjax import host_batches
+from benchmarks.gpu_sizes import FULL, TINY
+from configs.workloads import SyntheticData
+from mmjax import cli
+from mmjax.training.workload import filled_rows
+from sharding.specs import module_graph
+
+
+@pytest.mark.parametrize("sizes", [FULL, TINY])
+def test_rows_are_full_and_no_sample_is_dropped_or_repeated(sizes):
+    steps = gpu_batches.describe(sizes)
+    filled = [sum(gpu_batches.length(each, sizes) for each in row) for step in steps for row in step]
+    assert len(filled) == sizes.batches * sizes.rows
+    assert max(filled) <= sizes.tokens
+    assert np.mean(filled) > 0.95 * sizes.tokens
+    numbers = [each.number for step in steps for each in gpu_batches.samples_of(step)]
+    assert len(set(numbers)) == len(numbers)
+    assert max(numbers) < len(numbers) + gpu_batches.WINDOW
+
+
+def test_the_file_holds_all_of_it(tmp_path):
+    steps = gpu_batches.describe(TINY)
+    gpu_batches.save(tmp_path / "batches.json", steps)
+    assert gpu_batches.load(tmp_path / "batches.json") == steps
+
+
+def test_work_and_tokens_are_those_of_the_arrays():
+    steps = gpu_batches.describe(TINY)
+    graph = module_graph(TINY.model)
+    for step, batch in zip(steps, host_batches(steps, TINY), strict=True):
+        assert batch.counts["backbone"][0] == gpu_batches.useful_tokens(step, TINY)
+        found = gpu_batches.step_flops(step, TINY)
+        for name, loads in filled_rows(batch.arrays, graph).items():
+            assert found[name] == 3 * graph[name].forward_flops(loads).sum()
+
+
+def test_lengths_are_those_of_the_llava_like_data():
+    cli.parse_flags(["tests"])
+    cli.parse_gin("data/llava_like.gin")
+    (described,) = [kind for kind, _ in cli.configured(SyntheticData).kinds]
+    assert (FULL.text, FULL.pictures) == (described.text, described.images)
+
+
+def test_the_model_is_of_one_to_two_billion_parameters():
+    graph = module_graph(FULL.model)
+    assert 1.5e9 < graph["backbone"].parameter_count < 1.6e9
+    assert 1.8e9 < sum(module.parameter_count for module in graph.modules) < 1.9e9
