@@ -81,8 +81,11 @@ class Task:
             **how: `at_most` turns the goal round; `always` judges it in a rehearsal too.
         """
         met = None
-        if goal is not None and value is not None and (self.judged or how.get("always")):
-            met = bool(value <= goal) if how.get("at_most") else bool(value >= goal)
+        if goal is not None and value is not None:
+            if self.judged or how.get("always"):
+                met = bool(value <= goal) if how.get("at_most") else bool(value >= goal)
+            else:
+                note = f"{note}; says nothing: a rehearsal".removeprefix("; ")
         return {"name": name, "value": None if value is None else float(value), "goal": goal, "met": met, "note": note}
 
 
