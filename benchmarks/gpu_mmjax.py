@@ -7,8 +7,8 @@ and its part of the optimizer step are in it, and so is what waiting costs.
 
 import collections
 import concurrent.futures
-import dataclasses
 import json
+import math
 import pathlib
 import statistics
 import time
@@ -19,8 +19,10 @@ import jax
 import numpy as np
 
 from benchmarks import gpu_batches
+from benchmarks.gpu_memory import fitting
 from benchmarks.gpu_parts import BATCHES, TRAINED, WEIGHTS, Task
 from benchmarks.gpu_sizes import Sizes
+from configs.errors import UserError
 from data.batch import GlobalBatch, global_batch
 from data.formats import SampleFormat
 from data.items import picture_item
@@ -31,21 +33,14 @@ from mmjax.models.module import Module, Piece
 from mmjax.models.parameters import put
 from mmjax.training.engine import Engine
 from mmjax.training.flops import peak_flops
-from mmjax.training.optimizer import OptimizerConfig
-from mmjax.training.settings import Settings
 from mmjax.weights.exporting import anew, export
 from mmjax.weights.initial import FromSeed
 from sharding.ops import Part
-from sharding.plan import Plan, one_device
 from sharding.runtime.executor import State
-from sharding.specs import module_graph
 from sharding.trees import Tree
 
-OPTIMIZER = OptimizerConfig(learning_rate=1e-5, warmup=0, max_norm=1.0)
 WARM_UP, WATCHED = 2, 2
 MFU_GOAL = 0.55
-ROOMY = 100e9
-"""Bytes of a device from which the microbatches are the larger ones: an H200's, not an H100's."""
 
 
 def rows(task: Task) -> Iterator[dict[str, Any]]:
@@ -126,40 +121,28 @@ def _sample(described: gpu_batches.Described, sizes: Sizes, form: SampleFormat) 
     return Outline("llava", gpu_batches.layout(described, sizes), form, items).load(described.number)
 
 
-def plan_of(sizes: Sizes, microbatches: int, recompute: str) -> Plan:
-    """Both modules on one device."""
-    alone = one_device(module_graph(sizes.model), microbatches)
-    units = tuple(dataclasses.replace(unit, recompute=(recompute,)) for unit in alone.units)
-    return dataclasses.replace(alone, units=units)
-
-
 def _started(task: Task, batches: Sequence[GlobalBatch]) -> tuple[Engine, State, list, float, str]:
-    """The engine after its first step, with the largest microbatches that fit; that step's loss, and how it ran."""
-    memory = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0)
-    roomy, tight = task.sizes.microbatches
-    attempts = [(tight, "none"), (tight, "selective"), (tight, "full")]
-    attempts = [(roomy, "none"), *attempts] if memory >= ROOMY or not task.judged else attempts
-    for number, (microbatches, recompute) in enumerate(attempts):
-        how = f"{microbatches} microbatches, recompute {recompute}, float32 masters"
+    """The engine after its first step, the batches on the device, that step's loss, and how it runs."""
+    memory = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
+    refused = None
+    for engine, how in fitting(task.sizes, batches[0].arrays, memory):
         try:
-            return *_attempt(task, batches, plan_of(task.sizes, microbatches, recompute)), how
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error) or number == len(attempts) - 1:
+            return engine, *_first_step(task, engine, batches), how
+        except jax.errors.JaxRuntimeError as error:  # a more frugal one may fit where the estimate was too low
+            if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-    raise AssertionError("the last attempt returns or raises")
+            refused = str(error)
+    raise UserError(f"the step does not fit {memory / 1e9:.0f} GB: {refused}")
 
 
-def _attempt(task: Task, batches: Sequence[GlobalBatch], plan: Plan) -> tuple[Engine, State, list, float]:
-    """An engine, its state after the first step, the batches on the device, and the step's loss."""
-    sizes = task.sizes
-    engine = Engine(sizes.model, plan, batches[0].arrays, Settings(OPTIMIZER, steps=1000), jax.devices()[:1])
+def _first_step(task: Task, engine: Engine, batches: Sequence[GlobalBatch]) -> tuple[State, list, float]:
     state = engine.initial_state(_DrawnAtOnce(engine))
     if not (task.folder / WEIGHTS).exists():
         _export(engine, state, task.folder / WEIGHTS)
-        (task.folder / TRAINED).write_text(json.dumps({"microbatches": plan.microbatches}))
+    (task.folder / TRAINED).write_text(json.dumps({"microbatches": engine.plan.microbatches}))
     placed = [engine.place(batch.arrays, 0) for batch in batches]
     state, first = _step(engine, state, placed[0])
-    return engine, state, placed, first
+    return state, placed, first
 
 
 class _DrawnAtOnce:

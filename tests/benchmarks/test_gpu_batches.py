@@ -1,14 +1,18 @@
 """The batches that both frameworks read: what is described, and that mmjax's arrays hold it."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks import gpu_batches
+from benchmarks.gpu_correctness import SHAPE
+from benchmarks.gpu_memory import fitting, needed_bytes
 from benchmarks.gpu_mmjax import host_batches
 from benchmarks.gpu_sizes import FULL, TINY
 from configs.workloads import SyntheticData
 from mmjax import cli
 from mmjax.training.workload import filled_rows
+from pallas_kernels.collective_matmul.mosaic_limits import shape_refusal
 from sharding.specs import module_graph
 
 
@@ -51,3 +55,23 @@ def test_the_model_is_of_one_to_two_billion_parameters():
     graph = module_graph(FULL.model)
     assert 1.5e9 < graph["backbone"].parameter_count < 1.6e9
     assert 1.8e9 < sum(module.parameter_count for module in graph.modules) < 1.9e9
+
+
+def test_a_smaller_memory_gets_a_more_frugal_step():
+    (batch, *_) = host_batches(gpu_batches.describe(TINY), TINY)
+    plans = [engine.plan for engine, _ in fitting(TINY, batch.arrays, float("inf"))]
+    assert [(plan.microbatches, plan.units[0].recompute[0]) for plan in plans] == [
+        (2, "none"),
+        (4, "none"),
+        (4, "selective"),
+        (4, "full"),
+    ]
+    ((engine, said),) = fitting(TINY, batch.arrays, 0.0)
+    assert engine.plan == plans[-1] and "4 microbatches, recompute full" in said
+    assert needed_bytes(engine, TINY) > 22 * sum(module.parameter_count for module in engine.graph.modules)
+
+
+def test_the_hopper_kernels_take_the_shapes():
+    shapes = [shape for _, shape in FULL.matmuls] + [(SHAPE[0] * FULL.ranks, *SHAPE[1:])]
+    for rows, depth, columns in shapes:
+        assert shape_refusal(rows // FULL.ranks, depth, [columns], jnp.bfloat16) == ""
