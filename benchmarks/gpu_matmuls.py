@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks.gpu_parts import Task, installed, why
 from benchmarks.gpu_timing import Run, in_turns, of_jax
+from benchmarks.h100 import CUBLAS
 
 PLAIN = "jnp.matmul (cuBLAS)"
 
@@ -44,7 +45,8 @@ def rows(task: Task) -> Iterator[dict[str, Any]]:
 def _contestants(ranks: int, shape: tuple[int, int, int]) -> tuple[dict[str, Run], dict[str, str]]:
     x, w = gathered(ranks, shape)
     apart, apart_w = scattered(ranks, shape)
-    found = {PLAIN: of_jax(jax.jit(_plain).lower(x, w).compile(), (x, w))}
+    options = CUBLAS if jax.default_backend() == "gpu" else {}  # else XLA may choose kernels of its own
+    found = {PLAIN: of_jax(jax.jit(_plain, compiler_options=options).lower(x, w).compile(), (x, w))}
     refused = {}
     for form, function, arguments in (
         ("mosaic all-gather", "loopback_all_gather_matmul", (x, (w,))),

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from benchmarks import gpu, gpu_parts
+from benchmarks.gpu_mmjax import mfu_row
 from tests.commands import run_command
 
 NAMES = {
@@ -88,3 +89,13 @@ def test_goals_are_judged_on_the_side_that_they_are_on(tmp_path):
     assert task.row("speed", 1.2, 1.15)["met"] and not task.row("speed", 1.1, 1.15)["met"]
     assert task.row("error", 1e-6, 1e-5, at_most=True)["met"] and not task.row("error", 1e-4, 1e-5, at_most=True)["met"]
     assert task.row("speed", None, 1.15)["met"] is None
+
+
+def test_mfu_is_of_the_peak_of_a_known_device(tmp_path):
+    task = gpu_parts.Task(None, tmp_path, 0.0, judged=True)
+    flops, seconds = [{"vision": 0.1e15, "backbone": 0.4e15}, {"vision": 0.0, "backbone": 1e15}], [1.0, 2.0, 1.0]
+    row = mfu_row(task, "MFU", flops, seconds, "NVIDIA H200", 0.5)
+    assert row["value"] == pytest.approx(0.5e15 / 989e12) and row["met"]
+    for kind in ("NVIDIA H100 PCIe", "cpu", "NVIDIA GeForce RTX 4090"):
+        row = mfu_row(task, "MFU", flops, seconds, kind, 0.5)
+        assert (row["value"], row["met"]) == (None, None) and kind in row["note"]
