@@ -16,6 +16,7 @@ from mmjax.models.backbone import BackboneBlock
 from mmjax.models.parameters import define
 from mmjax.models.transformer import block_stack
 from pallas_kernels.collective_matmul import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from pallas_kernels.packed_attention import using
 from sharding.axes import Axes
 from sharding.trees import Tree
 
@@ -106,7 +107,8 @@ def _layer(config: BackboneConfig, axes: Axes) -> tuple[Callable, Tree, Tree]:
     definition = define(_stack(config))
 
     def forward(parameters: Tree, x: jax.Array, batch: Tree) -> jax.Array:
-        return definition.call(parameters, x, BackboneBlock.prepare(config, batch), axes)
+        with using("cudnn"):  # what a GPU would choose; no GPU is the default device here
+            return definition.call(parameters, x, BackboneBlock.prepare(config, batch), axes)
 
     splits = jax.tree.map(lambda split: P(*split), definition.splits, is_leaf=lambda leaf: isinstance(leaf, tuple))
     return forward, definition.shapes, splits
