@@ -7,16 +7,9 @@ import pytest
 from mmjax.models.published import autoencoder
 from sharding.axes import Axes
 from tests.mmjax.models.published.diffusers_models import module_of, read, torch_threads, write
-from tests.mmjax.training import runs
 
 pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
 
 
 def theirs():

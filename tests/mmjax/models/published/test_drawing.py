@@ -13,18 +13,11 @@ from mmjax.models.parameters import layer_name
 from mmjax.models.published.diffusers_config import write_scheduler
 from mmjax.weights.initial import initial_values
 from tests.mmjax.models.published.diffusers_models import BACKBONE, model_of, module_of, read, torch_threads
-from tests.mmjax.training import runs
 
 pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 
 GUIDANCE, STEPS = 3.0, 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
 
 
 def their_models():

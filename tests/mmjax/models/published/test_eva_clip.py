@@ -1,6 +1,7 @@
 """EVA-CLIPs of timm, small and random: imported, our hidden states are theirs; exported, theirs stay."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 
@@ -25,7 +26,6 @@ from tests.mmjax.models.published.towers import (
     their_pixels,
     torch_threads,
 )
-from tests.mmjax.training import runs
 
 pytest.importorskip("torch")
 if not importlib.util.find_spec("timm"):
@@ -42,34 +42,24 @@ KINDS = {
 SIZES = ((16, 16), (16, 24), (8, 16))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A function: a model of timm, and a folder as its hub has them."""
-    made = {}
 
+    @functools.cache
     def save(kind):
         from safetensors.torch import save_file
 
-        if kind not in made:
-            named, arguments = KINDS[kind]
-            theirs = randomised(
-                timm_models.load().create_model(named, num_classes=5, dynamic_img_size=True, **arguments)
-            )
-            if kind == "rotary":  # all places alike: timm resizes tables with other kernels than the authors
-                theirs.pos_embed.data[:, 1:] = theirs.pos_embed.data[:, 1:2]
-            folder = tmp_path_factory.mktemp("eva") / "saved"
-            folder.mkdir()
-            save_file(theirs.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
-            values = {"architecture": named, "num_classes": 5, "global_pool": "token", "model_args": arguments}
-            (folder / "config.json").write_text(json.dumps(values))
-            made[kind] = theirs, folder
-        return made[kind]
+        named, arguments = KINDS[kind]
+        theirs = randomised(timm_models.load().create_model(named, num_classes=5, dynamic_img_size=True, **arguments))
+        if kind == "rotary":  # all places alike: timm resizes tables with other kernels than the authors
+            theirs.pos_embed.data[:, 1:] = theirs.pos_embed.data[:, 1:2]
+        folder = tmp_path_factory.mktemp("eva") / "saved"
+        folder.mkdir()
+        save_file(theirs.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
+        values = {"architecture": named, "num_classes": 5, "global_pool": "token", "model_args": arguments}
+        (folder / "config.json").write_text(json.dumps(values))
+        return theirs, folder
 
     return save
 

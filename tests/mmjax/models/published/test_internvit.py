@@ -1,6 +1,7 @@
 """InternViTs of transformers, small and random, by its names and by the authors': there and back."""
 
 import dataclasses
+import functools
 import json
 
 import numpy as np
@@ -24,7 +25,6 @@ from tests.mmjax.models.published.towers import (
     their_pixels,
     torch_threads,
 )
-from tests.mmjax.training import runs
 
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -32,27 +32,17 @@ transformers = pytest.importorskip("transformers")
 SIZES = ((16, 16), (16, 24))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A function: a model of transformers, its folder, and a folder of its weights by the authors' names."""
-    made = {}
 
+    @functools.cache
     def save(kind):
-        if kind not in made:
-            theirs = randomised(
-                transformers.InternVLVisionModel(transformers.InternVLVisionConfig(**SMALL, **KINDS[kind]))
-            )
-            root = tmp_path_factory.mktemp("internvit")
-            theirs.save_pretrained(root / "transformers")
-            rewrite(root / "transformers", root / "authors", kind)
-            made[kind] = theirs, root
-        return made[kind]
+        theirs = randomised(transformers.InternVLVisionModel(transformers.InternVLVisionConfig(**SMALL, **KINDS[kind])))
+        root = tmp_path_factory.mktemp("internvit")
+        theirs.save_pretrained(root / "transformers")
+        rewrite(root / "transformers", root / "authors", kind)
+        return theirs, root
 
     return save
 

@@ -1,6 +1,7 @@
 """Small random InternVLs of transformers, by its names and by the authors': prompts with images, there and back."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -17,7 +18,6 @@ from tests.mmjax.models.published.decoders import same_tensors
 from tests.mmjax.models.published.interns import IMAGENET, KINDS, SMALL, of_authors, renamed, values_of_authors
 from tests.mmjax.models.published.seeing import our_logits, ours, packed, prompts, their_logits
 from tests.mmjax.models.published.towers import exported, randomised
-from tests.mmjax.training import runs
 
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -47,30 +47,22 @@ INTERNLM2 = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A function: a model of transformers with the encoder of a kind, and the folder that it saved."""
-    made = {}
 
+    @functools.cache
     def save(kind):
-        if kind not in made:
-            config = transformers.InternVLConfig(
-                vision_config=transformers.InternVLVisionConfig(**SMALL, **KINDS[kind]),
-                text_config=DECODERS[kind][1](**TEXT),
-                image_token_id=IMAGE,
-                tie_word_embeddings=False,
-            )
-            theirs = randomised(transformers.InternVLForConditionalGeneration(config))
-            folder = tmp_path_factory.mktemp("internvl") / "saved"
-            theirs.save_pretrained(folder)
-            made[kind] = theirs, folder
-        return made[kind]
+        config = transformers.InternVLConfig(
+            vision_config=transformers.InternVLVisionConfig(**SMALL, **KINDS[kind]),
+            text_config=DECODERS[kind][1](**TEXT),
+            image_token_id=IMAGE,
+            tie_word_embeddings=False,
+        )
+        theirs = randomised(transformers.InternVLForConditionalGeneration(config))
+        folder = tmp_path_factory.mktemp("internvl") / "saved"
+        theirs.save_pretrained(folder)
+        return theirs, folder
 
     return save
 

@@ -1,6 +1,7 @@
 """Small random LLaVAs of transformers: prompts with images through both, and the way of weights there and back."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -18,7 +19,6 @@ from mmjax.weights.modules import open_checkpoint, standing_alone
 from tests.mmjax.models.published.decoders import same_tensors
 from tests.mmjax.models.published.seeing import our_logits, ours, packed, prompts, their_logits
 from tests.mmjax.models.published.towers import exported, imported, randomised
-from tests.mmjax.training import runs
 
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -48,26 +48,18 @@ ASKED = prompts(SIDE, IMAGE, TOKENS, ([5, 6, 7, 8, 9], [11, 12, 13]))
 PIXELS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A function: a model of transformers, and the folder that it saved."""
-    made = {}
 
+    @functools.cache
     def save(kind):
-        if kind not in made:
-            config, model = (getattr(transformers, name) for name in CLASSES[kind])
-            text, seen = transformers.LlamaConfig(**TEXT), transformers.CLIPVisionConfig(**VISION)
-            theirs = randomised(model(config(vision_config=seen, text_config=text, image_token_index=IMAGE)))
-            folder = tmp_path_factory.mktemp("llava") / "saved"
-            theirs.save_pretrained(folder)
-            made[kind] = theirs, folder
-        return made[kind]
+        config, model = (getattr(transformers, name) for name in CLASSES[kind])
+        text, seen = transformers.LlamaConfig(**TEXT), transformers.CLIPVisionConfig(**VISION)
+        theirs = randomised(model(config(vision_config=seen, text_config=text, image_token_index=IMAGE)))
+        folder = tmp_path_factory.mktemp("llava") / "saved"
+        theirs.save_pretrained(folder)
+        return theirs, folder
 
     return save
 

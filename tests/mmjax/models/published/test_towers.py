@@ -24,7 +24,6 @@ from tests.mmjax.models.published.towers import (
     their_pixels,
     torch_threads,
 )
-from tests.mmjax.training import runs
 
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -47,12 +46,6 @@ CASES = {
     "siglip": ("SiglipVisionModel", transformers.SiglipVisionConfig(**SMALL), HALVES),
 }
 SIZES = ((16, 16), (16, 24), (8, 16))  # of the table, and others, for which it is interpolated
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
 
 
 @dataclasses.dataclass(frozen=True)

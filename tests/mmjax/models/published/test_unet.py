@@ -7,7 +7,6 @@ import pytest
 
 from mmjax.models.published import unet
 from tests.mmjax.models.published.diffusers_models import predict, read, torch_threads, write
-from tests.mmjax.training import runs
 
 pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -34,12 +33,6 @@ KINDS = {
         "layers_per_block": 1,
     },
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
 
 
 def theirs(kind, seed=0):

@@ -1,6 +1,7 @@
 """Whispers of transformers, small and random: imported, our encoder hears what theirs does; exported, theirs stay."""
 
 import dataclasses
+import functools
 import json
 
 import numpy as np
@@ -18,7 +19,6 @@ from mmjax.weights.initial import initial_values
 from mmjax.weights.modules import open_checkpoint, standing_alone
 from tests.mmjax.models.published.decoders import same_tensors
 from tests.mmjax.models.published.towers import exported, hidden_states, imported, randomised, torch_threads
-from tests.mmjax.training import runs
 
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -44,27 +44,19 @@ CONFIG = transformers.WhisperConfig(
 CLASSES = ("WhisperModel", "WhisperForConditionalGeneration")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A function: a model of transformers, and the folder that it saved."""
-    made = {}
 
+    @functools.cache
     def save(named):
-        if named not in made:
-            theirs = randomised(getattr(transformers, named)(CONFIG))
-            # Random numbers are no sines: what is kept and not read has to be as it is in published files.
-            positions = theirs.get_encoder().embed_positions.weight
-            positions.data.copy_(type(theirs)(CONFIG).get_encoder().embed_positions.weight)
-            folder = tmp_path_factory.mktemp("whisper") / "saved"
-            theirs.save_pretrained(folder)
-            made[named] = theirs, folder
-        return made[named]
+        theirs = randomised(getattr(transformers, named)(CONFIG))
+        # Random numbers are no sines: what is kept and not read has to be as it is in published files.
+        positions = theirs.get_encoder().embed_positions.weight
+        positions.data.copy_(type(theirs)(CONFIG).get_encoder().embed_positions.weight)
+        folder = tmp_path_factory.mktemp("whisper") / "saved"
+        theirs.save_pretrained(folder)
+        return theirs, folder
 
     return save
 
