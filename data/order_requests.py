@@ -10,8 +10,8 @@ from configs.clusters import CLUSTERS
 from data.arranging import RowOrder
 from data.errors import DataError
 from data.formats import SampleFormat
+from sharding.analytic_costs import AnalyticCosts
 from sharding.balancing.arrangement import POLICIES, Arranger
-from sharding.costs import AnalyticCosts
 from sharding.plan import Plan
 from sharding.specs import module_graph
 from sharding.trainable import trained_parts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from configs.architectures import AudioConfig, ModelConfig
 from configs.clusters import ClusterConfig
 from configs.workloads import Workload
-from sharding.costs import AnalyticCosts
+from sharding.analytic_costs import AnalyticCosts
 from sharding.data_statistics import DataStatistics, describe
 from sharding.planners.given import Given
 from sharding.planners.problem import Problem

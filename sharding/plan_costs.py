@@ -15,7 +15,6 @@ from sharding.specs import ModuleGraph
 from sharding.stage_graph import Node, StageGraph, stage_graph
 from sharding.step_costs import StageCosts, StepCosts
 from sharding.trainable import Turns, trained_stages
-from sharding.unit_plan import COLLECTIVES
 
 Rows = Mapping[str, Float[np.ndarray, "n 3"]]
 """The load that every row of the global batch brings to each module."""
@@ -45,8 +44,7 @@ def plan_costs(plan: Plan, graph: ModuleGraph, costs: Costs, rows: Rows, trains:
 
 
 def _ranks(unit: UnitPlan) -> Ranks:
-    divided, _ = COLLECTIVES[unit.collectives]
-    return Ranks(unit.tp, unit.cp, unit.ep, unit.dp, divided)
+    return Ranks(unit.tp, unit.cp, unit.ep, unit.dp, unit.collectives)
 
 
 def instance_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray, "m i 3"]:

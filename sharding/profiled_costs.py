@@ -185,10 +185,10 @@ class ProfiledCosts:
         profile: What was measured.
 
     Attributes:
-        sequence_parallel: Tensor ranks hold what lies between matmuls whole, as the executor runs it.
+        collectives: As layers were timed.
     """
 
-    sequence_parallel = False
+    collectives = "reduce"
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile

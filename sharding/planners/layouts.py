@@ -31,17 +31,13 @@ def unit(
     recompute: str,
     chunks: int = 1,
     given: Given = ALONE,
-    divided: bool = False,
+    collectives: str = "reduce",
 ) -> UnitPlan:
-    """A unit with devices counted from 0, named after its last module.
-
-    Where its tensor ranks divide the positions, they do so around a ring, which waits least.
-    """
+    """A unit with devices counted from 0, named after its last module; `collectives` are of several tensor ranks."""
     devices = tuple(range(dp * given.cp * tp * (len(layers) // chunks)))
     cut = (layers, (recompute,) * len(layers), chunks)
-    return UnitPlan(
-        modules[-1], modules, devices, dp, tp, *cut, given.cp, given.ep, "ring" if divided and tp > 1 else "reduce"
-    )
+    way = collectives if tp > 1 else "reduce"
+    return UnitPlan(modules[-1], modules, devices, dp, tp, *cut, given.cp, given.ep, way)
 
 
 def layout_plan(problem: Problem, layout: Layout) -> Plan:
@@ -51,7 +47,7 @@ def layout_plan(problem: Problem, layout: Layout) -> Plan:
         table, way = problem.tables[name], choice.way
         chunks = int(table.chunks[way])
         cut = (table.layers[way], table.recompute[way], chunks)
-        units.append(unit((name,), choice.dp, int(table.tp[way]), *cut, table.given, problem.costs.sequence_parallel))
+        units.append(unit((name,), choice.dp, int(table.tp[way]), *cut, table.given, problem.costs.collectives))
     return place(units, layout.microbatches)
 
 

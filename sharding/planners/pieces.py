@@ -72,7 +72,7 @@ class Pieces:
         return self._known[layer.name, tp]
 
     def _ranks(self, tp: int) -> Ranks:
-        return Ranks(tp, self._given.cp, self._given.ep, divided=self._costs.sequence_parallel)
+        return Ranks(tp, self._given.cp, self._given.ep, collectives=self._costs.collectives)
 
 
 def _moments(held: Float[np.ndarray, " n"]) -> Float[np.ndarray, " 3"]:

@@ -180,8 +180,8 @@ def _unit(problem: Problem, name: str, depth: int, piece: _Piece) -> UnitPlan:
     module = problem.graph[name]
     pp = depth if module.backbone else 1
     cut = ((module.layers // pp,) * pp, piece.recompute)
-    divided = problem.costs.sequence_parallel
-    return unit((name,), piece.dp, piece.tp, *cut, given=problem.given_of(name), divided=divided)
+    plain = "reduce" if problem.costs.collectives == "reduce" else "gather"  # Megatron-LM waits for its collectives
+    return unit((name,), piece.dp, piece.tp, *cut, given=problem.given_of(name), collectives=plain)
 
 
 def _led(made: UnitPlan, encoder: str, problem: Problem) -> UnitPlan:

@@ -7,8 +7,8 @@ from data.arranging import RowOrder, with_rows_in_order
 from data.data_config import DataConfig
 from data.formats import SampleFormat
 from data.pipeline import training_batches
+from sharding.analytic_costs import AnalyticCosts
 from sharding.balancing.arrangement import Arranger
-from sharding.costs import AnalyticCosts
 from sharding.plan import Plan, UnitPlan
 from sharding.specs import module_graph
 from sharding.trainable import trained_parts

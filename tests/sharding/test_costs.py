@@ -11,7 +11,8 @@ from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from configs.clusters import CLUSTERS, ClusterConfig, Link, find_cluster
 from configs.errors import UserError
 from mmjax.training.flops import peak_flops
-from sharding.costs import AnalyticCosts, Efficiency, Ranks, ring, useful_flops
+from sharding.analytic_costs import AnalyticCosts, Efficiency
+from sharding.costs import Ranks, ring, useful_flops
 from sharding.layer_spec import Amount, Kept, Kernel, LayerSpec, expert_gather, expert_matmul, matmul
 from sharding.specs import module_graph
 
@@ -46,10 +47,34 @@ def test_tensor_ranks_divide_what_is_split_and_wait_for_collectives():
     assert TOY.forward(block, load, Ranks(8)).tensor == 7 * (1.0 + 2 * 800 / 8 / 2)  # over the link between nodes
 
 
+def test_around_a_ring_only_what_outlasts_the_matmuls_is_waited_for():
+    gather = Kernel("gather", "all_gather", elements=Amount(8))
+    scatter = Kernel("scatter", "reduce_scatter", elements=Amount(8))
+    norm = Kernel("norm", "memory", elements=Amount(10))
+    load, around = loads(100, 0, 1), Ranks(4, collectives="ring")
+    up = TOY.forward(layer(matmul("up", 10, 10)), load, Ranks(4)).compute
+    sent = TOY.forward(layer(gather), load, Ranks(4)).tensor
+    assert sent > up * 3 / 4 > 0
+    for kernels in ((gather, matmul("up", 10, 10)), (matmul("down", 10, 10), scatter)):
+        found = TOY.forward(layer(*kernels), load, around)
+        assert found.tensor == sent - up * 3 / 4  # three steps of four have something to wait for
+        assert found.compute == TOY.forward(layer(*kernels), load, Ranks(4)).compute
+        both = TOY.backward(layer(*kernels), load, around, ("data", "weights"), "none")
+        assert both.tensor == found.tensor
+    two = TOY.forward(layer(gather, matmul("up", 10, 10), matmul("gate", 10, 10), norm), load, around)
+    assert two.tensor == max(sent - 2 * up * 3 / 4, 0)
+    for apart in (
+        (gather, norm, matmul("up", 10, 10)),
+        (matmul("up", 10, 10), gather),
+        (scatter, matmul("up", 10, 10)),
+    ):
+        assert TOY.forward(layer(*apart), load, around).tensor == sent
+
+
 def test_norms_are_divided_by_sequence_parallelism_only():
     norm = layer(Kernel("norm", "memory", elements=Amount(100), split=False))
     load = loads(10, 0, 0)
-    assert TOY.forward(norm, load, Ranks(2)).total == TOY.forward(norm, load, Ranks(2, divided=False)).total / 2
+    assert TOY.forward(norm, load, Ranks(2)).total == TOY.forward(norm, load, Ranks(2, collectives="reduce")).total / 2
 
 
 def test_sequence_ranks_divide_the_load_and_wait_for_what_travels_longer_than_attention_computes():
@@ -78,7 +103,7 @@ def test_expert_ranks_divide_weights_and_exchange_tokens():
     assert two.compute == (2 * 20 * 10 + 20 * 100) * 2 / 50
     assert two.tensor == 0.5 + 2 * 8 * 10 / 10  # all tokens of the other instance
     assert TOY.forward(experts, load, Ranks(2, ep=4)).tensor == 3 * (1.0 + 2 * 8 * 10 / 2 / 2)  # of a rank's part
-    assert TOY.forward(experts, load, Ranks(2, ep=2, divided=False)).tensor == 0.5 + 2 * 8 * 10 / 10
+    assert TOY.forward(experts, load, Ranks(2, ep=2, collectives="reduce")).tensor == 0.5 + 2 * 8 * 10 / 10
     assert TOY.forward(experts, loads(1e6, 0, 0), Ranks(1)).compute == 2 * 10 * 10 * 2 * 1e6 / 100
 
 

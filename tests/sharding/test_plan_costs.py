@@ -7,7 +7,7 @@ import pytest
 
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from configs.clusters import CLUSTERS
-from sharding.costs import AnalyticCosts
+from sharding.analytic_costs import AnalyticCosts
 from sharding.plan import Plan, PlanError, UnitPlan, one_device
 from sharding.plan_costs import instance_loads, plan_costs
 from sharding.schedule import Work, build_schedule

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from configs.clusters import ClusterConfig, Link
 from configs.workloads import Lognormal, SampleKind, SyntheticData
-from sharding.costs import AnalyticCosts
+from sharding.analytic_costs import AnalyticCosts
 from sharding.data_statistics import DataStatistics, describe
 from sharding.planners.given import Given
 from sharding.planners.problem import Problem

@@ -149,12 +149,16 @@ def test_tensor_groups_lie_in_one_node():
         assert (groups == groups[:, :1]).all()
 
 
-def test_units_say_of_their_tensor_ranks_what_their_costs_count():
+@pytest.mark.parametrize(
+    ("policy", "counted", "said"),
+    [("rigid", "ring", "gather"), ("disaggregated", "ring", "ring"), ("rigid", "reduce", "reduce")],
+)
+def test_units_say_of_their_tensor_ranks_what_their_costs_count(policy, counted, said):
     of = problem(devices=14)
-    plan = run_policy(of, "rigid").plan
-    assert {(unit.tp > 1, unit.collectives) for unit in plan.units} == {(True, "ring"), (False, "reduce")}
-    whole = dataclasses.replace(of, costs=dataclasses.replace(of.costs, sequence_parallel=False))
-    assert {unit.collectives for unit in run_policy(whole, "rigid").plan.units} == {"reduce"}
+    of = dataclasses.replace(of, costs=dataclasses.replace(of.costs, collectives=counted))
+    units = run_policy(of, policy).plan.units
+    assert policy != "rigid" or any(made.tp > 1 for made in units)
+    assert all(made.collectives == (said if made.tp > 1 else "reduce") for made in units)
 
 
 @pytest.mark.parametrize("memory", [6e6, 9e6])
