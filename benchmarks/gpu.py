@@ -25,7 +25,12 @@ from benchmarks.gpu_parts import BATCHES, PARTS, Part, missing
 from benchmarks.rows import every_goal_met, show
 from mmjax import cli
 
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of a table.")
+_JSON = flags.DEFINE_bool(
+    "json",
+    False,
+    "Print one JSON document instead of a table.",
+    allow_override=True,  # tests import several commands into one process
+)
 _REHEARSE = flags.DEFINE_bool("rehearse", False, "Tiny sizes on any machine; speeds are not held to their goals.")
 _ONLY = flags.DEFINE_list("only", list(PARTS), f"Parts to run, of {', '.join(PARTS)}; pytorch needs mmjax's weights.")
 
