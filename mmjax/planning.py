@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from configs.architectures import AudioConfig, ModelConfig
 from configs.clusters import ClusterConfig
 from configs.workloads import Workload
+from data.formats import SampleFormat
 from sharding.analytic_costs import AnalyticCosts
 from sharding.data_statistics import DataStatistics, describe
 from sharding.planners.given import Given
@@ -57,12 +58,30 @@ def make_problem(
     graph = module_graph(config.model)
     trains = trained_parts(graph, config.trainable)
     costs = AnalyticCosts(cluster, element_bytes=config.model.element_bytes)
-    problem = Problem(graph, costs, cluster, devices, rows, statistics, trains, chunks=CHUNKS, given=given or {})
+    problem = Problem(
+        graph,
+        costs,
+        cluster,
+        devices,
+        rows,
+        statistics,
+        trains,
+        chunks=CHUNKS,
+        given=given or {},
+        positions={} if isinstance(config, Workload) else row_positions(config),
+    )
     if profile is None:
         return problem
     tensor = tuple(sorted({layer.tp for layer in profile.layers}))
     recompute = tuple(dict.fromkeys(layer.recompute for layer in profile.layers))
     return dataclasses.replace(problem, costs=ProfiledCosts(profile), tensor=tensor, recompute=recompute)
+
+
+def row_positions(config: "TrainConfig") -> dict[str, int]:
+    """Positions of a row of each module that has some, as a training run's data are packed."""
+    form = SampleFormat.of(config.model, config.data.patches, config.data.frames)
+    of_encoders = {stream.module: stream.most // stream.stride for stream in form.streams.values()}
+    return of_encoders | {config.model.backbone.name: config.data.tokens}
 
 
 def with_rows(config: "Workload | TrainConfig", rows: int) -> "Workload | TrainConfig":

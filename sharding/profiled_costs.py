@@ -173,6 +173,11 @@ def _check_measured(of: Ranks) -> None:
                 f"a profile has no times of layers on {count} {ranks} ranks ({key} {count}); leave --profile out and "
                 f"let the roofline cost them, or give {key} 1"
             )
+    if of.tp > 1 and of.collectives != "reduce":
+        raise ProfileError(
+            f'a profile has times of layers with collectives "reduce" alone, not "{of.collectives}"; leave --profile '
+            'out and let the roofline cost them, or give the unit "reduce"'
+        )
 
 
 class ProfiledCosts:

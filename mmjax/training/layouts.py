@@ -255,6 +255,7 @@ KINDS: dict[str, Callable[[ModuleGraph], Alternatives]] = {
     "more instances": _apart(((_DP2, Cut(dp=3), _DP2), 2), ((WHOLE, _DP2, Cut(dp=4)), 1), ((WHOLE, _DP2, _DP2), 1)),
     "fewer and more tensor ranks": _apart(((_TP2, WHOLE, _TP2), 2), ((_TP2, WHOLE, _TP2), 1), transport="ppermute"),
     "positions divided by tensor ranks": _apart(
+        ((_GATHER, Cut(tp=4, collectives="ring"), _RING), 2),
         ((_GATHER, Cut(tp=2, pp=2, collectives="ring"), _RING), 2),
         ((_GATHER, _RING, WHOLE), 2),
         ((WHOLE, _RING, WHOLE), 2),

@@ -65,7 +65,9 @@ class StageLayout:
     @property
     def by_position(self) -> frozenset[str]:
         """The channels between layers of a module whose positions the tensor ranks divide where the plan says so."""
-        stacks = {run.module.name: run.piece.by_position for run in self.runs if run.piece.layers}
+        stacks = {
+            run.module.name: run.piece.by_position for run in self.runs if run.piece.layers and not run.piece.adapts
+        }
         inside = {name: name.partition("#") for name in (*self.inputs, *self.outputs)}
         return frozenset(name for name, (module, cut, _) in inside.items() if cut and stacks[module])
 

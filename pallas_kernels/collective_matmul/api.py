@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import lax
 
 from pallas_kernels.collective_matmul import mosaic, reference, ring
 from pallas_kernels.collective_matmul.reference import by_transposed, weight_gradient
@@ -132,7 +133,8 @@ def _gathered_backward(
     x, weights = kept
     gradients = tuple(of.astype(x.dtype) for of in gradients)
     back, made = BACKENDS[backend].gather_matmul_backward(x, _turned(weights, transposed), gradients, axes, tiling)
-    made = _turned(made, transposed)
+    if transposed:  # behind a barrier: XLA's CPU compiler folds it into a product that its runtime lacks in bfloat16
+        made = _turned(lax.optimization_barrier(made), transposed)
     return cotangent_for(x, back), tuple(cotangent_for(w, of) for w, of in zip(weights, made, strict=True))
 
 

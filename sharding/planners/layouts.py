@@ -33,11 +33,10 @@ def unit(
     given: Given = ALONE,
     collectives: str = "reduce",
 ) -> UnitPlan:
-    """A unit with devices counted from 0, named after its last module; `collectives` are of several tensor ranks."""
+    """A unit with devices counted from 0, named after its last module."""
     devices = tuple(range(dp * given.cp * tp * (len(layers) // chunks)))
     cut = (layers, (recompute,) * len(layers), chunks)
-    way = collectives if tp > 1 else "reduce"
-    return UnitPlan(modules[-1], modules, devices, dp, tp, *cut, given.cp, given.ep, way)
+    return UnitPlan(modules[-1], modules, devices, dp, tp, *cut, given.cp, given.ep, collectives)
 
 
 def layout_plan(problem: Problem, layout: Layout) -> Plan:
@@ -47,7 +46,8 @@ def layout_plan(problem: Problem, layout: Layout) -> Plan:
         table, way = problem.tables[name], choice.way
         chunks = int(table.chunks[way])
         cut = (table.layers[way], table.recompute[way], chunks)
-        units.append(unit((name,), choice.dp, int(table.tp[way]), *cut, table.given, problem.costs.collectives))
+        tp = int(table.tp[way])
+        units.append(unit((name,), choice.dp, tp, *cut, table.given, problem.collectives_of(name, tp)))
     return place(units, layout.microbatches)
 
 

@@ -41,6 +41,7 @@ class Problem:
         tensor: Tensor-parallel sizes that a planner may take; those larger than a node are left out.
         given: Sequence ranks and expert ranks by module, which a planner takes as they are; one of each by default.
         seed: Of the rows that plans are rehearsed with.
+        positions: Of a row, by module, where they are known; tensor ranks that do not divide them are not asked to.
     """
 
     graph: ModuleGraph
@@ -55,6 +56,7 @@ class Problem:
     tensor: tuple[int, ...] = TENSOR_SIZES
     given: Mapping[str, Given] = dataclasses.field(default_factory=dict)
     seed: int = 0
+    positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("devices", "rows"):
@@ -68,6 +70,10 @@ class Problem:
     def given_of(self, module: str) -> Given:
         """The sequence and expert ranks of a module."""
         return self.given.get(module, ALONE)
+
+    def collectives_of(self, module: str, tp: int) -> str:
+        """What so many tensor ranks of a module do around split matmuls: as costs have it, where that can be."""
+        return "reduce" if tp == 1 or self.positions.get(module, 0) % tp else self.costs.collectives
 
     @functools.cached_property
     def deep(self) -> bool:

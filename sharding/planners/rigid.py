@@ -180,11 +180,18 @@ def _unit(problem: Problem, name: str, depth: int, piece: _Piece) -> UnitPlan:
     module = problem.graph[name]
     pp = depth if module.backbone else 1
     cut = ((module.layers // pp,) * pp, piece.recompute)
-    plain = "reduce" if problem.costs.collectives == "reduce" else "gather"  # Megatron-LM waits for its collectives
-    return unit((name,), piece.dp, piece.tp, *cut, given=problem.given_of(name), collectives=plain)
+    way = _waited_for(problem.collectives_of(name, piece.tp))
+    return unit((name,), piece.dp, piece.tp, *cut, given=problem.given_of(name), collectives=way)
+
+
+def _waited_for(collectives: str) -> str:
+    """As Megatron-LM has them."""
+    return "gather" if collectives == "ring" else collectives
 
 
 def _led(made: UnitPlan, encoder: str, problem: Problem) -> UnitPlan:
     """A unit with an encoder in front of its first stage."""
     layers = (problem.graph[encoder].layers + made.layers[0], *made.layers[1:])
-    return dataclasses.replace(made, modules=(encoder, *made.modules), layers=layers)
+    both = {made.collectives, _waited_for(problem.collectives_of(encoder, made.tp))}
+    way = "reduce" if "reduce" in both else made.collectives
+    return dataclasses.replace(made, modules=(encoder, *made.modules), layers=layers, collectives=way)

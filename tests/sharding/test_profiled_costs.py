@@ -11,6 +11,13 @@ from sharding.layer_spec import Amount, Kept, LayerSpec
 from sharding.profiled_costs import LayerProfile, Line, Passes, Profile, ProfiledCosts, ProfileError
 
 BLOCKS = LayerSpec("blocks", "backbone", (), 0, 0, {"none": Kept()}, Amount())
+
+
+def ranks(tp, **more):
+    """As layers are timed."""
+    return Ranks(tp, collectives="reduce", **more)
+
+
 UNET = LayerSpec("unet", "generator", (), 0, 0, {"none": Kept()}, Amount())
 BOTH = ("data", "weights")
 PROFILE = Profile(
@@ -42,14 +49,14 @@ COSTS = ProfiledCosts(PROFILE)
 
 def test_times_lie_on_lines_between_the_sizes_and_beyond_them():
     loads = np.array([[100.0, 0, 1], [150.0, 0, 1], [300.0, 0, 1], [500.0, 0, 1], [50.0, 0, 1]])
-    np.testing.assert_allclose(COSTS.forward(BLOCKS, loads, Ranks(2)).total, [1.0, 1.5, 5.0, 11.0, 0.5])
-    np.testing.assert_allclose(COSTS.backward(BLOCKS, loads, Ranks(2), BOTH, "none").total, [2.0, 3.0, 10.0, 22.0, 1.0])
+    np.testing.assert_allclose(COSTS.forward(BLOCKS, loads, ranks(2)).total, [1.0, 1.5, 5.0, 11.0, 0.5])
+    np.testing.assert_allclose(COSTS.backward(BLOCKS, loads, ranks(2), BOTH, "none").total, [2.0, 3.0, 10.0, 22.0, 1.0])
 
 
 def test_one_size_alone_is_in_proportion_and_items_stand_for_tokens():
     loads = np.array([[[0.0, 0.0, 8.0]]])
-    assert COSTS.forward(UNET, loads, Ranks(1)).total.tolist() == [[4.0]]
-    assert COSTS.backward(UNET, loads, Ranks(1), (), "none").total.tolist() == [[0.0]]
+    assert COSTS.forward(UNET, loads, ranks(1)).total.tolist() == [[4.0]]
+    assert COSTS.backward(UNET, loads, ranks(1), (), "none").total.tolist() == [[0.0]]
 
 
 def test_once_a_step_and_hops():
@@ -60,23 +67,36 @@ def test_once_a_step_and_hops():
 
 def test_a_stack_is_its_first_layer_and_further_ones_and_instances_crowd_each_other():
     loads = np.array([[100.0, 0, 1]])
-    assert [COSTS.forward(BLOCKS, loads, Ranks(2), stack=n).total.tolist() for n in (1, 2, 4)] == [[1.0], [2.0], [2.5]]
-    assert [COSTS.forward(BLOCKS, loads, Ranks(2, dp=n)).total.tolist() for n in (2, 4, 8)] == [[1.5], [2.5], [2.5]]
-    assert COSTS.backward(BLOCKS, loads, Ranks(2, dp=8), BOTH, "none", stack=3).total.tolist() == [2.0]
+    assert [COSTS.forward(BLOCKS, loads, ranks(2), stack=n).total.tolist() for n in (1, 2, 4)] == [[1.0], [2.0], [2.5]]
+    assert [COSTS.forward(BLOCKS, loads, ranks(2, dp=n)).total.tolist() for n in (2, 4, 8)] == [
+        [1.5],
+        [2.5],
+        [2.5],
+    ]
+    assert COSTS.backward(BLOCKS, loads, ranks(2, dp=8), BOTH, "none", stack=3).total.tolist() == [2.0]
 
 
 def test_what_was_not_measured_is_refused_with_the_command_that_measures_it():
     with pytest.raises(ProfileError, match=r"no backbone/blocks at tp 4; measure it by python -m mmjax.profile --tp=4"):
-        COSTS.forward(BLOCKS, np.ones((1, 3)), Ranks(4))
+        COSTS.forward(BLOCKS, np.ones((1, 3)), ranks(4))
     with pytest.raises(ProfileError, match=r"finds data with recompute full; .* --tp=2 --recompute=full"):
-        COSTS.backward(BLOCKS, np.ones((1, 3)), Ranks(2), ("data",), "full")
+        COSTS.backward(BLOCKS, np.ones((1, 3)), ranks(2), ("data",), "full")
+
+
+def test_other_collectives_are_not_measured():
+    with pytest.raises(ProfileError, match=r'collectives "reduce" alone, not "ring"; leave --profile out .* "reduce"'):
+        COSTS.forward(BLOCKS, np.ones((1, 3)), Ranks(2, collectives="ring"))
+    with pytest.raises(ProfileError, match='not "gather"'):
+        COSTS.backward(BLOCKS, np.ones((1, 3)), Ranks(2, collectives="gather"), BOTH, "none")
+    one = COSTS.forward(UNET, np.array([[0.0, 0.0, 2.0]]), Ranks(1, collectives="ring"))  # alone, nothing travels
+    assert one.total.shape == (1,)
 
 
 def test_sequence_and_expert_ranks_are_not_measured():
     with pytest.raises(ProfileError, match=r"no times of layers on 4 sequence ranks \(cp 4\); leave --profile out"):
-        COSTS.forward(BLOCKS, np.ones((1, 3)), Ranks(2, 4))
+        COSTS.forward(BLOCKS, np.ones((1, 3)), ranks(2, cp=4))
     with pytest.raises(ProfileError, match=r"2 expert ranks \(ep 2\); .* or give ep 1"):
-        COSTS.backward(BLOCKS, np.ones((1, 3)), Ranks(2, ep=2), BOTH, "none")
+        COSTS.backward(BLOCKS, np.ones((1, 3)), ranks(2, ep=2), BOTH, "none")
 
 
 def test_another_device_is_refused():

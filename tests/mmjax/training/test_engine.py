@@ -145,10 +145,15 @@ def test_a_borrowed_weight_is_its_owners_after_every_update():
     np.testing.assert_array_equal(weights["backbone", 1]["backbone/head"]["embedding"], master)
 
 
+GATHERED = dataclasses.replace(
+    TALK_APART, units=(TALK_APART.units[0], dataclasses.replace(TALK_APART.units[1], collectives="gather"))
+)
+
+
 def test_bfloat16_gradients_are_as_good_as_those_of_one_device():
     half = dataclasses.replace(TIED, dtype="bfloat16")
     with jax.numpy_dtype_promotion("standard"):
-        of, batch = engine(TALK_APART, half), tiny_batch(half)
+        of, batch = engine(GATHERED, half), tiny_batch(half)
     _, exact = reference(TIED)(parameters(TIED), batch)
     with jax.numpy_dtype_promotion("standard"):  # jax's own attention mixes precisions in its derivative
         _, coarse = reference(half)(parameters(half), batch)
@@ -165,7 +170,7 @@ def test_bfloat16_gradients_are_as_good_as_those_of_one_device():
 def test_bfloat16_trains():
     half = dataclasses.replace(TIED, dtype="bfloat16")
     with jax.numpy_dtype_promotion("standard"):
-        of = engine(TALK_APART, half)
+        of = engine(GATHERED, half)
         state, batch, losses = start(of), tiny_batch(half), []
         for step in range(8):
             state, decision = of.executor.step(state, of.place(batch, step))

@@ -27,7 +27,9 @@ CONFIG = dataclasses.replace(TALKER, lora=(LoraConfig("backbone", rank=2), LoraC
 TRAINED = ("backbone_lora", "vision_lora", "vision_projector")
 SPLIT_VISION = UnitPlan("vision", ("vision",), (0, 1), tp=2, layers=(2,))
 PLANS = {
-    "data, tensor, pipeline": Plan((VISION_UNIT, BACKBONE_UNIT), microbatches=2),
+    "data, tensor around a ring, pipeline": Plan(
+        (VISION_UNIT, dataclasses.replace(BACKBONE_UNIT, collectives="ring")), microbatches=2
+    ),
     "tensor beside one device": Plan((SPLIT_VISION, UnitPlan("backbone", ("backbone",), (2,), layers=(3,)))),
 }
 

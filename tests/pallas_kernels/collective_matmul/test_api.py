@@ -113,6 +113,31 @@ def test_scattering_is_the_plain_product_with_its_gradients(backend, tensor, til
         assert far(got, wanted) < DIGITS[dtype] + lost
 
 
+@pytest.mark.parametrize("dtype", DIGITS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_table_is_multiplied_as_columns_in_float32_with_its_gradients(backend, dtype):
+    x, table, _, _ = (a.astype(dtype) for a in operands("bfloat16"))
+    seed = seeds("bfloat16")[0].astype("float32")
+
+    def body(x, table, seed):
+        call = functools.partial(
+            all_gather_matmul, axes=("tensor",), backend=backend, transposed=True, dtype=jnp.float32
+        )
+        (y,), vjp = jax.vjp(call, x, (table,))
+        of_x, (of_table,) = vjp((seed,))
+        return y, of_x, of_table
+
+    columns, sequence, rows = P("data", None, "tensor"), P("data", "tensor"), P("tensor")
+    specs = (sequence, rows, columns), (columns, sequence, rows)
+    mapped = jax.shard_map(body, mesh=mesh_of(2, 2), in_specs=specs[0], out_specs=specs[1])
+    y, of_x, of_table = jax.jit(mapped)(x, table.T, seed)
+    exact_x, exact_table, exact_seed = (np.asarray(a, np.float64) for a in (x, table, seed))
+    assert (y.dtype, of_x.dtype, of_table.dtype) == ("float32", dtype, dtype)
+    assert far(y, exact_x @ exact_table) < 1e-6
+    assert far(of_x, exact_seed @ exact_table.T) < DIGITS[dtype]
+    assert far(of_table, np.tensordot(exact_seed, exact_x, axes=((0, 1), (0, 1)))) < DIGITS[dtype]
+
+
 def over_tensor(collective, program):
     """How many collectives of a kind a program has over the tensor axis."""
     return len(re.findall(rf"{collective}\w*\[[^]]*'tensor'", program))

@@ -161,6 +161,22 @@ def test_units_say_of_their_tensor_ranks_what_their_costs_count(policy, counted,
     assert all(made.collectives == (said if made.tp > 1 else "reduce") for made in units)
 
 
+@pytest.mark.parametrize("policy", ["rigid", "rigid_first_stage"])
+def test_ranks_that_do_not_divide_a_modules_positions_reduce(policy):
+    of = problem(devices=14)
+    (encoder, *_) = [module.name for module in of.graph.modules if not module.inputs and not module.backbone]
+    of = dataclasses.replace(of, positions={encoder: 7, of.graph.backbone.name: 64})
+    for made in run_policy(of, policy).plan.units:
+        alone = made.modules == (of.graph.backbone.name,)
+        assert made.collectives == ("gather" if alone and made.tp > 1 else made.collectives)
+        if encoder in made.modules:
+            assert made.collectives == "reduce"
+    uneven = dataclasses.replace(of, positions={of.graph.backbone.name: 7})
+    assert {made.collectives for made in run_policy(uneven, policy).plan.units if made.modules[-1] == "backbone"} == {
+        "reduce"
+    }
+
+
 @pytest.mark.parametrize("memory", [6e6, 9e6])
 def test_a_model_that_fits_no_plan_says_what_is_lacking_and_which_cluster_would_do(memory):
     small = problem(devices=3, rows=4, memory=memory)
