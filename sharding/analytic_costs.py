@@ -134,7 +134,7 @@ class AnalyticCosts:
         self, layer: LayerSpec, loads: Loads, ranks: Ranks, passes: Callable[[Kernel], tuple[float, float]]
     ) -> Seconds:
         """All kernels, each so many times forward, and so many times the forward's seconds backward."""
-        loads = loads / ranks.cp
+        loads, ranks = loads / ranks.cp, ranks.on(layer)
         compute, waiting = np.zeros(loads.shape[:-1]), np.zeros(loads.shape[:-1])
         for number, kernel in enumerate(layer.kernels):
             forward, backward = passes(kernel)

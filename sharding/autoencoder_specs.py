@@ -25,6 +25,7 @@ def autoencoder_layer(config: GeneratorConfig) -> LayerSpec:
         same_kept(kept, Kept(whole=Amount(items=config.channels * pixels))),
         Amount(items=conditions + math.prod(config.latent_shape)),
         frozen=True,
+        by_position=False,
     )
 
 

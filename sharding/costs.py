@@ -59,6 +59,10 @@ class Ranks:
         """Whether what they gather and scatter travels beside the matmuls."""
         return COLLECTIVES[self.collectives][1] != "reference"
 
+    def on(self, layer: LayerSpec) -> "Ranks":
+        """The same for a layer, which may take all positions whatever the plan says."""
+        return self if layer.by_position else dataclasses.replace(self, collectives="reduce")
+
     def joined(self, kernel: Kernel) -> int:
         """How many a collective joins."""
         return self.tp if kernel.ranks == "tensor" else self.ep

@@ -43,6 +43,7 @@ def _projector(config: GeneratorConfig, backbone: BackboneConfig) -> LayerSpec:
         2 * width + out,
         same_kept(kept, inputs),
         Amount(items=out * count),
+        by_position=False,
     )
 
 
@@ -58,6 +59,7 @@ def _unet(config: GeneratorConfig) -> LayerSpec:
         sum(step.whole for step in steps),
         same_kept(kept, Kept(whole=Amount(items=inputs))),
         NOTHING,
+        by_position=False,
     )
 
 

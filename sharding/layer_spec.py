@@ -99,6 +99,7 @@ class LayerSpec:
         output: Numbers handed to the next layer or module.
         expert_parameters: Numbers that the expert ranks and the tensor ranks divide.
         frozen: Whether it trains only if it is named, and takes the batch alone, so that no gradient passes through it.
+        by_position: Whether tensor ranks may divide the positions that it takes and gives (`UnitPlan.collectives`).
     """
 
     name: str
@@ -110,6 +111,7 @@ class LayerSpec:
     output: Amount
     expert_parameters: int = 0
     frozen: bool = False
+    by_position: bool = True
 
     @property
     def parameter_count(self) -> int:

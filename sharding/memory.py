@@ -23,7 +23,7 @@ def held_bytes(layer: LayerSpec, loads: Loads, ranks: Ranks, recompute: str, cos
         costs: For the precision of the compute.
     """
     kept = layer.kept[recompute]
-    whole = kept.whole.of(loads) / ranks.sharing
+    whole = kept.whole.of(loads) / ranks.on(layer).sharing
     return np.asarray(costs.element_bytes * (kept.split.of(loads) / ranks.tp + whole) / ranks.cp)
 
 

@@ -146,7 +146,8 @@ class _Builder:
         ends = [self._units[node[0]] for node in (source, target)]
         ends = ends[::-1] if back else ends
         sent, received = (self._sizes(source, target, unit.dp) for unit in ends)
-        ranks = [unit.cp * _ranks(unit).sharing for unit in ends]
+        inside = self._runs[target[0]][target[1]][0][1] > 0  # between modules all ranks have all positions
+        ranks = [unit.cp * (_ranks(unit).sharing if inside else 1) for unit in ends]
         slowest = (sent / ranks[0])[:, feeders(sent.shape[1], received.shape[1])].max(axis=2)
         devices = self._stages.lanes[source] | self._stages.lanes[target]
         return self._costs.hop(np.maximum(slowest, received / ranks[1]), self._inside(devices), len(devices))

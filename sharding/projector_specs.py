@@ -76,4 +76,4 @@ def _layer(
     output: float,
 ) -> LayerSpec:
     part = f"{encoder.name}_projector"
-    return LayerSpec("projector", part, kernels, parameters, whole, kept, Amount(output))
+    return LayerSpec("projector", part, kernels, parameters, whole, kept, Amount(output), by_position=False)

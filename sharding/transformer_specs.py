@@ -46,6 +46,7 @@ def _patch_embedding(config: VisionConfig) -> LayerSpec:
         + (norm_size(config, width) if config.pre_norm else 0),
         same_kept(inputs, inputs),
         Amount(width),
+        by_position=False,
     )
 
 
@@ -61,7 +62,8 @@ def _frame_embedding(config: AudioConfig) -> LayerSpec:
     inputs = Kept(whole=Amount(2 * mels))
     kept = Kept(Amount(4 * width), Amount(2 * mels + width))
     parameters = 3 * width * (mels + width) + width
-    return LayerSpec("embed", config.name, kernels, parameters, width, same_kept(kept, inputs), Amount(width))
+    kept_by = same_kept(kept, inputs)
+    return LayerSpec("embed", config.name, kernels, parameters, width, kept_by, Amount(width), by_position=False)
 
 
 def _norm(config: VisionConfig | AudioConfig) -> LayerSpec:

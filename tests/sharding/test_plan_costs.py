@@ -8,6 +8,8 @@ import pytest
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from configs.clusters import CLUSTERS
 from sharding.analytic_costs import AnalyticCosts
+from sharding.costs import Ranks
+from sharding.memory import held_bytes
 from sharding.plan import Plan, PlanError, UnitPlan, one_device
 from sharding.plan_costs import instance_loads, plan_costs
 from sharding.schedule import Work, build_schedule
@@ -251,3 +253,19 @@ def test_tensor_ranks_divide_hops_and_what_is_kept_where_the_plan_says_so():
     assert (divided.stages[node].held < whole.stages[node].held).all()
     assert (divided.stages[node].forward < whole.stages[node].forward).all()  # norms are divided
     assert (divided.hops[hop] < whole.hops[hop]).all()
+
+
+def test_what_takes_all_positions_is_not_divided():
+    unit = UnitPlan("vision", ("vision",), (0, 1), tp=2, layers=(3,))
+    others = [UnitPlan("backbone", ("backbone",), (2,), layers=(4,)), UnitPlan("generator", ("generator",), (3,))]
+    whole, divided = (
+        plan_costs(Plan((dataclasses.replace(unit, collectives=how), *others), 2), GRAPH, COSTS, ROWS, ALL)
+        for how in ("reduce", "ring")
+    )
+    hop = (("vision", 0), ("backbone", 0))
+    np.testing.assert_array_equal(divided.hops[hop], whole.hops[hop])
+    load, two = np.array([100.0, 1e4, 1.0]), Ranks(2, collectives="ring")
+    for layer, _ in GRAPH["vision"].whole:
+        alone = held_bytes(layer, load, dataclasses.replace(two, collectives="reduce"), "none", COSTS)
+        assert (held_bytes(layer, load, two, "none", COSTS) < alone) == layer.by_position, layer.name
+    assert [layer.by_position for layer, _ in GRAPH["vision"].whole] == [False, True, True, False]
