@@ -101,8 +101,8 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
     config = ModelConfig((vision, audio), dataclasses.replace(BACKBONE, depth=1, gated=False), ())
     plan = Plan(
         (
-            UnitPlan("vision", ("vision",), (0, 1, 2, 3), dp=2, tp=2, layers=(2,)),
-            UnitPlan("audio", ("audio",), (4, 5, 6, 7), tp=2, layers=(1, 1), recompute=("full", "none")),
+            UnitPlan("vision", ("vision",), (0, 1, 2, 3), 2, 2, (2,), collectives="ring"),
+            UnitPlan("audio", ("audio",), (4, 5, 6, 7), 1, 2, (1, 1), ("full", "none"), collectives="gather"),
             UnitPlan("backbone", ("backbone",), (2, 3), tp=2),
         ),
         microbatches=2,
@@ -121,7 +121,8 @@ def test_an_embedding_tied_over_two_stages_has_one_gradient_one_master_and_count
 
 def test_chunks_of_one_place_tie_an_embedding_and_evaluate():
     layers = (2, 1, 1, 1)  # vision | embed, backbone | backbone | backbone, head; the second and fourth share devices
-    unit = UnitPlan("chain", ("vision", "backbone"), (0, 1, 2, 3), 2, 1, layers, ("none",) * 4, chunks=2)
+    cut = (1, 2, layers, ("none",) * 4)
+    unit = UnitPlan("chain", ("vision", "backbone"), (0, 1, 2, 3), *cut, chunks=2, collectives="ring")
     of = engine(Plan((unit,), microbatches=2, schedule="interleaved"), TIED)
     check(of)
     batch = tiny_batch(TIED)
