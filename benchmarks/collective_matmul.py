@@ -8,12 +8,13 @@ nothing can be hidden there: the ratio shows what the steps of a ring cost.
 
 import json
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 from absl import flags
 
+from benchmarks.distance import distance
+from benchmarks.timing import in_turns, of_jax
 from mmjax import cli
 
 _ROWS = flags.DEFINE_integer("rows", 1024, "Positions of a row of the batch, of all ranks together.", lower_bound=1)
@@ -34,7 +35,7 @@ def main() -> int:
     forms, operands = layer_forms(jax.devices()), layer_operands()
     wanted = exact(operands)
     errors = {name: error(form, operands, wanted) for name, form in forms.items()}
-    times = in_turns(forms, operands, _TURNS.value)
+    times = in_turns({name: of_jax(form, operands) for name, form in forms.items()}, _TURNS.value)
     ratios = {name: statistics.median(map(float.__truediv__, of, times[REFERENCE])) for name, of in times.items()}
     result = {
         "device": jax.devices()[0].device_kind,
@@ -105,25 +106,8 @@ def exact(operands: tuple) -> list:
 
 
 def error(form: Callable, operands: tuple, wanted: list) -> float:
-    """The largest norm of a difference over the norm of what is exact."""
-    import numpy as np
-
-    found = [np.asarray(each, np.float64) for each in form(*operands)]
-    return max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(found, wanted, strict=True))
-
-
-def in_turns(forms: dict[str, Callable], operands: tuple, turns: int) -> dict[str, list[float]]:
-    """Seconds of each run of each form, after one that warms up; `error` has compiled them."""
-    import jax
-
-    times: dict[str, list[float]] = {name: [] for name in forms}
-    for turn in range(turns + 1):
-        for name, form in forms.items():
-            begin = time.perf_counter()
-            jax.block_until_ready(form(*operands))
-            if turn:
-                times[name].append(time.perf_counter() - begin)
-    return times
+    """The largest distance from what is exact."""
+    return max(map(distance, form(*operands), wanted))
 
 
 if __name__ == "__main__":

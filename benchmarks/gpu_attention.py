@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.distance import distance
 from benchmarks.gpu_parts import Task, installed, why
 from benchmarks.gpu_sizes import Heads
-from benchmarks.gpu_timing import Run, in_turns, of_jax
+from benchmarks.timing import Run, in_turns, medians, of_jax
 from pallas_kernels.packed_attention import IMPLEMENTATIONS, pack, packed_attention
 
 DIFFERENCE = 3e-2
@@ -43,9 +44,8 @@ def rows(task: Task) -> Iterator[dict[str, Any]]:
         contestants, refused = _contestants(heads, segments, task.sizes.model.dtype)
         for form, reason in refused.items():
             yield task.row(f"attention, {name}: {form}, ms", None, note=reason)
-        seconds = in_turns(
-            {form: of.run for form, of in contestants.items()}, task.sizes.rounds, task.sizes.inner, _left(task)
-        )
+        runs = {form: of.run for form, of in contestants.items()}
+        seconds = medians(in_turns(runs, task.sizes.rounds, task.sizes.inner, _left(task)))
         for form, each in seconds.items():
             yield task.row(f"attention, {name}: {form}, ms", each * 1e3)
         theirs = {form: each for form, each in seconds.items() if form.startswith("PyTorch")}
@@ -83,7 +83,7 @@ def _contestants(heads: Heads, segments: tuple[int, ...], dtype: str) -> tuple[d
             refused[form] = f"not run: {why(error)}"
             continue
         wanted = output if wanted is None else wanted
-        apart = np.linalg.norm(output - wanted) / np.linalg.norm(wanted)
+        apart = distance(output, wanted)
         if apart <= DIFFERENCE:
             found[form] = one
         else:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.distance import distance
 from benchmarks.gpu_attention import causal_packing, random_heads
 from benchmarks.gpu_matmuls import gathered, kernels, scattered
 from benchmarks.gpu_parts import Task, why
@@ -37,11 +38,6 @@ def rows(task: Task) -> Iterator[dict[str, Any]]:
             yield task.row(f"correct: {name}, {dtype}", None, note=f"not here: {why(error)}")
         except Exception as error:  # what fails on this device is a finding: it stands in the table, which fails
             yield task.row(f"correct: {name}, {dtype}", None, note=f"failed: {why(error)}") | {"failed": True}
-
-
-def distance(got: Any, wanted: np.ndarray) -> float:
-    """Norm of the difference over the norm."""
-    return float(np.linalg.norm(np.asarray(got, np.float64) - wanted) / np.linalg.norm(wanted))
 
 
 Check = tuple[str, str, Callable[[], float]]

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu_parts import Task, installed, why
-from benchmarks.gpu_timing import Run, in_turns, of_jax
 from benchmarks.h100 import CUBLAS
+from benchmarks.timing import Run, in_turns, medians, of_jax
 
 PLAIN = "jnp.matmul (cuBLAS)"
 
@@ -32,7 +32,7 @@ def rows(task: Task) -> Iterator[dict[str, Any]]:
         contestants, refused = _contestants(ranks, shape)
         for form, reason in refused.items():
             yield task.row(f"matmul, {name}: {form}, TFLOP/s", None, note=reason)
-        seconds = in_turns(contestants, task.sizes.rounds, task.sizes.inner, lambda: task.left - 2)
+        seconds = medians(in_turns(contestants, task.sizes.rounds, task.sizes.inner, lambda: task.left - 2))
         note = f"[{m}, {d}] @ {ranks} of [{d}, {f}]"
         for form, each in seconds.items():
             yield task.row(f"matmul, {name}: {form}, TFLOP/s", work / each / 1e12, note=note)
@@ -70,7 +70,7 @@ def _plain(x: jax.Array, w: jax.Array) -> jax.Array:
 def _torch(x: jax.Array, w: jax.Array) -> dict[str, Run]:
     import torch
 
-    from benchmarks.gpu_timing import of_torch
+    from benchmarks.timing import of_torch
 
     if not torch.cuda.is_available():
         return {}

@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu_sizes import Heads
-from benchmarks.gpu_timing import Run, of_torch
+from benchmarks.timing import Run, of_torch
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

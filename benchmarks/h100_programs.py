@@ -19,16 +19,13 @@ from pallas_kernels.collective_matmul import all_gather_matmul, matmul_all_reduc
 from pallas_kernels.packed_attention import using
 from sharding.axes import Axes
 from sharding.trees import Tree
+from sharding.unit_plan import COLLECTIVES
 
 LLAMA3_70B = BackboneConfig(width=8192, depth=80, heads=64, kv_heads=8, ffn=28672, rope_base=5e5)
 TOKENS = 8192
 DTYPE = jnp.bfloat16
 
-COLLECTIVES = {
-    "reduce": Axes(tensor=(TENSOR,)),
-    "gather": Axes(tensor=(TENSOR,), sequence=(TENSOR,)),
-    "ring": Axes(tensor=(TENSOR,), sequence=(TENSOR,), matmul="ring"),
-}
+COMPARED = ("reduce", "gather", "ring")
 """How tensor parallelism's collectives travel, as a plan names it (`UnitPlan.collectives`)."""
 
 
@@ -40,7 +37,7 @@ class Case:
         part: `matmuls`, the gated feed-forward layer alone, or `layer`, all of the block.
         ranks: Of tensor parallelism.
         backward: Gradients of input and parameters, with as much of the forward as they need again; else the forward.
-        collectives: One of `COLLECTIVES`.
+        collectives: One of `COMPARED`.
     """
 
     part: str
@@ -51,7 +48,9 @@ class Case:
 
 def program_of(case: Case, config: BackboneConfig = LLAMA3_70B, tokens: int = TOKENS) -> tuple[Callable, tuple]:
     """The function and the shapes that it is compiled for."""
-    mesh, axes = tensor_mesh(case.ranks), COLLECTIVES[case.collectives]
+    sequence, matmul = COLLECTIVES[case.collectives]
+    mesh = tensor_mesh(case.ranks)
+    axes = Axes(tensor=(TENSOR,), sequence=(TENSOR,) if sequence else (), matmul=matmul)
     forward, parameters, splits = PARTS[case.part](config, axes)
     parameters = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, DTYPE), parameters)
     x = jax.ShapeDtypeStruct((1, tokens, config.width), DTYPE)

@@ -22,14 +22,14 @@ _JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
 def main() -> int:
     """Compiles and prints; 1 if a permute other than a program's first is exposed."""
     from benchmarks.h100 import missing
-    from benchmarks.h100_programs import COLLECTIVES, PARTS, Case
+    from benchmarks.h100_programs import COMPARED, PARTS, Case
     from benchmarks.h100_report import GEMMS, overview, report, steps
 
     if reason := missing():
         raise UserError(reason)
     if unknown := set(_PARTS.value) - set(PARTS):
         raise UserError(f"--part={unknown.pop()}: choose from {', '.join(PARTS)}")
-    programs = itertools.product(_PARTS.value, _RANKS.value, (False, True), COLLECTIVES, GEMMS)
+    programs = itertools.product(_PARTS.value, _RANKS.value, (False, True), COMPARED, GEMMS)
     reports = [report(Case(part, ranks, backward, how), gemms) for part, ranks, backward, how, gemms in programs]
     if _JSON.value:
         print(json.dumps([of.as_json() for of in reports]))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.distance import distance
 from pallas_kernels.collective_matmul import mosaic_limits
 from pallas_kernels.collective_matmul.mosaic import kernels
 
@@ -56,10 +57,6 @@ def distances(ranks: int, rows: int, depth: int, width: int, rounds: int) -> dic
 
 def exactly(x: jax.Array) -> np.ndarray:
     return np.asarray(x, np.float64)
-
-
-def distance(got: jax.Array, wanted: np.ndarray) -> float:
-    return float(np.linalg.norm(exactly(got) - wanted) / np.linalg.norm(wanted))
 
 
 def main(arguments: list[str] | None = None) -> int:

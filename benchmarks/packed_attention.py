@@ -8,6 +8,7 @@ import json
 
 from absl import flags
 
+from benchmarks.timing import in_turns, of_jax
 from mmjax import cli
 
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Times that each is timed.", lower_bound=1)
@@ -46,9 +47,8 @@ def measure(dtype: str, length: int, segment: int) -> dict:
 
     arguments = arrays(length, segment, dtype)
     programs = {form: program(form, None, arguments) for form in ("dense", "blocked")}
-    for each in programs.values():
-        run(each, arguments)
-    seconds = np.array([[run(each, arguments) for each in programs.values()] for _ in range(_ROUNDS.value)])
+    times = in_turns({form: of_jax(each, arguments) for form, each in programs.items()}, _ROUNDS.value)
+    seconds = np.array(list(times.values())).T
     return {
         "dtype": dtype,
         "length": length,
@@ -66,8 +66,8 @@ def blocks() -> list[dict]:
     found = []
     for length, segment in ((512, 128), (2048, 512)):
         arguments, sizes = arrays(length, segment, "float32"), (32, 64, 128, 256)
-        programs = [program("blocked", size, arguments) for size in sizes]
-        seconds = np.array([[run(each, arguments) for each in programs] for _ in range(_ROUNDS.value)])
+        programs = {str(size): of_jax(program("blocked", size, arguments), arguments) for size in sizes}
+        seconds = np.array(list(in_turns(programs, _ROUNDS.value).values())).T
         ratios = np.median(seconds / seconds[:, 1:2], axis=0)
         found.append({"length": length, "segment": segment, "of_64": dict(zip(sizes, ratios.tolist(), strict=True))})
     return found
@@ -97,17 +97,6 @@ def program(form: str, block: int | None, arguments: tuple):
         return jnp.sum(packed_attention(query, key, value, packing, implementation=form).astype(jnp.float32) ** 2)
 
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2))).lower(*arguments).compile()
-
-
-def run(compiled, arguments: tuple) -> float:
-    """Seconds of one call."""
-    import time
-
-    import jax
-
-    begin = time.perf_counter()
-    jax.block_until_ready(compiled(*arguments))
-    return time.perf_counter() - begin
 
 
 def describe(result: dict) -> str:

@@ -159,7 +159,7 @@ class Engine:
             stages[node] = self._stage(node, programs)
         losses = {node: stage.programs.losses for node, stage in stages.items()}
         agreement = Agreement(self.allocated, self.meshes, losses, self.settings.optimizer.max_norm or None)
-        channels = tuple(self._channel(name, *pair, self.channel_shapes[name]) for name, pair in ends.items())
+        channels = tuple(self._channel(name, pair, stages) for name, pair in ends.items())
         shares = tuple(self._share(*each) for each in self.shares)
         return Executor(
             stages, channels, shares, agreement, training.restricted_to(mine), evaluation.restricted_to(mine)
@@ -213,13 +213,11 @@ class Engine:
         sources = {name: node for node, layout in self.layouts.items() for name in layout.outputs}
         return {name: (sources[name], node) for node, layout in self.layouts.items() for name in layout.inputs}
 
-    def _channel(self, name: str, source: Node, target: Node, shape: jax.ShapeDtypeStruct) -> Channel:
-        there, here = (
-            NamedSharding(self.meshes[node], self._body(node).channel_spec(name, self.axes[node]))
-            for node in (source, target)
-        )
+    def _channel(self, name: str, ends: tuple[Node, Node], stages: Mapping[Node, Stage]) -> Channel:
+        there, here = (stages[node].programs.channels[name] for node in ends)
+        shape = self.channel_shapes[name]
         hop = functools.partial(make_hop, shape=shape.shape, dtype=shape.dtype, transport=self.settings.transport)
-        return Channel(name, source, target, hop(there, here), hop(here, there))
+        return Channel(name, *ends, hop(there, here), hop(here, there))
 
     def _share(self, owner: Node, borrower: Node, owned: tuple[str, str], borrowed: tuple[str, str]) -> Share:
         lent = get_leaf(self.masters[owner].shapes[owned[0]], owned[1])

@@ -116,15 +116,20 @@ def matmul_all_reduce(x: jax.Array, w: jax.Array, axes: Axes, *, backend: str = 
     return _summed(x, w, axes, backend, all_reduce_chunks(_work(x, (w,), ranks_of(axes), x.shape[-2])))
 
 
+def _keeping(of: Callable) -> Callable:
+    """The forward that keeps what came in."""
+
+    def forward(x: jax.Array, weights: Any, *how: Any) -> tuple:
+        return of(x, weights, *how), (x, weights)
+
+    return forward
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
 def _gathered(
     x: jax.Array, weights: tuple, axes: Axes, backend: str, tiling: Tiling, transposed: bool, dtype: np.dtype
 ) -> tuple[jax.Array, ...]:
     return BACKENDS[backend].gather_matmul(x, _turned(weights, transposed), axes, tiling, dtype)
-
-
-def _gathered_forward(x: jax.Array, weights: tuple, *how: Any) -> tuple[tuple[jax.Array, ...], tuple]:
-    return _gathered(x, weights, *how), (x, weights)
 
 
 def _gathered_backward(
@@ -142,16 +147,12 @@ def _turned(weights: tuple[jax.Array, ...], transposed: bool) -> tuple[jax.Array
     return tuple(w.T for w in weights) if transposed else weights
 
 
-_gathered.defvjp(_gathered_forward, _gathered_backward)
+_gathered.defvjp(_keeping(_gathered), _gathered_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _scattered(x: jax.Array, w: jax.Array, axes: Axes, backend: str, tiling: Tiling) -> jax.Array:
     return BACKENDS[backend].matmul_scatter(x, w, axes, tiling)
-
-
-def _scattered_forward(x: jax.Array, w: jax.Array, axes: Axes, backend: str, tiling: Tiling) -> tuple:
-    return _scattered(x, w, axes, backend, tiling), (x, w)
 
 
 def _scattered_backward(axes: Axes, backend: str, tiling: Tiling, kept: tuple, gradient: jax.Array) -> tuple:
@@ -160,16 +161,12 @@ def _scattered_backward(axes: Axes, backend: str, tiling: Tiling, kept: tuple, g
     return cotangent_for(x, back), cotangent_for(w, made)
 
 
-_scattered.defvjp(_scattered_forward, _scattered_backward)
+_scattered.defvjp(_keeping(_scattered), _scattered_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _summed(x: jax.Array, w: jax.Array, axes: Axes, backend: str, chunks: int) -> jax.Array:
     return BACKENDS[backend].matmul_sum(x, w, axes, chunks)
-
-
-def _summed_forward(x: jax.Array, w: jax.Array, axes: Axes, backend: str, chunks: int) -> tuple:
-    return _summed(x, w, axes, backend, chunks), (x, w)
 
 
 def _summed_backward(axes: Axes, backend: str, chunks: int, kept: tuple, gradient: jax.Array) -> tuple:
@@ -178,7 +175,7 @@ def _summed_backward(axes: Axes, backend: str, chunks: int, kept: tuple, gradien
     return cotangent_for(x, by_transposed(gradient, w)), cotangent_for(w, weight_gradient(x, gradient))
 
 
-_summed.defvjp(_summed_forward, _summed_backward)
+_summed.defvjp(_keeping(_summed), _summed_backward)
 
 
 def _work(x: jax.Array, weights: Sequence[jax.Array], ranks: int, share: int) -> Work:

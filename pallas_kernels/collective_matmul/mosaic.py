@@ -1,8 +1,8 @@
 """The collective matmuls as Hopper kernels where they can run, around the ring where not, saying why once.
 
 A call is refused for its sizes and precision, for devices that are no Hopper GPUs, for axes that are left to XLA
-(`mosaic_limits.py`). That a mesh is a part of the devices cannot be told in here: ask `mosaic_limits.refusal` with the
-mesh before choosing this backend. Nothing of it was ever run on a GPU (see `mosaic_kernels.py`).
+(`mosaic_limits.py`). That a mesh is a part of the devices cannot be told in here: ask `mosaic_limits.mesh_refusal`
+with the mesh before choosing this backend. Nothing of it was ever run on a GPU (see `mosaic_kernels.py`).
 
 While such a kernel runs, it holds every multiprocessor and waits for the peers' kernels. Were a collective of another
 kind to begin on one GPU before the kernel and on another after it, each could wait for the other for ever: programs

@@ -126,22 +126,3 @@ def mesh_refusal(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> str:
     processes = len({device.process_index for device in devices})
     capability = str(getattr(devices[0], "compute_capability", ""))
     return placement_refusal(ids, dict(mesh.shape), axes, processes, devices[0].platform, capability)
-
-
-def refusal(
-    mesh: jax.sharding.Mesh, axes: tuple[str, ...], rows: int, depth: int, widths: Sequence[int], dtype: Any
-) -> str:
-    """Why the mosaic backend cannot run here, in plain words, or "" where it can.
-
-    Args:
-        mesh: The program's mesh, all of its axes.
-        axes: Those over which x is gathered or the result scattered.
-        rows: Rows of a rank's chunk (leading dimensions times its part of the sequence).
-        depth: Contracted size on a rank.
-        widths: Output columns on a rank, of each weight.
-        dtype: Of x and the weights.
-
-    Raises:
-        ValueError: An axis that the mesh has not.
-    """
-    return mesh_refusal(mesh, axes) or shape_refusal(rows, depth, widths, dtype)

@@ -88,6 +88,7 @@ class StagePrograms:
     Attributes:
         outputs: Shape and dtype of each output channel of a microbatch.
         losses: Names of its losses, sorted; none where it has none.
+        channels: Where the activations of each channel lie.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class StagePrograms:
         rows = P(axes.data)
         batch_specs = Microbatches(jax.tree.map(lambda _: P(None, axes.data), batch.rows), P())
         channels = {name: body.channel_spec(name, axes) for name in (*body.inputs, *body.outputs)}
+        self.channels = {name: NamedSharding(mesh, spec) for name, spec in channels.items()}
         self._operands = (body.splits, {name: channels[name] for name in body.inputs}, batch_specs, P())
         self._abstract = (body.shapes, dict(inputs), batch, jax.ShapeDtypeStruct((), jnp.int32))
         outputs = {name: channels[name] for name in body.outputs}

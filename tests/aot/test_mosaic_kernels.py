@@ -72,7 +72,8 @@ def scatter(mesh, axes, rows, depth, width):
 )
 def test_ptxas_takes_every_tile_and_mesh_without_spilling(kind, sizes, axes, rows, depth, width, monkeypatch, capfd):
     mesh = mesh_of(sizes)
-    assert mosaic_limits.refusal(mesh, axes, rows, depth, [width], jnp.bfloat16) == ""
+    assert mosaic_limits.mesh_refusal(mesh, axes) == ""
+    assert mosaic_limits.shape_refusal(rows, depth, [width], jnp.bfloat16) == ""
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     assert kind(mesh, axes, rows, depth, width).count(KERNEL) == 1

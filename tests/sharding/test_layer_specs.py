@@ -183,6 +183,14 @@ def test_flops_are_those_of_the_flax_module(model, name):
     assert spec.forward_flops(np.array(loads, float)) == flops(MODELS[model], name)
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_the_same_layers_may_divide_their_positions(model):
+    for module in model_modules(MODELS[model]):
+        spec = module_graph(MODELS[model])[module.name]
+        for piece in module.computed:
+            assert spec.named(piece.name).by_position == piece.by_position, (module.name, piece.name)
+
+
 def test_amounts_add_up_and_take_arrays_of_loads():
     amount = Amount(1.0, 0.5) + Amount(items=3.0) * 2
     loads = np.array([[[1.0, 4.0, 2.0], [0.0, 0.0, 1.0]]])

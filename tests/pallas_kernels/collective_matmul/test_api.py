@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.distance import distance
 from pallas_kernels.collective_matmul import (
     Tiling,
     all_gather_matmul,
@@ -58,10 +59,6 @@ def exact():
     return gathered, (hidden @ down, dz @ down.T, flat(hidden, dz)), hidden
 
 
-def far(got, wanted):
-    return float(np.linalg.norm(np.asarray(got, np.float64) - wanted) / np.linalg.norm(wanted))
-
-
 def gathering(mesh, backend, tiling):
     """x by positions, weights by columns: products of all positions, and their gradients."""
 
@@ -95,7 +92,7 @@ def test_gathering_is_the_plain_product_with_its_gradients(backend, tensor, tili
     found = gathering(mesh_of(2, tensor), backend, tiling)(x, tuple(weights), given)
     for got, wanted in zip(jax.tree.leaves(found), exact()[0], strict=True):
         assert got.dtype == dtype
-        assert far(got, wanted) < DIGITS[dtype]
+        assert distance(got, wanted) < DIGITS[dtype]
 
 
 @pytest.mark.parametrize(
@@ -107,10 +104,10 @@ def test_scattering_is_the_plain_product_with_its_gradients(backend, tensor, til
     hidden = exact()[2]
     x = jnp.asarray(hidden, dtype)
     found = scattering(mesh_of(2, tensor), backend, tiling, sequence)(x, down, seed)
-    lost = far(x, hidden)  # rounding the operand is no fault of the sum
+    lost = distance(x, hidden)  # rounding the operand is no fault of the sum
     for got, wanted in zip(found, exact()[1], strict=True):
         assert got.dtype == dtype
-        assert far(got, wanted) < DIGITS[dtype] + lost
+        assert distance(got, wanted) < DIGITS[dtype] + lost
 
 
 @pytest.mark.parametrize("dtype", DIGITS)
@@ -133,9 +130,9 @@ def test_a_table_is_multiplied_as_columns_in_float32_with_its_gradients(backend,
     y, of_x, of_table = jax.jit(mapped)(x, table.T, seed)
     exact_x, exact_table, exact_seed = (np.asarray(a, np.float64) for a in (x, table, seed))
     assert (y.dtype, of_x.dtype, of_table.dtype) == ("float32", dtype, dtype)
-    assert far(y, exact_x @ exact_table) < 1e-6
-    assert far(of_x, exact_seed @ exact_table.T) < DIGITS[dtype]
-    assert far(of_table, np.tensordot(exact_seed, exact_x, axes=((0, 1), (0, 1)))) < DIGITS[dtype]
+    assert distance(y, exact_x @ exact_table) < 1e-6
+    assert distance(of_x, exact_seed @ exact_table.T) < DIGITS[dtype]
+    assert distance(of_table, np.tensordot(exact_seed, exact_x, axes=((0, 1), (0, 1)))) < DIGITS[dtype]
 
 
 def over_tensor(collective, program):

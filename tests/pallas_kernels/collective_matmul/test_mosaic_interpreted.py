@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from benchmarks.distance import distance
 from pallas_kernels.collective_matmul import mosaic_kernels, protocol
 from pallas_kernels.collective_matmul.mosaic_limits import tiles
 from pallas_kernels.collective_matmul.mosaic_peers import Loopback
@@ -75,10 +76,6 @@ def normal(*shape, seed):
 
 def exactly(*operands):
     return [np.asarray(operand, np.float64) for operand in operands]
-
-
-def distance(got, wanted):
-    return np.linalg.norm(np.asarray(got, np.float64) - wanted) / np.linalg.norm(wanted)
 
 
 def test_the_all_gather_multiplies_and_passes_its_tiles_on():

@@ -10,8 +10,8 @@ from jax._src.mesh import AbstractDevice
 
 from pallas_kernels.collective_matmul import mosaic_kernels
 from pallas_kernels.collective_matmul.mosaic_limits import (
+    mesh_refusal,
     placement_refusal,
-    refusal,
     shape_refusal,
     tiles,
     traced_refusal,
@@ -85,8 +85,8 @@ def test_sizes_that_no_tile_divides_are_refused_with_the_sizes(rows, depth, widt
 
 def test_what_a_mesh_of_cpus_is_refused_for_comes_from_the_mesh():
     whole, part = (jax.sharding.Mesh(np.array(devices), ("tensor",)) for devices in (jax.devices(), jax.devices()[4:]))
-    assert "platform 'cpu'" in refusal(whole, ("tensor",), 128, 128, [256], jnp.bfloat16)
-    assert "4, 5, 6, 7" in refusal(part, ("tensor",), 128, 128, [256], jnp.bfloat16)
+    assert "platform 'cpu'" in mesh_refusal(whole, ("tensor",))
+    assert "4, 5, 6, 7" in mesh_refusal(part, ("tensor",))
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,3 @@ def attention(
     of_key = grouped(np.einsum("rhst,rshe->rthe", of_scores, query))
     of_value = grouped(np.einsum("rhst,rshe->rthe", shares, cotangent))
     return output, np.einsum("rhst,rthe->rshe", of_scores, keys), of_key, of_value
-
-
-def ratio(got, expected: np.ndarray) -> float:
-    """|got - expected| / |expected|, of Frobenius norms; absolute where nothing is expected."""
-    size = np.linalg.norm(expected)
-    return float(np.linalg.norm(np.asarray(got, np.float64) - expected) / (size if size > 0 else 1.0))

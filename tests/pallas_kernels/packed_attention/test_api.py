@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.distance import distance
 from pallas_kernels.packed_attention import IMPLEMENTATIONS, pack, packed_attention, using
-from tests.pallas_kernels.packed_attention.cases import branches_of, ratio, rows
+from tests.pallas_kernels.packed_attention.cases import branches_of, rows
 
 RANDOM = np.random.default_rng(0)
 ROWS, LENGTH, LAYERS = 4, 24, 2
@@ -49,7 +50,7 @@ def test_rows_over_data_and_heads_over_tensor_ranks_compute_the_same(split_keys)
     mapped = jax.shard_map(layers, mesh=mesh, in_specs=specs, out_specs=heads)
     got = gradients(lambda *a: mapped(*a, SEGMENTS, BRANCHES, scales), *arrays)
     for one, other in zip(got, expected, strict=True):
-        assert ratio(one, np.asarray(other, np.float64)) < 5e-6
+        assert distance(one, np.asarray(other, np.float64)) < 5e-6
 
 
 def test_what_is_saved_for_the_backward_is_linear_in_the_sequence():

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.distance import distance
 from pallas_kernels.packed_attention import pack, packed_attention
-from tests.pallas_kernels.packed_attention.cases import Case, attention, branches_of, cases, ratio, rows, table
+from tests.pallas_kernels.packed_attention.cases import Case, attention, branches_of, cases, rows, table
 
 TOLERANCES = {"float32": 2e-6, "bfloat16": 1.2e-2}
 """Of bfloat16: its own rounding (2**-9) of inputs' products, of the shares and of the result, several times over."""
@@ -41,7 +42,7 @@ def compare(case: Case, given: list[jax.Array], block: int | None, implementatio
     expected = attention(*(np.asarray(x, np.float64) for x in given), table(case))
     for one, other in zip(got, expected, strict=True):
         assert one.dtype == given[0].dtype
-        assert ratio(one, other) < TOLERANCES[given[0].dtype.name]
+        assert distance(one, other) < TOLERANCES[given[0].dtype.name]
 
 
 @hypothesis.given(
@@ -92,7 +93,7 @@ def test_scores_far_apart_stay_finite():
     given = [200 * x for x in arrays(np.random.default_rng(3), case, 1, 1, 8, "float32")]
     got = both_ways(*given, *case[:3], causal=True, block=8, implementation="blocked")
     expected = attention(*given, table(case))
-    assert ratio(got[0], expected[0]) < 1e-4 and all(np.all(np.isfinite(of)) for of in got)
+    assert distance(got[0], expected[0]) < 1e-4 and all(np.all(np.isfinite(of)) for of in got)
 
 
 def test_memory_is_linear_in_the_sequence():

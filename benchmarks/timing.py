@@ -1,5 +1,6 @@
 """Contestants timed in turns."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -9,8 +10,10 @@ Run = Callable[[int], Any]
 """Does the work so many times, and returns when it is done."""
 
 
-def in_turns(contestants: Mapping[str, Run], rounds: int, inner: int, left: Callable[[], float]) -> dict[str, float]:
-    """Median seconds of one call of each, after a call of each that is not counted.
+def in_turns(
+    contestants: Mapping[str, Run], rounds: int, inner: int = 1, left: Callable[[], float] = lambda: math.inf
+) -> dict[str, list[float]]:
+    """Seconds of one call of each by turn, after a call of each that is not counted.
 
     Args:
         contestants: By name.
@@ -28,6 +31,11 @@ def in_turns(contestants: Mapping[str, Run], rounds: int, inner: int, left: Call
             begin = time.perf_counter()
             run(inner)
             times[name].append((time.perf_counter() - begin) / inner)
+    return times
+
+
+def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
+    """Of each over its turns."""
     return {name: statistics.median(each) for name, each in times.items()}
 
 
