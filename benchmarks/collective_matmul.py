@@ -13,8 +13,8 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks.distance import distance
-from benchmarks.timing import in_turns, of_jax
+from benchmarks.relative_error import relative_error
+from benchmarks.timing import in_turns, timed_jax
 from mmjax import cli
 
 _ROWS = flags.DEFINE_integer("rows", 1024, "Positions of a row of the batch, of all ranks together.", lower_bound=1)
@@ -35,7 +35,7 @@ def main() -> int:
     forms, operands = layer_forms(jax.devices()), layer_operands()
     wanted = exact(operands)
     errors = {name: error(form, operands, wanted) for name, form in forms.items()}
-    times = in_turns({name: of_jax(form, operands) for name, form in forms.items()}, _TURNS.value)
+    times = in_turns({name: timed_jax(form, operands) for name, form in forms.items()}, _TURNS.value)
     ratios = {name: statistics.median(map(float.__truediv__, of, times[REFERENCE])) for name, of in times.items()}
     result = {
         "device": jax.devices()[0].device_kind,
@@ -59,12 +59,12 @@ def layer_forms(devices: list[Any]) -> dict[str, Callable]:
     import jax
     from jax.sharding import PartitionSpec as P
 
-    from pallas_kernels.collective_matmul import Tiling, all_gather_matmul, matmul_reduce_scatter
+    from pallas_kernels.collective_matmul import CollectiveTiling, all_gather_matmul, matmul_reduce_scatter
 
     mesh = jax.make_mesh((len(devices),), ("tensor",), (jax.sharding.AxisType.Auto,), devices=devices)
     specs = (P(None, "tensor"), P(None, "tensor"), P("tensor"))
 
-    def made(backend: str, tiling: Tiling | None) -> Callable:
+    def made(backend: str, tiling: CollectiveTiling | None) -> Callable:
         how = {"axes": ("tensor",), "backend": backend, "tiling": tiling}
 
         def layer(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
@@ -77,7 +77,7 @@ def layer_forms(devices: list[Any]) -> dict[str, Callable]:
 
         return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=(specs[0], *specs)))
 
-    cuts = [Tiling(chunks, rings) for chunks in (1, 2, 4) for rings in (1, 2)]
+    cuts = [CollectiveTiling(chunks, rings) for chunks in (1, 2, 4) for rings in (1, 2)]
     fitting = [cut for cut in cuts if _ROWS.value % (len(devices) * cut.parts) == 0]
     rings = {f"ring, {cut.chunks} chunks, {cut.rings} rings": made("ring", cut) for cut in fitting}
     return {REFERENCE: made(REFERENCE, None), **rings}
@@ -107,7 +107,7 @@ def exact(operands: tuple) -> list:
 
 def error(form: Callable, operands: tuple, wanted: list) -> float:
     """The largest distance from what is exact."""
-    return max(map(distance, form(*operands), wanted))
+    return max(map(relative_error, form(*operands), wanted))
 
 
 if __name__ == "__main__":

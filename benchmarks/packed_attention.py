@@ -8,7 +8,7 @@ import json
 
 from absl import flags
 
-from benchmarks.timing import in_turns, of_jax
+from benchmarks.timing import in_turns, timed_jax
 from mmjax import cli
 
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Times that each is timed.", lower_bound=1)
@@ -33,10 +33,10 @@ CASES = (
 
 def main() -> int:
     """Measures and prints."""
-    from benchmarks.turns import versions
+    from benchmarks.executor.comparison import package_versions
 
     cases = [measure(*case) for case in CASES]
-    result = {"cases": cases, "blocks": blocks(), "versions": versions()}
+    result = {"cases": cases, "blocks": blocks(), "versions": package_versions()}
     print(json.dumps(result) if _JSON.value else describe(result))
     return 0
 
@@ -47,7 +47,7 @@ def measure(dtype: str, length: int, segment: int) -> dict:
 
     arguments = arrays(length, segment, dtype)
     programs = {form: program(form, None, arguments) for form in ("dense", "blocked")}
-    times = in_turns({form: of_jax(each, arguments) for form, each in programs.items()}, _ROUNDS.value)
+    times = in_turns({form: timed_jax(each, arguments) for form, each in programs.items()}, _ROUNDS.value)
     seconds = np.array(list(times.values())).T
     return {
         "dtype": dtype,
@@ -66,7 +66,7 @@ def blocks() -> list[dict]:
     found = []
     for length, segment in ((512, 128), (2048, 512)):
         arguments, sizes = arrays(length, segment, "float32"), (32, 64, 128, 256)
-        programs = {str(size): of_jax(program("blocked", size, arguments), arguments) for size in sizes}
+        programs = {str(size): timed_jax(program("blocked", size, arguments), arguments) for size in sizes}
         seconds = np.array(list(in_turns(programs, _ROUNDS.value).values())).T
         ratios = np.median(seconds / seconds[:, 1:2], axis=0)
         found.append({"length": length, "segment": segment, "of_64": dict(zip(sizes, ratios.tolist(), strict=True))})
@@ -90,10 +90,10 @@ def program(form: str, block: int | None, arguments: tuple):
     import jax
     import jax.numpy as jnp
 
-    from pallas_kernels.packed_attention import pack, packed_attention
+    from pallas_kernels.packed_attention import make_segment_mask, packed_attention
 
     def loss(query, key, value, segments):
-        packing = pack(segments, causal=True, block=block)
+        packing = make_segment_mask(segments, causal=True, block=block)
         return jnp.sum(packed_attention(query, key, value, packing, implementation=form).astype(jnp.float32) ** 2)
 
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2))).lower(*arguments).compile()

@@ -23,24 +23,24 @@ def main() -> int:
     cli.parse_gin("quickstart.gin")
     import jax
 
-    from mmjax.automatic import measured_profile, problem_of
-    from mmjax.training.config import TrainConfig, choose_plan
-    from mmjax.training.engine import Engine
-    from mmjax.training.measured import by_kind, measure_ops
-    from mmjax.training.workload import first_batches
-    from sharding.profiled_costs import Profile
+    from mmjax.planning.automatic import measure_profile, problem_from_profile
+    from mmjax.training.config import TrainConfig, load_configured_plan
+    from mmjax.training.engine.engine import Engine
+    from mmjax.training.profiling.op_times import measure_op_times, seconds_by_kind
+    from mmjax.training.row_loads import first_batches
+    from sharding.costs.profiled import Profile
 
     config = cli.configured(TrainConfig)
-    plan, _ = choose_plan(config, jax.device_count())
+    plan, _ = load_configured_plan(config, jax.device_count())
     taken = first_batches(config, 4)
-    engine = Engine(config.model, plan, taken[0].arrays, config.settings)
+    engine = Engine(config.model, plan, taken[0].arrays, config.engine_settings)
     arrays = [batch.arrays for batch in taken]
-    first = measure_ops(engine, arrays, _STEPS.value // 2)
-    profile = Profile.load(_PROFILE.value) if _PROFILE.value else measured_profile(config, taken[0])
-    second = measure_ops(engine, arrays, _STEPS.value - _STEPS.value // 2)
-    timeline = problem_of(config, profile, taken[0], jax.device_count()).rehearse(plan)
-    predicted = by_kind({span.part: float(span.seconds.max()) for span in timeline.spans})
-    measured = by_kind({part: (first[part] + second[part]) / 2 for part in first})
+    first = measure_op_times(engine, arrays, _STEPS.value // 2)
+    profile = Profile.load(_PROFILE.value) if _PROFILE.value else measure_profile(config, taken[0])
+    second = measure_op_times(engine, arrays, _STEPS.value - _STEPS.value // 2)
+    timeline = problem_from_profile(config, profile, taken[0], jax.device_count()).simulate(plan)
+    predicted = seconds_by_kind({span.op: float(span.seconds.max()) for span in timeline.spans})
+    measured = seconds_by_kind({part: (first[part] + second[part]) / 2 for part in first})
     ratio = sum(predicted.values()) / sum(measured.values())
     result = {"predicted": predicted, "measured": measured, "ratio": ratio, "goal": GOAL, "device": profile.device_kind}
     if _JSON.value:

@@ -16,7 +16,7 @@ def every_goal_met(rows: Sequence[Row]) -> bool:
     return all(row["met"] in (True, None) for row in rows)
 
 
-def show(rows: Sequence[Row], beside: str, digits: int) -> None:
+def print_table(rows: Sequence[Row], beside: str, digits: int) -> None:
     """Prints the rows as a table.
 
     Args:

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.flight as flight
 from absl import flags
 
-from data.batch import GlobalBatch
-from data.wire import decode, encode
+from data.packing.global_batch import GlobalBatch
+from data.producers.wire import decode_batch, encode_batch
 from mmjax import cli
 
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of a table.")
@@ -141,7 +141,7 @@ class _FlightServer(flight.FlightServerBase):
         self._batch = batch
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.RecordBatchStream:
-        return flight.RecordBatchStream(encode(self._batch))
+        return flight.RecordBatchStream(encode_batch(self._batch))
 
 
 def _serve_flight(megabytes: int, pipe: Any) -> None:
@@ -161,7 +161,7 @@ def _by_flight(megabytes: int) -> Iterator[Callable[[], Fetch]]:
 
             def fetch() -> GlobalBatch:
                 reader = client.do_get(flight.Ticket(b""))
-                return decode(reader.schema, [chunk.data for chunk in reader])
+                return decode_batch(reader.schema, [chunk.data for chunk in reader])
 
             return fetch
 
@@ -174,7 +174,7 @@ def _serve_grpc(megabytes: int, pipe: Any) -> None:
     batch = make_batch(megabytes)
 
     def answer(request: bytes, context: Any) -> bytes:
-        reader, sink = encode(batch), io.BytesIO()
+        reader, sink = encode_batch(batch), io.BytesIO()
         with pa.ipc.new_stream(sink, reader.schema) as writer:
             for rows in reader:
                 writer.write_batch(rows)
@@ -201,7 +201,7 @@ def _by_grpc(megabytes: int) -> Iterator[Callable[[], Fetch]]:
 
             def fetch() -> GlobalBatch:
                 with pa.ipc.open_stream(call(b"")) as reader:
-                    return decode(reader.schema, list(reader))
+                    return decode_batch(reader.schema, list(reader))
 
             return fetch
 

@@ -24,7 +24,7 @@ _WORKDIR = flags.DEFINE_string(
     "Workdir of python -m mmjax.train; its newest whole checkpoint is used.",
     allow_override=True,  # tests import several commands into one process
 )
-_SPEECH = flags.DEFINE_string("speech", "speech", "What python -m data.spoken_vqa wrote.")
+_SPEECH = flags.DEFINE_string("speech", "speech", "What python -m mmjax.synthesize_speech wrote.")
 
 Item = TypeVar("Item")
 
@@ -41,7 +41,7 @@ def main() -> int:
         raise UserError(f"--workdir={workdir}: give the folder that python -m mmjax.train wrote to")
     cli.parse_gin(str(workdir / cli.OPERATIVE_CONFIG))
     config = cli.configured(TrainConfig)
-    print(f"{'commonest answer to each question':<36}{commonest_answers():.1%}", flush=True)
+    print(f"{'commonest answer to each question':<36}{commonest_answer_accuracy():.1%}", flush=True)
     score = _scorer(config, workdir, jax.devices()[:1])
     with tempfile.TemporaryDirectory() as scratch:
         for name, source in sources(_SPEECH.value, scratch):
@@ -53,9 +53,9 @@ def main() -> int:
     return 0
 
 
-def commonest_answers() -> float:
+def commonest_answer_accuracy() -> float:
     """The share of held-out questions that the training split's commonest answer to each answers."""
-    from data.easy_vqa import EasyVQA
+    from data.datasets.easy_vqa import EasyVQA
 
     answers: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for question, answer in EasyVQA("train").questions:
@@ -68,31 +68,31 @@ def sources(speech: str, scratch: str) -> Iterator[tuple[str, object]]:
     """(name, source): the test split as it is, with clips of other questions, and with other images."""
     import easy_vqa
 
-    from data.easy_vqa import EasyVQA
-    from data.spoken_easy_vqa import SpokenEasyVQA
+    from data.datasets.easy_vqa import EasyVQA
+    from data.datasets.spoken_easy_vqa import SpokenEasyVQA
 
     yield "as it is", SpokenEasyVQA("test", speech)
-    misspoken(pathlib.Path(speech), pathlib.Path(scratch))
+    write_mismatched_speech(pathlib.Path(speech), pathlib.Path(scratch))
     yield "other questions are heard", SpokenEasyVQA("test", scratch)
     paths = easy_vqa.get_test_image_paths()
-    others = dict(zip(paths, shifted(list(paths.values())), strict=True))
+    others = dict(zip(paths, deranged(list(paths.values())), strict=True))
     yield "other images are seen", SpokenEasyVQA("test", speech, pictures=EasyVQA("test", others))
 
 
-def misspoken(speech: pathlib.Path, folder: pathlib.Path) -> None:
+def write_mismatched_speech(speech: pathlib.Path, folder: pathlib.Path) -> None:
     """A folder of the same clips whose manifest says of each that it is another question."""
-    from data.speech import MANIFEST
+    from data.datasets.spoken_clips import MANIFEST
 
     (folder / "clips").symlink_to((speech / "clips").absolute())
     document = json.loads((speech / MANIFEST).read_text())
     texts = sorted({clip["text"] for clip in document["clips"]})
-    other = dict(zip(texts, shifted(texts), strict=True))
+    other = dict(zip(texts, deranged(texts), strict=True))
     for clip in document["clips"]:
         clip["text"] = other[clip["text"]]
     (folder / MANIFEST).write_text(json.dumps(document))
 
 
-def shifted(items: Sequence[Item]) -> list[Item]:
+def deranged(items: Sequence[Item]) -> list[Item]:
     """The items in an order in which none stands where it stood: a random ring, each in its neighbour's place."""
     import numpy as np
 
@@ -105,12 +105,12 @@ def shifted(items: Sequence[Item]) -> list[Item]:
 
 def _scorer(config, workdir: pathlib.Path, devices):
     """Scores a source by the newest checkpoint, on one device."""
-    from data.pipeline import evaluation_batches
-    from mmjax.training.checkpoint import Checkpoints
-    from mmjax.training.engine import Engine
-    from mmjax.training.evaluation import evaluate
-    from sharding.plan import one_device
-    from sharding.specs import module_graph
+    from data.packing.pipeline import evaluation_batches
+    from mmjax.training.checkpoints.manager import CheckpointManager
+    from mmjax.training.engine.engine import Engine
+    from mmjax.training.evaluation import evaluate_answers
+    from sharding.plans.plan import single_device_plan
+    from sharding.specs.modules import module_graph
 
     # Other questions may be longer than those of any sample.
     data = dataclasses.replace(config.data, frames=2 * config.data.frames)
@@ -118,18 +118,18 @@ def _scorer(config, workdir: pathlib.Path, devices):
     def batches(source):
         return evaluation_batches(data, config.model, source)
 
-    plan = one_device(module_graph(config.model))
+    plan = single_device_plan(module_graph(config.model))
     first = batches(config.source("test"))
     engine = Engine(config.model, plan, next(first).arrays, config.settings)
     first.close()
-    checkpoints = Checkpoints(workdir / "checkpoints", config.model, config.keep)
+    checkpoints = CheckpointManager(workdir / "checkpoints", config.model, config.keep)
     state, _, _ = checkpoints.restore(engine)
     checkpoints.close()
 
     def score(source):
         held_out = batches(source)
         try:
-            return evaluate(engine, state, held_out)
+            return evaluate_answers(engine, state, held_out)
         finally:
             held_out.close()
 

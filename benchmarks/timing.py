@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Run = Callable[[int], Any]
+TimedRun = Callable[[int], Any]
 """Does the work so many times, and returns when it is done."""
 
 
 def in_turns(
-    contestants: Mapping[str, Run], rounds: int, inner: int = 1, left: Callable[[], float] = lambda: math.inf
+    contestants: Mapping[str, TimedRun], rounds: int, inner: int = 1, left: Callable[[], float] = lambda: math.inf
 ) -> dict[str, list[float]]:
     """Seconds of one call of each by turn, after a call of each that is not counted.
 
@@ -39,7 +39,7 @@ def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def of_jax(compiled: Callable[..., Any], arguments: tuple) -> Run:
+def timed_jax(compiled: Callable[..., Any], arguments: tuple) -> TimedRun:
     """A compiled program of jax."""
     import jax
 
@@ -51,7 +51,7 @@ def of_jax(compiled: Callable[..., Any], arguments: tuple) -> Run:
     return run
 
 
-def of_torch(call: Callable[[], Any]) -> Run:
+def timed_torch(call: Callable[[], Any]) -> TimedRun:
     """A function of PyTorch."""
     import torch
 

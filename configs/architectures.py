@@ -12,7 +12,7 @@ from configs.lora import LoraConfig
 from configs.vision import VisionConfig
 
 __all__ = [
-    "DTYPES",
+    "DTYPE_BYTES",
     "AudioConfig",
     "AutoencoderConfig",
     "BackboneConfig",
@@ -25,7 +25,7 @@ __all__ = [
     "VisionConfig",
 ]
 
-DTYPES = {"float32": 4, "bfloat16": 2}  # bytes of a number
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +47,8 @@ class ModelConfig:
     lora: tuple[LoraConfig, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"ModelConfig.dtype is {self.dtype!r}; choose one of {', '.join(DTYPES)}")
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"ModelConfig.dtype is {self.dtype!r}; choose one of {', '.join(DTYPE_BYTES)}")
         names = [module.name for module in (*self.encoders, self.backbone, *self.generators)]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
@@ -70,4 +70,4 @@ class ModelConfig:
     @property
     def element_bytes(self) -> int:
         """Bytes of a number in compute precision."""
-        return DTYPES[self.dtype]
+        return DTYPE_BYTES[self.dtype]

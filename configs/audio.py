@@ -14,14 +14,14 @@ class AudioConfig(TransformerConfig):
     Attributes:
         mels: Mel bands of a frame. Two frames become one position of the encoder.
         merge: Neighbouring positions that become one backbone token.
-        last_norm: Whether a norm stands behind the last block.
+        final_norm: Whether a norm stands behind the last block.
         projector: What stands between the encoder and the backbone.
     """
 
     name: str = "audio"
     mels: int = 80
     merge: int = 2
-    last_norm: bool = True
+    final_norm: bool = True
     projector: ProjectorConfig = MLPProjectorConfig()
 
     def __post_init__(self) -> None:
@@ -31,6 +31,6 @@ class AudioConfig(TransformerConfig):
             raise ValueError(f"AudioConfig.width = {self.width}; sine positions need a multiple of 4")
 
     @property
-    def merged(self) -> int:
+    def positions_per_token(self) -> int:
         """Neighbouring positions that become one backbone token."""
         return self.merge

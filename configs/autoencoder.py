@@ -34,6 +34,6 @@ class AutoencoderConfig:
             raise ValueError(f"AutoencoderConfig.scaling_factor is {self.scaling_factor}; it must be above 0")
 
     @property
-    def reduction(self) -> int:
+    def downsampling_factor(self) -> int:
         """Pixels that the side of a latent stands for."""
         return 2 ** (len(self.widths) - 1)

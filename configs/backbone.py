@@ -36,7 +36,7 @@ class BackboneConfig(TransformerConfig):
     biases: tuple[str, ...] = ()
     vocabulary: int = 64
     positions: str = "rotary"
-    longest: int = 2048
+    max_positions: int = 2048
     rope_base: float = 10000.0
     rope_scaling: RopeScaling | None = None
     tie_embeddings: bool = False
@@ -44,7 +44,7 @@ class BackboneConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "vocabulary", "kv_heads", "longest")
+        require_positive(self, "vocabulary", "kv_heads", "max_positions")
         require_one_of(self, "positions", POSITIONS)
         if self.positions == "rotary" and self.head_width % 2:
             raise ValueError(f"BackboneConfig: head width {self.head_width} is odd; rotary positions need pairs")

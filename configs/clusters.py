@@ -44,9 +44,9 @@ class ClusterConfig:
     memory: float
     memory_bandwidth: float
     devices_per_node: int
-    inside: Link
-    between: Link
-    other_forms: tuple[str, ...] = ()
+    intra_node: Link
+    inter_node: Link
+    excluded_kinds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("peak_flops", "memory", "memory_bandwidth", "devices_per_node"):
@@ -62,14 +62,18 @@ _A100 = {"peak_flops": 312e12, "memory": 80e9, "memory_bandwidth": 2.039e12, "de
 _HOPPER = {
     "peak_flops": 989e12,
     "devices_per_node": 8,
-    "inside": Link(450e9, 3e-6),
-    "between": Link(50e9, 10e-6),
-    "other_forms": ("PCIe", "NVL"),
+    "intra_node": Link(450e9, 3e-6),
+    "inter_node": Link(50e9, 10e-6),
+    "excluded_kinds": ("PCIe", "NVL"),
 }
 
 CLUSTERS = {
-    "a800": ClusterConfig("a800", ("NVIDIA A800",), **_A100, inside=Link(150e9, 3e-6), between=Link(12.5e9, 10e-6)),
-    "a100": ClusterConfig("a100", ("NVIDIA A100",), **_A100, inside=Link(300e9, 3e-6), between=Link(25e9, 10e-6)),
+    "a800": ClusterConfig(
+        "a800", ("NVIDIA A800",), **_A100, intra_node=Link(150e9, 3e-6), inter_node=Link(12.5e9, 10e-6)
+    ),
+    "a100": ClusterConfig(
+        "a100", ("NVIDIA A100",), **_A100, intra_node=Link(300e9, 3e-6), inter_node=Link(25e9, 10e-6)
+    ),
     "h100": ClusterConfig(
         "h100", ("NVIDIA H100 80GB HBM3", "NVIDIA H800"), memory=80e9, memory_bandwidth=3.35e12, **_HOPPER
     ),
@@ -81,8 +85,8 @@ CLUSTERS = {
         memory=2e9,
         memory_bandwidth=10e9,
         devices_per_node=8,
-        inside=Link(5e9, 50e-6),
-        between=Link(1e9, 100e-6),
+        intra_node=Link(5e9, 50e-6),
+        inter_node=Link(1e9, 100e-6),
     ),
 }
 
@@ -94,11 +98,11 @@ def find_cluster(name: str) -> ClusterConfig:
     return CLUSTERS[name]
 
 
-def cluster_of(device_kind: str) -> ClusterConfig | None:
+def cluster_of_device_kind(device_kind: str) -> ClusterConfig | None:
     """The cluster that devices of a kind (`jax.Device.device_kind`) make; None where it is not known."""
     for cluster in CLUSTERS.values():
         if device_kind.startswith(cluster.device_kinds) and not any(
-            form in device_kind for form in cluster.other_forms
+            form in device_kind for form in cluster.excluded_kinds
         ):
             return cluster
     return None

@@ -19,17 +19,17 @@ class ExpertsConfig:
     """
 
     count: int = 8
-    top: int = 2
+    top_k: int = 2
     ffn: int = 256
     shared_ffn: int = 0
     normalise: bool = True
-    balance: float = 0.01
+    balance_weight: float = 0.01
 
     def __post_init__(self) -> None:
-        require_positive(self, "count", "top", "ffn")
-        if self.top > self.count:
-            raise ValueError(f"ExpertsConfig.top = {self.top} is more than count = {self.count}")
-        if self.shared_ffn < 0 or self.balance < 0:
+        require_positive(self, "count", "top_k", "ffn")
+        if self.top_k > self.count:
+            raise ValueError(f"ExpertsConfig.top_k = {self.top_k} is more than count = {self.count}")
+        if self.shared_ffn < 0 or self.balance_weight < 0:
             raise ValueError(
-                f"ExpertsConfig: shared_ffn is {self.shared_ffn} and balance {self.balance}; neither may be negative"
+                f"ExpertsConfig: shared_ffn is {self.shared_ffn} and balance_weight {self.balance_weight}; neither may be negative"
             )

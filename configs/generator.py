@@ -46,7 +46,7 @@ class GeneratorConfig:
     patch: int = 2
     widths: tuple[int, ...] = (32, 64)
     blocks: int = 1
-    attentions: tuple[int, ...] = ()
+    attention_levels: tuple[int, ...] = ()
     head_width: int | tuple[int, ...] = 16
     groups: int = 8
     second_attention: str = "conditions"
@@ -74,7 +74,7 @@ class GeneratorConfig:
         coarsest = self.patch * 2 ** (len(self.widths) - 1)
         reason = f"which patch = {self.patch} and {len(self.widths)} widths need"
         if self.autoencoder:
-            coarsest *= self.autoencoder.reduction
+            coarsest *= self.autoencoder.downsampling_factor
             reason = f"{reason}, and the autoencoder's {len(self.autoencoder.widths)}"
         if any(side < 1 or side % coarsest for side in self.image_sides):
             raise ValueError(f"GeneratorConfig.image_size = {self.image_size} is no multiple of {coarsest}, {reason}")
@@ -84,17 +84,19 @@ class GeneratorConfig:
             raise ValueError(
                 f"GeneratorConfig.head_width has {len(self.head_width)} entries for {len(self.widths)} widths"
             )
-        for level in self.attended:
+        for level in self.all_attention_levels:
             if not 0 <= level < len(self.widths):
-                raise ValueError(f"GeneratorConfig.attentions names resolution {level}; there are {len(self.widths)}")
+                raise ValueError(
+                    f"GeneratorConfig.attention_levels names resolution {level}; there are {len(self.widths)}"
+                )
             width, head = self.widths[level], self.head_widths[level]
             if head < 1 or width % head:
                 raise ValueError(f"GeneratorConfig.head_width = {head} does not divide the width {width}")
 
     @property
-    def attended(self) -> tuple[int, ...]:
+    def all_attention_levels(self) -> tuple[int, ...]:
         """Resolutions with attention somewhere: `attentions` and the coarsest, where the middle is."""
-        return tuple(sorted({*self.attentions, len(self.widths) - 1}))
+        return tuple(sorted({*self.attention_levels, len(self.widths) - 1}))
 
     @property
     def head_widths(self) -> tuple[int, ...]:
@@ -116,7 +118,7 @@ class GeneratorConfig:
         height, width = self.image_sides
         if self.autoencoder is None:
             return height, width, self.channels
-        reduction = self.autoencoder.reduction
+        reduction = self.autoencoder.downsampling_factor
         return height // reduction, width // reduction, self.autoencoder.latent_channels
 
     @property

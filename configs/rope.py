@@ -25,7 +25,7 @@ class LinearScaling:
         return rotary_frequencies(width, base) / self.factor
 
     @property
-    def magnitude(self) -> float:
+    def attention_scaling(self) -> float:
         """What cosines and sines are multiplied by."""
         return 1.0
 
@@ -41,19 +41,19 @@ class Llama3Scaling:
     """
 
     factor: float
-    low: float = 1.0
-    high: float = 4.0
-    original: int = 8192
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 8192
 
     def frequencies(self, width: int, base: float) -> Frequencies:
         """Of heads of one width."""
         plain = rotary_frequencies(width, base)
-        waves = self.original * plain / (2 * math.pi)
-        kept = np.clip((waves - self.low) / (self.high - self.low), 0.0, 1.0)
+        waves = self.original_positions * plain / (2 * math.pi)
+        kept = np.clip((waves - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0.0, 1.0)
         return kept * plain + (1 - kept) * plain / self.factor
 
     @property
-    def magnitude(self) -> float:
+    def attention_scaling(self) -> float:
         """What cosines and sines are multiplied by."""
         return 1.0
 
@@ -70,28 +70,28 @@ class YarnScaling:
     """
 
     factor: float
-    original: int
-    slow: float = 1.0
-    fast: float = 32.0
-    attention: float = 0.0
+    original_positions: int
+    beta_slow: float = 1.0
+    beta_fast: float = 32.0
+    attention_factor: float = 0.0
 
     def frequencies(self, width: int, base: float) -> Frequencies:
         """Of heads of one width."""
 
         def pair(rotations: float) -> float:
             """The pair that turns so often over the original length."""
-            return width * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(base))
+            return width * math.log(self.original_positions / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-        first = max(math.floor(pair(self.fast)), 0)
-        last = min(math.ceil(pair(self.slow)), width - 1)
+        first = max(math.floor(pair(self.beta_fast)), 0)
+        last = min(math.ceil(pair(self.beta_slow)), width - 1)
         plain = rotary_frequencies(width, base)
         divided = np.clip((np.arange(width // 2) - first) / max(last - first, 1e-3), 0.0, 1.0)
         return (1 - divided) * plain + divided * plain / self.factor
 
     @property
-    def magnitude(self) -> float:
+    def attention_scaling(self) -> float:
         """What cosines and sines are multiplied by."""
-        return self.attention or 0.1 * math.log(self.factor) + 1.0
+        return self.attention_factor or 0.1 * math.log(self.factor) + 1.0
 
 
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling

@@ -47,7 +47,7 @@ class TransformerConfig:
     biases: tuple[str, ...] = PROJECTIONS
     qk_norm: str = "none"
     layer_scale: float = 0.0
-    parallel: bool = False
+    parallel_block: bool = False
     inner_norms: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

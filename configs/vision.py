@@ -17,19 +17,19 @@ class VisionConfig(TransformerConfig):
         patch: Side of a patch in pixels.
         channels: Colour channels of a pixel.
         merge: Side of the pixel shuffle: merge² neighbouring patches become one backbone token.
-        pixel_mean, pixel_deviation: Per channel, of pixels in [-1, 1]; they are normalised by them.
+        pixel_mean, pixel_std: Per channel, of pixels in [-1, 1]; they are normalised by them.
         patch_bias: Whether the projection of pixels has a bias.
         class_token: Whether a learned token stands before the patches of every image; no backbone token comes of it.
             With learned positions it has one too.
         positions: `sine`, fixed, or `learned`, a table that is interpolated for images of another size.
         grid: Side of the learned table in patches.
-        rotary_base: Base of rotary positions in two dimensions inside attention (EVA-02); 0 for none.
-        rotary_grid: Side in patches that the rotary positions of every image are stretched to (EVA-02, whose images
+        rope_base: Base of rotary positions in two dimensions inside attention (EVA-02); 0 for none.
+        rope_grid: Side in patches that the rotary positions of every image are stretched to (EVA-02, whose images
             of any size are as those it was first trained on); 0 for positions as they are.
         post_norm: Whether the norms of a block stand behind attention and feed-forward layer, over what these add, and
             not before them (EVA-02-CLIP-E, arXiv 2303.15389).
-        pre_norm: Whether a norm stands before the first block (CLIP).
-        last_norm: Whether a norm stands behind the last block.
+        input_norm: Whether a norm stands before the first block (CLIP).
+        final_norm: Whether a norm stands behind the last block.
         unused_blocks: Blocks of the published encoder behind the last one here: LLaVA takes what CLIP's last but one
             gives. They are no part of the model; its checkpoints have them.
         projector: What stands between the encoder and the backbone.
@@ -40,16 +40,16 @@ class VisionConfig(TransformerConfig):
     channels: int = 3
     merge: int = 2
     pixel_mean: tuple[float, ...] = (0.0, 0.0, 0.0)
-    pixel_deviation: tuple[float, ...] = (1.0, 1.0, 1.0)
+    pixel_std: tuple[float, ...] = (1.0, 1.0, 1.0)
     patch_bias: bool = True
     class_token: bool = False
     positions: str = "sine"
     grid: int = 16
-    rotary_base: float = 0.0
-    rotary_grid: int = 0
+    rope_base: float = 0.0
+    rope_grid: int = 0
     post_norm: bool = False
-    pre_norm: bool = False
-    last_norm: bool = True
+    input_norm: bool = False
+    final_norm: bool = True
     unused_blocks: int = 0
     projector: ProjectorConfig = MLPProjectorConfig()
 
@@ -57,18 +57,18 @@ class VisionConfig(TransformerConfig):
         super().__post_init__()
         require_positive(self, "patch", "channels", "merge", "grid")
         require_one_of(self, "positions", POSITIONS)
-        for name in ("unused_blocks", "rotary_grid"):
+        for name in ("unused_blocks", "rope_grid"):
             if getattr(self, name) < 0:
                 raise ValueError(f"VisionConfig.{name} is {getattr(self, name)}; it must be at least 0")
-        for name in ("pixel_mean", "pixel_deviation"):
+        for name in ("pixel_mean", "pixel_std"):
             values = getattr(self, name)
             if len(values) != self.channels:
                 raise ValueError(f"VisionConfig.{name} has {len(values)} values for {self.channels} channels")
-        if self.parallel and self.post_norm:
+        if self.parallel_block and self.post_norm:
             raise ValueError("VisionConfig: parallel layers read one normed input, post_norm norms none; choose one")
         if self.positions == "sine" and self.width % 4:
             raise ValueError(f"VisionConfig.width = {self.width}; 2-D sine positions need a multiple of 4")
-        if self.rotary_base and self.head_width % 4:
+        if self.rope_base and self.head_width % 4:
             raise ValueError(f"VisionConfig: head width {self.head_width}; 2-D rotary positions need a multiple of 4")
 
     @property
@@ -77,6 +77,6 @@ class VisionConfig(TransformerConfig):
         return self.patch * self.patch * self.channels
 
     @property
-    def merged(self) -> int:
+    def positions_per_token(self) -> int:
         """Neighbouring patches that become one backbone token."""
         return self.merge**2

@@ -16,15 +16,15 @@ class Lognormal:
     """
 
     median: float
-    spread: float
-    least: float = 1.0
-    most: float = float("inf")
+    sigma: float
+    minimum: float = 1.0
+    maximum: float = float("inf")
 
     def __post_init__(self) -> None:
-        if not 0 < self.least <= self.median <= self.most or self.spread < 0:
+        if not 0 < self.minimum <= self.median <= self.maximum or self.sigma < 0:
             raise ValueError(
-                f"Lognormal: need 0 < least <= median <= most and spread >= 0, not {self.least}, {self.median}, "
-                f"{self.most} and {self.spread}"
+                f"Lognormal: need 0 < least <= median <= most and spread >= 0, not {self.minimum}, {self.median}, "
+                f"{self.maximum} and {self.sigma}"
             )
 
 
@@ -44,22 +44,22 @@ class SampleKind:
         seconds: Length of a clip.
     """
 
-    text: Lognormal
-    images: tuple[float, ...] = (1.0,)
-    side: Lognormal = Lognormal(512, 0.0)
-    tile: int = 0
-    most_tiles: int = 1
-    drawn: float = 0.0
-    clips: tuple[float, ...] = (1.0,)
-    seconds: Lognormal = Lognormal(10, 0.0)
+    text_tokens: Lognormal
+    image_counts: tuple[float, ...] = (1.0,)
+    image_side: Lognormal = Lognormal(512, 0.0)
+    tile_side: int = 0
+    max_tiles: int = 1
+    generated_share: float = 0.0
+    clip_counts: tuple[float, ...] = (1.0,)
+    clip_seconds: Lognormal = Lognormal(10, 0.0)
 
     def __post_init__(self) -> None:
-        for name in ("images", "clips"):
+        for name in ("image_counts", "clip_counts"):
             probabilities = getattr(self, name)
             if min(probabilities, default=-1.0) < 0 or abs(sum(probabilities) - 1) > 1e-6:
                 raise ValueError(f"SampleKind.{name} = {probabilities}; probabilities of 0, 1, 2... must add up to 1")
-        if not 0 <= self.drawn <= 1:
-            raise ValueError(f"SampleKind.drawn is {self.drawn}; it is a share, from 0 to 1")
+        if not 0 <= self.generated_share <= 1:
+            raise ValueError(f"SampleKind.generated_share is {self.generated_share}; it is a share, from 0 to 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +72,12 @@ class SyntheticData:
         joined: Whether the samples of a row are one document, so that attention sees all of them.
     """
 
-    sequence: int
+    row_tokens: int
     kinds: tuple[tuple[SampleKind, float], ...]
-    joined: bool = False
+    one_document: bool = False
 
     def __post_init__(self) -> None:
-        if self.sequence < 1 or not self.kinds or min(share for _, share in self.kinds) <= 0:
+        if self.row_tokens < 1 or not self.kinds or min(share for _, share in self.kinds) <= 0:
             raise ValueError("SyntheticData needs a sequence of at least 1 and kinds with positive shares")
 
 

@@ -1,1 +1,1 @@
-"""Sources, samples, packing and global batches on CPU hosts: numpy, grain and Pillow, no jax."""
+"""Data on CPU hosts: records, samples, packed rows and global batches, without jax."""

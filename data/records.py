@@ -1,9 +1,11 @@
-"""What a source holds of one training example, before any model is known: a conversation of texts and media."""
+"""Records: training examples as a source holds them, conversations of texts and media, before any model is known."""
 
 import dataclasses
 import io
+import operator
 import os
 import pathlib
+from typing import Protocol, SupportsIndex, runtime_checkable
 
 from data.errors import BadSampleError
 
@@ -12,12 +14,13 @@ ROLES = ("system", "user", "assistant")
 
 @dataclasses.dataclass(frozen=True)
 class Media:
-    """An image or a clip where it lies: a file, a stretch of a file such as a member of a tar, or bytes in memory.
+    """Reference to an encoded image or audio clip: a file, a range of a file (such as a tar member), or bytes.
 
     Attributes:
-        where: Names it in messages.
+        where: Name in messages.
         path: The file; empty for bytes in memory.
-        offset, size: The stretch of the file in bytes; a size of -1 is all that follows.
+        offset: Where the range begins, in bytes.
+        size: Length of the range in bytes; -1 for the rest of the file.
         content: The bytes in memory.
     """
 
@@ -28,26 +31,34 @@ class Media:
     content: bytes = dataclasses.field(default=b"", repr=False)
 
     @classmethod
-    def file(cls, path: str | os.PathLike[str]) -> "Media":
+    def from_file(cls, path: str | os.PathLike[str]) -> "Media":
         """A whole file."""
         return cls(where=os.fspath(path), path=os.fspath(path))
 
     def read(self) -> bytes:
-        """All its bytes; raises BadSampleError where they cannot be read, or fewer are there than were promised."""
+        """Reads all bytes.
+
+        Raises:
+            BadSampleError: The file cannot be read or ends before the range does.
+        """
         if not self.path:
             return self.content
         try:
             with pathlib.Path(self.path).open("rb") as file:
                 file.seek(self.offset)
-                read = file.read(self.size)
+                content = file.read(self.size)
         except OSError as error:
             raise BadSampleError(self.where, error.strerror or type(error).__name__) from error
-        if len(read) < self.size:
-            raise BadSampleError(self.where, f"{len(read)} of {self.size} bytes are there: the file is cut")
-        return read
+        if len(content) < self.size:
+            raise BadSampleError(self.where, f"{len(content)} of {self.size} bytes are there: the file is truncated")
+        return content
 
     def open(self) -> io.BufferedIOBase:
-        """A stream over its bytes that a header can be read from without the rest; the caller closes it."""
+        """Opens a stream over the bytes, of which a decoder may read the header alone; the caller closes it.
+
+        Raises:
+            BadSampleError: As `read`.
+        """
         if self.path and not self.offset and self.size < 0:
             try:
                 return pathlib.Path(self.path).open("rb")
@@ -57,40 +68,41 @@ class Media:
 
 
 @dataclasses.dataclass(frozen=True)
-class Text:
-    """Words."""
+class TextPart:
+    """A text within a turn."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
-    """An image: seen where a user shows it, to be generated where the assistant does."""
+class ImagePart:
+    """An image within a turn: model input in a user's turn, to be generated in an assistant's."""
 
     media: Media
 
 
 @dataclasses.dataclass(frozen=True)
-class Clip:
-    """Sound that is heard."""
+class AudioPart:
+    """An audio clip within a turn: model input."""
 
     media: Media
 
 
-Part = Text | Picture | Clip
+MediaPart = ImagePart | AudioPart
+ContentPart = TextPart | ImagePart | AudioPart
 
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """What one side says, part after part.
+    """One message of a conversation.
 
     Attributes:
-        role: `system`, `user` or `assistant`; the language loss is on the assistant's texts alone.
-        parts: Texts and media in the order in which they stand.
+        role: `system`, `user` or `assistant`; the language loss covers the assistant's texts only.
+        parts: Texts and media in order.
     """
 
     role: str
-    parts: tuple[Part, ...]
+    parts: tuple[ContentPart, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +110,42 @@ class Record:
     """One training example of a source.
 
     Attributes:
-        key: Names it within its source, for people: a file and line, a tar's key, a row.
+        key: Human-readable name within the source: a file and line, a key within a tar, a row.
         turns: The conversation.
     """
 
     key: str
     turns: tuple[Turn, ...]
+
+
+@runtime_checkable
+class RecordSource(Protocol):
+    """Random access to records in a fixed order.
+
+    Construction reads an index and no payload; payloads are read through `Media`. A source can be pickled, because
+    worker processes receive a copy, and may be read from several threads.
+
+    Attributes:
+        name: Name in messages and in the quarantine.
+    """
+
+    name: str
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: SupportsIndex) -> Record:
+        """Reads a record.
+
+        Raises:
+            BadSampleError: The record cannot be used; `where` names it within the source, as its key does.
+            IndexError: The index is outside [0, len(self)).
+        """
+        ...
+
+
+def check_index(index: SupportsIndex, length: int) -> int:
+    """The index as an int; raises IndexError outside [0, length)."""
+    number = operator.index(index)
+    if not 0 <= number < length:
+        raise IndexError(f"record {number} of {length}")
+    return number

@@ -2,8 +2,8 @@
 
 python -m mmjax.convert --folder=FOLDER                    is it whole, and what is it?
 python -m mmjax.convert --folder=FOLDER --print            its architecture as gin, to train it
-python -m mmjax.convert --folder=FOLDER --module=backbone --gin_file=mine.gin     does it fit that module of mine?
-python -m mmjax.convert --workdir=runs/x --module=backbone --output=FOLDER        from a run to a checkpoint
+python -m mmjax.convert --folder=FOLDER --part=backbone --gin_file=mine.gin     does it fit that module of mine?
+python -m mmjax.convert --workdir=runs/x --part=backbone --output=FOLDER        from a run to a checkpoint
 """
 
 import pathlib
@@ -15,7 +15,7 @@ from mmjax import cli
 
 if TYPE_CHECKING:  # they import jax
     from mmjax.training.config import TrainConfig
-    from mmjax.weights.exporting import Target
+    from mmjax.weights.export import ExportTarget
 
 _FOLDER = flags.DEFINE_string("folder", "", "Folder of a published checkpoint, to be looked at.")
 _PRINT = flags.DEFINE_bool("print", False, "Print the architecture of --folder as gin.")
@@ -46,23 +46,23 @@ def main() -> int:
 
 def _look(folder: pathlib.Path) -> int:
     from configs.architectures import ModelConfig
-    from mmjax.weights.checking import checked_matches
-    from mmjax.weights.literal import gin_text
-    from mmjax.weights.modules import WHOLE, open_checkpoint, parts_in, standing_alone
+    from mmjax.weights.compatibility import compatible_matches
+    from mmjax.weights.gin_export import gin_text
+    from mmjax.weights.published_checkpoint import WHOLE_MODEL, as_model, checkpoint_parts, open_checkpoint
 
     checkpoint = open_checkpoint(folder)
     config = checkpoint.config
-    parts = (WHOLE,) if isinstance(config, ModelConfig) else parts_in(checkpoint)
+    parts = (WHOLE_MODEL,) if isinstance(config, ModelConfig) else checkpoint_parts(checkpoint)
     if _PRINT.value:
         print(gin_text(config, tuple((part, str(folder)) for part in parts)))
         return 0
-    ours = standing_alone(config)
+    ours = as_model(config)
     if _MODULE.value:
         cli.parse_gin("quickstart.gin")
         parts, ours = (_MODULE.value,), cli.configured(ModelConfig)
     for part in parts:
-        tensors = sum(len(of.names) for of in checked_matches(checkpoint, ours, part))
-        print(f"{folder} is a {checkpoint.published.name}; {tensors} tensors give {part} all that it needs")
+        tensors = sum(len(of.tensor_names) for of in compatible_matches(checkpoint, ours, part))
+        print(f"{folder} is a {checkpoint.architecture.name}; {tensors} tensors give {part} all that it needs")
     return 0
 
 
@@ -70,22 +70,22 @@ def _write(workdir: pathlib.Path) -> int:
     import jax
 
     from configs.errors import UserError
-    from mmjax.weights.exporting import export, merging
-    from mmjax.weights.writing import parse_size, refuse_filled
+    from mmjax.weights.export import export_checkpoint, with_merged_adapters
+    from mmjax.weights.folder_writer import parse_file_size, require_empty_folder
 
-    limit = parse_size(_SHARD_SIZE.value)
+    limit = parse_file_size(_SHARD_SIZE.value)
     if not _OUTPUT.value:
         raise UserError("--output is missing: the folder to write")
     output = pathlib.Path(_OUTPUT.value)
-    refuse_filled(output)
+    require_empty_folder(output)
     config = _configuration_of(workdir)
-    from mmjax.training.checkpoint import Checkpoints
+    from mmjax.training.checkpoints.manager import CheckpointManager
 
     target = _target(config)
-    checkpoints = Checkpoints(workdir / "checkpoints", config.model)
+    checkpoints = CheckpointManager(workdir / "checkpoints", config.model)
     read, step = checkpoints.layer_reader(jax.local_devices()[0], _STEP.value)
-    files = export(target, merging(read, config.model), output, limit)
-    print(f"Written to {output}: {target.published.name}, step {step}; config.json, {', '.join(files)}")
+    files = export_checkpoint(target, with_merged_adapters(read, config.model), output, limit)
+    print(f"Written to {output}: {target.architecture.name}, step {step}; config.json, {', '.join(files)}")
     return 0
 
 
@@ -95,29 +95,29 @@ def _configuration_of(workdir: pathlib.Path) -> "TrainConfig":
 
     if not (workdir / cli.OPERATIVE_CONFIG).is_file():
         raise UserError(f"--workdir={workdir} has no {cli.OPERATIVE_CONFIG}; give the folder that mmjax.train wrote to")
-    cli.parse_operative(str(workdir))
+    cli.parse_operative_config(str(workdir))
     from mmjax.training.config import TrainConfig
 
     return cli.configured(TrainConfig)
 
 
-def _target(config: "TrainConfig") -> "Target":
+def _target(config: "TrainConfig") -> "ExportTarget":
     """What to write: like an original, or anew."""
     from configs.errors import UserError
-    from mmjax.weights.exporting import anew, like
-    from mmjax.weights.modules import WHOLE, open_checkpoint
+    from mmjax.weights.export import export_target_like, export_target_of_type
+    from mmjax.weights.published_checkpoint import WHOLE_MODEL, open_checkpoint
 
-    module = _MODULE.value or WHOLE
+    module = _MODULE.value or WHOLE_MODEL
     if _MODEL_TYPE.value:
-        return anew(_MODEL_TYPE.value, config.model, module, _DTYPE.value or config.model.dtype)
-    original = _ORIGINAL.value or dict(config.weights).get(module, "")
+        return export_target_of_type(_MODEL_TYPE.value, config.model, module, _DTYPE.value or config.model.dtype)
+    original = _ORIGINAL.value or dict(config.pretrained_weights).get(module, "")
     if not original:
         raise UserError(
             f"the run's {module} started from no published checkpoint: give --original=FOLDER of one to be like, or "
             "--model_type, such as llama"
         )
-    return like(open_checkpoint(pathlib.Path(original)), config.model, module, _DTYPE.value or "")
+    return export_target_like(open_checkpoint(pathlib.Path(original)), config.model, module, _DTYPE.value or "")
 
 
 if __name__ == "__main__":
-    cli.run(main, joins=False)
+    cli.run(main, distributed=False)

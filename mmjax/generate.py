@@ -20,7 +20,7 @@ _REQUESTS = flags.DEFINE_string(
 )
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "Of tokens drawn at random; 0 takes the likeliest.")
 _TOP_P = flags.DEFINE_float("top_p", 1.0, "Only the likeliest tokens of this probability together may come.")
-_MOST_TOKENS = flags.DEFINE_integer("most_tokens", 0, "Tokens of an answer; 0 for what a row holds.", lower_bound=0)
+_MAX_TOKENS = flags.DEFINE_integer("max_tokens", 0, "Tokens of an answer; 0 for what a row holds.", lower_bound=0)
 _SAMPLING_STEPS = flags.DEFINE_integer("sampling_steps", 50, "DDIM steps of a picture.", lower_bound=1)
 _GUIDANCE = flags.DEFINE_float("guidance", 1.0, "Scale of classifier-free guidance; 1 for none.", lower_bound=0.0)
 _SEED = flags.DEFINE_integer("seed", 0, "Keys noise and random tokens.", lower_bound=0, upper_bound=2**31 - 1)
@@ -33,17 +33,17 @@ def main() -> int:
     workdir = _checked_workdir()
     requests = _requests()
     sampling = Sampling(_TEMPERATURE.value, _TOP_P.value)
-    cli.parse_operative(str(workdir))
-    from mmjax.generation.requests import Settings, serve
-    from mmjax.generation.trained import load_trained
+    cli.parse_operative_config(str(workdir))
+    from mmjax.generation.requests import GenerationSettings, serve_requests
+    from mmjax.generation.trained_model import load_trained_model
     from mmjax.training.config import TrainConfig
 
-    model = load_trained(workdir, cli.configured(TrainConfig))
+    model = load_trained_model(workdir, cli.configured(TrainConfig))
     _name_unknown_words(model.tokenizer, [request.prompt for request in requests])
     if _GUIDANCE.value != 1 and any(not each.condition_dropout for each in model.config.generators):
         _warn("--guidance wants GeneratorConfig.condition_dropout in training; this model always had conditions")
-    settings = Settings(sampling, _MOST_TOKENS.value, _SAMPLING_STEPS.value, _GUIDANCE.value)
-    for served in serve(model, requests, settings):
+    settings = GenerationSettings(sampling, _MAX_TOKENS.value, _SAMPLING_STEPS.value, _GUIDANCE.value)
+    for served in serve_requests(model, requests, settings):
         if _REQUESTS.value:
             print(json.dumps(served, ensure_ascii=False), flush=True)
         elif "answer" not in served:
@@ -82,7 +82,7 @@ def _checked_workdir() -> pathlib.Path:
 
 
 def _name_unknown_words(tokenizer: object, prompts: list[str]) -> None:
-    from data.tokenizer import WordTokenizer
+    from data.text.word_tokenizer import WordTokenizer
 
     if isinstance(tokenizer, WordTokenizer) and (unknown := tokenizer.unknown_words(" ".join(prompts))):
         _warn(f"the model's vocabulary does not have {', '.join(unknown)}; read as <unknown>")

@@ -11,29 +11,30 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from mmjax import cli, planning_flags
+from mmjax import cli
+from mmjax.planning import flags as planning_flags
 
 if TYPE_CHECKING:
-    from sharding.planners.given import Given
+    from sharding.planners.fixed_ranks import FixedRanks
 
 _POLICY = flags.DEFINE_string("policy", "auto", "A policy's name; auto compares all and takes the best.")
-_SEQUENCE_RANKS = flags.DEFINE_list("sequence_ranks", [], "Of each instance, by module, such as backbone:4 (cp).")
-_EXPERT_RANKS = flags.DEFINE_list("expert_ranks", [], "Instances that divide experts, such as backbone:8 (ep).")
+_SEQUENCE_RANKS = flags.DEFINE_list("cp", [], "Of each instance, by module, such as backbone:4 (cp).")
+_EXPERT_RANKS = flags.DEFINE_list("ep", [], "Instances that divide experts, such as backbone:8 (ep).")
 _OUTPUT = flags.DEFINE_string("output", "", "File to write the chosen plan to.")
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of tables.")
 
 
 def main() -> int:
     """Every policy's plan side by side, then the choice; raises PlanError if nothing fits."""
-    problem = planning_flags.read_problem(given=_given())
-    from mmjax.plan_report import plan_document, print_comparison, report_console
-    from sharding.planners.auto import POLICIES, choose, run_policy
-    from sharding.planners.candidates import relax
+    problem = planning_flags.problem_from_flags(given=_given())
+    from mmjax.planning.report import plan_document, print_comparison, report_console
+    from sharding.planners.auto import PLANNING_POLICIES, best_result, run_policy
+    from sharding.planners.relaxed_candidates import solve_relaxations
 
-    names = tuple(POLICIES) if _POLICY.value == "auto" else (_POLICY.value,)
+    names = tuple(PLANNING_POLICIES) if _POLICY.value == "auto" else (_POLICY.value,)
     outcomes = [run_policy(problem, name) for name in names]
-    choice = choose(problem, outcomes)
-    bound = float(relax(problem).seconds.min())
+    choice = best_result(problem, outcomes)
+    bound = float(solve_relaxations(problem).seconds.min())
     if _JSON.value:
         print(json.dumps(plan_document(problem, outcomes, choice, bound)))
     else:
@@ -45,12 +46,12 @@ def main() -> int:
     return 0
 
 
-def _given() -> "dict[str, Given]":
+def _given() -> "dict[str, FixedRanks]":
     """Sequence and expert ranks by module."""
-    from sharding.planners.given import Given
+    from sharding.planners.fixed_ranks import FixedRanks
 
-    cp, ep = _ranks("sequence_ranks", _SEQUENCE_RANKS.value), _ranks("expert_ranks", _EXPERT_RANKS.value)
-    return {name: Given(cp.get(name, 1), ep.get(name, 1)) for name in dict.fromkeys((*cp, *ep))}
+    cp, ep = _ranks("cp", _SEQUENCE_RANKS.value), _ranks("ep", _EXPERT_RANKS.value)
+    return {name: FixedRanks(cp.get(name, 1), ep.get(name, 1)) for name in dict.fromkeys((*cp, *ep))}
 
 
 def _ranks(flag: str, entries: list[str]) -> dict[str, int]:

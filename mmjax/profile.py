@@ -26,14 +26,14 @@ def main() -> int:
     from rich.table import Table
 
     from mmjax.training.config import TrainConfig
-    from mmjax.training.profiling import MICROBATCHES, profile
-    from mmjax.training.workload import first_batches
+    from mmjax.training.profiling.layer_profile import MICROBATCHES, profile_model
+    from mmjax.training.row_loads import first_batches
 
     config = cli.configured(TrainConfig)
     rows = _numbers("rows", _ROWS.value, config.data.rows // MICROBATCHES, "half of the rows of the global batch")
     tps = _numbers("tp", _TP.value, jax.local_device_count(), "devices")
     (batch,) = first_batches(config, 1)
-    found = profile(config.model, batch.arrays, config.settings, tps, rows, _RECOMPUTE.value, _STEPS.value)
+    found = profile_model(config.model, batch.arrays, config.engine_settings, tps, rows, _RECOMPUTE.value, _STEPS.value)
     pathlib.Path(_OUTPUT.value).write_text(found.to_json(), encoding="utf-8")
     if _JSON.value:
         print(found.to_json(), end="")
@@ -43,7 +43,8 @@ def main() -> int:
     for name in ("layer", "tp", "tokens or items", "forward", "backward"):
         table.add_column(name, justify="left" if name == "layer" else "right")
     for layer in found.layers:
-        for size, forward, backward in zip(layer.sizes, layer.forward, layer.backward, strict=True):
+        passes = (layer.forward.single_layer, layer.backward.single_layer)
+        for size, forward, backward in zip(layer.sizes, *passes, strict=True):
             table.add_row(layer.layer, str(layer.tp), f"{size:g}", f"{forward * 1e3:.2f}", f"{backward * 1e3:.2f}")
     console.print(table)
     console.print(f"Written to {_OUTPUT.value}")

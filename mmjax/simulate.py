@@ -8,7 +8,8 @@ import pathlib
 
 from absl import flags
 
-from mmjax import cli, planning_flags
+from mmjax import cli
+from mmjax.planning import flags as planning_flags
 
 _PLAN = flags.DEFINE_string("plan", "", "Plan file, such as python -m mmjax.plan --output writes.")
 _PAGE = flags.DEFINE_string("page", "", "HTML file to draw the timeline in; it needs nothing from outside.")
@@ -23,15 +24,15 @@ def main() -> int:
 
     if not _PLAN.value:
         raise UserError("--plan is missing: give a plan file, such as python -m mmjax.plan --output=plan.json writes")
-    from mmjax.plan_report import print_timeline, report_console
-    from sharding.plan import Plan, check_layout
-    from sharding.timeline_html import html_page
-    from sharding.timeline_perfetto import perfetto_trace
+    from mmjax.planning.report import print_timeline, report_console
+    from sharding.plans.plan import Plan, check_layout
+    from sharding.simulation.html_page import html_page
+    from sharding.simulation.perfetto import perfetto_trace
 
     plan = Plan.load(_PLAN.value)
-    problem = planning_flags.read_problem(1 + max(device for unit in plan.units for device in unit.devices))
+    problem = planning_flags.problem_from_flags(1 + max(device for unit in plan.units for device in unit.devices))
     check_layout(plan, problem.graph, problem.devices)
-    timeline = problem.rehearse(plan, _RENDEZVOUS.value)
+    timeline = problem.simulate(plan, _RENDEZVOUS.value)
     title = f"{pathlib.Path(_PLAN.value).name} on {problem.cluster.name}"
     written = []
     for path, text in (

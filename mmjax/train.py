@@ -14,7 +14,7 @@ _RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest whole che
 _PROFILE = flags.DEFINE_string(
     "profile", "", "Profile of this hardware (python -m mmjax.profile): predicts the step, and plans if plan is auto."
 )
-_OTHER_DEVICE = flags.DEFINE_bool("other_device", False, "Take a profile of other hardware.")
+_OTHER_DEVICE = flags.DEFINE_bool("allow_other_device", False, "Take a profile of other hardware.")
 
 SUMMARY = "summary.json"
 
@@ -25,17 +25,17 @@ def main() -> int:
     import jax
     from rich.console import Console
 
-    from mmjax import automatic
-    from mmjax.training.config import TrainConfig, foreign_tokens
-    from mmjax.training.metrics import open_metrics
-    from mmjax.training.progress import make_progress, print_plan
+    from mmjax.planning import automatic
+    from mmjax.training.config import TrainConfig, tokenizer_mismatches_backbone
+    from mmjax.training.metrics.progress import make_progress, print_plan
+    from mmjax.training.metrics.step_report import open_metrics_writer
     from mmjax.training.trainer import Trainer, describe_devices
 
     config = cli.configured(TrainConfig)
     workdir = _choose_workdir(jax.process_count())
     console = Console(highlight=False)
     first = jax.process_index() == 0
-    plan, remark, prediction = automatic.choose(config, workdir, _PROFILE.value, _OTHER_DEVICE.value)
+    plan, remark, prediction = automatic.plan_and_predict(config, workdir, _PROFILE.value, _OTHER_DEVICE.value)
     if first:
         console.print(describe_devices())
         print_plan(plan.table(), console)
@@ -44,7 +44,7 @@ def main() -> int:
         )
     trainer = Trainer(config, plan, workdir, _RESUME.value)
     if first:
-        if foreign_tokens(config, trainer.tokenizer):
+        if tokenizer_mismatches_backbone(config, trainer.tokenizer):
             console.print(
                 f"warning: {config.model.backbone.name} starts from published weights, and the tokens are those of a "
                 f"{type(trainer.tokenizer).__name__}: give the source the model's own (HuggingFaceTokenizer.file)",
@@ -55,7 +55,7 @@ def main() -> int:
         plan.save(workdir / "plan.json")
         (workdir / "vocabulary.json").write_text(trainer.tokenizer.to_json())
         (workdir / "prompting.json").write_text(trainer.prompting.to_json())
-    metrics = open_metrics(str(workdir), trainer.step, first)
+    metrics = open_metrics_writer(str(workdir), trainer.step, first)
     progress = make_progress(config.steps, trainer.step, config.log_interval, first, console)
     try:
         result = trainer.run(progress, metrics)
@@ -64,7 +64,7 @@ def main() -> int:
         metrics.close()
         trainer.close()
     if first:
-        summary = _summary(result, plan, remark) | {"prediction": automatic.comparison(prediction, workdir)}
+        summary = _summary(result, plan, remark) | {"prediction": automatic.compare_prediction(prediction, workdir)}
         trainer.batches.write_refused(workdir)
         (workdir / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
         _tell(console, summary, workdir)
@@ -90,7 +90,7 @@ def _summary(result: Any, plan: Any, remark: str) -> dict[str, Any]:
     import jax
 
     import mmjax
-    from mmjax.training.metrics import padding_shares
+    from mmjax.training.metrics.step_report import padding_fractions
 
     names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
     score = result.score
@@ -98,7 +98,7 @@ def _summary(result: Any, plan: Any, remark: str) -> dict[str, Any]:
         "steps": result.step,
         "wall_seconds": round(result.seconds, 1),
         "tokens_per_second": round(result.counts["backbone"][0] / result.seconds, 1) if result.counts else None,
-        "padding": {phase: round(share, 4) for phase, share in padding_shares(result.counts).items()},
+        "padding": {phase: round(share, 4) for phase, share in padding_fractions(result.counts).items()},
         "losses": result.losses,
         "accuracy": None if score is None else round(score.accuracy, 4),
         "questions": None if score is None else score.questions,

@@ -6,7 +6,7 @@ import jax
 from jax import lax
 
 
-def ranks_of(axes: tuple[str, ...]) -> int:
+def rank_count(axes: tuple[str, ...]) -> int:
     """Number of ranks along some mesh axes together. Raises ValueError if the mesh lacks one of them."""
     try:
         return lax.axis_size(axes)
@@ -32,7 +32,7 @@ def make_varying(tree: Any, axes: tuple[str, ...]) -> Any:
     return jax.tree.map(one, tree)
 
 
-def cotangent_for(primal: jax.Array, cotangent: jax.Array) -> jax.Array:
+def match_cotangent(primal: jax.Array, cotangent: jax.Array) -> jax.Array:
     """A cotangent as JAX wants it of a `custom_vjp`: in the primal's precision, and varying over the primal's axes.
 
     Over axes along which the primal is the same everywhere, the ranks' cotangents add up.

@@ -19,7 +19,7 @@ class Axes:
     tensor: tuple[str, ...] = ()
     expert: tuple[str, ...] = ()
     sequence: tuple[str, ...] = ()
-    matmul: str = "reference"
+    collective_matmul: str = "reference"
 
     def __post_init__(self) -> None:
         for purpose in ("data", "tensor", "expert", "sequence"):
@@ -33,6 +33,6 @@ class Axes:
             raise ValueError(f"Axes.sequence is {self.sequence}; give none, or those of tensor, {self.tensor}")
 
     @property
-    def undivided(self) -> "Axes":
+    def without_sequence(self) -> "Axes":
         """The same for what takes all positions of a row."""
         return dataclasses.replace(self, sequence=())

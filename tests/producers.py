@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
-from data.pipeline import training_recipe
-from data.serving import Producer
+from data.packing.pipeline import training_recipe
+from data.producers.server import ProducerServer
 from tests.small_vqa import SmallVQA
 
 MODEL = ModelConfig()
@@ -33,16 +33,16 @@ data_config.DataConfig.window = 64
 @contextlib.contextmanager
 def serving(
     token: str = "", port: int = 0, certificate: tuple[bytes, bytes] | None = None
-) -> Iterator[tuple[Producer, str]]:
+) -> Iterator[tuple[ProducerServer, str]]:
     """A producer in this process, with its address."""
     recipe = training_recipe(CONFIG, MODEL, SmallVQA("train"))
-    with Producer(recipe, CONFIG, f"127.0.0.1:{port}", token, certificate) as producer:
+    with ProducerServer(recipe, CONFIG, f"127.0.0.1:{port}", token, certificate) as producer:
         yield producer, f"127.0.0.1:{producer.port}"
 
 
 def start_producer(gin: pathlib.Path, *arguments: str) -> subprocess.Popen:
     """Starts one on a free port unless the arguments name another; it may not be listening yet."""
-    command = [sys.executable, "-m", "data.service", f"--gin_file={gin}", "--port=0", *arguments]
+    command = [sys.executable, "-m", "mmjax.serve_data", f"--gin_file={gin}", "--port=0", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 

@@ -1,13 +1,13 @@
 """A profile that is made up, for what reads profiles."""
 
-from sharding.profiled_costs import LayerProfile, Line, Passes, Profile
-from sharding.specs import ModuleGraph
-from sharding.trainable import Turns, trained_parts
+from sharding.costs.profiled import LayerProfile, LinearFit, PassTimes, Profile
+from sharding.plans.trained_parts import RequiredGradients, trained_parts
+from sharding.specs.modules import ModuleGraph
 
 
-def described_profile(graph: ModuleGraph, kind: str, tps: tuple[int, ...] = (1, 2, 4, 8)) -> Profile:
+def synthetic_profile(graph: ModuleGraph, kind: str, tps: tuple[int, ...] = (1, 2, 4, 8)) -> Profile:
     """Layers whose time is in proportion to their parameters and divided by tensor ranks without a loss."""
-    turns = Turns(graph, trained_parts(graph, ("all",)))
+    turns = RequiredGradients(graph, trained_parts(graph, ("all",)))
     layers = tuple(
         LayerProfile(
             f"{layer.part}/{layer.name}",
@@ -19,12 +19,12 @@ def described_profile(graph: ModuleGraph, kind: str, tps: tuple[int, ...] = (1, 
             _passes(2e-6 * layer.parameter_count / tp),
         )
         for module in graph.modules
-        for layer, _, of in turns.of(module.name, 0, module.layers)
+        for layer, _, of in turns.of_layers(module.name, 0, module.layer_count)
         for tp in tps
     )
-    nothing = Line(0.0, 0.0, 0.0)
+    nothing = LinearFit(0.0, 0.0, 0.0)
     return Profile(kind, 8, 0.0, 4, {}, layers, nothing, nothing, nothing, nothing, nothing)
 
 
-def _passes(seconds: float) -> Passes:
-    return Passes((seconds,), (seconds,))
+def _passes(seconds: float) -> PassTimes:
+    return PassTimes((seconds,), (seconds,))

@@ -5,29 +5,29 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from data.easy_vqa import EasyVQA
-from data.formats import SampleFormat
-from data.outline import Outline
-from data.samples import Stream
-from data.source import RandomAccess
+from data.datasets.dataset import RandomAccessSamples
+from data.datasets.easy_vqa import EasyVQA
+from data.samples.sample import EncoderInputs
+from data.samples.sample_format import SampleFormat
+from data.samples.sample_metadata import SampleMetadata
 
 
 class _First:
     """The first samples of a kind."""
 
-    def __init__(self, samples: RandomAccess, count: int, poisoned: int | None) -> None:
+    def __init__(self, samples: RandomAccessSamples, count: int, poisoned: int | None) -> None:
         self._samples, self._count, self._poisoned = samples, count, poisoned
 
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: int) -> Outline:
+    def __getitem__(self, index: int) -> SampleMetadata:
         outline = self._samples[index]
         if index != self._poisoned:
             return outline
         (item,) = outline.items
 
-        def load() -> Stream:
+        def load() -> EncoderInputs:
             stream = item.load()
             return stream._replace(values=np.full_like(stream.values, np.finfo(np.float32).max))
 
@@ -45,12 +45,12 @@ class SmallVQA:
 
     def __init__(self, split: str, images: int = 40, poisoned: int | None = None) -> None:
         self._whole, self._images, self._poisoned = EasyVQA(split), images, poisoned
-        self.tokenizer, self.judged = self._whole.tokenizer, self._whole.judged
-        self.prompting = self._whole.prompting
+        self.tokenizer, self.evaluated_kinds = self._whole.tokenizer, self._whole.evaluated_kinds
+        self.prompt_format = self._whole.prompt_format
 
-    def datasets(self, form: SampleFormat) -> Mapping[str, RandomAccess]:
+    def samples_by_kind(self, form: SampleFormat) -> Mapping[str, RandomAccessSamples]:
         """The same kinds as the whole split."""
         return {
             kind: _First(samples, self._images, self._poisoned if kind == "vqa" else None)
-            for kind, samples in self._whole.datasets(form).items()
+            for kind, samples in self._whole.samples_by_kind(form).items()
         }

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from mmjax import cli
-from mmjax.training.config import TrainConfig, find_plan
-from sharding.plan import Plan, check_plan
-from sharding.specs import module_graph
+from mmjax.training.config import TrainConfig, find_plan_file
+from sharding.plans.plan import Plan, check_plan
+from sharding.specs.modules import module_graph
 
 HOME = pathlib.Path(__file__).resolve().parents[1]
 DOCUMENTS = [HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))]
@@ -36,7 +36,7 @@ def test_a_plan_of_the_documents_holds_the_quickstart(quickstart, text):
 
 
 def test_the_quickstarts_plan_stands_there_as_it_is(quickstart):
-    assert Plan.load(find_plan(quickstart.plan)) in [Plan.from_json(text) for text in PLANS]
+    assert Plan.load(find_plan_file(quickstart.plan)) in [Plan.from_json(text) for text in PLANS]
 
 
 def links(text: str) -> set[str]:

@@ -1,1 +1,1 @@
-"""Records where they lie: one file a layout, all with random access; see `data.sources.record_source.RecordSource`."""
+"""Record sources, one file for each storage layout, all with random access (`data.records.RecordSource`)."""

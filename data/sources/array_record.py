@@ -25,14 +25,24 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from data.errors import BadSampleError, DataError
 from data.quarantine import Quarantine
-from data.records import ROLES, Clip, Media, Part, Picture, Record, Text, Turn
-from data.sources.parsing import decoded, encodable, parsed
+from data.records import (
+    ROLES,
+    AudioPart,
+    ContentPart,
+    ImagePart,
+    Media,
+    Record,
+    RecordSource,
+    TextPart,
+    Turn,
+    check_index,
+)
+from data.sources.parsing import decode_utf8, parse_json, require_encodable
 from data.sources.paths import find_files
-from data.sources.record_source import RecordSource, position
 
 _MAGIC = b"MMR1"
 _PREFIX = struct.Struct("<4sI")
-_MEDIA: dict[str, type[Picture] | type[Clip]] = {"image": Picture, "audio": Clip}
+_MEDIA: dict[str, type[ImagePart] | type[AudioPart]] = {"image": ImagePart, "audio": AudioPart}
 
 
 class ArrayRecord:
@@ -66,7 +76,7 @@ class ArrayRecord:
 
     def __getitem__(self, index: SupportsIndex) -> Record:
         """The record; raises BadSampleError for one that is damaged or of another format."""
-        place = position(index, len(self))
+        place = check_index(index, len(self))
         file = int(np.searchsorted(self._starts, place, "right")) - 1
         row = place - int(self._starts[file])
         where = f"{self._files[file]}[{row}]"
@@ -123,8 +133,8 @@ def encode_record(record: Record) -> bytes:
     """A record and its media in this module's format; raises BadSampleError for media that cannot be read."""
     payloads: list[bytes] = []
 
-    def entry(part: Part) -> dict[str, str | int]:
-        if isinstance(part, Text):
+    def entry(part: ContentPart) -> dict[str, str | int]:
+        if isinstance(part, TextPart):
             return {"text": part.text}
         payloads.append(part.media.read())
         kind = next(kind for kind, medium in _MEDIA.items() if isinstance(part, medium))
@@ -140,7 +150,7 @@ def decode_record(where: str, content: bytes) -> Record:
     if len(content) < _PREFIX.size or not content.startswith(_MAGIC):
         raise BadSampleError(where, f"it is no record: it does not begin with {_MAGIC.decode()}")
     start = _PREFIX.size + _PREFIX.unpack_from(content)[1]
-    header = parsed(where, decoded(where, content[_PREFIX.size : start]))
+    header = parse_json(where, decode_utf8(where, content[_PREFIX.size : start]))
     if not isinstance(header, Mapping) or not isinstance(header.get("key"), str):
         raise BadSampleError(where, "its header has no key")
     turns = []
@@ -148,21 +158,21 @@ def decode_record(where: str, content: bytes) -> Record:
         role = entry.get("role")
         if role not in ROLES:
             raise BadSampleError(where, f"a turn is of {role!r}; known are {', '.join(ROLES)}")
-        parts: list[Part] = []
+        parts: list[ContentPart] = []
         for item in _list(where, entry, "parts"):
             part, start = _part(where, item, content, start)
             parts.append(part)
         turns.append(Turn(role, tuple(parts)))
     if start != len(content):
         raise BadSampleError(where, f"its header tells of {start} bytes where there are {len(content)}")
-    return Record(encodable(where, "the key", header["key"]), tuple(turns))
+    return Record(require_encodable(where, "the key", header["key"]), tuple(turns))
 
 
-def _part(where: str, item: Mapping[str, object], content: bytes, start: int) -> tuple[Part, int]:
+def _part(where: str, item: Mapping[str, object], content: bytes, start: int) -> tuple[ContentPart, int]:
     """A part, and where the next medium's bytes begin."""
     text = item.get("text")
     if isinstance(text, str):
-        return Text(encodable(where, "a text", text)), start
+        return TextPart(require_encodable(where, "a text", text)), start
     for kind, medium in _MEDIA.items():
         size = item.get(kind)
         if isinstance(size, int) and 0 <= size <= len(content) - start:

@@ -17,7 +17,7 @@ _MARK = b"\xef\xbb\xbf"  # some editors write it before UTF-8
 JsonIndex = Int64[np.ndarray, "n 3"]
 
 
-def is_array(path: str) -> bool:
+def starts_with_json_array(path: str) -> bool:
     """Whether the file's first character that is no blank opens an array."""
     with pathlib.Path(path).open("rb") as file:
         while head := file.read(1 << 16):
@@ -26,7 +26,7 @@ def is_array(path: str) -> bool:
     return False
 
 
-def index_lines(path: str) -> JsonIndex:
+def index_json_lines(path: str) -> JsonIndex:
     """Places of the lines that are not blank; none of them is parsed."""
     found, offset = array.array("q"), 0
     with pathlib.Path(path).open("rb") as file:
@@ -37,7 +37,7 @@ def index_lines(path: str) -> JsonIndex:
     return _as_index(found)
 
 
-def index_array(path: str) -> JsonIndex:
+def index_json_array(path: str) -> JsonIndex:
     """Places of an array's entries.
 
     Raises:

@@ -7,11 +7,10 @@ from typing import SupportsIndex
 import numpy as np
 
 from data.errors import BadSampleError, DataError
-from data.records import Media, Record
-from data.sources.pairs import transcribe
-from data.sources.parsing import decoded, words
+from data.records import Media, Record, check_index
+from data.sources.pair_tasks import audio_to_text_turns
+from data.sources.parsing import decode_utf8, require_text
 from data.sources.paths import check_folder
-from data.sources.record_source import position
 
 _AUDIO, _TRANSCRIPT = ".flac", ".trans.txt"
 
@@ -59,7 +58,7 @@ class LibriSpeech:
 
     def __getitem__(self, index: SupportsIndex) -> Record:
         """The record of an utterance; raises BadSampleError for one that lacks its clip or its transcript."""
-        place = position(index, len(self))
+        place = check_index(index, len(self))
         if place in self._bad:
             raise BadSampleError(*self._bad[place])
         number, offset, size = map(int, self._index[place])
@@ -67,8 +66,8 @@ class LibriSpeech:
         file = pathlib.Path(self._root, transcript)
         utterance, text = _split(Media(f"{transcript}, byte {offset}", str(file), offset, size).read())
         key = _key(transcript, utterance)
-        clip = Media.file(file.parent / f"{utterance}{_AUDIO}")
-        return Record(key, transcribe(clip, words(key, "the transcript", decoded(key, text))))
+        clip = Media.from_file(file.parent / f"{utterance}{_AUDIO}")
+        return Record(key, audio_to_text_turns(clip, require_text(key, "the transcript", decode_utf8(key, text))))
 
     def _scan(self, number: int, transcript: str, columns: array.array) -> None:
         """Adds the utterances of a chapter."""

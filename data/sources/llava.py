@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from typing import SupportsIndex
 
 from data.errors import BadSampleError, DataError
-from data.records import Media, Record
-from data.sources.conversations import conversation
-from data.sources.json_index import index_array, index_lines, is_array
-from data.sources.parsing import decoded, media_file, parsed
+from data.records import Media, Record, check_index
+from data.sources.json_index import index_json_array, index_json_lines, starts_with_json_array
+from data.sources.messages import parse_messages
+from data.sources.parsing import decode_utf8, media_from_path, parse_json
 from data.sources.paths import check_file, check_folder
-from data.sources.record_source import position
 
 _UNREAD = ("video", "videos")
 
@@ -21,7 +20,7 @@ class LlavaJson:
     An entry is `{"id": ..., "image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\\nWhat is it?"},
     {"from": "gpt", "value": "A ship."}]}`. `image` and `audio` name one file, a list of files, or none; `<image>` and
     `<audio>` in the texts say where each is shown, and files without any mark come before the user's first words.
-    See `data.sources.conversations.conversation` for what else a message may look like.
+    See `data.sources.messages.conversation` for what else a message may look like.
 
     Only the places of the entries are kept, 24 bytes an entry; entries are read when asked for. A malformed line of
     JSON lines is a bad sample, a malformed array an error at the start.
@@ -46,8 +45,8 @@ class LlavaJson:
         self._folder = folder or str(pathlib.Path(path).parent)
         check_folder(self._folder)
         self.name = name or pathlib.Path(path).stem
-        self._is_array = is_array(path)
-        self._index = index_array(path) if self._is_array else index_lines(path)
+        self._is_array = starts_with_json_array(path)
+        self._index = index_json_array(path) if self._is_array else index_json_lines(path)
         if not len(self._index):
             raise DataError(f"{path} has no entries; replace it or leave it out")
 
@@ -56,19 +55,19 @@ class LlavaJson:
 
     def __getitem__(self, index: SupportsIndex) -> Record:
         """The record of an entry; raises BadSampleError for one that is malformed or whose marks do not fit."""
-        place = position(index, len(self))
+        place = check_index(index, len(self))
         offset, size, line = map(int, self._index[place])
         file = pathlib.Path(self._path).name
         key = f"{file}[{place}]" if self._is_array else f"{file}:{line}"
-        entry = parsed(key, decoded(key, Media(key, self._path, offset, size).read()))
+        entry = parse_json(key, decode_utf8(key, Media(key, self._path, offset, size).read()))
         if not isinstance(entry, Mapping):
             raise BadSampleError(key, "the entry is no object")
         unread = [field for field in _UNREAD if entry.get(field)]
         if unread:
             raise BadSampleError(key, f"it has {unread[0]}, which this source does not read")
         images, clips = (self._media(key, entry.get(field)) for field in ("image", "audio"))
-        return Record(key, conversation(key, entry.get("conversations"), images, clips))
+        return Record(key, parse_messages(key, entry.get("conversations"), images, clips))
 
     def _media(self, key: str, value: object) -> list[Media]:
         values = value if isinstance(value, list) else [value] if value else []
-        return [media_file(key, self._folder, path) for path in values]
+        return [media_from_path(key, self._folder, path) for path in values]

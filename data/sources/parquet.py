@@ -12,12 +12,11 @@ import pyarrow
 import pyarrow.parquet
 
 from data.errors import BadSampleError, DataError
-from data.records import Media, Record
-from data.sources.conversations import conversation
-from data.sources.pairs import TASKS
-from data.sources.parsing import media_file, parsed, words
+from data.records import Media, Record, check_index
+from data.sources.messages import parse_messages
+from data.sources.pair_tasks import PAIR_TASKS
+from data.sources.parsing import media_from_path, parse_json, require_text
 from data.sources.paths import find_files
-from data.sources.record_source import position
 
 _CONVERSE = "converse"
 
@@ -27,7 +26,7 @@ class ParquetTable:
 
     A medium's cell is a struct of `bytes` and `path`, as of the `datasets` library's Image and Audio, or bytes, or
     the path of a file; a path is relative to its Parquet file. In a conversation the cell may also be a list of
-    these, and the messages are as `data.sources.conversations.conversation` reads them, or a JSON text of that.
+    these, and the messages are as `data.sources.messages.conversation` reads them, or a JSON text of that.
 
     A row is read with its whole row group. The last few row groups are kept, so reading in a random order costs a row
     group a row: write files for training with small row groups, or convert them with `write_array_record`.
@@ -51,7 +50,7 @@ class ParquetTable:
         Args:
             files: Paths, with braces and wildcards.
             task: `describe` and `generate` take a picture and a text, `transcribe` a clip and a text (see
-                `data.sources.pairs`), `converse` a conversation and any media.
+                `data.sources.pair_tasks`), `converse` a conversation and any media.
             text: The column of the text or the conversation.
             image: The column of pictures; `image` by default where the task needs one, else none.
             audio: The column of clips; `audio` by default where the task needs one, else none.
@@ -61,13 +60,13 @@ class ParquetTable:
         Raises:
             DataError: A file that is missing or no Parquet, a column that is not there, no rows, an unknown task.
         """
-        if task not in (*TASKS, _CONVERSE):
-            raise DataError(f"ParquetTable.task is {task!r}; choose one of {', '.join((*TASKS, _CONVERSE))}")
+        if task not in (*PAIR_TASKS, _CONVERSE):
+            raise DataError(f"ParquetTable.task is {task!r}; choose one of {', '.join((*PAIR_TASKS, _CONVERSE))}")
         if row_groups_kept < 1:
             raise DataError(f"ParquetTable.row_groups_kept is {row_groups_kept}; it must be at least 1")
         self.name = name
         self._task = task
-        needed = TASKS[task].media if task in TASKS else ""
+        needed = PAIR_TASKS[task].media if task in PAIR_TASKS else ""
         self._text = text
         self._image = image or ("image" if needed == "image" else "")
         self._audio = audio or ("audio" if needed == "audio" else "")
@@ -90,7 +89,7 @@ class ParquetTable:
 
     def __getitem__(self, index: SupportsIndex) -> Record:
         """The record of a row; raises BadSampleError for one that cannot be read or lacks something."""
-        place = position(index, len(self))
+        place = check_index(index, len(self))
         group = int(np.searchsorted(self._starts, place, "right")) - 1
         file, group_of_file = self._groups[group]
         first_of_file = self._starts[group - group_of_file]
@@ -105,12 +104,14 @@ class ParquetTable:
         images, clips = (self._media(key, path, row, column) for column in (self._image, self._audio))
         if self._task == _CONVERSE:
             messages = row[self._text]
-            messages = parsed(key, messages) if isinstance(messages, str) else messages
-            return Record(key, conversation(key, messages, images, clips))
+            messages = parse_json(key, messages) if isinstance(messages, str) else messages
+            return Record(key, parse_messages(key, messages, images, clips))
         media = images or clips
         if len(media) != 1:
             raise BadSampleError(key, f"it has {len(media)} media where the task {self._task} takes one")
-        return Record(key, TASKS[self._task].turns(media[0], words(key, f"column {self._text}", row[self._text])))
+        return Record(
+            key, PAIR_TASKS[self._task].turns(media[0], require_text(key, f"column {self._text}", row[self._text]))
+        )
 
     def _media(self, key: str, path: str, row: Mapping[str, Any], column: str) -> list[Media]:
         """The media of a row's column; none where the column is none or its cell empty."""
@@ -176,4 +177,4 @@ def _medium(where: str, key: str, folder: str, cell: object) -> Media:
         if not cell:
             raise BadSampleError(key, "its medium has no bytes")
         return Media(f"{where} ({path})" if isinstance(path, str) else where, content=cell)
-    return media_file(key, folder, path)
+    return media_from_path(key, folder, path)

@@ -7,7 +7,7 @@ from data.errors import BadSampleError
 from data.records import Media
 
 
-def decoded(where: str, content: bytes) -> str:
+def decode_utf8(where: str, content: bytes) -> str:
     """UTF-8 text, without the mark that some editors put before it; raises BadSampleError for anything else."""
     try:
         return content.decode("utf-8-sig")
@@ -15,7 +15,7 @@ def decoded(where: str, content: bytes) -> str:
         raise BadSampleError(where, f"it is not UTF-8 from byte {error.start} on") from error
 
 
-def parsed(where: str, text: str) -> object:
+def parse_json(where: str, text: str) -> object:
     """The value of a JSON text; raises BadSampleError with the place where it is malformed."""
     try:
         return json.loads(text)
@@ -25,7 +25,7 @@ def parsed(where: str, text: str) -> object:
         raise BadSampleError(where, f"its JSON is beyond reason: {error}") from error
 
 
-def words(where: str, what: str, value: object) -> str:
+def require_text(where: str, what: str, value: object) -> str:
     """A value as text that a tokenizer can take.
 
     Args:
@@ -40,10 +40,10 @@ def words(where: str, what: str, value: object) -> str:
         raise BadSampleError(where, f"{what} is no text: {_shortened(value)}")
     if not value.strip():
         raise BadSampleError(where, f"{what} is empty")
-    return encodable(where, what, value)
+    return require_encodable(where, what, value)
 
 
-def encodable(where: str, what: str, value: str) -> str:
+def require_encodable(where: str, what: str, value: str) -> str:
     """The text itself; raises BadSampleError if no UTF-8 can hold it, as JSON's escapes allow."""
     try:
         value.encode()
@@ -52,16 +52,16 @@ def encodable(where: str, what: str, value: str) -> str:
     return value
 
 
-def media_file(where: str, folder: str, value: object) -> Media:
+def media_from_path(where: str, folder: str, value: object) -> Media:
     """The file that an entry names, relative to a folder; an absolute path stands as it is.
 
     Raises:
         BadSampleError: The value cannot be a path. Whether the file is there is seen when it is read.
     """
-    path = words(where, "the path of a file", value)
+    path = require_text(where, "the path of a file", value)
     if "\0" in path:
         raise BadSampleError(where, "the path of a file has a null character")
-    return Media.file(pathlib.Path(folder, path))
+    return Media.from_file(pathlib.Path(folder, path))
 
 
 def _shortened(value: object) -> str:

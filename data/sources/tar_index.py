@@ -13,7 +13,7 @@ _LONGEST_HEADER = 1 << 20  # bytes of an extended header
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class TarMember:
     """A regular file of a tar: its name, and where its bytes lie in the tar."""
 
     name: str
@@ -31,11 +31,11 @@ class TarIndex:
         damage: Why it ends before its end mark; empty for a whole tar.
     """
 
-    members: tuple[Member, ...]
+    members: tuple[TarMember, ...]
     size: int
     damage: str
 
-    def is_cut(self, member: Member) -> bool:
+    def is_truncated(self, member: TarMember) -> bool:
         """Whether the tar ends within the member."""
         return member.offset + member.size > self.size
 
@@ -47,7 +47,7 @@ def index_tar(path: str) -> TarIndex:
         DataError: It begins as no tar does, is compressed, or cannot be read.
     """
     size = pathlib.Path(path).stat().st_size
-    members: list[Member] = []
+    members: list[TarMember] = []
     try:
         with pathlib.Path(path).open("rb", buffering=0) as file:
             damage = _scan(file, size, members)
@@ -58,7 +58,7 @@ def index_tar(path: str) -> TarIndex:
     return TarIndex(tuple(members), size, damage)
 
 
-def _scan(file: BinaryIO, size: int, members: list[Member]) -> str:
+def _scan(file: BinaryIO, size: int, members: list[TarMember]) -> str:
     """Adds the members; returns the damage. Raises HeaderError or DataError if not even the first header is one."""
     offset, name, real_size = 0, "", -1  # what an extended header says of the next member
     while True:
@@ -69,7 +69,7 @@ def _scan(file: BinaryIO, size: int, members: list[Member]) -> str:
             return f"the file is cut at byte {size}"
         plain = None if name or real_size >= 0 else _plain(header)
         if plain:
-            members.append(Member(plain[0], offset + _BLOCK, plain[1]))
+            members.append(TarMember(plain[0], offset + _BLOCK, plain[1]))
             offset += _BLOCK + -(-plain[1] // _BLOCK) * _BLOCK
             continue
         try:
@@ -98,7 +98,7 @@ def _scan(file: BinaryIO, size: int, members: list[Member]) -> str:
             # A link or a folder has no payload, whatever its size says.
             has_payload = info.type not in (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE)
             if info.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE):
-                members.append(Member(name or info.name, payload, length))
+                members.append(TarMember(name or info.name, payload, length))
             if info.type not in (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK):
                 name, real_size = "", -1
             length = length if has_payload else 0

@@ -9,12 +9,11 @@ from typing import SupportsIndex
 import numpy as np
 
 from data.errors import BadSampleError, DataError
-from data.records import Media, Record
-from data.sources.pairs import task_named
-from data.sources.parsing import decoded, parsed, words
+from data.records import Media, Record, check_index
+from data.sources.pair_tasks import pair_task
+from data.sources.parsing import decode_utf8, parse_json, require_text
 from data.sources.paths import find_files
-from data.sources.record_source import position
-from data.sources.tar_index import Member, TarIndex, index_tar
+from data.sources.tar_index import TarIndex, TarMember, index_tar
 
 _SUFFIXES = {"image": ("jpg", "jpeg", "png", "webp"), "audio": ("wav", "flac")}
 _TEXT, _JSON = "txt", "json"
@@ -26,8 +25,8 @@ class _Sample:
     """The members of one sample, and why it cannot be used."""
 
     key: str
-    media: Member | None = None
-    text: Member | None = None
+    media: TarMember | None = None
+    text: TarMember | None = None
     reason: str = ""
 
 
@@ -51,7 +50,7 @@ class WebDataset:
 
         Args:
             shards: Paths of uncompressed tars, with braces (`shards-{0000..0012}.tar`) and wildcards.
-            task: `describe` and `generate` take pictures, `transcribe` takes clips; see `data.sources.pairs`.
+            task: `describe` and `generate` take pictures, `transcribe` takes clips; see `data.sources.pair_tasks`.
             caption: The field of the json that holds the text of a sample without txt.
             name: Names the source.
 
@@ -59,7 +58,7 @@ class WebDataset:
             DataError: A shard that is missing or no tar, shards without samples, or an unknown task.
         """
         self.name = name
-        self._task = task_named("WebDataset", task)
+        self._task = pair_task("WebDataset", task)
         self._caption = caption
         self._shards = find_files(shards)
         self._keys: list[str] = []
@@ -84,43 +83,43 @@ class WebDataset:
 
     def __getitem__(self, index: SupportsIndex) -> Record:
         """The record of a sample; reads its text. Raises BadSampleError for a sample that is not whole."""
-        place = position(index, len(self))
+        place = check_index(index, len(self))
         shard, media_at, media_size, text_at, text_size, is_json = map(int, self._index[place])
         path = self._shards[shard]
         key = f"{path}:{self._keys[place]}"
         if place in self._reasons:
             raise BadSampleError(key, self._reasons[place])
-        what, value = "the text", decoded(key, Media(key, path, text_at, text_size).read()).strip()
+        what, value = "the text", decode_utf8(key, Media(key, path, text_at, text_size).read()).strip()
         if is_json:
-            entry = parsed(key, value)
+            entry = parse_json(key, value)
             what, value = (
                 f"{self._caption} in the json",
                 entry.get(self._caption) if isinstance(entry, Mapping) else None,
             )
-        return Record(key, self._task.turns(Media(key, path, media_at, media_size), words(key, what, value)))
+        return Record(key, self._task.turns(Media(key, path, media_at, media_size), require_text(key, what, value)))
 
     def _scan(self, path: str) -> list[_Sample]:
         """The samples of a shard by their first members."""
         index = index_tar(path)
-        groups: dict[str, list[tuple[str, Member]]] = {}
+        groups: dict[str, list[tuple[str, TarMember]]] = {}
         for member in index.members:
             folder, slash, file = member.name.rpartition("/")
             stem, dot, suffix = file.partition(".")
             if stem and dot:
                 groups.setdefault(f"{folder}{slash}{stem}", []).append((suffix.lower(), member))
         samples = [self._sample(key, members, index) for key, members in groups.items()]
-        if index.damage and not (index.members and index.is_cut(index.members[-1])):
+        if index.damage and not (index.members and index.is_truncated(index.members[-1])):
             samples.append(_Sample("(the rest)", reason=f"{index.damage}; what followed is lost"))
         return samples
 
-    def _sample(self, key: str, members: list[tuple[str, Member]], index: TarIndex) -> _Sample:
+    def _sample(self, key: str, members: list[tuple[str, TarMember]], index: TarIndex) -> _Sample:
         """One sample, its reason given if it cannot be used."""
         key = key.encode("utf-8", "backslashreplace").decode()
         suffixes = [suffix for suffix, _ in members]
         found = dict(members)
         media = [suffix for suffix in found if suffix in _SUFFIXES[self._task.media]]
         text = next((suffix for suffix in (_TEXT, _JSON) if suffix in found), "")
-        if any(index.is_cut(member) for _, member in members):
+        if any(index.is_truncated(member) for _, member in members):
             reason = f"{index.damage or 'the file is cut'}, within this sample"
         elif len(found) < len(suffixes):
             twice = next(suffix for suffix in suffixes if suffixes.count(suffix) > 1)
@@ -136,5 +135,5 @@ class WebDataset:
         return _Sample(key, reason=reason)
 
 
-def _place(member: Member | None) -> tuple[int, int]:
+def _place(member: TarMember | None) -> tuple[int, int]:
     return (member.offset, member.size) if member else (0, 0)

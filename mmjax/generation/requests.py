@@ -9,12 +9,12 @@ from typing import Any
 from PIL import Image
 
 from configs.errors import UserError
-from data.images import save_image
-from data.prompts import asked
+from data.datasets.prompts import prompt_record
+from data.media.patches import save_image
 from data.records import Media
-from mmjax.generation.drawing import Drawer
+from mmjax.generation.image_generation import ImageGenerator
 from mmjax.generation.sampling import Sampling
-from mmjax.generation.trained import Answer, Prompt, TrainedModel
+from mmjax.generation.trained_model import Answer, Prompt, TrainedModel
 
 LARGEST_SEED = 2**31 - 1
 
@@ -39,7 +39,7 @@ class Request:
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= LARGEST_SEED:
             raise UserError(f"seed {self.seed} is not between 0 and {LARGEST_SEED}")
-        asked(self.prompt, *self._media)
+        prompt_record(self.prompt, *self._media)
         if self.output:
             self._check_output()
         for path in (*self.image, *self.audio):
@@ -48,7 +48,7 @@ class Request:
 
     @property
     def _media(self) -> tuple[tuple[Media, ...], tuple[Media, ...]]:
-        return tuple(map(Media.file, self.image)), tuple(map(Media.file, self.audio))
+        return tuple(map(Media.from_file, self.image)), tuple(map(Media.from_file, self.audio))
 
     @property
     def question(self) -> Prompt:
@@ -106,7 +106,7 @@ def _request(fields: Any) -> Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class GenerationSettings:
     """How requests are served.
 
     Attributes:
@@ -117,17 +117,19 @@ class Settings:
     """
 
     sampling: Sampling
-    most: int = 0
-    steps: int = 50
+    max_tokens: int = 0
+    sampling_steps: int = 50
     guidance: float = 1.0
-    together: int = 8
+    batch_size: int = 8
 
 
-def serve(model: TrainedModel, requests: Sequence[Request], settings: Settings) -> Iterator[dict[str, Any]]:
+def serve_requests(
+    model: TrainedModel, requests: Sequence[Request], settings: GenerationSettings
+) -> Iterator[dict[str, Any]]:
     """What came of every request, in order: the request, and `answer` and `ended`, or the file drawn as `output`."""
-    drawer = Drawer(model) if any(request.output for request in requests) else None
-    for first in range(0, len(requests), settings.together):
-        group = requests[first : first + settings.together]
+    drawer = ImageGenerator(model) if any(request.output for request in requests) else None
+    for first in range(0, len(requests), settings.batch_size):
+        group = requests[first : first + settings.batch_size]
         questions = [request for request in group if not request.output]
         descriptions = [request for request in group if request.output]
         answers = iter(_answered(model, questions, settings))
@@ -141,14 +143,14 @@ def serve(model: TrainedModel, requests: Sequence[Request], settings: Settings) 
                 yield {"prompt": request.prompt, "answer": answer.text, "ended": answer.ended}
 
 
-def _answered(model: TrainedModel, questions: Sequence[Request], settings: Settings) -> list[Answer]:
+def _answered(model: TrainedModel, questions: Sequence[Request], settings: GenerationSettings) -> list[Answer]:
     if not questions:
         return []
-    return model.answers([each.question for each in questions], settings.sampling, settings.most or None)
+    return model.answers([each.question for each in questions], settings.sampling, settings.max_tokens or None)
 
 
-def _drawn(drawer: Drawer, descriptions: Sequence[Request], settings: Settings) -> list:
+def _drawn(drawer: ImageGenerator, descriptions: Sequence[Request], settings: GenerationSettings) -> list:
     if not descriptions:
         return []
     texts, seeds = zip(*((each.prompt, each.seed) for each in descriptions), strict=True)
-    return list(drawer.draw(texts, seeds, settings.steps, settings.guidance))
+    return list(drawer.generate(texts, seeds, settings.sampling_steps, settings.guidance))

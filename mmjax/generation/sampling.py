@@ -28,7 +28,7 @@ class Sampling:
             raise UserError(f"top_p is {self.top_p}; it is a probability above 0, up to 1")
 
 
-def choose(
+def sample_tokens(
     logits: Float[Array, "b v"], keys: Key[Array, " b"], sampling: Sampling, sayable: Bool[Array, " v"]
 ) -> Int[Array, " b"]:
     """The next token of each row, by a key of its own, so that the rows beside it change nothing."""
@@ -37,11 +37,11 @@ def choose(
         return jnp.argmax(logits, axis=-1)
     logits = logits / sampling.temperature
     if sampling.top_p < 1:
-        logits = jnp.where(likely(logits, sampling.top_p), logits, -jnp.inf)
+        logits = jnp.where(top_p_mask(logits, sampling.top_p), logits, -jnp.inf)
     return jax.vmap(jax.random.categorical)(keys, logits)
 
 
-def likely(logits: Float[Array, "b v"], top_p: float) -> Bool[Array, "b v"]:
+def top_p_mask(logits: Float[Array, "b v"], top_p: float) -> Bool[Array, "b v"]:
     """The smallest set of the likeliest tokens that have at least this probability together."""
     ordered = jnp.sort(jax.nn.softmax(logits, axis=-1), axis=-1, descending=True)
     before = jnp.cumsum(ordered, axis=-1) - ordered

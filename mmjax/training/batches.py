@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-from data.formats import SampleFormat
-from data.order_requests import OrderRequest
-from data.pipeline import Batches, training_batches
-from data.remote import remote_batches
-from data.source import Source
+from data.datasets.dataset import Dataset
+from data.packing.pipeline import BatchIterator, training_batches
+from data.packing.row_order_request import RowOrderRequest
+from data.producers.client import remote_batches
+from data.samples.sample_format import SampleFormat
 from mmjax.training.config import TrainConfig
 
 
 def open_batches(
-    config: TrainConfig, source: Source, order: OrderRequest | None = None, rows: Sequence[int] | None = None
-) -> Batches:
+    config: TrainConfig, source: Dataset, order: RowOrderRequest | None = None, rows: Sequence[int] | None = None
+) -> BatchIterator:
     """The same batches, made by `TrainConfig.producers` if there are any, else here.
 
     Args:
@@ -26,6 +26,6 @@ def open_batches(
     """
     data, model = config.data, config.model
     if config.producers:
-        return remote_batches(data, model, source, config.producers, config.producer_patience, order, rows)
-    form = SampleFormat.of(model, data.patches, data.frames)
-    return training_batches(data, model, source, order.row_order(model, form) if order else None, rows)
+        return remote_batches(data, model, source, config.producers, config.producer_timeout, order, rows)
+    form = SampleFormat.for_model(model, data.patches, data.frames)
+    return training_batches(data, model, source, order.make_row_order(model, form) if order else None, rows)

@@ -7,25 +7,25 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from data.batch import GlobalBatch
-from mmjax.training.engine import Engine
-from sharding.runtime.executor import State
+from data.packing.global_batch import GlobalBatch
+from mmjax.training.engine.engine import Engine
+from sharding.runtime.executor import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
-class Score:
+class AnswerScore:
     """Questions answered right, and all questions."""
 
-    right: int
+    correct: int
     questions: int
 
     @property
     def accuracy(self) -> float:
         """Share answered right; 0 without questions."""
-        return self.right / self.questions if self.questions else 0.0
+        return self.correct / self.questions if self.questions else 0.0
 
 
-def evaluate(engine: Engine, state: State, batches: Iterable[GlobalBatch]) -> Score:
+def evaluate_answers(engine: Engine, state: TrainState, batches: Iterable[GlobalBatch]) -> AnswerScore:
     """Scores every question of the batches.
 
     An answer is right if every word of it, its end included, is the likeliest after the words before it: that is
@@ -35,14 +35,14 @@ def evaluate(engine: Engine, state: State, batches: Iterable[GlobalBatch]) -> Sc
     backbone = engine.config.backbone.name
     right = questions = 0
     for batch in batches:
-        judged = engine.executor.evaluate(weights, engine.place(batch.arrays, 0))
+        judged = engine.executor.evaluate(weights, engine.place_batch(batch.arrays, 0))
         microbatches = next((of for of in judged.values() if of and f"{backbone}/correct" in of[0][1]), [])
         correct = [arrays[f"{backbone}/correct"] for _, arrays in microbatches]
         more = count_answers(batch.arrays[backbone], *_gathered(correct, batch.arrays[backbone]["weights"].shape))
         right, questions = right + more[0], questions + more[1]
     if jax.process_count() > 1:
         right, questions = (int(n) for n in multihost_utils.process_allgather(np.array([right, questions])).sum(0))
-    return Score(right, questions)
+    return AnswerScore(right, questions)
 
 
 def _gathered(microbatches: list[jax.Array], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from configs.errors import UserError
-from mmjax.weights.tensor_file import Tensor, read_header, read_tensor
+from mmjax.weights.safetensors_file import TensorHeader, read_header, read_tensor
 
-CONFIG = "config.json"
+CONFIG_FILE = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
 PIXELS = ("image_mean", "image_std")
 """What of it is an architecture's: how pixels are normalised."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Folder:
+class CheckpointFolder:
     """The tensors of a folder, of which only the headers have been read.
 
     Attributes:
@@ -28,14 +28,14 @@ class Folder:
 
     path: pathlib.Path
     files: dict[str, pathlib.Path]
-    tensors: dict[str, Tensor]
+    tensors: dict[str, TensorHeader]
 
     def read(self, name: str, part: tuple[slice, ...] | None = None) -> np.ndarray:
         """A tensor, or a part of it, mapped into memory."""
         return read_tensor(self.files[name], self.tensors[name], part)
 
 
-def read_config(path: pathlib.Path) -> dict[str, Any]:
+def read_config_json(path: pathlib.Path) -> dict[str, Any]:
     """The config.json of a folder.
 
     Raises:
@@ -43,18 +43,18 @@ def read_config(path: pathlib.Path) -> dict[str, Any]:
     """
     if not path.is_dir():
         raise UserError(f"there is no folder {path}; weights are read from a folder that you have, not fetched by name")
-    if not (path / CONFIG).is_file():
-        raise UserError(f"{path} has no {CONFIG}; give the folder of a published checkpoint")
-    return _json(path / CONFIG)
+    if not (path / CONFIG_FILE).is_file():
+        raise UserError(f"{path} has no {CONFIG_FILE}; give the folder of a published checkpoint")
+    return _json(path / CONFIG_FILE)
 
 
-def read_pixels(path: pathlib.Path) -> dict[str, Any]:
+def read_pixel_normalisation(path: pathlib.Path) -> dict[str, Any]:
     """What the preprocessor_config.json of a folder says of pixels; nothing where there is none."""
     values = _json(path / PREPROCESSOR) if (path / PREPROCESSOR).is_file() else {}
     return {key: values[key] for key in PIXELS if key in values}
 
 
-def open_folder(path: pathlib.Path, stem: str) -> Folder:
+def open_folder(path: pathlib.Path, stem: str) -> CheckpointFolder:
     """Reads the headers of a folder's files.
 
     Args:
@@ -70,7 +70,7 @@ def open_folder(path: pathlib.Path, stem: str) -> Folder:
         return _indexed(path, index)
     if single.is_file():
         tensors = read_header(single)
-        return Folder(path, dict.fromkeys(tensors, single), tensors)
+        return CheckpointFolder(path, dict.fromkeys(tensors, single), tensors)
     pickles = sorted(file.name for suffix in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in path.glob(suffix))
     if pickles:
         raise UserError(
@@ -80,7 +80,7 @@ def open_folder(path: pathlib.Path, stem: str) -> Folder:
     raise UserError(f"{path} has neither {single.name} nor {index.name}")
 
 
-def _indexed(path: pathlib.Path, index: pathlib.Path) -> Folder:
+def _indexed(path: pathlib.Path, index: pathlib.Path) -> CheckpointFolder:
     places = _json(index).get("weight_map")
     if not isinstance(places, dict):
         raise UserError(f"{index} has no weight_map, so that no tensor can be found")
@@ -92,7 +92,7 @@ def _indexed(path: pathlib.Path, index: pathlib.Path) -> Folder:
     lost = [f"{name} in {file}" for name, file in places.items() if name not in headers[file]]
     if lost:
         raise UserError(f"{index} names tensors that are not in their files: {', '.join(lost)}")
-    return Folder(
+    return CheckpointFolder(
         path,
         {name: shards[file] for name, file in places.items()},
         {name: headers[file][name] for name, file in places.items()},

@@ -1,7 +1,14 @@
 """Matmuls whose weight is split over the tensor axes, beside the collectives that they need."""
 
 from pallas_kernels.collective_matmul.api import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
-from pallas_kernels.collective_matmul.positions import divided, whole
-from pallas_kernels.collective_matmul.tiling import Tiling
+from pallas_kernels.collective_matmul.sequence import gather_sequence, split_sequence
+from pallas_kernels.collective_matmul.tiling import CollectiveTiling
 
-__all__ = ["Tiling", "all_gather_matmul", "divided", "matmul_all_reduce", "matmul_reduce_scatter", "whole"]
+__all__ = [
+    "CollectiveTiling",
+    "all_gather_matmul",
+    "split_sequence",
+    "matmul_all_reduce",
+    "matmul_reduce_scatter",
+    "gather_sequence",
+]

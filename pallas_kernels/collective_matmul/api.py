@@ -14,9 +14,16 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.collective_matmul import mosaic, reference, ring
-from pallas_kernels.collective_matmul.reference import by_transposed, weight_gradient
-from pallas_kernels.collective_matmul.tiling import Tiling, Work, all_reduce_chunks, choose_tiling, device_kind, fits
-from pallas_kernels.varying import cotangent_for, ranks_of
+from pallas_kernels.collective_matmul.reference import input_gradient, weight_gradient
+from pallas_kernels.collective_matmul.tiling import (
+    CollectiveTiling,
+    MatmulShape,
+    all_reduce_chunks,
+    choose_tiling,
+    device_kind,
+    tiling_fits,
+)
+from pallas_kernels.varying import match_cotangent, rank_count
 
 Axes = tuple[str, ...]
 DTYPES = ("float32", "bfloat16", "float16")
@@ -49,7 +56,7 @@ def all_gather_matmul(
     axes: Axes,
     *,
     backend: str = "ring",
-    tiling: Tiling | None = None,
+    tiling: CollectiveTiling | None = None,
     transposed: bool = False,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> tuple[jax.Array, ...]:
@@ -71,12 +78,12 @@ def all_gather_matmul(
         ValueError: An axis, a backend, shapes or precisions that do not fit, with the shapes.
     """
     _check(x, weights, axes, backend, transposed)
-    tiling = _tiling(tiling, _work(x, weights, ranks_of(axes), x.shape[-2]))
+    tiling = _tiling(tiling, _work(x, weights, rank_count(axes), x.shape[-2]))
     return _gathered(x, weights, axes, backend, tiling, transposed, np.dtype(dtype or x.dtype))
 
 
 def matmul_reduce_scatter(
-    x: jax.Array, w: jax.Array, axes: Axes, *, backend: str = "ring", tiling: Tiling | None = None
+    x: jax.Array, w: jax.Array, axes: Axes, *, backend: str = "ring", tiling: CollectiveTiling | None = None
 ) -> jax.Array:
     """This rank's positions of the ranks' sum of x @ w.
 
@@ -92,7 +99,7 @@ def matmul_reduce_scatter(
         ValueError: As `all_gather_matmul`, or the n ranks do not divide the positions.
     """
     _check(x, (w,), axes, backend)
-    ranks, positions = ranks_of(axes), x.shape[-2]
+    ranks, positions = rank_count(axes), x.shape[-2]
     if positions % ranks:
         raise ValueError(
             f"matmul_reduce_scatter got x {list(x.shape)}: the {ranks} ranks of {_named(axes)} do not divide "
@@ -113,7 +120,7 @@ def matmul_all_reduce(x: jax.Array, w: jax.Array, axes: Axes, *, backend: str = 
         `[..., s, f]`, equal on all ranks.
     """
     _check(x, (w,), axes, backend)
-    return _summed(x, w, axes, backend, all_reduce_chunks(_work(x, (w,), ranks_of(axes), x.shape[-2])))
+    return _summed(x, w, axes, backend, all_reduce_chunks(_work(x, (w,), rank_count(axes), x.shape[-2])))
 
 
 def _keeping(of: Callable) -> Callable:
@@ -127,20 +134,20 @@ def _keeping(of: Callable) -> Callable:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5, 6))
 def _gathered(
-    x: jax.Array, weights: tuple, axes: Axes, backend: str, tiling: Tiling, transposed: bool, dtype: np.dtype
+    x: jax.Array, weights: tuple, axes: Axes, backend: str, tiling: CollectiveTiling, transposed: bool, dtype: np.dtype
 ) -> tuple[jax.Array, ...]:
     return BACKENDS[backend].gather_matmul(x, _turned(weights, transposed), axes, tiling, dtype)
 
 
 def _gathered_backward(
-    axes: Axes, backend: str, tiling: Tiling, transposed: bool, dtype: np.dtype, kept: tuple, gradients: tuple
+    axes: Axes, backend: str, tiling: CollectiveTiling, transposed: bool, dtype: np.dtype, kept: tuple, gradients: tuple
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     x, weights = kept
     gradients = tuple(of.astype(x.dtype) for of in gradients)
     back, made = BACKENDS[backend].gather_matmul_backward(x, _turned(weights, transposed), gradients, axes, tiling)
     if transposed:  # behind a barrier: XLA's CPU compiler folds it into a product that its runtime lacks in bfloat16
         made = _turned(lax.optimization_barrier(made), transposed)
-    return cotangent_for(x, back), tuple(cotangent_for(w, of) for w, of in zip(weights, made, strict=True))
+    return match_cotangent(x, back), tuple(match_cotangent(w, of) for w, of in zip(weights, made, strict=True))
 
 
 def _turned(weights: tuple[jax.Array, ...], transposed: bool) -> tuple[jax.Array, ...]:
@@ -151,14 +158,14 @@ _gathered.defvjp(_keeping(_gathered), _gathered_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def _scattered(x: jax.Array, w: jax.Array, axes: Axes, backend: str, tiling: Tiling) -> jax.Array:
+def _scattered(x: jax.Array, w: jax.Array, axes: Axes, backend: str, tiling: CollectiveTiling) -> jax.Array:
     return BACKENDS[backend].matmul_scatter(x, w, axes, tiling)
 
 
-def _scattered_backward(axes: Axes, backend: str, tiling: Tiling, kept: tuple, gradient: jax.Array) -> tuple:
+def _scattered_backward(axes: Axes, backend: str, tiling: CollectiveTiling, kept: tuple, gradient: jax.Array) -> tuple:
     x, w = kept
     back, made = BACKENDS[backend].matmul_scatter_backward(x, w, gradient, axes, tiling)
-    return cotangent_for(x, back), cotangent_for(w, made)
+    return match_cotangent(x, back), match_cotangent(w, made)
 
 
 _scattered.defvjp(_keeping(_scattered), _scattered_backward)
@@ -172,22 +179,22 @@ def _summed(x: jax.Array, w: jax.Array, axes: Axes, backend: str, chunks: int) -
 def _summed_backward(axes: Axes, backend: str, chunks: int, kept: tuple, gradient: jax.Array) -> tuple:
     """The gradient of a sum is the same on all ranks: nothing travels."""
     x, w = kept
-    return cotangent_for(x, by_transposed(gradient, w)), cotangent_for(w, weight_gradient(x, gradient))
+    return match_cotangent(x, input_gradient(gradient, w)), match_cotangent(w, weight_gradient(x, gradient))
 
 
 _summed.defvjp(_keeping(_summed), _summed_backward)
 
 
-def _work(x: jax.Array, weights: Sequence[jax.Array], ranks: int, share: int) -> Work:
+def _work(x: jax.Array, weights: Sequence[jax.Array], ranks: int, share: int) -> MatmulShape:
     columns = sum(w.size // x.shape[-1] for w in weights)
-    return Work(math.prod(x.shape[:-2]) * share, x.shape[-1], columns, ranks, share)
+    return MatmulShape(math.prod(x.shape[:-2]) * share, x.shape[-1], columns, ranks, share)
 
 
-def _tiling(given: Tiling | None, work: Work) -> Tiling:
+def _tiling(given: CollectiveTiling | None, work: MatmulShape) -> CollectiveTiling:
     tiling = given or choose_tiling(work, device_kind())
-    if not fits(work, tiling):
+    if not tiling_fits(work, tiling):
         raise ValueError(
-            f"{tiling.parts} parts ({tiling.chunks} chunks x {tiling.rings} rings) do not divide the {work.shared} "
+            f"{tiling.parts} parts ({tiling.chunks} chunks x {tiling.rings} rings) do not divide the {work.share_positions} "
             f"positions of a rank; use a Tiling that does"
         )
     return tiling
@@ -198,7 +205,7 @@ def _check(x: jax.Array, weights: Sequence[jax.Array], axes: Axes, backend: str,
     given = f"x {_shape(x)} and {', '.join(map(_shape, weights))} over {_named(axes)}"
     if backend not in BACKENDS:
         raise ValueError(f"backend is {backend!r}; choose one of {', '.join(BACKENDS)}")
-    ranks_of(axes)
+    rank_count(axes)
     if x.ndim < 2 or not weights or any(w.ndim != 2 for w in weights):
         raise ValueError(f"a collective matmul needs x [..., s, d] and weights [d, f]; it got {given}")
     for w in weights:

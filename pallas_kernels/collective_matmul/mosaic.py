@@ -20,16 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.collective_matmul import mosaic_limits, reference, ring
+from pallas_kernels.collective_matmul import mosaic_support as mosaic_limits
+from pallas_kernels.collective_matmul import reference, ring
 from pallas_kernels.collective_matmul.reference import weight_gradient
-from pallas_kernels.collective_matmul.tiling import Tiling
-from pallas_kernels.varying import ranks_of
+from pallas_kernels.collective_matmul.tiling import CollectiveTiling
+from pallas_kernels.varying import rank_count
 
 _LOG = logging.getLogger(__name__)
 
 
 def gather_matmul(
-    x: jax.Array, weights: Sequence[jax.Array], axes: tuple[str, ...], tiling: Tiling, dtype: np.dtype
+    x: jax.Array, weights: Sequence[jax.Array], axes: tuple[str, ...], tiling: CollectiveTiling, dtype: np.dtype
 ) -> tuple[jax.Array, ...]:
     """As `reference.gather_matmul`; the kernels have tiles of their own."""
     if _refused(x, [w.shape[1] for w in weights], axes, dtype):
@@ -39,31 +40,35 @@ def gather_matmul(
 
 
 def gather_matmul_backward(
-    x: jax.Array, weights: Sequence[jax.Array], gradients: Sequence[jax.Array], axes: tuple[str, ...], tiling: Tiling
+    x: jax.Array,
+    weights: Sequence[jax.Array],
+    gradients: Sequence[jax.Array],
+    axes: tuple[str, ...],
+    tiling: CollectiveTiling,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """As `reference.gather_matmul_backward`. The sums for x overlap; x, gathered again for the weights, does not."""
-    ranks = ranks_of(axes)
+    ranks = rank_count(axes)
     shares = jax.ShapeDtypeStruct((*x.shape[:-1], sum(w.shape[1] for w in weights)), x.dtype)
     if _refused(shares, [x.shape[-1]], axes, x.dtype):
         return ring.gather_matmul_backward(x, weights, gradients, axes, tiling)
     x, gradients = lax.optimization_barrier((x, tuple(gradients)))
-    whole, gradients = lax.optimization_barrier((reference.gather(x, axes), gradients))
+    whole, gradients = lax.optimization_barrier((reference.all_gather_positions(x, axes), gradients))
     stacked = jnp.concatenate([w.T for w in weights])
     back = kernels().matmul_reduce_scatter(_chunks(jnp.concatenate(gradients, axis=-1), ranks), stacked, axes)
     return back.reshape(x.shape), tuple(weight_gradient(whole, y) for y in gradients)
 
 
-def matmul_scatter(x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: Tiling) -> jax.Array:
+def matmul_scatter(x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling) -> jax.Array:
     """As `reference.matmul_scatter`."""
-    share = _share(x, ranks_of(axes))
+    share = _share(x, rank_count(axes))
     if _refused(share, [w.shape[1]], axes, x.dtype):
         return ring.matmul_scatter(x, w, axes, tiling)
-    y = kernels().matmul_reduce_scatter(_chunks(x, ranks_of(axes)), w, axes)
+    y = kernels().matmul_reduce_scatter(_chunks(x, rank_count(axes)), w, axes)
     return y.reshape(*share.shape[:-1], w.shape[1])
 
 
 def matmul_scatter_backward(
-    x: jax.Array, w: jax.Array, gradient: jax.Array, axes: tuple[str, ...], tiling: Tiling
+    x: jax.Array, w: jax.Array, gradient: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling
 ) -> tuple[jax.Array, jax.Array]:
     """As `reference.matmul_scatter_backward`; one kernel gathers the gradient for both."""
     if _refused(gradient, [w.shape[0]], axes, x.dtype):
@@ -87,9 +92,9 @@ def _refused(
 ) -> bool:
     """Whether a rank's share `[..., s / n, d]` cannot be multiplied into these widths by a kernel. Says why, once."""
     rows, depth = share.size // share.shape[-1], share.shape[-1]
-    reason = mosaic_limits.traced_refusal(jax.sharding.get_abstract_mesh(), axes)
-    reason = reason or mosaic_limits.shape_refusal(rows, depth, widths, share.dtype)
-    reason = reason or mosaic_limits.shape_refusal(rows, depth, widths, dtype)
+    reason = mosaic_limits.unsupported_traced_mesh_reason(jax.sharding.get_abstract_mesh(), axes)
+    reason = reason or mosaic_limits.unsupported_shape_reason(rows, depth, widths, share.dtype)
+    reason = reason or mosaic_limits.unsupported_shape_reason(rows, depth, widths, dtype)
     if reason:
         _tell(reason)
     return bool(reason)

@@ -4,7 +4,7 @@ Nothing here was ever run on a GPU, and nothing is tuned. What was done without 
 interpreter; the order of `protocol.py` was searched in every interleaving of few ranks and run with data on the cores
 of the TPU interpreter; the kernels were lowered for CUDA and compiled for H100s through ptxas. That no rank enters such
 a kernel before all of the mesh's ranks have reached it, so that a peer's buffers exist and its counters are zero, was
-read in the sources of jaxlib's custom call, not seen. `benchmarks/mosaic_loopback.py` is for who has one GPU.
+read in the sources of jaxlib's custom call, not seen. `benchmarks/gpu/mosaic_loopback.py` is for who has one GPU.
 
 The tiles are multiplied by the matmul that jax ships for Hopper (`hopper_matmul_mgpu.kernel`). jax ships an
 all-gather matmul over it, too, which is not used: it needs the axis to span all devices, does not return what it
@@ -33,16 +33,16 @@ from jaxlib.mlir.dialects import nvvm
 from jaxtyping import Array, Float
 
 from pallas_kernels.collective_matmul import protocol
-from pallas_kernels.collective_matmul.mosaic_limits import (
-    STEPS,
+from pallas_kernels.collective_matmul.mosaic_peers import BLOCKS, LoopbackPeers, RemotePeers
+from pallas_kernels.collective_matmul.mosaic_support import (
+    PIPELINE_DEPTH,
     TILE_DEPTH,
-    Tiles,
-    not_manual,
-    one_rank,
-    shape_refusal,
-    tiles,
+    WarpgroupTiles,
+    automatic_axes_reason,
+    choose_tiles,
+    one_rank_reason,
+    unsupported_shape_reason,
 )
-from pallas_kernels.collective_matmul.mosaic_peers import BLOCKS, Loopback, Remote
 from pallas_kernels.varying import make_varying, varying_axes
 
 COMPUTE_WARPGROUPS = 2  # beside the one that loads
@@ -102,45 +102,53 @@ def loopback_all_gather_matmul(x: jax.Array, weights: tuple[jax.Array, ...]) -> 
     """`all_gather_matmul` of virtual ranks on one GPU: everything has a leading dimension of ranks more."""
     ranks, *shape = x.shape
     _check(shape[0], shape[1], [w.shape[2] for w in weights], [x, *weights])
-    *products, gathered = _gather_kernel(Loopback(ranks), tuple(shape), [w.shape[1:] for w in weights])(x, *weights)
+    *products, gathered = _gather_kernel(LoopbackPeers(ranks), tuple(shape), [w.shape[1:] for w in weights])(
+        x, *weights
+    )
     return tuple(products), gathered
 
 
 def loopback_matmul_reduce_scatter(x: jax.Array, w: jax.Array) -> jax.Array:
     """`matmul_reduce_scatter` of virtual ranks on one GPU: everything has a leading dimension of ranks more."""
     _check(x.shape[2], x.shape[3], [w.shape[2]], [x, w])
-    return _sum(_scatter_kernel(Loopback(x.shape[0]), x.shape[2:], w.shape[1:])(x, w), axis=1)
+    return _sum(_scatter_kernel(LoopbackPeers(x.shape[0]), x.shape[2:], w.shape[1:])(x, w), axis=1)
 
 
 def _gather_kernel(
-    peers: Remote | Loopback, shape: tuple[int, ...], weights: Sequence[tuple[int, ...]]
+    peers: RemotePeers | LoopbackPeers, shape: tuple[int, ...], weights: Sequence[tuple[int, ...]]
 ) -> Callable[..., Any]:
     ranks, (rows, depth) = peers.ranks, shape
     widths = [width for _, width in weights]
-    port = functools.partial(_Gather, peers, _config(tiles(rows, depth, widths)))
+    port = functools.partial(_Gather, peers, _config(choose_tiles(rows, depth, widths)))
     outputs = [(ranks, rows, width) for width in widths] + [(ranks, rows, depth)]
 
     def all_gather_matmul_kernel(*refs):
         x, weights, products, gathered = refs[0], refs[1 : 1 + len(widths)], refs[1 + len(widths) : -1], refs[-1]
-        protocol.walk(protocol.all_gather(ranks), port(peers.counters(), x, weights, products, gathered))
+        protocol.run_protocol(
+            protocol.all_gather_protocol(ranks), port(peers.counters(), x, weights, products, gathered)
+        )
 
     return _launch(all_gather_matmul_kernel, peers, outputs)
 
 
-def _scatter_kernel(peers: Remote | Loopback, shape: tuple[int, ...], weight: tuple[int, ...]) -> Callable[..., Any]:
+def _scatter_kernel(
+    peers: RemotePeers | LoopbackPeers, shape: tuple[int, ...], weight: tuple[int, ...]
+) -> Callable[..., Any]:
     ranks, (rows, depth), width = peers.ranks, shape, weight[1]
-    port = functools.partial(_Scatter, peers, _config(tiles(rows, depth, [width])))
+    port = functools.partial(_Scatter, peers, _config(choose_tiles(rows, depth, [width])))
 
     def matmul_reduce_scatter_kernel(x, w, partials):
-        protocol.walk(protocol.reduce_scatter(ranks), port(peers.counters(), x, w, partials))
+        protocol.run_protocol(protocol.reduce_scatter_protocol(ranks), port(peers.counters(), x, w, partials))
 
     launched = _launch(matmul_reduce_scatter_kernel, peers, [(ranks, rows, width)])
     return lambda x, w: launched(x, w)[0]
 
 
-def _launch(body: Callable[..., None], peers: Remote | Loopback, outputs: list[tuple[int, ...]]) -> Callable[..., Any]:
+def _launch(
+    body: Callable[..., None], peers: RemotePeers | LoopbackPeers, outputs: list[tuple[int, ...]]
+) -> Callable[..., Any]:
     grid, names = peers.grid(_multiprocessors())
-    leading = () if isinstance(peers, Remote) else (peers.ranks,)
+    leading = () if isinstance(peers, RemotePeers) else (peers.ranks,)
     return plgpu.kernel(
         body,
         out_type=[jax.ShapeDtypeStruct((*leading, *shape), jnp.bfloat16) for shape in outputs],
@@ -159,7 +167,7 @@ class _Port:
 
     tellers: int
 
-    def __init__(self, peers: Remote | Loopback, config: hopper.TuningConfig, counters: Any) -> None:
+    def __init__(self, peers: RemotePeers | LoopbackPeers, config: hopper.TuningConfig, counters: Any) -> None:
         self.peers, self.config, self.counters = peers, config, counters
         self.warpgroup = lax.axis_index("wg")
         self.own = peers.rank()
@@ -188,7 +196,7 @@ class _Gather(_Port):
         super().__init__(peers, config, counters)
         self.x, self.weights, self.products, self.gathered = x, weights, products, gathered
 
-    def multiply(self, step: protocol.Step, chunk: Any, to: Any, slot: Any) -> None:
+    def multiply(self, step: protocol.ProtocolStep, chunk: Any, to: Any, slot: Any) -> None:
         mine = self.peers.mine
         source = mine(self.gathered).at[chunk] if step.waits else mine(self.x)
         copies = [] if step.waits else [mine(self.gathered).at[chunk]]
@@ -208,9 +216,9 @@ class _Scatter(_Port):
         super().__init__(peers, config, counters)
         self.x, self.w, self.partials = x, w, partials
 
-    def multiply(self, step: protocol.Step, chunk: Any, to: Any, slot: Any) -> None:
+    def multiply(self, step: protocol.ProtocolStep, chunk: Any, to: Any, slot: Any) -> None:
         mine = self.peers.mine
-        there = self.peers.peer(self.partials, to) if step.to else mine(self.partials)
+        there = self.peers.peer(self.partials, to) if step.target else mine(self.partials)
         hopper.kernel(mine(self.x).at[chunk], mine(self.w), None, there.at[slot], config=self.config)
 
 
@@ -240,24 +248,24 @@ def _see_arrivals(context: Any) -> None:
     nvvm.fence_proxy(nvvm.ProxyKind.async_)
 
 
-def _config(chosen: Tiles) -> hopper.TuningConfig:
-    along = hopper.MatmulDimension.N if chosen.beside else hopper.MatmulDimension.M
-    return hopper.TuningConfig(chosen.rows, chosen.columns, TILE_DEPTH, STEPS, wg_dimension=along)
+def _config(chosen: WarpgroupTiles) -> hopper.TuningConfig:
+    along = hopper.MatmulDimension.N if chosen.columns_split else hopper.MatmulDimension.M
+    return hopper.TuningConfig(chosen.rows, chosen.columns, TILE_DEPTH, PIPELINE_DEPTH, wg_dimension=along)
 
 
 def _check(rows: int, depth: int, widths: list[int], operands: list[jax.Array]) -> None:
     for operand in operands:
-        if reason := shape_refusal(rows, depth, widths, operand.dtype):
+        if reason := unsupported_shape_reason(rows, depth, widths, operand.dtype):
             raise NotImplementedError(reason)
 
 
-def _remote(axes: tuple[str, ...]) -> Remote:
+def _remote(axes: tuple[str, ...]) -> RemotePeers:
     mesh = jax.sharding.get_abstract_mesh()
     if automatic := sorted(set(mesh.axis_names) - set(mesh.manual_axes)):
-        raise NotImplementedError(not_manual(automatic))
-    peers = Remote(axes, tuple(mesh.shape[axis] for axis in axes))
+        raise NotImplementedError(automatic_axes_reason(automatic))
+    peers = RemotePeers(axes, tuple(mesh.shape[axis] for axis in axes))
     if peers.ranks == 1:
-        raise NotImplementedError(one_rank(axes))  # the compiler would abort
+        raise NotImplementedError(one_rank_reason(axes))  # the compiler would abort
     return peers
 
 

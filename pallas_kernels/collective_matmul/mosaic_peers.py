@@ -18,7 +18,7 @@ VIRTUAL = "virtual_rank"
 
 
 @dataclasses.dataclass(frozen=True)
-class Remote:
+class RemotePeers:
     """The ranks of some axes of the device mesh; ranks on other axes are never reached.
 
     Attributes:
@@ -64,7 +64,7 @@ class Remote:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loopback:
+class LoopbackPeers:
     """Virtual ranks on one GPU: every array has them as its leading dimension."""
 
     ranks: int

@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class ProtocolStep:
     """One chunk's matmul. All places are counted in ranks on from one's own.
 
     Attributes:
@@ -32,36 +32,39 @@ class Step:
 
     chunk: int
     waits: bool
-    to: int | None
+    target: int | None
     slot: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ProtocolProgram:
     """What every rank does: `steps` in order, then waiting for the slots `awaited` (counted like the steps')."""
 
     ranks: int
-    steps: tuple[Step, ...]
+    steps: tuple[ProtocolStep, ...]
     awaited: tuple[int, ...]
 
 
-def all_gather(ranks: int) -> Program:
+def all_gather_protocol(ranks: int) -> ProtocolProgram:
     """Chunks travel around the ring, each kept in the slot of its owner's number."""
     before = ranks - 1
     steps = tuple(
-        Step(chunk, waits=chunk > 0, to=before if chunk < ranks - 1 else None, slot=chunk) for chunk in range(ranks)
+        ProtocolStep(chunk, waits=chunk > 0, target=before if chunk < ranks - 1 else None, slot=chunk)
+        for chunk in range(ranks)
     )
-    return Program(ranks, steps, awaited=())
+    return ProtocolProgram(ranks, steps, awaited=())
 
 
-def reduce_scatter(ranks: int) -> Program:
+def reduce_scatter_protocol(ranks: int) -> ProtocolProgram:
     """Partial results go straight to the rank that sums them, each into the slot of its sender's number."""
-    steps = tuple(Step(place % ranks, waits=False, to=place % ranks, slot=0) for place in range(1, ranks + 1))
-    return Program(ranks, steps, awaited=tuple(range(1, ranks)))
+    steps = tuple(
+        ProtocolStep(place % ranks, waits=False, target=place % ranks, slot=0) for place in range(1, ranks + 1)
+    )
+    return ProtocolProgram(ranks, steps, awaited=tuple(range(1, ranks)))
 
 
 @runtime_checkable
-class Port(Protocol):
+class ProtocolPort(Protocol):
     """One rank, or one of its blocks, as `walk` drives it. Ranks and slots may be traced."""
 
     def rank(self, place: int) -> Any:
@@ -70,22 +73,22 @@ class Port(Protocol):
     def wait(self, slot: Any) -> None:
         """Returns once all that fill this rank's `slot` have told so."""
 
-    def multiply(self, step: Step, chunk: Any, to: Any, slot: Any) -> None:
+    def multiply(self, step: ProtocolStep, chunk: Any, to: Any, slot: Any) -> None:
         """Multiplies `chunk`, filling `slot` of rank `to` (None: of nobody)."""
 
     def tell(self, to: Any, slot: Any) -> None:
         """Counts for `slot` at rank `to`, after this block's part has arrived there."""
 
 
-def walk(program: Program, port: Port) -> None:
+def run_protocol(program: ProtocolProgram, port: ProtocolPort) -> None:
     """Carries out a program."""
     for step in program.steps:
         chunk, slot = port.rank(step.chunk), port.rank(step.slot)
-        to = None if step.to is None else port.rank(step.to)
+        to = None if step.target is None else port.rank(step.target)
         if step.waits:
             port.wait(chunk)
         port.multiply(step, chunk, to, slot)
-        if step.to:
+        if step.target:
             port.tell(to, slot)
     for place in program.awaited:
         port.wait(port.rank(place))

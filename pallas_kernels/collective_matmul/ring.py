@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels.collective_matmul.reference import added, by_transposed, product, weight_gradient
-from pallas_kernels.collective_matmul.tiling import Tiling
-from pallas_kernels.varying import make_varying, ranks_of, varying_axes
+from pallas_kernels.collective_matmul.reference import input_gradient, matmul_float32, sum_arrays, weight_gradient
+from pallas_kernels.collective_matmul.tiling import CollectiveTiling
+from pallas_kernels.varying import make_varying, rank_count, varying_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Ring:
     @property
     def ranks(self) -> int:
         """How many there are."""
-        return ranks_of(self.axes)
+        return rank_count(self.axes)
 
     @property
     def size(self) -> int:
@@ -85,7 +85,7 @@ class Ring:
 
 
 def gather_matmul(
-    x: jax.Array, weights: Sequence[jax.Array], axes: tuple[str, ...], tiling: Tiling, dtype: np.dtype
+    x: jax.Array, weights: Sequence[jax.Array], axes: tuple[str, ...], tiling: CollectiveTiling, dtype: np.dtype
 ) -> tuple[jax.Array, ...]:
     """Every rank's positions times every weight."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2])
@@ -95,13 +95,17 @@ def gather_matmul(
         for part in range(ring.parts):
             here, made, weights = lax.optimization_barrier((held[part], made, weights))
             held[part] = ring.receive(here, part) if step + 1 < ring.ranks else here
-            products = (product(here, w).astype(dtype) for w in weights)
+            products = (matmul_float32(here, w).astype(dtype) for w in weights)
             made = tuple(_put(y, at, ring.here(step, part)) for y, at in zip(products, made, strict=True))
     return made
 
 
 def gather_matmul_backward(
-    x: jax.Array, weights: Sequence[jax.Array], gradients: Sequence[jax.Array], axes: tuple[str, ...], tiling: Tiling
+    x: jax.Array,
+    weights: Sequence[jax.Array],
+    gradients: Sequence[jax.Array],
+    axes: tuple[str, ...],
+    tiling: CollectiveTiling,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Gradients of x and of the weights: shares of x go around one way for these, sums the other way for that."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2])
@@ -118,25 +122,25 @@ def gather_matmul_backward(
             held[part], total, made, weights = lax.optimization_barrier((held[part], total, made, weights))
             came = ring.pass_on(total, part) if step else None
             parts = [ring.cut(y, ring.due(step, part)) for y in gradients]
-            mine = added([by_transposed(y, w) for y, w in zip(parts, weights, strict=True)])
+            mine = sum_arrays([input_gradient(y, w) for y, w in zip(parts, weights, strict=True)])
             totals[part] = _plus(came, mine, x.dtype)
     return jnp.concatenate(totals, axis=-2), made
 
 
-def matmul_scatter(x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: Tiling) -> jax.Array:
+def matmul_scatter(x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling) -> jax.Array:
     """This rank's positions of the ranks' sum of x @ w."""
-    ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2] // ranks_of(axes))
+    ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2] // rank_count(axes))
     totals: list[Any] = [None] * ring.parts
     for step in range(ring.ranks):
         for part in range(ring.parts):
             total, w = lax.optimization_barrier((totals[part], w))
             came = ring.pass_on(total, part) if step else None
-            totals[part] = _plus(came, product(ring.cut(x, ring.due(step, part)), w), x.dtype)
+            totals[part] = _plus(came, matmul_float32(ring.cut(x, ring.due(step, part)), w), x.dtype)
     return jnp.concatenate(totals, axis=-2)
 
 
 def matmul_scatter_backward(
-    x: jax.Array, w: jax.Array, gradient: jax.Array, axes: tuple[str, ...], tiling: Tiling
+    x: jax.Array, w: jax.Array, gradient: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling
 ) -> tuple[jax.Array, jax.Array]:
     """Gradients of x and w: shares of the result's gradient go around and serve both."""
     ring = Ring(axes, tiling.parts, tiling.rings, gradient.shape[-2])
@@ -149,7 +153,7 @@ def matmul_scatter_backward(
             held[part] = ring.receive(here, part) if step + 1 < ring.ranks else here
             first = ring.here(step, part)
             made = made + weight_gradient(ring.cut(x, first), here)
-            back = _put(by_transposed(here, w).astype(x.dtype), back, first)
+            back = _put(input_gradient(here, w).astype(x.dtype), back, first)
     return back, made
 
 
@@ -161,7 +165,7 @@ def matmul_sum(x: jax.Array, w: jax.Array, axes: tuple[str, ...], chunks: int) -
     sums = []
     for chunk in jnp.split(x, chunks, axis=-2):
         chunk, w = lax.optimization_barrier((chunk, w))
-        sums.append(lax.psum(product(chunk, w).astype(x.dtype), axes))
+        sums.append(lax.psum(matmul_float32(chunk, w).astype(x.dtype), axes))
     return jnp.concatenate(sums, axis=-2)
 
 

@@ -10,7 +10,7 @@ import jax
 
 
 @dataclasses.dataclass(frozen=True)
-class Tiling:
+class CollectiveTiling:
     """How a collective is cut.
 
     Attributes:
@@ -34,7 +34,7 @@ class Tiling:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class MatmulShape:
     """What a rank's matmul is like.
 
     Attributes:
@@ -48,10 +48,10 @@ class Work:
     inner: int
     columns: int
     ranks: int
-    shared: int
+    share_positions: int
 
 
-MEASURED: dict[str, tuple[tuple[Work, Tiling], ...]] = {}
+MEASURED_TILINGS: dict[str, tuple[tuple[MatmulShape, CollectiveTiling], ...]] = {}
 """By device kind, what `python -m benchmarks.collective_matmul` found quickest; empty until it ran on such a device."""
 
 TILE = 128
@@ -61,14 +61,18 @@ PROCESSORS = 132
 MOST_CHUNKS = 4
 
 
-def choose_tiling(work: Work, device_kind: str) -> Tiling:
+def choose_tiling(work: MatmulShape, device_kind: str) -> CollectiveTiling:
     """What was measured on such a device for the nearest work of as many ranks, else `whole_shares`."""
-    known = [(distance(work, other), tiling) for other, tiling in MEASURED.get(device_kind, ()) if fits(work, tiling)]
+    known = [
+        (shape_distance(work, other), tiling)
+        for other, tiling in MEASURED_TILINGS.get(device_kind, ())
+        if tiling_fits(work, tiling)
+    ]
     near = [(far, tiling) for far, tiling in known if far <= 2.0]
-    return min(near, key=lambda pair: pair[0])[1] if near else Tiling()
+    return min(near, key=lambda pair: pair[0])[1] if near else CollectiveTiling()
 
 
-def distance(one: Work, other: Work) -> float:
+def shape_distance(one: MatmulShape, other: MatmulShape) -> float:
     """The largest ratio between the sizes of two matmuls; infinite for other numbers of ranks."""
     if one.ranks != other.ranks:
         return float("inf")
@@ -76,12 +80,12 @@ def distance(one: Work, other: Work) -> float:
     return max(max(a, b) / min(a, b) for a, b in pairs)
 
 
-def fits(work: Work, tiling: Tiling) -> bool:
+def tiling_fits(work: MatmulShape, tiling: CollectiveTiling) -> bool:
     """Whether the parts divide a share."""
-    return work.shared % tiling.parts == 0
+    return work.share_positions % tiling.parts == 0
 
 
-def all_reduce_chunks(work: Work) -> int:
+def all_reduce_chunks(work: MatmulShape) -> int:
     """Chunks of a matmul whose sum all ranks get whole: as many as leave each a matmul that fills the device.
 
     All but the last one's sum travels while the next one is computed, so more chunks expose less, until they starve the
@@ -89,7 +93,7 @@ def all_reduce_chunks(work: Work) -> int:
     """
     tiles = -(-work.rows // TILE) * -(-work.columns // TILE)
     most = max(1, min(MOST_CHUNKS, tiles // PROCESSORS))
-    return max(chunks for chunks in range(1, most + 1) if work.shared % chunks == 0)
+    return max(chunks for chunks in range(1, most + 1) if work.share_positions % chunks == 0)
 
 
 def device_kind() -> str:

@@ -5,7 +5,7 @@ plain XLA for all else. There is no kernel of our own: one is written only where
 pays, and none has been made.
 """
 
-from pallas_kernels.packed_attention.api import IMPLEMENTATIONS, packed_attention, using
-from pallas_kernels.packed_attention.packing import Packing, pack
+from pallas_kernels.packed_attention.api import IMPLEMENTATIONS, packed_attention, use_attention_implementation
+from pallas_kernels.packed_attention.segment_mask import SegmentMask, make_segment_mask
 
-__all__ = ["IMPLEMENTATIONS", "Packing", "pack", "packed_attention", "using"]
+__all__ = ["IMPLEMENTATIONS", "SegmentMask", "make_segment_mask", "packed_attention", "use_attention_implementation"]

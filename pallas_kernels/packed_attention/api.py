@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.packed_attention import blocked, cudnn, reference
-from pallas_kernels.packed_attention.packing import SHORT, Packing
+from pallas_kernels.packed_attention import blocked, cudnn
+from pallas_kernels.packed_attention import dense as reference
+from pallas_kernels.packed_attention.segment_mask import MAX_DENSE_PAIRS, SegmentMask
 
 IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
     "dense": reference.attend,
@@ -21,7 +22,7 @@ _chosen: contextvars.ContextVar[str | None] = contextvars.ContextVar("packed_att
 
 
 @contextlib.contextmanager
-def using(implementation: str) -> Iterator[None]:
+def use_attention_implementation(implementation: str) -> Iterator[None]:
     """What is traced inside uses this implementation unless told another: to count FLOPs, say, or to compare."""
     token = _chosen.set(_known(implementation))
     try:
@@ -34,7 +35,7 @@ def packed_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    packing: Packing,
+    packing: SegmentMask,
     *,
     implementation: str | None = None,
 ) -> jax.Array:
@@ -60,7 +61,7 @@ def packed_attention(
     if jax.default_backend() == "gpu":
         with contextlib.suppress(NotImplementedError):
             return cudnn.attend(query, key, value, packing)
-    short = query.shape[1] * key.shape[1] <= SHORT
+    short = query.shape[1] * key.shape[1] <= MAX_DENSE_PAIRS
     return (reference if short else blocked).attend(query, key, value, packing)
 
 
@@ -70,7 +71,7 @@ def _known(implementation: str) -> str:
     return implementation
 
 
-def _check(query: jax.Array, key: jax.Array, value: jax.Array, packing: Packing) -> None:
+def _check(query: jax.Array, key: jax.Array, value: jax.Array, packing: SegmentMask) -> None:
     shapes = f"query {list(query.shape)}, key {list(key.shape)}, value {list(value.shape)}"
     if {query.ndim, key.ndim, value.ndim} != {4} or 0 in (*query.shape, *key.shape):
         raise ValueError(f"{shapes}: give [rows, positions, heads, width], none of them 0")
@@ -82,6 +83,6 @@ def _check(query: jax.Array, key: jax.Array, value: jax.Array, packing: Packing)
         raise ValueError(
             f"query {query.dtype}, key {key.dtype}, value {value.dtype}: give one type of float32, bfloat16, float16"
         )
-    if packing.queries.shape != query.shape[:2] or packing.keys.shape != key.shape[:2]:
-        of = f"{list(packing.queries.shape)} queries and {list(packing.keys.shape)} keys"
+    if packing.query_segments.shape != query.shape[:2] or packing.key_segments.shape != key.shape[:2]:
+        of = f"{list(packing.query_segments.shape)} queries and {list(packing.key_segments.shape)} keys"
         raise ValueError(f"{shapes}: the packing is of {of}; give one segment for each position")

@@ -16,32 +16,37 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.packed_attention.packing import Packing, visible
-from pallas_kernels.packed_attention.pairs import Pairs, block_of, in_blocks, pairs_of
+from pallas_kernels.packed_attention.block_pairs import (
+    BlockPairs,
+    default_block_size,
+    find_block_pairs,
+    split_into_blocks,
+)
+from pallas_kernels.packed_attention.segment_mask import SegmentMask, visibility
 from pallas_kernels.varying import make_varying, varying_axes
 
 HIDDEN = -1e30
 
 
 def attend(
-    query: Float[Array, "r s h e"], key: Float[Array, "r t k e"], value: Float[Array, "r t k e"], packing: Packing
+    query: Float[Array, "r s h e"], key: Float[Array, "r t k e"], value: Float[Array, "r t k e"], packing: SegmentMask
 ) -> Float[Array, "r s h e"]:
     """See `packed_attention`."""
-    if packing.pairs is None:
-        blocks = (block_of(query.shape[1]), block_of(key.shape[1]))
-        pairs = pairs_of(packing.queries, packing.keys, packing.branches, packing.causal, blocks)
-        packing = dataclasses.replace(packing, pairs=pairs)
+    if packing.block_pairs is None:
+        blocks = (default_block_size(query.shape[1]), default_block_size(key.shape[1]))
+        pairs = find_block_pairs(packing.query_segments, packing.key_segments, packing.branches, packing.causal, blocks)
+        packing = dataclasses.replace(packing, block_pairs=pairs)
     # All vary alike before the custom derivative, so that what is the same on some ranks gets the sum of gradients.
-    axes = frozenset().union(*map(varying_axes, (query, key, value, packing.queries)))
+    axes = frozenset().union(*map(varying_axes, (query, key, value, packing.query_segments)))
     return _attend(*make_varying((query, key, value), tuple(sorted(axes))), packing)
 
 
 @jax.custom_vjp
-def _attend(query: jax.Array, key: jax.Array, value: jax.Array, packing: Packing) -> jax.Array:
+def _attend(query: jax.Array, key: jax.Array, value: jax.Array, packing: SegmentMask) -> jax.Array:
     return _forward(query, key, value, packing)[0]
 
 
-def _forward(query: jax.Array, key: jax.Array, value: jax.Array, packing: Packing) -> tuple[jax.Array, tuple]:
+def _forward(query: jax.Array, key: jax.Array, value: jax.Array, packing: SegmentMask) -> tuple[jax.Array, tuple]:
     """The output; and what the backward needs, which is linear in the sequence."""
     work = _Work(packing, query.shape, key.shape)
     queries, keys, values = work.queries(query), work.keys(key), work.keys(value)
@@ -96,16 +101,19 @@ _attend.defvjp(_forward, _backward)
 class _Work:
     """Arrays in blocks and back, and one pair of blocks."""
 
-    def __init__(self, packing: Packing, query: tuple[int, ...], key: tuple[int, ...]) -> None:
-        pairs: Pairs = packing.pairs
+    def __init__(self, packing: SegmentMask, query: tuple[int, ...], key: tuple[int, ...]) -> None:
+        pairs: BlockPairs = packing.block_pairs
         self._order, self.count, self._blocks = pairs.order, pairs.count, pairs.blocks
         self._shapes, self._group, self.scale = (query, key), query[2] // key[2], query[3] ** -0.5
-        ids = (in_blocks(packing.queries, self._blocks[0]), in_blocks(packing.keys, self._blocks[1]))
+        ids = (
+            split_into_blocks(packing.query_segments, self._blocks[0]),
+            split_into_blocks(packing.key_segments, self._blocks[1]),
+        )
         self._numbers = ids[0].shape[1], ids[1].shape[1]
         self._segments = tuple(_flat(x) for x in ids)
         self._causal, self._branches = packing.causal, None
         if packing.branches is not None:
-            self._branches = tuple(_flat(in_blocks(packing.branches, block)) for block in self._blocks)
+            self._branches = tuple(_flat(split_into_blocks(packing.branches, block)) for block in self._blocks)
 
     def queries(self, x: Float[Array, "r s h e"]) -> Float[Array, "rm k gq e"]:
         """In blocks; the query heads of a key head stand behind each other."""
@@ -150,7 +158,7 @@ class _Work:
                 first * block + jnp.arange(block, dtype=jnp.int32)
                 for first, block in zip(inside, self._blocks, strict=True)
             )
-        return visible(segments, branches, places)
+        return visibility(segments, branches, places)
 
 
 def _blocked(x: Float[Array, "r s h e"], block: int, group: int) -> Array:

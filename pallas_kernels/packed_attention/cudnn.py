@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.packed_attention.packing import Packing, seen
-from pallas_kernels.packed_attention.reference import with_zeros
+from pallas_kernels.packed_attention.dense import zero_masked_queries
+from pallas_kernels.packed_attention.segment_mask import SegmentMask, dense_mask
 
 WIDEST = 128  # twice that on Hopper, where no model here asks for it
 
 
 def attend(
-    query: Float[Array, "r s h e"], key: Float[Array, "r t k e"], value: Float[Array, "r t k e"], packing: Packing
+    query: Float[Array, "r s h e"], key: Float[Array, "r t k e"], value: Float[Array, "r t k e"], packing: SegmentMask
 ) -> Float[Array, "r s h e"]:
     """See `packed_attention`.
 
@@ -30,11 +30,11 @@ def attend(
         raise NotImplementedError(f"cudnn: takes heads of a multiple of 8 channels up to {WIDEST}, not {e}")
     if s % 2 or t % 2:
         raise NotImplementedError(f"cudnn: takes even numbers of queries and keys, not {s} and {t}")
-    mask = seen(packing)
+    mask = dense_mask(packing)
     try:
         output = jax.nn.dot_product_attention(
             query, key, value, mask=mask[:, None], is_causal=packing.causal, implementation="cudnn"
         )
     except RuntimeError as error:  # what jax raises where there is no cuDNN
         raise NotImplementedError(f"cudnn: {error}") from error
-    return with_zeros(output, mask)
+    return zero_masked_queries(output, mask)

@@ -4,13 +4,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from configs.errors import UserError
-from sharding.plan import Plan, PlanError, check_plan
-from sharding.planners import disaggregated, ratio, rigid
-from sharding.planners.policies import Policy, Rehearsed, rehearsed_best, shortest
-from sharding.planners.problem import Problem
-from sharding.timeline import Timeline
+from sharding.planners import disaggregated, rigid
+from sharding.planners import flops_ratio as ratio
+from sharding.planners.problem import PlanningProblem
+from sharding.planners.simulated_plans import PlanningPolicy, SimulatedPlan, best_simulated, shortest_step
+from sharding.plans.plan import Plan, PlanError, check_plan
+from sharding.simulation.timeline import Timeline
 
-POLICIES: dict[str, Policy] = {
+PLANNING_POLICIES: dict[str, PlanningPolicy] = {
     "rigid": rigid.plans,
     "rigid_first_stage": rigid.first_stage_plans,
     "ratio": ratio.plans,
@@ -19,7 +20,7 @@ POLICIES: dict[str, Policy] = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Outcome:
+class PolicyResult:
     """What a policy comes to on a problem.
 
     Attributes:
@@ -29,33 +30,33 @@ class Outcome:
     """
 
     policy: str
-    rehearsed: Rehearsed | None
+    simulated: SimulatedPlan | None
     reason: str = ""
 
     @property
     def plan(self) -> Plan:
         """The plan of a policy that has one."""
-        assert self.rehearsed is not None, self.reason
-        return self.rehearsed.plan
+        assert self.simulated is not None, self.reason
+        return self.simulated.plan
 
     @property
     def timeline(self) -> Timeline:
         """Its simulated step."""
-        assert self.rehearsed is not None, self.reason
-        return self.rehearsed.timeline
+        assert self.simulated is not None, self.reason
+        return self.simulated.timeline
 
 
-def run_policy(problem: Problem, policy: str) -> Outcome:
+def run_policy(problem: PlanningProblem, policy: str) -> PolicyResult:
     """One policy's best plan, or why it has none; raises UserError for a name that is no policy."""
-    if policy not in POLICIES:
-        raise UserError(f"there is no policy {policy!r}; choose from auto, {', '.join(POLICIES)}")
+    if policy not in PLANNING_POLICIES:
+        raise UserError(f"there is no policy {policy!r}; choose from auto, {', '.join(PLANNING_POLICIES)}")
     try:
-        return Outcome(policy, rehearsed_best(problem, POLICIES[policy](problem)))
+        return PolicyResult(policy, best_simulated(problem, PLANNING_POLICIES[policy](problem)))
     except PlanError as error:
-        return Outcome(policy, None, str(error))
+        return PolicyResult(policy, None, str(error))
 
 
-def runs(problem: Problem, plan: Plan) -> bool:
+def is_trainable(problem: PlanningProblem, plan: Plan) -> bool:
     """Whether the trainer takes a plan; one that it refuses is there to be compared with."""
     try:
         check_plan(plan, problem.graph, problem.rows, problem.devices)
@@ -64,22 +65,22 @@ def runs(problem: Problem, plan: Plan) -> bool:
     return True
 
 
-def choose(problem: Problem, outcomes: Sequence[Outcome]) -> Outcome:
+def best_result(problem: PlanningProblem, outcomes: Sequence[PolicyResult]) -> PolicyResult:
     """Of those that the trainer takes, if there are any, the shortest step; of equal ones that on the fewest devices.
 
     Raises PlanError if no policy has a plan.
     """
-    found = [outcome for outcome in outcomes if outcome.rehearsed]
+    found = [outcome for outcome in outcomes if outcome.simulated]
     if not found:
         reasons: dict[str, list[str]] = {}
         for outcome in outcomes:
             reasons.setdefault(outcome.reason, []).append(outcome.policy)
         raise PlanError("; ".join(f"{', '.join(policies)}: {reason}" for reason, policies in reasons.items()))
-    found = [outcome for outcome in found if runs(problem, outcome.plan)] or found
-    best = shortest([outcome.rehearsed for outcome in found if outcome.rehearsed])
-    return next(outcome for outcome in found if outcome.rehearsed is best)
+    found = [outcome for outcome in found if is_trainable(problem, outcome.plan)] or found
+    best = shortest_step([outcome.simulated for outcome in found if outcome.simulated])
+    return next(outcome for outcome in found if outcome.simulated is best)
 
 
-def auto(problem: Problem) -> Outcome:
+def plan_automatically(problem: PlanningProblem) -> PolicyResult:
     """The best of all policies."""
-    return choose(problem, [run_policy(problem, policy) for policy in POLICIES])
+    return best_result(problem, [run_policy(problem, policy) for policy in PLANNING_POLICIES])

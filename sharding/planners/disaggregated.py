@@ -5,18 +5,18 @@ the batch, one row an instance and microbatch; encoders and generators with fewe
 rows of a microbatch. Modules that fit a device are replicated (tp 1) where that is better.
 """
 
-from sharding.plan import Plan
-from sharding.planners.layouts import layout_plan
-from sharding.planners.problem import Problem
-from sharding.planners.search import search
-from sharding.planners.shortage import refusal
+from sharding.planners.infeasible import infeasible_error
+from sharding.planners.layout_search import search_layouts
+from sharding.planners.placement import plan_of_layout
+from sharding.planners.problem import PlanningProblem
+from sharding.plans.plan import Plan
 
-REHEARSED = 8
+MAX_SIMULATED = 8
 
 
-def plans(problem: Problem) -> list[Plan]:
+def plans(problem: PlanningProblem) -> list[Plan]:
     """The best layouts by DistTrain's objective."""
-    layouts = search(problem, REHEARSED)
+    layouts = search_layouts(problem, MAX_SIMULATED)
     if not layouts:
-        raise refusal(problem)
-    return [layout_plan(problem, layout) for layout in layouts]
+        raise infeasible_error(problem)
+    return [plan_of_layout(problem, layout) for layout in layouts]

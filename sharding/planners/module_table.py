@@ -8,39 +8,39 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from sharding.costs import Costs
-from sharding.memory import state_bytes
-from sharding.planners.given import ALONE, Given
+from sharding.costs.cost_model import CostModel
+from sharding.costs.memory import train_state_bytes
+from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks
+from sharding.planners.layer_groups import LayerGroupCosts, LayerGroups
 from sharding.planners.partition import balanced_layers
-from sharding.planners.pieces import Piece, Pieces
-from sharding.specs import ModuleSpec
-from sharding.trainable import Turns
+from sharding.plans.trained_parts import RequiredGradients
+from sharding.specs.modules import ModuleSpec
 
 DEVIATIONS = 4  # of a microbatch's bytes above the mean; rehearsals check what is really held
 
 
-class Held(NamedTuple):
+class RowBytes(NamedTuple):
     """Bytes that a row leaves for its backward: the mean over rows, their standard deviation, the most."""
 
     mean: Float[np.ndarray, "..."]
-    spread: Float[np.ndarray, "..."]
-    most: Float[np.ndarray, "..."]
+    deviation: Float[np.ndarray, "..."]
+    maximum: Float[np.ndarray, "..."]
 
-    def at(self, ways: Int[np.ndarray, " n"]) -> "Held":
+    def select(self, ways: Int[np.ndarray, " n"]) -> "RowBytes":
         """Of some ways."""
-        return Held(*(part[ways] for part in self))
+        return RowBytes(*(part[ways] for part in self))
 
-    def of(self, rows: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    def upper_bound(self, rows: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
         """What so many rows hold, hardly ever more."""
-        return np.minimum(self.mean * rows + DEVIATIONS * self.spread * np.sqrt(rows), self.most * rows)
+        return np.minimum(self.mean * rows + DEVIATIONS * self.deviation * np.sqrt(rows), self.maximum * rows)
 
-    def rows_in(self, room: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    def max_rows(self, room: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
         """How many rows so many bytes have room for: the inverse of `of`; negative where there is no room at all."""
         room_left = np.maximum(room, 0.0)
-        deviation = DEVIATIONS * self.spread
+        deviation = DEVIATIONS * self.deviation
         with np.errstate(divide="ignore", invalid="ignore"):
             root = (np.sqrt(deviation**2 + 4 * self.mean * room_left) - deviation) / (2 * self.mean)
-            rows = np.where(self.most > 0, np.maximum(root**2, room_left / self.most), np.inf)
+            rows = np.where(self.maximum > 0, np.maximum(root**2, room_left / self.maximum), np.inf)
         return np.where(room >= 0, rows, -1.0)
 
 
@@ -67,49 +67,49 @@ class ModuleTable:
     """
 
     module: ModuleSpec
-    costs: Costs
+    costs: CostModel
     rows: Int[np.ndarray, " k"]
     tp: Int[np.ndarray, " o"]
     pp: Int[np.ndarray, " o"]
     chunks: Int[np.ndarray, " o"]
     recompute: tuple[str, ...]
     layers: tuple[tuple[int, ...], ...]
-    stage: Float[np.ndarray, "o k"]
-    warm: Float[np.ndarray, "o k"]
+    slowest_stage: Float[np.ndarray, "o k"]
+    fill: Float[np.ndarray, "o k"]
     parameters: Float[np.ndarray, "o g"]
     trained: Float[np.ndarray, "o g"]
     experts: Float[np.ndarray, "o g"]
     trained_experts: Float[np.ndarray, "o g"]
-    ahead: Float[np.ndarray, "o g"]
-    held: Held
-    fixed: Held
-    workspace: Held
-    given: Given
+    in_flight: Float[np.ndarray, "o g"]
+    saved: RowBytes
+    saved_once: RowBytes
+    workspace: RowBytes
+    fixed_ranks: FixedRanks
 
     @functools.cached_property
-    def rate(self) -> dict[int, Float[np.ndarray, " k"]]:
+    def device_seconds_per_row(self) -> dict[int, Float[np.ndarray, " k"]]:
         """By tp, the least device-seconds of a row: on one stage, nothing computed again that need not be."""
-        seconds = self.given.cp * self.warm * self.chunks[:, None] / self.rows
+        seconds = self.fixed_ranks.cp * self.fill * self.chunks[:, None] / self.rows
         whole = self.pp == 1
         return {int(tp): tp * seconds[whole & (self.tp == tp)].min(axis=0) for tp in np.unique(self.tp)}
 
     @functools.cached_property
-    def instance_devices(self) -> Int[np.ndarray, " o"]:
+    def replica_devices(self) -> Int[np.ndarray, " o"]:
         """Devices of one instance, all stages together, of each way."""
-        return self.tp * self.given.cp * self.pp
+        return self.tp * self.fixed_ranks.cp * self.pp
 
-    def instances(self, dp: int) -> tuple[Int[np.ndarray, " c"], Int[np.ndarray, " c"]]:
+    def replica_options(self, dp: int) -> tuple[Int[np.ndarray, " c"], Int[np.ndarray, " c"]]:
         """Beside a backbone of `dp` instances: columns of `rows` that can be, and the instances of each."""
-        columns = np.flatnonzero(dp % (self.rows * self.given.ep) == 0)
+        columns = np.flatnonzero(dp % (self.rows * self.fixed_ranks.ep) == 0)
         return columns, dp // self.rows[columns]
 
-    def least_devices(self, tp: int, memory: float) -> float:
+    def min_devices(self, tp: int, memory: float) -> float:
         """The fewest devices for its weights and optimizer with so many tensor ranks, ever so many data ranks."""
         way = np.flatnonzero((self.tp == tp) & (self.pp == 1))[:1]
         state = float(self._state(way, np.array([np.inf])).max())
-        return tp * self.given.cp * max(1.0, state / memory) * self.given.ep
+        return tp * self.fixed_ranks.cp * max(1.0, state / memory) * self.fixed_ranks.ep
 
-    def behind(
+    def max_stages_behind(
         self,
         ways: Int[np.ndarray, " n"],
         rows: Shaped[np.ndarray, " n"],
@@ -126,19 +126,19 @@ class ModuleTable:
             memory: Bytes of a device.
             most: Microbatches of a step: more are never held.
         """
-        each = self.held.at(ways)
+        each = self.saved.select(ways)
         room = memory - self.static_bytes(ways, rows, dp)
-        held = each.rows_in(room) / rows[:, None]
+        held = each.max_rows(room) / rows[:, None]
         chunks = self.chunks[ways][:, None]
-        stages = np.floor((held - self.ahead[ways]) / np.where(chunks > 1, 2, 1) + 1e-9)
+        stages = np.floor((held - self.in_flight[ways]) / np.where(chunks > 1, 2, 1) + 1e-9)
         return np.where(held >= most[:, None] * chunks, np.inf, stages).min(axis=1)
 
-    def behind_source(self, ways: Int[np.ndarray, " n"], behind: int) -> Float[np.ndarray, " n"]:
+    def stages_behind_sources(self, ways: Int[np.ndarray, " n"], behind: int) -> Float[np.ndarray, " n"]:
         """How many stages come behind what feeds the module, counted as microbatches that it then holds at most."""
         pp, chunked = self.pp[ways], self.chunks[ways] > 1
         return np.where(chunked, 2 * pp + 2 * behind - 1, pp + behind).astype(float)
 
-    def bytes(
+    def peak_bytes(
         self,
         ways: Int[np.ndarray, " n"],
         rows: Shaped[np.ndarray, " n"],
@@ -148,23 +148,29 @@ class ModuleTable:
     ) -> Float[np.ndarray, " n"]:
         """Bytes that the fullest stage takes on a device, with so many stages behind the module."""
         chunks = self.chunks[ways][:, None]
-        ahead = np.minimum(self.ahead[ways] + behind[:, None] * np.where(chunks > 1, 2, 1), most[:, None] * chunks)
-        held = self.held.at(ways).of(ahead * rows[:, None])
+        ahead = np.minimum(self.in_flight[ways] + behind[:, None] * np.where(chunks > 1, 2, 1), most[:, None] * chunks)
+        held = self.saved.select(ways).upper_bound(ahead * rows[:, None])
         return (self.static_bytes(ways, rows, dp) + held).max(axis=1)
 
     def static_bytes(
         self, ways: Int[np.ndarray, " n"], rows: Shaped[np.ndarray, " n"], dp: Int[np.ndarray, " n"]
     ) -> Float[np.ndarray, "n g"]:
         """Bytes that a device of each stage takes all the time."""
-        again = self.workspace.at(ways).of(rows.astype(float))
-        return self._state(ways, dp) + again[:, None] + self.fixed.at(ways).of(rows[:, None].astype(float))
+        again = self.workspace.select(ways).upper_bound(rows.astype(float))
+        return (
+            self._state(ways, dp)
+            + again[:, None]
+            + self.saved_once.select(ways).upper_bound(rows[:, None].astype(float))
+        )
 
     def _state(self, ways: Int[np.ndarray, " n"], dp: Shaped[np.ndarray, " n"]) -> Float[np.ndarray, "n g"]:
-        alike = dp[:, None] * self.given.cp
-        state = state_bytes(self.parameters[ways], self.trained[ways], alike, self.costs)
+        alike = dp[:, None] * self.fixed_ranks.cp
+        state = train_state_bytes(self.parameters[ways], self.trained[ways], alike, self.costs)
         if not self.module.expert_count:
             return state
-        return state + state_bytes(self.experts[ways], self.trained_experts[ways], alike / self.given.ep, self.costs)
+        return state + train_state_bytes(
+            self.experts[ways], self.trained_experts[ways], alike / self.fixed_ranks.ep, self.costs
+        )
 
 
 class _Way(NamedTuple):
@@ -176,20 +182,20 @@ class _Way(NamedTuple):
     chunks: int
     layers: tuple[int, ...]
     stages: list[tuple[int, ...]]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LayerGroupCosts, ...]
 
 
 def module_table(
     module: ModuleSpec,
-    turns: Turns,
-    costs: Costs,
+    turns: RequiredGradients,
+    costs: CostModel,
     loads: Float[np.ndarray, "n 3"],
     rows: Int[np.ndarray, " k"],
     recompute: tuple[str, ...],
     chunks: tuple[int, ...],
     tensor: tuple[int, ...],
     longest: int,
-    given: Given = ALONE,
+    given: FixedRanks = SINGLE_RANKS,
 ) -> ModuleTable:
     """Cuts a module in every way.
 
@@ -203,16 +209,16 @@ def module_table(
         longest: The most stages; a module that is not divisible has one in any case.
         given: Sequence and expert ranks.
     """
-    sizes = [tp for tp in tensor if module.splits_over(tp)]
-    depth = min(longest, module.layers) if module.divisible else 1
-    pieces = Pieces(module, turns, costs, loads, rows, given)
+    sizes = [tp for tp in tensor if module.supports_tp(tp)]
+    depth = min(longest, module.layer_count) if module.divisible else 1
+    pieces = LayerGroups(module, turns, costs, loads, rows, given)
     ways = []
     for tp, choice in itertools.product(sizes, recompute):
-        three = pieces.of(tp, choice)
+        three = pieces.costs(tp, choice)
         before, layer, after = (float(piece.seconds[0]) for piece in three)
         for pp, each in itertools.product(range(1, depth + 1), chunks):
             if each == 1 or 1 < pp <= depth // each:
-                layers = balanced_layers(before, layer, after, module.layers, pp * each)
+                layers = balanced_layers(before, layer, after, module.layer_count, pp * each)
                 ways.append(_Way(tp, choice, pp, each, layers, _stages(layers, pp), three))
     return _tabulate(module, costs, rows, ways, given)
 
@@ -239,14 +245,14 @@ def _stages(layers: tuple[int, ...], pp: int) -> list[tuple[int, ...]]:
 
 
 def _tabulate(
-    module: ModuleSpec, costs: Costs, rows: Int[np.ndarray, " k"], ways: list[_Way], given: Given
+    module: ModuleSpec, costs: CostModel, rows: Int[np.ndarray, " k"], ways: list[_Way], given: FixedRanks
 ) -> ModuleTable:
     width = max(len(way.stages) for way in ways)
     stages = np.array([way.stages + way.stages[-1:] * (width - len(way.stages)) for way in ways], float)  # [o, g, 10]
     seconds = np.array([[piece.seconds for piece in way.pieces] for way in ways])  # [o, 3, k]
-    sizes = np.array([[piece.sizes for piece in way.pieces] for way in ways])  # [o, 3, 4]
-    held = np.array([[piece.held for piece in way.pieces] for way in ways])  # [o, 3, 3]
-    again = np.array([[piece.again for piece in way.pieces] for way in ways])
+    sizes = np.array([[piece.parameters for piece in way.pieces] for way in ways])  # [o, 3, 4]
+    held = np.array([[piece.saved for piece in way.pieces] for way in ways])  # [o, 3, 3]
+    again = np.array([[piece.recomputed for piece in way.pieces] for way in ways])
     device, flying, always, ahead = stages[..., :3], stages[..., 3:6], stages[..., 6:9], stages[..., 9]
     chunks = np.array([way.chunks for way in ways])
     numbers = np.moveaxis(device @ sizes, 2, 0)
@@ -260,11 +266,11 @@ def _tabulate(
         tuple(way.recompute for way in ways),
         tuple(way.layers for way in ways),
         (device @ seconds).max(axis=1),
-        (seconds[:, 0] + module.layers * seconds[:, 1] + seconds[:, 2]) / chunks[:, None],
+        (seconds[:, 0] + module.layer_count * seconds[:, 1] + seconds[:, 2]) / chunks[:, None],
         *numbers,
         ahead,
-        Held(*np.moveaxis(flying @ held, 2, 0)),
-        Held(*np.moveaxis(always @ held, 2, 0)),
-        Held(*np.moveaxis(again.max(axis=1), 1, 0)),
+        RowBytes(*np.moveaxis(flying @ held, 2, 0)),
+        RowBytes(*np.moveaxis(always @ held, 2, 0)),
+        RowBytes(*np.moveaxis(again.max(axis=1), 1, 0)),
         given,
     )

@@ -8,24 +8,24 @@ import numpy as np
 from jaxtyping import Int
 
 from configs.clusters import ClusterConfig
-from sharding.costs import Costs
-from sharding.data_statistics import DataStatistics
-from sharding.plan import Plan
-from sharding.plan_costs import Rows, plan_costs
-from sharding.planners.given import ALONE, Given, check_all_given
+from sharding.costs.cost_model import CostModel
+from sharding.costs.plan_costs import LoadsByModule, plan_costs
+from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
 from sharding.planners.module_table import ModuleTable, module_table
-from sharding.schedule import build_schedule, training_work
-from sharding.simulate import simulate
-from sharding.specs import ModuleGraph
-from sharding.timeline import Timeline
-from sharding.trainable import Turns, trained_stages
-from sharding.unit_plan import RECOMPUTE
+from sharding.plans.plan import Plan
+from sharding.plans.trained_parts import RequiredGradients, trained_stages
+from sharding.plans.unit_plan import RECOMPUTE_POLICIES
+from sharding.schedules.build import build_schedule
+from sharding.simulation.simulator import simulate
+from sharding.simulation.timeline import Timeline
+from sharding.specs.modules import ModuleGraph
+from sharding.specs.row_load_statistics import RowLoadStatistics
 
 TENSOR_SIZES = (1, 2, 4, 8)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Problem:
+class PlanningProblem:
     """A training step to be laid out on a cluster.
 
     Attributes:
@@ -45,81 +45,80 @@ class Problem:
     """
 
     graph: ModuleGraph
-    costs: Costs
+    costs: CostModel
     cluster: ClusterConfig
     devices: int
     rows: int
-    data: DataStatistics
-    trains: frozenset[str]
-    recompute: tuple[str, ...] = RECOMPUTE
-    chunks: tuple[int, ...] = (1,)
-    tensor: tuple[int, ...] = TENSOR_SIZES
-    given: Mapping[str, Given] = dataclasses.field(default_factory=dict)
+    data: RowLoadStatistics
+    trained_parts: frozenset[str]
+    recompute_choices: tuple[str, ...] = RECOMPUTE_POLICIES
+    chunk_choices: tuple[int, ...] = (1,)
+    tensor_sizes: tuple[int, ...] = TENSOR_SIZES
+    fixed_ranks: Mapping[str, FixedRanks] = dataclasses.field(default_factory=dict)
     seed: int = 0
-    positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    row_positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("devices", "rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"Problem.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("recompute", "chunks", "tensor"):
+        for name in ("recompute_choices", "chunk_choices", "tensor_sizes"):
             if not getattr(self, name):
                 raise ValueError(f"Problem.{name} is empty; name at least one choice")
-        check_all_given(self.given, self.graph, self.rows)
+        check_fixed_ranks(self.fixed_ranks, self.graph, self.rows)
 
-    def given_of(self, module: str) -> Given:
+    def fixed_ranks_of(self, module: str) -> FixedRanks:
         """The sequence and expert ranks of a module."""
-        return self.given.get(module, ALONE)
+        return self.fixed_ranks.get(module, SINGLE_RANKS)
 
     def collectives_of(self, module: str, tp: int) -> str:
         """What so many tensor ranks of a module do around split matmuls: as costs have it, where that can be."""
-        return "reduce" if tp == 1 or self.positions.get(module, 0) % tp else self.costs.collectives
+        return "reduce" if tp == 1 or self.row_positions.get(module, 0) % tp else self.costs.collectives
 
     @functools.cached_property
-    def deep(self) -> bool:
+    def has_generators(self) -> bool:
         """Whether something, one stage long, comes behind the backbone."""
-        return any(module.inputs and not module.backbone for module in self.graph.modules)
+        return any(module.inputs and not module.is_backbone for module in self.graph.modules)
 
     @functools.cached_property
-    def divisors(self) -> Int[np.ndarray, " k"]:
+    def row_divisors(self) -> Int[np.ndarray, " k"]:
         """Of the rows, ascending: what data parallelism and the rows of an instance's microbatch can be."""
         numbers = np.arange(1, self.rows + 1)
         return numbers[self.rows % numbers == 0]
 
     @functools.cached_property
-    def tables(self) -> dict[str, ModuleTable]:
+    def module_tables(self) -> dict[str, ModuleTable]:
         """What every module takes under every choice; made once, from the mean row."""
-        turns = Turns(self.graph, self.trains)
+        turns = RequiredGradients(self.graph, self.trained_parts)
         tables = {}
         for module in self.graph.modules:
-            alone = not module.backbone
+            alone = not module.is_backbone
             tables[module.name] = module_table(
                 module,
                 turns,
                 self.costs,
                 self.data.loads[module.name],
-                self.divisors if alone else self.divisors[:1],
-                self.recompute,
-                (1,) if alone else self.chunks,
-                tuple(tp for tp in self.tensor if tp <= self.cluster.devices_per_node),
-                longest=1 if module.inputs and alone else module.layers,
-                given=self.given_of(module.name),
+                self.row_divisors if alone else self.row_divisors[:1],
+                self.recompute_choices,
+                (1,) if alone else self.chunk_choices,
+                tuple(tp for tp in self.tensor_sizes if tp <= self.cluster.devices_per_node),
+                longest=1 if module.inputs and alone else module.layer_count,
+                given=self.fixed_ranks_of(module.name),
             )
         return tables
 
     @functools.cached_property
-    def drawn(self) -> Rows:
+    def sampled_rows(self) -> LoadsByModule:
         """The rows of the global batch that plans are rehearsed with."""
-        return self.data.drawn(self.rows, self.seed)
+        return self.data.sample_batch(self.rows, self.seed)
 
-    def rehearse(self, plan: Plan, rendezvous: bool = False, rows: Rows | None = None) -> Timeline:
+    def simulate(self, plan: Plan, rendezvous: bool = False, rows: LoadsByModule | None = None) -> Timeline:
         """A step of a plan, simulated on the drawn rows, or on other ones; for `rendezvous` see `simulate`."""
-        trains = trained_stages(plan, self.graph, self.trains)
-        work = training_work(plan, self.graph, trains)
+        trains = trained_stages(plan, self.graph, self.trained_parts)
         schedule = build_schedule(plan, self.graph, trains)
-        costs = plan_costs(plan, self.graph, self.costs, rows or self.drawn, self.trains)
-        return simulate(plan, schedule, work, costs, rendezvous)
+        costs = plan_costs(plan, self.graph, self.costs, rows or self.sampled_rows, self.trained_parts)
+        return simulate(plan, schedule, costs, rendezvous)
 
-    def fullness(self, timeline: Timeline) -> float:
+    def memory_fraction(self, timeline: Timeline) -> float:
         """The largest share of a device's memory that a step takes; more than 1 does not fit."""
-        return max(timeline.memory_of(lane) for lane in timeline.lanes) / self.cluster.memory
+        return max(timeline.lane_peak_memory(lane) for lane in timeline.lanes) / self.cluster.memory

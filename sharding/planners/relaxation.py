@@ -18,7 +18,7 @@ _STEPS = 36
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Relaxation:
+class RelaxedProblems:
     """Candidates c over modules i.
 
     Attributes:
@@ -30,18 +30,18 @@ class Relaxation:
         fastest: Seconds that some stage takes in any case.
     """
 
-    work: Float[np.ndarray, "c i"]
-    warm: Float[np.ndarray, "c i"]
-    constant: Float[np.ndarray, " c"]
-    steady: Float[np.ndarray, " c"]
-    least: Float[np.ndarray, "c i"]
-    fastest: Float[np.ndarray, " c"]
+    device_seconds: Float[np.ndarray, "c i"]
+    fill: Float[np.ndarray, "c i"]
+    constant_fill: Float[np.ndarray, " c"]
+    steady_microbatches: Float[np.ndarray, " c"]
+    min_devices: Float[np.ndarray, "c i"]
+    min_stage_seconds: Float[np.ndarray, " c"]
 
     def solve(self, devices: int | float) -> tuple[Float[np.ndarray, " c"], Float[np.ndarray, "c i"]]:
         """Seconds and devices of each candidate's optimum; infinite where the modules need more than there are."""
-        fits = self.least.sum(axis=1) <= devices
+        fits = self.min_devices.sum(axis=1) <= devices
         low = np.log(self._fastest(devices, fits))
-        high = np.maximum(low, np.log((self.work / self.least).max(axis=1)))
+        high = np.maximum(low, np.log((self.device_seconds / self.min_devices).max(axis=1)))
         inner = [high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)]
         values = [self._at(np.exp(point), devices)[0] for point in inner]
         for _ in range(_STEPS):
@@ -52,7 +52,7 @@ class Relaxation:
             inner = [np.where(left, fresh, inner[1]), np.where(left, inner[0], fresh)]
             values = [np.where(left, value, values[1]), np.where(left, values[0], value)]
         # With few microbatches, or none after the first, the optimum may lie at an end.
-        best, shares = np.full(len(fits), np.inf), np.zeros_like(self.work)
+        best, shares = np.full(len(fits), np.inf), np.zeros_like(self.device_seconds)
         for point in (low, high, *inner):
             value, split = self._at(np.exp(point), devices)
             better = fits & (value < best)
@@ -61,28 +61,28 @@ class Relaxation:
 
     def _fastest(self, devices: int | float, fits: np.ndarray) -> Float[np.ndarray, " c"]:
         """The least time of the slowest stage: all devices given out, each module at its least or as slow as others."""
-        free = np.ones(self.work.shape, bool)
-        seconds = np.ones(len(self.work))
-        for _ in range(self.work.shape[1]):
-            rest = devices - np.where(free, 0.0, self.least).sum(axis=1)
-            asked = np.where(free, self.work, 0.0).sum(axis=1)
+        free = np.ones(self.device_seconds.shape, bool)
+        seconds = np.ones(len(self.device_seconds))
+        for _ in range(self.device_seconds.shape[1]):
+            rest = devices - np.where(free, 0.0, self.min_devices).sum(axis=1)
+            asked = np.where(free, self.device_seconds, 0.0).sum(axis=1)
             seconds = np.where((asked > 0) & (rest > 0) & fits, asked / np.where(rest > 0, rest, 1.0), seconds)
-            free = free & (self.work > self.least * seconds[:, None])
-        return np.maximum(np.maximum(seconds * (1 + 1e-12), self.fastest), 1e-30)
+            free = free & (self.device_seconds > self.min_devices * seconds[:, None])
+        return np.maximum(np.maximum(seconds * (1 + 1e-12), self.min_stage_seconds), 1e-30)
 
     def _at(
         self, slowest: Float[np.ndarray, " c"], devices: int | float
     ) -> tuple[Float[np.ndarray, " c"], Float[np.ndarray, "c i"]]:
         """The optimum where no stage takes longer than `slowest`."""
-        lower = np.maximum(self.least, self.work / slowest[:, None])
-        wish = np.sqrt(self.warm)
-        free = self.warm > 0
+        lower = np.maximum(self.min_devices, self.device_seconds / slowest[:, None])
+        wish = np.sqrt(self.fill)
+        free = self.fill > 0
         shares = lower
-        for _ in range(self.work.shape[1]):
+        for _ in range(self.device_seconds.shape[1]):
             rest = devices - np.where(free, 0.0, lower).sum(axis=1)
             wished = np.where(free, wish, 0.0).sum(axis=1)
             each = rest / np.where(wished > 0, wished, 1.0)
             shares = np.where(free, wish * each[:, None], lower)
             free = free & (shares > lower)
         shares = np.maximum(shares, lower)
-        return self.constant + (self.warm / shares).sum(axis=1) + self.steady * slowest, shares
+        return self.constant_fill + (self.fill / shares).sum(axis=1) + self.steady_microbatches * slowest, shares

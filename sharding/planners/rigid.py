@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sharding.plan import Plan, PlanError, UnitPlan
-from sharding.planners.layouts import place, unit
-from sharding.planners.problem import Problem
+from sharding.planners.placement import make_unit, place_units
+from sharding.planners.problem import PlanningProblem
+from sharding.plans.plan import Plan, PlanError, UnitPlan
 
-REHEARSED = 3
+MAX_SIMULATED = 3
 
 
 class _Piece(NamedTuple):
@@ -32,7 +32,7 @@ class _Piece(NamedTuple):
     recompute: str
 
 
-def plans(problem: Problem, pp: int | None = None) -> list[Plan]:
+def plans(problem: PlanningProblem, pp: int | None = None) -> list[Plan]:
     """Encoders and generators as stages of their own.
 
     Args:
@@ -42,14 +42,14 @@ def plans(problem: Problem, pp: int | None = None) -> list[Plan]:
     return _rigid(problem, pp, inside=False)
 
 
-def first_stage_plans(problem: Problem, pp: int | None = None) -> list[Plan]:
+def first_stage_plans(problem: PlanningProblem, pp: int | None = None) -> list[Plan]:
     """All encoders in the backbone's first stage, tensor-parallel as it is; generators as stages of their own."""
     return _rigid(problem, pp, inside=True)
 
 
-def _rigid(problem: Problem, pp: int | None, inside: bool) -> list[Plan]:
+def _rigid(problem: PlanningProblem, pp: int | None, inside: bool) -> list[Plan]:
     """With the largest tp that divides the backbone, and the encoders in its stages, and fits the devices."""
-    sizes = sorted(problem.tables[problem.graph.backbone.name].rate, reverse=True)
+    sizes = sorted(problem.module_tables[problem.graph.backbone.name].device_seconds_per_row, reverse=True)
     _check_given(problem, inside)
     if inside:
         sizes = _shared_sizes(problem, sizes)
@@ -63,30 +63,30 @@ def _rigid(problem: Problem, pp: int | None, inside: bool) -> list[Plan]:
     )
 
 
-def _with_tp(problem: Problem, pp: int | None, inside: bool, tp: int) -> list[Plan]:
+def _with_tp(problem: PlanningProblem, pp: int | None, inside: bool, tp: int) -> list[Plan]:
     """The most promising plans; none if nothing fits."""
-    layers, own_ranks = problem.graph.backbone.layers, problem.given_of(problem.graph.backbone.name)
+    layers, own_ranks = problem.graph.backbone.layer_count, problem.fixed_ranks_of(problem.graph.backbone.name)
     depths = [pp] if pp else [count for count in range(1, layers + 1) if layers % count == 0]
     own = len(problem.graph.modules) - 1 - inside * len(_encoders(problem))
     found = []
     for depth in depths:
         most = problem.devices // (tp * own_ranks.cp * (depth + own))
-        dps = [int(dp) for dp in problem.divisors if dp <= most and dp % own_ranks.ep == 0]
+        dps = [int(dp) for dp in problem.row_divisors if dp <= most and dp % own_ranks.ep == 0]
         pieces = _pieces(problem, tp, depth, dps[-1], inside) if dps else None
         if pieces:
             found.append((_promise(problem, pieces, dps[-1], inside), depth, dps[-1], pieces))
     return [
         _plan(problem, depth, dp, pieces, inside)
-        for _, depth, dp, pieces in sorted(found, key=lambda made: made[:2])[:REHEARSED]
+        for _, depth, dp, pieces in sorted(found, key=lambda made: made[:2])[:MAX_SIMULATED]
     ]
 
 
-def _check_given(problem: Problem, inside: bool) -> None:
+def _check_given(problem: PlanningProblem, inside: bool) -> None:
     """Raises PlanError where modules are given ranks that one layout for all cannot have."""
     backbone = problem.graph.backbone.name
-    own = problem.given_of(backbone)
+    own = problem.fixed_ranks_of(backbone)
     for module in problem.graph.modules:
-        given = problem.given_of(module.name)
+        given = problem.fixed_ranks_of(module.name)
         if own.cp % given.cp:
             raise PlanError(
                 f"with one layout for all, {module.name} lies on the devices of {backbone}'s instances: its cp "
@@ -101,34 +101,40 @@ def _check_given(problem: Problem, inside: bool) -> None:
             )
 
 
-def _shared_sizes(problem: Problem, sizes: list[int]) -> list[int]:
+def _shared_sizes(problem: PlanningProblem, sizes: list[int]) -> list[int]:
     """The tensor-parallel sizes that divide the encoders too."""
-    shared = [tp for tp in sizes if all(tp in problem.tables[name].rate for name in _encoders(problem))]
+    shared = [
+        tp
+        for tp in sizes
+        if all(tp in problem.module_tables[name].device_seconds_per_row for name in _encoders(problem))
+    ]
     if not shared:
         raise PlanError("no tensor-parallel size divides the backbone and all encoders, which share its first stage")
     return shared
 
 
-def _encoders(problem: Problem) -> list[str]:
-    return [module.name for module in problem.graph.modules if not module.inputs and not module.backbone]
+def _encoders(problem: PlanningProblem) -> list[str]:
+    return [module.name for module in problem.graph.modules if not module.inputs and not module.is_backbone]
 
 
-def _pieces(problem: Problem, tp: int, depth: int, dp: int, inside: bool) -> dict[str, _Piece] | None:
+def _pieces(problem: PlanningProblem, tp: int, depth: int, dp: int, inside: bool) -> dict[str, _Piece] | None:
     """Every module's piece; None if one does not fit."""
-    deep = int(problem.deep)
+    deep = int(problem.has_generators)
     pieces: dict[str, _Piece] = {}
     taken = 0.0
-    for module in sorted(problem.graph.modules, key=lambda module: module.backbone):  # what shares a stage first
-        shares = inside and not module.inputs and not module.backbone
+    for module in sorted(problem.graph.modules, key=lambda module: module.is_backbone):  # what shares a stage first
+        shares = inside and not module.inputs and not module.is_backbone
         behind = depth + deep if not module.inputs else 0
-        given = problem.given_of(module.name)
-        wider = problem.given_of(problem.graph.backbone.name).cp // given.cp  # instances on those of the backbone's
+        given = problem.fixed_ranks_of(module.name)
+        wider = (
+            problem.fixed_ranks_of(problem.graph.backbone.name).cp // given.cp
+        )  # instances on those of the backbone's
         layouts = [(tp, dp * wider, 1 / wider)]
-        if not shares and not module.backbone:
+        if not shares and not module.is_backbone:
             layouts = [(1, dp * wider * tp, 1 / (wider * tp)), *layouts]
         layouts = [layout for layout in layouts if layout[1] % given.ep == 0]
         room = problem.cluster.memory
-        if module.backbone:
+        if module.is_backbone:
             behind, room = deep, room - taken
         found = [_piece(problem, module.name, depth, behind, *layout) for layout in layouts]
         fits = [piece for options in found for piece in options if piece.bytes <= room]
@@ -139,20 +145,20 @@ def _pieces(problem: Problem, tp: int, depth: int, dp: int, inside: bool) -> dic
     return pieces
 
 
-def _piece(problem: Problem, name: str, depth: int, behind: int, tp: int, dp: int, rows: float) -> list[_Piece]:
+def _piece(problem: PlanningProblem, name: str, depth: int, behind: int, tp: int, dp: int, rows: float) -> list[_Piece]:
     """With each choice of recomputation: of rows in a microbatch, perhaps a part of one."""
-    table = problem.tables[name]
-    pp = depth if table.module.backbone else 1
+    table = problem.module_tables[name]
+    pp = depth if table.module.is_backbone else 1
     pieces = []
     for way in np.flatnonzero((table.tp == tp) & (table.pp == pp) & (table.chunks == 1)):
         ways, most = np.array([way]), np.array([problem.rows // dp or 1])
-        need = table.bytes(ways, np.array([rows]), np.array([dp]), np.array([float(behind)]), most)
-        seconds = (float(part[way, 0]) * rows for part in (table.stage, table.warm))
+        need = table.peak_bytes(ways, np.array([rows]), np.array([dp]), np.array([float(behind)]), most)
+        seconds = (float(part[way, 0]) * rows for part in (table.slowest_stage, table.fill))
         pieces.append(_Piece(*seconds, float(need[0]), dp, tp, table.recompute[way]))
     return pieces
 
 
-def _promise(problem: Problem, pieces: dict[str, _Piece], dp: int, inside: bool) -> float:
+def _promise(problem: PlanningProblem, pieces: dict[str, _Piece], dp: int, inside: bool) -> float:
     """Seconds of a step by DistTrain's equations 1 and 2."""
     stages = {name: piece.stage for name, piece in pieces.items()}
     if inside:
@@ -161,14 +167,14 @@ def _promise(problem: Problem, pieces: dict[str, _Piece], dp: int, inside: bool)
     return warm + (problem.rows // dp - 1) * max(stages.values())
 
 
-def _plan(problem: Problem, depth: int, dp: int, pieces: dict[str, _Piece], inside: bool) -> Plan:
+def _plan(problem: PlanningProblem, depth: int, dp: int, pieces: dict[str, _Piece], inside: bool) -> Plan:
     encoders = _encoders(problem) if inside else []
     units = [_unit(problem, name, depth, piece) for name, piece in pieces.items() if name not in encoders]
     units.sort(key=lambda made: problem.graph.names.index(made.name))
     backbone = problem.graph.backbone.name
     if len(encoders) == 1:  # a chain; several are units that share the first stage's devices
         units = [_led(made, encoders[0], problem) if made.name == backbone else made for made in units]
-    plan = place(units, problem.rows // dp)
+    plan = place_units(units, problem.rows // dp)
     if len(encoders) < 2:
         return plan
     devices = plan.unit_of(backbone).stage_devices(0)
@@ -176,12 +182,12 @@ def _plan(problem: Problem, depth: int, dp: int, pieces: dict[str, _Piece], insi
     return Plan((*guests, *plan.units), plan.microbatches)
 
 
-def _unit(problem: Problem, name: str, depth: int, piece: _Piece) -> UnitPlan:
+def _unit(problem: PlanningProblem, name: str, depth: int, piece: _Piece) -> UnitPlan:
     module = problem.graph[name]
-    pp = depth if module.backbone else 1
-    cut = ((module.layers // pp,) * pp, piece.recompute)
+    pp = depth if module.is_backbone else 1
+    cut = ((module.layer_count // pp,) * pp, piece.recompute)
     way = _waited_for(problem.collectives_of(name, piece.tp))
-    return unit((name,), piece.dp, piece.tp, *cut, given=problem.given_of(name), collectives=way)
+    return make_unit((name,), piece.dp, piece.tp, *cut, given=problem.fixed_ranks_of(name), collectives=way)
 
 
 def _waited_for(collectives: str) -> str:
@@ -189,9 +195,9 @@ def _waited_for(collectives: str) -> str:
     return "gather" if collectives == "ring" else collectives
 
 
-def _led(made: UnitPlan, encoder: str, problem: Problem) -> UnitPlan:
+def _led(made: UnitPlan, encoder: str, problem: PlanningProblem) -> UnitPlan:
     """A unit with an encoder in front of its first stage."""
-    layers = (problem.graph[encoder].layers + made.layers[0], *made.layers[1:])
+    layers = (problem.graph[encoder].layer_count + made.layers[0], *made.layers[1:])
     both = {made.collectives, _waited_for(problem.collectives_of(encoder, made.tp))}
     way = "reduce" if "reduce" in both else made.collectives
     return dataclasses.replace(made, modules=(encoder, *made.modules), layers=layers, collectives=way)

@@ -1,1 +1,1 @@
-"""Plans at work: meshes, hops between them, stage programs, and the executor that follows a schedule."""
+"""The runtime of a plan: submeshes, stage programs, hops between stages, and the executor that follows a schedule."""

@@ -14,20 +14,20 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sharding.ops import Part, Schedule
-from sharding.runtime.agreement import Agreement, Decision
-from sharding.runtime.broker import Hop
-from sharding.runtime.stage import Microbatches, Node, StagePrograms, Tree
+from sharding.runtime.global_reduction import GlobalReduction, StepSummary
+from sharding.runtime.hops import Hop
+from sharding.runtime.stage_programs import Microbatches, StageId, StagePrograms, Tree
+from sharding.schedules.ops import PipelineOp, Schedule
 from sharding.trees import drop_leaf, get_leaf, set_leaf
 
 Key = tuple[str, int]
 """(channel, microbatch)."""
 
-Watch = Callable[[Part, Any], None]
+OpCallback = Callable[[PipelineOp, Any], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class ExecutableStage:
     """One stage as the executor runs it; every field but the programs is a function of global arrays.
 
     Attributes:
@@ -41,11 +41,11 @@ class Stage:
     programs: StagePrograms
     gather: Callable[[Tree], Tree]
     reduce: Callable[[Tree], Tree] | None
-    stats: Callable[[Tree, dict[str, jax.Array]], jax.Array]
-    update: Callable[[Tree, Tree, Tree, Decision], tuple[Tree, Tree]] | None
+    loss_and_norm: Callable[[Tree, dict[str, jax.Array]], jax.Array]
+    update: Callable[[Tree, Tree, Tree, StepSummary], tuple[Tree, Tree]] | None
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         """Whether this process has devices of the stage."""
         return any(d.process_index == jax.process_index() for d in self.programs.mesh.devices.flat)
 
@@ -55,14 +55,14 @@ class Channel:
     """Activations from one stage to another, and the hops that carry them and their gradients."""
 
     name: str
-    source: Node
-    target: Node
-    forth: Hop
-    back: Hop
+    source: StageId
+    target: StageId
+    activation_hop: Hop
+    gradient_hop: Hop
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class TiedParameter:
     """A parameter of one stage that another borrows (tied embeddings).
 
     Attributes:
@@ -72,40 +72,40 @@ class Share:
         forth, back: Hops of the compute weight and of its reduced gradient.
     """
 
-    owner: Node
-    borrower: Node
-    owned: tuple[str, str]
-    borrowed: tuple[str, str]
-    layer: str
-    forth: Hop
-    back: Hop
+    owner: StageId
+    borrower: StageId
+    owner_path: tuple[str, str]
+    borrower_path: tuple[str, str]
+    owner_layer: str
+    weight_hop: Hop
+    gradient_hop: Hop
 
 
 @dataclasses.dataclass
-class State:
+class TrainState:
     """What training changes: masters and optimizer state by stage, key and layer; and whether all was finite."""
 
-    masters: dict[Node, Tree]
-    optimizer: dict[Node, Tree]
-    ok: jax.Array
+    master_weights: dict[StageId, Tree]
+    optimizer_state: dict[StageId, Tree]
+    all_finite: jax.Array
 
 
 @dataclasses.dataclass
 class _Step:
     """Everything in flight during one pass over the schedule."""
 
-    state: State
-    batch: Mapping[Node, Microbatches]
-    weights: dict[Node, Tree]
-    losses: dict[Node, dict[str, jax.Array]] = dataclasses.field(default_factory=dict)
-    gradients: dict[Node, Tree] = dataclasses.field(default_factory=dict)
+    state: TrainState
+    batch: Mapping[StageId, Microbatches]
+    weights: dict[StageId, Tree]
+    losses: dict[StageId, dict[str, jax.Array]] = dataclasses.field(default_factory=dict)
+    gradients: dict[StageId, Tree] = dataclasses.field(default_factory=dict)
     outputs: dict[Key, jax.Array | None] = dataclasses.field(default_factory=dict)
     inputs: dict[Key, jax.Array | None] = dataclasses.field(default_factory=dict)
     output_gradients: dict[Key, jax.Array | None] = dataclasses.field(default_factory=dict)
     input_gradients: dict[Key, jax.Array | None] = dataclasses.field(default_factory=dict)
-    residuals: dict[tuple[Node, int], Any] = dataclasses.field(default_factory=dict)
-    judged: dict[tuple[Node, int], Tree] = dataclasses.field(default_factory=dict)
-    decision: Decision | None = None
+    residuals: dict[tuple[StageId, int], Any] = dataclasses.field(default_factory=dict)
+    judged: dict[tuple[StageId, int], Tree] = dataclasses.field(default_factory=dict)
+    decision: StepSummary | None = None
 
     def in_flight(self) -> Any:
         """All arrays of the pass, as a pytree."""
@@ -125,20 +125,20 @@ class Executor:
 
     def __init__(
         self,
-        stages: Mapping[Node, Stage],
+        stages: Mapping[StageId, ExecutableStage],
         channels: tuple[Channel, ...],
-        shares: tuple[Share, ...],
-        agreement: Agreement,
+        shares: tuple[TiedParameter, ...],
+        agreement: GlobalReduction,
         training: Schedule,
         evaluation: Schedule,
     ) -> None:
-        self.stages, self.channels, self.shares, self.agreement = stages, channels, shares, agreement
-        self.training, self.evaluation = training, evaluation
-        self._between: dict[tuple[Node, Node], list[Channel]] = {}
+        self.stages, self.channels, self.tied_parameters, self.global_reduction = stages, channels, shares, agreement
+        self.training_schedule, self.evaluation_schedule = training, evaluation
+        self._between: dict[tuple[StageId, StageId], list[Channel]] = {}
         for channel in channels:
             self._between.setdefault((channel.source, channel.target), []).append(channel)
-        self._indices: dict[tuple[Node, int], jax.Array] = {}
-        self._run: dict[str, Callable[[_Step, Part], None]] = {
+        self._indices: dict[tuple[StageId, int], jax.Array] = {}
+        self._run: dict[str, Callable[[_Step, PipelineOp], None]] = {
             "gather": self._gather,
             "share": self._share,
             "forward": self._forward,
@@ -152,116 +152,120 @@ class Executor:
         }
 
     def step(
-        self, state: State, batch: Mapping[Node, Microbatches], watch: Watch | None = None
-    ) -> tuple[State, Decision]:
+        self, state: TrainState, batch: Mapping[StageId, Microbatches], callback: OpCallback | None = None
+    ) -> tuple[TrainState, StepSummary]:
         """One training step; the state's buffers are donated. The decision is not read here.
 
         Args:
             state, batch: What to train, on what.
             watch: Called after every part with the part and all arrays in flight, to time it.
         """
-        step = self._pass(state, batch, frozenset(self._run), watch)
+        step = self._pass(state, batch, frozenset(self._run), callback)
         assert step.decision is not None
         return step.state, step.decision
 
-    def gradients(self, state: State, batch: Mapping[Node, Microbatches]) -> tuple[dict[Node, Tree], Decision]:
+    def gradients(
+        self, state: TrainState, batch: Mapping[StageId, Microbatches]
+    ) -> tuple[dict[StageId, Tree], StepSummary]:
         """Reduced gradients by stage, key and layer, and the losses, without an update; the state stays as it is."""
         step = self._pass(state, batch, frozenset(self._run) - {"update"})
         assert step.decision is not None
         return step.gradients, step.decision
 
-    def compute_weights(self, state: State) -> dict[Node, Tree]:
+    def compute_weights(self, state: TrainState) -> dict[StageId, Tree]:
         """The compute weights of all stages, for several evaluations of one state."""
         return self._pass(state, {}, frozenset({"gather", "share"})).weights
 
     def _pass(
-        self, state: State, batch: Mapping[Node, Microbatches], kinds: frozenset[str], watch: Watch | None = None
+        self,
+        state: TrainState,
+        batch: Mapping[StageId, Microbatches],
+        kinds: frozenset[str],
+        watch: OpCallback | None = None,
     ) -> "_Step":
         """Runs the ops of some kinds, in the training schedule's order."""
-        step = _Step(State(dict(state.masters), dict(state.optimizer), state.ok), batch, {})
-        for op in self.training.ops:
-            for part in op.parts:
-                if part.kind in kinds:
-                    self._run[part.kind](step, part)
-                    if watch:
-                        watch(part, step.in_flight())
+        step = _Step(TrainState(dict(state.master_weights), dict(state.optimizer_state), state.all_finite), batch, {})
+        for op in self.training_schedule.ops:
+            if op.kind in kinds:
+                self._run[op.kind](step, op)
+                if watch:
+                    watch(op, step.in_flight())
         return step
 
     def evaluate(
-        self, weights: dict[Node, Tree], batch: Mapping[Node, Microbatches]
-    ) -> dict[Node, list[tuple[dict[str, jax.Array], Tree]]]:
+        self, weights: dict[StageId, Tree], batch: Mapping[StageId, Microbatches]
+    ) -> dict[StageId, list[tuple[dict[str, jax.Array], Tree]]]:
         """Losses by name, `[instances]` each, and judged arrays of every stage and microbatch; forward only."""
-        step = _Step(State({}, {}, jnp.ones(())), batch, weights)
-        results: dict[Node, list[tuple[dict[str, jax.Array], Tree]]] = {node: [] for node in self.stages}
-        for op in self.evaluation.ops:
-            for part in op.parts:
-                if part.kind == "hop":
-                    self._hop(step, part)
-                elif part.kind == "forward":
-                    results[part.node].append(self._judge(step, part))
+        step = _Step(TrainState({}, {}, jnp.ones(())), batch, weights)
+        results: dict[StageId, list[tuple[dict[str, jax.Array], Tree]]] = {node: [] for node in self.stages}
+        for op in self.evaluation_schedule.ops:
+            if op.kind == "hop":
+                self._hop(step, op)
+            elif op.kind == "forward":
+                results[op.stage_id].append(self._judge(step, op))
         return results
 
     # ------------------------------------------------------------------ one method a kind of op
 
-    def _gather(self, step: _Step, part: Part) -> None:
-        node = part.node
-        if self.stages[node].local:
-            step.weights[node] = self.stages[node].gather(step.state.masters[node])
+    def _gather(self, step: _Step, part: PipelineOp) -> None:
+        node = part.stage_id
+        if self.stages[node].is_local:
+            step.weights[node] = self.stages[node].gather(step.state.master_weights[node])
 
-    def _share(self, step: _Step, part: Part) -> None:
+    def _share(self, step: _Step, part: PipelineOp) -> None:
         for share in self._shares_of(part):
-            key, path = share.owned
+            key, path = share.owner_path
             leaf = get_leaf(step.weights[share.owner][key], path) if share.owner in step.weights else None
-            arrived = share.forth(leaf)
-            if self.stages[share.borrower].local:
-                key, path = share.borrowed
+            arrived = share.weight_hop(leaf)
+            if self.stages[share.borrower].is_local:
+                key, path = share.borrower_path
                 weights = step.weights[share.borrower]
                 step.weights[share.borrower] = {**weights, key: set_leaf(weights[key], path, arrived)}
 
-    def _forward(self, step: _Step, part: Part) -> None:
-        node, microbatch = part.node, part.microbatch
+    def _forward(self, step: _Step, part: PipelineOp) -> None:
+        node, microbatch = part.stage_id, part.microbatch
         stage = self.stages[node]
         programs = stage.programs
-        if not stage.local:
-            step.outputs |= {(name, microbatch): None for name in programs.body.outputs}
+        if not stage.is_local:
+            step.outputs |= {(name, microbatch): None for name in programs.definition.output_channels}
             return
         losses = step.losses[node] if node in step.losses else programs.zero_losses()
-        inputs = {name: step.inputs[name, microbatch] for name in programs.body.inputs}
+        inputs = {name: step.inputs[name, microbatch] for name in programs.definition.input_channels}
         outputs, residuals, step.losses[node] = programs.forward(
             step.weights[node], inputs, step.batch[node], self._index(node, microbatch), losses
         )
         step.outputs |= {(name, microbatch): array for name, array in outputs.items()}
         if programs.backward is None:
-            for name in programs.body.inputs:
+            for name in programs.definition.input_channels:
                 del step.inputs[name, microbatch]
         else:
             step.residuals[node, microbatch] = residuals
 
-    def _judge(self, step: _Step, part: Part) -> tuple[dict[str, jax.Array], Tree]:
-        node, microbatch = part.node, part.microbatch
+    def _judge(self, step: _Step, part: PipelineOp) -> tuple[dict[str, jax.Array], Tree]:
+        node, microbatch = part.stage_id, part.microbatch
         programs = self.stages[node].programs
-        inputs = {name: step.inputs.pop((name, microbatch)) for name in programs.body.inputs}
+        inputs = {name: step.inputs.pop((name, microbatch)) for name in programs.definition.input_channels}
         outputs, losses, judged = programs.evaluate(
             step.weights[node], inputs, step.batch[node], self._index(node, microbatch)
         )
         step.outputs |= {(name, microbatch): array for name, array in outputs.items()}
         return losses, judged
 
-    def _hop(self, step: _Step, part: Part) -> None:
-        for channel in self._between[part.node, part.target]:
+    def _hop(self, step: _Step, part: PipelineOp) -> None:
+        for channel in self._between[part.stage_id, part.target_id]:
             key = (channel.name, part.microbatch)
-            step.inputs[key] = channel.forth(step.outputs.pop(key, None))
+            step.inputs[key] = channel.activation_hop(step.outputs.pop(key, None))
 
-    def _backward(self, step: _Step, part: Part) -> None:
-        node, microbatch = part.node, part.microbatch
+    def _backward(self, step: _Step, part: PipelineOp) -> None:
+        node, microbatch = part.stage_id, part.microbatch
         stage = self.stages[node]
         programs = stage.programs
-        if not stage.local:
+        if not stage.is_local:
             return
         if node not in step.gradients:
             step.gradients[node] = programs.zero_gradients()
-        inputs = {name: step.inputs.pop((name, microbatch)) for name in programs.body.inputs}
-        outputs = {name: step.output_gradients.pop((name, microbatch)) for name in programs.body.outputs}
+        inputs = {name: step.inputs.pop((name, microbatch)) for name in programs.definition.input_channels}
+        outputs = {name: step.output_gradients.pop((name, microbatch)) for name in programs.definition.output_channels}
         more, step.gradients[node] = programs.backward(
             step.weights[node],
             inputs,
@@ -273,64 +277,64 @@ class Executor:
         )
         step.input_gradients |= {(name, microbatch): array for name, array in more.items()}
 
-    def _hop_back(self, step: _Step, part: Part) -> None:
+    def _hop_back(self, step: _Step, part: PipelineOp) -> None:
         """The part is named from the stage that computed the gradient to the one that waits for it."""
-        for channel in self._between[part.target, part.node]:
+        for channel in self._between[part.target_id, part.stage_id]:
             key = (channel.name, part.microbatch)
-            step.output_gradients[key] = channel.back(step.input_gradients.pop(key, None))
+            step.output_gradients[key] = channel.gradient_hop(step.input_gradients.pop(key, None))
 
-    def _reduce(self, step: _Step, part: Part) -> None:
-        node = part.node
+    def _reduce(self, step: _Step, part: PipelineOp) -> None:
+        node = part.stage_id
         stage = self.stages[node]
-        if stage.local and stage.reduce is not None:
+        if stage.is_local and stage.reduce is not None:
             step.gradients[node] = stage.reduce(step.gradients[node])
 
-    def _share_back(self, step: _Step, part: Part) -> None:
+    def _share_back(self, step: _Step, part: PipelineOp) -> None:
         for share in self._shares_of(part):
-            if share.borrowed[0] not in self.stages[share.borrower].programs.body.trained:
+            if share.borrower_path[0] not in self.stages[share.borrower].programs.definition.trained_keys:
                 continue  # both stages train, but not this parameter
             gradient = None
-            if self.stages[share.borrower].local:
-                key, path = share.borrowed
+            if self.stages[share.borrower].is_local:
+                key, path = share.borrower_path
                 tree = step.gradients[share.borrower]
                 (layer,) = tree[key]
                 gradient = get_leaf(tree[key][layer], path)
                 rest = {layer: drop_leaf(tree[key][layer], path)}
                 step.gradients[share.borrower] = {**tree, key: rest}
-            arrived = share.back(gradient)
-            if self.stages[share.owner].local:
-                key, path = share.owned
+            arrived = share.gradient_hop(gradient)
+            if self.stages[share.owner].is_local:
+                key, path = share.owner_path
                 tree = step.gradients[share.owner]
-                total = jnp.add(get_leaf(tree[key][share.layer], path), arrived)
-                layers = {**tree[key], share.layer: set_leaf(tree[key][share.layer], path, total)}
+                total = jnp.add(get_leaf(tree[key][share.owner_layer], path), arrived)
+                layers = {**tree[key], share.owner_layer: set_leaf(tree[key][share.owner_layer], path, total)}
                 step.gradients[share.owner] = {**tree, key: layers}
 
-    def _norm(self, step: _Step, part: Part) -> None:
+    def _norm(self, step: _Step, part: PipelineOp) -> None:
         stats = {
-            node: stage.stats(step.gradients[node] if stage.reduce else {}, step.losses[node])
+            node: stage.loss_and_norm(step.gradients[node] if stage.reduce else {}, step.losses[node])
             for node, stage in self.stages.items()
-            if stage.local
+            if stage.is_local
         }
-        step.decision = self.agreement.decide(stats, step.state.ok)
-        step.state.ok = step.decision.ok
+        step.decision = self.global_reduction.reduce(stats, step.state.all_finite)
+        step.state.all_finite = step.decision.all_finite
 
-    def _update(self, step: _Step, part: Part) -> None:
-        node = part.node
+    def _update(self, step: _Step, part: PipelineOp) -> None:
+        node = part.stage_id
         stage = self.stages[node]
-        if stage.local and stage.update is not None:
+        if stage.is_local and stage.update is not None:
             assert step.decision is not None
-            decision = self.agreement.view(step.decision, node)
-            step.state.masters[node], step.state.optimizer[node] = stage.update(
-                step.state.masters[node], step.state.optimizer[node], step.gradients.pop(node), decision
+            decision = self.global_reduction.on_stage(step.decision, node)
+            step.state.master_weights[node], step.state.optimizer_state[node] = stage.update(
+                step.state.master_weights[node], step.state.optimizer_state[node], step.gradients.pop(node), decision
             )
 
     # ------------------------------------------------------------------ helpers
 
-    def _shares_of(self, part: Part) -> list[Share]:
-        ends = {part.node, part.target}
-        return [share for share in self.shares if {share.owner, share.borrower} == ends]
+    def _shares_of(self, part: PipelineOp) -> list[TiedParameter]:
+        ends = {part.stage_id, part.target_id}
+        return [share for share in self.tied_parameters if {share.owner, share.borrower} == ends]
 
-    def _index(self, node: Node, microbatch: int) -> jax.Array:
+    def _index(self, node: StageId, microbatch: int) -> jax.Array:
         """The number of a microbatch on a stage's submesh, made once."""
         key = (node, microbatch)
         if key not in self._indices:

@@ -1,58 +1,67 @@
-"""Taking the closure of `jax.vjp` apart, so that only activations travel from a forward to a backward program.
+"""Splits what `jax.vjp` returns, so that only activations pass from a forward program to a backward program.
 
-A closure holds, besides activations, the very values it was made from: weights, inputs, the batch. Those are at
-hand in the backward program anyway; returned from the forward program they would be copies, one per microbatch in
-flight. They are recognised by identity while tracing and left out.
+The function that `jax.vjp` returns is a pytree. Besides activations it holds the very values that it was made from:
+weights, inputs, the batch. The backward program has those anyway; returned from the forward program they would be
+copies, one for each microbatch in flight. They are recognised by identity while tracing and left out.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
-_SAVED, _AT_HAND, _STATIC = "saved", "at hand", "static"
+LeafSource = Literal["saved", "available", "static"]
+"""Where the backward program gets a leaf from: the residuals, its own operands, or the structure itself."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Closure:
-    """The static half of a vjp closure: its structure, and where each of its leaves comes from."""
+class VjpStructure:
+    """A vjp function without its arrays.
 
-    structure: Any
-    sources: tuple[tuple[str, Any], ...]
+    Attributes:
+        tree_structure: The pytree structure.
+        sources: For every leaf where it comes from, and with it the leaf's position among the available values, or the
+            leaf itself where it is static; None for a saved one.
+    """
 
-    @property
-    def saved(self) -> int:
-        """Number of leaves that the forward program must return."""
-        return sum(kind == _SAVED for kind, _ in self.sources)
+    tree_structure: Any
+    sources: tuple[tuple[LeafSource, Any], ...]
 
-    def restore(self, residuals: Sequence[jax.Array], at_hand: Sequence[jax.Array]) -> Any:
-        """The vjp function again, from saved residuals and the same values at hand."""
-        waiting = iter(residuals)
-        leaves = {
-            _SAVED: lambda _: next(waiting),
-            _AT_HAND: lambda position: at_hand[position],
-            _STATIC: lambda leaf: leaf,
-        }
-        return jax.tree.unflatten(self.structure, [leaves[kind](value) for kind, value in self.sources])
+    def restore(self, residuals: Sequence[jax.Array], available: Sequence[jax.Array]) -> Any:
+        """The vjp function again.
+
+        Args:
+            residuals: The saved leaves, in the order in which `split_vjp` returned them.
+            available: The same values, in the same order, as `split_vjp` was given.
+        """
+        saved = iter(residuals)
+        leaves = []
+        for source, value in self.sources:
+            if source == "saved":
+                leaves.append(next(saved))
+            else:
+                leaves.append(available[value] if source == "available" else value)
+        return jax.tree.unflatten(self.tree_structure, leaves)
 
 
-def take_apart(vjp: Any, at_hand: Sequence[jax.Array]) -> tuple[list[jax.Array], Closure]:
-    """Residuals to save, and the rest of the closure; call inside the trace that made the vjp.
+def split_vjp(vjp: Any, available: Sequence[jax.Array]) -> tuple[list[jax.Array], VjpStructure]:
+    """The residuals that the forward program must return, and the rest; to be called in the trace that made the vjp.
 
     Args:
         vjp: What `jax.vjp` returned.
-        at_hand: Values the backward program will have: the same objects that the differentiated function used.
+        available: Values that the backward program will have: the same objects that the differentiated function used.
     """
-    positions = {id(value): position for position, value in enumerate(at_hand)}
-    leaves, structure = jax.tree.flatten(vjp)
-    residuals, sources = [], []
+    positions = {id(value): position for position, value in enumerate(available)}
+    leaves, tree_structure = jax.tree.flatten(vjp)
+    residuals: list[jax.Array] = []
+    sources: list[tuple[LeafSource, Any]] = []
     for leaf in leaves:
         if not isinstance(leaf, jax.Array):
-            sources.append((_STATIC, leaf))
+            sources.append(("static", leaf))
         elif id(leaf) in positions:
-            sources.append((_AT_HAND, positions[id(leaf)]))
+            sources.append(("available", positions[id(leaf)]))
         else:
-            sources.append((_SAVED, None))
+            sources.append(("saved", None))
             residuals.append(leaf)
-    return residuals, Closure(structure, tuple(sources))
+    return residuals, VjpStructure(tree_structure, tuple(sources))

@@ -4,28 +4,28 @@ import functools
 
 import pytest
 
-from benchmarks.h100 import missing
-from benchmarks.h100_programs import LLAMA3_70B, TOKENS, Case
-from benchmarks.h100_report import GEMMS, Report, report
+from benchmarks.h100_schedule.compilation import missing_plugin
+from benchmarks.h100_schedule.programs import LLAMA3_70B, TOKENS, ProgramCase
+from benchmarks.h100_schedule.report import GEMMS, ScheduleReport, make_report
 
-pytestmark = [pytest.mark.aot, pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = [pytest.mark.aot, pytest.mark.skipif(bool(missing_plugin()), reason=missing_plugin())]
 
 PROGRAMS = [(part, ranks, backward) for part in ("matmuls", "layer") for ranks in (4, 8) for backward in (False, True)]
 programs = pytest.mark.parametrize(("part", "ranks", "backward"), PROGRAMS)
 by_gemms = pytest.mark.parametrize("gemms", GEMMS)
 
-of_case = functools.cache(report)
+of_case = functools.cache(make_report)
 
 
-def ring(part: str, ranks: int, backward: bool, gemms: str) -> Report:
-    return of_case(Case(part, ranks, backward, "ring"), gemms)
+def ring(part: str, ranks: int, backward: bool, gemms: str) -> ScheduleReport:
+    return of_case(ProgramCase(part, ranks, backward, "ring"), gemms)
 
 
 @by_gemms
 @programs
 def test_every_permute_but_the_first_is_under_way_while_a_matmul_runs(part, ranks, backward, gemms, record_property):
     compiled = ring(part, ranks, backward, gemms)
-    record_property("temporary_bytes", compiled.temporary)
+    record_property("temporary_bytes", compiled.temporary_bytes)
     assert [permute.name for permute in compiled.permutes[1:] if not permute.hidden] == []
 
 
@@ -49,5 +49,5 @@ def test_only_permutes_carry_activations(part, ranks, backward):
 
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_the_ring_computes_what_the_plain_form_does(ranks):
-    plain = of_case(Case("matmuls", ranks, True, "gather"), "XLA")
+    plain = of_case(ProgramCase("matmuls", ranks, True, "gather"), "XLA")
     assert sum(of.flops for of in ring("matmuls", ranks, True, "XLA").matmuls) == sum(of.flops for of in plain.matmuls)

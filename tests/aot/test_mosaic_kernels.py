@@ -10,11 +10,12 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.h100 import missing, tensor_mesh
-from pallas_kernels.collective_matmul import mosaic, mosaic_kernels, mosaic_limits
-from pallas_kernels.collective_matmul.tiling import Tiling
+from benchmarks.h100_schedule.compilation import missing_plugin, tensor_mesh
+from pallas_kernels.collective_matmul import mosaic, mosaic_kernels
+from pallas_kernels.collective_matmul import mosaic_support as mosaic_limits
+from pallas_kernels.collective_matmul.tiling import CollectiveTiling
 
-pytestmark = [pytest.mark.aot, pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = [pytest.mark.aot, pytest.mark.skipif(bool(missing_plugin()), reason=missing_plugin())]
 
 KERNEL = 'custom_call_target="mosaic_gpu_v2"'
 
@@ -72,8 +73,8 @@ def scatter(mesh, axes, rows, depth, width):
 )
 def test_ptxas_takes_every_tile_and_mesh_without_spilling(kind, sizes, axes, rows, depth, width, monkeypatch, capfd):
     mesh = mesh_of(sizes)
-    assert mosaic_limits.mesh_refusal(mesh, axes) == ""
-    assert mosaic_limits.shape_refusal(rows, depth, [width], jnp.bfloat16) == ""
+    assert mosaic_limits.unsupported_mesh_reason(mesh, axes) == ""
+    assert mosaic_limits.unsupported_shape_reason(rows, depth, [width], jnp.bfloat16) == ""
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
     monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
     assert kind(mesh, axes, rows, depth, width).count(KERNEL) == 1
@@ -105,7 +106,7 @@ def test_no_collective_runs_beside_a_kernel():
     mesh, axes = mesh_of({"data": 2, "tensor": 4}), ("tensor",)
 
     def body(x, w, y):
-        back, (made,) = mosaic.gather_matmul_backward(x, (w,), (y,), axes, Tiling())
+        back, (made,) = mosaic.gather_matmul_backward(x, (w,), (y,), axes, CollectiveTiling())
         return back, made[None]
 
     text = compiled(

@@ -6,11 +6,11 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.h100 import TENSOR, compile_for_h100, missing, tensor_mesh
-from benchmarks.overlap import collectives
-from pallas_kernels.ragged_exchange import ragged_exchange
+from benchmarks.h100_schedule.compilation import TENSOR, compile_for_h100, missing_plugin, tensor_mesh
+from benchmarks.h100_schedule.overlap import find_collectives
+from pallas_kernels.ragged_all_to_all import ragged_all_to_all
 
-pytestmark = [pytest.mark.aot, pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = [pytest.mark.aot, pytest.mark.skipif(bool(missing_plugin()), reason=missing_plugin())]
 
 RANKS, ROWS, ROOM, WIDTH = 8, 4096, 6144, 1024
 
@@ -20,7 +20,7 @@ def kinds(implementation: str, backward: bool) -> dict[str, int]:
     mesh = tensor_mesh(RANKS)
 
     def forward(x: jax.Array, sent: jax.Array) -> jax.Array:
-        return ragged_exchange(x, sent, rows=ROOM, axis=TENSOR, implementation=implementation)
+        return ragged_all_to_all(x, sent, rows=ROOM, axis=TENSOR, implementation=implementation)
 
     def gradient(x: jax.Array, sent: jax.Array) -> jax.Array:
         y, pull = jax.vjp(lambda x: forward(x, sent), x)
@@ -31,7 +31,7 @@ def kinds(implementation: str, backward: bool) -> dict[str, int]:
     x = jax.ShapeDtypeStruct((RANKS * ROWS, WIDTH), jnp.bfloat16, sharding=NamedSharding(mesh, P(TENSOR)))
     sent = jax.ShapeDtypeStruct((RANKS * RANKS,), jnp.int32, sharding=NamedSharding(mesh, P(TENSOR)))
     largest: dict[str, int] = {}
-    for collective in collectives(compile_for_h100(mapped, (x, sent), {}).program):
+    for collective in find_collectives(compile_for_h100(mapped, (x, sent), {}).program):
         largest[collective.kind] = max(largest.get(collective.kind, 0), collective.size)
     return largest
 

@@ -14,11 +14,11 @@ import configs
 from configs import architectures
 from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from mmjax import cli
-from mmjax.models.parameters import abstract_module
-from mmjax.models.pieces import model_modules
-from mmjax.models.published import registry
-from mmjax.training.reduced import reduced_model
-from sharding.specs import module_graph
+from mmjax.models.model import model_modules
+from mmjax.models.structure.parameters import abstract_module_parameters
+from mmjax.training.verification.shrink import shrink_model
+from mmjax.weights import registry
+from sharding.specs.modules import module_graph
 from tests.configs.published import MODELS, PARTS, TOLERANCE, Published
 
 FOLDER = pathlib.Path(configs.__file__).parent / "models"
@@ -75,10 +75,10 @@ def parameters(config: ModelConfig) -> dict[str, int]:
     """By trainable part, as `vision` and `vision_projector`."""
     found: dict[str, int] = {}
     for module in model_modules(config):
-        shapes = abstract_module(module)
+        shapes = abstract_module_parameters(module)
         for piece in module.pieces:
             size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes[piece.name]))
-            found[piece.owner] = found.get(piece.owner, 0) + size
+            found[piece.part] = found.get(piece.part, 0) + size
     return found
 
 
@@ -142,17 +142,17 @@ def test_a_model_is_made_of_the_parts_it_names(name):
 def test_a_part_or_model_computes_what_a_published_architecture_does(name, model_type):
     """All but the name is told by its config.json: what the architecture computes otherwise, writing would refuse."""
     of = parts()[name] if name in parts() else model(name)
-    values = registry.write(registry.find(model_type), of)
-    assert registry.model_type_of(values) in registry.find(model_type).model_types
+    values = registry.write_architecture(registry.find_architecture(model_type), of)
+    assert registry.model_type_of(values) in registry.find_architecture(model_type).model_types
     assert values.get("architecture", model_type) == model_type
 
 
 @pytest.mark.parametrize("name", [path.stem for path in FILES])
 def test_a_model_can_be_verified_small(name):
-    small = reduced_model(model(name), 40)
+    small = shrink_model(model(name), 40)
     assert sum(parameters(small).values()) < 1e8
     assert [type(encoder) for encoder in small.encoders] == [type(encoder) for encoder in model(name).encoders]
-    assert max(module.layers for module in module_graph(small).modules) <= 4
+    assert max(module.layer_count for module in module_graph(small).modules) <= 4
 
 
 def test_every_model_that_the_papers_name_is_there():
@@ -161,7 +161,7 @@ def test_every_model_that_the_papers_name_is_there():
     assert [of.generators[0].image_size for of in disttrain.values()] == [512, 512, 1024]
     assert [of.backbone.depth for of in disttrain.values()] == [32, 40, 80]
     orchmllm = [shapes[f"mllm_{name}"] for name in ("10b", "18b", "84b")]
-    assert [[encoder.merged for encoder in of.encoders] for of in orchmllm] == [[1, 2], [4, 2], [4, 4]]
+    assert [[encoder.positions_per_token for encoder in of.encoders] for of in orchmllm] == [[1, 2], [4, 2], [4, 4]]
     assert all(not of.generators for of in orchmllm)
     with_internvit = {name for name in shapes if name.startswith("internvit_6b_")}
     assert len(with_internvit) == 5 and len([name for name in shapes if name.startswith("eva_clip_")]) == 4

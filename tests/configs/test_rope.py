@@ -22,7 +22,7 @@ def test_fast_pairs_are_left_and_slow_ones_divided(scaling):
 
 
 def test_yarn_sharpens_attention_by_the_papers_rule_unless_told():
-    assert YarnScaling(1.0, 4096).magnitude == 1.0
-    assert YarnScaling(40.0, 4096).magnitude == pytest.approx(1.3689, abs=1e-4)
-    assert YarnScaling(40.0, 4096, attention=1.0).magnitude == 1.0
-    assert LinearScaling(2.0).magnitude == Llama3Scaling(2.0).magnitude == 1.0
+    assert YarnScaling(1.0, 4096).attention_scaling == 1.0
+    assert YarnScaling(40.0, 4096).attention_scaling == pytest.approx(1.3689, abs=1e-4)
+    assert YarnScaling(40.0, 4096, attention_factor=1.0).attention_scaling == 1.0
+    assert LinearScaling(2.0).attention_scaling == Llama3Scaling(2.0).attention_scaling == 1.0

@@ -1,6 +1,6 @@
 """spoken_vqa.gin: what it says about devices is true, and its rows hold what its source has.
 
-Its gradients on four submeshes: python -m mmjax.verify --gin_file=spoken_vqa.gin --reduced, with speech there.
+Its gradients on four submeshes: python -m mmjax.verify --gin_file=spoken_vqa.gin --shrink, with speech there.
 """
 
 import dataclasses
@@ -9,15 +9,15 @@ import functools
 import gin
 import pytest
 
-from data.easy_vqa import EasyVQA
+from data.datasets.easy_vqa import EasyVQA
+from data.datasets.spoken_clips import write_spoken_clips
+from data.datasets.spoken_easy_vqa import SpokenEasyVQA
 from data.errors import DataError
-from data.pipeline import make_catalogue, training_batches
-from data.speech import write_speech
-from data.spoken_easy_vqa import SpokenEasyVQA
+from data.packing.pipeline import make_sample_index, training_batches
 from mmjax import cli
-from mmjax.training.config import TrainConfig, find_plan
-from sharding.plan import Plan, check_plan
-from sharding.specs import module_graph
+from mmjax.training.config import TrainConfig, find_plan_file
+from sharding.plans.plan import Plan, check_plan
+from sharding.specs.modules import module_graph
 from tests.tones import VOICES, tone, write_tones
 
 LONGEST = 33_280  # samples: 208 frames; three questions of one image take at most 3 x 208 in the held-out voices
@@ -35,11 +35,11 @@ def configured() -> TrainConfig:
 
 def test_its_plan_gives_each_module_devices_of_its_own():
     config = configured()
-    plan = Plan.load(find_plan(config.plan))
+    plan = Plan.load(find_plan_file(config.plan))
     check_plan(plan, module_graph(config.model), config.data.rows, 8)
     assert [unit.modules for unit in plan.units] == [("vision",), ("audio",), ("backbone",), ("generator",)]
     assert sorted(device for unit in plan.units for device in unit.devices) == list(range(8))
-    assert not config.needs_plan
+    assert not config.require_plan
 
 
 def test_a_batch_brings_something_to_every_module(tmp_path):
@@ -60,16 +60,16 @@ def test_the_longest_sample_fits_a_row(tmp_path):
     config, pictures = configured(), EasyVQA("train")
     questions = sorted({question for question, _ in pictures.questions})
     long = tone("", "", 150).repeat(99)[:LONGEST]
-    list(write_speech(tmp_path, questions, VOICES, [180], lambda *_: long, "tones"))
+    list(write_spoken_clips(tmp_path, questions, VOICES, [180], lambda *_: long, "tones"))
     source = SpokenEasyVQA("train", str(tmp_path), 3, pictures)
-    catalogue = make_catalogue(config.data, config.model, source)
+    catalogue = make_sample_index(config.data, config.model, source)
     for kind in ("spoken_vqa", "transcription"):
-        sizes = [catalogue.sizes(number) for number in catalogue.ids(kind)[:20]]
-        assert all(config.data.capacity.excess(each) is None for each in sizes)
+        sizes = [catalogue.sizes(number) for number in catalogue.ids_of_kind(kind)[:20]]
+        assert all(config.data.capacity.excess_reason(each._asdict()) is None for each in sizes)
         assert max(each.frames for each in sizes) == (3 if kind == "spoken_vqa" else 1) * 208
 
 
 def test_without_speech_it_says_what_makes_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="speech is not there.*python -m data.spoken_vqa --folder=speech"):
+    with pytest.raises(DataError, match="speech is not there.*python -m mmjax.synthesize_speech --folder=speech"):
         SpokenEasyVQA("train")

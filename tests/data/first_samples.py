@@ -4,7 +4,7 @@ import numpy as np
 
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
-from data.easy_vqa import EasyVQA, Samples
+from data.datasets.easy_vqa import EasyVQA, LazySamples
 
 MODEL = ModelConfig()
 
@@ -16,8 +16,11 @@ class First(EasyVQA):
         super().__init__(split, image_paths)
         self.count = count
 
-    def datasets(self, form):
-        return {kind: Samples(self.count, samples.__getitem__) for kind, samples in super().datasets(form).items()}
+    def samples_by_kind(self, form):
+        return {
+            kind: LazySamples(self.count, samples.__getitem__)
+            for kind, samples in super().samples_by_kind(form).items()
+        }
 
 
 CONFIG = DataConfig(rows=4, mixture=(("vqa", 1.0), ("description", 0.5), ("text", 0.2)), seed=3, window=64)

@@ -7,13 +7,13 @@ import pathlib
 import pyarrow
 import pyarrow.parquet
 
-from data.conversations import Conversations
+from data.datasets.conversations import Conversations
 from data.quarantine import Quarantine
+from data.records import RecordSource
 from data.sources.array_record import ArrayRecord, write_array_record
 from data.sources.librispeech import LibriSpeech
 from data.sources.llava import LlavaJson
 from data.sources.parquet import ParquetTable
-from data.sources.record_source import RecordSource
 from data.sources.webdataset import WebDataset
 from tests.data.sources.media import photographs, speech
 from tests.data.sources.test_tar_index import tar

@@ -12,12 +12,13 @@ import pytest
 
 from configs.architectures import BackboneConfig
 from configs.errors import UserError
-from mmjax import cli, convert
+from mmjax import convert
+from mmjax import cli
 from mmjax.training.config import TrainConfig
 from mmjax.training.trainer import Trainer
-from mmjax.weights.modules import open_checkpoint
-from sharding.plan import Plan
-from tests.mmjax.weights.llama_folder import bits, model, random_tensors, write_llama
+from mmjax.weights.published_checkpoint import open_checkpoint
+from sharding.plans.plan import Plan
+from tests.mmjax.weights.llama_checkpoint import bits, model, random_tensors, write_llama
 
 BACKBONE = BackboneConfig(vocabulary=48, width=16, depth=2, heads=4, kv_heads=2, ffn=24)
 
@@ -63,7 +64,7 @@ def workdir(llama):
     """Of a run of one step that trains the projectors alone and starts from the checkpoint."""
     folder = llama.parent
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit, match="0"):
-        cli.run(convert.main, ["convert", f"--folder={llama}", "--print"], joins=False)
+        cli.run(convert.main, ["convert", f"--folder={llama}", "--print"], distributed=False)
     (folder / "llama.gin").write_text(printed.getvalue())
     (folder / "run.gin").write_text(GIN)
     command = [sys.executable, "-m", "mmjax.train", f"--gin_file={folder / 'run.gin'}", f"--workdir={folder / 'run'}"]
@@ -77,7 +78,7 @@ def workdir(llama):
 def run(capsys):
     def called(*arguments: str, code: int = 0) -> str:
         with pytest.raises(SystemExit) as left:
-            cli.run(convert.main, ["convert", *arguments], joins=False)
+            cli.run(convert.main, ["convert", *arguments], distributed=False)
         said = capsys.readouterr()
         assert left.value.code == code, said
         return said.err if code else said.out
@@ -92,7 +93,7 @@ def tensors_of(path) -> dict:
 
 
 def test_what_did_not_train_comes_back_as_it_was(run, workdir, llama, tmp_path):
-    said = run(f"--workdir={workdir}", "--module=backbone", f"--output={tmp_path / 'out'}", "--shard_size=4KB")
+    said = run(f"--workdir={workdir}", "--part=backbone", f"--output={tmp_path / 'out'}", "--shard_size=4KB")
     assert "LlamaForCausalLM, step 1; config.json, model-00001-of" in said
     assert tensors_of(tmp_path / "out") == tensors_of(llama)
     assert (tmp_path / "out/config.json").is_file()
@@ -100,10 +101,10 @@ def test_what_did_not_train_comes_back_as_it_was(run, workdir, llama, tmp_path):
 
 def test_without_the_original_the_type_has_to_be_named(run, workdir, llama, tmp_path):
     wanted = (f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
-    assert "give --original=FOLDER of one to be like, or --model_type" in run(*wanted, "--module=vision", code=2)
-    run(*wanted, "--module=backbone", "--model_type=llama", "--dtype=bfloat16", "--step=1")
+    assert "give --original=FOLDER of one to be like, or --model_type" in run(*wanted, "--part=vision", code=2)
+    run(*wanted, "--part=backbone", "--model_type=llama", "--dtype=bfloat16", "--step=1")
     assert tensors_of(tmp_path / "out") == tensors_of(llama)
-    assert "not empty" in run(*wanted, "--module=backbone", code=2)
+    assert "not empty" in run(*wanted, "--part=backbone", code=2)
 
 
 def test_a_folder_is_looked_at(run, llama):
@@ -112,7 +113,7 @@ def test_a_folder_is_looked_at(run, llama):
 
 def test_a_folder_is_compared_with_a_configuration(run, llama, tmp_path):
     (tmp_path / "mine.gin").write_text(GIN_OF_ANOTHER)
-    said = run(f"--folder={llama}", "--module=backbone", f"--gin_file={tmp_path / 'mine.gin'}", code=2)
+    said = run(f"--folder={llama}", "--part=backbone", f"--gin_file={tmp_path / 'mine.gin'}", code=2)
     assert "vocab_size is 48 there and 50 here" in said
     assert "shape: lm_head.weight is [48, 16], and backbone/head/000/embedding needs [50, 16]" in said
 
@@ -144,7 +145,7 @@ def test_a_checkpoint_that_lacks_tensors_is_refused_before_the_run(run, tmp_path
 def test_a_resumed_run_takes_its_checkpoint(workdir):
     cli.parse_flags(["tests"])
     cli.parse_gin(str(workdir / cli.OPERATIVE_CONFIG))
-    config = dataclasses.replace(cli.configured(TrainConfig), weights=(("backbone", "/no/such"),))
+    config = dataclasses.replace(cli.configured(TrainConfig), pretrained_weights=(("backbone", "/no/such"),))
     plan = Plan.load(workdir / "plan.json")
     trainer = Trainer(config, plan, workdir, resume=True)
     trainer.close()

@@ -15,29 +15,29 @@ from PIL import Image
 
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from configs.errors import UserError
-from data.batch import GlobalBatch, global_batch
 from data.data_config import DataConfig
-from data.formats import SampleFormat
-from data.images import load_image
-from data.items import picture_item
-from data.packing import pack_samples
-from data.prompting import Prompting
-from data.questions import text_sample, vqa_sample
+from data.datasets.easy_vqa_samples import text_sample, vqa_sample
+from data.media.patches import load_image
+from data.packing.global_batch import GlobalBatch, build_global_batch
+from data.packing.packed_rows import pack_samples
 from data.records import Media
-from data.tokenizer import EOS, WordTokenizer
-from mmjax.generation.drawing import Drawer
+from data.samples.media_items import image_item
+from data.samples.sample_format import SampleFormat
+from data.text.prompt_format import PromptFormat
+from data.text.word_tokenizer import EOS, WordTokenizer
+from mmjax.generation.image_generation import ImageGenerator
 from mmjax.generation.sampling import Sampling
-from mmjax.generation.trained import Prompt, TrainedModel, load_trained
-from mmjax.models.pieces import model_modules
-from mmjax.models.whole import run_model
-from mmjax.training.checkpoint import Checkpoints
+from mmjax.generation.trained_model import Prompt, TrainedModel, load_trained_model
+from mmjax.models.forward import run_model
+from mmjax.models.model import model_modules
+from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.config import TrainConfig
-from mmjax.training.engine import Engine
+from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.settings import EngineSettings
+from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.evaluation import count_answers
-from mmjax.training.settings import Settings
-from mmjax.training.stages import by_module
-from sharding.plan import one_device
-from sharding.specs import module_graph
+from sharding.plans.plan import single_device_plan
+from sharding.specs.modules import module_graph
 from tests.small_vqa import SmallVQA
 
 MODEL = ModelConfig(
@@ -52,7 +52,7 @@ from __gin__ import dynamic_registration
 from configs import architectures
 from data import data_config
 from mmjax.training import config
-from mmjax.training import optimizer
+from configs import optimizer
 from tests import small_vqa
 
 architectures.ModelConfig:
@@ -61,7 +61,7 @@ architectures.ModelConfig:
   generators = (@architectures.GeneratorConfig(),)
 optimizer.OptimizerConfig:
   learning_rate = 1e-2
-  warmup = 1
+  warmup_steps = 1
 small_vqa.SmallVQA.images = 8
 config.TrainConfig:
   source = @small_vqa.SmallVQA
@@ -86,7 +86,7 @@ PLAN = """{"microbatches": 1, "schedule": "1f1b", "units": [
 
 PICTURE = easy_vqa.get_test_image_paths()[0]
 QUESTION = "what color is the shape?"
-SHOWN = Media.file(PICTURE)
+SHOWN = Media.from_file(PICTURE)
 
 
 def python(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -121,18 +121,18 @@ def workdir(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def trained(workdir) -> TrainedModel:
-    return load_trained(workdir, TrainConfig(SmallVQA, MODEL, DATA))
+    return load_trained_model(workdir, TrainConfig(SmallVQA, MODEL, DATA))
 
 
 @pytest.fixture(scope="module")
 def masters(workdir) -> dict:
     """The parameters as a training run on one device would restore them."""
-    form = SampleFormat.of(MODEL, DATA.patches)
-    empty = global_batch(pack_samples([], 1, DATA.capacity, form), MODEL, form)
-    engine = Engine(MODEL, one_device(module_graph(MODEL)), empty.arrays, Settings())
-    state, _, step = Checkpoints(workdir / "checkpoints", MODEL).restore(engine)
+    form = SampleFormat.for_model(MODEL, DATA.patches)
+    empty = build_global_batch(pack_samples([], 1, DATA.capacity, form), MODEL, form)
+    engine = Engine(MODEL, single_device_plan(module_graph(MODEL)), empty.arrays, EngineSettings())
+    state, _, step = CheckpointManager(workdir / "checkpoints", MODEL).restore(engine)
     assert step == 30
-    return by_module(state.masters)
+    return trees_by_module(state.master_weights)
 
 
 def test_parameters_alone_are_those_that_training_would_continue_with(trained, masters):
@@ -149,18 +149,20 @@ def str_path(leaf) -> str:
 
 def judged(masters, tokenizer: WordTokenizer, sample) -> tuple[int, int]:
     """(answers that the whole model finds likeliest word by word, answers) of one sample, its answers given."""
-    form = SampleFormat.of(MODEL, DATA.patches)
-    batch: GlobalBatch = global_batch(pack_samples([sample.load(0)], 1, DATA.capacity, form), MODEL, form)
+    form = SampleFormat.for_model(MODEL, DATA.patches)
+    batch: GlobalBatch = build_global_batch(pack_samples([sample.load(0)], 1, DATA.capacity, form), MODEL, form)
     arrays = {name: {**of, "seed_and_step": np.zeros(2, np.int32)} for name, of in batch.arrays.items()}
-    correct = jax.jit(lambda p, a: run_model(model_modules(MODEL), p, a)["backbone"].judged["correct"])(masters, arrays)
+    correct = jax.jit(lambda p, a: run_model(model_modules(MODEL), p, a)["backbone"].auxiliary_metrics["correct"])(
+        masters, arrays
+    )
     return count_answers(batch.arrays["backbone"], np.asarray(correct), np.ones(1, bool))
 
 
 @pytest.mark.parametrize("question", [QUESTION, "is there a blue circle?", "what is the red shape?"])
 def test_answers_are_the_likeliest_words_and_end(trained, masters, question):
     """Judged as held-out accuracy is: the answer in the training layout, every word the whole model's argmax."""
-    image, form = load_image(PICTURE), SampleFormat.of(MODEL, DATA.patches)
-    picture = picture_item(lambda: image, image.shape[:2], form)
+    image, form = load_image(PICTURE), SampleFormat.for_model(MODEL, DATA.patches)
+    picture = image_item(lambda: image, image.shape[:2], form)
     seen, told = trained.answer(question, [SHOWN]), trained.answer(question)
     assert seen.ended and told.ended
     sample = vqa_sample(picture, [(question, seen.text)], trained.tokenizer, form)
@@ -169,7 +171,7 @@ def test_answers_are_the_likeliest_words_and_end(trained, masters, question):
 
 
 def test_a_wrong_word_would_be_noticed(trained, masters):
-    form = SampleFormat.of(MODEL, DATA.patches)
+    form = SampleFormat.for_model(MODEL, DATA.patches)
     said = trained.answer(QUESTION).text
     other = next(word for word in ("teal", "no", "triangle") if word != said)
     sample = text_sample(QUESTION, other, trained.tokenizer, form)
@@ -218,18 +220,18 @@ def test_the_command_draws_what_the_library_draws(workdir, trained):
     with Image.open(workdir.parent / "blue.png") as picture:
         assert picture.size == (8, 8) and picture.mode == "RGB"
         pixels = np.asarray(picture)
-    (drawn,) = Drawer(trained).draw(["a blue circle"], [3], 5)
+    (drawn,) = ImageGenerator(trained).generate(["a blue circle"], [3], 5)
     np.testing.assert_allclose(pixels / 127.5 - 1, drawn, atol=0.51 / 127.5 + 1e-4)
 
 
 def test_a_picture_depends_on_its_own_description_and_seed_only(trained):
     descriptions = ["a red circle", "a blue circle", "a red circle", "a teal rectangle", "a red circle"]
-    together = Drawer(trained).draw(descriptions, [1, 1, 1, 7, 2], 4)
+    together = ImageGenerator(trained).generate(descriptions, [1, 1, 1, 7, 2], 4)
     assert together.shape == (5, 8, 8, 3) and np.isfinite(together).all() and np.abs(together).max() <= 1 + 1e-6
     np.testing.assert_array_equal(together[0], together[2])
     assert np.abs(together[0] - together[1]).max() > 1e-4  # the words count
     assert np.abs(together[0] - together[4]).max() > 1e-2  # the seed counts
-    alone = Drawer(trained).draw(["a teal rectangle"], [7], 4)
+    alone = ImageGenerator(trained).generate(["a teal rectangle"], [7], 4)
     np.testing.assert_allclose(alone[0], together[3], atol=1e-5)
 
 
@@ -260,11 +262,11 @@ def test_a_folder_that_is_no_workdir_is_refused(workdir):
 
 @pytest.mark.parametrize("image", [None, PICTURE])
 def test_a_prompt_without_words_or_longer_than_the_row_is_refused(trained, image):
-    shown = [Media.file(image)] if image else []
+    shown = [Media.from_file(image)] if image else []
     with pytest.raises(UserError, match="holds 192 .* shorten the prompt"):
         trained.answer("blue " * 200, shown)
     with pytest.raises(UserError, match="shorten the prompt"):
-        Drawer(trained).draw(["blue " * 200], [0], 1)
+        ImageGenerator(trained).generate(["blue " * 200], [0], 1)
 
 
 def test_an_answer_without_an_end_is_cut_off_at_the_row_and_said_so(trained):
@@ -281,7 +283,7 @@ def test_an_answer_without_an_end_is_cut_off_at_the_row_and_said_so(trained):
 def test_a_vocabulary_that_is_missing_or_of_another_model_is_refused(workdir, tmp_path, trained):
     (tmp_path / "checkpoints").symlink_to(workdir / "checkpoints")
     with pytest.raises(UserError, match="vocabulary.json"):
-        load_trained(tmp_path, TrainConfig(SmallVQA, MODEL, DATA))
+        load_trained_model(tmp_path, TrainConfig(SmallVQA, MODEL, DATA))
     words = tuple(f"word{number}" for number in range(60))
     with pytest.raises(UserError, match="67 ids"):
-        TrainedModel(MODEL, DATA.capacity, WordTokenizer(words), Prompting(), trained.parameters, 0)
+        TrainedModel(MODEL, DATA.capacity, WordTokenizer(words), PromptFormat(), trained.parameters, 0)

@@ -2,7 +2,7 @@
 
 import json
 
-from sharding.plan import Plan
+from sharding.plans.plan import Plan
 from tests.commands import run_command, run_without_jax
 
 COMMAND = "mmjax.plan"
@@ -32,7 +32,7 @@ def test_a_training_run_is_planned_on_its_own_source_and_shown_as_tables():
 
 def test_ranks_that_are_given_are_taken_and_shown():
     wanted = ("--gin_file=tiny.gin", "--cluster=cpu", "--devices=4", "--policy=disaggregated")
-    lines = run_command(COMMAND, *wanted, "--sequence_ranks=backbone:2").stdout.splitlines()
+    lines = run_command(COMMAND, *wanted, "--cp=backbone:2").stdout.splitlines()
     columns = next(line.split() for line in lines if "unit" in line and "recompute" in line)
     backbone = next(line.split() for line in lines if line.split()[:1] == ["backbone"])
     assert backbone[columns.index("cp") - 1] == "2" and "ep" not in columns
@@ -40,11 +40,8 @@ def test_ranks_that_are_given_are_taken_and_shown():
 
 def test_what_is_not_known_is_named_with_what_is():
     assert "choose from a800, a100, h100, h200, cpu" in run_command(COMMAND, "--cluster=tpu", code=2).stderr
-    assert (
-        "--sequence_ranks has 'backbone'; give a module once"
-        in run_command(COMMAND, "--sequence_ranks=backbone", code=2).stderr
-    )
-    unknown = run_command(COMMAND, "--devices=8", "--expert_ranks=backbone:8", code=2).stderr
+    assert "--cp has 'backbone'; give a module once" in run_command(COMMAND, "--cp=backbone", code=2).stderr
+    unknown = run_command(COMMAND, "--devices=8", "--ep=backbone:8", code=2).stderr
     assert "given for backbone: ep 8, but no layer of backbone has experts; leave ep at 1" in unknown
     refused = run_command(COMMAND, "--policy=disaggregated", "--devices=8", code=2).stderr
     assert "unit backbone" in refused and "GB more than a800 has" in refused and "smallest cluster" in refused

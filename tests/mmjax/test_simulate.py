@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from sharding.plan import Plan, UnitPlan
-from sharding.specs import module_graph
+from sharding.plans.plan import Plan, UnitPlan
+from sharding.specs.modules import module_graph
 from tests.commands import run_command
-from tests.profiles import described_profile
-from tests.tiny import tiny_model
+from tests.profiles import synthetic_profile
+from tests.tiny_model import tiny_model
 
 
 def simulate(*arguments, **settings):
@@ -77,7 +77,7 @@ def test_mistakes_are_told_in_a_line(plan, arguments, message):
 
 def test_a_profile_is_taken_for_its_own_hardware_and_plans_keep_to_what_it_measured(tmp_path):
     path, kept = tmp_path / "profile.json", tmp_path / "plan.json"
-    path.write_text(described_profile(module_graph(tiny_model()), "cpu", (1, 2)).to_json())
+    path.write_text(synthetic_profile(module_graph(tiny_model()), "cpu", (1, 2)).to_json())
     arguments = ("--gin_file=tiny.gin", "--devices=4", f"--profile={path}", "--json")
     planned = run_command("mmjax.plan", *arguments, "--cluster=cpu", f"--output={kept}")
     assert json.loads(planned.stdout)["policies"][0]["mfu"] > 0
@@ -85,5 +85,5 @@ def test_a_profile_is_taken_for_its_own_hardware_and_plans_keep_to_what_it_measu
     assert {choice for unit in Plan.load(kept).units for choice in unit.recompute} == {"none"}
     refused = simulate(f"--plan={kept}", "--cluster=a800", *arguments)
     assert refused.returncode == 2 and "measured on cpu, and the device is NVIDIA A800" in refused.stderr
-    allowed = simulate(f"--plan={kept}", "--cluster=a800", "--other_device", *arguments)
+    allowed = simulate(f"--plan={kept}", "--cluster=a800", "--allow_other_device", *arguments)
     assert allowed.returncode == 0 and json.loads(allowed.stdout)["mfu"] > 0, allowed.stderr

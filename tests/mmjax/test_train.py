@@ -21,7 +21,7 @@ config.TrainConfig:
   model = @architectures.ModelConfig()
   data = @data_config.DataConfig()
   plan = "plans/quickstart.json"
-  needs_plan = False
+  require_plan = False
   steps = 4
   checkpoint_interval = 2
   log_interval = 1

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mmjax.training.metrics import read_metrics
+from mmjax.training.metrics.step_report import read_metrics
 from tests.xla_flags import xla_flags
 
 GIN = """

@@ -11,15 +11,15 @@ import pytest
 import mmjax
 from mmjax import cli
 from mmjax.training.config import TrainConfig
-from mmjax.training.layouts import default_layouts
-from sharding.plan import Plan, UnitPlan
-from sharding.specs import module_graph
+from mmjax.training.verification.layouts import default_layouts
+from sharding.plans.plan import Plan, UnitPlan
+from sharding.specs.modules import module_graph
 
 HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
 
 FAULTY = """
 import jax
-from sharding.runtime.masters import StageMasters
+from sharding.runtime.master_weights import StageMasters
 
 reducer = StageMasters.reducer
 
@@ -51,7 +51,7 @@ def test_layouts_of_the_default_list_agree(tmp_path):
     chosen = {f"{number}.json": layout.plan for number, layout in enumerate(layouts[1::5])}
     for name, plan in chosen.items():
         plan.save(tmp_path / name)
-    result = verify(tmp_path, "--json", "--steps=1", *(f"--plans={name}" for name in chosen))
+    result = verify(tmp_path, "--json", "--steps=1", *(f"--plan={name}" for name in chosen))
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(result.stdout)
     assert set(found) == {"ok", "layouts"} and found["ok"] is True
@@ -72,7 +72,7 @@ def plan(tmp_path):
 
 def test_a_missing_reduction_ends_with_1_and_says_where(tmp_path, plan):
     (tmp_path / "faulty.py").write_text(FAULTY)
-    result = verify(tmp_path, f"--plans={plan}", "--steps=1", "--json", module=("faulty.py",))
+    result = verify(tmp_path, f"--plan={plan}", "--steps=1", "--json", module=("faulty.py",))
     assert result.returncode == 1, result.stdout + result.stderr
     found = json.loads(result.stdout)
     (layout,) = found["layouts"]
@@ -93,6 +93,6 @@ def test_a_missing_reduction_ends_with_1_and_says_where(tmp_path, plan):
 def test_a_plan_that_cannot_be_ends_with_2_and_names_the_file(tmp_path, text, culprit):
     if text is not None:
         (tmp_path / "plan.json").write_text(text)
-    result = verify(tmp_path, f"--plans={tmp_path / 'plan.json'}")
+    result = verify(tmp_path, f"--plan={tmp_path / 'plan.json'}")
     assert result.returncode == 2 and result.stderr.startswith("error: ")
     assert culprit in result.stderr and "plan.json" in result.stderr

@@ -6,24 +6,30 @@ from collections.abc import Mapping
 import numpy as np
 from hypothesis import strategies as st
 
-from sharding.schedule import Node, Schedule, StageGraph, Work, gpipe, interleaved, one_f_one_b
-from sharding.simulate import simulate_on
-from sharding.step_costs import StageCosts, StepCosts
-from sharding.timeline import Timeline
-from tests.sharding.graphs import cook, recipes
+from sharding.costs.step_costs import StageCosts, StepCosts
+from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.schedules.interleaved_1f1b import interleaved
+from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
+from sharding.schedules.ops import OpGraph, Schedule
+from sharding.simulation.simulator import simulate_on_devices
+from sharding.simulation.timeline import Timeline
+from tests.sharding.stage_graphs import cook, recipes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step:
-    """What `simulate_on` takes."""
+class SimulatedStep:
+    """What `simulate_on_devices` takes."""
 
-    devices: Mapping[Node, np.ndarray]
+    devices: Mapping[StageId, np.ndarray]
     schedule: Schedule
-    work: Work
     costs: StepCosts
 
+    @property
+    def work(self) -> OpGraph:
+        return self.schedule.op_graph
+
     def run(self, rendezvous: bool = False) -> Timeline:
-        return simulate_on(self.devices, self.schedule, self.work, self.costs, rendezvous)
+        return simulate_on_devices(self.devices, self.schedule, self.costs, rendezvous)
 
 
 def stage_costs(forward, backward=None, **fields) -> StageCosts:
@@ -31,28 +37,28 @@ def stage_costs(forward, backward=None, **fields) -> StageCosts:
     forward = np.asarray(forward, float)
     backward = np.zeros_like(forward) if backward is None else np.asarray(backward, float)
     defaults = {
-        "forward_tensor": np.zeros_like(forward),
-        "backward_tensor": np.zeros_like(forward),
+        "forward_communication": np.zeros_like(forward),
+        "backward_communication": np.zeros_like(forward),
         "flops": forward,
-        "held": forward,
+        "saved_bytes": forward,
     }
     return StageCosts(forward, backward, **{**defaults, **fields})
 
 
-def step_costs(work: Work, stages: Mapping[Node, StageCosts], hop: float = 0.0, **fields) -> StepCosts:
+def step_costs(work: OpGraph, stages: Mapping[StageId, StageCosts], hop: float = 0.0, **fields) -> StepCosts:
     """With the same seconds for every hop, 1 FLOP/s at the peak."""
     edges = {
         (source, target): (np.full_like(stages[target].forward, hop), np.full_like(stages[source].forward, hop))
-        for source, target in work.graph.edges
+        for source, target in work.stage_graph.edges
     }
     there = {edge: seconds for edge, (seconds, _) in edges.items()}
-    back = {edge: seconds for edge, (_, seconds) in edges.items() if edge[0] in work.backward}
+    back = {edge: seconds for edge, (_, seconds) in edges.items() if edge[0] in work.backward_stages}
     return StepCosts(stages, there, back, **{"peak_flops": 1.0, **fields})
 
 
-def single_devices(graph: StageGraph) -> dict[Node, np.ndarray]:
+def single_devices(graph: StageGraph) -> dict[StageId, np.ndarray]:
     """Every stage one instance on the first of its devices."""
-    return {node: np.array([[min(lanes)]]) for node, lanes in graph.lanes.items()}
+    return {node: np.array([[min(lanes)]]) for node, lanes in graph.devices.items()}
 
 
 @st.composite
@@ -61,7 +67,7 @@ def step_recipes(draw: st.DrawFn) -> tuple:
     return draw(recipes()), draw(st.sampled_from([gpipe, one_f_one_b, interleaved])), draw(st.integers(0, 2**32 - 1))
 
 
-def cook_step(recipe: tuple) -> Step:
+def build_step(recipe: tuple) -> SimulatedStep:
     """A step over a fan whose every place has two to four devices for each of its lanes, split in any way.
 
     All times are multiples of 1/64, so that sums of them are exact.
@@ -72,22 +78,29 @@ def cook_step(recipe: tuple) -> Step:
     lanes = lanes or tuple(frozenset([number]) for number in range(sum(depths) + 2))
     widened = tuple(frozenset(each * lane + turn for lane in held for turn in range(each)) for held in lanes)
     work = cook((depths, widened, *others))
-    placed = {place: _split(sorted(work.graph.lanes[nodes[0]]), rng) for place, nodes in work.graph.chunks.items()}
-    devices = {node: placed[work.graph.places[node]] for node in work.graph.nodes}
+    placed = {
+        place: _split(sorted(work.stage_graph.devices[nodes[0]]), rng)
+        for place, nodes in work.stage_graph.stages_of.items()
+    }
+    devices = {node: placed[work.stage_graph.rank_of[node]] for node in work.stage_graph.stages}
 
     def seconds(*shape: int) -> np.ndarray:
         return rng.integers(0, 64, shape) / 64
 
     stages = {}
-    for node in work.graph.nodes:
+    for node in work.stage_graph.stages:
         shape = (work.microbatches, len(devices[node]))
-        forward, backward = seconds(*shape), seconds(*shape) * (node in work.backward)
-        once = dict(zip(("gather", "reduce", "update", "static"), seconds(4), strict=True))
+        forward, backward = seconds(*shape), seconds(*shape) * (node in work.backward_stages)
+        once = dict(zip(("gather", "reduce", "update", "static_bytes"), seconds(4), strict=True))
         rest = (forward / 4, backward / 2, seconds(*shape), seconds(*shape))
         stages[node] = StageCosts(forward, backward, *rest, **once)
-    hops = {(s, t): seconds(work.microbatches, len(devices[t])) / 4 for s, t in work.graph.edges}
-    back = {(s, t): seconds(work.microbatches, len(devices[s])) / 4 for s, t in work.graph.edges if s in work.backward}
-    return Step(devices, policy(work), work, StepCosts(stages, hops, back, 1.0, 7.0, float(seconds())))
+    hops = {(s, t): seconds(work.microbatches, len(devices[t])) / 4 for s, t in work.stage_graph.edges}
+    back = {
+        (s, t): seconds(work.microbatches, len(devices[s])) / 4
+        for s, t in work.stage_graph.edges
+        if s in work.backward_stages
+    }
+    return SimulatedStep(devices, policy(work), StepCosts(stages, hops, back, 1.0, 7.0, float(seconds())))
 
 
 def _split(held: list[int], rng: np.random.Generator) -> np.ndarray:

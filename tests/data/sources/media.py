@@ -6,7 +6,7 @@ import io
 import soundfile
 from PIL import Image
 
-from data.records import Clip, Picture, Record, Text
+from data.records import AudioPart, ImagePart, Record, TextPart
 from tests.data import real_data
 
 
@@ -38,7 +38,7 @@ def speech() -> dict[str, tuple[bytes, str]]:
 
 def image_of(part: object) -> Image.Image:
     """The decoded image of a part that must be a picture."""
-    assert isinstance(part, Picture)
+    assert isinstance(part, ImagePart)
     with Image.open(io.BytesIO(part.media.read())) as image:
         image.load()
         return image
@@ -46,13 +46,13 @@ def image_of(part: object) -> Image.Image:
 
 def seconds_of(part: object) -> float:
     """The length of a part that must be a clip."""
-    assert isinstance(part, Clip)
+    assert isinstance(part, AudioPart)
     return soundfile.info(io.BytesIO(part.media.read())).duration
 
 
 def told(record: Record) -> list[tuple[str, list[str]]]:
     """A record in short: roles, texts, and the names of media kinds in angle brackets."""
     return [
-        (turn.role, [part.text if isinstance(part, Text) else f"<{type(part).__name__}>" for part in turn.parts])
+        (turn.role, [part.text if isinstance(part, TextPart) else f"<{type(part).__name__}>" for part in turn.parts])
         for turn in record.turns
     ]

@@ -10,16 +10,15 @@ from hypothesis import strategies as st
 
 from data.errors import BadSampleError, DataError
 from data.quarantine import Quarantine
-from data.records import Clip, Media, Picture, Record, Text, Turn
+from data.records import AudioPart, ImagePart, Media, Record, RecordSource, TextPart, Turn
 from data.sources.array_record import ArrayRecord, decode_record, encode_record, write_array_record
 from data.sources.llava import LlavaJson
-from data.sources.record_source import RecordSource
 from tests.data.damage import damage_file, read_or_refuse
 from tests.data.sources.media import photographs
-from tests.data.sources.test_conversations import said
+from tests.data.sources.test_messages import said
 
 words = st.text(st.characters(codec="utf-8"), max_size=8)
-parts = st.tuples(st.sampled_from([Text, Picture, Clip]), words, st.binary(max_size=20))
+parts = st.tuples(st.sampled_from([TextPart, ImagePart, AudioPart]), words, st.binary(max_size=20))
 turns = st.tuples(st.sampled_from(["system", "user", "assistant"]), st.lists(parts, max_size=4))
 drafts = st.tuples(words, st.lists(turns, max_size=3))
 
@@ -29,15 +28,17 @@ def made(draft):
     key, turns = draft
 
     def part(kind, text, content):
-        return Text(text) if kind is Text else kind(Media(text, content=content))
+        return TextPart(text) if kind is TextPart else kind(Media(text, content=content))
 
     return Record(key, tuple(Turn(role, tuple(part(*item) for item in items)) for role, items in turns))
 
 
 def record(number):
     """A record of a picture of its own."""
-    shown = Picture(Media(f"{number}.jpg", content=bytes([number]) * number))
-    return Record(f"key {number}", (Turn("user", (shown, Text("What?"))), Turn("assistant", (Text(f"{number}"),))))
+    shown = ImagePart(Media(f"{number}.jpg", content=bytes([number]) * number))
+    return Record(
+        f"key {number}", (Turn("user", (shown, TextPart("What?"))), Turn("assistant", (TextPart(f"{number}"),)))
+    )
 
 
 @given(draft=drafts)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.errors import BadSampleError, DataError
+from data.records import RecordSource
 from data.sources.librispeech import LibriSpeech
-from data.sources.record_source import RecordSource
 from tests.data.sources.media import seconds_of, speech, told
 
 CLIP = b"fLaC"
@@ -39,7 +39,7 @@ def test_utterances_are_transcribed(tmp_path):
         *[f"84/121123/84-121123-{n:04}" for n in (0, 1)],
     ]
     last = source[4]
-    assert told(last) == [("user", ["<Clip>"]), ("assistant", ["HE WAS NOT AN ILL DISPOSED YOUNG MAN"])]
+    assert told(last) == [("user", ["<AudioPart>"]), ("assistant", ["HE WAS NOT AN ILL DISPOSED YOUNG MAN"])]
     assert seconds_of(last.turns[0].parts[0]) == pytest.approx(2.99)
     assert soundfile.info(io.BytesIO(last.turns[0].parts[0].media.read())).samplerate == 16_000
     assert pickle.loads(pickle.dumps(source))[4] == last

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.errors import BadSampleError, DataError
-from data.sources.json_index import index_array, index_lines
+from data.records import RecordSource
+from data.sources.json_index import index_json_array, index_json_lines
 from data.sources.llava import LlavaJson
-from data.sources.record_source import RecordSource
 from tests.data.sources.media import image_of, photographs, told
-from tests.data.sources.test_conversations import json_values, said
+from tests.data.sources.test_messages import json_values, said
 
 TEXT_ONLY = {"id": "t", "conversations": said(("human", "Who are you?"), ("gpt", "Nobody – ☃.\n"))}
 TWO = {
@@ -50,8 +50,8 @@ def test_arrays_and_lines_are_read_alike(folder, writer):
     assert isinstance(source, RecordSource)
     assert len(source) == 3
     assert told(source[0]) == [("user", ["Who are you?"]), ("assistant", ["Nobody – ☃.\n"])]
-    assert told(source[1])[0] == ("user", ["<Picture>", "<Picture>", "Compare."])
-    assert told(source[2])[0] == ("user", ["What is it?", "<Picture>"])
+    assert told(source[1])[0] == ("user", ["<ImagePart>", "<ImagePart>", "Compare."])
+    assert told(source[2])[0] == ("user", ["What is it?", "<ImagePart>"])
     assert image_of(source[1].turns[0].parts[1]).size == (64, 43)
     assert pickle.loads(pickle.dumps(source))[1] == source[1]
     with pytest.raises(IndexError):
@@ -74,7 +74,7 @@ def test_paths_are_relative_to_the_folder_given(folder, tmp_path_factory):
 
 def test_a_clip_is_heard(folder):
     entry = {"audio": "a.wav", "conversations": said(("human", "<audio>\nWhat is said?"), ("gpt", "Ten of clubs."))}
-    assert told(LlavaJson(written(folder, json.dumps([entry])))[0])[0] == ("user", ["<Clip>", "What is said?"])
+    assert told(LlavaJson(written(folder, json.dumps([entry])))[0])[0] == ("user", ["<AudioPart>", "What is said?"])
 
 
 @pytest.mark.parametrize(
@@ -174,6 +174,6 @@ def test_the_index_finds_every_entry(tmp_path_factory, values, data):
     text = data.draw(st.sampled_from(list(WRITERS.values())))(values)
     path = written(tmp_path_factory.getbasetemp(), text.encode("utf-8", "backslashreplace"), "any.json")
     content = (tmp_path_factory.getbasetemp() / "any.json").read_bytes()
-    index = index_array(path) if text.lstrip("\ufeff \n").startswith("[") else index_lines(path)
+    index = index_json_array(path) if text.lstrip("\ufeff \n").startswith("[") else index_json_lines(path)
     assert [json.loads(content[at : at + size].decode("utf-8-sig")) for at, size, _ in index] == values
     assert [content.count(b"\n", 0, at) + 1 for at, _, _ in index] == index[:, 2].tolist()

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.errors import BadSampleError, DataError
+from data.records import RecordSource
 from data.sources.parquet import ParquetTable
-from data.sources.record_source import RecordSource
 from tests.data.damage import damage_file, read_or_refuse
 from tests.data.sources.media import image_of, photographs, seconds_of, speech, told
-from tests.data.sources.test_conversations import said
+from tests.data.sources.test_messages import said
 
 MEDIUM = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
 
@@ -67,7 +67,7 @@ def test_columns_and_tasks_are_a_choice(tmp_path):
     path = write(tmp_path / "a.parquet", jpg=[photographs()["china"]], caption=["A temple."])
     source = ParquetTable(path, task="generate", image="jpg", text="caption", name="own")
     assert source.name == "own"
-    assert told(source[0]) == [("user", ["A temple."]), ("assistant", ["<Picture>"])]
+    assert told(source[0]) == [("user", ["A temple."]), ("assistant", ["<ImagePart>"])]
     assert image_of(source[0].turns[1].parts[0]).size == (64, 43)
 
 
@@ -77,7 +77,7 @@ def test_clips_to_transcribe(tmp_path):
     source = ParquetTable(
         write(tmp_path / "a.parquet", audio=(audio, MEDIUM), text=[text for _, text in spoken]), task="transcribe"
     )
-    assert told(source[1]) == [("user", ["<Clip>"]), ("assistant", ["he was not an ill disposed young man"])]
+    assert told(source[1]) == [("user", ["<AudioPart>"]), ("assistant", ["he was not an ill disposed young man"])]
     assert seconds_of(source[1].turns[0].parts[0]) == pytest.approx(2.99)
 
 
@@ -95,7 +95,7 @@ def test_conversations(tmp_path):
     images = ([pictures(2)[0], []], pyarrow.list_(MEDIUM))
     path = write(tmp_path / "a.parquet", images=images, conversations=[two, none])
     source = ParquetTable(path, task="converse", text="conversations", image="images")
-    assert told(source[0])[0] == ("user", ["<Picture>", "<Picture>", "Compare."])
+    assert told(source[0])[0] == ("user", ["<ImagePart>", "<ImagePart>", "Compare."])
     assert told(source[1]) == [("user", ["Who?"]), ("assistant", ["I."])]
     messages = [[{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I."}]]
     for column in (messages, ['[{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "I."}]']):

@@ -70,7 +70,7 @@ def test_a_size_that_only_base_256_or_pax_can_tell(tmp_path):
         info.size = 9 << 30
         index = indexed(tmp_path, info.tobuf(layout))
         assert [(member.name, member.size) for member in index.members] == [("big", 9 << 30)]
-        assert index.is_cut(index.members[0])
+        assert index.is_truncated(index.members[0])
 
 
 @pytest.mark.parametrize("layout", FORMATS.values(), ids=FORMATS)
@@ -80,7 +80,7 @@ def test_what_lies_before_a_cut_is_found_wherever_it_is_cut(tmp_path, layout):
     end = members[-1].offset + 512
     for kept in range(512, end, 128):
         index = indexed(tmp_path, whole[:kept])
-        usable = [member for member in index.members if not index.is_cut(member)]
+        usable = [member for member in index.members if not index.is_truncated(member)]
         assert usable == [member for member in members if member.offset + member.size <= kept]
         assert index.damage == f"the file is cut at byte {kept}"
 
@@ -120,4 +120,4 @@ def test_a_damaged_tar_gives_members_or_one_kind_of_error(tmp_path_factory, data
         return
     assert index.size == kept
     assert all(member.size >= 0 and member.offset <= kept for member in index.members)
-    assert not any(index.is_cut(member) for member in index.members[:-1])
+    assert not any(index.is_truncated(member) for member in index.members[:-1])

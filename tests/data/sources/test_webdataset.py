@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.errors import BadSampleError, DataError
-from data.sources.record_source import RecordSource
+from data.records import RecordSource
 from data.sources.webdataset import WebDataset
 from tests.data.sources.media import image_of, photographs, seconds_of, speech, told
 from tests.data.sources.test_tar_index import tar
@@ -47,7 +47,7 @@ def test_laions_layout(shards):
     source = WebDataset(f"{shards}/s-{{00000..00001}}.tar")
     assert isinstance(source, RecordSource)
     assert [told(source[index]) for index in range(len(source))] == [
-        [("user", ["<Picture>"]), ("assistant", [caption])] for caption in ("A temple.", "Ein Blümchen.", "Roofs.")
+        [("user", ["<ImagePart>"]), ("assistant", [caption])] for caption in ("A temple.", "Ein Blümchen.", "Roofs.")
     ]
     assert source[2].key == f"{shards}/s-00001.tar:000010000"
     assert source[1].turns[0].parts[0].media.read() == photographs()["flower"]
@@ -57,7 +57,7 @@ def test_laions_layout(shards):
 
 def test_a_picture_to_generate(shards):
     source = WebDataset(f"{shards}/s-*.tar", task="generate")
-    assert told(source[0]) == [("user", ["A temple."]), ("assistant", ["<Picture>"])]
+    assert told(source[0]) == [("user", ["A temple."]), ("assistant", ["<ImagePart>"])]
 
 
 def test_clips_to_transcribe(tmp_path):
@@ -66,7 +66,7 @@ def test_clips_to_transcribe(tmp_path):
         members += [(f"{key}.flac", clip), (f"{key}.txt", sentence.encode())]
     source = WebDataset(write(tmp_path, "a.tar", members), task="transcribe")
     assert len(source) == 5
-    assert told(source[1]) == [("user", ["<Clip>"]), ("assistant", ["he was not an ill disposed young man"])]
+    assert told(source[1]) == [("user", ["<AudioPart>"]), ("assistant", ["he was not an ill disposed young man"])]
     assert seconds_of(source[1].turns[0].parts[0]) == pytest.approx(2.99)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
-from mmjax.generation.sampling import Sampling, choose, likely
+from mmjax.generation.sampling import Sampling, sample_tokens, top_p_mask
 
 LOGITS = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
 ALL = jnp.ones(4, bool)
@@ -16,19 +16,19 @@ DRAWS = 4000
 def drawn(sampling: Sampling, sayable=ALL) -> np.ndarray:
     """Shares of the tokens over many draws."""
     keys = jax.random.split(jax.random.key(0), DRAWS)
-    tokens = choose(jnp.repeat(LOGITS, DRAWS, axis=0), keys, sampling, sayable)
+    tokens = sample_tokens(jnp.repeat(LOGITS, DRAWS, axis=0), keys, sampling, sayable)
     return np.bincount(np.asarray(tokens), minlength=4) / DRAWS
 
 
 def test_without_temperature_the_likeliest_that_may_come():
     keys = jax.random.split(jax.random.key(0), 1)
-    assert choose(LOGITS, keys, Sampling(), ALL).tolist() == [0]
-    assert choose(LOGITS, keys, Sampling(), jnp.array([False, True, True, True])).tolist() == [1]
+    assert sample_tokens(LOGITS, keys, Sampling(), ALL).tolist() == [0]
+    assert sample_tokens(LOGITS, keys, Sampling(), jnp.array([False, True, True, True])).tolist() == [1]
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.4, 1), (0.5, 1), (0.51, 2), (0.8, 2), (0.9, 3), (1.0, 4)])
 def test_the_smallest_set_with_that_probability(top_p, kept):
-    assert likely(LOGITS, top_p).tolist() == [[number < kept for number in range(4)]]
+    assert top_p_mask(LOGITS, top_p).tolist() == [[number < kept for number in range(4)]]
 
 
 def test_shares_are_the_probabilities():

@@ -8,25 +8,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.architectures import ModelConfig
-from mmjax.models.parameters import initial_module, put
-from mmjax.models.pieces import model_modules
-from mmjax.models.whole import losses_of, run_model
-from mmjax.training.engine import Engine
-from mmjax.training.optimizer import OptimizerConfig
-from mmjax.training.settings import Settings
-from mmjax.training.stages import by_module, by_stage
-from sharding.plan import Plan, UnitPlan
-from sharding.specs import module_graph
-from tests.tiny import BACKBONE, VISION, tiny_batch
+from configs.optimizer import OptimizerConfig
+from mmjax.models.forward import losses_by_name, run_model
+from mmjax.models.model import model_modules
+from mmjax.models.structure.parameters import init_module_parameters, place_host_array
+from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.settings import EngineSettings
+from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
+from sharding.plans.plan import Plan, UnitPlan
+from sharding.specs.modules import module_graph
+from tests.tiny_model import BACKBONE, VISION, tiny_batch
 
 SEED, STEP = 3, 7
-SETTINGS = Settings(OptimizerConfig(learning_rate=1e-2, warmup=1), steps=20, seed=SEED)
+SETTINGS = EngineSettings(OptimizerConfig(learning_rate=1e-2, warmup_steps=1), steps=20, seed=SEED)
 
 
 def whole(config, microbatches=1, recompute="none", dp=2, tp=2):
     """All modules in one unit of one stage."""
     graph = module_graph(config)
-    layers = sum(module.layers for module in graph.modules)
+    layers = sum(module.layer_count for module in graph.modules)
     unit = UnitPlan("all", graph.names, tuple(range(dp * tp)), dp, tp, (layers,), (recompute,))
     return Plan((unit,), microbatches)
 
@@ -47,7 +47,7 @@ def parameters(config: ModelConfig):
     def noisy(leaf):
         return leaf + np.float32(0.05) * random.standard_normal(leaf.shape, np.float32)
 
-    return jax.tree.map(noisy, {module.name: initial_module(SEED, module) for module in model_modules(config)})
+    return jax.tree.map(noisy, {module.name: init_module_parameters(SEED, module) for module in model_modules(config)})
 
 
 @functools.cache
@@ -59,7 +59,7 @@ def reference(config: ModelConfig):
         weights = jax.tree.map(lambda leaf: leaf.astype(config.dtype), parameters)
         key = {"seed_and_step": jnp.array([SEED, STEP])}
         batch = batch | {generator.name: batch[generator.name] | key for generator in config.generators}
-        losses = losses_of(run_model(modules, weights, batch))
+        losses = losses_by_name(run_model(modules, weights, batch))
         return sum(losses.values()), losses
 
     def run(parameters, batch):
@@ -71,15 +71,15 @@ def reference(config: ModelConfig):
 
 
 @functools.cache
-def engine(plan: Plan, config: ModelConfig, settings: Settings = SETTINGS) -> Engine:
+def engine(plan: Plan, config: ModelConfig, settings: EngineSettings = SETTINGS) -> Engine:
     """Compiled once a session."""
     return Engine(config, plan, tiny_batch(config), settings)
 
 
 def state_of(of: Engine, tree):
     """A state with these parameters, `{module: {piece: ...}}`, and fresh moments."""
-    shardings = {node: of.masters[node].shardings for node in of.layouts}
-    return of.state_from(jax.tree.map(put, by_stage(tree, of.layouts), shardings))
+    shardings = {node: stage.master_weights.shardings for node, stage in of.stages.items()}
+    return of.state_from_masters(jax.tree.map(place_host_array, trees_by_stage(tree, of.stage_layouts), shardings))
 
 
 def start(of: Engine):
@@ -105,12 +105,12 @@ def worst(got, expected):
 
 def trained(of: Engine, tree):
     """The pieces of a tree that an engine trains."""
-    keys = {key for of_stage in of.trained.values() for key in of_stage}
+    keys = {key for stage in of.stages.values() for key in stage.trained_keys}
     return {
         name: {piece: of for piece, of in pieces.items() if f"{name}/{piece}" in keys} for name, pieces in tree.items()
     }
 
 
 def gradients_of(of: Engine, batch, state=None):
-    gradients, decision = of.executor.gradients(start(of) if state is None else state, of.place(batch, STEP))
-    return by_module(gradients), decision
+    gradients, decision = of.executor.gradients(start(of) if state is None else state, of.place_batch(batch, STEP))
+    return trees_by_module(gradients), decision

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from data.data_config import DataConfig
-from data.tokenizer import WordTokenizer
-from data.tokenizers.byte_level import ByteTokenizer
-from mmjax.training.config import TrainConfig, foreign_tokens
+from data.text.byte_tokenizer import ByteTokenizer
+from data.text.word_tokenizer import WordTokenizer
+from mmjax.training.config import TrainConfig, tokenizer_mismatches_backbone
 from tests.small_vqa import SmallVQA
-from tests.tiny import tiny_model
+from tests.tiny_model import tiny_model
 
 CONFIG = TrainConfig(SmallVQA, tiny_model(), DataConfig())
 
@@ -18,4 +18,4 @@ CONFIG = TrainConfig(SmallVQA, tiny_model(), DataConfig())
 @pytest.mark.parametrize(("part", "foreign"), [("backbone", True), ("model", True), ("vision", False), ("", False)])
 def test_tokens_of_another_model_are_noticed(part, foreign, tokenizer):
     weights = ((part, "folder"),) if part else ()
-    assert foreign_tokens(dataclasses.replace(CONFIG, weights=weights), tokenizer) == foreign
+    assert tokenizer_mismatches_backbone(dataclasses.replace(CONFIG, pretrained_weights=weights), tokenizer) == foreign

@@ -8,18 +8,18 @@ import pytest
 
 from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from data.data_config import DataConfig
-from data.groupings import GROUPINGS
-from data.pipeline import training_batches
+from data.packing.grouping.grouping_policies import GROUPING_POLICIES
+from data.packing.pipeline import training_batches
 from mmjax.training import trainer as trainer_module
 from mmjax.training.config import TrainConfig
-from mmjax.training.engine import Engine
-from mmjax.training.metrics import open_metrics
-from mmjax.training.progress import make_progress
+from mmjax.training.engine.engine import Engine
+from mmjax.training.metrics.progress import make_progress
+from mmjax.training.metrics.step_report import open_metrics_writer
 from mmjax.training.trainer import Trainer
-from sharding.plan import Plan, UnitPlan, one_device
-from sharding.specs import module_graph
+from sharding.plans.plan import Plan, UnitPlan, single_device_plan
+from sharding.specs.modules import module_graph
 from tests.data import mixed_sources
-from tests.mmjax.training import runs
+from tests.mmjax.training import short_runs as runs
 
 MODEL = ModelConfig(
     (
@@ -65,7 +65,7 @@ def trained(source, workdir, plan, **data):
     """The losses and counters of a short run."""
     config = TrainConfig(source, MODEL, dataclasses.replace(DATA, **data), steps=2, log_interval=1)
     trainer = Trainer(config, plan, workdir, resume=False)
-    progress, metrics = make_progress(config.steps), open_metrics(str(workdir))
+    progress, metrics = make_progress(config.steps), open_metrics_writer(str(workdir))
     try:
         return trainer.run(progress, metrics)
     finally:
@@ -85,7 +85,7 @@ def test_every_source_brings_samples_of_its_own(source):
 
 
 def test_layouts_agree_on_all_modalities(source, tmp_path):
-    alone = trained(source, tmp_path / "one", one_device(module_graph(MODEL)))
+    alone = trained(source, tmp_path / "one", single_device_plan(module_graph(MODEL)))
     apart = trained(source, tmp_path / "spread", PLAN)
     assert set(alone.losses) == {"backbone", "generator"} and alone.score is None
     for name, loss in alone.losses.items():
@@ -93,8 +93,8 @@ def test_layouts_agree_on_all_modalities(source, tmp_path):
         np.testing.assert_allclose(apart.losses[name], loss, rtol=1e-5)
 
 
-@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("grouping", GROUPING_POLICIES)
 def test_every_grouping_policy_trains(source, tmp_path, grouping):
-    result = trained(source, tmp_path / "run", one_device(module_graph(MODEL)), grouping=grouping)
+    result = trained(source, tmp_path / "run", single_device_plan(module_graph(MODEL)), grouping=grouping)
     assert result.step == 2 and np.isfinite(list(result.losses.values())).all()
     assert result.counters["batches"] == 2 and not result.counters["oversized_samples"]

@@ -11,19 +11,19 @@ import pytest
 
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from configs.errors import UserError
+from configs.optimizer import OptimizerConfig
 from data.data_config import DataConfig
-from data.pipeline import training_batches
+from data.packing.pipeline import training_batches
 from mmjax.training import trainer as trainer_module
-from mmjax.training.config import TrainConfig, choose_plan, find_plan
-from mmjax.training.engine import Engine
-from mmjax.training.metrics import open_metrics, read_metrics
-from mmjax.training.optimizer import OptimizerConfig
-from mmjax.training.progress import make_progress
-from mmjax.training.trainer import NotFinite, Trainer
-from sharding.plan import Plan, UnitPlan
-from sharding.runtime import rehearsal
-from sharding.runtime.broker import DevicePutHop
-from tests.mmjax.training import runs
+from mmjax.training.config import TrainConfig, find_plan_file, load_configured_plan
+from mmjax.training.engine.engine import Engine
+from mmjax.training.metrics.progress import make_progress
+from mmjax.training.metrics.step_report import open_metrics_writer, read_metrics
+from mmjax.training.trainer import NonFiniteStepError, Trainer
+from sharding.plans.plan import Plan, UnitPlan
+from sharding.runtime import communication_check as rehearsal
+from sharding.runtime.hops import DevicePutHop
+from tests.mmjax.training import short_runs as runs
 from tests.small_vqa import SmallVQA
 
 MODEL = ModelConfig(
@@ -50,7 +50,7 @@ CONFIG = TrainConfig(
     SmallVQA,
     MODEL,
     DATA,
-    OptimizerConfig(learning_rate=3e-3, warmup=2),
+    OptimizerConfig(learning_rate=3e-3, warmup_steps=2),
     steps=6,
     checkpoint_interval=3,
     log_interval=1,
@@ -95,7 +95,7 @@ class Recorder:
 def run(workdir, plan=PLAN, resume=False, recorder=None, config=CONFIG):
     recorder = recorder or Recorder()
     trainer = Trainer(config, plan, workdir, resume)
-    metrics = open_metrics(str(workdir), trainer.step)
+    metrics = open_metrics_writer(str(workdir), trainer.step)
     try:
         return trainer.run(recorder, metrics), recorder.losses
     finally:
@@ -148,12 +148,12 @@ def test_resuming_on_another_plan_gives_the_same_losses(uninterrupted, tmp_path)
 
 def test_nan_stops_with_step_and_samples_and_saves_the_state_before(tmp_path):
     poisoned = dataclasses.replace(CONFIG, source=functools.partial(SmallVQA, poisoned=7), steps=40)
-    with pytest.raises(NotFinite, match=r"step (\d+): .*Its samples: \[.*\b7\b.*\]") as caught:
+    with pytest.raises(NonFiniteStepError, match=r"step (\d+): .*Its samples: \[.*\b7\b.*\]") as caught:
         run(tmp_path, config=poisoned)
     step = int(str(caught.value).split("step ")[1].split(":")[0])
     trainer = Trainer(dataclasses.replace(poisoned), PLAN, tmp_path, resume=True)
     assert trainer.step == step - 1
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainer.state.masters))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainer.state.master_weights))
     again = next(trainer.batches)
     assert 7 in again.sample_ids
     trainer.close()
@@ -166,27 +166,27 @@ def test_a_workdir_with_checkpoints_is_refused_without_resume(uninterrupted):
 
 
 def test_validation_interval_writes_accuracies(tmp_path):
-    config = dataclasses.replace(CONFIG, validation_interval=2)
+    config = dataclasses.replace(CONFIG, evaluation_interval=2)
     run(tmp_path, config=config)
     assert [line["step"] for line in read_metrics(str(tmp_path)) if "accuracy" in line] == [2, 4, 6]
 
 
 def test_the_plan_falls_to_one_device_only_where_the_configuration_allows():
-    config = dataclasses.replace(CONFIG, plan="plans/quickstart.json", needs_plan=False)
-    plan, remark = choose_plan(config, 8)
+    config = dataclasses.replace(CONFIG, plan="plans/quickstart.json", require_plan=False)
+    plan, remark = load_configured_plan(config, 8)
     assert plan.device_count == 8 and remark == ""
-    plan, remark = choose_plan(config, 2)
+    plan, remark = load_configured_plan(config, 2)
     assert plan.device_count == 1 and "needs 8 devices and there are 2" in remark
-    plan, _ = choose_plan(dataclasses.replace(config, needs_plan=True), 2)
+    plan, _ = load_configured_plan(dataclasses.replace(config, require_plan=True), 2)
     assert plan.device_count == 8  # the engine refuses it, with both numbers
 
 
 def test_a_missing_plan_file_is_named():
     with pytest.raises(UserError, match=r"no plan file nowhere\.json"):
-        find_plan("nowhere.json")
+        find_plan_file("nowhere.json")
 
 
-@pytest.mark.parametrize("field", ["steps", "checkpoint_interval", "keep", "log_interval"])
+@pytest.mark.parametrize("field", ["steps", "checkpoint_interval", "max_checkpoints_to_keep", "log_interval"])
 def test_counts_must_be_positive(field):
     with pytest.raises(UserError, match=field):
         dataclasses.replace(CONFIG, **{field: 0})
@@ -202,9 +202,9 @@ def test_a_link_that_fails_is_named_before_the_first_step(tmp_path):
             raise RuntimeError("cable cut")
 
     channel = trainer.engine.executor.channels[0]
-    whole, ends = channel.forth, channel.forth.ends
-    object.__setattr__(channel, "forth", Cut(ends.source, ends.target, ends.shape, ends.dtype))
-    with pytest.raises(rehearsal.LinkError, match="hop vision>backbone from unit vision stage 0"):
-        trainer.run(make_progress(6, first_process=False), open_metrics(str(tmp_path), 0, False))
-    object.__setattr__(channel, "forth", whole)  # other tests share the engine
+    whole, ends = channel.activation_hop, channel.activation_hop.ends
+    object.__setattr__(channel, "activation_hop", Cut(ends.source, ends.target, ends.shape, ends.dtype))
+    with pytest.raises(rehearsal.CommunicationError, match="hop vision>backbone from unit vision stage 0"):
+        trainer.run(make_progress(6, first_process=False), open_metrics_writer(str(tmp_path), 0, False))
+    object.__setattr__(channel, "activation_hop", whole)  # other tests share the engine
     trainer.close()

@@ -9,23 +9,26 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.distance import distance
+from benchmarks.relative_error import relative_error
 from pallas_kernels.collective_matmul import (
-    Tiling,
+    CollectiveTiling,
     all_gather_matmul,
-    divided,
+    gather_sequence,
     matmul_all_reduce,
     matmul_reduce_scatter,
-    whole,
+    split_sequence,
 )
 
 ROWS, POSITIONS, WIDTH, COLUMNS = 2, 16, 8, (12, 4)
 BACKENDS = ("reference", "ring")
 CASES = [
-    *((backend, ranks, Tiling(), "float32") for backend in BACKENDS for ranks in (1, 2, 4)),
-    *(("ring", ranks, Tiling(*cut), "float32") for ranks, cut in ((4, (2, 1)), (4, (1, 2)), (2, (2, 2)), (4, (2, 2)))),
-    *((backend, 4, Tiling(), "bfloat16") for backend in BACKENDS),
-    ("ring", 4, Tiling(2, 2), "bfloat16"),
+    *((backend, ranks, CollectiveTiling(), "float32") for backend in BACKENDS for ranks in (1, 2, 4)),
+    *(
+        ("ring", ranks, CollectiveTiling(*cut), "float32")
+        for ranks, cut in ((4, (2, 1)), (4, (1, 2)), (2, (2, 2)), (4, (2, 2)))
+    ),
+    *((backend, 4, CollectiveTiling(), "bfloat16") for backend in BACKENDS),
+    ("ring", 4, CollectiveTiling(2, 2), "bfloat16"),
 ]
 DIGITS = {"float32": 1e-6, "bfloat16": 1e-2}
 """Of the norm; bfloat16 has 8 bits, so that one rounding costs up to 4e-3 and a ring of four rounds four times."""
@@ -92,22 +95,22 @@ def test_gathering_is_the_plain_product_with_its_gradients(backend, tensor, tili
     found = gathering(mesh_of(2, tensor), backend, tiling)(x, tuple(weights), given)
     for got, wanted in zip(jax.tree.leaves(found), exact()[0], strict=True):
         assert got.dtype == dtype
-        assert distance(got, wanted) < DIGITS[dtype]
+        assert relative_error(got, wanted) < DIGITS[dtype]
 
 
 @pytest.mark.parametrize(
     "backend, tensor, tiling, dtype, sequence",
-    [(*case, True) for case in CASES] + [(*case, False) for case in CASES if case[2] == Tiling()],
+    [(*case, True) for case in CASES] + [(*case, False) for case in CASES if case[2] == CollectiveTiling()],
 )
 def test_scattering_is_the_plain_product_with_its_gradients(backend, tensor, tiling, sequence, dtype):
     down, seed = operands("bfloat16")[3].astype(dtype), seeds("bfloat16")[2].astype(dtype)
     hidden = exact()[2]
     x = jnp.asarray(hidden, dtype)
     found = scattering(mesh_of(2, tensor), backend, tiling, sequence)(x, down, seed)
-    lost = distance(x, hidden)  # rounding the operand is no fault of the sum
+    lost = relative_error(x, hidden)  # rounding the operand is no fault of the sum
     for got, wanted in zip(found, exact()[1], strict=True):
         assert got.dtype == dtype
-        assert distance(got, wanted) < DIGITS[dtype] + lost
+        assert relative_error(got, wanted) < DIGITS[dtype] + lost
 
 
 @pytest.mark.parametrize("dtype", DIGITS)
@@ -130,9 +133,9 @@ def test_a_table_is_multiplied_as_columns_in_float32_with_its_gradients(backend,
     y, of_x, of_table = jax.jit(mapped)(x, table.T, seed)
     exact_x, exact_table, exact_seed = (np.asarray(a, np.float64) for a in (x, table, seed))
     assert (y.dtype, of_x.dtype, of_table.dtype) == ("float32", dtype, dtype)
-    assert distance(y, exact_x @ exact_table) < 1e-6
-    assert distance(of_x, exact_seed @ exact_table.T) < DIGITS[dtype]
-    assert distance(of_table, np.tensordot(exact_seed, exact_x, axes=((0, 1), (0, 1)))) < DIGITS[dtype]
+    assert relative_error(y, exact_x @ exact_table) < 1e-6
+    assert relative_error(of_x, exact_seed @ exact_table.T) < DIGITS[dtype]
+    assert relative_error(of_table, np.tensordot(exact_seed, exact_x, axes=((0, 1), (0, 1)))) < DIGITS[dtype]
 
 
 def over_tensor(collective, program):
@@ -142,7 +145,7 @@ def over_tensor(collective, program):
 
 def test_the_ring_permutes_and_gathers_nothing_whole():
     mesh, (x, *weights, _) = mesh_of(1, 4), operands()
-    program = str(jax.make_jaxpr(gathering(mesh, "ring", Tiling(2, 2)))(x, tuple(weights), seeds()[:2]))
+    program = str(jax.make_jaxpr(gathering(mesh, "ring", CollectiveTiling(2, 2)))(x, tuple(weights), seeds()[:2]))
     # Forward 3 steps of 4 parts; backward as many for x, and as many for the sums.
     assert len(re.findall(r"ppermute\[", program)) == 3 * 4 * 3
     assert (
@@ -161,7 +164,9 @@ def test_positions_are_divided_and_made_whole_again_with_their_gradients():
     x, seed = jnp.arange(96.0).reshape(2, 8, 6), jnp.sin(jnp.arange(96.0)).reshape(2, 8, 6)
 
     def body(x, seed):
-        there_and_back, vjp = jax.vjp(lambda x: whole(3.0 * divided(x, ("tensor",), 1), ("tensor",), 1), x)
+        there_and_back, vjp = jax.vjp(
+            lambda x: gather_sequence(3.0 * split_sequence(x, ("tensor",), 1), ("tensor",), 1), x
+        )
         return there_and_back, *vjp(seed)
 
     mapped = jax.shard_map(body, mesh=mesh_of(2, 4), in_specs=P("data"), out_specs=P("data"))
@@ -187,7 +192,7 @@ def refused(call, *shapes, dtype="float32", axes=("tensor",)):
         (lambda axes, x, w: matmul_reduce_scatter(x, w, axes), [(2, 6, 4), (4, 4)], ["6 positions", "multiple of 4"]),
         (lambda axes, x, w: matmul_all_reduce(x, w, axes, backend="rings"), [(2, 8, 4), (4, 4)], ["'rings'", "ring"]),
         (
-            lambda axes, x, w: all_gather_matmul(x, (w,), axes, tiling=Tiling(3, 1)),
+            lambda axes, x, w: all_gather_matmul(x, (w,), axes, tiling=CollectiveTiling(3, 1)),
             [(2, 8, 4), (4, 4)],
             ["3 parts", "8 positions"],
         ),
@@ -196,7 +201,7 @@ def refused(call, *shapes, dtype="float32", axes=("tensor",)):
             [(2, 8, 4), (4, 4)],
             ["one precision", "int32[4, 4]"],
         ),
-        (lambda axes, x, w: divided(x, axes, 1), [(2, 6, 4), (4, 4)], ["4 ranks", "6 positions"]),
+        (lambda axes, x, w: split_sequence(x, axes, 1), [(2, 6, 4), (4, 4)], ["4 ranks", "6 positions"]),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_shapes(call, shapes, words):

@@ -10,8 +10,9 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from pallas_kernels.collective_matmul import mosaic, mosaic_kernels, mosaic_limits, reference
-from pallas_kernels.collective_matmul.tiling import Tiling
+from pallas_kernels.collective_matmul import mosaic, mosaic_kernels, reference
+from pallas_kernels.collective_matmul import mosaic_support as mosaic_limits
+from pallas_kernels.collective_matmul.tiling import CollectiveTiling
 
 AXES = ("a", "b")
 RANKS, BATCH, SHARE, DEPTH, WIDTHS = 4, 2, 32, 64, (128, 256)
@@ -19,11 +20,11 @@ RANKS, BATCH, SHARE, DEPTH, WIDTHS = 4, 2, 32, 64, (128, 256)
 
 def all_gather_matmul(x, weights, axes):
     whole = lax.all_gather(x, axes)
-    return tuple(reference.product(whole, w).astype(x.dtype) for w in weights), whole
+    return tuple(reference.matmul_float32(whole, w).astype(x.dtype) for w in weights), whole
 
 
 def matmul_reduce_scatter(x, w, axes):
-    return lax.psum_scatter(reference.product(x, w), axes, scatter_dimension=0).astype(x.dtype)
+    return lax.psum_scatter(reference.matmul_float32(x, w), axes, scatter_dimension=0).astype(x.dtype)
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def plain_kernels(monkeypatch):
     plain = types.SimpleNamespace(all_gather_matmul=all_gather_matmul, matmul_reduce_scatter=matmul_reduce_scatter)
     assert all(hasattr(mosaic_kernels, name) for name in vars(plain))
     monkeypatch.setattr(mosaic, "kernels", lambda: plain)
-    monkeypatch.setattr(mosaic_limits, "traced_refusal", lambda mesh, axes: "")
+    monkeypatch.setattr(mosaic_limits, "unsupported_traced_mesh_reason", lambda mesh, axes: "")
 
 
 def signs(*shape, seed):
@@ -64,7 +65,7 @@ def call(module, name, operands, dtype=()):
     }
     arrays, specs = zip(*(OPERANDS[operand] for operand in operands), strict=True)
     body = jax.shard_map(
-        lambda *arrays: getattr(module, name)(*arrays, AXES, Tiling(), *dtype),
+        lambda *arrays: getattr(module, name)(*arrays, AXES, CollectiveTiling(), *dtype),
         mesh=mesh,
         in_specs=specs,
         out_specs=outputs[name],

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from benchmarks.distance import distance
+from benchmarks.relative_error import relative_error
 from pallas_kernels.collective_matmul import mosaic_kernels, protocol
-from pallas_kernels.collective_matmul.mosaic_limits import tiles
-from pallas_kernels.collective_matmul.mosaic_peers import Loopback
+from pallas_kernels.collective_matmul.mosaic_peers import LoopbackPeers
+from pallas_kernels.collective_matmul.mosaic_support import choose_tiles
 
 if hasattr(plgpu, "InterpretGPUParams"):
     interpreted = plgpu.InterpretGPUParams(detect_races=True)
@@ -24,7 +24,7 @@ RANKS = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Fixed(Loopback):
+class Fixed(LoopbackPeers):
     """One of the virtual ranks, whichever block asks."""
 
     own: int
@@ -81,12 +81,12 @@ def exactly(*operands):
 def test_the_all_gather_multiplies_and_passes_its_tiles_on():
     """Two rows and two columns of tiles a chunk: what is passed on, and that it is only in the first column."""
     rows, depth, width = 128, 128, 256
-    config = mosaic_kernels._config(tiles(64, depth, [128]))
+    config = mosaic_kernels._config(choose_tiles(64, depth, [128]))
     x, w = normal(RANKS, rows, depth, seed=0), normal(RANKS, depth, width, seed=1)
     outputs = [(RANKS, RANKS, rows, width), (RANKS, RANKS, rows, depth)]
-    product, gathered = in_lockstep(protocol.all_gather(RANKS), gather, config, (x, w), outputs)
+    product, gathered = in_lockstep(protocol.all_gather_protocol(RANKS), gather, config, (x, w), outputs)
     np.testing.assert_array_equal(np.asarray(gathered), np.broadcast_to(np.asarray(x), gathered.shape))
-    assert distance(product, np.einsum("imd,jdf->jimf", *exactly(x, w))) < 2e-3  # rounded once to bfloat16
+    assert relative_error(product, np.einsum("imd,jdf->jimf", *exactly(x, w))) < 2e-3  # rounded once to bfloat16
 
 
 @pytest.mark.parametrize(("rows", "width"), [(64, 128), (128, 64)])
@@ -95,7 +95,7 @@ def test_the_reduce_scatter_multiplies_into_the_slots_of_the_others(rows, width)
     depth = 64
     x, w = normal(RANKS, RANKS, rows, depth, seed=2), normal(RANKS, depth, width, seed=3)
     outputs = [(RANKS, RANKS, rows, width)]
-    config = mosaic_kernels._config(tiles(rows, depth, [width]))
-    (partials,) = in_lockstep(protocol.reduce_scatter(RANKS), scatter, config, (x, w), outputs)
-    assert distance(partials, np.einsum("jimd,jdf->ijmf", *exactly(x, w))) < 2e-3
-    assert distance(mosaic_kernels._sum(partials, axis=1), np.einsum("jimd,jdf->imf", *exactly(x, w))) < 4e-3
+    config = mosaic_kernels._config(choose_tiles(rows, depth, [width]))
+    (partials,) = in_lockstep(protocol.reduce_scatter_protocol(RANKS), scatter, config, (x, w), outputs)
+    assert relative_error(partials, np.einsum("jimd,jdf->ijmf", *exactly(x, w))) < 2e-3
+    assert relative_error(mosaic_kernels._sum(partials, axis=1), np.einsum("jimd,jdf->imf", *exactly(x, w))) < 4e-3

@@ -6,9 +6,15 @@ import random
 
 import pytest
 
-from pallas_kernels.collective_matmul.protocol import Program, Step, all_gather, reduce_scatter, walk
+from pallas_kernels.collective_matmul.protocol import (
+    ProtocolProgram,
+    ProtocolStep,
+    all_gather_protocol,
+    reduce_scatter_protocol,
+    run_protocol,
+)
 
-PROGRAMS = [all_gather, reduce_scatter]
+PROGRAMS = [all_gather_protocol, reduce_scatter_protocol]
 
 
 class Unsafe(Exception):
@@ -39,7 +45,7 @@ class Recorder:
 
 def recorded(program, rank):
     port = Recorder(rank, program.ranks)
-    walk(program, port)
+    run_protocol(program, port)
     return tuple(port.events)
 
 
@@ -182,10 +188,13 @@ def changed_step(program, index, **changes):
 def test_the_search_finds_what_is_broken():
     """Each mistake that it is there to find, made on purpose."""
     for broken, complaint in (
-        (Machine(changed_step(all_gather(2), 0, waits=True), 1), "nobody can go on"),
-        (Machine(Program(2, (Step(0, False, 1, 0), Step(1, False, 1, 0)), ()), 1), "written twice"),
-        (Machine(dataclasses.replace(reduce_scatter(2), awaited=()), 1), "after the kernel has ended"),
-        (Machine(all_gather(2), 1, lands_first=False), "read before it is full"),
+        (Machine(changed_step(all_gather_protocol(2), 0, waits=True), 1), "nobody can go on"),
+        (
+            Machine(ProtocolProgram(2, (ProtocolStep(0, False, 1, 0), ProtocolStep(1, False, 1, 0)), ()), 1),
+            "written twice",
+        ),
+        (Machine(dataclasses.replace(reduce_scatter_protocol(2), awaited=()), 1), "after the kernel has ended"),
+        (Machine(all_gather_protocol(2), 1, lands_first=False), "read before it is full"),
     ):
         with pytest.raises(Unsafe, match=complaint):
             broken.explore()
@@ -194,4 +203,4 @@ def test_the_search_finds_what_is_broken():
 def test_one_counter_for_all_slots_would_not_do():
     """A block that has run ahead counts twice, and the reader takes that for both blocks' first part."""
     with pytest.raises(Unsafe, match="read before it is full"):
-        Machine(all_gather(3), 2, counters="rank").explore()
+        Machine(all_gather_protocol(3), 2, counters="rank").explore()

@@ -89,7 +89,7 @@ def run(program, port, blocks, x, w, outputs, seed):
         pltpu.sync_copy(places, table)
         core = port(ranks, blocks, table, counters, landed, tile, own_w, product, x, *outputs)
         pltpu.sync_copy(w.at[core.own], own_w)
-        protocol.walk(program, core)
+        protocol.run_protocol(program, core)
 
     kernel = pl.kernel(
         body,
@@ -136,7 +136,7 @@ def scatter_port(*parts):
 def test_the_all_gather_gathers_and_multiplies(ranks, blocks, seed):
     x, w = whole_numbers(ranks, blocks * ROWS, DEPTH, seed=seed), whole_numbers(ranks, DEPTH, WIDTH, seed=seed + 9)
     outputs = [(ranks, ranks, blocks * ROWS, width) for width in (WIDTH, DEPTH)]
-    left, raced = run(protocol.all_gather(ranks), gather_port, blocks, x, w, outputs, seed)
+    left, raced = run(protocol.all_gather_protocol(ranks), gather_port, blocks, x, w, outputs, seed)
     assert not raced
     products, gathered = left
     np.testing.assert_array_equal(products, np.einsum("imd,jdf->jimf", x, w))
@@ -148,7 +148,7 @@ def test_the_reduce_scatter_multiplies_and_sums(ranks, blocks, seed):
     x = whole_numbers(ranks, ranks, blocks * ROWS, DEPTH, seed=seed)
     w = whole_numbers(ranks, DEPTH, WIDTH, seed=seed + 9)
     outputs = [(ranks, ranks, blocks * ROWS, WIDTH)]
-    left, raced = run(protocol.reduce_scatter(ranks), scatter_port, blocks, x, w, outputs, seed)
+    left, raced = run(protocol.reduce_scatter_protocol(ranks), scatter_port, blocks, x, w, outputs, seed)
     assert not raced
     (partials,) = left
     np.testing.assert_array_equal(partials.sum(1), np.einsum("jimd,jdf->imf", x, w))
@@ -165,4 +165,4 @@ def test_without_the_waiting_the_interpreter_finds_the_race():
     x, w = whole_numbers(3, ROWS, DEPTH), whole_numbers(3, DEPTH, WIDTH)
     outputs = [(3, 3, ROWS, width) for width in (WIDTH, DEPTH)]
     port = functools.partial(gather_port, kind=Hasty)
-    assert run(protocol.all_gather(3), port, 1, x, w, outputs, seed=0)[1]
+    assert run(protocol.all_gather_protocol(3), port, 1, x, w, outputs, seed=0)[1]

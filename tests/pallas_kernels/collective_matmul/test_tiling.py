@@ -5,30 +5,32 @@ import dataclasses
 import pytest
 
 from pallas_kernels.collective_matmul import tiling
-from pallas_kernels.collective_matmul.tiling import Tiling, Work, all_reduce_chunks, choose_tiling
+from pallas_kernels.collective_matmul.tiling import CollectiveTiling, MatmulShape, all_reduce_chunks, choose_tiling
 
-WORK = Work(rows=2048, inner=8192, columns=3584, ranks=8, shared=1024)
+WORK = MatmulShape(rows=2048, inner=8192, columns=3584, ranks=8, share_positions=1024)
 
 
 def test_what_was_measured_on_the_nearest_work_is_taken(monkeypatch):
     near, far = (dataclasses.replace(WORK, rows=rows) for rows in (3000, 1100))
     fewer = dataclasses.replace(WORK, ranks=4)
-    table = {"a device": ((near, Tiling(2, 1)), (far, Tiling(4, 2)), (fewer, Tiling(1, 2)))}
-    monkeypatch.setattr(tiling, "MEASURED", table)
-    assert choose_tiling(WORK, "a device") == Tiling(2, 1)
-    assert choose_tiling(dataclasses.replace(WORK, rows=1200), "a device") == Tiling(4, 2)
-    assert choose_tiling(fewer, "a device") == Tiling(1, 2)
+    table = {
+        "a device": ((near, CollectiveTiling(2, 1)), (far, CollectiveTiling(4, 2)), (fewer, CollectiveTiling(1, 2)))
+    }
+    monkeypatch.setattr(tiling, "MEASURED_TILINGS", table)
+    assert choose_tiling(WORK, "a device") == CollectiveTiling(2, 1)
+    assert choose_tiling(dataclasses.replace(WORK, rows=1200), "a device") == CollectiveTiling(4, 2)
+    assert choose_tiling(fewer, "a device") == CollectiveTiling(1, 2)
 
 
 def test_elsewhere_shares_travel_whole(monkeypatch):
-    monkeypatch.setattr(tiling, "MEASURED", {"a device": ((WORK, Tiling(2, 1)),)})
+    monkeypatch.setattr(tiling, "MEASURED_TILINGS", {"a device": ((WORK, CollectiveTiling(2, 1)),)})
     for work in (
         dataclasses.replace(WORK, rows=8192),  # another size
         dataclasses.replace(WORK, ranks=2),
-        dataclasses.replace(WORK, shared=1023),  # which two chunks do not divide
+        dataclasses.replace(WORK, share_positions=1023),  # which two chunks do not divide
     ):
-        assert choose_tiling(work, "a device") == Tiling()
-    assert choose_tiling(WORK, "another device") == Tiling()
+        assert choose_tiling(work, "a device") == CollectiveTiling()
+    assert choose_tiling(WORK, "another device") == CollectiveTiling()
 
 
 @pytest.mark.parametrize(
@@ -42,11 +44,11 @@ def test_elsewhere_shares_travel_whole(monkeypatch):
     ],
 )
 def test_sums_are_cut_while_every_chunk_fills_the_device(rows, columns, shared, chunks):
-    assert all_reduce_chunks(Work(rows, 1024, columns, 8, shared)) == chunks
+    assert all_reduce_chunks(MatmulShape(rows, 1024, columns, 8, shared)) == chunks
 
 
 def test_a_tiling_checks_itself():
-    assert Tiling(3, 2).parts == 6
+    assert CollectiveTiling(3, 2).parts == 6
     for chunks, rings in ((0, 1), (1, 3), (1, 0)):
         with pytest.raises(ValueError, match=f"Tiling is {chunks} chunks on {rings} rings"):
-            Tiling(chunks, rings)
+            CollectiveTiling(chunks, rings)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 
-class Case(NamedTuple):
+class AttentionCase(NamedTuple):
     """Packed rows; `keys` and `branches` may be None."""
 
     segments: np.ndarray
@@ -38,19 +38,19 @@ def branches_of(random: np.random.Generator, segments: np.ndarray) -> np.ndarray
 
 
 @st.composite
-def cases(draw, lengths: tuple[int, ...] = (1, 9, 23, 40)) -> Case:
+def cases(draw, lengths: tuple[int, ...] = (1, 9, 23, 40)) -> AttentionCase:
     """Self-attention with or without order and branches, and attention to other positions."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     count, length = 2, draw(st.sampled_from(lengths))
     kind = draw(st.sampled_from(["encoder", "causal", "branches", "cross"]))
     segments = rows(random, count, length)
     if kind == "cross":
-        return Case(segments, rows(random, count, draw(st.sampled_from(lengths))), None, False)
+        return AttentionCase(segments, rows(random, count, draw(st.sampled_from(lengths))), None, False)
     branches = branches_of(random, segments) if kind == "branches" else None
-    return Case(segments, None, branches, kind != "encoder")
+    return AttentionCase(segments, None, branches, kind != "encoder")
 
 
-def table(case: Case) -> np.ndarray:
+def table(case: AttentionCase) -> np.ndarray:
     """Who sees whom, position by position: `[r, s, t]`."""
     keys = case.segments if case.keys is None else case.keys
     found = np.zeros((*case.segments.shape, keys.shape[1]), bool)

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.distance import distance
-from pallas_kernels.packed_attention import IMPLEMENTATIONS, pack, packed_attention, using
+from benchmarks.relative_error import relative_error
+from pallas_kernels.packed_attention import (
+    IMPLEMENTATIONS,
+    make_segment_mask,
+    packed_attention,
+    use_attention_implementation,
+)
 from tests.pallas_kernels.packed_attention.cases import branches_of, rows
 
 RANDOM = np.random.default_rng(0)
@@ -25,7 +30,7 @@ def given(length: int = LENGTH, heads: int = 4, key_heads: int = 2, width: int =
 
 def layers(query, key, value, segments, branches, scales, implementation="blocked", block=8):
     """Several in a scan, each computed again for the backward, as stages have them."""
-    packing = pack(segments, branches=branches, causal=True, block=block)
+    packing = make_segment_mask(segments, branches=branches, causal=True, block=block)
 
     def layer(x, scale):
         attend = jax.checkpoint(lambda x: packed_attention(x, key, value, packing, implementation=implementation))
@@ -50,7 +55,7 @@ def test_rows_over_data_and_heads_over_tensor_ranks_compute_the_same(split_keys)
     mapped = jax.shard_map(layers, mesh=mesh, in_specs=specs, out_specs=heads)
     got = gradients(lambda *a: mapped(*a, SEGMENTS, BRANCHES, scales), *arrays)
     for one, other in zip(got, expected, strict=True):
-        assert distance(one, np.asarray(other, np.float64)) < 5e-6
+        assert relative_error(one, np.asarray(other, np.float64)) < 5e-6
 
 
 def test_what_is_saved_for_the_backward_is_linear_in_the_sequence():
@@ -59,7 +64,7 @@ def test_what_is_saved_for_the_backward_is_linear_in_the_sequence():
 
     def residuals(layers_: int) -> int:
         def stack(query, key, value):
-            packing = pack(SEGMENTS, causal=True, block=8)
+            packing = make_segment_mask(SEGMENTS, causal=True, block=8)
 
             def layer(x, scale):
                 return scale * packed_attention(x, key, value, packing, implementation="blocked"), None
@@ -86,10 +91,12 @@ def test_every_form_lowers_for_gpus(implementation, kind, dtype):
 
     def attend(query, key, value, segments):
         if kind == "cross":
-            packing = pack(segments[:, ::2], keys=segments)
+            packing = make_segment_mask(segments[:, ::2], keys=segments)
             query = query[:, ::2]
         else:
-            packing = pack(segments, branches=segments if kind == "branches" else None, causal=kind == "branches")
+            packing = make_segment_mask(
+                segments, branches=segments if kind == "branches" else None, causal=kind == "branches"
+            )
         return jnp.sum(packed_attention(query, key, value, packing, implementation=implementation).astype(jnp.float32))
 
     text = lowers(jax.grad(attend, argnums=(0, 1, 2)), query, key, value, jnp.asarray(SEGMENTS))
@@ -100,7 +107,7 @@ def test_cudnn_lowers_for_gpus_or_says_what_it_lacks():
     query, key, value = given(dtype=jnp.bfloat16)
 
     def attend(query, key, value):
-        packing = pack(SEGMENTS, branches=BRANCHES, causal=True)
+        packing = make_segment_mask(SEGMENTS, branches=BRANCHES, causal=True)
         return jnp.sum(packed_attention(query, key, value, packing, implementation="cudnn").astype(jnp.float32))
 
     try:
@@ -123,21 +130,23 @@ UNFIT = {
 def test_cudnn_says_what_it_does_not_take(words):
     arrays = given(**UNFIT[words])
     with pytest.raises(NotImplementedError, match=f"cudnn: takes .*{words}"):
-        packed_attention(*arrays, pack(SEGMENTS[:, : arrays[0].shape[1]]), implementation="cudnn")
+        packed_attention(*arrays, make_segment_mask(SEGMENTS[:, : arrays[0].shape[1]]), implementation="cudnn")
 
 
 def forms(length: int, **options) -> str:
     """Which form is traced: blocks loop, the table does not."""
     arrays = [jax.ShapeDtypeStruct((1, length, 1, 8), jnp.float32)] * 3
     ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
-    text = str(jax.make_jaxpr(lambda q, k, v, ids: packed_attention(q, k, v, pack(ids), **options))(*arrays, ids))
+    text = str(
+        jax.make_jaxpr(lambda q, k, v, ids: packed_attention(q, k, v, make_segment_mask(ids), **options))(*arrays, ids)
+    )
     return "blocked" if "while" in text else "dense"
 
 
 def test_short_rows_are_dense_and_others_blocked_unless_told_otherwise():
     assert forms(256) == "dense" and forms(257) == "blocked"
     assert forms(257, implementation="dense") == "dense" and forms(256, implementation="blocked") == "blocked"
-    with using("dense"):
+    with use_attention_implementation("dense"):
         assert forms(257) == "dense" and forms(257, implementation="blocked") == "blocked"
     assert forms(257) == "blocked"
 
@@ -165,11 +174,11 @@ REFUSED = {
 def test_bad_arrays_are_refused_with_their_shapes_at_trace_time(words):
     arrays = [jnp.asarray(x) for x in REFUSED[words]]
     with pytest.raises(ValueError, match=re.escape(words)):
-        jax.eval_shape(lambda *a: packed_attention(*a, pack(SEGMENTS)), *arrays)
+        jax.eval_shape(lambda *a: packed_attention(*a, make_segment_mask(SEGMENTS)), *arrays)
 
 
 def test_an_unknown_form_is_refused_by_name():
     with pytest.raises(ValueError, match=f"'flash'; choose one of {', '.join(IMPLEMENTATIONS)}"):
-        packed_attention(*given(), pack(SEGMENTS), implementation="flash")
-    with pytest.raises(ValueError, match="'flash'"), using("flash"):
+        packed_attention(*given(), make_segment_mask(SEGMENTS), implementation="flash")
+    with pytest.raises(ValueError, match="'flash'"), use_attention_implementation("flash"):
         pass

@@ -4,51 +4,53 @@ import itertools
 
 import numpy as np
 
-from sharding.planners.problem import Problem
-from sharding.planners.search import Choice, Layout
+from sharding.planners.layout_search import DisjointLayout, ModuleChoice
+from sharding.planners.problem import PlanningProblem
 
 
-def seconds_of(problem: Problem, dp: int, choices: dict[str, Choice]) -> float:
+def seconds_of(problem: PlanningProblem, dp: int, choices: dict[str, ModuleChoice]) -> float:
     """DistTrain's objective, equations 1 and 2, of one layout."""
     stages, warm = [], 0.0
     for name, choice in choices.items():
-        table = problem.tables[name]
-        column = 0 if table.module.backbone else list(table.rows).index(choice.rows)
-        stages.append(table.stage[choice.way, column])
-        warm += table.warm[choice.way, column]
+        table = problem.module_tables[name]
+        column = 0 if table.module.is_backbone else list(table.rows).index(choice.rows)
+        stages.append(table.slowest_stage[choice.candidate, column])
+        warm += table.fill[choice.candidate, column]
     return float(warm + (problem.rows // dp - 1) * max(stages))
 
 
-def fits(problem: Problem, dp: int, name: str, choice: Choice, behind: float) -> bool:
+def fits(problem: PlanningProblem, dp: int, name: str, choice: ModuleChoice, behind: float) -> bool:
     """Whether a module's fullest stage fits a device, with so many stages behind it."""
-    ways, rows, instances = (np.array([each]) for each in (choice.way, choice.rows, choice.dp))
-    need = problem.tables[name].bytes(ways, rows, instances, np.array([float(behind)]), np.array([problem.rows // dp]))
+    ways, rows, instances = (np.array([each]) for each in (choice.candidate, choice.rows, choice.dp))
+    need = problem.module_tables[name].peak_bytes(
+        ways, rows, instances, np.array([float(behind)]), np.array([problem.rows // dp])
+    )
     return bool(need[0] <= problem.cluster.memory)
 
 
-def options(problem: Problem, dp: int, name: str) -> list[Choice]:
+def options(problem: PlanningProblem, dp: int, name: str) -> list[ModuleChoice]:
     """Every way of a module beside a backbone of `dp` instances."""
-    table = problem.tables[name]
-    sizes = [1] if table.module.backbone else [int(rows) for rows in table.rows if dp % rows == 0]
-    given = problem.given_of(name)
+    table = problem.module_tables[name]
+    sizes = [1] if table.module.is_backbone else [int(rows) for rows in table.rows if dp % rows == 0]
+    given = problem.fixed_ranks_of(name)
     return [
-        Choice(way, rows, dp // rows, int(table.tp[way] * table.pp[way]) * given.cp * (dp // rows))
+        ModuleChoice(way, rows, dp // rows, int(table.tp[way] * table.pp[way]) * given.cp * (dp // rows))
         for way in range(len(table.tp))
         for rows in sizes
         if dp // rows % given.ep == 0
     ]
 
 
-def best_layout(problem: Problem) -> Layout | None:
+def best_layout(problem: PlanningProblem) -> DisjointLayout | None:
     """The best of all layouts that fit; None if none does."""
-    backbone, deep = problem.graph.backbone.name, int(problem.deep)
+    backbone, deep = problem.graph.backbone.name, int(problem.has_generators)
     others = [name for name in problem.graph.names if name != backbone]
     best = None
-    for dp in map(int, problem.divisors):
+    for dp in map(int, problem.row_divisors):
         for own in options(problem, dp, backbone):
             if own.devices > problem.devices or not fits(problem, dp, backbone, own, deep):
                 continue
-            behind = float(problem.tables[backbone].behind_source(np.array([own.way]), deep)[0])
+            behind = float(problem.module_tables[backbone].stages_behind_sources(np.array([own.candidate]), deep)[0])
             stage = {name: 0 if problem.graph[name].inputs else behind for name in others}
             room = problem.devices - own.devices
             lists = [
@@ -64,15 +66,17 @@ def best_layout(problem: Problem) -> Layout | None:
                     choices = {backbone: own, **dict(zip(others, chosen, strict=True))}
                     seconds = seconds_of(problem, dp, choices)
                     if best is None or seconds < best.seconds:
-                        best = Layout(seconds, problem.rows // dp, choices)
+                        best = DisjointLayout(seconds, problem.rows // dp, choices)
     return best
 
 
-def _thin(problem: Problem, dp: int, name: str, found: list[Choice]) -> list[Choice]:
+def _thin(problem: PlanningProblem, dp: int, name: str, found: list[ModuleChoice]) -> list[ModuleChoice]:
     """One of each (devices, stage, warm-up): more of the same cannot be better."""
-    table = problem.tables[name]
+    table = problem.module_tables[name]
     kinds = {}
     for choice in found:
         column = list(table.rows).index(choice.rows)
-        kinds[choice.devices, table.stage[choice.way, column], table.warm[choice.way, column]] = choice
+        kinds[choice.devices, table.slowest_stage[choice.candidate, column], table.fill[choice.candidate, column]] = (
+            choice
+        )
     return list(kinds.values())

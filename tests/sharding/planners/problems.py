@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from configs.clusters import ClusterConfig, Link
 from configs.workloads import Lognormal, SampleKind, SyntheticData
-from sharding.analytic_costs import AnalyticCosts
-from sharding.data_statistics import DataStatistics, describe
-from sharding.planners.given import Given
-from sharding.planners.problem import Problem
-from sharding.specs import module_graph
-from sharding.trainable import trained_parts
-from tests.sharding.experts import with_experts
+from sharding.costs.analytic import AnalyticCostModel
+from sharding.planners.fixed_ranks import FixedRanks
+from sharding.planners.problem import PlanningProblem
+from sharding.plans.trained_parts import trained_parts
+from sharding.specs.modules import module_graph
+from sharding.specs.row_load_statistics import RowLoadStatistics, draw_row_loads
+from tests.sharding.expert_graphs import with_experts
 
 VISION = VisionConfig(width=64, depth=3, heads=2, ffn=128, patch=16)
 AUDIO = AudioConfig(width=64, depth=2, heads=2, ffn=128)
@@ -41,11 +41,11 @@ def data(spread: float = 0.4) -> SyntheticData:
     """Rows of 256 tokens with pictures, clips and text."""
     kind = SampleKind(
         Lognormal(20.0, spread),
-        images=(0.3, 0.7),
-        side=Lognormal(100.0, spread, 32.0, 192.0),
-        drawn=0.5,
-        clips=(0.5, 0.5),
-        seconds=Lognormal(1.0, spread, 0.2, 2.0),
+        image_counts=(0.3, 0.7),
+        image_side=Lognormal(100.0, spread, 32.0, 192.0),
+        generated_share=0.5,
+        clip_counts=(0.5, 0.5),
+        clip_seconds=Lognormal(1.0, spread, 0.2, 2.0),
     )
     return SyntheticData(256, ((kind, 1.0),))
 
@@ -60,20 +60,22 @@ def problem(
     spread: float = 0.4,
     experts: int = 0,
     ranks: tuple[tuple[str, int, int], ...] = (),
-) -> Problem:
+) -> PlanningProblem:
     """A problem on toy devices; `ranks` are (module, cp, ep), `experts` those of each of the backbone's layers."""
     graph, toy = module_graph(model), cluster(memory)
     graph = with_experts(graph, experts) if experts else graph
-    statistics = describe(data(spread), model, 16)
+    statistics = draw_row_loads(data(spread), model, 16)
     trains = trained_parts(graph, trainable)
-    given = {name: Given(cp, ep) for name, cp, ep in ranks}
-    return Problem(graph, AnalyticCosts(toy), toy, devices, rows, statistics, trains, chunks=chunks, given=given)
+    given = {name: FixedRanks(cp, ep) for name, cp, ep in ranks}
+    return PlanningProblem(
+        graph, AnalyticCostModel(toy), toy, devices, rows, statistics, trains, chunk_choices=chunks, fixed_ranks=given
+    )
 
 
-def uniform(of: Problem) -> Problem:
+def uniform(of: PlanningProblem) -> PlanningProblem:
     """The same with rows that are all the mean row."""
-    mean = {name: of.data.mean(name)[None] for name in of.graph.names}
-    return dataclasses.replace(of, data=DataStatistics(mean))
+    mean = {name: of.data.mean_load(name)[None] for name in of.graph.names}
+    return dataclasses.replace(of, data=RowLoadStatistics(mean))
 
 
 @st.composite
@@ -91,12 +93,12 @@ def recipes(draw: st.DrawFn) -> dict:
     }
 
 
-def cook(recipe: dict) -> Problem:
+def cook(recipe: dict) -> PlanningProblem:
     """A problem from its recipe; parts that the model lacks do not train, and its modules alone have ranks."""
     recipe = dict(recipe)
     names = {BACKBONE.name, *(encoder.name for encoder in recipe["encoders"])}
     recipe["ranks"] = tuple(ranks for ranks in recipe.get("ranks", ()) if ranks[0] in names)
     model = ModelConfig(recipe.pop("encoders"), BACKBONE, recipe.pop("generators"))
-    parts = {part for module in module_graph(model).modules for part in module.parts} | {"all", "projectors"}
+    parts = {part for module in module_graph(model).modules for part in module.trainable_parts} | {"all", "projectors"}
     trainable = tuple(name for name in recipe.pop("trainable") if name in parts)
     return problem(model, trainable=trainable, **recipe)

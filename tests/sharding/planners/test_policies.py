@@ -9,12 +9,12 @@ from hypothesis import given, settings
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
-from sharding.plan import PlanError, check_layout, check_plan
 from sharding.planners import disaggregated, rigid
-from sharding.planners.auto import POLICIES, auto, choose, run_policy, runs
-from sharding.planners.layouts import place, unit
-from sharding.planners.ratio import flops_shares
-from sharding.planners.shortage import least_devices
+from sharding.planners.auto import PLANNING_POLICIES, best_result, is_trainable, plan_automatically, run_policy
+from sharding.planners.flops_ratio import flops_shares
+from sharding.planners.infeasible import min_devices
+from sharding.planners.placement import make_unit, place_units
+from sharding.plans.plan import PlanError, check_layout, check_plan
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, cook, problem, recipes
 
 
@@ -30,14 +30,14 @@ def busiest(timeline):
 @settings(max_examples=4, deadline=None)
 def test_plans_are_valid_fit_and_take_no_less_than_their_bounds(recipe):
     of = cook(recipe)
-    for policy in POLICIES:
+    for policy in PLANNING_POLICIES:
         outcome = run_policy(of, policy)
-        if not outcome.rehearsed:
+        if not outcome.simulated:
             assert outcome.reason
             continue
         plan, timeline = outcome.plan, outcome.timeline
         assert max(device for unit in plan.units for device in unit.devices) < of.devices
-        assert max(timeline.memory_of(lane) for lane in timeline.lanes) <= of.cluster.memory
+        assert max(timeline.lane_peak_memory(lane) for lane in timeline.lanes) <= of.cluster.memory
         assert timeline.step >= busiest(timeline) * (1 - 1e-9)
         if any(unit.cp > 1 for unit in plan.units):
             check_layout(plan, of.graph, of.devices)
@@ -47,12 +47,12 @@ def test_plans_are_valid_fit_and_take_no_less_than_their_bounds(recipe):
 
 def test_auto_takes_the_shortest_step_that_runs():
     of = problem(devices=12)
-    outcomes = [run_policy(of, policy) for policy in POLICIES]
-    best = choose(of, outcomes)
-    able = [each for each in outcomes if each.rehearsed and runs(of, each.plan)]
+    outcomes = [run_policy(of, policy) for policy in PLANNING_POLICIES]
+    best = best_result(of, outcomes)
+    able = [each for each in outcomes if each.simulated and is_trainable(of, each.plan)]
     assert len(able) >= 2
     assert best.timeline.step <= min(each.timeline.step for each in able) * 1.001
-    assert auto(of).plan == best.plan
+    assert plan_automatically(of).plan == best.plan
 
 
 def test_rigid_replicates_encoders_inside_the_tensor_group():
@@ -84,14 +84,14 @@ def test_policies_take_the_ranks_that_are_given():
         own, eyes = outcome.plan.unit_of("backbone"), outcome.plan.unit_of("vision")
         assert (own.cp, own.ep, eyes.cp, eyes.ep) == (2, 2, 2, 1)
         assert own.dp % 2 == 0 and len(own.devices) == own.dp * 2 * own.tp * own.pp
-        assert not runs(of, outcome.plan)
-    assert choose(of, outcomes).timeline.step == min(outcome.timeline.step for outcome in outcomes)
+        assert not is_trainable(of, outcome.plan)
+    assert best_result(of, outcomes).timeline.step == min(outcome.timeline.step for outcome in outcomes)
 
 
 def test_expert_ranks_alone_can_be_trained():
     of = problem(devices=12, rows=4, experts=4, ranks=(("backbone", 1, 4),))
     best = run_policy(of, "disaggregated")
-    assert best.plan.unit_of("backbone").ep == 4 and runs(of, best.plan)
+    assert best.plan.unit_of("backbone").ep == 4 and is_trainable(of, best.plan)
 
 
 def test_rigid_replicates_encoders_over_an_instances_sequence_ranks_too():
@@ -140,8 +140,8 @@ def test_ratio_divides_by_flops():
 
 
 def test_tensor_groups_lie_in_one_node():
-    small, large = unit(("a",), 3, 1, (1,), "none"), unit(("b",), 1, 4, (1, 1), "none")
-    plan = place([small, large], 1)
+    small, large = make_unit(("a",), 3, 1, (1,), "none"), make_unit(("b",), 1, 4, (1, 1), "none")
+    plan = place_units([small, large], 1)
     assert plan.unit_of("b").devices == tuple(range(8)) and plan.unit_of("a").devices == (8, 9, 10)
     plans = disaggregated.plans(problem(devices=14))
     for made in (each for plan in plans for each in plan.units):
@@ -164,14 +164,14 @@ def test_units_say_of_their_tensor_ranks_what_their_costs_count(policy, counted,
 @pytest.mark.parametrize("policy", ["rigid", "rigid_first_stage"])
 def test_ranks_that_do_not_divide_a_modules_positions_reduce(policy):
     of = problem(devices=14)
-    (encoder, *_) = [module.name for module in of.graph.modules if not module.inputs and not module.backbone]
-    of = dataclasses.replace(of, positions={encoder: 7, of.graph.backbone.name: 64})
+    (encoder, *_) = [module.name for module in of.graph.modules if not module.inputs and not module.is_backbone]
+    of = dataclasses.replace(of, row_positions={encoder: 7, of.graph.backbone.name: 64})
     for made in run_policy(of, policy).plan.units:
         alone = made.modules == (of.graph.backbone.name,)
         assert made.collectives == ("gather" if alone and made.tp > 1 else made.collectives)
         if encoder in made.modules:
             assert made.collectives == "reduce"
-    uneven = dataclasses.replace(of, positions={of.graph.backbone.name: 7})
+    uneven = dataclasses.replace(of, row_positions={of.graph.backbone.name: 7})
     assert {made.collectives for made in run_policy(uneven, policy).plan.units if made.modules[-1] == "backbone"} == {
         "reduce"
     }
@@ -180,7 +180,7 @@ def test_ranks_that_do_not_divide_a_modules_positions_reduce(policy):
 @pytest.mark.parametrize("memory", [6e6, 9e6])
 def test_a_model_that_fits_no_plan_says_what_is_lacking_and_which_cluster_would_do(memory):
     small = problem(devices=3, rows=4, memory=memory)
-    least = least_devices(small)
+    least = min_devices(small)
     total = sum(least.values())
     assert total > 3
     with pytest.raises(PlanError, match=rf"smallest cluster of toy that would do has {total} devices") as caught:
@@ -204,4 +204,4 @@ def test_an_unknown_policy_names_the_known_ones():
 def test_no_policy_has_a_plan():
     of = problem(memory=1e5)
     with pytest.raises(PlanError, match="rigid, rigid_first_stage: .*disaggregated: unit generator"):
-        choose(of, [run_policy(of, policy) for policy in POLICIES])
+        best_result(of, [run_policy(of, policy) for policy in PLANNING_POLICIES])

@@ -5,14 +5,14 @@ import dataclasses
 import jax
 import pytest
 
-from sharding.plan import Plan, PlanError, UnitPlan
-from sharding.runtime.meshes import AXES, stage_meshes, submesh, unit_axes
+from sharding.plans.plan import Plan, PlanError, UnitPlan
+from sharding.runtime.meshes import STAGE_AXES, stage_meshes, submesh, unit_axes
 
 
 def test_all_axes_are_there_and_devices_lie_data_first():
     devices = jax.devices()
     mesh = submesh(devices[:6], 3, 2)
-    assert mesh.axis_names == (*AXES.data, *AXES.tensor) == ("data", "expert", "tensor")
+    assert mesh.axis_names == (*STAGE_AXES.data, *STAGE_AXES.tensor) == ("data", "expert", "tensor")
     assert mesh.devices.tolist() == [[devices[0:2]], [devices[2:4]], [devices[4:6]]]
     assert dict(submesh(devices[:1], 1, 1).shape) == {"data": 1, "expert": 1, "tensor": 1}
     with pytest.raises(ValueError, match=r"dp 3 \(ep 1\) x tp 2 cannot be made of 5 devices"):
@@ -52,8 +52,8 @@ def test_every_stage_has_its_mesh():
 def test_a_units_axes_say_how_its_collectives_travel(collectives, tp, sequence, matmul, caplog):
     unit = UnitPlan("mind", ("backbone",), tuple(range(tp)), tp=tp, collectives=collectives)
     axes = unit_axes(unit, submesh(jax.devices()[:tp], 1, tp))
-    assert (axes.tensor, axes.sequence, axes.matmul) == (("tensor",), sequence, matmul)
-    assert axes.undivided.sequence == ()
+    assert (axes.tensor, axes.sequence, axes.collective_matmul) == (("tensor",), sequence, matmul)
+    assert axes.without_sequence.sequence == ()
     with pytest.raises(ValueError, match=r"Axes.sequence is \('data',\)"):
         dataclasses.replace(axes, sequence=("data",))
     told = "unit mind: its collectives go around the ring: the devices are of platform 'cpu'"

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sharding.runtime.residuals import take_apart
+from sharding.runtime.residuals import split_vjp
 
 
 def layer(weights, x):
@@ -25,7 +25,7 @@ def test_two_programs_compute_what_one_vjp_does():
     @jax.jit
     def forward(weights, x):
         y, vjp = jax.vjp(layer, weights, x)
-        residuals, learned["closure"] = take_apart(vjp, jax.tree.leaves((weights, x)))
+        residuals, learned["closure"] = split_vjp(vjp, jax.tree.leaves((weights, x)))
         return y, residuals
 
     @jax.jit
@@ -43,7 +43,7 @@ def test_two_programs_compute_what_one_vjp_does():
     )
     # tanh(x up) for the second matmul, and what tanh's derivative needs: neither a weight nor the input.
     assert {leaf.shape for leaf in residuals} == {(5, 6)}
-    assert learned["closure"].saved == len(residuals) > 0
+    assert learned["closure"].saved_count == len(residuals) > 0
 
 
 def test_only_the_same_objects_count_as_at_hand():
@@ -53,8 +53,8 @@ def test_only_the_same_objects_count_as_at_hand():
 
     def trace(weights, x):
         _, vjp = jax.vjp(layer, weights, x)
-        found["at hand"] = take_apart(vjp, jax.tree.leaves((weights, x)))[1].saved
-        found["not at hand"] = take_apart(vjp, [leaf + 0 for leaf in jax.tree.leaves((weights, x))])[1].saved
+        found["at hand"] = split_vjp(vjp, jax.tree.leaves((weights, x)))[1].saved_count
+        found["not at hand"] = split_vjp(vjp, [leaf + 0 for leaf in jax.tree.leaves((weights, x))])[1].saved_count
         return x
 
     jax.eval_shape(trace, weights, x)

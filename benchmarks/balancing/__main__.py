@@ -1,0 +1,36 @@
+"""`python -m benchmarks.balancing`: how fast and how level the balancing of data is, beside the papers' algorithms.
+
+A row each with name, value, goal, whether it is met, and the value of a reference: an implementation of the paper's
+pseudo-code, or of public code's way, in the same run. Times are milliseconds unless the name says otherwise, and differ
+between machines; their ratios to the reference's matter.
+"""
+
+import importlib.metadata
+import json
+import platform
+
+from absl import flags
+
+from benchmarks.rows import every_goal_met, print_table
+from mmjax import cli
+
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of a table.")
+
+
+def main() -> int:
+    """0 if every goal is met, else 1."""
+    from benchmarks.balancing import grouping as balancing_grouping
+    from benchmarks.balancing import postbalancing as balancing_lengths
+    from benchmarks.balancing import reordering as balancing_order
+
+    rows = [row for part in (balancing_grouping, balancing_lengths, balancing_order) for row in part.measure()]
+    if _JSON.value:
+        versions = {name: importlib.metadata.version(name) for name in ("numpy", "scipy")}
+        print(json.dumps({"rows": rows, "versions": {"python": platform.python_version()} | versions}))
+    else:
+        print_table(rows, beside="reference", digits=6)
+    return 0 if every_goal_met(rows) else 1
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,191 @@
+"""Times the executor with any plans and the one program, step by step in turns, and checks that they agree."""
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from benchmarks.executor.one_jit import OneJit
+from configs.architectures import ModelConfig
+from mmjax.training.config import TrainConfig
+from mmjax.training.engine.engine import Engine, HostBatch
+from sharding.plans.plan import Plan, single_device_plan
+from sharding.specs.modules import module_graph
+
+ONE_JIT, EXECUTOR, PLAN = "one jit", "executor, a device a module", "executor, the plan"
+GOAL = 0.10
+WARM_UP = 2
+TOLERANCE = 1e-3
+"""Relative difference of losses and norms over the steps; rounding differs, and training amplifies it a little."""
+
+
+Run = Callable[[HostBatch, int], tuple[Any, Any, Any]]
+"""(arrays of a global batch, number of the step) -> (new state, losses, gradient norm), all still on their way."""
+
+
+class DifferentResultsError(RuntimeError):
+    """The two that are timed against each other did not compute the same."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTiming:
+    """One step.
+
+    Attributes:
+        dispatch, whole: Seconds until the call came back, and until everything was computed.
+        cpu: Processor seconds of all threads of this process.
+        loss, norm: What it computed.
+    """
+
+    dispatch: float
+    whole: float
+    cpu: float
+    loss: float
+    norm: float
+
+
+def measure(config: TrainConfig, plans: Mapping[str, Plan], batches: Sequence[HostBatch], steps: int) -> dict[str, Any]:
+    """Times the one program and the executor with each plan, taking turns.
+
+    Args:
+        config: The run; its plan is not used.
+        plans: By name. On the first one, which the one program is made from, every module lies on one stage.
+        batches: Arrays of global batches, used in turn.
+        steps: Steps to time.
+
+    Raises:
+        NotTheSameWork: Losses or norms differ.
+    """
+    import jax
+
+    from benchmarks.executor.one_jit import OneJit
+    from mmjax.training.engine.engine import Engine
+    from mmjax.training.engine.settings import EngineSettings
+
+    settings = EngineSettings(config.optimizer, config.steps, config.seed, transport=config.transport)
+    engines = {name: Engine(config.model, plan, batches[0], settings) for name, plan in plans.items()}
+    first = next(iter(engines.values()))
+    runs = {ONE_JIT: plain_run(OneJit(first, jax.devices()[0]))}
+    runs |= {name: engine_run(engine) for name, engine in engines.items()}
+    times: dict[str, list[StepTiming]] = {name: [] for name in runs}
+    for step in range(WARM_UP + steps):
+        for name, run in runs.items():
+            times[name].append(time_step(run, batches[step % len(batches)], step))
+    worst = check_same_work(times)
+    return summary({name: of[WARM_UP:] for name, of in times.items()}) | {
+        "worst_difference": worst,
+        "microbatches": first.plan.microbatches,
+        "ops": {name: len(engine.executor.training_schedule.ops) for name, engine in engines.items()},
+        "plans": {name: json.loads(plan.to_json()) for name, plan in plans.items()},
+    }
+
+
+def one_device_per_module(model: ModelConfig, plan: Plan) -> Plan:
+    """Every module a unit of its own on a device of its own, with another plan's microbatches and schedule."""
+    alone = single_device_plan(module_graph(model), plan.microbatches)
+    units = tuple(dataclasses.replace(unit, devices=(number,)) for number, unit in enumerate(alone.units))
+    return dataclasses.replace(alone, units=units, schedule=plan.schedule)
+
+
+def engine_run(engine: Engine) -> Run:
+    """An engine's steps, each from arrays on the host to a new state."""
+    state = engine.initial_state()
+
+    def run(batch: HostBatch, step: int) -> tuple[Any, Any, Any]:
+        nonlocal state
+        state, decision = engine.executor.step(state, engine.place_batch(batch, step))
+        return (state.master_weights, state.optimizer_state), decision.losses, decision.gradient_norm
+
+    return run
+
+
+def plain_run(one: OneJit) -> Run:
+    """The same for the one program."""
+    state = one.initial_state()
+
+    def run(batch: HostBatch, step: int) -> tuple[Any, Any, Any]:
+        nonlocal state
+        state, loss, norm = one.step(state, one.place(batch, step))
+        return state, loss, norm
+
+    return run
+
+
+def time_step(run: Run, batch: HostBatch, step: int) -> StepTiming:
+    """One step, waited for to its end."""
+    begin, cpu = time.perf_counter(), time.process_time()
+    everything = run(batch, step)
+    dispatched = time.perf_counter()
+    _, losses, norm = jax.block_until_ready(everything)
+    end, cpu_end = time.perf_counter(), time.process_time()
+    return StepTiming(dispatched - begin, end - begin, cpu_end - cpu, float(losses.sum()), float(norm))
+
+
+def check_same_work(times: dict[str, list[StepTiming]]) -> float:
+    """The largest relative difference of losses and norms from the one program's; raises where it is too large."""
+    worst = 0.0
+    for name, run in times.items():
+        for step, (mine, plain) in enumerate(zip(run, times[ONE_JIT], strict=True)):
+            for what in ("loss", "norm"):
+                got, expected = getattr(mine, what), getattr(plain, what)
+                difference = abs(got - expected) / abs(expected)
+                if not difference <= TOLERANCE:
+                    raise DifferentResultsError(f"step {step}: the {what} is {got} by {name} and {expected} by one jit")
+                worst = max(worst, difference)
+    return worst
+
+
+def summary(times: dict[str, list[StepTiming]]) -> dict[str, Any]:
+    """Medians in seconds; overheads from the ratios of steps that stood next to each other, less one."""
+
+    def over(name: str, part: str) -> list[float]:
+        pairs = zip(times[name], times[ONE_JIT], strict=True)
+        return sorted(getattr(mine, part) / getattr(plain, part) - 1 for mine, plain in pairs)
+
+    overhead = {}
+    for name in times.keys() - {ONE_JIT}:
+        ratios = over(name, "whole")
+        overhead[name] = {
+            "median": statistics.median(ratios),
+            "middle_half": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]],
+            "processor": statistics.median(over(name, "cpu")),
+        }
+    seconds = {
+        name: {part: statistics.median(getattr(one, part) for one in run) for part in ("whole", "dispatch", "cpu")}
+        for name, run in times.items()
+    }
+    return {"seconds": seconds, "overhead": overhead, "steps": len(times[ONE_JIT])}
+
+
+def package_versions() -> dict[str, str]:
+    """Of Python and of the packages that matter."""
+    return {"python": platform.python_version()} | {
+        name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "optax")
+    }
+
+
+def format_comparison(result: dict[str, Any]) -> str:
+    """The result for people."""
+    lines = [f"{'milliseconds':30}{'step':>10}{'dispatch':>10}{'processor':>10}"]
+    for name, of in result["seconds"].items():
+        lines.append(f"{name:30}" + "".join(f"{of[part] * 1e3:10.1f}" for part in ("whole", "dispatch", "cpu")))
+    for name in result["ops"]:
+        of = result["overhead"][name]
+        low, high = of["middle_half"]
+        lines.append(
+            f"{name}: {of['median']:+.1%} over {ONE_JIT} (middle half of the steps: {low:+.1%} to {high:+.1%}; "
+            f"processor time: {of['processor']:+.1%}); {result['ops'][name]} ops a step"
+        )
+    lines += [
+        f"the goal is at most {GOAL:.0%} for {EXECUTOR}",
+        f"{result['steps']} steps each, in turns; {result['microbatches']} microbatches; "
+        f"losses and norms agree to {result['worst_difference']:.0e}",
+        ", ".join(f"{name} {version}" for name, version in result["versions"].items()),
+    ]
+    return "\n".join(lines)

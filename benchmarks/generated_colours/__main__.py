@@ -1,0 +1,107 @@
+"""`python -m benchmarks.generated_colours --workdir=…`: do the pictures a model draws have the colour asked for?
+
+It asks for every colour and shape of easy-VQA in turn, every picture from a seed of its own. A small classifier,
+trained on the real pictures at the generator's size, judges; what it gets right of the held-out ones is told beside.
+"""
+
+import itertools
+import json
+import pathlib
+import time
+from typing import Any
+
+from absl import flags
+
+from mmjax import cli
+
+_WORKDIR = flags.DEFINE_string(
+    "workdir",
+    "",
+    "Workdir of python -m mmjax.train; its newest whole checkpoint is used.",
+    allow_override=True,  # tests import several commands into one process
+)
+_IMAGES = flags.DEFINE_integer("images", 100, "Pictures to draw.", lower_bound=1)
+_SAMPLING_STEPS = flags.DEFINE_integer("sampling_steps", 50, "DDIM steps of a picture.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the first picture; each has the next.", lower_bound=0)
+_JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
+
+MIN_CLASSIFIER_ACCURACY = 0.97
+"""Share of held-out colours that the judge must get right for its verdict to mean something."""
+
+
+def main() -> int:
+    """Draws, judges and prints; 1 if the judge cannot be trusted."""
+    from configs.errors import UserError
+
+    operative = pathlib.Path(_WORKDIR.value) / cli.OPERATIVE_CONFIG
+    if not _WORKDIR.value or not operative.is_file():
+        raise UserError(f"--workdir={_WORKDIR.value}: give the folder that python -m mmjax.train wrote to")
+    cli.parse_gin(str(operative))
+    from mmjax.generation.image_generation import ImageGenerator
+    from mmjax.generation.trained_model import load_trained_model
+    from mmjax.training.config import TrainConfig
+
+    model = load_trained_model(pathlib.Path(_WORKDIR.value), cli.configured(TrainConfig))
+    result = measure(ImageGenerator(model), model.step, _IMAGES.value, _SAMPLING_STEPS.value, _SEED.value)
+    print(json.dumps(result) if _JSON.value else format_result(result))
+    return 0 if result["judge"]["colour"] > MIN_CLASSIFIER_ACCURACY else 1
+
+
+def measure(drawer: Any, trained_steps: int, images: int, sampling_steps: int, seed: int) -> dict[str, Any]:
+    """How many of the pictures that a `Drawer` draws have the colour and the shape asked for."""
+    import numpy as np
+
+    from benchmarks.generated_colours.classifier import labelled_images, train_classifier
+    from data.datasets.easy_vqa import describe_shape as description
+
+    side = drawer.config.image_size
+    begin = time.perf_counter()
+    judge = train_classifier(labelled_images("train", side))
+    held_out = labelled_images("test", side)
+    trusted = judge.accuracies(held_out.images, held_out.labels)
+    judged = time.perf_counter()
+
+    colours, shapes = judge.names
+    pairs = itertools.cycle(itertools.product(range(len(colours)), range(len(shapes))))
+    asked = np.array(list(itertools.islice(pairs, images)), np.int32)
+    texts = [description(colours[colour], shapes[shape]) for colour, shape in asked]
+    pictures = drawer.draw(texts, range(seed, seed + images), sampling_steps)
+    drawn = time.perf_counter()
+    right = judge(pictures) == asked
+    return {
+        "images": images,
+        "colour": int(right[:, 0].sum()),
+        "shape": int(right[:, 1].sum()),
+        "by_colour": {
+            name: {
+                "images": int((asked[:, 0] == number).sum()),
+                "colour": int(right[asked[:, 0] == number, 0].sum()),
+                "shape": int(right[asked[:, 0] == number, 1].sum()),
+            }
+            for number, name in enumerate(colours)
+        },
+        "judge": {"images": len(held_out.images), "colour": round(trusted[0], 4), "shape": round(trusted[1], 4)},
+        "trained_steps": trained_steps,
+        "sampling_steps": sampling_steps,
+        "seed": seed,
+        "seconds": {"judge": round(judged - begin, 1), "draw": round(drawn - judged, 1)},
+    }
+
+
+def format_result(result: dict[str, Any]) -> str:
+    """The result as a table for people."""
+    lines = [f"{'asked for':<10}{'pictures':>10}{'right colour':>14}{'right shape':>13}"]
+    for name, of in {**result["by_colour"], "all": result}.items():
+        lines.append(f"{name:<10}{of['images']:>10}{of['colour']:>14}{of['shape']:>13}")
+    judge = result["judge"]
+    lines.append(
+        f"The judge gets {judge['colour']:.1%} of colours and {judge['shape']:.1%} of shapes right on "
+        f"{judge['images']} real held-out pictures"
+    )
+    if judge["colour"] <= MIN_CLASSIFIER_ACCURACY:
+        lines.append(f"That is not above {MIN_CLASSIFIER_ACCURACY:.0%} of colours: the judge's verdict means nothing")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    cli.run(main)

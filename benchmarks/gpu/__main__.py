@@ -1,0 +1,141 @@
+"""`python -m benchmarks.gpu`: mmjax on one Hopper GPU, in one table and under eight minutes.
+
+Correctness of every kernel there; a training step of a ViT-L and a 1.5 B backbone in tokens/s and MFU, against the same
+model in PyTorch; attention against PyTorch's SDPA and cuDNN; tiles of collective matmuls against cuBLAS. It needs jax
+with CUDA (the extra `cuda13`) and, for PyTorch's part, torch with CUDA and transformers (`parity`); without these it
+goes on and says so. `--dry_run` runs all of it at tiny sizes on any machine, which says that it runs and nothing else.
+
+Each part is a process of its own, so that one framework's memory pool is gone before another's begins. Parts run in the
+order of importance; what the time does not suffice for says so in the table.
+"""
+
+import datetime
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from absl import flags
+
+from benchmarks.gpu.parts import BATCHES, PARTS, BenchmarkPart, missing_packages
+from benchmarks.rows import every_goal_met, print_table
+from mmjax import cli
+
+_JSON = flags.DEFINE_bool(
+    "json",
+    False,
+    "Print one JSON document instead of a table.",
+    allow_override=True,  # tests import several commands into one process
+)
+_REHEARSE = flags.DEFINE_bool("dry_run", False, "Tiny sizes on any machine; speeds are not held to their goals.")
+_ONLY = flags.DEFINE_list("only", list(PARTS), f"Parts to run, of {', '.join(PARTS)}; pytorch needs mmjax's weights.")
+
+SECONDS = 465.0
+"""Of eight minutes, less what starting and the table take."""
+
+
+def main() -> int:
+    """0 if every goal that was judged is met and no part failed, else 1."""
+    from benchmarks.gpu.batches import draw_steps, save_steps
+    from benchmarks.gpu.sizes import FULL, TINY
+    from configs.errors import UserError
+
+    if unknown := [name for name in _ONLY.value if name not in PARTS]:
+        raise UserError(f"--only: there is no part {unknown[0]!r}; choose from {', '.join(PARTS)}")
+    end = time.monotonic() + SECONDS
+    device, problem = _device()
+    if problem and not _REHEARSE.value:
+        raise UserError(problem)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        save_steps(folder / BATCHES, draw_steps(TINY if _REHEARSE.value else FULL))
+        rows = [row for part in PARTS if part in _ONLY.value for row in run_part(part, folder, end, _REHEARSE.value)]
+    result = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "dry_run": _REHEARSE.value,
+        **device,
+        "seconds": round(SECONDS - (end - time.monotonic())),
+        "rows": rows,
+    }
+    if _JSON.value:
+        print(json.dumps(result))
+    else:
+        print_table(rows, beside="note", digits=4)
+        print(", ".join(f"{key} {value}" for key, value in result.items() if key != "rows"))
+    failed = any(row.get("failed") for row in rows)
+    return 0 if every_goal_met(rows) and not failed else 1
+
+
+def _device() -> tuple[dict[str, str], str]:
+    """Kind of the device and versions, asked in a process of its own; and why a real run cannot be, or ""."""
+    asked = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu.device"], capture_output=True, text=True, check=False, env=_environment()
+    )
+    if asked.returncode:
+        return {"device": "none"}, f"no device can be asked: {asked.stderr.strip().splitlines()[-1]}"
+    found = json.loads(asked.stdout)
+    return found, found.pop("problem")
+
+
+def run_part(name: str, folder: pathlib.Path, end: float, rehearse: bool) -> list[dict]:
+    """A part's rows; what came before it was cut or failed, and a row that says so.
+
+    Args:
+        name: Of `PARTS`.
+        folder: That the parts share.
+        end: When the command has to be done, on the clock of `time.monotonic`.
+        rehearse: Whether at tiny sizes.
+    """
+    part = PARTS[name]
+    if absent := missing_packages(part):
+        return [_word(name, f"not run: needs {' and '.join(absent)}, not installed here")]
+    seconds = min(part.max_seconds, end - time.monotonic())
+    if seconds < part.min_seconds:
+        return [_word(name, f"cut for time: {max(seconds, 0):.0f} s left")]
+    code = _run(name, part, folder, seconds, rehearse)
+    path = folder / f"{name}.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if code is None:
+        rows.append(_word(name, f"cut for time after {seconds:.0f} s"))
+    elif code:
+        rows.append(_word(name, f"failed: {_last_line(folder / f'{name}.log')}") | {"failed": True})
+    return rows
+
+
+def _run(name: str, part: BenchmarkPart, folder: pathlib.Path, seconds: float, rehearse: bool) -> int | None:
+    """The exit status of the part's process; None where it had to be ended."""
+    command = [sys.executable, "-m", "benchmarks.gpu.parts", name, str(folder), str(seconds - 5)]
+    command.append("rehearse" if rehearse else "full")
+    with (folder / f"{name}.log").open("w") as log:
+        child = subprocess.Popen(
+            command, stdout=log, stderr=log, env=_environment(part), start_new_session=True
+        )  # a session of its own, so that compilers that it starts end with it
+        try:
+            return child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+
+def _environment(part: BenchmarkPart | None = None) -> dict[str, str]:
+    return {**os.environ, **dict(part.environment if part else (("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),))}
+
+
+def _word(name: str, note: str) -> dict:
+    return {"name": name, "value": None, "goal": None, "met": None, "note": note}
+
+
+def _last_line(log: pathlib.Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "it said nothing"
+
+
+if __name__ == "__main__":
+    cli.run(main, distributed=False)

@@ -1,0 +1,125 @@
+"""One part of `benchmarks.gpu` in a process of its own: `python -m benchmarks.gpu.parts PART FOLDER SECONDS SIZES`.
+
+A part is a function that yields rows. They are written one by one as they come, so that what was measured before the
+time was up is kept.
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.gpu.sizes import FULL, TINY, BenchmarkSizes
+
+BATCHES, WEIGHTS, TRAINED = "batches.json", "weights", "mmjax.json"
+"""In the folder that the parts share: what they train on, from what, and what mmjax reached."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkPart:
+    """One of the command's parts, in the order of importance.
+
+    Attributes:
+        module: Where its function `rows` is.
+        least, most: Seconds below which it is not started, and above which it is ended.
+        needs: Packages beyond the project's own.
+        environment: For its process.
+    """
+
+    module: str
+    min_seconds: float
+    max_seconds: float
+    required_packages: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = (("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),)
+
+
+_ALONE = (("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92"),)
+_PYTORCH = (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)
+PARTS = {
+    "correctness": BenchmarkPart("benchmarks.gpu.correctness", 20, 75),
+    "mmjax": BenchmarkPart("benchmarks.gpu.mmjax_step", 60, 210, environment=_ALONE),
+    "pytorch": BenchmarkPart("benchmarks.gpu.pytorch_step", 45, 210, ("torch", "transformers"), _PYTORCH),
+    "attention": BenchmarkPart("benchmarks.gpu.attention", 20, 80),
+    "matmuls": BenchmarkPart("benchmarks.gpu.matmuls", 15, 60),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PartRun:
+    """What a part is given.
+
+    Attributes:
+        sizes: Full or tiny.
+        folder: Shared by the parts.
+        end: When it is to be done, on the clock of `time.monotonic`.
+        judged: Whether speeds are held to their goals: not in a rehearsal.
+    """
+
+    sizes: BenchmarkSizes
+    folder: pathlib.Path
+    deadline: float
+    check_speed: bool
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds."""
+        return self.deadline - time.monotonic()
+
+    def row(self, name: str, value: float | None, goal: float | None = None, note: str = "", **how: bool) -> dict:
+        """A row of the table.
+
+        Args:
+            name: With its unit.
+            value: None where there is none; the note says why.
+            goal: What it has to reach; None for nothing.
+            note: For people.
+            **how: `at_most` turns the goal round; `always` judges it in a rehearsal too.
+        """
+        met = None
+        if goal is not None and value is not None:
+            if self.check_speed or how.get("always"):
+                met = bool(value <= goal) if how.get("at_most") else bool(value >= goal)
+            else:
+                note = f"{note}; says nothing: a rehearsal".removeprefix("; ")
+        return {"name": name, "value": None if value is None else float(value), "goal": goal, "met": met, "note": note}
+
+
+def missing_packages(part: BenchmarkPart) -> list[str]:
+    """Packages that it needs and that are not installed."""
+    return [name for name in part.required_packages if importlib.util.find_spec(name) is None]
+
+
+def installed(name: str) -> bool:
+    """Whether a package can be imported."""
+    return importlib.util.find_spec(name) is not None
+
+
+def short_reason(error: BaseException) -> str:
+    """An error in one short line."""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return f"{type(error).__name__}: {first}"[:160]
+
+
+def rows_of(name: str, task: PartRun) -> Iterator[dict[str, Any]]:
+    """The rows of a part, made in this process."""
+    yield from importlib.import_module(PARTS[name].module).rows(task)
+
+
+def main() -> None:
+    """Writes a part's rows, one a line, to `FOLDER/PART.jsonl`."""
+    name, folder, seconds, rehearse = sys.argv[1:]
+    tiny = rehearse == "rehearse"
+    task = PartRun(TINY if tiny else FULL, pathlib.Path(folder), time.monotonic() + float(seconds), not tiny)
+    with (task.folder / f"{name}.jsonl").open("w") as file:
+        for row in rows_of(name, task):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+
+if __name__ == "__main__":
+    main()

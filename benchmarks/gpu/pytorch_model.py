@@ -1,0 +1,124 @@
+"""The model of `benchmarks.gpu` in PyTorch: transformers' CLIP tower and Qwen2, joined by LLaVA's projector.
+
+Both are read from what mmjax exported. Blocks are compiled one by one (PyTorch's "regional compilation"): the code of
+all layers is one, so that compiling takes seconds and not minutes; so is the loss, logits and all.
+"""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import torch
+import transformers
+
+VARLEN = "varlen"
+"""Name under which transformers knows PyTorch's own flash attention over segments of any length."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PyTorchVariant:
+    """How samples become rows, and how the backbone attends.
+
+    Attributes:
+        name: For people.
+        packed: Whether rows are packed; else each sample is a row, padded to the longest of its microbatch.
+        attention: transformers' name of it.
+    """
+
+    name: str
+    packed: bool
+    attention: str
+
+
+PYTORCH_VARIANTS = (
+    PyTorchVariant("padded, SDPA", False, "sdpa"),
+    PyTorchVariant("packed, varlen_attn (flash)", True, VARLEN),
+    PyTorchVariant("packed, flex_attention", True, "flex_attention"),
+    PyTorchVariant("packed, SDPA with a mask", True, "sdpa"),
+)
+PYTORCH_CPU_VARIANTS = ("padded, SDPA", "packed, SDPA with a mask")
+"""The others train on GPUs alone."""
+
+
+class PyTorchLlava(torch.nn.Module):
+    """Pictures through the tower and the projector into the places of their tokens, then the backbone and the loss."""
+
+    def __init__(self, folder: pathlib.Path, dtype: torch.dtype, device: str) -> None:
+        super().__init__()
+        whole = transformers.LlavaForConditionalGeneration.from_pretrained(
+            folder, dtype=dtype, attn_implementation="sdpa"
+        ).to(device)
+        inner = whole.model
+        self.tower, self.projector, self.language = (
+            inner.vision_tower,
+            inner.multi_modal_projector,
+            inner.language_model,
+        )
+        self.head = whole.lm_head
+        self.device = torch.device(device)
+        self._loss = _loss
+
+    def compile_blocks(self) -> None:
+        """Compiles the blocks and the loss, anew for every form and shape; beyond its limit PyTorch runs eagerly."""
+        torch._dynamo.config.recompile_limit = 64
+        for module in self.modules():
+            if type(module).__name__.endswith(("EncoderLayer", "DecoderLayer")):
+                module.compile()
+        self._loss = torch.compile(_loss)
+
+    def attend(self, attention: str) -> None:
+        """Chooses the backbone's attention."""
+        self.language.set_attn_implementation(attention)
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        """The sum of the losses of a microbatch's target tokens."""
+        x = self.language.embed_tokens(batch["tokens"])
+        if len(batch["pictures"]):
+            seen = self.tower(batch["pictures"].to(x.dtype)).last_hidden_state[:, 1:]
+            seen = self.projector(seen).flatten(0, 1)
+            x = x.flatten(0, 1).index_copy(0, batch["places"], seen).view(x.shape)
+        hidden = self.language(inputs_embeds=x, use_cache=False, **batch["who_sees_whom"]).last_hidden_state
+        return self._loss(hidden.flatten(0, 1), self.head.weight, batch["targets"].flatten())
+
+
+def _loss(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    logits = torch.nn.functional.linear(hidden, head).float()
+    return torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+
+
+def register_varlen() -> None:
+    """Makes `VARLEN` known to transformers: rows of a microbatch one behind the other, cut into segments.
+
+    Raises:
+        ImportError: This PyTorch has none.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    def attend(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: None,
+        scaling: float,
+        cu_seq_lens_q: torch.Tensor,
+        max_length_q: int,
+        **others: Any,
+    ) -> tuple[torch.Tensor, None]:
+        rows, _, positions, _ = query.shape
+        query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+        seen = varlen_attn(
+            query,
+            key,
+            value,
+            cu_seq_lens_q,
+            cu_seq_lens_q,
+            max_length_q,
+            max_length_q,
+            scale=scaling,
+            window_size=(-1, 0),
+            enable_gqa=True,
+        )
+        return seen.view(rows, positions, *seen.shape[1:]), None
+
+    transformers.AttentionInterface.register(VARLEN, attend)

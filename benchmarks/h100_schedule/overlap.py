@@ -1,0 +1,210 @@
+"""Which matmuls run while a collective is under way, by the order in which XLA issues both.
+
+A collective is under way from its start to its done. What is issued between them runs at the same time, as far as the
+device has room: the schedule says what may overlap, not how long either takes.
+"""
+
+import dataclasses
+import math
+import re
+
+from benchmarks.h100_schedule.scheduled_hlo import (
+    Computation,
+    Instruction,
+    ScheduledProgram,
+    result_arrays,
+    result_bytes,
+)
+
+KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",
+         "reduce-scatter")  # fmt: skip
+_GEMMS = ("__cublas$",)
+_KERNELS = ("__cudnn$fmha", "mosaic_gpu")  # matmuls of which the program says no shapes
+_CONTRACTING = re.compile(r"lhs_contracting_dim(?:ension)?s\"?[=:][{\[]([\d,\"]*)[}\]]")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d+)')
+
+
+@dataclasses.dataclass(frozen=True)
+class MatmulProduct:
+    """One matmul: the shape of its result, and how many indices it sums over."""
+
+    shape: tuple[int, ...]
+    summed: int
+
+    @property
+    def flops(self) -> int:
+        """A multiply-add is two."""
+        return 2 * math.prod(self.shape) * self.summed
+
+    def __str__(self) -> str:
+        return f"{list(self.shape)} over {self.summed}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Matmul:
+    """An instruction that computes matmuls.
+
+    Attributes:
+        name: Of the instruction.
+        products: What it computes; empty where the program does not say (attention kernels).
+    """
+
+    name: str
+    products: tuple[MatmulProduct, ...]
+
+    @property
+    def flops(self) -> int:
+        """Of all of them."""
+        return sum(product.flops for product in self.products)
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """A collective of a scheduled program.
+
+    Attributes:
+        name, kind: Of the instruction that starts it, and which of `KINDS`.
+        operation: Where the model says it, as jax names it (`op_name`).
+        computation: Where it is issued.
+        size: Bytes of what one device gives or of what it gets, whichever are more.
+        synchronous: Whether XLA waits for it at its start, whatever stands before its done.
+        behind: Matmuls issued while it is under way.
+    """
+
+    name: str
+    kind: str
+    operation: str
+    computation: str
+    size: int
+    synchronous: bool
+    concurrent_matmuls: tuple[Matmul, ...]
+
+    @property
+    def hidden(self) -> bool:
+        """Whether a matmul runs meanwhile."""
+        return bool(self.concurrent_matmuls) and not self.synchronous
+
+    @property
+    def flops(self) -> int:
+        """Of the matmuls that run meanwhile."""
+        return 0 if self.synchronous else sum(matmul.flops for matmul in self.concurrent_matmuls)
+
+
+def find_collectives(program: ScheduledProgram) -> list[Collective]:
+    """Every collective in the order of issue; a loop's body counts once."""
+    return [collective for computation in program.issued() for collective in _of(program, computation)]
+
+
+def exposed(found: list[Collective], kind: str) -> list[Collective]:
+    """Those of a kind behind which no matmul runs."""
+    return [collective for collective in found if collective.kind == kind and not collective.hidden]
+
+
+def find_matmuls(program: ScheduledProgram) -> list[Matmul]:
+    """Every instruction that computes matmuls, in the order of issue; a loop's body counts once."""
+    return [
+        matmul
+        for computation in program.issued()
+        for instruction in computation.instructions
+        if instruction.opcode not in ("while", "call", "conditional")
+        for matmul in _matmul(program, computation, instruction)
+    ]
+
+
+def _of(program: ScheduledProgram, computation: Computation) -> list[Collective]:
+    found: list[Collective] = []
+    under_way: dict[str, tuple[Instruction, str, list[Matmul]]] = {}
+    for instruction in computation.instructions:
+        kind = _kind(program, instruction)
+        if instruction.opcode.endswith("-done"):
+            # a start of the turn before is not here: that one was under way to the end of its turn
+            if started := under_way.pop(_start_of(computation, instruction), None):
+                start, kind, behind = started
+                found.append(_collective(computation, start, kind, instruction.type, behind))
+        elif kind and instruction.opcode.endswith("-start"):
+            under_way[instruction.name] = instruction, kind, []
+        elif kind:
+            found.append(_collective(computation, instruction, kind, instruction.type, []))
+        else:
+            for matmul in _matmul(program, computation, instruction):
+                for _, _, behind in under_way.values():
+                    behind.append(matmul)
+    # what a loop starts and its next turn ends: under way to the end of this one
+    found += [_collective(computation, start, kind, "", behind) for start, kind, behind in under_way.values()]
+    issued = [instruction.name for instruction in computation.instructions]
+    return sorted(found, key=lambda collective: issued.index(collective.name))
+
+
+def _kind(program: ScheduledProgram, instruction: Instruction) -> str:
+    """Which collective an instruction starts or is; empty for other instructions."""
+    base = instruction.opcode.removesuffix("-start")
+    if base in KINDS:
+        return base
+    if base == "async":
+        called = [inner.opcode for computation in program.called_by(instruction) for inner in computation.instructions]
+        return next((opcode for opcode in called if opcode in KINDS), "")
+    return ""
+
+
+def _start_of(computation: Computation, done: Instruction) -> str:
+    """The start that a done (or the update before it) belongs to."""
+    name = done.operands[0]
+    while (instruction := computation[name]).opcode.endswith("-update"):
+        name = instruction.operands[0]
+    return name
+
+
+def _collective(
+    computation: Computation, start: Instruction, kind: str, result: str, behind: list[Matmul]
+) -> Collective:
+    given = sum(result_bytes(computation[name].type) for name in start.operands)
+    operation = re.search(r'op_name="([^"]*)"', start.rest)
+    return Collective(
+        start.name,
+        kind,
+        operation[1] if operation else "",
+        computation.name,
+        max(given, result_bytes(result)),
+        '"is_sync":true' in start.rest or not start.opcode.endswith("-start"),
+        tuple(behind),
+    )
+
+
+def _matmul(program: ScheduledProgram, computation: Computation, instruction: Instruction) -> list[Matmul]:
+    """The instruction, if it or what it calls computes matmuls."""
+    found = _products(program, computation, instruction)
+    return [] if found is None else [Matmul(instruction.name, found)]
+
+
+def _products(
+    program: ScheduledProgram, computation: Computation, instruction: Instruction
+) -> tuple[MatmulProduct, ...] | None:
+    """What an instruction and all that it calls compute; None if that has no matmul."""
+    if instruction.opcode == "dot":
+        return (_product(computation, instruction),)
+    if instruction.opcode == "custom-call":
+        target = re.search(r'custom_call_target="([^"]*)"', instruction.rest)
+        name = target[1] if target else ""
+        if name.startswith(_GEMMS):
+            return (_product(computation, instruction),)
+        return () if name.startswith(_KERNELS) else None
+    inside = [
+        products
+        for called in program.called_by(instruction)
+        for inner in called.instructions
+        if (products := _products(program, called, inner)) is not None
+    ]
+    if not inside:
+        return None
+    trips = _TRIPS.search(instruction.rest) if instruction.opcode == "while" else None
+    return sum(inside, start=()) * (int(trips[1]) if trips else 1)
+
+
+def _product(computation: Computation, instruction: Instruction) -> MatmulProduct:
+    """By the result (the first of a tuple, whose rest is workspace) and what it says of the left operand."""
+    contracting = _CONTRACTING.search(instruction.rest)
+    if contracting is None:
+        raise ValueError(f"{instruction.name} does not say what it contracts: {instruction.rest[:200]}")
+    ((_, left),) = result_arrays(computation[instruction.operands[0]].type)
+    dimensions = [int(number) for number in re.findall(r"\d+", contracting[1])]
+    return MatmulProduct(result_arrays(instruction.type)[0][1], math.prod(left[at] for at in dimensions))

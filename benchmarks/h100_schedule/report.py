@@ -1,0 +1,133 @@
+"""What the schedule compiled for H100s says, in tables: which collectives of a layer run behind which matmuls."""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmarks.h100_schedule.compilation import CUBLAS, CompiledProgram, compile_for_h100
+from benchmarks.h100_schedule.overlap import Collective, Matmul, find_collectives, find_matmuls
+from benchmarks.h100_schedule.programs import ProgramCase, build_program
+from configs.clusters import CLUSTERS
+
+GEMMS = {"XLA": {}, "cuBLAS": CUBLAS}
+"""Compiler options by who computes the matmuls: XLA's own kernels, its choice where it cannot try, or cuBLAS."""
+
+MIB = 2**20
+H100 = CLUSTERS["h100"]
+
+_SENT = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleReport:
+    """What one compiled program says."""
+
+    case: ProgramCase
+    gemms: str
+    temporary_bytes: int
+    collectives: tuple[Collective, ...]
+    matmuls: tuple[Matmul, ...]
+
+    @property
+    def exposed(self) -> list[Collective]:
+        """Collectives behind which no matmul runs."""
+        return [collective for collective in self.collectives if not collective.hidden]
+
+    @property
+    def permutes(self) -> list[Collective]:
+        """The steps of rings."""
+        return [collective for collective in self.collectives if collective.kind == "collective-permute"]
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures."""
+        found = [
+            dataclasses.asdict(collective) | {"hidden": collective.hidden, "flops": collective.flops}
+            for collective in self.collectives
+        ]
+        flops = sum(matmul.flops for matmul in self.matmuls)
+        return dataclasses.asdict(self.case) | {
+            "gemms": self.gemms,
+            "temporary_bytes": self.temporary_bytes,
+            "matmul_flops": flops,
+            "issued": found,
+        }
+
+
+def make_report(case: ProgramCase, gemms: str) -> ScheduleReport:
+    """Compiles a program and reads it."""
+    compiled: CompiledProgram = compile_for_h100(*build_program(case), GEMMS[gemms])
+    found, products = find_collectives(compiled.program), find_matmuls(compiled.program)
+    return ScheduleReport(case, gemms, compiled.temporary_bytes, tuple(found), tuple(products))
+
+
+def bytes_sent(collective: Collective, ranks: int) -> float:
+    """Bytes that a device sends: a permute all of them, others what an optimal ring sends."""
+    if collective.kind == "collective-permute":
+        return float(collective.size)
+    return _SENT[collective.kind] * collective.size * (ranks - 1) / ranks
+
+
+def seconds_to_send(collective: Collective, ranks: int) -> float:
+    """At the link's bandwidth of the data sheet, with its latency once."""
+    return bytes_sent(collective, ranks) / H100.intra_node.bandwidth + H100.intra_node.latency
+
+
+def seconds_at_peak(flops: int) -> float:
+    """The least time in which an H100 computes so much."""
+    return flops / H100.peak_flops
+
+
+def format_overview(reports: Iterable[ScheduleReport]) -> str:
+    """A line a program."""
+    rows = [
+        (
+            f"{report.case.part}, tp {report.case.ranks}, {'backward' if report.case.backward else 'forward'}",
+            report.case.collectives,
+            report.gemms,
+            _counted(report.collectives),
+            _counted(report.exposed) or "none",
+            f"{sum(bytes_sent(of, report.case.ranks) for of in report.exposed) / MIB:,.0f}",
+            f"{sum(matmul.flops for matmul in report.matmuls) / 1e12:.2f}",
+            f"{report.temporary_bytes / MIB:,.0f}",
+        )
+        for report in reports
+    ]
+    head = "program", "collectives", "gemms", "issued", "exposed", "MiB sent, exposed", "TFLOP", "temporary MiB"
+    return _table(head, rows)
+
+
+def format_collectives(report: ScheduleReport) -> str:
+    """A line for equal collectives of a program, in the order of issue of the first of them."""
+    ranks = report.case.ranks
+    lines = [
+        (
+            of.kind,
+            f"{of.size / MIB:,.2f}".rstrip("0").rstrip("."),
+            _behind(of),
+            f"{seconds_to_send(of, ranks) * 1e6:,.0f}",
+            f"{seconds_at_peak(of.flops) * 1e6:,.0f}" if of.hidden else "",
+        )
+        for of in report.collectives
+    ]
+    rows = [(str(count), *line) for line, count in collections.Counter(lines).items()]
+    return _table(("times", "collective", "MiB", "behind", "us to send", "us of matmul at peak"), rows)
+
+
+def _behind(collective: Collective) -> str:
+    if not collective.hidden:
+        return "**exposed**"
+    counted = collections.Counter(
+        str(product) for matmul in collective.concurrent_matmuls for product in matmul.products
+    )
+    return ", ".join(f"{count} x {product}" for product, count in counted.items()) or "kernels"
+
+
+def _counted(found: Sequence[Collective]) -> str:
+    counted = collections.Counter(collective.kind for collective in found)
+    return ", ".join(f"{count} {kind}" for kind, count in counted.items())
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

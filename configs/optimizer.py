@@ -1,0 +1,35 @@
+"""The settings of AdamW with warm-up and cosine decay; what is done with them is `mmjax.training.engine.optimizer`."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW (arXiv 1711.05101) and its schedule.
+
+    Attributes:
+        learning_rate: Peak, after the warm-up.
+        warmup: Steps of linear warm-up.
+        final_share: Learning rate at the last step as a share of the peak, reached along a cosine.
+        beta1, beta2, epsilon: Adam's.
+        weight_decay: Decoupled, on parameters of two or more dimensions.
+        max_norm: Global norm over all units above which gradients are scaled down; 0 turns clipping off.
+    """
+
+    learning_rate: float = 1e-3
+    warmup_steps: int = 100
+    final_learning_rate_fraction: float = 0.05
+    beta1: float = 0.9
+    beta2: float = 0.98
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.learning_rate <= 0:
+            raise ValueError(f"OptimizerConfig.learning_rate is {self.learning_rate}; it must be above 0")
+        if self.warmup_steps < 0 or self.max_grad_norm < 0 or self.weight_decay < 0:
+            raise ValueError("OptimizerConfig.warmup_steps, max_grad_norm and weight_decay must not be negative")
+        for name in ("beta1", "beta2", "final_learning_rate_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"OptimizerConfig.{name} is {getattr(self, name)}; it must lie in [0, 1]")

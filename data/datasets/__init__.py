@@ -1,0 +1,1 @@
+"""Data sets: records or files turned into samples of one or several kinds."""

@@ -1,0 +1,1 @@
+"""Images and audio: decoding, patches, tiles and mel spectrograms."""

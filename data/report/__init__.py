@@ -1,0 +1,1 @@
+"""Description of a data set: statistics, comparison of grouping policies, suggested capacities."""

@@ -1,0 +1,1 @@
+"""Samples before and after decoding: formats, metadata, token layout."""

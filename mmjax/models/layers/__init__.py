@@ -1,0 +1,1 @@
+"""Layers that several modules share: attention, feed-forward layers, experts, norms, positions, adapters."""

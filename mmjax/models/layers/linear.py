@@ -1,0 +1,119 @@
+"""Parameters, linear projections and convolutions.
+
+A Flax module describes whole weights; inside `jax.shard_map` it holds this device's shards of them. Every parameter
+carries `split`, which says per dimension what divides it: None, "tensor" or "expert".
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from mmjax.models.layers.activations import Activations
+from mmjax.models.layers.tensor_parallel import (
+    WeightSplit,
+    column_parallel_matmuls,
+    reduce_row_parallel,
+    tensor_parallel_matmul,
+)
+from sharding.axes import Axes
+
+NO_AXES = Axes()
+"""The axes of a single device."""
+
+_KERNEL_SPLITS: dict[WeightSplit, tuple[str | None, str | None]] = {
+    None: (None, None),
+    "columns": (None, "tensor"),
+    "rows": ("tensor", None),
+}
+"""Splits of the two dimensions (inputs, outputs) of a kernel."""
+
+
+def normal_parameter(shape: tuple[int, ...], split: tuple[str | None, ...], stddev: float) -> nnx.Param:
+    """A parameter whose initial values are normal with mean 0 (drawn by `init_layer_parameters`)."""
+    return nnx.Param(jnp.zeros(shape), split=split, stddev=stddev, mean=0.0)
+
+
+def constant_parameter(value: float, width: int, split: str | None = None) -> nnx.Param:
+    """A parameter `[width]` whose initial values are all the same."""
+    return nnx.Param(jnp.full((width,), value), split=(split,), stddev=0.0, mean=value)
+
+
+def add_bias(x: Activations, bias: Float[Array, " f"]) -> Activations:
+    """Adds a bias over the last dimension."""
+    return x + bias.reshape((1,) * (x.ndim - 1) + bias.shape)
+
+
+class Linear(nnx.Module):
+    """y = x W + b, with W split over the tensor axes by columns, by rows or not at all."""
+
+    def __init__(self, inputs: int, outputs: int, *, split: WeightSplit = None, bias: bool = False) -> None:
+        """Creates the parameters: kernel `[inputs, outputs]` and, if asked for, bias `[outputs]`.
+
+        The bias of a row-parallel projection is added after the sum over ranks.
+        """
+        kernel_split = _KERNEL_SPLITS[split]
+        self.split: WeightSplit = split
+        self.kernel = normal_parameter((inputs, outputs), kernel_split, inputs**-0.5)
+        self.bias = constant_parameter(0.0, outputs, kernel_split[1]) if bias else None
+        self.adapter: nnx.Module | None = nnx.data(None)
+
+    def __call__(self, x: Activations, axes: Axes) -> Activations:
+        """Projects `[..., inputs]` to `[..., outputs]`; a LoRA adapter (`mmjax.models.layers.lora`) is added."""
+        return self.add_adapter_and_bias(x, tensor_parallel_matmul(x, self.kernel[...], self.split, axes), axes)
+
+    def add_adapter_and_bias(self, x: Activations, y: Activations, axes: Axes) -> Activations:
+        """The projection of x, given y, the product of x and the kernel."""
+        y = y if self.adapter is None else y + self.adapter(x, axes)
+        return y if self.bias is None else add_bias(y, self.bias[...])
+
+
+def column_parallel_projections(
+    projections: tuple[Linear, ...], x: Activations, axes: Axes
+) -> tuple[Activations, ...]:
+    """Applies several column-parallel projections to the same x; divided positions are gathered once for all."""
+    ys = column_parallel_matmuls(x, tuple(projection.kernel[...] for projection in projections), axes)
+    return tuple(
+        projection.add_adapter_and_bias(x, y, axes) for projection, y in zip(projections, ys, strict=True)
+    )
+
+
+class Convolution(nnx.Module):
+    """A square convolution over `[b, height, width, channels]`, whose channels are split like those of `Linear`."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        side: int = 3,
+        stride: int = 1,
+        padding: tuple[int, int] | None = None,
+        split: WeightSplit = None,
+        zero: bool = False,
+    ) -> None:
+        """Creates the parameters: kernel `[side, side, inputs, outputs]` and bias `[outputs]`.
+
+        Args:
+            inputs: Input channels.
+            outputs: Output channels.
+            side: Side of the kernel.
+            stride: Step between windows, along both sides.
+            padding: Rows and columns of zeros before and after the map; None for as many as keep its sides (or divide
+                them by the stride).
+            split: What the tensor axes divide.
+            zero: Whether the kernel starts at 0.
+        """
+        kernel_split = _KERNEL_SPLITS[split]
+        self.split: WeightSplit = split
+        self.stride = stride
+        self.padding = "SAME" if padding is None else (padding, padding)
+        stddev = 0.0 if zero else (side * side * inputs) ** -0.5
+        self.kernel = normal_parameter((side, side, inputs, outputs), (None, None, *kernel_split), stddev)
+        self.bias = constant_parameter(0.0, outputs, kernel_split[1])
+
+    def __call__(self, x: Float[Array, "b y x c"], axes: Axes) -> Float[Array, "b z w f"]:
+        """Convolves maps; the stride divides their sides."""
+        strides, dimensions = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
+        y = jax.lax.conv_general_dilated(x, self.kernel[...], strides, self.padding, dimension_numbers=dimensions)
+        return add_bias(reduce_row_parallel(y, self.split, axes), self.bias[...])

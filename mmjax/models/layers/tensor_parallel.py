@@ -1,0 +1,113 @@
+"""Matmuls of tensor parallelism, by how their weight is split, with the collectives that the plan chose.
+
+With sequence parallelism (arXiv 2205.05198) the positions of a row are divided over the tensor ranks between matmuls: a
+column-parallel matmul all-gathers its input first, a row-parallel one reduce-scatters its result. Without it every
+rank has all positions, and a row-parallel matmul ends with an all-reduce.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from mmjax.models.layers.activations import Activations
+from pallas_kernels.collective_matmul import (
+    all_gather_matmul,
+    gather_sequence,
+    matmul_all_reduce,
+    matmul_reduce_scatter,
+    split_sequence,
+)
+from sharding.axes import Axes
+
+WeightSplit = Literal["columns", "rows"] | None
+"""Which dimension of a weight `[inputs, outputs]` is split over the tensor ranks: outputs, inputs or none."""
+
+MATMUL_CHECKPOINT_NAME = "matmul"
+"""Checkpoint name of the results that selective recomputation saves."""
+
+
+def name_for_checkpoint(y: jax.Array) -> jax.Array:
+    """Names the result of a matmul or a convolution with weights, so that a recomputation policy can save it."""
+    return checkpoint_name(y, MATMUL_CHECKPOINT_NAME)
+
+
+def column_parallel_matmuls(x: Activations, weights: tuple[jax.Array, ...], axes: Axes) -> tuple[jax.Array, ...]:
+    """Multiplies x by this rank's columns of several weights; positions are gathered once for all of them.
+
+    Args:
+        x: `[..., d]`, with this rank's positions where `axes.sequence` divides them.
+        weights: This rank's columns of each weight, `[d, f_i]`.
+        axes: Mesh axes.
+
+    Returns:
+        One `[..., f_i]` per weight, at all positions.
+    """
+    if axes.sequence:
+        ys = all_gather_matmul(x, weights, axes.tensor, backend=axes.collective_matmul)
+    else:
+        ys = tuple(jnp.matmul(x, weight) for weight in weights)
+    return tuple(map(name_for_checkpoint, ys))
+
+
+def vocabulary_parallel_logits(x: Activations, table: jax.Array, axes: Axes) -> jax.Array:
+    """Logits of this rank's part of the vocabulary.
+
+    Args:
+        x: Hidden states `[..., d]`, with this rank's positions where `axes.sequence` divides them.
+        table: This rank's rows of the embedding table, `[v, d]`.
+        axes: Mesh axes.
+
+    Returns:
+        float32 `[..., v]`, at all positions.
+    """
+    if axes.sequence:
+        (y,) = all_gather_matmul(
+            x, (table,), axes.tensor, backend=axes.collective_matmul, transposed=True, dtype=jnp.float32
+        )
+    else:
+        y = jnp.einsum("...d,vd->...v", x, table, preferred_element_type=jnp.float32)
+    return name_for_checkpoint(y)
+
+
+def row_parallel_matmul(x: Activations, weight: jax.Array, axes: Axes) -> jax.Array:
+    """Multiplies x by this rank's rows of a weight and sums over the tensor ranks.
+
+    Args:
+        x: This rank's slice of the inputs, `[..., d]`, at all positions.
+        weight: This rank's rows, `[d, f]`.
+        axes: Mesh axes.
+
+    Returns:
+        `[..., f]`, at this rank's positions where `axes.sequence` divides them.
+    """
+    if not axes.tensor:
+        return name_for_checkpoint(jnp.matmul(x, weight))
+    matmul_and_sum = matmul_reduce_scatter if axes.sequence else matmul_all_reduce
+    return name_for_checkpoint(matmul_and_sum(x, weight, axes.tensor, backend=axes.collective_matmul))
+
+
+def tensor_parallel_matmul(x: Activations, weight: jax.Array, split: WeightSplit, axes: Axes) -> jax.Array:
+    """Multiplies x `[..., d]` by a weight `[d, f]` that is split over the tensor ranks by columns, by rows or not."""
+    if split == "columns":
+        return column_parallel_matmuls(x, (weight,), axes)[0]
+    if split == "rows":
+        return row_parallel_matmul(x, weight, axes)
+    return name_for_checkpoint(jnp.matmul(x, weight))
+
+
+def reduce_row_parallel(y: jax.Array, split: WeightSplit, axes: Axes) -> jax.Array:
+    """Sums a convolution's result over the tensor ranks where they divide its input channels (split "rows")."""
+    return name_for_checkpoint(lax.psum(y, axes.tensor) if split == "rows" and axes.tensor else y)
+
+
+def local_positions(x: jax.Array, axes: Axes) -> jax.Array:
+    """This rank's positions of `[r, s, ...]`; all positions where `axes.sequence` is empty."""
+    return split_sequence(x, axes.sequence, axis=1) if axes.sequence else x
+
+
+def all_gather_positions(x: jax.Array, axes: Axes) -> jax.Array:
+    """All positions of `[r, q, ...]`, given each rank's; the inverse of `local_positions`."""
+    return gather_sequence(x, axes.sequence, axis=1) if axes.sequence else x

@@ -1,0 +1,95 @@
+"""The transformer block of encoders and backbones: attention and a feed-forward layer, each behind a norm."""
+
+import abc
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array, Float
+
+from configs.transformer import TransformerConfig
+from mmjax.models.layers.attention import build_attention
+from mmjax.models.layers.feed_forward import build_mlp
+from mmjax.models.layers.normalization import LayerScale, build_norm
+from mmjax.models.layers.positions import RotaryCosSin
+from mmjax.models.structure.module import Batch, Piece, PieceModule
+from pallas_kernels.packed_attention import SegmentMask
+from sharding.axes import Axes
+
+
+class SharedInputs(NamedTuple):
+    """What all blocks of a stage read beside their activations; computed once a stage.
+
+    Attributes:
+        mask: Which positions see which.
+        rotary: Rotation of queries and keys; None where positions are embedded otherwise.
+    """
+
+    mask: SegmentMask
+    rotary: RotaryCosSin | None
+
+
+class TransformerBlock(PieceModule):
+    """A pre-norm transformer block; `TransformerConfig` lists its options and the models that have them.
+
+    x = x + scale(attention(norm(x))), then x = x + scale(mlp(norm(x))). In a parallel block (ViT-22B) the feed-forward
+    layer reads the same normed input as attention.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        """Creates the layers of one block."""
+        self.attention_norm = build_norm(config, config.width)
+        self.attention = build_attention(config)
+        self.mlp_norm = None if config.parallel_block else build_norm(config, config.width)
+        self.mlp = build_mlp(config)
+        scales = [LayerScale(config.width, config.layer_scale) if config.layer_scale else None for _ in range(2)]
+        self.attention_scale, self.mlp_scale = scales
+
+    @staticmethod
+    @abc.abstractmethod
+    def shared_inputs(config: Any, batch: Batch) -> Any:
+        """Computes from the batch what all blocks of a stage read; each kind of block has its own."""
+
+    @jax.named_scope("block")
+    def __call__(self, x: Float[Array, "r q d"], shared: SharedInputs, axes: Axes) -> Float[Array, "r q d"]:
+        """Applies the block; q are this rank's positions where `axes.sequence` divides them, else all s."""
+        normed = self.attention_norm(x)
+        attended = self.attention(normed, axes, mask=shared.mask, rotary=shared.rotary)
+        return self.add_attention_and_mlp(x, normed, attended, axes)
+
+    def add_attention_and_mlp(
+        self, x: Float[Array, "r q d"], normed: Float[Array, "r q d"], attended: Float[Array, "r q d"], axes: Axes
+    ) -> Float[Array, "r q d"]:
+        """The block's output.
+
+        Args:
+            x: The block's input.
+            normed: That input behind the attention norm.
+            attended: Output of attention.
+            axes: Mesh axes.
+        """
+        x, normed = self.add_attention(x, normed, attended)
+        return x + apply_layer_scale(self.mlp_scale, self.mlp(normed, axes))
+
+    def add_attention(
+        self, x: Float[Array, "r q d"], normed: Float[Array, "r q d"], attended: Float[Array, "r q d"]
+    ) -> tuple[Float[Array, "r q d"], Float[Array, "r q d"]]:
+        """Adds attention's output to the residual stream, and gives the feed-forward layer's input."""
+        x = x + apply_layer_scale(self.attention_scale, attended)
+        return x, normed if self.mlp_norm is None else self.mlp_norm(x)
+
+
+def block_stack(config: TransformerConfig, block: type[TransformerBlock]) -> Piece:
+    """The stack of a module's blocks, as a piece."""
+    return Piece(
+        name="blocks",
+        part=config.name,
+        build=lambda: block(config),
+        layers=config.depth,
+        shared_inputs=lambda batch: block.shared_inputs(config, batch),
+        sequence_parallel=True,
+    )
+
+
+def apply_layer_scale(scale: LayerScale | None, x: jax.Array) -> jax.Array:
+    """Scales x where the block has a layer scale."""
+    return x if scale is None else scale(x)

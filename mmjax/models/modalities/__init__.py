@@ -1,0 +1,1 @@
+"""The modules of a model: encoders, projectors, the language-model backbone, generators."""

@@ -1,0 +1,112 @@
+"""What a model is made of: modules in a chain, each a sequence of pieces, and the records that pieces return."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+Batch = dict[str, jax.Array]
+"""The arrays of one microbatch that a module reads, by name; the first dimension is rows."""
+
+ActivationsByModule = dict[str, jax.Array]
+"""Activations that pass between modules, by the name of the module at the other end; the first dimension is rows."""
+
+
+class LayerOutput(NamedTuple):
+    """Output of a layer that has a loss of its own, such as the load-balancing loss of experts.
+
+    Attributes:
+        x: Activations for the next layer.
+        auxiliary_loss: Scalar, summed over the local rows and already divided by the global batch's normaliser.
+    """
+
+    x: jax.Array
+    auxiliary_loss: jax.Array
+
+
+class ModuleOutput(NamedTuple):
+    """Output of the last piece of a module.
+
+    Attributes:
+        activations: Activations by the name of the module that takes them.
+        loss: Scalar, summed over the local rows and already divided by the global batch's normaliser; None if the
+            module has no loss.
+        auxiliary_metrics: Arrays for evaluation, rows first; training does not use them.
+        auxiliary_loss: Sum of the auxiliary losses of the module's layers (`LayerOutput`); None if they have none.
+    """
+
+    activations: ActivationsByModule
+    loss: jax.Array | None = None
+    auxiliary_metrics: Mapping[str, jax.Array] = {}
+    auxiliary_loss: jax.Array | None = None
+
+
+def auxiliary_loss_name(module: str) -> str:
+    """Name under which a module's auxiliary loss is reported; the module's own loss has the module's name."""
+    return f"{module}/balance"
+
+
+class PieceModule(nnx.Module):
+    """A Flax module that a piece is built from.
+
+    Attributes:
+        batch_keys: Names of the batch arrays that it reads.
+    """
+
+    batch_keys: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Part of a module: a single layer that one pipeline stage holds whole, or a stack of equal layers.
+
+    A pipeline may cut a stack between any two of its layers.
+
+    Attributes:
+        name: Name, unique within the module.
+        part: Name under which a user trains or freezes it, such as `vision` or `vision_projector`.
+        build: Builds the Flax module (of one layer, for a stack).
+        layers: Number of layers of a stack; None for a single layer.
+        shared_inputs: For a stack, computes from the batch what all of its layers read; called once a stage.
+        tied_parameters: Parameters owned by another piece: (path here, name of the other piece, path there).
+        parameter_filter: Whether this piece owns a parameter of the Flax module, by its path; None for all of them.
+        adapter_of: Name of the piece whose LoRA adapters this piece holds; empty for a piece that computes by itself.
+        sequence_parallel: Whether the activations `[r, s, d]` that it takes and gives may have their positions divided
+            over the tensor ranks, where the plan asks for that. What enters and leaves a module is never divided.
+    """
+
+    name: str
+    part: str
+    build: Callable[[], PieceModule]
+    layers: int | None = None
+    shared_inputs: Callable[[Any], Any] | None = None
+    tied_parameters: tuple[tuple[str, str, str], ...] = ()
+    parameter_filter: Callable[[str], bool] | None = None
+    adapter_of: str = ""
+    sequence_parallel: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """An encoder, the backbone or a generator.
+
+    Attributes:
+        name: Name, unique within the model.
+        pieces: Pieces in the order in which they compute; adapters follow the piece that they adapt.
+        inputs: Names of the modules whose activations the first piece takes.
+    """
+
+    name: str
+    pieces: tuple[Piece, ...]
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def compute_pieces(self) -> tuple[Piece, ...]:
+        """The pieces that compute, in order. Pieces of adapters only lend them parameters."""
+        return tuple(piece for piece in self.pieces if not piece.adapter_of)
+
+    def adapter_piece(self, name: str) -> str:
+        """Name of the piece that holds the adapters of the piece `name`; empty if it has none."""
+        return next((piece.name for piece in self.pieces if piece.adapter_of == name), "")

@@ -1,0 +1,286 @@
+"""Checkpoints of a training run, saved while it goes on, that any plan of the same model can restore.
+
+A checkpoint is a folder named after its step, with `parameters` and `optimizer` by module, piece and layer, `data`
+(the data iterator's state) and `model` (what it is a checkpoint of), and the sizes of all these files. It is written
+under another name and renamed when it is whole.
+"""
+
+import functools
+import json
+import logging
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import SingleDeviceSharding
+from orbax.checkpoint import v1 as ocp
+
+from configs.architectures import ModelConfig
+from configs.errors import UserError
+from mmjax.models.model import model_modules
+from mmjax.models.structure.parameters import abstract_module_parameters
+from mmjax.training.checkpoints.arrays import abstract_arrays_to_load, arrays_to_save, state_from_arrays
+from mmjax.training.checkpoints.model_identity import check_same_model, model_identity
+from mmjax.training.engine.engine import Engine
+from sharding.runtime.executor import TrainState
+from sharding.trees import Tree
+
+_LOG = logging.getLogger(__name__)
+
+UNFINISHED_MARK = ".orbax-checkpoint-tmp"
+"""Part of the name of a checkpoint that is being written, or whose writing was broken off."""
+
+FILE_SIZES = "files.json"
+"""File in a checkpoint with the size of every other, by path."""
+
+SET_ASIDE = "set_aside"
+"""Folder beside the checkpoints for those that a resumed run did not continue."""
+
+
+def saved_steps(directory: pathlib.Path) -> list[int]:
+    """Steps with a checkpoint in the directory, in order; whether they can be read is not looked at."""
+    if not directory.is_dir():
+        return []
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit() and path.is_dir())
+
+
+def refuse_existing_checkpoints(directory: pathlib.Path) -> None:
+    """Raises UserError if a run that starts anew would mix its checkpoints with those of another."""
+    if steps := saved_steps(directory):
+        raise UserError(
+            f"{directory} already holds checkpoints, the newest of step {steps[-1]}; "
+            "add --resume to continue from it, or choose another workdir"
+        )
+
+
+class CheckpointManager:
+    """The checkpoints of one run. All processes make every call, in the same order.
+
+    Args:
+        directory: Where they are; on a file system that all processes share.
+        config: The model; a checkpoint of another is refused.
+        keep: How many of the newest remain.
+    """
+
+    def __init__(self, directory: pathlib.Path, config: ModelConfig, keep: int = 2) -> None:
+        if keep < 1:
+            raise UserError(f"a run that keeps {keep} checkpoints could not be resumed; keep at least 1")
+        self._directory, self._config, self._keep = directory.absolute(), config, keep
+        self._continued: int | None = None
+        self._newest_saved: int | None = None
+        self._writer: ocp.training.Checkpointer | None = None
+
+    def latest(self) -> int | None:
+        """Step of the newest checkpoint, or None if there is none."""
+        steps = saved_steps(self._directory)
+        return steps[-1] if steps else None
+
+    # ------------------------------------------------------------------ saving
+
+    def save(self, step: int, engine: Engine, state: TrainState, data_state: dict[str, Any]) -> None:
+        """Starts to save the state after `step` steps, and returns when it has been copied to the host.
+
+        So the state may be given to the next step (which donates it) at once; the files are written in the
+        background. Waits for an earlier save that is still being written. Layers are arrays of their own, so no
+        device memory is needed, but across processes zeros of one layer's size (see `to_save`). Saving the newest
+        step again does nothing.
+
+        Args:
+            step: Number of updates the state has seen.
+            engine: Of the state.
+            state: What to save; the last finite one, as steps that are not finite leave it unchanged.
+            data_state: State of the data iterator after as many batches, a small JSON value.
+        """
+        if step == self._newest_saved:
+            return
+        if self._writer is None:
+            self._writer = self._open()
+        about = {"model": model_identity(self._config), "trained": sorted(_trained(engine))}
+        self._writer.save_checkpointables_async(
+            step, {**arrays_to_save(engine, state), "data": data_state, "model": about}, force=True
+        )
+        self._newest_saved = step
+
+    def wait(self) -> None:
+        """Returns when all saves are written; raises what went wrong with them."""
+        if self._writer is not None:
+            self._writer.wait()
+
+    def close(self) -> None:
+        """Waits, and lets go of everything; the object saves no more."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> ocp.training.Checkpointer:
+        """Clears the directory of what this run does not continue, once, before its first save."""
+        if jax.process_index() == 0:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            for step in saved_steps(self._directory):
+                if self._continued is None or step > self._continued:
+                    self._set_aside(step)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("checkpoints set aside")
+        context = _context()
+        context.asynchronous.post_finalization_callback = functools.partial(_write_sizes, self._directory)
+        return ocp.training.Checkpointer(
+            self._directory,
+            context=context,
+            preservation_policy=ocp.training.preservation_policies.LatestN(self._keep),
+            cleanup_tmp_directories=True,
+        )
+
+    def _set_aside(self, step: int) -> None:
+        """Moves a checkpoint out of the way instead of deleting it: its training may be worth more than ours."""
+        target = self._directory / SET_ASIDE / str(step)
+        if target.exists():
+            shutil.rmtree(target)
+        target.parent.mkdir(exist_ok=True)
+        (self._directory / str(step)).rename(target)
+        _LOG.warning("this run does not continue the checkpoint of step %d; moved to %s", step, target)
+
+    # ------------------------------------------------------------------ restoring
+
+    def restore(self, engine: Engine, step: int | None = None) -> tuple[TrainState, dict[str, Any], int]:
+        """The newest checkpoint that can be read, on the engine's plan; nothing in the directory is changed.
+
+        Checkpoints that are half-written or damaged are passed over with a warning. Optimizer state of parts that
+        train now but did not then starts fresh (moments and warm-up); that of parts frozen now is left out; both
+        are logged.
+
+        Args:
+            engine: Of the same model, on any plan and any number of processes.
+            step: This one and no other.
+
+        Returns:
+            State, the data iterator's state, and the number of steps done.
+
+        Raises:
+            UserError: There is none, none that can be read, or it is another model's.
+        """
+        path = self._newest_whole(step)
+        loaded = self._read(engine, path)
+        done = self._continued = self._newest_saved = int(path.name)
+        return state_from_arrays(engine, loaded), loaded["data"], done
+
+    def restore_parameters(self, device: jax.Device) -> tuple[Tree, int]:
+        """The parameters alone of the newest checkpoint that can be read, on one device, whatever plan wrote them.
+
+        Returns:
+            `{module: {piece: {layer: {...}}}}` in float32, and the number of steps done.
+
+        Raises:
+            UserError: As `restore`.
+        """
+        path, here = self._newest_whole(None), SingleDeviceSharding(device)
+        shapes = {module.name: abstract_module_parameters(module) for module in model_modules(self._config)}
+        wanted = jax.tree.map(lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype, sharding=here), shapes)
+        self._trained_then(path)
+        with _context(alone=True):
+            return ocp.load_checkpointables(path, {"parameters": wanted})["parameters"], int(path.name)
+
+    def layer_reader(self, device: jax.Device, step: int | None = None) -> tuple[Callable[[str, str, str], Tree], int]:
+        """A function that reads the parameters of a (module, piece, layer) onto the host, through a device.
+
+        Returns:
+            It, and the number of steps of the checkpoint: the newest that can be read, or that of a step.
+
+        Raises:
+            UserError: As `restore`.
+        """
+        path, here = self._newest_whole(step), SingleDeviceSharding(device)
+        self._trained_then(path)
+        shapes = {module.name: abstract_module_parameters(module) for module in model_modules(self._config)}
+
+        def read(module: str, piece: str, layer: str) -> Tree:
+            of = shapes[module][piece][layer]
+            wanted = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), of)
+            with _context(alone=True):
+                loaded = ocp.load_checkpointables(path, {"parameters": {module: {piece: {layer: wanted}}}})
+            return jax.tree.map(np.asarray, loaded["parameters"][module][piece][layer])
+
+        return read, int(path.name)
+
+    def _newest_whole(self, step: int | None) -> pathlib.Path:
+        """The newest checkpoint, or that of a step, whose files are all there; warns of those passed over."""
+        self.wait()
+        steps = saved_steps(self._directory)
+        for path in sorted(self._directory.glob(f"*{UNFINISHED_MARK}*")):
+            _LOG.warning("%s passed over: half-written, its run was stopped while saving", path)
+        if step is not None and step not in steps:
+            raise UserError(f"{self._directory} has no checkpoint of step {step}; it has those of {steps}")
+        if not steps:
+            raise UserError(f"{self._directory} has no checkpoint to continue from; start without --resume")
+        reasons = []
+        for candidate in reversed(steps) if step is None else [step]:
+            path = self._directory / str(candidate)
+            problem = _problem(path)
+            if problem is None:
+                return path
+            reasons.append(f"{path} passed over: {problem}")
+            _LOG.warning(reasons[-1])
+        raise UserError("no checkpoint is whole; start anew in another workdir\n" + "\n".join(reasons))
+
+    def _read(self, engine: Engine, path: pathlib.Path) -> dict[str, Any]:
+        """Each process reads what its own devices hold, without waiting for the others."""
+        then, now = self._trained_then(path), _trained(engine)
+        with _context(alone=True):
+            loaded = ocp.load_checkpointables(path, {**abstract_arrays_to_load(engine, then), "data": None})
+        for names, what in ((now - then, "starts fresh, as it has none of it"), (then - now, "is left out")):
+            if names:
+                _LOG.warning("%s: optimizer state of %s %s", path, ", ".join(sorted(names)), what)
+        return loaded
+
+    def _trained_then(self, path: pathlib.Path) -> frozenset[str]:
+        """What a checkpoint has optimizer state of; raises UserError if it is another model's."""
+        with _context(alone=True):
+            about = ocp.load_checkpointables(path, {"model": None})["model"]
+        check_same_model(path, about["model"], self._config)
+        return frozenset(about["trained"])
+
+
+def _write_sizes(directory: pathlib.Path) -> None:
+    """Adds the sizes of all files to the checkpoint that is about to get its name; orbax writes one at a time."""
+    if jax.process_index() == 0:
+        (path,) = directory.glob(f"*{UNFINISHED_MARK}")
+        files = [file for part in path.iterdir() if part.is_dir() for file in part.rglob("*") if file.is_file()]
+        sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in sorted(files)}
+        (path / FILE_SIZES).write_text(json.dumps(sizes, indent=1))
+
+
+def _problem(path: pathlib.Path) -> str | None:
+    """Why a checkpoint is not whole, or None."""
+    try:
+        sizes = json.loads((path / FILE_SIZES).read_text())
+    except (FileNotFoundError, ValueError):
+        return f"half-written, it has no readable {FILE_SIZES}"
+    for name, size in sizes.items():
+        file = path / name
+        there = file.stat().st_size if file.is_file() else None
+        if there != size:
+            return f"damaged, {name} " + (f"has {there} of {size} bytes" if file.is_file() else "is missing")
+    return None
+
+
+def _context(alone: bool = False) -> ocp.Context:
+    """Orbax's options; `alone` for a call that each process makes by itself."""
+    registry = ocp.handlers.local_registry()
+    for name in ("data", "model"):
+        registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
+    context = ocp.Context()
+    context.checkpointables.registry = registry
+    # Replicas that share the writing would write the zeros of `to_save` too (orbax 0.12.8).
+    context.array.saving.use_replica_parallel = False
+    context.pytree.loading.partial_load = True
+    if alone:
+        context.multiprocessing.active_processes = {jax.process_index()}
+        context.multiprocessing.primary_host = jax.process_index()
+    return context
+
+
+def _trained(engine: Engine) -> frozenset[str]:
+    """`module/piece` of everything that has optimizer state."""
+    return frozenset().union(*(stage.trained_keys for stage in engine.stages.values()))

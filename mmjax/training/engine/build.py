@@ -1,0 +1,242 @@
+"""From stages on their devices to an executor: stage programs, channels, shared parameters, schedules.
+
+Every function here is pure: it takes what earlier ones returned, and changes none of it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mmjax.training.engine.optimizer import make_stage_update, squared_norm_and_losses, stage_optimizer_shardings
+from mmjax.training.engine.placement import BatchSpec, PlacedStage
+from mmjax.training.engine.settings import EngineSettings
+from mmjax.training.engine.stage_functions import make_stage_function
+from sharding.plans.plan import Plan
+from sharding.plans.stage_graph import StageId
+from sharding.runtime.executor import Channel, ExecutableStage, Executor, SharedParameter
+from sharding.runtime.global_reduction import GlobalReduction, StepSummary
+from sharding.runtime.hops import make_hop
+from sharding.runtime.stage_programs import Microbatches, StageDefinition, StagePrograms
+from sharding.schedules.build import build_evaluation_schedule, build_schedule
+from sharding.specs.modules import ModuleGraph
+from sharding.trees import Tree, get_leaf
+
+Stages = Mapping[StageId, PlacedStage]
+ParameterPath = tuple[str, str]
+"""(key of the stage's parameters, path of a leaf under it)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChannelEnds:
+    """The stages at the two ends of a channel."""
+
+    name: str
+    source: StageId
+    target: StageId
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TiedParameter:
+    """A parameter of one stage that another computes with too (tied embeddings), and where either has it."""
+
+    owner: StageId
+    borrower: StageId
+    owner_path: ParameterPath
+    borrower_path: ParameterPath
+
+
+def build_executor(
+    plan: Plan,
+    graph: ModuleGraph,
+    stages: Stages,
+    batch_spec: BatchSpec,
+    transformation: optax.GradientTransformation,
+    settings: EngineSettings,
+    devices: Sequence[jax.Device],
+) -> Executor:
+    """The executor of a plan, with the schedules of this process's devices.
+
+    Args:
+        plan: The plan.
+        graph: The model's modules.
+        stages: The plan's stages on their devices, each after those that feed it.
+        batch_spec: Shapes and dtypes of a global batch.
+        transformation: The optimizer of one layer.
+        settings: Clipping, and the transport of hops.
+        devices: The devices that the plan's numbers index.
+    """
+    channels, tied = find_channels(stages), find_tied_parameters(stages)
+    sharing_stages = tuple(dict.fromkeys((parameter.owner, parameter.borrower) for parameter in tied))
+    trained_stages = frozenset(stage_id for stage_id, stage in stages.items() if stage.trained_keys)
+    training = build_schedule(plan, graph, trained_stages, sharing_stages)
+    evaluation = build_evaluation_schedule(plan, graph, sharing_stages)
+    stages_with_backward = frozenset(
+        part.stage_id for op in training.ops for part in op.parts if part.kind == "backward"
+    )
+    programs = build_stage_programs(stages, channels, batch_spec, plan.microbatches, stages_with_backward)
+    global_reduction = GlobalReduction(
+        plan_devices(plan, devices),
+        {stage_id: stage.mesh for stage_id, stage in stages.items()},
+        {stage_id: stage_programs.loss_names for stage_id, stage_programs in programs.items()},
+        settings.optimizer.max_grad_norm or None,
+    )
+    local = [number for number, device in enumerate(devices) if device.process_index == jax.process_index()]
+    return Executor(
+        {stage_id: executable_stage(stage, programs[stage_id], transformation) for stage_id, stage in stages.items()},
+        tuple(make_channel(ends, programs, settings.transport) for ends in channels),
+        tuple(make_shared_parameter(parameter, stages, settings.transport) for parameter in tied),
+        global_reduction,
+        training.restricted_to(local),
+        evaluation.restricted_to(local),
+    )
+
+
+def plan_devices(plan: Plan, devices: Sequence[jax.Device]) -> list[jax.Device]:
+    """The devices that a plan uses, each once, by number."""
+    return [devices[number] for number in sorted({number for unit in plan.units for number in unit.devices})]
+
+
+def find_channels(stages: Stages) -> tuple[ChannelEnds, ...]:
+    """Every channel between two stages."""
+    sources = {name: stage_id for stage_id, stage in stages.items() for name in stage.layout.outputs}
+    return tuple(
+        ChannelEnds(name=name, source=sources[name], target=stage_id)
+        for stage_id, stage in stages.items()
+        for name in stage.layout.inputs
+    )
+
+
+def find_tied_parameters(stages: Stages) -> tuple[TiedParameter, ...]:
+    """Every parameter that a stage borrows from another stage."""
+    owners: dict[str, StageId] = {}
+    for stage_id, stage in stages.items():
+        for run in stage.layout.piece_runs:
+            owners.setdefault(run.parameter_key, stage_id)
+    tied = []
+    for stage_id, stage in stages.items():
+        for run in stage.layout.piece_runs:
+            for path, owner_piece, owner_path in run.piece.tied_parameters:
+                owner_key = f"{run.module.name}/{owner_piece}"
+                if owners[owner_key] != stage_id:
+                    tied.append(
+                        TiedParameter(
+                            owner=owners[owner_key],
+                            borrower=stage_id,
+                            owner_path=(owner_key, owner_path),
+                            borrower_path=(run.parameter_key, path),
+                        )
+                    )
+    return tuple(tied)
+
+
+def build_stage_programs(
+    stages: Stages,
+    channels: Sequence[ChannelEnds],
+    batch_spec: BatchSpec,
+    microbatches: int,
+    stages_with_backward: frozenset[StageId],
+) -> dict[StageId, StagePrograms]:
+    """Forward, backward and evaluation of every stage; each stage's input shapes are output shapes of earlier ones."""
+    sources = {channel.name: channel.source for channel in channels}
+    programs: dict[StageId, StagePrograms] = {}
+    for stage_id, stage in stages.items():
+        layout = stage.layout
+        programs[stage_id] = StagePrograms(
+            _stage_definition(stage_id, stage),
+            stage.mesh,
+            stage.axes,
+            {name: programs[sources[name]].output_shapes[name] for name in layout.inputs},
+            _microbatch_shapes(layout.batch_arrays(), batch_spec, microbatches),
+            frozenset(name for name in layout.inputs if sources[name] in stages_with_backward),
+            stage_id in stages_with_backward,
+        )
+    return programs
+
+
+def _stage_definition(stage_id: StageId, stage: PlacedStage) -> StageDefinition:
+    layout = stage.layout
+    return StageDefinition(
+        stage_id,
+        make_stage_function(layout),
+        stage.master_weights.compute_specs,
+        stage.master_weights.compute_shapes,
+        stage.trained_keys,
+        layout.batch_arrays(),
+        layout.inputs,
+        layout.outputs,
+        layout.sequence_parallel_channels,
+    )
+
+
+def _microbatch_shapes(names: Mapping[str, tuple[str, ...]], batch_spec: BatchSpec, microbatches: int) -> Microbatches:
+    """[n, ...] -> [m, n / m, ...] of the batch arrays that a stage reads."""
+
+    def microbatched(module: str, name: str) -> jax.ShapeDtypeStruct:
+        rows, *row_shape = batch_spec[module][name].shape
+        return jax.ShapeDtypeStruct((microbatches, rows // microbatches, *row_shape), batch_spec[module][name].dtype)
+
+    arrays = {
+        module: {name: microbatched(module, name) for name in module_names if name != "seed_and_step"}
+        for module, module_names in names.items()
+    }
+    return Microbatches(arrays, jax.ShapeDtypeStruct((2,), jnp.int32))
+
+
+def executable_stage(
+    stage: PlacedStage, programs: StagePrograms, transformation: optax.GradientTransformation
+) -> ExecutableStage:
+    """A stage's programs together with those that gather its weights, and reduce and apply its gradients."""
+    masters, trained_keys = stage.master_weights, stage.trained_keys
+    loss_and_norm = jax.jit(squared_norm_and_losses, out_shardings=NamedSharding(stage.mesh, P()))
+    if not trained_keys:
+        return ExecutableStage(programs, masters.gather, None, loss_and_norm, None)
+    update_trained = jax.jit(
+        make_stage_update(transformation),
+        out_shardings=(
+            {key: masters.shardings[key] for key in sorted(trained_keys)},
+            stage_optimizer_shardings(transformation, masters, trained_keys),
+        ),
+        donate_argnums=(0, 1),
+    )
+
+    def update(masters: Tree, optimizer_state: Tree, gradients: Tree, summary: StepSummary) -> tuple[Tree, Tree]:
+        trained = {key: masters[key] for key in trained_keys}
+        trained, optimizer_state = update_trained(trained, optimizer_state, gradients, summary)
+        return {**masters, **trained}, optimizer_state
+
+    return ExecutableStage(programs, masters.gather, masters.make_reduce(trained_keys), loss_and_norm, update)
+
+
+def make_channel(ends: ChannelEnds, programs: Mapping[StageId, StagePrograms], transport: str) -> Channel:
+    """A channel with the hops that carry its activations and their gradients."""
+    source, target = (programs[stage].channel_shardings[ends.name] for stage in (ends.source, ends.target))
+    shape = programs[ends.source].output_shapes[ends.name]
+    hop = functools.partial(make_hop, shape=shape.shape, dtype=shape.dtype, transport=transport)
+    return Channel(ends.name, ends.source, ends.target, hop(source, target), hop(target, source))
+
+
+def make_shared_parameter(parameter: TiedParameter, stages: Stages, transport: str) -> SharedParameter:
+    """A tied parameter with the hops of its compute weight to the borrower, and of its gradient to the owner."""
+    owner, borrower = stages[parameter.owner].master_weights, stages[parameter.borrower].master_weights
+    (owner_key, owner_path), (borrower_key, borrower_path) = parameter.owner_path, parameter.borrower_path
+    weight = get_leaf(owner.compute_shapes[owner_key], owner_path)
+    owner_sharding = NamedSharding(owner.mesh, get_leaf(owner.compute_specs[owner_key], owner_path))
+    borrower_sharding = NamedSharding(borrower.mesh, get_leaf(borrower.compute_specs[borrower_key], borrower_path))
+    (owner_layer,) = owner.shardings[owner_key]
+    master_sharding = get_leaf(owner.shardings[owner_key][owner_layer], owner_path)
+    return SharedParameter(
+        parameter.owner,
+        parameter.borrower,
+        parameter.owner_path,
+        parameter.borrower_path,
+        owner_layer,
+        make_hop(owner_sharding, borrower_sharding, weight.shape, weight.dtype, transport),
+        make_hop(borrower_sharding, master_sharding, weight.shape, np.dtype(np.float32), transport),
+    )

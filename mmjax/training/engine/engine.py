@@ -1,0 +1,189 @@
+"""The engine: a model on a plan, ready to train. It places batches, makes states, and has the executor that runs them."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from configs.architectures import ModelConfig
+from mmjax.models.model import model_modules
+from mmjax.models.structure.parameters import place_host_array
+from mmjax.training.engine.build import build_executor, plan_devices
+from mmjax.training.engine.optimizer import adamw, init_stage, stage_optimizer_shardings
+from mmjax.training.engine.placement import (
+    BatchSpec,
+    PlacedStage,
+    check_processes,
+    check_sequence_parallelism,
+    place_stages,
+)
+from mmjax.training.engine.settings import EngineSettings
+from mmjax.training.engine.stage_layouts import StageLayout
+from mmjax.weights.initialization import ParameterInitializer, SeedInitializer
+from sharding.plans.plan import Plan, check_plan
+from sharding.plans.stage_graph import StageId
+from sharding.plans.trained_parts import trained_parts
+from sharding.runtime.executor import TrainState
+from sharding.runtime.global_reduction import StepSummary
+from sharding.runtime.meshes import STAGE_AXES
+from sharding.runtime.stage_programs import Microbatches
+from sharding.specs.modules import module_graph
+from sharding.trees import Tree
+
+HostBatch = Mapping[str, Mapping[str, np.ndarray]]
+"""`{module: {name: [n, ...]}}`: the arrays of a global batch of n rows."""
+
+
+class Engine:
+    """A model on a plan. Nothing of it changes by training; what changes is a `TrainState`.
+
+    Args:
+        config: The model.
+        plan: Where its modules lie; checked here.
+        batch_spec: Shapes and dtypes of a global batch; arrays of one do, and their values are not looked at.
+        settings: The optimizer, what trains, and how hops travel.
+        devices: The devices that the plan's numbers index; all by default.
+
+    Raises:
+        PlanError: The plan cannot hold this model, or this batch.
+        UserError: A name in `settings.trainable` is no part of the model.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        plan: Plan,
+        batch_spec: BatchSpec,
+        settings: EngineSettings,
+        devices: Sequence[jax.Device] | None = None,
+    ) -> None:
+        self.config, self.plan, self.settings = config, plan, settings
+        self.devices = list(devices or jax.devices())
+        self.graph = module_graph(config)
+        check_plan(plan, self.graph, _row_count(batch_spec), len(self.devices))
+        check_processes(plan, self.devices)
+        self.modules = model_modules(config)
+        trained = trained_parts(self.graph, settings.trainable)
+        self.stages: dict[StageId, PlacedStage] = place_stages(
+            config, self.modules, self.graph, plan, trained, self.devices
+        )
+        check_sequence_parallelism(plan, self.modules, self.stages, batch_spec)
+        self.transformation = adamw(settings.optimizer, settings.steps)
+        self.executor = build_executor(
+            plan, self.graph, self.stages, batch_spec, self.transformation, settings, self.devices
+        )
+
+    @property
+    def plan_devices(self) -> list[jax.Device]:
+        """The devices of the plan, each once."""
+        return plan_devices(self.plan, self.devices)
+
+    @property
+    def stage_layouts(self) -> dict[StageId, StageLayout]:
+        """What lies on every stage."""
+        return {stage_id: stage.layout for stage_id, stage in self.stages.items()}
+
+    @property
+    def local_stages(self) -> dict[StageId, PlacedStage]:
+        """The stages of which this process has devices."""
+        return {stage_id: stage for stage_id, stage in self.stages.items() if self.executor.stages[stage_id].is_local}
+
+    def losses_by_name(self, summary: StepSummary) -> dict[str, float]:
+        """A step's losses by name, of all stages together; waits for the step."""
+        names = [name for _, name in self.executor.global_reduction.loss_order]
+        losses = dict.fromkeys(names, 0.0)
+        for name, loss in zip(names, np.asarray(summary.losses), strict=True):
+            losses[name] += float(loss)
+        return losses
+
+    # ------------------------------------------------------------------ batches
+
+    def local_rows(self, rows: int) -> list[int]:
+        """Of a global batch of so many rows, those that a stage of this process reads."""
+        needed = np.zeros((self.plan.microbatches, rows // self.plan.microbatches), bool)
+        for stage in self.local_stages.values():
+            sharding = NamedSharding(stage.mesh, P(None, STAGE_AXES.data))
+            for index in sharding.addressable_devices_indices_map(needed.shape).values():
+                needed[index] = True
+        return np.flatnonzero(needed).tolist()
+
+    def place_batch(self, batch: HostBatch, step: int) -> dict[StageId, Microbatches]:
+        """The arrays of a global batch on the stages of this process that read them.
+
+        Args:
+            batch: The arrays; row i belongs to microbatch i // (n / m).
+            step: Number of the step, which keys its randomness.
+        """
+        placed = {}
+        seed_and_step = np.array([self.settings.seed, step], np.int32)
+        for stage_id, stage in self.local_stages.items():
+            by_rows = NamedSharding(stage.mesh, P(None, STAGE_AXES.data))
+            arrays = {
+                module: {name: place_host_array(self._microbatched(batch[module][name]), by_rows) for name in names}
+                for module, names in self.executor.stages[stage_id].programs.batch_shapes.arrays.items()
+            }
+            placed[stage_id] = Microbatches(arrays, place_host_array(seed_and_step, NamedSharding(stage.mesh, P())))
+        return placed
+
+    def _microbatched(self, array: np.ndarray) -> np.ndarray:
+        """[n, ...] -> [m, n / m, ...]."""
+        return array.reshape(self.plan.microbatches, -1, *array.shape[1:])
+
+    # ------------------------------------------------------------------ states
+
+    def initial_state(self, initializer: ParameterInitializer | None = None) -> TrainState:
+        """Initial master weights, the same on every plan, and zero moments; each array is made on its own devices.
+
+        Args:
+            initializer: Where the weights come from; by default the seed of the settings.
+        """
+        initializer = initializer or SeedInitializer(self.settings.seed)
+        return self.state_from_masters(
+            {stage_id: _initial_masters(stage, initializer) for stage_id, stage in self.local_stages.items()}
+        )
+
+    def state_from_masters(self, masters: dict[StageId, Tree]) -> TrainState:
+        """A state of given master weights whose optimizer has seen no step."""
+        optimizer_state = {
+            stage_id: self._optimizer_init[stage_id](
+                {key: tree[key] for key in sorted(self.stages[stage_id].trained_keys)}
+            )
+            for stage_id, tree in masters.items()
+            if self.stages[stage_id].trained_keys
+        }
+        return TrainState(masters, optimizer_state, self.executor.global_reduction.initial_flag())
+
+    @functools.cached_property
+    def _optimizer_init(self) -> dict[StageId, Callable[[Tree], Tree]]:
+        """Programs from the trained master weights of a stage to its optimizer state; compiled once."""
+        return {
+            stage_id: jax.jit(
+                functools.partial(init_stage, self.transformation), out_shardings=self.optimizer_shardings(stage_id)
+            )
+            for stage_id, stage in self.stages.items()
+            if stage.trained_keys
+        }
+
+    def optimizer_shardings(self, stage_id: StageId) -> Tree:
+        """Shardings of a stage's optimizer state: `{key: {layer: ...}}`."""
+        stage = self.stages[stage_id]
+        return stage_optimizer_shardings(self.transformation, stage.master_weights, stage.trained_keys)
+
+
+def _row_count(batch_spec: BatchSpec) -> int:
+    arrays = next(iter(batch_spec.values()))
+    return next(iter(arrays.values())).shape[0]
+
+
+def _initial_masters(stage: PlacedStage, initializer: ParameterInitializer) -> Tree:
+    shardings = stage.master_weights.shardings
+    return {
+        run.parameter_key: {
+            name: initializer.init_layer(run.module, run.piece, layer, shardings[run.parameter_key][name])
+            for name, layer in zip(run.layers, range(run.first, run.last), strict=True)
+        }
+        for run in stage.layout.piece_runs
+    }

@@ -1,0 +1,120 @@
+"""Where a model lies: for every stage of a plan its layers, its submesh and its master weights."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from configs.architectures import ModelConfig
+from mmjax.models.structure.module import Module
+from mmjax.training.engine.stage_layouts import StageLayout, layer_stack_shapes, make_stage_layouts
+from sharding.axes import Axes
+from sharding.plans.plan import Plan, PlanError
+from sharding.plans.stage_graph import StageId
+from sharding.runtime.master_weights import StageMasterWeights
+from sharding.runtime.meshes import stage_meshes, unit_axes
+from sharding.specs.modules import ModuleGraph
+
+
+@runtime_checkable
+class HasShapeAndDtype(Protocol):
+    """An array, or something that only describes one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of every dimension."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the elements."""
+        ...
+
+
+BatchSpec = Mapping[str, Mapping[str, HasShapeAndDtype]]
+"""`{module: {name: [n, ...]}}`: shape and dtype of every array of a global batch of n rows."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlacedStage:
+    """One stage of a plan on its devices.
+
+    Attributes:
+        layout: Its pieces and layers, and the channels that enter and leave it.
+        mesh: Its submesh.
+        axes: What the axes of the submesh are for.
+        master_weights: Shardings of its master weights, and the programs to and from them.
+        trained_keys: Those of its parameters' keys (`module/piece`) that train.
+    """
+
+    layout: StageLayout
+    mesh: Mesh
+    axes: Axes
+    master_weights: StageMasterWeights
+    trained_keys: frozenset[str]
+
+
+def place_stages(
+    config: ModelConfig,
+    modules: tuple[Module, ...],
+    graph: ModuleGraph,
+    plan: Plan,
+    trained_parts: frozenset[str],
+    devices: Sequence[jax.Device],
+) -> dict[StageId, PlacedStage]:
+    """Every stage of a plan on its devices, each after the stages that feed it.
+
+    Args:
+        config: The model; its dtype is that of the compute weights.
+        modules, graph: The model's modules, and what they cost and feed.
+        plan: Where the modules lie; already checked.
+        trained_parts: Names of the parts that train.
+        devices: The devices that the plan's numbers index.
+    """
+    meshes = stage_meshes(plan, list(devices))
+    axes = {unit.name: unit_axes(unit, meshes[unit.name, 0]) for unit in plan.units}
+    stages = {}
+    for stage_id, layout in make_stage_layouts(plan, modules, graph).items():
+        mesh, unit_axis_names = meshes[stage_id], axes[stage_id[0]]
+        stages[stage_id] = PlacedStage(
+            layout=layout,
+            mesh=mesh,
+            axes=unit_axis_names,
+            master_weights=StageMasterWeights(
+                layer_stack_shapes(layout), mesh, unit_axis_names, jnp.dtype(config.dtype)
+            ),
+            trained_keys=frozenset(run.parameter_key for run in layout.piece_runs if run.piece.part in trained_parts),
+        )
+    return stages
+
+
+def check_processes(plan: Plan, devices: Sequence[jax.Device]) -> None:
+    """Raises PlanError if a process has no device of the plan: all take part in the global norm and in checkpoints."""
+    used = {devices[number].process_index for unit in plan.units for number in unit.devices}
+    idle = {device.process_index for device in devices} - used
+    if idle:
+        raise PlanError(
+            f"the plan uses no device of process {', '.join(map(str, sorted(idle)))}; "
+            "start fewer processes, or give each a device"
+        )
+
+
+def check_sequence_parallelism(
+    plan: Plan, modules: tuple[Module, ...], stages: Mapping[StageId, PlacedStage], batch_spec: BatchSpec
+) -> None:
+    """Raises PlanError if tensor ranks that divide the positions of a row cannot do so evenly."""
+    for module in modules:
+        unit = plan.unit_of(module.name)
+        divides_positions = bool(stages[unit.name, 0].axes.sequence)
+        if not divides_positions or not any(piece.sequence_parallel for piece in module.pieces):
+            continue
+        positions = batch_spec[module.name]["segments"].shape[1]
+        if positions % unit.tp:
+            raise PlanError(
+                f"unit {unit.name}: its {unit.tp} tensor ranks do not divide the {positions} positions of a "
+                f'row of {module.name}, as collectives "{unit.collectives}" has them; use a multiple of '
+                f'{unit.tp} in the data configuration, or "reduce"'
+            )

@@ -1,0 +1,111 @@
+"""What a stage computes: its layers as one function of a device's shards, with the stage's recomputation policy."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mmjax.models.layers.lora import join_adapters
+from mmjax.models.layers.tensor_parallel import MATMUL_CHECKPOINT_NAME, all_gather_positions, local_positions
+from mmjax.models.structure.interface import LayerOutput, ModuleOutput, auxiliary_loss_name
+from mmjax.models.structure.parameters import piece_definition
+from mmjax.training.engine.stage_layouts import PieceRun, StageLayout
+from sharding.axes import Axes
+from sharding.trees import Tree, get_leaf, set_leaf
+
+Arrays = dict[str, jax.Array]
+
+_SAVE_MATMUL_RESULTS = jax.checkpoint_policies.save_only_these_names(MATMUL_CHECKPOINT_NAME)
+
+RECOMPUTATION_POLICIES: dict[str, Callable[[Callable], Callable]] = {
+    "none": lambda layer: layer,
+    # The results of matmuls and convolutions with weights are saved; attention is computed again (arXiv 2205.05198).
+    "selective": lambda layer: jax.checkpoint(layer, policy=_SAVE_MATMUL_RESULTS),
+    "full": lambda layer: jax.checkpoint(layer, policy=jax.checkpoint_policies.nothing_saveable),
+}
+"""Activation recomputation of a layer by name: what the forward saves and the backward computes again."""
+
+
+def make_stage_function(layout: StageLayout) -> Callable:
+    """The stage as a function of one device's shards, as `StageDefinition.apply` has it.
+
+    Returns:
+        `(parameters, inputs, batch, axes) -> (outputs, losses, auxiliary metrics)`: inputs and outputs by channel,
+        with the rows of a microbatch first; each loss, by name, a sum over the local rows.
+    """
+
+    def apply(
+        parameters: Tree, inputs: Arrays, batch: Mapping[str, Arrays], axes: Axes
+    ) -> tuple[Arrays, Arrays, Arrays]:
+        channels, losses, metrics = dict(inputs), {}, {}
+        for run in layout.piece_runs:
+            if run.piece.adapter_of:
+                continue  # its parameters are joined to those of the piece that it adapts
+            module = run.module.name
+            x = _with_positions_for(run, _piece_input(run, channels), axes)
+            piece_axes = axes if run.piece.sequence_parallel else axes.without_sequence
+            output = _apply_layers(layout, run, parameters, x, batch.get(module, {}), piece_axes)
+            if isinstance(output, LayerOutput):
+                losses[auxiliary_loss_name(module)] = output.auxiliary_loss
+                output = output.x
+            if isinstance(output, ModuleOutput):
+                channels |= {f"{module}>{target}": array for target, array in output.activations.items()}
+                metrics |= {f"{module}/{name}": array for name, array in output.auxiliary_metrics.items()}
+                losses |= {} if output.loss is None else {module: output.loss}
+            else:
+                channels[f"{module}#{run.last if run.piece.layers else 0}"] = output
+        return {name: channels[name] for name in layout.outputs}, losses, metrics
+
+    return apply
+
+
+def _piece_input(run: PieceRun, channels: Arrays) -> Any:
+    """What a piece takes: the outputs of other modules by name for a module's first piece, else activations [r, s, d]."""
+    module = run.module.name
+    if run.piece is run.module.pieces[0]:
+        return {source: channels[f"{source}>{module}"] for source in run.module.inputs}
+    inner_channels = [name for name in channels if name.startswith(f"{module}#")]
+    return channels.pop(inner_channels[-1])
+
+
+def _with_positions_for(run: PieceRun, x: Any, axes: Axes) -> Any:
+    """Activations with the positions that a piece takes, those of all tensor ranks or only this rank's.
+
+    Between pieces that differ in it, positions are gathered [r, s / tp, d] -> [r, s, d] or divided.
+    """
+    previous = run.previous_piece
+    if previous is None or previous.sequence_parallel == run.piece.sequence_parallel:
+        return x
+    return local_positions(x, axes) if run.piece.sequence_parallel else all_gather_positions(x, axes)
+
+
+def _apply_layers(layout: StageLayout, run: PieceRun, parameters: Tree, x: Any, batch: Arrays, axes: Axes) -> Any:
+    """Runs a piece, or the layers of a stack that lie on the stage by `lax.scan` over their stacked parameters."""
+    definition = piece_definition(run.piece)
+    own_parameters = _piece_parameters(layout, run, parameters)
+    shared = run.piece.shared_inputs(batch) if run.piece.shared_inputs else batch
+    layer = RECOMPUTATION_POLICIES[layout.recompute](
+        lambda weights, x, shared: definition.apply(weights, x, shared, axes)
+    )
+    if not run.piece.layers:
+        return layer(own_parameters, x, shared)
+
+    def scan_layer(x: jax.Array, weights: Tree) -> tuple[jax.Array, jax.Array | None]:
+        output = layer(weights, x, shared)
+        return (output.x, output.auxiliary_loss) if isinstance(output, LayerOutput) else (output, None)
+
+    x, auxiliary_losses = jax.lax.scan(scan_layer, x, own_parameters)  # [r, s, d], [l]
+    return x if auxiliary_losses is None else LayerOutput(x, jnp.sum(auxiliary_losses))
+
+
+def _piece_parameters(layout: StageLayout, run: PieceRun, parameters: Tree) -> Tree:
+    """The parameters that a piece computes with: its own, its adapters', and those tied to a piece of this stage."""
+    module = run.module
+    adapters = parameters.get(f"{module.name}/{module.adapter_piece(run.piece.name)}", {})
+    own_parameters = join_adapters(parameters[run.parameter_key], adapters)
+    for path, owner, owner_path in run.piece.tied_parameters:
+        if layout.holds_piece(module, owner):
+            leaf = get_leaf(parameters[f"{module.name}/{owner}"], owner_path)
+            own_parameters = set_leaf(own_parameters, path, leaf)
+    return own_parameters

@@ -1,0 +1,183 @@
+"""From modules and a plan to what lies on each stage: runs of layers, chained by named channels."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from mmjax.models.structure.module import Module, Piece
+from mmjax.models.structure.parameters import layer_name, piece_definition
+from sharding.plans.plan import Plan, stage_layers
+from sharding.plans.stage_graph import StageId, stage_graph
+from sharding.runtime.master_weights import LayerStackShapes
+from sharding.specs.modules import ModuleGraph
+from sharding.trees import Tree
+
+LayerRange = tuple[str, int, int]
+"""(module, first layer, last layer + 1)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PieceRun:
+    """The layers of one piece that lie on one stage: `first` to `last - 1`."""
+
+    module: Module
+    piece: Piece
+    first: int
+    last: int
+
+    @property
+    def parameter_key(self) -> str:
+        """Key of the piece's parameters among those of the stage: `module/piece`."""
+        return f"{self.module.name}/{self.piece.name}"
+
+    @property
+    def previous_piece(self) -> Piece | None:
+        """The piece whose activations this one takes; None where it takes the outputs of other modules."""
+        if self.first:
+            return self.piece
+        number = self.module.compute_pieces.index(self.piece)
+        return self.module.compute_pieces[number - 1] if number else None
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers."""
+        return tuple(layer_name(layer) for layer in range(self.first, self.last))
+
+
+@dataclasses.dataclass(frozen=True)
+class StageLayout:
+    """What lies on a stage, and the channels that enter and leave it.
+
+    A channel carries activations from one stage to another. The channel `a>b` carries the output of module a to
+    module b; the channel `a#3` carries the activations of module a into its layer 3.
+
+    Attributes:
+        stage: (unit, number of the stage in it).
+        piece_runs: The layers that lie on the stage, in the order in which they compute.
+        inputs, outputs: Names of the channels that enter and leave.
+        recompute: Recomputation policy of the stage, a key of `RECOMPUTATION_POLICIES`.
+    """
+
+    stage: StageId
+    piece_runs: tuple[PieceRun, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    recompute: str
+
+    @property
+    def sequence_parallel_channels(self) -> frozenset[str]:
+        """The channels that carry activations whose positions are divided among tensor ranks, where the plan says so.
+
+        They lie between layers of one module; the channels between modules are never divided.
+        """
+        stacks = {
+            run.module.name: run.piece.sequence_parallel
+            for run in self.piece_runs
+            if run.piece.layers and not run.piece.adapter_of
+        }
+        parts = {name: name.partition("#") for name in (*self.inputs, *self.outputs)}
+        return frozenset(name for name, (module, separator, _) in parts.items() if separator and stacks[module])
+
+    def batch_arrays(self) -> dict[str, tuple[str, ...]]:
+        """Names of the batch arrays that the stage reads, by module."""
+        names: dict[str, dict[str, None]] = {}
+        for run in self.piece_runs:
+            names.setdefault(run.module.name, {}).update(dict.fromkeys(piece_definition(run.piece).batch_keys))
+        return {module: tuple(keys) for module, keys in names.items() if keys}
+
+    def holds_piece(self, module: Module, piece: str) -> bool:
+        """Whether layers of a module's piece lie on the stage."""
+        return any(run.module.name == module.name and run.piece.name == piece for run in self.piece_runs)
+
+
+def make_stage_layouts(plan: Plan, modules: tuple[Module, ...], graph: ModuleGraph) -> dict[StageId, StageLayout]:
+    """The layout of every stage, each after the stages that feed it."""
+    modules_by_name = {module.name: module for module in modules}
+    units = {unit.name: unit for unit in plan.units}
+    ranges = {name: stage_layers(unit, graph) for name, unit in units.items()}
+    return {
+        (name, stage): _stage_layout(
+            (name, stage), ranges[name][stage], modules_by_name, graph, units[name].recompute[stage]
+        )
+        for name, stage in stage_graph(plan, graph).stages
+    }
+
+
+def _stage_layout(
+    stage: StageId, ranges: Sequence[LayerRange], modules: Mapping[str, Module], graph: ModuleGraph, recompute: str
+) -> StageLayout:
+    runs: list[PieceRun] = []
+    inputs: list[str] = []
+    outputs: list[str] = []
+    starting = {name for name, first, _ in ranges if first == 0}
+    ending = {name for name, _, last in ranges if last == graph[name].layer_count}
+    for name, first, last in ranges:
+        layer_count = graph[name].layer_count
+        runs += _piece_runs(modules[name], first, last, layer_count)
+        if first:
+            inputs.append(f"{name}#{first}")
+        else:
+            inputs += [f"{source}>{name}" for source in graph[name].inputs if source not in ending]
+        if last < layer_count:
+            outputs.append(f"{name}#{last}")
+        else:
+            outputs += [
+                f"{name}>{target}" for source, target in graph.edges if source == name and target not in starting
+            ]
+    return StageLayout(stage, tuple(runs), tuple(inputs), tuple(outputs), recompute)
+
+
+def _piece_runs(module: Module, first: int, last: int, layer_count: int) -> list[PieceRun]:
+    """Pieces before the stack lie with its first layer, pieces after it with its last."""
+    runs = []
+    stack = next((number for number, piece in enumerate(module.pieces) if piece.layers), len(module.pieces))
+    for number, piece in enumerate(module.pieces):
+        if piece.layers:
+            runs.append(PieceRun(module, piece, first, last))
+        elif (number < stack and first == 0) or (number > stack and last == layer_count):
+            runs.append(PieceRun(module, piece, 0, 1))
+    return runs
+
+
+def layer_stack_shapes(layout: StageLayout) -> dict[str, LayerStackShapes]:
+    """Shapes of the stage's parameters by key.
+
+    A parameter tied to one of another piece is listed apart where that piece lies on another stage; where both lie on
+    the stage, the owner's is used.
+    """
+    shapes = {}
+    for run in layout.piece_runs:
+        definition = piece_definition(run.piece)
+        remote_paths = [
+            path for path, owner, _ in run.piece.tied_parameters if not layout.holds_piece(run.module, owner)
+        ]
+        shapes[run.parameter_key] = LayerStackShapes(
+            run.layers,
+            bool(run.piece.layers),
+            definition.shapes,
+            definition.splits,
+            {path: definition.tied_shapes[path] for path in remote_paths},
+            {path: definition.tied_splits[path] for path in remote_paths},
+        )
+    return shapes
+
+
+def trees_by_module(trees: Mapping[StageId, Tree]) -> Tree:
+    """Trees by stage, `{stage id: {"module/piece": {layer: ...}}}`, as `{module: {piece: {layer: ...}}}`."""
+    merged: Tree = {}
+    for tree in trees.values():
+        for key, layers in tree.items():
+            module, _, piece = key.partition("/")
+            merged.setdefault(module, {}).setdefault(piece, {}).update(layers)
+    return merged
+
+
+def trees_by_stage(tree: Tree, layouts: Mapping[StageId, StageLayout]) -> dict[StageId, Tree]:
+    """The inverse of `trees_by_module` for the stages of a plan; pieces that the tree lacks are left out."""
+    return {
+        stage: {
+            run.parameter_key: {layer: tree[run.module.name][run.piece.name][layer] for layer in run.layers}
+            for run in layout.piece_runs
+            if run.piece.name in tree.get(run.module.name, {})
+        }
+        for stage, layout in layouts.items()
+    }

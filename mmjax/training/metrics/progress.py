@@ -1,0 +1,118 @@
+"""What a person sees of a run: the plan as a table, then a live bar, or plain lines where there is no terminal."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import rich
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from mmjax.training.metrics.step_report import StepReport
+
+
+def print_plan(rows: Sequence[Mapping[str, object]], console: Console | None = None) -> None:
+    """Prints `Plan.table()`: one row a unit, one column a key."""
+    table = Table(title="plan")
+    for name in rows[0]:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    (console or rich.get_console()).print(table)
+
+
+def describe_step(report: StepReport) -> str:
+    """Loss of each modality, throughput, step time, MFU where it is known, padding of each phase."""
+    losses = " ".join(f"{name} {value:.4f}" for name, value in report.losses.items())
+    padding = " ".join(f"{name} {value:.0%}" for name, value in report.padding.items())
+    mfu = [] if report.mfu is None else [f"MFU {report.mfu:.1%}"]
+    rate = [f"{report.tokens_per_second:,.0f} tokens/s", f"{report.times.wall:.3f} s/step"]
+    return " | ".join([f"loss {losses}", *rate, *mfu, f"padding {padding}"])
+
+
+def estimated_time_left(report: StepReport, total: int) -> str:
+    """The remaining steps at the pace of the last window, as h:mm:ss."""
+    seconds = round((total - report.step) * report.times.wall)
+    return str(datetime.timedelta(seconds=seconds))
+
+
+@runtime_checkable
+class Progress(Protocol):
+    """Shows how far a run is."""
+
+    def update(self, report: StepReport) -> None:
+        """Shows a window of steps."""
+
+    def close(self) -> None:
+        """Leaves the terminal to whatever is printed next."""
+
+
+class NullProgress:
+    """Shows nothing: for every process but the first."""
+
+    def update(self, report: StepReport) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PlainProgress:
+    """One line every `interval` steps and one for the last: for files and pipes."""
+
+    def __init__(self, total: int, interval: int, console: Console):
+        self._total = total
+        self._interval = interval
+        self._console = console
+        self._due = 0
+
+    def update(self, report: StepReport) -> None:
+        if report.step < min(self._due, self._total):
+            return
+        self._due = report.step + self._interval
+        line = f"step {report.step}/{self._total} | {describe_step(report)} | {estimated_time_left(report, self._total)} left"
+        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    def close(self) -> None:
+        pass
+
+
+class LiveProgress:
+    """A bar with the numbers below it, redrawn in place."""
+
+    def __init__(self, total: int, first_step: int, console: Console):
+        finish = TextColumn("{task.fields[left]} left")
+        self._total = total
+        self._bar = Bar(BarColumn(bar_width=None), MofNCompleteColumn(), TimeElapsedColumn(), finish, console=console)
+        self._task = self._bar.add_task("train", total=total, completed=first_step, left="-:--:--")
+        self._live = Live(self._bar, console=console, refresh_per_second=4)
+        self._live.start()
+
+    def update(self, report: StepReport) -> None:
+        self._bar.update(self._task, completed=report.step, left=estimated_time_left(report, self._total))
+        self._live.update(Group(self._bar, Text(describe_step(report))))
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def make_progress(
+    total: int, first_step: int = 0, interval: int = 10, first_process: bool = True, console: Console | None = None
+) -> Progress:
+    """The progress of this process: live in a terminal, plain lines elsewhere, nothing on other processes.
+
+    Args:
+        total: Steps of the whole run.
+        first_step: Steps already done by the run that is resumed.
+        interval: Steps between plain lines.
+        first_process: Whether this process talks to people.
+        console: Where to print; standard output if not given.
+    """
+    console = console or rich.get_console()
+    if not first_process:
+        return NullProgress()
+    return LiveProgress(total, first_step, console) if console.is_terminal else PlainProgress(total, interval, console)

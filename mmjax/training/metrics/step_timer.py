@@ -1,0 +1,79 @@
+"""Where the host spends a step: waiting for data, launching programs, waiting for the devices."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+
+PARTS = ("data", "dispatch", "device")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimes:
+    """Means over a window of steps, in seconds a step.
+
+    Attributes:
+        steps: Steps of the window.
+        wall: The whole step, on the host's clock.
+        data: Waiting for the next batch.
+        dispatch: Launching programs; devices already work meanwhile.
+        device: Waiting for the devices after everything is launched.
+    """
+
+    steps: int
+    wall: float
+    data: float
+    dispatch: float
+    device: float
+
+    @property
+    def other(self) -> float:
+        """What is in none of the three parts: logging, saving, the loop itself."""
+        return max(0.0, self.wall - self.data - self.dispatch - self.device)
+
+
+class StepTimer:
+    """Adds up the parts of steps until `take` is called.
+
+        with timer.part("data"):
+            batch = next(batches)
+        with timer.part("dispatch"):
+            state, metrics = step(state, batch)
+        with timer.part("device"):
+            jax.block_until_ready(previous_metrics)
+        timer.end_step()
+
+    Parts don't nest. The clock starts at construction and at every `take`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self._clock = clock
+        self._restart()
+
+    def _restart(self) -> None:
+        self._begin = self._clock()
+        self._steps = 0
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Counts the time of a `with` block as `data`, `dispatch` or `device`; raises KeyError for another name."""
+        self._seconds[name]  # refuse another name before the work is done
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self._seconds[name] += self._clock() - begin
+
+    def end_step(self) -> None:
+        """Counts one step."""
+        self._steps += 1
+
+    def take_window(self) -> StepTimes:
+        """Returns the means since the last call and starts a new window; raises ValueError without a whole step."""
+        if not self._steps:
+            raise ValueError("no step has ended since the last window")
+        seconds = {name: total / self._steps for name, total in self._seconds.items()}
+        times = StepTimes(steps=self._steps, wall=(self._clock() - self._begin) / self._steps, **seconds)
+        self._restart()
+        return times

@@ -1,0 +1,165 @@
+"""A large configuration made small for `python -m mmjax.verify --shrink`: the same kinds, the same cuts, less of each.
+
+Heads and levels stay, because tensor parallelism divides them; widths shrink to the least that they allow.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+from configs.architectures import (
+    AudioConfig,
+    AutoencoderConfig,
+    BackboneConfig,
+    GeneratorConfig,
+    ModelConfig,
+    VisionConfig,
+)
+from configs.experts import ExpertsConfig
+from data.data_config import DataConfig
+from sharding.plans.plan import Plan, stage_layers
+from sharding.plans.unit_plan import LayerRun, UnitPlan
+from sharding.specs.modules import ModuleGraph, module_graph
+
+Encoder = TypeVar("Encoder", VisionConfig, AudioConfig)
+
+DEPTH = 4
+HEAD_WIDTH = 4  # rotary positions need pairs, 2-D sine positions multiples of 4
+CONDITION_WIDTH = 16
+GROUPS = 8  # at most so many GroupNorm groups stay: as many as tensor ranks of one host
+
+
+def shrink_data(config: DataConfig, model: ModelConfig) -> DataConfig:
+    """Smaller rows; as many of them, because plans divide their number."""
+    cell = math.lcm(*(encoder.positions_per_token for encoder in model.encoders))
+    return dataclasses.replace(
+        config,
+        tokens=min(config.tokens, 256),
+        patches=min(config.patches, 16 * cell),
+        frames=min(config.frames, 32 * cell),
+        images=min(config.images, 4),
+        samples=min(config.samples, 16),
+    )
+
+
+def shrink_model(config: ModelConfig, vocabulary: int, plans: Sequence[Plan] = ()) -> ModelConfig:
+    """A model that every plan cuts as it cuts the large one.
+
+    Args:
+        config: The large model.
+        vocabulary: Ids of the tokenizer, which the small vocabulary must hold.
+        plans: Each module keeps a layer for every stage that holds some of it, and one more, so that cuts stay uneven.
+    """
+    depths = _depths(module_graph(config), plans)
+    return dataclasses.replace(
+        config,
+        encoders=tuple(_encoder(encoder, depths[encoder.name]) for encoder in config.encoders),
+        backbone=_backbone(config.backbone, depths[config.backbone.name], vocabulary),
+        generators=tuple(map(_generator, config.generators)),
+    )
+
+
+def shrink_plan(plan: Plan, large: ModuleGraph, small: ModuleGraph) -> Plan:
+    """The plan for the small model: same devices and stages, layers in about the proportion that they had."""
+    return dataclasses.replace(plan, units=tuple(_unit(unit, large, small) for unit in plan.units))
+
+
+def _depths(graph: ModuleGraph, plans: Sequence[Plan]) -> dict[str, int]:
+    depths = {module.name: min(module.layer_count, DEPTH) for module in graph.modules}
+    for plan in plans:
+        for name, runs in _runs(plan.units, graph).items():
+            depths[name] = max(depths[name], min(graph[name].layer_count, len(runs) + 1))
+    return depths
+
+
+def _runs(units: Sequence[UnitPlan], graph: ModuleGraph) -> dict[str, list[LayerRun]]:
+    """By module, its runs of layers, one a stage."""
+    found: dict[str, list[LayerRun]] = {}
+    for unit in units:
+        for stage in stage_layers(unit, graph):
+            for run in stage:
+                found.setdefault(run[0], []).append(run)
+    return found
+
+
+def _unit(unit: UnitPlan, large: ModuleGraph, small: ModuleGraph) -> UnitPlan:
+    shares = {
+        name: iter(_divided(small[name].layer_count, [last - first for _, first, last in runs]))
+        for name, runs in _runs([unit], large).items()
+    }
+    layers = tuple(sum(next(shares[name]) for name, _, _ in stage) for stage in stage_layers(unit, large))
+    return dataclasses.replace(unit, layers=layers)
+
+
+def _divided(total: int, weights: Sequence[int]) -> list[int]:
+    """Divides a total in about the proportion of the weights, each part at least 1."""
+    parts = [1] * len(weights)
+    for _ in range(total - len(weights)):
+        poorest = max(range(len(weights)), key=lambda at: weights[at] / parts[at])
+        parts[poorest] += 1
+    return parts
+
+
+def _encoder(config: Encoder, depth: int) -> Encoder:
+    """A smaller one of the same kind: every kind has these fields."""
+    width = min(config.width, HEAD_WIDTH * config.heads)
+    return dataclasses.replace(config, width=width, depth=depth, ffn=_ffn(config.ffn, config.heads))
+
+
+def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneConfig:
+    enough = math.ceil(vocabulary / config.heads) * config.heads
+    return dataclasses.replace(
+        config,
+        width=min(config.width, HEAD_WIDTH * config.heads),
+        depth=depth,
+        ffn=_ffn(config.ffn, config.heads),
+        vocabulary=min(config.vocabulary, enough),
+        experts=_experts(config.experts, config.heads) if config.experts else None,
+    )
+
+
+def _experts(config: ExpertsConfig, heads: int) -> ExpertsConfig:
+    """As many experts, because expert ranks divide them, and as many chosen."""
+    shared = _ffn(config.shared_ffn, heads) if config.shared_ffn else 0
+    return dataclasses.replace(config, ffn=_ffn(config.ffn, heads), shared_ffn=shared)
+
+
+def _generator(config: GeneratorConfig) -> GeneratorConfig:
+    groups = math.gcd(config.groups, GROUPS)
+    parts = math.gcd(*config.widths, *config.head_widths)
+    share = _share(config.widths, parts, groups)
+    coarsest = config.patch * 2 ** (len(config.widths) - 1)
+    autoencoder = _autoencoder(config.autoencoder) if config.autoencoder else None
+    if autoencoder:
+        coarsest *= autoencoder.downsampling_factor
+    sides = tuple(min(side, 2 * coarsest) for side in config.image_sides)
+    return dataclasses.replace(
+        config,
+        widths=tuple(width // parts * share for width in config.widths),
+        head_width=tuple(width // parts * share for width in config.head_widths),
+        groups=groups,
+        blocks=1,
+        image_size=sides if isinstance(config.image_size, tuple) else sides[0],
+        condition_width=min(config.condition_width, CONDITION_WIDTH),
+        autoencoder=autoencoder,
+    )
+
+
+def _autoencoder(config: AutoencoderConfig) -> AutoencoderConfig:
+    groups = math.gcd(config.groups, GROUPS)
+    parts = math.gcd(*config.widths)
+    share = _share(config.widths, parts, groups)
+    widths = tuple(width // parts * share for width in config.widths)
+    return dataclasses.replace(config, widths=widths, blocks=1, groups=groups)
+
+
+def _share(widths: Sequence[int], parts: int, groups: int) -> int:
+    """The least share, of `parts` equal parts, that leaves each group of channels two: one would undo every bias."""
+    return next((n for n in range(1, parts) if all(width // parts * n % (2 * groups) == 0 for width in widths)), parts)
+
+
+def _ffn(ffn: int, heads: int) -> int:
+    """Twice the small width, where that is less; what divides the heads divides it."""
+    small = 2 * HEAD_WIDTH * heads
+    return small if small < ffn else ffn

@@ -1,0 +1,126 @@
+"""What most published decoders share: Llama's names of tensors, and the keys of its config.json."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from configs.architectures import BackboneConfig
+from mmjax.weights.published.decoders.rope_config import read_rotary, write_rotary
+from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, norm_rules
+from mmjax.weights.published.tensor_layouts import LINEAR
+
+BLOCK = "model.layers.{layer}"
+PROJECTIONS = (("q", "query"), ("k", "key"), ("v", "value"), ("o", "output"))
+SILU = ("silu", "swish")
+
+
+def decoder_rules(config: BackboneConfig) -> Rules:
+    """The backbone's."""
+    return {config.name: (*embedding_and_head_rules(config), *attention_rules(config), *mlp_rules(config))}
+
+
+def embedding_and_head_rules(config: BackboneConfig) -> tuple[Rule, ...]:
+    """Of the embedding, the norms and the head."""
+    head = () if config.tie_embeddings else (Rule("lm_head.weight", "head/embedding"),)
+    return (
+        Rule("model.embed_tokens.weight", "embed/embedding"),
+        *norm_rules(f"{BLOCK}.input_layernorm", "blocks/attention_norm", bias=False),
+        *norm_rules(f"{BLOCK}.post_attention_layernorm", "blocks/mlp_norm", bias=False),
+        *norm_rules("model.norm", "head/norm", bias=False),
+        *head,
+    )
+
+
+def attention_rules(config: BackboneConfig) -> tuple[Rule, ...]:
+    """Of the projections of attention."""
+    each = (
+        linear_rules(f"{BLOCK}.self_attn.{theirs}_proj", f"blocks/attention/{ours}", LINEAR, bias=ours in config.biases)
+        for theirs, ours in PROJECTIONS
+    )
+    return tuple(rule for rules in each for rule in rules)
+
+
+def mlp_rules(config: BackboneConfig) -> tuple[Rule, ...]:
+    """Of the feed-forward layer."""
+    bias = "mlp" in config.biases
+    each = (
+        linear_rules(f"{BLOCK}.mlp.{name}_proj", f"blocks/mlp/{name}", LINEAR, bias) for name in ("gate", "up", "down")
+    )
+    return tuple(rule for rules in each for rule in rules)
+
+
+def read_decoder(values: Mapping[str, Any], biases: tuple[str, ...], **others: Any) -> BackboneConfig:
+    """Of a config.json with Llama's keys.
+
+    Args:
+        values: What it says.
+        biases: Projections that have one.
+        **others: Fields of our own beside those of Llama.
+
+    Raises:
+        ValueError: A key asks for what can't be computed.
+    """
+    heads = values["num_attention_heads"]
+    head_width = values.get("head_dim") or values["hidden_size"] // heads
+    if head_width * heads != values["hidden_size"]:
+        raise ValueError(f"head_dim is {head_width}; only hidden_size / num_attention_heads can be computed")
+    if values.get("hidden_act", "silu") not in SILU:
+        raise ValueError(f"hidden_act is {values['hidden_act']!r}; only 'silu' can be computed")
+    base, scaling = read_rotary(values)
+    return BackboneConfig(
+        vocabulary=values["vocab_size"],
+        width=values["hidden_size"],
+        depth=values["num_hidden_layers"],
+        heads=heads,
+        kv_heads=values.get("num_key_value_heads") or heads,
+        ffn=values["intermediate_size"],
+        biases=biases,
+        rope_base=base,
+        rope_scaling=scaling,
+        tie_embeddings=bool(values.get("tie_word_embeddings", False)),
+        norm_epsilon=float(values.get("rms_norm_eps", 1e-6)),
+        **others,
+    )
+
+
+def write_decoder(config: BackboneConfig) -> dict[str, Any]:
+    """The keys that `read_decoder` reads."""
+    return {
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "intermediate_size": config.ffn,
+        "hidden_act": "silu",
+        **write_rotary(config),
+        "tie_word_embeddings": config.tie_embeddings,
+        "rms_norm_eps": config.norm_epsilon,
+    }
+
+
+def ignored_buffers(config: BackboneConfig) -> tuple[str, ...]:
+    """Buffers that old files hold."""
+    del config
+    return ("*.rotary_emb.inv_freq",)
+
+
+def tied_head_duplicates(config: BackboneConfig) -> dict[str, str]:
+    """The head that some files hold although it is the embedding."""
+    return {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_embeddings else {}
+
+
+def first_matching_decoder(backbone: BackboneConfig, among: Iterable[PublishedArchitecture]) -> PublishedArchitecture:
+    """The first of some published decoders that can compute a backbone.
+
+    Raises:
+        ValueError: None can; says why each can't.
+    """
+    refused = []
+    for each in among:
+        try:
+            each.write_config(backbone)
+        except ValueError as error:
+            refused.append(f"no {each.name}: {error}")
+        else:
+            return each
+    raise ValueError(f"{backbone.name} is {'; '.join(refused)}")

@@ -1,0 +1,50 @@
+"""Qwen1.5, Qwen2 (arXiv 2407.10671) and Qwen2.5, as `Qwen2ForCausalLM` names them: Llama's blocks with three biases."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.architectures import BackboneConfig
+from mmjax.weights.published.decoders.llama_like import (
+    decoder_rules,
+    ignored_buffers,
+    read_decoder,
+    tied_head_duplicates,
+    write_decoder,
+)
+from mmjax.weights.published.round_trip import require_round_trip
+from mmjax.weights.published.rules import PublishedArchitecture
+
+BIASES = ("query", "key", "value")
+
+
+def read_config(values: Mapping[str, Any]) -> BackboneConfig:
+    """Of transformers' Qwen2Config."""
+    require_full_attention(values)
+    return read_decoder(values, BIASES)
+
+
+def require_full_attention(values: Mapping[str, Any]) -> None:
+    """Raises ValueError where a position sees only the last ones before it."""
+    if values.get("use_sliding_window"):
+        raise ValueError("use_sliding_window is true; only attention to all earlier positions can be computed")
+
+
+def write_config(config: BackboneConfig) -> dict[str, Any]:
+    """For transformers' Qwen2Config."""
+    values = {**write_decoder(config), "use_sliding_window": False}
+    require_round_trip(config, read_config(values))
+    return values
+
+
+PUBLISHED = (
+    PublishedArchitecture(
+        "Qwen2ForCausalLM",
+        ("qwen2",),
+        BackboneConfig,
+        read_config,
+        write_config,
+        decoder_rules,
+        ignored_buffers,
+        tied_head_duplicates,
+    ),
+)

@@ -1,0 +1,93 @@
+"""Qwen2-MoE and Qwen1.5-MoE (arXiv 2407.10671), as `Qwen2MoeForCausalLM` names them: one expert is for all tokens."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.architectures import BackboneConfig, ExpertsConfig
+from mmjax.weights.published.decoders.llama_like import (
+    BLOCK,
+    attention_rules,
+    embedding_and_head_rules,
+    ignored_buffers,
+    read_decoder,
+    tied_head_duplicates,
+    write_decoder,
+)
+from mmjax.weights.published.decoders.mixtral import expert_rules, require_experts
+from mmjax.weights.published.decoders.qwen2 import BIASES, require_full_attention
+from mmjax.weights.published.round_trip import require_round_trip
+from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules
+from mmjax.weights.published.tensor_layouts import LINEAR
+
+MLP = f"{BLOCK}.mlp"
+MATRICES = ("gate", "up", "down")
+
+
+def rules(config: BackboneConfig) -> Rules:
+    """The backbone's."""
+    experts = expert_rules(config, tuple((f"{MLP}.experts.{{expert}}.{name}_proj", name) for name in MATRICES))
+    shared = (
+        linear_rules(f"{MLP}.shared_expert.{name}_proj", f"blocks/mlp/shared/{name}", LINEAR, bias=False)
+        for name in MATRICES
+    )
+    routing = (
+        Rule(f"{MLP}.gate.weight", "blocks/mlp/router", LINEAR),
+        Rule(f"{MLP}.shared_expert_gate.weight", "blocks/mlp/shared_gate/kernel", LINEAR),
+    )
+    always = tuple(rule for each in shared for rule in each)
+    return {config.name: (*embedding_and_head_rules(config), *attention_rules(config), *routing, *experts, *always)}
+
+
+def read_config(values: Mapping[str, Any]) -> BackboneConfig:
+    """Of transformers' Qwen2MoeConfig; what a file leaves out is as in Qwen1.5-MoE-A2.7B."""
+    require_full_attention(values)
+    if values.get("mlp_only_layers") or values.get("decoder_sparse_step", 1) != 1:
+        raise ValueError(
+            f"mlp_only_layers is {values.get('mlp_only_layers')!r} and decoder_sparse_step "
+            f"{values.get('decoder_sparse_step', 1)!r}; only experts in every block can be computed"
+        )
+    experts = ExpertsConfig(
+        count=values.get("num_experts", 60),
+        top_k=values.get("num_experts_per_tok", 4),
+        ffn=values["moe_intermediate_size"],
+        shared_ffn=values["shared_expert_intermediate_size"],
+        normalise=bool(values.get("norm_topk_prob", False)),
+        balance_weight=float(values.get("router_aux_loss_coef", 0.001)),
+    )
+    return read_decoder(values, BIASES if values.get("qkv_bias", True) else (), experts=experts)
+
+
+def write_config(config: BackboneConfig) -> dict[str, Any]:
+    """For transformers' Qwen2MoeConfig."""
+    experts = require_experts(config)
+    values = {
+        **write_decoder(config),
+        "moe_intermediate_size": experts.ffn,
+        "shared_expert_intermediate_size": experts.shared_ffn,
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.top_k,
+        "norm_topk_prob": experts.normalise,
+        "router_aux_loss_coef": experts.balance_weight,
+        "qkv_bias": "query" in config.biases,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "use_sliding_window": False,
+    }
+    if not experts.shared_ffn:
+        raise ValueError("experts.shared_ffn is 0; every block has an expert for all tokens there")
+    require_round_trip(config, read_config(values))
+    return values
+
+
+PUBLISHED = (
+    PublishedArchitecture(
+        "Qwen2MoeForCausalLM",
+        ("qwen2_moe",),
+        BackboneConfig,
+        read_config,
+        write_config,
+        rules,
+        ignored_buffers,
+        tied_head_duplicates,
+    ),
+)

@@ -1,0 +1,81 @@
+"""CLIP's image tower (arXiv 2103.00020), as `CLIPVisionModel` of transformers names it; whole CLIP models hold one.
+
+Features are the last block's, as `last_hidden_state` there: the norm behind them is for the class token alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.architectures import VisionConfig
+from mmjax.weights.published.encoders.vision_transformer import (
+    CLIP_BLOCK_NAMES,
+    CLIP_PIXELS,
+    VIT_BASE_DEFAULTS,
+    block_rules,
+    class_token_rule,
+    patch_embedding_rules,
+    position_table_rule,
+    read_encoder,
+    require_encoder_round_trip,
+    unused_block_patterns,
+    write_encoder,
+)
+from mmjax.weights.published.rules import PublishedArchitecture, Rules, norm_rules
+
+TOWER = "vision_model"
+BLOCK = f"{TOWER}.encoder.layers.{{layer}}"
+DEFAULTS = {**VIT_BASE_DEFAULTS, "patch_size": 32, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"}
+"""What transformers takes where a file says nothing, as many of CLIP's do."""
+
+ALIASES = tuple(
+    (f"{part}.", f"{TOWER}.{part}.") for part in ("embeddings", "encoder", "pre_layrnorm", "post_layernorm")
+)
+"""transformers 5 saves a tower alone without its prefix."""
+
+
+def rules(config: VisionConfig) -> Rules:
+    """The encoder's."""
+    embeddings = f"{TOWER}.embeddings"
+    found = (
+        *patch_embedding_rules(f"{embeddings}.patch_embedding", config),
+        class_token_rule(f"{embeddings}.class_embedding", config),
+        position_table_rule(f"{embeddings}.position_embedding.weight", config),
+        *norm_rules(f"{TOWER}.pre_layrnorm", "embed/norm", bias=True),
+        *block_rules(BLOCK, CLIP_BLOCK_NAMES, config),
+    )
+    return {config.name: found}
+
+
+def read_config(values: Mapping[str, Any]) -> VisionConfig:
+    """Of transformers' CLIPVisionConfig, or a CLIPConfig that holds one."""
+    of = {**values, **values.get("vision_config", {})}
+    return read_encoder(
+        {**DEFAULTS, **of}, CLIP_PIXELS, patch_bias=False, class_token=True, input_norm=True, final_norm=False
+    )
+
+
+def write_config(config: VisionConfig) -> dict[str, Any]:
+    """For transformers' CLIPVisionConfig."""
+    values = write_encoder(config)
+    require_encoder_round_trip(config, read_config(values))
+    return values
+
+
+def ignored(config: VisionConfig) -> tuple[str, ...]:
+    """The norm behind the last block, blocks that we leave out, and what whole CLIP models hold beside the tower."""
+    of_tower = (f"{TOWER}.post_layernorm.*", f"{TOWER}.embeddings.position_ids", *unused_block_patterns(BLOCK, config))
+    return (*of_tower, "text_model.*", "logit_scale", "*_projection.weight")
+
+
+PUBLISHED = (
+    PublishedArchitecture(
+        "CLIPVisionModel",
+        ("clip_vision_model", "clip"),
+        VisionConfig,
+        read_config,
+        write_config,
+        rules,
+        ignored,
+        aliases=ALIASES,
+    ),
+)

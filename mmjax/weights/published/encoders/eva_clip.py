@@ -1,0 +1,246 @@
+"""EVA's image towers of CLIPs (arXiv 2211.07636, 2303.15389), as timm names them.
+
+The first and the largest of the second generation are vision transformers without a bias of keys, the largest with
+norms behind its layers; the others have rotary positions beside learned ones, and gates and norms inside their layers.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from configs.architectures import VisionConfig
+from mmjax.weights.published.encoders.vision_transformer import (
+    CLIP_PIXELS,
+    block_rules,
+    class_token_rule,
+    norm_bias,
+    patch_embedding_rules,
+    position_table_rule,
+    require_encoder_round_trip,
+    unused_block_patterns,
+)
+from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, norm_rules
+from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused, InterleavedRotary
+
+BLOCK = "blocks.{layer}"
+NAMES = {
+    "attention_norm": "norm1",
+    "attention/output": "attn.proj",
+    "mlp_norm": "norm2",
+    "mlp/down": "mlp.fc2",
+}
+GATED = {"mlp/gate": "mlp.fc1_g", "mlp/up": "mlp.fc1_x"}
+UNGATED = {"mlp/up": "mlp.fc1"}
+INNER_NORMS = {"attention": "attn.norm", "mlp": "mlp.norm"}
+"""By the path in our block, the name in theirs."""
+
+DEFAULTS = {
+    "img_size": 224,
+    "patch_size": 16,
+    "in_chans": 3,
+    "embed_dim": 768,
+    "depth": 12,
+    "num_heads": 12,
+    "mlp_ratio": 4.0,
+    "qkv_bias": True,
+    "qkv_fused": True,
+    "swiglu_mlp": False,
+    "scale_mlp": False,
+    "scale_attn_inner": False,
+    "use_rot_pos_emb": False,
+    "rope_temperature": 10000.0,
+    "ref_feat_shape": None,
+    "use_post_norm": False,
+    "global_pool": "avg",
+}
+"""timm's arguments of a model that names none."""
+
+FIXED = {
+    "attn_type": "eva",
+    "class_token": True,
+    "init_values": None,
+    "no_embed_class": False,
+    "num_reg_tokens": 0,
+    "qk_norm": False,
+    "rope_grid_indexing": "ij",
+    "rope_grid_offset": 0.0,
+    "rope_rotate_half": False,
+    "rope_type": "cat",
+    "use_abs_pos_emb": True,
+    "use_pre_transformer_norm": False,
+}
+"""Arguments with the only value that can be computed, which is timm's default too."""
+
+SECOND = {
+    "mlp_ratio": 4 * 2 / 3,
+    "qkv_fused": False,
+    "swiglu_mlp": True,
+    "scale_mlp": True,
+    "scale_attn_inner": True,
+    "use_rot_pos_emb": True,
+    "ref_feat_shape": (16, 16),
+    "global_pool": "token",
+}
+LARGE = {**SECOND, "patch_size": 14, "embed_dim": 1024, "depth": 24, "num_heads": 16}
+VARIANTS = {
+    "eva02_base_patch16_clip_224": SECOND,
+    "eva02_large_patch14_clip_224": LARGE,
+    "eva02_large_patch14_clip_336": {**LARGE, "img_size": 336},
+    "eva_giant_patch14_clip_224": {
+        "patch_size": 14,
+        "embed_dim": 1408,
+        "depth": 40,
+        "num_heads": 16,
+        "mlp_ratio": 6144 / 1408,
+        "global_pool": "token",
+    },
+    "eva02_enormous_patch14_clip_224": {
+        "patch_size": 14,
+        "embed_dim": 1792,
+        "depth": 64,
+        "num_heads": 16,
+        "mlp_ratio": 15360 / 1792,
+        "use_post_norm": True,
+        "global_pool": "token",
+    },
+}
+"""What timm builds of each name."""
+
+
+def rules(config: VisionConfig) -> Rules:
+    """The encoder's."""
+    inner = {f"{place}/inner_norm": INNER_NORMS[place] for place in config.inner_norms}
+    names = {**NAMES, **(GATED if config.gated else UNGATED), **inner}
+    found = (
+        *patch_embedding_rules("patch_embed.proj", config),
+        class_token_rule("cls_token", config, before=(1, 1)),
+        position_table_rule("pos_embed", config, before=(1,)),
+        *(_separate(config) if config.gated else _fused(config)),
+        *block_rules(BLOCK, names, config),
+        *(norm_rules("norm", "norm/norm", norm_bias(config)) if config.final_norm else ()),
+    )
+    return {config.name: found}
+
+
+def _separate(config: VisionConfig) -> Iterator[Rule]:
+    """Queries, keys and values of those with gates: a tensor each, and pairs of neighbours are turned."""
+    attention, bias = f"{BLOCK}.attn", "query" in config.biases
+    yield Rule(f"{attention}.q_proj.weight", "blocks/attention/query/kernel", InterleavedRotary(config.heads))
+    yield Rule(f"{attention}.k_proj.weight", "blocks/attention/key/kernel", InterleavedRotary(config.heads))
+    yield from linear_rules(f"{attention}.v_proj", "blocks/attention/value", LINEAR, bias)
+    if bias:
+        yield Rule(f"{attention}.q_proj.bias", "blocks/attention/query/bias", InterleavedRotary(config.heads, IDENTITY))
+
+
+def _fused(config: VisionConfig) -> Iterator[Rule]:
+    """The same of those without: one tensor, and two biases."""
+    kernels = tuple(f"blocks/attention/{name}/kernel" for name in ("query", "key", "value"))
+    yield Rule(f"{BLOCK}.attn.qkv.weight", kernels, Fused())
+    if "query" in config.biases:
+        yield Rule(f"{BLOCK}.attn.q_bias", "blocks/attention/query/bias")
+        yield Rule(f"{BLOCK}.attn.v_bias", "blocks/attention/value/bias")
+
+
+def read_config(values: Mapping[str, Any]) -> VisionConfig:
+    """Of timm's config.json: the name of a model, and `model_args` that differ from what timm builds of it.
+
+    Raises:
+        ValueError: An argument asks for what can't be computed.
+    """
+    pool = {key: values[key] for key in ("global_pool",) if key in values}
+    of = {**DEFAULTS, **VARIANTS[values["architecture"]], **pool, **values.get("model_args", {})}
+    for key, only in FIXED.items():
+        if of.get(key, only) != only:
+            raise ValueError(f"{key} is {of[key]!r}; only {only!r} can be computed")
+    if not of["swiglu_mlp"] == of["use_rot_pos_emb"] != of["qkv_fused"]:
+        raise ValueError(
+            f"swiglu_mlp is {of['swiglu_mlp']}, use_rot_pos_emb {of['use_rot_pos_emb']} and qkv_fused "
+            f"{of['qkv_fused']}; only gates with rotary positions and separate tensors, or none of them, can be read"
+        )
+    if of["swiglu_mlp"] and not of["scale_mlp"]:
+        raise ValueError("swiglu_mlp without scale_mlp joins the gate to another tensor, which can't be read")
+    pretrained = values.get("pretrained_cfg", {})
+    mean, deviation = pretrained.get("mean", CLIP_PIXELS.mean), pretrained.get("std", CLIP_PIXELS.deviation)
+    return VisionConfig(
+        width=of["embed_dim"],
+        depth=of["depth"],
+        heads=of["num_heads"],
+        ffn=int(of["embed_dim"] * of["mlp_ratio"]),
+        activation="silu" if of["swiglu_mlp"] else "gelu",
+        gated=of["swiglu_mlp"],
+        biases=("query", "value", "output", "mlp") if of["qkv_bias"] else ("output", "mlp"),
+        inner_norms=tuple(place for place, key in (("attention", "scale_attn_inner"), ("mlp", "scale_mlp")) if of[key]),
+        patch=of["patch_size"],
+        channels=of["in_chans"],
+        merge=1,
+        pixel_mean=tuple(2 * value - 1 for value in mean),
+        pixel_std=tuple(2 * value for value in deviation),
+        class_token=True,
+        positions="learned",
+        grid=_side("img_size", of["img_size"]) // of["patch_size"],
+        rope_base=float(of["rope_temperature"]) if of["use_rot_pos_emb"] else 0.0,
+        rope_grid=_side("ref_feat_shape", of["ref_feat_shape"] or 0) if of["use_rot_pos_emb"] else 0,
+        post_norm=of["use_post_norm"],
+        final_norm=of["global_pool"] != "avg",
+    )
+
+
+def _side(key: str, sides: Any) -> int:
+    """Of a square, which may be told by one number."""
+    each = tuple(sides) if isinstance(sides, list | tuple) else (sides,)
+    if len(set(each)) != 1:
+        raise ValueError(f"{key} is {sides!r}; only a square can be computed")
+    return each[0]
+
+
+def write_config(config: VisionConfig) -> dict[str, Any]:
+    """For timm: the name of the model that it is, or else of one that its arguments make it."""
+    for architecture, arguments in VARIANTS.items():
+        values = {"architecture": architecture, "num_classes": 0, "global_pool": arguments["global_pool"]}
+        if _is(config, values):
+            return values
+    values = {
+        "architecture": "eva02_base_patch16_clip_224",
+        "num_classes": 0,
+        "global_pool": "token" if config.final_norm else "avg",
+        "model_args": _arguments(config),
+    }
+    require_encoder_round_trip(config, read_config(values))
+    return values
+
+
+def _is(config: VisionConfig, values: Mapping[str, Any]) -> bool:
+    try:
+        require_encoder_round_trip(config, read_config(values))
+    except ValueError:
+        return False
+    return True
+
+
+def _arguments(config: VisionConfig) -> dict[str, Any]:
+    return {
+        "img_size": config.grid * config.patch,
+        "patch_size": config.patch,
+        "in_chans": config.channels,
+        "embed_dim": config.width,
+        "depth": config.depth + config.unused_blocks,
+        "num_heads": config.heads,
+        "mlp_ratio": config.ffn / config.width,
+        "qkv_bias": "query" in config.biases,
+        "qkv_fused": not config.gated,
+        "swiglu_mlp": config.gated,
+        "scale_mlp": "mlp" in config.inner_norms,
+        "scale_attn_inner": "attention" in config.inner_norms,
+        "use_rot_pos_emb": config.rope_base > 0,
+        "rope_temperature": config.rope_base or DEFAULTS["rope_temperature"],
+        "ref_feat_shape": [config.rope_grid] * 2 if config.rope_grid else None,
+        "use_post_norm": config.post_norm,
+    }
+
+
+def ignored(config: VisionConfig) -> tuple[str, ...]:
+    """What stands behind the features, and what we leave out."""
+    last = () if config.final_norm else ("norm.*",)
+    return ("head.*", "fc_norm.*", *last, *unused_block_patterns(BLOCK, config))
+
+
+PUBLISHED = (PublishedArchitecture("Eva", tuple(VARIANTS), VisionConfig, read_config, write_config, rules, ignored),)

@@ -1,0 +1,128 @@
+"""Where the Hopper kernels can run, and with which tiles: every refusal says what is wrong and what to do."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+INSTEAD = 'use backend="ring"'
+HOPPER = re.compile(r"\bG?H\d+")
+"""Device kinds of compute capability 9.0: NVIDIA H100, H200, H800, H20, GH200 and their variants."""
+TILE_DEPTH = 64  # columns of x in a tile: 128 bytes of bfloat16, the widest swizzle
+PIPELINE_DEPTH = 4  # tiles in flight: what fits beside the results in the shared memory of a Hopper multiprocessor
+
+
+@dataclasses.dataclass(frozen=True)
+class WarpgroupTiles:
+    """What a block computes at a time, with two warpgroups.
+
+    Attributes:
+        rows, columns: Of a warpgroup's tile of the product.
+        beside: The second warpgroup has the next columns; otherwise the next rows.
+    """
+
+    rows: int
+    columns: int
+    columns_split: bool
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of both."""
+        return self.rows * (1 if self.columns_split else 2), self.columns * (2 if self.columns_split else 1)
+
+
+# The largest first, because a large tile reads less for each product. None is tuned: nothing was measured.
+_TILES = tuple(
+    WarpgroupTiles(rows, columns, beside)
+    for rows, columns in ((128, 128), (128, 64), (64, 128), (64, 64))
+    for beside in (True, False)
+)
+
+
+def choose_tiles(rows: int, depth: int, widths: Sequence[int]) -> WarpgroupTiles | None:
+    """The largest tiles that divide `[rows, depth] @ [depth, width]` for every width; None where none do."""
+    for candidate in _TILES if depth % TILE_DEPTH == 0 else ():
+        down, across = candidate.block
+        if rows % down == 0 and all(width % across == 0 for width in widths):
+            return candidate
+    return None
+
+
+def unsupported_shape_reason(rows: int, depth: int, widths: Sequence[int], dtype: Any) -> str:
+    """Why these sizes a rank cannot be multiplied, or ""."""
+    if np.dtype(dtype).name != "bfloat16":
+        return f"the mosaic kernels multiply bfloat16, not {np.dtype(dtype).name}; cast, or {INSTEAD}"
+    if choose_tiles(rows, depth, widths) is None:
+        return (
+            f"no tile divides [{rows}, {depth}] @ [{depth}, {', '.join(map(str, widths))}]: the mosaic kernels need "
+            f"the contracted size in {TILE_DEPTH}s, rows a rank in 64s and columns in 128s (or 128s and 64s); "
+            f"pad, or {INSTEAD}"
+        )
+    return ""
+
+
+def one_rank_reason(axes: Sequence[str]) -> str:
+    """The refusal of axes along which nothing can be exchanged."""
+    return f"{' x '.join(axes) or 'no axis'} has one rank, which has nothing to exchange: use a plain matmul"
+
+
+def automatic_axes_reason(axes: Sequence[str]) -> str:
+    """The refusal of a mesh some of whose axes are left to XLA."""
+    return f"the mosaic kernels need every mesh axis manual in jax.shard_map, which {', '.join(axes)} is not; {INSTEAD}"
+
+
+def unsupported_placement_reason(
+    ids: Sequence[int], sizes: dict[str, int], axes: tuple[str, ...], processes: int, platform: str, capability: str
+) -> str:
+    """Why a mesh cannot run them, or "".
+
+    Args:
+        ids: The mesh's device ids, row-major.
+        sizes: The mesh's axes.
+        axes: Those that the ranks lie on.
+        processes: How many processes hold the devices.
+        platform: What the devices are.
+        capability: Their compute capability, "9.0" for H100 and H200.
+
+    Raises:
+        ValueError: An axis that the mesh has not.
+    """
+    if missing := [axis for axis in axes if axis not in sizes]:
+        raise ValueError(f"the mesh has no axis {missing[0]!r}; it has {', '.join(sizes) or 'none'}")
+    if math.prod(sizes[axis] for axis in axes) == 1:
+        return one_rank_reason(axes)
+    if list(ids) != list(range(len(ids))):
+        return (
+            f"the mesh holds the devices {', '.join(map(str, ids))}, and the mosaic kernels address peers by number: "
+            f"they need one program over the whole mesh, devices 0 to {len(ids) - 1} in row-major order; {INSTEAD}"
+        )
+    if processes > 1:
+        return f"the mesh spans {processes} processes, and peers' memory is mapped within one; {INSTEAD}"
+    if platform not in ("gpu", "cuda"):
+        return f"the devices are of platform {platform!r}, the mosaic kernels are for Hopper GPUs; {INSTEAD}"
+    if capability != "9.0":
+        return f"the GPUs have compute capability {capability}, the mosaic kernels need 9.0 (H100, H200); {INSTEAD}"
+    return ""
+
+
+def unsupported_traced_mesh_reason(mesh: jax.sharding.AbstractMesh, axes: tuple[str, ...]) -> str:
+    """What can be told of `placement_refusal` inside `jax.shard_map`, where devices have kinds but no numbers."""
+    if automatic := sorted(set(mesh.axis_names) - set(mesh.manual_axes)):
+        return automatic_axes_reason(automatic)
+    device = mesh.abstract_device
+    platform, kind = (device.platform, device.device_kind) if device else (jax.default_backend(), "")
+    capability = "9.0" if HOPPER.search(kind) else f"of {kind or 'an unknown kind'}"
+    return unsupported_placement_reason(range(mesh.size), dict(mesh.shape), axes, 1, platform, capability)
+
+
+def unsupported_mesh_reason(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> str:
+    """Why the mosaic backend cannot run on a mesh, its ranks along some of its axes, or "" where it can."""
+    devices = list(mesh.devices.flat)
+    ids = [device.id for device in devices]
+    processes = len({device.process_index for device in devices})
+    capability = str(getattr(devices[0], "compute_capability", ""))
+    return unsupported_placement_reason(ids, dict(mesh.shape), axes, processes, devices[0].platform, capability)

@@ -1,0 +1,5 @@
+"""Rows of unequal number between the ranks of a mesh axis, with gradients."""
+
+from pallas_kernels.ragged_all_to_all.api import IMPLEMENTATIONS, ragged_all_to_all
+
+__all__ = ["IMPLEMENTATIONS", "ragged_all_to_all"]

@@ -1,0 +1,49 @@
+"""What a planner is given and does not search: sequence and expert ranks (DistTrain, arXiv 2408.04275, section 9)."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from sharding.plans.plan import PlanError
+from sharding.plans.unit_plan import check_cp_and_ep
+from sharding.specs.modules import ModuleGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedRanks:
+    """Ranks of one module.
+
+    Attributes:
+        cp: Sequence ranks of every instance.
+        ep: Expert ranks: so many instances divide the experts.
+    """
+
+    cp: int = 1
+    ep: int = 1
+
+    def __post_init__(self) -> None:
+        for key in ("cp", "ep"):
+            if getattr(self, key) < 1:
+                raise PlanError(f"the given {key} is {getattr(self, key)}; it must be at least 1")
+
+
+SINGLE_RANKS = FixedRanks()
+"""One sequence rank and one expert rank."""
+
+
+def check_fixed_ranks(given: Mapping[str, FixedRanks], graph: ModuleGraph, rows: int) -> None:
+    """Raises PlanError, naming the module and the numbers, if what is given cannot be.
+
+    Args:
+        given: By module; those that are left out have one rank of each kind.
+        graph: The modules.
+        rows: Rows of the global batch.
+    """
+    for name, ranks in given.items():
+        if name not in graph.names:
+            raise PlanError(f"ranks are given for {name}, which the model lacks; it has {', '.join(graph.names)}")
+        check_cp_and_ep(f"given for {name}", [graph[name]], ranks.cp, ranks.ep)
+        if rows % ranks.ep:
+            raise PlanError(
+                f"given for {name}: ep {ranks.ep} does not divide the {rows:,} rows of the global batch, and so no "
+                "data-parallel size that does; choose another ep, or another number of rows"
+            )

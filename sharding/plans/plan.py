@@ -1,0 +1,182 @@
+"""The plan: which modules lie on which devices, how they are cut, and in how many microbatches a step runs."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from sharding.plans.json_fields import read_fields, read_file
+from sharding.plans.unit_plan import PlanError, UnitPlan, check_unit, stage_layers
+from sharding.specs.modules import ModuleGraph
+
+__all__ = ["Plan", "PlanError", "UnitPlan", "check_plan", "device_ranges", "single_device_plan", "stage_layers"]
+
+ScheduleName = Literal["1f1b", "interleaved", "gpipe"]
+SCHEDULE_NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The units and how a step runs over them; units may share devices.
+
+    Attributes:
+        units: Every module of the model lies in exactly one.
+        microbatches: Microbatches of a step.
+        schedule: `1f1b`, `interleaved` or `gpipe`.
+    """
+
+    units: tuple[UnitPlan, ...]
+    microbatches: int = 1
+    schedule: ScheduleName = "1f1b"
+
+    def __post_init__(self) -> None:
+        if not self.units:
+            raise PlanError("the plan has no units; list at least one")
+        if self.microbatches < 1:
+            raise PlanError(f"the plan's microbatches is {self.microbatches}; it must be at least 1")
+        if self.schedule not in SCHEDULE_NAMES:
+            raise PlanError(f"the plan's schedule is {self.schedule!r}; choose from {', '.join(SCHEDULE_NAMES)}")
+        names = [unit.name for unit in self.units]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise PlanError(f"unit names must differ, but {', '.join(repeated)} stands more than once")
+
+    @property
+    def device_count(self) -> int:
+        """Number of distinct devices."""
+        return len({device for unit in self.units for device in unit.devices})
+
+    def unit_of(self, module: str) -> UnitPlan:
+        """The unit that holds a module."""
+        for unit in self.units:
+            if module in unit.modules:
+                return unit
+        raise PlanError(f"module {module} lies in no unit; add it to one of {', '.join(u.name for u in self.units)}")
+
+    def table(self) -> list[dict[str, str]]:
+        """One row a unit, for people; with columns of what is not as in most plans in some unit."""
+        usual = {"cp": 1, "ep": 1, "chunks": 1, "collectives": "reduce"}
+        shown = [key for key, value in usual.items() if any(getattr(unit, key) != value for unit in self.units)]
+        return [
+            {
+                "unit": unit.name,
+                "modules": " > ".join(unit.modules),
+                "devices": device_ranges(unit.devices),
+                "dp": str(unit.dp),
+                "tp": str(unit.tp),
+                "pp": str(unit.pp),
+                **{key: str(getattr(unit, key)) for key in shown},
+                "layers": " ".join(map(str, unit.layers)),
+                "recompute": " ".join(unit.recompute),
+            }
+            for unit in self.units
+        ]
+
+    def to_json(self) -> str:
+        """The plan as JSON with one key a line."""
+        fields = {"microbatches": self.microbatches, "schedule": self.schedule}
+        lines = [f'  "{key}": {json.dumps(value)},' for key, value in fields.items()]
+        units = []
+        for unit in self.units:
+            entries = [f'      "{key}": {json.dumps(value)}' for key, value in dataclasses.asdict(unit).items()]
+            units.append("    {\n" + ",\n".join(entries) + "\n    }")
+        return "\n".join(["{", *lines, '  "units": [', ",\n".join(units), "  ]", "}", ""])
+
+    @staticmethod
+    def from_json(text: str) -> "Plan":
+        """Reads `to_json`'s format; raises PlanError naming a key that is unknown, missing or of another type."""
+        try:
+            document = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanError(f"the plan is not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
+        fields = read_fields(document, Plan, "the plan", PlanError)
+        units = fields.pop("units")
+        if not isinstance(units, list):
+            raise PlanError(f"the plan's units is {units!r}; it must be a list of units")
+        read = [read_fields(unit, UnitPlan, f"units[{index}]", PlanError) for index, unit in enumerate(units)]
+        return Plan(tuple(UnitPlan(**unit) for unit in read), **fields)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "Plan":
+        """Reads a plan file; errors name the file."""
+        return read_file(path, "plan file", Plan.from_json, PlanError)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a plan file."""
+        pathlib.Path(path).write_text(self.to_json(), encoding="utf-8")
+
+
+def single_device_plan(graph: ModuleGraph, microbatches: int = 1) -> Plan:
+    """Every module a unit of its own, all on device 0."""
+    return Plan(
+        tuple(UnitPlan(module.name, (module.name,), (0,), layers=(module.layer_count,)) for module in graph.modules),
+        microbatches=microbatches,
+    )
+
+
+def check_plan(plan: Plan, graph: ModuleGraph, rows: int, devices: int) -> None:
+    """Raises PlanError, naming the culprit and the mend, if a plan cannot run.
+
+    Args:
+        plan: The plan.
+        graph: The model's modules.
+        rows: Rows of the global batch.
+        devices: Number of devices there are.
+    """
+    check_layout(plan, graph, devices)
+    for unit in plan.units:
+        _check_trainable(unit)
+        _check_rows(plan, unit, rows)
+
+
+def check_layout(plan: Plan, graph: ModuleGraph, devices: int) -> None:
+    """Raises PlanError if the units of a plan cannot hold the model on so many devices, whatever rows they get."""
+    _check_placement(plan, graph)
+    for unit in plan.units:
+        check_unit(unit, graph, devices)
+
+
+def _check_placement(plan: Plan, graph: ModuleGraph) -> None:
+    placed = [module for unit in plan.units for module in unit.modules]
+    for unit in plan.units:
+        for module in unit.modules:
+            if module not in graph.names:
+                raise PlanError(
+                    f"unit {unit.name} holds {module}, which the model lacks; it has {', '.join(graph.names)}"
+                )
+    for module in graph.names:
+        if module not in placed:
+            raise PlanError(f"module {module} lies in no unit; add it to one")
+        if placed.count(module) > 1:
+            owners = [unit.name for unit in plan.units for name in unit.modules if name == module]
+            raise PlanError(f"module {module} lies in {' and '.join(owners)}; keep it in one unit, once")
+
+
+def _check_trainable(unit: UnitPlan) -> None:
+    if unit.cp > 1:
+        raise PlanError(
+            f"unit {unit.name}: cp {unit.cp} can be planned and simulated (python -m mmjax.simulate), but not yet "
+            "trained; use cp 1, and more tp or full recomputation for long sequences"
+        )
+
+
+def _check_rows(plan: Plan, unit: UnitPlan, rows: int) -> None:
+    share = plan.microbatches * unit.dp
+    if rows % share:
+        raise PlanError(
+            f"unit {unit.name}: {rows} rows of the global batch are not divisible by {plan.microbatches} microbatches "
+            f"x dp {unit.dp} = {share}; use a multiple of {share} rows, or another dp"
+        )
+
+
+def device_ranges(devices: Sequence[int]) -> str:
+    """For people: `0-3 7` for (0, 1, 2, 3, 7), in the order given."""
+    runs: list[list[int]] = []
+    for device in devices:
+        if runs and device == runs[-1][-1] + 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

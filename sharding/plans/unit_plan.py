@@ -1,0 +1,228 @@
+"""One unit of a plan: a chain of modules on devices of its own, its stages, and whether a model can be cut so."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from configs.errors import UserError
+from sharding.specs.modules import ModuleGraph, ModuleSpec
+
+RECOMPUTE_POLICIES = ("none", "selective", "full")
+TENSOR_COLLECTIVES = {
+    "reduce": (False, "reference"),
+    "gather": (True, "reference"),
+    "ring": (True, "ring"),
+    "mosaic": (True, "mosaic"),
+}
+"""By name: whether the tensor ranks divide the positions between split matmuls, and how these' collectives travel."""
+
+LayerRun = tuple[str, int, int]
+
+
+class PlanError(UserError):
+    """A plan that cannot be, with the reason and the mend."""
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitPlan:
+    """A chain of modules on a submesh of its own.
+
+    Attributes:
+        name: Name of the unit.
+        modules: Modules in chain order, each feeding the next.
+        devices: Indices of devices, stage by stage, then by data rank, sequence rank and tensor rank; dp * cp * tp * pp
+            of them.
+        dp: Data-parallel instances of every stage.
+        tp: Tensor-parallel ranks of every instance.
+        layers: How many layers of the chained modules each virtual stage owns, in chain order; pp * chunks of them.
+        recompute: What each virtual stage's backward computes again: `none`, `selective` or `full`.
+        chunks: Virtual stages on the devices of each stage; virtual stage v lies on those of stage v % pp
+            (Narayanan et al., arXiv 2104.04473, section 2.2). A virtual stage is a stage to all that follows.
+        cp: Sequence ranks of every instance, which divide its tokens; keys and values travel around them (ring
+            attention, arXiv 2310.01889).
+        ep: Expert ranks: so many consecutive data-parallel instances divide the experts of every layer that has some.
+            It takes no devices of its own.
+        collectives: What the tensor ranks do around split matmuls. `reduce`: all have all positions, and sums are
+            all-reduced. `gather`: they divide the positions (sequence parallelism, arXiv 2205.05198), which are
+            gathered and scattered. `ring`: the same, part by part beside the matmuls.
+            `mosaic`: by Hopper kernels, where the unit has all devices of one process, else as `ring`.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    devices: tuple[int, ...]
+    dp: int = 1
+    tp: int = 1
+    layers: tuple[int, ...] = (1,)
+    recompute: tuple[str, ...] = ("none",)
+    chunks: int = 1
+    cp: int = 1
+    ep: int = 1
+    collectives: str = "reduce"
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.modules or not self.layers:
+            raise PlanError(f"unit {self.name!r}: a unit needs a name, at least one module and at least one stage")
+        for key in ("dp", "tp", "chunks", "cp", "ep"):
+            if getattr(self, key) < 1:
+                raise PlanError(f"unit {self.name}: {key} is {getattr(self, key)}; it must be at least 1")
+        if self.stage_count % self.chunks:
+            raise PlanError(
+                f"unit {self.name}: {self.chunks} chunks a stage need a multiple of {self.chunks} entries in layers, "
+                f"not {self.stage_count}"
+            )
+        if min(self.layers) < 1:
+            raise PlanError(f"unit {self.name}: layers {list(self.layers)}; every stage must own at least one")
+        if self.dp % self.ep:
+            raise PlanError(
+                f"unit {self.name}: ep {self.ep} does not divide dp {self.dp}; the instances divide the experts among "
+                "them, so choose an ep that divides dp"
+            )
+        self._check_devices()
+        if len(self.recompute) != self.stage_count:
+            raise PlanError(
+                f"unit {self.name}: recompute has {len(self.recompute)} entries for {self.stage_count} stages"
+            )
+        for choice in self.recompute:
+            if choice not in RECOMPUTE_POLICIES:
+                raise PlanError(f"unit {self.name}: recompute {choice!r}; choose from {', '.join(RECOMPUTE_POLICIES)}")
+        if self.collectives not in TENSOR_COLLECTIVES:
+            raise PlanError(
+                f"unit {self.name}: collectives {self.collectives!r}; choose from {', '.join(TENSOR_COLLECTIVES)}"
+            )
+
+    def _check_devices(self) -> None:
+        sequence = f" x cp {self.cp}" if self.cp > 1 else ""
+        needed = self.dp * self.replica_size * self.pp
+        if len(self.devices) != needed:
+            raise PlanError(
+                f"unit {self.name}: dp {self.dp}{sequence} x tp {self.tp} x pp {self.pp} (stages in layers) needs "
+                f"{needed} devices, but it lists {len(self.devices)}"
+            )
+        if len(set(self.devices)) != needed or min(self.devices) < 0:
+            raise PlanError(f"unit {self.name}: devices {list(self.devices)} must differ and not be negative")
+
+    @property
+    def replica_size(self) -> int:
+        """Devices of one instance of a stage: cp * tp."""
+        return self.cp * self.tp
+
+    @property
+    def stage_count(self) -> int:
+        """Number of virtual stages: pp * chunks."""
+        return len(self.layers)
+
+    @property
+    def pp(self) -> int:
+        """Number of stages with devices of their own."""
+        return self.stage_count // self.chunks
+
+    def stage_devices(self, stage: int) -> tuple[int, ...]:
+        """The dp * cp * tp devices of a virtual stage, by data rank, sequence rank and tensor rank."""
+        size = self.dp * self.replica_size
+        first = stage % self.pp * size
+        return self.devices[first : first + size]
+
+
+def stage_layers(unit: UnitPlan, graph: ModuleGraph) -> tuple[tuple[LayerRun, ...], ...]:
+    """Per virtual stage, the runs of layers it owns: (module, first layer, one past the last), in chain order.
+
+    Raises PlanError if the layers do not add up, or a stage boundary cuts a module that is one stage.
+    """
+    modules = [graph[name] for name in unit.modules]
+    most = sum(module.layer_count if module.divisible else 1 for module in modules)
+    whole = [module.name for module in modules if not module.divisible]
+    if unit.stage_count > most and whole:
+        raise PlanError(
+            f"unit {unit.name} has {unit.stage_count} stages, but {' > '.join(unit.modules)} can be cut into at most "
+            f"{most}: {', '.join(whole)} is one stage, because the skips of a U-Net join its first blocks to its last; "
+            "use data or tensor parallelism there"
+        )
+    total = sum(module.layer_count for module in modules)
+    if sum(unit.layers) != total:
+        counts = " + ".join(f"{module.name} {module.layer_count}" for module in modules)
+        raise PlanError(
+            f"unit {unit.name}: layers {list(unit.layers)} add up to {sum(unit.layers)}, "
+            f"but its modules have {total} ({counts})"
+        )
+    ends = list(itertools.accumulate(unit.layers))
+    stages: list[list[LayerRun]] = [[] for _ in ends]
+    offset = 0
+    for module in modules:
+        for stage, end in enumerate(ends):
+            first = max(end - unit.layers[stage], offset)
+            last = min(end, offset + module.layer_count)
+            if first < last:
+                stages[stage].append((module.name, first - offset, last - offset))
+        parts = [stage for stage, runs in enumerate(stages) if any(name == module.name for name, _, _ in runs)]
+        if not module.divisible and len(parts) > 1:
+            raise PlanError(
+                f"unit {unit.name}: layers {list(unit.layers)} put {module.name} on stages {parts}, but it is one "
+                f"stage; let one stage own all its {module.layer_count} layers"
+            )
+        offset += module.layer_count
+    return tuple(map(tuple, stages))
+
+
+def check_unit(unit: UnitPlan, graph: ModuleGraph, devices: int) -> None:
+    """Raises PlanError if one unit cannot be: its devices, its chain, its layers, or what its ranks divide."""
+    _check_devices(unit, devices)
+    _check_chain(unit, graph)
+    stage_layers(unit, graph)
+    _check_splits(unit, graph)
+
+
+def _check_devices(unit: UnitPlan, devices: int) -> None:
+    if max(unit.devices) >= devices:
+        raise PlanError(
+            f"unit {unit.name} needs device {max(unit.devices)}, but there are {devices} devices "
+            f"(0 to {devices - 1}); use fewer, or start more"
+        )
+
+
+def _check_chain(unit: UnitPlan, graph: ModuleGraph) -> None:
+    for source, target in itertools.pairwise(unit.modules):
+        if source not in graph[target].inputs:
+            raise PlanError(
+                f"unit {unit.name}: {source} does not feed {target}, so they are no chain; "
+                "give each a unit of its own (units may share devices)"
+            )
+    for position, target in enumerate(unit.modules):
+        for source in unit.modules[: max(position - 1, 0)]:
+            if source in graph[target].inputs:
+                raise PlanError(
+                    f"unit {unit.name}: {source} feeds {target} past {unit.modules[position - 1]}, but a stage hands "
+                    f"on the activation of one module only; give {target} a unit of its own (units may share devices)"
+                )
+
+
+def _check_splits(unit: UnitPlan, graph: ModuleGraph) -> None:
+    for name in unit.modules:
+        for what, size in graph[name].tensor_splits:
+            if size % unit.tp:
+                raise PlanError(
+                    f"unit {unit.name}: tp {unit.tp} does not divide {what} = {size} of {name}; "
+                    "choose a tp that divides it, or another architecture"
+                )
+    check_cp_and_ep(f"unit {unit.name}", [graph[name] for name in unit.modules], unit.cp, unit.ep)
+
+
+def check_cp_and_ep(where: str, modules: Sequence[ModuleSpec], cp: int, ep: int) -> None:
+    """Raises PlanError if a chain of modules has no sequence or no experts to divide, or not so many.
+
+    Args:
+        where: Names the unit or the setting in messages.
+        modules: Modules of one unit.
+        cp, ep: Sequence ranks of an instance, and expert ranks.
+    """
+    for module in modules:
+        if cp > 1 and not module.supports_cp:
+            raise PlanError(f"{where}: cp {cp}, but {module.name} has no sequence to divide; leave cp at 1 there")
+        if module.expert_count % ep:
+            raise PlanError(
+                f"{where}: ep {ep} does not divide the {module.expert_count} experts of {module.name}; choose an ep "
+                "that divides them"
+            )
+    if ep > 1 and not any(module.expert_count for module in modules):
+        names = ", ".join(module.name for module in modules)
+        raise PlanError(f"{where}: ep {ep}, but no layer of {names} has experts; leave ep at 1")

@@ -1,0 +1,80 @@
+"""Tries every hop and every collective once before the first step (DistTrain, section 3: communication trials).
+
+A link that does not work is found here and named, instead of hanging in the middle of a step.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from configs.errors import UserError
+from sharding.plans.stage_graph import StageId
+from sharding.runtime.executor import Executor
+from sharding.runtime.hops import Hop, zeros_at_source
+
+
+class CommunicationError(UserError):
+    """A hop or a collective failed when it was tried; the message names the stages, or the stage and the axis."""
+
+
+def check_communication(executor: Executor) -> None:
+    """Runs every hop of activations, gradients and tied parameters, and a sum over every mesh axis of every stage.
+
+    Args:
+        executor: The executor whose links are tried; all processes call this together.
+
+    Raises:
+        CommunicationError: Something failed; the message says what.
+    """
+    for stage_id, stage in executor.stages.items():
+        if stage.is_local:
+            for axis in stage.programs.mesh.axis_names:
+                _try(f"the sum over {axis!r} of {_describe(stage_id)}", _sum_of_ones, stage.programs.mesh, axis)
+    for channel in executor.channels:
+        what = f"the hop {channel.name}"
+        _try_both_ways(what, channel.source, channel.target, channel.activation_hop, channel.gradient_hop)
+    for tied in executor.tied_parameters:
+        what = f"the hop of the tied parameter {tied.owner_path[1]}"
+        _try_both_ways(what, tied.owner, tied.borrower, tied.weight_hop, tied.gradient_hop)
+    no_statistics = dict.fromkeys(executor.stages)
+    reduction = executor.global_reduction
+    _try("the reduction over all devices", reduction.reduce, no_statistics, reduction.initial_flag())
+
+
+def _try_both_ways(what: str, source: StageId, target: StageId, hop: Hop, hop_back: Hop) -> None:
+    _try(f"{what} from {_describe(source)} to {_describe(target)}", lambda: hop(zeros_at_source(hop)))
+    _try(f"{what} back from {_describe(target)} to {_describe(source)}", lambda: hop_back(zeros_at_source(hop_back)))
+
+
+def _describe(stage_id: StageId) -> str:
+    return f"unit {stage_id[0]} stage {stage_id[1]}"
+
+
+def _sum_of_ones(mesh: Mesh, axis: str) -> jax.Array:
+    """The sum over an axis of one on every device. Raises CommunicationError if it is not the size of the axis."""
+    ones = jax.make_array_from_callback(
+        mesh.devices.shape,
+        NamedSharding(mesh, P(*mesh.axis_names)),
+        lambda index: np.ones((1,) * mesh.devices.ndim, np.float32),
+    )
+    summed_specs = P(*(None if name == axis else name for name in mesh.axis_names))
+    total = jax.jit(
+        jax.shard_map(lambda x: lax.psum(x, axis), mesh=mesh, in_specs=P(*mesh.axis_names), out_specs=summed_specs)
+    )(ones)
+    for shard in total.addressable_shards:
+        if not bool(jnp.all(shard.data == mesh.shape[axis])):
+            raise CommunicationError(f"it gives {shard.data}, not {mesh.shape[axis]}")
+    return total
+
+
+def _try(what: str, run: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        jax.block_until_ready(run(*arguments))
+    except (RuntimeError, ValueError, CommunicationError) as error:
+        raise CommunicationError(f"{what} does not work: {error}") from error

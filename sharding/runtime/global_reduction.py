@@ -1,0 +1,128 @@
+"""The reduction over all stages once a step: the global gradient norm, its clipping and whether everything was finite.
+
+It is one small program over all devices of the plan; nothing is read on the host. A step that was not finite is
+remembered on the devices (`all_finite` stays 0), so that no later step changes the state before the host has noticed.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from sharding.plans.stage_graph import StageId
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSummary:
+    """The result of the reduction, replicated over all devices.
+
+    Attributes:
+        losses: `[losses]` of all stages, in the order of `GlobalReduction.loss_order`.
+        gradient_norm: Norm of the gradients of all units together.
+        clip_scale: Factor by which gradients are multiplied: min(1, max_norm / gradient_norm).
+        all_finite: 1.0, or 0.0 once a loss or a gradient of this or an earlier step was not finite.
+    """
+
+    losses: jax.Array
+    gradient_norm: jax.Array
+    clip_scale: jax.Array
+    all_finite: jax.Array
+
+
+jax.tree_util.register_dataclass(StepSummary, ["losses", "gradient_norm", "clip_scale", "all_finite"], [])
+
+
+class GlobalReduction:
+    """The program, and views of its result on the submeshes of the stages.
+
+    Args:
+        devices: All devices of the plan, each once.
+        meshes: Submesh of every stage.
+        losses: Names of every stage's losses, in the order in which `reduce` is given them.
+        max_norm: Global norm above which gradients are scaled down; None for no clipping.
+
+    Attributes:
+        stage_ids: All stages.
+        loss_order: (stage, name) of every loss, in the order of `StepSummary.losses`.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[jax.Device],
+        meshes: Mapping[StageId, Mesh],
+        losses: Mapping[StageId, tuple[str, ...]],
+        max_norm: float | None,
+    ) -> None:
+        self.stage_ids = tuple(meshes)
+        self.loss_order = tuple((stage_id, name) for stage_id in meshes for name in losses[stage_id])
+        self._widths = {stage_id: 1 + len(losses[stage_id]) for stage_id in meshes}
+        self._mesh = Mesh(np.array(devices), ("all",))
+        self._stage_meshes = dict(meshes)
+        self._local_devices = [device for device in devices if device.process_index == jax.process_index()]
+        self._zeros = {
+            width: {device: jax.device_put(np.zeros((1, width), np.float32), device) for device in self._local_devices}
+            for width in set(self._widths.values())
+        }
+
+        def global_reduction(statistics: list[jax.Array], all_finite: jax.Array) -> StepSummary:
+            totals = [lax.psum(array[0], "all") for array in statistics]  # per stage [1 + losses]
+            norm = jnp.sqrt(jnp.sum(jnp.stack([total[0] for total in totals])))
+            loss_sums = jnp.concatenate([total[1:] for total in totals])
+            finite = jnp.isfinite(norm) & jnp.all(jnp.isfinite(loss_sums))
+            scale = jnp.ones(()) if max_norm is None else jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-30))
+            return StepSummary(loss_sums, norm, scale, jnp.where(finite, all_finite, 0.0))
+
+        specs = [P("all")] * len(self.stage_ids)
+        self._program = jax.jit(
+            jax.shard_map(global_reduction, mesh=self._mesh, in_specs=(specs, P()), out_specs=P())
+        )
+
+    def initial_flag(self, all_finite: bool = True) -> jax.Array:
+        """The `all_finite` of a state in which everything was finite so far."""
+        return self._replicated(np.float32(all_finite))
+
+    def reduce(self, statistics: Mapping[StageId, jax.Array | None], all_finite: jax.Array) -> StepSummary:
+        """Combines the statistics of every stage with the flag of the steps before.
+
+        Args:
+            statistics: `[1, 1 + losses]` of every stage of this process, replicated over its submesh: the squared norm
+                of its gradients, then its losses. None or absent for the other stages.
+            all_finite: What the step before left.
+        """
+        return self._program([self._on_all_devices(stage, statistics.get(stage)) for stage in self.stage_ids], all_finite)
+
+    def on_stage(self, summary: StepSummary, stage_id: StageId) -> StepSummary | None:
+        """The same values on a stage's submesh, without a copy; None where this process has no device of it."""
+        sharding = NamedSharding(self._stage_meshes[stage_id], P())
+        stage_devices = self._stage_meshes[stage_id].devices.flat
+        local_devices = [device for device in stage_devices if device.process_index == jax.process_index()]
+
+        def view(array: jax.Array) -> jax.Array:
+            shards = {shard.device: shard.data for shard in array.addressable_shards}
+            return jax.make_array_from_single_device_arrays(
+                array.shape, sharding, [shards[device] for device in local_devices]
+            )
+
+        return jax.tree.map(view, summary) if local_devices else None
+
+    def _on_all_devices(self, stage_id: StageId, statistics: jax.Array | None) -> jax.Array:
+        """`[devices, width]` over all devices: the stage's statistics on its first device, zeros on all others."""
+        width = self._widths[stage_id]
+        shards = dict(self._zeros[width])
+        first = self._stage_meshes[stage_id].devices.flat[0]
+        if statistics is not None and first in shards:
+            shards[first] = next(shard.data for shard in statistics.addressable_shards if shard.device == first)
+        shape = (self._mesh.devices.size, width)
+        sharding = NamedSharding(self._mesh, P("all"))
+        return jax.make_array_from_single_device_arrays(
+            shape, sharding, [shards[device] for device in self._local_devices]
+        )
+
+    def _replicated(self, value: np.float32) -> jax.Array:
+        shards = [jax.device_put(value, device) for device in self._local_devices]
+        return jax.make_array_from_single_device_arrays((), NamedSharding(self._mesh, P()), shards)

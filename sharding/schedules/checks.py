@@ -1,0 +1,68 @@
+"""Checks that a schedule runs every op, in an order that can run, within its in-flight limits."""
+
+import collections
+import graphlib
+import itertools
+from collections.abc import Mapping, Sequence
+
+from sharding.plans.stage_graph import PipelineRank, device_classes
+from sharding.schedules.list_scheduling import InFlightMicrobatches
+from sharding.schedules.ops import PipelineOp, Schedule, ScheduleError
+
+
+def check_schedule(schedule: Schedule, max_in_flight: Mapping[PipelineRank, int]) -> None:
+    """Raises ScheduleError, naming the op at fault, if a schedule cannot run.
+
+    Args:
+        schedule: Its ops must be those of its op graph, each once and after the ops it depends on.
+        max_in_flight: How many microbatches each rank may hold at once; the oldest one in flight may come on top.
+    """
+    op_graph = schedule.op_graph
+    dependencies, rank_of = op_graph.dependencies, op_graph.stage_graph.rank_of
+    finished: set[PipelineOp] = set()
+    in_flight = InFlightMicrobatches(op_graph)
+    for op in schedule.ops:
+        if op not in dependencies:
+            raise ScheduleError(f"{op} is no op of this step")
+        if op in finished:
+            raise ScheduleError(f"{op} stands twice")
+        unmet = [dependency for dependency in dependencies[op] if dependency not in finished]
+        if unmet:
+            raise ScheduleError(f"{op} stands before {unmet[0]}, which it needs")
+        finished.add(op)
+        in_flight.record(op)
+        if op.kind == "forward":
+            rank = rank_of[op.stage_id]
+            if in_flight[rank] > max_in_flight[rank] and not in_flight.is_oldest(op.microbatch):
+                raise ScheduleError(f"{op}: its stage then holds {in_flight[rank]}, not {max_in_flight[rank]} at most")
+    missing = [op for op in dependencies if op not in finished]
+    if missing:
+        raise ScheduleError(f"{missing[0]} is missing, and {len(missing) - 1} more")
+    # Devices that run the same ops follow the same order, so one of them stands for all.
+    classes = device_classes(map(op_graph.devices_of, schedule.ops))
+    check_no_cyclic_waits([schedule.restricted_to([members[0]]) for members in classes])
+
+
+def check_no_cyclic_waits(queues: Sequence[Schedule]) -> None:
+    """Raises ScheduleError if processes that each follow their own order would wait for each other.
+
+    An op runs once it is first in the queue of every process that has it, and its dependencies have run.
+
+    Args:
+        queues: The schedule of each process, all of one op graph.
+    """
+    waits_for: dict[PipelineOp, set[PipelineOp]] = collections.defaultdict(set)
+    queued = {op for queue in queues for op in queue.ops}
+    for queue in queues:
+        for earlier, later in itertools.pairwise(queue.ops):
+            waits_for[later].add(earlier)
+    for op in queued:
+        for dependency in queues[0].op_graph.dependencies[op]:
+            if dependency not in queued:
+                raise ScheduleError(f"{op} needs {dependency}, which no process runs")
+            waits_for[op].add(dependency)
+    try:
+        graphlib.TopologicalSorter(waits_for).prepare()
+    except graphlib.CycleError as error:
+        cycle = " before ".join(map(str, error.args[1]))
+        raise ScheduleError(f"the processes wait for each other: {cycle}") from error

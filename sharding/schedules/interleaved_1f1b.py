@@ -1,0 +1,73 @@
+"""Interleaved 1F1B (Narayanan et al., arXiv 2104.04473, section 2.2) over graphs of units with any number of chunks.
+
+A pipeline rank runs its forwards in groups of pp microbatches: the group through its first chunk, then through its
+second, and so on; its backwards go the other way. A unit without chunks has one stage per rank, as in plain 1F1B.
+"""
+
+from sharding.plans.stage_graph import PipelineRank, StageId
+from sharding.schedules.list_scheduling import Priority, list_schedule, warm_up_order
+from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
+
+
+def interleaved(op_graph: OpGraph) -> Schedule:
+    """1F1B over ranks with chunks; on a chain, where pp divides the microbatches, exactly the paper's order.
+
+    Where pp divides the microbatches, ranks keep strictly to the paper's order. Elsewhere the last group is smaller
+    and that order would make ranks wait for each other, so they run what is ready: forwards as far as their in-flight
+    limit allows, then backwards.
+    """
+    graph, max_in_flight = op_graph.stage_graph, interleaved_in_flight(op_graph)
+    fixed_orders = {
+        rank: warm_up_order(op_graph, rank, max_in_flight[rank] - 1)
+        for rank in graph.stages_of
+        if rank[0] in graph.pp and op_graph.microbatches % graph.pp[rank[0]] == 0
+    }
+    return list_schedule(op_graph, max_in_flight, _by_group(op_graph), fixed_orders)
+
+
+def _by_group(op_graph: OpGraph) -> Priority:
+    """Forwards first; then the lowest group; within it forwards of the first and backwards of the last chunk first."""
+    graph = op_graph.stage_graph
+    widest = max(graph.pp.values(), default=1)  # a unit without chunks moves at the pace of those with chunks
+
+    def priority(op: PipelineOp) -> tuple[bool, int, int, int, int]:
+        is_backward = op.kind == "backward"
+        group = op.microbatch - op.microbatch % graph.pp.get(op.unit, widest)
+        chunk = op.stage // graph.pp.get(op.unit, op.stage + 1)
+        return (is_backward, group, -chunk if is_backward else chunk, op.microbatch, -graph.depths[op.stage_id])
+
+    return priority
+
+
+def interleaved_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
+    """How many microbatches each rank may hold at once; one that is in several of its chunks counts in each.
+
+    A rank with v > 1 chunks holds what it runs from its first forward until its first backward, which is of its last
+    chunk, can run: as many as there are stages from its first chunk to the farthest sink and back to its last chunk.
+    On a chain of p ranks that is the paper's 2(p - rank - 1) + (v - 1)p forwards of warm-up and one more; with a
+    generator behind the backbone it is more. A stage of a unit without chunks holds one microbatch more than the
+    stages behind it need at once, which is 1F1B's limit where no unit has chunks.
+    """
+    graph = op_graph.stage_graph
+    by_rank: dict[PipelineRank, int] = {}
+    by_stage: dict[StageId, int] = {}
+    for stage in reversed(graph.stages):
+        rank = graph.rank_of[stage]
+        chunks = graph.stages_of[rank]
+        if len(chunks) == 1:
+            behind = max((by_stage[target] for target in graph.targets[stage]), default=0)
+            by_rank[rank] = by_stage[stage] = 1 + behind
+        else:
+            by_rank[rank] = graph.heights[chunks[0]] + graph.heights[chunks[-1]] - 1
+            by_stage[stage] = _in_flight_of_chunk(by_rank[rank], graph.pp[stage[0]], len(chunks), chunks.index(stage))
+    return by_rank
+
+
+def _in_flight_of_chunk(rank_in_flight: int, pp: int, chunks: int, chunk: int) -> int:
+    """The most microbatches in flight in one chunk of a rank that holds `rank_in_flight` in all its chunks.
+
+    The most is reached right before the chunk's first backward, when each of the later chunks has run one group's
+    backwards: the rank has then run `rank_in_flight` forwards plus as many as those backwards.
+    """
+    groups, rest = divmod(rank_in_flight + (chunks - 1 - chunk) * pp, chunks * pp)
+    return groups * pp + min(max(rest - chunk * pp, 0), pp)

@@ -1,0 +1,199 @@
+"""A schedule as data: ops, what each waits for, and a total order of them."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from sharding.plans.stage_graph import StageEdge, StageGraph, StageId
+
+OpKind = Literal["forward", "backward", "hop", "hop_back", "gather", "share", "reduce", "share_back", "norm", "update"]
+
+TRANSFERS: tuple[OpKind, ...] = ("hop", "hop_back", "share", "share_back")
+"""Kinds that move arrays from one stage to another."""
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot run; the message names the op at fault."""
+
+
+class PipelineOp(NamedTuple):
+    """One piece of work of a step. A tuple, because a step has tens of thousands that serve as dictionary keys.
+
+    Attributes:
+        kind: Once per microbatch: `forward`, `backward`, `hop` (sends an activation), `hop_back` (sends a gradient).
+            Once per step: `gather` (makes compute weights from master weights), `share` (sends a tied weight from its
+            owner to its borrower), `reduce` (sums gradients over replicas), `share_back` (sends the gradient of a tied
+            weight from the borrower to the owner), `norm` (gradient norm and losses, over all devices), `update`.
+        unit: Unit of the stage that runs the op, or that sends; empty for `norm`, which runs on every device.
+        stage: Number of that stage in its unit; -1 for `norm`.
+        microbatch: Number of the microbatch; -1 for an op that runs once per step.
+        target_unit: Unit of the receiving stage of a transfer; empty for the other kinds.
+        target_stage: Number of the receiving stage; -1 for the other kinds.
+    """
+
+    kind: OpKind
+    unit: str
+    stage: int
+    microbatch: int = -1
+    target_unit: str = ""
+    target_stage: int = -1
+
+    @property
+    def stage_id(self) -> StageId:
+        """The stage that runs the op, or that sends."""
+        return (self.unit, self.stage)
+
+    @property
+    def target_id(self) -> StageId:
+        """The stage that receives; ("", -1) for an op that is no transfer."""
+        return (self.target_unit, self.target_stage)
+
+    def __str__(self) -> str:
+        target = f" -> {self.target_unit} {self.target_stage}" if self.target_unit else ""
+        microbatch = f" of microbatch {self.microbatch}" if self.microbatch >= 0 else ""
+        return f"{self.kind} {self.unit} {self.stage}{target}{microbatch}"
+
+
+NORM = PipelineOp("norm", "", -1)
+"""The one op that runs on every device."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OpGraph:
+    """All ops of one pass over the pipeline; what each depends on follows from the fields.
+
+    Attributes:
+        stage_graph: The stages.
+        microbatches: Number of microbatches.
+        backward_stages: Stages that run a backward.
+        trained_stages: Stages with parameters to update; each of them runs a backward.
+        shares: Pairs (owner, borrower) of stages with a tied parameter. Its gradient returns if both stages train.
+        with_update: True for a training step, which ends with reductions, the norm and updates; False for evaluation.
+    """
+
+    stage_graph: StageGraph
+    microbatches: int
+    backward_stages: frozenset[StageId] = frozenset()
+    trained_stages: frozenset[StageId] = frozenset()
+    shares: tuple[StageEdge, ...] = ()
+    with_update: bool = True
+
+    def __post_init__(self) -> None:
+        graph = self.stage_graph
+        if self.microbatches < 1:
+            raise ScheduleError(f"a step of {self.microbatches} microbatches; it must have at least 1")
+        known = frozenset(graph.stages)
+        named = self.backward_stages | self.trained_stages | {stage for share in self.shares for stage in share}
+        for stage in sorted(named - known):
+            raise ScheduleError(f"stage {stage} is not in the graph; it has {', '.join(map(str, graph.stages))}")
+        for stage in sorted(graph.with_descendants(self.trained_stages) - self.backward_stages):
+            raise ScheduleError(f"stage {stage} needs a backward: it, or a stage that feeds it, trains")
+        for stage in sorted(graph.with_descendants(self.backward_stages) - self.backward_stages):
+            raise ScheduleError(f"stage {stage} needs a backward: a stage that feeds it waits for its gradient")
+        for owner, borrower in self.shares:
+            if owner == borrower:
+                raise ScheduleError(f"stage {owner} borrows from itself; share only between two stages")
+
+    @functools.cached_property
+    def prologue(self) -> tuple[PipelineOp, ...]:
+        """The ops before the first forward, in order."""
+        gathers = [PipelineOp("gather", *stage) for stage in self.stage_graph.stages]
+        return (*gathers, *(PipelineOp("share", *owner, -1, *borrower) for owner, borrower in self.shares))
+
+    @functools.cached_property
+    def epilogue(self) -> tuple[PipelineOp, ...]:
+        """The ops after the last backward, in order."""
+        if not self.with_update:
+            return ()
+        trained = [stage for stage in self.stage_graph.stages if stage in self.trained_stages]
+        returned = [share for share in self.shares if self.trained_stages.issuperset(share)]
+        return (
+            *(PipelineOp("reduce", *stage) for stage in trained),
+            *(PipelineOp("share_back", *borrower, -1, *owner) for owner, borrower in returned),
+            NORM,
+            *(PipelineOp("update", *stage) for stage in trained),
+        )
+
+    def forward_hops(self, stage: StageId, microbatch: int) -> tuple[PipelineOp, ...]:
+        """The hops that follow a stage's forward."""
+        return tuple(PipelineOp("hop", *stage, microbatch, *target) for target in self.stage_graph.targets[stage])
+
+    def backward_hops(self, stage: StageId, microbatch: int) -> tuple[PipelineOp, ...]:
+        """The hops that follow a stage's backward: one to every stage before it that runs a backward too."""
+        sources = [source for source in self.stage_graph.sources[stage] if source in self.backward_stages]
+        return tuple(PipelineOp("hop_back", *stage, microbatch, *source) for source in sources)
+
+    @functools.cached_property
+    def dependencies(self) -> Mapping[PipelineOp, tuple[PipelineOp, ...]]:
+        """Every op of the pass, and the ops that must run before it."""
+        dependencies: dict[PipelineOp, tuple[PipelineOp, ...]] = {}
+        for op in self.prologue:
+            ends = (PipelineOp("gather", *op.stage_id), PipelineOp("gather", *op.target_id))
+            dependencies[op] = ends if op.kind == "share" else ()
+        for stage in self.stage_graph.stages:
+            dependencies |= self._stage_dependencies(stage)
+        microbatches = range(self.microbatches)
+        reductions = tuple(op for op in self.epilogue if op.kind in ("reduce", "share_back"))
+        for op in self.epilogue:
+            if op.kind == "reduce":
+                dependencies[op] = tuple(PipelineOp("backward", *op.stage_id, number) for number in microbatches)
+            elif op.kind == "share_back":
+                dependencies[op] = (PipelineOp("reduce", *op.stage_id), PipelineOp("reduce", *op.target_id))
+            elif op.kind == "norm":
+                stages = self.stage_graph.stages
+                losses = tuple(PipelineOp("forward", *stage, number) for stage in stages for number in microbatches)
+                dependencies[op] = (*reductions, *losses)
+            else:
+                dependencies[op] = (NORM,)
+        return dependencies
+
+    def _stage_dependencies(self, stage: StageId) -> dict[PipelineOp, tuple[PipelineOp, ...]]:
+        """What the forwards and backwards of a stage, and the hops behind them, depend on."""
+        graph, dependencies = self.stage_graph, {}
+        borrowed = (op for op in self.prologue if op.kind == "share" and op.target_id == stage)
+        weights = (PipelineOp("gather", *stage), *borrowed)
+        for number in range(self.microbatches):
+            forward = PipelineOp("forward", *stage, number)
+            inputs = tuple(PipelineOp("hop", *source, number, *stage) for source in graph.sources[stage])
+            dependencies[forward] = (*weights, *inputs)
+            dependencies |= dict.fromkeys(self.forward_hops(stage, number), (forward,))
+            if stage in self.backward_stages:
+                backward = PipelineOp("backward", *stage, number)
+                gradients = tuple(PipelineOp("hop_back", *target, number, *stage) for target in graph.targets[stage])
+                dependencies[backward] = (forward, *gradients)
+                dependencies |= dict.fromkeys(self.backward_hops(stage, number), (backward,))
+        return dependencies
+
+    def devices_of(self, op: PipelineOp) -> frozenset[int]:
+        """The devices that run an op; a transfer runs on those of both its stages."""
+        return self._devices[op.stage_id, op.target_id]
+
+    @functools.cached_property
+    def _devices(self) -> Mapping[StageEdge, frozenset[int]]:
+        """Devices by (stage, target stage); made once, because they may be thousands."""
+        graph, no_stage = self.stage_graph, NORM.target_id
+        devices = {(stage, no_stage): stage_devices for stage, stage_devices in graph.devices.items()}
+        for source, target in (*graph.edges, *self.shares):
+            both = graph.devices[source] | graph.devices[target]
+            devices |= {(source, target): both, (target, source): both}
+        return devices | {(no_stage, no_stage): graph.all_devices}
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A total order of ops. Every process follows it for the ops that run on its devices.
+
+    Attributes:
+        op_graph: What the ops depend on, and where they run.
+        ops: The ops in order; one op is one program.
+    """
+
+    op_graph: OpGraph
+    ops: tuple[PipelineOp, ...]
+
+    def restricted_to(self, devices: Iterable[int]) -> "Schedule":
+        """The ops that run on at least one of these devices, in the same order."""
+        local = frozenset(devices)
+        runs_here = {key: not local.isdisjoint(group) for key, group in self.op_graph._devices.items()}
+        return Schedule(self.op_graph, tuple(op for op in self.ops if runs_here[op.stage_id, op.target_id]))

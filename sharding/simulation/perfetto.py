@@ -1,0 +1,89 @@
+"""A timeline as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sharding.plans.plan import device_ranges
+from sharding.simulation.drawing import DrawnHop, DrawnLane, DrawnOp, drawn_hops, drawn_lanes
+from sharding.simulation.timeline import Timeline
+
+Event = dict[str, Any]
+
+
+def perfetto_trace(timeline: Timeline) -> str:
+    """JSON with a process a unit, a thread a physical stage, an event an op, and an arrow a hop.
+
+    An op is the mean over its stage's instances. Idle time stands in front of it, an event a cause. The figures of
+    `Timeline.summary` are the trace's metadata.
+    """
+    lanes = drawn_lanes(timeline)
+    units = list(dict.fromkeys(lane.lane.rank[0] for lane in lanes))
+    threads = [{"pid": units.index(lane.lane.rank[0]), "tid": number} for number, lane in enumerate(lanes)]
+    events = list(_names(lanes, threads))
+    for lane, thread in zip(lanes, threads, strict=True):
+        events += itertools.chain.from_iterable(_op_events(op, thread) for op in lane.ops)
+        events += _gap_events(lane.idle_after, timeline.step, thread)
+    ran = {(op.op.kind, op.op.stage_id, op.op.microbatch): op for lane in lanes for op in lane.ops}
+    for number, hop in enumerate(drawn_hops(timeline)):
+        events += _arrow(number, hop, ran, threads)
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": timeline.summary()})
+
+
+def _names(lanes: tuple[DrawnLane, ...], threads: list[Event]) -> Iterator[Event]:
+    for lane, thread in zip(lanes, threads, strict=True):
+        unit, stage = lane.lane.rank
+        name = f"stage {stage}, devices {device_ranges(sorted(lane.lane.devices))}"
+        yield {"ph": "M", "name": "process_name", **thread, "args": {"name": unit}}
+        yield {"ph": "M", "name": "process_sort_index", **thread, "args": {"sort_index": thread["pid"]}}
+        yield {"ph": "M", "name": "thread_name", **thread, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_sort_index", **thread, "args": {"sort_index": thread["tid"]}}
+
+
+def _op_events(op: DrawnOp, thread: Event) -> Iterator[Event]:
+    yield from _gap_events(op.idle_before, op.start, thread)
+    part = op.op
+    name = f"{part.kind} {part.microbatch}" if part.microbatch >= 0 else part.kind
+    about = {"microbatch": part.microbatch, "virtual stage": part.stage, "chunk": op.chunk}
+    times = {
+        "tensor-parallel wait (us)": _microseconds(op.communication),
+        "slowest instance (us)": _microseconds(op.slowest),
+    }
+    yield _slice(name, part.kind, op.start, op.end, thread, {**about, **times})
+
+
+def _gap_events(gap: Mapping[str, float], end: float, thread: Event) -> Iterator[Event]:
+    """Idle time that ends at a moment, cause after cause."""
+    start = end - sum(gap.values())
+    for cause, seconds in gap.items():
+        yield _slice(f"idle: {cause}", "idle", start, start + seconds, thread, {"cause": cause})
+        start += seconds
+
+
+def _slice(name: str, category: str, start: float, end: float, thread: Event, args: Event) -> Event:
+    # Both ends are rounded, not the length: neighbours must not overlap, or the viewer nests them.
+    first, last = _microseconds(start), _microseconds(end)
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "ts": first,
+        "dur": round(last - first, 3),
+        **thread,
+        "args": args,
+    }
+
+
+def _arrow(number: int, hop: DrawnHop, ran: Mapping[tuple, DrawnOp], threads: list[Event]) -> Iterator[Event]:
+    """From the middle of the producing op to the start of the one that waits; the viewer needs a moment inside each."""
+    kind = "forward" if hop.op.kind == "hop" else "backward"
+    source = ran[kind, hop.op.stage_id, hop.op.microbatch]
+    target = ran[kind, hop.op.target_id, hop.op.microbatch]
+    arrow = {"name": hop.op.kind, "cat": "hop", "id": number}
+    yield {"ph": "s", **arrow, **threads[hop.source], "ts": _microseconds((source.start + source.end) / 2)}
+    yield {"ph": "f", "bp": "e", **arrow, **threads[hop.target], "ts": _microseconds(target.start)}
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)

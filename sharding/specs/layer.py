@@ -1,0 +1,223 @@
+"""A layer as its kernels: what it computes, moves, saves and sends, as functions of the load it is given.
+
+A load is an array [..., 3] of what a microbatch brings to a module, with the columns of `LoadColumn`. Attention is
+counted per segment, so that neither padding nor packing adds to it.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import ArrayLike
+
+Loads = Float[np.ndarray, "*shape 3"]
+Number = int | float
+
+ComputeKind = Literal["matmul", "attention", "convolution", "memory"]
+CollectiveKind = Literal["all_gather", "reduce_scatter"]
+KernelKind = ComputeKind | CollectiveKind
+RankGroup = Literal["tensor", "expert"]
+RecomputePolicy = Literal["none", "selective", "full"]
+
+COMPUTE_KINDS: tuple[ComputeKind, ...] = get_args(ComputeKind)
+COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
+RANK_GROUPS: tuple[RankGroup, ...] = get_args(RankGroup)
+RECOMPUTE_POLICIES: tuple[RecomputePolicy, ...] = get_args(RecomputePolicy)
+
+
+class LoadColumn(enum.IntEnum):
+    """Columns of a load."""
+
+    TOKENS = 0
+    """Tokens: text tokens, patches or audio positions."""
+    SQUARED_LENGTHS = 1
+    """Sum over segments of the squared segment length."""
+    ITEMS = 2
+    """Images or clips; samples, of the backbone."""
+
+
+def make_loads(tokens: ArrayLike = 0.0, squared_lengths: ArrayLike = 0.0, items: ArrayLike = 0.0) -> Loads:
+    """Loads from their columns, which broadcast against each other."""
+    return np.stack(np.broadcast_arrays(*(np.asarray(c, float) for c in (tokens, squared_lengths, items))), axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class PerLoad:
+    """A quantity that is linear in the load.
+
+    Attributes:
+        tokens: Amount per token.
+        squared_lengths: Amount per squared token of a segment's length.
+        items: Amount per item.
+    """
+
+    tokens: Number = 0
+    squared_lengths: Number = 0
+    items: Number = 0
+
+    def at(self, loads: Loads) -> Float[np.ndarray, "*shape"]:
+        """The quantity for each load."""
+        return np.asarray(loads @ np.array((self.tokens, self.squared_lengths, self.items), float))
+
+    def __add__(self, other: "PerLoad") -> "PerLoad":
+        return PerLoad(
+            self.tokens + other.tokens, self.squared_lengths + other.squared_lengths, self.items + other.items
+        )
+
+    def __mul__(self, factor: Number) -> "PerLoad":
+        return PerLoad(self.tokens * factor, self.squared_lengths * factor, self.items * factor)
+
+
+ZERO = PerLoad()
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One kernel launch of a layer's forward.
+
+    Attributes:
+        name: Name for people.
+        kind: What limits it: arithmetic (`matmul`, `attention`, `convolution`), memory traffic (`memory`), or a
+            collective.
+        flops: FLOPs of all tensor ranks together. Every expert rank receives as many tokens as it sends away, so that
+            experts compute on a replica's tokens, top-k times.
+        activations: Elements of activations read and written. Of a collective over tensor ranks, the elements of the
+            whole array; over expert ranks, those of one replica: each rank gathers the tokens of all replicas in front
+            of its experts (all_gather) and sums the outputs for all of them behind (reduce_scatter).
+        weights: Elements of parameters read.
+        split: Whether the tensor ranks divide the kernel. If not, each rank runs all of it, or its share of the tokens
+            where tensor ranks divide the sequence.
+        rank_group: Of a collective, the ranks that take part; of a matmul, `expert` if expert ranks also divide its
+            weights.
+        ring_elements: Elements of keys and values that sequence ranks pass around the ring meanwhile; attention only.
+    """
+
+    name: str
+    kind: KernelKind
+    flops: PerLoad = ZERO
+    activations: PerLoad = ZERO
+    _: dataclasses.KW_ONLY
+    weights: int = 0
+    split: bool = True
+    rank_group: RankGroup = "tensor"
+    ring_elements: PerLoad = ZERO
+
+    def __post_init__(self) -> None:
+        for field, known in (("kind", COMPUTE_KINDS + COLLECTIVE_KINDS), ("rank_group", RANK_GROUPS)):
+            if getattr(self, field) not in known:
+                raise ValueError(
+                    f"kernel {self.name}: there is no {field} {getattr(self, field)!r}; choose from {', '.join(known)}"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedActivations:
+    """Elements saved from forward to backward.
+
+    Attributes:
+        split: Elements that the tensor ranks divide.
+        replicated: Elements that every tensor rank saves.
+    """
+
+    split: PerLoad = ZERO
+    replicated: PerLoad = ZERO
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """A layer of a module.
+
+    Attributes:
+        name: Its kind within the module, such as `blocks`; layers of one name are equal.
+        part: The trainable part that it belongs to, such as `vision_projector`.
+        kernels: Its kernels in the order of the forward.
+        parameters: Elements of parameters that the tensor ranks divide.
+        replicated_parameters: Elements of parameters that each tensor rank holds.
+        expert_parameters: Elements of parameters that the expert ranks and the tensor ranks divide.
+        saved: Activations saved under each recomputation policy.
+        output_elements: Elements handed to the next layer or module.
+        frozen_by_default: Whether the layer trains only if its part is named. Such a layer reads the batch alone, so
+            that no gradient passes through it.
+        sequence_parallel: Whether tensor ranks may divide the positions of its input and output
+            (`UnitPlan.collectives`).
+    """
+
+    name: str
+    part: str
+    kernels: tuple[Kernel, ...]
+    parameters: int
+    replicated_parameters: int
+    expert_parameters: int = 0
+    saved: Mapping[RecomputePolicy, SavedActivations]
+    output_elements: PerLoad
+    frozen_by_default: bool = False
+    sequence_parallel: bool = True
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all its parameters."""
+        return self.parameters + self.replicated_parameters + self.expert_parameters
+
+    def parameters_per_rank(self, tp: int) -> float:
+        """Elements of its parameters, without experts', on one of `tp` tensor ranks."""
+        return self.parameters / tp + self.replicated_parameters
+
+    def expert_parameters_per_rank(self, tp: int, ep: int) -> float:
+        """Elements of its experts' parameters on one of `tp` tensor ranks of one of `ep` expert ranks."""
+        return self.expert_parameters / (tp * ep)
+
+    @property
+    def flops(self) -> PerLoad:
+        """FLOPs of one forward."""
+        return sum((kernel.flops for kernel in self.kernels), start=ZERO)
+
+
+def matmul(name: str, inputs: int, outputs: int, rows_per_token: Number = 1, *, split: bool = True) -> Kernel:
+    """`[tokens * rows_per_token, inputs] @ [inputs, outputs]`."""
+    return Kernel(
+        name,
+        "matmul",
+        flops=PerLoad(2 * inputs * outputs * rows_per_token),
+        activations=PerLoad((inputs + outputs) * rows_per_token),
+        weights=inputs * outputs,
+        split=split,
+    )
+
+
+def expert_matmul(name: str, inputs: int, outputs: int, top_k: Number, experts: int) -> Kernel:
+    """`[tokens * top_k, inputs] @ [inputs, outputs]`, with the weights of `experts` experts."""
+    one_expert = matmul(name, inputs, outputs, top_k)
+    return dataclasses.replace(one_expert, weights=experts * one_expert.weights, rank_group="expert")
+
+
+def memory_bound(name: str, elements_per_token: Number, *, split: bool = True) -> Kernel:
+    """A norm, an activation function or the like, by the elements that it reads and writes per token."""
+    return Kernel(name, "memory", activations=PerLoad(elements_per_token), split=split)
+
+
+def all_gather(width: Number) -> Kernel:
+    """Every tensor rank gets the whole activation before a matmul split by columns (g of arXiv 2205.05198)."""
+    return Kernel("gather", "all_gather", activations=PerLoad(width))
+
+
+def reduce_scatter(width: Number) -> Kernel:
+    """The sum over tensor ranks behind a matmul split by rows, the conjugate of `all_gather`."""
+    return Kernel("scatter", "reduce_scatter", activations=PerLoad(width))
+
+
+def expert_all_gather(width: Number) -> Kernel:
+    """Before the experts: every expert rank gets the tokens of all."""
+    return Kernel("expert_gather", "all_gather", activations=PerLoad(width), split=False, rank_group="expert")
+
+
+def expert_reduce_scatter(width: Number) -> Kernel:
+    """Behind the experts: every replica gets the sums for its own tokens."""
+    return Kernel("expert_scatter", "reduce_scatter", activations=PerLoad(width), split=False, rank_group="expert")
+
+
+def saved_by_policy(saved: SavedActivations, inputs: SavedActivations) -> dict[RecomputePolicy, SavedActivations]:
+    """What a layer saves under each policy, if it has nothing that `selective` would recompute."""
+    return {"none": saved, "selective": saved, "full": inputs}

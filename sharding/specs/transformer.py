@@ -1,0 +1,223 @@
+"""Encoders and backbones as layers, from the dataclasses that their Flax modules are built from."""
+
+import functools
+from typing import Any
+
+from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, VisionConfig
+from configs.transformer import TransformerConfig
+from sharding.specs.experts import with_experts
+from sharding.specs.layer import (
+    Kernel,
+    LayerSpec,
+    PerLoad,
+    SavedActivations,
+    all_gather,
+    matmul,
+    memory_bound,
+    reduce_scatter,
+    saved_by_policy,
+)
+from sharding.specs.projectors import projector_layer
+
+
+def encoder_layers(
+    config: VisionConfig | AudioConfig, backbone: BackboneConfig
+) -> tuple[tuple[LayerSpec, ...], LayerSpec, tuple[LayerSpec, ...]]:
+    """The layers before an encoder's stack, one layer of the stack, and the layers after: norm and projector."""
+    final_norm = (_norm(config),) if config.final_norm else ()
+    trailing = (*final_norm, projector_layer(config.projector, config, backbone))
+    return (embedding_layer(config),), block_layer(config, causal=False), trailing
+
+
+def backbone_layers(config: ModelConfig) -> tuple[tuple[LayerSpec, ...], LayerSpec, tuple[LayerSpec, ...]]:
+    """The embedding, one layer of the stack, and the final norm with the language-model head."""
+    backbone = config.backbone
+    block = block_layer(backbone, causal=True)
+    if backbone.experts:
+        block = with_experts(block, backbone, backbone.experts)
+    return (_token_embedding(backbone),), block, (_head(backbone),)
+
+
+def block_layer(config: TransformerConfig, *, causal: bool) -> LayerSpec:
+    """One transformer block: attention and a feed-forward layer, each behind a norm.
+
+    Args:
+        config: The architecture.
+        causal: Whether a position attends only to those before it, which halves the FLOPs of attention.
+    """
+    width, kv_width, ffn = config.width, config.kv_width, config.ffn
+    qkv = width + 2 * kv_width
+    up = (1 + config.gated) * ffn
+    attention_norm, mlp_norm = _inner_norms(config)
+    kernels = (
+        memory_bound("attention_norm", 2 * width, split=False),
+        all_gather(width),
+        matmul("query_key_value", width, qkv),
+        *_qk_norm(config),
+        Kernel(
+            "attention",
+            "attention",
+            flops=PerLoad(squared_lengths=4 * width * (0.5 if causal else 1.0)),
+            activations=PerLoad(2 * width + 2 * kv_width),
+            ring_elements=PerLoad(2 * kv_width),
+        ),
+        *attention_norm,
+        matmul("output", width, width),
+        reduce_scatter(width),
+        *(() if config.parallel_block else (memory_bound("mlp_norm", 2 * width, split=False), all_gather(width))),
+        matmul("up", width, up),
+        memory_bound("activation", up + ffn),
+        *mlp_norm,
+        matmul("down", ffn, width),
+        reduce_scatter(width),
+    )
+    # The inputs of norms and matmuls; attention saves its inputs and output, and recomputes its scores.
+    normed = (width + kv_width) * (config.qk_norm != "none") + width * len(attention_norm) + ffn * len(mlp_norm)
+    norms = 1 if config.parallel_block else 2
+    replicated, split = _vector_parameters(config)
+    return LayerSpec(
+        name="blocks",
+        part=config.name,
+        kernels=kernels,
+        parameters=width * (qkv + width + up + ffn) + split,
+        replicated_parameters=replicated,
+        saved={
+            "none": SavedActivations(PerLoad(qkv + width + up + ffn + normed), PerLoad(2 * norms * width)),
+            "selective": SavedActivations(PerLoad(qkv + up), PerLoad((1 + norms) * width)),
+            "full": SavedActivations(replicated=PerLoad(width)),
+        },
+        output_elements=PerLoad(width),
+    )
+
+
+def _qk_norm(config: TransformerConfig) -> tuple[Kernel, ...]:
+    return () if config.qk_norm == "none" else (memory_bound("query_key_norm", 2 * (config.width + config.kv_width)),)
+
+
+def _inner_norms(config: TransformerConfig) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """The inner norm of attention, and that of the feed-forward layer; empty where there is none."""
+    attention, mlp = (
+        (memory_bound(f"{layer}_inner_norm", 2 * width),) if layer in config.inner_norms else ()
+        for layer, width in (("attention", config.width), ("mlp", config.ffn))
+    )
+    return attention, mlp
+
+
+def norm_parameters(config: TransformerConfig, width: int) -> int:
+    """Elements of a norm's parameters."""
+    return width * (1 + (config.norm == "layernorm" and config.norm_bias))
+
+
+def _vector_parameters(config: TransformerConfig) -> tuple[int, int]:
+    """Elements of norms, biases and scales: those that each tensor rank holds, and those that tensor ranks divide."""
+    width, kv_width, up = config.width, config.kv_width, (1 + config.gated) * config.ffn
+    replicated = norm_parameters(config, width) * (1 if config.parallel_block else 2)
+    replicated += width * (("output" in config.biases) + ("mlp" in config.biases) + 2 * (config.layer_scale != 0))
+    biases = {"query": width, "key": kv_width, "value": kv_width, "mlp": up}
+    split = sum(size for name, size in biases.items() if name in config.biases)
+    if config.qk_norm == "head":
+        replicated += 2 * norm_parameters(config, config.head_width)
+    if config.qk_norm == "width":
+        split += norm_parameters(config, width + kv_width)
+    inner = {"attention": width, "mlp": config.ffn}
+    return replicated, split + sum(norm_parameters(config, inner[layer]) for layer in config.inner_norms)
+
+
+@functools.singledispatch
+def embedding_layer(config: Any) -> LayerSpec:
+    """The layer before an encoder's blocks. A new kind of encoder registers its own, by its configuration's type."""
+    raise TypeError(f"no embedding is known for {type(config).__name__}; register one with embedding_layer")
+
+
+@embedding_layer.register
+def _patch_embedding(config: VisionConfig) -> LayerSpec:
+    pixels, width, learned = config.patch_width, config.width, config.positions == "learned"
+    inputs = SavedActivations(replicated=PerLoad(pixels))
+    vectors = config.patch_bias + config.class_token * (1 + learned) + config.grid**2 * learned
+    input_norm = norm_parameters(config, width) if config.input_norm else 0
+    return LayerSpec(
+        name="embed",
+        part=config.name,
+        kernels=(matmul("pixels", pixels, width, split=False), memory_bound("positions", 2 * width, split=False)),
+        parameters=0,
+        replicated_parameters=pixels * width + width * vectors + input_norm,
+        saved=saved_by_policy(inputs, inputs),
+        output_elements=PerLoad(width),
+        sequence_parallel=False,
+    )
+
+
+@embedding_layer.register
+def _frame_embedding(config: AudioConfig) -> LayerSpec:
+    """Two convolutions with kernels of 3 frames; the second has stride 2, so that two frames become one position."""
+    mels, width = config.mels, config.width
+    first_weights, second_weights = 3 * mels * width, 3 * width * width
+    kernels = (
+        Kernel(
+            "first", "convolution", PerLoad(2 * 2 * first_weights), PerLoad(2 * (mels + width)), weights=first_weights
+        ),
+        Kernel("second", "convolution", PerLoad(2 * second_weights), PerLoad(3 * width), weights=second_weights),
+        memory_bound("positions", 2 * width, split=False),
+    )
+    inputs = SavedActivations(replicated=PerLoad(2 * mels))
+    saved = SavedActivations(PerLoad(4 * width), PerLoad(2 * mels + width))
+    return LayerSpec(
+        name="embed",
+        part=config.name,
+        kernels=kernels,
+        parameters=first_weights + second_weights + width,
+        replicated_parameters=width,
+        saved=saved_by_policy(saved, inputs),
+        output_elements=PerLoad(width),
+        sequence_parallel=False,
+    )
+
+
+def _norm(config: VisionConfig | AudioConfig) -> LayerSpec:
+    width = config.width
+    inputs = SavedActivations(replicated=PerLoad(width))
+    return LayerSpec(
+        name="norm",
+        part=config.name,
+        kernels=(memory_bound("norm", 2 * width, split=False),),
+        parameters=0,
+        replicated_parameters=norm_parameters(config, width),
+        saved=saved_by_policy(inputs, inputs),
+        output_elements=PerLoad(width),
+    )
+
+
+def _token_embedding(config: BackboneConfig) -> LayerSpec:
+    width = config.width
+    return LayerSpec(
+        name="embed",
+        part=config.name,
+        kernels=(memory_bound("lookup", 2 * width), reduce_scatter(width)),
+        parameters=config.vocabulary * width,
+        replicated_parameters=config.max_positions * width if config.positions == "learned" else 0,
+        saved=saved_by_policy(SavedActivations(), SavedActivations()),
+        output_elements=PerLoad(width),
+    )
+
+
+def _head(config: BackboneConfig) -> LayerSpec:
+    """The final norm, the logits in float32 and their loss; tied embeddings are counted where they are owned."""
+    width, vocabulary = config.width, config.vocabulary
+    kernels = (
+        memory_bound("norm", 2 * width, split=False),
+        all_gather(width),
+        matmul("logits", width, vocabulary),
+        memory_bound("loss", 4 * vocabulary),
+    )
+    inputs = SavedActivations(replicated=PerLoad(width))
+    saved = SavedActivations(PerLoad(2 * vocabulary), PerLoad(2 * width))
+    return LayerSpec(
+        name="head",
+        part=config.name,
+        kernels=kernels,
+        parameters=0 if config.tie_embeddings else vocabulary * width,
+        replicated_parameters=norm_parameters(config, width),
+        saved=saved_by_policy(saved, inputs),
+        # Generators take single positions, which is next to nothing; `ModuleSpec.extra_input` counts them.
+        output_elements=PerLoad(),
+    )

@@ -1,0 +1,79 @@
+"""The colours benchmark: the judge knows real pictures it never saw, and the count is of what was asked for."""
+
+import types
+
+import numpy as np
+import pytest
+
+from benchmarks.generated_colours import __main__ as generated_colours
+from benchmarks.generated_colours.classifier import LabelledImages, labelled_images
+from data.datasets.easy_vqa import describe_shape
+
+SIDE = 24
+WRONG = 30
+
+
+class Painter:
+    """Draws as a `Drawer` does, but from real held-out pictures; the first few in a colour not asked for."""
+
+    config = types.SimpleNamespace(image_size=SIDE)
+
+    def __init__(self) -> None:
+        self.real: LabelledImages = labelled_images("test", SIDE)
+        self.seeds: list[int] = []
+
+    def draw(self, descriptions: list[str], seeds: range, steps: int) -> np.ndarray:
+        assert steps == 3
+        self.seeds = list(seeds)
+        colours, shapes = self.real.names
+        labels = {
+            describe_shape(colour, shape): (i, j) for i, colour in enumerate(colours) for j, shape in enumerate(shapes)
+        }
+        wanted = np.array([labels[text] for text in descriptions], np.int32)
+        wanted[:WRONG, 0] = (wanted[:WRONG, 0] + 1) % len(colours)
+        return np.stack([self._picture(of, number) for number, of in enumerate(wanted)])
+
+    def _picture(self, label: np.ndarray, number: int) -> np.ndarray:
+        (fitting,) = np.nonzero((self.real.labels == label).all(axis=1))
+        return self.real.images[fitting[number % len(fitting)]]
+
+
+@pytest.fixture(scope="module")
+def painter() -> Painter:
+    return Painter()
+
+
+@pytest.fixture(scope="module")
+def result(painter) -> dict:
+    return generated_colours.measure(painter, 7, images=100, sampling_steps=3, seed=5)
+
+
+def test_the_judge_knows_pictures_it_never_saw(result):
+    assert result["judge"]["images"] > 800
+    assert result["judge"]["colour"] > generated_colours.MIN_CLASSIFIER_ACCURACY and result["judge"]["shape"] > 0.75
+
+
+def test_it_counts_the_colours_asked_for(result, painter):
+    """Up to the judge's own error: 30 of 100 pictures have another colour, and nearly all the right shape."""
+    assert abs(result["colour"] - (100 - WRONG)) <= 4
+    assert result["shape"] >= 70
+    assert painter.seeds == list(range(5, 105)) and result["trained_steps"] == 7
+
+
+def test_every_colour_and_shape_is_asked_for_in_turn(result):
+    by_colour = result["by_colour"].values()
+    assert len(by_colour) == 8 and {of["images"] for of in by_colour} <= {12, 13, 14, 15}
+    for what in ("images", "colour", "shape"):
+        assert sum(of[what] for of in by_colour) == result[what]
+
+
+def test_the_table_says_when_the_judge_cannot_be_trusted(result):
+    assert "means nothing" not in generated_colours.format_result(result)
+    doubtful = {**result, "judge": {**result["judge"], "colour": generated_colours.MIN_CLASSIFIER_ACCURACY}}
+    table = generated_colours.format_result(doubtful)
+    assert "means nothing" in table and table.splitlines()[9].split() == [
+        "all",
+        "100",
+        str(result["colour"]),
+        str(result["shape"]),
+    ]

@@ -1,0 +1,102 @@
+"""The command as people run it and as it will run on a GPU, at tiny sizes on the CPU."""
+
+import dataclasses
+import json
+import time
+
+import pytest
+
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import parts as gpu_parts
+from benchmarks.gpu.mmjax_step import mfu_row
+from tests.commands import run_command
+
+NAMES = {
+    "correctness": (
+        "correct: packed_attention, blocked, float32",
+        "correct: collective_matmul, ring, one rank, bfloat16",
+    ),
+    "mmjax": ("mmjax: step, tokens/s", "mmjax: MFU of the step", "mmjax: MFU of the backbone's share"),
+    "pytorch": ("PyTorch padded, SDPA: step, tokens/s", "mmjax over PyTorch packed", "mmjax over PyTorch padded"),
+    "attention": ("attention, mixed: packed_attention, ms", "attention, mixed: packed_attention, blocked, ms"),
+    "matmuls": ("matmul, one: jnp.matmul (cuBLAS), TFLOP/s", "matmul, one: mosaic all-gather, TFLOP/s"),
+}
+
+
+@pytest.fixture(scope="module")
+def rehearsed():
+    """What the whole command gave."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")  # children compile in two thirds of the time
+        return json.loads(run_command("benchmarks.gpu", "--dry_run", "--json").stdout)
+
+
+@pytest.mark.parametrize("part", NAMES)
+def test_the_rehearsal_fills_the_table(part, rehearsed):
+    rows = {row["name"]: row for row in rehearsed["rows"]}
+    if absent := gpu_parts.missing_packages(gpu_parts.PARTS[part]):
+        assert f"needs {absent[0]}" in rows[part]["note"]
+        return
+    for name in NAMES[part]:
+        assert rows[name]["value"] is not None or rows[name]["note"]
+
+
+def test_the_rehearsal_judges_what_is_right_and_not_what_is_fast(rehearsed):
+    judged = [row for row in rehearsed["rows"] if row["met"] is not None]
+    assert judged and all(row["met"] and row["name"].startswith(("correct", "loss")) for row in judged)
+    assert rehearsed["dry_run"] and rehearsed["device"] == "cpu" and rehearsed["jax"]
+
+
+def test_no_mfu_where_the_peak_is_not_known(rehearsed):
+    shares = [row for row in rehearsed["rows"] if "MFU" in row["name"]]
+    assert shares and all(row["value"] is None and "peak of cpu is not known" in row["note"] for row in shares)
+
+
+def test_both_frameworks_compute_the_same_loss(rehearsed):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    apart = [row["value"] for row in rehearsed["rows"] if row["name"].startswith("loss of the first step")]
+    assert len(apart) == 2 and max(apart) < 1e-5
+
+
+def test_without_a_hopper_gpu_it_is_refused():
+    assert "--dry_run" in run_command("benchmarks.gpu", code=2).stderr
+    assert "no part 'speed'" in run_command("benchmarks.gpu", "--only=speed", code=2).stderr
+
+
+def test_what_the_time_does_not_suffice_for_says_so(tmp_path, monkeypatch):
+    (row,) = gpu.run_part("matmuls", tmp_path, time.monotonic() + 1, rehearse=True)
+    assert row["note"].startswith("cut for time")
+    hasty = dataclasses.replace(gpu_parts.PARTS["matmuls"], min_seconds=0.0)
+    monkeypatch.setitem(gpu_parts.PARTS, "matmuls", hasty)
+    *_, row = gpu.run_part("matmuls", tmp_path, time.monotonic() + 0.3, rehearse=True)
+    assert row["note"].startswith("cut for time after")
+
+
+def test_a_part_that_fails_says_why_and_fails_the_command(tmp_path):
+    row = gpu.run_part("mmjax", tmp_path, time.monotonic() + 100, rehearse=True)[-1]
+    assert row["failed"] and "batches.json" in row["note"]
+
+
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
+    needy = dataclasses.replace(gpu_parts.PARTS["pytorch"], required_packages=("no_such_package",))
+    monkeypatch.setitem(gpu_parts.PARTS, "pytorch", needy)
+    (row,) = gpu.run_part("pytorch", tmp_path, time.monotonic() + 100, rehearse=True)
+    assert "needs no_such_package" in row["note"]
+
+
+def test_goals_are_judged_on_the_side_that_they_are_on(tmp_path):
+    task = gpu_parts.PartRun(None, tmp_path, 0.0, check_speed=True)
+    assert task.row("speed", 1.2, 1.15)["met"] and not task.row("speed", 1.1, 1.15)["met"]
+    assert task.row("error", 1e-6, 1e-5, at_most=True)["met"] and not task.row("error", 1e-4, 1e-5, at_most=True)["met"]
+    assert task.row("speed", None, 1.15)["met"] is None
+
+
+def test_mfu_is_of_the_peak_of_a_known_device(tmp_path):
+    task = gpu_parts.PartRun(None, tmp_path, 0.0, check_speed=True)
+    flops, seconds = [{"vision": 0.1e15, "backbone": 0.4e15}, {"vision": 0.0, "backbone": 1e15}], [1.0, 2.0, 1.0]
+    row = mfu_row(task, "MFU", flops, seconds, "NVIDIA H200", 0.5)
+    assert row["value"] == pytest.approx(0.5e15 / 989e12) and row["met"]
+    for kind in ("NVIDIA H100 PCIe", "cpu", "NVIDIA GeForce RTX 4090"):
+        row = mfu_row(task, "MFU", flops, seconds, kind, 0.5)
+        assert (row["value"], row["met"]) == (None, None) and kind in row["note"]

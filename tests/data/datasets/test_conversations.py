@@ -1,0 +1,186 @@
+"""Records become samples: texts by a template, media as placeholders whose number the header tells."""
+
+import json
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from data.datasets.conversations import Conversations, SampleBuilder
+from data.datasets.dataset import Dataset, SampleIndex
+from data.errors import BadSampleError, DataError
+from data.media.tiling import DynamicTiling
+from data.records import AudioPart, ImagePart, Media, Record, TextPart, Turn
+from data.samples.sample_format import FrameFormat, PatchFormat, SampleFormat, TargetImageFormat
+from data.sources.llava import LlavaJson
+from data.text.byte_tokenizer import ByteTokenizer
+from data.text.chat_template import CHAT_TEMPLATES
+from tests.data.real_data import photographs
+
+TOKENIZER = ByteTokenizer()
+SPECIAL = TOKENIZER.special_tokens
+FORM = SampleFormat(
+    PatchFormat("vision", 4, 2, 256), FrameFormat("audio", 8, 5, 1000), TargetImageFormat("generator", 16, 3)
+)
+
+
+def builder(tiling=None, form=FORM):
+    return SampleBuilder(CHAT_TEMPLATES["question"], TOKENIZER, form, tiling)
+
+
+@pytest.fixture
+def picture(tmp_path):
+    path = tmp_path / "flower.png"
+    Image.fromarray(photographs()["flower.jpg"]).resize((64, 43)).save(path)
+    return ImagePart(Media.from_file(path))
+
+
+@pytest.fixture
+def clip(tmp_path):
+    path = tmp_path / "tone.wav"
+    soundfile.write(path, np.sin(np.arange(32 * 8000) / 3).astype(np.float32), 8000)  # 32 s: two pieces of 16
+    return AudioPart(Media.from_file(path))
+
+
+def record(*asked, said=("yes",)):
+    def parts(content):
+        return tuple(TextPart(part) if isinstance(part, str) else part for part in content)
+
+    return Record("r1", (Turn("user", parts(asked)), Turn("assistant", parts(said))))
+
+
+def check_sizes(outline):
+    """What the header promised is what is decoded."""
+    sample = outline.load(7)
+    sizes = outline.sizes
+    assert sample.sizes == {name: getattr(sizes, name) for name in ("tokens", "patches", "frames", "images")}
+    for field, form in FORM.encoder_formats.items():
+        if field in sample.layout.encoder_indices:
+            cells = np.sort(sample.layout.encoder_indices[field][sample.layout.encoder_indices[field] >= 0])
+            assert cells.tolist() == list(range(len(sample.encoder_inputs[field].values) // form.values_per_token))
+    return sample
+
+
+def test_an_image_stands_where_it_is_shown_between_its_delimiters(picture):
+    sample = check_sizes(builder()(record("look ", picture, " well"), "seen"))
+    tokens = sample.layout.tokens.tolist()
+    cells = (43 // 8) * (64 // 8)
+    shown = [SPECIAL.image_start, *[SPECIAL.image] * cells, SPECIAL.image_end]
+    look, well, yes = (TOKENIZER.encode(text) for text in ("look ", " well", "yes"))
+    assert tokens == [SPECIAL.bos, *look, *shown, *well, SPECIAL.answer, *yes, SPECIAL.eos]
+    target = sample.layout.targets[sample.layout.target_mask > 0].tolist()
+    assert target == [*yes, SPECIAL.eos] and (sample.id, sample.kind) == (7, "seen")
+
+
+def test_tiles_are_images_of_their_own_with_a_thumbnail(picture):
+    outline = builder(DynamicTiling(tile_size=16, min_tiles=2, max_tiles=2))(record(picture), "seen")
+    assert [item.length for item in outline.items] == [16] * 3
+    sample = check_sizes(outline)
+    assert sample.encoder_inputs["patches"].item_ids.tolist() == [1] * 16 + [2] * 16 + [3] * 16
+    assert outline.sizes.patch_squares == 3 * 16**2
+
+
+def test_a_long_clip_is_heard_in_pieces(clip):
+    outline = builder()(record(clip, "what is it?"), "heard")
+    assert [item.length for item in outline.items] == [1600, 1600]
+    sample = check_sizes(outline)
+    assert sample.encoder_inputs["frames"].positions.tolist() == [*range(800)] * 2
+    assert outline.sizes.frame_squares == 2 * 800**2
+    assert (sample.layout.tokens == SPECIAL.audio).sum() == 2 * 160
+
+
+def test_an_image_that_the_assistant_shows_is_generated(picture):
+    sample = check_sizes(builder()(record("a flower", said=(picture,)), "drawn"))
+    assert sample.target_images.shape == (1, 16, 16, 3) and abs(sample.target_images).max() <= 1
+    assert (sample.layout.tokens[sample.condition_positions[0]] == SPECIAL.generate).all()
+    assert not sample.encoder_inputs["patches"].values.size
+
+
+def test_a_model_without_the_module_refuses_the_record(picture, clip):
+    blind = SampleFormat(None, None, None)
+    for refused, message in (
+        (record(picture), "no vision encoder"),
+        (record(clip), "no audio encoder"),
+        (record("draw", said=(picture,)), "no generator"),
+    ):
+        with pytest.raises(BadSampleError, match=f"r1 cannot be read .*{message}"):
+            builder(form=blind)(refused, "any")
+    assert builder(form=blind)(record("only words"), "any").sizes.patches == 0
+
+
+def test_what_cannot_be_decoded_is_named_by_its_record(tmp_path, picture):
+    cut = tmp_path / "cut.png"
+    whole = (tmp_path / "flower.png").read_bytes()
+    cut.write_bytes(whole[: len(whole) // 2])
+    outline = builder()(record(ImagePart(Media.from_file(cut))), "seen")  # its header is whole
+    with pytest.raises(BadSampleError, match=r"r1 cannot be read \(.*cut.png: .*truncated"):
+        outline.load(0)
+    with pytest.raises(BadSampleError, match=r"r1 cannot be read \(.*gone.png"):
+        builder()(record(ImagePart(Media.from_file(tmp_path / "gone.png"))), "seen")
+
+
+@pytest.fixture
+def llava(tmp_path, picture):
+    entries = [
+        {
+            "id": str(number),
+            **({"image": "flower.png"} if number % 2 else {}),
+            "conversations": [
+                {"from": "human", "value": ("<image>\n" if number % 2 else "") + "x" * (number + 1)},
+                {"from": "gpt", "value": "an answer"},
+            ],
+        }
+        for number in range(6)
+    ]
+    (tmp_path / "data.json").write_text(json.dumps(entries))
+    return LlavaJson(str(tmp_path / "data.json"), str(tmp_path))
+
+
+def test_a_mixture_of_sources_is_a_source_of_kinds(llava):
+    source = Conversations("train", train=(("talk", llava), ("again", llava)))
+    assert isinstance(source, Dataset) and source.evaluated_kinds == ("talk", "again")
+    catalogue = SampleIndex(source, FORM)
+    assert catalogue.counts == {"talk": 6, "again": 6} and catalogue.kind_of(7) == "again"
+    for number in range(12):
+        check_sizes(catalogue.metadata(number))
+    assert Conversations("test", train=source.train).evaluated_kinds == ()
+
+
+def test_neighbours_are_joined_up_to_a_length(llava):
+    alone = Conversations("train", train=(("talk", llava),)).samples_by_kind(FORM)["talk"]
+    lengths = [alone[number].sizes.tokens for number in range(6)]
+    limit = sum(lengths[:3])
+    together = Conversations("train", train=(("talk", llava),), join_tokens=limit).samples_by_kind(FORM)["talk"]
+    runs = np.diff(together.starts).tolist()
+    assert runs[0] == 3 and sum(runs) == 6 and max(len(together[n].layout.tokens) for n in range(len(runs))) <= limit
+    text = TOKENIZER.decode(together[0].layout.tokens)
+    assert text.count("an answer") == 3
+    check_sizes(together[0])
+
+
+def test_one_that_cannot_be_used_is_joined_to_none(llava, tmp_path):
+    (tmp_path / "flower.png").write_bytes(b"no picture")
+    together = Conversations("train", train=(("talk", llava),), join_tokens=10_000).samples_by_kind(FORM)["talk"]
+    assert np.diff(together.starts).tolist() == [1] * 6
+    with pytest.raises(BadSampleError, match=r"data.json\[1\]"):
+        together[1]
+
+
+def test_a_name_given_twice_is_refused(llava):
+    with pytest.raises(DataError, match="names talk, talk; give each source a name of its own"):
+        Conversations("train", train=(("talk", llava), ("talk", llava)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"split": "validation"}, "choose one of train, test"),
+        ({"template": "poem"}, "choose one of plain, question"),
+        ({"template": "llama3"}, "start_header_id"),
+        ({"join_tokens": -1}, "join_tokens is -1"),
+    ],
+)
+def test_a_bad_setting_is_refused_at_start(settings, message):
+    with pytest.raises(DataError, match=message):
+        Conversations(**{"split": "train", **settings})

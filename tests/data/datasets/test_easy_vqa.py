@@ -1,0 +1,136 @@
+import collections
+import itertools
+
+import numpy as np
+import pytest
+
+from data.datasets.easy_vqa import EasyVQA, colours_and_shapes, describe_shape, known_colour_and_shape
+from data.errors import BadSampleError, DataError
+from data.samples.sample_format import SampleFormat
+from data.text.word_tokenizer import UNKNOWN
+
+FORM = SampleFormat()
+
+
+@pytest.fixture(scope="module")
+def train():
+    return EasyVQA("train")
+
+
+@pytest.fixture(scope="module")
+def test_split():
+    return EasyVQA("test")
+
+
+def test_every_question_of_the_package_is_there_once(train, test_split):
+    for source, images, questions in ((train, 4000, 38575), (test_split, 1000, 9673)):
+        assert len(source.image_ids) == images
+        assert collections.Counter(itertools.chain(*source.pairs.values())) == collections.Counter(source.questions)
+        assert {kind: len(samples) for kind, samples in source.samples_by_kind(FORM).items()} == {
+            "vqa": images,
+            "description": images,
+            "text": questions,
+        }
+
+
+def test_both_splits_share_one_vocabulary_that_covers_them(train, test_split):
+    assert train.tokenizer == test_split.tokenizer
+    assert train.tokenizer.vocabulary_size == 7 + 28
+    words = " ".join(itertools.chain(*train.questions, *test_split.questions))
+    assert UNKNOWN not in train.tokenizer.encode(words)
+
+
+def test_colours_and_shapes_are_found_in_the_answers():
+    colours, shapes = colours_and_shapes()
+    assert colours == {"black", "blue", "brown", "gray", "green", "red", "teal", "yellow"}
+    assert shapes == {"circle", "rectangle", "triangle"}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([], (None, None)),
+        ([("what color is the shape?", "blue")], ("blue", None)),
+        ([("what shape is present?", "circle")], (None, "circle")),
+        ([("what is the blue shape?", "circle")], ("blue", "circle")),
+        ([("what is the color of the circle?", "red")], ("red", "circle")),
+        ([("is there a teal shape?", "yes")], ("teal", None)),
+        ([("is there a teal shape?", "no")], (None, None)),
+        ([("is there not a teal shape?", "no")], ("teal", None)),
+        ([("is no teal shape present?", "yes")], (None, None)),
+        ([("is no circle present?", "no"), ("is a red shape present?", "yes")], ("red", "circle")),
+    ],
+)
+def test_appearance_is_what_the_pairs_tell(pairs, expected):
+    assert known_colour_and_shape(pairs) == expected
+
+
+def test_contradicting_pairs_are_refused():
+    with pytest.raises(DataError, match="blue and red"):
+        known_colour_and_shape([("is there a blue shape?", "yes"), ("what color is the shape?", "red")])
+
+
+def test_a_description_needs_no_more_than_is_known():
+    assert [
+        describe_shape(*known) for known in (("blue", "circle"), (None, "circle"), ("blue", None), (None, None))
+    ] == [
+        "a blue circle",
+        "a circle",
+        "a blue shape",
+        "a shape",
+    ]
+
+
+def test_descriptions_agree_with_the_pictures(test_split):
+    # The picture's own pixels are the judge: the shape's colour is the one furthest from the corners' background.
+    ids = [
+        image_id
+        for image_id in test_split.image_ids
+        if known_colour_and_shape(test_split.pairs[image_id])[0] is not None
+    ]
+    reference = {"red": 0, "green": 1, "blue": 2}
+    checked = 0
+    for image_id in ids[:300]:
+        colour, _ = known_colour_and_shape(test_split.pairs[image_id])
+        if colour in reference:
+            image = test_split.image(image_id).astype(int)
+            pixel = image.reshape(-1, 3)[np.abs(image - image[0, 0]).sum(-1).argmax()]
+            assert pixel.argmax() == reference[colour], (image_id, colour, pixel)
+            checked += 1
+    assert checked > 50
+
+
+def test_samples_hold_all_questions_of_their_image(train):
+    sample = train.samples_by_kind(FORM)["vqa"][3]
+    image_id = train.image_ids[3]
+    pairs = train.pairs[image_id]
+    assert sample.layout.branches.max() == len(pairs)
+    for branch, (question, answer) in enumerate(pairs, start=1):
+        tokens = sample.layout.tokens[sample.layout.branches == branch]
+        assert train.tokenizer.decode(tokens) == f"{question} {answer}"
+    assert sample.sizes.patches == len(sample.load(0).encoder_inputs["patches"].values) == 64
+
+
+def test_indices_outside_a_kind_are_refused(train):
+    samples = train.samples_by_kind(FORM)["vqa"]
+    for index in (-1, 4000):
+        with pytest.raises(IndexError, match=f"sample {index} of 4000"):
+            samples[index]
+
+
+def test_an_unreadable_picture_is_named(tmp_path):
+    broken = tmp_path / "broken.png"
+    whole = EasyVQA("test")
+    path = whole._image_paths[whole.image_ids[0]]
+    with open(path, "rb") as file:
+        broken.write_bytes(file.read()[:60])
+    source = EasyVQA("test", image_paths=dict.fromkeys(whole.image_ids, broken))
+    with pytest.raises(BadSampleError, match="broken.png"):
+        source.samples_by_kind(FORM)["vqa"][0]
+
+
+def test_a_missing_file_or_split_is_named():
+    with pytest.raises(DataError, match="choose one of train, test"):
+        EasyVQA("validation")
+    with pytest.raises(DataError, match="no file for image 0, 1, 2, 3, 4 and 995 more"):
+        EasyVQA("test", image_paths={})

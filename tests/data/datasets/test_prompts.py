@@ -1,0 +1,99 @@
+"""Prompts of trained models: what their samples were, without what is asked for; marks and media that go together."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.datasets.easy_vqa_samples import description_sample, text_sample, vqa_sample
+from data.datasets.prompts import image_prompt_metadata, prompt_metadata, prompt_record
+from data.errors import DataError
+from data.media.tiling import DynamicTiling
+from data.records import AudioPart, ImagePart, Media, TextPart
+from data.samples.media_items import image_item
+from data.samples.sample_format import PatchFormat, SampleFormat, TargetImageFormat
+from data.text.prompt_format import PromptFormat
+from data.text.word_tokenizer import WordTokenizer
+
+TOKENIZER = WordTokenizer(("blue", "circle", "is", "it", "what", "?"))
+FORM = SampleFormat(PatchFormat(patch=2, merge=2, max_length=16), target_images=TargetImageFormat(size=4, conditions=3))
+
+
+def png(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (8, 4, 3)).astype(np.uint8)
+SEEN = Media("seen.png", content=png(PIXELS))
+COLUMNS = ("tokens", "positions")
+
+
+def same_start(prompt, full, left: int) -> bool:
+    return all(
+        getattr(prompt.layout, name).tolist() == getattr(full.layout, name)[: len(full.layout.tokens) - left].tolist()
+        for name in COLUMNS
+    )
+
+
+def test_a_prompt_is_a_sample_without_its_answer():
+    asking = prompt_metadata(prompt_record("what is it?", [SEEN]), PromptFormat(), TOKENIZER, FORM)
+    picture = image_item(lambda: PIXELS, PIXELS.shape[:2], FORM)
+    full = vqa_sample(picture, [("what is it?", "circle")], TOKENIZER, FORM)
+    assert same_start(asking, full, left=2)
+    assert not asking.layout.target_mask.any()
+    patches = (of.load(0).encoder_inputs["patches"].values for of in (asking, full))
+    np.testing.assert_array_equal(*patches)
+
+
+def test_a_prompt_without_a_picture_is_one_too():
+    asking = prompt_metadata(prompt_record("what is it?"), PromptFormat(), TOKENIZER, FORM)
+    assert same_start(asking, text_sample("what is it?", "circle", TOKENIZER, FORM), left=2)
+
+
+def test_what_is_to_be_drawn_is_a_description_with_room_for_its_picture():
+    drawn = image_prompt_metadata(prompt_record("blue circle"), PromptFormat(), TOKENIZER, FORM).load(3)
+    full = description_sample("blue circle", lambda: np.ones((4, 4, 3), np.float32), TOKENIZER, FORM).load(3)
+    assert same_start(drawn, full, left=0)
+    np.testing.assert_array_equal(drawn.condition_positions, full.condition_positions)
+    assert drawn.target_images.shape == full.target_images.shape and not drawn.target_images.any()
+
+
+def test_media_stand_at_their_marks_or_in_front():
+    first, second, clip = (Media(name) for name in ("first", "second", "clip"))
+    (turn,) = prompt_record("is <image> or <audio> like <image>?", [first, second], [clip]).turns
+    texts = [part.text if isinstance(part, TextPart) else part.media.where for part in turn.parts]
+    assert texts == ["is ", "first", " or ", "clip", " like ", "second", "?"]
+    assert [type(part) for part in turn.parts[1::2]] == [ImagePart, AudioPart, ImagePart]
+    (turn,) = prompt_record("which <audio>?", [first, second], [clip]).turns
+    assert [type(part) for part in turn.parts] == [ImagePart, ImagePart, TextPart, AudioPart, TextPart]
+    (turn,) = prompt_record("", [first]).turns
+    assert [type(part) for part in turn.parts] == [ImagePart]
+
+
+@pytest.mark.parametrize(
+    ("text", "pictures", "clips", "message"),
+    [
+        ("what is <image>?", 0, 0, "1 <image> marks and 0 pictures come with it"),
+        ("<image> <image>", 1, 0, "2 <image> marks and 1 picture"),
+        ("hear <audio>", 1, 2, "1 <audio> marks and 2 clips"),
+        ("  ", 0, 0, "has no word"),
+    ],
+)
+def test_marks_without_media_are_refused(text, pictures, clips, message):
+    with pytest.raises(DataError, match=message):
+        prompt_record(text, [SEEN] * pictures, [SEEN] * clips)
+
+
+@pytest.mark.parametrize(
+    "prompting", [PromptFormat(), PromptFormat("chatml", "chatml", DynamicTiling(tile_size=8, max_tiles=4))]
+)
+def test_prompting_is_written_and_read(prompting):
+    assert PromptFormat.from_json(prompting.to_json()) == prompting
+
+
+def test_another_text_is_no_prompting():
+    with pytest.raises(DataError, match="PromptFormat.to_json"):
+        PromptFormat.from_json('{"template": "plain"}')

@@ -1,0 +1,206 @@
+import functools
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from data.errors import BadSampleError
+from data.media.images import MAX_PIXELS, image_size, read_image
+from data.records import Media
+from tests.data.damage import damaged
+from tests.data.real_data import photographs
+
+LOSSLESS = ("PNG", "BMP", "TIFF", "PPM")
+
+
+def noise(height, width, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def held(image, form, **options):
+    """The image as a file of that format in memory."""
+    stream = io.BytesIO()
+    image.save(stream, form, **options)
+    return Media(where=f"a.{form.lower()}", content=stream.getvalue())
+
+
+def read_both(media):
+    """The pixels; the header must have promised their size."""
+    pixels = read_image(media)
+    assert image_size(media) == pixels.shape[:2]
+    return pixels
+
+
+def oriented(pixels, form, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return held(Image.fromarray(pixels), form, exif=exif)
+
+
+@pytest.mark.parametrize("form", LOSSLESS)
+def test_lossless_formats_keep_every_pixel(form):
+    np.testing.assert_array_equal(read_both(held(Image.fromarray(noise(5, 7)), form)), noise(5, 7))
+
+
+@pytest.mark.parametrize(("form", "error"), [("JPEG", 6), ("WEBP", 6), ("JPEG2000", 1), ("GIF", 12)])
+def test_photographs_survive_the_formats_that_lose(form, error):
+    for pixels in photographs().values():
+        read = read_both(held(Image.fromarray(pixels), form))
+        assert read.shape == pixels.shape
+        assert np.abs(read.astype(int) - pixels).mean() < error
+
+
+def test_a_file_and_a_stretch_of_a_file(tmp_path):
+    media = held(Image.fromarray(noise(5, 7)), "PNG")
+    (tmp_path / "a.tar").write_bytes(b"before" + media.content + b"after")
+    member = Media(where="a.tar!a", path=str(tmp_path / "a.tar"), offset=6, size=len(media.content))
+    (tmp_path / "a.png").write_bytes(media.content)
+    for one in (member, Media.from_file(tmp_path / "a.png")):
+        np.testing.assert_array_equal(read_both(one), noise(5, 7))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
+def test_every_colour_mode_becomes_rgb(mode):
+    form = "TIFF" if mode == "CMYK" else "PNG"
+    grey = np.full((4, 6, 3), 255, np.uint8)
+    pixels = read_both(held(Image.fromarray(grey).convert(mode), form))
+    assert pixels.dtype == np.uint8
+    np.testing.assert_allclose(pixels, grey, atol=1)
+
+
+def test_what_is_transparent_is_white():
+    pixels = np.zeros((1, 3, 4), np.uint8)
+    pixels[0, :, 3] = (0, 51, 255)
+    rgba = read_both(held(Image.fromarray(pixels), "PNG"))
+    np.testing.assert_array_equal(rgba[0, :, 0], [255, 204, 0])
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([0, 0, 0, 10, 20, 30])
+    palette.putpixel((1, 0), 1)
+    read = read_both(held(palette, "PNG", transparency=0))
+    np.testing.assert_array_equal(read, [[[255, 255, 255], [10, 20, 30]]])
+
+
+def test_greys_of_16_bits_keep_their_upper_8():
+    greys = Image.fromarray(np.array([[0, 255, 256, 65535]], np.uint16))
+    for form in ("PNG", "TIFF"):
+        np.testing.assert_array_equal(read_both(held(greys, form))[0, :, 0], [0, 0, 1, 255])
+
+
+@pytest.mark.parametrize("reader", [read_image, image_size])
+def test_numbers_without_a_range_are_refused(reader):
+    with pytest.raises(BadSampleError, match="mode F have no known range"):
+        reader(held(Image.fromarray(np.zeros((2, 2), np.float32)), "TIFF"))
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_turned_upright(form, orientation):
+    upright = noise(3, 5)
+    # EXIF 2.32, orientation: which side of the scene the stored first row and first column are.
+    stored = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.swapaxes(0, 1),
+        6: np.rot90(upright),
+        7: upright.swapaxes(0, 1)[::-1, ::-1],
+        8: np.rot90(upright, -1),
+    }[orientation]
+    options = {"lossless": True} if form == "WEBP" else {}
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    media = held(Image.fromarray(np.ascontiguousarray(stored)), form, exif=exif, **options)
+    np.testing.assert_array_equal(read_both(media), upright)
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 300])
+def test_an_orientation_that_does_not_exist_is_upright(orientation):
+    np.testing.assert_array_equal(read_both(oriented(noise(3, 5), "PNG", orientation)), noise(3, 5))
+
+
+def test_a_damaged_exif_block_does_not_spoil_a_picture():
+    media = held(Image.fromarray(noise(3, 5)), "PNG", exif=b"Exif\0\0MM\0*" + b"\xff" * 40)
+    np.testing.assert_array_equal(read_both(media), noise(3, 5))
+
+
+def png(width, height):
+    """A PNG whose header promises that size, with no more than a byte behind it."""
+
+    def chunk(name, content):
+        body = name + content
+        return struct.pack(">I", len(content)) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+    return Media(where="a.png", content=b"\x89PNG\r\n\x1a\n" + content)
+
+
+@pytest.mark.parametrize(
+    ("media", "reason"),
+    [
+        (png(0, 5), "pixels|no whole header"),
+        (png(MAX_PIXELS // 4 + 1, 4), "pixels"),
+        (png(60_000, 60_000), "DecompressionBomb"),
+        (Media(where="empty"), "no whole header of JPEG, PNG"),
+        (
+            Media(where="words", content=b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
+            "no whole header of JPEG, PNG",
+        ),
+        (Media.from_file("/nowhere/a.png"), "No such file"),
+    ],
+    ids=["no pixels", "too many", "a bomb", "empty", "a program", "missing"],
+)
+@pytest.mark.parametrize("reader", [read_image, image_size])
+def test_what_the_header_shows_is_refused_by_both(media, reason, reader):
+    with pytest.raises(BadSampleError, match=reason) as error:
+        reader(media)
+    assert error.value.where == media.where
+
+
+@functools.cache
+def files():
+    photo = Image.fromarray(np.asarray(Image.fromarray(noise(40, 30)).resize((300, 200))))
+    return {form: held(photo, form).content for form in (*LOSSLESS, "JPEG", "WEBP", "GIF", "JPEG2000")}
+
+
+@pytest.mark.parametrize("form", ["PNG", "BMP", "TIFF", "PPM", "JPEG", "WEBP"])
+def test_half_a_file_is_refused(form):
+    content = files()[form]
+    with pytest.raises(BadSampleError):
+        read_image(Media(where="half", content=content[: len(content) // 2]))
+
+
+def read_or_refuse(content):
+    """Nothing but BadSampleError comes out, and a header never promises another size than the pixels have."""
+    media = Media(where="fuzzed", content=content)
+    try:
+        pixels = read_image(media)
+    except BadSampleError as error:
+        assert error.where == "fuzzed"
+    else:
+        assert image_size(media) == pixels.shape[:2]
+    try:
+        height, width = image_size(media)
+    except BadSampleError:
+        with pytest.raises(BadSampleError):
+            read_image(media)
+    else:
+        assert 0 < height * width <= MAX_PIXELS
+
+
+@given(data=st.data())
+@settings(max_examples=120, deadline=None)
+def test_damaged_files_give_a_picture_or_one_kind_of_error(data):
+    read_or_refuse(damaged(data, files()[data.draw(st.sampled_from(sorted(files())))]))
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", b"\xff\xd8\xff", b"GIF89a", b"BM", b"II*\0", b"P6 3 3 255 "]))
+@settings(max_examples=80, deadline=None)
+def test_arbitrary_bytes_give_a_picture_or_one_kind_of_error(content, start):
+    read_or_refuse(start + content)

@@ -1,0 +1,128 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from configs.architectures import ExpertsConfig, GeneratorConfig, ModelConfig, VisionConfig
+from data.data_config import RowCapacity
+from data.datasets.easy_vqa_samples import description_sample, text_sample, vqa_sample
+from data.media.patches import resize_to_square
+from data.packing.global_batch import BatchTotals, build_global_batch
+from data.packing.packed_rows import pack_samples
+from data.samples.media_items import image_item
+from data.samples.sample_format import SampleFormat
+from data.text.word_tokenizer import WordTokenizer
+
+TOKENIZER = WordTokenizer(("a", "blue", "circle", "is", "it", "no", "yes"))
+MODEL = ModelConfig(
+    encoders=(VisionConfig(patch=2, merge=2),), generators=(GeneratorConfig(image_size=8, conditions=2),)
+)
+FORM = SampleFormat.for_model(MODEL, 32)
+CAPACITY = RowCapacity(tokens=32, patches=32, images=2, samples=4)
+PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+
+SHOWN = image_item(lambda: PICTURE, (8, 8), FORM)
+ASKED = vqa_sample(SHOWN, [("is it blue", "yes"), ("is it a circle", "no")], TOKENIZER, FORM).load(11)
+DRAWN = description_sample("a blue circle", lambda: resize_to_square(PICTURE, 8), TOKENIZER, FORM).load(12)
+TOLD = text_sample("is it blue", "no", TOKENIZER, FORM).load(13)
+
+
+def batch_of(*samples, rows=2, **weights):
+    return build_global_batch(pack_samples(samples, rows, CAPACITY, FORM), MODEL, FORM, **weights)
+
+
+def test_names_shapes_and_types_are_the_contract():
+    batch = batch_of(ASKED, DRAWN)
+    described = {
+        module: {name: (array.dtype.name, array.shape) for name, array in fields.items()}
+        for module, fields in batch.arrays.items()
+    }
+    assert described == {
+        "vision": {
+            "patches": ("float32", (2, 32, 12)),
+            "segments": ("int32", (2, 32)),
+            "positions": ("int32", (2, 32, 2)),
+        },
+        "backbone": {
+            "tokens": ("int32", (2, 32)),
+            "segments": ("int32", (2, 32)),
+            "branches": ("int32", (2, 32)),
+            "positions": ("int32", (2, 32)),
+            "vision_index": ("int32", (2, 32)),
+            "targets": ("int32", (2, 32)),
+            "weights": ("float32", (2, 32)),
+            "generator_conditions": ("int32", (2, 2, 2)),
+        },
+        "generator": {
+            "images": ("float32", (2, 2, 8, 8, 3)),
+            "weights": ("float32", (2, 2)),
+            "samples": ("int32", (2, 2)),
+        },
+    }
+    assert all(array.flags["C_CONTIGUOUS"] for fields in batch.arrays.values() for array in fields.values())
+
+
+def test_the_shapes_do_not_depend_on_what_there_is():
+    shapes = [
+        [array.shape for fields in batch_of(*samples).arrays.values() for array in fields.values()]
+        for samples in ((ASKED, DRAWN, TOLD), (TOLD,), (DRAWN,), (ASKED,))
+    ]
+    assert all(these == shapes[0] for these in shapes)
+
+
+def test_losses_are_normalised_over_the_whole_batch():
+    batch = batch_of(ASKED, DRAWN, TOLD, language_weight=2.0, generator_weight=0.5)
+    # Two words and two <eos>, three words of the description, one word and <eos>.
+    assert batch.targets == 4 + 3 + 2
+    weights = batch.arrays["backbone"]["weights"]
+    assert set(np.unique(weights)) == {np.float32(0), np.float32(2 / 9)}
+    assert (weights > 0).sum() == 9
+    assert batch.arrays["generator"]["weights"].tolist() == [[0.5, 0.0], [0.0, 0.0]]
+    assert batch.arrays["generator"]["samples"][0, 0] == 12
+
+
+def test_counts_are_what_is_real_of_what_there_is_room_for():
+    batch = batch_of(ASKED, DRAWN, TOLD)
+    tokens = sum(len(sample.layout.tokens) for sample in (ASKED, DRAWN, TOLD))
+    assert batch.counts == {"vision": (16, 64), "backbone": (tokens, 64), "generator": (1, 4)}
+
+
+def test_a_batch_without_images_or_targets_is_all_zeros_there():
+    batch = batch_of(TOLD)
+    for module in ("vision", "generator"):
+        assert not any(array.any() for array in batch.arrays[module].values())
+    assert not batch.arrays["backbone"]["generator_conditions"].any()
+    silent = batch_of(DRAWN, language_weight=0.0)
+    assert not silent.arrays["backbone"]["weights"].any()
+
+
+def test_modules_are_called_what_the_model_calls_them():
+    model = ModelConfig(
+        encoders=(VisionConfig(name="eye", patch=2, merge=2),),
+        generators=(GeneratorConfig(name="brush", image_size=8, conditions=2),),
+    )
+    batch = build_global_batch(pack_samples([ASKED], 1, CAPACITY, FORM), model, SampleFormat.for_model(model, 32))
+    assert set(batch.arrays) == set(batch.counts) == {"eye", "backbone", "brush"}
+
+
+def test_rows_that_another_host_loads_count_in_the_normalisers():
+    whole = pack_samples([TOLD, DRAWN], 2, CAPACITY, FORM)
+    here = pack_samples([TOLD], 2, CAPACITY, FORM)
+    batch = build_global_batch(here, MODEL, FORM, totals=BatchTotals.from_rows(whole, FORM))
+    expected = build_global_batch(whole, MODEL, FORM)
+    assert (batch.targets, batch.counts) == (expected.targets, expected.counts)
+    weights = batch.arrays["backbone"]["weights"]
+    assert weights[weights > 0].tolist() == [np.float32(1 / 5)] * 2
+
+
+def test_where_the_backbone_has_experts_every_token_has_its_share_of_their_balancing_loss():
+    model = dataclasses.replace(MODEL, backbone=dataclasses.replace(MODEL.backbone, experts=ExpertsConfig()))
+    whole = pack_samples([TOLD, DRAWN], 2, CAPACITY, FORM)
+    batch = build_global_batch(whole, model, FORM)
+    shares, segments = (batch.arrays["backbone"][name] for name in ("shares", "segments"))
+    assert shares.dtype == np.float32 and shares.sum() == pytest.approx(1)
+    np.testing.assert_array_equal(shares > 0, segments > 0)
+    here = build_global_batch(
+        pack_samples([TOLD], 2, CAPACITY, FORM), model, FORM, totals=BatchTotals.from_rows(whole, FORM)
+    )
+    assert here.arrays["backbone"]["shares"].max() == shares.max()

@@ -1,0 +1,72 @@
+"""Rows in another order: the same from sizes as from the batch itself, and nothing lost."""
+
+import numpy as np
+
+from configs.clusters import CLUSTERS
+from data.data_config import DataConfig
+from data.packing.pipeline import training_batches
+from data.packing.row_order import RowOrder, reorder_rows
+from data.samples.sample_format import SampleFormat
+from sharding.balancing.reordering.row_reorderer import RowReorderer
+from sharding.costs.analytic import AnalyticCostModel
+from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.trained_parts import trained_parts
+from sharding.specs.modules import module_graph
+from tests.small_vqa import SmallVQA
+from tests.tiny_model import tiny_model
+
+MODEL = tiny_model(vocabulary=48)
+GRAPH = module_graph(MODEL)
+DATA = DataConfig(rows=8, tokens=160, patches=32, images=3, samples=8, window=64)
+PLAN = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,)),
+        UnitPlan("backbone", ("backbone",), (2, 3), layers=(1, 2), recompute=("none", "none")),
+        UnitPlan("generator", ("generator",), (4,)),
+    ),
+    microbatches=4,
+)
+COSTS = AnalyticCostModel(CLUSTERS["cpu"], element_bytes=4)
+
+
+def batches_of(arrange):
+    batches = training_batches(DATA, MODEL, SmallVQA("train"), arrange)
+    try:
+        return [next(batches) for _ in range(3)]
+    finally:
+        batches.close()
+
+
+def test_rows_are_the_same_in_another_order():
+    arranger = RowReorderer(PLAN, GRAPH, COSTS, trained_parts(GRAPH, ("all",)), "search")
+    given = batches_of(None)
+    ordered = batches_of(RowOrder(arranger, SampleFormat.for_model(MODEL, DATA.patches), "backbone"))
+    moved = 0
+    for before, after in zip(given, ordered, strict=True):
+        place = {tuple(row): number for number, row in enumerate(before.sample_ids.tolist())}
+        order = np.array([place[tuple(row)] for row in after.sample_ids.tolist()])
+        assert sorted(order.tolist()) == list(range(8))
+        moved += (order != np.arange(8)).sum()
+        expected = reorder_rows(before, order)
+        for module, arrays in expected.arrays.items():
+            for name, array in arrays.items():
+                np.testing.assert_array_equal(after.arrays[module][name], array)
+        assert (after.state, after.targets, after.counts) == (before.state, before.targets, before.counts)
+    assert moved
+
+
+def test_the_loads_are_those_of_the_rows():
+    arranger = RowReorderer(PLAN, GRAPH, COSTS, trained_parts(GRAPH, ("all",)), "intra_microbatch")
+    seen = []
+
+    def spy(rows):
+        seen.append(order._loads(rows))
+        return order(rows)
+
+    order = RowOrder(arranger, SampleFormat.for_model(MODEL, DATA.patches), "backbone")
+    for batch, loads in zip(batches_of(spy), seen, strict=False):
+        assert loads["backbone"][:, 0].sum() == batch.counts["backbone"][0]
+        assert loads["vision"][:, 0].sum() == batch.counts["vision"][0]
+        assert loads["generator"][:, 2].sum() == batch.counts["generator"][0]
+        lengths = np.concatenate([np.bincount(row)[1:] for row in batch.arrays["backbone"]["segments"]])
+        assert loads["backbone"][:, 1].sum() == (lengths**2).sum()

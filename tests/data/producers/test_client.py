@@ -1,0 +1,258 @@
+"""Batches from producers are those made here, whoever dies: real processes, real connections."""
+
+import dataclasses
+import json
+import threading
+
+import numpy as np
+import pyarrow.flight as flight
+import pytest
+
+from configs.errors import UserError
+from data.errors import DataError
+from data.packing.pipeline import training_batches
+from data.packing.row_order_request import RowOrderRequest
+from data.producers import remote_batches as remote_steps
+from data.producers.client import TOKEN_VARIABLE, remote_batches
+from data.producers.step_request import STATUS_ACTION
+from data.samples.sample_format import SampleFormat
+from sharding.plans.plan import single_device_plan
+from sharding.specs.modules import module_graph
+from tests.producers import CONFIG, GIN, MODEL, address_of, end, running, serving, start_producer
+from tests.small_vqa import SmallVQA
+
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def gin(tmp_path_factory):
+    path = tmp_path_factory.mktemp("service") / "run.gin"
+    path.write_text(GIN)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pair(gin):
+    """Two producers, [process, address] each; a test that ends one replaces it."""
+    with running(gin, count=2) as producers:
+        replaceable = [list(producer) for producer in producers]
+        yield replaceable
+        for process, _ in replaceable:
+            end(process)
+
+
+@pytest.fixture(scope="module")
+def source():
+    return SmallVQA("train")
+
+
+@pytest.fixture(scope="module")
+def expected(source):
+    """The first batches, made here, and the state behind each."""
+    batches = training_batches(CONFIG, MODEL, source)
+    states, made = [batches.get_state()], []
+    for _ in range(COUNT):
+        made.append(next(batches))
+        states.append(json.loads(json.dumps(batches.get_state())))
+    batches.close()
+    return made, states
+
+
+@pytest.fixture
+def remote(source):
+    """Makes remote batches, which are closed in the end."""
+    made = []
+
+    def make(*addresses, config=CONFIG, **others):
+        made.append(remote_batches(config, MODEL, source, addresses, **others))
+        return made[-1]
+
+    yield make
+    for batches in made:
+        batches.close()
+
+
+def assert_same(batch, other):
+    assert batch.arrays.keys() == other.arrays.keys()
+    for module, fields in batch.arrays.items():
+        assert fields.keys() == other.arrays[module].keys()
+        for name, array in fields.items():
+            assert array.dtype == other.arrays[module][name].dtype
+            np.testing.assert_array_equal(array, other.arrays[module][name], err_msg=f"{module} {name}")
+    np.testing.assert_array_equal(batch.sample_ids, other.sample_ids)
+    for name in ("counts", "targets", "state", "refused"):
+        assert getattr(batch, name) == getattr(other, name)
+
+
+def served(address):
+    with flight.FlightClient(f"grpc://{address}") as client:
+        (answer,) = client.do_action(STATUS_ACTION)
+        return json.loads(answer.body.to_pybytes())["served"]
+
+
+def test_two_producers_make_the_batches_that_are_made_here(pair, remote, expected):
+    made, states = expected
+    addresses = [address for _, address in pair]
+    before = [served(address) for address in addresses]
+    batches = remote(*addresses)
+    for number, batch in enumerate(made):
+        assert_same(batch, next(batches))
+        assert batches.get_state() == states[number + 1]
+    batches.close()
+    # Every second step each, and no more than may be under way at once.
+    counts = [served(address) - start for address, start in zip(addresses, before, strict=True)]
+    assert all(COUNT / 2 <= count <= COUNT / 2 + CONFIG.prefetch for count in counts), counts
+
+
+def test_a_state_goes_on_wherever_it_was_taken(pair, remote, source, expected):
+    made, states = expected
+    batches = remote(*(address for _, address in pair))
+    batches.set_state(states[7])
+    for batch in made[7:12]:
+        assert_same(batch, next(batches))
+    batches.set_state(states[2])
+    assert_same(made[2], next(batches))
+    here = training_batches(CONFIG, MODEL, source)
+    here.set_state(json.loads(json.dumps(batches.get_state())))
+    assert_same(made[3], next(here))
+    here.close()
+
+
+def test_a_producer_killed_in_mid_epoch_loses_and_repeats_nothing_and_one_that_is_back_is_used(
+    pair, remote, source, gin, monkeypatch
+):
+    monkeypatch.setattr(remote_steps, "LONGEST_WAIT", 0.2)
+    here = training_batches(CONFIG, MODEL, source)
+    (first, address), (_, other) = pair
+    batches = remote(address, other)
+    for _ in range(5):
+        assert_same(next(here), next(batches))
+    end(first)
+    handed_over = served(other)
+    for _ in range(12):
+        assert_same(next(here), next(batches))
+    assert served(other) - handed_over >= 12 - 2 * CONFIG.prefetch
+    pair[0][0] = start_producer(gin, f"--port={address.split(':')[1]}")
+    assert address_of(pair[0][0]) == address
+    while served(address) < 3:
+        assert_same(next(here), next(batches))
+    assert batches.get_state() == here.get_state()
+    here.close()
+
+
+def test_whoever_comes_back_in_time_is_waited_for(remote, expected):
+    made, _ = expected
+    with serving() as (_, address):
+        batches = remote(address)
+        assert_same(made[0], next(batches))
+    port = int(address.split(":")[1])
+    back = threading.Event()
+
+    def return_later():
+        with serving(port=port):
+            back.wait(60)
+
+    thread = threading.Thread(target=return_later)
+    thread.start()
+    for batch in made[1:6]:
+        assert_same(batch, next(batches))
+    batches.close()
+    back.set()
+    thread.join()
+
+
+def test_no_more_is_made_than_is_asked_for(remote):
+    with serving() as (producer, address):
+        batches = remote(address, config=dataclasses.replace(CONFIG, prefetch=1))
+        for taken in range(1, 5):
+            next(batches)
+            assert served(address) <= taken + 1
+        batches.close()
+
+
+def test_producers_order_rows_as_they_would_be_ordered_here(remote, source):
+    order = RowOrderRequest(single_device_plan(module_graph(MODEL), 2), "h100", ("all",), "intra_microbatch")
+    here = training_batches(
+        CONFIG, MODEL, source, order.make_row_order(MODEL, SampleFormat.for_model(MODEL, CONFIG.patches))
+    )
+    with serving() as (_, address):
+        there, plain = remote(address, row_order=order), remote(address)
+        moved = 0
+        for _ in range(4):
+            batch = next(there)
+            assert_same(next(here), batch)
+            moved += not np.array_equal(next(plain).sample_ids, batch.sample_ids)
+        for batches in (there, plain, here):
+            batches.close()
+    assert moved
+
+
+def test_producers_make_only_the_rows_that_are_asked_for(pair, remote, source):
+    here = training_batches(CONFIG, MODEL, source, rows=[1, 2])
+    there = remote(*(address for _, address in pair), rows=[1, 2])
+    for _ in range(3):
+        batch = next(there)
+        assert_same(next(here), batch)
+        tokens = batch.arrays["backbone"]["tokens"]
+        assert tokens[1:3].any() and not tokens[[0, 3]].any()
+    here.close()
+
+
+def test_another_configuration_is_refused_by_name(pair, remote):
+    for config, name in (({"seed": 4}, "seed 4 -> 3"), ({"rows": 8}, "rows 8 -> 4")):
+        batches = remote(pair[1][1], config=dataclasses.replace(CONFIG, **config))
+        with pytest.raises(DataError, match=f"{pair[1][1]}: .*{name}"):
+            next(batches)
+
+
+def test_the_token_comes_from_the_environment(remote, expected, monkeypatch):
+    with serving("secret") as (_, address):
+        for token in ("", "guess"):
+            monkeypatch.setenv(TOKEN_VARIABLE, token)
+            with pytest.raises(DataError, match=TOKEN_VARIABLE):
+                next(remote(address))
+        monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+        batches = remote(address)
+        assert_same(expected[0][0], next(batches))
+        batches.close()
+
+
+def test_if_all_are_gone_the_error_names_them(remote, caplog):
+    with serving() as (_, one), serving() as (_, two):
+        pass
+    with pytest.raises(DataError, match=f"0.3 s: {one} .*{two} .*resume"):
+        next(remote(one, two, timeout=0.3))
+    assert "no producer answers" in caplog.text
+
+
+class Breaking(flight.FlightServerBase):
+    """Says that it is there, and breaks every step off."""
+
+    def do_action(self, context, action):
+        return iter([flight.Result(b"{}")])
+
+    def do_get(self, context, ticket):
+        raise flight.FlightUnavailableError("broken off")
+
+
+def test_a_step_that_ends_every_producer_is_named(remote, monkeypatch):
+    monkeypatch.setattr(remote_steps, "FIRST_WAIT", 0.01)
+    with Breaking("grpc://127.0.0.1:0") as server, pytest.raises(DataError, match="5 times, .* step 0 behind"):
+        next(remote(f"127.0.0.1:{server.port}", config=dataclasses.replace(CONFIG, prefetch=1)))
+
+
+@pytest.mark.parametrize(
+    ("addresses", "patience", "words"),
+    [
+        ((), 1.0, "none; name each once"),
+        (("host:1", "host:1"), 1.0, "name each once"),
+        (("host",), 1.0, "host:port"),
+        (("http://host:1",), 1.0, "host:port"),
+        (("host:1/path",), 1.0, "host:port"),
+        (("host:1",), 0.0, "patience"),
+        (("host:1",), float("inf"), "patience"),
+    ],
+)
+def test_addresses_that_are_none_are_refused_at_once(remote, addresses, patience, words):
+    with pytest.raises(UserError, match=words):
+        remote(*addresses, timeout=patience)

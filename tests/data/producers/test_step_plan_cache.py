@@ -1,0 +1,58 @@
+"""Steps by place: the planner's, in whatever order they are asked for."""
+
+import dataclasses
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from data.errors import DataError
+from data.packing.pipeline import BatchRecipe, training_recipe
+from data.packing.step_planner import PlannerState
+from data.producers import step_plan_cache as planned_steps
+from data.producers.step_plan_cache import StepPlanCache
+from tests.producers import CONFIG, MODEL
+from tests.small_vqa import SmallVQA
+
+RECIPE = training_recipe(CONFIG, MODEL, SmallVQA("train"))
+COUNT = 14
+PLANS = [plan for plan, _ in zip(RECIPE.steps(PlannerState()), range(COUNT), strict=False)]
+PLACES = [PlannerState(), *(plan.state_after for plan in PLANS)]
+ASKED = st.integers(0, COUNT - 1).flatmap(lambda step: st.tuples(st.integers(0, step), st.just(step)))
+
+
+@hypothesis.settings(deadline=None, max_examples=12)
+@hypothesis.given(st.lists(ASKED, min_size=1, max_size=8), st.sampled_from([4, 512]), st.integers(1, 3))
+def test_any_step_from_any_place_in_any_order(asked, kept, chains):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planned_steps, "KEPT", kept)
+        patch.setattr(planned_steps, "CHAINS", chains)
+        steps = StepPlanCache(RECIPE)
+        for begin, step in asked:
+            found = steps.step(PLACES[begin], step - begin)
+            assert (found.rows, found.state_after) == (PLANS[step].rows, PLANS[step].state_after)
+
+
+def test_asking_on_plans_nothing_twice():
+    begun = []
+
+    class Counting(BatchRecipe):
+        def steps(self, place):
+            begun.append(place)
+            return super().steps(place)
+
+    fields = {field.name: getattr(RECIPE, field.name) for field in dataclasses.fields(RECIPE)}
+    steps = StepPlanCache(Counting(**fields))
+    for number in range(COUNT - 3):
+        steps.step(PLACES[number], 3)
+        steps.step(PLACES[number], 1)
+    assert begun == [PlannerState()]
+
+
+def test_a_place_that_is_none_is_refused_and_the_others_go_on():
+    steps = StepPlanCache(RECIPE)
+    with pytest.raises(DataError, match="no place"):
+        steps.step(PlannerState(window_start=2**63), 0)
+    with pytest.raises(DataError, match="sample id 99999"):
+        steps.step(PlannerState(carried_samples=(99_999,)), 0)
+    assert steps.step(PlannerState(), 0).rows == PLANS[0].rows

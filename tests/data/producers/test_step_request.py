@@ -1,0 +1,106 @@
+"""What trainers ask: as it was sent, and nothing else."""
+
+import dataclasses
+import json
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from configs.architectures import ModelConfig, VisionConfig
+from configs.errors import UserError
+from data.data_config import DataConfig
+from data.packing.pipeline import fingerprint_differences, training_recipe
+from data.packing.row_order_request import RowOrderRequest
+from data.packing.step_planner import PlannerState
+from data.producers.step_request import MAX_STEPS_AHEAD, StepRequest, batch_fingerprint
+from sharding.plans.plan import single_device_plan
+from sharding.specs.modules import module_graph
+from tests.producers import CONFIG, MODEL
+from tests.small_vqa import SmallVQA
+
+ORDER = RowOrderRequest(single_device_plan(module_graph(MODEL), 2), "h100", ("all",), "search")
+NUMBERS = st.integers(0, 2**60)
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    st.tuples(NUMBERS, NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=5).map(tuple)),
+    st.integers(0, MAX_STEPS_AHEAD),
+    st.sampled_from([None, ORDER]),
+    st.none() | st.lists(NUMBERS, max_size=3).map(tuple),
+)
+def test_a_request_arrives_as_it_was_sent(place, skip, order, rows):
+    request = StepRequest({"seed": 3, "mixture": [["vqa", 1.0]]}, PlannerState(*place), skip, order, rows)
+    assert StepRequest.from_bytes(request.to_bytes()) == request
+
+
+GOOD = {
+    "fingerprint": {},
+    "planner_state": {"window_start": 0, "window_number": 0, "steps_taken": 0, "carried_samples": []},
+    "skip": 0,
+    "row_order": None,
+    "rows": None,
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"skip": -1},
+        {"skip": MAX_STEPS_AHEAD + 1},
+        {"skip": True},
+        {"skip": "1"},
+        {"fingerprint": []},
+        {"planner_state": {"window_start": 0}},
+        {"planner_state": {"window_start": 0, "window_number": 0, "steps_taken": 0.5, "carried_samples": []}},
+        {"planner_state": {"window_start": 0, "window_number": 0, "steps_taken": 0, "carried_samples": [-1]}},
+        {"planner_state": {"window_start": 0, "window_number": 0, "steps_taken": 0, "carried_samples": [], "more": 1}},
+        {"rows": 3},
+        {"rows": [0, -1]},
+        {"rows": [0.5]},
+        {"row_order": {}},
+        {"row_order": "search"},
+        {"row_order": ORDER.to_json() | {"policy": "nonsense"}},
+        {"row_order": ORDER.to_json() | {"cluster": []}},
+        {"row_order": ORDER.to_json() | {"plan": 1}},
+        {"row_order": ORDER.to_json() | {"trainable": [1]}},
+    ],
+)
+def test_what_is_no_request_is_refused(fields):
+    assert StepRequest.from_bytes(json.dumps(GOOD).encode()).skip == 0
+    with pytest.raises(UserError):
+        StepRequest.from_bytes(json.dumps(GOOD | fields).encode())
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(st.binary() | st.text().map(str.encode) | st.just(b"[" * 100_000))
+def test_garbage_is_refused(ticket):
+    with pytest.raises(UserError, match="no request"):
+        StepRequest.from_bytes(ticket)
+
+
+@pytest.fixture(scope="module")
+def source():
+    return SmallVQA("train")
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "name"),
+    [
+        ({"seed": 4}, MODEL, "seed 3 -> 4"),
+        ({"rows": 8}, MODEL, "rows 4 -> 8"),
+        ({"language_weight": 0.5}, MODEL, "language_weight 1.0 -> 0.5"),
+        ({"oversized": "error"}, MODEL, "oversized 'skip' -> 'error'"),
+        ({}, ModelConfig(encoders=(VisionConfig(patch=4),)), "model.patches"),
+    ],
+)
+def test_an_identity_names_what_decides_a_batch(source, config, model, name):
+    def identity(config: DataConfig, model: ModelConfig) -> dict[str, object]:
+        return batch_fingerprint(training_recipe(config, model, source), config)
+
+    given = identity(CONFIG, MODEL)
+    assert given == json.loads(json.dumps(given))
+    assert name in fingerprint_differences(given, identity(dataclasses.replace(CONFIG, **config), model))
+    faster = dataclasses.replace(CONFIG, threads=3, prefetch=7, workers=2)
+    assert fingerprint_differences(given, identity(faster, MODEL)) == ""

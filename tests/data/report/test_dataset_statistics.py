@@ -1,0 +1,85 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from data.data_config import RowCapacity
+from data.datasets.dataset import SampleIndex
+from data.datasets.easy_vqa_samples import text_sample
+from data.errors import BadSampleError, DataError
+from data.packing.refusals import Refusal
+from data.report.dataset_statistics import STATISTICS_COLUMNS, collect_statistics
+from data.samples.sample_format import SampleFormat
+from data.text.prompt_format import PromptFormat
+from data.text.word_tokenizer import WordTokenizer
+from tests.small_vqa import SmallVQA
+
+ROOMY = RowCapacity(1000, 1000, 4, 16)
+
+
+@dataclasses.dataclass
+class Texts:
+    """Text samples of 4, 5, 6... tokens; those named are bad."""
+
+    counts: dict[str, int]
+    bad: tuple[int, ...] = ()
+    tokenizer: WordTokenizer = WordTokenizer(("a", "b"))
+    evaluated_kinds: tuple[str, ...] = ()
+    prompt_format: PromptFormat = PromptFormat()
+
+    def samples_by_kind(self, form):
+        return {kind: _Texts(self, count, form) for kind, count in self.counts.items()}
+
+
+class _Texts:
+    def __init__(self, source, count, form):
+        self.source, self.count, self.form = source, count, form
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if index in self.source.bad:
+            raise BadSampleError(f"line {index}", "cut in the middle")
+        return text_sample("a " * index, "b", self.source.tokenizer, self.form)
+
+
+def surveyed(source, capacity, shares, samples):
+    return collect_statistics(SampleIndex(source, SampleFormat()), capacity, shares, samples, seed=0)
+
+
+def test_kinds_come_by_their_shares_and_none_again_before_all_have_come():
+    found = surveyed(Texts({"short": 3, "long": 40, "idle": 2}), ROOMY, {"short": 2.0, "long": 1.0}, 10)
+    assert found.kinds == {"short": 7, "long": 3}
+    assert found.counts == {"short": 3, "long": 40, "idle": 2}
+    assert found.units.shape == (10, len(STATISTICS_COLUMNS)) and found.fits.all() and found.refused == ()
+    only = surveyed(Texts({"short": 3}), ROOMY, {"short": 1.0}, 7)
+    assert sorted(np.unique(only.columns("tokens"), return_counts=True)[1].tolist()) == [2, 2, 3]
+
+
+def test_samples_that_cannot_be_used_are_told_once_and_only_the_unreadable_are_left_out():
+    found = surveyed(Texts({"text": 4}, bad=(1,)), RowCapacity(6, 0, 0, 4), {"text": 1.0}, 8)
+    assert sorted(found.columns("tokens")[:, 0].tolist()) == [4, 4, 6, 6, 7, 7]
+    assert sorted(found.columns("tokens")[found.fits, 0].tolist()) == [4, 4, 6, 6]
+    assert sorted(found.refused) == [
+        Refusal("oversized", "text", "sample 3", "7 tokens where a row holds 6; raise the row's capacity"),
+        Refusal("unreadable", "text", "line 1", "cut in the middle"),
+    ]
+
+
+def test_a_source_of_which_nothing_can_be_read_is_refused():
+    with pytest.raises(DataError, match="not one of 5 samples can be read; the first: line 0: cut in the middle"):
+        surveyed(Texts({"text": 1}, bad=(0,)), ROOMY, {"text": 1.0}, 5)
+    with pytest.raises(DataError, match="0 samples"):
+        surveyed(Texts({"text": 1}), ROOMY, {"text": 1.0}, 0)
+
+
+def test_tokens_are_told_apart_by_modality_and_pictures_are_counted():
+    shares = {"vqa": 1.0, "description": 1.0, "text": 1.0}
+    found = surveyed(SmallVQA("train", 4), ROOMY, shares, 12)
+    assert (found.columns("text", "vision", "audio", "drawing").sum(axis=1) == found.columns("tokens")[:, 0]).all()
+    pictures = found.columns("pictures")[:, 0] > 0
+    assert found.columns("patches", "vision", "pictures")[pictures].tolist() == [[64, 16, 1]] * 4
+    drawn = found.columns("images")[:, 0] > 0
+    assert found.columns("images", "drawing")[drawn].tolist() == [[1, 4]] * 4
+    assert not (pictures & drawn).any() and not found.columns("frames", "audio", "clips").any()

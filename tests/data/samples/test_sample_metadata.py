@@ -1,0 +1,100 @@
+"""Outlines: what planning is told of a sample is what loading gives, with class tokens before images and without."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.architectures import ModelConfig, VisionConfig
+from data.data_config import RowCapacity
+from data.media.patches import patchify, unpatchify
+from data.packing.global_batch import BatchTotals, build_global_batch
+from data.packing.packed_rows import pack_samples
+from data.samples.media_items import image_item
+from data.samples.sample import lay_out_tokens
+from data.samples.sample_format import PatchFormat, SampleFormat
+from data.samples.sample_metadata import SampleMetadata, cells_with_tokens
+from data.text.word_tokenizer import IMAGE
+
+PATCH, MERGE = 2, 2
+UNIT = PATCH * MERGE
+CAPACITY = RowCapacity(tokens=24, patches=96, images=0, samples=4)
+
+
+def form(class_token):
+    return SampleFormat(PatchFormat("vision", PATCH, MERGE, 96, class_token), None, None)
+
+
+def picture(seed, rows, columns):
+    return np.random.default_rng(seed).integers(0, 256, (rows * UNIT, columns * UNIT, 3), np.uint8)
+
+
+def outline(pictures, of):
+    """Two words before every image's tokens."""
+    items = [image_item(lambda seen=seen: seen, seen.shape[:2], of) for seen in pictures]
+    tokens = [token for item in items for token in (8, 9, *[IMAGE] * of.patches.token_count(item.length))]
+    return SampleMetadata("seen", lay_out_tokens([1, *tokens], [], [()], {"patches": IMAGE}), of, items)
+
+
+def test_the_cells_of_class_tokens_give_no_backbone_token():
+    assert cells_with_tokens([8, 20], PatchFormat(merge=2, class_token=True)).tolist() == [1, 3, 4, 5, 6]
+    assert cells_with_tokens([8, 20], PatchFormat(merge=2)).tolist() == list(range(7))
+    assert cells_with_tokens([], PatchFormat(merge=2, class_token=True)).tolist() == []
+
+
+def test_a_class_token_stands_alone_in_the_first_place_of_a_cell():
+    of = form(True)
+    sample = outline([picture(0, 1, 2)], of).load(0)
+    values, items, positions = sample.encoder_inputs["patches"]
+    assert items.tolist() == [1, 0, 0, 0] + [1] * 8
+    assert positions[:5].tolist() == [[-1, -1], [0, 0], [0, 0], [0, 0], [0, 0]]
+    assert not values[:4].any() and values[4:].any()
+    assert sample.layout.encoder_indices["patches"].tolist() == [-1, -1, -1, 1, 2]
+
+
+def test_a_sample_of_words_alone_has_no_cell():
+    sample = outline([], form(True)).load(0)
+    assert sample.layout.encoder_indices["patches"].tolist() == [-1]
+
+
+def test_a_picture_is_shrunk_until_a_row_holds_its_class_token_too():
+    of = SampleFormat(PatchFormat("vision", PATCH, MERGE, 16, True), None, None)
+    shrunk = image_item(lambda: picture(0, 4, 4), (4 * UNIT, 4 * UNIT), of)
+    assert shrunk.length <= 16 and len(shrunk.load().values) == shrunk.length
+
+
+sizes = st.tuples(st.integers(1, 2), st.integers(1, 3))
+samples = st.lists(st.lists(sizes, max_size=2), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("class_token", [True, False])
+@given(samples)
+@settings(max_examples=20, deadline=None)
+def test_every_image_and_its_tokens_are_found_in_packed_rows_and_as_many_as_planned(class_token, wanted):
+    of, model = form(class_token), ModelConfig((VisionConfig(patch=PATCH, class_token=class_token),), generators=())
+    pictures = [[picture(10 * n + m, *size) for m, size in enumerate(each)] for n, each in enumerate(wanted)]
+    outlines = [outline(each, of) for each in pictures]
+    loaded = [each.load(number) for number, each in enumerate(outlines)]
+    for planned, sample in zip(outlines, loaded, strict=True):
+        assert {name: planned.sizes._asdict()[name] for name in sample.sizes} == sample.sizes
+    rows = pack_samples(loaded, len(loaded), CAPACITY, of)
+    assert BatchTotals.from_rows(rows, of).patches == BatchTotals.from_sizes(each.sizes for each in outlines).patches
+    batch = build_global_batch(rows, model, of).arrays
+    vision, backbone = batch["vision"], batch["backbone"]
+    squares = 0
+    for number, each in enumerate(pictures):
+        ((row, place),) = np.argwhere(rows.sample_ids == number)
+        index = backbone["vision_index"][row][rows.token_segments[row] == place + 1]
+        cells = iter(index[index >= 0].tolist())
+        for seen in each:
+            patches, positions = patchify(seen, PATCH, MERGE)
+            own = [next(cells) for _ in range(len(patches) // MERGE**2)]
+            slots = np.add.outer(np.array(own) * MERGE**2, np.arange(MERGE**2)).ravel()
+            np.testing.assert_array_equal(vision["positions"][row, slots], positions)
+            found = unpatchify(vision["patches"][row, slots], positions, PATCH)
+            np.testing.assert_array_equal(found, seen)
+            segment = np.flatnonzero(vision["segments"][row] == vision["segments"][row, slots[0]])
+            assert set(segment) - set(slots.tolist()) == ({slots[0] - MERGE**2} if class_token else set())
+            squares += len(segment) ** 2
+        assert next(cells, None) is None
+    assert squares == sum(each.sizes.patch_squares for each in outlines)

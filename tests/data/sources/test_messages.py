@@ -1,0 +1,124 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.errors import BadSampleError
+from data.records import AudioPart, ImagePart, Media, Record, TextPart
+from data.sources.messages import parse_messages
+from tests.data.sources.media import told
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def files(count, kind="image"):
+    return [Media.from_file(f"{kind}{number}") for number in range(count)]
+
+
+def said(*messages):
+    return [{"from": speaker, "value": text} for speaker, text in messages]
+
+
+def in_short(messages, images=0, clips=0):
+    return told(Record("key", parse_messages("key", messages, files(images), files(clips, "audio"))))
+
+
+def test_marks_become_media_and_take_their_newlines_along():
+    messages = said(("system", "Be brief."), ("human", "<image>\nWhat is\nit?"), ("gpt", "A <b>\n"))
+    assert in_short(messages, 1) == [
+        ("system", ["Be brief."]),
+        ("user", ["<ImagePart>", "What is\nit?"]),
+        ("assistant", ["A <b>\n"]),
+    ]
+
+
+def test_media_stand_where_their_marks_are_and_in_their_order():
+    messages = said(
+        ("human", "First <image>, then\n<image>\n<audio>"), ("gpt", "I see."), ("human", "<image>"), ("gpt", "<image>")
+    )
+    turns = parse_messages("key", messages, files(4), files(1, "audio"))
+    parts = [part for turn in turns for part in turn.parts]
+    assert [part.media.path for part in parts if isinstance(part, ImagePart)] == [
+        "image0",
+        "image1",
+        "image2",
+        "image3",
+    ]
+    assert [part.media.path for part in parts if isinstance(part, AudioPart)] == ["audio0"]
+    assert [part.text for part in turns[0].parts if isinstance(part, TextPart)] == ["First ", ", then"]
+    assert [type(part) for part in turns[0].parts] == [TextPart, ImagePart, TextPart, ImagePart, AudioPart]
+    assert [type(part) for part in turns[3].parts] == [ImagePart]
+
+
+def test_media_without_marks_come_before_the_first_users_words():
+    messages = said(("system", "s"), ("human", "q"), ("gpt", "a"))
+    assert in_short(messages, 2, 1)[1] == ("user", ["<ImagePart>", "<ImagePart>", "<AudioPart>", "q"])
+
+
+def test_messages_with_roles_and_lists_of_contents():
+    messages = [
+        {"role": "system", "content": ""},
+        {"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": "The <image> tag?"}]},
+        {"role": "assistant", "content": "HTML."},
+    ]
+    assert in_short(messages, 1) == [("user", ["<ImagePart>", "The <image> tag?"]), ("assistant", ["HTML."])]
+
+
+@pytest.mark.parametrize(
+    ("messages", "images", "reason"),
+    [
+        (None, 0, "no list of messages"),
+        ([], 0, "no list of messages"),
+        ("abc", 0, "no list of messages"),
+        ([3], 0, "message 1 is no object"),
+        (said(("tool", "x")), 0, "message 1 is from 'tool'"),
+        (said((["human"], "x")), 0, "is from"),
+        ([{"from": "human"}], 0, "message 1 has no text"),
+        (said(("human", "q")), 0, "nothing to learn"),
+        (said(("human", "q"), ("gpt", " ")), 0, r"turn 2 \(assistant\) is empty"),
+        (said(("human", "<image> <image>"), ("gpt", "a")), 1, "2 <image> marks for 1 files"),
+        (said(("human", "<image>"), ("gpt", "a")), 0, "1 <image> marks for 0 files"),
+        (said(("human", "\ud800"), ("gpt", "a")), 0, "half of a surrogate pair"),
+        ([{"role": "user", "content": [{"type": "video"}]}], 0, "item of type 'video'"),
+        ([{"role": "user", "content": [3]}], 0, "item of type None"),
+        ([{"role": "user", "content": [{"type": "text", "text": 3}]}], 0, "message 1 is no text: 3"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_with_the_reason(messages, images, reason):
+    with pytest.raises(BadSampleError, match=reason):
+        in_short(messages, images)
+
+
+texts = st.lists(st.sampled_from(["<image>", "<audio>", "a", "b c", "\n", " "]), max_size=6).map("".join)
+
+
+@given(messages=st.lists(st.tuples(st.sampled_from(["human", "gpt", "system"]), texts), max_size=5), data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_every_medium_is_used_once_in_order_and_no_word_is_lost(messages, data):
+    whole = "".join(text for _, text in messages)
+    images = data.draw(st.sampled_from([whole.count("<image>"), 2]))
+    try:
+        turns = parse_messages("key", said(*messages), files(images), files(whole.count("<audio>"), "audio"))
+    except BadSampleError:
+        return
+    parts = [part for turn in turns for part in turn.parts]
+    for kind, name in ((ImagePart, "image"), (AudioPart, "audio")):
+        found = [part.media.path for part in parts if isinstance(part, kind)]
+        assert found == [f"{name}{number}" for number in range(len(found))]
+    assert sum(isinstance(part, ImagePart) for part in parts) == images
+    kept = "".join(part.text for part in parts if isinstance(part, TextPart))
+    assert "".join(kept.split()) == "".join(whole.replace("<image>", "").replace("<audio>", "").split())
+
+
+@given(messages=json_values | st.lists(st.dictionaries(st.sampled_from(["from", "value", "role"]), json_values)))
+@settings(max_examples=50, deadline=None)
+def test_any_value_gives_turns_or_one_kind_of_error(messages):
+    try:
+        turns = parse_messages("key", messages, files(1), [])
+    except BadSampleError as error:
+        assert error.where == "key"
+    else:
+        assert turns

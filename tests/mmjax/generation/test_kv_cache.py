@@ -1,0 +1,104 @@
+"""With keys and values kept, every next token has the logits of the whole text computed anew."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig
+from configs.rope import Llama3Scaling
+from mmjax.generation.decoding import decode_answers
+from mmjax.generation.kv_cache import CachedBackbone
+from mmjax.generation.sampling import Sampling
+from mmjax.models.model import model_modules
+from mmjax.models.structure.parameters import init_module_parameters
+
+ROW = 12
+PLAIN = BackboneConfig(vocabulary=16, width=16, depth=2, heads=4, kv_heads=2, ffn=24)
+KINDS = {
+    "llama": dataclasses.replace(PLAIN, rope_scaling=Llama3Scaling(4.0, original_positions=8)),
+    "gpt": dataclasses.replace(
+        PLAIN,
+        norm="layernorm",
+        activation="gelu_tanh",
+        gated=False,
+        positions="learned",
+        max_positions=ROW,
+        tie_embeddings=True,
+    ),
+    "mixtral": dataclasses.replace(PLAIN, experts=ExpertsConfig(count=4, top_k=2, ffn=12)),
+    "parallel, normed queries": dataclasses.replace(PLAIN, parallel_block=True, qk_norm="head", layer_scale=0.1),
+}
+TEXTS = np.random.default_rng(0).integers(0, 16, (3, ROW))
+END = 0
+
+
+@functools.cache
+def made(kind: str):
+    """(backbone, parameters, program that reads rows of a number of tokens of each text)."""
+    modules = model_modules(ModelConfig((), KINDS[kind], ()))
+    parameters = {"backbone": init_module_parameters(0, modules[-1])}
+    parameters = jax.tree.map(lambda leaf: jnp.asarray(leaf) * 4, parameters)  # or all logits are nearly alike
+    backbone = CachedBackbone(ModelConfig((), KINDS[kind], ()), modules)
+    return backbone, parameters, jax.jit(functools.partial(backbone.prefill, parameters))
+
+
+def arrays(texts: np.ndarray, lengths: np.ndarray) -> dict:
+    inside = np.arange(texts.shape[1])[None] < lengths[:, None]
+    columns = {
+        "tokens": np.where(inside, texts, 0),
+        "segments": inside.astype(np.int32),
+        "branches": np.zeros_like(texts),
+        "positions": np.where(inside, np.arange(texts.shape[1])[None], 0),
+    }
+    return {"backbone": {name: jnp.asarray(column, jnp.int32) for name, column in columns.items()}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_further_token_has_the_logits_of_the_whole_text(kind):
+    backbone, parameters, read = made(kind)
+    starts, every = np.array([3, 7, 5]), np.full(3, ROW)
+    _, hidden = read(arrays(TEXTS, every), jnp.asarray(every))
+    write = jax.jit(functools.partial(backbone.decode, parameters))
+    texts, _ = read(arrays(TEXTS, starts), jnp.asarray(starts))
+    for step in range(5):
+        texts, logits = write(texts, jnp.asarray(TEXTS[np.arange(3), starts + step], jnp.int32))
+        expected = backbone.logits_at(parameters, hidden, jnp.asarray(starts + step))
+        assert np.std(expected) > 0.1
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def written(lengths: np.ndarray, rows: slice = slice(None), sampling: Sampling | None = None, most: int = 6):
+    backbone, parameters, _ = made("llama")
+    write = functools.partial(
+        decode_answers,
+        backbone,
+        allowed_tokens=jnp.ones(16, bool),
+        end_token=END,
+        max_tokens=most,
+        sampling=sampling or Sampling(),
+    )
+    seeds = jnp.arange(3, dtype=jnp.int32)[rows]
+    asked = arrays(TEXTS[rows], lengths[rows])
+    return [np.asarray(of) for of in jax.jit(write)(parameters, asked, jnp.asarray(lengths[rows]), seeds)]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.5, 0.9)])
+def test_an_answer_depends_on_its_own_prompt_and_seed_alone(sampling):
+    lengths = np.array([3, 7, 5])
+    together = written(lengths, sampling=sampling)
+    for row in range(3):
+        alone = written(lengths, slice(row, row + 1), sampling)
+        count = alone[1][0]
+        assert together[1][row] == count and together[2][row] == alone[2][0]
+        np.testing.assert_array_equal(together[0][row, :count], alone[0][0, :count])
+
+
+def test_answers_stop_where_the_row_is_full():
+    lengths = np.array([ROW, ROW - 1, 3])
+    _, counts, ended = written(lengths)
+    assert all(count <= room for count, room in zip(counts, (1, 2, 6), strict=True))
+    assert (ended | (counts == (1, 2, 6))).all()

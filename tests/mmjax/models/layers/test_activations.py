@@ -1,0 +1,42 @@
+"""The error function against SciPy's, values and derivative, and within a mesh; GELU against PyTorch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+from jax.sharding import PartitionSpec as P
+
+from mmjax.models.layers.activations import ACTIVATIONS, erf
+
+X = np.linspace(-6, 6, 4001).astype(np.float32)
+
+
+def test_the_error_function_and_its_derivative():
+    np.testing.assert_allclose(erf(jnp.asarray(X)), scipy.special.erf(X.astype(float)), atol=5e-7)
+    slopes = jax.vmap(jax.grad(erf))(jnp.asarray(X))
+    np.testing.assert_allclose(slopes, 2 / np.sqrt(np.pi) * np.exp(-(X.astype(float) ** 2)), atol=5e-7)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_activations_and_their_gradients_run_on_ranks_as_on_one_device(name, dtype):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("ranks",))
+    x = jnp.linspace(-3, 3, 8).astype(dtype)
+
+    def local(x):
+        y, back = jax.vjp(ACTIVATIONS[name], x)
+        return y, back(y)[0]
+
+    shards = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("ranks"), out_specs=P("ranks")))(x)
+    for found, expected in zip(shards, local(x), strict=True):
+        assert found.dtype == x.dtype
+        there, here = (array.astype(np.float32) for array in (found, expected))
+        np.testing.assert_allclose(there, here, rtol=1e-5 if dtype == "float32" else 1e-2, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+def test_gelus_are_pytorchs(name):
+    torch = pytest.importorskip("torch")
+    expected = torch.nn.functional.gelu(torch.tensor(X), approximate="tanh" if name == "gelu_tanh" else "none")
+    np.testing.assert_allclose(ACTIVATIONS[name](jnp.asarray(X)), expected.numpy(), atol=2e-6)

@@ -1,0 +1,158 @@
+"""Mixtures of experts against a plain loop over experts, on one device and with experts split over ranks."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from configs.experts import ExpertsConfig
+from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts, load_balancing_loss, route_top_k
+from sharding.axes import Axes
+from sharding.trees import set_leaf
+
+WIDTH, ROWS, TOKENS = 8, 4, 6
+MIXTRAL = ExpertsConfig(count=4, top_k=2, ffn=12, balance_weight=0.5)
+QWEN = ExpertsConfig(count=8, top_k=3, ffn=12, shared_ffn=16, normalise=False)
+AXES = Axes(data=("data", "expert"), tensor=("tensor",), expert=("expert",))
+CASES = pytest.mark.parametrize("config", [MIXTRAL, QWEN], ids=["Mixtral", "Qwen2-MoE"])
+
+
+def drawn(config):
+    """The layer's graph and parameters, with inputs, what is counted, and a gradient for the outputs."""
+    random = np.random.default_rng(0)
+
+    def draw(*shape):
+        return jnp.asarray(random.normal(size=shape), jnp.float32)
+
+    graph, state = nnx.split(MixtureOfExperts(config, WIDTH))
+    parameters = jax.tree.map(lambda leaf: draw(*leaf.shape), nnx.to_pure_dict(state))
+    segments = jnp.asarray([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5, 6], [0] * TOKENS], jnp.int32)
+    counted = BalancingWeights(segments, jnp.where(segments > 0, jnp.float32(0.05), jnp.float32(0)))
+    return graph, parameters, draw(ROWS, TOKENS, WIDTH), counted, draw(ROWS, TOKENS, WIDTH)
+
+
+def dense(config, parameters, x, counted):
+    """Every expert on every token; the sum is taken over those chosen. Balancing by loops over the samples."""
+    probabilities = jax.nn.softmax(x @ parameters["router"])
+    order = jnp.argsort(-probabilities, axis=-1)[..., : config.top_k]
+    mask = jnp.sum(jax.nn.one_hot(order, config.count), axis=-2)
+    weights = probabilities * mask
+    weights = weights / jnp.sum(weights, axis=-1, keepdims=True) if config.normalise else weights
+    y = jnp.zeros_like(x)
+    for expert in range(config.count):
+        gate, up, down = (parameters[name][expert] for name in ("gate", "up", "down"))
+        y += weights[..., expert : expert + 1] * ((jax.nn.silu(x @ gate) * (x @ up)) @ down)
+    if config.shared_ffn:
+        gate, up, down = (parameters["shared"][name]["kernel"] for name in ("gate", "up", "down"))
+        open_by = jax.nn.sigmoid(x @ parameters["shared_gate"]["kernel"])
+        y += open_by * ((jax.nn.silu(x @ gate) * (x @ up)) @ down)
+    loss = jnp.zeros(())
+    for row, segments in enumerate(np.asarray(counted.segments)):
+        for segment in set(segments.tolist()) - {0}:
+            of = np.flatnonzero(segments == segment)
+            share = jnp.sum(counted.weights[row, of])
+            fractions, means = jnp.mean(mask[row, of], axis=0), jnp.mean(probabilities[row, of], axis=0)
+            loss += share * config.count * jnp.sum(fractions * means)
+    return y, config.balance_weight * loss
+
+
+def split_specs(config):
+    """By parameter, its split over the axes of the mesh."""
+    _, state = nnx.split(MixtureOfExperts(config, WIDTH))
+    specs = {}
+    for path, leaf in nnx.to_flat_state(state):
+        specs = set_leaf(specs, "/".join(path), P(*leaf.get_metadata("split")))
+    return specs
+
+
+def layer(config, data=0, expert=0, tensor=0):
+    """`(parameters, x, counted) -> (y, loss)`, on a mesh if its sizes are given."""
+    graph, _ = nnx.split(MixtureOfExperts(config, WIDTH))
+
+    def run(parameters, x, counted, axes):
+        return nnx.merge(graph, parameters).with_balancing_loss(x, counted, axes)
+
+    if not data:
+        return functools.partial(run, axes=Axes())
+    count = data * expert * tensor
+    kinds = (jax.sharding.AxisType.Auto,) * 3
+    mesh = jax.make_mesh((data, expert, tensor), ("data", "expert", "tensor"), kinds, devices=jax.devices()[:count])
+
+    def body(parameters, x, counted):
+        y, loss = run(parameters, x, counted, AXES)
+        return y, jax.lax.psum(loss, AXES.data)
+
+    rows = P(AXES.data)
+    specs = (split_specs(config), rows, BalancingWeights(rows, rows))
+    return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=(rows, P()))
+
+
+def with_gradients(run, parameters, x, counted, seed):
+    def total(parameters, x):
+        y, loss = run(parameters, x, counted)
+        return jnp.sum(y * seed) + loss, (y, loss)
+
+    return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(parameters, x)
+
+
+@functools.cache
+def expected(config):
+    _, *operands = drawn(config)
+    return with_gradients(functools.partial(dense, config), *operands)
+
+
+def close(found, wanted):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * (1 + np.max(np.abs(b)))), found, wanted
+    )
+
+
+@CASES
+@pytest.mark.parametrize("sizes", [(), (1, 4, 1), (2, 2, 2)], ids=str)
+def test_it_is_a_loop_over_experts_with_its_gradients(config, sizes):
+    _, *operands = drawn(config)
+    close(with_gradients(layer(config, *sizes), *operands), expected(config))
+
+
+@pytest.mark.parametrize("sizes", [(), (1, 4, 1)], ids=str)
+def test_nothing_is_dropped_when_all_tokens_choose_the_same_experts(sizes):
+    _, parameters, x, counted, seed = drawn(MIXTRAL)
+    x = jnp.abs(x)
+    parameters["router"] = jnp.zeros_like(parameters["router"]).at[:, 1:3].set(1.0).at[:, 2].add(0.1)
+    chosen, _ = route_top_k(jax.nn.softmax(x @ parameters["router"]), MIXTRAL)
+    assert set(np.asarray(chosen).reshape(-1).tolist()) == {1, 2}
+    operands = (parameters, x, counted, seed)
+    close(
+        with_gradients(layer(MIXTRAL, *sizes), *operands), with_gradients(functools.partial(dense, MIXTRAL), *operands)
+    )
+
+
+def test_padding_counts_nowhere_and_even_routing_costs_the_least():
+    even = jnp.full((1, 4, 4), 0.25)
+    chosen = jnp.asarray([[[0], [1], [2], [3]]], jnp.int32)
+    ones = BalancingWeights(jnp.ones((1, 4), jnp.int32), jnp.full((1, 4), 0.25))
+    np.testing.assert_allclose(load_balancing_loss(even, chosen, ones), 1.0)
+    crowded = jax.nn.softmax(jnp.zeros((1, 4, 4)).at[..., 0].set(5.0))
+    assert load_balancing_loss(crowded, jnp.zeros_like(chosen), ones) > 3
+    padded = BalancingWeights(jnp.asarray([[1, 1, 0, 0]], jnp.int32), jnp.asarray([[0.5, 0.5, 0, 0]], jnp.float32))
+    alone = BalancingWeights(padded.segments[:, :2], padded.weights[:, :2])
+    np.testing.assert_allclose(
+        load_balancing_loss(crowded, chosen, padded), load_balancing_loss(crowded[:, :2], chosen[:, :2], alone)
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"top_k": 9}, "top_k = 9 is more than count = 8"),
+        ({"count": 0}, "count is 0"),
+        ({"balance_weight": -1.0}, "balance_weight -1.0"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        ExpertsConfig(**fields)

@@ -1,0 +1,94 @@
+"""Adapters: nothing at the start; merged, the weights that they stand for."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from configs.architectures import LoraConfig, ModelConfig
+from configs.errors import UserError
+from mmjax.models.forward import run_model
+from mmjax.models.layers.lora import join_adapters, merge_model_adapters
+from mmjax.models.model import model_modules
+from mmjax.models.structure.parameters import init_module_parameters, piece_definition
+from tests.mmjax.training.engines import TALKER, parameters
+from tests.tiny_model import GENERATOR, tiny_batch
+
+LORA = (LoraConfig("backbone", rank=3, scale=0.5), LoraConfig("vision", rank=2, targets=("query", "down")))
+ADAPTED = dataclasses.replace(TALKER, lora=LORA)
+
+
+def losses(config: ModelConfig, tree) -> float:
+    left = jax.jit(lambda tree, batch: run_model(model_modules(config), tree, batch))(tree, tiny_batch(config))
+    return float(left["backbone"].loss)
+
+
+def initial(config: ModelConfig):
+    return {module.name: init_module_parameters(3, module) for module in model_modules(config)}
+
+
+def test_at_the_start_nothing_is_added_and_the_rest_is_as_without():
+    plain, adapted = initial(TALKER), initial(ADAPTED)
+    for module, pieces in plain.items():
+        for piece, layers in pieces.items():
+            jax.tree.map(np.testing.assert_array_equal, adapted[module][piece], layers)
+    assert losses(ADAPTED, adapted) == losses(TALKER, plain)
+
+
+def test_merged_weights_do_what_the_adapters_did():
+    tree = parameters(ADAPTED)
+    merged = merge_model_adapters(tree, model_modules(ADAPTED), LORA)
+    assert jax.tree.structure(merged) == jax.tree.structure(initial(TALKER))
+    of_adapters, without = losses(ADAPTED, tree), losses(TALKER, merged)
+    np.testing.assert_allclose(without, of_adapters, rtol=1e-5)
+    bare = {module: {p: t for p, t in pieces.items() if not p.endswith("_lora")} for module, pieces in tree.items()}
+    assert abs(losses(TALKER, bare) - of_adapters) > 1e-3 * abs(of_adapters)
+
+
+def test_targets_alone_have_adapters():
+    (vision, backbone) = model_modules(ADAPTED)
+    of_vision = piece_definition(next(piece for piece in vision.pieces if piece.name == "blocks_lora"))
+    found = {path.removeprefix("['").replace("']['", "/").removesuffix("']") for path in paths(of_vision.shapes)}
+    assert found == {f"{at}/adapter/{name}" for at in ("attention/query", "mlp/down") for name in ("down", "up")}
+    assert [piece.part for piece in backbone.pieces] == ["backbone", "backbone", "backbone_lora", "backbone"]
+    assert [piece.name for piece in backbone.compute_pieces] == ["embed", "blocks", "head"]
+
+
+def test_targets_that_the_part_has_none_of_are_refused():
+    plain = dataclasses.replace(TALKER, backbone=dataclasses.replace(TALKER.backbone, gated=False))
+    with pytest.raises(UserError, match="ModelConfig.lora adapts gate of backbone, which has none of them"):
+        model_modules(dataclasses.replace(plain, lora=(LoraConfig("backbone", targets=("gate",)),)))
+
+
+def paths(tree) -> list[str]:
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def test_adapters_of_a_unet_stand_beside_its_attention():
+    config = ModelConfig(TALKER.encoders, TALKER.backbone, (GENERATOR,), lora=(LoraConfig("generator", rank=2),))
+    adapters = next(piece for piece in model_modules(config)[-1].pieces if piece.adapter_of)
+    assert adapters.part == "generator_lora" and adapters.adapter_of == "unet"
+    shapes = piece_definition(adapters).shapes
+    assert paths(shapes) and all("transformer" in path for path in paths(shapes))
+
+
+def test_trees_are_joined_leaf_by_leaf():
+    assert join_adapters({"a": {"b": 1}, "c": 2}, {"a": {"d": 3}}) == {"a": {"b": 1, "d": 3}, "c": 2}
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ((LoraConfig("speech"),), "ModelConfig.lora adapts 'speech', which is no module; choose from vision, backbone"),
+        ((LoraConfig(), LoraConfig(rank=2)), "adapts backbone more than once"),
+    ],
+)
+def test_adapters_of_what_is_not_there_are_refused(lora, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(TALKER, lora=lora)
+
+
+def test_targets_that_no_block_has_are_refused():
+    with pytest.raises(ValueError, match="LoraConfig.targets names w1; choose from query, key"):
+        LoraConfig(targets=("w1",))

@@ -1,0 +1,160 @@
+"""The language loss over a split vocabulary, tokens in their places, and rows whose samples do not see each other."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from configs.architectures import BackboneConfig, ModelConfig
+from configs.rope import rotary_frequencies
+from mmjax.models.layers.attention import rotary_cos_sin
+from mmjax.models.modalities.backbone import (
+    BackboneBlock,
+    TokenEmbedding,
+    hidden_states_at,
+    insert_encoder_tokens,
+    weighted_cross_entropy,
+)
+from mmjax.models.model import model_modules
+from mmjax.models.structure.parameters import init_module_parameters, layer_name, piece_definition
+from pallas_kernels.packed_attention import make_segment_mask
+from sharding.axes import Axes
+from tests.tiny_model import tiny_model
+
+TENSOR = Axes(tensor=("model",))
+
+
+def mesh(devices=2):
+    return jax.make_mesh((devices,), ("model",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def loss_operands():
+    random = np.random.default_rng(0)
+    logits = jnp.asarray(random.normal(size=(2, 5, 8)) * 4, jnp.float32)
+    targets = jnp.asarray(random.integers(0, 8, (2, 5)), jnp.int32)
+    return logits, targets, jnp.asarray(random.random((2, 5)), jnp.float32).at[0, 1].set(0.0)
+
+
+def reference_loss(logits, targets, weights):
+    likelihood = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+    return -jnp.sum(weights * likelihood)
+
+
+@pytest.mark.parametrize("devices", [None, 1, 2, 4])
+def test_the_loss_over_a_split_vocabulary_is_log_softmax_with_its_gradient(devices):
+    logits, targets, weights = loss_operands()
+    run = functools.partial(weighted_cross_entropy, axes=TENSOR if devices else Axes())
+    if devices:
+        specs = (P(None, None, "model"), P(), P())
+        run = jax.jit(jax.shard_map(run, mesh=mesh(devices), in_specs=specs, out_specs=(P(), P())))
+    (loss, correct), vjp = jax.vjp(lambda logits: run(logits, targets, weights), logits)
+    (gradient,) = vjp((jnp.ones(()), np.zeros(correct.shape, jax.dtypes.float0)))
+    expected, wanted = jax.value_and_grad(reference_loss)(logits, targets, weights)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(correct, jnp.argmax(logits, axis=-1) == targets)
+
+
+def test_large_logits_do_not_overflow():
+    logits, targets, weights = loss_operands()
+    loss, _ = weighted_cross_entropy(logits * 1e4, targets, weights, Axes())
+    assert np.isfinite(loss)
+
+
+def test_a_split_embedding_looks_up_the_same_rows():
+    config = ModelConfig((), BackboneConfig(vocabulary=8, width=4, heads=2, kv_heads=2), ())
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(8, 4)), jnp.float32)
+    tokens = jnp.array([[0, 3, 4, 7], [7, 7, 0, 1]])
+
+    def look_up(table, axes):
+        module = TokenEmbedding(config)
+        module.embedding.set_value(table)
+        return module({}, {"tokens": tokens}, axes)
+
+    split = jax.shard_map(lambda t: look_up(t, TENSOR), mesh=mesh(), in_specs=P("model"), out_specs=P())
+    np.testing.assert_array_equal(look_up(table, Axes()), table[tokens])
+    np.testing.assert_array_equal(jax.jit(split)(table), table[tokens])
+
+
+def test_a_block_that_is_not_gated_has_a_gelu_between_two_matmuls_with_biases():
+    block = BackboneBlock(
+        BackboneConfig(width=4, heads=2, kv_heads=2, ffn=6, activation="gelu_tanh", gated=False, biases=("mlp",))
+    )
+    random = np.random.default_rng(0)
+    up, down, up_bias, down_bias = (random.normal(size=shape).astype(np.float32) for shape in ((4, 6), (6, 4), 6, 4))
+    for layer, kernel, bias in ((block.mlp.up, up, up_bias), (block.mlp.down, down, down_bias)):
+        layer.kernel.set_value(jnp.asarray(kernel))
+        layer.bias.set_value(jnp.asarray(bias))
+    x = jnp.asarray(random.normal(size=(1, 3, 4)), jnp.float32)
+    hidden = block.mlp_norm(x)[0] @ up + up_bias[None]
+    expected = x[0] + jax.nn.gelu(hidden) @ down + down_bias[None]  # attention starts at 0, so it adds nothing
+    rotary = rotary_cos_sin(jnp.arange(3)[None], rotary_frequencies(2, 10.0))
+    got = block(x, (make_segment_mask(np.ones((1, 3), np.int32)), rotary), Axes())
+    np.testing.assert_allclose(got[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_encoders_tokens_go_where_the_index_says():
+    x = jnp.arange(8.0).reshape(2, 4, 1)
+    tokens = 10 * (1 + jnp.arange(4.0)).reshape(2, 2, 1)
+    index = jnp.array([[-1, 1, -1, 0], [-1, -1, -1, 1]])
+    np.testing.assert_array_equal(insert_encoder_tokens(x, tokens, index)[..., 0], [[0, 20, 2, 10], [4, 5, 6, 40]])
+
+
+def test_conditions_come_from_positions_of_their_own_row():
+    hidden = jnp.arange(8.0).reshape(2, 4, 1)
+    at = jnp.array([[[0, 3]], [[2, 2]]])
+    np.testing.assert_array_equal(hidden_states_at(hidden, at)[..., 0], [[[0, 3]], [[6, 6]]])
+
+
+# ---------------------------------------------------------------- packing
+
+
+CONFIG = tiny_model()
+
+
+@functools.cache
+def parameters():
+    return init_module_parameters(0, model_modules(CONFIG)[1])
+
+
+@jax.jit
+def row_logits(weights, row):
+    """By plain layers."""
+    embed, blocks, head = (piece_definition(piece) for piece in model_modules(CONFIG)[1].pieces)
+    images = jnp.zeros((1, 2, CONFIG.backbone.width))
+    x = embed.apply(weights["embed"]["000"], {"vision": images}, row, Axes())
+    shared = BackboneBlock.shared_inputs(CONFIG.backbone, row)
+    for layer in range(CONFIG.backbone.depth):
+        x = blocks.apply(weights["blocks"][layer_name(layer)], x, shared, Axes())
+    model = head.bind(weights["head"]["000"])
+    return model.logits(model.norm(x))[0]
+
+
+def logits(tokens, segments, branches, positions):
+    """Of one row, padded to ten tokens."""
+    fields = {"tokens": tokens, "segments": segments, "branches": branches, "positions": positions}
+    row = {name: jnp.asarray([values + [0] * (10 - len(values))], jnp.int32) for name, values in fields.items()}
+    row["vision_index"] = jnp.full_like(row["tokens"], -1)
+    return np.asarray(row_logits(parameters(), row))[: len(tokens)]
+
+
+def test_a_questions_logits_do_not_depend_on_what_else_is_in_the_row():
+    """One question alone; behind a trunk with other questions before and after; with other samples around."""
+    alone = logits([5, 6, 7, 8], [1] * 4, [0, 0, 1, 1], [0, 1, 2, 3])
+    among = logits([5, 6, 9, 10, 11, 7, 8, 12], [1] * 8, [0, 0, 1, 1, 1, 2, 2, 3], [0, 1, 2, 3, 4, 2, 3, 2])
+    np.testing.assert_allclose(among[[0, 1, 5, 6]], alone, rtol=1e-4, atol=1e-5)
+    packed = logits(
+        [1, 2, 3, 5, 6, 7, 8, 4, 4, 0], [1] * 3 + [2] * 4 + [3] * 2 + [0],
+        [0, 0, 0, 0, 0, 1, 1, 0, 0, 0], [0, 1, 2, 0, 1, 2, 3, 0, 1, 0],
+    )  # fmt: skip
+    np.testing.assert_allclose(packed[3:7], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_questions_logits_do_depend_on_its_trunk_and_its_own_words():
+    alone = logits([5, 6, 7, 8], [1] * 4, [0, 0, 1, 1], [0, 1, 2, 3])
+    for changed in ([4, 6, 7, 8], [5, 6, 4, 8]):
+        other = logits(changed, [1] * 4, [0, 0, 1, 1], [0, 1, 2, 3])
+        assert np.max(np.abs(other[3] - alone[3])) > 1e-3

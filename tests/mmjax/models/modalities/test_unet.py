@@ -1,0 +1,82 @@
+"""The U-Net: shapes, folding, and outputs that follow time and conditions."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from configs.architectures import GeneratorConfig
+from mmjax.models.modalities.unet import UNet, depth_to_space, space_to_depth, timestep_embedding
+from sharding.axes import Axes
+
+SMALL = GeneratorConfig(
+    image_size=8, patch=2, widths=(8, 16), blocks=1, attention_levels=(0,), head_width=4, groups=4, condition_width=8
+)
+
+
+def draw(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def test_folding_moves_neighbouring_pixels_into_channels_and_back():
+    images = draw(2, 4, 6, 3)
+    folded = space_to_depth(images, 2)
+    assert folded.shape == (2, 2, 3, 12)
+    np.testing.assert_array_equal(folded[1, 1, 2].reshape(2, 2, 3), images[1, 2:4, 4:6])
+    np.testing.assert_array_equal(depth_to_space(folded, 2), images)
+
+
+def test_every_time_has_an_embedding_of_its_own():
+    waves = np.asarray(timestep_embedding(jnp.linspace(0.0, 1000.0, 101), 16))
+    distances = np.linalg.norm(waves[:, None] - waves[None], axis=-1) + 9 * np.eye(101)
+    assert waves.shape == (101, 16) and distances.min() > 1e-2
+
+
+@functools.cache
+def compiled():
+    """The network as a function of its parameters, and those it starts with."""
+    graph, state = nnx.split(UNet(SMALL))
+    return jax.jit(lambda state, *arguments: nnx.merge(graph, state)(*arguments, Axes())), state
+
+
+def random_weights():
+    """In every parameter, the last kernel too, which starts at 0."""
+    leaves, structure = jax.tree.flatten(compiled()[1])
+    return jax.tree.unflatten(structure, [draw(*leaf.shape, seed=at) * 0.2 for at, leaf in enumerate(leaves)])
+
+
+def test_velocities_have_the_images_shape_and_follow_everything_that_goes_in():
+    run = functools.partial(compiled()[0], random_weights())
+    images, time, conditions = draw(2, 8, 8, 3), jnp.array([200.0, 700.0]), draw(2, 3, 8, seed=1)
+    out = run(images, time, conditions)
+    assert out.shape == images.shape
+    others = {
+        "images": (images.at[0].multiply(2), time, conditions),
+        "time": (images, time.at[0].set(900.0), conditions),
+        "conditions": (images, time, conditions.at[0].multiply(2)),
+        "one condition, at the same mean": (images, time, conditions.at[0, 0].add(1).at[0, 1].add(-1)),
+    }
+    for what, arguments in others.items():
+        change = np.abs(np.asarray(run(*arguments) - out))
+        assert change[0].max() > 1e-3, what
+        assert change[1].max() == 0, what  # images of a batch do not see each other
+
+
+@pytest.mark.parametrize("widths", [(8,), (8, 16), (8, 16, 24)])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_any_number_of_resolutions_and_blocks(widths, blocks):
+    config = GeneratorConfig(image_size=16, patch=2, widths=widths, blocks=blocks, head_width=4, groups=4)
+    shapes = ((2, 16, 16, 3), (2,), (2, 4, config.condition_width))
+    out = nnx.eval_shape(
+        lambda *arguments: UNet(config)(*arguments, Axes()), *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
+    )
+    assert out.shape == (2, 16, 16, 3)
+
+
+def test_it_starts_by_predicting_nothing():
+    run, state = compiled()
+    out = run(state, draw(2, 8, 8, 3), jnp.array([500.0, 600.0]), draw(2, 3, 8))
+    np.testing.assert_array_equal(out, np.zeros((2, 8, 8, 3)))

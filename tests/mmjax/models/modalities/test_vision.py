@@ -1,0 +1,146 @@
+"""The encoder: positions, images that do not see each other, and a pixel shuffle in the data's order."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.architectures import ModelConfig
+from data.data_config import RowCapacity
+from data.media.patches import patchify
+from data.packing.global_batch import build_global_batch
+from data.packing.packed_rows import pack_samples
+from data.samples.media_items import image_item
+from data.samples.sample import lay_out_tokens
+from data.samples.sample_format import SampleFormat
+from data.samples.sample_metadata import SampleMetadata
+from data.text.word_tokenizer import IMAGE
+from mmjax.models.forward import run_module
+from mmjax.models.layers.positions import sinusoidal_positions_2d
+from mmjax.models.modalities.projectors import build_projector
+from mmjax.models.modalities.vision import PatchBlock
+from mmjax.models.model import model_modules
+from mmjax.models.structure.parameters import init_module_parameters
+from sharding.axes import Axes
+from tests.tiny_model import BACKBONE, VISION
+
+
+def test_every_place_of_a_large_image_has_a_position_of_its_own():
+    places = np.stack(np.meshgrid(np.arange(40), np.arange(40), indexing="ij"), axis=-1).reshape(1, -1, 2)
+    waves = np.asarray(sinusoidal_positions_2d(jnp.asarray(places), 32))[0]
+    distances = np.linalg.norm(waves[:, None] - waves[None], axis=-1) + 9 * np.eye(len(waves))
+    assert distances.min() > 0.05
+    np.testing.assert_allclose(np.abs(waves).max(), 1, atol=1e-2)
+
+
+def test_rows_and_columns_have_halves_of_the_width():
+    waves = np.asarray(sinusoidal_positions_2d(jnp.array([[[3, 5], [3, 6], [4, 5]]]), 16))[0]
+    np.testing.assert_array_equal(waves[0, :8], waves[1, :8])
+    np.testing.assert_array_equal(waves[0, 8:], waves[2, 8:])
+    np.testing.assert_array_equal(
+        waves[0, :8], np.asarray(sinusoidal_positions_2d(jnp.array([[[5, 3]]]), 16))[0, 0, 8:]
+    )
+
+
+def image(seed, height, width):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
+
+
+def test_the_pixel_shuffle_joins_the_patches_of_a_cell():
+    """With patches as activations, a merged token is the merge x merge neighbourhood of its cell."""
+    picture = image(0, 8, 12)
+    patches, positions = patchify(picture, VISION.patch, VISION.merge)
+    seen = []
+    projector = build_projector(VISION, BACKBONE)
+    projector.mlp = lambda merged, axes: seen.append(merged) or merged
+    projector(jnp.asarray(patches)[None], {}, Axes())
+    merged = np.asarray(seen[0])[0].reshape(2 * 3, VISION.merge**2, -1)
+    side = VISION.patch * VISION.merge
+    for token, (row, column) in enumerate(np.ndindex(2, 3)):
+        cell = picture[row * side : (row + 1) * side, column * side : (column + 1) * side]
+        pixels = np.rint((merged[token] + 1) * 127.5).astype(np.uint8)
+        assert sorted(pixels.ravel().tolist()) == sorted(cell.ravel().tolist())
+        np.testing.assert_array_equal(positions[token * 4] // VISION.merge, [row, column])
+
+
+PLACES = 24
+WITH_CLASS_TOKEN = dataclasses.replace(
+    VISION,
+    class_token=True,
+    positions="learned",
+    grid=3,
+    input_norm=True,
+    rope_base=100.0,
+    rope_grid=5,
+    qk_norm="head",
+)
+NORMS_BEHIND = dataclasses.replace(VISION, post_norm=True, rope_base=100.0, layer_scale=0.5)
+
+
+@functools.cache
+def encoder(config):
+    """Gives the cells of a row, whose parameters are all different, to the backbone."""
+    module = model_modules(ModelConfig((config,), BACKBONE, ()))[0]
+    leaves, tree = jax.tree.flatten(init_module_parameters(0, module))
+    random = np.random.default_rng(0)
+    moved = [jnp.asarray(of + random.normal(0, 0.1, of.shape).astype(np.float32)) for of in leaves]
+    weights = jax.tree.unflatten(tree, moved)
+    return jax.jit(lambda batch: run_module(module, weights, {}, batch).activations[BACKBONE.name])
+
+
+def encode(config, *pictures):
+    """Backbone tokens of every image of a row."""
+    form = SampleFormat.for_model(ModelConfig((config,), BACKBONE, ()), PLACES)
+    items = [image_item(lambda seen=seen: seen, seen.shape[:2], form) for seen in pictures]
+    tokens = [form.patches.token_count(item.length) for item in items]
+    outline = SampleMetadata("seen", lay_out_tokens([IMAGE] * sum(tokens), [], [()], {"patches": IMAGE}), form, items)
+    capacity = RowCapacity(tokens=sum(tokens), patches=PLACES, images=0, samples=1)
+    rows = pack_samples([outline.load(0)], 1, capacity, form)
+    arrays = build_global_batch(rows, ModelConfig((config,), BACKBONE, ()), form).arrays
+    out = np.asarray(encoder(config)(jax.tree.map(jnp.asarray, arrays[config.name])))[0]
+    return np.split(out[arrays[BACKBONE.name]["vision_index"][0]], np.cumsum(tokens)[:-1])
+
+
+@pytest.mark.parametrize(
+    "config", [VISION, WITH_CLASS_TOKEN, NORMS_BEHIND], ids=["plain", "class token", "norms behind"]
+)
+def test_an_images_tokens_do_not_depend_on_what_else_is_in_the_row(config):
+    first, second = image(0, 8, 4), image(1, 4, 4)
+    (alone,) = encode(config, first)
+    assert alone.shape == (2, BACKBONE.width)
+    for packed, of in ((encode(config, second, first), 1), (encode(config, first, second), 0)):
+        np.testing.assert_allclose(packed[of], alone, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(packed[1 - of], encode(config, second)[0], rtol=1e-4, atol=1e-5)
+    assert np.max(np.abs(encode(config, image(2, 8, 4))[0] - alone)) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"post_norm": True, "parallel_block": True}, "post_norm norms none"), ({"rope_grid": -1}, "rope_grid is -1")],
+)
+def test_an_encoder_that_contradicts_itself_is_refused(changed, said):
+    with pytest.raises(ValueError, match=said):
+        dataclasses.replace(VISION, **changed)
+
+
+def test_rotary_positions_are_stretched_to_the_grid_that_was_trained_on():
+    """An image of another size is as one of the grid's: the first row and column stay, the last come near the end."""
+    positions = jnp.asarray([[[0, 0], [3, 1], [-1, -1]]])
+    prepared = [
+        PatchBlock.shared_inputs(
+            dataclasses.replace(VISION, rope_base=100.0, rope_grid=grid),
+            {"positions": positions, "segments": jnp.asarray([[1, 1, 1]])},
+        )[1]
+        for grid in (0, 4, 8)
+    ]
+    plain, rows_same, doubled = ([np.asarray(of)[0, :, 0] for of in rotation] for rotation in prepared)
+    half = VISION.head_width // 4
+    angles = [np.arctan2(sines, cosines) for cosines, sines in (plain, rows_same, doubled)]
+    np.testing.assert_allclose(angles[1][1, :half], angles[0][1, :half], atol=1e-6)  # 4 rows, as the grid
+    np.testing.assert_allclose(angles[1][1, half], 2.0, atol=1e-6)  # 2 columns: the second is the grid's third
+    np.testing.assert_allclose(angles[2][1, half], 4.0 - 2 * np.pi, atol=1e-6)
+    for turned in angles:
+        np.testing.assert_array_equal(turned[[0, 2]], 0)

@@ -1,0 +1,71 @@
+"""A run that plans itself: from a profile to a plan that training takes, and the prediction beside the measurement."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import pytest
+
+from data.data_config import DataConfig
+from mmjax.planning import automatic
+from mmjax.training.config import TrainConfig
+from mmjax.training.metrics.step_report import METRICS_FILE
+from sharding.costs.profiled import ProfileError
+from sharding.plans.plan import check_plan, single_device_plan
+from sharding.specs.modules import module_graph
+from tests.profiles import synthetic_profile
+from tests.small_vqa import SmallVQA
+from tests.tiny_model import tiny_model
+
+MODEL = tiny_model(vocabulary=48)
+GRAPH = module_graph(MODEL)
+CONFIG = TrainConfig(
+    SmallVQA, MODEL, DataConfig(rows=8, tokens=160, patches=32, images=3, samples=8), plan=automatic.AUTO
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "given.json"
+    path.write_text(synthetic_profile(GRAPH, jax.devices()[0].device_kind).to_json())
+    return str(path)
+
+
+def test_it_plans_what_training_takes_and_predicts_it(tmp_path, path):
+    plan, remark, prediction = automatic.plan_and_predict(CONFIG, tmp_path, path, any_device=False)
+    check_plan(plan, GRAPH, CONFIG.data.rows, jax.device_count())
+    assert plan.device_count > 1 and "from this machine's profile" in remark
+    assert 0 < prediction.step_seconds <= prediction.work_seconds
+    alone = dataclasses.replace(CONFIG, plan="")
+    one, _, of_one = automatic.plan_and_predict(alone, tmp_path, path, any_device=False)
+    assert one == single_device_plan(GRAPH) and prediction.step_seconds < of_one.step_seconds
+
+
+def test_a_profile_that_the_workdir_keeps_is_used_again(tmp_path, path):
+    (tmp_path / automatic.PROFILE).write_text(pathlib.Path(path).read_text())
+    assert (
+        automatic.plan_and_predict(CONFIG, tmp_path, "", False)[0]
+        == automatic.plan_and_predict(CONFIG, tmp_path, path, False)[0]
+    )
+
+
+def test_a_profile_of_other_hardware_is_refused_unless_allowed(tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(synthetic_profile(GRAPH, "NVIDIA H100 80GB HBM3").to_json())
+    with pytest.raises(ProfileError, match="measured on NVIDIA H100 80GB HBM3, and the device is cpu"):
+        automatic.plan_and_predict(CONFIG, tmp_path, str(path), any_device=False)
+    assert automatic.plan_and_predict(CONFIG, tmp_path, str(path), any_device=True)[2]
+
+
+def test_without_a_profile_a_plan_is_not_predicted(tmp_path):
+    plan, remark, prediction = automatic.plan_and_predict(dataclasses.replace(CONFIG, plan=""), tmp_path, "", False)
+    assert plan == single_device_plan(GRAPH) and remark == "" and prediction is None
+    assert automatic.compare_prediction(prediction, tmp_path) is None
+
+
+def test_the_summary_has_the_median_of_the_steps_behind_the_first_window(tmp_path):
+    lines = [{"step": step, automatic.STEP_SECONDS: seconds} for step, seconds in enumerate((9.0, 0.2, 0.4, 0.3))]
+    (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = automatic.compare_prediction(automatic.PredictedStep(0.25, 0.5), tmp_path)
+    assert found == {"step_seconds": 0.25, "work_seconds": 0.5, "measured_step_seconds": 0.3}

@@ -1,0 +1,251 @@
+import gc
+import logging
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from configs.errors import UserError
+from data.data_config import DataConfig
+from data.datasets.easy_vqa import EasyVQA
+from data.packing.pipeline import training_batches
+from mmjax.training.checkpoints.manager import (
+    FILE_SIZES,
+    SET_ASIDE,
+    UNFINISHED_MARK,
+    CheckpointManager,
+    refuse_existing_checkpoints,
+    saved_steps,
+)
+from tests.mmjax.training import short_runs as runs
+from tests.tiny_model import tiny_model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    with runs.compiled_quickly():
+        yield
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A directory with steps 2 and 4 of a run of six, the losses of 2 to 5, and the states after 2, 4 and 6."""
+    directory = tmp_path_factory.mktemp("saved")
+    engine = runs.engine("spread")
+    checkpoints = CheckpointManager(directory, runs.MODEL)
+    state, losses, states = engine.initial_state(), [], {}
+    for first in (0, 2, 4):
+        # No wait between a save and the next step, which takes over the state's buffers.
+        state, more = runs.run(engine, state, range(first, first + 2))
+        losses += list(more)
+        states[first + 2] = runs.whole(runs.held(state))
+        if first < 4:
+            checkpoints.save(first + 2, engine, state, {"batches": first + 2})
+    checkpoints.close()
+    return directory, np.array(losses[2:]), states
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    """A copy of the saved directory that a test may spoil."""
+    return shutil.copytree(saved[0], tmp_path / "checkpoints")
+
+
+def test_resumed_training_is_the_training_that_never_stopped(saved):
+    directory, losses, states = saved
+    engine = runs.engine("spread")
+    state, data, step = CheckpointManager(directory, runs.MODEL).restore(engine, 2)
+    assert (data, step) == ({"batches": 2}, 2)
+    runs.assert_same(runs.whole(runs.held(state)), states[2])
+    state, again = runs.run(engine, state, range(2, 6))
+    np.testing.assert_array_equal(again, losses)
+    runs.assert_same(runs.whole(runs.held(state)), states[6])
+
+
+def test_another_plan_continues_with_the_same_losses(saved):
+    directory, losses, states = saved
+    engine = runs.engine("one")
+    state, data, step = CheckpointManager(directory, runs.MODEL).restore(engine)
+    assert (data, step) == ({"batches": 4}, 4)
+    runs.assert_same(runs.whole(runs.held(state)), states[4])
+    _, again = runs.run(engine, state, range(4, 6))
+    np.testing.assert_allclose(again, losses[2:], rtol=1e-5)
+
+
+def test_the_data_iterator_continues_with_the_batches_that_remain(tmp_path):
+    source, config = EasyVQA("train"), DataConfig(rows=2)
+    engine = runs.engine("one")
+    model = tiny_model(vocabulary=64)
+    checkpoints = CheckpointManager(tmp_path, runs.MODEL)
+    batches = training_batches(config, model, source)
+    for _ in range(3):
+        next(batches)
+    checkpoints.save(3, engine, engine.initial_state(), batches.get_state())
+    checkpoints.wait()
+    remaining = [next(batches) for _ in range(3)]
+    _, data, step = checkpoints.restore(engine)
+    restored = training_batches(config, model, source)
+    restored.set_state(data)
+    assert (step, restored.counters()["batches"]) == (3, 3)
+    for batch in remaining:
+        again = next(restored)
+        np.testing.assert_array_equal(again.sample_ids, batch.sample_ids)
+        jax.tree.map(np.testing.assert_array_equal, again.arrays, batch.arrays)
+    checkpoints.close()
+
+
+def test_a_save_takes_no_more_device_memory_than_a_layer(tmp_path):
+    engine = runs.engine("spread")
+    state = engine.initial_state()
+    checkpoints = CheckpointManager(tmp_path, runs.MODEL)
+    checkpoints.save(1, engine, state, {})
+    checkpoints.wait()
+    layers = [layer for keys in state.master_weights.values() for of in keys.values() for layer in of.values()]
+    largest = max(sum(leaf.nbytes for leaf in jax.tree.leaves(layer)) for layer in layers)
+    before = live_bytes()
+    checkpoints.save(2, engine, state, {})
+    writing = live_bytes()
+    checkpoints.close()
+    assert writing - before <= largest
+    assert live_bytes() - before <= largest
+
+
+def live_bytes():
+    gc.collect()
+    return sum(shard.data.nbytes for array in jax.live_arrays() for shard in array.addressable_shards)
+
+
+def test_a_run_killed_while_saving_resumes_from_the_checkpoint_before(tmp_path, caplog):
+    command = [sys.executable, "-m", "tests.mmjax.training.checkpoints.killed_while_saving", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    (unfinished,) = tmp_path.glob(f"*{UNFINISHED_MARK}*")
+    checkpoints = CheckpointManager(tmp_path, runs.MODEL)
+    assert checkpoints.latest() == 1
+    engine = runs.engine("one")
+    state, data, step = checkpoints.restore(engine)
+    assert (data, step) == ({"batches": 1}, 1)
+    assert f"{unfinished} passed over: half-written" in caplog.text
+    runs.assert_same(runs.whole(runs.held(state)), runs.whole(runs.held(engine.initial_state())))
+    # And it saves where the killed one could not.
+    checkpoints.save(2, engine, state, {"batches": 2})
+    checkpoints.close()
+    assert saved_steps(tmp_path) == [1, 2] and not unfinished.exists()
+
+
+def truncate(path):
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1)
+
+
+def largest_file(checkpoint, part):
+    return max(
+        (file for file in (checkpoint / part).rglob("*") if file.is_file()), key=lambda file: file.stat().st_size
+    )
+
+
+DAMAGE = {
+    "a truncated data file": (lambda path: truncate(largest_file(path, "optimizer/ocdbt.process_0")), "of .* bytes"),
+    "truncated metadata": (lambda path: truncate(path / "parameters" / "_METADATA"), "parameters/_METADATA has"),
+    "a missing file": (lambda path: (path / "data" / "data.json").unlink(), "data/data.json is missing"),
+    "an empty folder": (lambda path: (shutil.rmtree(path), path.mkdir()), "half-written"),
+    "a truncated list of files": (lambda path: truncate(path / FILE_SIZES), "half-written"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_newest_checkpoint_is_passed_over(saved, copy, caplog, kind):
+    spoil, reason = DAMAGE[kind]
+    spoil(copy / "4")
+    state, data, step = CheckpointManager(copy, runs.MODEL).restore(runs.engine("spread"))
+    assert (data, step) == ({"batches": 2}, 2)
+    runs.assert_same(runs.whole(runs.held(state)), saved[2][2])
+    assert re.search(f"{re.escape(str(copy / '4'))} passed over: .*{reason}", caplog.text)
+
+
+def test_no_whole_checkpoint_is_an_error_that_says_why(copy):
+    truncate(copy / "2" / "data" / "data.json")
+    shutil.rmtree(copy / "4" / "model")
+    with pytest.raises(UserError, match="(?s)no checkpoint is whole.*4 passed over.*model/.*2 passed over.*data.json"):
+        CheckpointManager(copy, runs.MODEL).restore(runs.engine("spread"))
+
+
+def test_no_checkpoint_at_all(tmp_path, saved):
+    engine = runs.engine("spread")
+    for directory in (tmp_path, tmp_path / "not there"):
+        checkpoints = CheckpointManager(directory, runs.MODEL)
+        assert checkpoints.latest() is None
+        with pytest.raises(UserError, match="no checkpoint to continue from; start without --resume"):
+            checkpoints.restore(engine)
+        refuse_existing_checkpoints(directory)
+    with pytest.raises(UserError, match=re.escape("no checkpoint of step 3; it has those of [2, 4]")):
+        CheckpointManager(saved[0], runs.MODEL).restore(engine, 3)
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_field(saved):
+    engine = runs.engine("spread")
+    wider = tiny_model(tie_embeddings=True, ffn=32)
+    with pytest.raises(UserError, match=r"another model: backbone.ffn is 24 there, 32 here; use the configuration"):
+        CheckpointManager(saved[0], wider).restore(engine)
+    untied = tiny_model("bfloat16")
+    with pytest.raises(UserError, match=r"backbone.tie_embeddings is True there, False here, dtype is 'float32' there"):
+        CheckpointManager(saved[0], untied).restore(engine)
+
+
+def test_a_directory_in_use_is_refused_without_resume(saved):
+    with pytest.raises(
+        UserError, match="newest of step 4; add --resume to continue from it, or choose another workdir"
+    ):
+        refuse_existing_checkpoints(saved[0])
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    engine = runs.engine("one")
+    state = engine.initial_state()
+    checkpoints = CheckpointManager(tmp_path, runs.MODEL, keep=2)
+    for step in (1, 2, 3, 3, 5):
+        checkpoints.save(step, engine, state, {})
+    checkpoints.close()
+    assert saved_steps(tmp_path) == [3, 5]
+    with pytest.raises(UserError, match="keep at least 1"):
+        CheckpointManager(tmp_path, runs.MODEL, keep=0)
+
+
+def test_checkpoints_that_a_run_does_not_continue_are_set_aside(copy, caplog):
+    engine = runs.engine("one")
+    checkpoints = CheckpointManager(copy, runs.MODEL)
+    state, _, _ = checkpoints.restore(engine, 2)
+    assert saved_steps(copy) == [2, 4]
+    for step in (3, 4):
+        checkpoints.save(step, engine, state, {"batches": step})
+    checkpoints.close()
+    assert saved_steps(copy) == [3, 4]
+    assert saved_steps(copy / SET_ASIDE) == [4]
+    assert "does not continue the checkpoint of step 4" in caplog.text
+    assert CheckpointManager(copy, runs.MODEL).restore(engine)[1] == {"batches": 4}
+
+
+def test_parts_that_newly_train_start_with_fresh_moments_and_frozen_ones_lose_theirs(saved, tmp_path, caplog):
+    caplog.set_level(logging.WARNING)
+    everything, projectors = runs.engine("one"), runs.engine("one", ("projectors",))
+    trained = {"vision/projector", "generator/projector"}
+    state, _, _ = CheckpointManager(saved[0], runs.MODEL).restore(projectors)
+    held = runs.whole(runs.held(state))
+    assert {key for of in state.optimizer_state.values() for key in of} == trained
+    assert "vision/norm is left out" in caplog.text and "vision/projector" not in caplog.text
+    runs.assert_same(held, {name: array for name, array in saved[2][4].items() if name in held})
+
+    checkpoints = CheckpointManager(tmp_path, runs.MODEL)
+    checkpoints.save(4, projectors, state, {})
+    state, _, _ = checkpoints.restore(everything)
+    checkpoints.close()
+    assert "vision/norm starts fresh" in caplog.text
+    again, fresh = (runs.whole(runs.held(of)) for of in (state, everything.initial_state()))
+    kept = {name for name in again if "masters" in name or any(key in name for key in trained)}
+    runs.assert_same({n: again[n] for n in kept}, {n: saved[2][4][n] for n in kept})
+    runs.assert_same({n: again[n] for n in again.keys() - kept}, {n: fresh[n] for n in fresh.keys() - kept})

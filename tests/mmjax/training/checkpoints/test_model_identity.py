@@ -1,0 +1,88 @@
+"""Which model a checkpoint is of: fields that it does not know had their defaults, all else must agree."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from configs.architectures import (
+    BackboneConfig,
+    ExpertsConfig,
+    GeneratorConfig,
+    LoraConfig,
+    ModelConfig,
+    ScaledLinearSchedule,
+)
+from configs.errors import UserError
+from configs.rope import LinearScaling, Llama3Scaling
+from mmjax.training.checkpoints.model_identity import check_same_model, model_identity
+from tests.tiny_model import LATENT_GENERATOR, tiny_model
+
+PATH = pathlib.Path("checkpoints/3")
+
+
+def without(stored, *path: str):
+    (key, *rest) = path
+    items = dict(enumerate(stored)) if isinstance(stored, list) else dict(stored)
+    key = int(key) if isinstance(stored, list) else key
+    items[key] = without(items[key], *rest) if rest else items.pop(key)
+    if not rest:
+        del items[key]
+    return list(items.values()) if isinstance(stored, list) else items
+
+
+@pytest.mark.parametrize("config", [tiny_model(), ModelConfig(generators=(LATENT_GENERATOR,), lora=(LoraConfig(),))])
+def test_a_model_is_itself_by_itself_and_without_fields_that_came_later(config):
+    stored = model_identity(config)
+    check_same_model(PATH, stored, config)
+    older = without(without(stored, "encoders", "0", "class_token"), "backbone", "qk_norm")
+    check_same_model(PATH, older, config)
+    changed = dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, qk_norm="head"))
+    with pytest.raises(UserError, match="backbone.qk_norm is 'none' there, 'head' here; use the configuration"):
+        check_same_model(PATH, older, changed)
+
+
+def test_what_differs_is_named():
+    with pytest.raises(UserError, match="backbone.ffn is 24 there, 32 here"):
+        check_same_model(PATH, model_identity(tiny_model()), tiny_model(ffn=32))
+    plain = dataclasses.replace(tiny_model(), generators=())
+    with pytest.raises(UserError, match="generators.0.widths is .* there, None here"):
+        check_same_model(PATH, model_identity(tiny_model()), plain)
+    with pytest.raises(UserError, match="lora.0.rank is 8 there, None here|lora is"):
+        check_same_model(PATH, model_identity(dataclasses.replace(tiny_model(), lora=(LoraConfig(),))), tiny_model())
+
+
+def without_kinds(stored):
+    """As versions wrote it that did not tell the classes of configurations."""
+    if isinstance(stored, list):
+        return [without_kinds(each) for each in stored]
+    return {k: without_kinds(v) for k, v in stored.items() if k != "kind"} if isinstance(stored, dict) else stored
+
+
+LINEAR, LLAMA3 = (ModelConfig(backbone=BackboneConfig(rope_scaling=of(4.0))) for of in (LinearScaling, Llama3Scaling))
+EXPERTS = ModelConfig(backbone=BackboneConfig(experts=ExpertsConfig()))
+SCALED = ModelConfig(generators=(GeneratorConfig(schedule=ScaledLinearSchedule()),))
+
+
+@pytest.mark.parametrize("config", [ModelConfig(), LLAMA3, EXPERTS, SCALED])
+def test_older_checkpoints_say_no_kinds(config):
+    check_same_model(PATH, without_kinds(model_identity(config)), config)
+
+
+@pytest.mark.parametrize(
+    ("stored", "config", "named"),
+    [
+        (model_identity(LINEAR), LLAMA3, "rope_scaling.kind is 'LinearScaling' there, 'Llama3Scaling' here"),
+        (model_identity(ModelConfig()), SCALED, "schedule.kind is 'CosineSchedule' there"),
+        (without_kinds(model_identity(ModelConfig())), SCALED, "schedule.timesteps is None there, 1000 here"),
+        (model_identity(ModelConfig()), EXPERTS, "backbone.experts.count is None there, 8 here"),
+        (
+            without(model_identity(ModelConfig()), "lora"),
+            ModelConfig(lora=(LoraConfig(),)),
+            "lora.0.rank is None there",
+        ),
+    ],
+)
+def test_what_was_not_there_is_not_taken_for_its_defaults(stored, config, named):
+    with pytest.raises(UserError, match=named):
+        check_same_model(PATH, stored, config)

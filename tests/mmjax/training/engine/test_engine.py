@@ -1,0 +1,238 @@
+"""Whole steps on plans against plain differentiation of the whole model on one device."""
+
+import dataclasses
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.architectures import ModelConfig
+from configs.projectors import MLPProjectorConfig, ResamplerConfig
+from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.settings import EngineSettings
+from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
+from sharding.plans.plan import Plan, PlanError, UnitPlan
+from tests.mmjax.training import short_runs as runs
+from tests.mmjax.training.engines import (
+    STEP,
+    TALK_APART,
+    TALKER,
+    TIED,
+    engine,
+    gradients_of,
+    parameters,
+    reference,
+    start,
+    trained,
+    whole,
+    worst,
+)
+from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, LATENT_GENERATOR, VISION, tiny_batch
+
+
+def check(of):
+    batch = tiny_batch(of.config)
+    losses, expected = reference(of.config)(parameters(of.config), batch)
+    expected = trained(of, expected)
+    gradients, decision = gradients_of(of, batch)
+    np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
+    assert jax.tree.structure(gradients) == jax.tree.structure(expected)
+    error, name = worst(gradients, expected)
+    assert error < 1e-3, name
+    squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
+    np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
+    assert float(decision.all_finite) == 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    with runs.compiled_quickly():
+        yield
+
+
+@pytest.mark.parametrize(("microbatches", "recompute"), [(1, "none"), (2, "selective"), (4, "full")])
+def test_neither_accumulation_nor_recomputation_changes_a_gradient(microbatches, recompute):
+    check(engine(whole(TALKER, microbatches, recompute), TALKER))
+
+
+def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_modules():
+    """One generator has an autoencoder, which is frozen; the other draws pixels."""
+    other = dataclasses.replace(VISION, name="document", width=16, depth=1, ffn=8)
+    config = ModelConfig((VISION, other), BACKBONE, (GENERATOR, LATENT_GENERATOR))
+    plan = Plan(
+        (
+            UnitPlan("eyes", ("vision", "backbone"), (3, 2, 1, 0), dp=2, layers=(3, 2), recompute=("full", "none")),
+            UnitPlan("document", ("document",), (4,), recompute=("selective",)),
+            UnitPlan("generator", ("generator",), (0,), recompute=("full",)),
+            UnitPlan("painter", ("painter",), (4, 5, 6, 7), dp=2, tp=2),
+        ),
+        microbatches=2,
+        schedule="gpipe",
+    )
+    of = engine(plan, config)
+    check(of)
+    assert "painter/vae" not in of.stages["painter", 0].trained_keys
+
+
+def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_backbone_without_gates():
+    """Both encoders have options of published ones, each with what the other lacks."""
+    vision = dataclasses.replace(
+        VISION,
+        class_token=True,
+        positions="learned",
+        grid=3,
+        patch_bias=False,
+        input_norm=True,
+        final_norm=False,
+        rope_base=100.0,
+        rope_grid=5,
+        post_norm=True,
+        qk_norm="width",
+        inner_norms=("attention", "mlp"),
+        layer_scale=0.5,
+        activation="quick_gelu",
+        projector=MLPProjectorConfig(norm=True, activation="gelu"),
+    )
+    audio = dataclasses.replace(
+        AUDIO, norm="rmsnorm", biases=("mlp",), qk_norm="head", parallel_block=True, projector=ResamplerConfig(heads=4)
+    )
+    config = ModelConfig((vision, audio), dataclasses.replace(BACKBONE, depth=1, gated=False), ())
+    plan = Plan(
+        (
+            UnitPlan("vision", ("vision",), (0, 1, 2, 3), 2, 2, (2,), collectives="ring"),
+            UnitPlan("audio", ("audio",), (4, 5, 6, 7), 1, 2, (1, 1), ("full", "none"), collectives="gather"),
+            UnitPlan("backbone", ("backbone",), (2, 3), tp=2),
+        ),
+        microbatches=2,
+    )
+    check(engine(plan, config))
+
+
+def test_an_embedding_tied_over_two_stages_has_one_gradient_one_master_and_counts_once_in_the_norm():
+    of = engine(TALK_APART, TIED)
+    check(of)  # the reference's tree has the embedding once, and the norm is that of the tree
+    state = start(of)
+    assert "embedding" in state.master_weights["backbone", 0]["backbone/embed"]["000"]
+    assert set(state.master_weights["backbone", 1]["backbone/head"]["000"]) == {"norm"}
+    assert set(trees_by_module(state.master_weights)["backbone"]["head"]["000"]) == {"norm"}
+
+
+def test_chunks_of_one_place_tie_an_embedding_and_evaluate():
+    layers = (2, 1, 1, 1)  # vision | embed, backbone | backbone | backbone, head; the second and fourth share devices
+    cut = (1, 2, layers, ("none",) * 4)
+    unit = UnitPlan("chain", ("vision", "backbone"), (0, 1, 2, 3), *cut, chunks=2, collectives="ring")
+    of = engine(Plan((unit,), microbatches=2, schedule="interleaved"), TIED)
+    check(of)
+    batch = tiny_batch(TIED)
+    results = of.executor.evaluate(of.executor.compute_weights(start(of)), of.place_batch(batch, STEP))
+    losses, _ = reference(TIED)(parameters(TIED), batch)
+    np.testing.assert_allclose(
+        sum(float(np.sum(loss["backbone"])) for loss, _ in results["chain", 3]), losses["backbone"], rtol=1e-5
+    )
+
+
+def test_a_borrowed_weight_is_its_owners_after_every_update():
+    of = engine(TALK_APART, TIED)
+    state = start(of)
+    before = np.asarray(state.master_weights["backbone", 0]["backbone/embed"]["000"]["embedding"])
+    for step in range(2):
+        state, _ = of.executor.step(state, of.place_batch(tiny_batch(TIED, seed=step), step))
+    master = np.asarray(state.master_weights["backbone", 0]["backbone/embed"]["000"]["embedding"])
+    weights = of.executor.compute_weights(state)
+    assert np.max(np.abs(master - before)) > 1e-3
+    np.testing.assert_array_equal(weights["backbone", 0]["backbone/embed"]["embedding"], master)
+    np.testing.assert_array_equal(weights["backbone", 1]["backbone/head"]["embedding"], master)
+
+
+GATHERED = dataclasses.replace(
+    TALK_APART, units=(TALK_APART.units[0], dataclasses.replace(TALK_APART.units[1], collectives="gather"))
+)
+
+
+def test_bfloat16_gradients_are_as_good_as_those_of_one_device():
+    half = dataclasses.replace(TIED, dtype="bfloat16")
+    with jax.numpy_dtype_promotion("standard"):
+        of, batch = engine(GATHERED, half), tiny_batch(half)
+    _, exact = reference(TIED)(parameters(TIED), batch)
+    with jax.numpy_dtype_promotion("standard"):  # jax's own attention mixes precisions in its derivative
+        _, coarse = reference(half)(parameters(half), batch)
+        gradients, _ = gradients_of(of, batch)
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype(jnp.float32)}
+
+    def error(tree):
+        pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(exact), strict=True)
+        return np.sqrt(sum(np.sum(np.square(np.asarray(one) - np.asarray(other))) for one, other in pairs))
+
+    assert 0 < error(gradients) < 1.5 * error(coarse)
+
+
+def test_bfloat16_trains():
+    half = dataclasses.replace(TIED, dtype="bfloat16")
+    with jax.numpy_dtype_promotion("standard"):
+        of = engine(GATHERED, half)
+        state, batch, losses = start(of), tiny_batch(half), []
+        for step in range(8):
+            state, decision = of.executor.step(state, of.place_batch(batch, step))
+            losses.append(float(np.sum(decision.losses)))
+    assert losses[-1] < 0.9 * losses[0]
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.master_weights)} == {jnp.dtype(jnp.float32)}
+
+
+def test_nothing_is_left_in_flight_after_a_step():
+    of = engine(TALK_APART, TIED)
+    placed = of.place_batch(tiny_batch(TIED), STEP)
+
+    def live(state):
+        jax.block_until_ready((state.master_weights, state.optimizer_state))
+        gc.collect()
+        return len(jax.live_arrays()), sum(array.nbytes for array in jax.live_arrays())
+
+    state, decision = of.executor.step(start(of), placed)
+    counts = []
+    for _ in range(3):
+        state, decision = of.executor.step(state, placed)
+        counts.append(live(state))
+    assert counts[0] == counts[1] == counts[2]
+    jax.block_until_ready(decision)
+
+
+def test_evaluation_gives_the_losses_of_the_step():
+    of = engine(TALK_APART, TIED)
+    state, batch = start(of), tiny_batch(TIED)
+    results = of.executor.evaluate(of.executor.compute_weights(state), of.place_batch(batch, STEP))
+    losses, _ = reference(TIED)(parameters(TIED), batch)
+    found = results["backbone", 1]
+    np.testing.assert_allclose(sum(float(np.sum(loss["backbone"])) for loss, _ in found), losses["backbone"], rtol=1e-5)
+    assert [judged["backbone/correct"].shape for _, judged in found] == [(4, 12)] * 2
+
+
+def test_sequence_ranks_are_refused_before_anything_compiles():
+    eyes, mind = TALK_APART.units
+    ringed = dataclasses.replace(TALK_APART, units=(eyes, dataclasses.replace(mind, tp=1, cp=2)))
+    with pytest.raises(PlanError, match=r"unit backbone: cp 2 can be planned and simulated .*, but not yet trained"):
+        engine(ringed, TALKER)
+
+
+def test_positions_that_the_tensor_ranks_do_not_divide_are_refused():
+    eyes, mind = TALK_APART.units
+    ringed = dataclasses.replace(TALK_APART, units=(eyes, dataclasses.replace(mind, collectives="ring")))
+    batch = {name: dict(arrays) for name, arrays in tiny_batch(TALKER, 4).items()}
+    batch["backbone"] = {name: array[:, :11] for name, array in batch["backbone"].items()}
+    message = r'unit backbone: its 2 tensor ranks do not divide the 11 positions .*"ring".* multiple of 2 .*"reduce"'
+    with pytest.raises(PlanError, match=message):
+        Engine(TALKER, ringed, batch, EngineSettings())
+
+
+def test_trees_by_stage_and_by_module_are_inverses():
+    of = engine(TALK_APART, TIED)
+    tree = parameters(TIED)
+    cut = trees_by_stage(tree, of.stage_layouts)
+    assert {node: set(keys) for node, keys in cut.items()} == {
+        ("vision", 0): {"vision/embed", "vision/blocks", "vision/norm", "vision/projector"},
+        ("backbone", 0): {"backbone/embed", "backbone/blocks"},
+        ("backbone", 1): {"backbone/blocks", "backbone/head"},
+    }
+    assert set(cut["backbone", 1]["backbone/blocks"]) == {"001", "002"}
+    jax.tree.map(np.testing.assert_array_equal, trees_by_module(cut), tree)

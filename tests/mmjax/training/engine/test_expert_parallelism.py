@@ -1,0 +1,86 @@
+"""Whole steps with experts on plans against plain differentiation on one device: expert, tensor, data, pipeline."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from configs.architectures import ExpertsConfig, ModelConfig
+from mmjax.training.checkpoints.manager import CheckpointManager
+from mmjax.training.engine.stage_layouts import trees_by_module
+from mmjax.training.verification.layouts import EXPERT_LAYOUT_KINDS, LAYOUT_KINDS, default_layouts
+from sharding.plans.plan import Plan, UnitPlan, check_plan
+from sharding.specs.modules import module_graph
+from tests.mmjax.training import short_runs as runs
+from tests.mmjax.training.engines import engine, gradients_of, parameters, reference, start, worst
+from tests.tiny_model import BACKBONE, tiny_batch, tiny_model
+
+EXPERTS = ExpertsConfig(count=4, top_k=2, ffn=16, shared_ffn=8, balance_weight=0.5)
+CONFIG = ModelConfig((), dataclasses.replace(BACKBONE, experts=EXPERTS), ())
+PLANS = {
+    "pipeline of expert and tensor ranks": Plan(
+        (UnitPlan("mind", ("backbone",), tuple(range(8)), 2, 2, (1, 2), ("selective", "full"), ep=2),), microbatches=2
+    ),
+    "expert ranks that are some of the instances": Plan(
+        (UnitPlan("mind", ("backbone",), (7, 6, 5, 4), 4, 1, (3,), ep=2),)
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    with runs.compiled_quickly():
+        yield
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_losses_and_gradients_are_those_of_one_device(name):
+    of, batch = engine(PLANS[name], CONFIG), tiny_batch(CONFIG)
+    losses, expected = reference(CONFIG)(parameters(CONFIG), batch)
+    gradients, decision = gradients_of(of, batch)
+    found = of.losses_by_name(decision)
+    assert set(found) == {"backbone", "backbone/balance"}  # of both stages together, each apart
+    np.testing.assert_allclose([found[name] for name in losses], list(losses.values()), rtol=1e-5)
+    assert losses["backbone/balance"] > 0.5  # even routing costs balance * top
+    assert jax.tree.structure(gradients) == jax.tree.structure(expected)
+    error, path = worst(gradients, expected)
+    assert error < 1e-3, path
+    squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
+    np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
+
+
+def test_every_rank_holds_its_experts_alone_and_a_share_of_their_masters():
+    of = engine(PLANS["expert ranks that are some of the instances"], CONFIG)
+    state = start(of)
+    master = state.master_weights["mind", 0]["backbone/blocks"]["001"]["mlp"]["gate"]
+    count, width, ffn = master.shape
+    assert {shard.data.shape for shard in master.addressable_shards} == {(count // 2, width // 2, ffn)}
+    weights = of.executor.compute_weights(state)["mind", 0]["backbone/blocks"]["mlp"]["gate"]
+    held = {shard.device.id: shard.index[1] for shard in weights.addressable_shards}
+    assert [held[device].start for device in (7, 6, 5, 4)] == [0, 2, 0, 2]  # data rank = data * ep + expert
+    gradients = of.executor.stages["mind", 0].programs.zero_gradients()["backbone/blocks"]
+    assert gradients["mlp"]["gate"].shape[0] == 2 and gradients["mlp"]["router"].shape[0] == 4
+
+
+def test_a_checkpoint_of_one_plan_is_restored_on_expert_ranks_of_another(tmp_path):
+    before, after = (engine(PLANS[name], CONFIG) for name in PLANS)
+    checkpoints = CheckpointManager(tmp_path, CONFIG)
+    checkpoints.save(1, before, start(before), {})
+    checkpoints.wait()
+    state, _, step = checkpoints.restore(after)
+    checkpoints.close()
+    assert step == 1
+    jax.tree.map(np.testing.assert_array_equal, trees_by_module(state.master_weights), parameters(CONFIG))
+
+
+def test_verify_tries_layouts_of_experts_where_there_are_some():
+    deep = tiny_model(depth=4)
+    graph = module_graph(dataclasses.replace(deep, backbone=dataclasses.replace(deep.backbone, experts=EXPERTS)))
+    layouts, refused = default_layouts(graph, rows=12, devices=8)
+    assert (len(layouts), refused) == (len(LAYOUT_KINDS) + len(EXPERT_LAYOUT_KINDS), {})
+    for layout in layouts:
+        check_plan(layout.plan, graph, 12, 8)
+    units = [layout.plan.unit_of("backbone") for layout in layouts[-len(EXPERT_LAYOUT_KINDS) :]]
+    assert {(unit.ep, unit.ep < unit.dp) for unit in units} >= {(4, False), (2, True)}
+    assert any(unit.ep > 1 and unit.tp > 1 and unit.pp > 1 for unit in units)

@@ -1,0 +1,76 @@
+"""Adapters train on every layout as on one device, and nothing but them does."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from configs.architectures import LoraConfig
+from sharding.plans.plan import Plan, UnitPlan
+from tests.mmjax.training import short_runs as runs
+from tests.mmjax.training.engines import (
+    BACKBONE_UNIT,
+    SETTINGS,
+    TALKER,
+    VISION_UNIT,
+    engine,
+    gradients_of,
+    parameters,
+    reference,
+    start,
+    worst,
+)
+from tests.tiny_model import tiny_batch
+
+CONFIG = dataclasses.replace(TALKER, lora=(LoraConfig("backbone", rank=2), LoraConfig("vision", rank=2)))
+TRAINED = ("backbone_lora", "vision_lora", "vision_projector")
+SPLIT_VISION = UnitPlan("vision", ("vision",), (0, 1), tp=2, layers=(2,))
+PLANS = {
+    "data, tensor around a ring, pipeline": Plan(
+        (VISION_UNIT, dataclasses.replace(BACKBONE_UNIT, collectives="ring")), microbatches=2
+    ),
+    "tensor beside one device": Plan((SPLIT_VISION, UnitPlan("backbone", ("backbone",), (2,), layers=(3,)))),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    with runs.compiled_quickly():
+        yield
+
+
+def training(plan: Plan, *trainable: str):
+    return engine(plan, CONFIG, dataclasses.replace(SETTINGS, trainable=trainable))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_gradients_of_adapters_are_those_of_one_device(plan):
+    of, batch = training(PLANS[plan], *TRAINED), tiny_batch(CONFIG)
+    gradients, decision = gradients_of(of, batch)
+    losses, expected = reference(CONFIG)(parameters(CONFIG), batch)
+    np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
+    assert {module: set(tree) for module, tree in gradients.items()} == {
+        "vision": {"blocks_lora", "projector"},
+        "backbone": {"blocks_lora"},
+    }
+    error, name = worst(gradients, expected)
+    assert error < 1e-3, name
+
+
+def test_a_step_moves_adapters_and_no_weight_that_they_adapt():
+    of = training(PLANS["tensor beside one device"], *TRAINED)
+    state = start(of)
+    before = jax.tree.map(np.array, state.master_weights)
+    assert {key for tree in state.optimizer_state.values() for key in tree} == {
+        "vision/blocks_lora",
+        "vision/projector",
+        "backbone/blocks_lora",
+    }
+    for step in range(2):  # the first one's learning rate is 0
+        state, _ = of.executor.step(state, of.place_batch(tiny_batch(CONFIG), step))
+    for node, keys in before.items():
+        for key, layers in keys.items():
+            pairs = list(zip(jax.tree.leaves(layers), jax.tree.leaves(state.master_weights[node][key]), strict=True))
+            moved = [bool(np.any(one != np.asarray(other))) for one, other in pairs]
+            assert all(moved) if key in state.optimizer_state.get(node, {}) else not any(moved), key

@@ -1,0 +1,208 @@
+"""The update: AdamW on the whole tree, clipped, sharded, and skipped on the devices where anything was not finite."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from configs.optimizer import OptimizerConfig
+from mmjax.training.engine.optimizer import adamw, learning_rate_schedule
+from mmjax.training.engine.stage_layouts import trees_by_module
+from mmjax.training.profiling.op_times import measure_op_times, seconds_by_kind
+from tests.mmjax.training import short_runs as runs
+from tests.mmjax.training.engines import SETTINGS, TALK_APART, TIED, engine, gradients_of, start
+from tests.tiny_model import tiny_batch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    with runs.compiled_quickly():
+        yield
+
+
+def on_host(tree):
+    return jax.tree.map(np.array, tree)
+
+
+def same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_updates_are_those_of_plain_adamw_on_the_whole_tree():
+    """Given the same gradients, clipped by their global norm; matrices of a layer decay, its vectors do not."""
+    of = engine(TALK_APART, TIED)
+    chosen = SETTINGS.optimizer
+    plain = optax.chain(
+        optax.clip_by_global_norm(chosen.max_grad_norm),
+        optax.adamw(
+            optax.warmup_cosine_decay_schedule(
+                0.0, chosen.learning_rate, 1, SETTINGS.steps, chosen.learning_rate * 0.05
+            ),
+            b1=chosen.beta1,
+            b2=chosen.beta2,
+            eps=chosen.epsilon,
+            weight_decay=chosen.weight_decay,
+            mask=lambda tree: jax.tree.map(lambda leaf: leaf.ndim >= 2, tree),
+        ),
+    )
+    state = start(of)
+    tree = jax.tree.map(jnp.asarray, on_host(trees_by_module(state.master_weights)))
+    with jax.numpy_dtype_promotion("standard"):
+        moments = plain.init(tree)
+        update = jax.jit(plain.update)
+    for step in range(3):
+        batch = tiny_batch(TIED, seed=step)
+        gradients, decision = gradients_of(of, batch, state)
+        assert float(decision.clip_scale) == pytest.approx(
+            min(1, chosen.max_grad_norm / float(decision.gradient_norm)), rel=1e-5
+        )
+        with jax.numpy_dtype_promotion("standard"):
+            changes, moments = update(jax.tree.map(jnp.asarray, on_host(gradients)), moments, tree)
+        tree = optax.apply_updates(tree, changes)
+        state, _ = of.executor.step(state, of.place_batch(batch, step))
+    assert float(decision.clip_scale) < 1  # the clip was at work
+    got = trees_by_module(state.master_weights)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), got, tree)
+
+
+@pytest.mark.parametrize(("max_norm", "scale"), [(0.0, 1.0), (5.0, 0.5)])
+def test_a_limit_of_zero_turns_clipping_off(max_norm, scale):
+    limited = dataclasses.replace(SETTINGS.optimizer, max_grad_norm=max_norm)
+    of = engine(TALK_APART, TIED, dataclasses.replace(SETTINGS, optimizer=limited))
+    stats = {
+        node: jax.device_put(
+            np.array([[square, *losses]], np.float32), NamedSharding(of.stages[node].mesh, PartitionSpec())
+        )
+        for node, square, losses in zip(
+            of.executor.global_reduction.stage_ids, (36, 0, 64), ((), (), (0,)), strict=True
+        )
+    }
+    decision = of.executor.global_reduction.reduce(stats, of.executor.global_reduction.initial_flag())
+    assert (float(decision.gradient_norm), float(decision.clip_scale)) == (10, scale)
+
+
+def test_weight_decay_alone_shrinks_matrices_and_leaves_vectors():
+    of = adamw(OptimizerConfig(learning_rate=0.1, warmup_steps=0, weight_decay=0.5), 10)
+    layer = {"kernel": jnp.ones((2, 2)), "scale": jnp.ones(2)}
+    with jax.numpy_dtype_promotion("standard"):
+        changes, _ = of.update(jax.tree.map(jnp.zeros_like, layer), of.init(layer), layer)
+    np.testing.assert_allclose(changes["kernel"], np.full((2, 2), -0.05), rtol=1e-5)
+    np.testing.assert_array_equal(changes["scale"], np.zeros(2))
+
+
+def test_masters_and_moments_are_float32_shares_over_the_data_axis():
+    with jax.numpy_dtype_promotion("standard"):  # jax's own attention asks which of two precisions is wider
+        of = engine(TALK_APART, dataclasses.replace(TIED, dtype="bfloat16"))
+    state = of.initial_state()
+    node = ("vision", 0)  # dp 2, tp 1
+    (adam, *_) = state.optimizer_state[node]["vision/blocks"]["001"]
+    kernel = ("mlp", "up", "kernel")
+    for tree in (state.master_weights[node]["vision/blocks"]["001"], adam.mu, adam.nu):
+        leaf = tree[kernel[0]][kernel[1]][kernel[2]]
+        assert leaf.dtype == jnp.float32 and leaf.shape == (8, 12)
+        assert [shard.data.shape for shard in leaf.addressable_shards] == [(4, 12)] * 2
+        assert len({str(shard.index) for shard in leaf.addressable_shards}) == 2
+    for trees in (state.master_weights[node], state.optimizer_state[node]):
+        leaves = [leaf for leaf in jax.tree.leaves(trees) if leaf.ndim]
+        whole = sum(leaf.nbytes for leaf in leaves)
+        held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+        assert held < 0.55 * whole  # vectors that tensor ranks divide have no dimension left for data
+    weights = of.executor.stages[node].gather(state.master_weights[node])
+    assert {leaf.dtype for leaf in jax.tree.leaves(weights)} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_state_keeps_its_shardings_over_updates():
+    of = engine(TALK_APART, TIED)
+    state = start(of)
+    places = jax.tree.map(lambda leaf: leaf.sharding, (state.master_weights, state.optimizer_state))
+    state, _ = of.executor.step(state, of.place_batch(tiny_batch(TIED), 0))
+    jax.tree.map(
+        lambda leaf, place: leaf.sharding.is_equivalent_to(place, leaf.ndim) or pytest.fail(f"{leaf.sharding}"),
+        (state.master_weights, state.optimizer_state),
+        places,
+    )
+
+
+def test_masters_and_moments_are_donated():
+    of = engine(TALK_APART, TIED)
+    state = start(of)
+    of.executor.step(state, of.place_batch(tiny_batch(TIED), 0))
+    assert all(
+        leaf.is_deleted() for leaf in jax.tree.leaves((state.master_weights, state.optimizer_state)) if leaf.ndim
+    )
+
+
+@pytest.mark.parametrize("module", ["vision", "backbone"])
+def test_a_step_that_is_not_finite_changes_nothing_nor_does_any_later_one(module):
+    of = engine(TALK_APART, TIED)
+    state = start(of)
+    oks = []
+    for step in range(5):
+        batch = tiny_batch(TIED, seed=step)
+        if step == 2:
+            batch[module]["patches" if module == "vision" else "weights"][5, 2] = np.nan
+            before = on_host((state.master_weights, state.optimizer_state))
+        state, decision = of.executor.step(state, of.place_batch(batch, step))
+        oks.append(float(decision.all_finite))
+        if step == 1:
+            moved = on_host(state.master_weights)
+    assert oks == [1, 1, 0, 0, 0]
+    same(on_host((state.master_weights, state.optimizer_state)), before)
+    assert any(
+        np.any(one != two)
+        for one, two in zip(*map(jax.tree.leaves, (moved, on_host(start(of).master_weights))), strict=True)
+    )
+
+
+def test_neither_the_decision_nor_clipping_is_waited_for():
+    """All of a step is dispatched while what it depends on is still being computed, on a device of no stage."""
+    of = engine(TALK_APART, TIED)
+    placed = of.place_batch(tiny_batch(TIED), 0)
+    state, _ = of.executor.step(start(of), placed)  # compiles
+    jax.block_until_ready(state.master_weights)
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 6000, lambda _, y: jnp.sin(y @ y), x)[0, 0] * 0 + 1)
+    late = slow(jax.device_put(jnp.ones((128, 128)), jax.devices()[7]))
+    shards = [shard.data for shard in state.all_finite.addressable_shards]
+    shards[-1] = jax.device_put(late, shards[-1].device)
+    state.all_finite = jax.make_array_from_single_device_arrays((), state.all_finite.sharding, shards)
+    state, decision = of.executor.step(state, placed)
+    assert not late.is_ready() and not decision.all_finite.is_ready()
+    assert float(decision.all_finite) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
+        ({"warmup_steps": -1}, "warmup_steps"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"beta1": 1.5}, "beta1 is 1.5"),
+        ({"beta2": -0.5}, "beta2 is -0.5"),
+        ({"final_learning_rate_fraction": 2.0}, "final_learning_rate_fraction is 2.0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(fields, message):
+    with pytest.raises(ValueError, match=message):
+        OptimizerConfig(**fields)
+
+
+def test_the_schedule_warms_up_and_falls_to_its_last_share():
+    schedule = learning_rate_schedule(
+        OptimizerConfig(learning_rate=2.0, warmup_steps=10, final_learning_rate_fraction=0.1), 100
+    )
+    np.testing.assert_allclose([schedule(0), schedule(5), schedule(10), schedule(100)], [0, 1, 2, 0.2], atol=1e-6)
+    assert float(learning_rate_schedule(OptimizerConfig(warmup_steps=10), 5)(3)) > 0  # a run shorter than its warm-up
+
+
+def test_every_op_of_a_step_is_timed_once():
+    of = engine(TALK_APART, TIED)
+    seconds = measure_op_times(of, [tiny_batch(TIED, seed=0)], 1)
+    assert set(seconds) == set(of.executor.training_schedule.ops)
+    assert all(each >= 0 for each in seconds.values())
+    sums = seconds_by_kind(seconds)
+    assert sums["forward"] > 0 and sums["backward"] > 0 and sum(sums.values()) == pytest.approx(sum(seconds.values()))

@@ -1,0 +1,161 @@
+"""What lies on every stage of a plan, by hand, and that no stage keeps copies of its weights."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from configs.architectures import ModelConfig
+from mmjax.models.model import model_modules
+from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.settings import EngineSettings
+from mmjax.training.engine.stage_layouts import layer_stack_shapes, make_stage_layouts
+from sharding.plans.plan import Plan, UnitPlan
+from sharding.specs.modules import module_graph
+from tests.tiny_model import BACKBONE, GENERATOR, VISION, tiny_batch, tiny_model
+
+
+def layouts(*units, config=None):
+    config = config or tiny_model()
+    return make_stage_layouts(Plan(units), model_modules(config), module_graph(config))
+
+
+def table(layout):
+    """(key, layers) of every run."""
+    return [(run.parameter_key, " ".join(run.layers)) for run in layout.piece_runs]
+
+
+def test_every_module_a_unit_of_one_stage():
+    found = layouts(
+        UnitPlan("v", ("vision",), (0,), layers=(2,)),
+        UnitPlan("b", ("backbone",), (1,), layers=(3,)),
+        UnitPlan("g", ("generator",), (2,)),
+    )
+    assert table(found["v", 0]) == [
+        ("vision/embed", "000"), ("vision/blocks", "000 001"), ("vision/norm", "000"), ("vision/projector", "000"),
+    ]  # fmt: skip
+    assert (found["v", 0].inputs, found["v", 0].outputs) == ((), ("vision>backbone",))
+    assert (found["b", 0].inputs, found["b", 0].outputs) == (("vision>backbone",), ("backbone>generator",))
+    assert table(found["g", 0]) == [("generator/projector", "000"), ("generator/unet", "000")]
+    assert (found["g", 0].inputs, found["g", 0].outputs) == (("backbone>generator",), ())
+
+
+def test_uneven_stages_of_one_module_hand_on_their_activations():
+    found = layouts(
+        UnitPlan("v", ("vision",), (0,), layers=(2,)),
+        UnitPlan("b", ("backbone",), (1, 2), layers=(2, 1), recompute=("full", "none")),
+        UnitPlan("g", ("generator",), (3,)),
+    )
+    first, second = found["b", 0], found["b", 1]
+    assert table(first) == [("backbone/embed", "000"), ("backbone/blocks", "000 001")]
+    assert table(second) == [("backbone/blocks", "002"), ("backbone/head", "000")]
+    assert (first.inputs, first.outputs) == (("vision>backbone",), ("backbone#2",))
+    assert (second.inputs, second.outputs) == (("backbone#2",), ("backbone>generator",))
+    assert (first.recompute, second.recompute) == ("full", "none")
+    assert first.batch_arrays() == {"backbone": ("tokens", "vision_index", "segments", "branches", "positions")}
+    assert set(second.batch_arrays()["backbone"]) == {
+        "segments", "branches", "positions", "targets", "weights", "generator_conditions",
+    }  # fmt: skip
+
+
+def test_several_modules_in_a_unit_are_cut_anywhere():
+    found = layouts(
+        UnitPlan("vb", ("vision", "backbone"), (0, 1, 2), layers=(1, 2, 2), recompute=("none",) * 3),
+        UnitPlan("g", ("generator",), (0,)),
+    )
+    assert [table(found["vb", stage]) for stage in range(3)] == [
+        [("vision/embed", "000"), ("vision/blocks", "000")],
+        [
+            ("vision/blocks", "001"), ("vision/norm", "000"), ("vision/projector", "000"),
+            ("backbone/embed", "000"), ("backbone/blocks", "000"),
+        ],
+        [("backbone/blocks", "001 002"), ("backbone/head", "000")],
+    ]  # fmt: skip
+    assert [found["vb", stage].inputs for stage in range(3)] == [(), ("vision#1",), ("backbone#1",)]
+    assert found["g", 0].inputs == found["vb", 2].outputs == ("backbone>generator",)
+
+
+def test_a_whole_model_on_one_stage_has_no_channels():
+    (layout,) = layouts(UnitPlan("all", ("vision", "backbone", "generator"), (0,), layers=(6,))).values()
+    assert (layout.inputs, layout.outputs) == ((), ())
+    assert len(layout.piece_runs) == 9
+
+
+def test_a_tied_embedding_is_borrowed_only_from_another_stage():
+    config = tiny_model(tie_embeddings=True)
+    one, two = (
+        layouts(
+            UnitPlan("v", ("vision",), (0,), layers=(2,)),
+            UnitPlan("b", ("backbone",), tuple(range(1, 1 + len(layers))), layers=layers, recompute=recompute),
+            UnitPlan("g", ("generator",), (3,)),
+            config=config,
+        )
+        for layers, recompute in (((3,), ("none",)), ((1, 2), ("none",) * 2))
+    )
+    assert not layer_stack_shapes(one["b", 0])["backbone/head"].tied_shapes
+    head = layer_stack_shapes(two["b", 1])["backbone/head"]
+    assert {path: shape.shape for path, shape in head.tied_shapes.items()} == {"embedding": (24, 16)}
+    assert set(head.shapes) == {"norm"}
+    assert layer_stack_shapes(two["b", 0])["backbone/embed"].shapes["embedding"].shape == (24, 16)
+
+
+# ---------------------------------------------------------------- residuals of real stages, by their shapes
+
+# Wide, so that the smallest share of a matrix (64 x 64 over two tensor ranks) is larger than any vector of all layers.
+WIDE = ModelConfig(
+    (dataclasses.replace(VISION, width=64, ffn=96),),
+    dataclasses.replace(BACKBONE, width=128, ffn=192, vocabulary=192),
+    (dataclasses.replace(GENERATOR, widths=(64,), condition_width=64),),
+)
+MATRIX, VECTORS = 64 * 64 // 2, 3 * 4 * 64
+
+
+def residuals(recompute: str, rows: int, trainable: tuple[str, ...], collectives: str = "reduce") -> dict:
+    """By stage, the shapes on one device of all residuals of a microbatch; nothing is compiled."""
+    plan = Plan(
+        (
+            UnitPlan("v", ("vision",), (0, 1), dp=2, layers=(2,), recompute=(recompute,)),
+            UnitPlan("b", ("backbone",), (0, 1, 2, 3), 2, 2, (3,), (recompute,), collectives=collectives),
+            UnitPlan("g", ("generator",), (2, 3), 1, 2, (1,), (recompute,), collectives=collectives),
+        )
+    )
+    engine = Engine(WIDE, plan, tiny_batch(WIDE, rows), EngineSettings(trainable=trainable))
+    shapes = {}
+    for node, stage in engine.executor.stages.items():
+        programs = stage.programs
+        _, kept, _ = jax.eval_shape(programs.forward, *programs._abstract, jax.eval_shape(programs.zero_losses))
+        shapes[node] = [leaf.shape[1:] for leaf in kept]
+    return shapes
+
+
+@pytest.mark.parametrize(
+    ("recompute", "trainable", "collectives"),
+    [
+        ("none", ("all",), "reduce"),
+        ("selective", ("all",), "reduce"),
+        ("full", ("all",), "reduce"),
+        ("none", ("projectors",), "reduce"),
+        ("none", ("all",), "ring"),
+        ("selective", ("all",), "ring"),
+    ],
+)
+def test_residuals_of_real_stages_are_activations(recompute, trainable, collectives):
+    """All grow with the rows but numbers and vectors (scales, biases): not one has the size of a matrix."""
+    assert VECTORS < MATRIX
+    small, large = (residuals(recompute, rows, trainable, collectives) for rows in (4, 8))
+    assert set(small) == {("v", 0), ("b", 0), ("g", 0)}
+    for node in small:
+        sizes = [(np.prod(one), np.prod(two)) for one, two in zip(small[node], large[node], strict=True)]
+        assert any(two == 2 * one for one, two in sizes)
+        for shape, (one, two) in zip(small[node], sizes, strict=True):
+            assert two == 2 * one or (two == one and one <= VECTORS), (node, shape)
+
+
+def test_dividing_the_positions_divides_what_a_stage_keeps():
+    """All between the layers, that is: a rank keeps its positions, and everything inside attention and MLP is split."""
+    whole, divided = (
+        {node: sum(map(np.prod, shapes)) for node, shapes in residuals("selective", 8, ("all",), how).items()}
+        for how in ("reduce", "ring")
+    )
+    assert divided["b", 0] < 0.8 * whole["b", 0]

@@ -1,0 +1,185 @@
+"""What trains and what is frozen: DistTrain's four settings, and sets by name."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from configs.architectures import ModelConfig
+from configs.errors import UserError
+from mmjax.training.engine.engine import Engine
+from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.trained_parts import RequiredGradients, trained_parts
+from sharding.specs.modules import module_graph
+from tests.mmjax.training import short_runs as runs
+from tests.mmjax.training.engines import (
+    SETTINGS,
+    STEP,
+    TALK_APART,
+    TIED,
+    VISION_UNIT,
+    engine,
+    gradients_of,
+    parameters,
+    reference,
+    start,
+    whole,
+    worst,
+)
+from tests.tiny_model import BACKBONE, LATENT_GENERATOR, tiny_batch, tiny_model
+
+# Embeddings are tied over the two stages, and both stages train by the projectors that lie with them.
+TINY = tiny_model(tie_embeddings=True)
+CHAIN = Plan((UnitPlan("all", ("vision", "backbone", "generator"), (0, 1), layers=(3, 3), recompute=("none", "none")),))
+APART = Plan(
+    (
+        VISION_UNIT,
+        UnitPlan("backbone", ("backbone",), (2, 3), layers=(1, 2), recompute=("none", "none")),
+        UnitPlan("generator", ("generator",), (4,)),
+    )
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    with runs.compiled_quickly():
+        yield
+
+
+def training(*trainable, plan=CHAIN, config=TINY) -> Engine:
+    return engine(plan, config, dataclasses.replace(SETTINGS, trainable=trainable))
+
+
+def schedule_of(of, kind):
+    return {op.stage_id for op in of.executor.training_schedule.ops if op.kind == kind}
+
+
+def pieces(trees):
+    """(module/piece) of trees by stage."""
+    return {key for tree in trees.values() for key in tree}
+
+
+@pytest.mark.parametrize(
+    ("trainable", "plan", "config", "trained"),
+    [
+        (("projectors",), CHAIN, TINY, {"vision": {"projector"}, "generator": {"projector"}}),
+        (("projectors", "generator"), CHAIN, TINY, {"vision": {"projector"}, "generator": {"projector", "unet"}}),
+        (("projectors", "vision"), TALK_APART, TIED, {"vision": {"embed", "blocks", "norm", "projector"}}),
+        (
+            ("projectors", "backbone"),
+            TALK_APART,
+            TIED,
+            {"vision": {"projector"}, "backbone": {"embed", "blocks", "head"}},
+        ),
+    ],
+    ids=["projectors", "and the generator", "and the encoder", "and the backbone"],
+)
+def test_disttrains_settings(trainable, plan, config, trained):
+    """Gradients of what trains are the reference's, and they alone count in the norm."""
+    of, batch = training(*trainable, plan=plan, config=config), tiny_batch(config)
+    gradients, decision = gradients_of(of, batch)
+    losses, expected = reference(config)(parameters(config), batch)
+    np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
+    assert {module: set(tree) for module, tree in gradients.items()} == trained
+    error, name = worst(gradients, expected)
+    assert error < 1e-3, name
+    squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(gradients))
+    np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
+
+
+def test_frozen_parts_have_no_optimizer_state_and_stay_as_they_are():
+    of = training("projectors")
+    state = start(of)
+    before = {
+        node: {key: jax.tree.map(np.array, tree) for key, tree in of_node.items()}
+        for node, of_node in state.master_weights.items()
+    }
+    assert pieces(state.optimizer_state) == {"vision/projector", "generator/projector"}
+    for step in range(2):
+        state, _ = of.executor.step(state, of.place_batch(tiny_batch(TINY), step))
+    moved = set()
+    for node, tree in before.items():
+        for key, layers in tree.items():
+            pairs = zip(jax.tree.leaves(layers), jax.tree.leaves(state.master_weights[node][key]), strict=True)
+            moved |= {key for one, other in pairs if np.any(one != np.asarray(other))}
+    assert moved == {"vision/projector", "generator/projector"}
+
+
+def test_nothing_runs_backward_where_nothing_before_it_trains():
+    """The schedule, the programs and the hops; built, not run."""
+    everything = {("vision", 0), ("backbone", 0), ("backbone", 1), ("generator", 0)}
+    for trainable, backward in (
+        (("all",), everything),
+        (("projectors",), everything),  # the input projector stands first
+        (("backbone",), everything - {("vision", 0)}),
+        (("generator_projector", "generator"), {("generator", 0)}),
+    ):
+        of = training(*trainable, plan=APART)
+        stages = of.executor.stages
+        assert schedule_of(of, "backward") == backward
+        assert {node for node, stage in stages.items() if stage.programs.backward is not None} == backward
+        assert schedule_of(of, "update") == {node for node, stage in stages.items() if stage.update is not None}
+        for op in of.executor.training_schedule.ops:
+            assert op.kind != "hop_back" or {op.stage_id, op.target_id} <= backward
+    assert training("backbone", plan=APART).executor.stages["backbone", 0].programs.differentiated_inputs == frozenset()
+    assert training("all", plan=APART).executor.stages["backbone", 0].programs.differentiated_inputs == {
+        "vision>backbone"
+    }
+
+
+def test_a_stage_without_a_backward_keeps_no_residuals():
+    of = training("generator", plan=APART)
+    programs = of.executor.stages["backbone", 1].programs
+    loss = jax.eval_shape(programs.zero_losses)
+    _, kept, _ = jax.eval_shape(programs.forward, *programs._abstract, loss)
+    assert kept == []
+
+
+def test_parts_by_name():
+    assert trained_parts(module_graph(TINY), ("all",)) == {
+        "vision",
+        "vision_projector",
+        "backbone",
+        "generator_projector",
+        "generator",
+    }
+    assert trained_parts(module_graph(TINY), ("projectors",)) == {"vision_projector", "generator_projector"}
+    assert trained_parts(module_graph(TINY), ("vision", "generator_projector")) == {"vision", "generator_projector"}
+    assert trained_parts(module_graph(TINY), ()) == frozenset()
+
+
+def test_an_autoencoder_trains_only_by_its_name():
+    """Its gradients are then the reference's, and it has no backward as long as it is frozen."""
+    config = ModelConfig((), dataclasses.replace(BACKBONE, depth=1), (LATENT_GENERATOR,))
+    graph = module_graph(config)
+    everything = {"backbone", "painter_projector", "painter"}
+    assert trained_parts(graph, ("all",)) == everything
+    assert trained_parts(graph, ("all", "painter_vae")) == everything | {"painter_vae"}
+    both = ("dgrad", "wgrad")
+    for trainable, turns in ((("all",), ()), (("all", "painter_vae"), both), (("painter_vae",), both)):
+        of_layers = RequiredGradients(graph, trained_parts(graph, trainable)).of_layers("painter", 0, 1)
+        assert {layer.name: of for layer, _, of in of_layers}["vae"] == turns
+
+    of, batch = training("painter_vae", plan=whole(config, dp=1), config=config), tiny_batch(config)
+    gradients, _ = gradients_of(of, batch)
+    _, expected = reference(config)(parameters(config), batch)
+    assert {module: set(tree) for module, tree in gradients.items()} == {"painter": {"vae"}}
+    error, name = worst(gradients, expected)
+    assert error < 1e-3, name
+
+
+@pytest.mark.parametrize("unknown", ["encoder", "vision_", "head"])
+def test_an_unknown_part_is_refused_with_those_there_are(unknown):
+    with pytest.raises(UserError, match=f"'{unknown}'.*all, projectors, vision, vision_projector, backbone"):
+        trained_parts(module_graph(TINY), ("projectors", unknown))
+    with pytest.raises(UserError, match=unknown):
+        Engine(TINY, APART, tiny_batch(TINY), dataclasses.replace(SETTINGS, trainable=(unknown,)))
+
+
+def test_training_nothing_is_an_evaluation():
+    of = training(plan=TALK_APART, config=TIED)
+    _, decision = of.executor.step(start(of), of.place_batch(tiny_batch(TIED), STEP))
+    losses, _ = reference(TIED)(parameters(TIED), tiny_batch(TIED))
+    np.testing.assert_allclose(np.sum(decision.losses), losses["backbone"], rtol=1e-5)
+    assert (float(decision.gradient_norm), float(decision.all_finite)) == (0, 1)

@@ -1,0 +1,106 @@
+"""FLOPs against products counted by hand, through every transformation that a model uses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from mmjax.training.metrics.flops import count_flops, model_flops_utilization, peak_flops
+
+sizes = st.integers(1, 5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(batch=sizes, rows=sizes, inner=sizes, columns=sizes)
+def test_a_batched_product_is_two_flops_a_multiply_add(batch, rows, inner, columns):
+    a, b = jnp.zeros((batch, rows, inner)), jnp.zeros((batch, inner, columns))
+    assert count_flops(jnp.matmul, a, b) == 2 * batch * rows * inner * columns
+
+
+def layers(weights, x):
+    def body(carry, weight):
+        return jnp.tanh(carry @ weight), None
+
+    return lax.scan(body, x, weights)[0]
+
+
+WEIGHTS, ROWS = jax.ShapeDtypeStruct((6, 8, 8), jnp.float32), jax.ShapeDtypeStruct((4, 8), jnp.float32)
+FORWARD = 6 * 2 * 4 * 8 * 8
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint, lambda f: jax.jit(jax.jit(f))])
+def test_a_scan_counts_every_turn(wrap):
+    assert count_flops(wrap(layers), WEIGHTS, ROWS) == FORWARD
+
+
+def test_a_step_is_three_forwards_and_a_frozen_input_two():
+    def loss(weights, x):
+        return layers(weights, x).sum()
+
+    assert count_flops(jax.grad(loss, argnums=(0, 1)), WEIGHTS, ROWS) == 3 * FORWARD
+    # The first layer's input gradient is computed in the scan even when nobody asks for it.
+    assert count_flops(jax.grad(loss, argnums=1), WEIGHTS, ROWS) == 2 * FORWARD
+
+
+def test_recomputation_is_one_more_forward():
+    def loss(weights, x):
+        return jax.checkpoint(layers)(weights, x).sum()
+
+    assert count_flops(jax.grad(loss, argnums=(0, 1)), WEIGHTS, ROWS) == 4 * FORWARD
+
+
+def convolution(x, kernel, stride):
+    return lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_convolution_and_its_gradients(stride):
+    x, kernel = jnp.zeros((2, 10, 10, 3)), jnp.zeros((2, 2, 3, 5))
+    side = 8 // stride + 1
+    forward = 2 * (2 * side * side * 5) * (2 * 2 * 3)
+    assert count_flops(lambda *a: convolution(*a, stride), x, kernel) == forward
+    weights_only = jax.grad(lambda k: convolution(x, k, stride).sum())
+    assert count_flops(weights_only, kernel) == 2 * forward
+
+
+def test_the_longest_branch_of_a_cond_counts():
+    def function(a):
+        return lax.cond(a[0, 0] > 0, lambda a: a @ a @ a, lambda a: a @ a, a)
+
+    assert count_flops(function, jnp.zeros((3, 3))) == 2 * 2 * 27
+
+
+def test_a_loop_of_unknown_length_is_refused():
+    def function(a):
+        return lax.while_loop(lambda a: a[0, 0] < 1, lambda a: a @ a, a)
+
+    with pytest.raises(NotImplementedError, match="while"):
+        count_flops(function, jnp.zeros((3, 3)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A100 80GB PCIe", 312e12),
+        ("NVIDIA A800-SXM4-80GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA H200 NVL", None),
+        ("cpu", None),
+    ],
+)
+def test_peaks(kind, peak):
+    assert peak_flops(kind) == peak
+
+
+def test_utilization_counts_every_allocated_device():
+    kinds = ["NVIDIA A100-SXM4-80GB", "NVIDIA H200"]
+    np.testing.assert_allclose(model_flops_utilization(1301e12, 2.0, kinds), 0.5)
+    assert model_flops_utilization(1e12, 1.0, [*kinds, "cpu"]) is None
+    assert model_flops_utilization(1e12, 1.0, []) is None

@@ -1,0 +1,115 @@
+"""Short runs of the tiny model on plans of eight devices, for tests of checkpoints and of several processes."""
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator
+
+import jax
+import numpy as np
+
+from configs.optimizer import OptimizerConfig
+from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.settings import EngineSettings
+from sharding.plans.plan import Plan, UnitPlan
+from sharding.runtime.executor import TrainState
+from sharding.trees import Tree
+from tests.tiny_model import tiny_batch, tiny_model
+
+MODEL = tiny_model(tie_embeddings=True)
+SETTINGS = EngineSettings(OptimizerConfig(learning_rate=1e-2, warmup_steps=2, max_grad_norm=1.0), steps=20, seed=1)
+
+
+@contextlib.contextmanager
+def compiled_quickly() -> Iterator[None]:
+    """Programs first called inside are compiled in two thirds of the time, and run slower."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def spread(devices: tuple[int, ...]) -> Plan:
+    """Vision on two of the eight devices, the backbone in two stages of two, the generator on two."""
+    return Plan(
+        (
+            UnitPlan("vision", ("vision",), devices[:2], dp=2, layers=(2,)),
+            UnitPlan("backbone", ("backbone",), devices[2:6], tp=2, layers=(1, 2), recompute=("none", "none")),
+            UnitPlan("generator", ("generator",), devices[6:], dp=2),
+        ),
+        microbatches=2,
+    )
+
+
+PLANS = {
+    "spread": spread((0, 1, 2, 3, 4, 5, 6, 7)),
+    # With four devices a process, everything lies with the other one; the generator with both.
+    "swapped": spread((4, 5, 6, 7, 0, 1, 2, 7)),
+    "one": Plan(
+        (
+            UnitPlan("trunk", ("vision", "backbone"), (0,), layers=(5,)),
+            UnitPlan("generator", ("generator",), (1,)),
+        ),
+        microbatches=1,
+    ),
+}
+
+
+@functools.cache
+def engine(plan: str, trainable: tuple[str, ...] = ("all",)) -> Engine:
+    """The engine of a plan; kept, because compiling its programs takes most of a test's time."""
+    settings = EngineSettings(SETTINGS.optimizer, SETTINGS.steps, SETTINGS.seed, trainable)
+    return Engine(MODEL, PLANS[plan], tiny_batch(MODEL), settings)
+
+
+def run(of: Engine, state: TrainState, steps: Iterable[int]) -> tuple[TrainState, np.ndarray]:
+    """Trains; the state given is donated. Returns the state and the losses `[steps, 2]`: language, generator."""
+    losses = []
+    for step in steps:
+        state, decision = of.executor.step(state, of.place_batch(tiny_batch(MODEL, seed=step), step))
+        losses.append(decision.losses)
+    names = [name for _, name in of.executor.global_reduction.loss_order]
+    columns = [names.index(module) for module in ("backbone", "generator")]
+    return state, np.array([np.asarray(each)[columns] for each in losses])
+
+
+Held = dict[str, tuple[tuple[int, ...], list[tuple[tuple[slice, ...], np.ndarray]]]]
+"""By name of a parameter or moment: its shape, and the (index, values) that a process holds."""
+
+
+def held(state: TrainState) -> Held:
+    """Copies of all of a state's parameters and moments that this process holds."""
+    leaves = jax.tree_util.tree_leaves_with_path(
+        {"masters": _flat(state.master_weights), "optimizer": _flat(state.optimizer_state)}
+    )
+    return {
+        jax.tree_util.keystr(path): (
+            array.shape,
+            [(shard.index, np.array(shard.data, copy=True)) for shard in array.addressable_shards],
+        )
+        for path, array in leaves
+    }
+
+
+def whole(*processes: Held) -> dict[str, np.ndarray]:
+    """What processes hold put together; fails if copies of a value differ, or one is missing."""
+    arrays: dict[str, np.ndarray] = {}
+    for name in sorted(set().union(*processes)):
+        parts = [process[name] for process in processes if name in process]
+        array, seen = np.zeros(parts[0][0], parts[0][1][0][1].dtype), np.zeros(parts[0][0], bool)
+        for index, piece in (entry for _, pieces in parts for entry in pieces):
+            np.testing.assert_array_equal(np.where(seen[index], array[index], piece), piece, err_msg=name)
+            array[index], seen[index] = piece, True
+        assert seen.all(), name
+        arrays[name] = array
+    return arrays
+
+
+def assert_same(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> None:
+    """The same names, the same bits."""
+    assert some.keys() == others.keys()
+    for name, array in some.items():
+        np.testing.assert_array_equal(array, others[name], err_msg=name)
+
+
+def _flat(trees: dict[tuple[str, int], Tree]) -> Tree:
+    """Layers by name alone, whatever stage they lie on."""
+    return {f"{key}/{layer}": tree for of in trees.values() for key, of in of.items() for layer, tree in of.items()}

@@ -1,0 +1,49 @@
+"""One of two processes with four devices each that train together; run by test_processes.
+
+It trains five steps on one plan, saving after two, restores that on another plan, and trains the three again. What it
+saw goes to a file: losses, and its part of the state when it was saved and when it was restored.
+"""
+
+import pathlib
+import pickle
+import sys
+
+import jax
+
+from mmjax.training.checkpoints.manager import CheckpointManager
+from tests.mmjax.training import short_runs as runs
+
+
+def main(rank: int, port: str, directory: pathlib.Path) -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank)
+    assert (len(jax.local_devices()), len(jax.devices())) == (4, 8)
+    with runs.compiled_quickly():
+        train(rank, directory)
+    jax.distributed.shutdown()
+
+
+def train(rank: int, directory: pathlib.Path) -> None:
+    spread, swapped = runs.engine("spread"), runs.engine("swapped")
+    checkpoints = CheckpointManager(directory / "checkpoints", runs.MODEL)
+    state, first = runs.run(spread, spread.initial_state(), range(2))
+    saved = runs.held(state)
+    checkpoints.save(2, spread, state, {"batches": 2})
+    state, later = runs.run(spread, state, range(2, 5))
+    checkpoints.wait()
+    state, data, step = checkpoints.restore(swapped)
+    restored = runs.held(state)
+    _, again = runs.run(swapped, state, range(2, 5))
+    checkpoints.close()
+    seen = {
+        "losses": [*first, *later],
+        "again": list(again),
+        "saved": saved,
+        "restored": restored,
+        "data": (data, step),
+    }
+    (directory / f"{rank}.pickle").write_bytes(pickle.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3]))

@@ -1,0 +1,266 @@
+"""Verification: faults that were planted are found and named, and what is right passes."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from data.data_config import DataConfig
+from data.packing.pipeline import training_batches
+from data.samples.sample_format import SampleFormat
+from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.settings import EngineSettings
+from mmjax.training.verification.comparison import compare_step, compare_with_reference, losses_and_gradients
+from mmjax.training.verification.error_measures import gradient_errors
+from mmjax.training.verification.reference import Reference, run_reference, shuffle_rows
+from mmjax.training.verification.unpacked_batches import unpacked_batch, unpacked_shape
+from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.trained_parts import trained_parts
+from sharding.specs.modules import module_graph
+from tests.mmjax.training import short_runs as runs
+from tests.small_vqa import SmallVQA
+from tests.tiny_model import GENERATOR, LATENT_GENERATOR, VISION, tiny_model
+
+DATA = DataConfig(rows=6, tokens=160, patches=32, images=3, samples=8)
+MODEL = dataclasses.replace(
+    tiny_model(tie_embeddings=True, vocabulary=48),
+    encoders=(dataclasses.replace(VISION, patch=8),),
+    generators=(dataclasses.replace(LATENT_GENERATOR, name="generator"),),  # with an autoencoder, which is frozen
+)
+PLAN = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,)),
+        UnitPlan("backbone", ("backbone",), (3, 4, 5, 6), dp=2, layers=(1, 2), recompute=("none", "selective")),
+        UnitPlan("generator", ("generator",), (7,)),
+    ),
+)
+SEED = 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    with runs.compiled_quickly():
+        yield
+
+
+@functools.cache
+def batch_and_samples():
+    batches = training_batches(DATA, MODEL, SmallVQA("train"))
+    batch = next(batches)
+    samples = batches.load_samples(batch.sample_ids[batch.sample_ids >= 0])
+    batches.close()
+    return batch, samples
+
+
+@functools.cache
+def reference(model=MODEL):
+    batches = training_batches(DATA, model, SmallVQA("train"))
+    with jax.default_matmul_precision("highest"):
+        done = run_reference(model, DATA, batches, 2, SEED)
+    batches.close()
+    return done
+
+
+def first_step():
+    return Reference(reference().steps[:1], reference().rounding)
+
+
+@functools.cache
+def tied_over_two_stages():
+    return Engine(MODEL, PLAN, reference().steps[0].batch.arrays, EngineSettings(seed=SEED))
+
+
+def test_a_right_layout_passes_with_embeddings_tied_across_stages():
+    assert tied_over_two_stages().shares
+    reports = compare_with_reference(tied_over_two_stages(), reference())
+    assert all(report.ok for report in reports.values()), reports
+    assert reports["vision"].loss is None
+    assert reports["backbone"].loss is not None and reports["generator"].loss is not None
+    assert max(report.gradient.error for report in reports.values()) > 0
+
+
+def planted(monkeypatch, node, **changes):
+    """The engine with functions of one stage wrapped."""
+    engine = tied_over_two_stages()
+    stage = engine.executor.stages[node]
+    wrapped = {name: functools.partial(change, getattr(stage, name)) for name, change in changes.items()}
+    monkeypatch.setitem(engine.executor.stages, node, dataclasses.replace(stage, **wrapped))
+    return engine
+
+
+def faulty(hop, fault):
+    """The hop, with a fault in what arrives."""
+
+    class Faulty(type(hop)):
+        def __call__(self, array):
+            return fault(super().__call__(array))
+
+    bad = Faulty.__new__(Faulty)
+    vars(bad).update(vars(hop))
+    return bad
+
+
+def wrong(reports):
+    return {name for name, report in reports.items() if not report.ok}
+
+
+def test_a_doubled_gradient_is_found_and_named(monkeypatch):
+    def doubled(reduce, gradients):
+        found = reduce(gradients)
+        layers = found["vision/projector"]
+        return {**found, "vision/projector": jax.tree.map(lambda leaf: 2 * leaf, layers)}
+
+    reports = compare_with_reference(planted(monkeypatch, ("vision", 0), reduce=doubled), first_step())
+    assert wrong(reports) == {"vision"}
+    assert reports["vision"].gradient.error == pytest.approx(1, rel=1e-3)
+    assert reports["vision"].gradient.what.startswith("projector/000/mlp/")
+
+
+def test_a_missing_reduction_is_found_and_named(monkeypatch):
+    def first_instance_only(reduce, gradients):
+        return reduce(jax.tree.map(lambda leaf: leaf.at[1:].set(0), gradients))
+
+    reports = compare_with_reference(planted(monkeypatch, ("backbone", 0), reduce=first_instance_only), first_step())
+    assert wrong(reports) == {"backbone"}
+    assert reports["backbone"].loss.error <= reports["backbone"].loss.tolerance
+    assert reports["backbone"].gradient.error > 0.1
+    assert reports["backbone"].gradient.what.startswith(("blocks/000/", "embed/"))
+
+
+def test_a_lost_gradient_of_a_tied_embedding_is_found_and_named(monkeypatch):
+    engine = tied_over_two_stages()
+    (share,) = engine.executor.tied_parameters
+    lost = dataclasses.replace(share, gradient_hop=faulty(share.gradient_hop, jnp.zeros_like))
+    monkeypatch.setattr(engine.executor, "tied_parameters", (lost,))
+    reports = compare_with_reference(engine, first_step())
+    assert wrong(reports) == {"backbone"}
+    assert reports["backbone"].gradient.what == "embed/000/embedding"
+
+
+def test_samples_permuted_in_one_modules_batch_are_found(monkeypatch):
+    engine = tied_over_two_stages()
+    place = engine.place_batch
+
+    def swapped(arrays, step):
+        return place({**arrays, "vision": {name: array[::-1] for name, array in arrays["vision"].items()}}, step)
+
+    monkeypatch.setattr(engine, "place_batch", swapped)
+    reports = compare_with_reference(engine, first_step())
+    assert {"vision", "backbone"} <= wrong(reports)
+    assert reports["backbone"].loss.excess > 1
+
+
+def test_samples_permuted_in_a_hop_back_are_found_in_the_module_it_leads_to(monkeypatch):
+    engine = tied_over_two_stages()
+
+    def reversed_rows(array):
+        return jax.device_put(array[::-1], array.sharding)
+
+    channels = [
+        dataclasses.replace(each, gradient_hop=faulty(each.gradient_hop, reversed_rows))
+        if each.name == "vision>backbone"
+        else each
+        for each in engine.executor.channels
+    ]
+    between = {(each.source, each.target): [each] for each in channels}
+    monkeypatch.setattr(engine.executor, "_between", between)
+    reports = compare_with_reference(engine, first_step())
+    assert wrong(reports) == {"vision"}
+
+
+def test_noise_keyed_by_the_place_instead_of_the_sample_is_found(monkeypatch):
+    engine = tied_over_two_stages()
+    place = engine.place_batch
+
+    def numbered(arrays, step):
+        samples = np.arange(arrays["generator"]["samples"].size, dtype=np.int32)
+        of = {**arrays["generator"], "samples": samples.reshape(arrays["generator"]["samples"].shape)}
+        return place({**arrays, "generator": of}, step)
+
+    monkeypatch.setattr(engine, "place_batch", numbered)
+    reports = compare_with_reference(engine, first_step())
+    assert reports["generator"].loss.excess > 1 and not reports["generator"].ok
+
+
+@pytest.mark.parametrize("trainable", [("projectors", "backbone")])
+def test_gradients_of_what_trains_are_the_references_whatever_is_frozen(trainable):
+    engine = Engine(MODEL, PLAN, reference().steps[0].batch.arrays, EngineSettings(seed=SEED, trainable=trainable))
+    losses, gradients = losses_and_gradients(engine, reference().steps[0], 0)
+    parts = trained_parts(module_graph(MODEL), trainable)
+    expected = {
+        module.name: {
+            piece.name: reference().steps[0].gradients[module.name][piece.name]
+            for piece in module.pieces
+            if piece.part in parts
+        }
+        for module in engine.modules
+    }
+    expected = {name: pieces for name, pieces in expected.items() if pieces}
+    assert gradients.keys() == expected.keys()
+    errors = gradient_errors(gradients, expected)
+    assert max(error for module in errors.values() for error in module.values()) < 2e-4
+    assert losses["backbone"] == pytest.approx(reference().steps[0].losses["backbone"], rel=1e-5)
+
+
+def test_bfloat16_is_measured_by_its_own_error():
+    model = dataclasses.replace(MODEL, generators=(GENERATOR,), dtype="bfloat16")
+    with jax.numpy_dtype_promotion("standard"):  # jax's own attention mixes precisions in its derivative
+        step, own = reference(model).steps[0], reference(model).rounding
+        engine = Engine(model, PLAN, step.batch.arrays, EngineSettings(seed=SEED))
+        losses, gradients = losses_and_gradients(engine, step, 0)
+    reports = compare_step(step, own, losses, gradients)
+    assert all(report.ok for report in reports.values()), reports
+    assert reports["backbone"].gradient.error > 2e-4  # it is not float32 that was judged
+    doubled = compare_step(
+        step, own, losses, {**gradients, "vision": jax.tree.map(lambda leaf: 2 * leaf, gradients["vision"])}
+    )
+    assert wrong(doubled) == {"vision"}
+
+
+# ---------------------------------------------------------------------- the reference's own batch
+
+
+def test_every_sample_stands_alone_with_all_it_has():
+    batch, samples = batch_and_samples()
+    form = SampleFormat.for_model(MODEL, DATA.patches)
+    shape = unpacked_shape([samples], form)
+    arrays = unpacked_batch(samples, MODEL, DATA, form, shape)
+    backbone = arrays["backbone"]
+    assert backbone["tokens"].shape == (len(samples), max(len(sample.layout.tokens) for sample in samples))
+    assert np.count_nonzero(backbone["segments"]) == batch.counts["backbone"][0]
+    assert np.count_nonzero(arrays["vision"]["segments"]) == batch.counts["vision"][0]
+    assert np.count_nonzero(arrays["generator"]["weights"]) == batch.counts["generator"][0] > 0
+    assert np.count_nonzero(backbone["weights"]) == batch.targets
+    assert backbone["weights"].sum() == pytest.approx(DATA.language_weight, rel=1e-5)
+    assert arrays["generator"]["weights"].sum() == pytest.approx(DATA.generator_weight, rel=1e-5)
+    for row, sample in enumerate(samples):
+        np.testing.assert_array_equal(
+            backbone["vision_index"][row][: len(sample.layout.tokens)], sample.layout.encoder_indices["patches"]
+        )
+        assert set(arrays["generator"]["samples"][row][: len(sample.target_images)].tolist()) <= {sample.id}
+
+
+def test_mixing_moves_whole_rows():
+    batch, _ = batch_and_samples()
+    other = shuffle_rows(batch, seed=1)
+    assert not np.array_equal(other.sample_ids, batch.sample_ids)
+    order = [batch.sample_ids.tolist().index(row) for row in other.sample_ids.tolist()]
+    assert sorted(order) == list(range(DATA.rows))
+    for module, arrays in batch.arrays.items():
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(other.arrays[module][name], array[order])
+
+
+def test_a_batch_without_images_has_room_for_one_that_counts_nothing():
+    batches = training_batches(DATA, MODEL, SmallVQA("train"))
+    text = batches.load_samples([80, 81])  # behind 40 questioned and 40 described pictures
+    batches.close()
+    assert {sample.kind for sample in text} == {"text"}
+    form = SampleFormat.for_model(MODEL, DATA.patches)
+    shape = unpacked_shape([text], form)
+    arrays = unpacked_batch(text, MODEL, DATA, form, shape)
+    assert (shape.patches, shape.images) == (4, 1)
+    assert not arrays["vision"]["segments"].any() and not arrays["generator"]["weights"].any()

@@ -1,0 +1,38 @@
+"""The measure of differences, by hand."""
+
+import numpy as np
+import pytest
+
+from mmjax.training.verification.error_measures import LARGEST_ERROR, gradient_errors, loss_errors
+
+
+def tree(*leaves):
+    return {"vision": {"blocks": {f"{number:03d}": np.asarray(leaf) for number, leaf in enumerate(leaves)}}}
+
+
+def test_the_measure_of_gradients_by_hand():
+    # The module's root mean square is sqrt((9 + 16) / 4) = 2.5; the second parameter's own norm, 0, is below its floor.
+    errors = gradient_errors(tree([3.0, 4.3], [0.0, 0.001]), tree([3.0, 4.0], [0.0, 0.0]))["vision"]
+    assert errors["blocks/000"] == pytest.approx(0.3 / 5)
+    assert errors["blocks/001"] == pytest.approx(0.001 / (1e-3 * 2.5 * np.sqrt(2)))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "path"),
+    [
+        (tree([1.0, np.nan]), tree([1.0, 1.0]), "blocks/000"),
+        (tree([1.0, 1.0], [1.0]), tree([1.0, 1.0]), "blocks/001"),
+        (tree([1.0, 1.0]), tree([1.0, 1.0], [1.0]), "blocks/001"),
+        (tree([1.0]), tree([1.0, 1.0]), "blocks/000"),
+        (tree([1.0]), tree([0.0]), "blocks/000"),
+        ({}, tree([1.0]), "blocks/000"),
+    ],
+)
+def test_what_is_missing_strange_or_not_finite_is_infinitely_far(found, expected, path):
+    assert gradient_errors(found, expected)["vision"][path] == LARGEST_ERROR
+
+
+def test_losses_are_compared_relatively_and_a_loss_of_nothing_as_it_is():
+    found = {"a": 2.2, "b": 0.5, "c": float("nan")}
+    assert loss_errors(found, {"a": 2.0, "b": 0.0, "c": 1.0}) == {"a": pytest.approx(0.1), "b": 0.5, "c": LARGEST_ERROR}
+    assert gradient_errors(tree([0.0]), tree([0.0]))["vision"]["blocks/000"] == 0

@@ -1,0 +1,74 @@
+"""The layouts that verify tries by itself: for any model they can run, and say what is left out."""
+
+import dataclasses
+
+import pytest
+
+from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
+from mmjax.training.verification.layouts import LAYOUT_KINDS, default_layouts, module_roles
+from sharding.plans.plan import check_plan
+from sharding.specs.modules import module_graph
+from tests.tiny_model import GENERATOR, tiny_model
+
+DEEP = tiny_model(depth=4)
+
+
+def units(layouts, name):
+    return [layout.plan.unit_of(name) for layout in layouts if len(layout.plan.unit_of(name).modules) == 1]
+
+
+def test_eight_devices_give_every_kind_at_least_twelve():
+    layouts, refused = default_layouts(module_graph(DEEP), rows=12, devices=8)
+    assert (len(layouts), refused) == (len(LAYOUT_KINDS), {}) and len(layouts) >= 12
+    assert len({layout.name for layout in layouts}) == len(layouts)
+    pairs = {(layout.plan.unit_of("vision").dp, layout.plan.unit_of("backbone").dp) for layout in layouts}
+    assert {(3, 2), (2, 3), (2, 1)} <= pairs
+    ranks = {(layout.plan.unit_of("vision").tp, layout.plan.unit_of("backbone").tp) for layout in layouts}
+    assert {(2, 1), (1, 2), (2, 2)} <= ranks
+    assert {layout.plan.microbatches for layout in layouts} == {1, 2, 4}
+    assert {layout.plan.schedule for layout in layouts} == {"1f1b", "interleaved", "gpipe"}
+    assert max(unit.chunks for unit in units(layouts, "backbone")) == 2
+    assert {layout.transport for layout in layouts} == {"auto", "device_put", "ppermute"}
+    assert {kind for unit in units(layouts, "backbone") for kind in unit.recompute} == {"none", "selective", "full"}
+    assert any(len(set(unit.layers)) > 1 for unit in units(layouts, "backbone"))
+    chains = {unit.modules for layout in layouts for unit in layout.plan.units if len(unit.modules) > 1}
+    assert chains == {("vision", "backbone"), ("vision", "backbone", "generator")}
+
+
+@pytest.mark.parametrize("rows", [1, 6, 8, 12])
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "model",
+    [
+        DEEP,
+        tiny_model(depth=1),
+        tiny_model(heads=1, kv_heads=1),
+        dataclasses.replace(DEEP, encoders=()),
+        dataclasses.replace(DEEP, generators=()),
+        dataclasses.replace(
+            DEEP,
+            encoders=(VisionConfig("left"), VisionConfig("right")),
+            generators=(GENERATOR, dataclasses.replace(GENERATOR, name="other")),
+        ),
+        ModelConfig(encoders=(), backbone=BackboneConfig(), generators=()),
+    ],
+)
+def test_whatever_the_model_layouts_can_run_and_the_rest_has_a_reason(model, rows, devices):
+    graph = module_graph(model)
+    layouts, refused = default_layouts(graph, rows, devices)
+    for layout in layouts:
+        check_plan(layout.plan, graph, rows, devices)
+    assert len(layouts) + len(refused) == len(LAYOUT_KINDS)
+    assert layouts[0].name.startswith("one device") and all(refused.values())
+
+
+def test_a_backbone_of_few_layers_interleaves_together_with_its_encoder():
+    layouts, _ = default_layouts(module_graph(tiny_model()), rows=12, devices=8)
+    (plan,) = (layout.plan for layout in layouts if layout.plan.schedule == "interleaved")
+    chain = plan.unit_of("backbone")
+    assert (chain.modules, chain.layers, chain.chunks) == (("vision", "backbone"), (1, 1, 1, 2), 2)
+
+
+def test_roles_follow_the_edges():
+    assert module_roles(module_graph(DEEP)) == {"vision": 0, "backbone": 1, "generator": 2}
+    assert module_roles(module_graph(dataclasses.replace(DEEP, generators=()))) == {"vision": 0, "backbone": 1}

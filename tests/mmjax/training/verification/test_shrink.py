@@ -1,0 +1,93 @@
+"""Reduced configurations: smaller, of the same kinds, and cut by the same plans."""
+
+import dataclasses
+import math
+
+import jax
+import pytest
+
+from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from data.data_config import DataConfig
+from mmjax.models.model import model_modules
+from mmjax.models.structure.parameters import abstract_module_parameters
+from mmjax.training.verification.shrink import shrink_data, shrink_model, shrink_plan
+from sharding.plans.plan import Plan, UnitPlan, check_plan
+from sharding.specs.modules import module_graph
+
+LARGE = ModelConfig(
+    encoders=(VisionConfig(width=3200, depth=45, heads=25, ffn=12800, patch=14),),
+    backbone=BackboneConfig(
+        vocabulary=92552, width=8192, depth=80, heads=64, kv_heads=8, ffn=28672, tie_embeddings=True
+    ),
+    generators=(GeneratorConfig(image_size=512, widths=(320, 640, 1280, 1280), blocks=2, head_width=160, groups=32),),
+)
+PLAN = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(45,)),
+        UnitPlan(
+            "backbone", ("backbone",), tuple(range(48)), tp=8, layers=(5, 15, 15, 15, 15, 15), recompute=("full",) * 6
+        ),
+        UnitPlan("generator", ("generator",), tuple(range(8)), tp=8),
+    ),
+    microbatches=4,
+)
+CHAIN = Plan(
+    (
+        UnitPlan("all", ("vision", "backbone"), (0, 1, 2), layers=(40, 25, 60), recompute=("none",) * 3),
+        UnitPlan("generator", ("generator",), (3,)),
+    )
+)
+
+
+def size(model):
+    leaves = jax.tree.leaves([abstract_module_parameters(module) for module in model_modules(model)])
+    return sum(math.prod(leaf.shape) for leaf in leaves)
+
+
+def test_a_large_model_becomes_small_and_keeps_its_kinds():
+    small = shrink_model(LARGE, 40)
+    assert size(small) < 2e7 < 1e10 < size(LARGE)
+    assert (small.encoders[0].heads, small.backbone.heads, small.backbone.kv_heads) == (25, 64, 8)
+    assert small.backbone.tie_embeddings and small.backbone.vocabulary == 64
+    assert small.generators[0].widths == (16, 32, 64, 64) and small.encoders[0].patch == 14
+
+    def paths(model, at):
+        module = abstract_module_parameters(model_modules(model)[at])
+        kept = {piece: layers["000"] for piece, layers in module.items()}
+        return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(kept)}
+
+    assert paths(small, 0) == paths(LARGE, 0) and paths(small, 1) == paths(LARGE, 1)
+
+
+def test_encoders_of_every_kind_become_small():
+    audio = AudioConfig(width=1280, depth=32, heads=20, ffn=5120, merge=4)
+    large = dataclasses.replace(LARGE, encoders=(*LARGE.encoders, audio))
+    small = shrink_model(large, 40).encoders[1]
+    assert small == AudioConfig(width=80, depth=4, heads=20, ffn=160, merge=4)
+
+
+def test_a_small_model_stays_as_it_is():
+    small = shrink_model(LARGE, 40)
+    assert shrink_model(small, 40) == small
+
+
+@pytest.mark.parametrize("plan", [PLAN, CHAIN])
+def test_a_plan_cuts_the_small_model_as_the_large_one(plan):
+    large, small = module_graph(LARGE), module_graph(shrink_model(LARGE, 40, (PLAN, CHAIN)))
+    check_plan(plan, large, 12, 48)
+    reduced = shrink_plan(plan, large, small)
+    check_plan(reduced, small, 12, 48)
+    assert [(unit.devices, unit.pp) for unit in reduced.units] == [(unit.devices, unit.pp) for unit in plan.units]
+    assert small["backbone"].layer_count == 7 and small["vision"].layer_count == 4
+
+
+def test_layers_keep_about_their_proportion():
+    large, small = module_graph(LARGE), module_graph(shrink_model(LARGE, 40, (PLAN, CHAIN)))
+    assert shrink_plan(PLAN, large, small).unit_of("backbone").layers == (1, 2, 1, 1, 1, 1)
+    # Of the encoder's 4 layers 3 and 1, of the backbone's 7 2 and 5.
+    assert shrink_plan(CHAIN, large, small).unit_of("vision").layers == (3, 3, 5)
+
+
+def test_rows_of_data_shrink_but_not_their_number():
+    data = shrink_data(DataConfig(rows=256, tokens=8192, patches=4096, images=16, samples=64), LARGE)
+    assert (data.rows, data.tokens, data.patches) == (256, 256, 64)

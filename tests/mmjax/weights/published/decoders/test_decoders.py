@@ -1,0 +1,190 @@
+"""Decoders of transformers, small and random: imported, our logits are theirs; exported, theirs are what they were."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from configs.architectures import BackboneConfig
+from configs.rope import Llama3Scaling, YarnScaling
+from mmjax.weights import registry
+from mmjax.weights.folder_writer import write_checkpoint_folder
+from mmjax.weights.safetensors_file import TensorHeader
+from tests.mmjax.weights.published.decoders.decoder_parity import (
+    TOKENS,
+    config_of,
+    exported,
+    imported,
+    logits_of,
+    same_tensors,
+)
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TOLERANCE = 1e-4
+SMALL = {
+    "vocab_size": 24,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+}
+ORIGINAL = 8  # fewer positions than the tokens have, so that stretching shows
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": ORIGINAL,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": ORIGINAL}
+LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
+GPT2 = {"vocab_size": 24, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_inner": 24, "n_positions": 32}
+
+CASES = {
+    "llama 2": ("Llama", SMALL),
+    "llama with biases, tied": (
+        "Llama",
+        {**SMALL, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "llama 3.1": ("Llama", {**SMALL, "rope_parameters": LLAMA3}),
+    "llama stretched by yarn": ("Llama", {**SMALL, "rope_parameters": YARN}),
+    "llama stretched linearly": ("Llama", {**SMALL, "rope_parameters": LINEAR}),
+    "qwen 2": ("Qwen2", SMALL),
+    "qwen 2.5, tied": ("Qwen2", {**SMALL, "tie_word_embeddings": True}),
+    "gpt 2": ("GPT2", GPT2),
+}
+CLASSES = {"Llama": "LlamaForCausalLM", "Qwen2": "Qwen2ForCausalLM", "GPT2": "GPT2LMHeadModel"}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A function: the folder of a case's model, saved by transformers, and its logits."""
+    made: dict[str, tuple[pathlib.Path, np.ndarray]] = {}
+
+    def save(case: str) -> tuple[pathlib.Path, np.ndarray]:
+        if case not in made:
+            kind, values = CASES[case]
+            torch.manual_seed(0)
+            config = getattr(transformers, f"{kind}Config")(**values)
+            model = getattr(transformers, CLASSES[kind])(config).eval()
+            with torch.no_grad():
+                for parameter in model.parameters():  # their start is too even to show a mistake
+                    parameter.copy_(torch.randn_like(parameter) * 0.3)
+            folder = tmp_path_factory.mktemp("saved") / kind
+            model.save_pretrained(folder)
+            made[case] = folder, their_logits(folder)
+        return made[case]
+
+    return save
+
+
+def their_logits(folder: pathlib.Path) -> np.ndarray:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return model(torch.tensor(TOKENS)).logits.numpy()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_theirs(case, saved):
+    folder, expected = saved(case)
+    assert np.std(expected) > 0.1
+    np.testing.assert_allclose(logits_of(folder), expected, atol=TOLERANCE * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_export_is_what_was_imported_and_they_load_it(case, saved, tmp_path):
+    folder, expected = saved(case)
+    output = exported(folder, tmp_path / "again")
+    assert same_tensors(folder, output)
+    np.testing.assert_array_equal(their_logits(output), expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_config_that_we_write_is_the_one_that_was_read(case, saved, tmp_path):
+    folder, expected = saved(case)
+    config = config_of(folder)
+    published = registry.find_architecture(json.loads((folder / "config.json").read_text())["model_type"])
+    values = registry.write_architecture(published, config)
+    assert published.read_config(json.loads(json.dumps(values))) == config
+    output = exported(folder, tmp_path / "again")
+    (output / "config.json").write_text(json.dumps({**values, "torch_dtype": "float32"}))
+    np.testing.assert_allclose(their_logits(output), expected, atol=1e-6)
+
+
+def test_the_stretching_is_read(saved):
+    assert isinstance(config_of(saved("llama 3.1")[0]).rope_scaling, Llama3Scaling)
+    assert isinstance(config_of(saved("llama stretched by yarn")[0]).rope_scaling, YarnScaling)
+
+
+def test_internlm2_is_a_llama_whose_weights_lie_otherwise(saved, tmp_path):
+    """transformers has no InternLM2: a Llama's weights in its layout, written after its own code's description."""
+    folder, expected = saved("llama 2")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    heads, kv_heads, width = SMALL["num_attention_heads"], SMALL["num_key_value_heads"], SMALL["hidden_size"]
+    each = width // heads
+    tensors = {
+        "model.tok_embeddings.weight": state["model.embed_tokens.weight"],
+        "model.norm.weight": state["model.norm.weight"],
+        "output.weight": state["lm_head.weight"],
+    }
+    for layer in range(SMALL["num_hidden_layers"]):
+        theirs, ours = f"model.layers.{layer}.", f"model.layers.{layer}."
+        query, key, value = (state[f"{ours}self_attn.{name}_proj.weight"] for name in "qkv")
+        rows = []
+        for group in range(kv_heads):
+            shared = heads // kv_heads * each
+            rows.append(query[group * shared : (group + 1) * shared])
+            rows += [of[group * each : (group + 1) * each] for of in (key, value)]
+        tensors[f"{theirs}attention.wqkv.weight"] = np.concatenate(rows)
+        tensors[f"{theirs}attention.wo.weight"] = state[f"{ours}self_attn.o_proj.weight"]
+        for name, called in (("w1", "gate"), ("w2", "down"), ("w3", "up")):
+            tensors[f"{theirs}feed_forward.{name}.weight"] = state[f"{ours}mlp.{called}_proj.weight"]
+        tensors[f"{theirs}attention_norm.weight"] = state[f"{ours}input_layernorm.weight"]
+        tensors[f"{theirs}ffn_norm.weight"] = state[f"{ours}post_attention_layernorm.weight"]
+    values = {**SMALL, "model_type": "internlm2", "rms_norm_eps": 1e-6, "bias": False, "torch_dtype": "float32"}
+    declared = {name: TensorHeader("F32", array.shape) for name, array in tensors.items()}
+    written = tmp_path / "internlm2"
+    write_checkpoint_folder(
+        written, "model", declared, iter(tensors.items()), 10**9, {"config.json": json.dumps(values)}
+    )
+    np.testing.assert_allclose(logits_of(written), expected, atol=TOLERANCE * np.abs(expected).max())
+    assert same_tensors(written, exported(written, tmp_path / "again"))
+    assert imported(written).keys() == imported(folder).keys()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "message"),
+    [
+        ("llama", {**SMALL, "hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
+        ("llama", {**SMALL, "rope_parameters": {"rope_type": "longrope"}}, "of type 'longrope'; only default, linear"),
+        ("llama", {**SMALL, "rope_parameters": {**YARN, "truncate": False}}, "truncate of the rotary positions is F"),
+        ("llama", {**SMALL, "head_dim": 8}, "head_dim is 8"),
+        ("qwen2", {**SMALL, "use_sliding_window": True}, "use_sliding_window is true"),
+        ("gpt2", {**GPT2, "activation_function": "tanh"}, "activation_function is 'tanh'"),
+        ("gpt2", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        ("internlm2", {**SMALL, "bias": True}, "bias is true"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_its_key(model_type, values, message):
+    with pytest.raises(Exception, match=message):
+        registry.read_architecture({"model_type": model_type, **values})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("llama", {"qk_norm": "head"}, "qk_norm is 'head', only 'none' is there"),
+        ("qwen2", {}, r"biases is \(\), only \('query', 'key', 'value'\) is there"),
+        ("gpt2", {"activation": "gelu"}, "norm is 'rmsnorm', only 'layernorm' is there"),
+    ],
+)
+def test_what_they_cannot_compute_is_not_written(model_type, changes, message):
+    with pytest.raises(Exception, match=message):
+        registry.write_architecture(registry.find_architecture(model_type), BackboneConfig(**changes))

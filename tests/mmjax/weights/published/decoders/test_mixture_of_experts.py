@@ -1,0 +1,117 @@
+"""Mixtures of experts of transformers, small and random: imported, our logits and balancing loss are theirs."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.architectures import BackboneConfig, ExpertsConfig
+from mmjax.models.layers.experts import BalancingWeights, load_balancing_loss, route_top_k
+from mmjax.weights import registry
+from tests.mmjax.weights.published.decoders.decoder_parity import TOKENS, config_of, exported, logits_of, same_tensors
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "vocab_size": 24,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "router_aux_loss_coef": 0.02,
+}
+MIXTRAL = {**SMALL, "intermediate_size": 24, "num_local_experts": 4, "sliding_window": None}
+QWEN = {
+    **SMALL,
+    "intermediate_size": 20,
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 20,
+    "num_experts": 6,
+}
+CASES = {
+    "mixtral": ("Mixtral", MIXTRAL),
+    "qwen2_moe": ("Qwen2Moe", QWEN),
+    "qwen2_moe, normalised": ("Qwen2Moe", {**QWEN, "norm_topk_prob": True, "num_experts_per_tok": 3}),
+}
+
+
+def their_logits(folder: pathlib.Path) -> np.ndarray:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return model(torch.tensor(TOKENS)).logits.numpy()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_theirs_and_an_export_is_what_was_imported(case, tmp_path):
+    kind, values = CASES[case]
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**values))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    model.save_pretrained(tmp_path / "theirs")
+    expected = their_logits(tmp_path / "theirs")
+    assert np.std(expected) > 0.1
+    np.testing.assert_allclose(logits_of(tmp_path / "theirs"), expected, atol=1e-4 * np.abs(expected).max())
+
+    output = exported(tmp_path / "theirs", tmp_path / "again")
+    assert same_tensors(tmp_path / "theirs", output)
+    config = config_of(tmp_path / "theirs")
+    assert config.experts.balance_weight == 0.02 and config.experts.normalise == (case != "qwen2_moe")
+    published = registry.find_architecture(kind.lower().replace("2moe", "2_moe"))
+    written = registry.write_architecture(published, config)
+    assert published.read_config(json.loads(json.dumps(written))) == config
+    (output / "config.json").write_text(json.dumps({**written, "torch_dtype": "float32"}))
+    np.testing.assert_allclose(their_logits(output), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_over_one_sample_of_all_tokens_the_balancing_loss_is_that_of_transformers(padded):
+    """They take all layers' tokens for one batch; ours is that of one sample with as many tokens."""
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    random = np.random.default_rng(0)
+    rows, tokens, experts, top, layers = 2, 5, 4, 2, 3
+    logits = random.normal(size=(layers, rows * tokens, experts)).astype(np.float32)
+    mask = np.ones((rows, tokens), np.int64)
+    mask[0, 3:] = 1 - padded
+    theirs = load_balancing_loss_func(
+        tuple(torch.tensor(each) for each in logits), experts, top, torch.tensor(mask) if padded else None
+    )
+    probabilities = jax.nn.softmax(jnp.asarray(logits.reshape(1, -1, experts)))
+    chosen, _ = route_top_k(probabilities, ExpertsConfig(count=experts, top_k=top))
+    segments = np.tile(mask.reshape(1, -1), (1, layers)).astype(np.int32)
+    shares = (segments / segments.sum()).astype(np.float32)
+    ours = load_balancing_loss(probabilities, chosen, BalancingWeights(jnp.asarray(segments), jnp.asarray(shares)))
+    np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "message"),
+    [
+        ("mixtral", {**MIXTRAL, "sliding_window": 8}, "sliding_window is 8"),
+        ("qwen2_moe", {**QWEN, "mlp_only_layers": [0]}, r"mlp_only_layers is \[0\]"),
+        ("qwen2_moe", {**QWEN, "decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_its_key(model_type, values, message):
+    with pytest.raises(Exception, match=message):
+        registry.read_architecture({"model_type": model_type, **values})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "experts", "message"),
+    [
+        ("mixtral", None, "experts is None"),
+        ("mixtral", ExpertsConfig(shared_ffn=8), "shared_ffn=8"),
+        ("qwen2_moe", ExpertsConfig(), "shared_ffn is 0"),
+    ],
+)
+def test_what_they_cannot_compute_is_not_written(model_type, experts, message):
+    with pytest.raises(Exception, match=message):
+        registry.write_architecture(registry.find_architecture(model_type), BackboneConfig(experts=experts))

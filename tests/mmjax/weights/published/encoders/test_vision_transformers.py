@@ -1,0 +1,203 @@
+"""Vision towers of transformers, small and random: imported, our hidden states are theirs; exported, theirs stay."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mmjax.models.model import model_modules
+from mmjax.weights import registry
+from mmjax.weights.compatibility import IncompatibleCheckpointError
+from mmjax.weights.initialization import parameter_initializer
+from mmjax.weights.published_checkpoint import as_model, open_checkpoint
+from tests.mmjax.weights.published.decoders.decoder_parity import same_tensors
+from tests.mmjax.weights.published.encoders.vision_parity import (
+    exported,
+    hidden_states,
+    imported,
+    packed,
+    picture,
+    randomised,
+    raster,
+    their_pixels,
+    torch_threads,
+)
+
+pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 36,
+    "image_size": 16,
+    "patch_size": 4,
+}
+CLIP_PIXELS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+HALVES = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+# (class, its configuration, mean and deviation of pixels)
+CASES = {
+    "vit": ("ViTModel", transformers.ViTConfig(**SMALL), HALVES),
+    "vit without biases": ("ViTModel", transformers.ViTConfig(**SMALL, qkv_bias=False), HALVES),
+    "clip": ("CLIPVisionModel", transformers.CLIPVisionConfig(**SMALL), CLIP_PIXELS),
+    "siglip": ("SiglipVisionModel", transformers.SiglipVisionConfig(**SMALL), HALVES),
+}
+SIZES = ((16, 16), (16, 24), (8, 16))  # of the table, and others, for which it is interpolated
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model of transformers, its folder, and ours of it."""
+
+    kind: str
+    theirs: object
+    folder: object
+
+    @property
+    def config(self):
+        return open_checkpoint(self.folder).config
+
+    @property
+    def module(self):
+        return model_modules(as_model(self.config))[0]
+
+    @property
+    def parameters(self):
+        return imported(self.folder, as_model(self.config), "vision", (self.module,))
+
+    def their_states(self, pixels, model=None):
+        torch = torch_threads()
+        given = torch.from_numpy(their_pixels(pixels, *CASES[self.kind][2]))
+        with torch.no_grad():
+            found = (model or self.theirs)(given, interpolate_pos_encoding=True, output_hidden_states=True)
+        return [state[0].numpy() for state in (*found.hidden_states[1:-1], found.last_hidden_state)]
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """A function: the case of a name."""
+    made = {}
+
+    def make(kind):
+        if kind not in made:
+            named, config, _ = CASES[kind]
+            theirs = randomised(getattr(transformers, named)(config))
+            folder = tmp_path_factory.mktemp("towers") / "saved"
+            theirs.save_pretrained(folder)
+            made[kind] = Case(kind, theirs, folder)
+        return made[kind]
+
+    return make
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_hidden_states_are_theirs_for_images_of_any_size_in_one_row(kind, cases):
+    case = cases(kind)
+    pictures = [picture(number, *size) for number, size in enumerate(SIZES)]
+    merging = dataclasses.replace(case.config, merge=2)
+    module = model_modules(as_model(merging))[0]
+    arrays = packed(merging, *pictures)
+    found = hidden_states(module, case.parameters["vision"], arrays)
+    for number, seen in enumerate(pictures, start=1):
+        *_, expected = case.their_states(seen)
+        ours = np.concatenate(raster(found, arrays, number))
+        assert np.std(expected) > 0.1
+        np.testing.assert_allclose(ours, expected, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_an_export_is_what_was_imported_and_they_load_it(kind, cases, tmp_path):
+    case = cases(kind)
+    exported(case.folder, as_model(case.config), "vision", case.parameters, tmp_path / "again")
+    assert same_tensors(case.folder, tmp_path / "again")
+    again = type(case.theirs).from_pretrained(tmp_path / "again").eval()
+    seen = picture(0, *SIZES[0])
+    for found, expected in zip(case.their_states(seen, again), case.their_states(seen), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_config_that_we_write_is_the_one_that_was_read(kind, cases):
+    case = cases(kind)
+    published = open_checkpoint(case.folder).architecture
+    values = registry.write_architecture(published, case.config)
+    assert published.read_config(json.loads(json.dumps(values))) == case.config
+    named = type(case.theirs.config).from_dict(values)
+    asked = {key for key in values if key not in ("architectures", "model_type")}
+    assert {key: getattr(named, key) for key in asked} == {key: getattr(case.theirs.config, key) for key in asked}
+
+
+WHOLE = {
+    "clip": lambda: transformers.CLIPModel(
+        transformers.CLIPConfig(vision_config=SMALL, text_config={**SMALL, "vocab_size": 20}, projection_dim=8)
+    ),
+    "siglip": lambda: transformers.SiglipModel(
+        transformers.SiglipConfig(vision_config=SMALL, text_config={**SMALL, "vocab_size": 20})
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_whole_models_hold_a_tower_and_keep_the_rest(kind, cases, tmp_path):
+    whole, case = randomised(WHOLE[kind]()), cases(kind)
+    whole.vision_model.load_state_dict(case.theirs.state_dict())
+    whole.save_pretrained(tmp_path / "whole")
+    model = as_model(open_checkpoint(tmp_path / "whole").config)
+    assert model == as_model(case.config)
+    parameters = imported(tmp_path / "whole", model, "vision", (case.module,))
+    jax.tree.map(np.testing.assert_array_equal, parameters["vision"]["blocks"], case.parameters["vision"]["blocks"])
+    exported(tmp_path / "whole", model, "vision", parameters, tmp_path / "again")
+    assert same_tensors(tmp_path / "whole", tmp_path / "again")
+
+
+@pytest.mark.parametrize("kind", ["vit", "clip", "siglip"])
+def test_blocks_behind_the_features_are_left_out_and_kept(kind, cases, tmp_path):
+    case = cases(kind)
+    config = dataclasses.replace(case.config, depth=1, final_norm=False, unused_blocks=1)
+    model, seen = as_model(config), picture(0, *SIZES[0])
+    module, arrays = model_modules(model)[0], packed(config, seen)
+    parameters = imported(case.folder, model, "vision", (module,))
+    expected, _ = case.their_states(seen)
+    found = np.concatenate(raster(hidden_states(module, parameters["vision"], arrays), arrays, 1))
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
+    exported(case.folder, model, "vision", parameters, tmp_path / "again")
+    assert same_tensors(case.folder, tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"depth": 1}, "num_hidden_layers is 2 there and 1 here"),
+        ({"activation": "gelu"}, "hidden_act is 'quick_gelu' there and 'gelu' here"),
+        ({"input_norm": False}, "input_norm is False, only True is there"),
+        ({"class_token": False}, "class_token is False"),
+        ({"qk_norm": "head"}, "qk_norm is 'head'"),
+    ],
+)
+def test_an_encoder_that_computes_otherwise_is_no_clip(changed, said, cases):
+    case = cases("clip")
+    model = as_model(dataclasses.replace(case.config, **changed))
+    with pytest.raises(IncompatibleCheckpointError, match=said):
+        parameter_initializer(model, 0, (("vision", str(case.folder)),))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"hidden_act": "tanh"}, "hidden_act is 'tanh'"), ({"image_size": [16, 8]}, "image_size is")],
+)
+def test_what_cannot_be_computed_is_refused_by_its_key(changed, said):
+    with pytest.raises(ValueError, match=said):
+        registry.find_architecture("vit").read_config({**SMALL, **changed})
+
+
+def test_pixels_are_normalised_as_the_folder_says(cases, tmp_path):
+    case = cases("clip")
+    np.testing.assert_allclose(case.config.pixel_mean, 2 * np.array(CLIP_PIXELS[0]) - 1)
+    exported(case.folder, as_model(case.config), "vision", case.parameters, tmp_path / "other")
+    values = {"image_mean": [0.5, 0.25, 0.5], "image_std": [0.5, 0.5, 0.25], "size": 16}
+    (tmp_path / "other" / "preprocessor_config.json").write_text(json.dumps(values))
+    config = open_checkpoint(tmp_path / "other").config
+    assert (config.pixel_mean, config.pixel_std) == ((0.0, -0.5, 0.0), (1.0, 1.0, 0.5))

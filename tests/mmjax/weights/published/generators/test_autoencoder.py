@@ -1,0 +1,95 @@
+"""The autoencoder against diffusers' own: means, deviations and images, and weights both ways."""
+
+import jax
+import numpy as np
+import pytest
+
+from mmjax.weights.published.generators import autoencoder
+from sharding.axes import Axes
+from tests.mmjax.weights.published.generators.diffusers_parity import module_of, read, torch_threads, write
+
+pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+
+
+def theirs():
+    torch = torch_threads()
+    torch.manual_seed(0)
+    model = diffusers.AutoencoderKL(
+        block_out_channels=(8, 16),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        layers_per_block=2,
+        norm_num_groups=4,
+        sample_size=8,
+        scaling_factor=0.3,
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def theirs_of(model, images, latents):
+    """Means, deviations, and images of latents in our scale, as ours have them."""
+    torch = torch_threads()
+
+    def first(x):
+        return torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
+
+    with torch.no_grad():
+        posterior = model.encode(first(images)).latent_dist
+        decoded = model.decode(first(latents) / 0.3).sample
+    return [each.numpy().transpose(0, 2, 3, 1) for each in (0.3 * posterior.mean, 0.3 * posterior.std, decoded)]
+
+
+def test_it_encodes_and_decodes_as_theirs_and_theirs_reads_what_we_write(tmp_path):
+    model, random = theirs(), np.random.default_rng(0)
+    images = random.uniform(-1, 1, (2, 12, 8, 3)).astype(np.float32)
+    latents = random.normal(size=(2, 6, 4, 4)).astype(np.float32)
+    expected = theirs_of(model, images, latents)
+    model.save_pretrained(tmp_path / "theirs")
+    published, config, parameters = read(tmp_path / "theirs")
+
+    @jax.jit
+    def compute(parameters, images, latents):
+        of = module_of(config, parameters, "vae").autoencoder
+        return *of.encode(images, Axes()), of.decode(latents, Axes())
+
+    for ours, wanted in zip(compute(parameters, images, latents), expected, strict=True):
+        np.testing.assert_allclose(ours, wanted, atol=1e-4)
+
+    write(tmp_path / "ours", published, config, parameters)
+    again = theirs_of(diffusers.AutoencoderKL.from_pretrained(tmp_path / "ours").eval(), images, latents)
+    for one, other in zip(again, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_names_of_old_files_are_those_of_new_ones():
+    names = {
+        name for each in autoencoder.rules(autoencoder.read_config(dict(theirs().config))).values() for name in each
+    }
+    attention = {name for rule in names for name in rule.tensor_names if "attentions" in name and "norm" not in name}
+    for old, new in autoencoder.ALIASES:
+        assert f"{new}weight" in attention and "attentions.0." in old
+    assert len(attention) == 2 * len(autoencoder.ALIASES)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"shift_factor": 0.1}, "shift_factor is 0.1; only None"),
+        ({"down_block_types": ["AttnDownEncoderBlock2D"]}, "down_block_types is"),
+        ({"out_channels": 1}, "in_channels is 3 and out_channels is 1"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_its_key(changed, message):
+    with pytest.raises(ValueError, match=message):
+        autoencoder.read_config(dict(theirs().config) | changed)
+
+
+def test_a_generator_without_an_autoencoder_has_none_to_write():
+    from configs.architectures import GeneratorConfig
+
+    with pytest.raises(ValueError, match=r"generator.autoencoder is None"):
+        autoencoder.write_config(GeneratorConfig())

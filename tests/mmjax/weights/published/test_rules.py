@@ -1,0 +1,63 @@
+"""Rules: every parameter of a piece has one, and what is wrong with a mapping is said all at once."""
+
+import pytest
+
+from mmjax.weights.published.rules import Rule, expand_numbers, linear_rules, match_rules, norm_rules, with_prefix
+from mmjax.weights.published.tensor_layouts import LINEAR, Stacked
+
+SHAPES = {
+    "vision/blocks/000/mlp/kernel": (2, 3),
+    "vision/blocks/001/mlp/kernel": (2, 3),
+    "vision/norm/000/norm/scale": (2,),
+    "vision/norm/000/norm/bias": (2,),
+    "vision/projector/000/kernel": (5, 5),
+}
+RULES = (
+    *linear_rules("blocks.{layer}.fc", "blocks/mlp", LINEAR, bias=False),
+    *norm_rules("ln", "norm/norm", bias=True),
+)
+
+
+def test_rules_are_for_every_layer_and_pieces_without_any_are_left_alone():
+    matches = {of.tensor_names: of for of in match_rules({"vision": RULES}, SHAPES)}
+    assert list(matches) == [("blocks.0.fc.weight",), ("blocks.1.fc.weight",), ("ln.weight",), ("ln.bias",)]
+    second = matches["blocks.1.fc.weight",]
+    assert (second.parameter_paths, second.parameter_shapes, second.tensor_shapes) == (
+        ("vision/blocks/001/mlp/kernel",),
+        ((2, 3),),
+        ((3, 2),),
+    )
+
+
+def test_experts_are_stacked():
+    rule = Rule(
+        expand_numbers("layers.{layer}.experts.{expert}.weight", "expert", 3), "blocks/experts/kernel", Stacked()
+    )
+    (found,) = match_rules({"m": (rule,)}, {"m/blocks/000/experts/kernel": (3, 4, 5)})
+    assert found.tensor_names == tuple(f"layers.0.experts.{expert}.weight" for expert in range(3))
+    assert found.tensor_shapes == ((5, 4),) * 3
+
+
+def test_a_module_of_a_larger_checkpoint_has_a_prefix():
+    (first, *_) = with_prefix(RULES, "vision_tower.")
+    assert first.tensor_names == ("vision_tower.blocks.{layer}.fc.weight",)
+    (first, *_) = with_prefix(RULES, "language_model.", instead_of="blocks.")
+    assert first.tensor_names == ("language_model.{layer}.fc.weight",)
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (RULES[:-1], "no rule gives vision/norm/000/norm/bias"),
+        ((*RULES, Rule("x", "head/norm/scale")), "vision has no piece 'head'"),
+        ((*RULES, Rule("x", "norm/norm/shift")), "there is no parameter vision/norm/000/norm/shift"),
+        ((*RULES, Rule("x", "norm/norm/scale")), "several rules give vision/norm/000/norm/scale"),
+        ((*RULES, Rule("ln.weight", "projector/kernel")), "several rules read ln.weight"),
+        ((*RULES, Rule(("a", "b"), "projector/kernel")), "are 1 tensors, but 2 are named"),
+        ((*RULES[:-1], Rule("ln.bias", "norm/norm/bias", LINEAR)), "1 dimensions, the layout 2"),
+    ],
+)
+def test_wrong_rules_are_refused(rules, said):
+    with pytest.raises(ValueError, match="rules do not fit") as refused:
+        match_rules({"vision": rules}, SHAPES)
+    assert said in str(refused.value)

@@ -1,0 +1,114 @@
+"""A checkpoint that does not fit: everything that is wrong is said at once, with both names, and nothing was read."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from configs.architectures import ModelConfig, VisionConfig
+from configs.errors import UserError
+from mmjax.weights import registry
+from mmjax.weights.compatibility import IncompatibleCheckpointError, compatible_matches
+from mmjax.weights.folder_writer import write_checkpoint_folder
+from mmjax.weights.published_checkpoint import open_checkpoint
+from mmjax.weights.safetensors_file import TensorHeader
+from tests.mmjax.weights.llama_checkpoint import BACKBONE, model, random_tensors, write_llama
+
+
+def refused(path, ours: ModelConfig | None = None, part: str = "backbone") -> str:
+    with pytest.raises(IncompatibleCheckpointError) as found:
+        compatible_matches(open_checkpoint(path), ours or model(), part)
+    return str(found.value)
+
+
+def test_what_fits_is_matched(tmp_path):
+    tensors = random_tensors()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(2, np.float32)  # as in old files
+    matches = compatible_matches(open_checkpoint(write_llama(tmp_path / "l", tensors)), model(), "backbone")
+    assert sum(len(of.tensor_names) for of in matches) == len(tensors) - 1
+
+
+def test_everything_wrong_is_listed_with_both_names(tmp_path):
+    tensors = random_tensors()
+    del tensors["model.norm.weight"], tensors["model.layers.1.mlp.up_proj.weight"]
+    tensors["model.layers.0.mlp.bias"] = np.zeros(3, np.float32)
+    tensors["model.layers.0.self_attn.k_proj.weight"] = np.zeros((4, 16), np.float32)
+    tensors["lm_head.weight"] = np.zeros((24, 16), np.int8)
+    said = refused(write_llama(tmp_path / "l", tensors))
+    for line in (
+        "missing: model.norm.weight, which is backbone/head/000/norm/scale",
+        "missing: model.layers.1.mlp.up_proj.weight, which is backbone/blocks/001/mlp/up/kernel",
+        "extra: model.layers.0.mlp.bias",
+        "shape: model.layers.0.self_attn.k_proj.weight is [4, 16], and backbone/blocks/000/attention/key/kernel needs "
+        "[8, 16]",
+        "dtype: lm_head.weight, which is backbone/head/000/embedding, is I8",
+        "5 in all",
+    ):
+        assert line in said
+
+
+def test_an_architecture_that_differs_is_said_in_the_words_of_config_json(tmp_path):
+    path = write_llama(tmp_path / "l", random_tensors())
+    said = refused(path, model(dataclasses.replace(BACKBONE, rope_base=5e5, norm_epsilon=1e-6)))
+    assert "rope_theta is 10000.0 there and 500000.0 here" in said
+    assert "rms_norm_eps is 1e-05 there and 1e-06 here" in said
+
+
+def test_a_tied_head_may_stand_there_once_more(tmp_path):
+    tied = dataclasses.replace(BACKBONE, tie_embeddings=True)
+    tensors = random_tensors(tied)
+    again = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
+    for name, held in (("without", tensors), ("with", again)):
+        assert compatible_matches(open_checkpoint(write_llama(tmp_path / name, held, tied)), model(tied), "backbone")
+
+
+def test_parts_that_it_is_no_source_of(tmp_path):
+    path = write_llama(tmp_path / "l", random_tensors())
+    ours = ModelConfig((VisionConfig(),), BACKBONE, ())
+    assert "name the module" in refused(path, ours, "model")
+    assert "it holds a BackboneConfig, and vision is a VisionConfig" in refused(path, ours, "vision")
+    with pytest.raises(UserError, match="no part 'bakbone'; choose one of model, vision, vision_projector, backbone"):
+        compatible_matches(open_checkpoint(path), ours, "bakbone")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"model_type": "lama"}, "'lama' is not known; the nearest that is known is 'llama'"),
+        ({"model_type": None}, "names no architecture"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
+        ({"vocab_size": None, "hidden_act": "tanh"}, "hidden_act is 'tanh'"),
+    ],
+)
+def test_a_config_that_is_not_known(tmp_path, values, said):
+    path = write_llama(tmp_path / "l", random_tensors(), **values)
+    with pytest.raises(UserError, match=said):
+        open_checkpoint(path)
+
+
+def test_a_config_without_a_key_is_named():
+    with pytest.raises(UserError, match=r"config\.json of llama lacks 'num_attention_heads'"):
+        registry.read_architecture({"model_type": "llama"})
+
+
+def test_every_published_architecture_has_types_of_its_own():
+    types = [of for published in registry.all_architectures() for of in published.model_types]
+    assert sorted(types) == sorted(set(types)) and "llama" in types
+
+
+def test_how_pixels_are_normalised_is_read_from_beside_config_json(tmp_path):
+    values = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "num_hidden_layers": 1}
+    write_checkpoint_folder(
+        tmp_path / "tower",
+        "model",
+        {"x": TensorHeader("F32", (1,))},
+        iter([("x", np.zeros(1, np.float32))]),
+        10**6,
+        {
+            "config.json": json.dumps({"model_type": "siglip_vision_model", **values}),
+            "preprocessor_config.json": json.dumps({"image_mean": [0.25, 0.5, 0.75], "image_std": [0.5, 0.25, 1.0]}),
+        },
+    )
+    config = open_checkpoint(tmp_path / "tower").config
+    assert (config.pixel_mean, config.pixel_std) == ((-0.5, 0.0, 0.5), (1.0, 0.5, 2.0))

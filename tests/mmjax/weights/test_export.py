@@ -1,0 +1,179 @@
+"""Export after import is bit-identical, whatever the files and types; transformers loads it and computes the same."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from configs.architectures import LoraConfig
+from configs.errors import UserError
+from mmjax.models.model import model_modules
+from mmjax.weights.export import export_checkpoint, export_target_like, export_target_of_type, with_merged_adapters
+from mmjax.weights.initialization import parameter_initializer
+from mmjax.weights.published_checkpoint import open_checkpoint
+from sharding.trees import set_leaf
+from tests.mmjax.weights.llama_checkpoint import BACKBONE, bits, model, random_tensors, write_llama
+
+LARGE_FILES = 10**9
+
+
+def imported(path, ours=None):
+    """Reads layers of the backbone, as an export asks for them."""
+    ours = ours or model()
+    values = parameter_initializer(ours, 0, (("backbone", str(path)),))
+    (module,) = model_modules(ours)
+    pieces = {piece.name: piece for piece in module.pieces}
+
+    def read(_: str, piece: str, layer: str):
+        return values.init_layer(module, pieces[piece], int(layer))
+
+    return read
+
+
+def there_and_back(path, output, ours=None, limit=LARGE_FILES):
+    target = export_target_like(open_checkpoint(path), ours or model(), "backbone")
+    return export_checkpoint(target, imported(path, ours), output, limit)
+
+
+def tensors_of(path) -> dict:
+    folder = open_checkpoint(path).folder
+    return {name: bits(folder.read(name)) for name in folder.tensors}
+
+
+@pytest.mark.parametrize("limit", [LARGE_FILES, 2000])
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
+def test_there_and_back_is_the_same(tmp_path, dtype, limit):
+    path = write_llama(tmp_path / "original", random_tensors(dtype=dtype))
+    assert (len(there_and_back(path, tmp_path / "out", limit=limit)) > 1) == (limit < LARGE_FILES)
+    assert tensors_of(tmp_path / "out") == tensors_of(path)
+    assert json.loads((tmp_path / "out/config.json").read_text()) == json.loads((path / "config.json").read_text())
+
+
+def test_tensors_of_mixed_types_and_those_that_are_nothing_of_ours_come_back(tmp_path):
+    tied = dataclasses.replace(BACKBONE, tie_embeddings=True)
+    tensors = random_tensors(tied)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float32)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.arange(2.0)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    path = write_llama(tmp_path / "original", tensors, tied)
+    (path / "tokenizer.json").write_text("{}")
+    there_and_back(path, tmp_path / "out", model(tied))
+    assert tensors_of(tmp_path / "out") == tensors_of(path)
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+
+
+def test_a_type_that_is_asked_for(tmp_path):
+    path = write_llama(tmp_path / "original", random_tensors())
+    target = export_target_like(open_checkpoint(path), model(), "backbone", "float32")
+    export_checkpoint(target, imported(path), tmp_path / "out", LARGE_FILES)
+    written = open_checkpoint(tmp_path / "out")
+    assert {tensor.dtype for tensor in written.folder.tensors.values()} == {"F32"}
+    assert written.config_json["torch_dtype"] == "float32"
+
+
+def test_without_an_original(tmp_path):
+    path = write_llama(tmp_path / "original", random_tensors())
+    export_checkpoint(
+        export_target_of_type("llama", model(), "backbone", "bfloat16"), imported(path), tmp_path / "out", LARGE_FILES
+    )
+    assert tensors_of(tmp_path / "out") == tensors_of(path)
+    assert open_checkpoint(tmp_path / "out").config == open_checkpoint(path).config == BACKBONE
+
+
+def test_adapters_are_merged_into_what_they_adapt(tmp_path):
+    path = write_llama(tmp_path / "original", random_tensors(dtype="F32"))
+    ours = dataclasses.replace(model(), lora=(LoraConfig("backbone", rank=2, scale=0.5, targets=("query", "down")),))
+    random, whole = np.random.default_rng(1), imported(path)
+    sizes = {"attention/query": (16, 16), "mlp/down": (24, 16)}
+    adapters = {
+        of: [random.normal(size=size).astype(np.float32) for size in ((n, 2), (2, m))] for of, (n, m) in sizes.items()
+    }
+
+    def read(module: str, piece: str, layer: str):
+        if piece != "blocks_lora":
+            return whole(module, piece, layer)
+        tree = {}
+        for of, (down, up) in adapters.items():
+            tree = set_leaf(set_leaf(tree, f"{of}/adapter/down", down), f"{of}/adapter/up", up)
+        return tree
+
+    export_checkpoint(
+        export_target_like(open_checkpoint(path), ours, "backbone"),
+        with_merged_adapters(read, ours),
+        tmp_path / "out",
+        LARGE_FILES,
+    )
+    before, after = (open_checkpoint(of).folder for of in (path, tmp_path / "out"))
+    theirs = {"self_attn.q_proj.weight": "attention/query", "mlp.down_proj.weight": "mlp/down"}
+    assert before.tensors.keys() == after.tensors.keys()
+    for name in before.tensors:
+        down, up = adapters.get(theirs.get(name.partition("layers.")[2].partition(".")[2], ""), (0.0, 0.0))
+        np.testing.assert_allclose(after.read(name) - before.read(name), 0.5 * np.dot(down, up).T, atol=1e-6)
+
+
+def test_values_that_a_type_does_not_hold_are_refused(tmp_path):
+    tensors = random_tensors(dtype="F32")
+    tensors["model.norm.weight"][3] = 1e6
+    path = write_llama(tmp_path / "original", tensors)
+    target = export_target_like(open_checkpoint(path), model(), "backbone", "float16")
+    with pytest.raises(UserError, match=r"model\.norm\.weight has values up to 1e\+06, too large for F16"):
+        export_checkpoint(target, imported(path), tmp_path / "out", LARGE_FILES)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_architecture_is_refused(tmp_path):
+    path = write_llama(tmp_path / "original", random_tensors())
+    with pytest.raises(UserError, match="num_hidden_layers is 2 there and 3 here"):
+        export_target_like(open_checkpoint(path), model(dataclasses.replace(BACKBONE, depth=3)), "backbone")
+    with pytest.raises(UserError, match="can't compute"):
+        export_target_of_type("llama", model(dataclasses.replace(BACKBONE, gated=False)), "backbone", "float32")
+    with pytest.raises(UserError, match="the nearest that is known is 'llama'"):
+        export_target_of_type("llamma", model(), "backbone", "float32")
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    """A small Llama of transformers, and what it says to some tokens."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=24,
+        rope_theta=5e4,
+        torch_dtype="bfloat16",
+    )
+    network = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    tokens = torch.arange(12).reshape(2, 6)
+
+    def logits(of):
+        with torch.no_grad():
+            return of(tokens).logits.float().numpy()
+
+    return transformers, network, logits
+
+
+@pytest.mark.parametrize(("size", "files"), [("1GB", 1), ("4KB", 3)])
+def test_transformers_loads_what_was_there_and_back(theirs, tmp_path, size, files):
+    transformers, network, logits = theirs
+    network.save_pretrained(tmp_path / "theirs", max_shard_size=size)
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) == files
+    ours = model(open_checkpoint(tmp_path / "theirs").config)
+    there_and_back(tmp_path / "theirs", tmp_path / "out", ours, limit=4000 if files > 1 else LARGE_FILES)
+    assert tensors_of(tmp_path / "out") == tensors_of(tmp_path / "theirs")
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out")
+    np.testing.assert_array_equal(logits(again.eval()), logits(network))
+
+
+def test_transformers_loads_what_has_no_original(theirs, tmp_path):
+    transformers, network, logits = theirs
+    network.save_pretrained(tmp_path / "theirs")
+    ours = model(open_checkpoint(tmp_path / "theirs").config)
+    read = imported(tmp_path / "theirs", ours)
+    export_checkpoint(export_target_of_type("llama", ours, "backbone", "bfloat16"), read, tmp_path / "out", LARGE_FILES)
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out")
+    np.testing.assert_array_equal(logits(again.eval()), logits(network))

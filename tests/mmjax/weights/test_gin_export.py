@@ -1,0 +1,44 @@
+"""Gin text of an architecture: read back, it is the same architecture."""
+
+import dataclasses
+
+import gin
+import pytest
+
+from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from mmjax import cli
+from mmjax.training.config import TrainConfig
+from mmjax.weights.gin_export import gin_text
+
+BACKBONE = BackboneConfig(width=32, heads=4, kv_heads=2, tie_embeddings=True, rope_base=5e5)
+MODELS = {
+    "defaults": ModelConfig(),
+    "several": ModelConfig(
+        (VisionConfig("near", width=16), VisionConfig("far", depth=7), AudioConfig(mels=3)), BACKBONE, (), "bfloat16"
+    ),
+    "generator": ModelConfig((), BACKBONE, (GeneratorConfig(conditions=3),)),
+}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def parsed(text):
+        (tmp_path / "model.gin").write_text(text)
+        cli.parse_flags(["test"])
+        cli.parse_gin(str(tmp_path / "model.gin"))
+
+    yield parsed
+    gin.clear_config()
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_model_is_read_back(model, read):
+    read(gin_text(model))
+    assert cli.configured(ModelConfig) == model
+
+
+def test_a_module_is_read_back_with_its_weights(read):
+    read(gin_text(BACKBONE, (("backbone", "some/folder"),)))
+    assert cli.configured(BackboneConfig) == BACKBONE
+    assert gin.query_parameter("TrainConfig.pretrained_weights") == (("backbone", "some/folder"),)
+    assert "pretrained_weights" in {field.name for field in dataclasses.fields(TrainConfig)}

@@ -1,0 +1,145 @@
+"""Safetensors files: read as the format's own library writes them, written as it reads them, bad ones refused."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.errors import UserError
+from mmjax.weights.safetensors_file import (
+    COPY_STRIP,
+    DTYPES,
+    TensorHeader,
+    contiguous_copy,
+    read_header,
+    read_tensor,
+    write_safetensors,
+)
+
+ARRAYS = {
+    "a": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "b": np.array([1.5, -0.0, np.inf]).astype(ml_dtypes.bfloat16),
+    "scalar": np.array(7, np.int64),
+    "empty": np.zeros((0, 3), np.float16),
+    "f8": np.array([[0.5, 2.0]]).astype(ml_dtypes.float8_e4m3fn),
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def write(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> pathlib.Path:
+    write_safetensors(path, {name: TensorHeader(NAMES[a.dtype], a.shape) for name, a in arrays.items()}, arrays.items())
+    return path
+
+
+def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+
+
+def test_there_and_back(tmp_path):
+    path = write(tmp_path / "x.safetensors", ARRAYS)
+    header = read_header(path)
+    assert list(header) == list(ARRAYS)
+    assert all(same_bits(read_tensor(path, header[name]), array) for name, array in ARRAYS.items())
+    assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_the_formats_own_library_agrees(tmp_path):
+    library = pytest.importorskip("safetensors.numpy")
+    arrays = {name: array for name, array in ARRAYS.items() if name != "f8"}  # which it can't read into NumPy
+    loaded = library.load_file(write(tmp_path / "ours.safetensors", arrays))
+    assert all(same_bits(loaded[name], array) for name, array in arrays.items())
+    library.save_file(ARRAYS, tmp_path / "theirs.safetensors")
+    header = read_header(tmp_path / "theirs.safetensors")
+    assert all(same_bits(read_tensor(tmp_path / "theirs.safetensors", header[name]), ARRAYS[name]) for name in ARRAYS)
+
+
+@pytest.fixture(scope="module")
+def cube(tmp_path_factory):
+    array = np.arange(4 * 5 * 6, dtype=np.float32).reshape(4, 5, 6)
+    return write(
+        tmp_path_factory.mktemp("cube") / "cube.safetensors", {"pad": np.zeros(3, np.uint8), "x": array}
+    ), array
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_a_part_is_what_it_is_of_the_whole(cube, data):
+    path, array = cube
+    bounds = [sorted((data.draw(st.integers(0, n)), data.draw(st.integers(0, n)))) for n in array.shape]
+    part = tuple(slice(*of) for of in bounds)
+    np.testing.assert_array_equal(read_tensor(path, read_header(path)["x"], part), array[part])
+
+
+def test_a_file_that_is_cut_off_is_refused_wherever_it_is(tmp_path):
+    whole = write(tmp_path / "whole.safetensors", ARRAYS).read_bytes()
+    for kept in range(len(whole)):
+        (tmp_path / "cut.safetensors").write_bytes(whole[:kept])
+        with pytest.raises(UserError, match="cut off|no safetensors file"):
+            read_header(tmp_path / "cut.safetensors")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "no json",
+        json.dumps([1]),
+        json.dumps({"a": {"dtype": "F32"}}),
+        json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}),
+    ],
+)
+def test_a_header_that_says_nothing_is_refused(tmp_path, header):
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + b"1234")
+    with pytest.raises(UserError, match="bad.safetensors"):
+        read_header(path)
+
+
+def test_what_stood_there_stays_if_writing_fails(tmp_path):
+    path = write(tmp_path / "x.safetensors", {"a": ARRAYS["a"]})
+    before = path.read_bytes()
+
+    def broken():
+        yield "a", ARRAYS["a"]
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_safetensors(path, {"a": TensorHeader("F32", (3, 4)), "b": TensorHeader("F32", (1,))}, broken())
+    with pytest.raises(ValueError, match="declared"):
+        write_safetensors(path, {"a": TensorHeader("F32", (4, 3))}, [("a", ARRAYS["a"])])
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1)])
+def test_a_copy_in_another_order_and_type_is_the_same(axes):
+    array = (
+        np.arange(3 * (COPY_STRIP + 5) * 2, dtype=np.float32).reshape(3, COPY_STRIP + 5, 2).astype(ml_dtypes.bfloat16)
+    )
+    copy = contiguous_copy(array.transpose(axes), np.dtype(np.float32))
+    np.testing.assert_array_equal(copy, array.astype(np.float32).transpose(axes))
+    assert copy.flags.c_contiguous and not np.shares_memory(copy, array)
+
+
+def test_only_the_pages_of_a_part_are_read(tmp_path):
+    """In a process of its own, whose peak is looked at."""
+    path = tmp_path / "large.safetensors"
+    write(path, {"x": np.ones((1000, 12_500), np.float32)})  # 50 MB
+    script = (
+        "import pathlib, sys\n"
+        "from mmjax.weights.safetensors_file import read_header, read_tensor\n"
+        "from tests.mmjax.weights.process_memory import memory\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        "tensor = read_header(path)['x']\n"
+        "before = memory('VmRSS')\n"
+        "read = read_tensor(path, tensor, (slice(200, 400), slice(None))).copy()\n"
+        "print(read.nbytes, memory('VmHWM') - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    read, grown = map(int, done.stdout.split())
+    assert grown < 2 * read + 10_000_000 < 50_000_000  # the copy, and the pages it was copied from

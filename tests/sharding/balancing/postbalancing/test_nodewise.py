@@ -1,0 +1,100 @@
+"""Node-wise placement against the integer program and against every placement."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharding.balancing.postbalancing import nodewise, unpadded
+from sharding.balancing.postbalancing.nodewise_milp import placement_lower_bound, solve_placement
+
+
+@st.composite
+def clusters(draw, most=12):
+    per_node = draw(st.integers(1, 4))
+    instances = per_node * draw(st.integers(1, most // per_node))
+    items = draw(st.integers(0, 40))
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    source, batch = rng.integers(0, instances, (2, items))
+    return rng.integers(0, 100, items), source, batch, instances, per_node
+
+
+def sampled(instances, each, seed=0):
+    """Every instance's samples, balanced."""
+    lengths = np.random.default_rng(seed).lognormal(6, 1, instances * each).astype(int)
+    return lengths, np.repeat(np.arange(instances), each), unpadded.balance_unpadded(lengths, instances)
+
+
+def worst(lengths, source, batch, hosts, per_node):
+    return int(nodewise.inter_node_volume(lengths, source, hosts[batch], np.arange(len(hosts)) // per_node).max())
+
+
+def test_what_leaves_a_node_is_counted():
+    lengths, source, target = np.array([5, 7, 11, 13]), np.array([0, 0, 1, 2]), np.array([1, 2, 3, 3])
+    sent = nodewise.inter_node_volume(lengths, source, target, np.array([0, 0, 1, 1]))
+    np.testing.assert_array_equal(sent, [7, 11, 0, 0])
+
+
+@settings(max_examples=25, deadline=None)
+@given(clusters())
+def test_every_instance_hosts_one_batch(cluster):
+    hosts = nodewise.place_batches(*cluster)
+    assert sorted(hosts.tolist()) == list(range(cluster[3]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(clusters())
+def test_the_programs_bound_the_search(cluster):
+    lengths, source, batch, instances, per_node = cluster
+    found = worst(lengths, source, batch, nodewise.place_batches(*cluster), per_node)
+    hosts, least = solve_placement(*cluster)
+    optimum = worst(lengths, source, batch, hosts, per_node)
+    assert placement_lower_bound(*cluster) <= optimum + 1e-6
+    assert least == pytest.approx(optimum, abs=1e-4)
+    assert found >= optimum
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_program_finds_the_best_of_all_placements(seed):
+    lengths, source, batch = sampled(6, 3, seed)
+    nodes = set(itertools.permutations((0, 0, 1, 1, 2, 2)))
+    everyone = np.repeat(np.arange(3), 2)
+    best = min(
+        int(np.bincount(source, lengths * (np.array(order)[batch] != everyone[source]), 6).max()) for order in nodes
+    )
+    assert worst(lengths, source, batch, solve_placement(lengths, source, batch, 6, 2)[0], 2) == best
+
+
+@pytest.mark.parametrize(("instances", "each"), [(32, 10), (24, 30)])
+def test_the_search_is_near_the_optimum(instances, each):
+    lengths, source, batch = sampled(instances, each)
+    found = worst(lengths, source, batch, nodewise.place_batches(lengths, source, batch, instances, 8), 8)
+    optimum = worst(lengths, source, batch, solve_placement(lengths, source, batch, instances, 8)[0], 8)
+    assert found <= 1.05 * optimum
+
+
+def test_many_nodes():
+    lengths, source, batch = sampled(512, 20)
+    found = worst(lengths, source, batch, nodewise.place_batches(lengths, source, batch, 512, 8), 8)
+    assert found < 0.8 * worst(lengths, source, batch, np.arange(512), 8)
+    assert found > lengths.sum() / 512 * 0.8
+
+
+def test_a_guess_that_was_too_high_is_taken_back():
+    # Everything goes to batches that one node can host: nothing leaves, though every instance has the mean.
+    instances, per_node = 32, 2
+    source = np.repeat(np.arange(instances), 4)
+    batch = (source + per_node) % instances
+    lengths = np.full(len(source), 10)
+    hosts = nodewise.place_batches(lengths, source, batch, instances, per_node)
+    assert worst(lengths, source, batch, hosts, per_node) == 0
+
+
+def test_instances_that_are_not_whole_nodes_are_refused():
+    empty = np.zeros(0, int)
+    with pytest.raises(ValueError, match="nodes of 3"):
+        nodewise.place_batches(empty, empty, empty, 8, 3)
+    with pytest.raises(ValueError, match="0 instances"):
+        nodewise.place_batches(empty, empty, empty, 0, 1)

@@ -1,0 +1,70 @@
+"""Balancing costs with a square: the costs level, or as level as a tolerance for the sums lets them be."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharding.balancing.postbalancing import quadratic, unpadded
+from tests.sharding.balancing.postbalancing.brute_force import largest_cost, least_cost, spread
+from tests.sharding.balancing.postbalancing.lengths import few, many, weights
+
+
+def weighted(square_weight):
+    return lambda held: quadratic.quadratic_cost(held, square_weight)
+
+
+@settings(max_examples=30, deadline=None)
+@given(few, st.integers(1, 3), weights)
+def test_within_the_bound_of_the_optimum(lengths, instances, square_weight):
+    cost = weighted(square_weight)
+    found = largest_cost(lengths, quadratic.balance_quadratic(lengths, instances, square_weight), instances, cost)
+    bound = (4 / 3 - 1 / (3 * instances)) * least_cost(lengths, instances, cost)
+    assert found <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_costs_are_level_with_many_items(equal):
+    lengths = np.random.default_rng(1).lognormal(np.log(512), 1, 2048).clip(16, 8192).astype(int)
+    instance = quadratic.balance_quadratic(lengths, 32, 1e-4, equal)
+    cost = weighted(1e-4)
+    assert largest_cost(lengths, instance, 32, cost) < 1.0005 * cost(lengths) / 32
+    assert not equal or spread(instance, 32) == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(many, st.integers(1, 9), weights, st.integers(1, 2000))
+def test_within_a_tolerance_it_is_no_worse_than_the_papers_algorithm(lengths, instances, square_weight, tolerance):
+    cost, descending = weighted(square_weight), np.sort(lengths)[::-1]
+    instance = quadratic.balance_quadratic_within(lengths, instances, square_weight, tolerance)
+    assert instance.shape == lengths.shape
+    paper = quadratic.greedy_within(descending, instances, tolerance)
+    assert largest_cost(lengths, instance, instances, cost) <= largest_cost(descending, paper, instances, cost) * (
+        1 + 1e-9
+    )
+    level = max(lengths.sum() / instances, lengths.max(initial=0)) + tolerance
+    sums = largest_cost(descending, paper, instances, unpadded.unpadded_cost)
+    assert largest_cost(lengths, instance, instances, unpadded.unpadded_cost) <= max(level, sums)
+
+
+def test_a_wider_tolerance_gives_more_level_costs():
+    lengths = np.random.default_rng(1).lognormal(np.log(512), 1, 2048).clip(16, 8192).astype(int)
+    cost = weighted(1e-3)
+    costs = [
+        largest_cost(lengths, quadratic.balance_quadratic_within(lengths, 32, 1e-3, tolerance), 32, cost)
+        for tolerance in (10, 1000, 100_000)
+    ]
+    assert costs[0] > 1.02 * costs[1] > 1.02 * costs[2]
+    assert costs[2] < 1.001 * cost(lengths) / 32
+
+
+def test_a_tie_within_an_interval_goes_to_the_least_squares():
+    # 6 and 3 + 3 are alike within 10; the squares 36 and 18 decide.
+    assert quadratic.greedy_within(np.array([6, 3, 3, 2]), 2, 10).tolist() == [0, 1, 1, 1]
+
+
+def test_what_cannot_be_balanced_is_refused():
+    with pytest.raises(ValueError, match="no interval"):
+        quadratic.balance_quadratic_within(np.array([1]), 1, 0.0, 0)
+    with pytest.raises(ValueError, match="0 instances"):
+        quadratic.balance_quadratic(np.array([1]), 0, 0.0)

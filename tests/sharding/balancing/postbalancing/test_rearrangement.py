@@ -1,0 +1,106 @@
+"""Rearrangements are permutations: they invert, compose, and an exchange can carry them out piece by piece."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharding.balancing.postbalancing.rearrangement import Rearrangement
+
+
+@st.composite
+def rearrangements(draw, before=None):
+    if before is None:
+        before = np.array(draw(st.lists(st.integers(0, 4), min_size=1, max_size=4)))
+    items = int(before.sum())
+    target = np.array(draw(st.lists(st.integers(0, len(before) - 1), min_size=items, max_size=items)), int)
+    order = np.array(draw(st.permutations(range(items))), int)
+    return Rearrangement.from_targets(target, before, order)
+
+
+@st.composite
+def chains(draw, length):
+    chain = [draw(rearrangements())]
+    while len(chain) < length:
+        chain.append(draw(rearrangements(before=chain[-1].after)))
+    return chain
+
+
+def named(counts):
+    return [[(instance, place) for place in range(count)] for instance, count in enumerate(counts.tolist())]
+
+
+def same(one, other):
+    fields = ("before", "after", "target", "target_position")
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in fields)
+
+
+@given(rearrangements())
+def test_every_item_lands_where_it_is_told(of):
+    after = of.apply(named(of.before))
+    assert [len(items) for items in after] == of.after.tolist()
+    for source, place, target, at in zip(of.source, of.source_position, of.target, of.target_position, strict=True):
+        assert after[target][at] == (source, place)
+
+
+@given(rearrangements())
+def test_the_inverse_brings_everything_back(of):
+    held = named(of.before)
+    assert of.inverse().apply(of.apply(held)) == held
+    assert same(of.compose(of.inverse()), Rearrangement.identity(of.before))
+    assert same(of.inverse().inverse(), of)
+
+
+@given(chains(3))
+def test_composition_is_one_after_the_other_and_associative(chain):
+    first, second, third = chain
+    held = named(first.before)
+    assert first.compose(second).apply(held) == second.apply(first.apply(held))
+    assert same(first.compose(second).compose(third), first.compose(second.compose(third)))
+    assert same(first.compose(Rearrangement.identity(first.after)), first)
+
+
+@given(rearrangements())
+def test_an_exchange_carries_it_out_from_what_each_instance_knows(of):
+    held, sent = named(of.before), of.send_counts()
+    buffers = [[held[i][place] for place in of.send_order(i)] for i in range(of.replicas)]
+    begins = np.cumsum(sent, axis=1) - sent
+    expected = of.apply(held)
+    for i in range(of.replicas):
+        arrived = [x for j, out in enumerate(buffers) for x in out[begins[j, i] : begins[j, i] + sent[j, i]]]
+        landed = dict(zip(of.receive_positions(i).tolist(), arrived, strict=True))
+        assert [landed[place] for place in range(len(landed))] == expected[i]
+
+
+def test_items_keep_their_order_unless_told_otherwise():
+    before = np.array([2, 2])
+    assert Rearrangement.from_targets(np.array([1, 0, 1, 0]), before).apply([["a", "b"], ["c", "d"]]) == [
+        ["b", "d"],
+        ["a", "c"],
+    ]
+    turned = Rearrangement.from_targets(np.array([1, 0, 1, 0]), before, np.array([3, 2, 1, 0]))
+    assert turned.apply([["a", "b"], ["c", "d"]]) == [["d", "b"], ["c", "a"]]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "target", "place", "message"),
+    [
+        ([2, -1], [1, 0], [0], [0], "not of the same instances"),
+        ([1, 1], [2, 0], [0], [0], "1 targets must be equal"),
+        ([1, 1], [2, 0], [0, 2], [0, 1], "targets from 0 to 2"),
+        ([1, 1], [2, 0], [0, 1], [0, 0], "item 1: place 0 of 1 lies outside"),
+        ([1, 1], [2, 0], [0, 0], [-1, 0], "item 0: place -1 of 0 lies outside"),
+        ([1, 1], [2, 0], [0, 0], [1, 1], "item 0: place 1 of 0 is given twice"),
+    ],
+)
+def test_what_is_no_permutation_is_refused(before, after, target, place, message):
+    with pytest.raises(ValueError, match=message):
+        Rearrangement(*(np.array(each) for each in (before, after, target, place)))
+
+
+def test_what_does_not_fit_is_refused():
+    one = Rearrangement.identity(np.array([1, 2]))
+    with pytest.raises(ValueError, match="the other begins with"):
+        one.compose(Rearrangement.identity(np.array([2, 1])))
+    with pytest.raises(ValueError, match="are rearranged"):
+        one.apply([["a"], ["b"]])

@@ -1,0 +1,55 @@
+"""Groups are equal in number, and as equal in size as brute force can make them, or nearly."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharding.balancing.reordering.intra_microbatch import balanced_groups
+
+
+def heaviest(sizes, groups):
+    return max(sizes[list(group)].sum() for group in groups)
+
+
+def divisions(rows, groups):
+    """All ways to divide rows into equal groups."""
+    if groups == 1:
+        yield (tuple(rows),)
+        return
+    each, first = len(rows) // groups, rows[0]
+    for others in itertools.combinations(rows[1:], each - 1):
+        group = (first, *others)
+        for rest in divisions([row for row in rows if row not in group], groups - 1):
+            yield (group, *rest)
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.data())
+@settings(max_examples=25, deadline=None)
+def test_groups_are_equal_in_number_and_nearly_in_size(groups, each, draw):
+    numbers = st.lists(st.integers(0, 50), min_size=groups * each, max_size=groups * each)
+    sizes = np.array(draw.draw(numbers), float)
+    found = balanced_groups(sizes, groups)
+    assert found.shape == (groups, each)
+    assert sorted(found.ravel()) == list(range(groups * each))
+    assert (np.diff(sizes[found], axis=1) >= 0).all()
+    best = min(heaviest(sizes, division) for division in divisions(list(range(groups * each)), groups))
+    assert heaviest(sizes, found) <= best * 4 / 3 + 1e-9
+
+
+def test_an_exchange_mends_what_the_greedy_order_gets_wrong():
+    sizes = np.array([8.0, 7.0, 6.0, 5.0, 4.0, 0.0])  # greedily 8 + 5 + 4 against 7 + 6 + 0
+    assert heaviest(sizes, balanced_groups(sizes, 2)) == 15.0
+
+
+def test_a_global_batch_is_balanced_to_a_thousandth():
+    sizes = np.random.default_rng(0).lognormal(0, 1, 1920)
+    sums = sizes[balanced_groups(sizes, 30)].sum(axis=1)
+    assert sums.max() <= sums.mean() * 1.001
+
+
+def test_groups_of_unequal_number_are_refused():
+    with pytest.raises(ValueError, match="7 rows cannot be divided into 2 groups"):
+        balanced_groups(np.ones(7), 2)

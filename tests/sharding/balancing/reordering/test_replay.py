@@ -1,0 +1,99 @@
+"""A replay takes the simulator's seconds, whatever the graph, the layout and the order of every pipeline."""
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharding.balancing.reordering.replay import build_replay, count_pipelines
+from sharding.costs.step_costs import StageCosts, StepCosts
+from sharding.schedules.interleaved_1f1b import interleaved
+from sharding.schedules.one_f_one_b import one_f_one_b
+from sharding.simulation.simulator import simulate_on_devices
+from tests.sharding.stage_graphs import cook, recipes
+from tests.sharding.steps import build_step, step_recipes
+
+PER_MICROBATCH = ("forward", "backward", "forward_communication", "backward_communication", "flops", "saved_bytes")
+ROWS = 36
+
+
+@given(step_recipes())
+@settings(max_examples=25, deadline=None)
+def test_a_step_takes_what_the_simulator_says(recipe):
+    step = build_step(recipe)
+    replay = build_replay(step.devices, step.schedule, step.work, step.costs, ROWS)
+    orders = np.arange(replay.pipelines * replay.microbatches).reshape(replay.pipelines, -1)
+    found = replay.step_seconds(replay.cell_seconds(step.costs), orders)
+    np.testing.assert_allclose(found.max(), step.run().step)
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> tuple:
+    """Instances of the near and far encoder, the backbone and two generators, and what `cook` takes."""
+    depths, _, chunks, trained, shares, microbatches = draw(recipes())
+    instances = tuple(draw(st.sampled_from([1, 2, 3])) for _ in range(5))
+    common = draw(st.integers(1, 4))
+    recipe = (depths, None, chunks, trained, shares, microbatches)
+    return recipe, tuple(common * each for each in instances), draw(st.integers(0, 2**32 - 1))
+
+
+@given(pipelines())
+@settings(max_examples=25, deadline=None)
+def test_every_pipeline_takes_its_own_order(drawn):
+    recipe, counts, seed = drawn
+    rng = np.random.default_rng(seed)
+    work = cook(recipe)
+    dp = dict(zip(("near", "far", "backbone", "paint", "draw"), counts, strict=True))
+    devices, first = {}, 0
+    for place, nodes in work.stage_graph.stages_of.items():
+        devices |= dict.fromkeys(nodes, np.arange(first, first + dp[place[0]])[:, None])
+        first += dp[place[0]]
+    schedule = (interleaved if work.stage_graph.pp else one_f_one_b)(work)
+    costs = random_costs(work, devices, rng)
+    replay = build_replay(devices, schedule, work, costs, ROWS)
+    assert replay.pipelines == math.gcd(ROWS, *counts)
+    orders = np.stack([rng.permutation(work.microbatches) for _ in range(replay.pipelines)])
+    cells = orders + work.microbatches * np.arange(replay.pipelines)[:, None]
+    found = replay.step_seconds(replay.cell_seconds(costs), cells)
+    np.testing.assert_allclose(found.max(), simulate_on_devices(devices, schedule, reordered(costs, orders)).step)
+
+
+def random_costs(work, devices, rng) -> StepCosts:
+    def seconds(node):
+        return rng.integers(0, 64, (work.microbatches, len(devices[node]))) / 64
+
+    stages = {
+        node: StageCosts(
+            seconds(node),
+            seconds(node) * (node in work.backward_stages),
+            *(np.zeros((work.microbatches, len(devices[node]))) for _ in range(4)),
+            *rng.random(3),
+        )
+        for node in work.stage_graph.stages
+    }
+    edges = work.stage_graph.edges
+    back = {(s, t): seconds(s) for s, t in edges if s in work.backward_stages}
+    return StepCosts(stages, {(s, t): seconds(t) for s, t in edges}, back, 1.0, norm=float(rng.random()))
+
+
+def reordered(costs: StepCosts, orders: np.ndarray) -> StepCosts:
+    """Costs in which every pipeline takes its own order, [pipelines, m]."""
+
+    def take(seconds: np.ndarray) -> np.ndarray:
+        cells = seconds.reshape(len(seconds), len(orders), -1)
+        return cells[orders.T, np.arange(len(orders))].reshape(seconds.shape)
+
+    stages = {
+        node: StageCosts(*(take(getattr(of, name)) for name in PER_MICROBATCH), of.gather, of.reduce, of.update)
+        for node, of in costs.stages.items()
+    }
+    hops, back = ({edge: take(each) for edge, each in of.items()} for of in (costs.hops, costs.hops_back))
+    return StepCosts(stages, hops, back, costs.peak_flops, norm=costs.norm)
+
+
+def test_units_on_the_same_devices_in_another_order_are_one_pipeline():
+    devices = {("encoder", 0): np.array([[0], [1]]), ("backbone", 0): np.array([[0], [1]])}
+    assert count_pipelines(devices, 4) == 2
+    assert count_pipelines(devices, 3) == 1
+    assert count_pipelines(devices | {("backbone", 0): np.array([[1], [0]])}, 4) == 1

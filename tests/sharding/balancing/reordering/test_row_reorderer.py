@@ -1,0 +1,105 @@
+"""Every policy permutes rows; the search never lengthens a step; instances get equal work in equal numbers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharding.balancing.reordering.row_reorderer import REORDERING_POLICIES, RowReorderer
+from sharding.planners.problem import PlanningProblem
+from sharding.plans.plan import Plan, PlanError, UnitPlan
+from tests.sharding.planners.problems import problem
+
+ROWS = 48
+APART = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(3,)),
+        UnitPlan("backbone", ("backbone",), tuple(range(2, 10)), dp=4, layers=(2, 2), recompute=("none",) * 2),
+        UnitPlan("generator", ("generator",), (10, 11, 12, 13), dp=4),
+    ),
+    microbatches=6,
+)
+INTERLEAVED = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(3,)),
+        UnitPlan("backbone", ("backbone",), (2, 3, 4, 5), dp=2, layers=(1,) * 4, recompute=("none",) * 4, chunks=2),
+        UnitPlan("generator", ("generator",), (6,)),
+    ),
+    microbatches=8,
+    schedule="interleaved",
+)
+TOGETHER = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(3,)),
+        UnitPlan("language", ("backbone", "generator"), (0, 1), dp=2, layers=(5,)),
+    ),
+    microbatches=12,
+)
+ONE = Plan((UnitPlan("all", ("vision", "backbone", "generator"), (0,), layers=(8,)),))
+PLANS = {"apart": APART, "interleaved": INTERLEAVED, "together": TOGETHER, "one": ONE}
+
+
+@pytest.fixture(scope="module")
+def skewed() -> PlanningProblem:
+    return problem(rows=ROWS, spread=0.9)
+
+
+def arranged(of: PlanningProblem, plan: Plan, policy: str, evaluations: int = 512) -> np.ndarray:
+    return RowReorderer(plan, of.graph, of.costs, of.trained_parts, policy, evaluations).row_order(of.sampled_rows)
+
+
+def step(of: PlanningProblem, plan: Plan, order: np.ndarray) -> float:
+    return of.simulate(plan, rows={name: loads[order] for name, loads in of.sampled_rows.items()}).step
+
+
+@given(st.sampled_from(sorted(REORDERING_POLICIES)), st.sampled_from(sorted(PLANS)), st.integers(0, 99))
+@settings(max_examples=12, deadline=None)
+def test_rows_are_permuted_and_the_search_makes_no_step_longer(skewed, policy, plan, seed):
+    of, plan = dataclasses.replace(skewed, seed=seed), PLANS[plan]
+    order = arranged(of, plan, policy)
+    assert sorted(order.tolist()) == list(range(ROWS))
+    np.testing.assert_array_equal(order, arranged(of, plan, policy))
+    if policy == "search":
+        assert step(of, plan, order) <= of.simulate(plan).step * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_seconds_are_the_simulators(skewed, plan):
+    arranger = RowReorderer(plan, skewed.graph, skewed.costs, skewed.trained_parts)
+    assert arranger.step_seconds(skewed.sampled_rows) == pytest.approx(skewed.simulate(plan).step, rel=1e-12)
+
+
+@pytest.mark.parametrize("plan", ["apart", "interleaved", "together"])
+def test_the_search_beats_the_other_policies(skewed, plan):
+    steps = {
+        policy: step(skewed, PLANS[plan], arranged(skewed, PLANS[plan], policy, 2048)) for policy in REORDERING_POLICIES
+    }
+    assert steps["none"] == skewed.simulate(PLANS[plan]).step
+    assert steps["search"] < min(steps[policy] for policy in REORDERING_POLICIES if policy != "search")
+
+
+def test_instances_get_equal_numbers_and_equal_work(skewed):
+    order = arranged(skewed, APART, "intra_microbatch")
+    work = sum(
+        module.forward_flops(skewed.sampled_rows[module.name]) / len(APART.unit_of(module.name).devices)
+        for module in skewed.graph.modules
+    )
+    given_sums, sums = (each.reshape(6, 4, 2).sum(axis=(0, 2)) for each in (work, work[order]))
+    assert sums.max() <= 1.001 * sums.mean() < given_sums.max()
+
+
+def test_an_instance_of_more_ranks_than_rows_is_no_pipeline_of_its_own(skewed):
+    plan = dataclasses.replace(APART, microbatches=24)  # two rows a microbatch, on four instances
+    assert sorted(arranged(skewed, plan, "search").tolist()) == list(range(ROWS))
+    assert sorted(arranged(skewed, plan, "both").tolist()) == list(range(ROWS))
+
+
+def test_what_cannot_be_is_refused(skewed):
+    with pytest.raises(
+        ValueError, match="no policy 'best'; choose from none, intra_microbatch, inter_microbatch, both, search"
+    ):
+        RowReorderer(APART, skewed.graph, skewed.costs, skewed.trained_parts, "best")
+    with pytest.raises(PlanError, match="48 rows of the global batch are not divisible by 7 microbatches"):
+        arranged(skewed, dataclasses.replace(APART, microbatches=7), "search")

@@ -1,0 +1,272 @@
+"""A plan's costs: sums over its layers, the turns each needs, bytes held, and exposed collectives."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.clusters import CLUSTERS
+from sharding.costs.analytic import AnalyticCostModel
+from sharding.costs.cost_model import LayerParallelism
+from sharding.costs.memory import saved_activation_bytes
+from sharding.costs.plan_costs import plan_costs, replica_loads
+from sharding.plans.plan import Plan, PlanError, UnitPlan, single_device_plan
+from sharding.plans.trained_parts import RequiredGradients, trained_parts, trained_stages
+from sharding.schedules.build import build_schedule
+from sharding.simulation.simulator import simulate
+from sharding.specs.modules import module_graph
+from tests.sharding.expert_graphs import with_experts
+
+MODEL = ModelConfig(
+    (VisionConfig(width=64, depth=3, heads=4, ffn=128),),
+    BackboneConfig(vocabulary=256, width=128, depth=4, heads=4, kv_heads=2, ffn=256),
+    (GeneratorConfig(image_size=16),),
+)
+GRAPH = module_graph(MODEL)
+COSTS = AnalyticCostModel(CLUSTERS["a100"])
+ROWS = {
+    "vision": np.array([[64.0, 64.0**2, 1.0], [128.0, 2 * 64.0**2, 2.0]] * 2),
+    "backbone": np.array([[200.0, 100.0**2 * 2, 2.0]] * 4),
+    "generator": np.array([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]] * 2),
+}
+ALL = trained_parts(GRAPH, ("all",))
+CUT = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(3,)),
+        UnitPlan("backbone", ("backbone",), (2, 3), dp=1, tp=1, layers=(1, 3), recompute=("full", "none")),
+        UnitPlan("generator", ("generator",), (4,)),
+    ),
+    microbatches=2,
+)
+
+
+def test_rows_go_to_instances_in_order():
+    rows = np.arange(24.0).reshape(8, 3)
+    np.testing.assert_array_equal(replica_loads(rows, 2, 2)[1, 0], rows[4] + rows[5])
+    assert replica_loads(rows, 4, 1).sum() == rows.sum()
+
+
+def test_more_instances_than_rows_share_out_the_items_of_a_row():
+    rows = np.array([[50.0, 500.0, 5.0], [0.0, 0.0, 0.0]])
+    dealt = replica_loads(rows, 2, 4)
+    np.testing.assert_array_equal(dealt[0, :, 2], [2, 1, 1, 1])
+    np.testing.assert_array_equal(dealt[0, :, 0], [20, 10, 10, 10])
+    assert not dealt[1].any()
+    with pytest.raises(PlanError, match="dp 3 neither divides the 2 rows"):
+        replica_loads(np.ones((2, 3)), 1, 3)
+    with pytest.raises(PlanError, match="5 rows of the global batch are not divisible by 2 microbatches"):
+        replica_loads(np.ones((5, 3)), 2, 1)
+
+
+def test_stages_add_up_to_one_device_but_for_recomputation():
+    whole, cut = (
+        plan_costs(single_device_plan(GRAPH, 2), GRAPH, COSTS, ROWS, ALL),
+        plan_costs(CUT, GRAPH, COSTS, ROWS, ALL),
+    )
+    one, two = whole.stages["backbone", 0], [cut.stages["backbone", stage] for stage in (0, 1)]
+    np.testing.assert_allclose(two[0].forward + two[1].forward, one.forward)
+    np.testing.assert_allclose(two[0].flops + two[1].flops, one.flops)
+    again = two[0].backward + two[1].backward - one.backward
+    np.testing.assert_allclose(again, two[0].forward)  # the first stage computes all of its forward again
+    assert cut.flops == pytest.approx(whole.flops) and cut.tokens == 800
+
+
+def test_flops_are_three_forwards_where_all_trains_and_attention_has_no_parameters():
+    of = plan_costs(single_device_plan(GRAPH), GRAPH, COSTS, ROWS, ALL)
+    for module in GRAPH.modules:
+        forward = module.forward_flops(ROWS[module.name]).sum()
+        assert of.stages[module.name, 0].flops.sum() <= 3 * forward
+    # Nothing before the encoder wants the gradient of its pixels.
+    pixels = GRAPH["vision"].leading_layers[0].flops.at(ROWS["vision"]).sum()
+    vision = of.stages["vision", 0].flops.sum()
+    assert vision == pytest.approx(3 * GRAPH["vision"].forward_flops(ROWS["vision"]).sum() - pixels)
+
+
+def test_full_recomputation_holds_least_and_none_most():
+    held = {}
+    for choice in ("none", "selective", "full"):
+        units = tuple(dataclasses.replace(unit, recompute=(choice,) * unit.stage_count) for unit in CUT.units)
+        of = plan_costs(dataclasses.replace(CUT, units=units), GRAPH, COSTS, ROWS, ALL)
+        held[choice] = of.stages["backbone", 1].saved_bytes[0, 0]
+    assert held["full"] < held["selective"] < held["none"]
+
+
+def test_static_bytes_are_weights_gradients_and_a_share_of_the_optimizer():
+    of = plan_costs(CUT, GRAPH, COSTS, ROWS, ALL).stages["vision", 0]
+    parameters = GRAPH["vision"].parameter_count
+    assert of.static_bytes == pytest.approx(parameters * (2 + 4 + (4 + 8) / 2))
+
+
+def test_only_the_first_chunk_exposes_its_gather_and_reduction():
+    unit = UnitPlan("backbone", ("backbone",), (2, 3), dp=2, layers=(2, 2), recompute=("none", "none"), chunks=2)
+    plan = Plan((CUT.units[0], unit, CUT.units[2]), 2, "interleaved")
+    of = plan_costs(plan, GRAPH, COSTS, ROWS, ALL)
+    first, second = of.stages["backbone", 0], of.stages["backbone", 1]
+    assert first.gather > 0 and first.reduce > first.gather and second.gather == second.reduce == 0
+
+
+def ranked(dp: int = 2, cp: int = 1, tp: int = 1, ep: int = 1, recompute: str = "none") -> Plan:
+    """The backbone alone on ranks."""
+    devices = tuple(range(2, 2 + dp * cp * tp))
+    unit = UnitPlan("backbone", ("backbone",), devices, dp, tp, (4,), (recompute,), cp=cp, ep=ep)
+    return Plan((CUT.units[0], unit, CUT.units[2]), 2)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_sequence_ranks_divide_activations_and_optimizer_state_and_do_the_same_work(recompute):
+    one, four = (plan_costs(ranked(2, cp, 1, 1, recompute), GRAPH, COSTS, ROWS, ALL) for cp in (1, 4))
+    a, b = one.stages["backbone", 0], four.stages["backbone", 0]
+    np.testing.assert_allclose(b.saved_bytes, a.saved_bytes / 4)
+    np.testing.assert_allclose(b.flops, a.flops)
+    parameters = GRAPH.backbone.parameter_count
+    static = plan_costs(ranked(2, 4), GRAPH, COSTS, ROWS, ALL).stages["backbone", 0].static_bytes
+    assert static == pytest.approx(parameters * (2 + 4 + (4 + 8) / 8))
+    assert b.update == pytest.approx(a.update / 4)
+    link, bandwidth = COSTS.cluster.inter_node, COSTS.cluster.inter_node.bandwidth * COSTS.efficiency.link
+    assert b.reduce == pytest.approx(7 * (link.latency + 4 * parameters / 8 / bandwidth))
+
+
+def test_hops_between_units_with_other_sequence_ranks_carry_the_larger_part():
+    edge = (("vision", 0), ("backbone", 0))
+    seconds = [plan_costs(ranked(2, cp), GRAPH, COSTS, ROWS, ALL).hops[edge] for cp in (1, 2)]
+    np.testing.assert_allclose(seconds[0], seconds[1])  # the encoder's instances have one device each
+    encoder = UnitPlan("vision", ("vision",), (0, 1, 6, 7), dp=2, layers=(3,), cp=2)
+    both = Plan((encoder, *ranked(2, 2).units[1:]), 2)
+    halves = plan_costs(both, GRAPH, COSTS, ROWS, ALL).hops[edge]
+    assert (halves < seconds[0]).all() and (halves > seconds[0] / 2).all()
+
+
+def test_expert_ranks_divide_experts_and_only_the_others_reduce_them():
+    graph = with_experts(GRAPH, 8)
+    trains = trained_parts(graph, ("all",))
+    found = [plan_costs(ranked(4, ep=ep), graph, COSTS, _four(ROWS), trains).stages["backbone", 0] for ep in (1, 2, 4)]
+    experts = graph.backbone.layer.expert_parameters * graph.backbone.layer_count
+    rest = graph.backbone.parameter_count - experts
+    for ep, stage in zip((1, 2, 4), found, strict=True):
+        mine = experts / ep
+        assert stage.static_bytes == pytest.approx(rest * (6 + 12 / 4) + mine * (6 + 12 / (4 / ep)))
+    assert found[0].static_bytes > found[1].static_bytes > found[2].static_bytes
+    link = COSTS.cluster.intra_node
+    bandwidth = link.bandwidth * COSTS.efficiency.link
+    of_rest = 3 * (link.latency + 4 * rest / 4 / bandwidth)
+    assert found[2].reduce == pytest.approx(of_rest)
+    assert found[1].reduce == pytest.approx(of_rest + link.latency + 4 * experts / 2 / 2 / bandwidth)
+    np.testing.assert_allclose(found[1].flops, found[0].flops)
+
+
+def test_instances_that_exchange_tokens_wait_for_the_slowest_of_them():
+    graph = with_experts(GRAPH, 8)
+    trains = trained_parts(graph, ("all",))
+    uneven = {**_four(ROWS), "backbone": np.array([[900.0 * n, (900.0 * n) ** 2, 1.0] for n in range(1, 9)])}
+    free, bound = (plan_costs(ranked(4, ep=ep), graph, COSTS, uneven, trains).stages["backbone", 0] for ep in (1, 2))
+    assert (np.diff(free.forward, axis=1) > 0).all()
+    waited = bound.forward.reshape(2, 2, 2)
+    assert (waited[..., 1] >= waited[..., 0]).all()  # the head waits for nobody
+    assert (bound.forward_communication[:, ::2] > bound.forward_communication[:, 1::2]).all()
+
+
+def _four(rows: dict) -> dict:
+    """Twice the rows, for twice the instances."""
+    return {name: np.concatenate([loads, loads]) for name, loads in rows.items()}
+
+
+FROZEN = {
+    ("projectors",): {"vision_projector": ("wgrad",), "backbone": ("dgrad",), "vision": ()},
+    ("projectors", "vision"): {"vision_projector": ("dgrad", "wgrad"), "backbone": ("dgrad",)},
+    ("generator",): {"vision": (), "vision_projector": (), "backbone": (), "generator_projector": ()},
+    ("backbone",): {"vision": (), "backbone": ("dgrad", "wgrad"), "generator": ("dgrad",)},
+}
+
+
+@pytest.mark.parametrize("trainable", FROZEN)
+def test_frozen_layers_have_the_turns_that_others_need_of_them(trainable):
+    turns = RequiredGradients(GRAPH, trained_parts(GRAPH, trainable))
+    found = {}
+    for module in GRAPH.modules:
+        for layer, _, of in turns.of_layers(module.name, 0, module.layer_count):
+            found[layer.part] = of  # the last layer of a part
+    for part, expected in FROZEN[trainable].items():
+        assert found[part] == expected, part
+
+
+def test_what_has_no_turn_takes_no_time_backward_and_holds_nothing():
+    of = plan_costs(CUT, GRAPH, COSTS, ROWS, trained_parts(GRAPH, ("generator",)))
+    for node in (("vision", 0), ("backbone", 0), ("backbone", 1)):
+        stage = of.stages[node]
+        assert not stage.backward.any() and not stage.saved_bytes.any() and stage.reduce == stage.update == 0
+    assert of.stages["generator", 0].backward.any() and not of.hops_back
+
+
+def test_hops_carry_what_the_next_stage_takes():
+    of = plan_costs(CUT, GRAPH, COSTS, ROWS, ALL)
+    link = COSTS.cluster.intra_node
+    seconds = of.hops[("vision", 0), ("backbone", 0)][0, 0]
+    size = 2 * 128 * (64 + 128) / 4  # bfloat16, backbone width, merged patches of both rows
+    assert seconds == pytest.approx(link.latency + size / (link.bandwidth * COSTS.efficiency.link))
+    # A row without an image to draw sends nothing.
+    conditions = of.hops[("backbone", 1), ("generator", 0)]
+    assert conditions.shape == (2, 1) and conditions.all()
+
+
+def published(width, depth, heads, batch, tp, pp, chunks):
+    """MFU of GPT training on A100s by the simulator, with selective recomputation and sequence parallelism."""
+    backbone = BackboneConfig(
+        vocabulary=51200, width=width, depth=depth, heads=heads, kv_heads=heads, ffn=4 * width, gated=False
+    )
+    graph = module_graph(ModelConfig((), backbone, (), "bfloat16"))
+    stages = pp * chunks
+    unit = UnitPlan(
+        "backbone",
+        ("backbone",),
+        tuple(range(tp * pp)),
+        tp=tp,
+        layers=(depth // stages,) * stages,
+        recompute=("selective",) * stages,
+        chunks=chunks,
+        collectives="gather",
+    )
+    plan = Plan((unit,), batch, "interleaved" if chunks > 1 else "1f1b")
+    trains = trained_parts(graph, ("all",))
+    nodes = trained_stages(plan, graph, trains)
+    rows = {"backbone": np.tile([2048.0, 2048.0**2, 1.0], (batch, 1))}
+    return simulate(plan, build_schedule(plan, graph, nodes), plan_costs(plan, graph, COSTS, rows, trains)).mfu
+
+
+@pytest.mark.parametrize(
+    ("setting", "mfu"),
+    [((6144, 48, 64, 4, 8, 1, 1), 0.415), ((12288, 96, 96, 64, 8, 8, 3), 0.514)],
+    ids=["22B", "175B"],
+)
+def test_text_only_training_reaches_about_the_published_share_of_the_peak(setting, mfu):
+    """arXiv 2205.05198, table 5: what the efficiencies were calibrated on, and may not drift from."""
+    assert published(*setting) == pytest.approx(mfu, rel=0.15)
+
+
+def test_tensor_ranks_divide_hops_and_what_is_kept_where_the_plan_says_so():
+    unit = UnitPlan("backbone", ("backbone",), (0, 1, 2, 3), tp=2, layers=(2, 2), recompute=("none", "none"))
+    others = [UnitPlan("vision", ("vision",), (4,), layers=(3,)), UnitPlan("generator", ("generator",), (5,))]
+    whole, divided = (
+        plan_costs(Plan((others[0], dataclasses.replace(unit, collectives=how), others[1]), 2), GRAPH, COSTS, ROWS, ALL)
+        for how in ("reduce", "ring")
+    )
+    node, hop = ("backbone", 0), (("backbone", 0), ("backbone", 1))
+    assert (divided.stages[node].saved_bytes < whole.stages[node].saved_bytes).all()
+    assert (divided.stages[node].forward < whole.stages[node].forward).all()  # norms are divided
+    assert (divided.hops[hop] < whole.hops[hop]).all()
+
+
+def test_what_takes_all_positions_is_not_divided():
+    unit = UnitPlan("vision", ("vision",), (0, 1), tp=2, layers=(3,))
+    others = [UnitPlan("backbone", ("backbone",), (2,), layers=(4,)), UnitPlan("generator", ("generator",), (3,))]
+    whole, divided = (
+        plan_costs(Plan((dataclasses.replace(unit, collectives=how), *others), 2), GRAPH, COSTS, ROWS, ALL)
+        for how in ("reduce", "ring")
+    )
+    hop = (("vision", 0), ("backbone", 0))
+    np.testing.assert_array_equal(divided.hops[hop], whole.hops[hop])
+    load, two = np.array([100.0, 1e4, 1.0]), LayerParallelism(2, collectives="ring")
+    for layer, _ in GRAPH["vision"].all_layers:
+        alone = saved_activation_bytes(layer, load, dataclasses.replace(two, collectives="reduce"), "none", COSTS)
+        assert (saved_activation_bytes(layer, load, two, "none", COSTS) < alone) == layer.sequence_parallel, layer.name
+    assert [layer.sequence_parallel for layer, _ in GRAPH["vision"].all_layers] == [False, True, True, False]

@@ -1,0 +1,139 @@
+"""Profiles: lines between measured sizes, JSON, and refusals of what was not measured or measured elsewhere."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from sharding.costs.cost_model import LayerParallelism
+from sharding.costs.profiled import LayerProfile, LinearFit, PassTimes, Profile, ProfiledCostModel, ProfileError
+from sharding.specs.layer import LayerSpec, PerLoad, SavedActivations
+
+BLOCKS = LayerSpec("blocks", "backbone", (), 0, 0, {"none": SavedActivations()}, PerLoad())
+
+
+def ranks(tp, **more):
+    """As layers are timed."""
+    return LayerParallelism(tp, collectives="reduce", **more)
+
+
+UNET = LayerSpec("unet", "generator", (), 0, 0, {"none": SavedActivations()}, PerLoad())
+BOTH = ("dgrad", "wgrad")
+PROFILE = Profile(
+    "toy device",
+    8,
+    0.0,
+    4,
+    {"jax": "0"},
+    (
+        LayerProfile(
+            "backbone/blocks",
+            2,
+            BOTH,
+            "none",
+            (100.0, 200.0, 400.0),
+            PassTimes((1.0, 2.0, 8.0), (3.0, 6.0, 24.0), (1.0, 1.5, 2.5)),
+            PassTimes((2.0, 4.0, 16.0), (2.0, 4.0, 16.0)),
+        ),
+        LayerProfile("generator/unet", 1, BOTH, "none", (4.0,), PassTimes((2.0,), (2.0,)), PassTimes((4.0,), (4.0,))),
+    ),
+    gather=LinearFit(1.0, 0.25, 0.5),
+    reduce=LinearFit(2.0, 1.0, 0.0),
+    update=LinearFit(0.0, 0.0, 1.0),
+    hop=LinearFit(3.0, 0.5, 0.1),
+    norm=LinearFit(1.0, 2.0, 0.0),
+)
+COSTS = ProfiledCostModel(PROFILE)
+
+
+def test_times_lie_on_lines_between_the_sizes_and_beyond_them():
+    loads = np.array([[100.0, 0, 1], [150.0, 0, 1], [300.0, 0, 1], [500.0, 0, 1], [50.0, 0, 1]])
+    np.testing.assert_allclose(COSTS.forward(BLOCKS, loads, ranks(2)).total, [1.0, 1.5, 5.0, 11.0, 0.5])
+    np.testing.assert_allclose(COSTS.backward(BLOCKS, loads, ranks(2), BOTH, "none").total, [2.0, 3.0, 10.0, 22.0, 1.0])
+
+
+def test_one_size_alone_is_in_proportion_and_items_stand_for_tokens():
+    loads = np.array([[[0.0, 0.0, 8.0]]])
+    assert COSTS.forward(UNET, loads, ranks(1)).total.tolist() == [[4.0]]
+    assert COSTS.backward(UNET, loads, ranks(1), (), "none").total.tolist() == [[0.0]]
+
+
+def test_once_a_step_and_hops():
+    assert (
+        COSTS.gather_weights(10.0, 2, True) == 6.5
+        and COSTS.reduce_gradients(10.0, 2, True) == 4.0
+        and COSTS.optimizer_update(10.0, 2) == 10.0
+    )
+    assert COSTS.hop(np.array([0.0, 10.0]), True, 4).tolist() == [0.0, 6.0]
+    assert COSTS.reduce_gradients(0.0, 2, True) == 0.0 and COSTS.gradient_norm(3) == 7.0
+
+
+def test_a_stack_is_its_first_layer_and_further_ones_and_instances_crowd_each_other():
+    loads = np.array([[100.0, 0, 1]])
+    assert [COSTS.forward(BLOCKS, loads, ranks(2), stack=n).total.tolist() for n in (1, 2, 4)] == [[1.0], [2.0], [2.5]]
+    assert [COSTS.forward(BLOCKS, loads, ranks(2, dp=n)).total.tolist() for n in (2, 4, 8)] == [
+        [1.5],
+        [2.5],
+        [2.5],
+    ]
+    assert COSTS.backward(BLOCKS, loads, ranks(2, dp=8), BOTH, "none", stack=3).total.tolist() == [2.0]
+
+
+def test_what_was_not_measured_is_refused_with_the_command_that_measures_it():
+    with pytest.raises(ProfileError, match=r"no backbone/blocks at tp 4; measure it by python -m mmjax.profile --tp=4"):
+        COSTS.forward(BLOCKS, np.ones((1, 3)), ranks(4))
+    with pytest.raises(ProfileError, match=r"finds dgrad with recompute full; .* --tp=2 --recompute=full"):
+        COSTS.backward(BLOCKS, np.ones((1, 3)), ranks(2), ("dgrad",), "full")
+
+
+def test_other_collectives_are_not_measured():
+    with pytest.raises(ProfileError, match=r'collectives "reduce" alone, not "ring"; leave --profile out .* "reduce"'):
+        COSTS.forward(BLOCKS, np.ones((1, 3)), LayerParallelism(2, collectives="ring"))
+    with pytest.raises(ProfileError, match='not "gather"'):
+        COSTS.backward(BLOCKS, np.ones((1, 3)), LayerParallelism(2, collectives="gather"), BOTH, "none")
+    one = COSTS.forward(
+        UNET, np.array([[0.0, 0.0, 2.0]]), LayerParallelism(1, collectives="ring")
+    )  # alone, nothing travels
+    assert one.total.shape == (1,)
+
+
+def test_sequence_and_expert_ranks_are_not_measured():
+    with pytest.raises(ProfileError, match=r"no times of layers on 4 sequence ranks \(cp 4\); leave --profile out"):
+        COSTS.forward(BLOCKS, np.ones((1, 3)), ranks(2, cp=4))
+    with pytest.raises(ProfileError, match=r"2 expert ranks \(ep 2\); .* or give ep 1"):
+        COSTS.backward(BLOCKS, np.ones((1, 3)), ranks(2, ep=2), BOTH, "none")
+
+
+def test_another_device_is_refused():
+    PROFILE.check_device("toy device")
+    with pytest.raises(ProfileError, match="measured on toy device, and the device is cpu: .* --allow_other_device"):
+        PROFILE.check_device("cpu")
+
+
+def test_json_round_trip_and_errors_name_the_file(tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(PROFILE.to_json())
+    assert Profile.load(path) == PROFILE
+    document = json.loads(PROFILE.to_json()) | {"extra": 1}
+    path.write_text(json.dumps(document))
+    with pytest.raises(ProfileError, match=r"profile.json: the profile has the unknown key 'extra'"):
+        Profile.load(path)
+    document = json.loads(PROFILE.to_json())
+    del document["layers"][0]["forward"]["additional_layer"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(ProfileError, match=r"the profile's layers\[0\].forward lacks the key 'additional_layer'"):
+        Profile.load(path)
+    path.write_text("{")
+    with pytest.raises(ProfileError, match="profile.json: the profile is not JSON: line 1"):
+        Profile.load(path)
+    with pytest.raises(ProfileError, match="cannot be read"):
+        Profile.load(tmp_path / "missing.json")
+
+
+def test_layer_profiles_check_themselves():
+    of = PROFILE.layers[0]
+    with pytest.raises(ProfileError, match="sizes, forward and backward must be as many"):
+        dataclasses.replace(of, sizes=(1.0,))
+    with pytest.raises(ProfileError, match=r"sizes \[200.0, 100.0, 400.0\] must ascend"):
+        dataclasses.replace(of, sizes=(200.0, 100.0, 400.0))

@@ -1,0 +1,35 @@
+"""A graph whose backbone has experts where it had an MLP: described by hand, for planners and costs."""
+
+import dataclasses
+
+from sharding.specs.layer import PerLoad, expert_all_gather, expert_matmul, expert_reduce_scatter
+from sharding.specs.modules import ModuleGraph, ModuleSpec
+
+TOP_K = 2
+
+
+def with_experts(graph: ModuleGraph, experts: int, ffn: int = 256) -> ModuleGraph:
+    """`experts` experts of an ungated MLP in every layer of the backbone, of which a token takes TOP_K."""
+    modules = [_with_experts(module, experts, ffn) if module.is_backbone else module for module in graph.modules]
+    return ModuleGraph(tuple(modules))
+
+
+def _with_experts(module: ModuleSpec, experts: int, ffn: int) -> ModuleSpec:
+    layer = module.layer
+    width = int(layer.output_elements.tokens)
+    kernels = (
+        *(kernel for kernel in layer.kernels if kernel.name not in ("up", "activation", "down")),
+        expert_all_gather(width),
+        expert_matmul("experts_up", width, ffn, TOP_K, experts),
+        expert_matmul("experts_down", ffn, width, TOP_K, experts),
+        expert_reduce_scatter(width),
+    )
+    moved = sum(kernel.weights for kernel in layer.kernels if kernel.name in ("up", "down"))
+    layer = dataclasses.replace(
+        layer,
+        kernels=kernels,
+        parameters=layer.parameters - moved,
+        expert_parameters=experts * 2 * width * ffn,
+        output_elements=PerLoad(width),
+    )
+    return dataclasses.replace(module, layer=layer, expert_count=experts)

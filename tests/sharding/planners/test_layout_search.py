@@ -1,0 +1,108 @@
+"""The integer search against all layouts, its bound, and the rounded relaxation."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from configs.architectures import ModelConfig
+from sharding.planners.layout_search import ModuleChoice, search_layouts
+from sharding.planners.relaxed_candidates import solve_relaxations
+from tests.sharding.planners.brute_force import best_layout, fits, options, seconds_of
+from tests.sharding.planners.problems import BACKBONE, RANKED, VISION, cook, problem, recipes
+
+
+@given(recipes())
+@settings(max_examples=10, deadline=None)
+def test_equals_the_best_of_all_layouts_and_never_beats_the_bound(recipe):
+    equals_brute_force(cook({**recipe, "devices": min(recipe["devices"], 9)}))
+
+
+@pytest.mark.parametrize("ranked", RANKED[1:], ids=["cp", "ep", "both"])
+@pytest.mark.parametrize("memory", [1.2e7, 1e9])
+def test_equals_the_best_of_all_layouts_with_ranks_that_are_given(ranked, memory):
+    equals_brute_force(problem(ModelConfig((VISION,), BACKBONE, ()), devices=11, rows=6, memory=memory, **ranked))
+
+
+def equals_brute_force(of):
+    found, best = search_layouts(of), best_layout(of)
+    assert bool(found) == (best is not None)
+    if best:
+        assert found[0].seconds == pytest.approx(best.seconds, rel=1e-9)
+        assert found[0].devices <= of.devices
+        assert found[0].seconds == pytest.approx(
+            seconds_of(of, of.rows // found[0].microbatches, dict(found[0].choices)), rel=1e-9
+        )
+        assert found[0].seconds >= solve_relaxations(of).seconds.min() * (1 - 1e-9)
+
+
+def rounded(of, candidates, index):
+    """The relaxed optimum of a candidate with every share rounded down to what can be; None if that does not fit."""
+    dp, names = int(candidates.dp[index]), of.graph.names
+    behind, choices = float(of.has_generators), {}
+    for name in (of.graph.backbone.name, *(name for name in names if name != of.graph.backbone.name)):
+        column = names.index(name)
+        tp, share = int(candidates.tp[index, column]), candidates.devices[index, column]
+        if of.graph[name].is_backbone:
+            chunks = int(candidates.chunks[index])
+            ok = [each for each in options(of, dp, name) if of.module_tables[name].chunks[each.candidate] == chunks]
+            stages = behind
+        else:
+            ok = options(of, dp, name)
+            stages = 0.0 if of.graph[name].inputs else behind
+        table = of.module_tables[name]
+        ok = [each for each in ok if table.tp[each.candidate] == tp and each.devices <= share + 1e-6]
+        ok = [each for each in ok if fits(of, dp, name, each, stages)]
+        if not ok:
+            return None
+        choices[name] = max(ok, key=lambda each: each.devices)
+        if of.graph[name].is_backbone:
+            behind = float(table.stages_behind_sources(np.array([choices[name].candidate]), int(of.has_generators))[0])
+    return seconds_of(of, dp, choices)
+
+
+@pytest.mark.parametrize("devices, rows, memory", [(24, 24, 1e9), (17, 12, 8e6)])
+def test_is_never_worse_than_the_rounded_relaxation(devices, rows, memory):
+    of = problem(devices=devices, rows=rows, memory=memory, chunks=(1, 2))
+    candidates = solve_relaxations(of)
+    plans = [rounded(of, candidates, index) for index in np.flatnonzero(np.isfinite(candidates.seconds))]
+    plans = [seconds for seconds in plans if seconds]
+    assert plans, "no candidate could be rounded"
+    assert search_layouts(of)[0].seconds <= min(plans) * (1 + 1e-9)
+
+
+def test_keeps_the_best_of_different_kinds_in_order():
+    of = problem(devices=12, chunks=(1, 2))
+    found = search_layouts(of, 6)
+    seconds = [layout.seconds for layout in found]
+    assert seconds == sorted(seconds) and len(found) == 6
+    table = of.module_tables["backbone"]
+    kinds = {
+        (c.dp, table.tp[c.candidate], table.chunks[c.candidate])
+        for c in (layout.choices["backbone"] for layout in found)
+    }
+    assert len(kinds) == 6
+    assert search_layouts(of)[0].seconds == pytest.approx(seconds[0], rel=1e-9)
+
+
+def test_limits_hold():
+    of = problem(devices=12)
+    free = search_layouts(of)[0]
+    limits = {name: max(1, choice.devices - 1) for name, choice in free.choices.items()}
+    tight = search_layouts(of, limits=limits)[0]
+    assert all(tight.choices[name].devices <= limits[name] for name in limits)
+    assert tight.seconds > free.seconds
+
+
+def test_a_choice_counts_its_devices():
+    of = problem(devices=12)
+    for name, choice in search_layouts(of)[0].choices.items():
+        table = of.module_tables[name]
+        assert choice == ModuleChoice(
+            choice.candidate,
+            choice.rows,
+            choice.dp,
+            choice.dp * table.tp[choice.candidate] * table.pp[choice.candidate],
+        )
+    assert BACKBONE.depth == sum(
+        of.module_tables["backbone"].layers[search_layouts(of)[0].choices["backbone"].candidate]
+    )

@@ -1,0 +1,279 @@
+"""Plans: JSON round trip, which layers lie where, and every refusal with its reason."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.architectures import ModelConfig
+from sharding.plans.plan import Plan, PlanError, UnitPlan, check_layout, check_plan, single_device_plan, stage_layers
+from sharding.plans.unit_plan import check_unit
+from sharding.specs.layer import Kernel, LayerSpec, PerLoad
+from sharding.specs.modules import ModuleGraph, ModuleSpec, module_graph
+
+GRAPH = module_graph(ModelConfig())
+VISION = UnitPlan("eyes", ("vision",), (0, 1), dp=2, layers=(2,))
+BACKBONE = UnitPlan("mind", ("backbone",), (2, 3, 4, 5), tp=2, layers=(1, 3), recompute=("none", "full"))
+GENERATOR = UnitPlan("hand", ("generator",), (6,))
+PLAN = Plan((VISION, BACKBONE, GENERATOR), microbatches=4)
+
+
+def changed(unit: int, **fields: object) -> Plan:
+    units = list(PLAN.units)
+    units[unit] = dataclasses.replace(units[unit], **fields)
+    return dataclasses.replace(PLAN, units=tuple(units))
+
+
+def refused(message: str):
+    return pytest.raises(PlanError, match=re.escape(message))
+
+
+def test_a_good_plan_passes_and_counts_its_devices():
+    check_plan(PLAN, GRAPH, rows=16, devices=8)
+    assert PLAN.device_count == 7
+    assert PLAN.unit_of("backbone") is BACKBONE
+    assert BACKBONE.stage_devices(0) == (2, 3) and BACKBONE.stage_devices(1) == (4, 5)
+
+
+def test_chunks_lie_on_the_devices_of_their_stage():
+    unit = UnitPlan("mind", ("backbone",), (4, 5, 6, 7), tp=2, layers=(1,) * 4, recompute=("none",) * 4, chunks=2)
+    assert (unit.pp, unit.stage_count) == (2, 4)
+    assert [unit.stage_devices(stage) for stage in range(4)] == [(4, 5), (6, 7)] * 2
+    plan = Plan((VISION, unit, GENERATOR), schedule="interleaved")
+    check_plan(plan, GRAPH, rows=2, devices=8)
+    assert [row["chunks"] for row in plan.table()] == ["1", "2", "1"] and "chunks" not in PLAN.table()[0]
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_json_reads_back_and_is_written_for_people(tmp_path):
+    path = tmp_path / "plan.json"
+    PLAN.save(path)
+    assert Plan.load(path) == PLAN
+    assert '      "devices": [2, 3, 4, 5],\n' in path.read_text()
+
+
+def experts_and_sequence() -> ModuleGraph:
+    passed = Kernel("attention", "attention", ring_elements=PerLoad(8))
+    long = LayerSpec("blocks", "mind", (passed,), 0, 0, {}, PerLoad(), expert_parameters=24)
+    return ModuleGraph((ModuleSpec("eyes", 1), ModuleSpec("mind", 2, ("eyes",), layer=long, expert_count=6)))
+
+
+RANKED = UnitPlan("mind", ("mind",), tuple(range(16)), dp=2, tp=2, layers=(1, 1), recompute=("none",) * 2, cp=2, ep=2)
+
+
+def test_sequence_ranks_take_devices_and_expert_ranks_do_not():
+    assert RANKED.stage_devices(1) == tuple(range(8, 16)) and RANKED.replica_size == 4
+    plan = Plan((UnitPlan("eyes", ("eyes",), (16,)), RANKED))
+    check_layout(plan, experts_and_sequence(), devices=17)
+    assert [(row["cp"], row["ep"]) for row in plan.table()] == [("1", "1"), ("2", "2")]
+    assert not {"cp", "ep"} & set(PLAN.table()[0])
+    assert Plan.from_json(plan.to_json()) == plan
+    with refused("unit mind: cp 2 can be planned and simulated (python -m mmjax.simulate), but not yet trained"):
+        check_plan(plan, experts_and_sequence(), rows=2, devices=17)
+
+
+def one_stage(*modules: str, **fields: int) -> UnitPlan:
+    """A unit over the model with experts, on as many devices as its ranks take."""
+    layers = sum(experts_and_sequence()[name].layer_count for name in modules)
+    devices = tuple(range(fields.get("dp", 1) * fields.get("cp", 1)))
+    return UnitPlan("mind", modules, devices, layers=(layers,), **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"cp": 0}, "unit mind: cp is 0"),
+        ({"ep": -1}, "unit mind: ep is -1"),
+        ({"ep": 3}, "unit mind: ep 3 does not divide dp 2"),
+        ({"cp": 3}, "dp 2 x cp 3 x tp 2 x pp 2 (stages in layers) needs 24 devices, but it lists 16"),
+    ],
+)
+def test_ranks_check_themselves(fields, message):
+    with refused(message):
+        dataclasses.replace(RANKED, **fields)
+
+
+@pytest.mark.parametrize(
+    ("modules", "fields", "message"),
+    [
+        (["mind"], {"dp": 4, "ep": 4}, "unit mind: ep 4 does not divide the 6 experts of mind"),
+        (["eyes"], {"cp": 2}, "unit mind: cp 2, but eyes has no sequence to divide"),
+        (["eyes", "mind"], {"cp": 2}, "unit mind: cp 2, but eyes has no sequence to divide"),
+        (["eyes"], {"dp": 2, "ep": 2}, "unit mind: ep 2, but no layer of eyes has experts"),
+    ],
+)
+def test_ranks_that_divide_nothing_are_refused(modules, fields, message):
+    with refused(message):
+        check_unit(one_stage(*modules, **fields), experts_and_sequence(), 16)
+
+
+def test_expert_ranks_of_a_chain_divide_the_experts_of_those_that_have_some():
+    check_unit(one_stage("eyes", "mind", dp=6, ep=3), experts_and_sequence(), 6)
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 3), st.integers(1, 2), st.data())
+@settings(max_examples=50, deadline=None)
+def test_json_round_trip_of_any_plan(layers, dp, tp, data):
+    chunks, cp = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))
+    ep = data.draw(st.sampled_from([size for size in (1, 2, 3) if dp % size == 0]))
+    count = dp * cp * tp * len(layers)
+    layers *= chunks
+    devices = tuple(data.draw(st.permutations(range(count))))
+    recompute = tuple(data.draw(st.sampled_from(("none", "selective", "full"))) for _ in layers)
+    name = data.draw(st.text(min_size=1))
+    unit = UnitPlan(name, ("a", "b"), devices, dp, tp, tuple(layers), recompute, chunks, cp, ep)
+    plan = Plan((unit,), data.draw(st.integers(1, 99)), data.draw(st.sampled_from(("1f1b", "interleaved", "gpipe"))))
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_defaults_may_be_left_out_of_the_json():
+    text = json.dumps({"units": [{"name": "all", "modules": ["vision"], "devices": [3]}]})
+    assert Plan.from_json(text) == Plan((UnitPlan("all", ("vision",), (3,)),))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "the plan is not JSON: line 1"),
+        ("[]", "the plan must be a JSON object"),
+        ('{"microbatches": 2}', "the plan lacks the key 'units'"),
+        ('{"units": [], "stages": 3}', "the plan has the unknown key 'stages'"),
+        ('{"units": 3}', "the plan's units is 3"),
+        ('{"units": []}', "the plan has no units"),
+        ('{"units": [{"name": "a", "modules": ["x"]}]}', "units[0] lacks the key 'devices'"),
+        (
+            '{"units": [{"name": "a", "modules": ["x"], "devices": [0], "ddp": 1}]}',
+            "units[0] has the unknown key 'ddp'",
+        ),
+        ('{"units": [{"name": "a", "modules": "x", "devices": [0]}]}', "units[0]: modules is 'x'"),
+        ('{"units": [{"name": "a", "modules": ["x"], "devices": [0.5]}]}', "units[0]: devices is [0.5]"),
+        ('{"units": [{"name": "a", "modules": ["x"], "devices": [0], "dp": true}]}', "units[0]: dp is True"),
+    ],
+)
+def test_bad_json_is_refused_by_name(text, message):
+    with refused(message):
+        Plan.from_json(text)
+
+
+def test_a_bad_or_absent_file_is_named(tmp_path):
+    (tmp_path / "bad.json").write_text("{}")
+    with refused(f"{tmp_path / 'bad.json'}: the plan lacks the key 'units'"):
+        Plan.load(tmp_path / "bad.json")
+    with refused(f"plan file {tmp_path / 'none.json'} cannot be read"):
+        Plan.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"devices": (0, 1, 2)}, "dp 2 x tp 1 x pp 1 (stages in layers) needs 2 devices, but it lists 3"),
+        ({"devices": (1, 1)}, "unit eyes: devices [1, 1] must differ"),
+        ({"devices": (-1, 1)}, "unit eyes: devices [-1, 1] must differ and not be negative"),
+        ({"dp": 0}, "unit eyes: dp is 0"),
+        ({"layers": (2, 0)}, "unit eyes: layers [2, 0]; every stage must own at least one"),
+        ({"chunks": 0}, "unit eyes: chunks is 0; it must be at least 1"),
+        ({"chunks": 2}, "unit eyes: 2 chunks a stage need a multiple of 2 entries in layers, not 1"),
+        ({"recompute": ("none", "none")}, "unit eyes: recompute has 2 entries for 1 stages"),
+        ({"recompute": ("some",)}, "recompute 'some'; choose from none, selective, full"),
+        ({"modules": ()}, "needs a name, at least one module"),
+        ({"collectives": "rings"}, "unit eyes: collectives 'rings'; choose from reduce, gather, ring, mosaic"),
+    ],
+)
+def test_a_unit_checks_itself(fields, message):
+    with refused(message):
+        dataclasses.replace(VISION, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"microbatches": 0}, "microbatches is 0"),
+        ({"schedule": "2f2b"}, "schedule is '2f2b'; choose from 1f1b, interleaved, gpipe"),
+        ({"units": (VISION, VISION)}, "unit names must differ, but eyes"),
+    ],
+)
+def test_a_plan_checks_itself(fields, message):
+    with refused(message):
+        dataclasses.replace(PLAN, **fields)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (changed(2, devices=(8,)), "unit hand needs device 8, but there are 8 devices"),
+        (changed(1, layers=(1, 2)), "layers [1, 2] add up to 3, but its modules have 4 (backbone 4)"),
+        (changed(0, devices=(0, 1, 7), dp=3), "16 rows of the global batch are not divisible by 4 microbatches x dp 3"),
+        (changed(1, tp=4, layers=(4,), recompute=("none",)), "tp 4 does not divide kv_heads = 2 of backbone"),
+        (changed(0, modules=("sound",)), "unit eyes holds sound, which the model lacks"),
+        (Plan((VISION, BACKBONE)), "module generator lies in no unit"),
+        (changed(2, modules=("generator", "vision")), "module vision lies in eyes and hand"),
+        (
+            changed(2, devices=(6, 7), layers=(1, 1), recompute=("none",) * 2),
+            "generator is one stage, because the skips",
+        ),
+        (
+            Plan((BACKBONE, UnitPlan("rest", ("vision", "generator"), (0,), layers=(3,)))),
+            "vision does not feed generator, so they are no chain",
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(plan, message):
+    with refused(message):
+        check_plan(plan, GRAPH, rows=16, devices=8)
+
+
+def test_an_edge_past_a_module_of_the_same_unit_is_refused():
+    graph = ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 1, ("a",)), ModuleSpec("c", 1, ("a", "b"))))
+    with refused("unit all: a feeds c past b"):
+        check_plan(Plan((UnitPlan("all", ("a", "b", "c"), (0,), layers=(3,)),)), graph, rows=1, devices=1)
+
+
+def test_a_boundary_through_an_indivisible_module_is_refused():
+    graph = ModuleGraph((ModuleSpec("a", 3), ModuleSpec("net", 3, ("a",), divisible=False)))
+    with refused("layers [4, 2] put net on stages [0, 1]"):
+        stage_layers(UnitPlan("u", ("a", "net"), (0, 1), layers=(4, 2), recompute=("none",) * 2), graph)
+
+
+def test_stages_own_contiguous_runs_over_several_modules():
+    unit = UnitPlan("u", ("vision", "backbone", "generator"), (0, 1, 2), layers=(1, 3, 3), recompute=("none",) * 3)
+    assert stage_layers(unit, GRAPH) == (
+        (("vision", 0, 1),),
+        (("vision", 1, 2), ("backbone", 0, 2)),
+        (("backbone", 2, 4), ("generator", 0, 1)),
+    )
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
+@settings(max_examples=50, deadline=None)
+def test_every_layer_lies_on_exactly_one_stage_in_order(sizes, data):
+    modules = [ModuleSpec(f"m{i}", size, (f"m{i - 1}",) if i else ()) for i, size in enumerate(sizes)]
+    total = sum(sizes)
+    cuts = sorted(data.draw(st.sets(st.integers(1, total), max_size=5)) | {0, total})
+    layers = tuple(stop - start for start, stop in zip(cuts, cuts[1:], strict=False))
+    unit = UnitPlan("u", tuple(m.name for m in modules), tuple(range(len(layers))), layers=layers,
+                    recompute=("none",) * len(layers))  # fmt: skip
+    stages = stage_layers(unit, ModuleGraph(tuple(modules)))
+    owned = [(name, layer) for runs in stages for name, first, last in runs for layer in range(first, last)]
+    assert owned == [(module.name, layer) for module in modules for layer in range(module.layer_count)]
+    assert tuple(sum(last - first for _, first, last in runs) for runs in stages) == layers
+
+
+def test_one_device_holds_everything_and_the_table_says_so():
+    plan = single_device_plan(GRAPH, microbatches=2)
+    check_plan(plan, GRAPH, rows=2, devices=1)
+    assert plan.device_count == 1
+    assert [row["devices"] for row in plan.table()] == ["0", "0", "0"]
+    assert PLAN.table()[1] == {
+        "unit": "mind", "modules": "backbone", "devices": "2-5", "dp": "1", "tp": "2", "pp": "2",
+        "layers": "1 3", "recompute": "none full",
+    }  # fmt: skip
+
+
+def test_the_table_says_how_collectives_travel_where_a_unit_says_it():
+    eyes, mind, *others = PLAN.units
+    plan = dataclasses.replace(PLAN, units=(eyes, dataclasses.replace(mind, collectives="ring"), *others))
+    assert [row["collectives"] for row in plan.table()[:2]] == ["reduce", "ring"]
+    assert Plan.from_json(plan.to_json()) == plan

@@ -1,0 +1,89 @@
+"""Which stages a plan makes, and which feeds which."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.architectures import GeneratorConfig, ModelConfig, VisionConfig
+from sharding.plans.plan import Plan, PlanError, UnitPlan
+from sharding.plans.stage_graph import StageGraph, device_classes, stage_graph
+from sharding.specs.modules import ModuleGraph, ModuleSpec, module_graph
+from tests.sharding.stage_graphs import fan
+
+
+def unit(name, modules, devices, layers, **more):
+    return UnitPlan(name, modules, devices, layers=layers, recompute=("none",) * len(layers), **more)
+
+
+def test_edges_join_the_stages_that_own_last_and_first_layers():
+    config = ModelConfig(
+        encoders=(VisionConfig(name="near"), VisionConfig(name="far")),
+        generators=(GeneratorConfig(name="paint"), GeneratorConfig(name="draw")),
+    )
+    units = (
+        unit("front", ("near", "backbone", "paint"), (0, 1, 2), (1, 3, 3)),  # near | near backbone | backbone paint
+        unit("side", ("far",), (3, 4), (1, 1)),
+        unit("tail", ("draw",), (5, 6), (1,), dp=2),
+    )
+    graph = stage_graph(Plan(units), module_graph(config))
+    assert set(graph.edges) == {
+        (("front", 0), ("front", 1)),
+        (("front", 1), ("front", 2)),
+        (("side", 0), ("side", 1)),
+        (("side", 1), ("front", 1)),
+        (("front", 2), ("tail", 0)),
+    }
+    assert graph.devices[("tail", 0)] == {5, 6} and graph.all_devices == set(range(7))
+    assert graph.stages.index(("side", 1)) < graph.stages.index(("front", 1))
+
+
+def test_heights_and_depths_are_longest_paths():
+    graph = fan(1, 3, 2)
+    assert {node: graph.heights[node] for node in graph.stages} == {
+        ("near", 0): 4, ("far", 0): 6, ("far", 1): 5, ("far", 2): 4,
+        ("backbone", 0): 3, ("backbone", 1): 2, ("paint", 0): 1, ("draw", 0): 1,
+    }  # fmt: skip
+    assert graph.depths[("near", 0)] == 1 and graph.depths[("draw", 0)] == 6
+    assert graph.with_descendants(frozenset([("far", 2)])) == set(graph.stages) - {("near", 0), ("far", 0), ("far", 1)}
+
+
+def test_chunks_share_a_place_and_its_devices():
+    units = (UnitPlan("a", ("a",), (4, 5), dp=2), unit("b", ("b",), (0, 1, 2, 3), (1,) * 6, dp=2, chunks=3))
+    graph = stage_graph(Plan(units), ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 6, ("a",)))))
+    assert graph.stages == (("a", 0), *(("b", stage) for stage in range(6)))
+    assert graph.edges == (*(((("b", s), ("b", s + 1))) for s in range(5)), (("a", 0), ("b", 0)))
+    assert [graph.devices["b", stage] for stage in range(6)] == [{0, 1}, {2, 3}] * 3
+    assert graph.stages_of == {
+        ("a", 0): (("a", 0),), ("b", 0): (("b", 0), ("b", 2), ("b", 4)), ("b", 1): (("b", 1), ("b", 3), ("b", 5)),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"the chunks of \('b', 0\) must lie on the same devices"):
+        StageGraph(graph.devices, graph.edges, {"b": 3})
+
+
+@given(st.lists(st.frozensets(st.integers(0, 9)), max_size=5))
+@settings(max_examples=50, deadline=None)
+def test_devices_of_a_class_are_in_the_same_sets(held):
+    classes = device_classes(held)
+    memberships = [{frozenset(n for n, lanes in enumerate(held) if lane in lanes) for lane in c} for c in classes]
+    assert all(len(of) == 1 for of in memberships) and len(set().union(*memberships)) == len(classes)
+    assert sorted(lane for c in classes for lane in c) == sorted(set().union(*held))
+
+
+def test_stages_that_wait_for_each_other_are_refused():
+    modules = ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 1, ("a",)), ModuleSpec("c", 1, ("a", "b"))))
+    plan = Plan((UnitPlan("outer", ("a", "c"), (0,), layers=(2,)), UnitPlan("inner", ("b",), (1,))))
+    with pytest.raises(PlanError, match="outer 0, inner 0 wait for each other"):
+        stage_graph(plan, modules)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "edges", "message"),
+    [
+        ({("a", 0): frozenset([0]), ("b", 0): frozenset([1])}, ((("b", 0), ("a", 0)),), "does not stand before"),
+        ({("a", 0): frozenset([0])}, ((("a", 0), ("b", 0)),), "not in the graph"),
+        ({("a", 0): frozenset()}, (), "holds no device"),
+    ],
+)
+def test_a_graph_checks_itself(lanes, edges, message):
+    with pytest.raises(ValueError, match=message):
+        StageGraph(lanes, edges)

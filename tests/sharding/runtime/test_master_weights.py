@@ -1,0 +1,122 @@
+"""Masters: where they lie, and what comes from and goes to them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from sharding.runtime.master_weights import LayerStackShapes, StageMasterWeights, master_spec
+from sharding.runtime.meshes import STAGE_AXES, submesh
+
+LAYERS = ("003", "004")
+
+
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+PIECES = {
+    "m/blocks": LayerStackShapes(
+        LAYERS, True, {"up": shape(4, 8), "norm": shape(3)}, {"up": (None, "tensor"), "norm": (None,)}
+    ),
+    "m/head": LayerStackShapes(
+        ("000",), False, {"norm": shape(6)}, {"norm": (None,)}, {"table": shape(4, 6)}, {"table": ("tensor", None)}
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "split", "expected"),
+    [
+        ((4, 8), (None, None), P(None, STAGE_AXES.data)),
+        ((8, 4), (None, None), P(STAGE_AXES.data, None)),
+        ((4, 8), (None, "tensor"), P(STAGE_AXES.data, ("tensor",))),
+        ((3, 5), (None, None), P(None, None)),
+        ((3, 8), ("tensor", None), P(("tensor",), STAGE_AXES.data)),
+        ((7,), (None,), P(None)),
+        ((6,), (None,), P(STAGE_AXES.data)),
+    ],
+)
+def test_data_axes_go_to_the_largest_dimension_they_divide(shape, split, expected):
+    assert master_spec(shape, split, submesh(jax.devices()[:4], 2, 2), STAGE_AXES) == expected
+
+
+def test_one_instance_splits_nothing_over_data():
+    assert master_spec((4, 8), (None, "tensor"), submesh(jax.devices()[:2], 1, 2), STAGE_AXES) == P(None, ("tensor",))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((4, 6, 8), P(("expert",), ("data",), ("tensor",))), ((4, 3, 8), P(("expert",), None, ("tensor",)))],
+)
+def test_experts_are_shared_out_over_the_data_axes_that_do_not_split_them(shape, expected):
+    mesh = submesh(jax.devices(), 4, 2, ep=2)
+    assert master_spec(shape, ("expert", None, "tensor"), mesh, STAGE_AXES) == expected
+    assert master_spec(shape, ("expert", None, "tensor"), submesh(jax.devices()[:4], 2, 2, ep=2), STAGE_AXES) == P(
+        ("expert",), None, ("tensor",)
+    )
+
+
+def masters(dtype=jnp.bfloat16):
+    return StageMasterWeights(PIECES, submesh(jax.devices()[:4], 2, 2), STAGE_AXES, jnp.dtype(dtype))
+
+
+def values(of):
+    random = np.random.default_rng(0)
+    trees = {
+        key: {layer: {name: random.normal(size=s.shape).astype(np.float32) for name, s in piece.shapes.items()}}
+        for key, piece in PIECES.items()
+        for layer in piece.layers[:1]
+    }
+    trees["m/blocks"]["004"] = {name: value + 1 for name, value in trees["m/blocks"]["003"].items()}
+    return jax.device_put(trees, of.shardings), trees
+
+
+def test_masters_lie_in_shares():
+    placed, _ = values(masters())
+    shards = placed["m/blocks"]["003"]["up"].addressable_shards
+    assert [shard.data.shape for shard in shards] == [(2, 4)] * 4
+    assert len({str(shard.index) for shard in shards}) == 4
+
+
+def test_gather_casts_and_stacks_layers_in_order():
+    of = masters()
+    placed, host = values(of)
+    weights = of.gather(placed)
+    expected = np.stack([host["m/blocks"][layer]["up"] for layer in LAYERS]).astype(jnp.bfloat16)
+    assert weights["m/blocks"]["up"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(weights["m/blocks"]["up"], expected)
+    assert weights["m/blocks"]["up"].sharding.spec == of.compute_specs["m/blocks"]["up"] == P(None, None, ("tensor",))
+    assert weights["m/head"]["norm"].shape == (6,)  # a single piece is not stacked
+    assert set(weights["m/head"]) == {"norm"}  # what is borrowed comes from its owner
+    assert of.compute_shapes["m/head"]["table"] == jax.ShapeDtypeStruct((4, 6), jnp.bfloat16)
+    assert of.compute_specs["m/head"]["table"] == P(("tensor",), None)
+
+
+def test_reduce_sums_instances_and_takes_layers_apart_to_where_masters_lie():
+    of = masters()
+    random = np.random.default_rng(1)
+    host = {
+        "m/blocks": {"up": random.normal(size=(2, 2, 4, 8)), "norm": random.normal(size=(2, 2, 3))},
+        "m/head": {"norm": random.normal(size=(2, 6)), "table": random.normal(size=(2, 4, 6))},
+    }
+    host = jax.tree.map(lambda leaf: leaf.astype(np.float32), host)
+    specs = jax.tree.map(lambda spec: P(STAGE_AXES.data, *spec), of.compute_specs, is_leaf=lambda s: isinstance(s, P))
+    placed = jax.tree.map(
+        lambda leaf, spec: jax.device_put(leaf, NamedSharding(of.mesh, spec)),
+        host,
+        specs,
+    )
+    reduced = of.make_reduce(frozenset(PIECES))(placed)
+    for at, layer in enumerate(LAYERS):
+        for name in ("up", "norm"):
+            got = reduced["m/blocks"][layer][name]
+            np.testing.assert_allclose(got, host["m/blocks"][name].sum(axis=0)[at], rtol=1e-6, atol=1e-6)
+            assert got.sharding.is_equivalent_to(of.shardings["m/blocks"][layer][name], got.ndim)
+    table = reduced["m/head"]["000"]["table"]
+    np.testing.assert_allclose(table, host["m/head"]["table"].sum(axis=0), rtol=1e-6, atol=1e-6)
+    assert table.sharding.spec == P(("tensor",), None)
+    only = of.make_reduce(frozenset({"m/blocks"}))({"m/blocks": placed["m/blocks"]})
+    assert set(only) == {"m/blocks"}

@@ -1,0 +1,154 @@
+"""Interleaved 1F1B: the paper's order on chains, and on any graph no halt, little idle time, bounded memory."""
+
+import collections
+import itertools
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharding.schedules.build import forward_only
+from sharding.schedules.checks import check_schedule
+from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
+from sharding.schedules.list_scheduling import list_schedule
+from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
+from sharding.schedules.ops import OpGraph
+from tests.sharding.schedules.slots import bubble_slots, op_slots
+from tests.sharding.stage_graphs import chain, fan, ring, training
+
+
+def run_by(schedule, nodes):
+    """Forwards and backwards of some stages, in order: (kind, stage, microbatch)."""
+    parts = [part for part in schedule.ops if part.kind in ("forward", "backward")]
+    return [(part.kind, part.stage, part.microbatch) for part in parts if part.stage_id in nodes]
+
+
+def papers_order(places: int, chunks: int, microbatches: int, rank: int) -> list[tuple[str, int, int]]:
+    """What rank does, counted out: each of its ops has a running number, of which chunk and microbatch follow."""
+
+    def forward(number: int) -> tuple[str, int, int]:
+        group, rest = divmod(number, places * chunks)
+        return ("forward", rest // places * places + rank, group * places + rest % places)
+
+    def backward(number: int) -> tuple[str, int, int]:
+        group, rest = divmod(number, places * chunks)
+        return ("backward", (chunks - 1 - rest // places) * places + rank, group * places + rest % places)
+
+    total = microbatches * chunks
+    warm_up = min(2 * (places - rank - 1) + (chunks - 1) * places, total)
+    order = [forward(number) for number in range(warm_up)]
+    for number in range(total - warm_up):
+        order += [forward(warm_up + number), backward(number)]
+    return order + [backward(number) for number in range(total - warm_up, total)]
+
+
+CHAINS = [(p, v, p * groups) for p in (1, 2, 3, 4) for v in (2, 3) for groups in (1, 2, 4)] + [(8, 5, 16)]
+
+
+@pytest.mark.parametrize(("places", "chunks", "microbatches"), CHAINS)
+def test_a_chain_has_the_papers_order_bubbles_and_residuals(places, chunks, microbatches):
+    work = training(ring(places, chunks), microbatches)
+    schedule, bounds = interleaved(work), interleaved_in_flight(work)
+    check_schedule(schedule, bounds)
+    for rank in range(places):
+        order = run_by(schedule, work.stage_graph.stages_of["unit", rank])
+        assert order == papers_order(places, chunks, microbatches, rank)
+        held = max(itertools.accumulate(1 if kind == "forward" else -1 for kind, _, _ in order))
+        assert held == min(bounds["unit", rank], microbatches * chunks)
+        assert bounds["unit", rank] == 2 * (places - rank - 1) + (chunks - 1) * places + 1
+    # A slot is a v-th of a stage's forward or backward, so this is (p - 1) / v of both (section 2.2).
+    assert set(bubble_slots(schedule).values()) == {2 * (places - 1)}
+
+
+@pytest.mark.parametrize("microbatches", [1, 3, 8])
+def test_without_chunks_it_is_1f1b(microbatches):
+    work = training(chain(4), microbatches)
+    assert interleaved_in_flight(work) == one_f_one_b_in_flight(work)
+    for stage in range(4):
+        assert run_by(interleaved(work), [("unit", stage)]) == run_by(one_f_one_b(work), [("unit", stage)])
+
+
+@given(st.integers(1, 5), st.integers(2, 4), st.integers(1, 13))
+@settings(max_examples=25, deadline=None)
+def test_any_number_of_microbatches_costs_little_more(places, chunks, microbatches):
+    work = training(ring(places, chunks), microbatches)
+    schedule = interleaved(work)
+    check_schedule(schedule, interleaved_in_flight(work))
+    idle = 1 + max(op_slots(schedule).values()) - 2 * chunks * microbatches
+    # The last, smaller group waits for each of its laps, forward and backward.
+    spare = -microbatches % places
+    assert 2 * (places - 1) <= idle <= 2 * (places - 1) + 2 * spare * (chunks - 1)
+
+
+@pytest.mark.parametrize("microbatches", [4, 8, 12])
+@pytest.mark.parametrize(("near", "far"), [(1, 1), (1, 3)])
+def test_encoders_before_and_generators_behind_only_lengthen_the_chain(near, far, microbatches):
+    work = training(fan(near, far, 4, chunks=(1, 1, 3)), microbatches)
+    schedule, bounds = interleaved(work), interleaved_in_flight(work)
+    check_schedule(schedule, bounds)
+    assert 1 + max(op_slots(schedule).values()) <= 2 * (3 * microbatches + 4 - 1 + far + 1)
+    # The way from a forward to its backward is two slots longer than on the chain: through the generator and back.
+    assert [bounds["backbone", rank] for rank in range(4)] == [17, 15, 13, 11]
+    # The backbone needs two groups and a bit at once, not one microbatch for each of its twelve stages.
+    assert bounds["near", near - 1] == bounds["far", far - 1] == 10 and bounds["paint", 0] == 1
+
+
+def test_evaluation_fills_and_drains_once():
+    graph = ring(4, 3)
+    schedule = forward_only(graph, 8)
+    assert 1 + max(op_slots(schedule).values()) == 3 * 8 + 4 - 1
+
+
+def test_chunks_before_the_first_that_trains_have_no_backward():
+    graph = ring(2, 3)
+    trains = frozenset([("unit", 3)])
+    work = OpGraph(graph, 4, graph.with_descendants(trains), trains)
+    schedule = interleaved(work)
+    check_schedule(schedule, interleaved_in_flight(work))
+    counts = collections.Counter((kind, stage) for kind, stage, _ in run_by(schedule, graph.stages))
+    assert {stage for kind, stage in counts if kind == "backward"} == {3, 4, 5} and set(counts.values()) == {4}
+
+
+@pytest.mark.parametrize(("policy", "bounds"), [(gpipe, gpipe_in_flight), (one_f_one_b, one_f_one_b_in_flight)])
+def test_the_other_policies_take_chunks_too(policy, bounds):
+    work = training(ring(3, 2), 7)
+    schedule = policy(work)
+    check_schedule(schedule, bounds(work))
+    kinds = [kind for kind, _, _ in run_by(schedule, work.stage_graph.stages_of["unit", 0])]
+    assert (kinds == ["forward"] * 14 + ["backward"] * 14) == (policy is gpipe)
+
+
+def test_the_oldest_microbatch_passes_a_bound_that_would_stop_everything():
+    work = training(ring(2, 3), 6)
+    tight = {("unit", 0): 1, ("unit", 1): 1}
+    schedule = list_schedule(work, tight, priority=lambda part: (part.microbatch, part.kind != "backward"))
+    check_schedule(schedule, tight)
+    for nodes in work.stage_graph.stages_of.values():
+        steps = [1 if kind == "forward" else -1 for kind, _, _ in run_by(schedule, nodes)]
+        assert max(itertools.accumulate(steps)) == len(nodes) == 3
+
+
+SPEED = """
+import time
+from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.stage_graph import stage_graph
+from sharding.schedules.build import build_schedule
+from sharding.specs.modules import ModuleGraph, ModuleSpec
+
+modules = ModuleGraph((ModuleSpec("vision", 24), ModuleSpec("backbone", 96, ("vision",))))
+backbone = UnitPlan("backbone", ("backbone",), tuple(range(3072)), 48, 8, (1,) * 96, ("none",) * 96, chunks=12)
+vision = UnitPlan("vision", ("vision",), tuple(range(3072, 3120)), dp=48, layers=(24,))
+plan = Plan((vision, backbone), microbatches=32, schedule="interleaved")
+start = time.process_time()
+schedule = build_schedule(plan, modules, frozenset(stage_graph(plan, modules).stages))
+print(sum(op.kind == "forward" for op in schedule.ops), time.process_time() - start)
+"""
+
+
+def test_three_thousand_devices_take_no_minutes_to_schedule():
+    """In a process of its own, where types are not checked at every call."""
+    ran = subprocess.run([sys.executable, "-c", SPEED], capture_output=True, text=True, check=True)
+    forwards, seconds = ran.stdout.split()
+    assert int(forwards) == 97 * 32 and float(seconds) < 20  # 0.3 s where nothing else runs

@@ -1,0 +1,127 @@
+"""The page and the trace: everything once, nothing from outside, idle time where it was."""
+
+import collections
+import json
+import re
+
+import numpy as np
+import pytest
+
+from sharding.plans.stage_graph import StageGraph
+from sharding.schedules.interleaved_1f1b import interleaved
+from sharding.schedules.ops import OpGraph
+from sharding.simulation.drawing import drawn_hops, drawn_lanes
+from sharding.simulation.html_page import PAGE_KINDS, html_page
+from sharding.simulation.perfetto import perfetto_trace
+from sharding.simulation.timeline import Timeline
+from tests.sharding.steps import SimulatedStep, stage_costs, step_costs
+
+TITLE = "</script><b>A & B"
+
+
+def uneven(rendezvous: bool = False) -> Timeline:
+    """Three encoder instances feed a backbone of two places with two chunks and two instances; no time is round."""
+    rng = np.random.default_rng(0)
+    devices = {("encoder", 0): np.arange(3)[:, None]}
+    devices |= {("backbone", v): 3 + 4 * (v % 2) + np.arange(4).reshape(2, 2) for v in range(4)}
+    nodes = list(devices)
+    lanes = {node: frozenset(held.ravel().tolist()) for node, held in devices.items()}
+    graph = StageGraph(lanes, tuple(zip(nodes[:-1], nodes[1:], strict=True)), {"backbone": 2})
+    work = OpGraph(graph, 4, frozenset(nodes), frozenset(nodes))
+    stages = {}
+    for node in nodes:
+        seconds = rng.uniform(0.5, 1.5, (4, len(devices[node])))
+        once = {"gather": 0.3, "reduce": 0.7, "update": 0.1}
+        stages[node] = stage_costs(seconds, 2 * seconds, forward_communication=seconds / 3, **once)
+    return SimulatedStep(devices, interleaved(work), step_costs(work, stages, 0.05)).run(rendezvous)
+
+
+def page_of(timeline: Timeline) -> tuple[str, dict]:
+    """The page and the data in it."""
+    page = html_page(timeline, TITLE)
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    return page, json.loads(found)
+
+
+def on_stages(timeline: Timeline) -> collections.Counter:
+    """(kind, stage, microbatch) of what runs on the devices of one stage."""
+    parts = [span.op for span in timeline.spans if not span.op.target_unit and span.op.kind != "norm"]
+    return collections.Counter((part.kind, *part.stage_id, part.microbatch) for part in parts)
+
+
+def test_the_page_asks_nobody_for_anything():
+    page, data = page_of(uneven())
+    assert not re.search(r"https?:|src=|@import|url\(|fetch\(|XMLHttpRequest", page.replace(TITLE, ""))
+    assert data["title"] == TITLE
+    assert "__DATA__" not in page and "__SCRIPT__" not in page
+
+
+def test_the_page_has_every_op_and_every_hop_once():
+    timeline = uneven()
+    _, data = page_of(timeline)
+    ops = [(lane["unit"], op) for lane in data["lanes"] for op in lane["ops"]]
+    assert collections.Counter(
+        (PAGE_KINDS[op[0]], unit, op[2], op[1]) for unit, op in ops if PAGE_KINDS[op[0]] != "norm"
+    ) == (on_stages(timeline))
+    assert sum(PAGE_KINDS[op[0]] == "norm" for _, op in ops) == len(data["lanes"]) == 3
+    hops = [span.op for span in timeline.spans if span.op.kind in ("hop", "hop_back")]
+    assert len(data["hops"]) == len(hops) == 2 * 4 * 4
+    assert data["summary"] == json.loads(json.dumps(timeline.summary()))
+
+
+@pytest.mark.parametrize("rendezvous", [False, True])
+def test_what_is_drawn_of_a_stage_adds_up_to_the_step(rendezvous):
+    timeline = uneven(rendezvous)
+    for lane in drawn_lanes(timeline):
+        idle, last = collections.Counter(), 0.0
+        for op in lane.ops:
+            idle.update(op.idle_before)
+            if not rendezvous:
+                assert op.start - sum(op.idle_before.values()) == pytest.approx(last, abs=1e-9)
+            last = op.end
+        idle.update(lane.idle_after)
+        inside = {"tensor", "gather", "reduce", "hop"}
+        expected = {cause: seconds for cause, seconds in timeline.lane_idle(lane.lane).items() if cause not in inside}
+        found = {cause: seconds for cause, seconds in idle.items() if cause not in inside}
+        assert found == pytest.approx({cause: seconds for cause, seconds in expected.items() if seconds})
+
+
+def test_hops_that_hold_devices_stand_in_the_lanes_of_both_ends():
+    timeline = uneven(rendezvous=True)
+    hops = [op.op for lane in drawn_lanes(timeline) for op in lane.ops if op.op.kind in ("hop", "hop_back")]
+    assert set(collections.Counter(hops).values()) == {2}
+    assert len(set(hops)) == len(list(drawn_hops(timeline)))
+
+
+def test_the_trace_has_a_process_a_unit_a_thread_a_stage_and_an_event_an_op():
+    timeline = uneven()
+    trace = json.loads(perfetto_trace(timeline))
+    events = collections.defaultdict(list)
+    for event in trace["traceEvents"]:
+        events[event["ph"]].append(event)
+    names = {(e["pid"], e["args"]["name"]) for e in events["M"] if e["name"] == "process_name"}
+    assert {name for _, name in names} == {"encoder", "backbone"} and len(names) == 2
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events["M"] if e["name"] == "thread_name"}
+    assert sorted(threads.values()) == ["stage 0, devices 0-2", "stage 0, devices 3-6", "stage 1, devices 7-10"]
+    unit_of = dict(names)
+    ran = [e for e in events["X"] if e["cat"] not in ("idle", "norm")]
+    found = [(e["cat"], unit_of[e["pid"]], e["args"]["virtual stage"], e["args"]["microbatch"]) for e in ran]
+    assert collections.Counter(found) == on_stages(timeline)
+    assert trace["otherData"]["step_seconds"] == timeline.step
+
+
+def test_events_of_a_thread_do_not_overlap_and_arrows_begin_and_end_inside_one():
+    trace = json.loads(perfetto_trace(uneven()))["traceEvents"]
+    slices = collections.defaultdict(list)
+    for event in trace:
+        if event["ph"] == "X":
+            slices[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for spans in slices.values():
+        spans.sort()
+        assert all(later[0] >= earlier[1] - 1e-3 for earlier, later in zip(spans[:-1], spans[1:], strict=True))
+    starts, ends = ({e["id"]: e for e in trace if e["ph"] == phase} for phase in "sf")
+    assert starts.keys() == ends.keys() and len(starts) == 2 * 4 * 4
+    for arrow in (*starts.values(), *ends.values()):
+        spans = slices[arrow["pid"], arrow["tid"]]
+        assert any(first <= arrow["ts"] <= last for first, last in spans)
+    assert all(starts[number]["ts"] <= ends[number]["ts"] for number in starts)

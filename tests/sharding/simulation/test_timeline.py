@@ -1,0 +1,210 @@
+"""What follows from a timeline: idle time by cause, memory, MFU."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from sharding.costs.step_costs import StageCosts
+from sharding.plans.stage_graph import StageGraph
+from sharding.schedules.build import forward_only
+from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
+from sharding.schedules.ops import OpGraph, Schedule
+from sharding.simulation.simulator import simulate_on_devices
+from sharding.simulation.timeline import IDLE_CAUSES, Timeline
+from tests.sharding.stage_graphs import chain, ring
+from tests.sharding.steps import build_step, row_feeders, single_devices, stage_costs, step_costs, step_recipes
+
+FIRST, SECOND = ("unit", 0), ("unit", 1)
+
+
+def causes(timeline: Timeline) -> list[dict[str, float]]:
+    """Of every lane, the causes that occur."""
+    return [{cause: s for cause, s in timeline.lane_idle(lane).items() if s} for lane in timeline.lanes]
+
+
+def feed(durations: list[list[float]], then: list[list[float]], hop: float = 0.0, rendezvous: bool = False) -> Timeline:
+    """Forwards of a first stage and a second, as [microbatches][instances] each, one device an instance."""
+    held = np.arange(len(durations[0]) + len(then[0]))[:, None]
+    devices = {FIRST: held[: len(durations[0])], SECOND: held[len(durations[0]) :]}
+    graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ((FIRST, SECOND),))
+    work = OpGraph(graph, len(durations), with_update=False)
+    costs = step_costs(work, {FIRST: stage_costs(durations), SECOND: stage_costs(then)}, hop)
+    return simulate_on_devices(devices, forward_only(graph, len(durations)), costs, rendezvous)
+
+
+def test_waiting_for_a_long_microbatch_is_split_into_its_causes():
+    timeline = feed([[1.0], [4.0], [1.0]], [[1.0], [1.0], [1.0]], hop=0.5)
+    # The second stage waits for microbatch 1 from 2.5 to 5.5: 0.5 on the way, 2 beyond the mean of (1, 4, 1), and 0.5.
+    first, second = causes(timeline)
+    assert first == {"cool-down": 1.5}
+    assert second == {"warm-up": 1.5, "hop": 0.5, "straggler microbatch": 2.0, "dependency": 0.5}
+
+
+def test_waiting_for_a_slow_instance_is_the_instances_straggling():
+    timeline = feed([[1.0, 1.0], [1.0, 5.0]], [[1.0], [1.0]])
+    # Of the 4 seconds from 2 to 6, 2 are beyond the mean (1 + 5) / 2, 1 is beyond the mean of 1 and 3.
+    _, second = causes(timeline)
+    assert second == {"warm-up": 1.0, "straggler instance": 2.0, "straggler microbatch": 1.0, "dependency": 1.0}
+
+
+def test_where_hops_hold_devices_they_are_idle_time_of_both_ends():
+    timeline = feed([[1.0], [4.0], [1.0]], [[1.0], [1.0], [3.0]], hop=0.5, rendezvous=True)
+    first, second = causes(timeline)
+    # The first sends at 1, 5.5 and 7 (after the second's microbatch 1); the second then waits from 2.5 to 5.5.
+    assert first == {"hop": 1.0, "cool-down": 3.5}
+    assert second == {"warm-up": 1.5, "hop": 1.0, "straggler microbatch": 2.0, "dependency": 1.0}
+
+
+def test_a_stage_that_keeps_up_leaves_the_wait_to_dependency():
+    timeline = feed([[2.0]] * 3, [[1.0]] * 3)
+    assert causes(timeline)[1] == {"warm-up": 2.0, "dependency": 2.0}
+
+
+def test_fast_instances_wait_for_slow_ones_before_their_reduction():
+    graph = chain(1)
+    node = graph.stages[0]
+    work = OpGraph(graph, 1, frozenset([node]), frozenset([node]))
+    stage = stage_costs([[1.0, 2.0]], [[1.0, 4.0]], gather=0.5, reduce=0.25, update=0.125)
+    costs = step_costs(work, {node: stage})
+    timeline = simulate_on_devices({node: np.array([[0, 1], [2, 3]])}, gpipe(work), costs)
+    assert causes(timeline) == [{"gather": 0.5, "straggler instance": 2.0, "reduce": 0.25}]
+    assert timeline.busy == 4.0 + 0.125
+
+
+def test_tensor_collectives_are_idle_time_inside_ops():
+    graph = chain(1)
+    work = OpGraph(graph, 2, with_update=False)
+    stage = stage_costs([[1.0], [2.0]], forward_communication=np.array([[0.25], [0.5]]))
+    timeline = simulate_on_devices(single_devices(graph), forward_only(graph, 2), step_costs(work, {FIRST: stage}))
+    assert causes(timeline) == [{"tensor": 0.75}]
+    assert timeline.busy == 2.25
+
+
+def test_waiting_for_another_unit_on_a_device_of_the_instance_is_dependency():
+    feeding, other, fed = ("feeding", 0), ("other", 0), ("fed", 0)
+    devices = {feeding: np.array([[0]]), other: np.array([[1]]), fed: np.array([[1, 2]])}
+    graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ((feeding, fed),))
+    work = OpGraph(graph, 2, with_update=False)
+    stages = {feeding: [[1.0], [1.0]], other: [[1.0], [6.0]], fed: [[1.0], [1.0]]}
+    costs = step_costs(work, {node: stage_costs(seconds) for node, seconds in stages.items()}, hop=0.5)
+    *ops, last_fed, last_other = forward_only(graph, 2).ops
+    timeline = simulate_on_devices(devices, Schedule(work, (*ops, last_other, last_fed)), costs)
+    # Device 1: other, 0.5 for the hop, fed, other, fed. Device 2: 1.5 of warm-up, fed, 6 until device 1 is done, fed.
+    assert causes(timeline)[2] == {"warm-up": 0.75, "hop": 0.25, "dependency": 3.0}
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(4, 8), (3, 5)])
+def test_one_f_one_b_warms_up_and_cools_down_as_the_textbook_says(stages, microbatches):
+    graph = chain(stages)
+    everything = frozenset(graph.stages)
+    work = OpGraph(graph, microbatches, everything, everything)
+    ones = np.ones((microbatches, 1))
+    costs = step_costs(work, dict.fromkeys(graph.stages, stage_costs(ones, 2 * ones)))
+    timeline = simulate_on_devices(single_devices(graph), one_f_one_b(work), costs)
+    for stage, found in enumerate(causes(timeline)):
+        assert found.get("warm-up", 0.0) == stage * 1.0
+        assert found.get("cool-down", 0.0) == stage * 2.0
+        assert found.get("dependency", 0.0) == (stages - 1 - stage) * 3.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(step_recipes())
+def test_idle_by_cause_and_busy_time_are_the_whole_step_on_every_device(recipe):
+    step = build_step(recipe)
+    for rendezvous in (False, True):
+        timeline = step.run(rendezvous)
+        assert all(np.all(seconds >= 0) for seconds in timeline.idle_by_group.values())
+        assert set(timeline.idle_by_group) == set(IDLE_CAUSES)
+        busy = dict.fromkeys(timeline.groups.members[:, 0].tolist(), 0.0)
+        for span in timeline.spans:
+            if span.op.kind in ("forward", "backward", "update"):
+                for instance, held in enumerate(step.devices[span.op.stage_id]):
+                    for device in held.tolist():
+                        busy[device] += span.seconds[instance] - span.communication[instance]
+        for device, group in timeline.groups.members.tolist():
+            idle = sum(seconds[group] for seconds in timeline.idle_by_group.values())
+            assert idle + busy[device] == pytest.approx(timeline.step, abs=1e-9)
+        assert sum(timeline.idle.values()) + timeline.busy == pytest.approx(timeline.step, abs=1e-9)
+
+
+def most_held(step, timeline: Timeline, device: int) -> float:
+    """Bytes on a device at the worst moment, by looking at every moment at which something starts."""
+    ran = {(span.op.kind, span.op.stage_id, span.op.microbatch): span for span in timeline.spans}
+    rows = {node: np.argwhere(held == device)[:, 0].tolist() for node, held in step.devices.items()}
+    intervals = []
+    for node, instance, number in ((n, i, m) for n in rows for i in rows[n] for m in range(step.work.microbatches)):
+        forward, backward = (ran.get((kind, node, number)) for kind in ("forward", "backward"))
+        end = (backward or forward).end[instance]
+        for target in step.work.stage_graph.targets[node] if backward is None else ():
+            shares = row_feeders(len(step.devices[target]), len(step.devices[node]))
+            end = max(end, *(ran["forward", target, number].start[j] for j in shares[instance]))
+        intervals.append((forward.start[instance], end, step.costs.stages[node].saved_bytes[number, instance]))
+    moments = [sum(held for start, end, held in intervals if start <= now < end) for now, _, _ in intervals]
+    return max(moments) + sum(step.costs.stages[node].static_bytes for node, found in rows.items() if len(found))
+
+
+@settings(max_examples=15, deadline=None)
+@given(step_recipes())
+def test_memory_is_the_most_held_at_any_moment(recipe):
+    step = build_step(recipe)
+    timeline = step.run()
+    for lane in timeline.lanes:
+        assert timeline.lane_peak_memory(lane) == max(most_held(step, timeline, device) for device in lane.devices)
+
+
+def test_stages_that_share_devices_add_up_in_memory():
+    graph = ring(2, 2)
+    everything = frozenset(graph.stages)
+    work = OpGraph(graph, 2, everything, everything)
+    ones = np.ones((2, 1))
+    stage = stage_costs(ones, ones, saved_bytes=10.0 * ones, static_bytes=100.0)
+    timeline = simulate_on_devices(
+        single_devices(graph), gpipe(work), step_costs(work, dict.fromkeys(graph.stages, stage))
+    )
+    assert [timeline.lane_peak_memory(lane) for lane in timeline.lanes] == [240.0, 240.0]
+    assert [len(lane.stages) for lane in timeline.lanes] == [2, 2]
+
+
+def shared_and_own() -> Timeline:
+    """A unit on device 0 and 1, another on 1, 2 and 3 with a data-parallel size of its own."""
+    devices = {("near", 0): np.array([[0, 1]]), ("far", 0): np.array([[1], [2], [3]])}
+    graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ())
+    work = OpGraph(graph, 1, with_update=False)
+    zeros = np.zeros((1, 3))
+    stages = {
+        ("near", 0): stage_costs([[1.0]], flops=np.array([[8.0]])),
+        ("far", 0): StageCosts(zeros + 3, zeros, zeros, zeros, np.array([[2.0, 4.0, 6.0]]), zeros),
+    }
+    costs = step_costs(work, stages, peak_flops=5.0, tokens=12.0)
+    return simulate_on_devices(devices, forward_only(graph, 1), costs)
+
+
+def test_mfu_counts_allocated_devices_once():
+    timeline = shared_and_own()
+    assert timeline.step == 4.0
+    assert timeline.mfu == 20.0 / (4.0 * 4 * 5.0)
+    assert timeline.mfu_by_unit == {"near": 8.0 / (4.0 * 2 * 5.0), "far": 12.0 / (4.0 * 3 * 5.0)}
+    assert timeline.tokens_per_second == 3.0
+    assert timeline.busy == (2 * 1.0 + 3 * 3.0) / 4
+
+
+def test_the_summary_is_json_and_holds_the_figures():
+    timeline = shared_and_own()
+    found = json.loads(json.dumps(timeline.summary()))
+    assert (found["step_seconds"], found["devices"], found["mfu"]) == (4.0, 4, timeline.mfu)
+    assert [(stage["unit"], stage["devices"], stage["instances"]) for stage in found["stages"]] == [
+        ("near", 2, 1),
+        ("far", 3, 3),
+    ]
+    shares = found["busy"]["share"] + sum(idle["share"] for idle in found["idle"].values())
+    assert shares == pytest.approx(1.0)
+    assert found["stages"][1]["busy_seconds"] == 3.0
+    assert found["stages"][1]["idle_seconds"]["cool-down"] == pytest.approx(2 / 3)
+
+
+def test_a_timeline_needs_spans():
+    timeline = shared_and_own()
+    with pytest.raises(ValueError, match="at least one span"):
+        Timeline(timeline.op_graph, timeline.devices, timeline.costs, ())

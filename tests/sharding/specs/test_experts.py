@@ -1,0 +1,95 @@
+"""Specs of blocks with experts against the Flax modules: parameters, what ranks hold, and FLOPs, exactly."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.architectures import BackboneConfig, LoraConfig, ModelConfig
+from configs.experts import ExpertsConfig
+from mmjax.models.forward import run_module
+from mmjax.models.model import model_modules
+from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
+from mmjax.training.metrics.flops import count_flops
+from sharding.plans.unit_plan import PlanError, UnitPlan, check_unit
+from sharding.specs.modules import module_graph
+
+TOKENS = 20
+EXPERTS = {
+    "Mixtral": ExpertsConfig(count=4, top_k=2, ffn=24),
+    "Qwen2-MoE": ExpertsConfig(count=6, top_k=3, ffn=16, shared_ffn=40, normalise=False),
+}
+
+
+def model(name, **others):
+    return ModelConfig(
+        (), BackboneConfig(vocabulary=48, width=32, depth=3, ffn=56, experts=EXPERTS[name], **others), ()
+    )
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_a_rank_holds_what_the_spec_says(name, tp, ep):
+    (module,) = model_modules(model(name, biases=("query", "key", "value")))
+    held = 0
+    for piece in module.pieces:
+        definition = piece_definition(piece)
+        splits = jax.tree.leaves(definition.splits, is_leaf=lambda split: isinstance(split, tuple))
+        for shape, split in zip(jax.tree.leaves(definition.shapes), splits, strict=True):
+            ranks = (tp if "tensor" in split else 1) * (ep if "expert" in split else 1)
+            held += (piece.layers or 1) * math.prod(shape.shape) // ranks
+    spec = module_graph(model(name, biases=("query", "key", "value")))["backbone"]
+    assert held == sum(
+        (layer.parameters_per_rank(tp) + layer.expert_parameters_per_rank(tp, ep)) * count
+        for layer, count in spec.all_layers
+    )
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_have_no_adapters(name):
+    adapted = dataclasses.replace(model(name), lora=(LoraConfig("backbone", rank=4),))
+    (module,) = model_modules(adapted)
+    held = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_module_parameters(module)))
+    assert held == module_graph(adapted)["backbone"].parameter_count
+    assert held > module_graph(model(name))["backbone"].parameter_count
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_flops_are_those_of_the_flax_module_with_its_gradients(name):
+    (module,) = model_modules(model(name))
+    batch = dict.fromkeys(("segments", "tokens", "branches", "targets", "positions"), jnp.int32)
+    batch |= dict.fromkeys(("weights", "shares"), jnp.float32)
+    batch = {field: jax.ShapeDtypeStruct((1, TOKENS), dtype) for field, dtype in batch.items()}
+    parameters = abstract_module_parameters(module)
+    spec = module_graph(model(name))["backbone"]
+    loads = np.array((TOKENS, 2 * TOKENS**2, 1), float)  # the mask of the plain form hides half of what it computes
+    forward = functools.partial(run_module, module)
+    assert spec.forward_flops(loads) == count_flops(forward, parameters, {}, batch)
+
+    def loss(parameters, batch):
+        left = forward(parameters, {}, batch)
+        return left.loss + left.auxiliary_loss
+
+    both = count_flops(jax.grad(loss), parameters, batch)
+    assert both == pytest.approx(3 * spec.forward_flops(loads), rel=0.05)  # attention and the table have a little less
+
+
+def test_every_part_of_it_is_divided():
+    spec = module_graph(model("Qwen2-MoE"))["backbone"]
+    assert ("experts.ffn", 16) in spec.tensor_splits and ("experts.shared_ffn", 40) in spec.tensor_splits
+    assert spec.expert_count == 6 and not any(what == "ffn" for what, _ in spec.tensor_splits)
+    graph = module_graph(model("Qwen2-MoE"))
+    check_unit(UnitPlan("mind", ("backbone",), tuple(range(4)), dp=4, layers=(3,), ep=2), graph, 4)
+    with pytest.raises(PlanError, match="ep 4 does not divide the 6 experts"):
+        check_unit(UnitPlan("mind", ("backbone",), tuple(range(4)), dp=4, layers=(3,), ep=4), graph, 4)
+
+
+def test_experts_beside_options_of_the_plain_layer_are_refused():
+    for options in ({"gated": False}, {"biases": ("mlp",)}, {"inner_norms": ("mlp",)}):
+        with pytest.raises(ValueError, match="experts are gated, without biases and inner norms"):
+            model("Mixtral", **options)

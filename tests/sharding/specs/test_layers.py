@@ -1,0 +1,211 @@
+"""Specs against the Flax modules that are built from the same dataclasses: parameters and FLOPs, exactly."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.architectures import (
+    AudioConfig,
+    AutoencoderConfig,
+    BackboneConfig,
+    GeneratorConfig,
+    LoraConfig,
+    ModelConfig,
+    ScaledLinearSchedule,
+    VisionConfig,
+)
+from configs.projectors import MLPProjectorConfig, ResamplerConfig
+from mmjax.models.forward import run_module
+from mmjax.models.model import model_modules
+from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
+from mmjax.training.metrics.flops import count_flops
+from sharding.specs.layer import Kernel, PerLoad
+from sharding.specs.modules import module_graph
+
+VISION = VisionConfig(width=24, depth=3, heads=2, ffn=40, patch=4, merge=2)
+AUDIO = AudioConfig(width=16, depth=2, heads=2, ffn=24, mels=6, merge=2)
+BACKBONE = BackboneConfig(vocabulary=48, width=32, depth=3, heads=4, kv_heads=2, ffn=56)
+GENERATOR = GeneratorConfig(
+    image_size=16,
+    patch=2,
+    widths=(8, 16, 32),
+    blocks=2,
+    attention_levels=(1,),
+    head_width=8,
+    groups=4,
+    condition_width=12,
+)
+MODELS = {
+    "gated": ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,)),
+    "plain, tied": ModelConfig(
+        (VISION,),
+        dataclasses.replace(BACKBONE, gated=False, biases=("mlp",), activation="gelu_tanh", tie_embeddings=True),
+        (dataclasses.replace(GENERATOR, attention_levels=(0, 2), blocks=1),),
+    ),
+}
+MODELS["as published, each with what the others lack"] = ModelConfig(
+    (
+        dataclasses.replace(
+            VISION,
+            norm="rmsnorm",
+            biases=("output", "mlp"),
+            qk_norm="width",
+            layer_scale=0.1,
+            class_token=True,
+            positions="learned",
+            grid=4,
+            patch_bias=False,
+            input_norm=True,
+            final_norm=False,
+            projector=MLPProjectorConfig(norm=True, activation="gelu"),
+        ),
+        dataclasses.replace(
+            AUDIO,
+            kv_heads=2,
+            gated=True,
+            activation="silu",
+            inner_norms=("attention", "mlp"),
+            norm_bias=False,
+            projector=ResamplerConfig(heads=4),
+        ),
+    ),
+    dataclasses.replace(
+        BACKBONE,
+        norm="layernorm",
+        biases=("query", "key", "value"),
+        qk_norm="head",
+        parallel_block=True,
+        positions="learned",
+        max_positions=64,
+        inner_norms=("mlp",),
+    ),
+    (
+        dataclasses.replace(
+            GENERATOR,
+            patch=1,
+            widths=(8, 16),
+            head_width=(2, 4),
+            pooled="none",
+            schedule=ScaledLinearSchedule(),
+            condition_dropout=0.1,
+            autoencoder=AutoencoderConfig(latent_channels=2, widths=(8, 16), blocks=1, groups=4),
+        ),
+    ),
+)
+MODELS["a generator of spectrograms"] = ModelConfig(
+    (),
+    BACKBONE,
+    (
+        dataclasses.replace(
+            GENERATOR,
+            image_size=(16, 8),
+            second_attention="map",
+            linear_projection=False,
+            pooled="concatenated",
+        ),
+    ),
+)
+MODELS["adapted"] = dataclasses.replace(
+    MODELS["gated"],
+    lora=(
+        LoraConfig("vision", rank=4, targets=("query", "down")),
+        LoraConfig("backbone", rank=4),
+        LoraConfig("generator", rank=2),
+    ),
+)
+POSITIONS, TOKENS, IMAGES = 16, 20, 3
+
+
+def flops(model, name):
+    """Of the Flax module's forward over one row that is one segment."""
+    modules = {module.name: module for module in model_modules(model)}
+    batch = {
+        "patches": ((1, POSITIONS, VISION.patch_width), jnp.float32),
+        "frames": ((1, 2 * POSITIONS, AUDIO.mels), jnp.float32),
+        "images": ((1, IMAGES, *model.generators[0].image_sides, 3) if model.generators else (), jnp.float32),
+        "weights": ((1, IMAGES if name == "generator" else TOKENS), jnp.float32),
+        "samples": ((1, IMAGES), jnp.int32),
+        "seed_and_step": ((2,), jnp.int32),
+        "generator_conditions": ((1, IMAGES, GENERATOR.conditions), jnp.int32),
+    }
+    length = TOKENS if name == "backbone" else POSITIONS
+    positions = (1, length, 2) if name == "vision" else (1, length)
+    batch |= {"positions": (positions, jnp.int32)}
+    batch |= dict.fromkeys(
+        ("segments", "tokens", "branches", "targets", "vision_index", "audio_index"), ((1, length), jnp.int32)
+    )
+    inputs = {
+        "backbone": {
+            "vision": (1, POSITIONS // 4, BACKBONE.width),
+            "audio": (1, POSITIONS // 2, BACKBONE.width),
+        },
+        "generator": {"backbone": (1, IMAGES, GENERATOR.conditions, BACKBONE.width)},
+    }.get(name, {})
+    inputs = {source: shape for source, shape in inputs.items() if source in modules}
+    return count_flops(
+        functools.partial(run_module, modules[name]),
+        abstract_module_parameters(modules[name]),
+        {source: jax.ShapeDtypeStruct(shape, jnp.float32) for source, shape in inputs.items()},
+        {field: jax.ShapeDtypeStruct(*of) for field, of in batch.items()},
+    )
+
+
+CASES = [(name, module.name) for name, model in MODELS.items() for module in module_graph(model).modules]
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_parameters_are_those_of_the_flax_module(model, name):
+    module = next(module for module in model_modules(MODELS[model]) if module.name == name)
+    leaves = jax.tree.leaves(abstract_module_parameters(module))
+    assert module_graph(MODELS[model])[name].parameter_count == sum(math.prod(leaf.shape) for leaf in leaves)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_a_tensor_rank_holds_what_the_spec_says(model, name, tp):
+    module = next(module for module in model_modules(MODELS[model]) if module.name == name)
+    held = 0
+    for piece in module.pieces:
+        definition = piece_definition(piece)
+        shapes = jax.tree.leaves(definition.shapes)
+        splits = jax.tree.leaves(definition.splits, is_leaf=lambda split: isinstance(split, tuple))
+        for shape, split in zip(shapes, splits, strict=True):
+            held += (piece.layers or 1) * math.prod(shape.shape) // (tp if "tensor" in split else 1)
+    spec = module_graph(MODELS[model])[name]
+    assert held == sum(
+        (layer.parameters / tp + layer.replicated_parameters) * count for layer, count in spec.all_layers
+    )
+
+
+@pytest.mark.parametrize(("model", "name"), CASES)
+def test_flops_are_those_of_the_flax_module(model, name):
+    spec = module_graph(MODELS[model])[name]
+    loads = {
+        "backbone": (TOKENS, 2 * TOKENS**2, 1),  # the mask of the plain form hides half of what it computes
+        "generator": (0, 0, IMAGES),
+    }.get(name, (POSITIONS, POSITIONS**2, 1))
+    assert spec.forward_flops(np.array(loads, float)) == flops(MODELS[model], name)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_same_layers_may_divide_their_positions(model):
+    for module in model_modules(MODELS[model]):
+        spec = module_graph(MODELS[model])[module.name]
+        for piece in module.compute_pieces:
+            assert spec.layer_named(piece.name).sequence_parallel == piece.sequence_parallel, (module.name, piece.name)
+
+
+def test_amounts_add_up_and_take_arrays_of_loads():
+    amount = PerLoad(1.0, 0.5) + PerLoad(items=3.0) * 2
+    loads = np.array([[[1.0, 4.0, 2.0], [0.0, 0.0, 1.0]]])
+    np.testing.assert_array_equal(amount.at(loads), [[15.0, 6.0]])
+
+
+def test_an_unknown_kind_of_kernel_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"kernel conv: there is no kind 'convolve'; choose from matmul, attention"):
+        Kernel("conv", "convolve")

@@ -1,0 +1,118 @@
+"""Described data: rows filled to their length, sizes and counts as asked, every row used as often as any other."""
+
+import numpy as np
+import pytest
+
+from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.workloads import Lognormal, SampleKind, SyntheticData
+from sharding.specs.row_load_statistics import RowLoadStatistics, draw_row_loads
+
+MODEL = ModelConfig(
+    (VisionConfig(patch=16, merge=2), AudioConfig(merge=2)),
+    BackboneConfig(),
+    (GeneratorConfig(conditions=4),),
+)
+TEXT = SampleKind(Lognormal(30, 0.5))
+
+
+def one(kind, **settings):
+    return draw_row_loads(SyntheticData(**{"row_tokens": 2000, "kinds": ((kind, 1.0),)} | settings), MODEL, 50)
+
+
+def test_text_alone_fills_rows_and_brings_encoders_nothing():
+    loads = one(TEXT).loads
+    tokens, squares, samples = loads["backbone"].T
+    assert ((tokens <= 2000) & (tokens > 1700)).all() and (samples > 10).all()
+    assert (squares < tokens**2).all() and (squares >= tokens**2 / samples).all()
+    assert not loads["vision"].any() and not loads["audio"].any() and not loads["generator"].any()
+
+
+def test_a_joined_row_is_one_segment():
+    tokens, squares, _ = one(TEXT, one_document=True).loads["backbone"].T
+    np.testing.assert_array_equal(squares, tokens**2)
+
+
+def test_an_image_becomes_patches_and_their_squares_become_tokens_of_the_backbone():
+    kind = SampleKind(Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(256, 0.0))
+    loads = one(kind, row_tokens=100).loads  # 64 tokens of the image, 2 delimiters, 10 of text: one sample a row
+    np.testing.assert_array_equal(loads["vision"], np.tile([256.0, 256.0**2, 1.0], (50, 1)))
+    np.testing.assert_array_equal(loads["backbone"], np.tile([76.0, 76.0**2, 1.0], (50, 1)))
+
+
+def test_a_class_token_takes_a_cell_of_the_row_and_one_place_of_attention():
+    kind = SampleKind(Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(256, 0.0))
+    model = ModelConfig((VisionConfig(patch=16, merge=2, class_token=True),), BackboneConfig(), ())
+    loads = draw_row_loads(SyntheticData(row_tokens=100, kinds=((kind, 1.0),)), model, 3).loads
+    np.testing.assert_array_equal(loads["vision"], np.tile([260.0, 257.0**2, 1.0], (3, 1)))
+    np.testing.assert_array_equal(loads["backbone"], np.tile([76.0, 76.0**2, 1.0], (3, 1)))
+
+
+def test_large_images_are_cut_into_tiles_and_a_thumbnail():
+    kind = SampleKind(
+        Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(1000, 0.0), tile_side=448, max_tiles=4
+    )
+    loads = one(kind, row_tokens=1100).loads
+    np.testing.assert_array_equal(loads["vision"][0], [5 * 784, 5 * 784**2, 5])
+    assert loads["backbone"][0, 0] == 10 + 5 * (196 + 2)
+
+
+def test_clips_have_fifty_positions_a_second():
+    kind = SampleKind(Lognormal(10, 0.0), clip_counts=(0.0, 0.0, 1.0), clip_seconds=Lognormal(3.0, 0.0))
+    loads = one(kind, row_tokens=200).loads
+    np.testing.assert_array_equal(loads["audio"][0], [300, 2 * 150**2, 2])
+    assert loads["backbone"][0, 0] == 10 + 2 * (75 + 2)
+
+
+def test_drawn_images_take_conditions_in_the_row():
+    kind = SampleKind(Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(64, 0.0), generated_share=1.0)
+    loads = one(kind, row_tokens=24).loads
+    assert loads["generator"][0].tolist() == [0, 0, 1] and loads["backbone"][0, 0] == 10 + 4 + 2 + 4
+
+
+def test_shares_and_probabilities_are_those_asked_for():
+    images = SampleKind(Lognormal(10, 0.0), image_counts=(0.5, 0.0, 0.5), image_side=Lognormal(32, 0.0))
+    data = SyntheticData(100_000, ((TEXT, 3.0), (images, 1.0)))
+    loads = draw_row_loads(data, MODEL, 2).loads
+    share = loads["vision"][:, 2].sum() / loads["backbone"][:, 2].sum()
+    assert 0.2 < share < 0.3
+
+
+def test_a_sample_longer_than_a_row_is_cut_to_it():
+    tokens, squares, samples = one(TEXT, row_tokens=5).loads["backbone"].T
+    assert (tokens == 5).all() and (squares == 25).all() and (samples == 1).all()
+
+
+def test_the_same_seed_draws_the_same_rows():
+    a, b = (draw_row_loads(SyntheticData(500, ((TEXT, 1.0),)), MODEL, 5, seed).loads["backbone"] for seed in (1, 1))
+    other = draw_row_loads(SyntheticData(500, ((TEXT, 1.0),)), MODEL, 5, 2).loads["backbone"]
+    np.testing.assert_array_equal(a, b)
+    assert (a != other).any()
+
+
+def test_a_global_batch_uses_every_row_as_often_as_any_other():
+    loads = np.arange(15.0).reshape(5, 3)
+    drawn = RowLoadStatistics({"backbone": loads}).sample_batch(13)["backbone"][:, 0]
+    counts = np.unique(drawn, return_counts=True)[1]
+    assert len(drawn) == 13 and len(counts) == 5 and counts.max() - counts.min() <= 1
+
+
+def test_modules_with_different_numbers_of_rows_are_refused():
+    with pytest.raises(ValueError, match="every module needs as many rows"):
+        RowLoadStatistics({"vision": np.zeros((2, 3)), "backbone": np.zeros((3, 3))})
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Lognormal(0.0, 1.0), "0 < least <= median"),
+        (
+            lambda: SampleKind(TEXT.text_tokens, image_counts=(0.5, 0.4)),
+            "SampleKind.image_counts = .* must add up to 1",
+        ),
+        (lambda: SampleKind(TEXT.text_tokens, generated_share=2.0), "SampleKind.generated_share is 2.0; it is a share"),
+        (lambda: SyntheticData(10, ()), "kinds with positive shares"),
+    ],
+)
+def test_descriptions_check_themselves(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

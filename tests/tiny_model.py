@@ -1,0 +1,121 @@
+"""A model with every kind of layer that compiles in seconds, and batches for it made by hand."""
+
+import dataclasses
+
+import numpy as np
+
+from configs.architectures import (
+    AudioConfig,
+    AutoencoderConfig,
+    BackboneConfig,
+    GeneratorConfig,
+    ModelConfig,
+    ScaledLinearSchedule,
+    VisionConfig,
+)
+
+AUDIO = AudioConfig(width=8, depth=2, heads=2, ffn=12, mels=3, merge=2)
+VISION = VisionConfig(width=8, depth=2, heads=2, ffn=12, patch=2, merge=2)
+BACKBONE = BackboneConfig(vocabulary=24, width=16, depth=3, heads=4, kv_heads=2, ffn=24)
+GENERATOR = GeneratorConfig(image_size=4, patch=2, widths=(8,), head_width=4, groups=4, conditions=2, condition_width=8)
+# With all that the other lacks: an autoencoder, a table of noise, and conditions that are dropped.
+LATENT_GENERATOR = GeneratorConfig(
+    name="painter",
+    image_size=4,
+    patch=1,
+    widths=(8,),
+    head_width=4,
+    groups=4,
+    pooled="none",
+    conditions=1,
+    condition_width=8,
+    condition_dropout=0.3,
+    schedule=ScaledLinearSchedule(),
+    autoencoder=AutoencoderConfig(latent_channels=2, widths=(8, 16), blocks=1, groups=4),
+)
+
+PATCHES, TOKENS, IMAGES, CLIPS = 8, 12, 2, 2
+"""Patches p, tokens s, generated images g and clips of a row; a clip is one backbone token."""
+
+
+def tiny_model(dtype: str = "float32", **backbone: object) -> ModelConfig:
+    """One encoder, backbone and generator; keywords change the backbone."""
+    return ModelConfig((VISION,), dataclasses.replace(BACKBONE, **backbone), (GENERATOR,), dtype)
+
+
+def tiny_batch(config: ModelConfig, rows: int = 8, seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
+    """`{module: {name: [n, ...]}}` of random values in the layout of `data.packing.global_batch`, different in every row.
+
+    A row holds two samples (the second with two branches behind its trunk) and two tokens of padding; two images of
+    one cell each, or one and padding; clips likewise; and two generated images, of which every third has no target.
+    """
+    random = np.random.default_rng(seed)
+    arrays = {encoder.name: _ENCODERS[type(encoder)](encoder, rows, random) for encoder in config.encoders}
+    arrays[config.backbone.name] = _backbone(config, rows, random)
+    return arrays | {generator.name: _generator(generator, rows, random) for generator in config.generators}
+
+
+def _vision(config: VisionConfig, rows: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+    cell = config.merge**2
+    segments = (np.arange(PATCHES, dtype=np.int32) // cell + 1)[None].repeat(rows, axis=0)
+    segments[1::3, cell:] = 0
+    positions = random.integers(0, 4, (rows, PATCHES, 2)).astype(np.int32)
+    if config.class_token:  # one image behind the cell of its token, or none
+        segments[:, cell:] = segments[:, :1]
+        segments[1::3], segments[:, 1:cell], positions[:, 0] = 0, 0, -1
+    return {
+        "patches": random.uniform(-1, 1, (rows, PATCHES, config.patch_width)).astype(np.float32),
+        "segments": segments,
+        "positions": positions,
+    }
+
+
+def _audio(config: AudioConfig, rows: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+    positions = np.arange(CLIPS * config.merge, dtype=np.int32)[None].repeat(rows, axis=0)
+    segments = positions // config.merge + 1
+    segments[1::3, config.merge :] = 0
+    return {
+        "frames": random.normal(size=(rows, 2 * CLIPS * config.merge, config.mels)).astype(np.float32),
+        "segments": segments,
+        "positions": positions % config.merge,
+    }
+
+
+_ENCODERS = {VisionConfig: _vision, AudioConfig: _audio}
+
+
+def _backbone(config: ModelConfig, rows: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+    v = config.backbone.vocabulary
+    segments = np.array([1] * 4 + [2] * 6 + [0] * 2, np.int32)[None].repeat(rows, axis=0)
+    branches = np.array([0] * 4 + [0, 0, 1, 1, 2, 2] + [0] * 2, np.int32)[None].repeat(rows, axis=0)
+    positions = np.array([0, 1, 2, 3, 0, 1, 2, 3, 2, 3, 0, 0], np.int32)[None].repeat(rows, axis=0)
+    weights = (random.random((rows, TOKENS)) < 0.7) * (segments > 0)
+    fields = {
+        "tokens": random.integers(0, v, (rows, TOKENS)).astype(np.int32),
+        "segments": segments,
+        "branches": branches,
+        "positions": positions,
+        "targets": random.integers(0, v, (rows, TOKENS)).astype(np.int32),
+        "weights": (weights / max(1, weights.sum())).astype(np.float32),
+    }
+    if config.backbone.experts:
+        real = segments > 0
+        fields["shares"] = (real / max(1, real.sum())).astype(np.float32)
+    for place, encoder in enumerate(config.encoders):
+        index = np.full((rows, TOKENS), -1, np.int32)
+        index[:, 1 + place] = int(isinstance(encoder, VisionConfig) and encoder.class_token)
+        index[::3, 4] = 1
+        fields[f"{encoder.name}_index"] = index
+    for generator in config.generators:
+        shape = (rows, IMAGES, generator.conditions)
+        fields[f"{generator.name}_conditions"] = random.integers(0, TOKENS, shape).astype(np.int32)
+    return fields
+
+
+def _generator(config: GeneratorConfig, rows: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+    wanted = (np.arange(rows * IMAGES) % 3 > 0).reshape(rows, IMAGES)
+    return {
+        "images": random.uniform(-1, 1, (rows, IMAGES, *config.image_sides, config.channels)).astype(np.float32),
+        "weights": (wanted / max(1, wanted.sum())).astype(np.float32),
+        "samples": random.permutation(1000)[: rows * IMAGES].reshape(rows, IMAGES).astype(np.int32),
+    }
