@@ -60,7 +60,7 @@ def needed_bytes(engine: Engine, sizes: BenchmarkSizes) -> float:
 def _residual_bytes(engine: Engine, node: tuple[str, int]) -> int:
     programs = engine.executor.stages[node].programs
     losses = jax.eval_shape(programs.zero_losses)
-    _, kept, _ = jax.eval_shape(programs.forward, *programs._abstract, losses)
+    _, kept, _ = jax.eval_shape(programs.forward, *programs.operand_shapes, losses)
     return _bytes(kept)
 
 

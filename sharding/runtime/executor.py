@@ -1,41 +1,46 @@
-"""Runs a schedule: for every op in order, its program on its stage's submesh, or a hop between two.
+"""Runs a schedule: every op in order, as its stage's program on its submesh or as a hop between two stages.
 
-Everything is dispatched asynchronously; no value is read on the host. Residuals and activations are dropped as soon
-as the last op that needs them has been dispatched.
+Everything is dispatched asynchronously; no value is read on the host. Residuals and activations are dropped as soon as
+the last op that needs them has been dispatched.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from sharding.plans.stage_graph import StageId
 from sharding.runtime.global_reduction import GlobalReduction, StepSummary
 from sharding.runtime.hops import Hop
-from sharding.runtime.stage_programs import Microbatches, StageId, StagePrograms, Tree
+from sharding.runtime.stage_programs import Arrays, Microbatches, StagePrograms
 from sharding.schedules.ops import PipelineOp, Schedule
-from sharding.trees import drop_leaf, get_leaf, set_leaf
+from sharding.trees import Tree, get_leaf, set_leaf
 
-Key = tuple[str, int]
+ChannelKey = tuple[str, int]
 """(channel, microbatch)."""
 
 OpCallback = Callable[[PipelineOp, Any], None]
+"""Called after an op with it and all arrays in flight."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ExecutableStage:
-    """One stage as the executor runs it; every field but the programs is a function of global arrays.
+    """One stage as the executor runs it; every field but `programs` is a function of global arrays.
 
     Attributes:
-        programs: Forward, backward, evaluation.
-        gather: Masters to compute weights.
-        reduce: Unreduced gradients to gradients shaped and sharded like the masters; None where nothing trains.
-        stats: `(reduced gradients or {}, losses by name, [instances] each) -> [1, 1 + losses]`: squared norm, losses.
-        update: `(masters, optimizer state, gradients, decision) -> (masters, optimizer state)`.
+        programs: Forward, backward and evaluation.
+        gather: Master weights to compute weights.
+        reduce: Unreduced gradients to gradients shaped and sharded like the master weights; None where nothing trains.
+        loss_and_norm: `(reduced gradients or {}, losses by name, [replicas] each) -> [1, 1 + losses]`: the squared norm
+            of the gradients, then the losses.
+        update: `(master weights, optimizer state, gradients, summary) -> (master weights, optimizer state)`; None where
+            nothing trains.
     """
 
     programs: StagePrograms
@@ -47,12 +52,12 @@ class ExecutableStage:
     @property
     def is_local(self) -> bool:
         """Whether this process has devices of the stage."""
-        return any(d.process_index == jax.process_index() for d in self.programs.mesh.devices.flat)
+        return any(device.process_index == jax.process_index() for device in self.programs.mesh.devices.flat)
 
 
 @dataclasses.dataclass(frozen=True)
 class Channel:
-    """Activations from one stage to another, and the hops that carry them and their gradients."""
+    """Activations from one stage to another, and the hops that carry them forward and their gradients back."""
 
     name: str
     source: StageId
@@ -61,15 +66,16 @@ class Channel:
     gradient_hop: Hop
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TiedParameter:
-    """A parameter of one stage that another borrows (tied embeddings).
+    """A parameter of one stage that another stage computes with too (tied embeddings).
 
     Attributes:
-        owner, borrower: Stages.
-        owned, borrowed: (key, path) of the parameter in either stage's parameters.
-        layer: Name of the owner's layer that holds it.
-        forth, back: Hops of the compute weight and of its reduced gradient.
+        owner, borrower: The stage that has the master weight, and the other one.
+        owner_path, borrower_path: (key, path) of the parameter in either stage's parameters.
+        owner_layer: Name of the owner's layer that holds it.
+        weight_hop: Carries the compute weight to the borrower.
+        gradient_hop: Carries the borrower's reduced gradient to the owner.
     """
 
     owner: StageId
@@ -83,32 +89,49 @@ class TiedParameter:
 
 @dataclasses.dataclass
 class TrainState:
-    """What training changes: masters and optimizer state by stage, key and layer; and whether all was finite."""
+    """What training changes.
+
+    Attributes:
+        master_weights: By stage, key and layer.
+        optimizer_state: By stage, key and layer, of the trained ones.
+        all_finite: 1.0 while all losses and gradients were finite (`StepSummary.all_finite`).
+    """
 
     master_weights: dict[StageId, Tree]
     optimizer_state: dict[StageId, Tree]
     all_finite: jax.Array
 
 
+class StageEvaluation(NamedTuple):
+    """A stage's results for one microbatch.
+
+    Attributes:
+        losses: `[replicas]` by name.
+        auxiliary_metrics: Arrays by name, rows first.
+    """
+
+    losses: Arrays
+    auxiliary_metrics: Arrays
+
+
 @dataclasses.dataclass
-class _Step:
-    """Everything in flight during one pass over the schedule."""
+class _InFlight:
+    """All arrays during one pass over the schedule."""
 
     state: TrainState
     batch: Mapping[StageId, Microbatches]
-    weights: dict[StageId, Tree]
-    losses: dict[StageId, dict[str, jax.Array]] = dataclasses.field(default_factory=dict)
+    compute_weights: dict[StageId, Tree]
+    losses: dict[StageId, Arrays] = dataclasses.field(default_factory=dict)
     gradients: dict[StageId, Tree] = dataclasses.field(default_factory=dict)
-    outputs: dict[Key, jax.Array | None] = dataclasses.field(default_factory=dict)
-    inputs: dict[Key, jax.Array | None] = dataclasses.field(default_factory=dict)
-    output_gradients: dict[Key, jax.Array | None] = dataclasses.field(default_factory=dict)
-    input_gradients: dict[Key, jax.Array | None] = dataclasses.field(default_factory=dict)
-    residuals: dict[tuple[StageId, int], Any] = dataclasses.field(default_factory=dict)
-    judged: dict[tuple[StageId, int], Tree] = dataclasses.field(default_factory=dict)
-    decision: StepSummary | None = None
+    outputs: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
+    inputs: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
+    output_gradients: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
+    input_gradients: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
+    residuals: dict[tuple[StageId, int], list[jax.Array]] = dataclasses.field(default_factory=dict)
+    summary: StepSummary | None = None
 
-    def in_flight(self) -> Any:
-        """All arrays of the pass, as a pytree."""
+    def arrays(self) -> Any:
+        """As a pytree, without the batch."""
         return {**vars(self), "state": vars(self.state), "batch": None}
 
 
@@ -118,27 +141,28 @@ class Executor:
     Args:
         stages: In topological order.
         channels: All activations between stages.
-        shares: All borrowed parameters.
-        agreement: Decides once a step.
-        training, evaluation: The schedules, already restricted to this process's devices.
+        tied_parameters: All parameters that a stage borrows from another.
+        global_reduction: Norm, clipping and finiteness, once a step.
+        training_schedule, evaluation_schedule: Already restricted to this process's devices.
     """
 
     def __init__(
         self,
         stages: Mapping[StageId, ExecutableStage],
         channels: tuple[Channel, ...],
-        shares: tuple[TiedParameter, ...],
-        agreement: GlobalReduction,
-        training: Schedule,
-        evaluation: Schedule,
+        tied_parameters: tuple[TiedParameter, ...],
+        global_reduction: GlobalReduction,
+        training_schedule: Schedule,
+        evaluation_schedule: Schedule,
     ) -> None:
-        self.stages, self.channels, self.tied_parameters, self.global_reduction = stages, channels, shares, agreement
-        self.training_schedule, self.evaluation_schedule = training, evaluation
+        self.stages, self.channels, self.tied_parameters = stages, channels, tied_parameters
+        self.global_reduction = global_reduction
+        self.training_schedule, self.evaluation_schedule = training_schedule, evaluation_schedule
         self._between: dict[tuple[StageId, StageId], list[Channel]] = {}
         for channel in channels:
             self._between.setdefault((channel.source, channel.target), []).append(channel)
         self._indices: dict[tuple[StageId, int], jax.Array] = {}
-        self._run: dict[str, Callable[[_Step, PipelineOp], None]] = {
+        self._run_op: dict[str, Callable[[_InFlight, PipelineOp], None]] = {
             "gather": self._gather,
             "share": self._share,
             "forward": self._forward,
@@ -154,190 +178,202 @@ class Executor:
     def step(
         self, state: TrainState, batch: Mapping[StageId, Microbatches], callback: OpCallback | None = None
     ) -> tuple[TrainState, StepSummary]:
-        """One training step; the state's buffers are donated. The decision is not read here.
+        """One training step. The buffers of the state are donated; the summary is not read here.
 
         Args:
-            state, batch: What to train, on what.
-            watch: Called after every part with the part and all arrays in flight, to time it.
+            state: Master weights and optimizer state.
+            batch: Every local stage's part of the global batch.
+            callback: Called after every op, to time it.
         """
-        step = self._pass(state, batch, frozenset(self._run), callback)
-        assert step.decision is not None
-        return step.state, step.decision
+        flight = self._run_training_ops(state, batch, frozenset(self._run_op), callback)
+        assert flight.summary is not None
+        return flight.state, flight.summary
 
     def gradients(
         self, state: TrainState, batch: Mapping[StageId, Microbatches]
     ) -> tuple[dict[StageId, Tree], StepSummary]:
         """Reduced gradients by stage, key and layer, and the losses, without an update; the state stays as it is."""
-        step = self._pass(state, batch, frozenset(self._run) - {"update"})
-        assert step.decision is not None
-        return step.gradients, step.decision
+        flight = self._run_training_ops(state, batch, frozenset(self._run_op) - {"update"})
+        assert flight.summary is not None
+        return flight.gradients, flight.summary
 
     def compute_weights(self, state: TrainState) -> dict[StageId, Tree]:
         """The compute weights of all stages, for several evaluations of one state."""
-        return self._pass(state, {}, frozenset({"gather", "share"})).weights
+        return self._run_training_ops(state, {}, frozenset({"gather", "share"})).compute_weights
 
-    def _pass(
+    def _run_training_ops(
         self,
         state: TrainState,
         batch: Mapping[StageId, Microbatches],
         kinds: frozenset[str],
-        watch: OpCallback | None = None,
-    ) -> "_Step":
-        """Runs the ops of some kinds, in the training schedule's order."""
-        step = _Step(TrainState(dict(state.master_weights), dict(state.optimizer_state), state.all_finite), batch, {})
+        callback: OpCallback | None = None,
+    ) -> _InFlight:
+        """Runs the ops of some kinds in the order of the training schedule."""
+        state = TrainState(dict(state.master_weights), dict(state.optimizer_state), state.all_finite)
+        flight = _InFlight(state, batch, {})
         for op in self.training_schedule.ops:
             if op.kind in kinds:
-                self._run[op.kind](step, op)
-                if watch:
-                    watch(op, step.in_flight())
-        return step
+                self._run_op[op.kind](flight, op)
+                if callback:
+                    callback(op, flight.arrays())
+        return flight
 
     def evaluate(
-        self, weights: dict[StageId, Tree], batch: Mapping[StageId, Microbatches]
-    ) -> dict[StageId, list[tuple[dict[str, jax.Array], Tree]]]:
-        """Losses by name, `[instances]` each, and judged arrays of every stage and microbatch; forward only."""
-        step = _Step(TrainState({}, {}, jnp.ones(())), batch, weights)
-        results: dict[StageId, list[tuple[dict[str, jax.Array], Tree]]] = {node: [] for node in self.stages}
+        self, compute_weights: dict[StageId, Tree], batch: Mapping[StageId, Microbatches]
+    ) -> dict[StageId, list[StageEvaluation]]:
+        """Losses and auxiliary metrics of every stage and microbatch; forward only."""
+        flight = _InFlight(TrainState({}, {}, jnp.ones(())), batch, compute_weights)
+        results: dict[StageId, list[StageEvaluation]] = {stage_id: [] for stage_id in self.stages}
         for op in self.evaluation_schedule.ops:
             if op.kind == "hop":
-                self._hop(step, op)
+                self._hop(flight, op)
             elif op.kind == "forward":
-                results[op.stage_id].append(self._judge(step, op))
+                results[op.stage_id].append(self._evaluate(flight, op))
         return results
 
-    # ------------------------------------------------------------------ one method a kind of op
+    # ------------------------------------------------------------------ one method for each kind of op
 
-    def _gather(self, step: _Step, part: PipelineOp) -> None:
-        node = part.stage_id
-        if self.stages[node].is_local:
-            step.weights[node] = self.stages[node].gather(step.state.master_weights[node])
+    def _gather(self, flight: _InFlight, op: PipelineOp) -> None:
+        stage = self.stages[op.stage_id]
+        if stage.is_local:
+            flight.compute_weights[op.stage_id] = stage.gather(flight.state.master_weights[op.stage_id])
 
-    def _share(self, step: _Step, part: PipelineOp) -> None:
-        for share in self._shares_of(part):
-            key, path = share.owner_path
-            leaf = get_leaf(step.weights[share.owner][key], path) if share.owner in step.weights else None
-            arrived = share.weight_hop(leaf)
-            if self.stages[share.borrower].is_local:
-                key, path = share.borrower_path
-                weights = step.weights[share.borrower]
-                step.weights[share.borrower] = {**weights, key: set_leaf(weights[key], path, arrived)}
+    def _share(self, flight: _InFlight, op: PipelineOp) -> None:
+        for tied in self._tied_between(op):
+            weight = None
+            if tied.owner in flight.compute_weights:
+                key, path = tied.owner_path
+                weight = get_leaf(flight.compute_weights[tied.owner][key], path)
+            received = tied.weight_hop(weight)
+            if self.stages[tied.borrower].is_local:
+                key, path = tied.borrower_path
+                weights = flight.compute_weights[tied.borrower]
+                flight.compute_weights[tied.borrower] = {**weights, key: set_leaf(weights[key], path, received)}
 
-    def _forward(self, step: _Step, part: PipelineOp) -> None:
-        node, microbatch = part.stage_id, part.microbatch
-        stage = self.stages[node]
-        programs = stage.programs
-        if not stage.is_local:
-            step.outputs |= {(name, microbatch): None for name in programs.definition.output_channels}
+    def _forward(self, flight: _InFlight, op: PipelineOp) -> None:
+        stage_id, microbatch = op.stage_id, op.microbatch
+        programs = self.stages[stage_id].programs
+        if not self.stages[stage_id].is_local:
+            flight.outputs |= {(name, microbatch): None for name in programs.definition.output_channels}
             return
-        losses = step.losses[node] if node in step.losses else programs.zero_losses()
-        inputs = {name: step.inputs[name, microbatch] for name in programs.definition.input_channels}
-        outputs, residuals, step.losses[node] = programs.forward(
-            step.weights[node], inputs, step.batch[node], self._index(node, microbatch), losses
+        losses = flight.losses[stage_id] if stage_id in flight.losses else programs.zero_losses()
+        inputs = {name: flight.inputs[name, microbatch] for name in programs.definition.input_channels}
+        result = programs.forward(
+            flight.compute_weights[stage_id], inputs, flight.batch[stage_id], self._index(stage_id, microbatch), losses
         )
-        step.outputs |= {(name, microbatch): array for name, array in outputs.items()}
+        flight.losses[stage_id] = result.losses
+        flight.outputs |= {(name, microbatch): array for name, array in result.outputs.items()}
         if programs.backward is None:
             for name in programs.definition.input_channels:
-                del step.inputs[name, microbatch]
+                del flight.inputs[name, microbatch]
         else:
-            step.residuals[node, microbatch] = residuals
+            flight.residuals[stage_id, microbatch] = result.residuals
 
-    def _judge(self, step: _Step, part: PipelineOp) -> tuple[dict[str, jax.Array], Tree]:
-        node, microbatch = part.stage_id, part.microbatch
-        programs = self.stages[node].programs
-        inputs = {name: step.inputs.pop((name, microbatch)) for name in programs.definition.input_channels}
-        outputs, losses, judged = programs.evaluate(
-            step.weights[node], inputs, step.batch[node], self._index(node, microbatch)
+    def _evaluate(self, flight: _InFlight, op: PipelineOp) -> StageEvaluation:
+        stage_id, microbatch = op.stage_id, op.microbatch
+        programs = self.stages[stage_id].programs
+        inputs = {name: flight.inputs.pop((name, microbatch)) for name in programs.definition.input_channels}
+        output = programs.evaluate(
+            flight.compute_weights[stage_id], inputs, flight.batch[stage_id], self._index(stage_id, microbatch)
         )
-        step.outputs |= {(name, microbatch): array for name, array in outputs.items()}
-        return losses, judged
+        flight.outputs |= {(name, microbatch): array for name, array in output.outputs.items()}
+        return StageEvaluation(output.losses, output.auxiliary_metrics)
 
-    def _hop(self, step: _Step, part: PipelineOp) -> None:
-        for channel in self._between[part.stage_id, part.target_id]:
-            key = (channel.name, part.microbatch)
-            step.inputs[key] = channel.activation_hop(step.outputs.pop(key, None))
+    def _hop(self, flight: _InFlight, op: PipelineOp) -> None:
+        for channel in self._between[op.stage_id, op.target_id]:
+            key = (channel.name, op.microbatch)
+            flight.inputs[key] = channel.activation_hop(flight.outputs.pop(key, None))
 
-    def _backward(self, step: _Step, part: PipelineOp) -> None:
-        node, microbatch = part.stage_id, part.microbatch
-        stage = self.stages[node]
-        programs = stage.programs
-        if not stage.is_local:
+    def _backward(self, flight: _InFlight, op: PipelineOp) -> None:
+        stage_id, microbatch = op.stage_id, op.microbatch
+        programs = self.stages[stage_id].programs
+        if not self.stages[stage_id].is_local:
             return
-        if node not in step.gradients:
-            step.gradients[node] = programs.zero_gradients()
-        inputs = {name: step.inputs.pop((name, microbatch)) for name in programs.definition.input_channels}
-        outputs = {name: step.output_gradients.pop((name, microbatch)) for name in programs.definition.output_channels}
-        more, step.gradients[node] = programs.backward(
-            step.weights[node],
+        assert programs.backward is not None
+        if stage_id not in flight.gradients:
+            flight.gradients[stage_id] = programs.zero_gradients()
+        definition = programs.definition
+        inputs = {name: flight.inputs.pop((name, microbatch)) for name in definition.input_channels}
+        output_gradients = {
+            name: flight.output_gradients.pop((name, microbatch)) for name in definition.output_channels
+        }
+        result = programs.backward(
+            flight.compute_weights[stage_id],
             inputs,
-            step.batch[node],
-            self._index(node, microbatch),
-            step.residuals.pop((node, microbatch)),
-            outputs,
-            step.gradients[node],
+            flight.batch[stage_id],
+            self._index(stage_id, microbatch),
+            flight.residuals.pop((stage_id, microbatch)),
+            output_gradients,
+            flight.gradients[stage_id],
         )
-        step.input_gradients |= {(name, microbatch): array for name, array in more.items()}
+        flight.gradients[stage_id] = result.parameter_gradients
+        flight.input_gradients |= {(name, microbatch): array for name, array in result.input_gradients.items()}
 
-    def _hop_back(self, step: _Step, part: PipelineOp) -> None:
-        """The part is named from the stage that computed the gradient to the one that waits for it."""
-        for channel in self._between[part.target_id, part.stage_id]:
-            key = (channel.name, part.microbatch)
-            step.output_gradients[key] = channel.gradient_hop(step.input_gradients.pop(key, None))
+    def _hop_back(self, flight: _InFlight, op: PipelineOp) -> None:
+        """The op goes from the stage that computed the gradient to the one that waits for it."""
+        for channel in self._between[op.target_id, op.stage_id]:
+            key = (channel.name, op.microbatch)
+            flight.output_gradients[key] = channel.gradient_hop(flight.input_gradients.pop(key, None))
 
-    def _reduce(self, step: _Step, part: PipelineOp) -> None:
-        node = part.stage_id
-        stage = self.stages[node]
+    def _reduce(self, flight: _InFlight, op: PipelineOp) -> None:
+        stage = self.stages[op.stage_id]
         if stage.is_local and stage.reduce is not None:
-            step.gradients[node] = stage.reduce(step.gradients[node])
+            flight.gradients[op.stage_id] = stage.reduce(flight.gradients[op.stage_id])
 
-    def _share_back(self, step: _Step, part: PipelineOp) -> None:
-        for share in self._shares_of(part):
-            if share.borrower_path[0] not in self.stages[share.borrower].programs.definition.trained_keys:
+    def _share_back(self, flight: _InFlight, op: PipelineOp) -> None:
+        for tied in self._tied_between(op):
+            if tied.borrower_path[0] not in self.stages[tied.borrower].programs.definition.trained_keys:
                 continue  # both stages train, but not this parameter
             gradient = None
-            if self.stages[share.borrower].is_local:
-                key, path = share.borrower_path
-                tree = step.gradients[share.borrower]
+            if self.stages[tied.borrower].is_local:
+                key, path = tied.borrower_path
+                tree = flight.gradients[tied.borrower]
                 (layer,) = tree[key]
-                gradient = get_leaf(tree[key][layer], path)
-                rest = {layer: drop_leaf(tree[key][layer], path)}
-                step.gradients[share.borrower] = {**tree, key: rest}
-            arrived = share.gradient_hop(gradient)
-            if self.stages[share.owner].is_local:
-                key, path = share.owner_path
-                tree = step.gradients[share.owner]
-                total = jnp.add(get_leaf(tree[key][share.owner_layer], path), arrived)
-                layers = {**tree[key], share.owner_layer: set_leaf(tree[key][share.owner_layer], path, total)}
-                step.gradients[share.owner] = {**tree, key: layers}
+                leaves = traverse_util.flatten_dict(tree[key][layer], sep="/")
+                gradient = leaves.pop(path)
+                flight.gradients[tied.borrower] = {**tree, key: {layer: traverse_util.unflatten_dict(leaves, sep="/")}}
+            received = tied.gradient_hop(gradient)
+            if self.stages[tied.owner].is_local:
+                key, path = tied.owner_path
+                tree = flight.gradients[tied.owner]
+                layers = tree[key]
+                total = jnp.add(get_leaf(layers[tied.owner_layer], path), received)
+                layers = {**layers, tied.owner_layer: set_leaf(layers[tied.owner_layer], path, total)}
+                flight.gradients[tied.owner] = {**tree, key: layers}
 
-    def _norm(self, step: _Step, part: PipelineOp) -> None:
-        stats = {
-            node: stage.loss_and_norm(step.gradients[node] if stage.reduce else {}, step.losses[node])
-            for node, stage in self.stages.items()
+    def _norm(self, flight: _InFlight, op: PipelineOp) -> None:
+        statistics = {
+            stage_id: stage.loss_and_norm(flight.gradients[stage_id] if stage.reduce else {}, flight.losses[stage_id])
+            for stage_id, stage in self.stages.items()
             if stage.is_local
         }
-        step.decision = self.global_reduction.reduce(stats, step.state.all_finite)
-        step.state.all_finite = step.decision.all_finite
+        flight.summary = self.global_reduction.reduce(statistics, flight.state.all_finite)
+        flight.state.all_finite = flight.summary.all_finite
 
-    def _update(self, step: _Step, part: PipelineOp) -> None:
-        node = part.stage_id
-        stage = self.stages[node]
+    def _update(self, flight: _InFlight, op: PipelineOp) -> None:
+        stage_id, state = op.stage_id, flight.state
+        stage = self.stages[stage_id]
         if stage.is_local and stage.update is not None:
-            assert step.decision is not None
-            decision = self.global_reduction.on_stage(step.decision, node)
-            step.state.master_weights[node], step.state.optimizer_state[node] = stage.update(
-                step.state.master_weights[node], step.state.optimizer_state[node], step.gradients.pop(node), decision
+            assert flight.summary is not None
+            summary = self.global_reduction.on_stage(flight.summary, stage_id)
+            assert summary is not None
+            state.master_weights[stage_id], state.optimizer_state[stage_id] = stage.update(
+                state.master_weights[stage_id],
+                state.optimizer_state[stage_id],
+                flight.gradients.pop(stage_id),
+                summary,
             )
 
     # ------------------------------------------------------------------ helpers
 
-    def _shares_of(self, part: PipelineOp) -> list[TiedParameter]:
-        ends = {part.stage_id, part.target_id}
-        return [share for share in self.tied_parameters if {share.owner, share.borrower} == ends]
+    def _tied_between(self, op: PipelineOp) -> list[TiedParameter]:
+        ends = {op.stage_id, op.target_id}
+        return [tied for tied in self.tied_parameters if {tied.owner, tied.borrower} == ends]
 
-    def _index(self, node: StageId, microbatch: int) -> jax.Array:
+    def _index(self, stage_id: StageId, microbatch: int) -> jax.Array:
         """The number of a microbatch on a stage's submesh, made once."""
-        key = (node, microbatch)
+        key = (stage_id, microbatch)
         if key not in self._indices:
-            sharding = NamedSharding(self.stages[node].programs.mesh, P())
+            sharding = NamedSharding(self.stages[stage_id].programs.mesh, P())
             self._indices[key] = jax.make_array_from_callback((), sharding, lambda _: np.int32(microbatch))
         return self._indices[key]

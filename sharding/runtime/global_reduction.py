@@ -78,9 +78,7 @@ class GlobalReduction:
             return StepSummary(loss_sums, norm, scale, jnp.where(finite, all_finite, 0.0))
 
         specs = [P("all")] * len(self.stage_ids)
-        self._program = jax.jit(
-            jax.shard_map(global_reduction, mesh=self._mesh, in_specs=(specs, P()), out_specs=P())
-        )
+        self._program = jax.jit(jax.shard_map(global_reduction, mesh=self._mesh, in_specs=(specs, P()), out_specs=P()))
 
     def initial_flag(self, all_finite: bool = True) -> jax.Array:
         """The `all_finite` of a state in which everything was finite so far."""
@@ -94,7 +92,9 @@ class GlobalReduction:
                 of its gradients, then its losses. None or absent for the other stages.
             all_finite: What the step before left.
         """
-        return self._program([self._on_all_devices(stage, statistics.get(stage)) for stage in self.stage_ids], all_finite)
+        return self._program(
+            [self._on_all_devices(stage, statistics.get(stage)) for stage in self.stage_ids], all_finite
+        )
 
     def on_stage(self, summary: StepSummary, stage_id: StageId) -> StepSummary | None:
         """The same values on a stage's submesh, without a copy; None where this process has no device of it."""

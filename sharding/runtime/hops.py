@@ -148,7 +148,7 @@ def zeros_at_source(hop: Hop) -> jax.Array | None:
 
 
 class _Endpoints:
-    """Both ends of a hop: their devices and boxes; takes arrays apart at the source and assembles them at the target."""
+    """Both ends of a hop: their devices and boxes; splits arrays at the source and assembles them at the target."""
 
     def __init__(self, source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.source, self.target, self.shape, self.dtype = source, target, tuple(shape), dtype
@@ -207,7 +207,10 @@ def _permute_in_rounds(
     rank_of = {device: rank for rank, device in enumerate(devices)}
     chunk = _at_least_1d(transfer.chunk)
     table_shape = (len(transfer.rounds), len(devices), len(chunk))
-    read_starts, write_starts = np.zeros(table_shape, np.int32), np.zeros(table_shape, np.int32)  # [rounds, ranks, dims]
+    read_starts, write_starts = (
+        np.zeros(table_shape, np.int32),
+        np.zeros(table_shape, np.int32),
+    )  # [rounds, ranks, dims]
     receives = np.zeros(table_shape[:2], bool)  # [rounds, ranks]
     permutations: list[list[tuple[int, int]]] = []
     for round_index, moves in enumerate(transfer.rounds):

@@ -1,8 +1,9 @@
-"""Master weights by layer, and how a step's compute weights and reduced gradients come from and go to them.
+"""Master weights of a stage by layer, and the programs that make compute weights of them and reduce gradients to them.
 
-Masters are float32, one tree a layer, sharded over the data axes as well as tensor (ZeRO-1, arXiv 1910.02054); so a
-checkpoint needs nothing taken apart. `gather` casts and stacks them once a step; `reduce` brings gradients back.
-Experts are split over some of the data axes, the expert axes, and are gathered and reduced over the rest alone.
+Master weights are float32, one tree for each layer, sharded over the data axes as well as over the tensor axes (ZeRO-1,
+arXiv 1910.02054), so that a checkpoint can store them as they are. `gather` casts and stacks them once a step; the
+program of `make_reduce` brings gradients back to the same layout. Experts are split over some of the data axes, the
+expert axes, and are gathered and reduced over the others alone.
 """
 
 import dataclasses
@@ -16,19 +17,24 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.axes import Axes
+from sharding.plans.stage_graph import StageId
+from sharding.runtime.named_programs import named_jit
 from sharding.trees import Tree, get_leaf, set_leaf
 
+Split = tuple[str | None, ...]
+"""For every dimension of a parameter what divides it: "tensor", "expert" or None."""
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerStackShapes:
-    """One key of a stage's parameters.
+    """The parameters under one key of a stage: equal layers that run as a stack, or a single piece.
 
     Attributes:
-        layers: Names of the layers, in the order they are stacked; a single piece has one and is not stacked.
+        layers: Names of the layers, in the order in which they are stacked; a single piece has one.
         stacked: Whether the stage runs them as a stack.
         shapes: Shapes of one layer's parameters.
-        splits: Per parameter, per dimension None, "tensor" or "expert".
-        tied_shapes, tied_splits: The same by path for parameters whose master lies with another stage.
+        splits: The `Split` of each of them.
+        tied_shapes, tied_splits: The same, by path, for parameters whose master weights another stage holds.
     """
 
     layers: tuple[str, ...]
@@ -36,123 +42,131 @@ class LayerStackShapes:
     shapes: Tree
     splits: Tree
     tied_shapes: Mapping[str, jax.ShapeDtypeStruct] = dataclasses.field(default_factory=dict)
-    tied_splits: Mapping[str, tuple[str | None, ...]] = dataclasses.field(default_factory=dict)
+    tied_splits: Mapping[str, Split] = dataclasses.field(default_factory=dict)
 
 
-def _spec(split: tuple[str | None, ...], axes: Axes) -> tuple[Any, ...]:
-    over = {"tensor": axes.tensor, "expert": axes.expert, None: None}
-    return tuple(over[of] for of in split)
+def _mesh_axes(split: Split, axes: Axes) -> tuple[Any, ...]:
+    axes_by_purpose = {"tensor": axes.tensor, "expert": axes.expert, None: None}
+    return tuple(axes_by_purpose[purpose] for purpose in split)
 
 
 def replicated_data_axes(spec: P, axes: Axes) -> tuple[str, ...]:
-    """The data axes along which every rank holds the same part of a parameter: all but those that split it."""
-    splitting = {name for of in spec for name in (of if isinstance(of, tuple) else (of,))}
-    return tuple(name for name in axes.data if name not in splitting)
+    """The data axes along which every rank holds the same part of a parameter: all but those in its spec."""
+    used = {name for entry in spec for name in (entry if isinstance(entry, tuple) else (entry,))}
+    return tuple(name for name in axes.data if name not in used)
 
 
-def master_spec(shape: tuple[int, ...], split: tuple[str | None, ...], mesh: Mesh, axes: Axes) -> P:
-    """Split dimensions as the module says; the other data axes on the largest other dimension they divide, if any."""
-    spec = list(_spec(split, axes))
-    holding = replicated_data_axes(P(*spec), axes)
-    instances = device_count_along(mesh, holding)
-    free = [d for d, of in enumerate(spec) if of is None and shape[d] % instances == 0]
-    if free and instances > 1:
-        spec[max(free, key=lambda d: shape[d])] = holding
+def master_spec(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -> P:
+    """The spec of a parameter's master weights.
+
+    Dimensions that the module splits stay split; the remaining data axes divide the largest other dimension that they
+    divide evenly, if there is one.
+    """
+    spec = list(_mesh_axes(split, axes))
+    data_axes = replicated_data_axes(P(*spec), axes)
+    replicas = device_count_along(mesh, data_axes)
+    divisible = [dim for dim, entry in enumerate(spec) if entry is None and shape[dim] % replicas == 0]
+    if divisible and replicas > 1:
+        spec[max(divisible, key=lambda dim: shape[dim])] = data_axes
     return P(*spec)
 
 
 def device_count_along(mesh: Mesh, names: tuple[str, ...]) -> int:
-    """Number of devices along these axes together."""
+    """Number of devices along some mesh axes together."""
     return math.prod(mesh.shape[name] for name in names)
 
 
 class StageMasterWeights:
-    """Shardings of a stage's masters, and the programs between masters, compute weights and gradients.
+    """Shardings of a stage's master weights, and the programs between master weights, compute weights and gradients.
 
     Args:
-        pieces: By key of the stage's parameters.
-        mesh, axes: The stage's submesh.
+        layer_stacks: By key of the stage's parameters.
+        mesh: The stage's submesh.
+        axes: What its axes are for.
         dtype: Precision of the compute weights.
+        stage_id: The stage.
 
     Attributes:
-        shardings: Of every master: `{key: {layer: {...}}}`.
-        specs: Of every compute weight, borrowed ones included: `{key: {...}}`.
-        shapes: Shape and precision of every compute weight, borrowed ones included.
-        gather: The program from masters to the compute weights that are the stage's own.
+        shardings: Of all master weights: `{key: {layer: {...}}}`.
+        compute_specs: Specs of all compute weights, tied ones included: `{key: {...}}`.
+        compute_shapes: Shape and precision of all compute weights, tied ones included.
+        gather: The program from master weights to the compute weights that are the stage's own.
     """
 
-    def __init__(self, pieces: dict[str, LayerStackShapes], mesh: Mesh, axes: Axes, dtype: Any) -> None:
-        self.layer_stacks, self.mesh, self.axes, self.dtype = pieces, mesh, axes, dtype
+    def __init__(
+        self, layer_stacks: dict[str, LayerStackShapes], mesh: Mesh, axes: Axes, dtype: Any, stage_id: StageId
+    ) -> None:
+        self.layer_stacks, self.mesh, self.axes, self.dtype, self.stage_id = layer_stacks, mesh, axes, dtype, stage_id
         self.shardings = {
-            key: dict.fromkeys(piece.layers, self._master_shardings(piece)) for key, piece in pieces.items()
+            key: dict.fromkeys(stack.layers, self._master_shardings(stack)) for key, stack in layer_stacks.items()
         }
-        own_specs = {key: self._compute_specs(piece) for key, piece in pieces.items()}
-        computed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), own_specs, is_leaf=is_partition_spec)
-        self.gather = jax.jit(self._stack, out_shardings=computed)
-        self.compute_specs, self.compute_shapes = (
-            own_specs,
-            {key: self._compute_shapes(piece) for key, piece in pieces.items()},
-        )
-        for key, piece in pieces.items():
-            for path, shape in piece.tied_shapes.items():
-                spec = P(*_spec(piece.tied_splits[path], axes))
+        own_specs = {key: self._own_compute_specs(stack) for key, stack in layer_stacks.items()}
+        own_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), own_specs, is_leaf=is_partition_spec)
+        self.gather = named_jit(self._stack_layers, stage_id, "gather", out_shardings=own_shardings)
+        self.compute_specs = dict(own_specs)
+        self.compute_shapes = {key: self._own_compute_shapes(stack) for key, stack in layer_stacks.items()}
+        for key, stack in layer_stacks.items():
+            for path, shape in stack.tied_shapes.items():
+                spec = P(*_mesh_axes(stack.tied_splits[path], axes))
+                struct = jax.ShapeDtypeStruct(shape.shape, dtype)
                 self.compute_specs[key] = set_leaf(self.compute_specs[key], path, spec)
-                self.compute_shapes[key] = set_leaf(
-                    self.compute_shapes[key], path, jax.ShapeDtypeStruct(shape.shape, dtype)
-                )
+                self.compute_shapes[key] = set_leaf(self.compute_shapes[key], path, struct)
 
-    def _master_shardings(self, piece: LayerStackShapes) -> Tree:
-        def one(shape: jax.ShapeDtypeStruct, split: tuple[str | None, ...]) -> NamedSharding:
+    def _master_shardings(self, stack: LayerStackShapes) -> Tree:
+        def sharding(shape: jax.ShapeDtypeStruct, split: Split) -> NamedSharding:
             return NamedSharding(self.mesh, master_spec(shape.shape, split, self.mesh, self.axes))
 
-        return jax.tree.map(one, piece.shapes, piece.splits)
+        return jax.tree.map(sharding, stack.shapes, stack.splits)
 
-    def _compute_specs(self, piece: LayerStackShapes) -> Tree:
-        before = (None,) if piece.stacked else ()
-        return jax.tree.map(lambda _, split: P(*before, *_spec(split, self.axes)), piece.shapes, piece.splits)
+    def _own_compute_specs(self, stack: LayerStackShapes) -> Tree:
+        leading = (None,) if stack.stacked else ()
+        return jax.tree.map(lambda _, split: P(*leading, *_mesh_axes(split, self.axes)), stack.shapes, stack.splits)
 
-    def _compute_shapes(self, piece: LayerStackShapes) -> Tree:
-        before = (len(piece.layers),) if piece.stacked else ()
-        return jax.tree.map(lambda s: jax.ShapeDtypeStruct((*before, *s.shape), self.dtype), piece.shapes)
+    def _own_compute_shapes(self, stack: LayerStackShapes) -> Tree:
+        leading = (len(stack.layers),) if stack.stacked else ()
+        return jax.tree.map(lambda shape: jax.ShapeDtypeStruct((*leading, *shape.shape), self.dtype), stack.shapes)
 
-    def _stack(self, masters: Tree) -> Tree:
-        """Compute weights: cast, gathered over data, equal layers stacked."""
+    def _stack_layers(self, masters: Tree) -> Tree:
+        """Compute weights: cast, gathered over the data axes, equal layers stacked."""
         cast = jax.tree.map(lambda leaf: leaf.astype(self.dtype), masters)
 
-        def join(piece: LayerStackShapes, layers: Tree) -> Tree:
-            if not piece.stacked:
-                return layers[piece.layers[0]]
-            return jax.tree.map(lambda *of: jnp.stack(of), *(layers[name] for name in piece.layers))
+        def stack_one(stack: LayerStackShapes, layers: Tree) -> Tree:
+            if not stack.stacked:
+                return layers[stack.layers[0]]
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *(layers[name] for name in stack.layers))
 
-        return {key: join(piece, cast[key]) for key, piece in self.layer_stacks.items()}
+        return {key: stack_one(stack, cast[key]) for key, stack in self.layer_stacks.items()}
 
-    def make_reduce(self, trained: frozenset[str]) -> Callable[[Tree], Tree]:
-        """The program that sums gradients over instances and takes them apart by layer, sharded like the masters.
+    def make_reduce(self, trained_keys: frozenset[str]) -> Callable[[Tree], Tree]:
+        """The program that sums gradients over replicas and unstacks them by layer, sharded like the master weights.
 
-        Those of experts are summed over the instances that hold the same ones. Gradients of borrowed weights are
-        summed too, but stay whole over data: they go on to their owner.
+        Gradients of experts are summed over the replicas that hold the same experts. Gradients of tied weights are
+        summed too, but stay replicated over the data axes: they go on to the stage that owns the weight.
         """
         shardings = {}
-        for key in sorted(trained):
+        for key in sorted(trained_keys):
             by_layer = dict(self.shardings[key])
             for path in self.layer_stacks[key].tied_shapes:
                 (layer,) = by_layer
-                whole = NamedSharding(self.mesh, get_leaf(self.compute_specs[key], path))
-                by_layer[layer] = set_leaf(by_layer[layer], path, whole)
+                replicated = NamedSharding(self.mesh, get_leaf(self.compute_specs[key], path))
+                by_layer[layer] = set_leaf(by_layer[layer], path, replicated)
             shardings[key] = by_layer
 
-        def apart(piece: LayerStackShapes, gradients: Tree) -> Tree:
-            if not piece.stacked:
-                return {piece.layers[0]: gradients}
-            return {name: jax.tree.map(lambda leaf, at=at: leaf[at], gradients) for at, name in enumerate(piece.layers)}
+        def unstack(stack: LayerStackShapes, gradients: Tree) -> Tree:
+            if not stack.stacked:
+                return {stack.layers[0]: gradients}
+            return {
+                name: jax.tree.map(lambda leaf, index=index: leaf[index], gradients)
+                for index, name in enumerate(stack.layers)
+            }
 
         def reduce(gradients: Tree) -> Tree:
-            summed = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), gradients)
-            return {key: apart(self.layer_stacks[key], tree) for key, tree in summed.items()}
+            summed = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), gradients)  # [replicas, ...] -> [...]
+            return {key: unstack(self.layer_stacks[key], tree) for key, tree in summed.items()}
 
-        return jax.jit(reduce, out_shardings=shardings)
+        return named_jit(reduce, self.stage_id, "reduce", out_shardings=shardings)
 
 
 def is_partition_spec(leaf: Any) -> bool:
-    """Whether a leaf of a tree of specs is one (jax counts it as a leaf only when told)."""
+    """Whether a leaf of a tree of specs is one (jax takes it for a leaf only when told to)."""
     return isinstance(leaf, P)

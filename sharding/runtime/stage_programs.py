@@ -1,46 +1,94 @@
 """A stage's own programs: forward, backward and evaluation under `jax.shard_map` on its submesh.
 
 Residuals stay on the stage's devices between forward and backward and hold activations only (`residuals.py`).
-Parameters are cast once a step, before; their gradients come out unreduced over the data axes, are added up per
-instance, and are reduced once a step (`masters.py`).
+Parameters are cast once a step, beforehand; their gradients come out unreduced over the data axes, are accumulated for
+each replica, and are reduced once a step (`master_weights.py`).
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.varying import make_varying, varying_axes
 from sharding.axes import Axes
+from sharding.plans.stage_graph import StageId
 from sharding.runtime.master_weights import device_count_along, is_partition_spec, replicated_data_axes
+from sharding.runtime.named_programs import named_jit
 from sharding.runtime.residuals import VjpStructure, split_vjp
 from sharding.trees import Tree
 
 Arrays = dict[str, jax.Array]
-StageId = tuple[str, int]
-"""A stage: (unit, number of the stage in it)."""
 
 
-@dataclasses.dataclass(frozen=True)
+class StageOutput(NamedTuple):
+    """What a stage computes from one microbatch.
+
+    Attributes:
+        outputs: Activations by channel, rows first.
+        losses: By name; of one device a scalar, the sum over its rows, of the submesh `[replicas]`.
+        auxiliary_metrics: Arrays for evaluation by name, rows first.
+    """
+
+    outputs: Arrays
+    losses: Arrays
+    auxiliary_metrics: Arrays
+
+
+class ForwardResult(NamedTuple):
+    """What a forward program returns.
+
+    Attributes:
+        outputs: Activations by channel.
+        residuals: What the backward program needs; empty where there is none.
+        losses: `[replicas]` by name, summed over the microbatches so far.
+    """
+
+    outputs: Arrays
+    residuals: list[jax.Array]
+    losses: Arrays
+
+
+class BackwardResult(NamedTuple):
+    """What a backward program returns.
+
+    Attributes:
+        input_gradients: By channel, for the channels whose gradient is needed.
+        parameter_gradients: Unreduced, float32, summed over the microbatches so far: `{key: {...}}`, replicas first.
+    """
+
+    input_gradients: Arrays
+    parameter_gradients: Tree
+
+
+class _Linearized(NamedTuple):
+    outputs: Arrays
+    losses: Arrays
+    residuals: list[jax.Array]
+    vjp_structure: VjpStructure
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StageDefinition:
     """What a stage computes, as a plain function of one device's shards.
 
     Attributes:
-        node: (unit, stage).
-        apply: `(parameters, inputs, batch, axes) -> (outputs by channel, losses by name, judged arrays)`; every array
-            of activations has the rows first; each loss is a sum over the local rows.
-        splits: For every parameter, the spec of its stacked form over the tensor and expert axes: experts lie with
-            some of the data ranks each, all else with every one.
-        shapes: For every parameter, the shape and compute precision of its stacked form.
-        trained: Top-level keys of the parameters that get gradients.
-        reads: Names of the batch arrays by module.
-        inputs, outputs: Names of the channels that enter and leave.
-        by_position: Those whose positions, the second dimension, lie over `Axes.sequence`.
+        stage_id: (unit, stage).
+        apply: `(parameters, inputs, batch, axes) -> StageOutput`, or a tuple of its fields; every array of activations
+            has the rows first; each loss is a sum over the local rows.
+        partition_specs: Specs of all parameters in stacked form over the tensor and expert axes: experts lie on some of
+            the data ranks each, all else on every one.
+        shapes: Shape and compute precision of all parameters in stacked form.
+        trained_keys: Top-level keys of the parameters that get gradients.
+        batch_arrays: Names of the batch arrays by module.
+        input_channels, output_channels: Names of the channels that enter and leave.
+        sequence_parallel: Those of them whose positions, the second dimension, are divided over `Axes.sequence`.
     """
 
     stage_id: StageId
@@ -54,17 +102,17 @@ class StageDefinition:
     sequence_parallel: frozenset[str] = frozenset()
 
     def channel_spec(self, name: str, axes: Axes) -> P:
-        """Where the parts of a channel's activations lie."""
+        """The spec of a channel's activations `[r, s, ...]`."""
         return P(axes.data, axes.sequence) if name in self.sequence_parallel and axes.sequence else P(axes.data)
 
 
 @dataclasses.dataclass(frozen=True)
 class Microbatches:
-    """A stage's share of the global batch on its submesh: arrays, or their shapes or specs.
+    """A stage's part of a global batch on its submesh: arrays, or their shapes or specs.
 
     Attributes:
-        rows: By module and name, `[m, r, ...]`: microbatches first, rows split over the data axes.
-        step: `[2]` int32, seed and step, which key all randomness.
+        arrays: By module and name, `[m, r, ...]`: microbatches first, rows split over the data axes.
+        seed_and_step: `[2]` int32, which key all randomness.
     """
 
     arrays: dict[str, dict[str, Any]]
@@ -77,90 +125,108 @@ jax.tree_util.register_dataclass(Microbatches, ["arrays", "seed_and_step"], [])
 class StagePrograms:
     """Compiled forward, backward and evaluation of one stage on one submesh.
 
+    All three take `(parameters, inputs, batch, index)`, where `index` is the number of the microbatch:
+
+    - `evaluate(...) -> StageOutput`
+    - `forward(..., losses) -> ForwardResult`; `losses` are donated.
+    - `backward(..., residuals, output_gradients, parameter_gradients) -> BackwardResult`; the parameter gradients are
+      donated. None where the stage has no backward.
+
     Args:
-        body: What it computes.
-        mesh, axes: Its submesh, and what its axes are for.
-        inputs: Shape and dtype of each input channel of a microbatch.
-        batch: Shapes of its share of the global batch.
-        wanted: Input channels whose gradient is needed.
-        backward: Whether it has a backward at all; if not, `forward` keeps no residuals.
+        definition: What the stage computes.
+        mesh: Its submesh.
+        axes: What the axes of the submesh are for.
+        input_shapes: Shape and dtype of each input channel of a microbatch.
+        batch_shapes: Shapes of the stage's part of a global batch.
+        differentiated_inputs: Input channels whose gradient is needed.
+        has_backward: Whether there is a backward at all; if not, `forward` saves no residuals.
 
     Attributes:
-        outputs: Shape and dtype of each output channel of a microbatch.
-        losses: Names of its losses, sorted; none where it has none.
-        channels: Where the activations of each channel lie.
+        output_shapes: Shape and dtype of each output channel of a microbatch.
+        loss_names: Names of its losses, sorted; empty where it has none.
+        operand_shapes: Shapes of `(parameters, inputs, batch, index)`.
+        channel_shardings: Shardings of the activations of each channel.
     """
 
     def __init__(
         self,
-        body: StageDefinition,
+        definition: StageDefinition,
+        *,
         mesh: Mesh,
         axes: Axes,
-        inputs: Mapping[str, jax.ShapeDtypeStruct],
-        batch: Microbatches,
-        wanted: frozenset[str],
-        backward: bool,
+        input_shapes: Mapping[str, jax.ShapeDtypeStruct],
+        batch_shapes: Microbatches,
+        differentiated_inputs: frozenset[str],
+        has_backward: bool,
     ) -> None:
-        self.definition, self.mesh, self.axes, self.differentiated_inputs = body, mesh, axes, wanted
-        self.batch_shapes = batch
-        rows = P(axes.data)
-        batch_specs = Microbatches(jax.tree.map(lambda _: P(None, axes.data), batch.arrays), P())
-        channels = {name: body.channel_spec(name, axes) for name in (*body.input_channels, *body.output_channels)}
-        self.channel_shardings = {name: NamedSharding(mesh, spec) for name, spec in channels.items()}
-        self._operands = (
-            body.partition_specs,
-            {name: channels[name] for name in body.input_channels},
-            batch_specs,
-            P(),
+        self.definition, self.mesh, self.axes = definition, mesh, axes
+        self.batch_shapes, self.differentiated_inputs = batch_shapes, differentiated_inputs
+        row_spec = P(axes.data)
+        batch_specs = Microbatches(jax.tree.map(lambda _: P(None, axes.data), batch_shapes.arrays), P())
+        names = (*definition.input_channels, *definition.output_channels)
+        channel_specs = {name: definition.channel_spec(name, axes) for name in names}
+        self.channel_shardings = {name: NamedSharding(mesh, spec) for name, spec in channel_specs.items()}
+        input_specs = {name: channel_specs[name] for name in definition.input_channels}
+        output_specs = {name: channel_specs[name] for name in definition.output_channels}
+        self._operand_specs = (definition.partition_specs, input_specs, batch_specs, P())
+        self.operand_shapes = (
+            definition.shapes,
+            dict(input_shapes),
+            batch_shapes,
+            jax.ShapeDtypeStruct((), jnp.int32),
         )
-        self._abstract = (body.shapes, dict(inputs), batch, jax.ShapeDtypeStruct((), jnp.int32))
-        outputs = {name: channels[name] for name in body.output_channels}
-        self.evaluate = self._program(self._evaluate, self._operands, (outputs, rows, rows))
-        found: tuple[dict, dict, dict] = jax.eval_shape(self.evaluate, *self._abstract)
-        self.output_shapes, self.loss_names = found[0], tuple(sorted(found[1]))
-        losses = dict.fromkeys(self.loss_names, rows)
-        if not backward:
-            self.forward = self._program(
-                self._forward_only, (*self._operands, losses), (outputs, P(), losses), donate=(4,)
-            )
-            self.backward = None
+        self.evaluate = self._compile(
+            "evaluate", self._evaluate, self._operand_specs, StageOutput(output_specs, row_spec, row_spec)
+        )
+        shapes: StageOutput = jax.eval_shape(self.evaluate, *self.operand_shapes)
+        self.output_shapes, self.loss_names = shapes.outputs, tuple(sorted(shapes.losses))
+        loss_specs = dict.fromkeys(self.loss_names, row_spec)
+        forward_specs = (*self._operand_specs, loss_specs)
+        self.backward: Callable[..., BackwardResult] | None = None
+        if not has_backward:
+            result_specs = ForwardResult(output_specs, [], loss_specs)
+            self.forward = self._compile("forward", self._forward_only, forward_specs, result_specs, donate=(4,))
             return
-        self.closure, self._residual_axes = self._probe()
-        residuals = [P(axes_of) for axes_of in self._residual_axes]
-        self.forward = self._program(
-            self._forward, (*self._operands, losses), (outputs, residuals, losses), donate=(4,)
-        )
-        gradients = self.gradient_specs()
-        self.backward = self._program(
+        self._vjp_structure, residual_axes = self._trace_residuals()
+        residual_specs = [P(names) for names in residual_axes]
+        result_specs = ForwardResult(output_specs, residual_specs, loss_specs)
+        self.forward = self._compile("forward", self._forward, forward_specs, result_specs, donate=(4,))
+        gradient_specs = self.gradient_specs()
+        self.backward = self._compile(
+            "backward",
             self._backward,
-            (*self._operands, residuals, outputs, gradients),
-            ({name: channels[name] for name in wanted}, gradients),
+            (*self._operand_specs, residual_specs, output_specs, gradient_specs),
+            BackwardResult({name: channel_specs[name] for name in differentiated_inputs}, gradient_specs),
             donate=(6,),
         )
 
     # ------------------------------------------------------------------ building
 
-    def _program(self, function: Callable, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()) -> Callable:
+    def _compile(
+        self, kind: str, function: Callable, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()
+    ) -> Callable:
         mapped = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
-        return jax.jit(mapped, donate_argnums=donate)
+        return named_jit(mapped, self.definition.stage_id, kind, donate_argnums=donate)
 
-    def _probe(self) -> tuple[VjpStructure, list[tuple[str, ...]]]:
+    def _trace_residuals(self) -> tuple[VjpStructure, list[tuple[str, ...]]]:
         """Traces the forward once to learn what it must save, and over which axes each residual varies."""
-        learned: dict[str, Any] = {}
+        traced: dict[str, Any] = {}
 
         def body(*operands: Any) -> list[jax.Array]:
-            _, _, residuals, learned["closure"] = self._differentiate(*operands)
-            learned["axes"] = [self._ordered(varying_axes(leaf)) for leaf in residuals]
-            return [make_varying(leaf, self.mesh.axis_names)[None] for leaf in residuals]
+            linearized = self._linearize(*operands)
+            traced["structure"] = linearized.vjp_structure
+            traced["axes"] = [self._in_mesh_order(varying_axes(leaf)) for leaf in linearized.residuals]
+            return [make_varying(leaf, self.mesh.axis_names)[None] for leaf in linearized.residuals]
 
-        jax.eval_shape(self._program(body, self._operands, P(self.mesh.axis_names)), *self._abstract)
-        return learned["closure"], learned["axes"]
+        program = self._compile("residuals", body, self._operand_specs, P(self.mesh.axis_names))
+        jax.eval_shape(program, *self.operand_shapes)
+        return traced["structure"], traced["axes"]
 
-    def _ordered(self, axes: frozenset[str]) -> tuple[str, ...]:
+    def _in_mesh_order(self, axes: frozenset[str]) -> tuple[str, ...]:
         return tuple(axis for axis in self.mesh.axis_names if axis in axes)
 
     def gradient_specs(self) -> Tree:
-        """Specs of the unreduced gradients: one copy an instance that holds the parameter, stacked first."""
+        """Specs of the unreduced gradients: one copy for each replica that holds the parameter, stacked first."""
         return {
             key: jax.tree.map(
                 lambda spec: P(replicated_data_axes(spec, self.axes), *spec),
@@ -172,85 +238,98 @@ class StagePrograms:
 
     @functools.cached_property
     def zero_gradients(self) -> Callable[[], Tree]:
-        """Makes gradients of zero, in float32."""
+        """The program that makes gradients of zero in float32, `[replicas, ...]` each."""
 
-        def one(spec: P, shape: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+        def gradient_shape(spec: P, shape: jax.ShapeDtypeStruct) -> tuple[int, ...]:
             return (device_count_along(self.mesh, replicated_data_axes(spec, self.axes)), *shape.shape)
 
+        definition = self.definition
         shapes = {
             key: jax.tree.map(
-                one, self.definition.partition_specs[key], self.definition.shapes[key], is_leaf=is_partition_spec
+                gradient_shape, definition.partition_specs[key], definition.shapes[key], is_leaf=is_partition_spec
             )
-            for key in sorted(self.definition.trained_keys)
+            for key in sorted(definition.trained_keys)
         }
         shardings = jax.tree.map(
             lambda spec: NamedSharding(self.mesh, spec), self.gradient_specs(), is_leaf=is_partition_spec
         )
 
         def zeros() -> Tree:
-            return jax.tree.map(lambda shape: jnp.zeros(shape), shapes, is_leaf=lambda s: isinstance(s, tuple))
+            return jax.tree.map(jnp.zeros, shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
 
-        return jax.jit(zeros, out_shardings=shardings)
+        return named_jit(zeros, definition.stage_id, "zero_gradients", out_shardings=shardings)
 
     @functools.cached_property
     def zero_losses(self) -> Callable[[], Arrays]:
-        """Makes losses of zero by name: `[instances]` each."""
-        sharding, instances = NamedSharding(self.mesh, P(self.axes.data)), device_count_along(self.mesh, self.axes.data)
-        return jax.jit(lambda: {name: jnp.zeros(instances) for name in self.loss_names}, out_shardings=sharding)
+        """The program that makes losses of zero by name, `[replicas]` each."""
+        sharding = NamedSharding(self.mesh, P(self.axes.data))
+        replicas = device_count_along(self.mesh, self.axes.data)
+        return named_jit(
+            lambda: {name: jnp.zeros(replicas) for name in self.loss_names},
+            self.definition.stage_id,
+            "zero_losses",
+            out_shardings=sharding,
+        )
 
-    # ------------------------------------------------------------------ bodies: one device's view
+    # ------------------------------------------------------------------ bodies, as one device runs them
 
     def _microbatch(self, batch: Microbatches, index: jax.Array) -> dict[str, Arrays]:
-        rows = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, index, keepdims=False), batch.arrays)
+        """[m, r, ...] -> [r, ...], and the key of randomness for the modules that read it."""
+        arrays = jax.tree.map(lambda array: lax.dynamic_index_in_dim(array, index, keepdims=False), batch.arrays)
         for module, names in self.definition.batch_arrays.items():
             if "seed_and_step" in names:
-                rows[module] = {**rows[module], "seed_and_step": batch.seed_and_step}
-        return rows
+                arrays[module] = {**arrays[module], "seed_and_step": batch.seed_and_step}
+        return arrays
 
-    def _apply(self, parameters: Tree, inputs: Arrays, microbatch: dict[str, Arrays]) -> tuple[Arrays, Arrays, Arrays]:
-        outputs, losses, judged = self.definition.apply(parameters, inputs, microbatch, self.axes)
-        return outputs, make_varying(losses, self.axes.data), judged
+    def _apply(self, parameters: Tree, inputs: Arrays, microbatch: dict[str, Arrays]) -> StageOutput:
+        output = StageOutput(*self.definition.apply(parameters, inputs, microbatch, self.axes))
+        return output._replace(losses=make_varying(output.losses, self.axes.data))
 
-    def _evaluate(self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array) -> tuple:
-        outputs, losses, judged = self._apply(parameters, inputs, self._microbatch(batch, index))
-        return outputs, {name: loss[None] for name, loss in losses.items()}, judged
+    def _evaluate(self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array) -> StageOutput:
+        output = self._apply(parameters, inputs, self._microbatch(batch, index))
+        return output._replace(losses={name: loss[None] for name, loss in output.losses.items()})  # [] -> [1]
 
     def _forward_only(
         self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array, losses: Arrays
-    ) -> tuple:
-        outputs, more, _ = self._apply(parameters, inputs, self._microbatch(batch, index))
-        return outputs, [], _added(losses, more)
+    ) -> ForwardResult:
+        output = self._apply(parameters, inputs, self._microbatch(batch, index))
+        return ForwardResult(output.outputs, [], _add_losses(losses, output.losses))
 
-    def _operands_of(self, parameters: Tree, inputs: Arrays) -> tuple[tuple[Tree, Arrays], tuple[Tree, Arrays]]:
-        """What is differentiated, and what is not; all weights vary over data.
+    def _differentiated_and_constant(
+        self, parameters: Tree, inputs: Arrays
+    ) -> tuple[tuple[Tree, Arrays], tuple[Tree, Arrays]]:
+        """Parameters and inputs that are differentiated, and those that are not; all weights vary over data.
 
-        Trained ones, so that their gradients stay unreduced; frozen ones, so that no copy is made where they meet
-        activations, which would no longer be recognised as at hand.
+        Trained weights vary so that their gradients stay unreduced; frozen ones, so that no copy is made where they
+        meet activations, since a copy would no longer be recognised as available to the backward program.
         """
         parameters = make_varying(parameters, self.axes.data)
-        trained = {key: tree for key, tree in parameters.items() if key in self.definition.trained_keys}
-        frozen = {key: tree for key, tree in parameters.items() if key not in self.definition.trained_keys}
-        wanted = {name: x for name, x in inputs.items() if name in self.differentiated_inputs}
-        given = {name: x for name, x in inputs.items() if name not in self.differentiated_inputs}
-        return (trained, wanted), (frozen, given)
+        trained_keys = self.definition.trained_keys
+        trained = {key: tree for key, tree in parameters.items() if key in trained_keys}
+        frozen = {key: tree for key, tree in parameters.items() if key not in trained_keys}
+        differentiated = {name: x for name, x in inputs.items() if name in self.differentiated_inputs}
+        constant = {name: x for name, x in inputs.items() if name not in self.differentiated_inputs}
+        return (trained, differentiated), (frozen, constant)
 
-    def _differentiate(self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array) -> tuple:
+    def _linearize(self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array) -> _Linearized:
         microbatch = self._microbatch(batch, index)
-        moving, fixed = self._operands_of(parameters, inputs)
+        differentiated, (frozen, constant_inputs) = self._differentiated_and_constant(parameters, inputs)
 
-        def of(trained: Tree, wanted: Arrays) -> tuple[Arrays, Arrays]:
-            outputs, losses, _ = self._apply({**trained, **fixed[0]}, {**wanted, **fixed[1]}, microbatch)
-            return outputs, losses
+        def outputs_and_losses(trained: Tree, differentiated_inputs: Arrays) -> tuple[Arrays, Arrays]:
+            output = self._apply({**trained, **frozen}, {**differentiated_inputs, **constant_inputs}, microbatch)
+            return output.outputs, output.losses
 
-        (outputs, losses), vjp = jax.vjp(of, *moving)
-        residuals, closure = split_vjp(vjp, jax.tree.leaves((moving, fixed, microbatch)))
-        return outputs, losses, residuals, closure
+        (outputs, losses), vjp = jax.vjp(outputs_and_losses, *differentiated)
+        available = jax.tree.leaves((differentiated, (frozen, constant_inputs), microbatch))
+        residuals, vjp_structure = split_vjp(vjp, available)
+        return _Linearized(outputs, losses, residuals, vjp_structure)
 
     def _forward(
         self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array, losses: Arrays
-    ) -> tuple:
-        outputs, more, residuals, _ = self._differentiate(parameters, inputs, batch, index)
-        return outputs, [leaf[None] for leaf in residuals], _added(losses, more)
+    ) -> ForwardResult:
+        linearized = self._linearize(parameters, inputs, batch, index)
+        residuals = [leaf[None] for leaf in linearized.residuals]  # a leading dimension to stack devices along
+        return ForwardResult(linearized.outputs, residuals, _add_losses(losses, linearized.losses))
 
     def _backward(
         self,
@@ -259,17 +338,20 @@ class StagePrograms:
         batch: Microbatches,
         index: jax.Array,
         residuals: list[jax.Array],
-        outputs: Arrays,
-        gradients: Tree,
-    ) -> tuple[Arrays, Tree]:
-        at_hand = jax.tree.leaves((*self._operands_of(parameters, inputs), self._microbatch(batch, index)))
-        vjp = self.closure.restore([leaf[0] for leaf in residuals], at_hand)
-        seeds = make_varying({name: jnp.ones(()) for name in self.loss_names}, self.axes.data)
-        more, wanted = vjp((outputs, seeds))
-        add = functools.partial(jax.tree.map, lambda total, new: total + new.astype(jnp.float32)[None])
-        return wanted, add(gradients, more)
+        output_gradients: Arrays,
+        parameter_gradients: Tree,
+    ) -> BackwardResult:
+        differentiated, constant = self._differentiated_and_constant(parameters, inputs)
+        available = jax.tree.leaves((differentiated, constant, self._microbatch(batch, index)))
+        vjp = self._vjp_structure.restore([leaf[0] for leaf in residuals], available)
+        loss_gradients = make_varying({name: jnp.ones(()) for name in self.loss_names}, self.axes.data)
+        new_gradients, input_gradients = vjp((output_gradients, loss_gradients))
+        total = jax.tree.map(
+            lambda total, new: total + new.astype(jnp.float32)[None], parameter_gradients, new_gradients
+        )
+        return BackwardResult(input_gradients, total)
 
 
-def _added(totals: Arrays, more: Arrays) -> Arrays:
-    """An instance's losses of all microbatches so far."""
-    return {name: total + more[name][None] for name, total in totals.items()}
+def _add_losses(totals: Arrays, losses: Arrays) -> Arrays:
+    """A replica's losses `[1]` of all microbatches so far."""
+    return {name: total + losses[name][None] for name, total in totals.items()}

@@ -1,4 +1,7 @@
-"""From any sharding of an array into boxes to any other: equal chunks, sent in the fewest rounds there can be."""
+"""How an array gets from any sharding into boxes to any other: equal chunks, sent in the fewest possible rounds.
+
+Plain Python and NumPy; devices are numbers.
+"""
 
 import collections
 import dataclasses
@@ -15,12 +18,12 @@ Index = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """One chunk on its way; a device that keeps a chunk sends it to itself.
+    """One chunk sent from one device to another; a device that keeps a chunk sends it to itself.
 
     Attributes:
         source, target: Devices.
-        start: Where the chunk begins in the whole array.
-        source_start, target_start: Where it begins in the source's and in the target's box.
+        start: First index of the chunk in the whole array.
+        source_start, target_start: First index of the chunk in the source's and in the target's box.
     """
 
     source: int
@@ -32,7 +35,7 @@ class Move:
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """A transfer in rounds; in a round every device sends at most one chunk and receives at most one.
+    """A transfer in rounds, in each of which every device sends at most one chunk and receives at most one.
 
     Attributes:
         chunk: Shape of every chunk.
@@ -51,23 +54,25 @@ class Transfer:
 
 
 def plan_transfer(source: Sequence[tuple[int, Box]], target: Sequence[tuple[int, Box]]) -> Transfer:
-    """Plans who sends what to whom, and when.
+    """Decides which device sends which chunk to which other, and in which round.
 
-    No boundary of a box, on either side, cuts a chunk. A chunk comes from the device itself where it holds it, else
-    from the least busy of its holders. There are as many rounds as the busiest device sends or receives chunks, which
-    is the fewest possible (König's theorem: a bipartite multigraph's edges need as many colours as its largest degree).
+    Chunks are as large as they can be without any box boundary, on either side, cutting one. A chunk comes from the
+    device itself where it holds it, else from the least busy of its holders. There are as many rounds as the busiest
+    device sends or receives chunks, which is the fewest possible (König's theorem: the edges of a bipartite multigraph
+    need as many colours as its largest degree).
 
     Args:
         source: (device, box) of every device that holds a part of the array.
         target: (device, box) of every device that is to hold one.
 
-    Raises ValueError for an empty box, a device named twice on a side, or a chunk that no source holds.
+    Raises:
+        ValueError: A box is empty, a device is named twice on one side, or no source holds a chunk.
     """
     boxes = [box for _, box in (*source, *target)]
     for side, placed in (("source", source), ("target", target)):
         devices = [device for device, _ in placed]
         if len(set(devices)) < len(devices):
-            raise ValueError(f"a device stands twice in the {side}: {devices}")
+            raise ValueError(f"a device is named twice in the {side}: {devices}")
     if any(start >= stop for box in boxes for start, stop in box):
         raise ValueError("a box is empty; a transfer needs at least one element along every dimension")
     chunk = tuple(int(np.gcd.reduce([edge for box in boxes for edge in box[axis]])) for axis in range(len(boxes[0])))
@@ -80,7 +85,7 @@ def plan_transfer(source: Sequence[tuple[int, Box]], target: Sequence[tuple[int,
 
 
 def _starts(box: Box, chunk: Index) -> Iterable[Index]:
-    """Where the chunks of a box begin, the last dimension fastest."""
+    """First indices of the chunks of a box, the last dimension fastest."""
     return itertools.product(*(range(start, stop, step) for (start, stop), step in zip(box, chunk, strict=True)))
 
 
@@ -89,8 +94,10 @@ def _choose_sources(source: dict[int, Box], target: dict[int, Box], chunk: Index
     for device, box in source.items():
         for start in _starts(box, chunk):
             holders[start].append(device)
-    wanted = [(start, device) for device, box in target.items() for start in _starts(box, chunk)]
-    sent: collections.Counter[int] = collections.Counter(d for start, d in wanted if d in holders[start])
+    deliveries = [(start, device) for device, box in target.items() for start in _starts(box, chunk)]
+    sent: collections.Counter[int] = collections.Counter(
+        device for start, device in deliveries if device in holders[start]
+    )
 
     def move(start: Index, device: int) -> Move:
         if device in holders[start]:
@@ -102,7 +109,7 @@ def _choose_sources(source: dict[int, Box], target: dict[int, Box], chunk: Index
             raise ValueError(f"no source holds the chunk at {start}, which device {device} is to hold")
         return Move(sender, device, start, _offset(start, source[sender]), _offset(start, target[device]))
 
-    return [move(start, device) for start, device in wanted]
+    return [move(start, device) for start, device in deliveries]
 
 
 def _offset(start: Index, box: Box) -> Index:
@@ -110,42 +117,43 @@ def _offset(start: Index, box: Box) -> Index:
 
 
 def colour_edges(edges: list[tuple[int, int]]) -> list[int]:
-    """Colours the edges (source, target), no two of one colour at a source or at a target, with the fewest colours.
+    """Edge colouring of a bipartite multigraph: no two edges of one colour meet, with the fewest colours.
 
-    Each edge takes a colour that is free at both its ends. Where there is none, the two colours free at either end
-    are swapped along the path that alternates between them from the target, after which one is free at both.
+    Each edge takes a colour that is free at both its ends. Where there is none, a colour free at the source and one
+    free at the target are swapped along the path from the target that alternates between them, which frees one at both.
+
+    Args:
+        edges: (source, target) of every edge.
+
+    Returns:
+        The colour of every edge, from 0.
     """
-    degrees = collections.Counter((side, edge[side]) for edge in edges for side in (0, 1))
+    degrees = collections.Counter((side, ends[side]) for ends in edges for side in (0, 1))
     count = max(degrees.values())
-    at: dict[tuple[int, int], dict[int, int]] = collections.defaultdict(dict)  # (side, device) -> colour -> edge
+    edge_at: dict[tuple[int, int], dict[int, int]] = collections.defaultdict(dict)  # (side, device) -> colour -> edge
     colours = [-1] * len(edges)
 
     def free(end: tuple[int, int]) -> Iterable[int]:
-        return (colour for colour in range(count) if colour not in at[end])
+        return (colour for colour in range(count) if colour not in edge_at[end])
 
     def paint(edge: int, colour: int) -> None:
         colours[edge] = colour
         for side in (0, 1):
-            at[side, edges[edge][side]][colour] = edge
+            edge_at[side, edges[edge][side]][colour] = edge
 
     for edge, (source, target) in enumerate(edges):
-        both = next((colour for colour in free((0, source)) if colour not in at[1, target]), None)
-        if both is None:
-            both, other = next(iter(free((0, source)))), next(iter(free((1, target))))
-            path, end, colour = [], (1, target), both
-            while colour in at[end]:
-                path.append(at[end][colour])
+        chosen = next((colour for colour in free((0, source)) if colour not in edge_at[1, target]), None)
+        if chosen is None:
+            chosen, other = next(iter(free((0, source)))), next(iter(free((1, target))))
+            path, end, colour = [], (1, target), chosen
+            while colour in edge_at[end]:
+                path.append(edge_at[end][colour])
                 end = (1 - end[0], edges[path[-1]][1 - end[0]])
-                colour = other if colour == both else both
-            for member in path:
+                colour = other if colour == chosen else chosen
+            for path_edge in path:
                 for side in (0, 1):
-                    del at[side, edges[member][side]][colours[member]]
-            for member in path:
-                paint(member, other if colours[member] == both else both)
-        paint(edge, both)
+                    del edge_at[side, edges[path_edge][side]][colours[path_edge]]
+            for path_edge in path:
+                paint(path_edge, other if colours[path_edge] == chosen else chosen)
+        paint(edge, chosen)
     return colours
-
-
-def shard_shape(box: Box) -> Index:
-    """Shape of a box."""
-    return tuple(stop - start for start, stop in box)

@@ -20,9 +20,10 @@ from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_functions import make_stage_function
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
-from sharding.runtime.executor import Channel, ExecutableStage, Executor, SharedParameter
+from sharding.runtime.executor import Channel, ExecutableStage, Executor, TiedParameter
 from sharding.runtime.global_reduction import GlobalReduction, StepSummary
 from sharding.runtime.hops import make_hop
+from sharding.runtime.named_programs import named_jit
 from sharding.runtime.stage_programs import Microbatches, StageDefinition, StagePrograms
 from sharding.schedules.build import build_evaluation_schedule, build_schedule
 from sharding.specs.modules import ModuleGraph
@@ -43,7 +44,7 @@ class ChannelEnds:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TiedParameter:
+class TiedParameterEnds:
     """A parameter of one stage that another computes with too (tied embeddings), and where either has it."""
 
     owner: StageId
@@ -77,9 +78,7 @@ def build_executor(
     trained_stages = frozenset(stage_id for stage_id, stage in stages.items() if stage.trained_keys)
     training = build_schedule(plan, graph, trained_stages, sharing_stages)
     evaluation = build_evaluation_schedule(plan, graph, sharing_stages)
-    stages_with_backward = frozenset(
-        part.stage_id for op in training.ops for part in op.parts if part.kind == "backward"
-    )
+    stages_with_backward = frozenset(op.stage_id for op in training.ops if op.kind == "backward")
     programs = build_stage_programs(stages, channels, batch_spec, plan.microbatches, stages_with_backward)
     global_reduction = GlobalReduction(
         plan_devices(plan, devices),
@@ -91,7 +90,7 @@ def build_executor(
     return Executor(
         {stage_id: executable_stage(stage, programs[stage_id], transformation) for stage_id, stage in stages.items()},
         tuple(make_channel(ends, programs, settings.transport) for ends in channels),
-        tuple(make_shared_parameter(parameter, stages, settings.transport) for parameter in tied),
+        tuple(make_tied_parameter(parameter, stages, settings.transport) for parameter in tied),
         global_reduction,
         training.restricted_to(local),
         evaluation.restricted_to(local),
@@ -113,7 +112,7 @@ def find_channels(stages: Stages) -> tuple[ChannelEnds, ...]:
     )
 
 
-def find_tied_parameters(stages: Stages) -> tuple[TiedParameter, ...]:
+def find_tied_parameters(stages: Stages) -> tuple[TiedParameterEnds, ...]:
     """Every parameter that a stage borrows from another stage."""
     owners: dict[str, StageId] = {}
     for stage_id, stage in stages.items():
@@ -126,7 +125,7 @@ def find_tied_parameters(stages: Stages) -> tuple[TiedParameter, ...]:
                 owner_key = f"{run.module.name}/{owner_piece}"
                 if owners[owner_key] != stage_id:
                     tied.append(
-                        TiedParameter(
+                        TiedParameterEnds(
                             owner=owners[owner_key],
                             borrower=stage_id,
                             owner_path=(owner_key, owner_path),
@@ -150,12 +149,12 @@ def build_stage_programs(
         layout = stage.layout
         programs[stage_id] = StagePrograms(
             _stage_definition(stage_id, stage),
-            stage.mesh,
-            stage.axes,
-            {name: programs[sources[name]].output_shapes[name] for name in layout.inputs},
-            _microbatch_shapes(layout.batch_arrays(), batch_spec, microbatches),
-            frozenset(name for name in layout.inputs if sources[name] in stages_with_backward),
-            stage_id in stages_with_backward,
+            mesh=stage.mesh,
+            axes=stage.axes,
+            input_shapes={name: programs[sources[name]].output_shapes[name] for name in layout.inputs},
+            batch_shapes=_microbatch_shapes(layout.batch_arrays(), batch_spec, microbatches),
+            differentiated_inputs=frozenset(name for name in layout.inputs if sources[name] in stages_with_backward),
+            has_backward=stage_id in stages_with_backward,
         )
     return programs
 
@@ -163,15 +162,15 @@ def build_stage_programs(
 def _stage_definition(stage_id: StageId, stage: PlacedStage) -> StageDefinition:
     layout = stage.layout
     return StageDefinition(
-        stage_id,
-        make_stage_function(layout),
-        stage.master_weights.compute_specs,
-        stage.master_weights.compute_shapes,
-        stage.trained_keys,
-        layout.batch_arrays(),
-        layout.inputs,
-        layout.outputs,
-        layout.sequence_parallel_channels,
+        stage_id=stage_id,
+        apply=make_stage_function(layout),
+        partition_specs=stage.master_weights.compute_specs,
+        shapes=stage.master_weights.compute_shapes,
+        trained_keys=stage.trained_keys,
+        batch_arrays=layout.batch_arrays(),
+        input_channels=layout.inputs,
+        output_channels=layout.outputs,
+        sequence_parallel=layout.sequence_parallel_channels,
     )
 
 
@@ -194,11 +193,15 @@ def executable_stage(
 ) -> ExecutableStage:
     """A stage's programs together with those that gather its weights, and reduce and apply its gradients."""
     masters, trained_keys = stage.master_weights, stage.trained_keys
-    loss_and_norm = jax.jit(squared_norm_and_losses, out_shardings=NamedSharding(stage.mesh, P()))
+    replicated = NamedSharding(stage.mesh, P())
+    stage_id = masters.stage_id
+    loss_and_norm = named_jit(squared_norm_and_losses, stage_id, "loss_and_norm", out_shardings=replicated)
     if not trained_keys:
         return ExecutableStage(programs, masters.gather, None, loss_and_norm, None)
-    update_trained = jax.jit(
+    update_trained = named_jit(
         make_stage_update(transformation),
+        stage_id,
+        "update",
         out_shardings=(
             {key: masters.shardings[key] for key in sorted(trained_keys)},
             stage_optimizer_shardings(transformation, masters, trained_keys),
@@ -222,7 +225,7 @@ def make_channel(ends: ChannelEnds, programs: Mapping[StageId, StagePrograms], t
     return Channel(ends.name, ends.source, ends.target, hop(source, target), hop(target, source))
 
 
-def make_shared_parameter(parameter: TiedParameter, stages: Stages, transport: str) -> SharedParameter:
+def make_tied_parameter(parameter: TiedParameterEnds, stages: Stages, transport: str) -> TiedParameter:
     """A tied parameter with the hops of its compute weight to the borrower, and of its gradient to the owner."""
     owner, borrower = stages[parameter.owner].master_weights, stages[parameter.borrower].master_weights
     (owner_key, owner_path), (borrower_key, borrower_path) = parameter.owner_path, parameter.borrower_path
@@ -231,12 +234,12 @@ def make_shared_parameter(parameter: TiedParameter, stages: Stages, transport: s
     borrower_sharding = NamedSharding(borrower.mesh, get_leaf(borrower.compute_specs[borrower_key], borrower_path))
     (owner_layer,) = owner.shardings[owner_key]
     master_sharding = get_leaf(owner.shardings[owner_key][owner_layer], owner_path)
-    return SharedParameter(
-        parameter.owner,
-        parameter.borrower,
-        parameter.owner_path,
-        parameter.borrower_path,
-        owner_layer,
-        make_hop(owner_sharding, borrower_sharding, weight.shape, weight.dtype, transport),
-        make_hop(borrower_sharding, master_sharding, weight.shape, np.dtype(np.float32), transport),
+    return TiedParameter(
+        owner=parameter.owner,
+        borrower=parameter.borrower,
+        owner_path=parameter.owner_path,
+        borrower_path=parameter.borrower_path,
+        owner_layer=owner_layer,
+        weight_hop=make_hop(owner_sharding, borrower_sharding, weight.shape, weight.dtype, transport),
+        gradient_hop=make_hop(borrower_sharding, master_sharding, weight.shape, np.dtype(np.float32), transport),
     )

@@ -84,7 +84,7 @@ def place_stages(
             mesh=mesh,
             axes=unit_axis_names,
             master_weights=StageMasterWeights(
-                layer_stack_shapes(layout), mesh, unit_axis_names, jnp.dtype(config.dtype)
+                layer_stack_shapes(layout), mesh, unit_axis_names, jnp.dtype(config.dtype), stage_id
             ),
             trained_keys=frozenset(run.parameter_key for run in layout.piece_runs if run.piece.part in trained_parts),
         )

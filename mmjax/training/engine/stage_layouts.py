@@ -151,12 +151,12 @@ def layer_stack_shapes(layout: StageLayout) -> dict[str, LayerStackShapes]:
             path for path, owner, _ in run.piece.tied_parameters if not layout.holds_piece(run.module, owner)
         ]
         shapes[run.parameter_key] = LayerStackShapes(
-            run.layers,
-            bool(run.piece.layers),
-            definition.shapes,
-            definition.splits,
-            {path: definition.tied_shapes[path] for path in remote_paths},
-            {path: definition.tied_splits[path] for path in remote_paths},
+            layers=run.layers,
+            stacked=bool(run.piece.layers),
+            shapes=definition.shapes,
+            splits=definition.splits,
+            tied_shapes={path: definition.tied_shapes[path] for path in remote_paths},
+            tied_splits={path: definition.tied_splits[path] for path in remote_paths},
         )
     return shapes
 

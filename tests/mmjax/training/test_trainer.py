@@ -18,7 +18,7 @@ from mmjax.training import trainer as trainer_module
 from mmjax.training.config import TrainConfig, find_plan_file, load_configured_plan
 from mmjax.training.engine.engine import Engine
 from mmjax.training.metrics.progress import make_progress
-from mmjax.training.metrics.step_report import open_metrics_writer, read_metrics
+from mmjax.training.metrics.writers import open_metrics_writer, read_metrics
 from mmjax.training.trainer import NonFiniteStepError, Trainer
 from sharding.plans.plan import Plan, UnitPlan
 from sharding.runtime import communication_check as rehearsal
@@ -147,7 +147,7 @@ def test_resuming_on_another_plan_gives_the_same_losses(uninterrupted, tmp_path)
 
 
 def test_nan_stops_with_step_and_samples_and_saves_the_state_before(tmp_path):
-    poisoned = dataclasses.replace(CONFIG, source=functools.partial(SmallVQA, poisoned=7), steps=40)
+    poisoned = dataclasses.replace(CONFIG, dataset=functools.partial(SmallVQA, poisoned=7), steps=40)
     with pytest.raises(NonFiniteStepError, match=r"step (\d+): .*Its samples: \[.*\b7\b.*\]") as caught:
         run(tmp_path, config=poisoned)
     step = int(str(caught.value).split("step ")[1].split(":")[0])
@@ -202,7 +202,7 @@ def test_a_link_that_fails_is_named_before_the_first_step(tmp_path):
             raise RuntimeError("cable cut")
 
     channel = trainer.engine.executor.channels[0]
-    whole, ends = channel.activation_hop, channel.activation_hop.ends
+    whole, ends = channel.activation_hop, channel.activation_hop.endpoints
     object.__setattr__(channel, "activation_hop", Cut(ends.source, ends.target, ends.shape, ends.dtype))
     with pytest.raises(rehearsal.CommunicationError, match="hop vision>backbone from unit vision stage 0"):
         trainer.run(make_progress(6, first_process=False), open_metrics_writer(str(tmp_path), 0, False))

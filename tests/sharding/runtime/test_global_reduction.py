@@ -1,4 +1,4 @@
-"""What all units agree on once a step, by hand."""
+"""The reduction over all stages once a step, against sums by hand."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from sharding.runtime.meshes import submesh
 NODES = {"vision": ((2, 3), 2, 1), "backbone": ((4, 5, 6, 7), 2, 2), "generator": ((3,), 1, 1)}
 
 
-def agreement(max_norm=None):
+def make_reduction(max_norm=None):
     devices = jax.devices()
     meshes = {(name, 0): submesh([devices[d] for d in ids], dp, tp) for name, (ids, dp, tp) in NODES.items()}
     losses = {("vision", 0): (), ("backbone", 0): ("backbone", "backbone/balance"), ("generator", 0): ("generator",)}
@@ -29,48 +29,48 @@ def stats(meshes, squares, losses):
 
 
 def test_every_stage_counts_once_however_many_devices_it_has():
-    of, meshes = agreement()
-    decision = of.reduce(stats(meshes, (4.0, 9.0, 3.0), (0.0, 2.5, 0.5)), of.initial_flag())
-    assert of.stage_ids == (("vision", 0), ("backbone", 0), ("generator", 0))
-    assert [name for _, name in of.loss_order] == ["backbone", "backbone/balance", "generator"]
-    np.testing.assert_array_equal(decision.losses, np.array([0, 2.5, 0.5], np.float32))
-    assert (float(decision.gradient_norm), float(decision.clip_scale), float(decision.all_finite)) == (4.0, 1.0, 1.0)
-    assert len(decision.gradient_norm.sharding.device_set) == 6
+    reduction, meshes = make_reduction()
+    summary = reduction.reduce(stats(meshes, (4.0, 9.0, 3.0), (0.0, 2.5, 0.5)), reduction.initial_flag())
+    assert reduction.stage_ids == (("vision", 0), ("backbone", 0), ("generator", 0))
+    assert [name for _, name in reduction.loss_order] == ["backbone", "backbone/balance", "generator"]
+    np.testing.assert_array_equal(summary.losses, np.array([0, 2.5, 0.5], np.float32))
+    assert (float(summary.gradient_norm), float(summary.clip_scale), float(summary.all_finite)) == (4.0, 1.0, 1.0)
+    assert len(summary.gradient_norm.sharding.device_set) == 6
 
 
 @pytest.mark.parametrize(("max_norm", "scale"), [(None, 1.0), (8.0, 1.0), (1.0, 0.25)])
 def test_gradients_are_scaled_down_to_the_limit_and_never_up(max_norm, scale):
-    of, meshes = agreement(max_norm)
-    decision = of.reduce(stats(meshes, (4.0, 9.0, 3.0), (0.0, 0.0, 0.0)), of.initial_flag())
-    assert float(decision.clip_scale) == pytest.approx(scale)
+    reduction, meshes = make_reduction(max_norm)
+    summary = reduction.reduce(stats(meshes, (4.0, 9.0, 3.0), (0.0, 0.0, 0.0)), reduction.initial_flag())
+    assert float(summary.clip_scale) == pytest.approx(scale)
 
 
 def test_gradients_of_zero_are_finite():
-    of, meshes = agreement(1.0)
-    decision = of.reduce(stats(meshes, (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)), of.initial_flag())
-    assert (float(decision.gradient_norm), float(decision.clip_scale), float(decision.all_finite)) == (0.0, 1.0, 1.0)
+    reduction, meshes = make_reduction(1.0)
+    summary = reduction.reduce(stats(meshes, (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)), reduction.initial_flag())
+    assert (float(summary.gradient_norm), float(summary.clip_scale), float(summary.all_finite)) == (0.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("what", ["squares", "losses"])
-def test_one_stage_that_is_not_finite_is_remembered_by_all(bad, what):
-    of, meshes = agreement(1.0)
+def test_a_stage_that_was_not_finite_is_remembered_by_all(bad, what):
+    reduction, meshes = make_reduction(1.0)
     fine = {"squares": (1.0, 1.0, 1.0), "losses": (1.0, 1.0, 1.0)}
-    broken = of.reduce(stats(meshes, **fine | {what: (1.0, 1.0, bad)}), of.initial_flag())
+    broken = reduction.reduce(stats(meshes, **fine | {what: (1.0, 1.0, bad)}), reduction.initial_flag())
     assert float(broken.all_finite) == 0
-    later = of.reduce(stats(meshes, **fine), broken.all_finite)
+    later = reduction.reduce(stats(meshes, **fine), broken.all_finite)
     assert float(later.all_finite) == 0
     assert float(later.gradient_norm) == pytest.approx(np.sqrt(3))
-    assert float(of.reduce(stats(meshes, **fine), of.initial_flag(ok=False)).all_finite) == 0
+    assert float(reduction.reduce(stats(meshes, **fine), reduction.initial_flag(all_finite=False)).all_finite) == 0
 
 
-def test_a_stage_sees_the_decision_on_its_own_devices_without_a_copy():
-    of, meshes = agreement(1.0)
-    decision = of.reduce(stats(meshes, (4.0, 9.0, 3.0), (0.0, 2.0, 1.0)), of.initial_flag())
+def test_a_stage_sees_the_summary_on_its_own_devices_without_a_copy():
+    reduction, meshes = make_reduction(1.0)
+    summary = reduction.reduce(stats(meshes, (4.0, 9.0, 3.0), (0.0, 2.0, 1.0)), reduction.initial_flag())
     for node, mesh in meshes.items():
-        seen = of.on_stage(decision, node)
+        seen = reduction.on_stage(summary, node)
         assert seen.clip_scale.sharding.is_equivalent_to(NamedSharding(mesh, P()), 0)
         assert float(seen.clip_scale) == 0.25
-        whole = {shard.device: shard.data.unsafe_buffer_pointer() for shard in decision.clip_scale.addressable_shards}
+        whole = {shard.device: shard.data.unsafe_buffer_pointer() for shard in summary.clip_scale.addressable_shards}
         for shard in seen.clip_scale.addressable_shards:
             assert shard.data.unsafe_buffer_pointer() == whole[shard.device]

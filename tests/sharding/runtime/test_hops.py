@@ -115,7 +115,8 @@ def test_both_directions_use_one_order_of_devices():
     source, target = sharding(range(4, 7), 3, 1, ROWS), sharding(range(1, 3), 2, 1, ROWS)
     hops = [make_hop(*ends, SHAPE, np.float32, "ppermute") for ends in ((source, target), (target, source))]
     texts = [
-        hop._program.lower(jax.ShapeDtypeStruct(hop._operand_shape, np.float32, sharding=hop._union_sharding)).as_text() for hop in hops
+        hop._program.lower(jax.ShapeDtypeStruct(hop._operand_shape, np.float32, sharding=hop._union_sharding)).as_text()
+        for hop in hops
     ]
     assert [text.count("collective_permute") for text in texts] == [3, 3]
     assert [d.id for d in hops[0]._union_sharding.mesh.devices] == [d.id for d in hops[1]._union_sharding.mesh.devices]

@@ -1,4 +1,4 @@
-"""Masters: where they lie, and what comes from and goes to them."""
+"""Master weights: their shardings, the compute weights made of them and the gradients reduced to them."""
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,20 @@ def shape(*sizes):
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-PIECES = {
+STACKS = {
     "m/blocks": LayerStackShapes(
-        LAYERS, True, {"up": shape(4, 8), "norm": shape(3)}, {"up": (None, "tensor"), "norm": (None,)}
+        layers=LAYERS,
+        stacked=True,
+        shapes={"up": shape(4, 8), "norm": shape(3)},
+        splits={"up": (None, "tensor"), "norm": (None,)},
     ),
     "m/head": LayerStackShapes(
-        ("000",), False, {"norm": shape(6)}, {"norm": (None,)}, {"table": shape(4, 6)}, {"table": ("tensor", None)}
+        layers=("000",),
+        stacked=False,
+        shapes={"norm": shape(6)},
+        splits={"norm": (None,)},
+        tied_shapes={"table": shape(4, 6)},
+        tied_splits={"table": ("tensor", None)},
     ),
 }
 
@@ -43,7 +51,7 @@ def test_data_axes_go_to_the_largest_dimension_they_divide(shape, split, expecte
     assert master_spec(shape, split, submesh(jax.devices()[:4], 2, 2), STAGE_AXES) == expected
 
 
-def test_one_instance_splits_nothing_over_data():
+def test_one_replica_splits_nothing_over_data():
     assert master_spec((4, 8), (None, "tensor"), submesh(jax.devices()[:2], 1, 2), STAGE_AXES) == P(None, ("tensor",))
 
 
@@ -51,7 +59,7 @@ def test_one_instance_splits_nothing_over_data():
     ("shape", "expected"),
     [((4, 6, 8), P(("expert",), ("data",), ("tensor",))), ((4, 3, 8), P(("expert",), None, ("tensor",)))],
 )
-def test_experts_are_shared_out_over_the_data_axes_that_do_not_split_them(shape, expected):
+def test_experts_are_sharded_over_the_data_axes_that_do_not_split_them(shape, expected):
     mesh = submesh(jax.devices(), 4, 2, ep=2)
     assert master_spec(shape, ("expert", None, "tensor"), mesh, STAGE_AXES) == expected
     assert master_spec(shape, ("expert", None, "tensor"), submesh(jax.devices()[:4], 2, 2, ep=2), STAGE_AXES) == P(
@@ -60,21 +68,21 @@ def test_experts_are_shared_out_over_the_data_axes_that_do_not_split_them(shape,
 
 
 def masters(dtype=jnp.bfloat16):
-    return StageMasterWeights(PIECES, submesh(jax.devices()[:4], 2, 2), STAGE_AXES, jnp.dtype(dtype))
+    return StageMasterWeights(STACKS, submesh(jax.devices()[:4], 2, 2), STAGE_AXES, jnp.dtype(dtype), ("m", 1))
 
 
 def values(of):
     random = np.random.default_rng(0)
     trees = {
         key: {layer: {name: random.normal(size=s.shape).astype(np.float32) for name, s in piece.shapes.items()}}
-        for key, piece in PIECES.items()
+        for key, piece in STACKS.items()
         for layer in piece.layers[:1]
     }
     trees["m/blocks"]["004"] = {name: value + 1 for name, value in trees["m/blocks"]["003"].items()}
     return jax.device_put(trees, of.shardings), trees
 
 
-def test_masters_lie_in_shares():
+def test_every_device_has_a_shard_of_the_master_weights():
     placed, _ = values(masters())
     shards = placed["m/blocks"]["003"]["up"].addressable_shards
     assert [shard.data.shape for shard in shards] == [(2, 4)] * 4
@@ -89,13 +97,13 @@ def test_gather_casts_and_stacks_layers_in_order():
     assert weights["m/blocks"]["up"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(weights["m/blocks"]["up"], expected)
     assert weights["m/blocks"]["up"].sharding.spec == of.compute_specs["m/blocks"]["up"] == P(None, None, ("tensor",))
-    assert weights["m/head"]["norm"].shape == (6,)  # a single piece is not stacked
-    assert set(weights["m/head"]) == {"norm"}  # what is borrowed comes from its owner
+    assert weights["m/head"]["norm"].shape == (6,)  # a single layer is not stacked
+    assert set(weights["m/head"]) == {"norm"}  # the tied parameter comes from its owner
     assert of.compute_shapes["m/head"]["table"] == jax.ShapeDtypeStruct((4, 6), jnp.bfloat16)
     assert of.compute_specs["m/head"]["table"] == P(("tensor",), None)
 
 
-def test_reduce_sums_instances_and_takes_layers_apart_to_where_masters_lie():
+def test_reduce_sums_replicas_and_unstacks_layers_to_the_shardings_of_the_master_weights():
     of = masters()
     random = np.random.default_rng(1)
     host = {
@@ -109,7 +117,7 @@ def test_reduce_sums_instances_and_takes_layers_apart_to_where_masters_lie():
         host,
         specs,
     )
-    reduced = of.make_reduce(frozenset(PIECES))(placed)
+    reduced = of.make_reduce(frozenset(STACKS))(placed)
     for at, layer in enumerate(LAYERS):
         for name in ("up", "norm"):
             got = reduced["m/blocks"][layer][name]

@@ -5,11 +5,12 @@ import dataclasses
 import jax
 import pytest
 
+from pallas_kernels.fallbacks import warn_once
 from sharding.plans.plan import Plan, PlanError, UnitPlan
 from sharding.runtime.meshes import STAGE_AXES, stage_meshes, submesh, unit_axes
 
 
-def test_all_axes_are_there_and_devices_lie_data_first():
+def test_a_submesh_has_all_axes_and_orders_devices_by_data_rank_first():
     devices = jax.devices()
     mesh = submesh(devices[:6], 3, 2)
     assert mesh.axis_names == (*STAGE_AXES.data, *STAGE_AXES.tensor) == ("data", "expert", "tensor")
@@ -19,7 +20,7 @@ def test_all_axes_are_there_and_devices_lie_data_first():
         submesh(devices[:5], 3, 2)
 
 
-def test_consecutive_data_ranks_are_one_group_of_expert_ranks():
+def test_consecutive_data_ranks_form_a_group_of_expert_ranks():
     devices = jax.devices()
     assert submesh(devices, 4, 2, ep=2).devices.tolist() == [
         [devices[0:2], devices[2:4]],
@@ -29,7 +30,7 @@ def test_consecutive_data_ranks_are_one_group_of_expert_ranks():
         submesh(devices[:4], 4, 1, ep=3)
 
 
-def test_every_stage_has_its_mesh():
+def test_every_virtual_stage_has_a_submesh():
     devices = jax.devices()
     unit = UnitPlan("mind", ("backbone",), (7, 6, 1, 0), tp=2, layers=(1, 2), recompute=("none",) * 2)
     meshes = stage_meshes(Plan((unit,)), devices)
@@ -49,12 +50,17 @@ def test_every_stage_has_its_mesh():
         ("mosaic", 2, ("tensor",), "ring"),  # no GPUs
     ],
 )
-def test_a_units_axes_say_how_its_collectives_travel(collectives, tp, sequence, matmul, caplog):
+def test_unit_axes_follow_the_collectives_of_the_plan_and_a_fallback_is_logged_once(
+    collectives, tp, sequence, matmul, caplog
+):
+    warn_once.cache_clear()
     unit = UnitPlan("mind", ("backbone",), tuple(range(tp)), tp=tp, collectives=collectives)
     axes = unit_axes(unit, submesh(jax.devices()[:tp], 1, tp))
     assert (axes.tensor, axes.sequence, axes.collective_matmul) == (("tensor",), sequence, matmul)
     assert axes.without_sequence.sequence == ()
     with pytest.raises(ValueError, match=r"Axes.sequence is \('data',\)"):
         dataclasses.replace(axes, sequence=("data",))
-    told = "unit mind: its collectives go around the ring: the devices are of platform 'cpu'"
-    assert (told in caplog.text) == (collectives == "mosaic")
+    warning = 'unit mind: collectives "ring" are used instead of "mosaic": the devices are of platform \'cpu\''
+    assert (warning in caplog.text) == (collectives == "mosaic")
+    unit_axes(unit, submesh(jax.devices()[:tp], 1, tp))
+    assert caplog.text.count(warning) == (collectives == "mosaic")  # not a second time

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.runtime.meshes import STAGE_AXES, submesh
+from sharding.runtime.named_programs import program_name
 from sharding.runtime.stage_programs import Microbatches, StageDefinition, StagePrograms
 
 LAYERS, WIDTH, HIDDEN, MICROBATCHES = 3, 4, 8, 2
@@ -19,14 +20,14 @@ SHAPES = {
     "m/blocks": {"up": (LAYERS, WIDTH, HIDDEN), "down": (LAYERS, HIDDEN, WIDTH), "scale": (LAYERS, WIDTH)},
     "m/expert": {"bias": (WIDTH, 2)},
 }
-SPLITS = {
+SPECS = {
     "m/enter": {"kernel": P(None, None)},
     "m/blocks": {"up": P(None, None, "tensor"), "down": P(None, "tensor", None), "scale": P(None, None)},
     "m/expert": {"bias": P("expert", None)},
 }
 
 
-def apply(parameters, inputs, batch, axes, around=lambda layer: layer):
+def apply(parameters, inputs, batch, axes, remat=lambda layer: layer):
     """Two channels in, a stack of layers whose hidden width is split over tensor, one channel and two losses out.
 
     Every expert rank adds its own entries to all rows of its expert group.
@@ -38,7 +39,7 @@ def apply(parameters, inputs, batch, axes, around=lambda layer: layer):
         y = lax.psum(y, axes.tensor) if axes.tensor else y
         return x + y * weights["scale"][None, :], None
 
-    x, _ = lax.scan(around(layer), x, parameters["m/blocks"])
+    x, _ = lax.scan(remat(layer), x, parameters["m/blocks"])
     bias = jnp.sum(jnp.square(parameters["m/expert"]["bias"]), axis=-1)
     bias = lax.all_gather(bias, axes.expert, tiled=True) if axes.expert else bias
     x = x + bias[None, :]
@@ -46,29 +47,37 @@ def apply(parameters, inputs, batch, axes, around=lambda layer: layer):
     return {"out": x}, losses, {"last": x[:, 0]}
 
 
-def stage(dp, tp, *, ep=1, rows=4, hidden=HIDDEN, trained=tuple(SHAPES), wanted="ab", backward=True, around=None):
+def stage(
+    dp, tp, *, ep=1, rows=4, hidden=HIDDEN, trained=tuple(SHAPES), differentiated="ab", backward=True, remat=None
+):
     shapes = {
         key: {
-            name: jax.ShapeDtypeStruct(tuple(hidden if n == HIDDEN else n for n in shape), jnp.float32)
+            name: jax.ShapeDtypeStruct(tuple(hidden if size == HIDDEN else size for size in shape), jnp.float32)
             for name, shape in tree.items()
         }
         for key, tree in SHAPES.items()
     }
-    body = StageDefinition(
-        ("u", 0),
-        functools.partial(apply, around=around) if around else apply,
-        SPLITS,
-        shapes,
-        frozenset(trained),
-        {"m": ("weights",)},
-        ("a", "b"),
-        ("out",),
+    definition = StageDefinition(
+        stage_id=("u", 0),
+        apply=functools.partial(apply, remat=remat) if remat else apply,
+        partition_specs=SPECS,
+        shapes=shapes,
+        trained_keys=frozenset(trained),
+        batch_arrays={"m": ("weights",)},
+        input_channels=("a", "b"),
+        output_channels=("out",),
     )
     x = jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32)
     weights = jax.ShapeDtypeStruct((MICROBATCHES, rows), jnp.float32)
-    batch = Microbatches({"m": {"weights": weights}}, jax.ShapeDtypeStruct((2,), jnp.int32))
-    mesh = submesh(jax.devices()[: dp * tp], dp, tp, ep)
-    return StagePrograms(body, mesh, STAGE_AXES, {"a": x, "b": x}, batch, frozenset(wanted), backward)
+    return StagePrograms(
+        definition,
+        mesh=submesh(jax.devices()[: dp * tp], dp, tp, ep),
+        axes=STAGE_AXES,
+        input_shapes={"a": x, "b": x},
+        batch_shapes=Microbatches({"m": {"weights": weights}}, jax.ShapeDtypeStruct((2,), jnp.int32)),
+        differentiated_inputs=frozenset(differentiated),
+        has_backward=backward,
+    )
 
 
 def operands(programs, rows=4):
@@ -90,24 +99,32 @@ def operands(programs, rows=4):
     batch = Microbatches(
         {"m": {"weights": put(weights, P(None, STAGE_AXES.data))}}, put(np.array([0, 0], np.int32), P())
     )
-    by_rows = [put(each, dict.fromkeys(each, P(STAGE_AXES.data))) for each in (*inputs, *seeds)]
-    return host, (put(parameters, SPLITS), by_rows[:MICROBATCHES], batch, by_rows[MICROBATCHES:])
+    by_rows = [put(arrays, dict.fromkeys(arrays, P(STAGE_AXES.data))) for arrays in (*inputs, *seeds)]
+    return host, (put(parameters, SPECS), by_rows[:MICROBATCHES], batch, by_rows[MICROBATCHES:])
 
 
 def run(programs, placed):
-    """Both microbatches forward, then backward: outputs, losses, gradients of the inputs, accumulated gradients."""
-    parameters, inputs, batch, seeds = placed
-    losses, gradients, residuals, outputs, wanted = programs.zero_losses(), programs.zero_gradients(), [], [], []
+    """Both microbatches forward, then backward: outputs, losses, input gradients, accumulated parameter gradients."""
+    parameters, inputs, batch, output_gradients = placed
+    losses, gradients, residuals, outputs, input_gradients = (
+        programs.zero_losses(),
+        programs.zero_gradients(),
+        [],
+        [],
+        [],
+    )
     for number in range(MICROBATCHES):
-        out, kept, losses = programs.forward(parameters, inputs[number], batch, np.int32(number), losses)
-        outputs.append(out)
-        residuals.append(kept)
+        result = programs.forward(parameters, inputs[number], batch, np.int32(number), losses)
+        losses = result.losses
+        outputs.append(result.outputs)
+        residuals.append(result.residuals)
     for number in range(MICROBATCHES):
-        more, gradients = programs.backward(
-            parameters, inputs[number], batch, np.int32(number), residuals[number], seeds[number], gradients
+        result = programs.backward(
+            parameters, inputs[number], batch, np.int32(number), residuals[number], output_gradients[number], gradients
         )
-        wanted.append(more)
-    return outputs, losses, wanted, gradients
+        gradients = result.parameter_gradients
+        input_gradients.append(result.input_gradients)
+    return outputs, losses, input_gradients, gradients
 
 
 def reference(host):
@@ -118,8 +135,8 @@ def reference(host):
         seeded = jnp.zeros(())
         for number in range(MICROBATCHES):
             batch = {"m": {"weights": jnp.asarray(weights[number])}}
-            outputs, more, _ = apply(parameters, inputs[number], batch, type(STAGE_AXES)())
-            losses = jax.tree.map(jnp.add, losses, more)
+            outputs, microbatch_losses, _ = apply(parameters, inputs[number], batch, type(STAGE_AXES)())
+            losses = jax.tree.map(jnp.add, losses, microbatch_losses)
             seeded += jnp.sum(outputs["out"] * seeds[number]["out"])
         return losses["m"] + losses["m/other"] + seeded, losses
 
@@ -127,11 +144,11 @@ def reference(host):
     return losses, gradients
 
 
-def close(one, other):
-    np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * (1e-3 + np.max(np.abs(other))))
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * (1e-3 + np.max(np.abs(expected))))
 
 
-RECOMPUTE = {
+REMAT = {
     "none": None,
     "selective": functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
     "full": functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable),
@@ -139,85 +156,110 @@ RECOMPUTE = {
 
 
 @pytest.mark.parametrize(
-    ("dp", "tp", "ep", "recompute"),
+    ("dp", "tp", "ep", "remat"),
     [(1, 1, 1, "none"), (2, 2, 1, "none"), (2, 2, 2, "selective"), (4, 1, 2, "full"), (4, 1, 4, "none")],
 )
-def test_losses_and_gradients_are_those_of_one_device(dp, tp, ep, recompute):
-    programs = stage(dp, tp, ep=ep, around=RECOMPUTE[recompute])
+def test_losses_and_gradients_are_those_of_one_device(dp, tp, ep, remat):
+    programs = stage(dp, tp, ep=ep, remat=REMAT[remat])
     host, placed = operands(programs)
-    _, losses, wanted, gradients = run(programs, placed)
-    expected_losses, (expected, expected_wanted) = reference(host)
+    _, losses, input_gradients, gradients = run(programs, placed)
+    expected_losses, (expected, expected_input_gradients) = reference(host)
     assert programs.loss_names == ("m", "m/other")
     for name, loss in losses.items():
         assert loss.shape == (dp,)
         close(jnp.sum(loss), expected_losses[name])
     assert {leaf.shape[0] for key in ("m/enter", "m/blocks") for leaf in jax.tree.leaves(gradients[key])} == {dp}
     assert gradients["m/expert"]["bias"].shape[0] == dp // ep  # one copy for each device that holds the same experts
-    jax.tree.map(lambda got, of: close(np.sum(got, axis=0), of), gradients, expected)
-    jax.tree.map(close, wanted, expected_wanted)
+    jax.tree.map(lambda actual, of_one_device: close(np.sum(actual, axis=0), of_one_device), gradients, expected)
+    jax.tree.map(close, input_gradients, expected_input_gradients)
 
 
-def test_frozen_parameters_and_unwanted_inputs_get_no_gradient():
-    programs = stage(2, 2, trained=("m/enter",), wanted="b")
+def test_frozen_parameters_and_inputs_that_need_none_get_no_gradient():
+    programs = stage(2, 2, trained=("m/enter",), differentiated="b")
     host, placed = operands(programs)
-    _, _, wanted, gradients = run(programs, placed)
-    _, (expected, expected_wanted) = reference(host)
+    _, _, input_gradients, gradients = run(programs, placed)
+    _, (expected, expected_input_gradients) = reference(host)
     assert set(gradients) == {"m/enter"}
     close(np.sum(gradients["m/enter"]["kernel"], axis=0), expected["m/enter"]["kernel"])
-    for got, of in zip(wanted, expected_wanted, strict=True):
-        assert set(got) == {"b"}
-        close(got["b"], of["b"])
+    for actual, of_one_device in zip(input_gradients, expected_input_gradients, strict=True):
+        assert set(actual) == {"b"}
+        close(actual["b"], of_one_device["b"])
 
 
-def test_a_stage_without_a_backward_keeps_nothing_and_adds_its_loss_up():
-    programs = stage(2, 1, trained=(), wanted="", backward=False)
+def test_a_stage_without_a_backward_saves_no_residuals_and_sums_its_losses():
+    programs = stage(2, 1, trained=(), differentiated="", backward=False)
     host, (parameters, inputs, batch, _) = operands(programs)
     losses = programs.zero_losses()
     for number in range(MICROBATCHES):
-        _, residuals, losses = programs.forward(parameters, inputs[number], batch, np.int32(number), losses)
-        assert residuals == []
-    jax.tree.map(lambda got, of: close(jnp.sum(got), of), losses, reference(host)[0])
+        result = programs.forward(parameters, inputs[number], batch, np.int32(number), losses)
+        losses = result.losses
+        assert result.residuals == []
+    jax.tree.map(lambda actual, expected: close(jnp.sum(actual), expected), losses, reference(host)[0])
     assert programs.backward is None
 
 
-def test_evaluation_gives_the_outputs_and_judged_arrays_of_the_forward():
+def test_evaluation_gives_the_outputs_of_the_forward_and_auxiliary_metrics():
     programs = stage(2, 2)
-    _, (parameters, inputs, batch, seeds) = operands(programs)
-    outputs, losses, _, _ = run(programs, (parameters, inputs, batch, seeds))
+    _, (parameters, inputs, batch, output_gradients) = operands(programs)
+    outputs, losses, _, _ = run(programs, (parameters, inputs, batch, output_gradients))
     total = jnp.zeros(())
     for number in range(MICROBATCHES):
-        out, more, judged = programs.evaluate(parameters, inputs[number], batch, np.int32(number))
-        close(out["out"], outputs[number]["out"])
-        np.testing.assert_array_equal(judged["last"], out["out"][:, 0])
-        total += jnp.sum(more["m"])
+        evaluated = programs.evaluate(parameters, inputs[number], batch, np.int32(number))
+        close(evaluated.outputs["out"], outputs[number]["out"])
+        np.testing.assert_array_equal(evaluated.auxiliary_metrics["last"], evaluated.outputs["out"][:, 0])
+        total += jnp.sum(evaluated.losses["m"])
     close(total, jnp.sum(losses["m"]))
 
 
 def test_accumulators_are_donated():
     programs = stage(2, 2)
-    _, (parameters, inputs, batch, seeds) = operands(programs)
+    _, (parameters, inputs, batch, output_gradients) = operands(programs)
     losses, gradients = programs.zero_losses(), programs.zero_gradients()
-    _, residuals, _ = programs.forward(parameters, inputs[0], batch, np.int32(0), losses)
-    programs.backward(parameters, inputs[0], batch, np.int32(0), residuals, seeds[0], gradients)
+    residuals = programs.forward(parameters, inputs[0], batch, np.int32(0), losses).residuals
+    programs.backward(parameters, inputs[0], batch, np.int32(0), residuals, output_gradients[0], gradients)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((losses, gradients)))
+
+
+def test_every_program_is_named_after_its_stage_and_kind():
+    programs = stage(2, 1)
+    losses, gradients = jax.eval_shape(programs.zero_losses), jax.eval_shape(programs.zero_gradients)
+    forward = programs.forward.lower(*programs.operand_shapes, losses)
+    output_gradients = {"out": programs.output_shapes["out"]}
+    residuals = jax.eval_shape(programs.forward, *programs.operand_shapes, losses).residuals
+    lowered = {
+        "evaluate": programs.evaluate.lower(*programs.operand_shapes),
+        "forward": forward,
+        "backward": programs.backward.lower(*programs.operand_shapes, residuals, output_gradients, gradients),
+        "zero_gradients": programs.zero_gradients.lower(),
+        "zero_losses": programs.zero_losses.lower(),
+    }
+    for kind, program in lowered.items():
+        assert f"module @jit_u_stage0_{kind} " in program.as_text()
+    compiled = forward.compile().as_text()
+    assert compiled.startswith("HloModule jit_u_stage0_forward")
+    assert "u_stage0_forward/" in compiled  # the scope of the operations inside
+
+
+def test_program_names_have_no_characters_that_hlo_does_not_allow():
+    assert program_name(("my unit", 3), "forward") == "my_unit_stage3_forward"
 
 
 def residual_bytes(rows, hidden, **options):
     """Bytes of all residuals of one microbatch over all devices, without running anything."""
     programs = stage(2, 2, rows=rows, hidden=hidden, **options)
-    _, residuals, _ = jax.eval_shape(programs.forward, *programs._abstract, jax.eval_shape(programs.zero_losses))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in residuals)
+    result = jax.eval_shape(programs.forward, *programs.operand_shapes, jax.eval_shape(programs.zero_losses))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in result.residuals)
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("remat", REMAT)
 @pytest.mark.parametrize("trained", [("m/enter", "m/blocks"), ("m/enter",)])
-def test_residuals_carry_no_weights(recompute, trained):
+def test_residuals_hold_no_weights(remat, trained):
     """All of them grow with the rows: a copy of a weight, trained or frozen, would be a part that does not."""
-    options = {"around": RECOMPUTE[recompute], "trained": trained}
+    options = {"remat": REMAT[remat], "trained": trained}
     small, large = (residual_bytes(rows, 64, **options) for rows in (4, 8))
-    # What does not grow: numbers such as a mean's divisor, and a vector that a product spreads over the rows, which is
-    # as much as one row of activations, on two data ranks each. The smallest matrix would be more.
+    # What does not grow: numbers such as a mean's divisor, and a vector that a product broadcasts over the rows, which
+    # is as much as one row of activations, on two data ranks each. The smallest matrix would be more.
     constant = 2 * small - large
     assert 0 <= constant <= 2 * 4 * (1 + LAYERS * WIDTH) < 2 * 4 * WIDTH * WIDTH
-    # Nor do they hold more than the activations: per layer x and its sum, and tanh with its derivative.
+    # Nor do they hold more than the activations: for each layer x and its sum, and tanh with its derivative.
     assert 0 < (small - constant) / 4 / 4 <= LAYERS * (3 * 64 + 3 * WIDTH) + 3 * WIDTH

@@ -123,7 +123,7 @@ def test_what_cannot_be_sent_is_refused():
         plan_transfer([(0, ((0, 2),))], [(1, ((0, 4),))])
     with pytest.raises(ValueError, match="a box is empty"):
         plan_transfer([(0, ((0, 0),))], [(1, ((0, 0),))])
-    with pytest.raises(ValueError, match=r"stands twice in the target: \[1, 1\]"):
+    with pytest.raises(ValueError, match=r"is named twice in the target: \[1, 1\]"):
         plan_transfer([(0, ((0, 2),))], [(1, ((0, 2),)), (1, ((0, 2),))])
     with pytest.raises(ValueError, match=r"round 0: a device is the source of two chunks: \[0, 0\]"):
         Transfer((1,), ((Move(0, 1, (0,), (0,), (0,)), Move(0, 2, (0,), (0,), (0,))),))

@@ -48,7 +48,7 @@ def test_every_stage_is_lowered_forward_and_backward(engine):
     for node, stage in engine.executor.stages.items():
         programs = stage.programs
         loss = jax.eval_shape(programs.zero_losses)
-        text = programs.forward.lower(*programs._abstract, loss).as_text()
+        text = programs.forward.lower(*programs.operand_shapes, loss).as_text()
         assert "while" in text, f"{node}: the layers are a loop, not copies of each other"
         assert len(text) < 1e6, f"{node}: {len(text)} characters"
         assert programs.backward is not None

@@ -124,7 +124,7 @@ def residuals(recompute: str, rows: int, trainable: tuple[str, ...], collectives
     shapes = {}
     for node, stage in engine.executor.stages.items():
         programs = stage.programs
-        _, kept, _ = jax.eval_shape(programs.forward, *programs._abstract, jax.eval_shape(programs.zero_losses))
+        _, kept, _ = jax.eval_shape(programs.forward, *programs.operand_shapes, jax.eval_shape(programs.zero_losses))
         shapes[node] = [leaf.shape[1:] for leaf in kept]
     return shapes
 

@@ -132,7 +132,7 @@ def test_a_stage_without_a_backward_keeps_no_residuals():
     of = training("generator", plan=APART)
     programs = of.executor.stages["backbone", 1].programs
     loss = jax.eval_shape(programs.zero_losses)
-    _, kept, _ = jax.eval_shape(programs.forward, *programs._abstract, loss)
+    _, kept, _ = jax.eval_shape(programs.forward, *programs.operand_shapes, loss)
     assert kept == []
 
 
