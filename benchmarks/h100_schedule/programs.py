@@ -56,7 +56,7 @@ def build_program(
     forward, parameters, splits = PROGRAM_PARTS[case.part](config, axes)
     parameters = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, DTYPE), parameters)
     x = jax.ShapeDtypeStruct((1, tokens, config.width), DTYPE)
-    whole = {name: jax.ShapeDtypeStruct((1, tokens), jnp.int32) for name in BackboneBlock.reads}
+    whole = {name: jax.ShapeDtypeStruct((1, tokens), jnp.int32) for name in BackboneBlock.batch_keys}
     rows = P(None, TENSOR) if axes.sequence else P()
 
     def backward(parameters: Tree, x: jax.Array, batch: Tree, gradient: jax.Array) -> Any:

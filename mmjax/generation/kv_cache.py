@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from configs.architectures import ModelConfig
-from mmjax.models.forward import run_module, with_tied_parameters
-from mmjax.models.layers.attention import RotaryCosSin
+from mmjax.models.layers.positions import RotaryCosSin
 from mmjax.models.layers.transformer import TransformerBlock
-from mmjax.models.modalities.backbone import LanguageHead, TokenEmbedding, backbone_rotary, causal_packing
+from mmjax.models.modalities.backbone import LanguageHead, TokenEmbedding, backbone_rotary, causal_mask
+from mmjax.models.model import run_module, with_tied_parameters
 from mmjax.models.structure.module import Module
 from mmjax.models.structure.parameters import layer_name, piece_definition
 from pallas_kernels.packed_attention import SegmentMask, make_segment_mask, packed_attention
@@ -79,7 +79,7 @@ class CachedBackbone:
         shape = (b, s, self._config.kv_heads, self._config.head_width)
         empty = tuple(KVCache(jnp.zeros(shape, x.dtype), jnp.zeros(shape, x.dtype)) for _ in range(self._blocks.layers))
         rotary = backbone_rotary(self._config, batch["positions"])
-        x, layers = self._through(parameters, x, causal_packing(batch), rotary, empty, jnp.zeros((b,), jnp.int32))
+        x, layers = self._through(parameters, x, causal_mask(batch), rotary, empty, jnp.zeros((b,), jnp.int32))
         last = jnp.take_along_axis(batch["positions"], lengths[:, None] - 1, axis=1)[:, 0]
         return DecodeState(layers, lengths, last + 1), self._language_head(parameters).norm(x)
 

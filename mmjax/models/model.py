@@ -1,36 +1,95 @@
-"""The model as modules in topological order, each built from its configuration."""
+"""The whole model: its modules in topological order, and its forward pass as one plain function on one device.
+
+The forward pass is what every plan is verified against, and what generation runs.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
 
 from configs.architectures import ModelConfig
-from mmjax.models.layers.experts import ExpertBlock
-from mmjax.models.layers.lora import add_adapters
-from mmjax.models.layers.transformer import block_stack
-from mmjax.models.modalities import audio, vision  # noqa: F401  register their encoders
-from mmjax.models.modalities.backbone import BackboneBlock, LanguageHead, TokenEmbedding
+from mmjax.models.layers.lora import add_adapters, join_adapters
+from mmjax.models.modalities import audio, vision  # noqa: F401  (importing them registers their encoders)
+from mmjax.models.modalities.backbone import backbone_module
 from mmjax.models.modalities.encoder import encoder_module
 from mmjax.models.modalities.generator import generator_module
-from mmjax.models.structure.module import Module, Piece
+from mmjax.models.structure.module import LayerOutput, Module, ModuleOutput, Piece, auxiliary_loss_name
+from mmjax.models.structure.parameters import layer_name, piece_definition
+from sharding.axes import Axes
+from sharding.trees import Tree, get_leaf, set_leaf
 
 
 def model_modules(config: ModelConfig) -> tuple[Module, ...]:
-    """Encoders, backbone, generators: topological order."""
+    """Encoders, backbone and generators of a model, in topological order, with their adapters."""
     encoders = (encoder_module(encoder, config) for encoder in config.encoders)
     generators = (generator_module(generator, config.backbone) for generator in config.generators)
-    modules = (*encoders, _backbone(config), *generators)
+    modules = (*encoders, backbone_module(config), *generators)
     for lora in config.lora:
         modules = tuple(add_adapters(module, lora) for module in modules)
     return modules
 
 
-def _backbone(config: ModelConfig) -> Module:
-    of = config.backbone
-    tied = (("embedding", "embed", "embedding"),) if of.tie_embeddings else ()
-    block = ExpertBlock if of.experts else BackboneBlock
-    return Module(
-        of.name,
-        (
-            Piece("embed", of.name, lambda: TokenEmbedding(config), sequence_parallel=True),
-            block_stack(of, block),
-            Piece("head", of.name, lambda: LanguageHead(config), tied_parameters=tied, sequence_parallel=True),
-        ),
-        inputs=tuple(encoder.name for encoder in config.encoders),
-    )
+def with_tied_parameters(module_parameters: Tree, piece: Piece, parameters: Tree) -> Tree:
+    """Adds to a layer's parameters those that its piece shares with another piece of the module.
+
+    Args:
+        module_parameters: The module's parameters, `{piece: {layer: {...}}}`.
+        piece: The piece that the layer is in.
+        parameters: The layer's own parameters.
+    """
+    for path, owner, owner_path in piece.tied_parameters:
+        parameters = set_leaf(parameters, path, get_leaf(module_parameters[owner][layer_name(0)], owner_path))
+    return parameters
+
+
+def run_module(
+    module: Module, parameters: Tree, inputs: dict[str, jax.Array], batch: Mapping[str, Any]
+) -> ModuleOutput:
+    """Runs a module's layers one after another.
+
+    Args:
+        module: The module.
+        parameters: Its parameters, `{piece: {layer: {...}}}`.
+        inputs: Activations of the modules before it, by their names.
+        batch: The arrays that it reads, rows first.
+    """
+    x: Any = inputs
+    axes, auxiliary_losses = Axes(), []
+    for piece in module.compute_pieces:
+        definition, adapters = piece_definition(piece), parameters.get(module.adapter_piece(piece.name), {})
+        shared = piece.shared_inputs(batch) if piece.shared_inputs else batch
+        for layer in map(layer_name, range(piece.layers or 1)):
+            layer_parameters = join_adapters(parameters[piece.name][layer], adapters.get(layer, {}))
+            layer_parameters = with_tied_parameters(parameters, piece, layer_parameters)
+            x = definition.apply(layer_parameters, x, shared, axes)
+            if isinstance(x, LayerOutput):
+                auxiliary_losses.append(x.auxiliary_loss)
+                x = x.x
+    if auxiliary_losses:
+        return x._replace(auxiliary_loss=sum(auxiliary_losses[1:], start=auxiliary_losses[0]))
+    return x
+
+
+def run_model(
+    modules: tuple[Module, ...], parameters: Tree, batch: Mapping[str, Mapping[str, jax.Array]]
+) -> dict[str, ModuleOutput]:
+    """Runs a model, and gives every module's output by name.
+
+    Args:
+        modules: The modules in topological order.
+        parameters: Their parameters, `{module: {piece: {layer: {...}}}}`.
+        batch: The arrays that each module reads, `{module: {name: array}}`, rows first.
+    """
+    outputs: dict[str, ModuleOutput] = {}
+    for module in modules:
+        inputs = {name: outputs[name].activations[module.name] for name in module.inputs}
+        outputs[module.name] = run_module(module, parameters[module.name], inputs, batch[module.name])
+    return outputs
+
+
+def losses_by_name(outputs: Mapping[str, ModuleOutput]) -> dict[str, jax.Array]:
+    """Every loss and auxiliary loss of a model by its name, given every module's output."""
+    losses = {name: output.loss for name, output in outputs.items()}
+    losses |= {auxiliary_loss_name(name): output.auxiliary_loss for name, output in outputs.items()}
+    return {name: loss for name, loss in losses.items() if loss is not None}

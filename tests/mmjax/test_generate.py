@@ -17,7 +17,7 @@ from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, 
 from configs.errors import UserError
 from data.data_config import DataConfig
 from data.datasets.easy_vqa_samples import text_sample, vqa_sample
-from data.media.patches import load_image
+from data.media.images import read_image
 from data.packing.global_batch import GlobalBatch, build_global_batch
 from data.packing.packed_rows import pack_samples
 from data.records import Media
@@ -28,8 +28,7 @@ from data.text.word_tokenizer import EOS, WordTokenizer
 from mmjax.generation.image_generation import ImageGenerator
 from mmjax.generation.sampling import Sampling
 from mmjax.generation.trained_model import Prompt, TrainedModel, load_trained_model
-from mmjax.models.forward import run_model
-from mmjax.models.model import model_modules
+from mmjax.models.model import model_modules, run_model
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.config import TrainConfig
 from mmjax.training.engine.engine import Engine
@@ -64,7 +63,7 @@ optimizer.OptimizerConfig:
   warmup_steps = 1
 small_vqa.SmallVQA.images = 8
 config.TrainConfig:
-  source = @small_vqa.SmallVQA
+  dataset = @small_vqa.SmallVQA
   model = @architectures.ModelConfig()
   data = @data_config.DataConfig()
   optimizer = @optimizer.OptimizerConfig()
@@ -161,7 +160,7 @@ def judged(masters, tokenizer: WordTokenizer, sample) -> tuple[int, int]:
 @pytest.mark.parametrize("question", [QUESTION, "is there a blue circle?", "what is the red shape?"])
 def test_answers_are_the_likeliest_words_and_end(trained, masters, question):
     """Judged as held-out accuracy is: the answer in the training layout, every word the whole model's argmax."""
-    image, form = load_image(PICTURE), SampleFormat.for_model(MODEL, DATA.patches)
+    image, form = read_image(Media.from_file(PICTURE)), SampleFormat.for_model(MODEL, DATA.patches)
     picture = image_item(lambda: image, image.shape[:2], form)
     seen, told = trained.answer(question, [SHOWN]), trained.answer(question)
     assert seen.ended and told.ended

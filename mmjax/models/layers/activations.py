@@ -43,13 +43,13 @@ def _polynomial(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
 
 
 def gelu(x: Activations) -> Activations:
-    """x Φ(x) with the exact normal distribution function Φ (arXiv 1606.08415)."""
+    """GELU, x Φ(x), with the exact normal distribution function Φ (arXiv 1606.08415)."""
     wide = x.astype(jnp.float32)
     return (wide * 0.5 * (1 + erf(wide * math.sqrt(0.5)))).astype(x.dtype)
 
 
 def quick_gelu(x: Activations) -> Activations:
-    """x sigmoid(1.702 x), CLIP's approximation of GELU."""
+    """CLIP's approximation of GELU, x sigmoid(1.702 x)."""
     return x * jax.nn.sigmoid(1.702 * x)
 
 

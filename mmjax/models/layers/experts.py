@@ -1,8 +1,8 @@
-"""Mixtures of experts: each token passes through the few feed-forward layers that a router chooses for it.
+"""Mixture of experts: a router sends each token through a few of many feed-forward layers.
 
-Routing drops nothing: there is no capacity that a popular expert could exceed. Shapes are static all the same, because
-all (token, expert) pairs are sorted by expert and multiplied in groups. With the experts split over ranks, every rank
-gets the tokens of all, computes the pairs that chose its own experts, and the sums go back to the tokens' ranks.
+Routing drops no token: an expert has no capacity that could overflow. Shapes are static all the same, because all
+(token, expert) pairs are sorted by expert and multiplied in groups. Where the experts are split over ranks, every rank
+gathers the tokens of all ranks, computes the pairs of its own experts, and the sums are scattered back.
 """
 
 from typing import NamedTuple
@@ -13,34 +13,48 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from configs.backbone import BackboneConfig
 from configs.experts import ExpertsConfig
 from mmjax.models.layers.activations import ACTIVATIONS
-from mmjax.models.layers.linear import GatedMLP, Linear, normal_parameter
-from mmjax.models.layers.tensor_parallel import all_gather_positions, local_positions, name_for_checkpoint
-from mmjax.models.layers.transformer import SharedInputs, apply_layer_scale
-from mmjax.models.modalities.backbone import BackboneBlock
-from mmjax.models.structure.interface import Batch, LayerOutput
+from mmjax.models.layers.feed_forward import GatedMLP
+from mmjax.models.layers.linear import Linear, normal_parameter
+from mmjax.models.layers.tensor_parallel import name_for_checkpoint
 from sharding.axes import Axes
 
 
 class BalancingWeights(NamedTuple):
-    """Which tokens the balancing loss counts, and how.
+    """How much each token counts in the load-balancing loss.
 
     Attributes:
-        segments: Number of the sample within the row.
-        shares: Each token's share in the loss of the global batch; 0 for padding, which is routed but counts nowhere.
+        segments: Number of the token's sample within the row; 0 for padding.
+        weights: The token's share in the loss of the global batch; 0 for padding, which is routed but does not count.
     """
 
     segments: Int[Array, "r s"]
     weights: Float[Array, "r s"]
 
 
+class RoutedOutput(NamedTuple):
+    """Output of the experts, and what the load-balancing loss needs of the router.
+
+    Attributes:
+        output: The weighted sum of each token's experts.
+        probabilities: The router's probability of every expert, in float32.
+        experts: The k experts that each token was sent to.
+    """
+
+    output: Float[Array, "r s d"]
+    probabilities: Float[Array, "r s e"]
+    experts: Int[Array, "r s k"]
+
+
 class MixtureOfExperts(nnx.Module):
-    """Gated experts behind a router, and perhaps one that all tokens pass through."""
+    """y = sum over the chosen experts i of w_i down_i(activation(gate_i x) * up_i x), with w from a router's softmax.
+
+    Optionally a shared expert, behind a sigmoid gate, is added for every token (Qwen2-MoE).
+    """
 
     def __init__(self, config: ExpertsConfig, width: int, *, activation: str = "silu") -> None:
-        """Shapes: router `[d, E]`, gate and up `[E, d, f]`, down `[E, f, d]`."""
+        """Creates router `[d, E]`, gate and up `[E, d, f]` and down `[E, f, d]`, for E experts."""
         self.config, self.activation = config, ACTIVATIONS[activation]
         columns, rows = ("expert", None, "tensor"), ("expert", "tensor", None)
         self.router = normal_parameter((width, config.count), (None, None), width**-0.5)
@@ -51,122 +65,113 @@ class MixtureOfExperts(nnx.Module):
         self.shared_gate = Linear(width, 1) if config.shared_ffn else None
 
     def __call__(self, x: Float[Array, "r s d"], axes: Axes) -> Float[Array, "r s d"]:
-        """The layer's output alone."""
-        return self._through(x, axes)[0]
+        """The layer's output without the load-balancing loss."""
+        return self._route(x, axes).output
 
     def with_balancing_loss(
-        self, x: Float[Array, "r s d"], counted: BalancingWeights, axes: Axes
+        self, x: Float[Array, "r s d"], balancing: BalancingWeights, axes: Axes
     ) -> tuple[Float[Array, "r s d"], Float[Array, ""]]:
-        """The layer's output, and its balancing loss summed over the local rows."""
-        y, probabilities, chosen = self._through(x, axes)
-        return y, self.config.balance_weight * load_balancing_loss(probabilities, chosen, counted)
+        """The layer's output, and its load-balancing loss summed over the local rows."""
+        routed = self._route(x, axes)
+        loss = load_balancing_loss(routed.probabilities, routed.experts, balancing)
+        return routed.output, self.config.balance_weight * loss
 
-    def _through(
-        self, x: Float[Array, "r s d"], axes: Axes
-    ) -> tuple[Float[Array, "r s d"], Float[Array, "r s e"], Int[Array, "r s k"]]:
-        """The output, the router's probabilities, and which experts were chosen."""
-        logits = jnp.einsum("rsd,de->rse", x, self.router[...], preferred_element_type=jnp.float32)
-        probabilities = jax.nn.softmax(logits, axis=-1)
-        chosen, weights = route_top_k(probabilities, self.config)
-        tokens = x.shape[0] * x.shape[1]
-        flat = (x.reshape(tokens, -1), chosen.reshape(tokens, -1), weights.reshape(tokens, -1))
-        y = self._routed(*flat, axes).reshape(x.shape)
-        if self.shared is not None:
-            y = y + jax.nn.sigmoid(self.shared_gate(x, axes)) * self.shared(x, axes)
-        return y, probabilities, chosen
+    @jax.named_scope("experts")
+    def _route(self, x: Float[Array, "r s d"], axes: Axes) -> RoutedOutput:
+        with jax.named_scope("router"):
+            logits = jnp.einsum("rsd,de->rse", x, self.router[...], preferred_element_type=jnp.float32)
+            probabilities = jax.nn.softmax(logits, axis=-1)  # [r, s, E]
+            experts, weights = route_top_k(probabilities, self.config)  # [r, s, k] each
+        tokens = x.shape[0] * x.shape[1]  # n
+        y = self._sum_over_ranks(
+            x.reshape(tokens, -1), experts.reshape(tokens, -1), weights.reshape(tokens, -1), axes
+        )  # [n, d]
+        y = y.reshape(x.shape)
+        if self.shared is not None and self.shared_gate is not None:
+            with jax.named_scope("shared_expert"):
+                y = y + jax.nn.sigmoid(self.shared_gate(x, axes)) * self.shared(x, axes)
+        return RoutedOutput(y, probabilities, experts)
 
-    def _routed(
-        self, x: Float[Array, "n d"], chosen: Int[Array, "n k"], weights: Float[Array, "n k"], axes: Axes
+    def _sum_over_ranks(
+        self, x: Float[Array, "n d"], experts: Int[Array, "n k"], weights: Float[Array, "n k"], axes: Axes
     ) -> Float[Array, "n d"]:
-        """The weighted sum of every token's experts, wherever those lie."""
+        """The weighted sum of every token's experts, whichever ranks hold them."""
         if axes.expert:
-            x, chosen, weights = (lax.all_gather(each, axes.expert, tiled=True) for each in (x, chosen, weights))
-        local = self.gate.shape[0]
-        first = lax.axis_index(axes.expert) * local if axes.expert else 0
-        y = self._local(x, chosen - first, weights)
+            x, experts, weights = (
+                lax.all_gather(local, axes.expert, tiled=True) for local in (x, experts, weights)
+            )  # n becomes the tokens of all expert ranks
+        local_experts = self.gate.shape[0]
+        first_expert = lax.axis_index(axes.expert) * local_experts if axes.expert else 0
+        y = self._sum_local_experts(x, experts - first_expert, weights)
         y = lax.psum_scatter(y, axes.expert, tiled=True) if axes.expert else y
         return lax.psum(y, axes.tensor) if axes.tensor else y
 
-    def _local(
-        self, x: Float[Array, "n d"], chosen: Int[Array, "n k"], weights: Float[Array, "n k"]
+    def _sum_local_experts(
+        self, x: Float[Array, "n d"], experts: Int[Array, "n k"], weights: Float[Array, "n k"]
     ) -> Float[Array, "n d"]:
-        """This rank's part of the sum; `chosen` counts from its first expert, and may be an expert of other ranks.
+        """This rank's part of the weighted sum.
 
-        Where XLA has no grouped product (CPUs, and by default NVIDIA GPUs: openxla/xla pull request 40189), it makes a
-        dense one of all rows for each local expert.
+        Where XLA has no grouped matmul (on CPUs, and by default on NVIDIA GPUs: openxla/xla pull request 40189), it
+        multiplies all pairs by every local expert.
+
+        Args:
+            x: Tokens.
+            experts: Chosen experts, counted from this rank's first; other numbers are experts of other ranks.
+            weights: Weight of each chosen expert.
         """
-        count, top = self.gate.shape[0], chosen.shape[1]
-        group = jnp.where((chosen >= 0) & (chosen < count), chosen, count).reshape(-1)
-        order = jnp.argsort(group)
-        sizes = jnp.bincount(group, length=count + 1)[:count]
-        # What follows the groups is other ranks' work: kept out on both sides, whatever the product leaves there.
-        here = (group[order] < count)[:, None]
-        rows = jnp.where(here, _permuted(jnp.repeat(x, top, axis=0), order), jnp.zeros((), x.dtype))
-        gate, up = (name_for_checkpoint(lax.ragged_dot(rows, of[...], sizes)) for of in (self.gate, self.up))
-        y = name_for_checkpoint(lax.ragged_dot(self.activation(gate) * up, self.down[...], sizes))
-        y = jnp.where(here, y, jnp.zeros((), x.dtype))
-        pairs = _permuted(y, jnp.argsort(order)).reshape(-1, top, y.shape[-1])
-        return jnp.sum(pairs * weights[:, :, None].astype(pairs.dtype), axis=1)
+        count, top_k = self.gate.shape[0], experts.shape[1]  # E of this rank, k
+        is_local = (experts >= 0) & (experts < count)
+        group = jnp.where(is_local, experts, count).reshape(-1)  # [n k]; group `count` is the other ranks' pairs
+        order = jnp.argsort(group)  # pairs by expert
+        group_sizes = jnp.bincount(group, length=count + 1)[:count]  # [E]
+        # The pairs behind the last group belong to other ranks. They are masked before and after the matmuls, because
+        # `ragged_dot` leaves their rows undefined.
+        in_group = (group[order] < count)[:, None]  # [n k, 1]
+        pairs = _permute_rows(jnp.repeat(x, top_k, axis=0), order)  # [n k, d]
+        pairs = jnp.where(in_group, pairs, jnp.zeros((), x.dtype))
+        gate, up = (
+            name_for_checkpoint(lax.ragged_dot(pairs, kernel[...], group_sizes)) for kernel in (self.gate, self.up)
+        )  # [n k, f] each
+        y = name_for_checkpoint(lax.ragged_dot(self.activation(gate) * up, self.down[...], group_sizes))  # [n k, d]
+        y = jnp.where(in_group, y, jnp.zeros((), x.dtype))
+        by_token = _permute_rows(y, jnp.argsort(order)).reshape(-1, top_k, y.shape[-1])  # [n, k, d]
+        return jnp.sum(by_token * weights[:, :, None].astype(by_token.dtype), axis=1)
 
 
-class ExpertBlock(BackboneBlock):
-    """A backbone's block with experts for its feed-forward layer."""
+def _permute_rows(x: Float[Array, "n d"], order: Int[Array, " n"]) -> Float[Array, "n d"]:
+    """Permutes rows. XLA is told that no row is read twice, so that the gradient is a permutation and not a sum.
 
-    reads = (*BackboneBlock.reads, "shares")
-
-    def __init__(self, config: BackboneConfig) -> None:
-        super().__init__(config)
-        self.depth = config.depth
-        self.mlp = MixtureOfExperts(config.experts, config.width, activation=config.activation)
-
-    @staticmethod
-    def shared_inputs(config: BackboneConfig, batch: Batch) -> tuple[SharedInputs, BalancingWeights]:
-        """What all blocks of a stage share: who sees whom, the rotation, and what the balancing loss counts."""
-        return BackboneBlock.shared_inputs(config, batch), BalancingWeights(batch["segments"], batch["shares"])
-
-    def __call__(
-        self, x: Float[Array, "r q d"], shared: tuple[SharedInputs, BalancingWeights], axes: Axes
-    ) -> LayerOutput:
-        """The block's output and its share of the balancing loss, which is the mean over the layers."""
-        (packing, rotary), counted = shared
-        normed = self.attention_norm(x)
-        x, normed = self.add_attention(x, normed, self.attention(normed, axes, packing=packing, rotary=rotary))
-        # Experts take all positions, because a sample's balance is over all of its tokens.
-        y, loss = self.mlp.with_balancing_loss(all_gather_positions(normed, axes), counted, axes.without_sequence)
-        y = local_positions(y, axes)
-        loss = loss / self.depth
-        return LayerOutput(x + apply_layer_scale(self.mlp_scale, y), loss)
-
-
-def _permuted(x: Float[Array, "n d"], order: Int[Array, " n"]) -> Float[Array, "n d"]:
-    """Rows in another order: as each is taken once, the gradient is no sum, whose order would be left to chance."""
+    The order of a sum of atomic additions on a GPU would change from run to run.
+    """
     return x.at[order].get(unique_indices=True, mode="promise_in_bounds")
 
 
 def route_top_k(
     probabilities: Float[Array, "r s e"], config: ExpertsConfig
 ) -> tuple[Int[Array, "r s k"], Float[Array, "r s k"]]:
-    """The experts of the largest probabilities, and what each counts in their sum."""
-    weights, chosen = lax.top_k(probabilities, config.top_k)
-    return chosen, weights / jnp.sum(weights, axis=-1, keepdims=True) if config.normalise else weights
+    """The k experts with the largest probabilities, and their weights in the sum of outputs."""
+    weights, experts = lax.top_k(probabilities, config.top_k)
+    return experts, weights / jnp.sum(weights, axis=-1, keepdims=True) if config.normalise else weights
 
 
 def load_balancing_loss(
-    probabilities: Float[Array, "r s e"], chosen: Int[Array, "r s k"], counted: BalancingWeights
+    probabilities: Float[Array, "r s e"], experts: Int[Array, "r s k"], balancing: BalancingWeights
 ) -> Float[Array, ""]:
-    """Sum over tokens of share * E * sum_e f_e p_e, with f_e the part of the token's own sample that chose expert e.
+    """Sum over tokens t of weight_t * E * sum_e f_e p_te.
 
-    For a sample whose tokens have equal shares, that is its tokens' shares times E sum_e f_e P_e, the loss of Switch
-    (arXiv 2101.03961, section 2.2) and, with f_e summed over the k choices, of Mixtral's published code, taken over
-    the sample instead of whatever happens to share its batch.
+    p_te is the router's probability of expert e for token t, and f_e the fraction of the tokens of t's own sample that
+    chose expert e. Where all tokens of a sample have equal weights, this is their sum times E sum_e f_e P_e, the loss
+    of Switch Transformer (arXiv 2101.03961, section 2.2) and, with f_e summed over the k choices, of Mixtral's
+    published code, taken over the sample instead of over all that shares its batch.
     """
-    experts, longest = probabilities.shape[-1], probabilities.shape[1] + 1
-    picked = jnp.sum(jax.nn.one_hot(chosen, experts, dtype=jnp.float32), axis=2)
+    count, max_segments = probabilities.shape[-1], probabilities.shape[1] + 1
+    chosen = jnp.sum(jax.nn.one_hot(experts, count, dtype=jnp.float32), axis=2)  # [r, s, E]
 
-    def means(picked: jax.Array, segments: jax.Array) -> jax.Array:
-        sums = jax.ops.segment_sum(picked, segments, longest)
-        lengths = jax.ops.segment_sum(jnp.ones(segments.shape), segments, longest)
+    def segment_means(chosen: jax.Array, segments: jax.Array) -> jax.Array:
+        """Fraction of the tokens of each token's segment that chose each expert: `[s, E]`, for one row."""
+        sums = jax.ops.segment_sum(chosen, segments, max_segments)
+        lengths = jax.ops.segment_sum(jnp.ones(segments.shape), segments, max_segments)
         return (sums / jnp.maximum(lengths, 1.0)[:, None])[segments]
 
-    fractions = lax.stop_gradient(jax.vmap(means)(picked, counted.segments))
-    return experts * jnp.sum(counted.weights[:, :, None] * fractions * probabilities)
+    fractions = lax.stop_gradient(jax.vmap(segment_means)(chosen, balancing.segments))  # [r, s, E]
+    return count * jnp.sum(balancing.weights[:, :, None] * fractions * probabilities)

@@ -68,14 +68,10 @@ class Linear(nnx.Module):
         return y if self.bias is None else add_bias(y, self.bias[...])
 
 
-def column_parallel_projections(
-    projections: tuple[Linear, ...], x: Activations, axes: Axes
-) -> tuple[Activations, ...]:
+def column_parallel_projections(projections: tuple[Linear, ...], x: Activations, axes: Axes) -> tuple[Activations, ...]:
     """Applies several column-parallel projections to the same x; divided positions are gathered once for all."""
     ys = column_parallel_matmuls(x, tuple(projection.kernel[...] for projection in projections), axes)
-    return tuple(
-        projection.add_adapter_and_bias(x, y, axes) for projection, y in zip(projections, ys, strict=True)
-    )
+    return tuple(projection.add_adapter_and_bias(x, y, axes) for projection, y in zip(projections, ys, strict=True))
 
 
 class Convolution(nnx.Module):

@@ -1,6 +1,5 @@
 """The transformer block of encoders and backbones: attention and a feed-forward layer, each behind a norm."""
 
-import abc
 from typing import Any, NamedTuple
 
 import jax
@@ -45,9 +44,9 @@ class TransformerBlock(PieceModule):
         self.attention_scale, self.mlp_scale = scales
 
     @staticmethod
-    @abc.abstractmethod
     def shared_inputs(config: Any, batch: Batch) -> Any:
         """Computes from the batch what all blocks of a stage read; each kind of block has its own."""
+        raise NotImplementedError
 
     @jax.named_scope("block")
     def __call__(self, x: Float[Array, "r q d"], shared: SharedInputs, axes: Axes) -> Float[Array, "r q d"]:

@@ -1,5 +1,6 @@
-"""The front of Whisper's encoder (arXiv 2212.04356) over packed clips: mel frames to positions of the encoder."""
+"""The front end of Whisper's encoder (arXiv 2212.04356) over packed clips: mel frames to encoder positions."""
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -8,10 +9,9 @@ from configs.architectures import AudioConfig, ModelConfig
 from mmjax.models.layers.activations import ACTIVATIONS
 from mmjax.models.layers.linear import add_bias, constant_parameter, normal_parameter
 from mmjax.models.layers.positions import sinusoidal_positions_1d
-from mmjax.models.layers.tensor_parallel import reduce_row_parallel
+from mmjax.models.layers.tensor_parallel import WeightSplit, reduce_row_parallel
 from mmjax.models.modalities.encoder import EncoderBlock, encoder_module, transformer_encoder_module
-from mmjax.models.structure.interface import ActivationsByModule, Batch
-from mmjax.models.structure.module import Module
+from mmjax.models.structure.module import ActivationsByModule, Batch, Module, PieceModule
 from sharding.axes import Axes
 
 TAPS = 3
@@ -19,55 +19,67 @@ STRIDE = 2
 
 
 def convolution_windows(x: Float[Array, "r f c"], clips: Int[Array, "r f"], stride: int) -> Float[Array, "r p taps c"]:
-    """Every stride-th frame between the one before and the one after it; these are 0 where they are not of its clip.
+    """Windows of three frames around every `stride`-th frame; frames of other clips are replaced by zeros.
 
-    So a convolution sees at the ends of a packed clip what it sees at the ends of a clip alone: zeros.
+    So a convolution sees at the ends of a packed clip what it would see at the ends of that clip alone: zeros.
+
+    Args:
+        x: Frames.
+        clips: Number of the clip that each frame belongs to.
+        stride: Step between windows.
     """
     padded = jnp.pad(x, ((0, 0), (1, 1), (0, 0)))
-    owners = jnp.pad(clips, ((0, 0), (1, 1)), constant_values=-1)
+    padded_clips = jnp.pad(clips, ((0, 0), (1, 1)), constant_values=-1)
     taps = []
-    for first in range(TAPS):
-        chosen = slice(first, first + x.shape[1], stride)
-        own = owners[:, chosen] == clips[:, ::stride]
-        taps.append(jnp.where(own[:, :, None], padded[:, chosen], jnp.zeros((), x.dtype)))
+    for tap in range(TAPS):
+        frames = slice(tap, tap + x.shape[1], stride)
+        same_clip = padded_clips[:, frames] == clips[:, ::stride]  # [r, p]
+        taps.append(jnp.where(same_clip[:, :, None], padded[:, frames], jnp.zeros((), x.dtype)))
     return jnp.stack(taps, axis=2)
 
 
 class TemporalConvolution(nnx.Module):
-    """A convolution of width 3 over the frames of each clip, split over channels like `Linear`."""
+    """A convolution of width 3 over the frames of each clip, whose channels are split like those of `Linear`."""
 
-    def __init__(self, inputs: int, outputs: int, *, split: str, stride: int = 1) -> None:
-        """Shapes: kernel `[3, inputs, outputs]`, bias `[outputs]`."""
-        spec = {"columns": (None, "tensor"), "rows": ("tensor", None)}[split]
-        self.split, self.stride = split, stride
-        self.kernel = normal_parameter((TAPS, inputs, outputs), (None, *spec), (TAPS * inputs) ** -0.5)
-        self.bias = constant_parameter(0.0, outputs, spec[1])
+    def __init__(self, inputs: int, outputs: int, *, split: WeightSplit, stride: int = 1) -> None:
+        """Creates kernel `[3, inputs, outputs]` and bias `[outputs]`; the split is "columns" or "rows"."""
+        kernel_split = (None, "tensor") if split == "columns" else ("tensor", None)
+        self.split: WeightSplit = split
+        self.stride = stride
+        self.kernel = normal_parameter((TAPS, inputs, outputs), (None, *kernel_split), (TAPS * inputs) ** -0.5)
+        self.bias = constant_parameter(0.0, outputs, kernel_split[1])
 
     def __call__(self, x: Float[Array, "r f c"], clips: Int[Array, "r f"], axes: Axes) -> Float[Array, "r p d"]:
-        """`clips` says to which clip of the row a frame belongs."""
+        """Convolves frames, of which `clips` gives the clip within the row; the stride divides their number."""
         y = jnp.einsum("rptc,tcd->rpd", convolution_windows(x, clips, self.stride), self.kernel[...])
         return add_bias(reduce_row_parallel(y, self.split, axes), self.bias[...])
 
 
-class FrameEmbedding(nnx.Module):
-    """Mel frames through two convolutions, which halve their number, and where they stand in their clip."""
+class FrameEmbedding(PieceModule):
+    """Embeds mel frames by two convolutions, the second of which halves their number, and adds their positions."""
 
-    reads = ("frames", "segments", "positions")
+    batch_keys = ("frames", "segments", "positions")
 
     def __init__(self, config: AudioConfig) -> None:
+        """Creates the two convolutions."""
         self.width, self.activation = config.width, ACTIVATIONS[config.activation]
         self.first = TemporalConvolution(config.mels, config.width, split="columns")
         self.second = TemporalConvolution(config.width, config.width, split="rows", stride=STRIDE)
 
+    @jax.named_scope("embedding")
     def __call__(self, inputs: ActivationsByModule, batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
-        """Reads `frames` [r, f, mels], and `segments` and `positions` [r, f/2]; takes no inputs from other modules.
+        """Embeds the frames of a batch.
 
-        A clip starts at an even frame and has so many frames that its positions, f/2, are a multiple of `merge`.
+        Args:
+            inputs: Not used: an encoder takes nothing from other modules.
+            batch: `frames` [r, f, mels], and `segments` and `positions` [r, f / 2]. A clip starts at an even frame, and
+                its number of positions is a multiple of `AudioConfig.merge`.
+            axes: Mesh axes.
         """
-        clips = jnp.repeat(batch["segments"], STRIDE, axis=1)
+        clips = jnp.repeat(batch["segments"], STRIDE, axis=1)  # [r, f]
         x = batch["frames"].astype(self.first.kernel[...].dtype)
-        x = self.activation(self.first(x, clips, axes))
-        x = self.activation(self.second(x, clips, axes))
+        x = self.activation(self.first(x, clips, axes))  # [r, f, d]
+        x = self.activation(self.second(x, clips, axes))  # [r, f / 2, d]
         return x + sinusoidal_positions_1d(batch["positions"], self.width).astype(x.dtype)
 
 

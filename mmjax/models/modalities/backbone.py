@@ -1,142 +1,242 @@
-"""The decoder backbone: tokens, with encoders' outputs in their places, to the language loss and to conditions."""
+"""The language-model backbone: from tokens and encoders' outputs to the language loss and to conditions."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
 from configs.rope import rotary_frequencies
-from mmjax.models.layers.attention import RotaryCosSin, rotary_cos_sin
-from mmjax.models.layers.linear import NO_AXES, build_norm, normal_parameter
+from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts
+from mmjax.models.layers.linear import NO_AXES, normal_parameter
+from mmjax.models.layers.normalization import build_norm
+from mmjax.models.layers.positions import RotaryCosSin, rotary_cos_sin
 from mmjax.models.layers.tensor_parallel import all_gather_positions, local_positions, vocabulary_parallel_logits
-from mmjax.models.layers.transformer import SharedInputs, TransformerBlock
-from mmjax.models.structure.interface import ActivationsByModule, Batch, ModuleOutput
+from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, apply_layer_scale, block_stack
+from mmjax.models.structure.module import (
+    ActivationsByModule,
+    Batch,
+    LayerOutput,
+    Module,
+    ModuleOutput,
+    Piece,
+    PieceModule,
+)
 from pallas_kernels.packed_attention import SegmentMask, make_segment_mask
 from sharding.axes import Axes
 
 
+def backbone_module(config: ModelConfig) -> Module:
+    """The backbone: token embedding, blocks, language head."""
+    backbone = config.backbone
+    return Module(
+        backbone.name,
+        (
+            Piece(name="embed", part=backbone.name, build=lambda: TokenEmbedding(config), sequence_parallel=True),
+            block_stack(backbone, ExpertBlock if backbone.experts else BackboneBlock),
+            Piece(
+                name="head",
+                part=backbone.name,
+                build=lambda: LanguageHead(config),
+                tied_parameters=(("embedding", "embed", "embedding"),) if backbone.tie_embeddings else (),
+                sequence_parallel=True,
+            ),
+        ),
+        inputs=tuple(encoder.name for encoder in config.encoders),
+    )
+
+
 def first_vocabulary_row(local_rows: int, axes: Axes) -> jax.Array | int:
-    """Number of the first vocabulary row this device holds."""
+    """Number of the first row of the embedding table that this tensor rank holds."""
     return lax.axis_index(axes.tensor) * local_rows if axes.tensor else 0
 
 
 def embedding_table(config: BackboneConfig) -> nnx.Param:
-    """`[v, d]`, rows split over the tensor axes."""
+    """Creates an embedding table `[v, d]`, whose rows are split over the tensor axes."""
     return normal_parameter((config.vocabulary, config.width), ("tensor", None), 0.02)
 
 
 def insert_encoder_tokens(
     x: Float[Array, "r s d"], tokens: Float[Array, "r t d"], index: Int[Array, "r s"]
 ) -> Float[Array, "r s d"]:
-    """Puts an encoder's tokens where `index` (their number in the row, or -1) says."""
-    chosen = jnp.take_along_axis(tokens, jnp.maximum(index, 0)[:, :, None], axis=1)
-    return jnp.where((index >= 0)[:, :, None], chosen, x)
+    """Replaces embeddings by the tokens of an encoder.
+
+    Args:
+        x: Embedded row.
+        tokens: The encoder's tokens for the row.
+        index: Which of the encoder's tokens stands at each position; -1 for none.
+    """
+    inserted = jnp.take_along_axis(tokens, jnp.maximum(index, 0)[:, :, None], axis=1)  # [r, s, d]
+    return jnp.where((index >= 0)[:, :, None], inserted, x)
 
 
-class TokenEmbedding(nnx.Module):
-    """Looks tokens up, then puts each encoder's tokens in their places."""
+class TokenEmbedding(PieceModule):
+    """Embeds tokens and inserts the outputs of encoders at their positions."""
 
     def __init__(self, config: ModelConfig) -> None:
+        """Creates the embedding table `[v, d]` and, if positions are learned, their table `[max_positions, d]`."""
         self.encoders = tuple(encoder.name for encoder in config.encoders)
         learned = config.backbone.positions == "learned"
-        self.reads = ("tokens", *(("positions",) * learned), *(f"{name}_index" for name in self.encoders))
+        self.batch_keys = ("tokens", *(("positions",) * learned), *(f"{name}_index" for name in self.encoders))
         self.embedding = embedding_table(config.backbone)
         shape = (config.backbone.max_positions, config.backbone.width)
         self.positions = normal_parameter(shape, (None, None), 0.02) if learned else None
 
+    @jax.named_scope("embedding")
     def __call__(self, inputs: ActivationsByModule, batch: Batch, axes: Axes) -> Float[Array, "r q d"]:
-        """The embedded positions of this rank: all where `axes.sequence` is empty."""
-        x = local_positions(self._words(batch["tokens"], axes), axes)
+        """Embeds this rank's positions q; all s where `axes.sequence` is empty."""
+        x = local_positions(self._look_up(batch["tokens"], axes), axes)
         for name in self.encoders:
             x = insert_encoder_tokens(x, inputs[name], local_positions(batch[f"{name}_index"], axes))
         return x if self.positions is None else x + self.positions[...][local_positions(batch["positions"], axes)]
 
+    @jax.named_scope("embedding")
     def embed_tokens(
         self, tokens: Int[Array, "r s"], positions: Int[Array, "r s"], axes: Axes
     ) -> Float[Array, "r s d"]:
-        """Tokens that are words, at positions."""
-        x = self._words(tokens, axes)
+        """Embeds text tokens at their positions, without any encoder's outputs."""
+        x = self._look_up(tokens, axes)
         return x if self.positions is None else x + self.positions[...][positions]
 
-    def _words(self, tokens: Int[Array, "r s"], axes: Axes) -> Float[Array, "r s d"]:
+    def _look_up(self, tokens: Int[Array, "r s"], axes: Axes) -> Float[Array, "r s d"]:
+        """Looks up this rank's rows of the table, and sums over the ranks: exactly one has each token."""
         table = self.embedding[...]
         local = tokens - first_vocabulary_row(table.shape[0], axes)
-        here = (local >= 0) & (local < table.shape[0])
-        x = jnp.where(here[..., None], table[jnp.where(here, local, 0)], jnp.zeros((), table.dtype))
+        is_local = (local >= 0) & (local < table.shape[0])
+        x = jnp.where(is_local[..., None], table[jnp.where(is_local, local, 0)], jnp.zeros((), table.dtype))
         return lax.psum(x, axes.tensor) if axes.tensor else x
 
 
 class BackboneBlock(TransformerBlock):
-    """A transformer block whose positions see what stands before them in their segment and branch."""
+    """A transformer block with causal attention within each segment and branch."""
 
-    reads = ("segments", "branches", "positions")
+    batch_keys = ("segments", "branches", "positions")
 
     @staticmethod
     def shared_inputs(config: BackboneConfig, batch: Batch) -> SharedInputs:
-        """What all blocks of a stage share: who sees whom, and the rotation."""
-        return causal_packing(batch), backbone_rotary(config, batch["positions"])
+        """The causal mask of the packed rows, and the rotation of queries and keys."""
+        return SharedInputs(causal_mask(batch), backbone_rotary(config, batch["positions"]))
 
 
-def causal_packing(batch: Batch) -> SegmentMask:
-    """Each position sees what stands before it in its segment: the trunk (branch 0) and its own branch.
+class ExpertSharedInputs(NamedTuple):
+    """What all blocks of a stage with experts read beside their activations.
 
-    So several questions hang behind one image, encoded once, and no answer leaks into another question.
+    Attributes:
+        attention: Mask and rotation.
+        balancing: How much each token counts in the load-balancing loss.
+    """
+
+    attention: SharedInputs
+    balancing: BalancingWeights
+
+
+class ExpertBlock(BackboneBlock):
+    """A block of the backbone whose feed-forward layer is a mixture of experts."""
+
+    batch_keys = (*BackboneBlock.batch_keys, "shares")
+
+    def __init__(self, config: BackboneConfig) -> None:
+        """Creates the layers of one block."""
+        super().__init__(config)
+        assert config.experts is not None, "a block with experts is built only where the backbone has some"
+        self.depth = config.depth
+        self.mlp = MixtureOfExperts(config.experts, config.width, activation=config.activation)
+
+    @staticmethod
+    def shared_inputs(config: BackboneConfig, batch: Batch) -> ExpertSharedInputs:
+        """Mask and rotation, and the tokens' weights in the load-balancing loss."""
+        balancing = BalancingWeights(batch["segments"], batch["shares"])
+        return ExpertSharedInputs(BackboneBlock.shared_inputs(config, batch), balancing)
+
+    @jax.named_scope("block")
+    def __call__(self, x: Float[Array, "r q d"], shared: ExpertSharedInputs, axes: Axes) -> LayerOutput:
+        """Applies the block. Its auxiliary loss is divided by the depth, so that the layers sum to their mean."""
+        mask, rotary = shared.attention
+        normed = self.attention_norm(x)
+        x, normed = self.add_attention(x, normed, self.attention(normed, axes, mask=mask, rotary=rotary))
+        # Experts take all positions of a row, because the balance of a sample is measured over all of its tokens.
+        y, loss = self.mlp.with_balancing_loss(
+            all_gather_positions(normed, axes), shared.balancing, axes.without_sequence
+        )
+        y = local_positions(y, axes)
+        return LayerOutput(x + apply_layer_scale(self.mlp_scale, y), loss / self.depth)
+
+
+def causal_mask(batch: Batch) -> SegmentMask:
+    """Each position sees the earlier positions of its segment that are in the trunk (branch 0) or in its own branch.
+
+    So several questions can follow one image, which is encoded once, and no answer leaks into another question.
     """
     return make_segment_mask(batch["segments"], branches=batch["branches"], causal=True)
 
 
 def backbone_rotary(config: BackboneConfig, positions: Int[Array, "r s"]) -> RotaryCosSin | None:
-    """How a backbone turns queries and keys at these positions."""
+    """Rotation of queries and keys at these positions; None where the backbone has learned positions."""
     if config.positions != "rotary":
         return None
-    if config.rope_scaling is None:
+    scaling = config.rope_scaling
+    if scaling is None:
         return rotary_cos_sin(positions, rotary_frequencies(config.head_width, config.rope_base))
-    stretched = config.rope_scaling.frequencies(config.head_width, config.rope_base)
-    return rotary_cos_sin(positions, stretched, config.rope_scaling.attention_scaling)
+    frequencies = scaling.frequencies(config.head_width, config.rope_base)
+    return rotary_cos_sin(positions, frequencies, scaling.attention_scaling)
 
 
-class LanguageHead(nnx.Module):
-    """Last norm, the language loss over a vocabulary split over the tensor axes, and the generators' conditions."""
+class LanguageHead(PieceModule):
+    """Final norm, language loss over a vocabulary split over the tensor axes, and conditions of the generators."""
 
     def __init__(self, config: ModelConfig) -> None:
+        """Creates the norm and the output embedding `[v, d]`."""
         self.generators = tuple(generator.name for generator in config.generators)
-        self.reads = ("targets", "weights", *(f"{name}_conditions" for name in self.generators))
+        self.batch_keys = ("targets", "weights", *(f"{name}_conditions" for name in self.generators))
         self.norm = build_norm(config.backbone, config.backbone.width)
         self.embedding = embedding_table(config.backbone)
 
-    def logits(self, x: Float[Array, "r q d"], axes: Axes = NO_AXES) -> Float[Array, "r s v"]:
-        """Local columns of the logits of hidden states that are already normed, in float32, at all positions."""
-        return vocabulary_parallel_logits(x, self.embedding[...], axes)
+    def logits(self, normed: Float[Array, "r q d"], axes: Axes = NO_AXES) -> Float[Array, "r s v"]:
+        """Logits in float32 over this rank's part of the vocabulary, at all positions, of normed hidden states."""
+        return vocabulary_parallel_logits(normed, self.embedding[...], axes)
 
+    @jax.named_scope("language_head")
     def __call__(self, x: Float[Array, "r q d"], batch: Batch, axes: Axes) -> ModuleOutput:
+        """The language loss, whether each target is the most likely token, and each generator's conditions."""
         hidden = self.norm(x)
         loss, correct = weighted_cross_entropy(self.logits(hidden, axes), batch["targets"], batch["weights"], axes)
-        hidden = all_gather_positions(hidden, axes) if self.generators else hidden
+        hidden = all_gather_positions(hidden, axes) if self.generators else hidden  # [r, s, d]
         conditions = {name: hidden_states_at(hidden, batch[f"{name}_conditions"]) for name in self.generators}
         return ModuleOutput(conditions, loss, {"correct": correct})
 
 
-def hidden_states_at(hidden: Float[Array, "r s d"], at: Int[Array, "r g q"]) -> Float[Array, "r g q d"]:
-    """Hidden states at positions of their own row."""
-    rows, images, positions = at.shape
-    flat = jnp.take_along_axis(hidden, at.reshape(rows, images * positions, 1), axis=1)
-    return flat.reshape(rows, images, positions, hidden.shape[-1])
+def hidden_states_at(hidden: Float[Array, "r s d"], positions: Int[Array, "r g q"]) -> Float[Array, "r g q d"]:
+    """Hidden states at q positions for each of the g generated images of a row."""
+    rows, images, count = positions.shape
+    flat = jnp.take_along_axis(hidden, positions.reshape(rows, images * count, 1), axis=1)  # [r, g q, d]
+    return flat.reshape(rows, images, count, hidden.shape[-1])
 
 
 def weighted_cross_entropy(
     logits: Float[Array, "r s v"], targets: Int[Array, "r s"], weights: Float[Array, "r s"], axes: Axes
-) -> tuple[Float[Array, ""], Array]:
-    """Sum of weighted negative log likelihoods, and where the target is the likeliest token (bool `[r, s]`)."""
+) -> tuple[Float[Array, ""], Bool[Array, "r s"]]:
+    """Cross-entropy over a vocabulary that is split over the tensor ranks.
+
+    Args:
+        logits: This rank's part, in float32.
+        targets: Next tokens, as numbers in the whole vocabulary.
+        weights: Weight of each position in the loss; 0 where nothing is predicted.
+        axes: Mesh axes.
+
+    Returns:
+        The weighted sum of negative log-likelihoods, and whether each target is the most likely token.
+    """
     local = targets - first_vocabulary_row(logits.shape[-1], axes)
-    here = (local >= 0) & (local < logits.shape[-1])
-    peak = lax.stop_gradient(jnp.max(logits, axis=-1))
-    picked = jnp.take_along_axis(logits, jnp.where(here, local, 0)[..., None], axis=-1)[..., 0]
-    picked = jnp.where(here, picked, 0.0)
+    is_local = (local >= 0) & (local < logits.shape[-1])
+    largest = lax.stop_gradient(jnp.max(logits, axis=-1))  # [r, s]
+    target_logits = jnp.take_along_axis(logits, jnp.where(is_local, local, 0)[..., None], axis=-1)[..., 0]
+    target_logits = jnp.where(is_local, target_logits, 0.0)  # [r, s]
     if axes.tensor:
-        peak, picked = lax.pmax(peak, axes.tensor), lax.psum(picked, axes.tensor)
-    total = jnp.sum(jnp.exp(logits - peak[..., None]), axis=-1)
+        largest, target_logits = lax.pmax(largest, axes.tensor), lax.psum(target_logits, axes.tensor)
+    total = jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1)
     total = lax.psum(total, axes.tensor) if axes.tensor else total
-    likelihood = picked - peak - jnp.log(total)
-    return -jnp.sum(weights * likelihood), picked >= peak
+    log_likelihood = target_logits - largest - jnp.log(total)
+    return -jnp.sum(weights * log_likelihood), target_logits >= largest

@@ -1,17 +1,15 @@
-"""What the encoders of every modality have in common: blocks over packed rows, a last norm, a projector."""
+"""What encoders of every modality share: bidirectional blocks over packed rows, a final norm, and a projector."""
 
 import functools
 from typing import Any
 
-from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.architectures import AudioConfig, ModelConfig, VisionConfig
-from mmjax.models.layers.linear import build_norm
+from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, block_stack
 from mmjax.models.modalities.projectors import build_projector
-from mmjax.models.structure.interface import Batch
-from mmjax.models.structure.module import Module, Piece
+from mmjax.models.structure.module import Batch, Module, Piece, PieceModule
 from pallas_kernels.packed_attention import make_segment_mask
 from sharding.axes import Axes
 
@@ -19,47 +17,63 @@ EncoderConfig = VisionConfig | AudioConfig
 
 
 class EncoderBlock(TransformerBlock):
-    """A transformer block whose positions see all of their image or clip (arXiv 2010.11929, 2212.04356)."""
+    """A block whose positions see all positions of their own image or clip (arXiv 2010.11929, 2212.04356)."""
 
-    reads = ("segments",)
+    batch_keys = ("segments",)
 
     @staticmethod
     def shared_inputs(config: EncoderConfig, batch: Batch) -> SharedInputs:
-        """What all blocks of a stage share."""
-        return make_segment_mask(batch["segments"]), None
+        """The mask that separates the images or clips of a row; there is no rotation."""
+        return SharedInputs(make_segment_mask(batch["segments"]), None)
 
 
-class EncoderNorm(nnx.Module):
-    """The encoder's last norm."""
+class EncoderNorm(PieceModule):
+    """The norm behind an encoder's last block."""
 
-    reads = ()
+    batch_keys = ()
 
     def __init__(self, config: EncoderConfig) -> None:
+        """Creates the norm."""
         self.norm = build_norm(config, config.width)
 
     def __call__(self, x: Float[Array, "r p d"], batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
+        """Normalises the encoder's width."""
         return self.norm(x)
 
 
 @functools.singledispatch
 def encoder_module(config: Any, model: ModelConfig) -> Module:
-    """The encoder of a configuration. A new kind registers its own, by the type of its configuration."""
-    raise TypeError(f"no encoder is built from a {type(config).__name__}; register one with encoder_module")
+    """Builds the encoder that a configuration describes.
+
+    A new kind of encoder registers its own function with `@encoder_module.register`, by the type of its configuration.
+    """
+    raise TypeError(f"no encoder is built from a {type(config).__name__}; register one with encoder_module.register")
 
 
 def transformer_encoder_module(
-    config: EncoderConfig, model: ModelConfig, embedding: type[nnx.Module], block: type[EncoderBlock]
+    config: EncoderConfig, model: ModelConfig, embedding: type[PieceModule], block: type[EncoderBlock]
 ) -> Module:
-    """An encoder of blocks between an embedding of its own and a projector to the backbone."""
-    last = (
-        (Piece("norm", config.name, lambda: EncoderNorm(config), sequence_parallel=True),) if config.final_norm else ()
+    """An encoder that is a stack of blocks.
+
+    Args:
+        config: The encoder.
+        model: The model that it is part of.
+        embedding: Built from the encoder's configuration; its outputs enter the first block.
+        block: Kind of the blocks.
+    """
+    # A type checker knows only that `embedding` is some module, not that its constructor takes a configuration.
+    build_embedding: Any = embedding
+    pieces = [
+        Piece(name="embed", part=config.name, build=lambda: build_embedding(config)),
+        block_stack(config, block),
+    ]
+    if config.final_norm:
+        pieces.append(Piece(name="norm", part=config.name, build=lambda: EncoderNorm(config), sequence_parallel=True))
+    pieces.append(
+        Piece(
+            name="projector",
+            part=f"{config.name}_projector",
+            build=lambda: build_projector(config, model.backbone),
+        )
     )
-    return Module(
-        config.name,
-        (
-            Piece("embed", config.name, lambda: embedding(config)),
-            block_stack(config, block),
-            *last,
-            Piece("projector", f"{config.name}_projector", lambda: build_projector(config, model.backbone)),
-        ),
-    )
+    return Module(config.name, tuple(pieces))

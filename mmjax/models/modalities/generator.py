@@ -1,10 +1,9 @@
-"""The generator module: its output projector, its autoencoder if it has one, and its diffusion loss around a U-Net."""
+"""The generator: its projector, an autoencoder if it has one, and the diffusion loss around a U-Net."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.architectures import BackboneConfig, GeneratorConfig
@@ -20,51 +19,68 @@ from mmjax.models.modalities.diffusion import (
 from mmjax.models.modalities.noise_schedules import noise_schedule
 from mmjax.models.modalities.projectors import ConditionProjector
 from mmjax.models.modalities.unet import UNet
-from mmjax.models.structure.interface import Batch, ModuleOutput
-from mmjax.models.structure.module import Module, Piece
+from mmjax.models.structure.module import Batch, Module, ModuleOutput, Piece, PieceModule
 from sharding.axes import Axes
 
 TIME, NOISE, LATENT, DROPOUT = range(4)
-"""What random keys are for."""
+"""Purposes of random keys (`sample_keys`)."""
 
-Projected = Float[Array, "r g q c"]
+Conditions = Float[Array, "r g q c"]
 Images = Float[Array, "b y x c"]
 
 
 class ConditionedLatents(NamedTuple):
-    """Projected conditions, and the latents of the images that they are to become."""
+    """Output of the autoencoder piece.
 
-    conditions: Projected
+    Attributes:
+        conditions: Projected conditions.
+        latents: Latents of the images that belong to them.
+    """
+
+    conditions: Conditions
     latents: Images
 
 
-class LatentSampler(nnx.Module):
-    """The autoencoder between projector and U-Net: draws latents of the images; conditions pass by."""
+class LatentSampler(PieceModule):
+    """The autoencoder between projector and U-Net: samples latents of the images, and passes conditions through."""
 
-    reads = ("images", "samples", "seed_and_step")
+    batch_keys = ("images", "samples", "seed_and_step")
 
     def __init__(self, config: GeneratorConfig) -> None:
+        """Creates the autoencoder."""
+        assert config.autoencoder is not None, "the piece is built only where the generator has an autoencoder"
         self.autoencoder = Autoencoder(config.autoencoder, config.channels)
 
-    def __call__(self, x: Projected, batch: Batch, axes: Axes) -> ConditionedLatents:
-        images = flatten_rows(batch["images"]).astype(x.dtype)
-        mean, deviation = (of.astype(jnp.float32) for of in self.autoencoder.encode(images, axes))
+    def __call__(self, conditions: Conditions, batch: Batch, axes: Axes) -> ConditionedLatents:
+        """Samples mean + std * noise of each image's latents."""
+        images = flatten_rows(batch["images"]).astype(conditions.dtype)
+        mean, std = (values.astype(jnp.float32) for values in self.autoencoder.encode(images, axes))
         keys = sample_keys(batch["seed_and_step"], flatten_rows(batch["samples"]), LATENT)
-        return ConditionedLatents(x, mean + deviation * standard_normals(keys, mean.shape[1:]))
+        return ConditionedLatents(conditions, mean + std * standard_normals(keys, mean.shape[1:]))
 
 
-class DiffusionLoss(nnx.Module):
-    """Mean squared error of the prediction over an image or its latents, summed over the images with their weights."""
+class DiffusionLoss(PieceModule):
+    """Mean squared error of the U-Net's prediction, summed over the images with their weights."""
 
     def __init__(self, config: GeneratorConfig) -> None:
+        """Creates the U-Net."""
         self.unet = UNet(config)
         self.schedule, self.dropout = config.schedule, config.condition_dropout
-        self.reads = ("weights", "samples", "seed_and_step", *(() if config.autoencoder else ("images",)))
+        self.batch_keys = ("weights", "samples", "seed_and_step", *(() if config.autoencoder else ("images",)))
 
-    def __call__(self, x: Projected | ConditionedLatents, batch: Batch, axes: Axes) -> ModuleOutput:
-        """Images without a target have weight 0."""
-        conditions, images = x if isinstance(x, ConditionedLatents) else (x, flatten_rows(batch["images"]))
-        conditions = flatten_rows(conditions)
+    def __call__(self, x: Conditions | ConditionedLatents, batch: Batch, axes: Axes) -> ModuleOutput:
+        """The loss, and each image's error.
+
+        Args:
+            x: Conditions, with latents where the generator has an autoencoder; else images are read from the batch.
+            batch: `weights` [r, g] of the images in the loss, 0 where there is no image, `samples` [r, g], the seed
+                and the step.
+            axes: Mesh axes.
+        """
+        if isinstance(x, ConditionedLatents):
+            conditions, images = flatten_rows(x.conditions), x.latents
+        else:
+            conditions, images = flatten_rows(x), flatten_rows(batch["images"])
 
         def keys(purpose: int) -> jax.Array:
             return sample_keys(batch["seed_and_step"], flatten_rows(batch["samples"]), purpose)
@@ -73,19 +89,29 @@ class DiffusionLoss(nnx.Module):
         time, noise = jax.vmap(schedule.sample_time)(keys(TIME)), standard_normals(keys(NOISE), images.shape[1:])
         if self.dropout:
             conditions = drop_conditions(conditions, keys(DROPOUT), self.dropout)
-        mixed, target = add_noise(schedule, images, noise, time)
-        predicted = self.unet(mixed, time, conditions, axes).astype(jnp.float32)
-        errors = jnp.mean(jnp.square(predicted - target), axis=(1, 2, 3))
+        noisy_images, target = add_noise(schedule, images, noise, time)
+        predicted = self.unet(noisy_images, time, conditions, axes).astype(jnp.float32)
+        errors = jnp.mean(jnp.square(predicted - target), axis=(1, 2, 3))  # [r g]
         weights = batch["weights"]
         return ModuleOutput({}, jnp.sum(weights.reshape(-1) * errors), {"errors": errors.reshape(weights.shape)})
 
 
 def generator_module(config: GeneratorConfig, backbone: BackboneConfig) -> Module:
-    """The pieces of a generator. The autoencoder is a part of its own, `{name}_vae`, which trains only if named."""
-    vae = (Piece("vae", f"{config.name}_vae", lambda: LatentSampler(config)),) if config.autoencoder else ()
-    projector = Piece("projector", f"{config.name}_projector", lambda: ConditionProjector(config, backbone))
-    unet = Piece("unet", config.name, lambda: DiffusionLoss(config))
-    return Module(config.name, (projector, *vae, unet), inputs=(backbone.name,))
+    """A generator: projector, autoencoder (if any) and U-Net.
+
+    The autoencoder is a part of its own, `{name}_vae`, which trains only if `TrainConfig.trainable` names it.
+    """
+    pieces = [
+        Piece(
+            name="projector",
+            part=f"{config.name}_projector",
+            build=lambda: ConditionProjector(config, backbone),
+        )
+    ]
+    if config.autoencoder:
+        pieces.append(Piece(name="vae", part=f"{config.name}_vae", build=lambda: LatentSampler(config)))
+    pieces.append(Piece(name="unet", part=config.name, build=lambda: DiffusionLoss(config)))
+    return Module(config.name, tuple(pieces), inputs=(backbone.name,))
 
 
 def generate_images(
@@ -97,21 +123,22 @@ def generate_images(
     steps: int,
     guidance: float = 1.0,
 ) -> Images:
-    """Images in [-1, 1] by DDIM.
+    """Generates images in [-1, 1] by DDIM.
 
     Args:
-        config: Of the generator.
-        unet, autoencoder: With their parameters.
-        conditions: Projected, of each image.
-        keys: Random keys of each image's noise.
-        steps: At least 1.
-        guidance: How far to go away from the prediction without conditions (arXiv 2207.12598); 1 for not at all.
+        config: The generator.
+        unet: U-Net with its parameters.
+        autoencoder: Autoencoder with its parameters; None if the U-Net works on pixels.
+        conditions: Projected conditions of each image.
+        keys: Random key of each image's noise.
+        steps: Number of DDIM steps, at least 1.
+        guidance: Scale of classifier-free guidance (arXiv 2207.12598); 1 for none.
     """
 
     def predict(x: jax.Array, time: jax.Array, conditions: jax.Array) -> jax.Array:
         return unet(x, time, conditions, Axes()).astype(jnp.float32)
 
-    made = ddim_sample(
+    generated = ddim_sample(
         noise_schedule(config.schedule),
         classifier_free_guidance(predict, conditions, guidance),
         standard_normals(keys, config.latent_shape),
@@ -119,10 +146,10 @@ def generate_images(
         clip=autoencoder is None,
     )
     if autoencoder is None:
-        return made
-    return jnp.clip(autoencoder.decode(made.astype(conditions.dtype), Axes()).astype(jnp.float32), -1.0, 1.0)
+        return generated
+    return jnp.clip(autoencoder.decode(generated.astype(conditions.dtype), Axes()).astype(jnp.float32), -1.0, 1.0)
 
 
 def flatten_rows(x: jax.Array) -> jax.Array:
-    """Rows and images of a row to one dimension."""
+    """Joins the dimensions of rows and of images within a row: `[r, g, ...]` to `[r g, ...]`."""
     return x.reshape(-1, *x.shape[2:])

@@ -1,6 +1,6 @@
-"""Noise schedules: how much of an image is signal and how much noise at a time, and the times that DDIM goes through.
+"""Noise schedules: the scales of signal and noise at each time, and the times that DDIM steps through.
 
-Times count steps from 0 to `timesteps`; a U-Net takes them as they are.
+Times count steps from 0 (no noise) to `timesteps` (pure noise); a U-Net takes them as they are.
 """
 
 import functools
@@ -16,12 +16,12 @@ from configs.architectures import CosineSchedule, ScaledLinearSchedule
 Times = Float[Array, " b"]
 
 COSINE_TIMESTEPS = 1000
-OFFSET = 1  # of DDIM's steps, as Stable Diffusion and AudioLDM take them
+STEPS_OFFSET = 1  # the last DDIM step starts at this time, as in Stable Diffusion and AudioLDM
 
 
 @runtime_checkable
 class NoiseSchedule(Protocol):
-    """What a schedule tells.
+    """A noise schedule.
 
     Attributes:
         prediction: What the U-Net predicts, `velocity` or `epsilon`.
@@ -30,72 +30,79 @@ class NoiseSchedule(Protocol):
     prediction: str
 
     def sample_time(self, key: jax.Array) -> Float[Array, ""]:
-        """A time to train at."""
+        """Draws a time to train at."""
         ...
 
     def signal_and_noise(self, time: Times) -> tuple[Times, Times]:
-        """Shares of signal and noise, whose squares add up to one."""
+        """Scales a_t of the signal and s_t of the noise, with a_t² + s_t² = 1."""
         ...
 
     def ddim_times(self, steps: int) -> Float[np.ndarray, " times"]:
-        """The times from noise to image in `steps` steps of DDIM, both ends among them."""
+        """The `steps` + 1 times of DDIM from pure noise to image, both ends included."""
         ...
 
 
 class CosineNoiseSchedule:
-    """Shares are cosine and sine of an angle that grows evenly with continuous time (arXiv 2202.00512)."""
+    """a_t = cos(π t / 2T) and s_t = sin(π t / 2T) at continuous times (arXiv 2202.00512)."""
 
     prediction = "velocity"
 
     def sample_time(self, key: jax.Array) -> Float[Array, ""]:
-        """See `NoiseSchedule.draw`."""
+        """Draws a time uniformly."""
         return COSINE_TIMESTEPS * jax.random.uniform(key)
 
     def signal_and_noise(self, time: Times) -> tuple[Times, Times]:
-        """See `NoiseSchedule.shares`."""
+        """Scales of signal and noise."""
         angle = time * (np.pi / 2 / COSINE_TIMESTEPS)
         return jnp.cos(angle), jnp.sin(angle)
 
     def ddim_times(self, steps: int) -> Float[np.ndarray, " times"]:
-        """Even steps."""
+        """Evenly spaced times."""
         return np.linspace(COSINE_TIMESTEPS, 0.0, steps + 1)
 
 
 class ScaledLinearNoiseSchedule:
-    """A table over whole time steps (arXiv 2112.10752)."""
+    """a_t² = product of (1 - beta_i) for i up to t, with √beta linear in i, at whole times (arXiv 2112.10752)."""
 
     def __init__(self, config: ScaledLinearSchedule) -> None:
+        """Computes the table of a_t² for every time."""
         self.timesteps, self.prediction = config.timesteps, config.prediction
         betas = np.linspace(config.beta_start**0.5, config.beta_end**0.5, config.timesteps) ** 2
-        self.signal = np.cumprod(1 - betas)
-        """Squared share of signal at every step."""
+        self.signal_squared = np.cumprod(1 - betas)
 
     def sample_time(self, key: jax.Array) -> Float[Array, ""]:
-        """See `NoiseSchedule.draw`; whole steps."""
+        """Draws a whole time uniformly."""
         return jax.random.randint(key, (), 0, self.timesteps).astype(jnp.float32)
 
     def signal_and_noise(self, time: Times) -> tuple[Times, Times]:
-        """See `NoiseSchedule.shares`; of whole steps."""
+        """Scales of signal and noise at whole times."""
         step = time.astype(jnp.int32)
-        signal, noise = (np.sqrt(squares).astype(np.float32) for squares in (self.signal, 1 - self.signal))
+        signal, noise = (
+            np.sqrt(squared).astype(np.float32) for squared in (self.signal_squared, 1 - self.signal_squared)
+        )
         return jnp.asarray(signal)[step], jnp.asarray(noise)[step]
 
     def ddim_times(self, steps: int) -> Float[np.ndarray, " times"]:
-        """Equal whole steps that begin below the last one ("leading") and end at the first (2305.08891, table 2).
+        """Equally spaced whole times that start below the last one ("leading" in arXiv 2305.08891, table 2).
 
         Raises:
-            ValueError: More steps than there are.
+            ValueError: There are more steps than times.
         """
-        if steps > self.timesteps - OFFSET:
+        if steps > self.timesteps - STEPS_OFFSET:
             raise ValueError(f"DDIM in {steps} steps needs more than the {self.timesteps} time steps of the schedule")
-        each = self.timesteps // steps
-        return np.append(np.arange(steps)[::-1] * each + OFFSET, 0).astype(float)
+        interval = self.timesteps // steps
+        return np.append(np.arange(steps)[::-1] * interval + STEPS_OFFSET, 0).astype(float)
 
 
 @functools.singledispatch
 def noise_schedule(config: object) -> NoiseSchedule:
-    """The schedule of a configuration. A new kind registers its own, by the type of its configuration."""
-    raise TypeError(f"no noise schedule is built from a {type(config).__name__}; register one with noise_schedule")
+    """Builds the noise schedule that a configuration describes.
+
+    A new kind registers its own function with `@noise_schedule.register`, by the type of its configuration.
+    """
+    raise TypeError(
+        f"no noise schedule is built from a {type(config).__name__}; register one with noise_schedule.register"
+    )
 
 
 @noise_schedule.register

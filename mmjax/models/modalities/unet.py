@@ -8,83 +8,105 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.architectures import GeneratorConfig
-from mmjax.models.layers.linear import MLP, Convolution, GroupNorm, Linear
+from mmjax.models.layers.feed_forward import MLP
+from mmjax.models.layers.linear import Convolution, Linear
+from mmjax.models.layers.normalization import GroupNorm
 from mmjax.models.modalities.unet_blocks import FeatureMaps, OutputMaps, UNetBlock, upsample_nearest
 from sharding.axes import Axes
 
-LONGEST = 10_000.0  # steps that the slowest wave takes to turn by one radian
+MAX_PERIOD = 10_000.0  # steps that the slowest wave takes to turn by one radian
 
 
 def timestep_embedding(time: Float[Array, " b"], width: int) -> Float[Array, "b {width}"]:
-    """Cosines and sines of time steps, as transformers embed positions (arXiv 1706.03762), cosines first."""
+    """Sinusoidal embedding of time steps (arXiv 1706.03762), cosines first."""
     half = width // 2
-    frequencies = jnp.exp(jnp.arange(half, dtype=jnp.float32) * (-math.log(LONGEST) / half))
-    angles = time[:, None] * frequencies[None, :]
+    frequencies = jnp.exp(jnp.arange(half, dtype=jnp.float32) * (-math.log(MAX_PERIOD) / half))
+    angles = time[:, None] * frequencies[None, :]  # [b, width / 2]
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
 
 
 class UNet(nnx.Module):
-    """Noised images or latents, time steps and conditions to what is predicted; maps enter folded by `patch`."""
+    """Predicts noise or velocity from noisy images or latents, time steps and conditions.
+
+    Levels count resolutions, 0 being the finest. On the way down every block's output is saved; on the way up it is
+    concatenated to the input of the block that mirrors it.
+    """
 
     def __init__(self, config: GeneratorConfig) -> None:
+        """Creates the layers.
+
+        `enter` and `leave` are the first and last convolution, `shrink` and `grow` the convolutions between levels.
+        """
         widths, hidden = config.widths, config.widths[0] * 4
-        folded = config.latent_shape[-1] * config.patch**2
+        folded_channels = config.latent_shape[-1] * config.patch**2
         self.patch, self.time_width, self.pooled = config.patch, config.widths[0], config.pooled
         self.time = MLP(self.time_width, hidden, hidden, activation="silu")
         self.condition = None if self.pooled == "none" else Linear(config.condition_width, hidden, bias=True)
-        self.enter = Convolution(folded, widths[0])
-        kept, width = [widths[0]], widths[0]
+        self.enter = Convolution(folded_channels, widths[0])
+        width = widths[0]
+        skip_widths = [width]
         shrink, down, grow, up = [], [], [], []
         for level in range(len(widths)):
             if level:
                 shrink.append(Convolution(width, width, stride=2, padding=(1, 1)))
-                kept.append(width)
+                skip_widths.append(width)
             blocks = []
             for _ in range(config.blocks):
                 blocks.append(UNetBlock(width, level, level in config.attention_levels, config))
                 width = widths[level]
-                kept.append(width)
+                skip_widths.append(width)
             down.append(nnx.List(blocks))
         self.middle_in = UNetBlock(width, len(widths) - 1, True, config)
         self.middle_out = UNetBlock(width, len(widths) - 1, False, config)
         for level in reversed(range(len(widths))):
             blocks = []
             for _ in range(config.blocks + 1):
-                blocks.append(UNetBlock(width + kept.pop(), level, level in config.attention_levels, config))
+                blocks.append(UNetBlock(width + skip_widths.pop(), level, level in config.attention_levels, config))
                 width = widths[level]
             up.append(nnx.List(blocks))
             if level:
                 grow.append(Convolution(width, width))
         self.shrink, self.down, self.grow, self.up = map(nnx.List, (shrink, down, grow, up))
         self.leave_norm = GroupNorm(widths[0], config.groups)
-        self.leave = Convolution(widths[0], folded, zero=True)
+        self.leave = Convolution(widths[0], folded_channels, zero=True)
 
+    @jax.named_scope("unet")
     def __call__(
         self, maps: FeatureMaps, time: Float[Array, " b"], conditions: Float[Array, "b q k"], axes: Axes
     ) -> FeatureMaps:
-        """Computes in the precision of the conditions; `time` counts steps, whole or not."""
+        """Predicts, in the precision of the conditions.
+
+        Args:
+            maps: Noisy images or latents.
+            time: Time steps, whole or not.
+            conditions: Conditions of each image.
+            axes: Mesh axes.
+        """
         dtype = conditions.dtype
-        embedding = jax.nn.silu(self._embedding(time, conditions, axes))
+        embedding = jax.nn.silu(self._embed(time, conditions, axes))  # [b, e]
         x = self.enter(space_to_depth(maps.astype(dtype), self.patch), axes)
-        kept = [x]
+        skips = [x]
         for level, blocks in enumerate(self.down):
-            if level:
-                x = self.shrink[level - 1](x, axes)
-                kept.append(x)
-            for block in blocks:
-                x = block(x, embedding, conditions, axes)
-                kept.append(x)
-        x = self.middle_in(x, embedding, conditions, axes)
-        x = self.middle_out(x, embedding, conditions, axes)
+            with jax.named_scope(f"down_{level}"):
+                if level:
+                    x = self.shrink[level - 1](x, axes)  # half the height and width
+                    skips.append(x)
+                for block in blocks:
+                    x = block(x, embedding, conditions, axes)
+                    skips.append(x)
+        with jax.named_scope("middle"):
+            x = self.middle_in(x, embedding, conditions, axes)
+            x = self.middle_out(x, embedding, conditions, axes)
         for number, blocks in enumerate(self.up):
-            if number:
-                x = self.grow[number - 1](upsample_nearest(x), axes)
-            for block in blocks:
-                x = block(jnp.concatenate([x, kept.pop()], axis=-1), embedding, conditions, axes)
+            with jax.named_scope(f"up_{number}"):
+                if number:
+                    x = self.grow[number - 1](upsample_nearest(x), axes)  # twice the height and width
+                for block in blocks:
+                    x = block(jnp.concatenate([x, skips.pop()], axis=-1), embedding, conditions, axes)
         return depth_to_space(self.leave(jax.nn.silu(self.leave_norm(x)), axes), self.patch)
 
-    def _embedding(self, time: Float[Array, " b"], conditions: Float[Array, "b q k"], axes: Axes) -> jax.Array:
-        """Of time, and of the mean of the conditions where it is used."""
+    def _embed(self, time: Float[Array, " b"], conditions: Float[Array, "b q k"], axes: Axes) -> Float[Array, "b e"]:
+        """Embeds the time and, where the configuration says so, the mean of the conditions."""
         embedding = self.time(timestep_embedding(time, self.time_width).astype(conditions.dtype), axes)
         if self.condition is None:
             return embedding
@@ -93,14 +115,14 @@ class UNet(nnx.Module):
 
 
 def space_to_depth(images: FeatureMaps, patch: int) -> OutputMaps:
-    """Moves patch x patch pixels into the channels."""
+    """Moves the patch x patch pixels of each cell into the channels."""
     b, height, width, channels = images.shape
     cells = images.reshape(b, height // patch, patch, width // patch, patch, channels)
     return cells.transpose(0, 1, 3, 2, 4, 5).reshape(b, height // patch, width // patch, patch * patch * channels)
 
 
 def depth_to_space(maps: FeatureMaps, patch: int) -> OutputMaps:
-    """The inverse of `fold`."""
+    """The inverse of `space_to_depth`."""
     b, height, width, folded = maps.shape
     cells = maps.reshape(b, height, width, patch, patch, folded // patch**2)
     return cells.transpose(0, 1, 3, 2, 4, 5).reshape(b, height * patch, width * patch, folded // patch**2)

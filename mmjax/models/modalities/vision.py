@@ -1,93 +1,106 @@
-"""The front of a vision transformer over packed patches of images of any size (NaViT's packing, arXiv 2307.06304)."""
+"""The front end of vision transformers, over packed patches of images of any size (NaViT, arXiv 2307.06304)."""
 
+import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.architectures import ModelConfig, VisionConfig
-from mmjax.models.layers.attention import rotary_cos_sin_2d
-from mmjax.models.layers.linear import Linear, build_norm, constant_parameter
-from mmjax.models.layers.positions import LearnedPositions2D, image_grid_sizes, sinusoidal_positions_2d
+from mmjax.models.layers.linear import Linear, constant_parameter
+from mmjax.models.layers.normalization import build_norm
+from mmjax.models.layers.positions import (
+    LearnedPositions2D,
+    image_grid_sizes,
+    rotary_cos_sin_2d,
+    sinusoidal_positions_2d,
+)
 from mmjax.models.layers.transformer import SharedInputs, apply_layer_scale
 from mmjax.models.modalities.encoder import EncoderBlock, encoder_module, transformer_encoder_module
-from mmjax.models.structure.interface import ActivationsByModule, Batch
-from mmjax.models.structure.module import Module
+from mmjax.models.structure.module import ActivationsByModule, Batch, Module, PieceModule
 from sharding.axes import Axes
 
 
 def normalise_pixels(
-    patches: Float[Array, "r p c"], mean: tuple[float, ...], deviation: tuple[float, ...]
+    patches: Float[Array, "r p c"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float[Array, "r p c"]:
-    """(pixel - mean) / deviation per channel; the channels of a pixel are adjacent in a patch."""
+    """(pixel - mean) / std per colour channel; the channels of a pixel are adjacent in a patch."""
     pixels = patches.shape[-1] // len(mean)
-    mean, deviation = (jnp.tile(jnp.array(values), pixels)[None, None] for values in (mean, deviation))
-    return (patches - mean) / deviation
+    patch_mean, patch_std = (jnp.tile(jnp.array(values), pixels)[None, None] for values in (mean, std))
+    return (patches - patch_mean) / patch_std
 
 
-class PatchEmbedding(nnx.Module):
-    """Pixels of a patch, and where it stands in its image, to the encoder's width."""
+class PatchEmbedding(PieceModule):
+    """Projects the pixels of a patch to the encoder's width, and adds the patch's position."""
 
-    reads = ("patches", "positions", "segments")
+    batch_keys = ("patches", "positions", "segments")
 
     def __init__(self, config: VisionConfig) -> None:
+        """Creates the projection and, as the configuration says, position table, class token and norm."""
         self.width = config.width
-        self.normal = (config.pixel_mean, config.pixel_std)
+        self.pixel_mean, self.pixel_std = config.pixel_mean, config.pixel_std
         self.pixels = Linear(config.patch_width, config.width, bias=config.patch_bias)
         self.table = LearnedPositions2D(config.grid, config.width) if config.positions == "learned" else None
         self.class_token = constant_parameter(0.0, config.width) if config.class_token else None
         self.class_position = constant_parameter(0.0, config.width) if config.class_token and self.table else None
         self.norm = build_norm(config, config.width) if config.input_norm else None
 
+    @jax.named_scope("embedding")
     def __call__(self, inputs: ActivationsByModule, batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
-        """Reads `patches` [r, p, c], `positions` [r, p, 2] and `segments` [r, p]; takes no inputs from other modules.
+        """Embeds the patches of a batch.
 
-        A class token stands where the position is negative.
+        Args:
+            inputs: Not used: an encoder takes nothing from other modules.
+            batch: `patches` [r, p, c], `positions` [r, p, 2] (row and column, negative for a class token) and
+                `segments` [r, p].
+            axes: Mesh axes.
         """
-        pixels = normalise_pixels(batch["patches"], *self.normal)
-        x = self.pixels(pixels.astype(self.pixels.kernel[...].dtype), axes)
-        x = x + self._where(batch).astype(x.dtype)
+        pixels = normalise_pixels(batch["patches"], self.pixel_mean, self.pixel_std)
+        x = self.pixels(pixels.astype(self.pixels.kernel[...].dtype), axes)  # [r, p, d]
+        x = x + self._embed_positions(batch).astype(x.dtype)
         if self.class_token is not None:
-            stands = batch["positions"][:, :, :1] < 0
+            is_class_token = batch["positions"][:, :, :1] < 0  # [r, p, 1]
             token = self.class_token[...]
             token = token if self.class_position is None else token + self.class_position[...]
-            x = jnp.where(stands, token[None, None, :], x)
+            x = jnp.where(is_class_token, token[None, None, :], x)
         return x if self.norm is None else self.norm(x)
 
-    def _where(self, batch: Batch) -> Float[Array, "r p d"]:
+    def _embed_positions(self, batch: Batch) -> Float[Array, "r p d"]:
         if self.table is None:
             return sinusoidal_positions_2d(batch["positions"], self.width)
         return self.table(batch["positions"], batch["segments"])
 
 
 class PatchBlock(EncoderBlock):
-    """An encoder block whose queries and keys may be turned by row and column."""
+    """An encoder block whose queries and keys may be rotated by patch row and column."""
 
-    reads = ("segments", "positions")
+    batch_keys = ("segments", "positions")
 
     @staticmethod
     def shared_inputs(config: VisionConfig, batch: Batch) -> SharedInputs:
-        """What all blocks of a stage share; a class token is not turned."""
-        packing, _ = EncoderBlock.shared_inputs(config, batch)
+        """The mask that separates images, and the rotation; a class token is not rotated."""
+        mask, _ = EncoderBlock.shared_inputs(config, batch)
         if not config.rope_base:
-            return packing, None
+            return SharedInputs(mask, None)
         positions = jnp.maximum(batch["positions"], 0).astype(jnp.float32)
         if config.rope_grid:
-            extents = image_grid_sizes(batch["positions"], batch["segments"])
-            positions = positions * (config.rope_grid / extents.astype(jnp.float32))
-        return packing, rotary_cos_sin_2d(positions, config.head_width, config.rope_base)
+            grid_sizes = image_grid_sizes(batch["positions"], batch["segments"])
+            positions = positions * (config.rope_grid / grid_sizes.astype(jnp.float32))
+        return SharedInputs(mask, rotary_cos_sin_2d(positions, config.head_width, config.rope_base))
 
 
 class PostNormBlock(PatchBlock):
-    """An encoder block whose norms stand behind attention and feed-forward layer, over what these add."""
+    """A block with norms behind its layers: x = x + norm(attention(x)), then x = x + norm(mlp(x))."""
 
+    @jax.named_scope("block")
     def __call__(self, x: Float[Array, "r q d"], shared: SharedInputs, axes: Axes) -> Float[Array, "r q d"]:
-        packing, rotary = shared
-        seen = self.attention(x, axes, packing=packing, rotary=rotary)
-        x = x + apply_layer_scale(self.attention_scale, self.attention_norm(seen))
+        """Applies the block; q are this rank's positions where `axes.sequence` divides them, else all."""
+        assert self.mlp_norm is not None, "VisionConfig refuses post_norm with parallel_block"
+        attended = self.attention(x, axes, mask=shared.mask, rotary=shared.rotary)
+        x = x + apply_layer_scale(self.attention_scale, self.attention_norm(attended))
         return x + apply_layer_scale(self.mlp_scale, self.mlp_norm(self.mlp(x, axes)))
 
 
 @encoder_module.register
 def _(config: VisionConfig, model: ModelConfig) -> Module:
-    plain = PatchBlock if config.rope_base else EncoderBlock
-    return transformer_encoder_module(config, model, PatchEmbedding, PostNormBlock if config.post_norm else plain)
+    pre_norm_block = PatchBlock if config.rope_base else EncoderBlock
+    block = PostNormBlock if config.post_norm else pre_norm_block
+    return transformer_encoder_module(config, model, PatchEmbedding, block)

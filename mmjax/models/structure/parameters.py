@@ -96,9 +96,7 @@ def piece_definition(piece: Piece) -> PieceDefinition:
 
 def _indices_to_keys(tree: dict[Any, Any]) -> Tree:
     """Turns the integer keys that Flax gives to lists of submodules into strings, as checkpoints need them."""
-    return {
-        str(key): _indices_to_keys(child) if isinstance(child, dict) else child for key, child in tree.items()
-    }
+    return {str(key): _indices_to_keys(child) if isinstance(child, dict) else child for key, child in tree.items()}
 
 
 def _keys_to_indices(tree: Tree) -> dict[Any, Any]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from mmjax.models.layers.lora import join_adapters
 from mmjax.models.layers.tensor_parallel import MATMUL_CHECKPOINT_NAME, all_gather_positions, local_positions
-from mmjax.models.structure.interface import LayerOutput, ModuleOutput, auxiliary_loss_name
+from mmjax.models.structure.module import LayerOutput, ModuleOutput, auxiliary_loss_name
 from mmjax.models.structure.parameters import piece_definition
 from mmjax.training.engine.stage_layouts import PieceRun, StageLayout
 from sharding.axes import Axes
@@ -61,7 +61,7 @@ def make_stage_function(layout: StageLayout) -> Callable:
 
 
 def _piece_input(run: PieceRun, channels: Arrays) -> Any:
-    """What a piece takes: the outputs of other modules by name for a module's first piece, else activations [r, s, d]."""
+    """What a piece takes: the outputs of other modules by name for a module's first piece, else activations."""
     module = run.module.name
     if run.piece is run.module.pieces[0]:
         return {source: channels[f"{source}>{module}"] for source in run.module.inputs}

@@ -18,8 +18,7 @@ from data.data_config import DataConfig
 from data.packing.global_batch import GlobalBatch
 from data.packing.pipeline import BatchIterator
 from data.packing.row_order import reorder_rows
-from mmjax.models.forward import losses_by_name, run_model
-from mmjax.models.model import model_modules
+from mmjax.models.model import losses_by_name, model_modules, run_model
 from mmjax.models.structure.parameters import init_module_parameters
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.verification.error_measures import ParameterErrors, gradient_errors, loss_errors

@@ -11,8 +11,7 @@ import pytest
 
 from configs.architectures import BackboneConfig, LoraConfig, ModelConfig
 from configs.experts import ExpertsConfig
-from mmjax.models.forward import run_module
-from mmjax.models.model import model_modules
+from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops
 from sharding.plans.unit_plan import PlanError, UnitPlan, check_unit

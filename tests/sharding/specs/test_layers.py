@@ -20,8 +20,7 @@ from configs.architectures import (
     VisionConfig,
 )
 from configs.projectors import MLPProjectorConfig, ResamplerConfig
-from mmjax.models.forward import run_module
-from mmjax.models.model import model_modules
+from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops
 from sharding.specs.layer import Kernel, PerLoad
@@ -204,8 +203,3 @@ def test_amounts_add_up_and_take_arrays_of_loads():
     amount = PerLoad(1.0, 0.5) + PerLoad(items=3.0) * 2
     loads = np.array([[[1.0, 4.0, 2.0], [0.0, 0.0, 1.0]]])
     np.testing.assert_array_equal(amount.at(loads), [[15.0, 6.0]])
-
-
-def test_an_unknown_kind_of_kernel_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"kernel conv: there is no kind 'convolve'; choose from matmul, attention"):
-        Kernel("conv", "convolve")

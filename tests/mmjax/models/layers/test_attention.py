@@ -7,7 +7,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from configs.rope import rotary_frequencies
-from mmjax.models.layers.attention import Attention, apply_rotary, rotary_cos_sin
+from mmjax.models.layers.attention import Attention
+from mmjax.models.layers.positions import apply_rotary, rotary_cos_sin
 from pallas_kernels.packed_attention import make_segment_mask
 from sharding.axes import Axes
 
@@ -59,7 +60,7 @@ def test_grouped_query_attention_is_its_definition():
         scores = np.einsum("rse,rte->rst", q[:, :, head], k[:, :, head // 2]) / np.sqrt(2)
         shares = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
         expected[:, :, head] = np.einsum("rst,rte->rse", shares, v[:, :, head // 2])
-    got = attention(weights)(x, packing=packing)
+    got = attention(weights)(x, mask=packing)
     np.testing.assert_allclose(got, expected.reshape(2, 5, 8) @ weights["output"], rtol=1e-4, atol=1e-5)
 
 

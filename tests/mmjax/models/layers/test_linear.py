@@ -7,7 +7,9 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from mmjax.models.layers.linear import MLP, Convolution, GatedMLP, GroupNorm, LayerNorm, Linear, RMSNorm
+from mmjax.models.layers.feed_forward import MLP, GatedMLP
+from mmjax.models.layers.linear import Convolution, Linear
+from mmjax.models.layers.normalization import GroupNorm, LayerNorm, RMSNorm
 from sharding.axes import Axes
 
 TENSOR = Axes(tensor=("model",))

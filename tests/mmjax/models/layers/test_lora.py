@@ -8,9 +8,8 @@ import pytest
 
 from configs.architectures import LoraConfig, ModelConfig
 from configs.errors import UserError
-from mmjax.models.forward import run_model
 from mmjax.models.layers.lora import join_adapters, merge_model_adapters
-from mmjax.models.model import model_modules
+from mmjax.models.model import model_modules, run_model
 from mmjax.models.structure.parameters import init_module_parameters, piece_definition
 from tests.mmjax.training.engines import TALKER, parameters
 from tests.tiny_model import GENERATOR, tiny_batch

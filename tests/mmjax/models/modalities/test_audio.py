@@ -9,10 +9,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import AudioConfig, BackboneConfig, ModelConfig
-from mmjax.models.forward import run_module
 from mmjax.models.layers.positions import sinusoidal_positions_1d
 from mmjax.models.modalities.audio import FrameEmbedding, TemporalConvolution
-from mmjax.models.model import model_modules
+from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, init_module_parameters, piece_definition
 from sharding.axes import Axes
 
@@ -151,7 +150,8 @@ def test_positions_are_whispers():
 
 
 def test_what_an_embedding_reads_is_named():
-    assert piece_definition(MODULE.pieces[0]).batch_keys == FrameEmbedding.reads == ("frames", "segments", "positions")
+    assert FrameEmbedding.batch_keys == ("frames", "segments", "positions")
+    assert piece_definition(MODULE.pieces[0]).batch_keys == FrameEmbedding.batch_keys
     assert set(abstract_module_parameters(MODULE)) == {"embed", "blocks", "norm", "projector"}
 
 

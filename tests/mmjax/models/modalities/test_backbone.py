@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 from configs.architectures import BackboneConfig, ModelConfig
 from configs.rope import rotary_frequencies
-from mmjax.models.layers.attention import rotary_cos_sin
+from mmjax.models.layers.positions import rotary_cos_sin
+from mmjax.models.layers.transformer import SharedInputs
 from mmjax.models.modalities.backbone import (
     BackboneBlock,
     TokenEmbedding,
@@ -92,7 +93,7 @@ def test_a_block_that_is_not_gated_has_a_gelu_between_two_matmuls_with_biases():
     hidden = block.mlp_norm(x)[0] @ up + up_bias[None]
     expected = x[0] + jax.nn.gelu(hidden) @ down + down_bias[None]  # attention starts at 0, so it adds nothing
     rotary = rotary_cos_sin(jnp.arange(3)[None], rotary_frequencies(2, 10.0))
-    got = block(x, (make_segment_mask(np.ones((1, 3), np.int32)), rotary), Axes())
+    got = block(x, SharedInputs(make_segment_mask(np.ones((1, 3), np.int32)), rotary), Axes())
     np.testing.assert_allclose(got[0], expected, rtol=1e-4, atol=1e-5)
 
 

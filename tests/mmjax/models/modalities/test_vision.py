@@ -18,11 +18,10 @@ from data.samples.sample import lay_out_tokens
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 from data.text.word_tokenizer import IMAGE
-from mmjax.models.forward import run_module
 from mmjax.models.layers.positions import sinusoidal_positions_2d
 from mmjax.models.modalities.projectors import build_projector
 from mmjax.models.modalities.vision import PatchBlock
-from mmjax.models.model import model_modules
+from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import init_module_parameters
 from sharding.axes import Axes
 from tests.tiny_model import BACKBONE, VISION

@@ -10,9 +10,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
-from mmjax.models.forward import run_model
-from mmjax.models.model import model_modules
-from mmjax.models.structure.interface import ModuleOutput
+from mmjax.models.model import model_modules, run_model
+from mmjax.models.structure.module import ModuleOutput
 from mmjax.models.structure.parameters import (
     abstract_module_parameters,
     init_layer_parameters,

@@ -7,10 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.architectures import BackboneConfig
-from mmjax.models.forward import with_tied_parameters
-from mmjax.models.model import model_modules
-from mmjax.models.structure.interface import LayerOutput
-from mmjax.models.structure.module import Module
+from mmjax.models.model import model_modules, with_tied_parameters
+from mmjax.models.structure.module import LayerOutput, Module
 from mmjax.models.structure.parameters import layer_name, piece_definition
 from mmjax.weights.export import export_checkpoint, export_target_like
 from mmjax.weights.initialization import ParameterInitializer, parameter_initializer

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
-from mmjax.models.forward import run_model
+from mmjax.models.model import run_model
 from mmjax.weights import registry
 from mmjax.weights.initialization import parameter_initializer
 from mmjax.weights.published_checkpoint import as_model, open_checkpoint

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
-from mmjax.models.forward import run_model
-from mmjax.models.model import model_modules
+from mmjax.models.model import model_modules, run_model
 from mmjax.weights import registry
 from mmjax.weights.folder import open_folder
 from mmjax.weights.initialization import parameter_initializer

@@ -16,8 +16,7 @@ from data.samples.media_items import image_item
 from data.samples.sample import lay_out_tokens
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
-from mmjax.models.forward import run_module, with_tied_parameters
-from mmjax.models.model import model_modules
+from mmjax.models.model import model_modules, run_module, with_tied_parameters
 from mmjax.models.structure.module import Module
 from mmjax.models.structure.parameters import layer_name, piece_definition
 from mmjax.weights.published_checkpoint import open_checkpoint
