@@ -1,6 +1,9 @@
-"""The names of the mesh axes a module is given; no module writes an axis name of its own."""
+"""The names of the mesh axes that a module is given; no module writes an axis name of its own."""
 
 import dataclasses
+from typing import Literal
+
+CollectiveMatmul = Literal["reference", "ring", "mosaic"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,14 +15,14 @@ class Axes:
         tensor: Axes over which heads, feed-forward widths and the vocabulary are split.
         expert: Axes over which experts are split.
         sequence: Axes over which the positions of a row are divided between split matmuls: none, or all of `tensor`.
-        matmul: How the collectives of split matmuls travel (`pallas_kernels.collective_matmul`).
+        collective_matmul: Implementation of the collectives around split matmuls (`pallas_kernels.collective_matmul`).
     """
 
     data: tuple[str, ...] = ()
     tensor: tuple[str, ...] = ()
     expert: tuple[str, ...] = ()
     sequence: tuple[str, ...] = ()
-    collective_matmul: str = "reference"
+    collective_matmul: CollectiveMatmul = "reference"
 
     def __post_init__(self) -> None:
         for purpose in ("data", "tensor", "expert", "sequence"):
@@ -34,5 +37,5 @@ class Axes:
 
     @property
     def without_sequence(self) -> "Axes":
-        """The same for what takes all positions of a row."""
+        """The same axes for a layer that takes all positions of a row."""
         return dataclasses.replace(self, sequence=())

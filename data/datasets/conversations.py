@@ -9,8 +9,9 @@ import numpy as np
 from data.datasets.dataset import RandomAccessSamples
 from data.datasets.joined_records import join_records
 from data.errors import BadSampleError, DataError
-from data.media.audio import audio_length, read_audio, split_into_chunks
+from data.media.audio import audio_length, read_audio
 from data.media.images import image_size, read_image
+from data.media.mel import split_into_chunks
 from data.media.patches import resize_to_square
 from data.media.tiling import ImageTiling
 from data.records import ImagePart, Media, Record, RecordSource

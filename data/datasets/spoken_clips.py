@@ -20,7 +20,8 @@ import numpy as np
 import soundfile
 
 from data.errors import BadSampleError, DataError
-from data.media.audio import SAMPLE_RATE, audio_length
+from data.media.audio import audio_length
+from data.media.mel import SAMPLE_RATE
 from data.records import Media
 
 MANIFEST = "manifest.json"

@@ -10,7 +10,7 @@ from PIL import Image
 
 from configs.errors import UserError
 from data.datasets.prompts import prompt_record
-from data.media.patches import save_image
+from data.media.images import save_image
 from data.records import Media
 from mmjax.generation.image_generation import ImageGenerator
 from mmjax.generation.sampling import Sampling

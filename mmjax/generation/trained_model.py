@@ -21,8 +21,7 @@ from data.samples.sample import Sample
 from data.samples.sample_format import SampleFormat
 from data.text.chat_template import CHAT_TEMPLATES
 from data.text.prompt_format import PromptFormat
-from data.text.saved_tokenizer import tokenizer_from_json
-from data.text.tokenizer import Tokenizer
+from data.text.tokenizer import Tokenizer, tokenizer_from_json
 from mmjax.generation.decoding import decode_answers
 from mmjax.generation.kv_cache import CachedBackbone
 from mmjax.generation.sampling import Sampling

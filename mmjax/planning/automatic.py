@@ -12,7 +12,7 @@ from configs.errors import UserError
 from data.packing.global_batch import GlobalBatch
 from mmjax.planning.problem import make_problem
 from mmjax.training.config import TrainConfig, load_configured_plan
-from mmjax.training.metrics.step_report import read_metrics
+from mmjax.training.metrics.writers import read_metrics
 from mmjax.training.profiling.layer_profile import MICROBATCHES, profile_model
 from mmjax.training.row_loads import capacity_row_loads, first_batches
 from sharding.costs.profiled import Profile

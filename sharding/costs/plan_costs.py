@@ -10,9 +10,10 @@ from sharding.costs.cost_model import CostModel, LayerParallelism, LayerSeconds,
 from sharding.costs.memory import saved_activation_bytes, train_state_bytes
 from sharding.costs.step_costs import StageCosts, StepCosts
 from sharding.plans.device_groups import source_replicas
-from sharding.plans.plan import Plan, PlanError, UnitPlan, stage_layers
+from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph, StageId, stage_graph
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
+from sharding.plans.unit_plan import PlanError, UnitPlan, stage_layers
 from sharding.specs.layer import ZERO, Loads
 from sharding.specs.modules import ModuleGraph
 

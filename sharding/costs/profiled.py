@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.errors import UserError
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times
-from sharding.plans.json_fields import read_fields, read_file
+from sharding.plans.json_fields import parse_json, read_file, read_record
 from sharding.specs.layer import LayerSpec, Loads
 
 
@@ -131,17 +131,8 @@ class Profile:
 
     @staticmethod
     def from_json(text: str) -> "Profile":
-        """Reads `to_json`'s format; raises ProfileError naming a key that is unknown or missing."""
-        try:
-            fields = read_fields(json.loads(text), Profile, "the profile", ProfileError)
-        except json.JSONDecodeError as error:
-            raise ProfileError(f"the profile is not JSON: line {error.lineno}: {error.msg}") from error
-        lines = {
-            name: LinearFit(**read_fields(fields.pop(name), LinearFit, f"the profile's {name}", ProfileError))
-            for name in ("gather", "reduce", "update", "hop", "norm")
-        }
-        layers = tuple(_layer(entry, f"the profile's layers[{n}]") for n, entry in enumerate(fields.pop("layers")))
-        return Profile(layers=layers, **lines, **fields)
+        """Reads the format of `to_json`; raises ProfileError naming a key that is unknown, missing or of another type."""
+        return read_record(parse_json(text, "the profile", ProfileError), Profile, "the profile", ProfileError)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Profile":
@@ -155,17 +146,6 @@ class Profile:
                 f"the profile was measured on {self.device_kind}, and the device is {device_kind}: measure this one by "
                 "python -m mmjax.profile, or allow the other with --allow_other_device"
             )
-
-
-def _layer(entry: object, where: str) -> LayerProfile:
-    fields = read_fields(entry, LayerProfile, where, ProfileError)
-    passes = {name: _passes(fields.pop(name), f"{where}.{name}") for name in ("forward", "backward")}
-    return LayerProfile(sizes=tuple(map(float, fields.pop("sizes"))), **passes, **fields)
-
-
-def _passes(entry: object, where: str) -> PassTimes:
-    fields = read_fields(entry, PassTimes, where, ProfileError)
-    return PassTimes(**{name: tuple(map(float, times)) for name, times in fields.items()})
 
 
 def _check_measured(of: LayerParallelism) -> None:

@@ -8,7 +8,8 @@ from sharding.planners import disaggregated, rigid
 from sharding.planners import flops_ratio as ratio
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.simulated_plans import PlanningPolicy, SimulatedPlan, best_simulated, shortest_step
-from sharding.plans.plan import Plan, PlanError, check_plan
+from sharding.plans.plan import Plan, check_plan
+from sharding.plans.unit_plan import PlanError
 from sharding.simulation.timeline import Timeline
 
 PLANNING_POLICIES: dict[str, PlanningPolicy] = {

@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from sharding.plans.plan import PlanError
-from sharding.plans.unit_plan import check_cp_and_ep
+from sharding.plans.unit_plan import PlanError, check_cp_and_ep
 from sharding.specs.modules import ModuleGraph
 
 

@@ -5,8 +5,9 @@ from sharding.planners.infeasible import infeasible_error
 from sharding.planners.layout_search import search_layouts
 from sharding.planners.placement import plan_of_layout
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.plan import Plan, PlanError
+from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import RequiredGradients
+from sharding.plans.unit_plan import PlanError
 
 MAX_SIMULATED = 4
 

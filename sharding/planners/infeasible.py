@@ -4,7 +4,7 @@ import numpy as np
 
 from sharding.planners.module_table import ModuleTable
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.plan import PlanError
+from sharding.plans.unit_plan import PlanError
 
 
 def infeasible_error(problem: PlanningProblem) -> PlanError:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks
 from sharding.planners.layout_search import DisjointLayout
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
 
 
 def place_units(units: Sequence[UnitPlan], microbatches: int) -> Plan:
@@ -36,7 +37,7 @@ def make_unit(
     """A unit with devices counted from 0, named after its last module."""
     devices = tuple(range(dp * given.cp * tp * (len(layers) // chunks)))
     cut = (layers, (recompute,) * len(layers), chunks)
-    return UnitPlan(modules[-1], modules, devices, dp, tp, *cut, given.cp, given.ep, collectives)
+    return UnitPlan(modules[-1], modules, devices, dp=dp, tp=tp, *cut, given.cp, given.ep, collectives)
 
 
 def plan_of_layout(problem: PlanningProblem, layout: DisjointLayout) -> Plan:

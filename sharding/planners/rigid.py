@@ -16,7 +16,8 @@ import numpy as np
 
 from sharding.planners.placement import make_unit, place_units
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.plan import Plan, PlanError, UnitPlan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError, UnitPlan
 
 MAX_SIMULATED = 3
 

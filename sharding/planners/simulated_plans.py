@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.plan import Plan, PlanError
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError
 from sharding.simulation.timeline import Timeline
 
 PlanningPolicy = Callable[[PlanningProblem], list[Plan]]

@@ -1,4 +1,4 @@
-"""Devices by stage and instance, those that always work alike counted as one; and which instances feed which."""
+"""Devices by stage and replica, with devices that always work alike as one group; and which replicas feed which."""
 
 import dataclasses
 import functools
@@ -13,12 +13,13 @@ from sharding.plans.stage_graph import StageId
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceGroups:
-    """Devices that belong to the same instance of every stage; thousands of devices make hundreds of groups.
+    """Groups of devices that belong to the same replica of every stage; thousands of devices make hundreds of groups.
 
     Attributes:
-        rows: By stage, the groups of each instance. Where one has fewer than another, its first stands again.
-        counted: By stage, whether an entry of `rows` stands for the first time.
-        sizes: Devices of each group.
+        groups_of: By stage, the groups of each replica, [replicas, groups]. A replica with fewer groups than another
+            repeats its first.
+        is_first: By stage, whether an entry of `groups_of` is no repetition.
+        sizes: Number of devices of each group.
         members: For every device in ascending order, (device, group).
     """
 
@@ -29,65 +30,70 @@ class DeviceGroups:
 
     @property
     def device_count(self) -> int:
-        """Distinct devices."""
+        """Number of distinct devices."""
         return len(self.members)
 
     def mean(self, seconds: Float[np.ndarray, " n"]) -> float:
         """The mean over all devices of a figure of each group."""
         return float(seconds @ self.sizes / self.device_count)
 
-    def stage_mean(self, node: StageId, seconds: Float[np.ndarray, " n"]) -> float:
-        """The mean over the devices of a stage of a figure of each group."""
-        inside = self.groups_of[node][self.is_first[node]]
-        return float(seconds[inside] @ self.sizes[inside] / self.sizes[inside].sum())
+    def stage_mean(self, stage: StageId, seconds: Float[np.ndarray, " n"]) -> float:
+        """The mean over a stage's devices of a figure of each group."""
+        groups = self.groups_of[stage][self.is_first[stage]]
+        return float(seconds[groups] @ self.sizes[groups] / self.sizes[groups].sum())
 
 
 def group_devices(devices: Mapping[StageId, Int[np.ndarray, "_ _"]]) -> DeviceGroups:
-    """Groups the devices of stages, given as [instances, ranks of an instance] each."""
-    known, places = np.unique(np.concatenate([held.ravel() for held in devices.values()]), return_inverse=True)
-    ends = np.cumsum([held.size for held in devices.values()])
+    """Groups the devices of stages, given as [replicas, ranks of a replica] each."""
+    flat = np.concatenate([stage_devices.ravel() for stage_devices in devices.values()])
+    numbers, flat_positions = np.unique(flat, return_inverse=True)
+    ends = np.cumsum([stage_devices.size for stage_devices in devices.values()])
     positions = {
-        node: part.reshape(held.shape)
-        for (node, held), part in zip(devices.items(), np.split(places.ravel(), ends[:-1]), strict=True)
+        stage: part.reshape(stage_devices.shape)
+        for (stage, stage_devices), part in zip(
+            devices.items(), np.split(flat_positions.ravel(), ends[:-1]), strict=True
+        )
     }
-    # Chunks lie on the same devices, so that few rows of the membership table differ.
-    alike = {(held.tobytes(), held.shape): held for held in positions.values()}
-    instance_of = np.full((len(alike), len(known)), -1)
-    for row, held in enumerate(alike.values()):
-        instance_of[row, held] = np.arange(len(held))[:, None]
-    _, group_of = np.unique(instance_of, axis=1, return_inverse=True)
+    # The chunks of a rank lie on the same devices, so that few rows of the membership table differ.
+    distinct = {(table.tobytes(), table.shape): table for table in positions.values()}
+    replica_of = np.full((len(distinct), len(numbers)), -1)
+    for row, table in enumerate(distinct.values()):
+        replica_of[row, table] = np.arange(len(table))[:, None]
+    _, group_of = np.unique(replica_of, axis=1, return_inverse=True)
     group_of = group_of.ravel()
-    folded = {node: _fold(group_of[held]) for node, held in positions.items()}
+    unique_groups = {stage: _without_repetitions(group_of[table]) for stage, table in positions.items()}
     return DeviceGroups(
-        {node: rows for node, (rows, _) in folded.items()},
-        {node: counted for node, (_, counted) in folded.items()},
+        {stage: groups for stage, (groups, _) in unique_groups.items()},
+        {stage: is_first for stage, (_, is_first) in unique_groups.items()},
         np.bincount(group_of),
-        np.stack([known, group_of], axis=1),
+        np.stack([numbers, group_of], axis=1),
     )
 
 
-def _fold(groups: Int[np.ndarray, "_ _"]) -> tuple[Int[np.ndarray, "i g"], Bool[np.ndarray, "i g"]]:
-    """Each instance's groups once, and which entries are no repetition made to fill the row."""
+def _without_repetitions(groups: Int[np.ndarray, "_ _"]) -> tuple[Int[np.ndarray, "i g"], Bool[np.ndarray, "i g"]]:
+    """Each replica's groups once, and which entries are no repetition added to fill the row."""
     ordered = np.sort(groups, axis=1)
-    fresh = np.ones(ordered.shape, bool)
-    fresh[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    first = np.argsort(~fresh, axis=1, kind="stable")[:, : fresh.sum(axis=1).max()]
-    counted = np.take_along_axis(fresh, first, axis=1)
-    return np.where(counted, np.take_along_axis(ordered, first, axis=1), ordered[:, :1]), counted
+    is_new = np.ones(ordered.shape, bool)
+    is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    columns = np.argsort(~is_new, axis=1, kind="stable")[:, : is_new.sum(axis=1).max()]
+    is_first = np.take_along_axis(is_new, columns, axis=1)
+    return np.where(is_first, np.take_along_axis(ordered, columns, axis=1), ordered[:, :1]), is_first
 
 
-def replica_devices(plan: Plan, nodes: Iterable[StageId]) -> dict[StageId, Int[np.ndarray, "_ _"]]:
-    """The devices of every stage as [instances, ranks of an instance]."""
+def replica_devices(plan: Plan, stages: Iterable[StageId]) -> dict[StageId, Int[np.ndarray, "_ _"]]:
+    """The devices of every stage as [replicas, ranks of a replica]."""
     units = {unit.name: unit for unit in plan.units}
-    return {node: np.array(units[node[0]].stage_devices(node[1])).reshape(units[node[0]].dp, -1) for node in nodes}
+    return {
+        (unit, stage): np.array(units[unit].stage_devices(stage)).reshape(units[unit].dp, -1) for unit, stage in stages
+    }
 
 
 @functools.cache
 def source_replicas(sources: int, targets: int) -> Int[np.ndarray, "_ _"]:
-    """For every target instance, the source instances whose rows it takes.
+    """For every replica of a target stage, the replicas of the source stage whose rows it takes.
 
-    Each of n instances holds an n-th of a microbatch's rows, in order; target j takes rows of every source whose share
-    overlaps [j / targets, (j + 1) / targets). Where it takes from fewer than another does, its last stands again.
+    Each of n replicas holds an n-th of a microbatch's rows, in order; target j takes rows of every source whose share
+    overlaps [j / targets, (j + 1) / targets). A target with fewer sources than another repeats its last.
     """
     target = np.arange(targets)
     first = target * sources // targets
@@ -97,7 +103,7 @@ def source_replicas(sources: int, targets: int) -> Int[np.ndarray, "_ _"]:
 
 
 def latest_of_sources(ends: Float[np.ndarray, " i"], targets: int) -> Float[np.ndarray, " j"]:
-    """When the last of its sources is ready, for every target instance."""
+    """For every replica of a target stage, when the last of its source replicas is ready."""
     if len(ends) == targets:
         return ends
     return ends[source_replicas(len(ends), targets)].max(axis=1)

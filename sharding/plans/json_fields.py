@@ -1,68 +1,75 @@
-"""JSON objects read into the fields of a dataclass; a key that is unknown, missing or of another type is named."""
+"""JSON objects read into frozen dataclasses; an error names the key, its value and what it must be.
+
+msgspec and cattrs were tried instead: msgspec ignores unknown keys of a dataclass and does not print the offending
+value; cattrs takes the string "x" for a list of strings and `true` for 1.
+"""
 
 import dataclasses
+import functools
+import json
 import os
 import pathlib
+import typing
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from configs.errors import UserError
 
 T = TypeVar("T")
 
-_KINDS = {
-    int: ("a whole number", lambda value: type(value) is int),
-    str: ("a string", lambda value: isinstance(value, str)),
-    tuple[int, ...]: (
-        "a list of whole numbers",
-        lambda value: isinstance(value, list) and all(type(item) is int for item in value),
-    ),
-    tuple[str, ...]: (
-        "a list of strings",
-        lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
-    ),
-}
+_NOUNS = {int: "whole number", float: "number", str: "string", bool: "boolean"}
 
 
-def read_fields(document: object, kind: type, where: str, error: type[UserError]) -> dict[str, object]:
-    """The keys of a JSON object, checked against a dataclass's fields; lists become tuples where a tuple belongs.
+def parse_json(text: str, where: str, error: type[UserError]) -> Any:
+    """Parses JSON.
 
     Args:
-        document: What the JSON parser gave.
-        kind: The dataclass. Fields of types other than numbers, strings and lists of them are passed on as they are.
-        where: Names the object in messages.
-        error: What is raised.
+        text: The text.
+        where: Names the document in messages, such as `the plan`.
+        error: Type of the exception that is raised.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as failure:
+        place = f"line {failure.lineno}, column {failure.colno}"
+        raise error(f"{where} is not JSON: {place}: {failure.msg}") from failure
+
+
+def read_record(document: object, record: type[T], where: str, error: type[UserError]) -> T:
+    """Reads a JSON object into a dataclass, as its annotations say; nested dataclasses too.
+
+    Fields may be numbers, strings, booleans, `Literal`s, dataclasses, and tuples and dictionaries of these. An integer
+    serves as a float.
+
+    Args:
+        document: What the JSON parser returned.
+        record: The dataclass.
+        where: Names the object in messages, such as `the plan`.
+        error: Type of the exception that is raised.
     """
     if not isinstance(document, dict):
         raise error(f"{where} must be a JSON object, not {document!r}")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    hints = _field_types(record)
     for key in document:
-        if key not in fields:
-            raise error(f"{where} has the unknown key {key!r}; known are {', '.join(fields)}")
-    read = {}
-    for name, field in fields.items():
-        if name not in document:
-            if field.default is dataclasses.MISSING:
-                raise error(f"{where} lacks the key {name!r}; add it")
-            continue
-        value = document[name]
-        if field.type in _KINDS:
-            words, fits = _KINDS[field.type]
-            if not fits(value):
-                raise error(f"{where}: {name} is {value!r}; it must be {words}")
-            value = tuple(value) if isinstance(value, list) else value
-        read[name] = value
-    return read
+        if key not in hints:
+            raise error(f"{where} has the unknown key {key!r}; known are {', '.join(hints)}")
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(record):  # pyright: ignore[reportArgumentType]  # a TypeVar has no dataclass bound
+        if field.name in document:
+            values[field.name] = _read_value(document[field.name], hints[field.name], where, field.name, error)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise error(f"{where} lacks the key {field.name!r}; add it")
+    return record(**values)
 
 
 def read_file(path: str | os.PathLike[str], what: str, parse: Callable[[str], T], error: type[UserError]) -> T:
-    """What a text file holds; errors, also those of the parser, name the file.
+    """Reads a text file; errors, also those of the parser, name the file.
 
     Args:
         path: The file.
-        what: What it is, in messages.
-        parse: Reads its text.
-        error: What is raised, and what `parse` raises.
+        what: What the file is, in messages.
+        parse: Parses its text.
+        error: Type of the exception that is raised, and that `parse` raises.
     """
     try:
         return parse(pathlib.Path(path).read_text(encoding="utf-8"))
@@ -70,3 +77,56 @@ def read_file(path: str | os.PathLike[str], what: str, parse: Callable[[str], T]
         raise error(f"{what} {os.fspath(path)} cannot be read: {failure.strerror}") from failure
     except error as failure:
         raise error(f"{os.fspath(path)}: {failure}") from failure
+
+
+@functools.cache
+def _field_types(record: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(record)
+    return {field.name: hints[field.name] for field in dataclasses.fields(record)}
+
+
+def _read_value(value: Any, kind: Any, where: str, name: str, error: type[UserError]) -> Any:
+    """One field's value; `where` and `name` say in messages which field of which object it is."""
+    nested = f"{where}.{name}" if "'s " in where else f"{where}'s {name}"
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return read_record(value, kind, nested, error)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple and isinstance(value, list) and dataclasses.is_dataclass(arguments[0]):
+        return tuple(read_record(item, arguments[0], f"{nested}[{n}]", error) for n, item in enumerate(value))
+    if not _fits(value, kind):
+        raise error(f"{where}: {name} is {value!r}; it must be {_describe(kind)}")
+    return _convert(value, kind)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return isinstance(value, str) and value in arguments
+    if origin is tuple:
+        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is kind
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    if typing.get_origin(kind) is tuple:
+        return tuple(_convert(item, typing.get_args(kind)[0]) for item in value)
+    return float(value) if kind is float else value
+
+
+def _describe(kind: Any) -> str:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return f"one of {', '.join(arguments)}"
+    if origin is dict:
+        return f"an object of {_plural(arguments[1])}"
+    return f"a list of {_plural(arguments[0])}" if origin is tuple else f"a {_NOUNS[kind]}"
+
+
+def _plural(kind: Any) -> str:
+    if dataclasses.is_dataclass(kind):
+        return "objects"
+    return ", ".join(typing.get_args(kind)) if typing.get_origin(kind) is Literal else f"{_NOUNS[kind]}s"

@@ -3,29 +3,31 @@
 import collections
 import dataclasses
 import functools
+import graphlib
 import heapq
 from collections.abc import Callable, Iterable, Mapping
 
-from sharding.plans.plan import Plan, PlanError, stage_layers
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError, stage_layers
 from sharding.specs.modules import ModuleGraph
 
 StageId = tuple[str, int]
-"""A stage: (unit, number of the stage in it); of a unit with chunks, a virtual stage, in chain order."""
+"""A stage: (unit, number of the stage in it). In a unit with chunks it is a virtual stage, in chain order."""
 
 PipelineRank = tuple[str, int]
-"""Where stages lie: (unit, number of the stage modulo pp). The chunks of a unit's place share its devices."""
+"""Where stages lie: (unit, number of the stage modulo pp). The chunks of a pipeline rank share its devices."""
 
 StageEdge = tuple[StageId, StageId]
 
 
 @dataclasses.dataclass(frozen=True)
 class StageGraph:
-    """Stages, the devices each holds, and who feeds whom.
+    """Stages, the devices of each, and which feeds which.
 
     Attributes:
-        lanes: Devices of every stage; stages in topological order.
+        devices: Devices of every stage; stages in topological order.
         edges: Pairs (feeding stage, fed stage).
-        pp: Places of the units with chunks; in every other unit, each stage has a place of its own.
+        pp: Number of pipeline ranks of the units with chunks; in other units each stage is a rank of its own.
     """
 
     devices: Mapping[StageId, frozenset[int]]
@@ -33,7 +35,7 @@ class StageGraph:
     pp: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        order = {node: position for position, node in enumerate(self.devices)}
+        order = {stage: position for position, stage in enumerate(self.devices)}
         if len(set(self.edges)) != len(self.edges):
             raise ValueError("StageGraph: an edge stands twice; list each pair of stages once")
         for source, target in self.edges:
@@ -41,12 +43,12 @@ class StageGraph:
                 raise ValueError(f"StageGraph: the edge {source} -> {target} joins a stage that is not in the graph")
             if order[source] >= order[target]:
                 raise ValueError(f"StageGraph: {source} feeds {target} but does not stand before it")
-        for node, lanes in self.devices.items():
-            if not lanes:
-                raise ValueError(f"StageGraph: stage {node} holds no device")
-        for place, nodes in self.stages_of.items():
-            if any(self.devices[node] != self.devices[nodes[0]] for node in nodes):
-                raise ValueError(f"StageGraph: the chunks of {place} must lie on the same devices")
+        for stage, devices in self.devices.items():
+            if not devices:
+                raise ValueError(f"StageGraph: stage {stage} has no device")
+        for rank, stages in self.stages_of.items():
+            if any(self.devices[stage] != self.devices[stages[0]] for stage in stages):
+                raise ValueError(f"StageGraph: the chunks of {rank} must lie on the same devices")
 
     @functools.cached_property
     def stages(self) -> tuple[StageId, ...]:
@@ -61,25 +63,25 @@ class StageGraph:
     @functools.cached_property
     def sources(self) -> Mapping[StageId, tuple[StageId, ...]]:
         """For every stage, the stages that feed it."""
-        return {node: tuple(s for s, t in self.edges if t == node) for node in self.devices}
+        return {stage: tuple(source for source, target in self.edges if target == stage) for stage in self.devices}
 
     @functools.cached_property
     def targets(self) -> Mapping[StageId, tuple[StageId, ...]]:
-        """For every stage, the stages it feeds."""
-        return {node: tuple(t for s, t in self.edges if s == node) for node in self.devices}
+        """For every stage, the stages that it feeds."""
+        return {stage: tuple(target for source, target in self.edges if source == stage) for stage in self.devices}
 
     @functools.cached_property
     def rank_of(self) -> Mapping[StageId, PipelineRank]:
-        """For every stage, its place."""
-        return {node: (node[0], node[1] % self.pp.get(node[0], node[1] + 1)) for node in self.stages}
+        """For every stage, its pipeline rank."""
+        return {(unit, stage): (unit, stage % self.pp.get(unit, stage + 1)) for unit, stage in self.stages}
 
     @functools.cached_property
     def stages_of(self) -> Mapping[PipelineRank, tuple[StageId, ...]]:
-        """For every place, its stages in chain order."""
-        found: dict[PipelineRank, tuple[StageId, ...]] = {}
-        for node, place in self.rank_of.items():
-            found[place] = (*found.get(place, ()), node)
-        return found
+        """For every pipeline rank, its stages in chain order."""
+        stages_of: dict[PipelineRank, tuple[StageId, ...]] = {}
+        for stage, rank in self.rank_of.items():
+            stages_of[rank] = (*stages_of.get(rank, ()), stage)
+        return stages_of
 
     @functools.cached_property
     def depths(self) -> Mapping[StageId, int]:
@@ -91,31 +93,33 @@ class StageGraph:
         """For every stage, the number of stages on the longest path from it to a sink, itself included."""
         return _longest_paths(self.stages[::-1], self.targets.__getitem__)
 
-    def with_descendants(self, nodes: frozenset[StageId]) -> frozenset[StageId]:
+    def with_descendants(self, stages: frozenset[StageId]) -> frozenset[StageId]:
         """These stages and all that they feed, directly or through others."""
-        reached = set(nodes)
-        for node in self.stages:
-            if any(source in reached for source in self.sources[node]):
-                reached.add(node)
+        reached = set(stages)
+        for stage in self.stages:
+            if any(source in reached for source in self.sources[stage]):
+                reached.add(stage)
         return frozenset(reached)
 
 
-def _longest_paths(order: tuple[StageId, ...], before: Callable[[StageId], tuple[StageId, ...]]) -> dict[StageId, int]:
+def _longest_paths(
+    order: tuple[StageId, ...], predecessors: Callable[[StageId], tuple[StageId, ...]]
+) -> dict[StageId, int]:
     lengths: dict[StageId, int] = {}
-    for node in order:
-        lengths[node] = 1 + max((lengths[other] for other in before(node)), default=0)
+    for stage in order:
+        lengths[stage] = 1 + max((lengths[predecessor] for predecessor in predecessors(stage)), default=0)
     return lengths
 
 
-def device_classes(held: Iterable[frozenset[int]]) -> tuple[tuple[int, ...], ...]:
+def device_classes(device_sets: Iterable[frozenset[int]]) -> tuple[tuple[int, ...], ...]:
     """Divides devices into classes whose members are in the same of these sets; thousands of devices make few."""
-    within: dict[int, list[int]] = collections.defaultdict(list)
-    for number, lanes in enumerate(dict.fromkeys(held)):
-        for lane in lanes:
-            within[lane].append(number)
+    memberships: dict[int, list[int]] = collections.defaultdict(list)
+    for number, devices in enumerate(dict.fromkeys(device_sets)):
+        for device in devices:
+            memberships[device].append(number)
     classes: dict[tuple[int, ...], list[int]] = collections.defaultdict(list)
-    for lane in sorted(within):
-        classes[tuple(within[lane])].append(lane)
+    for device in sorted(memberships):
+        classes[tuple(memberships[device])].append(device)
     return tuple(map(tuple, classes.values()))
 
 
@@ -125,45 +129,47 @@ def stage_graph(plan: Plan, graph: ModuleGraph) -> StageGraph:
     A stage feeds the next one of its unit. For every pair of modules of which one feeds the other, the stage that
     owns the source's last layer feeds the stage that owns the target's first layer, unless they are the same.
 
-    Raises PlanError if the stages feed each other in a circle.
+    Raises PlanError if stages feed each other in a cycle.
     """
-    lanes: dict[StageId, frozenset[int]] = {}
+    devices: dict[StageId, frozenset[int]] = {}
     edges: list[StageEdge] = []
-    first: dict[str, StageId] = {}
-    last: dict[str, StageId] = {}
+    first_stage: dict[str, StageId] = {}
+    last_stage: dict[str, StageId] = {}
     for unit in plan.units:
-        held = [frozenset(unit.stage_devices(stage)) for stage in range(unit.pp)]
-        for stage, runs in enumerate(stage_layers(unit, graph)):
-            node = (unit.name, stage)
-            lanes[node] = held[stage % unit.pp]
-            if stage:
-                edges.append(((unit.name, stage - 1), node))
-            for module, _, _ in runs:
-                first.setdefault(module, node)
-                last[module] = node
-    edges += [(last[source], first[target]) for source, target in graph.edges if last[source] != first[target]]
-    edges = list(dict.fromkeys(edges))
-    order = _topological(tuple(lanes), edges)
+        rank_devices = [frozenset(unit.stage_devices(rank)) for rank in range(unit.pp)]
+        for number, runs in enumerate(stage_layers(unit, graph)):
+            stage = (unit.name, number)
+            devices[stage] = rank_devices[number % unit.pp]
+            if number:
+                edges.append(((unit.name, number - 1), stage))
+            for run in runs:
+                first_stage.setdefault(run.module, stage)
+                last_stage[run.module] = stage
+    module_edges = ((last_stage[source], first_stage[target]) for source, target in graph.edges)
+    edges = list(dict.fromkeys([*edges, *(edge for edge in module_edges if edge[0] != edge[1])]))
+    order = _topological_order(tuple(devices), edges)
     pp = {unit.name: unit.pp for unit in plan.units if unit.chunks > 1}
-    return StageGraph({node: lanes[node] for node in order}, tuple(edges), pp)
+    return StageGraph({stage: devices[stage] for stage in order}, tuple(edges), pp)
 
 
-def _topological(nodes: tuple[StageId, ...], edges: list[StageEdge]) -> list[StageId]:
+def _topological_order(stages: tuple[StageId, ...], edges: list[StageEdge]) -> list[StageId]:
     """Each stage after those that feed it; otherwise in the order given."""
-    number = {node: index for index, node in enumerate(nodes)}
-    missing = collections.Counter(target for _, target in edges)
-    targets: dict[StageId, list[StageId]] = collections.defaultdict(list)
+    position = {stage: number for number, stage in enumerate(stages)}
+    sorter = graphlib.TopologicalSorter(dict.fromkeys(stages, ()))
     for source, target in edges:
-        targets[source].append(target)
-    ready = [index for index, node in enumerate(nodes) if not missing[node]]
+        sorter.add(target, source)
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        cycle = ", ".join(f"{unit} {stage}" for unit, stage in sorted(set(error.args[1]), key=position.__getitem__))
+        raise PlanError(
+            f"the stages {cycle} wait for each other; put modules that enclose another in other units"
+        ) from error
+    ready: list[int] = []
     order: list[StageId] = []
-    while ready:
-        order.append(nodes[heapq.heappop(ready)])
-        for target in targets[order[-1]]:
-            missing[target] -= 1
-            if not missing[target]:
-                heapq.heappush(ready, number[target])
-    if len(order) < len(nodes):
-        rest = ", ".join(f"{unit} {stage}" for unit, stage in nodes if (unit, stage) not in order)
-        raise PlanError(f"the stages {rest} wait for each other; put modules that enclose another in other units")
+    while sorter.is_active():
+        for stage in sorter.get_ready():
+            heapq.heappush(ready, position[stage])
+        order.append(stages[heapq.heappop(ready)])
+        sorter.done(order[-1])
     return order

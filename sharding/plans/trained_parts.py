@@ -1,16 +1,25 @@
-"""Which parts of a model train, which stages they lie on, and which turns of the backward every layer then has."""
+"""Which parts of a model train, on which stages they lie, and which gradients every layer then computes."""
 
 import dataclasses
+from typing import Literal, NamedTuple
 
 from configs.errors import UserError
-from sharding.plans.plan import Plan, stage_layers
+from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
+from sharding.plans.unit_plan import stage_layers
 from sharding.specs.layer import LayerSpec
 from sharding.specs.modules import ModuleGraph
 
+Gradient = Literal["dgrad", "wgrad"]
+"""The gradient with respect to a layer's input, or to its weights."""
+
 
 def trained_parts(graph: ModuleGraph, trainable: tuple[str, ...]) -> frozenset[str]:
-    """The parts that train, by name, or `all`, or `projectors`; an autoencoder trains only by its name.
+    """The parts that train.
+
+    Args:
+        graph: The model's modules.
+        trainable: Names of parts, or `all`, or `projectors`; an autoencoder trains only if it is named.
 
     Raises:
         UserError: A name is no part.
@@ -27,47 +36,66 @@ def trained_parts(graph: ModuleGraph, trainable: tuple[str, ...]) -> frozenset[s
     return frozenset(part for name in trainable for part in groups.get(name, (name,)))
 
 
-def trained_stages(plan: Plan, graph: ModuleGraph, trains: frozenset[str]) -> frozenset[StageId]:
+def trained_stages(plan: Plan, graph: ModuleGraph, trained: frozenset[str]) -> frozenset[StageId]:
     """Stages that hold a layer of a part that trains."""
     return frozenset(
         (unit.name, stage)
         for unit in plan.units
         for stage, runs in enumerate(stage_layers(unit, graph))
-        if any(layer.part in trains for name, *span in runs for layer, _ in graph[name].layers_between(*span))
+        for run in runs
+        if any(layer.part in trained for layer, _ in graph[run.module].layers_between(run.first, run.last))
     )
+
+
+class LayerGradients(NamedTuple):
+    """Equal layers, and the gradients that the backward of each computes.
+
+    Attributes:
+        layer: The layer.
+        count: How many of it.
+        gradients: What its backward computes; empty where it has none.
+    """
+
+    layer: LayerSpec
+    count: int
+    gradients: tuple[Gradient, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class RequiredGradients:
-    """Which turns of the backward each layer has: `data`, the gradient of its input, and `weights`.
+    """Which gradients the backward of each layer computes.
 
     Attributes:
         graph: The modules.
-        trains: Parts that train.
+        trained_parts: Parts that train.
     """
 
     graph: ModuleGraph
     trained_parts: frozenset[str]
 
-    def of_layers(self, module: str, first: int, last: int) -> tuple[tuple[LayerSpec, int, tuple[str, ...]], ...]:
-        """What a stage with these layers of a module holds: the layer, its number, its turns."""
+    def of_layers(self, module: str, first: int, last: int) -> tuple[LayerGradients, ...]:
+        """The layers on a stage that owns layers `first` to `last` of a module, the last excluded."""
         spec = self.graph[module]
-        data = self.trains_upstream(module)
+        trains_before = self.trains_upstream(module)
         if first:
-            data = data or any(layer.part in self.trained_parts for layer, _ in spec.layers_between(0, first))
+            trains_before = trains_before or any(
+                layer.part in self.trained_parts for layer, _ in spec.layers_between(0, first)
+            )
         runs = []
         for layer, count in spec.layers_between(first, last):
-            weights = ("wgrad",) if layer.part in self.trained_parts else ()
-            # Of equal layers that train, all but perhaps the first hand a gradient on; so do those within a frozen one.
-            inner = bool(weights) if layer.frozen_by_default else data or (bool(weights) and count > 1)
-            runs.append((layer, count, (("dgrad",) if inner else ()) + weights))
-            data = data or bool(weights)
+            trains = layer.part in self.trained_parts
+            # Of equal layers that train, all but perhaps the first compute dgrad; so do those within a layer that is
+            # frozen by default, whose own input needs no gradient.
+            needs_dgrad = trains if layer.frozen_by_default else trains_before or (trains and count > 1)
+            gradients: tuple[Gradient, ...] = (*(("dgrad",) if needs_dgrad else ()), *(("wgrad",) if trains else ()))
+            runs.append(LayerGradients(layer, count, gradients))
+            trains_before = trains_before or trains
         return tuple(runs)
 
     def trains_upstream(self, module: str) -> bool:
-        """Whether something before a module trains."""
+        """Whether anything before a module trains."""
         return any(self.trains_upstream(source) or self.trains_module(source) for source in self.graph[module].inputs)
 
     def trains_module(self, module: str) -> bool:
-        """Whether something in a module trains."""
+        """Whether any part of a module trains."""
         return any(part in self.trained_parts for part in self.graph[module].trainable_parts)

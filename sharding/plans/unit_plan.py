@@ -1,26 +1,49 @@
-"""One unit of a plan: a chain of modules on devices of its own, its stages, and whether a model can be cut so."""
+"""One unit of a plan: a chain of modules on devices of its own, its stages, and the checks that a model fits it."""
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 from configs.errors import UserError
+from sharding.axes import CollectiveMatmul
+from sharding.specs.layer import RecomputePolicy
 from sharding.specs.modules import ModuleGraph, ModuleSpec
 
-RECOMPUTE_POLICIES = ("none", "selective", "full")
-TENSOR_COLLECTIVES = {
-    "reduce": (False, "reference"),
-    "gather": (True, "reference"),
-    "ring": (True, "ring"),
-    "mosaic": (True, "mosaic"),
-}
-"""By name: whether the tensor ranks divide the positions between split matmuls, and how these' collectives travel."""
+CollectivesName = Literal["reduce", "gather", "ring", "mosaic"]
 
-LayerRun = tuple[str, int, int]
+
+class TensorCollectives(NamedTuple):
+    """What the tensor ranks do around split matmuls.
+
+    Attributes:
+        sequence_parallel: Whether they divide the positions of a row between split matmuls.
+        implementation: How the gathers and scatters around the matmuls are done.
+    """
+
+    sequence_parallel: bool
+    implementation: CollectiveMatmul
+
+
+TENSOR_COLLECTIVES: dict[CollectivesName, TensorCollectives] = {
+    "reduce": TensorCollectives(False, "reference"),
+    "gather": TensorCollectives(True, "reference"),
+    "ring": TensorCollectives(True, "ring"),
+    "mosaic": TensorCollectives(True, "mosaic"),
+}
+"""By the name that a plan gives (`UnitPlan.collectives`)."""
+
+
+class LayerRun(NamedTuple):
+    """Consecutive layers of one module on a stage: from `first` up to `last`, which is excluded."""
+
+    module: str
+    first: int
+    last: int
 
 
 class PlanError(UserError):
-    """A plan that cannot be, with the reason and the mend."""
+    """A plan that cannot run; the message gives the reason and the remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,35 +53,35 @@ class UnitPlan:
     Attributes:
         name: Name of the unit.
         modules: Modules in chain order, each feeding the next.
-        devices: Indices of devices, stage by stage, then by data rank, sequence rank and tensor rank; dp * cp * tp * pp
-            of them.
-        dp: Data-parallel instances of every stage.
-        tp: Tensor-parallel ranks of every instance.
-        layers: How many layers of the chained modules each virtual stage owns, in chain order; pp * chunks of them.
-        recompute: What each virtual stage's backward computes again: `none`, `selective` or `full`.
+        devices: Indices of dp * cp * tp * pp devices: stage by stage, then by data rank, sequence rank and tensor rank.
+        dp: Data-parallel replicas of every stage.
+        tp: Tensor-parallel ranks of every replica.
+        layers: How many layers of the chained modules each virtual stage owns, in chain order; pp * chunks numbers.
+        recompute: Activation recomputation policy of each virtual stage: `none`, `selective` or `full`.
         chunks: Virtual stages on the devices of each stage; virtual stage v lies on those of stage v % pp
-            (Narayanan et al., arXiv 2104.04473, section 2.2). A virtual stage is a stage to all that follows.
-        cp: Sequence ranks of every instance, which divide its tokens; keys and values travel around them (ring
-            attention, arXiv 2310.01889).
-        ep: Expert ranks: so many consecutive data-parallel instances divide the experts of every layer that has some.
-            It takes no devices of its own.
-        collectives: What the tensor ranks do around split matmuls. `reduce`: all have all positions, and sums are
-            all-reduced. `gather`: they divide the positions (sequence parallelism, arXiv 2205.05198), which are
-            gathered and scattered. `ring`: the same, part by part beside the matmuls.
-            `mosaic`: by Hopper kernels, where the unit has all devices of one process, else as `ring`.
+            (Narayanan et al., arXiv 2104.04473, section 2.2). Elsewhere a virtual stage is a stage like any other.
+        cp: Sequence ranks (context parallelism) of every replica, which divide its tokens; keys and values travel
+            around them (ring attention, arXiv 2310.01889).
+        ep: Expert ranks: `ep` consecutive data-parallel replicas divide the experts of every layer that has some.
+            They take no devices of their own.
+        collectives: What the tensor ranks do around split matmuls. `reduce`: every rank has all positions, and sums are
+            all-reduced. `gather`: ranks divide the positions (sequence parallelism, arXiv 2205.05198), which are
+            gathered before a matmul and scattered behind one. `ring`: the same, in parts that travel beside the
+            matmuls. `mosaic`: the same by Hopper kernels where the unit has all devices of one process, else as `ring`.
     """
 
     name: str
     modules: tuple[str, ...]
     devices: tuple[int, ...]
+    _: dataclasses.KW_ONLY
     dp: int = 1
     tp: int = 1
     layers: tuple[int, ...] = (1,)
-    recompute: tuple[str, ...] = ("none",)
+    recompute: tuple[RecomputePolicy, ...] = ("none",)
     chunks: int = 1
     cp: int = 1
     ep: int = 1
-    collectives: str = "reduce"
+    collectives: CollectivesName = "reduce"
 
     def __post_init__(self) -> None:
         if not self.name or not self.modules or not self.layers:
@@ -75,23 +98,16 @@ class UnitPlan:
             raise PlanError(f"unit {self.name}: layers {list(self.layers)}; every stage must own at least one")
         if self.dp % self.ep:
             raise PlanError(
-                f"unit {self.name}: ep {self.ep} does not divide dp {self.dp}; the instances divide the experts among "
+                f"unit {self.name}: ep {self.ep} does not divide dp {self.dp}; the replicas divide the experts among "
                 "them, so choose an ep that divides dp"
             )
-        self._check_devices()
+        self._check_device_list()
         if len(self.recompute) != self.stage_count:
             raise PlanError(
                 f"unit {self.name}: recompute has {len(self.recompute)} entries for {self.stage_count} stages"
             )
-        for choice in self.recompute:
-            if choice not in RECOMPUTE_POLICIES:
-                raise PlanError(f"unit {self.name}: recompute {choice!r}; choose from {', '.join(RECOMPUTE_POLICIES)}")
-        if self.collectives not in TENSOR_COLLECTIVES:
-            raise PlanError(
-                f"unit {self.name}: collectives {self.collectives!r}; choose from {', '.join(TENSOR_COLLECTIVES)}"
-            )
 
-    def _check_devices(self) -> None:
+    def _check_device_list(self) -> None:
         sequence = f" x cp {self.cp}" if self.cp > 1 else ""
         needed = self.dp * self.replica_size * self.pp
         if len(self.devices) != needed:
@@ -104,7 +120,7 @@ class UnitPlan:
 
     @property
     def replica_size(self) -> int:
-        """Devices of one instance of a stage: cp * tp."""
+        """Devices of one replica of a stage: cp * tp."""
         return self.cp * self.tp
 
     @property
@@ -114,7 +130,7 @@ class UnitPlan:
 
     @property
     def pp(self) -> int:
-        """Number of stages with devices of their own."""
+        """Number of pipeline ranks: stages with devices of their own."""
         return self.stage_count // self.chunks
 
     def stage_devices(self, stage: int) -> tuple[int, ...]:
@@ -125,18 +141,18 @@ class UnitPlan:
 
 
 def stage_layers(unit: UnitPlan, graph: ModuleGraph) -> tuple[tuple[LayerRun, ...], ...]:
-    """Per virtual stage, the runs of layers it owns: (module, first layer, one past the last), in chain order.
+    """For every virtual stage, the runs of layers that it owns, in chain order.
 
-    Raises PlanError if the layers do not add up, or a stage boundary cuts a module that is one stage.
+    Raises PlanError if the layers do not add up, or a stage boundary cuts a module that must lie on one stage.
     """
     modules = [graph[name] for name in unit.modules]
-    most = sum(module.layer_count if module.divisible else 1 for module in modules)
-    whole = [module.name for module in modules if not module.divisible]
-    if unit.stage_count > most and whole:
+    most_stages = sum(module.layer_count if module.divisible else 1 for module in modules)
+    indivisible = [module.name for module in modules if not module.divisible]
+    if unit.stage_count > most_stages and indivisible:
         raise PlanError(
             f"unit {unit.name} has {unit.stage_count} stages, but {' > '.join(unit.modules)} can be cut into at most "
-            f"{most}: {', '.join(whole)} is one stage, because the skips of a U-Net join its first blocks to its last; "
-            "use data or tensor parallelism there"
+            f"{most_stages}: {', '.join(indivisible)} is one stage, because the skips of a U-Net join its first blocks "
+            "to its last; use data or tensor parallelism there"
         )
     total = sum(module.layer_count for module in modules)
     if sum(unit.layers) != total:
@@ -153,11 +169,11 @@ def stage_layers(unit: UnitPlan, graph: ModuleGraph) -> tuple[tuple[LayerRun, ..
             first = max(end - unit.layers[stage], offset)
             last = min(end, offset + module.layer_count)
             if first < last:
-                stages[stage].append((module.name, first - offset, last - offset))
-        parts = [stage for stage, runs in enumerate(stages) if any(name == module.name for name, _, _ in runs)]
-        if not module.divisible and len(parts) > 1:
+                stages[stage].append(LayerRun(module.name, first - offset, last - offset))
+        owners = [stage for stage, runs in enumerate(stages) if any(run.module == module.name for run in runs)]
+        if not module.divisible and len(owners) > 1:
             raise PlanError(
-                f"unit {unit.name}: layers {list(unit.layers)} put {module.name} on stages {parts}, but it is one "
+                f"unit {unit.name}: layers {list(unit.layers)} put {module.name} on stages {owners}, but it is one "
                 f"stage; let one stage own all its {module.layer_count} layers"
             )
         offset += module.layer_count
@@ -165,11 +181,17 @@ def stage_layers(unit: UnitPlan, graph: ModuleGraph) -> tuple[tuple[LayerRun, ..
 
 
 def check_unit(unit: UnitPlan, graph: ModuleGraph, devices: int) -> None:
-    """Raises PlanError if one unit cannot be: its devices, its chain, its layers, or what its ranks divide."""
+    """Raises PlanError if a unit cannot run: its devices, its chain, its layers, or what its ranks divide.
+
+    Args:
+        unit: The unit.
+        graph: The model's modules.
+        devices: Number of devices there are.
+    """
     _check_devices(unit, devices)
     _check_chain(unit, graph)
     stage_layers(unit, graph)
-    _check_splits(unit, graph)
+    _check_ranks(unit, graph)
 
 
 def _check_devices(unit: UnitPlan, devices: int) -> None:
@@ -196,7 +218,7 @@ def _check_chain(unit: UnitPlan, graph: ModuleGraph) -> None:
                 )
 
 
-def _check_splits(unit: UnitPlan, graph: ModuleGraph) -> None:
+def _check_ranks(unit: UnitPlan, graph: ModuleGraph) -> None:
     for name in unit.modules:
         for what, size in graph[name].tensor_splits:
             if size % unit.tp:
@@ -208,12 +230,13 @@ def _check_splits(unit: UnitPlan, graph: ModuleGraph) -> None:
 
 
 def check_cp_and_ep(where: str, modules: Sequence[ModuleSpec], cp: int, ep: int) -> None:
-    """Raises PlanError if a chain of modules has no sequence or no experts to divide, or not so many.
+    """Raises PlanError if a chain of modules has no sequence or no experts to divide, or `ep` does not divide them.
 
     Args:
         where: Names the unit or the setting in messages.
         modules: Modules of one unit.
-        cp, ep: Sequence ranks of an instance, and expert ranks.
+        cp: Sequence ranks of a replica.
+        ep: Expert ranks.
     """
     for module in modules:
         if cp > 1 and not module.supports_cp:

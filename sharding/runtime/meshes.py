@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 from pallas_kernels.collective_matmul.mosaic_support import unsupported_mesh_reason
 from pallas_kernels.fallbacks import warn_once
 from sharding.axes import Axes
-from sharding.plans.plan import Plan, PlanError
+from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
-from sharding.plans.unit_plan import TENSOR_COLLECTIVES, UnitPlan
+from sharding.plans.unit_plan import TENSOR_COLLECTIVES, PlanError, UnitPlan
 
 STAGE_AXES = Axes(data=("data", "expert"), tensor=("tensor",), expert=("expert",))
 """The axes of every stage's submesh by purpose: consecutive data ranks split the experts among them."""

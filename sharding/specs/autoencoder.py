@@ -1,4 +1,4 @@
-"""A generator's autoencoder as one layer: in training its encoder alone computes, but both halves are held."""
+"""A generator's autoencoder as one layer: a step runs its encoder alone, but the weights of both halves are held."""
 
 import math
 from collections.abc import Iterator
@@ -8,62 +8,67 @@ from sharding.specs.image_kernels import ImageKernel, attention, convolution, li
 from sharding.specs.layer import LayerSpec, PerLoad, SavedActivations, saved_by_policy
 
 
-def autoencoder_layer(config: GeneratorConfig) -> LayerSpec:
-    """Counted per image; frozen unless it is named."""
-    of = config.autoencoder
+def autoencoder_layer(config: GeneratorConfig, autoencoder: AutoencoderConfig) -> LayerSpec:
+    """The autoencoder, counted per image. It is frozen unless its part is named.
+
+    Args:
+        config: The generator.
+        autoencoder: Its autoencoder.
+    """
     pixels = math.prod(config.image_sides)
-    encoder = tuple(_encoder(of, config.channels, pixels))
-    held = (*encoder, *_decoder(of, config.channels, pixels))
+    encoder = tuple(_encoder(autoencoder, config.channels, pixels))
+    both_halves = (*encoder, *_decoder(autoencoder, config.channels, pixels))
     conditions = config.conditions * config.condition_width
-    kept = SavedActivations(PerLoad(items=sum(step.saved for step in encoder)))
+    saved = SavedActivations(PerLoad(items=sum(step.saved for step in encoder)))
+    inputs = SavedActivations(replicated=PerLoad(items=config.channels * pixels))
     return LayerSpec(
-        "vae",
-        f"{config.name}_vae",
-        tuple(step.kernel for step in encoder),
-        sum(step.parameters for step in held),
-        sum(step.replicated for step in held),
-        saved_by_policy(kept, SavedActivations(replicated=PerLoad(items=config.channels * pixels))),
-        PerLoad(items=conditions + math.prod(config.latent_shape)),
+        name="vae",
+        part=f"{config.name}_vae",
+        kernels=tuple(step.kernel for step in encoder),
+        parameters=sum(step.parameters for step in both_halves),
+        replicated_parameters=sum(step.replicated for step in both_halves),
+        saved=saved_by_policy(saved, inputs),
+        output_elements=PerLoad(items=conditions + math.prod(config.latent_shape)),
         frozen_by_default=True,
         sequence_parallel=False,
     )
 
 
-def _encoder(of: AutoencoderConfig, channels: int, area: int) -> Iterator[ImageKernel]:
-    """Kernels in the order of `mmjax.models.modalities.autoencoder.Encoder`."""
-    width, both = of.widths[0], 2 * of.latent_channels
-    yield convolution("enter", channels, width, area, split=False)
-    for level, level_width in enumerate(of.widths):
+def _encoder(config: AutoencoderConfig, channels: int, area: int) -> Iterator[ImageKernel]:
+    """The kernels in the order of `mmjax.models.modalities.autoencoder.Encoder`."""
+    width, moments = config.widths[0], 2 * config.latent_channels
+    yield convolution("conv_in", channels, width, area, split=False)
+    for level, level_width in enumerate(config.widths):
         if level:
             area //= 4
-            yield convolution("shrink", width, width, area, split=False)
-        for _ in range(of.blocks):
+            yield convolution("downsample", width, width, area, split=False)
+        for _ in range(config.blocks):
             yield from residual_block(width, level_width, area)
             width = level_width
-    yield from _middle(width, area)
-    yield norm("leave_norm", width, area)
-    yield convolution("leave", width, both, area, split=False)
-    yield convolution("quantise", both, both, area, taps=1, split=False)
+    yield from _middle_block(width, area)
+    yield norm("norm_out", width, area)
+    yield convolution("conv_out", width, moments, area, split=False)
+    yield convolution("quantize", moments, moments, area, taps=1, split=False)
 
 
-def _decoder(of: AutoencoderConfig, channels: int, pixels: int) -> Iterator[ImageKernel]:
-    """Kernels in the order of `mmjax.models.modalities.autoencoder.Decoder`."""
-    area, width, latents = pixels // of.downsampling_factor**2, of.widths[-1], of.latent_channels
-    yield convolution("quantise", latents, latents, area, taps=1, split=False)
-    yield convolution("enter", latents, width, area, split=False)
-    yield from _middle(width, area)
-    for level in reversed(range(len(of.widths))):
-        for _ in range(of.blocks + 1):
-            yield from residual_block(width, of.widths[level], area)
-            width = of.widths[level]
+def _decoder(config: AutoencoderConfig, channels: int, pixels: int) -> Iterator[ImageKernel]:
+    """The kernels in the order of `mmjax.models.modalities.autoencoder.Decoder`."""
+    area, width, latents = pixels // config.downsampling_factor**2, config.widths[-1], config.latent_channels
+    yield convolution("post_quantize", latents, latents, area, taps=1, split=False)
+    yield convolution("conv_in", latents, width, area, split=False)
+    yield from _middle_block(width, area)
+    for level in reversed(range(len(config.widths))):
+        for _ in range(config.blocks + 1):
+            yield from residual_block(width, config.widths[level], area)
+            width = config.widths[level]
         if level:
             area *= 4
-            yield convolution("grow", width, width, area, split=False)
-    yield norm("leave_norm", width, area)
-    yield convolution("leave", width, channels, area, split=False)
+            yield convolution("upsample", width, width, area, split=False)
+    yield norm("norm_out", width, area)
+    yield convolution("conv_out", width, channels, area, split=False)
 
 
-def _middle(width: int, area: int) -> Iterator[ImageKernel]:
+def _middle_block(width: int, area: int) -> Iterator[ImageKernel]:
     yield from residual_block(width, width, area)
     yield norm("norm", width, area)
     yield linear("query_key_value", width, 3 * width, area, bias=True, split=False)

@@ -1,4 +1,4 @@
-"""The generator as layers, from the dataclass that its modules are built from: everything is counted per image."""
+"""A generator as layers, from the dataclass that its Flax modules are built from: everything is counted per image."""
 
 import math
 from collections.abc import Iterator
@@ -12,92 +12,93 @@ from sharding.specs.layer import ZERO, Kernel, LayerSpec, PerLoad, SavedActivati
 def generator_layers(
     config: GeneratorConfig, backbone: BackboneConfig
 ) -> tuple[tuple[LayerSpec, ...], LayerSpec, tuple[LayerSpec, ...]]:
-    """The output projector, the autoencoder if there is one, the U-Net with its loss, and nothing after."""
-    autoencoder = (autoencoder_layer(config),) if config.autoencoder else ()
+    """The output projector and the autoencoder if there is one; the U-Net with its loss; and nothing after."""
+    autoencoder = (autoencoder_layer(config, config.autoencoder),) if config.autoencoder else ()
     return (_projector(config, backbone), *autoencoder), _unet(config), ()
 
 
 def generator_splits(config: GeneratorConfig) -> tuple[tuple[str, int], ...]:
-    """What tensor parallelism divides: (what it is, its size)."""
-    widths = tuple((f"widths[{index}]", width) for index, width in enumerate(config.widths))
+    """What tensor parallelism divides: pairs (name, size)."""
+    widths = tuple((f"widths[{level}]", width) for level, width in enumerate(config.widths))
     heads = tuple((f"heads[{level}]", config.heads(level)) for level in config.all_attention_levels)
-    groups = (("autoencoder.groups", config.autoencoder.groups),) if config.autoencoder else ()
-    return (*widths, ("groups", config.groups), *heads, *groups)
+    autoencoder = (("autoencoder.groups", config.autoencoder.groups),) if config.autoencoder else ()
+    return (*widths, ("groups", config.groups), *heads, *autoencoder)
 
 
 def _projector(config: GeneratorConfig, backbone: BackboneConfig) -> LayerSpec:
     width, hidden, out, count = backbone.width, 2 * config.condition_width, config.condition_width, config.conditions
 
     def matmul(name: str, inputs: int, outputs: int) -> Kernel:
-        work, moved = 2 * inputs * outputs * count, (inputs + outputs) * count
-        return Kernel(name, "matmul", PerLoad(items=work), PerLoad(items=moved), inputs * outputs)
+        flops, moved = 2 * inputs * outputs * count, (inputs + outputs) * count
+        return Kernel(name, "matmul", PerLoad(items=flops), PerLoad(items=moved), weights=inputs * outputs)
 
-    norm = Kernel("norm", "memory", activations=PerLoad(items=2 * width * count), split=False)
+    input_norm = Kernel("norm", "memory", activations=PerLoad(items=2 * width * count), split=False)
     inputs = SavedActivations(replicated=PerLoad(items=width * count))
-    kept = SavedActivations(PerLoad(items=2 * hidden * count), PerLoad(items=2 * width * count))
+    saved = SavedActivations(PerLoad(items=2 * hidden * count), PerLoad(items=2 * width * count))
     return LayerSpec(
-        "projector",
-        f"{config.name}_projector",
-        (norm, matmul("up", width, hidden), matmul("down", hidden, out)),
-        width * hidden + hidden + hidden * out,
-        2 * width + out,
-        saved_by_policy(kept, inputs),
-        PerLoad(items=out * count),
+        name="projector",
+        part=f"{config.name}_projector",
+        kernels=(input_norm, matmul("up", width, hidden), matmul("down", hidden, out)),
+        parameters=width * hidden + hidden + hidden * out,
+        replicated_parameters=2 * width + out,
+        saved=saved_by_policy(saved, inputs),
+        output_elements=PerLoad(items=out * count),
         sequence_parallel=False,
     )
 
 
 def _unet(config: GeneratorConfig) -> LayerSpec:
-    steps = tuple(_steps(config))
-    kept = SavedActivations(PerLoad(items=sum(step.saved for step in steps)))
+    steps = tuple(_unet_kernels(config))
+    saved = SavedActivations(PerLoad(items=sum(step.saved for step in steps)))
     inputs = math.prod(config.latent_shape) + config.conditions * config.condition_width
     return LayerSpec(
-        "unet",
-        config.name,
-        tuple(step.kernel for step in steps),
-        sum(step.parameters for step in steps),
-        sum(step.replicated for step in steps),
-        saved_by_policy(kept, SavedActivations(replicated=PerLoad(items=inputs))),
-        ZERO,
+        name="unet",
+        part=config.name,
+        kernels=tuple(step.kernel for step in steps),
+        parameters=sum(step.parameters for step in steps),
+        replicated_parameters=sum(step.replicated for step in steps),
+        saved=saved_by_policy(saved, SavedActivations(replicated=PerLoad(items=inputs))),
+        output_elements=ZERO,
         sequence_parallel=False,
     )
 
 
-def _steps(config: GeneratorConfig) -> Iterator[ImageKernel]:
-    """Kernels in the order of `mmjax.models.modalities.unet.UNet`."""
+def _unet_kernels(config: GeneratorConfig) -> Iterator[ImageKernel]:
+    """The kernels in the order of `mmjax.models.modalities.unet.UNet`."""
     height, side, channels = config.latent_shape
     widths, hidden, folded = config.widths, 4 * config.widths[0], channels * config.patch**2
     area = height * side // config.patch**2
     yield linear("time_up", widths[0], hidden, 1, bias=True)
-    yield linear("time_down", hidden, hidden, 1, bias=True, rows=True)
+    yield linear("time_down", hidden, hidden, 1, bias=True, split_by_rows=True)
     if config.pooled != "none":
         yield linear("condition", config.condition_width, hidden, 1, bias=True, split=False)
-    yield convolution("enter", folded, widths[0], area, split=False)
-    kept, width = [widths[0]], widths[0]
+    yield convolution("conv_in", folded, widths[0], area, split=False)
+    skip_widths, width = [widths[0]], widths[0]
     for level, level_width in enumerate(widths):
         if level:
             area //= 4
-            yield convolution("shrink", width, width, area, split=False)
-            kept.append(width)
+            yield convolution("downsample", width, width, area, split=False)
+            skip_widths.append(width)
         for _ in range(config.blocks):
             yield from _block(config, width, level, area, level in config.attention_levels)
             width = level_width
-            kept.append(width)
-    yield from _block(config, width, len(widths) - 1, area, True)
-    yield from _block(config, width, len(widths) - 1, area, False)
+            skip_widths.append(width)
+    coarsest = len(widths) - 1
+    yield from _block(config, width, coarsest, area, attends=True)
+    yield from _block(config, width, coarsest, area, attends=False)
     for level in reversed(range(len(widths))):
         for _ in range(config.blocks + 1):
-            yield from _block(config, width + kept.pop(), level, area, level in config.attention_levels)
+            yield from _block(config, width + skip_widths.pop(), level, area, level in config.attention_levels)
             width = widths[level]
         if level:
             area *= 4
-            yield convolution("grow", width, width, area, split=False)
-    yield norm("leave_norm", widths[0], area)
-    yield convolution("leave", widths[0], folded, area, split=False)
+            yield convolution("upsample", width, width, area, split=False)
+    yield norm("norm_out", widths[0], area)
+    yield convolution("conv_out", widths[0], folded, area, split=False)
 
 
 def transformer_blocks(config: GeneratorConfig) -> Iterator[tuple[int, int]]:
-    """(width, area) of every transformer block: in each attended resolution down and up, and in the middle."""
+    """(width, area) of every transformer block: in each level with attention, down and up, and in the middle."""
     height, side, _ = config.latent_shape
     for level, width in enumerate(config.widths):
         area = height * side // config.patch**2 // 4**level
@@ -106,23 +107,26 @@ def transformer_blocks(config: GeneratorConfig) -> Iterator[tuple[int, int]]:
 
 
 def _block(config: GeneratorConfig, inputs: int, level: int, area: int, attends: bool) -> Iterator[ImageKernel]:
-    """A residual block, and a transformer block behind it where the resolution has attention."""
+    """A residual block, and a transformer block behind it where the level has attention."""
     yield from residual_block(inputs, config.widths[level], area, config.embedding_width)
     if attends:
-        yield from _transformer(config, config.widths[level], area)
+        yield from _transformer_block(config, config.widths[level], area)
 
 
-def _transformer(config: GeneratorConfig, width: int, area: int) -> Iterator[ImageKernel]:
+def _transformer_block(config: GeneratorConfig, width: int, area: int) -> Iterator[ImageKernel]:
     yield norm("norm", width, area)
-    yield _projection(config, "enter", width, area)
+    yield _projection(config, "input_proj", width, area)
     yield norm("self_norm", width, area)
     yield from _self_attention(width, area)
     yield norm("second_norm", width, area)
-    yield from _self_attention(width, area) if config.second_attention == "map" else _cross(config, width, area)
+    if config.second_attention == "map":
+        yield from _self_attention(width, area)
+    else:
+        yield from _cross_attention(config, width, area)
     yield norm("mlp_norm", width, area)
     yield linear("gate_up", width, 8 * width, area, bias=True)
-    yield linear("down", 4 * width, width, area, bias=True, rows=True)
-    yield _projection(config, "leave", width, area)
+    yield linear("down", 4 * width, width, area, bias=True, split_by_rows=True)
+    yield _projection(config, "output_proj", width, area)
 
 
 def _projection(config: GeneratorConfig, name: str, width: int, area: int) -> ImageKernel:
@@ -134,12 +138,12 @@ def _projection(config: GeneratorConfig, name: str, width: int, area: int) -> Im
 def _self_attention(width: int, area: int) -> Iterator[ImageKernel]:
     yield linear("query_key_value", width, 3 * width, area)
     yield attention("self_attention", width, area, area)
-    yield linear("output", width, width, area, bias=True, rows=True)
+    yield linear("output", width, width, area, bias=True, split_by_rows=True)
 
 
-def _cross(config: GeneratorConfig, width: int, area: int) -> Iterator[ImageKernel]:
-    conditions, count = config.condition_width, config.conditions
+def _cross_attention(config: GeneratorConfig, width: int, area: int) -> Iterator[ImageKernel]:
+    condition_width, conditions = config.condition_width, config.conditions
     yield linear("query", width, width, area)
-    yield linear("key_value", conditions, 2 * width, count)
-    yield attention("cross_attention", width, area, count)
-    yield linear("output", width, width, area, bias=True, rows=True)
+    yield linear("key_value", condition_width, 2 * width, conditions)
+    yield attention("cross_attention", width, area, conditions)
+    yield linear("output", width, width, area, bias=True, split_by_rows=True)

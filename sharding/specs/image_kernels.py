@@ -1,4 +1,4 @@
-"""Kernels over maps of an image, counted per image: what U-Nets and autoencoders are made of."""
+"""Kernels over feature maps of an image, counted per image: what U-Nets and autoencoders consist of."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,7 +8,14 @@ from sharding.specs.layer import Kernel, Number, PerLoad
 
 @dataclasses.dataclass(frozen=True)
 class ImageKernel:
-    """One kernel; parameters that ranks divide and that each holds; numbers kept for the backward."""
+    """A kernel with what it holds and saves.
+
+    Attributes:
+        kernel: The kernel; FLOPs and activations are per image.
+        parameters: Elements of parameters that tensor ranks divide.
+        replicated: Elements of parameters that each tensor rank holds.
+        saved: Elements saved for the backward, per image.
+    """
 
     kernel: Kernel
     parameters: int = 0
@@ -17,51 +24,78 @@ class ImageKernel:
 
 
 def linear(
-    name: str, inputs: int, outputs: int, rows_of: int, *, bias: bool = False, rows: bool = False, split: bool = True
+    name: str,
+    inputs: int,
+    outputs: int,
+    positions: int,
+    *,
+    bias: bool = False,
+    split_by_rows: bool = False,
+    split: bool = True,
 ) -> ImageKernel:
-    """A matmul over so many rows an image; `rows`: split by rows, so that each rank holds the bias."""
-    work, moved = 2 * inputs * outputs * rows_of, (inputs + outputs) * rows_of
-    kernel = Kernel(name, "matmul", PerLoad(items=work), PerLoad(items=moved), inputs * outputs, split)
-    return _held(kernel, inputs * outputs, outputs if bias else 0, split, rows, inputs * rows_of)
+    """A matmul over `positions` positions per image; split by rows, each tensor rank holds the bias."""
+    kernel = Kernel(
+        name,
+        "matmul",
+        flops=PerLoad(items=2 * inputs * outputs * positions),
+        activations=PerLoad(items=(inputs + outputs) * positions),
+        weights=inputs * outputs,
+        split=split,
+    )
+    return _with_parameters(kernel, outputs if bias else 0, split_by_rows, inputs * positions)
 
 
 def convolution(
-    name: str, inputs: int, outputs: int, area: int, *, taps: int = 9, rows: bool = False, split: bool = True
+    name: str, inputs: int, outputs: int, area: int, *, taps: int = 9, split_by_rows: bool = False, split: bool = True
 ) -> ImageKernel:
-    """A convolution with bias whose output has so many pixels."""
+    """A convolution with bias; `area` is the number of pixels of its output."""
     weights = taps * inputs * outputs
     kernel = Kernel(
-        name, "convolution", PerLoad(items=2 * weights * area), PerLoad(items=(inputs + outputs) * area), weights, split
+        name,
+        "convolution",
+        flops=PerLoad(items=2 * weights * area),
+        activations=PerLoad(items=(inputs + outputs) * area),
+        weights=weights,
+        split=split,
     )
-    return _held(kernel, weights, outputs, split, rows, inputs * area)
+    return _with_parameters(kernel, outputs, split_by_rows, inputs * area)
 
 
 def norm(name: str, width: int, area: int, *, split: bool = False) -> ImageKernel:
-    """A norm with scale and bias over so many pixels."""
+    """A norm with scale and bias over `area` pixels."""
     kernel = Kernel(name, "memory", activations=PerLoad(items=2 * width * area), split=split)
     return ImageKernel(kernel, 2 * width if split else 0, 0 if split else 2 * width, width * area)
 
 
 def attention(name: str, width: int, queries: int, keys: int, *, split: bool = True) -> ImageKernel:
-    """Scores and their sums over values, without the projections."""
-    work, moved = 4 * width * queries * keys, 2 * width * (queries + keys)
-    kernel = Kernel(name, "attention", PerLoad(items=work), PerLoad(items=moved), split=split)
+    """Attention scores and the weighted sums of values, without the projections."""
+    flops, moved = 4 * width * queries * keys, 2 * width * (queries + keys)
+    kernel = Kernel(name, "attention", PerLoad(items=flops), PerLoad(items=moved), split=split)
     return ImageKernel(kernel, saved=2 * width * (queries + keys))
 
 
-def residual_block(inputs: int, outputs: int, area: int, embedding: int | None = None) -> Iterator[ImageKernel]:
-    """Of `mmjax.models.modalities.unet_blocks.ResidualBlock`; `embedding` is the width of that of time, if there is one."""
+def residual_block(inputs: int, outputs: int, area: int, time_width: int | None = None) -> Iterator[ImageKernel]:
+    """The kernels of `mmjax.models.modalities.unet_blocks.ResidualBlock`.
+
+    Args:
+        inputs: Channels of its input.
+        outputs: Channels of its output.
+        area: Pixels of the feature map.
+        time_width: Width of the time embedding; None without one.
+    """
     yield norm("first_norm", inputs, area)
     yield convolution("first", inputs, outputs, area)
-    if embedding is not None:
-        yield linear("embedding", embedding, outputs, 1, bias=True)
+    if time_width is not None:
+        yield linear("time_embedding", time_width, outputs, 1, bias=True)
     yield norm("second_norm", outputs, area, split=True)
-    yield convolution("second", outputs, outputs, area, rows=True)
+    yield convolution("second", outputs, outputs, area, split_by_rows=True)
     if inputs != outputs:
         yield convolution("skip", inputs, outputs, area, taps=1, split=False)
 
 
-def _held(kernel: Kernel, weights: int, bias: int, split: bool, rows: bool, kept: Number) -> ImageKernel:
-    if not split:
-        return ImageKernel(kernel, 0, weights + bias, kept)
-    return ImageKernel(kernel, weights + (0 if rows else bias), bias if rows else 0, kept)
+def _with_parameters(kernel: Kernel, bias: int, split_by_rows: bool, saved: Number) -> ImageKernel:
+    if not kernel.split:
+        return ImageKernel(kernel, 0, kernel.weights + bias, saved)
+    if split_by_rows:
+        return ImageKernel(kernel, kernel.weights, bias, saved)
+    return ImageKernel(kernel, kernel.weights + bias, 0, saved)

@@ -1,4 +1,4 @@
-"""Low-rank adapters as layers beside those that they adapt."""
+"""Low-rank adapters (LoRA) as layers beside those that they adapt."""
 
 import functools
 from collections.abc import Iterator
@@ -12,7 +12,15 @@ from sharding.specs.layer import ZERO, Kernel, LayerSpec, PerLoad, SavedActivati
 
 
 class AdaptedProjection(NamedTuple):
-    """A matmul that may have an adapter; `each`: how many positions, of what the load counts, go through it."""
+    """A matmul that may have an adapter.
+
+    Attributes:
+        name: Its name among `configs.lora.TARGETS`.
+        inputs: Width of its input.
+        outputs: Width of its output.
+        split_by_rows: Whether tensor ranks divide the input width instead of the output width.
+        positions: How many positions pass through it, as a function of the load.
+    """
 
     name: str
     inputs: int
@@ -23,73 +31,84 @@ class AdaptedProjection(NamedTuple):
 
 @functools.singledispatch
 def adapted_projections(config: Any) -> Iterator[AdaptedProjection]:
-    """The projections of one layer of a module. A new kind registers its own, by the type of its configuration."""
-    raise TypeError(f"no projections are known of a {type(config).__name__}; register them with projections")
+    """The projections of one layer of a module. A new kind of module registers its own, by its configuration's type."""
+    raise TypeError(f"no projections are known for {type(config).__name__}; register them with adapted_projections")
 
 
 @adapted_projections.register
-def _(config: TransformerConfig) -> Iterator[AdaptedProjection]:
+def _transformer(config: TransformerConfig) -> Iterator[AdaptedProjection]:
     yield from _attention(config.width, config.width, config.kv_width, PerLoad(1), PerLoad(1))
-    yield from _fed(config.width, config.ffn, config.gated, PerLoad(1))
+    yield from _feed_forward(config.width, config.ffn, config.gated, PerLoad(1))
 
 
 @adapted_projections.register
-def _(config: BackboneConfig) -> Iterator[AdaptedProjection]:
+def _backbone(config: BackboneConfig) -> Iterator[AdaptedProjection]:
     yield from _attention(config.width, config.width, config.kv_width, PerLoad(1), PerLoad(1))
     if config.experts is None:  # experts have no adapters
-        yield from _fed(config.width, config.ffn, config.gated, PerLoad(1))
+        yield from _feed_forward(config.width, config.ffn, config.gated, PerLoad(1))
 
 
 @adapted_projections.register
-def _(config: GeneratorConfig) -> Iterator[AdaptedProjection]:
+def _generator(config: GeneratorConfig) -> Iterator[AdaptedProjection]:
     for width, area in transformer_blocks(config):
-        here = PerLoad(items=area)
-        yield from _attention(width, width, width, here, here)
+        pixels = PerLoad(items=area)
+        yield from _attention(width, width, width, pixels, pixels)
         if config.second_attention == "map":
-            yield from _attention(width, width, width, here, here)
+            yield from _attention(width, width, width, pixels, pixels)
         else:
-            yield from _attention(width, config.condition_width, width, here, PerLoad(items=config.conditions))
-        yield from _fed(width, 4 * width, True, here)
+            yield from _attention(width, config.condition_width, width, pixels, PerLoad(items=config.conditions))
+        yield from _feed_forward(width, 4 * width, True, pixels)
 
 
-def _attention(width: int, source: int, narrow: int, here: PerLoad, there: PerLoad) -> Iterator[AdaptedProjection]:
-    yield AdaptedProjection("query", width, width, False, here)
-    yield AdaptedProjection("key", source, narrow, False, there)
-    yield AdaptedProjection("value", source, narrow, False, there)
-    yield AdaptedProjection("output", width, width, True, here)
+def _attention(
+    width: int, source_width: int, kv_width: int, queries: PerLoad, keys: PerLoad
+) -> Iterator[AdaptedProjection]:
+    yield AdaptedProjection("query", width, width, False, queries)
+    yield AdaptedProjection("key", source_width, kv_width, False, keys)
+    yield AdaptedProjection("value", source_width, kv_width, False, keys)
+    yield AdaptedProjection("output", width, width, True, queries)
 
 
-def _fed(width: int, hidden: int, gated: bool, here: PerLoad) -> Iterator[AdaptedProjection]:
+def _feed_forward(width: int, hidden: int, gated: bool, positions: PerLoad) -> Iterator[AdaptedProjection]:
     if gated:
-        yield AdaptedProjection("gate", width, hidden, False, here)
-    yield AdaptedProjection("up", width, hidden, False, here)
-    yield AdaptedProjection("down", hidden, width, True, here)
+        yield AdaptedProjection("gate", width, hidden, False, positions)
+    yield AdaptedProjection("up", width, hidden, False, positions)
+    yield AdaptedProjection("down", hidden, width, True, positions)
 
 
 def adapter_layer(config: TransformerConfig | GeneratorConfig, stack: str, lora: LoraConfig) -> LayerSpec:
-    """The adapters of one layer of the stack of that name."""
-    found = [each for each in adapted_projections(config) if each.name in lora.targets]
+    """The adapters of one layer of a stack.
+
+    Args:
+        config: The adapted module.
+        stack: Name of the layers that are adapted, such as `blocks`.
+        lora: Rank and targets.
+    """
+    targets = [projection for projection in adapted_projections(config) if projection.name in lora.targets]
     rank = lora.rank
-    kernels = tuple(kernel for each in found for kernel in _kernels(each, rank))
-    split = sum(rank * (each.inputs if each.split_by_rows else each.outputs) for each in found)
-    whole = sum(rank * (each.outputs if each.split_by_rows else each.inputs) for each in found)
-    inner = sum((each.positions * rank for each in found), start=ZERO)
+    hidden = sum((projection.positions * rank for projection in targets), start=ZERO)
     return LayerSpec(
-        f"{stack}_lora",
-        lora.name,
-        kernels,
-        split,
-        whole,
-        saved_by_policy(SavedActivations(replicated=inner), SavedActivations()),
-        ZERO,
+        name=f"{stack}_lora",
+        part=lora.name,
+        kernels=tuple(kernel for projection in targets for kernel in _kernels(projection, rank)),
+        parameters=sum(rank * (of.inputs if of.split_by_rows else of.outputs) for of in targets),
+        replicated_parameters=sum(rank * (of.outputs if of.split_by_rows else of.inputs) for of in targets),
+        saved=saved_by_policy(SavedActivations(replicated=hidden), SavedActivations()),
+        output_elements=ZERO,
     )
 
 
-def _kernels(of: AdaptedProjection, rank: int) -> Iterator[Kernel]:
-    """Down and up; ranks divide the one whose large side they divide."""
+def _kernels(projection: AdaptedProjection, rank: int) -> Iterator[Kernel]:
+    """The adapter's two matmuls; tensor ranks divide the one whose large side they divide in the projection."""
     for name, inputs, outputs, split in (
-        ("down", of.inputs, rank, of.split_by_rows),
-        ("up", rank, of.outputs, not of.split_by_rows),
+        ("down", projection.inputs, rank, projection.split_by_rows),
+        ("up", rank, projection.outputs, not projection.split_by_rows),
     ):
-        work, moved = of.positions * (2 * inputs * outputs), of.positions * (inputs + outputs)
-        yield Kernel(f"{of.name}_lora_{name}", "matmul", work, moved, inputs * outputs, split)
+        yield Kernel(
+            f"{projection.name}_lora_{name}",
+            "matmul",
+            flops=projection.positions * (2 * inputs * outputs),
+            activations=projection.positions * (inputs + outputs),
+            weights=inputs * outputs,
+            split=split,
+        )

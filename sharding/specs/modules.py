@@ -1,4 +1,4 @@
-"""What is to be placed, fed by what: built from the dataclasses in `configs`, which the Flax modules are built from."""
+"""Modules and what feeds each: built from the dataclasses in `configs` from which the Flax modules are built too."""
 
 import dataclasses
 
@@ -15,34 +15,38 @@ from sharding.specs.transformer import backbone_layers, encoder_layers
 
 ModuleConfig = VisionConfig | AudioConfig | BackboneConfig | GeneratorConfig
 
-_BLANK = LayerSpec("", "", (), 0, 0, {}, ZERO)
+_NO_LAYER = LayerSpec(
+    name="", part="", kernels=(), parameters=0, replicated_parameters=0, saved={}, output_elements=ZERO
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModuleSpec:
-    """One module as a planner sees it.
+    """One module as a planner sees it: a stack of equal layers, with some before and behind it.
 
     Attributes:
         name: Name of the module, as in its configuration.
-        layers: Number of layers that pipeline stages may own.
+        layer_count: Number of layers of the stack, which pipeline stages divide among them.
         inputs: Names of the modules that feed it.
-        splits: What tensor parallelism divides: (what it is, its size).
+        tensor_splits: What tensor parallelism divides: pairs (name, size).
         divisible: Whether its layers may lie on several stages.
-        before, after: What stands with its first and with its last layer.
-        layer: Each of its layers.
-        takes: Numbers that it takes from the modules before it beyond those that they hand to all.
-        backbone: Whether it is the language model, whose tokens count as throughput.
-        beside: Adapters of each of its layers.
-        expert_count: Experts of each layer that has some, which expert parallelism divides; 0 where none has.
+        leading_layers: Layers on the stage of its first layer, before the stack.
+        layer: Each layer of the stack.
+        trailing_layers: Layers on the stage of its last layer, behind the stack.
+        extra_input: Elements that it alone takes from the module that feeds it, besides that module's output.
+        is_backbone: Whether it is the language model, whose tokens count as throughput.
+        adapters: Adapters of each layer of the stack.
+        expert_count: Experts of each layer, which expert parallelism divides; 0 without experts.
     """
 
     name: str
     layer_count: int
     inputs: tuple[str, ...] = ()
+    _: dataclasses.KW_ONLY
     tensor_splits: tuple[tuple[str, int], ...] = ()
     divisible: bool = True
     leading_layers: tuple[LayerSpec, ...] = ()
-    layer: LayerSpec = _BLANK
+    layer: LayerSpec = _NO_LAYER
     trailing_layers: tuple[LayerSpec, ...] = ()
     extra_input: PerLoad = ZERO
     is_backbone: bool = False
@@ -54,48 +58,48 @@ class ModuleSpec:
             raise ValueError(f"module {self.name} has {self.layer_count} layers; it must have at least 1")
 
     def supports_tp(self, tp: int) -> bool:
-        """Whether so many tensor ranks divide all that they have to."""
+        """Whether `tp` divides every size that tensor parallelism divides."""
         return all(size % tp == 0 for _, size in self.tensor_splits)
 
     @property
     def supports_cp(self) -> bool:
-        """Whether sequence ranks can divide its tokens: whether its keys and values can travel around them."""
+        """Whether sequence ranks can divide its tokens, because its attention passes keys and values around a ring."""
         return any(kernel.ring_elements != ZERO for layer, _ in self.all_layers for kernel in layer.kernels)
 
     def layers_between(self, first: int, last: int) -> tuple[tuple[LayerSpec, int], ...]:
-        """What a stage with the layers from `first` up to `last` holds, each with its number."""
-        before = self.leading_layers if first == 0 else ()
-        after = self.trailing_layers if last == self.layer_count else ()
-        # Adapters stand first: a frozen layer behind an adapter that trains hands a gradient on.
-        stack = ((each, last - first) for each in (*self.adapters, self.layer))
-        return (*((each, 1) for each in before), *stack, *((each, 1) for each in after))
+        """The layers on a stage that owns layers `first` to `last` of the stack, the last excluded: (layer, count)."""
+        leading = self.leading_layers if first == 0 else ()
+        trailing = self.trailing_layers if last == self.layer_count else ()
+        # Adapters come first: a frozen layer behind an adapter that trains computes a dgrad.
+        stack = ((layer, last - first) for layer in (*self.adapters, self.layer))
+        return (*((layer, 1) for layer in leading), *stack, *((layer, 1) for layer in trailing))
 
     def layer_named(self, name: str) -> LayerSpec:
-        """The layer of a kind that it has."""
+        """Its layer of a name."""
         return next(layer for layer, _ in self.all_layers if layer.name == name)
 
     @property
     def all_layers(self) -> tuple[tuple[LayerSpec, int], ...]:
-        """All of it."""
+        """All its layers: pairs (layer, count)."""
         return self.layers_between(0, self.layer_count)
 
     @property
     def parameter_count(self) -> int:
-        """Numbers in its parameters."""
+        """Elements of all its parameters."""
         return sum(layer.parameter_count * count for layer, count in self.all_layers)
 
     @property
     def trainable_parts(self) -> tuple[str, ...]:
-        """Names of what can be trained or frozen in it."""
+        """Names of the parts that can train or be frozen."""
         return tuple(dict.fromkeys(layer.part for layer, _ in self.all_layers))
 
     @property
     def frozen_by_default(self) -> frozenset[str]:
-        """Those of its parts that train only if they are named."""
+        """Names of the parts that train only if they are named."""
         return frozenset(layer.part for layer, _ in self.all_layers if layer.frozen_by_default)
 
     def forward_flops(self, loads: Loads) -> Float[np.ndarray, "*shape"]:
-        """Work of one forward for each load."""
+        """FLOPs of one forward for each load."""
         return sum((layer.flops * count for layer, count in self.all_layers), start=ZERO).at(loads)
 
 
@@ -144,10 +148,10 @@ def module_graph(config: ModelConfig) -> ModuleGraph:
     generators = tuple(_generator_spec(generator, config.backbone) for generator in config.generators)
     specs = (*encoders, backbone, *generators)
     configs = (*config.encoders, config.backbone, *config.generators)
-    return ModuleGraph(tuple(_adapted(spec, of, config) for spec, of in zip(specs, configs, strict=True)))
+    return ModuleGraph(tuple(_with_adapters(*pair, config) for pair in zip(specs, configs, strict=True)))
 
 
-def _adapted(spec: ModuleSpec, config: ModuleConfig, model: ModelConfig) -> ModuleSpec:
+def _with_adapters(spec: ModuleSpec, config: ModuleConfig, model: ModelConfig) -> ModuleSpec:
     lora = model.lora_of(spec.name)
     if lora is None:
         return spec
@@ -155,28 +159,49 @@ def _adapted(spec: ModuleSpec, config: ModuleConfig, model: ModelConfig) -> Modu
 
 
 def _encoder_spec(config: VisionConfig | AudioConfig, backbone: BackboneConfig) -> ModuleSpec:
-    before, layer, after = encoder_layers(config, backbone)
+    leading, layer, trailing = encoder_layers(config, backbone)
     kv_heads = (("kv_heads", config.kv_heads),) if config.kv_heads else ()
-    splits = (("heads", config.heads), *kv_heads, ("ffn", config.ffn), *projector_splits(config.projector))
     return ModuleSpec(
-        config.name, config.depth, tensor_splits=splits, leading_layers=before, layer=layer, trailing_layers=after
-    )
+        config.name,
+        config.depth,
+        tensor_splits=(
+            ("heads", config.heads), *kv_heads, ("ffn", config.ffn), *projector_splits(config.projector),
+        ),
+        leading_layers=leading,
+        layer=layer,
+        trailing_layers=trailing,
+    )  # fmt: skip
 
 
-def _backbone_spec(config: ModelConfig) -> ModuleSpec:
-    of = config.backbone
-    before, layer, after = backbone_layers(config)
-    widths = expert_splits(of.experts) if of.experts else (("ffn", of.ffn),)
-    splits = (("heads", of.heads), ("kv_heads", of.kv_heads), *widths, ("vocabulary", of.vocabulary))
-    inputs = tuple(encoder.name for encoder in config.encoders)
-    experts = of.experts.count if of.experts else 0
+def _backbone_spec(model: ModelConfig) -> ModuleSpec:
+    config = model.backbone
+    leading, layer, trailing = backbone_layers(model)
+    hidden = expert_splits(config.experts) if config.experts else (("ffn", config.ffn),)
     return ModuleSpec(
-        of.name, of.depth, inputs, splits, True, before, layer, after, is_backbone=True, expert_count=experts
-    )
+        config.name,
+        config.depth,
+        inputs=tuple(encoder.name for encoder in model.encoders),
+        tensor_splits=(
+            ("heads", config.heads), ("kv_heads", config.kv_heads), *hidden, ("vocabulary", config.vocabulary),
+        ),
+        leading_layers=leading,
+        layer=layer,
+        trailing_layers=trailing,
+        is_backbone=True,
+        expert_count=config.experts.count if config.experts else 0,
+    )  # fmt: skip
 
 
 def _generator_spec(config: GeneratorConfig, backbone: BackboneConfig) -> ModuleSpec:
-    before, layer, after = generator_layers(config, backbone)
-    takes = PerLoad(items=config.conditions * backbone.width)
-    splits = generator_splits(config)
-    return ModuleSpec(config.name, 1, (backbone.name,), splits, False, before, layer, after, takes)
+    leading, layer, trailing = generator_layers(config, backbone)
+    return ModuleSpec(
+        config.name,
+        layer_count=1,
+        inputs=(backbone.name,),
+        tensor_splits=generator_splits(config),
+        divisible=False,
+        leading_layers=leading,
+        layer=layer,
+        trailing_layers=trailing,
+        extra_input=PerLoad(items=config.conditions * backbone.width),
+    )

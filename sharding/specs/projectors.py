@@ -1,6 +1,7 @@
 """Projectors between encoders and the backbone as layers."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import AudioConfig, BackboneConfig, VisionConfig
@@ -9,6 +10,7 @@ from sharding.specs.layer import (
     Kernel,
     LayerSpec,
     PerLoad,
+    RecomputePolicy,
     SavedActivations,
     all_gather,
     matmul,
@@ -22,70 +24,92 @@ EncoderConfig = VisionConfig | AudioConfig
 
 @functools.singledispatch
 def projector_layer(config: Any, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
-    """The layer of a projector. A new kind registers its own, by the type of its configuration."""
-    raise TypeError(f"no layer is known of a {type(config).__name__}; register one with projector_layer")
+    """The layer of a projector. A new kind of projector registers its own, by its configuration's type."""
+    raise TypeError(f"no layer is known for {type(config).__name__}; register one with projector_layer")
 
 
 @projector_layer.register
-def _(config: MLPProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
-    share, merged, out = 1 / encoder.positions_per_token, encoder.positions_per_token * encoder.width, backbone.width
+def _mlp(config: MLPProjectorConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
+    tokens_per_position = 1 / encoder.positions_per_token
+    merged, out = encoder.positions_per_token * encoder.width, backbone.width
     kernels = (
         *((memory_bound("norm", 2 * encoder.width, split=False),) if config.norm else ()),
         all_gather(encoder.width),
-        matmul("up", merged, out, share),
-        memory_bound("activation", 2 * out * share),
-        matmul("down", out, out, share),
-        reduce_scatter(out * share),
+        matmul("up", merged, out, tokens_per_position),
+        memory_bound("activation", 2 * out * tokens_per_position),
+        matmul("down", out, out, tokens_per_position),
+        reduce_scatter(out * tokens_per_position),
     )
     inputs = SavedActivations(replicated=PerLoad(encoder.width))
-    kept = SavedActivations(PerLoad(2 * out * share), PerLoad(encoder.width * (1 + config.norm)))
-    parameters = merged * out + out + out * out
-    whole = out + 2 * merged * config.norm
-    return _layer(encoder, kernels, parameters, whole, saved_by_policy(kept, inputs), out * share)
+    saved = SavedActivations(PerLoad(2 * out * tokens_per_position), PerLoad(encoder.width * (1 + config.norm)))
+    return _layer(
+        encoder,
+        kernels,
+        parameters=merged * out + out + out * out,
+        replicated_parameters=out + 2 * merged * config.norm,
+        saved=saved_by_policy(saved, inputs),
+        output_width=out * tokens_per_position,
+    )
 
 
 @projector_layer.register
-def _(config: ResamplerConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
-    share, width = 1 / encoder.positions_per_token, backbone.width
+def _resampler(config: ResamplerConfig, encoder: EncoderConfig, backbone: BackboneConfig) -> LayerSpec:
+    tokens_per_position, width = 1 / encoder.positions_per_token, backbone.width
+    scores = PerLoad(squared_lengths=4 * width * tokens_per_position)
     kernels = (
-        matmul("enter", encoder.width, width, split=False),
-        memory_bound("norms", 4 * width + 2 * width * share, split=False),
-        all_gather(width * (1 + share)),
-        matmul("query", width, width, share),
+        matmul("input_proj", encoder.width, width, split=False),
+        memory_bound("norms", 4 * width + 2 * width * tokens_per_position, split=False),
+        all_gather(width * (1 + tokens_per_position)),
+        matmul("query", width, width, tokens_per_position),
         matmul("key_value", width, 2 * width),
-        Kernel("attention", "attention", PerLoad(squares=4 * width * share), PerLoad(2 * width + 2 * width * share)),
-        matmul("output", width, width, share),
-        reduce_scatter(width * share),
-        memory_bound("leave_norm", 2 * width * share, split=False),
-        matmul("leave", width, width, share, split=False),
+        Kernel("attention", "attention", scores, PerLoad(2 * width + 2 * width * tokens_per_position)),
+        matmul("output", width, width, tokens_per_position),
+        reduce_scatter(width * tokens_per_position),
+        memory_bound("output_norm", 2 * width * tokens_per_position, split=False),
+        matmul("output_proj", width, width, tokens_per_position, split=False),
     )
     inputs = SavedActivations(replicated=PerLoad(encoder.width))
-    kept = SavedActivations(
-        PerLoad(2 * width + 2 * width * share), PerLoad(encoder.width + 3 * width + 4 * width * share)
+    saved = SavedActivations(
+        PerLoad(2 * width + 2 * width * tokens_per_position),
+        PerLoad(encoder.width + 3 * width + 4 * width * tokens_per_position),
     )
-    parameters = 4 * width * width + 3 * width
-    whole = encoder.width * width + 6 * width + width + width + width * width + width
-    return _layer(encoder, kernels, parameters, whole, saved_by_policy(kept, inputs), width * share)
+    return _layer(
+        encoder,
+        kernels,
+        parameters=4 * width * width + 3 * width,
+        replicated_parameters=encoder.width * width + 6 * width + width + width + width * width + width,
+        saved=saved_by_policy(saved, inputs),
+        output_width=width * tokens_per_position,
+    )
 
 
 @functools.singledispatch
 def projector_splits(config: Any) -> tuple[tuple[str, int], ...]:
-    """What tensor parallelism divides in a projector beside widths: (what it is, its size); nothing by default."""
+    """What tensor parallelism divides in a projector besides widths: pairs (name, size); nothing by default."""
     return ()
 
 
 @projector_splits.register
-def _(config: ResamplerConfig) -> tuple[tuple[str, int], ...]:
+def _resampler_splits(config: ResamplerConfig) -> tuple[tuple[str, int], ...]:
     return (("projector heads", config.heads),)
 
 
 def _layer(
     encoder: EncoderConfig,
     kernels: tuple[Kernel, ...],
+    *,
     parameters: int,
-    whole: int,
-    kept: dict[str, SavedActivations],
-    output: float,
+    replicated_parameters: int,
+    saved: Mapping[RecomputePolicy, SavedActivations],
+    output_width: float,
 ) -> LayerSpec:
-    part = f"{encoder.name}_projector"
-    return LayerSpec("projector", part, kernels, parameters, whole, kept, PerLoad(output), sequence_parallel=False)
+    return LayerSpec(
+        name="projector",
+        part=f"{encoder.name}_projector",
+        kernels=kernels,
+        parameters=parameters,
+        replicated_parameters=replicated_parameters,
+        saved=saved,
+        output_elements=PerLoad(output_width),
+        sequence_parallel=False,
+    )

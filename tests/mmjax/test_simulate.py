@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.commands import run_command
 from tests.profiles import synthetic_profile

@@ -12,7 +12,8 @@ import mmjax
 from mmjax import cli
 from mmjax.training.config import TrainConfig
 from mmjax.training.verification.layouts import default_layouts
-from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 
 HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]

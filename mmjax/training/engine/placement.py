@@ -12,8 +12,9 @@ from configs.architectures import ModelConfig
 from mmjax.models.structure.module import Module
 from mmjax.training.engine.stage_layouts import StageLayout, layer_stack_shapes, make_stage_layouts
 from sharding.axes import Axes
-from sharding.plans.plan import Plan, PlanError
+from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
+from sharding.plans.unit_plan import PlanError
 from sharding.runtime.master_weights import StageMasterWeights
 from sharding.runtime.meshes import stage_meshes, unit_axes
 from sharding.specs.modules import ModuleGraph

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from mmjax.models.structure.module import Module, Piece
 from mmjax.models.structure.parameters import layer_name, piece_definition
-from sharding.plans.plan import Plan, stage_layers
+from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId, stage_graph
+from sharding.plans.unit_plan import stage_layers
 from sharding.runtime.master_weights import LayerStackShapes
 from sharding.specs.modules import ModuleGraph
 from sharding.trees import Tree

@@ -18,8 +18,8 @@ from configs.architectures import (
 )
 from configs.experts import ExpertsConfig
 from data.data_config import DataConfig
-from sharding.plans.plan import Plan, stage_layers
-from sharding.plans.unit_plan import LayerRun, UnitPlan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import LayerRun, UnitPlan, stage_layers
 from sharding.specs.modules import ModuleGraph, module_graph
 
 Encoder = TypeVar("Encoder", VisionConfig, AudioConfig)

@@ -9,8 +9,9 @@ from data.packing.row_order import RowOrder, reorder_rows
 from data.samples.sample_format import SampleFormat
 from sharding.balancing.reordering.row_reorderer import RowReorderer
 from sharding.costs.analytic import AnalyticCostModel
-from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.small_vqa import SmallVQA
 from tests.tiny_model import tiny_model

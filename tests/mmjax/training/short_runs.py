@@ -10,7 +10,8 @@ import numpy as np
 from configs.optimizer import OptimizerConfig
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
-from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.executor import TrainState
 from sharding.trees import Tree
 from tests.tiny_model import tiny_batch, tiny_model

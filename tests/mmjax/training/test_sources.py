@@ -14,9 +14,10 @@ from mmjax.training import trainer as trainer_module
 from mmjax.training.config import TrainConfig
 from mmjax.training.engine.engine import Engine
 from mmjax.training.metrics.progress import make_progress
-from mmjax.training.metrics.step_report import open_metrics_writer
+from mmjax.training.metrics.writers import open_metrics_writer
 from mmjax.training.trainer import Trainer
-from sharding.plans.plan import Plan, UnitPlan, single_device_plan
+from sharding.plans.plan import Plan, single_device_plan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.data import mixed_sources
 from tests.mmjax.training import short_runs as runs

@@ -20,7 +20,8 @@ from mmjax.training.engine.engine import Engine
 from mmjax.training.metrics.progress import make_progress
 from mmjax.training.metrics.writers import open_metrics_writer, read_metrics
 from mmjax.training.trainer import NonFiniteStepError, Trainer
-from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime import communication_check as rehearsal
 from sharding.runtime.hops import DevicePutHop
 from tests.mmjax.training import short_runs as runs

@@ -13,8 +13,9 @@ from configs.errors import UserError
 from mmjax.training.metrics.flops import peak_flops
 from sharding.costs.analytic import AnalyticCostModel, Efficiency
 from sharding.costs.cost_model import LayerParallelism, ring_seconds, useful_flops
-from sharding.specs.layer import Kernel, LayerSpec, PerLoad, SavedActivations, expert_all_gather, expert_matmul, matmul
+from sharding.specs.layer import Kernel, PerLoad, expert_all_gather, expert_matmul, matmul
 from sharding.specs.modules import module_graph
+from tests.sharding.layers import bare_layer
 
 CLUSTER = ClusterConfig("toy", ("toy",), 100.0, 1e6, 50.0, 4, Link(10.0, 0.5), Link(2.0, 1.0))
 PERFECT = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 0.0)
@@ -22,7 +23,7 @@ TOY = AnalyticCostModel(CLUSTER, PERFECT, element_bytes=2)
 
 
 def layer(*kernels):
-    return LayerSpec("toy", "toy", kernels, 0, 0, {"none": SavedActivations()}, PerLoad())
+    return bare_layer("toy", "toy", *kernels)
 
 
 def loads(*values):
@@ -83,7 +84,7 @@ def test_norms_are_divided_by_sequence_parallelism_only():
 
 
 def test_sequence_ranks_divide_the_load_and_wait_for_what_travels_longer_than_attention_computes():
-    attention = Kernel("attention", "attention", PerLoad(squares=1), ring_elements=PerLoad(4))
+    attention = Kernel("attention", "attention", PerLoad(squared_lengths=1), ring_elements=PerLoad(4))
     load, both = loads(100, 10_000, 1), ("dgrad", "wgrad")
     one = TOY.forward(layer(attention), load, LayerParallelism(1))
     # A hundred FLOPs a second: 100 s alone, 50 s on each of two; 2 bytes x 4 numbers x 50 tokens travel at 10 a second.
@@ -131,7 +132,7 @@ def test_the_backward_is_what_it_has_to_find_and_what_it_computes_again():
 
 
 def test_useful_work_counts_neither_recomputation_nor_a_gradient_of_attention_parameters():
-    attention = Kernel("attention", "attention", PerLoad(squares=4))
+    attention = Kernel("attention", "attention", PerLoad(squared_lengths=4))
     both = layer(matmul("square", 10, 10), attention)
     load = loads(3, 9, 1)
     assert useful_flops(both, load, ()) == 600 + 36

@@ -11,8 +11,9 @@ from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.memory import saved_activation_bytes
 from sharding.costs.plan_costs import plan_costs, replica_loads
-from sharding.plans.plan import Plan, PlanError, UnitPlan, single_device_plan
+from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.trained_parts import RequiredGradients, trained_parts, trained_stages
+from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.schedules.build import build_schedule
 from sharding.simulation.simulator import simulate
 from sharding.specs.modules import module_graph
@@ -109,7 +110,7 @@ def test_only_the_first_chunk_exposes_its_gather_and_reduction():
 def ranked(dp: int = 2, cp: int = 1, tp: int = 1, ep: int = 1, recompute: str = "none") -> Plan:
     """The backbone alone on ranks."""
     devices = tuple(range(2, 2 + dp * cp * tp))
-    unit = UnitPlan("backbone", ("backbone",), devices, dp, tp, (4,), (recompute,), cp=cp, ep=ep)
+    unit = UnitPlan("backbone", ("backbone",), devices, dp=dp, tp=tp, layers=(4,), recompute=(recompute,), cp=cp, ep=ep)
     return Plan((CUT.units[0], unit, CUT.units[2]), 2)
 
 

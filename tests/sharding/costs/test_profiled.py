@@ -8,9 +8,9 @@ import pytest
 
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.profiled import LayerProfile, LinearFit, PassTimes, Profile, ProfiledCostModel, ProfileError
-from sharding.specs.layer import LayerSpec, PerLoad, SavedActivations
+from tests.sharding.layers import bare_layer
 
-BLOCKS = LayerSpec("blocks", "backbone", (), 0, 0, {"none": SavedActivations()}, PerLoad())
+BLOCKS = bare_layer("blocks", "backbone")
 
 
 def ranks(tp, **more):
@@ -18,7 +18,7 @@ def ranks(tp, **more):
     return LayerParallelism(tp, collectives="reduce", **more)
 
 
-UNET = LayerSpec("unet", "generator", (), 0, 0, {"none": SavedActivations()}, PerLoad())
+UNET = bare_layer("unet", "generator")
 BOTH = ("dgrad", "wgrad")
 PROFILE = Profile(
     "toy device",

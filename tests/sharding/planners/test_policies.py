@@ -14,7 +14,8 @@ from sharding.planners.auto import PLANNING_POLICIES, best_result, is_trainable,
 from sharding.planners.flops_ratio import flops_shares
 from sharding.planners.infeasible import min_devices
 from sharding.planners.placement import make_unit, place_units
-from sharding.plans.plan import PlanError, check_layout, check_plan
+from sharding.plans.plan import check_layout, check_plan
+from sharding.plans.unit_plan import PlanError
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, cook, problem, recipes
 
 

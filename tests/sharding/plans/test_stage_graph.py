@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.architectures import GeneratorConfig, ModelConfig, VisionConfig
-from sharding.plans.plan import Plan, PlanError, UnitPlan
+from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph, device_classes, stage_graph
+from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.specs.modules import ModuleGraph, ModuleSpec, module_graph
 from tests.sharding.stage_graphs import fan
 
@@ -81,7 +82,7 @@ def test_stages_that_wait_for_each_other_are_refused():
     [
         ({("a", 0): frozenset([0]), ("b", 0): frozenset([1])}, ((("b", 0), ("a", 0)),), "does not stand before"),
         ({("a", 0): frozenset([0])}, ((("a", 0), ("b", 0)),), "not in the graph"),
-        ({("a", 0): frozenset()}, (), "holds no device"),
+        ({("a", 0): frozenset()}, (), "has no device"),
     ],
 )
 def test_a_graph_checks_itself(lanes, edges, message):

@@ -6,7 +6,8 @@ import jax
 import pytest
 
 from pallas_kernels.fallbacks import warn_once
-from sharding.plans.plan import Plan, PlanError, UnitPlan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.runtime.meshes import STAGE_AXES, stage_meshes, submesh, unit_axes
 
 

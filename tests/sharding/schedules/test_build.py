@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig, VisionConfig
-from sharding.plans.plan import Plan, UnitPlan, single_device_plan
+from sharding.plans.plan import Plan, single_device_plan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.build import build_evaluation_schedule, build_schedule, forward_only
 from sharding.schedules.checks import check_no_cyclic_waits, check_schedule
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight

@@ -132,13 +132,14 @@ def test_the_oldest_microbatch_passes_a_bound_that_would_stop_everything():
 
 SPEED = """
 import time
-from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.plans.stage_graph import stage_graph
 from sharding.schedules.build import build_schedule
 from sharding.specs.modules import ModuleGraph, ModuleSpec
 
 modules = ModuleGraph((ModuleSpec("vision", 24), ModuleSpec("backbone", 96, ("vision",))))
-backbone = UnitPlan("backbone", ("backbone",), tuple(range(3072)), 48, 8, (1,) * 96, ("none",) * 96, chunks=12)
+backbone = UnitPlan("backbone", ("backbone",), tuple(range(3072)), dp=48, tp=8, layers=(1,) * 96, recompute=("none",) * 96, chunks=12)
 vision = UnitPlan("vision", ("vision",), tuple(range(3072, 3120)), dp=48, layers=(24,))
 plan = Plan((vision, backbone), microbatches=32, schedule="interleaved")
 start = time.process_time()

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 
 from sharding.plans.device_groups import group_devices, replica_devices, source_replicas
-from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph
+from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.build import forward_only
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b

@@ -23,7 +23,7 @@ from configs.projectors import MLPProjectorConfig, ResamplerConfig
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops
-from sharding.specs.layer import Kernel, PerLoad
+from sharding.specs.layer import PerLoad
 from sharding.specs.modules import module_graph
 
 VISION = VisionConfig(width=24, depth=3, heads=2, ffn=40, patch=4, merge=2)

@@ -13,7 +13,8 @@ from data.samples.sample_format import SampleFormat
 from mmjax import cli
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
-from sharding.plans.plan import Plan, UnitPlan, stage_layers
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan, stage_layers
 from sharding.specs.modules import module_graph
 
 TP = 4

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from configs.architectures import LoraConfig
-from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training import short_runs as runs
 from tests.mmjax.training.engines import (
     BACKBONE_UNIT,

@@ -17,8 +17,9 @@ from mmjax.training.verification.comparison import compare_step, compare_with_re
 from mmjax.training.verification.error_measures import gradient_errors
 from mmjax.training.verification.reference import Reference, run_reference, shuffle_rows
 from mmjax.training.verification.unpacked_batches import unpacked_batch, unpacked_shape
-from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training import short_runs as runs
 from tests.small_vqa import SmallVQA

@@ -11,7 +11,8 @@ from data.data_config import DataConfig
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
 from mmjax.training.verification.shrink import shrink_data, shrink_model, shrink_plan
-from sharding.plans.plan import Plan, UnitPlan, check_plan
+from sharding.plans.plan import Plan, check_plan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 
 LARGE = ModelConfig(

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from sharding.balancing.reordering.row_reorderer import REORDERING_POLICIES, RowReorderer
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.plan import Plan, PlanError, UnitPlan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError, UnitPlan
 from tests.sharding.planners.problems import problem
 
 ROWS = 48
