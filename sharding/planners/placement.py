@@ -36,8 +36,19 @@ def make_unit(
 ) -> UnitPlan:
     """A unit with devices counted from 0, named after its last module."""
     devices = tuple(range(dp * given.cp * tp * (len(layers) // chunks)))
-    cut = (layers, (recompute,) * len(layers), chunks)
-    return UnitPlan(modules[-1], modules, devices, dp=dp, tp=tp, *cut, given.cp, given.ep, collectives)
+    return UnitPlan(
+        modules[-1],
+        modules,
+        devices,
+        dp=dp,
+        tp=tp,
+        layers=layers,
+        recompute=(recompute,) * len(layers),
+        chunks=chunks,
+        cp=given.cp,
+        ep=given.ep,
+        collectives=collectives,
+    )
 
 
 def plan_of_layout(problem: PlanningProblem, layout: DisjointLayout) -> Plan:
