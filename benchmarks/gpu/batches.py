@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from benchmarks.gpu.sizes import BenchmarkSizes
-from data.samples.sample import TokenLayout, lay_out_tokens
+from data.samples.token_layout import TokenLayout, lay_out_tokens
 from sharding.specs.modules import module_graph
 
 WINDOW = 64  # samples that a row is filled from: the first that fits

@@ -16,9 +16,9 @@ from data.media.patches import resize_to_square
 from data.media.tiling import ImageTiling
 from data.records import ImagePart, Media, Record, RecordSource
 from data.samples.media_items import audio_items, image_items
-from data.samples.sample import lay_out_tokens
 from data.samples.sample_format import FrameFormat, PatchFormat, SampleFormat, TargetImageFormat
 from data.samples.sample_metadata import MediaItem, SampleMetadata, TargetImage, with_sample_key
+from data.samples.token_layout import lay_out_tokens
 from data.text.byte_tokenizer import ByteTokenizer
 from data.text.chat_template import (
     CHAT_TEMPLATES,

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from data.samples.sample import lay_out_tokens
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import MediaItem, SampleMetadata, TargetImage
+from data.samples.token_layout import lay_out_tokens
 from data.text.word_tokenizer import ANSWER, BOS, EOS, GENERATE, IMAGE, WordTokenizer
 
 PLACEHOLDERS = {"patches": IMAGE}

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from data.samples.sample import lay_out_tokens
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import MediaItem, SampleMetadata
+from data.samples.token_layout import lay_out_tokens
 from data.text.word_tokenizer import ANSWER, BOS, EOS, IMAGE, WordTokenizer
 
 

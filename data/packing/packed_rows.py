@@ -7,8 +7,9 @@ import numpy as np
 
 from data.data_config import CAPACITY_FIELDS, RowCapacity
 from data.errors import DataError
-from data.samples.sample import TOKEN_COLUMNS, EncoderInputs, Sample, SampleSizes, TokenLayout, empty_encoder_inputs
+from data.samples.sample import EncoderInputs, Sample, empty_encoder_inputs
 from data.samples.sample_format import SampleFormat
+from data.samples.token_layout import TOKEN_COLUMNS, TokenLayout
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What layers, collectives and hops take: the interface of cost models."""
+"""The interface of cost models: what layers, collectives and hops take."""
 
 import dataclasses
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -7,19 +7,20 @@ import numpy as np
 from jaxtyping import Float
 
 from configs.clusters import Link
-from sharding.plans.unit_plan import TENSOR_COLLECTIVES
-from sharding.specs.layer import Kernel, LayerSpec, Loads
+from sharding.plans.trained_parts import Gradient
+from sharding.plans.unit_plan import TENSOR_COLLECTIVES, CollectivesName
+from sharding.specs.layer import Kernel, LayerSpec, Loads, RecomputePolicy
 
 Times = Float[np.ndarray, "*shape"] | float
-"""An entry for each load; of a single load a number."""
+"""Seconds or other figures, one for each load; a number for a single load."""
 
 
 class LayerSeconds(NamedTuple):
-    """Time of some work.
+    """Seconds of a layer's forward or backward.
 
     Attributes:
         compute: Seconds of kernels.
-        tensor: Seconds in which the device waits for other tensor, sequence or expert ranks.
+        communication: Seconds in which the device waits for other tensor, sequence or expert ranks.
     """
 
     compute: Times
@@ -27,18 +28,19 @@ class LayerSeconds(NamedTuple):
 
     @property
     def total(self) -> Times:
-        """Both."""
+        """Seconds of both."""
         return self.compute + self.communication
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerParallelism:
-    """Who computes a layer.
+    """The ranks that compute a layer.
 
     Attributes:
-        tp, cp: Tensor and sequence ranks of an instance.
-        ep: Instances that divide the experts.
-        dp: Instances that compute at once.
+        tp: Tensor ranks of a replica.
+        cp: Sequence ranks of a replica.
+        ep: Replicas that divide the experts.
+        dp: Replicas that compute at once.
         collectives: What the tensor ranks do around split matmuls (`UnitPlan.collectives`).
     """
 
@@ -46,46 +48,53 @@ class LayerParallelism:
     cp: int = 1
     ep: int = 1
     dp: int = 1
-    collectives: str = "gather"
+    collectives: CollectivesName = "gather"
 
     @property
     def sequence_shards(self) -> int:
-        """How many divide what lies between split matmuls (arXiv 2205.05198)."""
-        divided, _ = TENSOR_COLLECTIVES[self.collectives]
-        return self.tp if divided else 1
+        """How many ranks divide the positions between split matmuls (sequence parallelism, arXiv 2205.05198)."""
+        return self.tp if TENSOR_COLLECTIVES[self.collectives].sequence_parallel else 1
 
     @property
     def overlaps_collectives(self) -> bool:
-        """Whether what they gather and scatter travels beside the matmuls."""
-        return TENSOR_COLLECTIVES[self.collectives][1] != "reference"
+        """Whether gathers and scatters travel beside the matmuls."""
+        return TENSOR_COLLECTIVES[self.collectives].implementation != "reference"
 
     def for_layer(self, layer: LayerSpec) -> "LayerParallelism":
-        """The same for a layer, which may take all positions whatever the plan says."""
+        """The same ranks for one layer, which may need all positions whatever the plan says."""
         return self if layer.sequence_parallel else dataclasses.replace(self, collectives="reduce")
 
     def group_size(self, kernel: Kernel) -> int:
-        """How many a collective joins."""
+        """Number of ranks that take part in a collective."""
         return self.tp if kernel.rank_group == "tensor" else self.ep
 
 
 @runtime_checkable
 class CostModel(Protocol):
-    """What a plan's costs are made of.
+    """What plans' costs are computed from."""
 
-    Attributes:
-        element_bytes: Bytes of a number in compute precision.
-        collectives: What a planner's tensor ranks do around split matmuls (`UnitPlan.collectives`).
-        peak_flops: Of one device; 0 where it is not known.
-        node_devices: Devices of a node; device numbers go through a node before the next.
-    """
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element in compute precision."""
+        ...
 
-    element_bytes: int
-    collectives: str
-    peak_flops: float
-    devices_per_node: int
+    @property
+    def collectives(self) -> CollectivesName:
+        """What a planner's tensor ranks do around split matmuls (`UnitPlan.collectives`)."""
+        ...
+
+    @property
+    def peak_flops(self) -> float:
+        """FLOP/s of one device; 0 where it is not known."""
+        ...
+
+    @property
+    def devices_per_node(self) -> int:
+        """Devices of a node; device numbers run through one node before the next."""
+        ...
 
     def forward(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, stack: int = 1) -> LayerSeconds:
-        """The forward of one layer of `stack` equal ones, for each load of an instance, on one of its devices."""
+        """The forward of one of `stack` equal layers, for each load of a replica, on one of its devices."""
         ...
 
     def backward(
@@ -93,52 +102,70 @@ class CostModel(Protocol):
         layer: LayerSpec,
         loads: Loads,
         ranks: LayerParallelism,
-        turns: tuple[str, ...],
-        recompute: str,
+        gradients: tuple[Gradient, ...],
+        recompute: RecomputePolicy,
         stack: int = 1,
     ) -> LayerSeconds:
-        """Its backward: the gradients in `turns`, and what a choice of recomputation computes again for them.
-
-        Turns are `data`, the gradient of its input, and `weights`, that of its parameters.
-        """
+        """The backward: the gradients asked for, and what the policy recomputes for them."""
         ...
 
     def gather_weights(self, parameters: float, dp: int, inside: bool) -> float:
-        """Compute weights from masters that `dp` data and sequence ranks divide; `inside` one node or over several."""
+        """The all-gather that makes compute weights from master weights.
+
+        Args:
+            parameters: Elements on one device.
+            dp: Data and sequence ranks that divide the master weights.
+            inside: Whether these lie on one node.
+        """
         ...
 
     def reduce_gradients(self, parameters: float, dp: int, inside: bool) -> float:
-        """The sum of float32 gradients of `dp` data and sequence ranks, each left with a share."""
+        """The reduce-scatter of float32 gradients; the arguments are those of `gather_weights`."""
         ...
 
     def gradient_norm(self, stages: int) -> float:
-        """What all devices wait for between reductions and updates: the norm of all stages' gradients."""
+        """What all devices wait for between reductions and updates: the norm over the gradients of all stages."""
         ...
 
     def optimizer_update(self, parameters: float, dp: int) -> float:
-        """The optimizer over so many parameters of a device, on `dp` instances at once."""
+        """The optimizer's update of `parameters` elements on one device, while `dp` replicas update at once."""
         ...
 
     def hop(self, size: Times, inside: bool, devices: int) -> Times:
-        """`size` bytes from one device to another; all instances and ranks of both ends are so many devices."""
+        """Sending `size` bytes from one device to another.
+
+        Args:
+            size: Bytes.
+            inside: Whether both ends lie on one node.
+            devices: Number of devices of both stages, all replicas and ranks.
+        """
         ...
 
 
-def useful_flops(layer: LayerSpec, loads: Loads, turns: tuple[str, ...]) -> Times:
-    """FLOPs of the forward and of the turns of the backward that the model needs, of all an instance's devices.
+def useful_flops(layer: LayerSpec, loads: Loads, gradients: tuple[Gradient, ...]) -> Times:
+    """FLOPs of the forward and of the required gradients, over all devices of a replica; recomputation is not counted.
 
-    Each turn of a matmul is one more; attention has no parameters, and two gradients of its inputs.
+    Each gradient of a matmul takes as many FLOPs as its forward. Attention has no parameters; the gradients of its
+    inputs take twice its forward.
     """
 
-    def forwards(kernel: Kernel) -> int:
-        return 1 + (2 * ("dgrad" in turns) if kernel.kind == "attention" else len(turns))
+    def passes(kernel: Kernel) -> int:
+        return 1 + (2 * ("dgrad" in gradients) if kernel.kind == "attention" else len(gradients))
 
-    parts = [kernel.flops.at(loads) * forwards(kernel) for kernel in layer.kernels]
-    return np.asarray(sum(parts, start=np.zeros(loads.shape[:-1])))
+    flops = [kernel.flops.at(loads) * passes(kernel) for kernel in layer.kernels]
+    return np.asarray(sum(flops, start=np.zeros(loads.shape[:-1])))
 
 
 def ring_seconds(size: Times, ranks: int, link: Link) -> Times:
-    """An all-gather or reduce-scatter by a ring: every rank sends all but one share (Thakur et al. 2005)."""
+    """Seconds of a ring all-gather or reduce-scatter (Thakur et al. 2005).
+
+        (ranks - 1) * (latency + size / ranks / bandwidth)
+
+    Args:
+        size: Bytes of the whole array.
+        ranks: Number of ranks.
+        link: The slowest link between neighbours.
+    """
     if ranks == 1:
         return np.zeros_like(size)
     return np.asarray((ranks - 1) * (link.latency + size / ranks / link.bandwidth))

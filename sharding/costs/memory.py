@@ -1,42 +1,45 @@
-"""Bytes on a device: what weights and optimizer take all the time, and what a microbatch leaves for its backward."""
+"""Bytes on a device: weights and optimizer state, and what a microbatch saves for its backward."""
 
 import numpy as np
 from jaxtyping import Shaped
 
 from sharding.costs.cost_model import CostModel, LayerParallelism, Times
-from sharding.specs.layer import LayerSpec, Loads
+from sharding.specs.layer import LayerSpec, Loads, RecomputePolicy
 
-Numbers = Shaped[np.ndarray, "..."] | float | int
-"""Shapes that broadcast."""
+Elements = Shaped[np.ndarray, "..."] | float | int
+"""Numbers of elements; arrays broadcast against each other."""
 
 MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
+"""Bytes per parameter in float32: the master weight, Adam's two moments, the gradient."""
 
 
 def saved_activation_bytes(
-    layer: LayerSpec, loads: Loads, ranks: LayerParallelism, recompute: str, costs: CostModel
+    layer: LayerSpec, loads: Loads, ranks: LayerParallelism, recompute: RecomputePolicy, costs: CostModel
 ) -> Times:
-    """Bytes that one layer keeps from its forward to its backward on each device, for each load of an instance.
+    """Bytes that one layer saves from its forward to its backward on each device, for each load of a replica.
 
     Args:
         layer: The layer.
-        loads: What an instance gets.
-        ranks: Who computes it.
-        recompute: What the backward computes again.
-        costs: For the precision of the compute.
+        loads: Loads of a replica.
+        ranks: Who computes the layer.
+        recompute: The recomputation policy.
+        costs: Gives the compute precision.
     """
-    kept = layer.saved[recompute]
-    whole = kept.replicated.at(loads) / ranks.for_layer(layer).sequence_shards
-    return np.asarray(costs.element_bytes * (kept.split.at(loads) / ranks.tp + whole) / ranks.cp)
+    saved = layer.saved[recompute]
+    replicated = saved.replicated.at(loads) / ranks.for_layer(layer).sequence_shards
+    return np.asarray(costs.element_bytes * (saved.split.at(loads) / ranks.tp + replicated) / ranks.cp)
 
 
-def train_state_bytes(parameters: Numbers, trained: Numbers, dp: Numbers, costs: CostModel) -> Times:
-    """Bytes of weights, gradients and Adam's state, the float32 state divided among `dp` ranks (ZeRO-1).
+def train_state_bytes(parameters: Elements, trained: Elements, dp: Elements, costs: CostModel) -> Times:
+    """Bytes of weights, gradients and Adam's state, with the float32 state divided among `dp` ranks (ZeRO-1).
+
+        (compute + master / dp) * parameters + (gradient + moments / dp) * trained
 
     Args:
-        parameters: Numbers in the parameters of a device.
-        trained: Those of them that train.
-        dp: Data and sequence ranks, which have these parameters alike; of experts, those that have the same ones.
-        costs: For the precision of the compute.
+        parameters: Elements of the parameters on a device.
+        trained: Elements of those that train.
+        dp: Data and sequence ranks that hold the same parameters; of experts, those that hold the same experts.
+        costs: Gives the compute precision.
     """
     weights = (costs.element_bytes + MASTER_BYTES / dp) * parameters
     return np.asarray(weights + (GRADIENT_BYTES + MOMENT_BYTES / dp) * trained)

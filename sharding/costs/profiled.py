@@ -1,4 +1,4 @@
-"""Costs measured on the hardware at hand (`python -m mmjax.profile`), between the sizes that were measured by lines."""
+"""A cost model from times measured on this hardware (`python -m mmjax.profile`), interpolated between sizes."""
 
 import dataclasses
 import json
@@ -9,108 +9,123 @@ import numpy as np
 from configs.errors import UserError
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times
 from sharding.plans.json_fields import parse_json, read_file, read_record
-from sharding.specs.layer import LayerSpec, Loads
+from sharding.plans.trained_parts import Gradient
+from sharding.plans.unit_plan import CollectivesName
+from sharding.specs.layer import LayerSpec, LoadColumn, Loads, RecomputePolicy
 
 
 class ProfileError(UserError):
-    """A profile that cannot be read, is of other hardware, or lacks what is asked of it."""
+    """A profile that cannot be read, is of other hardware, or lacks a measurement that is needed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PassTimes:
-    """Forwards or backwards of a kind of layer.
+    """Times of the forward, or of the backward, of one kind of layer.
 
     Attributes:
-        alone: Seconds of a stack of one layer at each size; XLA makes straight code of it.
-        further: Seconds of each layer more.
-        crowding: How many times as long they take while 1, 2, 4... instances compute at once.
+        single_layer: Seconds of a stack of one layer, at each measured size; XLA compiles it without a loop.
+        additional_layer: Seconds of each further layer of a stack, at each measured size.
+        contention: Slowdown while 1, 2, 4... replicas compute at once.
     """
 
     single_layer: tuple[float, ...]
     additional_layer: tuple[float, ...]
     contention: tuple[float, ...] = (1.0,)
 
-    def per_layer(self, known: tuple[float, ...], sizes: Times, dp: int, stack: int) -> Times:
-        """Seconds of one of a stack of layers, measured at the `known` sizes."""
+    def per_layer(self, measured: tuple[float, ...], sizes: Times, dp: int, stack: int) -> Times:
+        """Seconds of one of a stack of layers.
+
+        Args:
+            measured: The measured sizes.
+            sizes: The sizes to cost.
+            dp: Replicas that compute at once.
+            stack: Number of layers of the stack.
+        """
         times = (np.array(self.single_layer) + (stack - 1) * np.array(self.additional_layer)) / stack
-        # Between powers of two on a line, beyond the last one as there.
-        crowding = np.interp(np.log2(dp), np.arange(len(self.contention)), self.contention)
-        return crowding * _between(np.array(known), times, np.asarray(sizes))
+        # Linear between powers of two, constant beyond the last one.
+        contention = np.interp(np.log2(dp), np.arange(len(self.contention)), self.contention)
+        return contention * _interpolate(np.array(measured), times, np.asarray(sizes))
 
 
-def _between(known: np.ndarray, times: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    if len(known) == 1:
-        return times[0] * sizes / known[0]
-    segment = np.clip(np.searchsorted(known, sizes) - 1, 0, len(known) - 2)
-    slope = np.diff(times)[segment] / np.diff(known)[segment]
-    return np.maximum(times[segment] + slope * (sizes - known[segment]), 0.0)
+def _interpolate(measured: np.ndarray, times: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Piecewise linear through the measurements, extrapolated from the outermost two; proportional if there is one."""
+    if len(measured) == 1:
+        return times[0] * sizes / measured[0]
+    segment = np.clip(np.searchsorted(measured, sizes) - 1, 0, len(measured) - 2)
+    slope = np.diff(times)[segment] / np.diff(measured)[segment]
+    return np.maximum(times[segment] + slope * (sizes - measured[segment]), 0.0)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerProfile:
     """Times of one kind of layer on one of `tp` tensor ranks.
 
     Attributes:
-        layer: Its part and name, `part/name`.
-        tp: Tensor ranks.
-        turns: What the backward found, `data` or `weights` or both.
-        recompute: What the backward computed again.
-        sizes: Tokens of the load, or its items where it has no tokens; ascending.
-        forward, backward: Seconds at each size.
+        layer: Its part and name, as `part/name`.
+        tp: Number of tensor ranks.
+        gradients: Gradients that the backward computed.
+        recompute: Recomputation policy of the backward.
+        sizes: Measured sizes in tokens, or in items for a layer that has no tokens; ascending.
+        forward: Times of the forward at each size.
+        backward: Times of the backward at each size.
     """
 
     layer: str
     tp: int
-    gradients: tuple[str, ...]
-    recompute: str
+    gradients: tuple[Gradient, ...]
+    recompute: RecomputePolicy
     sizes: tuple[float, ...]
     forward: PassTimes
     backward: PassTimes
 
     def __post_init__(self) -> None:
-        counts = {
-            len(times) for of in (self.forward, self.backward) for times in (of.single_layer, of.additional_layer)
-        }
+        passes = (self.forward, self.backward)
+        counts = {len(times) for each in passes for times in (each.single_layer, each.additional_layer)}
         if counts != {len(self.sizes)} or not self.sizes:
-            raise ProfileError(f"profile of {self.layer}: sizes, forward and backward must be as many, at least one")
+            raise ProfileError(
+                f"profile of {self.layer}: sizes, forward and backward must have equally many entries, at least one"
+            )
         if list(self.sizes) != sorted(set(self.sizes)):
             raise ProfileError(f"profile of {self.layer}: sizes {list(self.sizes)} must ascend")
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearFit:
-    """Seconds of something of a size: `fixed + each * count + rate * size`.
+    """A time that is linear in size and participants: `fixed + per_participant * participants + rate * size`.
 
     Attributes:
-        fixed: Seconds of the smallest.
-        each: Seconds of each further device, instance or stage that takes part.
-        rate: Seconds of each byte or parameter more.
+        fixed: Seconds that it takes in any case.
+        per_participant: Seconds for each device, replica or stage that takes part.
+        rate: Seconds per byte or per parameter.
     """
 
     fixed: float
     per_participant: float
     rate: float
 
-    def seconds(self, size: Times, count: int) -> Times:
-        """Seconds of a size, with so many that take part; nothing takes none."""
+    def seconds(self, size: Times, participants: int) -> Times:
+        """Seconds for a size; 0 for size 0."""
         size = np.asarray(size, float)
-        return np.asarray(np.where(size > 0, self.fixed + self.per_participant * count + self.rate * size, 0.0))
+        seconds = self.fixed + self.per_participant * participants + self.rate * size
+        return np.asarray(np.where(size > 0, seconds, 0.0))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Profile:
-    """All that was measured on one machine.
+    """Everything that was measured on one machine.
 
     Attributes:
         device_kind: `jax.Device.device_kind` of its devices.
         devices_per_node: Devices of a host.
-        peak_flops: Of a device; 0 where it is not known.
-        element_bytes: Bytes of a number in compute precision.
-        versions: Of Python and of the packages that matter.
+        peak_flops: Peak FLOP/s of a device; 0 where it is not known.
+        element_bytes: Bytes of an element in compute precision.
+        versions: Versions of Python and of the packages that matter.
         layers: Times of layers.
-        gather, reduce, update: By the number of instances, and parameters of a device.
-        hop: By the devices of both ends, and bytes.
-        norm: By the number of stages; it has no size.
+        gather: Gathering weights, by replicas and parameters of a device.
+        reduce: Reducing gradients, by replicas and parameters of a device.
+        update: The optimizer, by replicas and parameters of a device.
+        hop: A hop, by devices of both ends and bytes.
+        norm: The norm of the gradients, by stages; it has no size.
     """
 
     device_kind: str
@@ -131,7 +146,7 @@ class Profile:
 
     @staticmethod
     def from_json(text: str) -> "Profile":
-        """Reads the format of `to_json`; raises ProfileError naming a key that is unknown, missing or of another type."""
+        """Reads the format of `to_json`; ProfileError names a key that is unknown, missing or of another type."""
         return read_record(parse_json(text, "the profile", ProfileError), Profile, "the profile", ProfileError)
 
     @staticmethod
@@ -148,95 +163,92 @@ class Profile:
             )
 
 
-def _check_measured(of: LayerParallelism) -> None:
-    for key, ranks, count in (("cp", "sequence", of.cp), ("ep", "expert", of.ep)):
+def _check_measured(ranks: LayerParallelism) -> None:
+    """Raises ProfileError if no profile has times for such ranks."""
+    for key, name, count in (("cp", "sequence", ranks.cp), ("ep", "expert", ranks.ep)):
         if count > 1:
             raise ProfileError(
-                f"a profile has no times of layers on {count} {ranks} ranks ({key} {count}); leave --profile out and "
+                f"a profile has no times of layers on {count} {name} ranks ({key} {count}); leave --profile out and "
                 f"let the roofline cost them, or give {key} 1"
             )
-    if of.tp > 1 and of.collectives != "reduce":
+    if ranks.tp > 1 and ranks.collectives != "reduce":
         raise ProfileError(
-            f'a profile has times of layers with collectives "reduce" alone, not "{of.collectives}"; leave --profile '
-            'out and let the roofline cost them, or give the unit "reduce"'
+            f'a profile has times of layers with collectives "reduce" alone, not "{ranks.collectives}"; leave '
+            '--profile out and let the roofline cost them, or give the unit "reduce"'
         )
 
 
 class ProfiledCostModel:
-    """A profile as a cost model (`Costs`).
+    """A profile as a cost model (`CostModel`).
 
-    Times between measured sizes lie on the line between them, times beyond on the line through the nearest two. What
-    tensor ranks wait for each other is part of the times and not told apart.
+    Times between measured sizes are interpolated linearly, times beyond are extrapolated from the nearest two. The time
+    in which tensor ranks wait for each other is part of the measured times and not reported apart.
 
     Args:
-        profile: What was measured.
-
-    Attributes:
-        collectives: As layers were timed.
+        profile: The measurements.
     """
-
-    collectives = "reduce"
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
+        self.collectives: CollectivesName = "reduce"  # as layers are timed
         self.element_bytes, self.peak_flops = profile.element_bytes, profile.peak_flops
         self.devices_per_node = profile.devices_per_node
-        self._layers = {(each.layer, each.tp, each.gradients, each.recompute): each for each in profile.layers}
+        self._layers = {(of.layer, of.tp, of.gradients, of.recompute): of for of in profile.layers}
 
     def forward(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, stack: int = 1) -> LayerSeconds:
-        """See `Costs.forward`."""
+        """See `CostModel.forward`."""
         _check_measured(ranks)
         key, tp = f"{layer.part}/{layer.name}", ranks.tp
-        found = [each for each in self.profile.layers if (each.layer, each.tp) == (key, tp)]
-        if not found:
+        profile = next((of for of in self.profile.layers if (of.layer, of.tp) == (key, tp)), None)
+        if profile is None:
             raise ProfileError(f"the profile has no {key} at tp {tp}; measure it by python -m mmjax.profile --tp={tp}")
-        return _seconds(found[0].sizes, found[0].forward, loads, ranks.dp, stack)
+        return _layer_seconds(profile.sizes, profile.forward, loads, ranks.dp, stack)
 
     def backward(
         self,
         layer: LayerSpec,
         loads: Loads,
         ranks: LayerParallelism,
-        turns: tuple[str, ...],
-        recompute: str,
+        gradients: tuple[Gradient, ...],
+        recompute: RecomputePolicy,
         stack: int = 1,
     ) -> LayerSeconds:
-        """See `Costs.backward`."""
+        """See `CostModel.backward`."""
         _check_measured(ranks)
-        tp = ranks.tp
-        key = (f"{layer.part}/{layer.name}", tp, turns, recompute)
-        if not turns:
+        key, tp = f"{layer.part}/{layer.name}", ranks.tp
+        if not gradients:
             return LayerSeconds(np.zeros(loads.shape[:-1]), np.zeros(loads.shape[:-1]))
-        if key not in self._layers:
+        profile = self._layers.get((key, tp, gradients, recompute))
+        if profile is None:
             raise ProfileError(
-                f"the profile has no backward of {key[0]} at tp {tp} that finds {' and '.join(turns)} with recompute "
-                f"{recompute}; measure it by python -m mmjax.profile --tp={tp} --recompute={recompute}, with the same "
-                "parts trainable"
+                f"the profile has no backward of {key} at tp {tp} that computes {' and '.join(gradients)} with "
+                f"recompute {recompute}; measure it by python -m mmjax.profile --tp={tp} --recompute={recompute}, with "
+                "the same parts trainable"
             )
-        found = self._layers[key]
-        return _seconds(found.sizes, found.backward, loads, ranks.dp, stack)
+        return _layer_seconds(profile.sizes, profile.backward, loads, ranks.dp, stack)
 
     def gather_weights(self, parameters: float, dp: int, inside: bool) -> float:
-        """See `Costs.gather`."""
+        """See `CostModel.gather_weights`."""
         return float(self.profile.gather.seconds(parameters, dp))
 
     def reduce_gradients(self, parameters: float, dp: int, inside: bool) -> float:
-        """See `Costs.reduce`."""
+        """See `CostModel.reduce_gradients`."""
         return float(self.profile.reduce.seconds(parameters, dp))
 
     def gradient_norm(self, stages: int) -> float:
-        """See `Costs.norm`."""
+        """See `CostModel.gradient_norm`."""
         return self.profile.norm.fixed + self.profile.norm.per_participant * stages
 
     def optimizer_update(self, parameters: float, dp: int) -> float:
-        """See `Costs.update`."""
+        """See `CostModel.optimizer_update`."""
         return float(self.profile.update.seconds(parameters, dp))
 
     def hop(self, size: Times, inside: bool, devices: int) -> Times:
-        """See `Costs.hop`."""
+        """See `CostModel.hop`."""
         return self.profile.hop.seconds(size, devices)
 
 
-def _seconds(known: tuple[float, ...], passes: PassTimes, loads: Loads, dp: int, stack: int) -> LayerSeconds:
-    sizes = np.where(loads[..., 0] > 0, loads[..., 0], loads[..., 2])
-    return LayerSeconds(np.asarray(passes.per_layer(known, sizes, dp, stack)), np.zeros(sizes.shape))
+def _layer_seconds(measured: tuple[float, ...], times: PassTimes, loads: Loads, dp: int, stack: int) -> LayerSeconds:
+    tokens, items = loads[..., LoadColumn.TOKENS], loads[..., LoadColumn.ITEMS]
+    sizes = np.where(tokens > 0, tokens, items)
+    return LayerSeconds(np.asarray(times.per_layer(measured, sizes, dp, stack)), np.zeros(sizes.shape))

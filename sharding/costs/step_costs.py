@@ -9,20 +9,21 @@ from jaxtyping import Float
 from sharding.plans.stage_graph import StageEdge, StageId
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class StageCosts:
-    """One stage of a plan; i counts its data-parallel instances, m the microbatches of the step.
+    """Costs of one stage of a plan; arrays are [microbatches m, data-parallel replicas i].
 
     Attributes:
-        forward, backward: Seconds of a pass over a microbatch, waiting for ranks of the unit included; backward with
-            what is computed again, and zero where there is none.
-        forward_tensor, backward_tensor: The share of it in which the device waits for tensor, sequence or expert ranks.
-        flops: Useful FLOPs of forward and backward together, of all of an instance: real tokens alone, nothing twice.
-        held: Bytes on each device from a microbatch's forward to its backward.
+        forward: Seconds of the forward of a microbatch, waiting for other ranks of the unit included.
+        backward: Seconds of its backward, recomputation included; 0 without a backward.
+        forward_communication: Part of `forward` in which the device waits for tensor, sequence or expert ranks.
+        backward_communication: The same part of `backward`.
+        flops: Useful FLOPs of forward and backward over all devices of a replica: no padding, no recomputation.
+        saved_bytes: Bytes on each device from a microbatch's forward to its backward.
         gather: Seconds until the compute weights are there, as far as nothing hides them.
-        reduce: Seconds of the gradients' reduction over the instances, as far as nothing hides them.
+        reduce: Seconds of the gradients' reduction over the replicas, as far as nothing hides them.
         update: Seconds of the optimizer.
-        static: Bytes on each device all the time: weights, gradients, optimizer state.
+        static_bytes: Bytes on each device at all times: weights, gradients, optimizer state, workspace.
     """
 
     forward: Float[np.ndarray, "m i"]
@@ -37,29 +38,30 @@ class StageCosts:
     static_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        shapes = {getattr(self, name).shape for name in _PER_MICROBATCH}
+        shapes = {getattr(self, name).shape for name in PER_MICROBATCH}
         if len(shapes) != 1:
-            raise ValueError(f"StageCosts: the shapes {sorted(shapes)} differ; give [microbatches, instances] for all")
-        for name in (*_PER_MICROBATCH, "gather", "reduce", "update", "static_bytes"):
+            raise ValueError(f"StageCosts: the shapes {sorted(shapes)} differ; give [microbatches, replicas] for all")
+        for name in (*PER_MICROBATCH, "gather", "reduce", "update", "static_bytes"):
             if not np.all(np.isfinite(getattr(self, name))) or np.any(np.asarray(getattr(self, name)) < 0):
                 raise ValueError(f"StageCosts.{name} has a negative or infinite entry")
 
 
-_PER_MICROBATCH = ("forward", "backward", "forward_communication", "backward_communication", "flops", "saved_bytes")
+PER_MICROBATCH = ("forward", "backward", "forward_communication", "backward_communication", "flops", "saved_bytes")
+"""Fields of `StageCosts` that are arrays by microbatch and replica."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class StepCosts:
-    """Every stage's costs, and the seconds of every hop.
+    """Costs of every stage, and the seconds of every hop.
 
     Attributes:
-        stages: By stage.
-        hops: For every edge of the stage graph, seconds until a microbatch's activations are whole at each instance
+        stages: Costs of every stage.
+        hops: For every edge of the stage graph, seconds until a microbatch's activations are complete on each replica
             of the target.
-        hops_back: For every edge on which gradients return, the same for the source's instances.
-        peak_flops: Of one device.
+        hops_back: For every edge on which gradients return, the same for the replicas of the source.
+        peak_flops: Peak FLOP/s of one device.
         tokens: Backbone tokens of the step, without padding.
-        norm: Seconds for which all devices wait to agree on the norm of the gradients.
+        norm: Seconds that all devices wait for the norm of the gradients.
     """
 
     stages: Mapping[StageId, StageCosts]

@@ -14,10 +14,10 @@ from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_
 from sharding.planners.module_table import ModuleTable, module_table
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
-from sharding.plans.unit_plan import RECOMPUTE_POLICIES
 from sharding.schedules.build import build_schedule
 from sharding.simulation.simulator import simulate
 from sharding.simulation.timeline import Timeline
+from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 

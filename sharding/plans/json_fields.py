@@ -88,8 +88,8 @@ def _field_types(record: type) -> dict[str, Any]:
 def _read_value(value: Any, kind: Any, where: str, name: str, error: type[UserError]) -> Any:
     """One field's value; `where` and `name` say in messages which field of which object it is."""
     nested = f"{where}.{name}" if "'s " in where else f"{where}'s {name}"
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return read_record(value, kind, nested, error)
+    if dataclasses.is_dataclass(kind):
+        return read_record(value, typing.cast(type, kind), nested, error)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple and isinstance(value, list) and dataclasses.is_dataclass(arguments[0]):
         return tuple(read_record(item, arguments[0], f"{nested}[{n}]", error) for n, item in enumerate(value))

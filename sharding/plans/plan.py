@@ -51,7 +51,7 @@ class Plan:
         raise PlanError(f"module {module} lies in no unit; add it to one of {', '.join(u.name for u in self.units)}")
 
     def table(self) -> list[dict[str, str]]:
-        """One row per unit, for people; options that most plans leave at their default are shown if some unit sets them."""
+        """One row per unit, for people; options at their default in all units are left out."""
         defaults = {"cp": 1, "ep": 1, "chunks": 1, "collectives": "reduce"}
         shown = [key for key, value in defaults.items() if any(getattr(unit, key) != value for unit in self.units)]
         return [

@@ -42,7 +42,7 @@ def stage_costs(forward, backward=None, **fields) -> StageCosts:
         "flops": forward,
         "saved_bytes": forward,
     }
-    return StageCosts(forward, backward, **{**defaults, **fields})
+    return StageCosts(forward=forward, backward=backward, **{**defaults, **fields})
 
 
 def step_costs(work: OpGraph, stages: Mapping[StageId, StageCosts], hop: float = 0.0, **fields) -> StepCosts:
@@ -53,7 +53,7 @@ def step_costs(work: OpGraph, stages: Mapping[StageId, StageCosts], hop: float =
     }
     there = {edge: seconds for edge, (seconds, _) in edges.items()}
     back = {edge: seconds for edge, (_, seconds) in edges.items() if edge[0] in work.backward_stages}
-    return StepCosts(stages, there, back, **{"peak_flops": 1.0, **fields})
+    return StepCosts(stages=stages, hops=there, hops_back=back, **{"peak_flops": 1.0, **fields})
 
 
 def single_devices(graph: StageGraph) -> dict[StageId, np.ndarray]:
@@ -92,15 +92,26 @@ def build_step(recipe: tuple) -> SimulatedStep:
         shape = (work.microbatches, len(devices[node]))
         forward, backward = seconds(*shape), seconds(*shape) * (node in work.backward_stages)
         once = dict(zip(("gather", "reduce", "update", "static_bytes"), seconds(4), strict=True))
-        rest = (forward / 4, backward / 2, seconds(*shape), seconds(*shape))
-        stages[node] = StageCosts(forward, backward, *rest, **once)
+        stages[node] = StageCosts(
+            forward=forward,
+            backward=backward,
+            forward_communication=forward / 4,
+            backward_communication=backward / 2,
+            flops=seconds(*shape),
+            saved_bytes=seconds(*shape),
+            **once,
+        )
     hops = {(s, t): seconds(work.microbatches, len(devices[t])) / 4 for s, t in work.stage_graph.edges}
     back = {
         (s, t): seconds(work.microbatches, len(devices[s])) / 4
         for s, t in work.stage_graph.edges
         if s in work.backward_stages
     }
-    return SimulatedStep(devices, policy(work), StepCosts(stages, hops, back, 1.0, 7.0, float(seconds())))
+    return SimulatedStep(
+        devices,
+        policy(work),
+        StepCosts(stages=stages, hops=hops, hops_back=back, peak_flops=1.0, tokens=7.0, norm=float(seconds())),
+    )
 
 
 def _split(held: list[int], rng: np.random.Generator) -> np.ndarray:

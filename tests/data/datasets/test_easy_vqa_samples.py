@@ -5,8 +5,9 @@ from data.datasets.easy_vqa_samples import description_sample, text_sample, vqa_
 from data.errors import BadSampleError
 from data.media.patches import patchify, resize_to_square
 from data.samples.media_items import image_item
-from data.samples.sample import TOKEN_COLUMNS, SampleSizes
+from data.samples.sample import SampleSizes
 from data.samples.sample_format import PatchFormat, SampleFormat, TargetImageFormat
+from data.samples.token_layout import TOKEN_COLUMNS
 from data.text.word_tokenizer import ANSWER, BOS, EOS, GENERATE, IMAGE, WordTokenizer
 
 TOKENIZER = WordTokenizer(("?", "blue", "circle", "is", "it", "what", "yes"))

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from data.data_config import RowCapacity
 from data.errors import DataError
 from data.packing.packed_rows import pack_samples
-from data.samples.sample import EncoderInputs, Sample, lay_out_tokens
+from data.samples.sample import EncoderInputs, Sample
 from data.samples.sample_format import PatchFormat, SampleFormat, TargetImageFormat
+from data.samples.token_layout import lay_out_tokens
 from data.text.word_tokenizer import IMAGE
 
 FORM = SampleFormat(PatchFormat("vision", 1, 2, 16), None, TargetImageFormat("generator", 2, 2))

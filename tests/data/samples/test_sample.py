@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from data.errors import DataError
-from data.samples.sample import EncoderInputs, concatenate_encoder_inputs, empty_encoder_inputs, lay_out_tokens
+from data.samples.sample import EncoderInputs, concatenate_encoder_inputs, empty_encoder_inputs
 from data.samples.sample_format import FrameFormat
+from data.samples.token_layout import lay_out_tokens
 
 
 def test_a_target_that_nothing_predicts_is_refused():

@@ -11,9 +11,9 @@ from data.media.patches import patchify, unpatchify
 from data.packing.global_batch import BatchTotals, build_global_batch
 from data.packing.packed_rows import pack_samples
 from data.samples.media_items import image_item
-from data.samples.sample import lay_out_tokens
 from data.samples.sample_format import PatchFormat, SampleFormat
 from data.samples.sample_metadata import SampleMetadata, cells_with_tokens
+from data.samples.token_layout import lay_out_tokens
 from data.text.word_tokenizer import IMAGE
 
 PATCH, MERGE = 2, 2

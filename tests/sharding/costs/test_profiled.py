@@ -21,22 +21,30 @@ def ranks(tp, **more):
 UNET = bare_layer("unet", "generator")
 BOTH = ("dgrad", "wgrad")
 PROFILE = Profile(
-    "toy device",
-    8,
-    0.0,
-    4,
-    {"jax": "0"},
-    (
+    device_kind="toy device",
+    devices_per_node=8,
+    peak_flops=0.0,
+    element_bytes=4,
+    versions={"jax": "0"},
+    layers=(
         LayerProfile(
-            "backbone/blocks",
-            2,
-            BOTH,
-            "none",
-            (100.0, 200.0, 400.0),
-            PassTimes((1.0, 2.0, 8.0), (3.0, 6.0, 24.0), (1.0, 1.5, 2.5)),
-            PassTimes((2.0, 4.0, 16.0), (2.0, 4.0, 16.0)),
+            layer="backbone/blocks",
+            tp=2,
+            gradients=BOTH,
+            recompute="none",
+            sizes=(100.0, 200.0, 400.0),
+            forward=PassTimes((1.0, 2.0, 8.0), (3.0, 6.0, 24.0), (1.0, 1.5, 2.5)),
+            backward=PassTimes((2.0, 4.0, 16.0), (2.0, 4.0, 16.0)),
         ),
-        LayerProfile("generator/unet", 1, BOTH, "none", (4.0,), PassTimes((2.0,), (2.0,)), PassTimes((4.0,), (4.0,))),
+        LayerProfile(
+            layer="generator/unet",
+            tp=1,
+            gradients=BOTH,
+            recompute="none",
+            sizes=(4.0,),
+            forward=PassTimes((2.0,), (2.0,)),
+            backward=PassTimes((4.0,), (4.0,)),
+        ),
     ),
     gather=LinearFit(1.0, 0.25, 0.5),
     reduce=LinearFit(2.0, 1.0, 0.0),
@@ -83,7 +91,7 @@ def test_a_stack_is_its_first_layer_and_further_ones_and_instances_crowd_each_ot
 def test_what_was_not_measured_is_refused_with_the_command_that_measures_it():
     with pytest.raises(ProfileError, match=r"no backbone/blocks at tp 4; measure it by python -m mmjax.profile --tp=4"):
         COSTS.forward(BLOCKS, np.ones((1, 3)), ranks(4))
-    with pytest.raises(ProfileError, match=r"finds dgrad with recompute full; .* --tp=2 --recompute=full"):
+    with pytest.raises(ProfileError, match=r"computes dgrad with recompute full; .* --tp=2 --recompute=full"):
         COSTS.backward(BLOCKS, np.ones((1, 3)), ranks(2), ("dgrad",), "full")
 
 
@@ -133,7 +141,7 @@ def test_json_round_trip_and_errors_name_the_file(tmp_path):
 
 def test_layer_profiles_check_themselves():
     of = PROFILE.layers[0]
-    with pytest.raises(ProfileError, match="sizes, forward and backward must be as many"):
+    with pytest.raises(ProfileError, match="sizes, forward and backward must have equally many"):
         dataclasses.replace(of, sizes=(1.0,))
     with pytest.raises(ProfileError, match=r"sizes \[200.0, 100.0, 400.0\] must ascend"):
         dataclasses.replace(of, sizes=(200.0, 100.0, 400.0))

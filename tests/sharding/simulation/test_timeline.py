@@ -175,7 +175,14 @@ def shared_and_own() -> Timeline:
     zeros = np.zeros((1, 3))
     stages = {
         ("near", 0): stage_costs([[1.0]], flops=np.array([[8.0]])),
-        ("far", 0): StageCosts(zeros + 3, zeros, zeros, zeros, np.array([[2.0, 4.0, 6.0]]), zeros),
+        ("far", 0): StageCosts(
+            forward=zeros + 3,
+            backward=zeros,
+            forward_communication=zeros,
+            backward_communication=zeros,
+            flops=np.array([[2.0, 4.0, 6.0]]),
+            saved_bytes=zeros,
+        ),
     }
     costs = step_costs(work, stages, peak_flops=5.0, tokens=12.0)
     return simulate_on_devices(devices, forward_only(graph, 1), costs)

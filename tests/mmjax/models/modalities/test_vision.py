@@ -14,9 +14,9 @@ from data.media.patches import patchify
 from data.packing.global_batch import build_global_batch
 from data.packing.packed_rows import pack_samples
 from data.samples.media_items import image_item
-from data.samples.sample import lay_out_tokens
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
+from data.samples.token_layout import lay_out_tokens
 from data.text.word_tokenizer import IMAGE
 from mmjax.models.layers.positions import sinusoidal_positions_2d
 from mmjax.models.modalities.projectors import build_projector

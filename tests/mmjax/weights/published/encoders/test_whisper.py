@@ -10,9 +10,9 @@ import pytest
 from data.data_config import RowCapacity
 from data.packing.packed_rows import pack_samples
 from data.samples.media_items import audio_items
-from data.samples.sample import lay_out_tokens
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
+from data.samples.token_layout import lay_out_tokens
 from mmjax.models.model import model_modules
 from mmjax.weights import registry
 from mmjax.weights.compatibility import IncompatibleCheckpointError

@@ -13,9 +13,9 @@ from data.data_config import RowCapacity
 from data.packing.global_batch import build_global_batch
 from data.packing.packed_rows import pack_samples
 from data.samples.media_items import image_item
-from data.samples.sample import lay_out_tokens
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
+from data.samples.token_layout import lay_out_tokens
 from mmjax.models.model import model_modules, run_module, with_tied_parameters
 from mmjax.models.structure.module import Module
 from mmjax.models.structure.parameters import layer_name, piece_definition
