@@ -1,5 +1,6 @@
 """A replay takes the simulator's seconds, whatever the graph, the layout and the order of every pipeline."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.balancing.reordering.replay import build_replay, count_pipelines
-from sharding.costs.step_costs import StageCosts, StepCosts
+from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StepCosts
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.one_f_one_b import one_f_one_b
 from sharding.simulation.simulator import simulate_on_devices
 from tests.sharding.stage_graphs import cook, recipes
 from tests.sharding.steps import build_step, step_recipes
 
-PER_MICROBATCH = ("forward", "backward", "forward_communication", "backward_communication", "flops", "saved_bytes")
 ROWS = 36
 
 
@@ -65,16 +65,22 @@ def random_costs(work, devices, rng) -> StepCosts:
 
     stages = {
         node: StageCosts(
-            seconds(node),
-            seconds(node) * (node in work.backward_stages),
-            *(np.zeros((work.microbatches, len(devices[node]))) for _ in range(4)),
-            *rng.random(3),
+            forward=seconds(node),
+            backward=seconds(node) * (node in work.backward_stages),
+            **dict.fromkeys(PER_MICROBATCH[2:], np.zeros((work.microbatches, len(devices[node])))),
+            **dict(zip(("gather", "reduce", "update"), rng.random(3), strict=True)),
         )
         for node in work.stage_graph.stages
     }
     edges = work.stage_graph.edges
     back = {(s, t): seconds(s) for s, t in edges if s in work.backward_stages}
-    return StepCosts(stages, {(s, t): seconds(t) for s, t in edges}, back, 1.0, norm=float(rng.random()))
+    return StepCosts(
+        stages=stages,
+        hops={(s, t): seconds(t) for s, t in edges},
+        hops_back=back,
+        peak_flops=1.0,
+        norm=float(rng.random()),
+    )
 
 
 def reordered(costs: StepCosts, orders: np.ndarray) -> StepCosts:
@@ -85,11 +91,11 @@ def reordered(costs: StepCosts, orders: np.ndarray) -> StepCosts:
         return cells[orders.T, np.arange(len(orders))].reshape(seconds.shape)
 
     stages = {
-        node: StageCosts(*(take(getattr(of, name)) for name in PER_MICROBATCH), of.gather, of.reduce, of.update)
+        node: dataclasses.replace(of, **{name: take(getattr(of, name)) for name in PER_MICROBATCH})
         for node, of in costs.stages.items()
     }
     hops, back = ({edge: take(each) for edge, each in of.items()} for of in (costs.hops, costs.hops_back))
-    return StepCosts(stages, hops, back, costs.peak_flops, norm=costs.norm)
+    return StepCosts(stages=stages, hops=hops, hops_back=back, peak_flops=costs.peak_flops, norm=costs.norm)
 
 
 def test_units_on_the_same_devices_in_another_order_are_one_pipeline():
