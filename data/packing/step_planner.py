@@ -16,8 +16,7 @@ from data.data_config import CAPACITY_FIELDS, RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.errors import DataError
 from data.packing.grouping.algorithms import GroupingAlgorithm
-from data.packing.grouping.grouping_policies import FormSteps
-from data.packing.grouping.window_steps import form_window_steps
+from data.packing.grouping.steps import FormSteps, form_window_steps
 from data.packing.refusals import Refusal, call_or_refuse, oversized_refusal
 from data.samples.sample import SampleSizes
 

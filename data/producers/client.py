@@ -9,7 +9,7 @@ from data.datasets.dataset import Dataset
 from data.errors import DataError
 from data.packing.pipeline import BatchIterator, training_recipe
 from data.packing.refusals import RefusalLog
-from data.packing.row_order_request import RowOrderRequest
+from data.packing.row_order import RowOrderRequest
 from data.packing.step_planner import PlannerState
 from data.producers.connection import check_address
 from data.producers.remote_batches import RemoteBatches

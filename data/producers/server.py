@@ -21,8 +21,7 @@ from configs.errors import UserError
 from data.data_config import DataConfig
 from data.errors import DataError
 from data.packing.pipeline import BatchRecipe, fingerprint_differences
-from data.packing.row_order import RowOrder
-from data.packing.row_order_request import RowOrderRequest
+from data.packing.row_order import RowOrder, RowOrderRequest
 from data.packing.step_planner import StepPlan
 from data.producers.row_slice import slice_rows
 from data.producers.step_plan_cache import StepPlanCache

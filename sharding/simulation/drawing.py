@@ -1,4 +1,4 @@
-"""What there is to draw of a timeline: each physical stage's ops, as means over instances, and the gaps between."""
+"""What there is to draw of a timeline: each lane's ops as means over replicas, the idle time between, and the hops."""
 
 import collections
 import dataclasses
@@ -7,23 +7,24 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from sharding.plans.stage_graph import StageId
-from sharding.schedules.ops import PipelineOp
-from sharding.simulation.idle_time import TRANSFERS
+from sharding.schedules.ops import TRANSFERS, PipelineOp
+from sharding.simulation.idle_time import IdleCause, IdlePeriod
 from sharding.simulation.spans import Span
-from sharding.simulation.timeline import IdlePeriod, Lane, Timeline
+from sharding.simulation.timeline import Lane, Timeline
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DrawnOp:
-    """An op on one physical stage, all times in seconds and means over its instances.
+    """An op on one lane; all times are in seconds and means over the lane's replicas.
 
     Attributes:
-        part: What ran.
-        chunk: Which of the physical stage's virtual stages it belongs to, or -1.
-        start, end: Since the step began.
-        tensor: Of them, waiting for collectives of its ranks.
-        longest: The op on its slowest instance.
-        gap: Idle time of the stage's devices in front of it, by cause.
+        op: The op.
+        chunk: Which of the lane's stages it belongs to, or -1.
+        start: Seconds since the step began.
+        end: Seconds since the step began.
+        communication: Seconds between them spent waiting for other ranks of the unit.
+        slowest: Seconds that the op took on its slowest replica.
+        idle_before: Idle seconds of the lane's devices in front of it, by cause.
     """
 
     op: PipelineOp
@@ -32,21 +33,29 @@ class DrawnOp:
     end: float
     communication: float
     slowest: float
-    idle_before: Mapping[str, float]
+    idle_before: Mapping[IdleCause, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class DrawnLane:
-    """A physical stage, its ops in order, and its idle seconds after the last of them, by cause."""
+    """A lane, its ops in order, and its idle seconds after the last of them, by cause."""
 
     lane: Lane
     ops: tuple[DrawnOp, ...]
-    idle_after: Mapping[str, float]
+    idle_after: Mapping[IdleCause, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class DrawnHop:
-    """A hop between physical stages; `source` and `target` number the lanes."""
+    """A hop between lanes.
+
+    Attributes:
+        op: The hop.
+        source: Number of the sending lane.
+        target: Number of the receiving lane.
+        start: Seconds since the step began, the mean over replicas.
+        end: Seconds since the step began, the mean over replicas.
+    """
 
     op: PipelineOp
     source: int
@@ -56,75 +65,76 @@ class DrawnHop:
 
 
 def drawn_lanes(timeline: Timeline) -> tuple[DrawnLane, ...]:
-    """All lanes. The norm stands in each; a hop that holds devices stands in those of both its ends."""
-    lanes, gaps = timeline.lanes, _Gaps(timeline)
+    """All lanes. The norm is in every lane; a hop that occupies devices is in the lanes of both its ends."""
+    lanes, idle = timeline.lanes, _LaneIdle(timeline)
     ops: list[list[DrawnOp]] = [[] for _ in lanes]
     for number, span in enumerate(timeline.spans):
         if span.op.kind in TRANSFERS and not timeline.rendezvous:
             continue
-        for lane in gaps.lanes_of(span.op):
-            ops[lane].append(_drawn(span, lanes[lane], gaps.before(number, lane)))
+        for lane in idle.lanes_of(span.op):
+            ops[lane].append(_drawn_op(span, lanes[lane], idle.before(number, lane)))
     return tuple(
-        DrawnLane(lane, tuple(sorted(ops[number], key=lambda op: op.start)), gaps.before(-1, number))
+        DrawnLane(lane, tuple(sorted(ops[number], key=lambda op: op.start)), idle.before(-1, number))
         for number, lane in enumerate(lanes)
     )
 
 
 def drawn_hops(timeline: Timeline) -> Iterator[DrawnHop]:
     """All hops of activations and gradients."""
-    lane_of = {node: number for number, lane in enumerate(timeline.lanes) for node in lane.stages}
+    lane_of = _lane_numbers(timeline)
     for span in timeline.spans:
-        part = span.op
-        if part.kind in ("hop", "hop_back"):
-            ends = lane_of[part.stage_id], lane_of[part.target_id]
-            yield DrawnHop(part, *ends, float(span.start.mean()), float(span.end.mean()))
+        if span.op.kind in ("hop", "hop_back"):
+            source, target = lane_of[span.op.stage_id], lane_of[span.op.target_id]
+            yield DrawnHop(span.op, source, target, float(span.start.mean()), float(span.end.mean()))
 
 
-def _drawn(span: Span, lane: Lane, gap: Mapping[str, float]) -> DrawnOp:
-    chunk = next(
-        (number for number, node in enumerate(lane.stages) if node in (span.op.stage_id, span.op.target_id)), -1
+def _lane_numbers(timeline: Timeline) -> dict[StageId, int]:
+    return {stage: number for number, lane in enumerate(timeline.lanes) for stage in lane.stages}
+
+
+def _drawn_op(span: Span, lane: Lane, idle_before: Mapping[IdleCause, float]) -> DrawnOp:
+    ends = (span.op.stage_id, span.op.target_id)
+    return DrawnOp(
+        op=span.op,
+        chunk=next((number for number, stage in enumerate(lane.stages) if stage in ends), -1),
+        start=float(span.start.mean()),
+        end=float(span.end.mean()),
+        communication=float(span.communication.mean()),
+        slowest=float(span.seconds.max()),
+        idle_before=idle_before,
     )
-    times = (
-        float(span.start.mean()),
-        float(span.end.mean()),
-        float(span.communication.mean()),
-        float(span.seconds.max()),
-    )
-    return DrawnOp(span.op, chunk, *times, gap)
 
 
-class _Gaps:
+class _LaneIdle:
     """Idle time in front of every span, the mean over the devices of a lane."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._lane_of: dict[StageId, int] = {
-            n: number for number, lane in enumerate(timeline.lanes) for n in lane.stages
-        }
-        self._found: dict[tuple[int, int], dict[str, float]] = collections.defaultdict(dict)
-        for idle in timeline.idles:
-            if not idle.within_span:
-                self._add(idle)
+        self._lane_of = _lane_numbers(timeline)
+        self._seconds: dict[tuple[int, int], dict[IdleCause, float]] = collections.defaultdict(dict)
+        for period in timeline.idle_periods:
+            if not period.within_span:
+                self._add(period)
 
-    def lanes_of(self, part: PipelineOp) -> list[int]:
-        """Numbers of the lanes on whose devices a part runs."""
-        if part.kind == "norm":
+    def lanes_of(self, op: PipelineOp) -> list[int]:
+        """Numbers of the lanes on whose devices an op runs."""
+        if op.kind == "norm":
             return list(range(len(self._timeline.lanes)))
-        return list(
-            dict.fromkeys(self._lane_of[node] for node in (part.stage_id, part.target_id) if node in self._lane_of)
-        )
+        ends = (op.stage_id, op.target_id)
+        return list(dict.fromkeys(self._lane_of[stage] for stage in ends if stage in self._lane_of))
 
-    def before(self, span: int, lane: int) -> Mapping[str, float]:
-        return self._found.get((span, lane), {})
+    def before(self, span: int, lane: int) -> Mapping[IdleCause, float]:
+        """Idle seconds of a lane in front of a span, by cause; in front of span -1, those at the end of the step."""
+        return self._seconds.get((span, lane), {})
 
-    def _add(self, idle: IdlePeriod) -> None:
+    def _add(self, period: IdlePeriod) -> None:
         groups, lanes = self._timeline.groups, self._timeline.lanes
-        touched = range(len(lanes)) if idle.span < 0 else self.lanes_of(self._timeline.spans[idle.span].op)
-        for cause, seconds in idle.seconds.items():
+        affected = range(len(lanes)) if period.span < 0 else self.lanes_of(self._timeline.spans[period.span].op)
+        for cause, seconds in period.seconds.items():
             if seconds.any():
-                whole = np.zeros(len(groups.sizes))
-                np.add.at(whole, idle.groups, seconds)
-                for lane in touched:
-                    mean = groups.stage_mean(lanes[lane].stages[0], whole)
+                by_group = np.zeros(len(groups.sizes))
+                np.add.at(by_group, period.groups, seconds)
+                for lane in affected:
+                    mean = groups.stage_mean(lanes[lane].stages[0], by_group)
                     if mean:
-                        self._found[idle.span, lane][cause] = mean
+                        self._seconds[period.span, lane][cause] = mean

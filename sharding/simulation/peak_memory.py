@@ -1,4 +1,4 @@
-"""The most memory that devices hold at a moment of a step."""
+"""The peak memory of a step: the most bytes that devices hold at any moment."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -9,55 +9,64 @@ from jaxtyping import Float, Int
 from sharding.costs.step_costs import StageCosts
 from sharding.plans.device_groups import DeviceGroups, source_replicas
 from sharding.plans.stage_graph import StageId
-from sharding.schedules.ops import OpGraph
+from sharding.schedules.ops import OpGraph, OpKind
 from sharding.simulation.spans import Span
 
 
 def peak_memory(
-    work: OpGraph, groups: DeviceGroups, stages: Mapping[StageId, StageCosts], spans: Sequence[Span]
+    op_graph: OpGraph, groups: DeviceGroups, stages: Mapping[StageId, StageCosts], spans: Sequence[Span]
 ) -> Float[np.ndarray, " n"]:
-    """Bytes on a device of each group, at most: of all the stages that lie there.
+    """Peak bytes on a device of each group, over all the stages that lie there.
 
-    A stage with a backward holds `StageCosts.held` of a microbatch from the start of its forward to the end of its
-    backward; one without holds it until every instance it feeds starts its forward.
+    A stage that runs a backward holds `StageCosts.saved_bytes` of a microbatch from the start of its forward to the end
+    of its backward. A stage that runs none holds them until every replica that it feeds has started its forward.
+
+    Args:
+        op_graph: What the step did.
+        groups: Its devices.
+        stages: Costs of every stage.
+        spans: When each op ran.
     """
     starts, ends = _by_stage(spans)
     static = np.zeros(len(groups.sizes))
     owners, times, changes = [], [], []
-    for node, rows in groups.groups_of.items():
-        instance, column = np.nonzero(groups.is_first[node])
-        np.add.at(static, rows[instance, column], stages[node].static_bytes)
-        owner = np.broadcast_to(rows[instance, column], (work.microbatches, len(instance)))
-        held = stages[node].saved_bytes[:, instance]
+    for stage, stage_groups in groups.groups_of.items():
+        replica, column = np.nonzero(groups.is_first[stage])
+        group = stage_groups[replica, column]
+        np.add.at(static, group, stages[stage].static_bytes)
+        saved = stages[stage].saved_bytes[:, replica]
+        owner = np.broadcast_to(group, saved.shape)
         owners += [owner, owner]
-        times += [starts["forward", node][:, instance], _releases(work, starts, ends, node)[:, instance]]
-        changes += [held, -held]
-    events = [np.concatenate([part.ravel() for part in parts]) for parts in (owners, times, changes)]
-    return static + _peaks(*events, len(static))
+        times += [starts["forward", stage][:, replica], _release_times(op_graph, starts, ends, stage)[:, replica]]
+        changes += [saved, -saved]
+    flat_owners, flat_times, flat_changes = (
+        np.concatenate([array.ravel() for array in arrays]) for arrays in (owners, times, changes)
+    )
+    return static + _peaks(flat_owners, flat_times, flat_changes, len(static))
 
 
-_Table = Mapping[tuple[str, StageId], Float[np.ndarray, "m _"]]
+_Table = Mapping[tuple[OpKind, StageId], Float[np.ndarray, "m _"]]
 
 
 def _by_stage(spans: Sequence[Span]) -> tuple[_Table, _Table]:
-    """Start and end of every stage's forwards and backwards, as [microbatches, instances]."""
-    found: dict[tuple[str, StageId], dict[int, Span]] = collections.defaultdict(dict)
+    """Start and end of every stage's forwards and backwards, as [microbatches, replicas]."""
+    by_microbatch: dict[tuple[OpKind, StageId], dict[int, Span]] = collections.defaultdict(dict)
     for span in spans:
         if span.op.kind in ("forward", "backward"):
-            found[span.op.kind, span.op.stage_id][span.op.microbatch] = span
-    ordered = {key: [turns[number] for number in sorted(turns)] for key, turns in found.items()}
+            by_microbatch[span.op.kind, span.op.stage_id][span.op.microbatch] = span
+    ordered = {key: [found[number] for number in sorted(found)] for key, found in by_microbatch.items()}
     return (
-        {key: np.stack([span.start for span in turns]) for key, turns in ordered.items()},
-        {key: np.stack([span.end for span in turns]) for key, turns in ordered.items()},
+        {key: np.stack([span.start for span in stage_spans]) for key, stage_spans in ordered.items()},
+        {key: np.stack([span.end for span in stage_spans]) for key, stage_spans in ordered.items()},
     )
 
 
-def _releases(work: OpGraph, starts: _Table, ends: _Table, node: StageId) -> Float[np.ndarray, "m i"]:
-    """When each instance of a stage lets go of each microbatch."""
-    if node in work.backward_stages:
-        return ends["backward", node]
-    released = ends["forward", node]
-    for target in work.stage_graph.targets[node]:
+def _release_times(op_graph: OpGraph, starts: _Table, ends: _Table, stage: StageId) -> Float[np.ndarray, "m i"]:
+    """When each replica of a stage releases what it saved of each microbatch."""
+    if stage in op_graph.backward_stages:
+        return ends["backward", stage]
+    released = ends["forward", stage]
+    for target in op_graph.stage_graph.targets[stage]:
         taken = starts["forward", target]
         released = np.maximum(released, taken[:, source_replicas(taken.shape[1], released.shape[1])].max(axis=2))
     return released
@@ -69,9 +78,9 @@ def _peaks(
     changes: Float[np.ndarray, " e"],
     count: int,
 ) -> Float[np.ndarray, " n"]:
-    """For every owner, the highest sum of its changes so far; at one moment, what goes goes first."""
+    """For every owner, the highest running sum of its changes; of changes at one moment, releases come first."""
     order = np.lexsort((changes, times, owners))
-    held = np.cumsum(changes[order])
+    running = np.cumsum(changes[order])
     first = np.searchsorted(owners[order], np.arange(count))
-    before = np.where(first > 0, held[first - 1], 0.0)
-    return np.maximum.reduceat(held, first) - before
+    before = np.where(first > 0, running[first - 1], 0.0)
+    return np.maximum.reduceat(running, first) - before

@@ -7,15 +7,16 @@ from typing import Any
 
 from sharding.plans.plan import device_ranges
 from sharding.simulation.drawing import DrawnHop, DrawnLane, DrawnOp, drawn_hops, drawn_lanes
+from sharding.simulation.idle_time import IdleCause
 from sharding.simulation.timeline import Timeline
 
 Event = dict[str, Any]
 
 
 def perfetto_trace(timeline: Timeline) -> str:
-    """JSON with a process a unit, a thread a physical stage, an event an op, and an arrow a hop.
+    """The trace as JSON, with a process per unit, a thread per lane, an event per op, and an arrow per hop.
 
-    An op is the mean over its stage's instances. Idle time stands in front of it, an event a cause. The figures of
+    An op is drawn at the mean of its replicas. Idle time is drawn in front of it, an event per cause. The figures of
     `Timeline.summary` are the trace's metadata.
     """
     lanes = drawn_lanes(timeline)
@@ -24,10 +25,10 @@ def perfetto_trace(timeline: Timeline) -> str:
     events = list(_names(lanes, threads))
     for lane, thread in zip(lanes, threads, strict=True):
         events += itertools.chain.from_iterable(_op_events(op, thread) for op in lane.ops)
-        events += _gap_events(lane.idle_after, timeline.step, thread)
-    ran = {(op.op.kind, op.op.stage_id, op.op.microbatch): op for lane in lanes for op in lane.ops}
+        events += _idle_events(lane.idle_after, timeline.step, thread)
+    drawn = {(op.op.kind, op.op.stage_id, op.op.microbatch): op for lane in lanes for op in lane.ops}
     for number, hop in enumerate(drawn_hops(timeline)):
-        events += _arrow(number, hop, ran, threads)
+        events += _arrow(number, hop, drawn, threads)
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": timeline.summary()})
 
 
@@ -41,22 +42,24 @@ def _names(lanes: tuple[DrawnLane, ...], threads: list[Event]) -> Iterator[Event
         yield {"ph": "M", "name": "thread_sort_index", **thread, "args": {"sort_index": thread["tid"]}}
 
 
-def _op_events(op: DrawnOp, thread: Event) -> Iterator[Event]:
-    yield from _gap_events(op.idle_before, op.start, thread)
-    part = op.op
-    name = f"{part.kind} {part.microbatch}" if part.microbatch >= 0 else part.kind
-    about = {"microbatch": part.microbatch, "virtual stage": part.stage, "chunk": op.chunk}
-    times = {
-        "tensor-parallel wait (us)": _microseconds(op.communication),
-        "slowest instance (us)": _microseconds(op.slowest),
+def _op_events(drawn: DrawnOp, thread: Event) -> Iterator[Event]:
+    yield from _idle_events(drawn.idle_before, drawn.start, thread)
+    op = drawn.op
+    name = f"{op.kind} {op.microbatch}" if op.microbatch >= 0 else op.kind
+    arguments = {
+        "microbatch": op.microbatch,
+        "virtual stage": op.stage,
+        "chunk": drawn.chunk,
+        "tensor-parallel wait (us)": _microseconds(drawn.communication),
+        "slowest replica (us)": _microseconds(drawn.slowest),
     }
-    yield _slice(name, part.kind, op.start, op.end, thread, {**about, **times})
+    yield _slice(name, op.kind, drawn.start, drawn.end, thread, arguments)
 
 
-def _gap_events(gap: Mapping[str, float], end: float, thread: Event) -> Iterator[Event]:
+def _idle_events(idle: Mapping[IdleCause, float], end: float, thread: Event) -> Iterator[Event]:
     """Idle time that ends at a moment, cause after cause."""
-    start = end - sum(gap.values())
-    for cause, seconds in gap.items():
+    start = end - sum(idle.values())
+    for cause, seconds in idle.items():
         yield _slice(f"idle: {cause}", "idle", start, start + seconds, thread, {"cause": cause})
         start += seconds
 
@@ -75,11 +78,11 @@ def _slice(name: str, category: str, start: float, end: float, thread: Event, ar
     }
 
 
-def _arrow(number: int, hop: DrawnHop, ran: Mapping[tuple, DrawnOp], threads: list[Event]) -> Iterator[Event]:
+def _arrow(number: int, hop: DrawnHop, drawn: Mapping[tuple, DrawnOp], threads: list[Event]) -> Iterator[Event]:
     """From the middle of the producing op to the start of the one that waits; the viewer needs a moment inside each."""
     kind = "forward" if hop.op.kind == "hop" else "backward"
-    source = ran[kind, hop.op.stage_id, hop.op.microbatch]
-    target = ran[kind, hop.op.target_id, hop.op.microbatch]
+    source = drawn[kind, hop.op.stage_id, hop.op.microbatch]
+    target = drawn[kind, hop.op.target_id, hop.op.microbatch]
     arrow = {"name": hop.op.kind, "cat": "hop", "id": number}
     yield {"ph": "s", **arrow, **threads[hop.source], "ts": _microseconds((source.start + source.end) / 2)}
     yield {"ph": "f", "bp": "e", **arrow, **threads[hop.target], "ts": _microseconds(target.start)}

@@ -1,4 +1,4 @@
-"""When a part ran, on every instance of its stage."""
+"""When an op ran, on every replica of its stage; the record that simulations and measurements share."""
 
 import dataclasses
 
@@ -10,13 +10,14 @@ from sharding.schedules.ops import PipelineOp
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Span:
-    """One part, simulated or measured.
+    """One op, simulated or measured.
 
     Attributes:
-        part: What ran.
-        start, end: Seconds from the start of the step, for every instance of the part's stage; of a hop or a share,
-            of its target, from when the producer was done until all is there; of `norm`, a single entry.
-        tensor: Seconds between them that the devices waited for collectives of an instance or of expert ranks.
+        op: The op.
+        start: Seconds from the start of the step, for every replica of the op's stage. Of a hop or a share: for every
+            replica of its target, when the array was ready to be sent. Of `norm`: a single entry.
+        end: The same of its end; of a hop or a share, when all of the array has arrived.
+        communication: Seconds between them in which the devices waited for tensor, sequence or expert ranks.
     """
 
     op: PipelineOp
@@ -26,5 +27,5 @@ class Span:
 
     @property
     def seconds(self) -> Float[np.ndarray, " i"]:
-        """How long it took."""
+        """Seconds that the op took."""
         return self.end - self.start

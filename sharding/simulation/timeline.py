@@ -1,4 +1,4 @@
-"""A step in time, simulated or measured: when every op ran, why devices idled, and what that makes of the cluster."""
+"""A step in time, simulated or measured: when every op ran, why devices idled, and how well the cluster was used."""
 
 import dataclasses
 import functools
@@ -12,22 +12,20 @@ from sharding.costs.step_costs import StepCosts
 from sharding.plans.device_groups import DeviceGroups, group_devices
 from sharding.plans.stage_graph import PipelineRank, StageId
 from sharding.schedules.ops import OpGraph
-from sharding.simulation.idle_time import IDLE_CAUSES, IdlePeriod, idle_by_cause, idle_times
+from sharding.simulation.idle_time import IdleCause, IdlePeriod, idle_by_cause, idle_times
 from sharding.simulation.peak_memory import peak_memory
 from sharding.simulation.spans import Span
-
-__all__ = ["IDLE_CAUSES", "IdlePeriod", "Lane", "Span", "Timeline"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Lane:
-    """A physical stage: a place in a unit, with the virtual stages that lie there.
+    """One row of a timeline: a pipeline rank, with the stages that lie there.
 
     Attributes:
-        place: (unit, number of the physical stage).
-        nodes: Its virtual stages, in chain order.
-        devices: Its devices, by instance, then sequence and tensor rank.
-        instances: Its data-parallel instances.
+        rank: The pipeline rank (unit, number).
+        stages: Its stages in chain order; more than one where its unit has chunks.
+        devices: Its devices, by replica, then by sequence and tensor rank.
+        replicas: Number of its data-parallel replicas.
     """
 
     rank: PipelineRank
@@ -38,18 +36,18 @@ class Lane:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Timeline:
-    """Every op's start and end on every instance, and all that follows from them.
+    """Every op's start and end on every replica, and all that follows from them.
 
-    Idle time is by cause (`sharding.simulation.idle_time.CAUSES`); busy time is that of forwards, backwards and updates without the
-    wait for collectives of a unit's ranks. Both together are the whole step, on every device. Shares, rates and MFU are
-    always per allocated device: all that the plan lists, whether at work or not.
+    Idle time is reported by cause (`idle_time.IDLE_CAUSES`). Busy time is that of forwards, backwards and updates,
+    without the wait for other ranks of a unit. Both together are the whole step on every device. Shares, rates and MFU
+    are always per allocated device: all that the plan lists, busy or not.
 
     Attributes:
-        work: What the step did.
-        devices: Devices of every stage, as [instances, ranks of an instance].
+        op_graph: What the step did.
+        devices: Devices of every stage, as [replicas, ranks of a replica].
         costs: FLOPs and bytes of the stages.
-        spans: In an order that every device followed.
-        rendezvous: Whether hops and shares held the devices at both their ends.
+        spans: When each op ran, in an order that every device followed.
+        rendezvous: Whether hops and shares occupied the devices of both their ends.
     """
 
     op_graph: OpGraph
@@ -69,87 +67,87 @@ class Timeline:
 
     @functools.cached_property
     def groups(self) -> DeviceGroups:
-        """The devices, those that always work alike as one."""
+        """The devices, with those that always work alike as one group."""
         return group_devices(self.devices)
 
     @functools.cached_property
     def lanes(self) -> tuple[Lane, ...]:
-        """The physical stages, unit by unit."""
-        chunks = self.op_graph.stage_graph.stages_of
-        units = list(dict.fromkeys(unit for unit, _ in chunks))
+        """The pipeline ranks, unit by unit."""
+        stages_of = self.op_graph.stage_graph.stages_of
+        units = list(dict.fromkeys(unit for unit, _ in stages_of))
         lanes = []
-        for place in sorted(chunks, key=lambda place: (units.index(place[0]), place[1])):
-            held = self.devices[chunks[place][0]]
-            lanes.append(Lane(place, chunks[place], tuple(map(int, held.ravel())), len(held)))
+        for rank in sorted(stages_of, key=lambda rank: (units.index(rank[0]), rank[1])):
+            devices = self.devices[stages_of[rank][0]]
+            lanes.append(Lane(rank, stages_of[rank], tuple(map(int, devices.ravel())), len(devices)))
         return tuple(lanes)
 
     @functools.cached_property
-    def idles(self) -> tuple[IdlePeriod, ...]:
+    def idle_periods(self) -> tuple[IdlePeriod, ...]:
         """All idle time, span by span."""
-        return tuple(idle_times(self.op_graph, self.groups, self.spans, self.rendezvous))
+        return tuple(idle_times(self.groups, self.spans, self.rendezvous))
 
     @functools.cached_property
-    def idle_by_group(self) -> Mapping[str, Float[np.ndarray, " n"]]:
+    def idle_by_group(self) -> Mapping[IdleCause, Float[np.ndarray, " n"]]:
         """Idle seconds of each group of devices, by cause."""
-        return idle_by_cause(self.idles, len(self.groups.sizes))
+        return idle_by_cause(self.idle_periods, len(self.groups.sizes))
 
     @property
-    def idle(self) -> dict[str, float]:
+    def idle(self) -> dict[IdleCause, float]:
         """Idle seconds by cause, the mean over all devices."""
         return {cause: self.groups.mean(seconds) for cause, seconds in self.idle_by_group.items()}
 
     @functools.cached_property
     def busy(self) -> float:
-        """Seconds at work, the mean over all devices."""
+        """Busy seconds, the mean over all devices."""
         return sum(self.lane_busy(lane) * len(lane.devices) for lane in self.lanes) / self.groups.device_count
 
     def lane_busy(self, lane: Lane) -> float:
-        """Seconds a physical stage is at work for its own unit, the mean over its devices."""
-        return sum(float(seconds.mean()) for node in lane.stages for seconds in self._work_of[node])
+        """Seconds in which a lane works for its own unit, the mean over its devices."""
+        return sum(float(seconds.mean()) for stage in lane.stages for seconds in self._busy_seconds[stage])
 
     @functools.cached_property
-    def _work_of(self) -> Mapping[StageId, list[Float[np.ndarray, " i"]]]:
-        found: dict[StageId, list[Float[np.ndarray, " i"]]] = {node: [] for node in self.op_graph.stage_graph.stages}
+    def _busy_seconds(self) -> Mapping[StageId, list[Float[np.ndarray, " i"]]]:
+        busy: dict[StageId, list[Float[np.ndarray, " i"]]] = {stage: [] for stage in self.op_graph.stage_graph.stages}
         for span in self.spans:
             if span.op.kind in ("forward", "backward", "update"):
-                found[span.op.stage_id].append(span.seconds - span.communication)
-        return found
+                busy[span.op.stage_id].append(span.seconds - span.communication)
+        return busy
 
-    def lane_idle(self, lane: Lane) -> dict[str, float]:
-        """Idle seconds by cause, the mean over a physical stage's devices, whichever unit they then wait for."""
-        return {cause: self.groups.stage_mean(lane.stages[0], sec) for cause, sec in self.idle_by_group.items()}
+    def lane_idle(self, lane: Lane) -> dict[IdleCause, float]:
+        """Idle seconds by cause, the mean over a lane's devices, whichever unit they then wait for."""
+        return {cause: self.groups.stage_mean(lane.stages[0], seconds) for cause, seconds in self.idle_by_group.items()}
 
     @functools.cached_property
-    def _high_water(self) -> Float[np.ndarray, " n"]:
+    def _peak_memory(self) -> Float[np.ndarray, " n"]:
         return peak_memory(self.op_graph, self.groups, self.costs.stages, self.spans)
 
     def lane_peak_memory(self, lane: Lane) -> float:
-        """The most bytes on any of a physical stage's devices, of all the stages that lie there."""
-        return float(self._high_water[self.groups.groups_of[lane.stages[0]]].max())
+        """Peak bytes on any of a lane's devices, over all the stages that lie there."""
+        return float(self._peak_memory[self.groups.groups_of[lane.stages[0]]].max())
 
     @property
     def mfu(self) -> float:
-        """Useful FLOPs over what all allocated devices could do in the step."""
+        """Model FLOPs utilisation: useful FLOPs over what all allocated devices could compute in the step."""
         return self.costs.flops / (self.step * self.groups.device_count * self.costs.peak_flops)
 
     @functools.cached_property
     def mfu_by_unit(self) -> dict[str, float]:
-        """A unit's useful FLOPs over what its devices could do in the step; units may share devices."""
+        """A unit's useful FLOPs over what its devices could compute in the step; units may share devices."""
         shares = {}
         for unit in dict.fromkeys(lane.rank[0] for lane in self.lanes):
             lanes = [lane for lane in self.lanes if lane.rank[0] == unit]
-            flops = sum(float(self.costs.stages[node].flops.sum()) for lane in lanes for node in lane.stages)
+            flops = sum(float(self.costs.stages[stage].flops.sum()) for lane in lanes for stage in lane.stages)
             count = len({device for lane in lanes for device in lane.devices})
             shares[unit] = flops / (self.step * count * self.costs.peak_flops)
         return shares
 
     @property
     def tokens_per_second(self) -> float:
-        """Backbone tokens, without padding, of all devices together."""
+        """Backbone tokens per second without padding, on all devices together."""
         return self.costs.tokens / self.step
 
     def summary(self) -> dict[str, Any]:
-        """The figures, for JSON: seconds, shares of the step, bytes; by cause, by unit and by physical stage."""
+        """The figures for JSON, in seconds, shares of the step and bytes: by cause, by unit and by lane."""
         return {
             "step_seconds": self.step,
             "devices": self.groups.device_count,
@@ -169,7 +167,7 @@ class Timeline:
             "stage": stage,
             "chunks": len(lane.stages),
             "devices": len(lane.devices),
-            "instances": lane.replicas,
+            "replicas": lane.replicas,
             "busy_seconds": self.lane_busy(lane),
             "idle_seconds": self.lane_idle(lane),
             "memory_bytes": self.lane_peak_memory(lane),

@@ -1,7 +1,7 @@
 // The chart: a canvas with zoom and hover. See `page_data` for what ops and hops hold.
 
 const LABELS = 210, AXIS = 24;
-const [, MICROBATCH, VIRTUAL, CHUNK, START, END, TENSOR, LONGEST, GAPS] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
+const [, MICROBATCH, VIRTUAL, CHUNK, START, END, COMMUNICATION, SLOWEST, IDLE] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
 const [HOP_KIND, HOP_MICROBATCH, FROM, TO, FROM_STAGE, TO_STAGE, LEAVES, COMES] = [0, 1, 2, 3, 4, 5, 6, 7];
 const forward = data.kinds.indexOf("forward"), backward = data.kinds.indexOf("backward");
 let view = { from: 0, to: step };
@@ -31,7 +31,7 @@ function layOut() {
     const made = element("div", undefined, i && data.lanes[i - 1].unit !== lane.unit ? "next-unit" : "");
     made.style.height = rowHeight + "px";
     made.append(element("b", `${lane.unit} ${lane.stage}`), element("span", lane.devices));
-    made.title = `${lane.unit}, stage ${lane.stage}: devices ${lane.devices}; ${lane.instances} instances, ${lane.chunks} chunks`;
+    made.title = `${lane.unit}, stage ${lane.stage}: devices ${lane.devices}; ${lane.replicas} replicas, ${lane.chunks} chunks`;
     return made;
   }));
   width = chart.clientWidth - LABELS;
@@ -59,13 +59,13 @@ function draw() {
 function drawLane(pen, lane, top) {
   const high = rowHeight - (rowHeight > 20 ? 4 : 2), first = firstVisible(lane.ops), byCause = byId("colour").checked;
   for (let i = first; i < lane.ops.length; i++) {
-    const op = lane.ops[i], gaps = op.slice(GAPS), gap = gaps.reduce((sum, [, long]) => sum + long, 0);
+    const op = lane.ops[i], gaps = op.slice(IDLE), gap = gaps.reduce((sum, [, long]) => sum + long, 0);
     if (op[START] - gap > view.to) break;
     drawGaps(pen, gaps, op[START] - gap, top, high, byCause);
     drawOp(pen, lane, op, top, high, byCause);
   }
-  const rest = lane.rest.reduce((sum, [, long]) => sum + long, 0);
-  drawGaps(pen, lane.rest, step - rest, top, high, byCause);
+  const rest = lane.idle_after.reduce((sum, [, long]) => sum + long, 0);
+  drawGaps(pen, lane.idle_after, step - rest, top, high, byCause);
 }
 
 function drawGaps(pen, gaps, start, top, high, byCause) {
@@ -85,10 +85,10 @@ function drawOp(pen, lane, op, top, high, byCause) {
   const seam = long > 4 ? 1 : long > 2 ? 0.5 : 0;
   pen.fillRect(left, top + 1, Math.max(0.5, long - seam), high);
   pen.globalAlpha = 1;
-  const causes = byCause && (op[TENSOR] > 0 ? "tensor" : ["gather", "reduce"].includes(kind) ? kind : "");
+  const causes = byCause && (op[COMMUNICATION] > 0 ? "tensor parallel" : ["gather", "reduce"].includes(kind) ? kind : "");
   if (causes) {
     // Collectives lie all over the op; their share of it is drawn as a share of its height.
-    const share = causes === "tensor" ? op[TENSOR] / (op[END] - op[START]) : 1;
+    const share = causes === "tensor parallel" ? op[COMMUNICATION] / (op[END] - op[START]) : 1;
     pen.fillStyle = colours.causes[data.causes.indexOf(causes)];
     pen.fillRect(left, top + 1 + high * (1 - share), Math.max(0.5, long - seam), high * share);
   }
@@ -153,21 +153,21 @@ function find(px, py) {
   const op = lane.ops.find((one) => one[END] + slack >= at && data.kinds[one[KIND]] !== "norm");
   if (op && op[START] - slack <= at) return { row, lane, op };
   const next = lane.ops.find((one) => one[START] >= at);
-  const gaps = next ? next.slice(GAPS) : lane.rest, end = next ? next[START] : step;
+  const gaps = next ? next.slice(IDLE) : lane.idle_after, end = next ? next[START] : step;
   const gap = gaps.reduce((sum, [, long]) => sum + long, 0);
   return at >= end - gap ? { row, lane, gaps, from: end - gap } : null;
 }
 
 function describe(found) {
-  const { lane, op } = found, gaps = op ? op.slice(GAPS) : found.gaps, rows = [];
+  const { lane, op } = found, gaps = op ? op.slice(IDLE) : found.gaps, rows = [];
   const start = op ? op[START] : found.from, total = gaps.reduce((sum, [, long]) => sum + long, 0);
   const name = op ? data.kinds[op[KIND]] + (op[MICROBATCH] < 0 ? "" : ` of microbatch ${op[MICROBATCH]}`) : "idle";
   const tip = byId("tip");
   tip.replaceChildren(element("b", name));
   rows.push(["on", `${lane.unit}, stage ${lane.stage}` + (op && lane.chunks > 1 && op[CHUNK] >= 0 ? `, chunk ${op[CHUNK]}` : "")]);
   rows.push(["start", seconds(start)], ["duration", seconds(op ? op[END] - op[START] : total)]);
-  if (op && lane.instances > 1) rows.push(["slowest instance", seconds(op[LONGEST])]);
-  if (op && op[TENSOR] > 0) rows.push(["tensor-parallel wait", seconds(op[TENSOR])]);
+  if (op && lane.replicas > 1) rows.push(["slowest replica", seconds(op[SLOWEST])]);
+  if (op && op[COMMUNICATION] > 0) rows.push(["tensor-parallel wait", seconds(op[COMMUNICATION])]);
   if (op) for (const hop of inputs(found.row, op)) {
     const from = data.lanes[hop[FROM]];
     rows.push(["input", `from ${from.unit} ${from.stage}, ${seconds(hop[COMES] - hop[LEAVES])} on the way`]);

@@ -74,8 +74,8 @@ function fillPage() {
       [swatch(colours.causes[i], cause, data.meanings[i]), seconds(idle.seconds), percent(idle.share), bar(idle.share, colours.causes[i])]),
   ]);
   fillTable(byId("units"), ["unit", "#MFU"], s.units.map((unit) => [unit.unit, percent(unit.mfu)]));
-  fillTable(byId("stages"), ["unit", "#stage", "#devices", "#instances", "#chunks", "#busy", "#idle", "#memory a device"],
-    s.stages.map((stage) => [stage.unit, String(stage.stage), String(stage.devices), String(stage.instances), String(stage.chunks),
+  fillTable(byId("stages"), ["unit", "#stage", "#devices", "#replicas", "#chunks", "#busy", "#idle", "#memory a device"],
+    s.stages.map((stage) => [stage.unit, String(stage.stage), String(stage.devices), String(stage.replicas), String(stage.chunks),
       percent(stage.busy_seconds / step), percent(Object.values(stage.idle_seconds).reduce((a, b) => a + b, 0) / step),
       gigabytes(stage.memory_bytes)]));
   byId("shared").textContent = isShared() ? "Units share devices: where a lane is blank, its devices work for another unit." : "";

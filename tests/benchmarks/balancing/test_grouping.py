@@ -4,9 +4,9 @@ import numpy as np
 
 from benchmarks.balancing import grouping as benchmark
 from benchmarks.balancing import grouping_references as references
+from data.packing.grouping.bin_packing import as_columns
 from data.packing.grouping.groups import Groups
 from data.packing.grouping.isf import sample_and_filter
-from data.packing.grouping.next_fit import as_columns
 
 
 def test_sets_are_as_stated():

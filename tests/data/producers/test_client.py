@@ -11,7 +11,7 @@ import pytest
 from configs.errors import UserError
 from data.errors import DataError
 from data.packing.pipeline import training_batches
-from data.packing.row_order_request import RowOrderRequest
+from data.packing.row_order import RowOrderRequest
 from data.producers import remote_batches as remote_steps
 from data.producers.client import TOKEN_VARIABLE, remote_batches
 from data.producers.step_request import STATUS_ACTION

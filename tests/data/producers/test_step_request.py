@@ -11,7 +11,7 @@ from configs.architectures import ModelConfig, VisionConfig
 from configs.errors import UserError
 from data.data_config import DataConfig
 from data.packing.pipeline import fingerprint_differences, training_recipe
-from data.packing.row_order_request import RowOrderRequest
+from data.packing.row_order import RowOrderRequest
 from data.packing.step_planner import PlannerState
 from data.producers.step_request import MAX_STEPS_AHEAD, StepRequest, batch_fingerprint
 from sharding.plans.plan import single_device_plan

@@ -11,7 +11,7 @@ from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.ops import OpGraph
 from sharding.simulation.drawing import drawn_hops, drawn_lanes
-from sharding.simulation.html_page import PAGE_KINDS, html_page
+from sharding.simulation.html_page import OP_KINDS, html_page
 from sharding.simulation.perfetto import perfetto_trace
 from sharding.simulation.timeline import Timeline
 from tests.sharding.steps import SimulatedStep, stage_costs, step_costs
@@ -61,9 +61,9 @@ def test_the_page_has_every_op_and_every_hop_once():
     _, data = page_of(timeline)
     ops = [(lane["unit"], op) for lane in data["lanes"] for op in lane["ops"]]
     assert collections.Counter(
-        (PAGE_KINDS[op[0]], unit, op[2], op[1]) for unit, op in ops if PAGE_KINDS[op[0]] != "norm"
+        (OP_KINDS[op[0]], unit, op[2], op[1]) for unit, op in ops if OP_KINDS[op[0]] != "norm"
     ) == (on_stages(timeline))
-    assert sum(PAGE_KINDS[op[0]] == "norm" for _, op in ops) == len(data["lanes"]) == 3
+    assert sum(OP_KINDS[op[0]] == "norm" for _, op in ops) == len(data["lanes"]) == 3
     hops = [span.op for span in timeline.spans if span.op.kind in ("hop", "hop_back")]
     assert len(data["hops"]) == len(hops) == 2 * 4 * 4
     assert data["summary"] == json.loads(json.dumps(timeline.summary()))
@@ -80,7 +80,7 @@ def test_what_is_drawn_of_a_stage_adds_up_to_the_step(rendezvous):
                 assert op.start - sum(op.idle_before.values()) == pytest.approx(last, abs=1e-9)
             last = op.end
         idle.update(lane.idle_after)
-        inside = {"tensor", "gather", "reduce", "hop"}
+        inside = {"tensor parallel", "gather", "reduce", "hop"}
         expected = {cause: seconds for cause, seconds in timeline.lane_idle(lane.lane).items() if cause not in inside}
         found = {cause: seconds for cause, seconds in idle.items() if cause not in inside}
         assert found == pytest.approx({cause: seconds for cause, seconds in expected.items() if seconds})

@@ -11,8 +11,9 @@ from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.build import forward_only
 from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import OpGraph, Schedule
+from sharding.simulation.idle_time import IDLE_CAUSES
 from sharding.simulation.simulator import simulate_on_devices
-from sharding.simulation.timeline import IDLE_CAUSES, Timeline
+from sharding.simulation.timeline import Timeline
 from tests.sharding.stage_graphs import chain, ring
 from tests.sharding.steps import build_step, row_feeders, single_devices, stage_costs, step_costs, step_recipes
 
@@ -46,7 +47,7 @@ def test_waiting_for_a_slow_instance_is_the_instances_straggling():
     timeline = feed([[1.0, 1.0], [1.0, 5.0]], [[1.0], [1.0]])
     # Of the 4 seconds from 2 to 6, 2 are beyond the mean (1 + 5) / 2, 1 is beyond the mean of 1 and 3.
     _, second = causes(timeline)
-    assert second == {"warm-up": 1.0, "straggler instance": 2.0, "straggler microbatch": 1.0, "dependency": 1.0}
+    assert second == {"warm-up": 1.0, "straggler replica": 2.0, "straggler microbatch": 1.0, "dependency": 1.0}
 
 
 def test_where_hops_hold_devices_they_are_idle_time_of_both_ends():
@@ -69,7 +70,7 @@ def test_fast_instances_wait_for_slow_ones_before_their_reduction():
     stage = stage_costs([[1.0, 2.0]], [[1.0, 4.0]], gather=0.5, reduce=0.25, update=0.125)
     costs = step_costs(work, {node: stage})
     timeline = simulate_on_devices({node: np.array([[0, 1], [2, 3]])}, gpipe(work), costs)
-    assert causes(timeline) == [{"gather": 0.5, "straggler instance": 2.0, "reduce": 0.25}]
+    assert causes(timeline) == [{"gather": 0.5, "straggler replica": 2.0, "reduce": 0.25}]
     assert timeline.busy == 4.0 + 0.125
 
 
@@ -78,7 +79,7 @@ def test_tensor_collectives_are_idle_time_inside_ops():
     work = OpGraph(graph, 2, with_update=False)
     stage = stage_costs([[1.0], [2.0]], forward_communication=np.array([[0.25], [0.5]]))
     timeline = simulate_on_devices(single_devices(graph), forward_only(graph, 2), step_costs(work, {FIRST: stage}))
-    assert causes(timeline) == [{"tensor": 0.75}]
+    assert causes(timeline) == [{"tensor parallel": 0.75}]
     assert timeline.busy == 2.25
 
 
@@ -201,7 +202,7 @@ def test_the_summary_is_json_and_holds_the_figures():
     timeline = shared_and_own()
     found = json.loads(json.dumps(timeline.summary()))
     assert (found["step_seconds"], found["devices"], found["mfu"]) == (4.0, 4, timeline.mfu)
-    assert [(stage["unit"], stage["devices"], stage["instances"]) for stage in found["stages"]] == [
+    assert [(stage["unit"], stage["devices"], stage["replicas"]) for stage in found["stages"]] == [
         ("near", 2, 1),
         ("far", 3, 3),
     ]

@@ -13,8 +13,8 @@ from data.packing.grouping.algorithms import (
     RandomGroups,
     SortedGroups,
 )
+from data.packing.grouping.comparison import dist_ratio, pad_ratio
 from data.packing.grouping.groups import Groups
-from data.packing.grouping.ratios import dist_ratio, pad_ratio
 from tests.data.packing.grouping.draws import sized
 
 

@@ -4,8 +4,7 @@ import io
 
 from rich.console import Console
 
-from mmjax.training.verification.comparison import Difference, LayoutReport, ModuleReport
-from mmjax.training.verification.table import print_verification
+from mmjax.training.verification.comparison import Difference, LayoutReport, ModuleReport, print_verification
 
 RIGHT = ModuleReport(Difference(1e-7, 1e-5), Difference(3e-6, 2e-4, "blocks/000/mlp/up/kernel"))
 WRONG = ModuleReport(None, Difference(1.0, 2e-4, "projector/000/mlp/up/bias"))
