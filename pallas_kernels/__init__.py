@@ -1,1 +1,1 @@
-"""Kernels that overlap communication with arithmetic; one folder per op, the XLA reference beside them."""
+"""Operations that overlap communication with arithmetic; one folder for each, with its XLA reference."""

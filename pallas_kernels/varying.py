@@ -1,4 +1,4 @@
-"""Mesh axes inside `jax.shard_map`: how many ranks they have, which a value varies over, and how to change that."""
+"""Mesh axes inside `jax.shard_map`: how many ranks they have, which of them a value varies over, how to change that."""
 
 from typing import Any
 
@@ -12,33 +12,35 @@ def rank_count(axes: tuple[str, ...]) -> int:
         return lax.axis_size(axes)
     except NameError as error:
         known = ", ".join(jax.sharding.get_abstract_mesh().axis_names) or "none"
-        wanted = " and ".join(map(repr, axes))
-        raise ValueError(f"there is no mesh axis {wanted} here; the axes are {known}") from error
+        named = " and ".join(map(repr, axes))
+        raise ValueError(f"there is no mesh axis {named} here; the axes are {known}") from error
 
 
 def varying_axes(leaf: Any) -> frozenset[str]:
     """Mesh axes over which a value inside `jax.shard_map` differs between devices."""
-    kind = jax.typeof(leaf)
-    return frozenset(kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying)
+    abstract_value = jax.typeof(leaf)
+    if hasattr(abstract_value, "vma"):
+        return frozenset(abstract_value.vma)
+    return frozenset(abstract_value.manual_axis_type.varying)  # jax 0.12
 
 
 def make_varying(tree: Any, axes: tuple[str, ...]) -> Any:
-    """Marks every leaf as differing over `axes`, so that its gradient is not summed over them behind our back."""
+    """Marks every leaf as varying over `axes`, so that JAX does not sum its gradient over them."""
 
-    def one(leaf: jax.Array) -> jax.Array:
+    def mark(leaf: jax.Array) -> jax.Array:
         missing = tuple(axis for axis in axes if axis not in varying_axes(leaf))
         return lax.pcast(leaf, missing, to="varying") if missing else leaf
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(mark, tree)
 
 
 def match_cotangent(primal: jax.Array, cotangent: jax.Array) -> jax.Array:
-    """A cotangent as JAX wants it of a `custom_vjp`: in the primal's precision, and varying over the primal's axes.
+    """A cotangent as JAX requires it of a `custom_vjp`: in the primal's precision, varying over the primal's axes.
 
-    Over axes along which the primal is the same everywhere, the ranks' cotangents add up.
+    Over axes along which the primal is the same on all ranks, the ranks' cotangents are summed.
     """
-    wanted, given = varying_axes(primal), varying_axes(cotangent)
+    primal_axes = varying_axes(primal)
     cotangent = cotangent.astype(primal.dtype)
-    if summed := tuple(sorted(given - wanted)):
-        cotangent = lax.psum(cotangent, summed)
-    return make_varying(cotangent, tuple(sorted(wanted)))
+    if summed_axes := tuple(sorted(varying_axes(cotangent) - primal_axes)):
+        cotangent = lax.psum(cotangent, summed_axes)
+    return make_varying(cotangent, tuple(sorted(primal_axes)))

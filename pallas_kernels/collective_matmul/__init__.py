@@ -1,4 +1,4 @@
-"""Matmuls whose weight is split over the tensor axes, beside the collectives that they need."""
+"""Matmuls whose weight is split over the tensor axes, overlapped with the collectives that they need."""
 
 from pallas_kernels.collective_matmul.api import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from pallas_kernels.collective_matmul.sequence import gather_sequence, split_sequence
@@ -7,8 +7,8 @@ from pallas_kernels.collective_matmul.tiling import CollectiveTiling
 __all__ = [
     "CollectiveTiling",
     "all_gather_matmul",
-    "split_sequence",
+    "gather_sequence",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
-    "gather_sequence",
+    "split_sequence",
 ]

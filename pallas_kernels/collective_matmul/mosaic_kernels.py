@@ -1,22 +1,23 @@
 """Collective matmuls as Hopper kernels (Mosaic GPU): peers' tiles arrive while wgmma runs on the previous ones.
 
 Nothing here was ever run on a GPU, and nothing is tuned. What was done without one: the tile code was run in the GPU
-interpreter; the order of `protocol.py` was searched in every interleaving of few ranks and run with data on the cores
-of the TPU interpreter; the kernels were lowered for CUDA and compiled for H100s through ptxas. That no rank enters such
-a kernel before all of the mesh's ranks have reached it, so that a peer's buffers exist and its counters are zero, was
-read in the sources of jaxlib's custom call, not seen. `benchmarks/gpu/mosaic_loopback.py` is for who has one GPU.
+interpreter; the order of `protocol.py` was checked in every interleaving of few ranks and run with data on the cores of
+the TPU interpreter; the kernels were lowered for CUDA and compiled for H100s through ptxas. That no rank enters such a
+kernel before all ranks of the mesh have reached it, so that a peer's buffers exist and its counters are zero, follows
+from the sources of jaxlib's custom call and was not observed. With one GPU, `benchmarks/gpu/mosaic_loopback.py` runs
+the kernels.
 
-The tiles are multiplied by the matmul that jax ships for Hopper (`hopper_matmul_mgpu.kernel`). jax ships an
-all-gather matmul over it, too, which is not used: it needs the axis to span all devices, does not return what it
-gathered, counts all arrivals in one counter (see `protocol.py`), and, as read, may load the next tile over the last one
-of a product while this is still being copied to the peer. Here a tile's place is given back only after the copy has
-read it.
+The tiles are multiplied by the matmul that jax ships for Hopper (`hopper_matmul_mgpu.kernel`). jax also ships an
+all-gather matmul on top of it, which is not used: it needs the axis to span all devices, does not return what it
+gathered, counts all arrivals in one counter (see `protocol.py`), and, according to its source, may load the next tile
+over the last one of a product while that is still being copied to the peer. Here the memory of a tile is released only
+after the copy has read it.
 
-The gathered x is an output, because the peers' chunks have to lie somewhere anyway: the weight gradient needs no
-second gather. The reduce-scatter sends every partial result in bfloat16 to the rank that needs it, and sums there in
-float32: as many bytes as a plain reduce-scatter of bfloat16, one rounding a partial result instead of one a hop.
+The gathered x is an output, because the peers' chunks need memory anyway; so the wgrad needs no second gather. The
+reduce-scatter sends every partial result in bfloat16 to the rank that needs it, which sums them in float32: as many
+bytes as a plain reduce-scatter of bfloat16, with one rounding for each partial result instead of one for each hop.
 
-Neither function has a derivative: the input gradient of one is the other.
+Neither function has a derivative: the dgrad of each is the other.
 """
 
 import functools
@@ -45,14 +46,14 @@ from pallas_kernels.collective_matmul.mosaic_support import (
 )
 from pallas_kernels.varying import make_varying, varying_axes
 
-COMPUTE_WARPGROUPS = 2  # beside the one that loads
-H100_MULTIPROCESSORS = 132  # what a program lowered without a GPU at hand is lowered for
+COMPUTE_WARPGROUPS = 2  # besides the one that loads
+H100_MULTIPROCESSORS = 132  # assumed where a program is lowered without a GPU
 
 
 def all_gather_matmul(
     x: Float[Array, "m d"], weights: tuple[jax.Array, ...], axes: tuple[str, ...]
 ) -> tuple[tuple[jax.Array, ...], Float[Array, "n m d"]]:
-    """Every rank's x times this rank's weights; inside `jax.shard_map`, all of the mesh's axes manual.
+    """Every rank's x times this rank's weights; inside `jax.shard_map` with all mesh axes manual.
 
     Args:
         x: This rank's chunk.
@@ -60,11 +61,11 @@ def all_gather_matmul(
         axes: The mesh axes to gather over.
 
     Returns:
-        For each weight `[n, m, f]`, chunks in the order of the ranks; and the gathered x. Varying over all axes that
-        the arguments vary over and `axes`.
+        For each weight `[n, m, f]`, chunks in the order of the ranks; and the gathered x. Both vary over `axes`
+        and all axes that the arguments vary over.
 
     Raises:
-        NotImplementedError: See `mosaic_limits`. A mesh that is a part of the devices is found by the lowering.
+        NotImplementedError: See `mosaic_support`. A mesh of only some of the devices is refused by the lowering.
     """
     _check(x.shape[0], x.shape[1], [w.shape[1] for w in weights], [x, *weights])
     peers = _remote(axes)
@@ -76,7 +77,7 @@ def all_gather_matmul(
 def matmul_reduce_scatter(
     x: Float[Array, "n m d"], w: Float[Array, "d f"], axes: tuple[str, ...]
 ) -> Float[Array, "m f"]:
-    """The sum over ranks of x @ w, of which every rank keeps the chunk of its number; inside `jax.shard_map`.
+    """The sum over ranks of x @ w, of which rank i keeps chunk i; inside `jax.shard_map` with all mesh axes manual.
 
     Args:
         x: Chunks in the order of the ranks.
@@ -84,11 +85,11 @@ def matmul_reduce_scatter(
         axes: The mesh axes to sum over.
 
     Returns:
-        Varying over all axes that the arguments vary over and `axes`.
+        The chunk `[m, f]`, varying over `axes` and all axes that the arguments vary over.
 
     Raises:
-        NotImplementedError: See `mosaic_limits`. A mesh that is a part of the devices is found by the lowering.
-        ValueError: x has not one chunk a rank.
+        NotImplementedError: See `mosaic_support`. A mesh of only some of the devices is refused by the lowering.
+        ValueError: x has not one chunk for each rank.
     """
     _check(x.shape[1], x.shape[2], [w.shape[1]], [x, w])
     peers = _remote(axes)
@@ -99,7 +100,7 @@ def matmul_reduce_scatter(
 
 
 def loopback_all_gather_matmul(x: jax.Array, weights: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], jax.Array]:
-    """`all_gather_matmul` of virtual ranks on one GPU: everything has a leading dimension of ranks more."""
+    """`all_gather_matmul` of virtual ranks on one GPU: all arrays have a leading dimension of ranks."""
     ranks, *shape = x.shape
     _check(shape[0], shape[1], [w.shape[2] for w in weights], [x, *weights])
     *products, gathered = _gather_kernel(LoopbackPeers(ranks), tuple(shape), [w.shape[1:] for w in weights])(
@@ -109,7 +110,7 @@ def loopback_all_gather_matmul(x: jax.Array, weights: tuple[jax.Array, ...]) -> 
 
 
 def loopback_matmul_reduce_scatter(x: jax.Array, w: jax.Array) -> jax.Array:
-    """`matmul_reduce_scatter` of virtual ranks on one GPU: everything has a leading dimension of ranks more."""
+    """`matmul_reduce_scatter` of virtual ranks on one GPU: all arrays have a leading dimension of ranks."""
     _check(x.shape[2], x.shape[3], [w.shape[2]], [x, w])
     return _sum(_scatter_kernel(LoopbackPeers(x.shape[0]), x.shape[2:], w.shape[1:])(x, w), axis=1)
 
@@ -163,92 +164,95 @@ def _launch(
 
 
 class _Port:
-    """One warpgroup of one block: what both kernels do alike. `tellers` of a block count for a slot."""
+    """One warpgroup of one block; `notifiers` warpgroups of a block increment the counter of a slot."""
 
-    tellers: int
+    notifiers: int
 
     def __init__(self, peers: RemotePeers | LoopbackPeers, config: hopper.TuningConfig, counters: Any) -> None:
         self.peers, self.config, self.counters = peers, config, counters
         self.warpgroup = lax.axis_index("wg")
         self.own = peers.rank()
 
-    def rank(self, place: int) -> Any:
-        return lax.rem(self.own + jnp.int32(place), jnp.int32(self.peers.ranks))
+    def rank(self, offset: int) -> Any:
+        return lax.rem(self.own + jnp.int32(offset), jnp.int32(self.peers.ranks))
 
     def wait(self, slot: Any) -> None:
         counter = self.peers.mine(self.counters).at[slot]
-        pl.semaphore_wait(counter, value=self.tellers * lax.axis_size(BLOCKS), decrement=False)
-        _see_arrivals()
+        pl.semaphore_wait(counter, value=self.notifiers * lax.axis_size(BLOCKS), decrement=False)
+        _fence_async_proxy()  # pyright: ignore[reportCallIssue]  # `inline_mgpu` passes the context
 
-    def tell(self, to: Any, slot: Any) -> None:
-        @pl.when(self.warpgroup < self.tellers)
+    def notify(self, target: Any, slot: Any) -> None:
+        @pl.when(self.warpgroup < self.notifiers)
         def _():
-            plgpu.wait_smem_to_gmem(0, wait_read_only=False)  # arrived, not only read
-            self.peers.signal(self.counters, to, slot)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=False)  # until written, not only read
+            self.peers.signal(self.counters, target, slot)
 
 
 class _Gather(_Port):
-    """Multiplies a chunk with every weight; while the first one's first column of tiles runs, its tiles are sent on."""
+    """Multiplies a chunk with every weight; sends its tiles on during the first column of tiles of the first weight."""
 
-    tellers = 1  # the warpgroup that sends
+    notifiers = 1  # the warpgroup that sends
 
     def __init__(self, peers, config, counters, x, weights, products, gathered) -> None:
         super().__init__(peers, config, counters)
         self.x, self.weights, self.products, self.gathered = x, weights, products, gathered
 
-    def multiply(self, step: protocol.ProtocolStep, chunk: Any, to: Any, slot: Any) -> None:
+    def multiply(self, step: protocol.ProtocolStep, chunk: Any, target: Any, slot: Any) -> None:
         mine = self.peers.mine
         source = mine(self.gathered).at[chunk] if step.waits else mine(self.x)
         copies = [] if step.waits else [mine(self.gathered).at[chunk]]
-        if to is not None:
-            copies.append(self.peers.peer(self.gathered, to).at[slot])
+        if target is not None:
+            copies.append(self.peers.peer(self.gathered, target).at[slot])
         for i, (w, product) in enumerate(zip(self.weights, self.products, strict=True)):
-            passing = functools.partial(pass_on, config=self.config, copies=copies) if copies and i == 0 else None
-            hopper.kernel(source, mine(w), None, mine(product).at[chunk], config=self.config, pipeline_callback=passing)
+            callback = functools.partial(copy_tile, config=self.config, copies=copies) if copies and i == 0 else None
+            hopper.kernel(
+                source, mine(w), None, mine(product).at[chunk], config=self.config, pipeline_callback=callback
+            )
 
 
 class _Scatter(_Port):
     """Multiplies a chunk straight into the slot of the rank that sums it."""
 
-    tellers = COMPUTE_WARPGROUPS  # each writes its own part of the product
+    notifiers = COMPUTE_WARPGROUPS  # each writes its own part of the product
 
     def __init__(self, peers, config, counters, x, w, partials) -> None:
         super().__init__(peers, config, counters)
         self.x, self.w, self.partials = x, w, partials
 
-    def multiply(self, step: protocol.ProtocolStep, chunk: Any, to: Any, slot: Any) -> None:
+    def multiply(self, step: protocol.ProtocolStep, chunk: Any, target: Any, slot: Any) -> None:
         mine = self.peers.mine
-        there = self.peers.peer(self.partials, to) if step.target else mine(self.partials)
-        hopper.kernel(mine(self.x).at[chunk], mine(self.w), None, there.at[slot], config=self.config)
+        partials = self.peers.peer(self.partials, target) if step.target else mine(self.partials)
+        hopper.kernel(mine(self.x).at[chunk], mine(self.w), None, partials.at[slot], config=self.config)
 
 
-def pass_on(
+def copy_tile(
     row: Any, column: Any, k: Any, x_tile: Any, w_tile: Any, *, config: hopper.TuningConfig, copies: list[Any]
 ) -> None:
     """Copies the tile of x that is being multiplied, once: in the first column of tiles, by the first warpgroup.
 
     Called between the start of the tile's wgmma and its end. Returns after the copies have read the tile, since the
-    matmul gives its place back next.
+    matmul releases its memory next.
     """
     del w_tile
-    down = config.tile_m * (2 if config.wg_dimension == hopper.MatmulDimension.M else 1)
+    block_rows = config.tile_m * (2 if config.wg_dimension == hopper.MatmulDimension.M else 1)
 
     @pl.when((lax.axis_index("wg") == 0) & (column == 0))
     def _():
-        part = (pl.ds(row * down, down), pl.ds(k * config.tile_k, config.tile_k))
+        part = (pl.ds(row * block_rows, block_rows), pl.ds(k * config.tile_k, config.tile_k))
         for copy in copies:
             plgpu.copy_smem_to_gmem(x_tile, copy.at[part])
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
 
 @plgpu.inline_mgpu()
-def _see_arrivals(context: Any) -> None:
-    """Orders what the wait has seen before the loads of tiles that follow, which go by another path (async proxy)."""
+def _fence_async_proxy(context: Any) -> None:
+    """Orders the wait before the loads of tiles that follow, which take another path (the async proxy)."""
     del context
     nvvm.fence_proxy(nvvm.ProxyKind.async_)
 
 
-def _config(chosen: WarpgroupTiles) -> hopper.TuningConfig:
+def _config(chosen: WarpgroupTiles | None) -> hopper.TuningConfig:
+    assert chosen is not None  # `unsupported_shape_reason` was asked before
     along = hopper.MatmulDimension.N if chosen.columns_split else hopper.MatmulDimension.M
     return hopper.TuningConfig(chosen.rows, chosen.columns, TILE_DEPTH, PIPELINE_DEPTH, wg_dimension=along)
 
@@ -276,7 +280,7 @@ def _multiprocessors() -> int:
 
 
 def _varying(results: Any, arguments: Any, axes: tuple[str, ...]) -> Any:
-    """Outputs of a kernel carry no varying axes: those of its arguments, and the axes it exchanged over."""
+    """Marks outputs, which a kernel returns without varying axes, with those of its arguments and of its exchange."""
     varying = set(axes).union(*(varying_axes(leaf) for leaf in jax.tree.leaves(arguments)))
     return make_varying(results, tuple(sorted(varying)))
 

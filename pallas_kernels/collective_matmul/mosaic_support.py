@@ -1,4 +1,7 @@
-"""Where the Hopper kernels can run, and with which tiles: every refusal says what is wrong and what to do."""
+"""Where the Hopper kernels can run, and with which tiles.
+
+The functions return the reason why they cannot and what would help, or "" where they can.
+"""
 
 import dataclasses
 import math
@@ -9,11 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-INSTEAD = 'use backend="ring"'
+USE_RING = 'use backend="ring"'
 HOPPER = re.compile(r"\bG?H\d+")
 """Device kinds of compute capability 9.0: NVIDIA H100, H200, H800, H20, GH200 and their variants."""
 TILE_DEPTH = 64  # columns of x in a tile: 128 bytes of bfloat16, the widest swizzle
-PIPELINE_DEPTH = 4  # tiles in flight: what fits beside the results in the shared memory of a Hopper multiprocessor
+PIPELINE_DEPTH = 4  # tiles in flight: as many as fit beside the results in a Hopper multiprocessor's shared memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +24,8 @@ class WarpgroupTiles:
     """What a block computes at a time, with two warpgroups.
 
     Attributes:
-        rows, columns: Of a warpgroup's tile of the product.
-        beside: The second warpgroup has the next columns; otherwise the next rows.
+        rows, columns: Size of a warpgroup's tile of the product.
+        columns_split: Whether the second warpgroup has the next columns; otherwise it has the next rows.
     """
 
     rows: int
@@ -31,65 +34,67 @@ class WarpgroupTiles:
 
     @property
     def block(self) -> tuple[int, int]:
-        """Rows and columns of both."""
+        """Rows and columns of both warpgroups together."""
         return self.rows * (1 if self.columns_split else 2), self.columns * (2 if self.columns_split else 1)
 
 
-# The largest first, because a large tile reads less for each product. None is tuned: nothing was measured.
+# Largest first, because a large tile reads less for each product. This order is not tuned: nothing was measured.
 _TILES = tuple(
-    WarpgroupTiles(rows, columns, beside)
+    WarpgroupTiles(rows, columns, columns_split)
     for rows, columns in ((128, 128), (128, 64), (64, 128), (64, 64))
-    for beside in (True, False)
+    for columns_split in (True, False)
 )
 
 
 def choose_tiles(rows: int, depth: int, widths: Sequence[int]) -> WarpgroupTiles | None:
     """The largest tiles that divide `[rows, depth] @ [depth, width]` for every width; None where none do."""
     for candidate in _TILES if depth % TILE_DEPTH == 0 else ():
-        down, across = candidate.block
-        if rows % down == 0 and all(width % across == 0 for width in widths):
+        block_rows, block_columns = candidate.block
+        if rows % block_rows == 0 and all(width % block_columns == 0 for width in widths):
             return candidate
     return None
 
 
 def unsupported_shape_reason(rows: int, depth: int, widths: Sequence[int], dtype: Any) -> str:
-    """Why these sizes a rank cannot be multiplied, or ""."""
+    """Why a rank cannot multiply `[rows, depth]` by `[depth, width]` for these widths."""
     if np.dtype(dtype).name != "bfloat16":
-        return f"the mosaic kernels multiply bfloat16, not {np.dtype(dtype).name}; cast, or {INSTEAD}"
+        return f"the mosaic kernels multiply bfloat16, not {np.dtype(dtype).name}; cast, or {USE_RING}"
     if choose_tiles(rows, depth, widths) is None:
         return (
             f"no tile divides [{rows}, {depth}] @ [{depth}, {', '.join(map(str, widths))}]: the mosaic kernels need "
             f"the contracted size in {TILE_DEPTH}s, rows a rank in 64s and columns in 128s (or 128s and 64s); "
-            f"pad, or {INSTEAD}"
+            f"pad, or {USE_RING}"
         )
     return ""
 
 
 def one_rank_reason(axes: Sequence[str]) -> str:
-    """The refusal of axes along which nothing can be exchanged."""
+    """The reason for axes of one rank."""
     return f"{' x '.join(axes) or 'no axis'} has one rank, which has nothing to exchange: use a plain matmul"
 
 
 def automatic_axes_reason(axes: Sequence[str]) -> str:
-    """The refusal of a mesh some of whose axes are left to XLA."""
-    return f"the mosaic kernels need every mesh axis manual in jax.shard_map, which {', '.join(axes)} is not; {INSTEAD}"
+    """The reason for a mesh some of whose axes are left to XLA."""
+    return (
+        f"the mosaic kernels need every mesh axis manual in jax.shard_map, which {', '.join(axes)} is not; {USE_RING}"
+    )
 
 
 def unsupported_placement_reason(
     ids: Sequence[int], sizes: dict[str, int], axes: tuple[str, ...], processes: int, platform: str, capability: str
 ) -> str:
-    """Why a mesh cannot run them, or "".
+    """Why the kernels cannot run on a mesh.
 
     Args:
-        ids: The mesh's device ids, row-major.
-        sizes: The mesh's axes.
-        axes: Those that the ranks lie on.
-        processes: How many processes hold the devices.
-        platform: What the devices are.
+        ids: Ids of the mesh's devices in row-major order.
+        sizes: Sizes of the mesh's axes by name.
+        axes: The axes of the ranks.
+        processes: Number of processes that own the devices.
+        platform: Platform of the devices.
         capability: Their compute capability, "9.0" for H100 and H200.
 
     Raises:
-        ValueError: An axis that the mesh has not.
+        ValueError: The mesh has no axis of that name.
     """
     if missing := [axis for axis in axes if axis not in sizes]:
         raise ValueError(f"the mesh has no axis {missing[0]!r}; it has {', '.join(sizes) or 'none'}")
@@ -98,19 +103,19 @@ def unsupported_placement_reason(
     if list(ids) != list(range(len(ids))):
         return (
             f"the mesh holds the devices {', '.join(map(str, ids))}, and the mosaic kernels address peers by number: "
-            f"they need one program over the whole mesh, devices 0 to {len(ids) - 1} in row-major order; {INSTEAD}"
+            f"they need one program over the whole mesh, devices 0 to {len(ids) - 1} in row-major order; {USE_RING}"
         )
     if processes > 1:
-        return f"the mesh spans {processes} processes, and peers' memory is mapped within one; {INSTEAD}"
+        return f"the mesh spans {processes} processes, and peers' memory is mapped within one; {USE_RING}"
     if platform not in ("gpu", "cuda"):
-        return f"the devices are of platform {platform!r}, the mosaic kernels are for Hopper GPUs; {INSTEAD}"
+        return f"the devices are of platform {platform!r}, the mosaic kernels are for Hopper GPUs; {USE_RING}"
     if capability != "9.0":
-        return f"the GPUs have compute capability {capability}, the mosaic kernels need 9.0 (H100, H200); {INSTEAD}"
+        return f"the GPUs have compute capability {capability}, the mosaic kernels need 9.0 (H100, H200); {USE_RING}"
     return ""
 
 
 def unsupported_traced_mesh_reason(mesh: jax.sharding.AbstractMesh, axes: tuple[str, ...]) -> str:
-    """What can be told of `placement_refusal` inside `jax.shard_map`, where devices have kinds but no numbers."""
+    """The same as far as it is known inside `jax.shard_map`, where devices have kinds but no ids."""
     if automatic := sorted(set(mesh.axis_names) - set(mesh.manual_axes)):
         return automatic_axes_reason(automatic)
     device = mesh.abstract_device
@@ -120,7 +125,7 @@ def unsupported_traced_mesh_reason(mesh: jax.sharding.AbstractMesh, axes: tuple[
 
 
 def unsupported_mesh_reason(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> str:
-    """Why the mosaic backend cannot run on a mesh, its ranks along some of its axes, or "" where it can."""
+    """Why the mosaic backend cannot run on a mesh, with its ranks along some of the axes."""
     devices = list(mesh.devices.flat)
     ids = [device.id for device in devices]
     processes = len({device.process_index for device in devices})

@@ -1,18 +1,19 @@
-"""Who waits for which slot, who fills it and who is told, in the kernels of `mosaic.py`: plain data, no device.
+"""The communication protocol of the Hopper kernels: which rank fills which slot, and what waits for it. Plain data.
 
-Every rank has a buffer of one slot a rank, and one counter a slot. A slot is filled once, by one peer, and is never
-written again, so that nobody has to ask whether it may be overwritten; whoever filled it counts up its counter, and
-waiting for that count is the only waiting there is. A counter a slot, not one for all: a rank is many blocks, and a
-block that has run ahead may count for its next slot while another has not yet written this one.
+Every rank has a buffer of one slot for each rank, and one counter for each slot. A slot is filled once, by one peer,
+and never written again, so that no rank has to ask whether it may be overwritten. The peer that filled it increments
+its counter, and waiting for that count is the only waiting there is. There is a counter for each slot, not one for all,
+because a rank is many blocks: a block that has run ahead may count for its next slot while another block has not yet
+written this one.
 
-Both collectives are written as one rank sees them, in places on from its own around the ring of ranks:
+Both collectives are written as one rank sees them, with ranks counted from its own around the ring:
 
-- all-gather: multiply the chunk at hand while sending it on to the rank before, n - 1 times; then the last one.
+- all-gather: multiply the chunk at hand while sending it on to the previous rank, n - 1 times; then multiply the last.
 - reduce-scatter: multiply the chunk of each other rank straight into that rank's slot, the own chunk last; then wait
   until every slot is full.
 
-`walk` carries out either on anything that can wait, multiply and tell: a warpgroup of a kernel, a core of an
-interpreter, a recorder in a test. All of them therefore run the same order.
+`run_protocol` runs either on anything that can wait, multiply and notify: a warpgroup of a kernel, a core of an
+interpreter, a recorder in a test. All of them therefore follow the same order.
 """
 
 import dataclasses
@@ -21,13 +22,14 @@ from typing import Any, Protocol, runtime_checkable
 
 @dataclasses.dataclass(frozen=True)
 class ProtocolStep:
-    """One chunk's matmul. All places are counted in ranks on from one's own.
+    """The matmul of one chunk. All numbers are offsets in ranks from the rank that runs the step.
 
     Attributes:
         chunk: Which chunk is multiplied.
-        waits: It lies in the own slot of that number, which a peer fills. Otherwise it was here before the kernel.
-        to: Whose slot is filled meanwhile; 0 is the own one, which nobody has to be told of; None: nobody's.
-        slot: Which slot there, counted from oneself.
+        waits: Whether the chunk lies in the slot of that number, which a peer fills; otherwise it was there before the
+            kernel.
+        target: The rank whose slot is filled meanwhile; 0 is this rank, which needs no notification; None: none.
+        slot: Which slot of that rank.
     """
 
     chunk: int
@@ -38,7 +40,13 @@ class ProtocolStep:
 
 @dataclasses.dataclass(frozen=True)
 class ProtocolProgram:
-    """What every rank does: `steps` in order, then waiting for the slots `awaited` (counted like the steps')."""
+    """What every rank does.
+
+    Attributes:
+        ranks: Number of ranks.
+        steps: In order.
+        awaited: Slots to wait for after the steps, as offsets in ranks.
+    """
 
     ranks: int
     steps: tuple[ProtocolStep, ...]
@@ -46,49 +54,49 @@ class ProtocolProgram:
 
 
 def all_gather_protocol(ranks: int) -> ProtocolProgram:
-    """Chunks travel around the ring, each kept in the slot of its owner's number."""
-    before = ranks - 1
+    """Chunks travel around the ring; each is kept in the slot of the rank it comes from."""
+    previous = ranks - 1
     steps = tuple(
-        ProtocolStep(chunk, waits=chunk > 0, target=before if chunk < ranks - 1 else None, slot=chunk)
+        ProtocolStep(chunk, waits=chunk > 0, target=previous if chunk < ranks - 1 else None, slot=chunk)
         for chunk in range(ranks)
     )
     return ProtocolProgram(ranks, steps, awaited=())
 
 
 def reduce_scatter_protocol(ranks: int) -> ProtocolProgram:
-    """Partial results go straight to the rank that sums them, each into the slot of its sender's number."""
+    """Partial results go straight to the rank that sums them, each into the slot of the rank that sends it."""
     steps = tuple(
-        ProtocolStep(place % ranks, waits=False, target=place % ranks, slot=0) for place in range(1, ranks + 1)
+        ProtocolStep(offset % ranks, waits=False, target=offset % ranks, slot=0) for offset in range(1, ranks + 1)
     )
     return ProtocolProgram(ranks, steps, awaited=tuple(range(1, ranks)))
 
 
 @runtime_checkable
 class ProtocolPort(Protocol):
-    """One rank, or one of its blocks, as `walk` drives it. Ranks and slots may be traced."""
+    """One rank, or one of its blocks, as `run_protocol` drives it. Ranks and slots may be traced."""
 
-    def rank(self, place: int) -> Any:
-        """The rank that many places on from this one."""
+    def rank(self, offset: int) -> Any:
+        """The rank at an offset from this one."""
 
     def wait(self, slot: Any) -> None:
-        """Returns once all that fill this rank's `slot` have told so."""
+        """Returns once all blocks that fill this rank's `slot` have notified it."""
 
-    def multiply(self, step: ProtocolStep, chunk: Any, to: Any, slot: Any) -> None:
-        """Multiplies `chunk`, filling `slot` of rank `to` (None: of nobody)."""
+    def multiply(self, step: ProtocolStep, chunk: Any, target: Any, slot: Any) -> None:
+        """Multiplies `chunk` and fills `slot` of the rank `target`, if that is not None."""
 
-    def tell(self, to: Any, slot: Any) -> None:
-        """Counts for `slot` at rank `to`, after this block's part has arrived there."""
+    def notify(self, target: Any, slot: Any) -> None:
+        """Increments the counter of `slot` at the rank `target`, after this block's part has arrived there."""
 
 
 def run_protocol(program: ProtocolProgram, port: ProtocolPort) -> None:
-    """Carries out a program."""
+    """Runs a program on a port."""
     for step in program.steps:
         chunk, slot = port.rank(step.chunk), port.rank(step.slot)
-        to = None if step.target is None else port.rank(step.target)
+        target = None if step.target is None else port.rank(step.target)
         if step.waits:
             port.wait(chunk)
-        port.multiply(step, chunk, to, slot)
+        port.multiply(step, chunk, target, slot)
         if step.target:
-            port.tell(to, slot)
-    for place in program.awaited:
-        port.wait(port.rank(place))
+            port.notify(target, slot)
+    for slot in program.awaited:
+        port.wait(port.rank(slot))

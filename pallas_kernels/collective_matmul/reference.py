@@ -1,4 +1,4 @@
-"""The plain form: the whole collective, then or after the whole matmul. What the other forms are compared with."""
+"""The plain implementation: the whole collective before or after the whole matmul. Others are compared with it."""
 
 from collections.abc import Sequence
 
@@ -11,70 +11,76 @@ from pallas_kernels.collective_matmul.tiling import CollectiveTiling
 
 
 def matmul_float32(x: jax.Array, w: jax.Array) -> jax.Array:
-    """`[..., d] @ [d, f]`, accumulated in float32 and left so."""
+    """`[..., d] @ [d, f]`, accumulated and returned in float32."""
     return jnp.matmul(x, w, preferred_element_type=jnp.float32)
 
 
-def input_gradient(y: jax.Array, w: jax.Array) -> jax.Array:
-    """`[..., f]` times the transpose of `[d, f]`, in float32: the gradient of x in x @ w."""
-    return jnp.einsum("...f,df->...d", y, w, preferred_element_type=jnp.float32)
+def input_gradient(cotangent: jax.Array, w: jax.Array) -> jax.Array:
+    """The dgrad of x @ w, `[..., d]` in float32: the cotangent `[..., f]` times the transpose of w `[d, f]`."""
+    return jnp.einsum("...f,df->...d", cotangent, w, preferred_element_type=jnp.float32)
 
 
-def weight_gradient(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The gradient `[d, f]` of w in x @ w, given x `[..., d]` and the result's gradient `[..., f]`, in float32."""
+def weight_gradient(x: jax.Array, cotangent: jax.Array) -> jax.Array:
+    """The wgrad of x @ w, `[d, f]` in float32, given x `[..., d]` and the cotangent `[..., f]`."""
     leading = tuple(range(x.ndim - 1))
-    return lax.dot_general(x, y, ((leading, leading), ((), ())), preferred_element_type=jnp.float32)
+    return lax.dot_general(x, cotangent, ((leading, leading), ((), ())), preferred_element_type=jnp.float32)
 
 
 def sum_arrays(arrays: Sequence[jax.Array]) -> jax.Array:
-    """Their sum."""
+    """The sum of some arrays, in order."""
     return sum(arrays[1:], start=arrays[0])
 
 
 def all_gather_positions(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """All ranks' positions `[..., s / n, d]` as `[..., s, d]`."""
+    """[..., s / n, d] -> [..., s, d]."""
     return lax.all_gather(x, axes, axis=x.ndim - 2, tiled=True)
 
 
 def reduce_scatter_positions(y: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """The ranks' sum of `[..., s, f]`, of which each keeps its positions `[..., s / n, f]`."""
+    """The sum over ranks of `[..., s, f]`, of which each keeps its positions `[..., s / n, f]`."""
     return lax.psum_scatter(y, axes, scatter_dimension=y.ndim - 2, tiled=True)
 
 
 def gather_matmul(
-    x: jax.Array, weights: Sequence[jax.Array], axes: tuple[str, ...], tiling: CollectiveTiling, dtype: np.dtype
+    x: jax.Array,
+    weights: Sequence[jax.Array],
+    axes: tuple[str, ...],
+    tiling: CollectiveTiling,
+    dtype: np.dtype,
 ) -> tuple[jax.Array, ...]:
-    """`gather(x) @ w` for every weight."""
-    whole = all_gather_positions(x, axes)
-    return tuple(matmul_float32(whole, w).astype(dtype) for w in weights)
+    """gather(x) @ w for every weight: [..., s / n, d], [d, f_i] -> [..., s, f_i]."""
+    gathered = all_gather_positions(x, axes)  # [..., s, d]
+    return tuple(matmul_float32(gathered, w).astype(dtype) for w in weights)
 
 
 def gather_matmul_backward(
     x: jax.Array,
     weights: Sequence[jax.Array],
-    gradients: Sequence[jax.Array],
+    cotangents: Sequence[jax.Array],
     axes: tuple[str, ...],
     tiling: CollectiveTiling,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Gradients of x and of the weights; x is gathered again, because keeping it would cost n times its memory."""
-    whole = all_gather_positions(x, axes)
-    back = sum_arrays([input_gradient(y, w) for y, w in zip(gradients, weights, strict=True)])
-    return reduce_scatter_positions(back.astype(x.dtype), axes), tuple(weight_gradient(whole, y) for y in gradients)
+    """The dgrad `[..., s / n, d]` and wgrads `[d, f_i]`; x is gathered again, not saved at n times its memory."""
+    gathered = all_gather_positions(x, axes)  # [..., s, d]
+    dgrad = sum_arrays([input_gradient(y, w) for y, w in zip(cotangents, weights, strict=True)])  # [..., s, d]
+    return reduce_scatter_positions(dgrad.astype(x.dtype), axes), tuple(
+        weight_gradient(gathered, y) for y in cotangents
+    )
 
 
 def matmul_scatter(x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling) -> jax.Array:
-    """`scatter(x @ w)`."""
+    """reduce_scatter(x @ w): [..., s, d], [d, f] -> [..., s / n, f]."""
     return reduce_scatter_positions(matmul_float32(x, w).astype(x.dtype), axes)
 
 
 def matmul_scatter_backward(
-    x: jax.Array, w: jax.Array, gradient: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling
+    x: jax.Array, w: jax.Array, cotangent: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradients of x and w."""
-    whole = all_gather_positions(gradient, axes)
-    return input_gradient(whole, w).astype(x.dtype), weight_gradient(x, whole)
+    """The dgrad `[..., s, d]` and wgrad `[d, f]`, given the cotangent `[..., s / n, f]`."""
+    gathered = all_gather_positions(cotangent, axes)  # [..., s, f]
+    return input_gradient(gathered, w).astype(x.dtype), weight_gradient(x, gathered)
 
 
 def matmul_sum(x: jax.Array, w: jax.Array, axes: tuple[str, ...], chunks: int) -> jax.Array:
-    """The ranks' sum of x @ w, on all of them."""
+    """all_reduce(x @ w): [..., s, d], [d, f] -> [..., s, f]."""
     return lax.psum(matmul_float32(x, w).astype(x.dtype), axes)

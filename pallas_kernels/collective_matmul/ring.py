@@ -1,9 +1,10 @@
-"""The ring: every step multiplies what is here while `ppermute` brings the next, on any submesh.
+"""The ring: every step multiplies the share at hand while `ppermute` brings the next one, on any submesh.
 
-Shares of the positions (of x, or of a gradient) travel around the ranks and are multiplied wherever they are; or sums
-travel, and each rank adds its product on the way to the rank that keeps them. Each product goes to its final place, so
-that there is no pass that restores the order behind the matmuls (DistTrain, arXiv 2408.04275, section 7, hides such a
-pass behind the weight gradient). The barriers keep XLA from merging the products to one, which would wait for all.
+Either shares of the positions (of x, or of a cotangent) travel around the ranks and every rank multiplies them as they
+pass; or partial sums travel, and each rank adds its product to a sum on its way to the rank that keeps it. Every
+product is written to its final place, so that no pass after the matmuls restores the order (DistTrain, arXiv
+2408.04275, section 7, hides such a pass behind the wgrad). The barriers keep XLA from merging the products into one,
+which would wait for all of the shares.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from pallas_kernels.varying import make_varying, rank_count, varying_axes
 class Ring:
     """The ranks along some mesh axes, and the parts that travel among them.
 
-    Part p of a share goes to lower ranks, or with two rings every second one to higher ranks.
+    Part p of a share goes to lower ranks; with two rings every second one goes to higher ranks.
 
     Attributes:
         axes: Mesh axes.
@@ -40,127 +41,134 @@ class Ring:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return rank_count(self.axes)
 
     @property
-    def size(self) -> int:
+    def part_size(self) -> int:
         """Positions of a part."""
         return self.share // self.parts
 
     def direction(self, part: int) -> int:
-        """1 if a rank gets the part of the next higher rank, -1 if that of the next lower."""
+        """1 if a rank receives the part from the next higher rank, -1 if from the next lower."""
         return -1 if self.rings == 2 and part % 2 else 1
 
-    def receive(self, x: jax.Array, part: int) -> jax.Array:
-        """What the neighbour has whose share this rank multiplies next."""
+    def receive_share(self, x: jax.Array, part: int) -> jax.Array:
+        """The neighbour's part, which this rank multiplies next."""
         return self._permute(x, -self.direction(part))
 
-    def pass_on(self, total: jax.Array, part: int) -> jax.Array:
-        """A sum on its way to the rank that keeps it: sums go against the shares, on the links' other lanes."""
+    def pass_sum(self, total: jax.Array, part: int) -> jax.Array:
+        """The neighbour's partial sum: sums travel against the shares, on the other direction of the links."""
         return self._permute(total, self.direction(part))
 
-    def _permute(self, x: jax.Array, by: int) -> jax.Array:
-        return lax.ppermute(x, self.axes, [(rank, (rank + by) % self.ranks) for rank in range(self.ranks)])
+    def _permute(self, x: jax.Array, offset: int) -> jax.Array:
+        return lax.ppermute(x, self.axes, [(rank, (rank + offset) % self.ranks) for rank in range(self.ranks)])
 
-    def here(self, step: int, part: int) -> jax.Array:
+    def share_start(self, step: int, part: int) -> jax.Array:
         """First position, of all shares, of the part that this rank has at a step."""
-        return self._first(step * self.direction(part), part)
+        return self._start(step * self.direction(part), part)
 
-    def due(self, step: int, part: int) -> jax.Array:
-        """First position, of all shares, of the part whose sum this rank adds to at a step; at the last its own."""
-        return self._first(-(step + 1) * self.direction(part), part)
+    def sum_start(self, step: int, part: int) -> jax.Array:
+        """First position, of all shares, of the part whose sum this rank adds to at a step; its own at the last."""
+        return self._start(-(step + 1) * self.direction(part), part)
 
-    def _first(self, ahead: int, part: int) -> jax.Array:
-        owner = (lax.axis_index(self.axes) + ahead) % self.ranks
-        return owner * self.share + part * self.size
+    def _start(self, ranks_ahead: int, part: int) -> jax.Array:
+        owner = (lax.axis_index(self.axes) + ranks_ahead) % self.ranks
+        return owner * self.share + part * self.part_size
 
-    def cut(self, x: jax.Array, first: jax.Array) -> jax.Array:
-        """One part of all positions `[..., s, d]`."""
-        return lax.dynamic_slice_in_dim(x, first, self.size, axis=x.ndim - 2)
+    def slice_part(self, x: jax.Array, start: jax.Array) -> jax.Array:
+        """One part of all positions: [..., s, d] -> [..., s / n / parts, d]."""
+        return lax.dynamic_slice_in_dim(x, start, self.part_size, axis=x.ndim - 2)
 
-    def split(self, x: jax.Array) -> list[jax.Array]:
+    def split_share(self, x: jax.Array) -> list[jax.Array]:
         """The parts of a share."""
         return jnp.split(x, self.parts, axis=-2)
 
 
 def gather_matmul(
-    x: jax.Array, weights: Sequence[jax.Array], axes: tuple[str, ...], tiling: CollectiveTiling, dtype: np.dtype
+    x: jax.Array,
+    weights: Sequence[jax.Array],
+    axes: tuple[str, ...],
+    tiling: CollectiveTiling,
+    dtype: np.dtype,
 ) -> tuple[jax.Array, ...]:
-    """Every rank's positions times every weight."""
+    """See `reference.gather_matmul`: shares of x travel."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2])
-    made = tuple(_blank((*x.shape[:-2], ring.ranks * ring.share, w.shape[1]), dtype, (x, w)) for w in weights)
-    held, weights = ring.split(x), tuple(weights)
+    positions = ring.ranks * ring.share
+    outputs = tuple(_zeros_varying_as((*x.shape[:-2], positions, w.shape[1]), dtype, (x, w)) for w in weights)
+    shares, weights = ring.split_share(x), tuple(weights)
     for step in range(ring.ranks):
         for part in range(ring.parts):
-            here, made, weights = lax.optimization_barrier((held[part], made, weights))
-            held[part] = ring.receive(here, part) if step + 1 < ring.ranks else here
-            products = (matmul_float32(here, w).astype(dtype) for w in weights)
-            made = tuple(_put(y, at, ring.here(step, part)) for y, at in zip(products, made, strict=True))
-    return made
+            share, outputs, weights = lax.optimization_barrier((shares[part], outputs, weights))
+            shares[part] = ring.receive_share(share, part) if step + 1 < ring.ranks else share
+            products = (matmul_float32(share, w).astype(dtype) for w in weights)
+            start = ring.share_start(step, part)
+            outputs = tuple(_write(y, output, start) for y, output in zip(products, outputs, strict=True))
+    return outputs
 
 
 def gather_matmul_backward(
     x: jax.Array,
     weights: Sequence[jax.Array],
-    gradients: Sequence[jax.Array],
+    cotangents: Sequence[jax.Array],
     axes: tuple[str, ...],
     tiling: CollectiveTiling,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Gradients of x and of the weights: shares of x go around one way for these, sums the other way for that."""
+    """See `reference.gather_matmul_backward`: shares of x travel for the wgrads, sums of the dgrad against them."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2])
-    made = tuple(_blank(w.shape, jnp.float32, (x, y)) for w, y in zip(weights, gradients, strict=True))
-    held, weights = ring.split(x), tuple(weights)
-    totals: list[Any] = [None] * ring.parts
+    wgrads = tuple(_zeros_varying_as(w.shape, jnp.float32, (x, y)) for w, y in zip(weights, cotangents, strict=True))
+    shares, weights = ring.split_share(x), tuple(weights)
+    dgrads: list[Any] = [None] * ring.parts
     for step in range(ring.ranks):
         for part in range(ring.parts):
-            here, total, made, weights = lax.optimization_barrier((held[part], totals[part], made, weights))
-            held[part] = ring.receive(here, part) if step + 1 < ring.ranks else here
-            known = [ring.cut(y, ring.here(step, part)) for y in gradients]
-            made = tuple(total + weight_gradient(here, y) for total, y in zip(made, known, strict=True))
-            # XLA has one collective under way at a time: the share travels beside these products, the sum beside those
-            held[part], total, made, weights = lax.optimization_barrier((held[part], total, made, weights))
-            came = ring.pass_on(total, part) if step else None
-            parts = [ring.cut(y, ring.due(step, part)) for y in gradients]
-            mine = sum_arrays([input_gradient(y, w) for y, w in zip(parts, weights, strict=True)])
-            totals[part] = _plus(came, mine, x.dtype)
-    return jnp.concatenate(totals, axis=-2), made
+            share, dgrad, wgrads, weights = lax.optimization_barrier((shares[part], dgrads[part], wgrads, weights))
+            shares[part] = ring.receive_share(share, part) if step + 1 < ring.ranks else share
+            share_cotangents = [ring.slice_part(y, ring.share_start(step, part)) for y in cotangents]
+            wgrads = tuple(wgrad + weight_gradient(share, y) for wgrad, y in zip(wgrads, share_cotangents, strict=True))
+            # XLA runs one collective at a time: the share travels beside the products above, the sum beside those below
+            shares[part], dgrad, wgrads, weights = lax.optimization_barrier((shares[part], dgrad, wgrads, weights))
+            received = ring.pass_sum(dgrad, part) if step else None
+            sum_cotangents = [ring.slice_part(y, ring.sum_start(step, part)) for y in cotangents]
+            product = sum_arrays([input_gradient(y, w) for y, w in zip(sum_cotangents, weights, strict=True)])
+            dgrads[part] = _add_rounded(received, product, x.dtype)
+    return jnp.concatenate(dgrads, axis=-2), wgrads
 
 
 def matmul_scatter(x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling) -> jax.Array:
-    """This rank's positions of the ranks' sum of x @ w."""
+    """See `reference.matmul_scatter`: sums travel."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2] // rank_count(axes))
     totals: list[Any] = [None] * ring.parts
     for step in range(ring.ranks):
         for part in range(ring.parts):
             total, w = lax.optimization_barrier((totals[part], w))
-            came = ring.pass_on(total, part) if step else None
-            totals[part] = _plus(came, matmul_float32(ring.cut(x, ring.due(step, part)), w), x.dtype)
+            received = ring.pass_sum(total, part) if step else None
+            product = matmul_float32(ring.slice_part(x, ring.sum_start(step, part)), w)
+            totals[part] = _add_rounded(received, product, x.dtype)
     return jnp.concatenate(totals, axis=-2)
 
 
 def matmul_scatter_backward(
-    x: jax.Array, w: jax.Array, gradient: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling
+    x: jax.Array, w: jax.Array, cotangent: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradients of x and w: shares of the result's gradient go around and serve both."""
-    ring = Ring(axes, tiling.parts, tiling.rings, gradient.shape[-2])
-    made = _blank(w.shape, jnp.float32, (x, gradient))
-    back = _blank(x.shape, x.dtype, (gradient, w))
-    held = ring.split(gradient)
+    """See `reference.matmul_scatter_backward`: shares of the cotangent travel and serve both gradients."""
+    ring = Ring(axes, tiling.parts, tiling.rings, cotangent.shape[-2])
+    wgrad = _zeros_varying_as(w.shape, jnp.float32, (x, cotangent))
+    dgrad = _zeros_varying_as(x.shape, x.dtype, (cotangent, w))
+    shares = ring.split_share(cotangent)
     for step in range(ring.ranks):
         for part in range(ring.parts):
-            here, made, back, w = lax.optimization_barrier((held[part], made, back, w))
-            held[part] = ring.receive(here, part) if step + 1 < ring.ranks else here
-            first = ring.here(step, part)
-            made = made + weight_gradient(ring.cut(x, first), here)
-            back = _put(input_gradient(here, w).astype(x.dtype), back, first)
-    return back, made
+            share, wgrad, dgrad, w = lax.optimization_barrier((shares[part], wgrad, dgrad, w))
+            shares[part] = ring.receive_share(share, part) if step + 1 < ring.ranks else share
+            start = ring.share_start(step, part)
+            wgrad = wgrad + weight_gradient(ring.slice_part(x, start), share)
+            dgrad = _write(input_gradient(share, w).astype(x.dtype), dgrad, start)
+    return dgrad, wgrad
 
 
 def matmul_sum(x: jax.Array, w: jax.Array, axes: tuple[str, ...], chunks: int) -> jax.Array:
-    """The ranks' sum of x @ w on all of them: one chunk's sum travels beside the next one's product.
+    """See `reference.matmul_sum`: the all-reduce of one chunk runs beside the product of the next.
 
-    No ring: of what all ranks get whole, every rank would have to pass everything on.
+    There is no ring: of a result that all ranks need whole, every rank would have to pass everything on.
     """
     sums = []
     for chunk in jnp.split(x, chunks, axis=-2):
@@ -169,19 +177,20 @@ def matmul_sum(x: jax.Array, w: jax.Array, axes: tuple[str, ...], chunks: int) -
     return jnp.concatenate(sums, axis=-2)
 
 
-def _blank(shape: tuple[int, ...], dtype: Any, like: tuple[jax.Array, ...]) -> jax.Array:
-    """Zeros that vary over the axes over which these do."""
-    axes = frozenset.union(*map(varying_axes, like))
+def _zeros_varying_as(shape: tuple[int, ...], dtype: Any, arrays: tuple[jax.Array, ...]) -> jax.Array:
+    """Zeros that vary over all axes over which some arrays vary."""
+    axes = frozenset.union(*map(varying_axes, arrays))
     return make_varying(jnp.zeros(shape, dtype), tuple(sorted(axes)))
 
 
-def _put(y: jax.Array, at: jax.Array, first: jax.Array) -> jax.Array:
-    return lax.dynamic_update_slice_in_dim(at, y, first, axis=at.ndim - 2)
+def _write(y: jax.Array, output: jax.Array, start: jax.Array) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(output, y, start, axis=output.ndim - 2)
 
 
-def _plus(came: jax.Array | None, mine: jax.Array, dtype: Any) -> jax.Array:
-    """What came, plus a float32 product, rounded once."""
-    if came is None:
-        return mine.astype(dtype)
-    came, mine = lax.optimization_barrier((came, mine))  # or cuBLAS's matmul adds it itself, and waits for it
-    return (came.astype(jnp.float32) + mine).astype(dtype)
+def _add_rounded(received: jax.Array | None, product: jax.Array, dtype: Any) -> jax.Array:
+    """A received sum, if there is one, plus a product in float32, rounded once."""
+    if received is None:
+        return product.astype(dtype)
+    # Without the barrier cuBLAS's matmul adds the received sum itself, and waits for it.
+    total, product = lax.optimization_barrier((received, product))
+    return (total.astype(jnp.float32) + product).astype(dtype)

@@ -1,7 +1,7 @@
-"""In how many parts the collective of a matmul travels, and by how many rings.
+"""Into how many parts the collective of a matmul is divided, and on how many rings they travel.
 
-A part is what one permute carries while one matmul runs. Of a rank's share, `chunks` parts travel one behind another on
-every ring; two rings go around in opposite directions, each with half of the share.
+A part is what one permute carries while one matmul runs. Of a rank's share of the positions, `chunks` parts follow each
+other on every ring; two rings run in opposite directions, each with half of the share.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveTiling:
-    """How a collective is cut.
+    """How a collective is divided.
 
     Attributes:
         chunks: Parts of a rank's share on each ring.
@@ -24,7 +24,7 @@ class CollectiveTiling:
     def __post_init__(self) -> None:
         if self.chunks < 1 or self.rings not in (1, 2):
             raise ValueError(
-                f"Tiling is {self.chunks} chunks on {self.rings} rings; give at least one, on 1 or 2 rings"
+                f"CollectiveTiling has {self.chunks} chunks on {self.rings} rings; give at least one, on 1 or 2 rings"
             )
 
     @property
@@ -35,13 +35,13 @@ class CollectiveTiling:
 
 @dataclasses.dataclass(frozen=True)
 class MatmulShape:
-    """What a rank's matmul is like.
+    """The matmul of one step of the ring.
 
     Attributes:
-        rows: Positions of the share that one step multiplies, of all leading dimensions together.
+        rows: Positions of a rank's share times all leading dimensions.
         inner, columns: The weight's shape on this rank.
-        ranks: Around the ring.
-        shared: Positions of a share in one row of the batch, which the parts must divide.
+        ranks: Ranks of the ring.
+        share_positions: Positions of a share in one row of the batch, which the parts must divide.
     """
 
     rows: int
@@ -52,48 +52,50 @@ class MatmulShape:
 
 
 MEASURED_TILINGS: dict[str, tuple[tuple[MatmulShape, CollectiveTiling], ...]] = {}
-"""By device kind, what `python -m benchmarks.collective_matmul` found quickest; empty until it ran on such a device."""
+"""By device kind, the fastest tilings that `python -m benchmarks.collective_matmul` measured; none so far."""
 
 TILE = 128
 """Rows and columns of an output tile of a large matmul on a GPU's matrix units."""
 PROCESSORS = 132
 """Tiles that a Hopper GPU computes at once (NVIDIA H100 SXM: 132 streaming multiprocessors)."""
-MOST_CHUNKS = 4
+MAX_CHUNKS = 4
+MAX_SHAPE_DISTANCE = 2.0
+"""A measured tiling is used for shapes whose sizes differ by at most this factor."""
 
 
-def choose_tiling(work: MatmulShape, device_kind: str) -> CollectiveTiling:
-    """What was measured on such a device for the nearest work of as many ranks, else `whole_shares`."""
-    known = [
-        (shape_distance(work, other), tiling)
-        for other, tiling in MEASURED_TILINGS.get(device_kind, ())
-        if tiling_fits(work, tiling)
+def choose_tiling(shape: MatmulShape, device_kind: str) -> CollectiveTiling:
+    """The tiling measured on such a device for the nearest shape with as many ranks, else whole shares on one ring."""
+    candidates = [
+        (shape_distance(shape, measured), tiling)
+        for measured, tiling in MEASURED_TILINGS.get(device_kind, ())
+        if tiling_fits(shape, tiling)
     ]
-    near = [(far, tiling) for far, tiling in known if far <= 2.0]
+    near = [(distance, tiling) for distance, tiling in candidates if distance <= MAX_SHAPE_DISTANCE]
     return min(near, key=lambda pair: pair[0])[1] if near else CollectiveTiling()
 
 
-def shape_distance(one: MatmulShape, other: MatmulShape) -> float:
-    """The largest ratio between the sizes of two matmuls; infinite for other numbers of ranks."""
-    if one.ranks != other.ranks:
+def shape_distance(shape: MatmulShape, other: MatmulShape) -> float:
+    """The largest ratio between the sizes of two matmuls; infinite for different numbers of ranks."""
+    if shape.ranks != other.ranks:
         return float("inf")
-    pairs = ((one.rows, other.rows), (one.inner, other.inner), (one.columns, other.columns))
+    pairs = ((shape.rows, other.rows), (shape.inner, other.inner), (shape.columns, other.columns))
     return max(max(a, b) / min(a, b) for a, b in pairs)
 
 
-def tiling_fits(work: MatmulShape, tiling: CollectiveTiling) -> bool:
+def tiling_fits(shape: MatmulShape, tiling: CollectiveTiling) -> bool:
     """Whether the parts divide a share."""
-    return work.share_positions % tiling.parts == 0
+    return shape.share_positions % tiling.parts == 0
 
 
-def all_reduce_chunks(work: MatmulShape) -> int:
-    """Chunks of a matmul whose sum all ranks get whole: as many as leave each a matmul that fills the device.
+def all_reduce_chunks(shape: MatmulShape) -> int:
+    """Chunks of a matmul that is followed by an all-reduce: as many as leave each a matmul that fills the device.
 
-    All but the last one's sum travels while the next one is computed, so more chunks expose less, until they starve the
-    matrix units.
+    The all-reduce of every chunk but the last runs while the next chunk is computed, so more chunks expose less of it,
+    until they starve the matrix units.
     """
-    tiles = -(-work.rows // TILE) * -(-work.columns // TILE)
-    most = max(1, min(MOST_CHUNKS, tiles // PROCESSORS))
-    return max(chunks for chunks in range(1, most + 1) if work.share_positions % chunks == 0)
+    tiles = -(-shape.rows // TILE) * -(-shape.columns // TILE)
+    max_chunks = max(1, min(MAX_CHUNKS, tiles // PROCESSORS))
+    return max(chunks for chunks in range(1, max_chunks + 1) if shape.share_positions % chunks == 0)
 
 
 def device_kind() -> str:

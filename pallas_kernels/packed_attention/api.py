@@ -1,77 +1,88 @@
-"""Attention that callers use; it chooses the form."""
+"""Packed attention as callers use it; it chooses the implementation."""
 
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.packed_attention import blocked, cudnn
-from pallas_kernels.packed_attention import dense as reference
+from pallas_kernels.fallbacks import warn_once
+from pallas_kernels.packed_attention import blocked, cudnn, dense
 from pallas_kernels.packed_attention.segment_mask import MAX_DENSE_PAIRS, SegmentMask
 
+Implementation = Literal["dense", "blocked", "cudnn"]
+
 IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
-    "dense": reference.attend,
+    "dense": dense.attend,
     "blocked": blocked.attend,
     "cudnn": cudnn.attend,
 }
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
-_chosen: contextvars.ContextVar[str | None] = contextvars.ContextVar("packed_attention", default=None)
+_default: contextvars.ContextVar[str | None] = contextvars.ContextVar("packed_attention", default=None)
 
 
 @contextlib.contextmanager
 def use_attention_implementation(implementation: str) -> Iterator[None]:
-    """What is traced inside uses this implementation unless told another: to count FLOPs, say, or to compare."""
-    token = _chosen.set(_known(implementation))
+    """Makes an implementation the default of all attention traced inside: to count FLOPs, say, or to compare."""
+    token = _default.set(_check_implementation(implementation))
     try:
         yield
     finally:
-        _chosen.reset(token)
+        _default.reset(token)
 
 
 def packed_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    packing: SegmentMask,
+    mask: SegmentMask,
     *,
     implementation: str | None = None,
 ) -> jax.Array:
-    """softmax(query key^T e**-0.5) value within the segments; k divides h, and h / k query heads share a key head.
+    """softmax(query key^T / sqrt(e)) value within the segments.
 
-    The softmax and all sums are in float32, whatever the inputs are. A query that sees nothing gets zeros, as padding
-    does, and nothing passes through it backward.
+    The softmax and all sums are in float32, whatever the inputs are. A query that may attend to nothing, such as
+    padding, gets zeros, and no gradient passes through it.
 
     Args:
-        packing: Who sees whom: what `pack` makes.
-        implementation: `dense` computes every pair; `blocked` those of blocks that touch, in memory linear in the
-            sequence; `cudnn` is cuDNN's, on NVIDIA GPUs. By default on GPUs `cudnn`, where it takes the arrays;
-            else, and on all other devices, `dense` for short rows and `blocked` beyond `packing.SHORT`.
+        query: `[r, s, h, e]`.
+        key, value: `[r, t, k, e]`; k divides h, and h / k query heads share a key head.
+        mask: Which keys each query attends to: what `make_segment_mask` returns.
+        implementation: `dense` computes the scores of every pair; `blocked` those of blocks that overlap, in memory
+            linear in the sequence; `cudnn` is cuDNN's, on NVIDIA GPUs. By default `cudnn` on GPUs, where it takes the
+            arrays (if not, a warning says why, once); otherwise `dense` for short rows and `blocked` for rows of more
+            pairs than `MAX_DENSE_PAIRS`.
+
+    Returns:
+        `[r, s, h, e]`.
 
     Raises:
         ValueError: The shapes or types do not fit, or there is no such implementation.
-        NotImplementedError: The implementation that was asked for does not take such arrays; it says why.
+        NotImplementedError: The implementation named does not take such arrays; the message says why.
     """
-    _check(query, key, value, packing)
-    asked = implementation or _chosen.get()
-    if asked:
-        return IMPLEMENTATIONS[_known(asked)](query, key, value, packing)
-    if jax.default_backend() == "gpu":
-        with contextlib.suppress(NotImplementedError):
-            return cudnn.attend(query, key, value, packing)
+    _check_shapes(query, key, value, mask)
+    chosen = implementation or _default.get()
+    if chosen:
+        return IMPLEMENTATIONS[_check_implementation(chosen)](query, key, value, mask)
     short = query.shape[1] * key.shape[1] <= MAX_DENSE_PAIRS
-    return (reference if short else blocked).attend(query, key, value, packing)
+    if jax.default_backend() == "gpu":
+        try:
+            return cudnn.attend(query, key, value, mask)
+        except NotImplementedError as error:
+            warn_once(f"packed attention is {'dense' if short else 'blocked'} on this GPU, because {error}")
+    return (dense if short else blocked).attend(query, key, value, mask)
 
 
-def _known(implementation: str) -> str:
+def _check_implementation(implementation: str) -> str:
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation is {implementation!r}; choose one of {', '.join(IMPLEMENTATIONS)}")
     return implementation
 
 
-def _check(query: jax.Array, key: jax.Array, value: jax.Array, packing: SegmentMask) -> None:
+def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array, mask: SegmentMask) -> None:
     shapes = f"query {list(query.shape)}, key {list(key.shape)}, value {list(value.shape)}"
     if {query.ndim, key.ndim, value.ndim} != {4} or 0 in (*query.shape, *key.shape):
         raise ValueError(f"{shapes}: give [rows, positions, heads, width], none of them 0")
@@ -83,6 +94,6 @@ def _check(query: jax.Array, key: jax.Array, value: jax.Array, packing: SegmentM
         raise ValueError(
             f"query {query.dtype}, key {key.dtype}, value {value.dtype}: give one type of float32, bfloat16, float16"
         )
-    if packing.query_segments.shape != query.shape[:2] or packing.key_segments.shape != key.shape[:2]:
-        of = f"{list(packing.query_segments.shape)} queries and {list(packing.key_segments.shape)} keys"
-        raise ValueError(f"{shapes}: the packing is of {of}; give one segment for each position")
+    if mask.query_segments.shape != query.shape[:2] or mask.key_segments.shape != key.shape[:2]:
+        segments = f"{list(mask.query_segments.shape)} queries and {list(mask.key_segments.shape)} keys"
+        raise ValueError(f"{shapes}: the mask is of {segments}; give one segment for each position")

@@ -1,4 +1,4 @@
-"""Which blocks of queries have to look at which blocks of keys."""
+"""Which blocks of queries may attend to which blocks of keys."""
 
 import dataclasses
 from typing import Any
@@ -9,18 +9,19 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-LONG = 8192
+MAX_SMALL_BLOCK_ROW = 8192
+"""Positions of a row up to which blocks are small."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockPairs:
-    """The pairs of blocks that touch: 4 bytes a pair that there might be.
+    """The pairs of blocks whose segments overlap, as a list of static length: 4 bytes for each possible pair.
 
     Attributes:
-        order: Numbers of pairs, int32 `[r * m * n]`: `(row * m + block of queries) * n + block of keys` of m and n
-            blocks a row; first those that touch, in order.
-        count: How many of them touch.
-        blocks: Queries and keys of a block.
+        order: Numbers of pairs, int32 `[r * m * n]`: `(row * m + block of queries) * n + block of keys` with m and n
+            blocks in a row; the pairs that overlap come first, in order.
+        count: How many of them overlap.
+        blocks: Positions of a block of queries and of a block of keys.
     """
 
     order: Any
@@ -32,60 +33,66 @@ jax.tree_util.register_dataclass(BlockPairs, ["order", "count"], ["blocks"])
 
 
 def default_block_size(length: int) -> int:
-    """Positions of a block of a row: 64, and 128 in long rows, whose list of pairs would else be the larger part."""
-    return min(64 if length <= LONG else 128, length)
+    """Positions of a block: 64, and 128 in long rows, where the list of pairs would otherwise take most memory."""
+    return min(64 if length <= MAX_SMALL_BLOCK_ROW else 128, length)
 
 
 def find_block_pairs(
-    queries: Int[Array, "r s"],
-    keys: Int[Array, "r t"],
+    query_segments: Int[Array, "r s"],
+    key_segments: Int[Array, "r t"],
     branches: Int[Array, "r s"] | None,
     causal: bool,
     blocks: tuple[int, int],
 ) -> BlockPairs:
-    """The pairs of blocks that touch."""
-    touching = blocks_overlap(queries, keys, branches, causal, blocks).reshape(-1)
-    numbers = jnp.arange(touching.size, dtype=jnp.int32)
-    order = lax.sort(jnp.where(touching, numbers, touching.size))
-    return BlockPairs(jnp.minimum(order, touching.size - 1), jnp.sum(touching, dtype=jnp.int32), blocks)
+    """The pairs of blocks that overlap."""
+    overlap = blocks_overlap(query_segments, key_segments, branches, causal, blocks).reshape(-1)  # [r * m * n]
+    numbers = jnp.arange(overlap.size, dtype=jnp.int32)
+    order = lax.sort(jnp.where(overlap, numbers, overlap.size))
+    return BlockPairs(jnp.minimum(order, overlap.size - 1), jnp.sum(overlap, dtype=jnp.int32), blocks)
 
 
 def blocks_overlap(
-    queries: Int[Array, "r s"],
-    keys: Int[Array, "r t"],
+    query_segments: Int[Array, "r s"],
+    key_segments: Int[Array, "r t"],
     branches: Int[Array, "r s"] | None,
     causal: bool,
     blocks: tuple[int, int],
 ) -> Bool[Array, "r m n"]:
-    """Whether a query of one block may see a key of another.
+    """Whether a query of one block may attend to a key of another.
 
-    All pairs that have to be looked at, whatever the order of the segments; and no others where these are in order and
-    there are no branches.
+    It is never False for a pair in which a query attends to a key, whatever the order of the segments. It is exact
+    where segments are in order and there are no branches.
     """
-    mine, theirs = split_into_blocks(queries, blocks[0]), split_into_blocks(keys, blocks[1])
-    touching = _overlap(_extent(mine, mine > 0), _extent(theirs, theirs > 0))
+    query_blocks = split_into_blocks(query_segments, blocks[0])  # [r, m, q]
+    key_blocks = split_into_blocks(key_segments, blocks[1])  # [r, n, p]
+    overlap = _ranges_meet(_value_range(query_blocks, query_blocks > 0), _value_range(key_blocks, key_blocks > 0))
     if branches is not None:
-        of_queries = _extent(split_into_blocks(branches, blocks[0]), mine > 0)
-        of_keys = _extent(split_into_blocks(branches, blocks[1]), theirs > 0)
-        touching &= (of_keys[0] == 0)[:, None, :] | _overlap(of_queries, of_keys)
+        query_range = _value_range(split_into_blocks(branches, blocks[0]), query_blocks > 0)
+        key_range = _value_range(split_into_blocks(branches, blocks[1]), key_blocks > 0)
+        overlap &= (key_range[0] == 0)[:, None, :] | _ranges_meet(query_range, key_range)
     if causal:
-        last = np.arange(1, mine.shape[1] + 1) * blocks[0] - 1
-        touching &= jnp.asarray((np.arange(theirs.shape[1]) * blocks[1])[None, None, :] <= last[None, :, None])
-    return touching
+        last_query = np.arange(1, query_blocks.shape[1] + 1) * blocks[0] - 1  # [m]
+        first_key = np.arange(key_blocks.shape[1]) * blocks[1]  # [n]
+        overlap &= jnp.asarray(first_key[None, None, :] <= last_query[None, :, None])
+    return overlap
 
 
 def split_into_blocks(ids: Int[Array, "r s"], block: int) -> Int[Array, "r m block"]:
-    """Rows in blocks, with zeros behind where they do not divide."""
+    """Rows in blocks, padded with zeros at the end where the block does not divide the row."""
     rows, length = ids.shape
     return jnp.pad(ids, ((0, 0), (0, -length % block))).reshape(rows, -1, block)
 
 
-def _extent(ids: Int[Array, "r m block"], real: Bool[Array, "r m block"]) -> tuple[Array, Array]:
-    """The least and the greatest in each block; the greater first where nothing is real."""
+def _value_range(
+    ids: Int[Array, "r m block"], is_real: Bool[Array, "r m block"]
+) -> tuple[Int[Array, "r m"], Int[Array, "r m"]]:
+    """The least and the greatest id of the real positions in each block; an empty range where there is none."""
     low, high = jnp.iinfo(ids.dtype).min, jnp.iinfo(ids.dtype).max
-    return jnp.min(jnp.where(real, ids, high), axis=-1), jnp.max(jnp.where(real, ids, low), axis=-1)
+    return jnp.min(jnp.where(is_real, ids, high), axis=-1), jnp.max(jnp.where(is_real, ids, low), axis=-1)
 
 
-def _overlap(mine: tuple[Array, Array], theirs: tuple[Array, Array]) -> Bool[Array, "r m n"]:
-    first = jnp.maximum(mine[0][:, :, None], theirs[0][:, None, :])
-    return first <= jnp.minimum(mine[1][:, :, None], theirs[1][:, None, :])
+def _ranges_meet(
+    query_range: tuple[Int[Array, "r m"], Int[Array, "r m"]], key_range: tuple[Int[Array, "r n"], Int[Array, "r n"]]
+) -> Bool[Array, "r m n"]:
+    first = jnp.maximum(query_range[0][:, :, None], key_range[0][:, None, :])
+    return first <= jnp.minimum(query_range[1][:, :, None], key_range[1][:, None, :])

@@ -1,4 +1,4 @@
-"""Rows of unequal number between the ranks of a mesh axis, with gradients."""
+"""An all-to-all of unequal numbers of rows between the ranks of a mesh axis, with gradients."""
 
 from pallas_kernels.ragged_all_to_all.api import IMPLEMENTATIONS, ragged_all_to_all
 

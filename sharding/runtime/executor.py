@@ -329,11 +329,12 @@ class Executor:
                 key, path = tied.borrower_path
                 tree = flight.gradients[tied.borrower]
                 (layer,) = tree[key]
-                leaves = traverse_util.flatten_dict(tree[key][layer], sep="/")
+                leaves: dict[str, Any] = traverse_util.flatten_dict(tree[key][layer], sep="/")
                 gradient = leaves.pop(path)
                 flight.gradients[tied.borrower] = {**tree, key: {layer: traverse_util.unflatten_dict(leaves, sep="/")}}
             received = tied.gradient_hop(gradient)
             if self.stages[tied.owner].is_local:
+                assert received is not None
                 key, path = tied.owner_path
                 tree = flight.gradients[tied.owner]
                 layers = tree[key]

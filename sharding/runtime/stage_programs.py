@@ -28,7 +28,7 @@ Arrays = dict[str, jax.Array]
 
 
 class StageOutput(NamedTuple):
-    """What a stage computes from one microbatch.
+    """What a stage computes from one microbatch: arrays, or their shapes or specs.
 
     Attributes:
         outputs: Activations by channel, rows first.
@@ -36,13 +36,13 @@ class StageOutput(NamedTuple):
         auxiliary_metrics: Arrays for evaluation by name, rows first.
     """
 
-    outputs: Arrays
-    losses: Arrays
-    auxiliary_metrics: Arrays
+    outputs: dict[str, Any]
+    losses: Any
+    auxiliary_metrics: Any
 
 
 class ForwardResult(NamedTuple):
-    """What a forward program returns.
+    """What a forward program returns: arrays, or their shapes or specs.
 
     Attributes:
         outputs: Activations by channel.
@@ -50,20 +50,20 @@ class ForwardResult(NamedTuple):
         losses: `[replicas]` by name, summed over the microbatches so far.
     """
 
-    outputs: Arrays
-    residuals: list[jax.Array]
-    losses: Arrays
+    outputs: dict[str, Any]
+    residuals: list[Any]
+    losses: Any
 
 
 class BackwardResult(NamedTuple):
-    """What a backward program returns.
+    """What a backward program returns: arrays, or their shapes or specs.
 
     Attributes:
         input_gradients: By channel, for the channels whose gradient is needed.
         parameter_gradients: Unreduced, float32, summed over the microbatches so far: `{key: {...}}`, replicas first.
     """
 
-    input_gradients: Arrays
+    input_gradients: dict[str, Any]
     parameter_gradients: Tree
 
 

@@ -1,4 +1,4 @@
-"""Collective matmuls under `jax.shard_map` against float64 on one device: values, gradients, types, refusals."""
+"""Collective matmuls under `jax.shard_map` against float64 on one device: values, gradients, types, errors."""
 
 import functools
 import re
@@ -89,7 +89,7 @@ def scattering(mesh, backend, tiling, sequence):
 
 
 @pytest.mark.parametrize("backend, tensor, tiling, dtype", CASES)
-def test_gathering_is_the_plain_product_with_its_gradients(backend, tensor, tiling, dtype):
+def test_all_gather_matmul_is_the_plain_product_with_its_gradients(backend, tensor, tiling, dtype):
     x, *weights, _ = (a.astype(dtype) for a in operands("bfloat16"))
     given = tuple(a.astype(dtype) for a in seeds("bfloat16")[:2])
     found = gathering(mesh_of(2, tensor), backend, tiling)(x, tuple(weights), given)
@@ -102,12 +102,14 @@ def test_gathering_is_the_plain_product_with_its_gradients(backend, tensor, tili
     "backend, tensor, tiling, dtype, sequence",
     [(*case, True) for case in CASES] + [(*case, False) for case in CASES if case[2] == CollectiveTiling()],
 )
-def test_scattering_is_the_plain_product_with_its_gradients(backend, tensor, tiling, sequence, dtype):
+def test_reduce_scatter_and_all_reduce_are_the_plain_product_with_its_gradients(
+    backend, tensor, tiling, sequence, dtype
+):
     down, seed = operands("bfloat16")[3].astype(dtype), seeds("bfloat16")[2].astype(dtype)
     hidden = exact()[2]
     x = jnp.asarray(hidden, dtype)
     found = scattering(mesh_of(2, tensor), backend, tiling, sequence)(x, down, seed)
-    lost = relative_error(x, hidden)  # rounding the operand is no fault of the sum
+    lost = relative_error(x, hidden)  # rounding the operand is not an error of the sum
     for got, wanted in zip(found, exact()[1], strict=True):
         assert got.dtype == dtype
         assert relative_error(got, wanted) < DIGITS[dtype] + lost
@@ -115,7 +117,7 @@ def test_scattering_is_the_plain_product_with_its_gradients(backend, tensor, til
 
 @pytest.mark.parametrize("dtype", DIGITS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_table_is_multiplied_as_columns_in_float32_with_its_gradients(backend, dtype):
+def test_transposed_weights_give_float32_results_and_their_gradients(backend, dtype):
     x, table, _, _ = (a.astype(dtype) for a in operands("bfloat16"))
     seed = seeds("bfloat16")[0].astype("float32")
 
@@ -143,7 +145,7 @@ def over_tensor(collective, program):
     return len(re.findall(rf"{collective}\w*\[[^]]*'tensor'", program))
 
 
-def test_the_ring_permutes_and_gathers_nothing_whole():
+def test_the_ring_permutes_and_has_no_other_collective():
     mesh, (x, *weights, _) = mesh_of(1, 4), operands()
     program = str(jax.make_jaxpr(gathering(mesh, "ring", CollectiveTiling(2, 2)))(x, tuple(weights), seeds()[:2]))
     # Forward 3 steps of 4 parts; backward as many for x, and as many for the sums.
@@ -153,14 +155,14 @@ def test_the_ring_permutes_and_gathers_nothing_whole():
     )
 
 
-def test_all_reduce_in_chunks_is_as_many_sums(monkeypatch):
+def test_all_reduce_has_as_many_sums_as_chunks(monkeypatch):
     monkeypatch.setattr("pallas_kernels.collective_matmul.tiling.PROCESSORS", 0.25)
     x, w = jnp.ones((ROWS, POSITIONS, COLUMNS[0])), operands()[3]
     program = jax.make_jaxpr(scattering(mesh_of(1, 2), "ring", None, False))(x, w, seeds()[2])
     assert over_tensor("psum", str(program)) == 4
 
 
-def test_positions_are_divided_and_made_whole_again_with_their_gradients():
+def test_split_and_gathered_positions_are_the_same_with_their_gradients():
     x, seed = jnp.arange(96.0).reshape(2, 8, 6), jnp.sin(jnp.arange(96.0)).reshape(2, 8, 6)
 
     def body(x, seed):
@@ -204,6 +206,6 @@ def refused(call, *shapes, dtype="float32", axes=("tensor",)):
         (lambda axes, x, w: split_sequence(x, axes, 1), [(2, 6, 4), (4, 4)], ["4 ranks", "6 positions"]),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_shapes(call, shapes, words):
+def test_operands_that_do_not_fit_are_refused_with_their_shapes(call, shapes, words):
     message = refused(call, *shapes)
     assert all(word in message for word in words), message

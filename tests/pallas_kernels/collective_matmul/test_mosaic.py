@@ -1,4 +1,4 @@
-"""What the mosaic backend does around its kernels, with their contracts kept by XLA; and where it does not use them."""
+"""The mosaic backend around its kernels, which XLA stands in for, and where it falls back to the ring."""
 
 import logging
 import types
@@ -13,14 +13,15 @@ from jax.sharding import PartitionSpec as P
 from pallas_kernels.collective_matmul import mosaic, mosaic_kernels, reference
 from pallas_kernels.collective_matmul import mosaic_support as mosaic_limits
 from pallas_kernels.collective_matmul.tiling import CollectiveTiling
+from pallas_kernels.fallbacks import warn_once
 
 AXES = ("a", "b")
 RANKS, BATCH, SHARE, DEPTH, WIDTHS = 4, 2, 32, 64, (128, 256)
 
 
 def all_gather_matmul(x, weights, axes):
-    whole = lax.all_gather(x, axes)
-    return tuple(reference.matmul_float32(whole, w).astype(x.dtype) for w in weights), whole
+    gathered = lax.all_gather(x, axes)
+    return tuple(reference.matmul_float32(gathered, w).astype(x.dtype) for w in weights), gathered
 
 
 def matmul_reduce_scatter(x, w, axes):
@@ -29,7 +30,7 @@ def matmul_reduce_scatter(x, w, axes):
 
 @pytest.fixture
 def plain_kernels(monkeypatch):
-    """The contracts of `mosaic_kernels`, as if the devices were Hopper GPUs."""
+    """Functions with the contracts of `mosaic_kernels`, as if the devices were Hopper GPUs."""
     plain = types.SimpleNamespace(all_gather_matmul=all_gather_matmul, matmul_reduce_scatter=matmul_reduce_scatter)
     assert all(hasattr(mosaic_kernels, name) for name in vars(plain))
     monkeypatch.setattr(mosaic, "kernels", lambda: plain)
@@ -37,7 +38,7 @@ def plain_kernels(monkeypatch):
 
 
 def signs(*shape, seed):
-    """Minus one, nothing and one: every sum of their products here is exact in bfloat16."""
+    """Minus one, zero and one: every sum of their products here is exact in bfloat16."""
     return jnp.asarray(np.random.default_rng(seed).integers(-1, 2, shape), jnp.bfloat16)
 
 
@@ -82,7 +83,9 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("name", "operands", "dtype"), CALLS)
-def test_around_its_kernels_it_does_what_the_reference_does(name, operands, dtype, plain_kernels):
+def test_it_computes_what_the_reference_does_with_kernels_that_keep_their_contract(
+    name, operands, dtype, plain_kernels
+):
     got, wanted = (call(module, name, operands, dtype) for module in (mosaic, reference))
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert one.dtype == other.dtype
@@ -90,19 +93,19 @@ def test_around_its_kernels_it_does_what_the_reference_does(name, operands, dtyp
 
 
 @pytest.mark.parametrize(("name", "operands", "dtype"), CALLS)
-def test_without_a_gpu_it_goes_around_the_ring_and_says_why(name, operands, dtype, caplog):
-    mosaic._tell.cache_clear()
+def test_without_a_gpu_it_uses_the_ring_and_logs_why_once(name, operands, dtype, caplog):
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
-        got = call(mosaic, name, operands, dtype)
-    wanted = call(reference, name, operands, dtype)
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        actual = [call(mosaic, name, operands, dtype) for _ in range(2)][-1]
+    expected = call(reference, name, operands, dtype)
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(one, other)
-    (said,) = caplog.messages
-    assert "goes around the ring: the devices are of platform 'cpu'" in said
+    (message,) = caplog.messages
+    assert "uses the ring instead of a mosaic kernel: the devices are of platform 'cpu'" in message
 
 
-def test_results_in_another_precision_go_around_the_ring(plain_kernels, caplog):
-    mosaic._tell.cache_clear()
+def test_results_in_another_precision_come_from_the_ring(plain_kernels, caplog):
+    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         products = call(mosaic, "gather_matmul", ("x", "weights"), (np.dtype(np.float32),))
     assert {y.dtype.name for y in products} == {"float32"}

@@ -1,4 +1,4 @@
-"""The kernels' tile code in the GPU interpreter: two virtual ranks, step by step, since it knows no semaphores."""
+"""The kernels' tile code in the GPU interpreter: two virtual ranks, step by step, since it has no semaphores."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ RANKS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(LoopbackPeers):
-    """One of the virtual ranks, whichever block asks."""
+    """One of the virtual ranks, whatever block runs."""
 
     own: int
 
@@ -34,17 +34,17 @@ class Fixed(LoopbackPeers):
 
 
 def in_lockstep(program, kind, config, inputs, outputs):
-    """Runs every step of a program on all ranks before the next one; `kind` is told of its refs by position."""
+    """Runs every step of a program on all ranks before the next one; `kind` makes a port of its references."""
 
     def body(*refs):
-        *operands, met = refs
+        *operands, barrier = refs
         ports = [kind(Fixed(RANKS, own), config, None, operands) for own in range(RANKS)]
         for step in program.steps:
             for port in ports:
-                to = None if step.to is None else port.rank(step.to)
-                port.multiply(step, port.rank(step.chunk), to, port.rank(step.slot))
-            plgpu.barrier_arrive(met)
-            plgpu.barrier_wait(met)
+                target = None if step.target is None else port.rank(step.target)
+                port.multiply(step, port.rank(step.chunk), target, port.rank(step.slot))
+            plgpu.barrier_arrive(barrier)
+            plgpu.barrier_wait(barrier)
 
     return plgpu.kernel(
         body,
@@ -78,8 +78,8 @@ def exactly(*operands):
     return [np.asarray(operand, np.float64) for operand in operands]
 
 
-def test_the_all_gather_multiplies_and_passes_its_tiles_on():
-    """Two rows and two columns of tiles a chunk: what is passed on, and that it is only in the first column."""
+def test_the_all_gather_multiplies_its_tiles_and_sends_them_on():
+    """Two rows and two columns of tiles in a chunk: tiles are sent on only in the first column."""
     rows, depth, width = 128, 128, 256
     config = mosaic_kernels._config(choose_tiles(64, depth, [128]))
     x, w = normal(RANKS, rows, depth, seed=0), normal(RANKS, depth, width, seed=1)
@@ -90,8 +90,8 @@ def test_the_all_gather_multiplies_and_passes_its_tiles_on():
 
 
 @pytest.mark.parametrize(("rows", "width"), [(64, 128), (128, 64)])
-def test_the_reduce_scatter_multiplies_into_the_slots_of_the_others(rows, width):
-    """With the two warpgroups of a block beside each other, and one below the other."""
+def test_the_reduce_scatter_multiplies_into_the_slots_of_the_other_ranks(rows, width):
+    """With the two warpgroups of a block side by side, and one below the other."""
     depth = 64
     x, w = normal(RANKS, RANKS, rows, depth, seed=2), normal(RANKS, depth, width, seed=3)
     outputs = [(RANKS, RANKS, rows, width)]

@@ -1,4 +1,4 @@
-"""Every refusal of the Hopper kernels names what is wrong."""
+"""Every reason why the Hopper kernels cannot run names what is wrong."""
 
 import re
 
@@ -44,7 +44,7 @@ def test_a_whole_mesh_of_hopper_gpus_is_accepted_over_any_of_its_axes(axes):
         ({"capability": "10.0"}, "compute capability 10.0"),
     ],
 )
-def test_a_mesh_is_refused_with_the_reason(change, said):
+def test_an_unsupported_mesh_is_refused_with_the_reason(change, said):
     assert re.search(said, unsupported_placement_reason(**HOPPER | change))
 
 
@@ -69,7 +69,7 @@ def test_another_dtype_is_refused_by_name(dtype):
         (128, 64, [64], (128, 64)),
     ],
 )
-def test_the_largest_tiles_that_divide_are_taken(rows, depth, widths, tile):
+def test_the_largest_tiles_that_divide_are_chosen(rows, depth, widths, tile):
     assert choose_tiles(rows, depth, widths).block == tile
     assert unsupported_shape_reason(rows, depth, widths, jnp.bfloat16) == ""
 
@@ -83,7 +83,7 @@ def test_sizes_that_no_tile_divides_are_refused_with_the_sizes(rows, depth, widt
     assert f"[{rows}, {depth}]" in reason and 'use backend="ring"' in reason
 
 
-def test_what_a_mesh_of_cpus_is_refused_for_comes_from_the_mesh():
+def test_a_mesh_of_cpus_is_refused_with_the_reason():
     whole, part = (jax.sharding.Mesh(np.array(devices), ("tensor",)) for devices in (jax.devices(), jax.devices()[4:]))
     assert "platform 'cpu'" in unsupported_mesh_reason(whole, ("tensor",))
     assert "4, 5, 6, 7" in unsupported_mesh_reason(part, ("tensor",))
@@ -98,14 +98,14 @@ def test_what_a_mesh_of_cpus_is_refused_for_comes_from_the_mesh():
         ("NVIDIA B200", "B2"),
     ],
 )
-def test_inside_a_mapped_function_the_kind_of_device_tells(kind, said):
+def test_inside_shard_map_the_device_kind_decides(kind, said):
     device = AbstractDevice(kind, 132, "gpu")
     mesh = jax.sharding.AbstractMesh((2,), ("tensor",), (jax.sharding.AxisType.Manual,), abstract_device=device)
     reason = unsupported_traced_mesh_reason(mesh, ("tensor",))
     assert said in reason and bool(reason) == bool(said)
 
 
-def test_the_functions_refuse_before_anything_is_lowered():
+def test_the_kernels_refuse_while_tracing():
     mesh = jax.make_mesh((2, 2), ("data", "tensor"), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4])
 
     def trace(axes, rows=64, chunks=2, dtype=jnp.bfloat16, manual=("data", "tensor")):

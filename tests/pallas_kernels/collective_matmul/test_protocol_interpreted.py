@@ -1,7 +1,7 @@
 """The protocol with data: every block of every virtual rank is a core of the TPU interpreter, peers are slices.
 
-The interpreter for GPUs knows no semaphores; the one for TPUs does, runs its cores at the same time, and reports any
-two accesses of which nothing orders one before the other.
+The interpreter for GPUs has no semaphores; the one for TPUs has, runs its cores at the same time, and reports any two
+accesses that nothing orders.
 """
 
 import functools
@@ -22,23 +22,23 @@ ROWS, DEPTH, WIDTH = 8, 128, 128  # of a block's part of a chunk
 
 
 class Core:
-    """One block of one virtual rank. `places` lists which core is which block: random, so that no order is luck."""
+    """One block of one virtual rank. `assignment` says which core is which block: random, so that no order is luck."""
 
-    def __init__(self, ranks, blocks, places, counters, landed, tile, w, product):
-        self.ranks, self.blocks, self.places = ranks, blocks, places
+    def __init__(self, ranks, blocks, assignment, counters, landed, tile, w, product):
+        self.ranks, self.blocks, self.assignment = ranks, blocks, assignment
         self.counters, self.landed, self.tile, self.w, self.product = counters, landed, tile, w, product
-        me = places[0, lax.axis_index("core")]
+        me = assignment[0, lax.axis_index("core")]
         self.own, self.rows = me // blocks, pl.ds(me % blocks * ROWS, ROWS)
 
-    def rank(self, place):
-        return lax.rem(self.own + place, self.ranks)
+    def rank(self, offset):
+        return lax.rem(self.own + offset, self.ranks)
 
     def wait(self, slot):
         pl.semaphore_wait(self.counters.at[slot], self.blocks)
 
-    def tell(self, to, slot):
+    def notify(self, target, slot):
         for block in range(self.blocks):
-            core = self.places[1, to * self.blocks + block]
+            core = self.assignment[1, target * self.blocks + block]
             pl.semaphore_signal(self.counters.at[slot], 1, core_index=core)
 
     def times_weight(self):
@@ -53,13 +53,13 @@ class Gather(Core):
         super().__init__(*parts)
         self.x, self.products, self.gathered = x, products, gathered
 
-    def multiply(self, step, chunk, to, slot):
+    def multiply(self, step, chunk, target, slot):
         source = self.gathered.at[self.own, chunk, self.rows] if step.waits else self.x.at[self.own, self.rows]
         self.copy(source, self.tile)
         if not step.waits:
             self.copy(self.tile, self.gathered.at[self.own, chunk, self.rows])
-        if to is not None:
-            self.copy(self.tile, self.gathered.at[to, slot, self.rows])
+        if target is not None:
+            self.copy(self.tile, self.gathered.at[target, slot, self.rows])
         self.times_weight()
         self.copy(self.product, self.products.at[self.own, chunk, self.rows])
 
@@ -69,24 +69,24 @@ class Scatter(Core):
         super().__init__(*parts)
         self.x, self.partials = x, partials
 
-    def multiply(self, step, chunk, to, slot):
+    def multiply(self, step, chunk, target, slot):
         self.copy(self.x.at[self.own, chunk, self.rows], self.tile)
         self.times_weight()
-        self.copy(self.product, self.partials.at[to, slot, self.rows])
+        self.copy(self.product, self.partials.at[target, slot, self.rows])
 
 
 def run(program, port, blocks, x, w, outputs, seed):
-    """Runs a program on cores: what it leaves, and whether two accesses raced.
+    """Runs a program on cores; returns its outputs, and whether two accesses raced.
 
-    `port` takes the common parts and the refs of x and of the outputs.
+    `port` takes the common parts and the references of x and of the outputs.
     """
     ranks = program.ranks
     block_of = np.random.default_rng(seed).permutation(ranks * blocks)
-    places = jnp.asarray(np.stack([block_of, np.argsort(block_of)]), jnp.int32)
+    assignment = jnp.asarray(np.stack([block_of, np.argsort(block_of)]), jnp.int32)
 
-    def body(places, x, w, *rest):
+    def body(assignment, x, w, *rest):
         *outputs, counters, landed, table, tile, own_w, product = rest
-        pltpu.sync_copy(places, table)
+        pltpu.sync_copy(assignment, table)
         core = port(ranks, blocks, table, counters, landed, tile, own_w, product, x, *outputs)
         pltpu.sync_copy(w.at[core.own], own_w)
         protocol.run_protocol(program, core)
@@ -98,7 +98,7 @@ def run(program, port, blocks, x, w, outputs, seed):
         scratch_types=[
             pltpu.SemaphoreType.REGULAR((ranks,)),
             pltpu.SemaphoreType.DMA,
-            pltpu.SMEM(places.shape, jnp.int32),
+            pltpu.SMEM(assignment.shape, jnp.int32),
             pltpu.VMEM((ROWS, DEPTH), jnp.float32),
             pltpu.VMEM((DEPTH, WIDTH), jnp.float32),
             pltpu.VMEM((ROWS, WIDTH), jnp.float32),
@@ -106,7 +106,7 @@ def run(program, port, blocks, x, w, outputs, seed):
         interpret=pltpu.InterpretParams(detect_races=True),
     )
     try:
-        return jax.block_until_ready(kernel(places, x, w)), interpreter.races.races_found
+        return jax.block_until_ready(kernel(assignment, x, w)), interpreter.races.races_found
     except jax.errors.JaxRuntimeError as error:  # since jax 0.12 a race ends the run
         pltpu.reset_tpu_interpret_mode_state()
         if "RACE DETECTED" not in str(error):

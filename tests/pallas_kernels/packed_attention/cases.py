@@ -1,4 +1,4 @@
-"""Packed rows by chance, and attention over them in float64 by its definition, with its gradients."""
+"""Random packed rows, and attention over them in float64 by its definition, with its gradients."""
 
 from typing import NamedTuple
 
@@ -16,30 +16,30 @@ class AttentionCase(NamedTuple):
 
 
 def row(random: np.random.Generator, length: int, first: int = 1) -> np.ndarray:
-    """Segments in order, with padding behind, perhaps between, perhaps alone."""
+    """Segments in order, with padding at the end and perhaps between; perhaps nothing but padding."""
     ids = np.sort(random.integers(first, first + random.integers(1, 6), length)).astype(np.int32)
     ids[length - random.integers(0, length + 1) :] = 0
     return np.where(random.random(length) < random.choice([0.0, 0.1]), 0, ids).astype(np.int32)
 
 
 def rows(random: np.random.Generator, count: int, length: int) -> np.ndarray:
-    """Several."""
+    """Random rows `[count, length]`."""
     return np.stack([row(random, length) for _ in range(count)])
 
 
 def branches_of(random: np.random.Generator, segments: np.ndarray) -> np.ndarray:
     """Within each segment a trunk, then branches."""
-    found = np.zeros_like(segments)
-    for ids, into in zip(segments, found, strict=True):
-        for number in np.unique(ids[ids > 0]):
-            places = np.flatnonzero(ids == number)
-            into[places] = np.sort(random.integers(0, 4, len(places)))
-    return found
+    branches = np.zeros_like(segments)
+    for row_segments, row_branches in zip(segments, branches, strict=True):
+        for segment in np.unique(row_segments[row_segments > 0]):
+            positions = np.flatnonzero(row_segments == segment)
+            row_branches[positions] = np.sort(random.integers(0, 4, len(positions)))
+    return branches
 
 
 @st.composite
 def cases(draw, lengths: tuple[int, ...] = (1, 9, 23, 40)) -> AttentionCase:
-    """Self-attention with or without order and branches, and attention to other positions."""
+    """Self-attention, causal or not, with branches or not, and attention to other keys."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     count, length = 2, draw(st.sampled_from(lengths))
     kind = draw(st.sampled_from(["encoder", "causal", "branches", "cross"]))
@@ -50,16 +50,16 @@ def cases(draw, lengths: tuple[int, ...] = (1, 9, 23, 40)) -> AttentionCase:
     return AttentionCase(segments, None, branches, kind != "encoder")
 
 
-def table(case: AttentionCase) -> np.ndarray:
-    """Who sees whom, position by position: `[r, s, t]`."""
+def expected_mask(case: AttentionCase) -> np.ndarray:
+    """Which query attends to which key, position by position: `[r, s, t]`."""
     keys = case.segments if case.keys is None else case.keys
-    found = np.zeros((*case.segments.shape, keys.shape[1]), bool)
-    for r, i, j in np.ndindex(*found.shape):
-        sees = case.segments[r, i] == keys[r, j] > 0 and (not case.causal or j <= i)
+    mask = np.zeros((*case.segments.shape, keys.shape[1]), bool)
+    for r, i, j in np.ndindex(*mask.shape):
+        visible = case.segments[r, i] == keys[r, j] > 0 and (not case.causal or j <= i)
         if case.branches is not None:
-            sees = sees and case.branches[r, j] in (0, case.branches[r, i])
-        found[r, i, j] = sees
-    return found
+            visible = visible and case.branches[r, j] in (0, case.branches[r, i])
+        mask[r, i, j] = visible
+    return mask
 
 
 def attention(
@@ -70,16 +70,16 @@ def attention(
     group, scale = query.shape[2] // key.shape[2], query.shape[3] ** -0.5
     keys, values = (np.repeat(x, group, axis=2) for x in (key, value))
     scores = np.where(mask[:, None], np.einsum("rshe,rthe->rhst", query, keys) * scale, -np.inf)
-    most = np.max(scores, axis=-1, keepdims=True, initial=-1e300)
-    weights = np.exp(scores - most)
-    shares = weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-300)
-    output = np.einsum("rhst,rthe->rshe", shares, values)
-    of_shares = np.einsum("rshe,rthe->rhst", cotangent, values)
-    of_scores = shares * (of_shares - np.sum(of_shares * shares, axis=-1, keepdims=True)) * scale
+    maximum = np.max(scores, axis=-1, keepdims=True, initial=-1e300)
+    exponentials = np.exp(scores - maximum)
+    weights = exponentials / np.maximum(exponentials.sum(axis=-1, keepdims=True), 1e-300)
+    output = np.einsum("rhst,rthe->rshe", weights, values)
+    weight_gradient = np.einsum("rshe,rthe->rhst", cotangent, values)
+    score_gradient = weights * (weight_gradient - np.sum(weight_gradient * weights, axis=-1, keepdims=True)) * scale
 
-    def grouped(x: np.ndarray) -> np.ndarray:
+    def sum_over_group(x: np.ndarray) -> np.ndarray:
         return x.reshape(*key.shape[:3], group, -1).sum(axis=3)
 
-    of_key = grouped(np.einsum("rhst,rshe->rthe", of_scores, query))
-    of_value = grouped(np.einsum("rhst,rshe->rthe", shares, cotangent))
-    return output, np.einsum("rhst,rthe->rshe", of_scores, keys), of_key, of_value
+    key_gradient = sum_over_group(np.einsum("rhst,rshe->rthe", score_gradient, query))
+    value_gradient = sum_over_group(np.einsum("rhst,rshe->rthe", weights, cotangent))
+    return output, np.einsum("rhst,rthe->rshe", score_gradient, keys), key_gradient, value_gradient

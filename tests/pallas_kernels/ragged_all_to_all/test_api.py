@@ -1,4 +1,4 @@
-"""Rows of unequal number between ranks: every implementation gives what NumPy does, and so do the gradients."""
+"""The ragged all-to-all: every implementation and its gradients against NumPy."""
 
 import functools
 
@@ -48,7 +48,7 @@ def expected(x: np.ndarray, sizes: np.ndarray, rows: int) -> np.ndarray:
 
 @pytest.mark.parametrize("implementation", RUNS_HERE)
 @pytest.mark.parametrize("kind", SIZES)
-def test_rows_arrive_by_source_in_order_and_zeros_behind(kind, implementation):
+def test_rows_are_received_ordered_by_source_with_zeros_behind(kind, implementation):
     rows = int(SIZES[kind].sum(axis=0).max()) + 2
     x = RANDOM.normal(size=(2, RANKS, ROWS, WIDTH)).astype(np.float32)
     sent = np.stack([SIZES[kind], SIZES[kind]])
@@ -58,7 +58,7 @@ def test_rows_arrive_by_source_in_order_and_zeros_behind(kind, implementation):
 
 
 @pytest.mark.parametrize("implementation", RUNS_HERE)
-def test_the_gradient_brings_everything_back(implementation):
+def test_the_gradient_returns_every_row_to_its_source(implementation):
     sent = np.stack([SIZES["uneven"], SIZES["all to one"]])
     rows = 15
     x = RANDOM.normal(size=(2, RANKS, ROWS, WIDTH)).astype(np.float32)
@@ -99,13 +99,13 @@ def test_every_implementation_is_lowered_for_gpus_with_its_gradient(implementati
         ({"axis": "rank"}, "no mesh axis 'rank' here; the axes are other, ranks"),
         ({"implementation": "magic"}, "implementation is 'magic'; choose one of ragged, padded, gather"),
         ({"rows": 0}, "rows is 0"),
-        ({"sent": 3}, r"sent is int32\[3\]; the axis 'ranks' needs one whole number for each of 4"),
+        ({"sent": 3}, r"send_sizes is int32\[3\]; the axis 'ranks' needs one whole number for each of 4"),
     ],
 )
-def test_what_cannot_be_exchanged_is_refused_when_traced(options, message):
+def test_arguments_that_do_not_fit_are_refused_when_traced(options, message):
     sent = jnp.zeros(options.pop("sent", RANKS), jnp.int32)
     given = {"rows": 4, "axis": "ranks", **options}
-    local = functools.partial(ragged_all_to_all, sent=sent, **given)
+    local = functools.partial(ragged_all_to_all, send_sizes=sent, **given)
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(
             jax.shard_map(lambda x: local(x), mesh=mesh(), in_specs=P("ranks"), out_specs=P("ranks")),
