@@ -71,7 +71,7 @@ def _write(workdir: pathlib.Path) -> int:
 
     from configs.errors import UserError
     from mmjax.weights.export import export_checkpoint, with_merged_adapters
-    from mmjax.weights.folder_writer import parse_file_size, require_empty_folder
+    from mmjax.weights.folder import parse_file_size, require_empty_folder
 
     limit = parse_file_size(_SHARD_SIZE.value)
     if not _OUTPUT.value:

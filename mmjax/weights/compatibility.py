@@ -1,10 +1,10 @@
-"""Whether a published checkpoint has what a model needs: everything that is wrong is found before anything is read."""
+"""Checks that a published checkpoint has what a model needs, before any tensor is read."""
 
 from collections.abc import Iterable, Mapping
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
-from mmjax.weights.published.rules import TensorMatch
+from mmjax.weights.published.rules import Config, TensorMatch
 from mmjax.weights.published.tensor_layouts import Shape
 from mmjax.weights.published_checkpoint import (
     PublishedCheckpoint,
@@ -19,84 +19,91 @@ from mmjax.weights.published_checkpoint import (
     parts_of_matches,
 )
 
-READABLE = ("F32", "F16", "BF16")
-"""Types whose every value a float32 holds."""
+READABLE_DTYPES = ("F32", "F16", "BF16")
+"""Types whose every value float32 represents exactly."""
 
 
 class IncompatibleCheckpointError(UserError):
-    """A published checkpoint and a model that don't fit; says all that is wrong."""
+    """A published checkpoint does not fit a model; the message lists all problems."""
 
 
-def compatible_matches(checkpoint: PublishedCheckpoint, ours: ModelConfig, part: str) -> tuple[TensorMatch, ...]:
-    """The tensors of a checkpoint that are a part of a model.
+def compatible_matches(checkpoint: PublishedCheckpoint, model: ModelConfig, part: str) -> tuple[TensorMatch, ...]:
+    """Matches the tensors of a checkpoint with the parameters of a part of a model.
 
     Args:
-        checkpoint: The published one.
-        ours: The model.
-        part: A part of it that trains by name, such as `backbone` or `vision_projector`; or `model`.
+        checkpoint: The published checkpoint.
+        model: The model.
+        part: Name of a part of it, such as `backbone` or `vision_projector`; or `model`.
 
     Raises:
-        Misfit: The architectures differ; tensors are missing, extra, or of another shape or type. All are listed.
+        IncompatibleCheckpointError: The architectures differ, or tensors are missing, extra, or of another shape or
+            type. All problems are listed.
     """
     path = checkpoint.folder.path
-    module = module_of_part(ours, part)
+    module = module_of_part(model, part)
     try:
-        config = config_in_published_form(checkpoint.architecture, checkpoint.config, ours, module)
-        differing = config_differences(checkpoint.architecture, checkpoint.config, config)
+        config = config_in_published_form(checkpoint.architecture, checkpoint.config, model, module)
+        differences = config_differences(checkpoint.architecture, checkpoint.config, config)
     except UserError as error:
         raise IncompatibleCheckpointError(f"{path} is no source of {part!r}: {error}") from error
-    every = checkpoint_matches(checkpoint.architecture, config, ours)
-    host = config if isinstance(config, ModelConfig) else ours
-    wanted = matches_of_part(every, parts_by_piece(host), part)
-    if not wanted:
+    all_matches = checkpoint_matches(checkpoint.architecture, config, model)
+    described = config if isinstance(config, ModelConfig) else model
+    matches = matches_of_part(all_matches, parts_by_piece(described), part)
+    if not matches:
         raise IncompatibleCheckpointError(
-            f"{path} has no weights of {part!r}; it has those of {', '.join(parts_of_matches(every, host))}"
+            f"{path} has no weights of {part!r}; it has those of {', '.join(parts_of_matches(all_matches, described))}"
         )
-    wrong = [f"config.json: {difference}" for difference in differing]
-    wrong += tensor_problems(checkpoint, wanted, parameter_shapes(ours))
-    wrong += _extra(checkpoint, every, config)
-    if wrong:
-        raise IncompatibleCheckpointError(
-            f"{path} does not fit {part!r}; {len(wrong)} in all:\n" + "\n".join(f"  {line}" for line in wrong)
-        )
-    return wanted
+    problems = [f"config.json: {difference}" for difference in differences]
+    problems += tensor_problems(checkpoint, matches, parameter_shapes(model))
+    problems += _extra_tensors(checkpoint, all_matches, config)
+    if problems:
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise IncompatibleCheckpointError(f"{path} does not fit {part!r}; {len(problems)} problems:\n{lines}")
+    return matches
 
 
 def tensor_problems(
     checkpoint: PublishedCheckpoint, matches: Iterable[TensorMatch], shapes: Mapping[str, Shape]
 ) -> list[str]:
-    """What is missing, of another shape or of a type that is not read; with their names and ours."""
-    wrong = []
-    for of in matches:
-        ours = ", ".join(of.parameter_paths)
-        for name, needed in zip(of.tensor_names, of.tensor_shapes, strict=True):
+    """Tensors that are missing, of another shape, or of a type that is not read, with the parameters they become.
+
+    Args:
+        checkpoint: The published checkpoint.
+        matches: The matches to check.
+        shapes: Shapes of the model's parameters, by `module/piece/layer/path`.
+    """
+    problems = []
+    for match in matches:
+        parameters = ", ".join(match.parameter_paths)
+        for name, expected_shape in zip(match.tensor_names, match.tensor_shapes, strict=True):
             if name not in checkpoint.tensor_names:
-                wrong.append(f"missing: {name}, which is {ours}")
+                problems.append(f"missing: {name}, which is {parameters}")
                 continue
-            tensor = checkpoint.folder.tensors[checkpoint.tensor_names[name]]
-            if tensor.shape != needed:
-                wrong.append(f"shape: {name} is {list(tensor.shape)}, and {ours} needs {list(needed)}")
-            if tensor.dtype not in READABLE:
-                wrong.append(f"dtype: {name}, which is {ours}, is {tensor.dtype}; {', '.join(READABLE)} are read")
-        differing = [
-            path
-            for path, shape in zip(of.parameter_paths, of.parameter_shapes, strict=True)
-            if shapes.get(path) != shape
-        ]
-        wrong += [
-            f"shape: {', '.join(of.tensor_names)} gives {path} of {list(of.parameter_shapes[of.parameter_paths.index(path)])}, and the model's is "
-            f"{list(shapes[path])}"
-            if path in shapes
-            else f"extra: {', '.join(of.tensor_names)} gives {path}, which the model does not have"
-            for path in differing
-        ]
-    return wrong
+            header = checkpoint.folder.tensors[checkpoint.tensor_names[name]]
+            if header.shape != expected_shape:
+                problems.append(f"shape: {name} is {list(header.shape)}, and {parameters} needs {list(expected_shape)}")
+            if header.dtype not in READABLE_DTYPES:
+                problems.append(
+                    f"dtype: {name}, which is {parameters}, is {header.dtype}; {', '.join(READABLE_DTYPES)} are read"
+                )
+        names = ", ".join(match.tensor_names)
+        for path, shape in zip(match.parameter_paths, match.parameter_shapes, strict=True):
+            if path not in shapes:
+                problems.append(f"extra: {names} gives {path}, which the model does not have")
+            elif shapes[path] != shape:
+                problems.append(
+                    f"shape: {names} gives {path} of {list(shape)}, and the model's is {list(shapes[path])}"
+                )
+    return problems
 
 
-def _extra(checkpoint: PublishedCheckpoint, every: Iterable[TensorMatch], config: object) -> list[str]:
-    published = checkpoint.architecture
-    known = {name for of in every for name in of.tensor_names} | set(published.duplicates(config))
+def _extra_tensors(checkpoint: PublishedCheckpoint, matches: Iterable[TensorMatch], config: Config) -> list[str]:
+    """Tensors of the checkpoint that no rule names and that are not ignored."""
+    architecture = checkpoint.architecture
+    known = {name for match in matches for name in match.tensor_names} | set(architecture.duplicates(config))
     extra = [
-        name for name in checkpoint.tensor_names if name not in known and not is_ignored_tensor(published, config, name)
+        name
+        for name in checkpoint.tensor_names
+        if name not in known and not is_ignored_tensor(architecture, config, name)
     ]
-    return [f"extra: {name}, which is no parameter of ours" for name in extra]
+    return [f"extra: {name}, which is no parameter of the model" for name in extra]

@@ -1,4 +1,4 @@
-"""From a model's parameters to a published checkpoint, a layer at a time."""
+"""Export of a model's parameters as a published checkpoint, one layer at a time."""
 
 import dataclasses
 import functools
@@ -14,9 +14,7 @@ from configs.architectures import ModelConfig
 from configs.errors import UserError
 from mmjax.models.layers.lora import merge_layer_adapters
 from mmjax.models.model import model_modules
-from mmjax.weights import registry
-from mmjax.weights.folder import CONFIG_FILE
-from mmjax.weights.folder_writer import write_checkpoint_folder
+from mmjax.weights.folder import CONFIG_FILE, write_checkpoint_folder
 from mmjax.weights.published.rules import Config, PublishedArchitecture, TensorMatch
 from mmjax.weights.published_checkpoint import (
     WHOLE_MODEL,
@@ -27,31 +25,32 @@ from mmjax.weights.published_checkpoint import (
     is_ignored_tensor,
     module_of_part,
 )
+from mmjax.weights.registry import find_architecture, write_architecture
 from mmjax.weights.safetensors_file import DTYPES, TensorHeader, contiguous_copy
 from sharding.trees import Tree, get_leaf
 
 DTYPE_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-"""What config.json calls the types that a checkpoint can be written in."""
+"""Types that a checkpoint can be written in: config.json's names, and safetensors' names."""
 
-BESIDE = ("*.json", "*.txt", "*.model", "*.jinja")
-"""What is copied of the original: its tokenizer, how pictures are made ready, how text is generated."""
+COPIED_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
+"""Files that are copied from the original: its tokenizer, its image preprocessing, its generation settings."""
 
 ReadLayer = Callable[[str, str, str], Tree]
-"""Parameters in float32, as NumPy arrays, of a (module, piece, layer)."""
+"""Reads the parameters of a (module, piece, layer), in float32 as NumPy arrays."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportTarget:
-    """What is to be written.
+    """A checkpoint that is to be written.
 
     Attributes:
-        published: The architecture.
-        config: Ours, in the form of theirs.
-        matches: Its tensors and our parameters.
-        values: Its config.json, with its dtype.
-        dtype: Of tensors that no original has, a key of DTYPE_NAMES.
-        original: A checkpoint that the new one is to be like: types of tensors, tensors that are nothing of ours,
-            tokenizer; None for none.
+        architecture: Its architecture.
+        config: Its configuration, as `config_in_published_form` gives it.
+        matches: Its tensors and the model's parameters.
+        config_json: Its config.json, with the dtype.
+        dtype: Type of all tensors, a key of DTYPE_NAMES; empty for the type that each has in the original.
+        original: A published checkpoint that it is to be like: types of tensors, tensors without a parameter,
+            tokenizer. None for none.
     """
 
     architecture: PublishedArchitecture
@@ -62,62 +61,81 @@ class ExportTarget:
     original: PublishedCheckpoint | None = None
 
 
-def export_target_like(original: PublishedCheckpoint, ours: ModelConfig, part: str, dtype: str = "") -> ExportTarget:
-    """A checkpoint like one that there is.
+def export_target_like(original: PublishedCheckpoint, model: ModelConfig, part: str, dtype: str = "") -> ExportTarget:
+    """A checkpoint like an existing one.
 
     Args:
-        original: That one.
-        ours: Our model.
-        part: One of its parts, such as `backbone`, or `model`.
-        dtype: Of all tensors; empty for each as it is there.
+        original: The existing checkpoint.
+        model: The model.
+        part: Name of one of its parts, such as `backbone`, or `model`.
+        dtype: Type of all tensors; empty for the type that each has in the original.
 
     Raises:
-        UserError: It is of another architecture.
+        UserError: The original has another architecture than the model.
     """
-    path, published = original.folder.path, original.architecture
-    module = module_of_part(ours, part)
+    path, architecture = original.folder.path, original.architecture
+    module = module_of_part(model, part)
     try:
-        config = config_in_published_form(published, original.config, ours, module)
-        if issubclass(published.config_type, ModelConfig) and module != WHOLE_MODEL:
-            raise UserError(f"it holds a whole model, of which {part} alone is none; name the model type to write")
-        differing = config_differences(published, original.config, config)
+        config = config_in_published_form(architecture, original.config, model, module)
+        if issubclass(architecture.config_type, ModelConfig) and module != WHOLE_MODEL:
+            raise UserError(f"it holds a whole model, and {part} is only a part of one; name the model type to write")
+        differences = config_differences(architecture, original.config, config)
     except UserError as error:
         raise UserError(f"{part!r} can't be written like {path}: {error}") from error
-    if differing:
-        raise UserError(f"{part!r} can't be written like {path}, whose {CONFIG_FILE} differs: {'; '.join(differing)}")
-    values = {**original.config_json, **_dtype_entry(original.config_json, dtype)} if dtype else original.config_json
-    return ExportTarget(published, config, checkpoint_matches(published, config, ours), values, dtype, original)
-
-
-def export_target_of_type(model_type: str, ours: ModelConfig, part: str, dtype: str) -> ExportTarget:
-    """A checkpoint of a model type, with no original.
-
-    Raises:
-        UserError: The type is not known, or can't compute it.
-    """
-    published = registry.find_architecture(model_type)
-    config = config_in_published_form(published, ours, ours, module_of_part(ours, part))
-    values = registry.write_architecture(published, config)
+    if differences:
+        raise UserError(f"{part!r} can't be written like {path}, whose {CONFIG_FILE} differs: {'; '.join(differences)}")
+    config_json = dict(original.config_json)
+    if dtype:
+        config_json |= _dtype_entry(config_json, dtype)
     return ExportTarget(
-        published, config, checkpoint_matches(published, config, ours), {**values, **_dtype_entry(values, dtype)}, dtype
+        architecture=architecture,
+        config=config,
+        matches=checkpoint_matches(architecture, config, model),
+        config_json=config_json,
+        dtype=dtype,
+        original=original,
     )
 
 
-def _dtype_entry(values: Mapping[str, Any], dtype: str) -> dict[str, str]:
-    """transformers 5 says `dtype` where it was `torch_dtype`; diffusers says nothing."""
-    if "_class_name" in values:
-        return {}
-    return {"dtype" if "dtype" in values else "torch_dtype": dtype}
-
-
-def export_checkpoint(target: ExportTarget, read: ReadLayer, output: pathlib.Path, limit: int) -> list[str]:
-    """Writes a checkpoint; on the host there is never more than one layer of ours and one match of theirs.
+def export_target_of_type(model_type: str, model: ModelConfig, part: str, dtype: str) -> ExportTarget:
+    """A checkpoint of a model type, without an original.
 
     Args:
-        target: What is to be written.
-        read: Gives our parameters.
+        model_type: A model type that the registry knows, such as `llama`.
+        model: The model.
+        part: Name of one of its parts, such as `backbone`, or `model`.
+        dtype: Type of all tensors, a key of DTYPE_NAMES.
+
+    Raises:
+        UserError: The model type is not known, or cannot compute the part.
+    """
+    architecture = find_architecture(model_type)
+    config = config_in_published_form(architecture, model, model, module_of_part(model, part))
+    config_json = write_architecture(architecture, config)
+    return ExportTarget(
+        architecture=architecture,
+        config=config,
+        matches=checkpoint_matches(architecture, config, model),
+        config_json={**config_json, **_dtype_entry(config_json, dtype)},
+        dtype=dtype,
+    )
+
+
+def _dtype_entry(config_json: Mapping[str, Any], dtype: str) -> dict[str, str]:
+    """The entry for the dtype: transformers 5 calls `dtype` what was `torch_dtype` before; diffusers has none."""
+    if "_class_name" in config_json:
+        return {}
+    return {"dtype" if "dtype" in config_json else "torch_dtype": dtype}
+
+
+def export_checkpoint(target: ExportTarget, read_layer: ReadLayer, output: pathlib.Path, limit: int) -> list[str]:
+    """Writes a checkpoint. The host never holds more than one layer of the model and the tensors of one match.
+
+    Args:
+        target: The checkpoint.
+        read_layer: Reads the model's parameters.
         output: The folder; it must not exist, or be empty.
-        limit: Bytes of a file's tensors.
+        limit: Bytes of tensors in a file at most.
 
     Returns:
         Names of the files with tensors.
@@ -125,99 +143,105 @@ def export_checkpoint(target: ExportTarget, read: ReadLayer, output: pathlib.Pat
     Raises:
         UserError: The folder is not empty, or a value is too large for its type.
     """
-    matches = sorted(target.matches, key=lambda of: of.layer)
-    ours = {
-        name: TensorHeader(_dtype_of(target, name), shape)
-        for of in matches
-        for first, shape in zip(of.tensor_names, of.tensor_shapes, strict=True)
-        for name in _twins(target, first)
+    matches = sorted(target.matches, key=lambda match: match.layer)
+    converted_headers = {
+        name: TensorHeader(_tensor_dtype(target, name), shape)
+        for match in matches
+        for first_name, shape in zip(match.tensor_names, match.tensor_shapes, strict=True)
+        for name in _names_of_copies(target, first_name)
     }
-    copies = _copies(target, ours)
-    declared = {**ours, **{name: tensor for name, (tensor, _) in copies.items()}}
-    copied = ((name, read_copy()) for name, (_, read_copy) in copies.items())
-    arrays = itertools.chain(_converted(target, matches, read), copied)
-    called = {} if target.original is None else target.original.tensor_names
+    ignored = _ignored_tensors(target, converted_headers)
+    headers = {**converted_headers, **{name: header for name, (header, _) in ignored.items()}}
+    ignored_arrays = ((name, read()) for name, (_, read) in ignored.items())
+    arrays = itertools.chain(_converted_tensors(target, matches, read_layer), ignored_arrays)
+    file_names = {} if target.original is None else target.original.tensor_names
     return write_checkpoint_folder(
         output,
         target.architecture.file_stem,
-        {called.get(name, name): tensor for name, tensor in declared.items()},
-        ((called.get(name, name), array) for name, array in arrays),
+        {file_names.get(name, name): header for name, header in headers.items()},
+        ((file_names.get(name, name), array) for name, array in arrays),
         limit,
         {CONFIG_FILE: json.dumps(target.config_json, indent=2) + "\n"},
-        _files_beside(target),
+        _files_to_copy(target),
     )
 
 
-def with_merged_adapters(read: ReadLayer, config: ModelConfig) -> ReadLayer:
-    """Parameters with the adapters of a model added to what they adapt."""
+def with_merged_adapters(read_layer: ReadLayer, config: ModelConfig) -> ReadLayer:
+    """Wraps a reader so that it gives parameters with the model's LoRA adapters merged into them."""
     modules = {module.name: module for module in model_modules(config)}
 
-    def merged(module: str, piece: str, layer: str) -> Tree:
-        tree, lora = read(module, piece, layer), config.lora_of(module)
-        adapters = modules[module].adapter_piece(piece)
-        if lora is None or not adapters:
+    def read_merged(module: str, piece: str, layer: str) -> Tree:
+        tree, lora = read_layer(module, piece, layer), config.lora_of(module)
+        adapter_piece = modules[module].adapter_piece(piece)
+        if lora is None or not adapter_piece:
             return tree
-        return merge_layer_adapters(tree, read(module, adapters, layer), lora.scale)
+        return merge_layer_adapters(tree, read_layer(module, adapter_piece, layer), lora.scale)
 
-    return merged
+    return read_merged
 
 
-def _dtype_of(target: ExportTarget, name: str) -> str:
-    """The type to write a tensor in: what is asked, else what it was."""
+def _tensor_dtype(target: ExportTarget, name: str) -> str:
+    """The type to write a tensor in: the target's, else the one that it has in the original."""
     if target.dtype:
         return DTYPE_NAMES[target.dtype]
     original = target.original
-    assert original is not None
-    return original.folder.tensors[original.tensor_names[name]].dtype if name in original.tensor_names else "F32"
+    assert original is not None, "a target without an original has a dtype"
+    if name not in original.tensor_names:
+        return "F32"
+    return original.folder.tensors[original.tensor_names[name]].dtype
 
 
-def _twins(target: ExportTarget, name: str) -> tuple[str, ...]:
-    """A tensor, and the names under which the original has it once more."""
-    repeated = target.architecture.duplicates(target.config)
-    held = () if target.original is None else target.original.tensor_names
-    return (name, *(again for again, of in repeated.items() if of == name and again in held))
+def _names_of_copies(target: ExportTarget, name: str) -> tuple[str, ...]:
+    """A tensor's name, and the names under which the original holds copies of it."""
+    duplicates = target.architecture.duplicates(target.config)
+    original_names = () if target.original is None else target.original.tensor_names
+    copies = (copy for copy, copied in duplicates.items() if copied == name and copy in original_names)
+    return (name, *copies)
 
 
-def _converted(target: ExportTarget, matches: list[TensorMatch], read: ReadLayer) -> Iterator[tuple[str, np.ndarray]]:
-    for layer, of_layer in itertools.groupby(matches, key=lambda of: of.layer):
-        tree = read(*layer)
-        for of in of_layer:
-            theirs = of.layout.to_published(tuple(get_leaf(tree, path.split("/", 3)[3]) for path in of.parameter_paths))
-            for first, array in zip(of.tensor_names, theirs, strict=True):
-                for name in _twins(target, first):
-                    yield name, _cast(name, array, _dtype_of(target, name))
+def _converted_tensors(
+    target: ExportTarget, matches: list[TensorMatch], read_layer: ReadLayer
+) -> Iterator[tuple[str, np.ndarray]]:
+    for layer, layer_matches in itertools.groupby(matches, key=lambda match: match.layer):
+        tree = read_layer(*layer)
+        for match in layer_matches:
+            parameters = tuple(get_leaf(tree, path) for path in match.paths_in_layer)
+            tensors = match.layout.to_published(parameters)
+            for first_name, tensor in zip(match.tensor_names, tensors, strict=True):
+                for name in _names_of_copies(target, first_name):
+                    yield name, _cast(name, tensor, _tensor_dtype(target, name))
 
 
 def _cast(name: str, array: np.ndarray, dtype: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         cast = contiguous_copy(array, DTYPES[dtype])
-    finite = np.isfinite(cast)
-    if not finite.all() and not np.array_equal(np.isfinite(array), finite):
+    is_finite = np.isfinite(cast)
+    if not is_finite.all() and not np.array_equal(np.isfinite(array), is_finite):
         raise UserError(f"{name} has values up to {np.nanmax(np.abs(array)):.3g}, too large for {dtype}; use bfloat16")
     return cast
 
 
-def _copies(
-    target: ExportTarget, ours: Mapping[str, TensorHeader]
+def _ignored_tensors(
+    target: ExportTarget, converted: Mapping[str, TensorHeader]
 ) -> dict[str, tuple[TensorHeader, Callable[[], np.ndarray]]]:
-    """Tensors of the original that are nothing of ours on purpose."""
+    """Headers and readers of the original's tensors that have no parameter on purpose."""
     original = target.original
     if original is None:
         return {}
     return {
         name: (
-            dataclasses.replace(original.folder.tensors[there], start=0),
-            functools.partial(original.folder.read, there),
+            dataclasses.replace(original.folder.tensors[file_name], start=0),
+            functools.partial(original.folder.read, file_name),
         )
-        for name, there in original.tensor_names.items()
-        if name not in ours and is_ignored_tensor(target.architecture, target.config, name)
+        for name, file_name in original.tensor_names.items()
+        if name not in converted and is_ignored_tensor(target.architecture, target.config, name)
     }
 
 
-def _files_beside(target: ExportTarget) -> list[pathlib.Path]:
-    """The original's files that are neither tensors nor about them."""
+def _files_to_copy(target: ExportTarget) -> list[pathlib.Path]:
+    """The original's files other than tensors, their index and config.json."""
     if target.original is None:
         return []
     path = target.original.folder.path
-    found = {file for pattern in BESIDE for file in path.glob(pattern) if file.is_file()}
-    return sorted(file for file in found if file.name != CONFIG_FILE and not file.name.endswith(".index.json"))
+    files = {file for pattern in COPIED_FILES for file in path.glob(pattern) if file.is_file()}
+    return sorted(file for file in files if file.name != CONFIG_FILE and not file.name.endswith(".index.json"))

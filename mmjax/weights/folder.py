@@ -1,19 +1,29 @@
-"""A folder of a published checkpoint: config.json beside one safetensors file, or several with an index."""
+"""The folder of a published checkpoint: config.json beside one safetensors file, or several with an index.
+
+Reading looks at headers first and maps tensors into memory. Writing takes tensors one at a time, puts them into files
+of a bounded size, and gives the folder its name only when it is whole.
+"""
 
 import dataclasses
 import json
 import pathlib
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from configs.errors import UserError
-from mmjax.weights.safetensors_file import TensorHeader, read_header, read_tensor
+from mmjax.weights.safetensors_file import TensorHeader, read_header, read_tensor, write_safetensors
 
 CONFIG_FILE = "config.json"
-PREPROCESSOR = "preprocessor_config.json"
-PIXELS = ("image_mean", "image_std")
-"""What of it is an architecture's: how pixels are normalised."""
+PREPROCESSOR_FILE = "preprocessor_config.json"
+PIXEL_KEYS = ("image_mean", "image_std")
+"""Keys of preprocessor_config.json that belong to the architecture: how pixels are normalised."""
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +31,9 @@ class CheckpointFolder:
     """The tensors of a folder, of which only the headers have been read.
 
     Attributes:
-        path: Of the folder.
-        files: By name of a tensor, the file it is in.
-        tensors: By name, what it is.
+        path: Path of the folder.
+        files: File that each tensor is in, by the tensor's name.
+        tensors: Header of each tensor, by its name.
     """
 
     path: pathlib.Path
@@ -31,79 +41,174 @@ class CheckpointFolder:
     tensors: dict[str, TensorHeader]
 
     def read(self, name: str, part: tuple[slice, ...] | None = None) -> np.ndarray:
-        """A tensor, or a part of it, mapped into memory."""
+        """A tensor, or a slice of it, mapped into memory."""
         return read_tensor(self.files[name], self.tensors[name], part)
 
 
 def read_config_json(path: pathlib.Path) -> dict[str, Any]:
-    """The config.json of a folder.
+    """Reads the config.json of a folder.
 
     Raises:
-        UserError: There is no such folder, it has none, or it can't be read.
+        UserError: The folder does not exist, has no config.json, or the file cannot be read.
     """
     if not path.is_dir():
-        raise UserError(f"there is no folder {path}; weights are read from a folder that you have, not fetched by name")
+        raise UserError(f"there is no folder {path}; weights are read from a local folder, not downloaded by name")
     if not (path / CONFIG_FILE).is_file():
         raise UserError(f"{path} has no {CONFIG_FILE}; give the folder of a published checkpoint")
-    return _json(path / CONFIG_FILE)
+    return _read_json(path / CONFIG_FILE)
 
 
 def read_pixel_normalisation(path: pathlib.Path) -> dict[str, Any]:
-    """What the preprocessor_config.json of a folder says of pixels; nothing where there is none."""
-    values = _json(path / PREPROCESSOR) if (path / PREPROCESSOR).is_file() else {}
-    return {key: values[key] for key in PIXELS if key in values}
+    """Mean and standard deviation of pixels from a folder's preprocessor_config.json; empty if it has none."""
+    values = _read_json(path / PREPROCESSOR_FILE) if (path / PREPROCESSOR_FILE).is_file() else {}
+    return {key: values[key] for key in PIXEL_KEYS if key in values}
 
 
 def open_folder(path: pathlib.Path, stem: str) -> CheckpointFolder:
-    """Reads the headers of a folder's files.
+    """Reads the headers of a folder's safetensors files.
 
     Args:
         path: The folder.
-        stem: Of the files' names, such as `model`.
+        stem: Stem of the file names, such as `model`.
 
     Raises:
-        UserError: No safetensors there (pickles are refused), an index that names a file or a tensor that is not there,
-            a file that is cut off.
+        UserError: The folder has no safetensors (pickles are refused), its index names a missing file or tensor, or a
+            file is truncated.
     """
     index, single = path / f"{stem}.safetensors.index.json", path / f"{stem}.safetensors"
     if index.is_file():
-        return _indexed(path, index)
+        return _open_indexed(path, index)
     if single.is_file():
         tensors = read_header(single)
         return CheckpointFolder(path, dict.fromkeys(tensors, single), tensors)
-    pickles = sorted(file.name for suffix in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in path.glob(suffix))
+    pickles = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
     if pickles:
         raise UserError(
             f"{path} has {', '.join(pickles)} and no {single.name}: these are pickles, and reading one runs whatever "
-            "code is in it. Take the safetensors of the checkpoint, or load it where you trust it and save it anew"
+            "code is in it. Use the safetensors of the checkpoint, or load it where you trust it and save it again"
         )
     raise UserError(f"{path} has neither {single.name} nor {index.name}")
 
 
-def _indexed(path: pathlib.Path, index: pathlib.Path) -> CheckpointFolder:
-    places = _json(index).get("weight_map")
-    if not isinstance(places, dict):
+def _open_indexed(path: pathlib.Path, index: pathlib.Path) -> CheckpointFolder:
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
         raise UserError(f"{index} has no weight_map, so that no tensor can be found")
-    shards = {file: path / file for file in sorted(set(places.values()))}
-    absent = [file for file, at in shards.items() if not at.is_file()]
-    if absent:
-        raise UserError(f"{index} names {', '.join(absent)}, which the folder does not have; the copy is not whole")
-    headers = {file: read_header(at) for file, at in shards.items()}
-    lost = [f"{name} in {file}" for name, file in places.items() if name not in headers[file]]
-    if lost:
-        raise UserError(f"{index} names tensors that are not in their files: {', '.join(lost)}")
+    shards = {file: path / file for file in sorted(set(weight_map.values()))}
+    missing_files = [file for file, shard in shards.items() if not shard.is_file()]
+    if missing_files:
+        raise UserError(
+            f"{index} names {', '.join(missing_files)}, which the folder does not have; the copy is not complete"
+        )
+    headers = {file: read_header(shard) for file, shard in shards.items()}
+    missing_tensors = [f"{name} in {file}" for name, file in weight_map.items() if name not in headers[file]]
+    if missing_tensors:
+        raise UserError(f"{index} names tensors that are not in their files: {', '.join(missing_tensors)}")
     return CheckpointFolder(
         path,
-        {name: shards[file] for name, file in places.items()},
-        {name: headers[file][name] for name, file in places.items()},
+        {name: shards[file] for name, file in weight_map.items()},
+        {name: headers[file][name] for name, file in weight_map.items()},
     )
 
 
-def _json(path: pathlib.Path) -> dict[str, Any]:
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text())
     except ValueError as error:
         raise UserError(f"{path} can't be read as JSON: {error}") from error
     if not isinstance(values, dict):
-        raise UserError(f"{path} is no JSON object")
+        raise UserError(f"{path} is not a JSON object")
     return values
+
+
+def parse_file_size(text: str) -> int:
+    """Bytes of a size such as `5GB` (10⁹) or `5GiB` (2³⁰).
+
+    Raises:
+        UserError: The text is not a size.
+    """
+    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
+    if not match or match[2].upper() not in UNITS or not int(match[1]):
+        raise UserError(f"{text!r} is not a file size; write one such as 5GB or 500MiB")
+    return int(match[1]) * UNITS[match[2].upper()]
+
+
+def shard_tensors(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Distributes tensors over files in their order: a file ends where the next tensor would take it over the limit.
+
+    Args:
+        sizes: Bytes of each tensor, by name.
+        limit: Bytes of a file at most; a larger tensor has a file of its own.
+    """
+    files: list[list[str]] = [[]]
+    file_size = 0
+    for name, size in sizes.items():
+        if files[-1] and file_size + size > limit:
+            files.append([])
+            file_size = 0
+        files[-1].append(name)
+        file_size += size
+    return files
+
+
+def write_checkpoint_folder(
+    output: pathlib.Path,
+    stem: str,
+    headers: Mapping[str, TensorHeader],
+    arrays: Iterator[tuple[str, np.ndarray]],
+    limit: int,
+    texts: Mapping[str, str] | None = None,
+    copies: Iterable[pathlib.Path] = (),
+) -> list[str]:
+    """Writes a folder under a temporary name, and renames it when it is whole.
+
+    Args:
+        output: The folder; it must not exist, or be empty.
+        stem: Stem of the file names, such as `model`.
+        headers: Type and shape of every tensor, in the order of `arrays`.
+        arrays: Names and values, consumed one at a time.
+        limit: Bytes of tensors in a file at most.
+        texts: Contents of other files by name, such as config.json.
+        copies: Files to copy into the folder.
+
+    Returns:
+        Names of the files with tensors.
+
+    Raises:
+        UserError: The folder is not empty.
+    """
+    require_empty_folder(output)
+    shards = shard_tensors({name: header.size for name, header in headers.items()}, limit)
+    files = [f"{stem}.safetensors"]
+    if len(shards) > 1:
+        files = [f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+    unfinished = output.with_name(f".{output.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
+    unfinished.mkdir(parents=True)
+    try:
+        for file, names in zip(files, shards, strict=True):
+            write_safetensors(unfinished / file, {name: headers[name] for name in names}, _take(arrays, len(names)))
+        if len(shards) > 1:
+            total = sum(header.size for header in headers.values())
+            weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+            (unfinished / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+        for copy in copies:
+            shutil.copyfile(copy, unfinished / copy.name)
+        for name, text in (texts or {}).items():
+            (unfinished / name).write_text(text)
+        unfinished.replace(output)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return files
+
+
+def require_empty_folder(output: pathlib.Path) -> None:
+    """Raises UserError if a path exists and is not an empty folder."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output} exists and is not empty; name another folder, or remove it")
+
+
+def _take(arrays: Iterator[tuple[str, np.ndarray]], count: int) -> Iterator[tuple[str, np.ndarray]]:
+    for _ in range(count):
+        yield next(arrays)

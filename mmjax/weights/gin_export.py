@@ -1,4 +1,4 @@
-"""An architecture as gin text, so that what a published checkpoint holds can be trained."""
+"""Export of a configuration as gin text, so that the architecture of a published checkpoint can be trained."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,13 +8,18 @@ from configs import architectures
 from configs.architectures import ModelConfig
 from mmjax.weights.published.rules import Config
 
-HEAD = "from __gin__ import dynamic_registration\n\n"
-TOGETHER = "# Of several files that say this, the last one wins: to start from several folders, name them all in one."
+HEADER = "from __gin__ import dynamic_registration\n\n"
+WEIGHTS_COMMENT = (
+    "# If several files bind this, the last one wins: to start from several folders, list them in one binding."
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Scoped:
-    """A dataclass and the gin scope that it is bound in: its name where there are several of its kind, else none."""
+class _ScopedConfig:
+    """A configuration and the gin scope that it is bound in.
+
+    The scope is the configuration's name where a tuple has several of its kind, else empty.
+    """
 
     config: Any
     scope: str
@@ -22,25 +27,27 @@ class _Scoped:
     @property
     def selector(self) -> str:
         kind = type(self.config)
-        return f"{self.scope}{_module(kind)}.{kind.__name__}"
+        return f"{self.scope}{_module_name(kind)}.{kind.__name__}"
 
-    def fields(self) -> dict[str, Any]:
-        """What is not as by default, with dataclasses in it scoped; of a ModelConfig everything."""
+    def bindings(self) -> dict[str, Any]:
+        """Fields that differ from their defaults (all fields of a ModelConfig), with configurations scoped."""
         values = {field.name: (getattr(self.config, field.name), field.default) for field in _fields(self.config)}
         return {
-            name: self._scoped(value)
+            name: self._scope_value(value)
             for name, (value, default) in values.items()
             if value != default or isinstance(self.config, ModelConfig)
         }
 
-    def _scoped(self, value: Any) -> Any:
+    def _scope_value(self, value: Any) -> Any:
         if isinstance(value, tuple):
-            kinds = [type(each) for each in value]
+            kinds = [type(element) for element in value]
             return tuple(
-                _Scoped(each, f"{each.name}/") if _fields(each) and kinds.count(type(each)) > 1 else self._scoped(each)
-                for each in value
+                _ScopedConfig(element, f"{element.name}/")
+                if _fields(element) and kinds.count(type(element)) > 1
+                else self._scope_value(element)
+                for element in value
             )
-        return _Scoped(value, self.scope) if _fields(value) else value
+        return _ScopedConfig(value, self.scope) if _fields(value) else value
 
 
 def _fields(value: Any) -> tuple[dataclasses.Field, ...]:
@@ -48,47 +55,49 @@ def _fields(value: Any) -> tuple[dataclasses.Field, ...]:
 
 
 def gin_text(config: Config, weights: tuple[tuple[str, str], ...] = ()) -> str:
-    """Bindings of what differs from the defaults; a file for `--gin_file` beside one that names the data.
+    """Gin bindings of everything that differs from the defaults.
+
+    The text is for `--gin_file`, beside a file that names the data.
 
     Args:
-        config: A module's architecture, or a ModelConfig.
-        weights: Of `TrainConfig.pretrained_weights`.
+        config: Configuration of a module, or a ModelConfig.
+        weights: Value of `TrainConfig.pretrained_weights`.
     """
-    held = list(_within(_Scoped(config, "")))
-    blocks = [block for block in map(_block, held) if block]
-    imports = {_import(type(each.config)) for each in held}
+    configs = list(_nested_configs(_ScopedConfig(config, "")))
+    blocks = [block for block in map(_binding_block, configs) if block]
+    imports = {_import_line(type(scoped.config)) for scoped in configs}
     if weights:
         imports.add("from mmjax.training import config")
-        blocks.append(f"{TOGETHER}\nconfig.TrainConfig.pretrained_weights = {weights!r}\n")
-    return HEAD + "\n".join(sorted(imports)) + "\n\n" + "\n".join(blocks)
+        blocks.append(f"{WEIGHTS_COMMENT}\nconfig.TrainConfig.pretrained_weights = {weights!r}\n")
+    return HEADER + "\n".join(sorted(imports)) + "\n\n" + "\n".join(blocks)
 
 
-def _within(value: Any) -> Iterator[_Scoped]:
-    """A scoped dataclass and those within it."""
+def _nested_configs(value: Any) -> Iterator[_ScopedConfig]:
+    """A scoped configuration and all configurations within it."""
     if isinstance(value, tuple):
-        for each in value:
-            yield from _within(each)
-    elif isinstance(value, _Scoped):
+        for element in value:
+            yield from _nested_configs(element)
+    elif isinstance(value, _ScopedConfig):
         yield value
-        yield from _within(tuple(value.fields().values()))
+        yield from _nested_configs(tuple(value.bindings().values()))
 
 
-def _block(of: _Scoped) -> str:
-    lines = [f"  {name} = {_text(value)}\n" for name, value in of.fields().items()]
-    return f"{of.selector}:\n{''.join(lines)}" if lines else ""
+def _binding_block(scoped: _ScopedConfig) -> str:
+    lines = [f"  {name} = {_gin_value(value)}\n" for name, value in scoped.bindings().items()]
+    return f"{scoped.selector}:\n{''.join(lines)}" if lines else ""
 
 
-def _text(value: Any) -> str:
+def _gin_value(value: Any) -> str:
     if isinstance(value, tuple):
-        inner = [_text(each) for each in value]
-        return f"({inner[0]},)" if len(inner) == 1 else f"({', '.join(inner)})"
-    return f"@{value.selector}()" if isinstance(value, _Scoped) else repr(value)
+        elements = [_gin_value(element) for element in value]
+        return f"({elements[0]},)" if len(elements) == 1 else f"({', '.join(elements)})"
+    return f"@{value.selector}()" if isinstance(value, _ScopedConfig) else repr(value)
 
 
-def _module(kind: type) -> str:
-    """The file that gin files name it by: `architectures` has most."""
+def _module_name(kind: type) -> str:
+    """The module by which gin files name a type: `architectures` has most of them."""
     return "architectures" if hasattr(architectures, kind.__name__) else kind.__module__.rpartition(".")[2]
 
 
-def _import(kind: type) -> str:
-    return f"from {kind.__module__.partition('.')[0]} import {_module(kind)}"
+def _import_line(kind: type) -> str:
+    return f"from {kind.__module__.partition('.')[0]} import {_module_name(kind)}"

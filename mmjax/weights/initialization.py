@@ -1,13 +1,13 @@
-"""What a run's parameters start as: drawn from its seed, or read from published checkpoints."""
+"""Initial values of a run's parameters: drawn from its seed, or read from published checkpoints."""
 
 import pathlib
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
 from configs.architectures import ModelConfig
-from mmjax.models.model import Module, Piece
+from mmjax.models.structure.module import Module, Piece
 from mmjax.models.structure.parameters import init_layer_parameters, layer_name
 from mmjax.weights.compatibility import compatible_matches
 from mmjax.weights.published.rules import TensorMatch
@@ -18,123 +18,141 @@ from sharding.trees import Tree, get_leaf, set_leaf
 
 @runtime_checkable
 class ParameterInitializer(Protocol):
-    """What makes a layer's initial values."""
+    """Gives the initial values of parameters, one layer at a time."""
 
     def init_layer(self, module: Module, piece: Piece, layer: int, shardings: Tree | None = None) -> Tree:
-        """One layer's, without what it borrows, in float32; on the devices of `shardings`, or as NumPy arrays."""
+        """Initial values in float32 of the parameters that a piece owns in one layer.
+
+        Args:
+            module: The module.
+            piece: The piece of the module.
+            layer: Number of the layer in the piece.
+            shardings: Sharding of each parameter; None for NumPy arrays.
+        """
         ...
 
 
 class SeedInitializer:
-    """Everything from a seed."""
+    """Draws all parameters from a seed."""
 
     def __init__(self, seed: int) -> None:
+        """Takes the seed of the run."""
         self._seed = seed
 
     def init_layer(self, module: Module, piece: Piece, layer: int, shardings: Tree | None = None) -> Tree:
-        """See `InitialValues`."""
+        """See `ParameterInitializer`."""
         return init_layer_parameters(self._seed, module, piece, layer, shardings)
 
 
 class CheckpointInitializer:
-    """What published checkpoints hold from them, the rest from a seed.
+    """Reads from published checkpoints what they hold, and takes the rest from another initializer.
 
-    A layer is read when it is asked for, and of it what the devices of this process hold: a tensor that lies as ours
-    does, or turned, by parts; one that is several of ours, or a part of one, whole. It is mapped into memory, so
-    that on the host there is never more than the largest of them.
-
-    Args:
-        matches: What is read, and from where.
-        otherwise: Where the rest comes from.
+    A layer is read when it is asked for. Of a tensor that is one parameter, as it is or transposed, only the slices
+    that this process's devices hold are read; a tensor that is several parameters, or a part of one, is read whole.
+    Files are mapped into memory, so that the host never holds more than the largest of these.
     """
 
     def __init__(
-        self, matches: list[tuple[PublishedCheckpoint, tuple[TensorMatch, ...]]], otherwise: ParameterInitializer
+        self,
+        matches: list[tuple[PublishedCheckpoint, tuple[TensorMatch, ...]]],
+        fallback: ParameterInitializer,
     ) -> None:
-        self._otherwise = otherwise
+        """Collects the matches by layer.
+
+        Args:
+            matches: Checkpoints and what is read from each; a later checkpoint has precedence.
+            fallback: Initializer of all other layers.
+        """
+        self._fallback = fallback
         self._by_layer: dict[tuple[str, str, str], list[tuple[PublishedCheckpoint, TensorMatch]]] = {}
-        for checkpoint, of_one in matches:
-            fresh = {of.layer for of in of_one}
-            self._by_layer = {layer: held for layer, held in self._by_layer.items() if layer not in fresh}
-            for of in of_one:
-                self._by_layer.setdefault(of.layer, []).append((checkpoint, of))
+        for checkpoint, checkpoint_matches in matches:
+            for layer in {match.layer for match in checkpoint_matches}:
+                self._by_layer.pop(layer, None)
+            for match in checkpoint_matches:
+                self._by_layer.setdefault(match.layer, []).append((checkpoint, match))
 
     def init_layer(self, module: Module, piece: Piece, layer: int, shardings: Tree | None = None) -> Tree:
-        """See `InitialValues`."""
+        """See `ParameterInitializer`."""
         key = (module.name, piece.name, layer_name(layer))
         if key not in self._by_layer:
-            return self._otherwise.init_layer(module, piece, layer, shardings)
+            return self._fallback.init_layer(module, piece, layer, shardings)
         tree: Tree = {}
-        for checkpoint, of in self._by_layer[key]:
-            paths = [path.split("/", 3)[3] for path in of.parameter_paths]
-            placed = [None if shardings is None else get_leaf(shardings, path) for path in paths]
-            for path, array in zip(paths, read_match(checkpoint, of, placed), strict=True):
+        for checkpoint, match in self._by_layer[key]:
+            paths = match.paths_in_layer
+            match_shardings = [None if shardings is None else get_leaf(shardings, path) for path in paths]
+            for path, array in zip(paths, read_match(checkpoint, match, match_shardings), strict=True):
                 tree = set_leaf(tree, path, array)
         return tree
 
 
 def read_match(
-    checkpoint: PublishedCheckpoint, of: TensorMatch, placed: list[jax.sharding.Sharding | None]
+    checkpoint: PublishedCheckpoint, match: TensorMatch, shardings: list[jax.sharding.Sharding | None]
 ) -> list[np.ndarray | jax.Array]:
-    """The parameters of a match in float32, on their devices; NumPy arrays where there is no sharding."""
-    names = [checkpoint.tensor_names[name] for name in of.tensor_names]
-    if len(of.tensor_names) == len(of.parameter_paths) == 1 and placed[0] is not None:
-        everything = tuple(slice(0, size) for size in of.parameter_shapes[0])
-        if of.layout.published_slice(everything) is not None:
-            return [_by_parts(checkpoint, names[0], of, placed[0])]
-    theirs = tuple(checkpoint.folder.read(name) for name in names)
-    ours = of.layout.to_parameters(theirs, of.parameter_shapes)
+    """Reads the parameters of a match in float32.
+
+    Args:
+        checkpoint: The published checkpoint.
+        match: The match.
+        shardings: Sharding of each parameter of the match; None for a NumPy array.
+    """
+    names = [checkpoint.tensor_names[name] for name in match.tensor_names]
+    if len(match.tensor_names) == len(match.parameter_paths) == 1 and shardings[0] is not None:
+        whole = tuple(slice(0, size) for size in match.parameter_shapes[0])
+        if match.layout.published_slice(whole) is not None:
+            return [_read_slices(checkpoint, names[0], match, shardings[0])]
+    tensors = tuple(checkpoint.folder.read(name) for name in names)
+    parameters = match.layout.to_parameters(tensors, match.parameter_shapes)
     return [
-        _float32(array) if sharding is None else _placed(array, sharding)
-        for array, sharding in zip(ours, placed, strict=True)
+        _to_float32(parameter) if sharding is None else _place(parameter, sharding)
+        for parameter, sharding in zip(parameters, shardings, strict=True)
     ]
 
 
-def _by_parts(
-    checkpoint: PublishedCheckpoint, name: str, of: TensorMatch, sharding: jax.sharding.Sharding
+def _read_slices(
+    checkpoint: PublishedCheckpoint, name: str, match: TensorMatch, sharding: jax.sharding.Sharding
 ) -> jax.Array:
-    """One parameter of which every device's part is read by itself."""
-    (shape,) = of.parameter_shapes
+    """Reads one parameter, each device's slice by itself."""
+    (shape,) = match.parameter_shapes
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
-        bounds = tuple(slice(*each.indices(size)[:2]) for each, size in zip(index, shape, strict=True))
-        theirs = checkpoint.folder.read(name, of.layout.published_slice(bounds))
-        sizes = tuple(each.stop - each.start for each in bounds)
-        (ours,) = of.layout.to_parameters((theirs,), (sizes,))
-        return _float32(ours)
+    def read_slice(index: Any) -> np.ndarray:
+        bounds = tuple(slice(*bound.indices(size)[:2]) for bound, size in zip(index, shape, strict=True))
+        tensor = checkpoint.folder.read(name, match.layout.published_slice(bounds))
+        slice_shape = tuple(bound.stop - bound.start for bound in bounds)
+        (parameter,) = match.layout.to_parameters((tensor,), (slice_shape,))
+        return _to_float32(parameter)
 
-    return jax.make_array_from_callback(shape, sharding, part)
-
-
-def _placed(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: _float32(array[index]))
+    return jax.make_array_from_callback(shape, sharding, read_slice)
 
 
-def _float32(array: np.ndarray) -> np.ndarray:
-    """A copy of its own: the file may go away."""
+def _place(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: _to_float32(array[index]))
+
+
+def _to_float32(array: np.ndarray) -> np.ndarray:
+    """A float32 copy, which stays valid when the mapped file is gone."""
     return contiguous_copy(array, np.dtype(np.float32))
 
 
 def parameter_initializer(
     config: ModelConfig, seed: int, weights: tuple[tuple[str, str], ...] = ()
 ) -> ParameterInitializer:
-    """What a run starts from; checkpoints are checked here, and read later.
+    """The initializer of a run. Checkpoints are checked here and read when layers are initialised.
 
     Args:
         config: The model.
-        seed: Of everything that no checkpoint gives.
-        weights: (part, folder): a part that trains by name, such as `backbone`, or `model` for all that the folder
-            has; a later one has precedence.
+        seed: Seed of everything that no checkpoint gives.
+        weights: (part, folder) pairs: a part that trains by name, such as `backbone`, or `model` for everything that
+            the folder has; a later pair has precedence.
 
     Raises:
-        UserError: A folder is no checkpoint.
-        Misfit: One does not fit the model.
+        UserError: A folder is not a checkpoint.
+        IncompatibleCheckpointError: A checkpoint does not fit the model.
     """
-    seeded = SeedInitializer(seed)
+    seed_initializer = SeedInitializer(seed)
     if not weights:
-        return seeded
+        return seed_initializer
     matches = []
     for part, folder in weights:
         checkpoint = open_checkpoint(pathlib.Path(folder))
         matches.append((checkpoint, compatible_matches(checkpoint, config, part)))
-    return CheckpointInitializer(matches, seeded)
+    return CheckpointInitializer(matches, seed_initializer)

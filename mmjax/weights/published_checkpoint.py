@@ -12,25 +12,25 @@ from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig
 from configs.errors import UserError
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
-from mmjax.weights import registry
 from mmjax.weights.folder import CheckpointFolder, open_folder, read_config_json, read_pixel_normalisation
 from mmjax.weights.published.rules import Config, PublishedArchitecture, TensorMatch, match_rules
 from mmjax.weights.published.tensor_layouts import Shape
+from mmjax.weights.registry import read_architecture, write_architecture
 
 WHOLE_MODEL = "model"
-"""What stands for all parts of a model, where a part could be named."""
+"""Name that stands for all parts of a model, where the name of a part is expected."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedCheckpoint:
-    """A published checkpoint: what it is, and its tensors by the names that its rules have.
+    """A published checkpoint, of which only config.json and the tensors' headers have been read.
 
     Attributes:
         folder: Its files.
-        published: Its architecture.
-        values: Its config.json.
-        config: What that describes.
-        names: By the name that a rule has, the name in the files.
+        architecture: Its architecture.
+        config_json: Contents of config.json.
+        config: The configuration that config.json describes.
+        tensor_names: Name of each tensor in the files, by the name that the architecture's rules use.
     """
 
     folder: CheckpointFolder
@@ -41,155 +41,179 @@ class PublishedCheckpoint:
 
 
 def open_checkpoint(path: pathlib.Path) -> PublishedCheckpoint:
-    """Reads config.json and headers.
+    """Reads config.json and the headers of a folder.
 
     Raises:
-        UserError: As `read_config`, `open_folder` and `registry.read`.
+        UserError: As `read_config_json`, `open_folder` and `read_architecture`.
     """
-    values = read_config_json(path)
+    config_json = read_config_json(path)
     try:
-        published, config = registry.read_architecture({**read_pixel_normalisation(path), **values})
+        architecture, config = read_architecture({**read_pixel_normalisation(path), **config_json})
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    folder = open_folder(path, published.file_stem)
-    names = {_without_alias(published, name): name for name in folder.tensors}
-    return PublishedCheckpoint(folder, published, values, config, names)
+    folder = open_folder(path, architecture.file_stem)
+    tensor_names = {_replace_alias(architecture, name): name for name in folder.tensors}
+    return PublishedCheckpoint(folder, architecture, config_json, config, tensor_names)
 
 
-def _without_alias(published: PublishedArchitecture, name: str) -> str:
-    for alias, prefix in published.aliases:
+def _replace_alias(architecture: PublishedArchitecture, name: str) -> str:
+    for alias, prefix in architecture.aliases:
         if name.startswith(alias):
             return prefix + name.removeprefix(alias)
     return name
 
 
 def parts_by_piece(config: ModelConfig) -> dict[tuple[str, str], str]:
-    """The part, such as `vision` or `vision_projector`, that each (module, piece) belongs to."""
+    """The part, such as `vision` or `vision_projector`, that each (module, piece) of a model belongs to."""
     return {(module.name, piece.name): piece.part for module in model_modules(config) for piece in module.pieces}
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Of every parameter, by `module/piece/layer/path`."""
+    """Shapes of all parameters of a model, by `module/piece/layer/path`."""
     trees = {module.name: abstract_module_parameters(module) for module in model_modules(config)}
     leaves, _ = jax.tree_util.tree_flatten_with_path(trees)
     return {"/".join(key.key for key in path): leaf.shape for path, leaf in leaves}
 
 
 def module_config(config: ModelConfig, name: str) -> Config:
-    """The architecture of a module.
+    """The configuration of a module of a model.
 
     Raises:
-        UserError: The model has none of the name.
+        UserError: The model has no module of the name.
     """
-    found = {module.name: module for module in (*config.encoders, config.backbone, *config.generators)}
-    if name not in found:
-        raise UserError(f"the model has no module {name!r}; it has {', '.join(found)}")
-    return found[name]
+    modules = {module.name: module for module in (*config.encoders, config.backbone, *config.generators)}
+    if name not in modules:
+        raise UserError(f"the model has no module {name!r}; it has {', '.join(modules)}")
+    return modules[name]
 
 
 def module_of_part(config: ModelConfig, part: str) -> str:
-    """The module that a part belongs to; `model` for itself.
+    """The module that a part belongs to; `model` for `model`.
 
     Raises:
         UserError: The model has no such part.
     """
-    known = {WHOLE_MODEL: WHOLE_MODEL} | {owner: module for (module, _), owner in parts_by_piece(config).items()}
-    if part not in known:
-        raise UserError(f"the model has no part {part!r}; choose one of {', '.join(known)}")
-    return known[part]
+    modules = {WHOLE_MODEL: WHOLE_MODEL}
+    modules |= {part_name: module for (module, _), part_name in parts_by_piece(config).items()}
+    if part not in modules:
+        raise UserError(f"the model has no part {part!r}; choose one of {', '.join(modules)}")
+    return modules[part]
 
 
 def config_in_published_form(
-    published: PublishedArchitecture, theirs: Config, ours: ModelConfig, module: str
+    architecture: PublishedArchitecture, published_config: Config, model: ModelConfig, module: str
 ) -> Config:
-    """Our architecture in the form of theirs: a module's, or theirs with our module in the place of one like it.
+    """The configuration that a checkpoint would have if its weights were those of the model.
+
+    For an architecture of one module that is the configuration of the model's module; for one of a whole model it is
+    the published configuration with the model's module in the place of the one like it.
 
     Args:
-        published: The architecture of the checkpoint.
-        theirs: What its config.json describes.
-        ours: Our model.
-        module: One of our modules, or `model`.
+        architecture: Architecture of the checkpoint.
+        published_config: Configuration that the checkpoint's config.json describes.
+        model: The model.
+        module: Name of one of its modules, or `model`.
 
     Raises:
-        UserError: Theirs has no place for it.
+        UserError: The checkpoint has no such module.
     """
-    if not issubclass(published.config_type, ModelConfig):
+    if not issubclass(architecture.config_type, ModelConfig):
         if module == WHOLE_MODEL:
             raise UserError(
-                f"it holds one module ({published.name}) and not a whole model; name the module, such as "
-                f"{(ours.backbone.name, '...')!r}"
+                f"it holds one module ({architecture.name}) and not a whole model; name the module, such as "
+                f"{(model.backbone.name, '...')!r}"
             )
-        of = module_config(ours, module)
-        if not isinstance(of, published.config_type):
-            raise UserError(f"it holds a {published.config_type.__name__}, and {module} is a {type(of).__name__}")
-        return of
+        config = module_config(model, module)
+        if not isinstance(config, architecture.config_type):
+            raise UserError(
+                f"it holds a {architecture.config_type.__name__}, and {module} is a {type(config).__name__}"
+            )
+        return config
     if module == WHOLE_MODEL:
-        kinds = [[type(encoder).__name__ for encoder in model.encoders] for model in (theirs, ours)]
+        kinds = [[type(encoder).__name__ for encoder in each.encoders] for each in (published_config, model)]
         if kinds[0] != kinds[1]:
             raise UserError(f"its encoders are {kinds[0] or 'none'}, and the model's are {kinds[1] or 'none'}")
-        generators = ours.generators if theirs.generators else ()
-        return dataclasses.replace(theirs, encoders=ours.encoders, backbone=ours.backbone, generators=generators)
-    of = module_config(ours, module)
-    if of is ours.backbone:
-        return dataclasses.replace(theirs, backbone=of)
+        generators = model.generators if published_config.generators else ()
+        return dataclasses.replace(
+            published_config, encoders=model.encoders, backbone=model.backbone, generators=generators
+        )
+    config = module_config(model, module)
+    if config is model.backbone:
+        return dataclasses.replace(published_config, backbone=config)
     for field in ("encoders", "generators"):
-        held = getattr(theirs, field)
-        like = [number for number, each in enumerate(held) if type(each) is type(of)]
-        if like:
-            (place, *_) = [number for number in like if held[number].name == of.name] or like
-            return dataclasses.replace(theirs, **{field: (*held[:place], of, *held[place + 1 :])})
-    raise UserError(f"it holds no {type(of).__name__}, which {module} is")
+        modules = getattr(published_config, field)
+        same_kind = [number for number, other in enumerate(modules) if type(other) is type(config)]
+        if same_kind:
+            same_name = [number for number in same_kind if modules[number].name == config.name]
+            (replaced, *_) = same_name or same_kind
+            modules = (*modules[:replaced], config, *modules[replaced + 1 :])
+            return dataclasses.replace(published_config, **{field: modules})
+    raise UserError(f"it holds no {type(config).__name__}, which {module} is")
 
 
-def config_differences(published: PublishedArchitecture, theirs: Config, ours: Config) -> list[str]:
-    """What config.json would say of ours that it doesn't say of theirs; our names of modules are no difference."""
-    there, here = (_flat(registry.write_architecture(published, config)) for config in (theirs, ours))
+def config_differences(architecture: PublishedArchitecture, published_config: Config, config: Config) -> list[str]:
+    """Keys of config.json that differ between a checkpoint's configuration and a model's, with both values."""
+    published, ours = (_flatten(write_architecture(architecture, of_one)) for of_one in (published_config, config))
     return [
-        f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
-        for key in {**there, **here}
-        if there.get(key) != here.get(key)
+        f"{key} is {published.get(key)!r} in the checkpoint and {ours.get(key)!r} in the model"
+        for key in {**published, **ours}
+        if published.get(key) != ours.get(key)
     ]
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
 
 
-def checkpoint_matches(published: PublishedArchitecture, config: Config, ours: ModelConfig) -> tuple[TensorMatch, ...]:
-    """The tensors and parameters of a checkpoint of `config`, a module of ours or a model in the form of theirs."""
-    host = config if isinstance(config, ModelConfig) else ours
-    return match_rules(published.rules(config), parameter_shapes(host))
+def checkpoint_matches(
+    architecture: PublishedArchitecture, config: Config, model: ModelConfig
+) -> tuple[TensorMatch, ...]:
+    """Matches the tensors of a checkpoint with parameters.
+
+    Args:
+        architecture: Architecture of the checkpoint.
+        config: Its configuration, as `config_in_published_form` gives it.
+        model: The model that a module's configuration belongs to.
+    """
+    described = config if isinstance(config, ModelConfig) else model
+    return match_rules(architecture.rules(config), parameter_shapes(described))
 
 
-def is_ignored_tensor(published: PublishedArchitecture, config: Config, name: str) -> bool:
-    """Whether a tensor without a rule is nothing of ours on purpose."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in published.ignored(config))
+def is_ignored_tensor(architecture: PublishedArchitecture, config: Config, name: str) -> bool:
+    """Whether a tensor that no rule names has no parameter on purpose."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in architecture.ignored(config))
 
 
 def matches_of_part(
-    matches: Iterable[TensorMatch], owners: Mapping[tuple[str, str], str], wanted: str
+    matches: Iterable[TensorMatch], parts: Mapping[tuple[str, str], str], part: str
 ) -> tuple[TensorMatch, ...]:
-    """The matches of a part; all of them for `model`."""
-    return tuple(of for of in matches if wanted in (WHOLE_MODEL, owners.get(of.layer[:2])))
+    """The matches whose parameters belong to a part; all of them for `model`.
+
+    Args:
+        matches: Matches of a checkpoint.
+        parts: The part of each (module, piece), as of `parts_by_piece`.
+        part: Name of a part, or `model`.
+    """
+    return tuple(match for match in matches if part in (WHOLE_MODEL, parts.get(match.layer[:2])))
 
 
-def parts_of_matches(matches: Iterable[TensorMatch], host: ModelConfig) -> tuple[str, ...]:
-    """The parts of a model that matches give."""
-    owners = parts_by_piece(host)
-    return tuple(dict.fromkeys(owners[of.layer[:2]] for of in matches))
+def parts_of_matches(matches: Iterable[TensorMatch], model: ModelConfig) -> tuple[str, ...]:
+    """The parts of a model that have parameters among the matches."""
+    parts = parts_by_piece(model)
+    return tuple(dict.fromkeys(parts[match.layer[:2]] for match in matches))
 
 
 def checkpoint_parts(checkpoint: PublishedCheckpoint) -> tuple[str, ...]:
-    """The parts that a checkpoint is of, in a model like itself."""
-    host = as_model(checkpoint.config)
-    return parts_of_matches(checkpoint_matches(checkpoint.architecture, checkpoint.config, host), host)
+    """The parts that a checkpoint has weights of, in a model of its own architecture."""
+    model = as_model(checkpoint.config)
+    return parts_of_matches(checkpoint_matches(checkpoint.architecture, checkpoint.config, model), model)
 
 
 def as_model(config: Config) -> ModelConfig:
-    """A module's architecture as a model of which it is a part."""
+    """A model that contains the module of a configuration; a ModelConfig is returned as it is."""
     if isinstance(config, ModelConfig):
         return config
     if isinstance(config, BackboneConfig):

@@ -1,4 +1,4 @@
-"""Which published architectures there are: every file of this package that has `PUBLISHED`, a tuple of them."""
+"""The published architectures that are known: every `PUBLISHED` tuple in the modules of `mmjax.weights.published`."""
 
 import difflib
 import functools
@@ -12,77 +12,79 @@ from mmjax.weights import published as package
 from mmjax.weights.published.rules import Config, PublishedArchitecture
 
 TYPE_KEYS = ("model_type", "_class_name", "architecture")
-"""What names the architecture in a config.json of transformers, diffusers and timm."""
+"""Keys that name the architecture in a config.json of transformers, diffusers and timm."""
 
 
 @functools.cache
 def all_architectures() -> tuple[PublishedArchitecture, ...]:
-    """Every architecture, by file."""
+    """Every published architecture, in the order of module names."""
     names = sorted(module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))
     modules = [importlib.import_module(name) for name in names]
-    return tuple(each for module in modules for each in getattr(module, "PUBLISHED", ()))
+    return tuple(architecture for module in modules for architecture in getattr(module, "PUBLISHED", ()))
 
 
-def model_type_of(values: Mapping[str, Any]) -> str | None:
-    """What a config.json says it describes; None if it says nothing.
+def model_type_of(config_json: Mapping[str, Any]) -> str | None:
+    """The model type that a config.json names; None if it names none.
 
-    InternVL's authors call all of theirs `internvl_chat`, whose tensors are named after what their `llm_config` is:
-    `internvl_chat/internlm2`.
+    InternVL's authors call all of their models `internvl_chat`, although the tensor names depend on the decoder that
+    `llm_config` describes; such a model type is given as `internvl_chat/internlm2`.
     """
-    called = next((str(values[key]) for key in TYPE_KEYS if values.get(key)), None)
-    within = (values.get("llm_config") or {}).get("model_type")
-    return f"{called}/{within}" if called and within else called
+    model_type = next((str(config_json[key]) for key in TYPE_KEYS if config_json.get(key)), None)
+    decoder_type = (config_json.get("llm_config") or {}).get("model_type")
+    return f"{model_type}/{decoder_type}" if model_type and decoder_type else model_type
 
 
 def find_architecture(model_type: str) -> PublishedArchitecture:
     """The architecture of a model type.
 
     Raises:
-        UserError: None has it; the nearest that is known is named.
+        UserError: No architecture has it; the message names the nearest known model type.
     """
-    known = {of: published for published in all_architectures() for of in published.model_types}
+    known = {name: architecture for architecture in all_architectures() for name in architecture.model_types}
     if model_type in known:
         return known[model_type]
-    near = difflib.get_close_matches(model_type, known, n=1, cutoff=0.0)
+    nearest = difflib.get_close_matches(model_type, known, n=1, cutoff=0.0)
     raise UserError(
-        f"the architecture {model_type!r} is not known; the nearest that is known is {near[0]!r}, "
+        f"the architecture {model_type!r} is not known; the nearest that is known is {nearest[0]!r}, "
         f"and all are {', '.join(sorted(known))}"
     )
 
 
-def read_architecture(values: Mapping[str, Any]) -> tuple[PublishedArchitecture, Config]:
-    """The architecture of a config.json, and what it describes.
+def read_architecture(config_json: Mapping[str, Any]) -> tuple[PublishedArchitecture, Config]:
+    """The architecture that a config.json names, and the configuration that it describes.
 
     Raises:
-        UserError: It is not known, or it asks for what we can't compute.
+        UserError: The architecture is not known, the weights are quantised, or mmjax cannot compute the configuration.
     """
-    model_type = model_type_of(values)
+    model_type = model_type_of(config_json)
     if model_type is None:
         raise UserError(f"config.json names no architecture: it has none of {', '.join(TYPE_KEYS)}")
-    published = find_architecture(model_type)
-    if quantised := values.get("quantization_config"):
-        method = quantised.get("quant_method", "some method") if isinstance(quantised, Mapping) else quantised
+    architecture = find_architecture(model_type)
+    if quantisation := config_json.get("quantization_config"):
+        method = (
+            quantisation.get("quant_method", "unknown method") if isinstance(quantisation, Mapping) else quantisation
+        )
         raise UserError(
-            f"the weights are quantised ({method}), which is not read; take the checkpoint that they were made from"
+            f"the weights are quantised ({method}), which cannot be read; use the checkpoint that they were made from"
         )
     try:
-        return published, published.read_config(values)
+        return architecture, architecture.read_config(config_json)
     except ValueError as error:
         raise UserError(f"config.json of {model_type}: {error}") from error
     except KeyError as error:
-        raise UserError(f"config.json of {model_type} lacks {error}") from error
+        raise UserError(f"config.json of {model_type} has no key {error}") from error
 
 
-def write_architecture(published: PublishedArchitecture, config: Config) -> dict[str, Any]:
-    """The config.json of an architecture, without its dtype.
+def write_architecture(architecture: PublishedArchitecture, config: Config) -> dict[str, Any]:
+    """The config.json of a configuration, without its dtype.
 
     Raises:
-        UserError: The published architecture can't compute it.
+        UserError: The published architecture cannot compute the configuration.
     """
     try:
-        values = published.write_config(config)
+        values = architecture.write_config(config)
     except ValueError as error:
-        raise UserError(f"{published.name} can't compute this architecture: {error}") from error
+        raise UserError(f"{architecture.name} can't compute this architecture: {error}") from error
     if "_class_name" in values or "architecture" in values:
         return values
-    return {"architectures": [published.name], "model_type": published.model_types[0], **values}
+    return {"architectures": [architecture.name], "model_type": architecture.model_types[0], **values}

@@ -1,7 +1,7 @@
-"""One safetensors file: 8 bytes with the length of a JSON header, the header, and the tensors one after the other.
+"""Reading and writing a safetensors file: 8 bytes with the length of a JSON header, the header, and the tensors.
 
-Read and written here and not by the `safetensors` package: its NumPy side (0.8.0) reads no float8, and its writer wants
-all tensors of a file at once, which a checkpoint that is streamed never has.
+This is not left to the `safetensors` package: its NumPy side (0.8.0) does not read float8, and its writer needs all
+tensors of a file at once, which an export that streams them never has.
 """
 
 import dataclasses
@@ -33,22 +33,22 @@ DTYPES: dict[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-"""The format's names of types."""
+"""Types by the names that the format gives them."""
 
 LENGTH_BYTES = 8
-LONGEST_HEADER = 100_000_000  # the format's own bound
-COPY_STRIP = 128
-METADATA = {"format": "pt"}  # transformers refuses files that don't say it
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+COPY_STRIP = 128  # columns that are copied at once
+METADATA = {"format": "pt"}  # transformers refuses files without it
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorHeader:
-    """What a header says of a tensor.
+    """What the header of a file says about a tensor.
 
     Attributes:
-        dtype: The format's name of its type, a key of DTYPES if it is known here.
-        shape: Of the array, in C order.
-        start: Where its bytes begin in the file; 0 for a tensor that is yet to be written.
+        dtype: The format's name of the type; a key of DTYPES if the type is known here.
+        shape: Shape of the array, which is in C order.
+        start: Offset of its first byte in the file; 0 for a tensor that is yet to be written.
     """
 
     dtype: str
@@ -57,61 +57,66 @@ class TensorHeader:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 def read_header(path: pathlib.Path) -> dict[str, TensorHeader]:
-    """The tensors of a file by name; nothing of them is read.
+    """Reads the headers of a file's tensors, by name, and no tensor.
 
     Raises:
-        UserError: The file is cut off, or is no safetensors file.
+        UserError: The file is truncated, or is not a safetensors file.
     """
-    whole = path.stat().st_size
+    file_size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        if whole < LENGTH_BYTES or length > LONGEST_HEADER:
-            raise UserError(f"{path} is no safetensors file: it does not begin with the length of a header")
-        data = LENGTH_BYTES + length
-        if whole < data:
+        if file_size < LENGTH_BYTES or length > MAX_HEADER_BYTES:
+            raise UserError(f"{path} is not a safetensors file: it does not begin with the length of a header")
+        data_start = LENGTH_BYTES + length
+        if file_size < data_start:
             raise UserError(
-                f"{path} is cut off: it has {whole} bytes, and its header alone ends at {data}; copy it anew"
+                f"{path} is truncated: it has {file_size} bytes, and its header alone ends at {data_start}; "
+                "copy it again"
             )
         try:
-            header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            offsets = {name: of["data_offsets"] for name, of in header.items()}
-            found = {
-                name: TensorHeader(of["dtype"], tuple(of["shape"]), data + offsets[name][0])
-                for name, of in header.items()
+            entries = json.loads(file.read(length))
+            entries.pop("__metadata__", None)
+            offsets = {name: entry["data_offsets"] for name, entry in entries.items()}
+            headers = {
+                name: TensorHeader(entry["dtype"], tuple(entry["shape"]), data_start + offsets[name][0])
+                for name, entry in entries.items()
             }
-            end = max((data + last for _, last in offsets.values()), default=data)
+            data_end = max((data_start + end for _, end in offsets.values()), default=data_start)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise UserError(f"{path} is no safetensors file: its header can't be read ({error!r})") from error
-    if whole < end:
-        lost = sorted(name for name, (_, last) in offsets.items() if data + last > whole)
+            raise UserError(f"{path} is not a safetensors file: its header can't be read ({error!r})") from error
+    if file_size < data_end:
+        missing = sorted(name for name, (_, end) in offsets.items() if data_start + end > file_size)
         raise UserError(
-            f"{path} is cut off: it has {whole} of {end} bytes, so that {', '.join(lost)} lack; copy it anew"
+            f"{path} is truncated: it has {file_size} of {data_end} bytes, so that {', '.join(missing)} are missing; "
+            "copy it again"
         )
-    for name, tensor in found.items():
-        held = offsets[name][1] - offsets[name][0]
-        if tensor.dtype in DTYPES and held != tensor.size:
-            raise UserError(f"{path}: {name} of shape {list(tensor.shape)} and {tensor.dtype} can't be {held} bytes")
-    return found
+    for name, header in headers.items():
+        size = offsets[name][1] - offsets[name][0]
+        if header.dtype in DTYPES and size != header.size:
+            raise UserError(f"{path}: {name} of shape {list(header.shape)} and {header.dtype} can't be {size} bytes")
+    return headers
 
 
-def read_tensor(path: pathlib.Path, tensor: TensorHeader, part: tuple[slice, ...] | None = None) -> np.ndarray:
-    """A tensor, or a part of it, mapped into memory: only the pages that are looked at are read, when they are."""
-    dtype = DTYPES[tensor.dtype]
-    if not tensor.size:
-        return np.empty(tensor.shape, dtype)
-    mapped = np.memmap(path, np.uint8, "r", tensor.start, (tensor.size,)).view(np.ndarray)
-    array = mapped.view(dtype).reshape(tensor.shape)
+def read_tensor(path: pathlib.Path, header: TensorHeader, part: tuple[slice, ...] | None = None) -> np.ndarray:
+    """A tensor, or a slice of it, mapped into memory: a page of the file is read when it is accessed."""
+    dtype = DTYPES[header.dtype]
+    if not header.size:
+        return np.empty(header.shape, dtype)
+    mapped = np.memmap(path, np.uint8, "r", header.start, (header.size,)).view(np.ndarray)
+    array = mapped.view(dtype).reshape(header.shape)
     return array if part is None else array[part]
 
 
 def contiguous_copy(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A copy in C order and another type. A turned array is copied in strips that fit caches: a third of the time."""
+    """A copy in C order and of the given type.
+
+    A transposed array is copied in strips that fit into the caches, which takes a third of the time.
+    """
     if array.flags.c_contiguous or array.ndim < 2:
         return np.array(array, dtype, order="C")
     copy = np.empty(array.shape, dtype)
@@ -122,34 +127,37 @@ def contiguous_copy(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def write_safetensors(
-    path: pathlib.Path, declared: Mapping[str, TensorHeader], arrays: Iterable[tuple[str, np.ndarray]]
+    path: pathlib.Path, headers: Mapping[str, TensorHeader], arrays: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-    """Writes the tensors of a file one at a time.
+    """Writes a file, one tensor at a time.
 
     Args:
-        path: Where; what stands there is replaced only when the file is whole.
-        declared: Type and shape of every tensor, in the order of `arrays`.
-        arrays: Their names and values, taken one after the other.
+        path: The file; an existing one is replaced only when the new one is whole.
+        headers: Type and shape of every tensor, in the order of `arrays`.
+        arrays: Names and values, consumed one at a time.
+
+    Raises:
+        ValueError: An array has another name, shape or type than its header.
     """
-    header: dict[str, object] = {"__metadata__": METADATA}
+    entries: dict[str, object] = {"__metadata__": METADATA}
     end = 0
-    for name, tensor in declared.items():
-        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [end, end + tensor.size]}
-        end += tensor.size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the format's alignment of the first tensor
+    for name, header in headers.items():
+        entries[name] = {"dtype": header.dtype, "shape": header.shape, "data_offsets": [end, end + header.size]}
+        end += header.size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format aligns the first tensor
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         with unfinished.open("wb") as file:
             file.write(len(text).to_bytes(LENGTH_BYTES, "little"))
             file.write(text)
-            for (name, tensor), (given, array) in zip(declared.items(), arrays, strict=True):
-                if (given, array.shape, array.dtype) != (name, tensor.shape, DTYPES[tensor.dtype]):
+            for (name, header), (array_name, array) in zip(headers.items(), arrays, strict=True):
+                if (array_name, array.shape, array.dtype) != (name, header.shape, DTYPES[header.dtype]):
                     raise ValueError(
-                        f"{given} {array.dtype}{array.shape} was given where {name}, {tensor} was declared"
+                        f"{array_name} {array.dtype}{array.shape} was given where {name}, {header} was declared"
                     )
-                whole = array if array.flags.c_contiguous else contiguous_copy(array, array.dtype)
-                file.write(whole.reshape(-1).view(np.uint8))
+                contiguous = array if array.flags.c_contiguous else contiguous_copy(array, array.dtype)
+                file.write(contiguous.reshape(-1).view(np.uint8).data)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)

@@ -31,7 +31,7 @@ from tests import small_vqa
 include "tiny.gin"
 include "llama.gin"
 config.TrainConfig:
-  source = @small_vqa.SmallVQA
+  dataset = @small_vqa.SmallVQA
   steps = 1
   trainable = ("projectors",)
 architectures.ModelConfig.generators = ()
@@ -114,7 +114,7 @@ def test_a_folder_is_looked_at(run, llama):
 def test_a_folder_is_compared_with_a_configuration(run, llama, tmp_path):
     (tmp_path / "mine.gin").write_text(GIN_OF_ANOTHER)
     said = run(f"--folder={llama}", "--part=backbone", f"--gin_file={tmp_path / 'mine.gin'}", code=2)
-    assert "vocab_size is 48 there and 50 here" in said
+    assert "vocab_size is 48 in the checkpoint and 50 in the model" in said
     assert "shape: lm_head.weight is [48, 16], and backbone/head/000/embedding needs [50, 16]" in said
 
 
@@ -126,7 +126,7 @@ def test_a_folder_is_compared_with_a_configuration(run, llama, tmp_path):
         (("--folder=/no/such",), "there is no folder"),
         (("--workdir=/no/such",), "--output is missing"),
         (("--workdir=/no/such", "--output=out"), "operative.gin"),
-        (("--workdir=x", "--output=out", "--shard_size=much"), "no size of a file"),
+        (("--workdir=x", "--output=out", "--shard_size=much"), "not a file size"),
     ],
 )
 def test_what_is_refused(run, arguments, said):

@@ -1,1 +1,1 @@
-"""Published architectures, one file each: how their config.json and their tensors are ours."""
+"""Published architectures: a few rules per file of which tensors are which parameters, and config.json both ways."""

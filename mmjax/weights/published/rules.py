@@ -1,11 +1,11 @@
-"""Rules: which tensors of a published checkpoint are which parameters of ours.
+"""Rules that say which tensors of a published checkpoint are which parameters of a model.
 
-An architecture's file beside this one writes a handful of rules, such as
+The file of an architecture writes a handful of rules, such as
 
     Rule("model.layers.{layer}.self_attn.q_proj.weight", "blocks/attention/query/kernel", LINEAR)
 
-and gives them as a `Published`. Names are of a module's own, so that a checkpoint of several modules (LLaVA) is the
-rules of its modules under `prefixed` names.
+and gives them as a `PublishedArchitecture`. Tensor names are those of the module's own checkpoint; a checkpoint of
+several modules (LLaVA) has the rules of its modules under prefixed names (`with_prefix`).
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ LAYER = "{layer}"
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Some tensors of theirs that are some parameters of ours: mostly one of each.
+    """Published tensors that are parameters of a module; mostly one of each.
 
     Attributes:
-        theirs: Their name, or names; `{layer}` stands for the number of a layer of a stack.
-        ours: The path in the module, `piece/path` without the layer, or several paths of one piece.
-        layout: How they lie in one another.
+        tensors: Name of the tensor, or names; `{layer}` stands for the number of a layer of a stack.
+        parameters: Path of the parameter in the module, `piece/path` without the layer, or several paths of one piece.
+        layout: How the tensors are converted to the parameters.
     """
 
     tensors: str | tuple[str, ...]
@@ -33,57 +33,58 @@ class Rule:
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
-        """Their names as a tuple."""
+        """Names of the tensors as a tuple."""
         return (self.tensors,) if isinstance(self.tensors, str) else self.tensors
 
     @property
     def parameter_paths(self) -> tuple[str, ...]:
-        """Our paths as a tuple."""
+        """Paths of the parameters as a tuple."""
         return (self.parameters,) if isinstance(self.parameters, str) else self.parameters
 
     @property
     def piece(self) -> str:
-        """The piece of the module that all its parameters are in."""
+        """The piece of the module that all parameters of the rule are in."""
         (piece,) = {path.partition("/")[0] for path in self.parameter_paths}
         return piece
 
 
 Rules = Mapping[str, tuple[Rule, ...]]
-"""Rules by our module's name."""
+"""Rules by the name of the module."""
 
 Config = Any
-"""An architecture of `configs.architectures`: a module's or a ModelConfig."""
+"""A configuration of `configs.architectures`: of a module, or a ModelConfig."""
 
 
-def _nothing(config: Config) -> tuple[str, ...]:
+def _no_names(config: Config) -> tuple[str, ...]:
     del config
     return ()
 
 
-def _none_repeated(config: Config) -> Mapping[str, str]:
+def _no_duplicates(config: Config) -> Mapping[str, str]:
     del config
     return {}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedArchitecture:
-    """A published architecture: what its config.json and its tensors mean here.
+    """A published architecture: how its config.json and its tensors translate to a configuration and parameters.
 
     Attributes:
-        name: The class that loads it, as `architectures` in config.json names it, such as `LlamaForCausalLM`.
-        model_types: What `model_type` in config.json (`_class_name` in diffusers', `architecture` in timm's) may say;
-            the first is written.
-        config_type: What `read_config` gives: BackboneConfig, VisionConfig, ..., or ModelConfig.
-        read_config: The architecture that a config.json describes. Raises ValueError where we can't compute it, with
-            the key and its value.
-        write_config: The inverse, as a dictionary for JSON without `model_type`, `architectures` and `torch_dtype`.
-            Raises ValueError where they can't compute it.
-        rules: By the name of our module. Pieces that no rule names (a projector) are no part of the checkpoint.
-        ignored: Names in their files that are nothing of ours, as patterns of `fnmatch` (`*.rotary_emb.inv_freq`). A
-            name that a rule has is not ignored. An export copies them from the checkpoint it was told to be like.
-        repeated: Names in some files that hold another tensor once more -> that tensor (tied heads).
-        aliases: Prefixes of names in some files -> what `rules` and `ignored` say instead; the first that fits.
-        stem: Of their files: `model` in model.safetensors and model.safetensors.index.json.
+        name: Name of the class that loads it, as in `architectures` of config.json, such as `LlamaForCausalLM`.
+        model_types: Values of `model_type` in config.json (`_class_name` in diffusers' files, `architecture` in timm's)
+            that mean it; the first is the one that is written.
+        config_type: Type of the configuration: BackboneConfig, VisionConfig, ..., or ModelConfig.
+        read_config: Configuration that a config.json describes. Raises ValueError, with the key and its value, where
+            mmjax cannot compute it.
+        write_config: The inverse: a dictionary for JSON, without `model_type`, `architectures` and `torch_dtype`.
+            Raises ValueError where the published architecture cannot compute it.
+        rules: Rules of a configuration. Pieces that no rule names (a projector) are not part of the checkpoint.
+        ignored: Patterns (of `fnmatch`, such as `*.rotary_emb.inv_freq`) of tensors that have no parameter on purpose.
+            A tensor that a rule names is not ignored. An export copies them from its original checkpoint.
+        duplicates: Tensors that some files hold as a copy of another tensor (tied heads), with the name of that tensor.
+        aliases: Prefixes of tensor names in some files, with the prefix that `rules` and `ignored` have instead; the
+            first that fits is replaced.
+        file_stem: Stem of the file names: `model` in model.safetensors and model.safetensors.index.json.
     """
 
     name: str
@@ -92,46 +93,46 @@ class PublishedArchitecture:
     read_config: Callable[[Mapping[str, Any]], Config]
     write_config: Callable[[Config], dict[str, Any]]
     rules: Callable[[Config], Rules]
-    ignored: Callable[[Config], tuple[str, ...]] = _nothing
-    duplicates: Callable[[Config], Mapping[str, str]] = _none_repeated
+    ignored: Callable[[Config], tuple[str, ...]] = _no_names
+    duplicates: Callable[[Config], Mapping[str, str]] = _no_duplicates
     aliases: tuple[tuple[str, str], ...] = ()
     file_stem: str = "model"
 
 
 def expand_numbers(name: str, field: str, count: int) -> tuple[str, ...]:
-    """`name` with `{field}` as every number below `count`: the experts of a layer."""
+    """Replaces `{field}` in a name by every number below `count`: the names of a layer's experts."""
     return tuple(name.replace(f"{{{field}}}", str(number)) for number in range(count))
 
 
-def with_prefix(rules: Iterable[Rule], prefix: str, instead_of: str = "") -> tuple[Rule, ...]:
-    """The rules of a module whose tensors stand under a prefix in a larger checkpoint.
-
-    Args:
-        rules: The module's own.
-        prefix: Before their names.
-        instead_of: What their names start with; it falls away where it stands.
-    """
+def with_prefix(rules: Iterable[Rule], prefix: str) -> tuple[Rule, ...]:
+    """A module's rules with a prefix before the tensor names, as in a larger checkpoint that contains the module."""
     return tuple(
-        dataclasses.replace(rule, tensors=tuple(prefix + name.removeprefix(instead_of) for name in rule.tensor_names))
-        for rule in rules
+        dataclasses.replace(rule, tensors=tuple(prefix + name for name in rule.tensor_names)) for rule in rules
     )
 
 
-def linear_rules(theirs: str, ours: str, layout: TensorLayout, bias: bool) -> tuple[Rule, ...]:
-    """The rules of a weight and maybe a bias: `theirs.weight` and `.bias` are `ours/kernel` and `ours/bias`."""
-    weight = Rule(f"{theirs}.weight", f"{ours}/kernel", layout)
-    return (weight, Rule(f"{theirs}.bias", f"{ours}/bias")) if bias else (weight,)
+def linear_rules(tensor: str, parameter: str, layout: TensorLayout, bias: bool) -> tuple[Rule, ...]:
+    """Rules of a projection or convolution: `weight` and, if any, `bias` become `kernel` and `bias`."""
+    kernel = Rule(f"{tensor}.weight", f"{parameter}/kernel", layout)
+    return (kernel, Rule(f"{tensor}.bias", f"{parameter}/bias")) if bias else (kernel,)
 
 
-def norm_rules(theirs: str, ours: str, bias: bool) -> tuple[Rule, ...]:
-    """The rules of a norm: `theirs.weight` and maybe `theirs.bias`, `ours/scale` and `ours/bias`."""
-    scale = Rule(f"{theirs}.weight", f"{ours}/scale")
-    return (scale, Rule(f"{theirs}.bias", f"{ours}/bias")) if bias else (scale,)
+def norm_rules(tensor: str, parameter: str, bias: bool) -> tuple[Rule, ...]:
+    """Rules of a norm: `weight` and, if any, `bias` become `scale` and `bias`."""
+    scale = Rule(f"{tensor}.weight", f"{parameter}/scale")
+    return (scale, Rule(f"{tensor}.bias", f"{parameter}/bias")) if bias else (scale,)
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorMatch:
-    """A rule for one layer: tensors by name and parameters by their whole path, `module/piece/layer/path`."""
+    """A rule applied to one layer.
+
+    Attributes:
+        tensor_names: Names of the tensors.
+        parameter_paths: Whole paths of the parameters, `module/piece/layer/path`.
+        parameter_shapes: Shapes of the parameters.
+        layout: How the tensors are converted to the parameters.
+    """
 
     tensor_names: tuple[str, ...]
     parameter_paths: tuple[str, ...]
@@ -140,68 +141,101 @@ class TensorMatch:
 
     @property
     def layer(self) -> tuple[str, str, str]:
-        """Module, piece and layer that all its parameters are in."""
+        """Module, piece and layer that all parameters are in."""
         module, piece, layer, _ = self.parameter_paths[0].split("/", 3)
         return module, piece, layer
 
     @property
+    def paths_in_layer(self) -> tuple[str, ...]:
+        """Paths of the parameters in the tree of their layer."""
+        return tuple(path.split("/", 3)[3] for path in self.parameter_paths)
+
+    @property
     def tensor_shapes(self) -> tuple[Shape, ...]:
-        """Of the tensors named."""
+        """Shapes of the tensors."""
         return self.layout.published_shapes(self.parameter_shapes)
 
 
 def match_rules(rules: Rules, shapes: Mapping[str, Shape]) -> tuple[TensorMatch, ...]:
-    """Every rule for every layer there is.
+    """Applies every rule to every layer of its piece.
 
     Args:
-        rules: By module.
-        shapes: Of our parameters, by `module/piece/layer/path`; those of other modules are left alone.
+        rules: Rules by module.
+        shapes: Shapes of the model's parameters, by `module/piece/layer/path`. Modules without rules are left alone.
 
     Raises:
-        ValueError: The rules are wrong: a path that our module lacks, two rules for one name or path, a parameter
-            without a rule in a piece that has some, a layout that does not fit. All are named.
+        ValueError: The rules are wrong: a path that the module lacks, two rules for one tensor or parameter, a
+            parameter without a rule in a piece that has rules, a layout that does not fit. All problems are listed.
     """
     layers: dict[tuple[str, str], dict[str, None]] = {}
     for path in shapes:
         module, piece, layer, _ = path.split("/", 3)
         layers.setdefault((module, piece), {})[layer] = None
-    matches, wrong = [], []
-    for module, each in rules.items():
-        for rule in each:
+    matches: list[TensorMatch] = []
+    problems: list[str] = []
+    for module, module_rules in rules.items():
+        for rule in module_rules:
             if (module, rule.piece) not in layers:
-                wrong.append(f"{module} has no piece {rule.piece!r}, which {rule.parameters} names")
+                problems.append(f"{module} has no piece {rule.piece!r}, which {rule.parameters} names")
             for layer in layers.get((module, rule.piece), {}):
-                matches.append(_of_layer(rule, module, layer, shapes, wrong))
-    named = [path for of in matches for path in of.parameter_paths]
-    pieces = {tuple(path.split("/", 2)[:2]) for path in named}
-    owed = [path for path in shapes if tuple(path.split("/", 2)[:2]) in pieces]
-    wrong += [f"no rule gives {path}" for path in owed if path not in set(named)]
-    wrong += [f"several rules give {path}" for path in _repeated(named)]
-    wrong += [f"several rules read {name}" for name in _repeated(name for of in matches for name in of.tensor_names)]
-    if wrong:
-        raise ValueError("the rules do not fit the modules: " + "; ".join(wrong))
+                match = _match_layer(rule, module, layer, shapes)
+                matches.append(match)
+                problems += _match_problems(match, shapes)
+    matched_paths = [path for match in matches for path in match.parameter_paths]
+    matched_pieces = {tuple(path.split("/", 2)[:2]) for path in matched_paths}
+    required_paths = [path for path in shapes if tuple(path.split("/", 2)[:2]) in matched_pieces]
+    names = [name for match in matches for name in match.tensor_names]
+    problems += [f"no rule gives {path}" for path in required_paths if path not in set(matched_paths)]
+    problems += [f"several rules give {path}" for path in _repeated(matched_paths)]
+    problems += [f"several rules read {name}" for name in _repeated(names)]
+    if problems:
+        raise ValueError("the rules do not fit the modules: " + "; ".join(problems))
     return tuple(matches)
 
 
-def _of_layer(rule: Rule, module: str, layer: str, shapes: Mapping[str, Shape], wrong: list[str]) -> TensorMatch:
-    """The rule for one layer; what is wrong with it is added to the list."""
+def _match_layer(rule: Rule, module: str, layer: str, shapes: Mapping[str, Shape]) -> TensorMatch:
     names = tuple(name.replace(LAYER, str(int(layer))) for name in rule.tensor_names)
     paths = tuple(f"{module}/{path.replace('/', f'/{layer}/', 1)}" for path in rule.parameter_paths)
-    lacking = [path for path in paths if path not in shapes]
-    found = TensorMatch(names, paths, tuple(shapes.get(path, ()) for path in paths), rule.layout)
-    if lacking:
-        wrong.append(f"there is no parameter {', '.join(lacking)}")
-        return found
+    return TensorMatch(names, paths, tuple(shapes.get(path, ()) for path in paths), rule.layout)
+
+
+def _match_problems(match: TensorMatch, shapes: Mapping[str, Shape]) -> list[str]:
+    """What is wrong with a match: parameters that do not exist, or a layout that does not fit."""
+    missing = [path for path in match.parameter_paths if path not in shapes]
+    if missing:
+        return [f"there is no parameter {', '.join(missing)}"]
+    paths = ", ".join(match.parameter_paths)
     try:
-        if len(found.tensor_shapes) != len(names):
-            wrong.append(f"{', '.join(paths)} are {len(found.tensor_shapes)} tensors, but {len(names)} are named")
+        tensors, names = len(match.tensor_shapes), len(match.tensor_names)
     except ValueError as error:
-        wrong.append(f"{', '.join(paths)}: {error}")
-    return found
+        return [f"{paths}: {error}"]
+    return [] if tensors == names else [f"{paths} are {tensors} tensors, but {names} are named"]
 
 
 def _repeated(values: Iterable[str]) -> list[str]:
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for value in values:
-        seen[value] = seen.get(value, 0) + 1
-    return [value for value, times in seen.items() if times > 1]
+        counts[value] = counts.get(value, 0) + 1
+    return [value for value, count in counts.items() if count > 1]
+
+
+def require_round_trip(config: Config, read_back: Config, except_fields: tuple[str, ...] = ()) -> None:
+    """Checks that a config.json describes the whole configuration that was written to it.
+
+    Args:
+        config: The configuration that was written.
+        read_back: What `read_config` makes of the config.json.
+        except_fields: Fields that config.json does not describe; the name is always one.
+
+    Raises:
+        ValueError: They differ, so that the published architecture cannot compute the configuration. All fields that
+            differ are listed with both values.
+    """
+    differing = [
+        f"{field.name} is {getattr(config, field.name)!r}, but the published architecture has "
+        f"{getattr(read_back, field.name)!r}"
+        for field in dataclasses.fields(config)
+        if field.name not in ("name", *except_fields) and getattr(config, field.name) != getattr(read_back, field.name)
+    ]
+    if differing:
+        raise ValueError("; ".join(differing))

@@ -1,7 +1,8 @@
-"""How tensors of a published checkpoint lie in ours: invertible layouts, NumPy views wherever that is possible.
+"""How tensors of a published checkpoint are laid out in a model's parameters: invertible conversions of NumPy arrays.
 
-A layout takes a tuple of their tensors to a tuple of ours and back, and tells their shapes from ours, so that shapes
-are checked before anything is read. Every number is moved, none is changed: there and back gives the same bits.
+A layout converts a tuple of published tensors to a tuple of parameters and back, and gives the tensors' shapes from the
+parameters' shapes, so that shapes are checked before anything is read. Numbers are moved and never changed: converting
+there and back gives the same bits. Results are views wherever that is possible.
 """
 
 import dataclasses
@@ -14,184 +15,214 @@ Arrays = tuple[np.ndarray, ...]
 
 
 class TensorLayout:
-    """What every layout can do; each one below says how many tensors of theirs are how many of ours."""
+    """Base class of layouts; each subclass says how many tensors become how many parameters."""
 
-    def published_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
-        """Shapes of their tensors, given the shapes of ours.
+    def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        """Shapes of the published tensors, given those of the parameters.
 
         Raises:
-            ValueError: No tensors of theirs give such tensors of ours.
+            ValueError: No published tensors become such parameters.
         """
         raise NotImplementedError
 
-    def to_parameters(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
-        """Their tensors as ours, whose shapes are given."""
+    def to_parameters(self, tensors: Arrays, parameter_shapes: tuple[Shape, ...]) -> Arrays:
+        """Converts published tensors to parameters of these shapes."""
         raise NotImplementedError
 
-    def to_published(self, ours: Arrays) -> Arrays:
-        """The inverse of `to_parameters`."""
+    def to_published(self, parameters: Arrays) -> Arrays:
+        """Converts parameters to published tensors; the inverse of `to_parameters`."""
         raise NotImplementedError
 
-    def published_slice(self, part: tuple[slice, ...]) -> tuple[slice, ...] | None:
-        """The part of their tensor that is a part of ours; None where it has to be read whole.
+    def published_slice(self, parameter_slice: tuple[slice, ...]) -> tuple[slice, ...] | None:
+        """The slice of the published tensor that becomes a slice of the parameter.
 
-        The part that is read is taken to ours like a whole tensor, with the shape of the part.
+        A slice that is read alone is converted like a whole tensor, with the shape of the slice.
+
+        Returns:
+            None where the tensor has to be read whole.
         """
-        del part
+        del parameter_slice
         return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Transposed(TensorLayout):
-    """One tensor with its dimensions in another order; dimension i of ours is dimension `axes[i]` of theirs."""
+    """One tensor with its dimensions in another order.
+
+    Attributes:
+        axes: Dimension i of the parameter is dimension `axes[i]` of the tensor.
+    """
 
     axes: tuple[int, ...]
 
     @property
-    def _back(self) -> tuple[int, ...]:
+    def _inverse(self) -> tuple[int, ...]:
         return tuple(self.axes.index(axis) for axis in range(len(self.axes)))
 
-    def published_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
-        (shape,) = ours
+    def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        """See `TensorLayout`."""
+        (shape,) = parameter_shapes
         if len(shape) != len(self.axes):
             raise ValueError(f"{shape} has {len(shape)} dimensions, the layout {len(self.axes)}")
-        return (tuple(shape[axis] for axis in self._back),)
+        return (tuple(shape[axis] for axis in self._inverse),)
 
-    def to_parameters(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
-        (array,) = theirs
-        return (array.transpose(self.axes),)
+    def to_parameters(self, tensors: Arrays, parameter_shapes: tuple[Shape, ...]) -> Arrays:
+        """See `TensorLayout`."""
+        (tensor,) = tensors
+        return (tensor.transpose(self.axes),)
 
-    def to_published(self, ours: Arrays) -> Arrays:
-        (array,) = ours
-        return (array.transpose(self._back),)
+    def to_published(self, parameters: Arrays) -> Arrays:
+        """See `TensorLayout`."""
+        (parameter,) = parameters
+        return (parameter.transpose(self._inverse),)
 
-    def published_slice(self, part: tuple[slice, ...]) -> tuple[slice, ...]:
-        return tuple(part[axis] for axis in self._back)
+    def published_slice(self, parameter_slice: tuple[slice, ...]) -> tuple[slice, ...]:
+        """See `TensorLayout`."""
+        return tuple(parameter_slice[axis] for axis in self._inverse)
 
 
 @dataclasses.dataclass(frozen=True)
 class Identity(TensorLayout):
-    """One tensor, the same here and there."""
+    """One tensor that is the parameter as it is."""
 
-    def published_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
-        (shape,) = ours
+    def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        """See `TensorLayout`."""
+        (shape,) = parameter_shapes
         return (shape,)
 
-    def to_parameters(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
-        (array,) = theirs
-        return (array,)
+    def to_parameters(self, tensors: Arrays, parameter_shapes: tuple[Shape, ...]) -> Arrays:
+        """See `TensorLayout`."""
+        (tensor,) = tensors
+        return (tensor,)
 
-    def to_published(self, ours: Arrays) -> Arrays:
-        return ours
+    def to_published(self, parameters: Arrays) -> Arrays:
+        """See `TensorLayout`."""
+        return parameters
 
-    def published_slice(self, part: tuple[slice, ...]) -> tuple[slice, ...]:
-        return part
+    def published_slice(self, parameter_slice: tuple[slice, ...]) -> tuple[slice, ...]:
+        """See `TensorLayout`."""
+        return parameter_slice
 
 
 IDENTITY = Identity()
-"""Embeddings, norms, biases, and GPT-2's Conv1D, which is `[inputs, outputs]` as ours are."""
+"""Embeddings, norms, biases, and GPT-2's Conv1D, which is `[inputs, outputs]` as kernels are here."""
 
 LINEAR = Transposed((1, 0))
-"""torch.nn.Linear's `[outputs, inputs]` as `[inputs, outputs]`."""
+"""torch.nn.Linear's `[outputs, inputs]` to `[inputs, outputs]`."""
 
 CONVOLUTION_1D = Transposed((2, 1, 0))
-"""torch.nn.Conv1d's `[outputs, inputs, width]` as `[width, inputs, outputs]`."""
+"""torch.nn.Conv1d's `[outputs, inputs, width]` to `[width, inputs, outputs]`."""
 
 CONVOLUTION = Transposed((2, 3, 1, 0))
-"""torch.nn.Conv2d's `[outputs, inputs, height, width]` as `[height, width, inputs, outputs]`."""
+"""torch.nn.Conv2d's `[outputs, inputs, height, width]` to `[height, width, inputs, outputs]`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InterleavedRotary(TensorLayout):
-    """Channels of heads that rotary positions turn in pairs: of neighbours there, half a head apart here.
+    """Channels of heads with rotary positions: the tensor pairs neighbours (2i, 2i + 1), the parameter (i, i + e/2).
 
     Attributes:
-        heads: How many there are.
-        each: Layout of the tensor otherwise; its first dimension there is that of the channels.
+        heads: Number of heads.
+        base_layout: Layout apart from that; the first dimension of the tensor is that of the channels.
     """
 
     heads: int
     base_layout: TensorLayout = LINEAR
 
-    def published_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
-        (shape,) = self.base_layout.published_shapes(ours)
+    def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        """See `TensorLayout`."""
+        (shape,) = self.base_layout.published_shapes(parameter_shapes)
         if shape[0] % (2 * self.heads):
             raise ValueError(f"{shape[0]} channels are not pairs of {self.heads} heads")
         return (shape,)
 
-    def to_parameters(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
-        (array,) = theirs
-        return self.base_layout.to_parameters((_swapped(array, (self.heads, -1, 2)),), shapes)
+    def to_parameters(self, tensors: Arrays, parameter_shapes: tuple[Shape, ...]) -> Arrays:
+        """See `TensorLayout`."""
+        (tensor,) = tensors
+        return self.base_layout.to_parameters((_swap_inner(tensor, (self.heads, -1, 2)),), parameter_shapes)
 
-    def to_published(self, ours: Arrays) -> Arrays:
-        (array,) = self.base_layout.to_published(ours)
-        return (_swapped(array, (self.heads, 2, -1)),)
+    def to_published(self, parameters: Arrays) -> Arrays:
+        """See `TensorLayout`."""
+        (tensor,) = self.base_layout.to_published(parameters)
+        return (_swap_inner(tensor, (self.heads, 2, -1)),)
 
 
-def _swapped(array: np.ndarray, parts: tuple[int, int, int]) -> np.ndarray:
-    """The first dimension as three, of which the last two change places."""
-    return array.reshape((*parts, *array.shape[1:])).swapaxes(1, 2).reshape(array.shape)
+def _swap_inner(array: np.ndarray, factors: tuple[int, int, int]) -> np.ndarray:
+    """Views the first dimension as three, and swaps the last two of them."""
+    return array.reshape((*factors, *array.shape[1:])).swapaxes(1, 2).reshape(array.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reshaped(TensorLayout):
-    """One tensor of the same numbers in the same order, whose shape there is `theirs` (such as `[1, 1, d]`)."""
+    """One tensor with the same numbers in the same order, of another shape (such as `[1, 1, d]`).
 
-    theirs: Shape
+    Attributes:
+        published_shape: Shape of the tensor.
+    """
 
-    def published_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
-        (shape,) = ours
-        if math.prod(shape) != math.prod(self.theirs):
-            raise ValueError(f"{shape} and {self.theirs} are not as many numbers")
-        return (self.theirs,)
+    published_shape: Shape
 
-    def to_parameters(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
-        (array,), (shape,) = theirs, shapes
-        return (array.reshape(shape),)
+    def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        """See `TensorLayout`."""
+        (shape,) = parameter_shapes
+        if math.prod(shape) != math.prod(self.published_shape):
+            raise ValueError(f"{shape} and {self.published_shape} are not as many numbers")
+        return (self.published_shape,)
 
-    def to_published(self, ours: Arrays) -> Arrays:
-        (array,) = ours
-        return (array.reshape(self.theirs),)
+    def to_parameters(self, tensors: Arrays, parameter_shapes: tuple[Shape, ...]) -> Arrays:
+        """See `TensorLayout`."""
+        (tensor,), (shape,) = tensors, parameter_shapes
+        return (tensor.reshape(shape),)
+
+    def to_published(self, parameters: Arrays) -> Arrays:
+        """See `TensorLayout`."""
+        (parameter,) = parameters
+        return (parameter.reshape(self.published_shape),)
 
 
 @dataclasses.dataclass(frozen=True)
 class PatchConvolution(TensorLayout):
-    """A convolution's `[outputs, channels, *window]` as the kernel `[window positions * channels, outputs]` of a
-    matmul with windows laid flat, the channels of a position adjacent: a patch embedding.
+    """A patch embedding: a convolution whose stride is its window, as the kernel of a matmul over flattened windows.
+
+    The tensor is `[outputs, channels, *window]`, the parameter `[window positions * channels, outputs]`; the channels
+    of a window position are adjacent.
 
     Attributes:
-        window: Its sides, such as `(14, 14)` for patches of 14 pixels.
+        window: Sides of the window, such as `(14, 14)` for patches of 14 pixels.
     """
 
     window: tuple[int, ...]
 
-    def published_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
-        ((inputs, outputs),) = ours
-        channels, rest = divmod(inputs, math.prod(self.window))
-        if rest:
+    def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        """See `TensorLayout`."""
+        ((inputs, outputs),) = parameter_shapes
+        channels, remainder = divmod(inputs, math.prod(self.window))
+        if remainder:
             raise ValueError(f"{inputs} inputs are not whole windows of {self.window}")
         return ((outputs, channels, *self.window),)
 
-    def to_parameters(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
-        (array,), (shape,) = theirs, shapes
+    def to_parameters(self, tensors: Arrays, parameter_shapes: tuple[Shape, ...]) -> Arrays:
+        """See `TensorLayout`."""
+        (tensor,), (shape,) = tensors, parameter_shapes
         sides = range(2, 2 + len(self.window))
-        return (array.transpose((*sides, 1, 0)).reshape(shape),)
+        return (tensor.transpose((*sides, 1, 0)).reshape(shape),)
 
-    def to_published(self, ours: Arrays) -> Arrays:
-        (array,) = ours
-        apart = array.reshape((*self.window, -1, array.shape[-1]))
+    def to_published(self, parameters: Arrays) -> Arrays:
+        """See `TensorLayout`."""
+        (parameter,) = parameters
+        windows = parameter.reshape((*self.window, -1, parameter.shape[-1]))  # [*window, channels, outputs]
         sides = len(self.window)
-        return (apart.transpose((sides + 1, sides, *range(sides))),)
+        return (windows.transpose((sides + 1, sides, *range(sides))),)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fused(TensorLayout):
-    """One tensor of theirs that is several of ours, one after the other along a dimension of theirs.
+    """One tensor that is several parameters, one after the other along one of its dimensions.
 
     Attributes:
-        axis: The dimension of theirs.
-        each: Layout of every part, or of each part its own.
-        groups: Into how many equal groups the dimension falls, each of which holds a share of every part in turn:
+        axis: The dimension of the tensor.
+        part_layout: Layout of every part, or of each part its own.
+        groups: Number of equal groups into which the dimension falls; every group holds a share of each part in turn.
             1 for plain concatenation, the number of key-value heads for InternLM2's `wqkv`.
     """
 
@@ -199,57 +230,69 @@ class Fused(TensorLayout):
     part_layout: TensorLayout | tuple[TensorLayout, ...] = LINEAR
     groups: int = 1
 
-    def _layouts(self, parts: int) -> tuple[TensorLayout, ...]:
+    def _part_layouts(self, parts: int) -> tuple[TensorLayout, ...]:
         return self.part_layout if isinstance(self.part_layout, tuple) else (self.part_layout,) * parts
 
-    def _part_shapes(self, ours: tuple[Shape, ...]) -> list[Shape]:
-        pairs = zip(self._layouts(len(ours)), ours, strict=True)
+    def _part_shapes(self, parameter_shapes: tuple[Shape, ...]) -> list[Shape]:
+        """Shapes of the parts in the tensor."""
+        pairs = zip(self._part_layouts(len(parameter_shapes)), parameter_shapes, strict=True)
         return [layout.published_shapes((shape,))[0] for layout, shape in pairs]
 
-    def published_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
-        parts = self._part_shapes(ours)
-        around = {(part[: self.axis], part[self.axis + 1 :]) for part in parts}
-        if len(around) > 1 or any(part[self.axis] % self.groups for part in parts):
+    def _grouped(self, array: np.ndarray) -> np.ndarray:
+        """Views the dimension as groups and positions within a group."""
+        return array.reshape((*array.shape[: self.axis], self.groups, -1, *array.shape[self.axis + 1 :]))
+
+    def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        """See `TensorLayout`."""
+        parts = self._part_shapes(parameter_shapes)
+        other_dimensions = {(part[: self.axis], part[self.axis + 1 :]) for part in parts}
+        if len(other_dimensions) > 1 or any(part[self.axis] % self.groups for part in parts):
             raise ValueError(f"{parts} do not join along dimension {self.axis} in {self.groups} groups")
-        before, after = around.pop()
+        before, after = other_dimensions.pop()
         return ((*before, sum(part[self.axis] for part in parts), *after),)
 
-    def to_parameters(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
-        (array,) = theirs
-        parts = self._part_shapes(shapes)
-        grouped = array.reshape((*array.shape[: self.axis], self.groups, -1, *array.shape[self.axis + 1 :]))
+    def to_parameters(self, tensors: Arrays, parameter_shapes: tuple[Shape, ...]) -> Arrays:
+        """See `TensorLayout`."""
+        (tensor,) = tensors
+        parts = self._part_shapes(parameter_shapes)
         ends = np.cumsum([part[self.axis] // self.groups for part in parts])
-        split = np.split(grouped, ends[:-1], axis=self.axis + 1)
-        rows = zip(self._layouts(len(parts)), split, parts, shapes, strict=True)
-        return tuple(layout.to_parameters((piece.reshape(part),), (shape,))[0] for layout, piece, part, shape in rows)
+        arrays = np.split(self._grouped(tensor), ends[:-1], axis=self.axis + 1)
+        return tuple(
+            layout.to_parameters((array.reshape(part),), (shape,))[0]
+            for layout, array, part, shape in zip(
+                self._part_layouts(len(parts)), arrays, parts, parameter_shapes, strict=True
+            )
+        )
 
-    def to_published(self, ours: Arrays) -> Arrays:
-        parts = [layout.to_published((array,))[0] for layout, array in zip(self._layouts(len(ours)), ours, strict=True)]
-        grouped = [
-            part.reshape((*part.shape[: self.axis], self.groups, -1, *part.shape[self.axis + 1 :])) for part in parts
-        ]
-        joined = np.concatenate(grouped, axis=self.axis + 1)
+    def to_published(self, parameters: Arrays) -> Arrays:
+        """See `TensorLayout`."""
+        pairs = zip(self._part_layouts(len(parameters)), parameters, strict=True)
+        parts = [layout.to_published((parameter,))[0] for layout, parameter in pairs]
+        joined = np.concatenate([self._grouped(part) for part in parts], axis=self.axis + 1)
         return (joined.reshape((*parts[0].shape[: self.axis], -1, *parts[0].shape[self.axis + 1 :])),)
 
 
 @dataclasses.dataclass(frozen=True)
 class Stacked(TensorLayout):
-    """Several tensors of theirs that are the rows of one of ours: experts, `[E, inputs, outputs]`.
+    """Several tensors that are the rows of one parameter: experts, `[E, inputs, outputs]`.
 
     Attributes:
-        each: Layout of every one.
+        part_layout: Layout of every row.
     """
 
     part_layout: TensorLayout = LINEAR
 
-    def published_shapes(self, ours: tuple[Shape, ...]) -> tuple[Shape, ...]:
-        ((count, *shape),) = ours
+    def published_shapes(self, parameter_shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
+        """See `TensorLayout`."""
+        ((count, *shape),) = parameter_shapes
         return self.part_layout.published_shapes((tuple(shape),)) * count
 
-    def to_parameters(self, theirs: Arrays, shapes: tuple[Shape, ...]) -> Arrays:
-        ((_, *shape),) = shapes
-        return (np.stack([self.part_layout.to_parameters((array,), (tuple(shape),))[0] for array in theirs]),)
+    def to_parameters(self, tensors: Arrays, parameter_shapes: tuple[Shape, ...]) -> Arrays:
+        """See `TensorLayout`."""
+        ((_, *shape),) = parameter_shapes
+        return (np.stack([self.part_layout.to_parameters((tensor,), (tuple(shape),))[0] for tensor in tensors]),)
 
-    def to_published(self, ours: Arrays) -> Arrays:
-        (stack,) = ours
-        return tuple(self.part_layout.to_published((array,))[0] for array in stack)
+    def to_published(self, parameters: Arrays) -> Arrays:
+        """See `TensorLayout`."""
+        (stack,) = parameters
+        return tuple(self.part_layout.to_published((parameter,))[0] for parameter in stack)

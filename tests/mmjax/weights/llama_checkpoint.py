@@ -7,7 +7,7 @@ import numpy as np
 
 from configs.architectures import BackboneConfig, ModelConfig
 from mmjax.weights import registry
-from mmjax.weights.folder_writer import write_checkpoint_folder
+from mmjax.weights.folder import write_checkpoint_folder
 from mmjax.weights.published.rules import PublishedArchitecture
 from mmjax.weights.published_checkpoint import as_model, checkpoint_matches
 from mmjax.weights.safetensors_file import DTYPES, TensorHeader

@@ -10,7 +10,7 @@ from configs.architectures import ModelConfig, VisionConfig
 from configs.errors import UserError
 from mmjax.weights import registry
 from mmjax.weights.compatibility import IncompatibleCheckpointError, compatible_matches
-from mmjax.weights.folder_writer import write_checkpoint_folder
+from mmjax.weights.folder import write_checkpoint_folder
 from mmjax.weights.published_checkpoint import open_checkpoint
 from mmjax.weights.safetensors_file import TensorHeader
 from tests.mmjax.weights.llama_checkpoint import BACKBONE, model, random_tensors, write_llama
@@ -43,7 +43,7 @@ def test_everything_wrong_is_listed_with_both_names(tmp_path):
         "shape: model.layers.0.self_attn.k_proj.weight is [4, 16], and backbone/blocks/000/attention/key/kernel needs "
         "[8, 16]",
         "dtype: lm_head.weight, which is backbone/head/000/embedding, is I8",
-        "5 in all",
+        "5 problems",
     ):
         assert line in said
 
@@ -51,8 +51,8 @@ def test_everything_wrong_is_listed_with_both_names(tmp_path):
 def test_an_architecture_that_differs_is_said_in_the_words_of_config_json(tmp_path):
     path = write_llama(tmp_path / "l", random_tensors())
     said = refused(path, model(dataclasses.replace(BACKBONE, rope_base=5e5, norm_epsilon=1e-6)))
-    assert "rope_theta is 10000.0 there and 500000.0 here" in said
-    assert "rms_norm_eps is 1e-05 there and 1e-06 here" in said
+    assert "rope_theta is 10000.0 in the checkpoint and 500000.0 in the model" in said
+    assert "rms_norm_eps is 1e-05 in the checkpoint and 1e-06 in the model" in said
 
 
 def test_a_tied_head_may_stand_there_once_more(tmp_path):
@@ -88,7 +88,7 @@ def test_a_config_that_is_not_known(tmp_path, values, said):
 
 
 def test_a_config_without_a_key_is_named():
-    with pytest.raises(UserError, match=r"config\.json of llama lacks 'num_attention_heads'"):
+    with pytest.raises(UserError, match=r"config\.json of llama has no key 'num_attention_heads'"):
         registry.read_architecture({"model_type": "llama"})
 
 

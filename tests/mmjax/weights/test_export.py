@@ -124,7 +124,7 @@ def test_values_that_a_type_does_not_hold_are_refused(tmp_path):
 
 def test_another_architecture_is_refused(tmp_path):
     path = write_llama(tmp_path / "original", random_tensors())
-    with pytest.raises(UserError, match="num_hidden_layers is 2 there and 3 here"):
+    with pytest.raises(UserError, match="num_hidden_layers is 2 in the checkpoint and 3 in the model"):
         export_target_like(open_checkpoint(path), model(dataclasses.replace(BACKBONE, depth=3)), "backbone")
     with pytest.raises(UserError, match="can't compute"):
         export_target_of_type("llama", model(dataclasses.replace(BACKBONE, gated=False)), "backbone", "float32")

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.errors import UserError
-from mmjax.weights.folder import open_folder, read_config_json
-from mmjax.weights.folder_writer import parse_file_size, shard_tensors, write_checkpoint_folder
+from mmjax.weights.folder import open_folder, parse_file_size, read_config_json, shard_tensors, write_checkpoint_folder
 from mmjax.weights.safetensors_file import TensorHeader
 
 ARRAYS = {f"layer.{number}": np.full((4, 4), number, np.float32) for number in range(5)}

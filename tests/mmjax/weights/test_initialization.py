@@ -109,7 +109,8 @@ values = parameter_initializer(model(LARGE), 0, (("backbone", str(path)),))
 here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 (backbone,) = model_modules(model(LARGE))
 shardings = {
-    piece.name: jax.tree.map(lambda _: here, SeedInitializer(0).init_layer(backbone, piece, 0)) for piece in backbone.pieces
+    piece.name: jax.tree.map(lambda _: here, SeedInitializer(0).init_layer(backbone, piece, 0))
+    for piece in backbone.pieces
 }
 before = memory("VmRSS")
 kept = [
@@ -123,7 +124,8 @@ grown = memory("VmHWM") - before
 pieces = {piece.name: piece for piece in backbone.pieces}
 read = lambda _, piece, layer: values.init_layer(backbone, pieces[piece], int(layer))
 before = memory("VmRSS")
-export_checkpoint(export_target_like(open_checkpoint(path), model(LARGE), "backbone"), read, path.with_name("out"), 20_000_000)
+target = export_target_like(open_checkpoint(path), model(LARGE), "backbone")
+export_checkpoint(target, read, path.with_name("out"), 20_000_000)
 print(held, grown, memory("VmHWM") - before)
 """
 LARGE = BackboneConfig(vocabulary=1000, width=256, depth=12, heads=4, kv_heads=4, ffn=1024)

@@ -80,7 +80,7 @@ def test_a_file_that_is_cut_off_is_refused_wherever_it_is(tmp_path):
     whole = write(tmp_path / "whole.safetensors", ARRAYS).read_bytes()
     for kept in range(len(whole)):
         (tmp_path / "cut.safetensors").write_bytes(whole[:kept])
-        with pytest.raises(UserError, match="cut off|no safetensors file"):
+        with pytest.raises(UserError, match="truncated|not a safetensors file"):
             read_header(tmp_path / "cut.safetensors")
 
 

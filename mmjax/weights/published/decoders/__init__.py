@@ -1,0 +1,1 @@
+"""Published decoders: the backbone's part of a model."""

@@ -1,28 +1,39 @@
-"""GPT-2, and GPT-3's blocks (arXiv 2005.14165), as `GPT2LMHeadModel` names them: learned positions, LayerNorm, GELU."""
+"""GPT-2, and GPT-3's blocks (arXiv 2005.14165), `GPT2LMHeadModel`: learned positions, LayerNorm, GELU."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import BackboneConfig
 from configs.transformer import PROJECTIONS
-from mmjax.weights.published.round_trip import require_round_trip
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, norm_rules
+from mmjax.weights.published.rules import (
+    PublishedArchitecture,
+    Rule,
+    Rules,
+    linear_rules,
+    norm_rules,
+    require_round_trip,
+)
 from mmjax.weights.published.tensor_layouts import IDENTITY, Fused
 
 BLOCK = "transformer.h.{layer}"
 QUERY_KEY_VALUE = ("query", "key", "value")
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
-REFUSED = {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False, "scale_attn_weights": True}
+REQUIRED_VALUES = {
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "scale_attn_weights": True,
+}
+"""Keys of config.json with the only value that can be computed."""
 
 
 def rules(config: BackboneConfig) -> Rules:
-    """The backbone's; its Conv1D is `[inputs, outputs]` as ours are."""
+    """Rules of the backbone; GPT-2's Conv1D is `[inputs, outputs]` like kernels here."""
     attention = f"{BLOCK}.attn.c_attn"
-    found = (
+    backbone = (
         Rule("transformer.wte.weight", "embed/embedding"),
         Rule("transformer.wpe.weight", "embed/positions"),
-        Rule(f"{attention}.weight", _attention("kernel"), Fused(axis=1, part_layout=IDENTITY)),
-        Rule(f"{attention}.bias", _attention("bias"), Fused(axis=0, part_layout=IDENTITY)),
+        Rule(f"{attention}.weight", _query_key_value("kernel"), Fused(axis=1, part_layout=IDENTITY)),
+        Rule(f"{attention}.bias", _query_key_value("bias"), Fused(axis=0, part_layout=IDENTITY)),
         *linear_rules(f"{BLOCK}.attn.c_proj", "blocks/attention/output", IDENTITY, bias=True),
         *linear_rules(f"{BLOCK}.mlp.c_fc", "blocks/mlp/up", IDENTITY, bias=True),
         *linear_rules(f"{BLOCK}.mlp.c_proj", "blocks/mlp/down", IDENTITY, bias=True),
@@ -31,22 +42,22 @@ def rules(config: BackboneConfig) -> Rules:
         *norm_rules("transformer.ln_f", "head/norm", bias=True),
         *(() if config.tie_embeddings else (Rule("lm_head.weight", "head/embedding"),)),
     )
-    return {config.name: found}
+    return {config.name: backbone}
 
 
-def _attention(parameter: str) -> tuple[str, ...]:
+def _query_key_value(parameter: str) -> tuple[str, ...]:
     return tuple(f"blocks/attention/{name}/{parameter}" for name in QUERY_KEY_VALUE)
 
 
 def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Of transformers' GPT2Config.
+    """Reads transformers' GPT2Config.
 
     Raises:
-        ValueError: A key asks for what can't be computed.
+        ValueError: A key has a value that cannot be computed.
     """
-    for key, known in REFUSED.items():
-        if values.get(key, known) is not known:
-            raise ValueError(f"{key} is {values[key]!r}; only {known!r} can be computed")
+    for key, required in REQUIRED_VALUES.items():
+        if values.get(key, required) is not required:
+            raise ValueError(f"{key} is {values[key]!r}; only {required!r} can be computed")
     activation = values.get("activation_function", "gelu_new")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation_function is {activation!r}; only {', '.join(ACTIVATIONS)} can be computed")
@@ -70,8 +81,8 @@ def read_config(values: Mapping[str, Any]) -> BackboneConfig:
 
 
 def write_config(config: BackboneConfig) -> dict[str, Any]:
-    """For transformers' GPT2Config."""
-    called = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    """Writes transformers' GPT2Config."""
+    activation_names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     values = {
         "vocab_size": config.vocabulary,
         "n_embd": config.width,
@@ -80,7 +91,7 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
         "n_inner": config.ffn,
         "n_positions": config.max_positions,
         "layer_norm_epsilon": config.norm_epsilon,
-        "activation_function": called.get(config.activation, config.activation),
+        "activation_function": activation_names.get(config.activation, config.activation),
         "tie_word_embeddings": config.tie_embeddings,
     }
     require_round_trip(config, read_config(values))
@@ -88,26 +99,26 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
 
 
 def ignored(config: BackboneConfig) -> tuple[str, ...]:
-    """Masks that old files hold."""
+    """Causal masks, which old files hold."""
     del config
     return ("transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias")
 
 
-def repeated(config: BackboneConfig) -> dict[str, str]:
-    """The head that some files hold although it is the embedding."""
+def duplicates(config: BackboneConfig) -> dict[str, str]:
+    """The head, which some files hold although it is the embedding."""
     return {"lm_head.weight": "transformer.wte.weight"} if config.tie_embeddings else {}
 
 
 PUBLISHED = (
     PublishedArchitecture(
-        "GPT2LMHeadModel",
-        ("gpt2",),
-        BackboneConfig,
-        read_config,
-        write_config,
-        rules,
-        ignored,
-        repeated,
+        name="GPT2LMHeadModel",
+        model_types=("gpt2",),
+        config_type=BackboneConfig,
+        read_config=read_config,
+        write_config=write_config,
+        rules=rules,
+        ignored=ignored,
+        duplicates=duplicates,
         aliases=tuple((f"{name}.", f"transformer.{name}.") for name in ("h", "wte", "wpe", "ln_f")),
     ),
 )

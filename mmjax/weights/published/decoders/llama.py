@@ -1,4 +1,4 @@
-"""Llama (arXiv 2302.13971; 2407.21783) and Yi (2403.04652), which is one, as `LlamaForCausalLM` names them."""
+"""Llama (arXiv 2302.13971, 2407.21783) and Yi (2403.04652), which has its architecture: `LlamaForCausalLM`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,20 +11,20 @@ from mmjax.weights.published.decoders.llama_like import (
     tied_head_duplicates,
     write_decoder,
 )
-from mmjax.weights.published.round_trip import require_round_trip
-from mmjax.weights.published.rules import PublishedArchitecture
+from mmjax.weights.published.rules import PublishedArchitecture, require_round_trip
 
-ATTENTION = ("query", "key", "value", "output")
+ATTENTION_BIASES = ("query", "key", "value", "output")
 
 
 def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Of transformers' LlamaConfig; what a file leaves out is as in Llama 7B."""
-    attention = ATTENTION if values.get("attention_bias") else ()
-    return read_decoder(values, (*attention, *(("mlp",) if values.get("mlp_bias") else ())))
+    """Reads transformers' LlamaConfig; keys that a file leaves out are as in Llama 7B."""
+    attention_biases = ATTENTION_BIASES if values.get("attention_bias") else ()
+    mlp_biases = ("mlp",) if values.get("mlp_bias") else ()
+    return read_decoder(values, (*attention_biases, *mlp_biases))
 
 
 def write_config(config: BackboneConfig) -> dict[str, Any]:
-    """For transformers' LlamaConfig."""
+    """Writes transformers' LlamaConfig."""
     biases = {"attention_bias": "query" in config.biases, "mlp_bias": "mlp" in config.biases}
     values = {**write_decoder(config), "head_dim": config.head_width, **biases}
     require_round_trip(config, read_config(values))
@@ -33,13 +33,13 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
 
 PUBLISHED = (
     PublishedArchitecture(
-        "LlamaForCausalLM",
-        ("llama",),
-        BackboneConfig,
-        read_config,
-        write_config,
-        decoder_rules,
-        ignored_buffers,
-        tied_head_duplicates,
+        name="LlamaForCausalLM",
+        model_types=("llama",),
+        config_type=BackboneConfig,
+        read_config=read_config,
+        write_config=write_config,
+        rules=decoder_rules,
+        ignored=ignored_buffers,
+        duplicates=tied_head_duplicates,
     ),
 )

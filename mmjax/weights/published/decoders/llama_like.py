@@ -1,4 +1,4 @@
-"""What most published decoders share: Llama's names of tensors, and the keys of its config.json."""
+"""What most published decoders share: Llama's tensor names, and the keys of its config.json."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,12 +14,12 @@ SILU = ("silu", "swish")
 
 
 def decoder_rules(config: BackboneConfig) -> Rules:
-    """The backbone's."""
+    """Rules of a decoder with Llama's names."""
     return {config.name: (*embedding_and_head_rules(config), *attention_rules(config), *mlp_rules(config))}
 
 
 def embedding_and_head_rules(config: BackboneConfig) -> tuple[Rule, ...]:
-    """Of the embedding, the norms and the head."""
+    """Rules of the embedding, the norms and the head."""
     head = () if config.tie_embeddings else (Rule("lm_head.weight", "head/embedding"),)
     return (
         Rule("model.embed_tokens.weight", "embed/embedding"),
@@ -31,33 +31,36 @@ def embedding_and_head_rules(config: BackboneConfig) -> tuple[Rule, ...]:
 
 
 def attention_rules(config: BackboneConfig) -> tuple[Rule, ...]:
-    """Of the projections of attention."""
-    each = (
-        linear_rules(f"{BLOCK}.self_attn.{theirs}_proj", f"blocks/attention/{ours}", LINEAR, bias=ours in config.biases)
-        for theirs, ours in PROJECTIONS
+    """Rules of the projections of attention."""
+    return tuple(
+        rule
+        for letter, name in PROJECTIONS
+        for rule in linear_rules(
+            f"{BLOCK}.self_attn.{letter}_proj", f"blocks/attention/{name}", LINEAR, bias=name in config.biases
+        )
     )
-    return tuple(rule for rules in each for rule in rules)
 
 
 def mlp_rules(config: BackboneConfig) -> tuple[Rule, ...]:
-    """Of the feed-forward layer."""
+    """Rules of the feed-forward layer."""
     bias = "mlp" in config.biases
-    each = (
-        linear_rules(f"{BLOCK}.mlp.{name}_proj", f"blocks/mlp/{name}", LINEAR, bias) for name in ("gate", "up", "down")
+    return tuple(
+        rule
+        for name in ("gate", "up", "down")
+        for rule in linear_rules(f"{BLOCK}.mlp.{name}_proj", f"blocks/mlp/{name}", LINEAR, bias)
     )
-    return tuple(rule for rules in each for rule in rules)
 
 
-def read_decoder(values: Mapping[str, Any], biases: tuple[str, ...], **others: Any) -> BackboneConfig:
-    """Of a config.json with Llama's keys.
+def read_decoder(values: Mapping[str, Any], biases: tuple[str, ...], **fields: Any) -> BackboneConfig:
+    """The configuration that a config.json with Llama's keys describes.
 
     Args:
-        values: What it says.
-        biases: Projections that have one.
-        **others: Fields of our own beside those of Llama.
+        values: Contents of config.json.
+        biases: Projections that have a bias.
+        **fields: Fields of the configuration that Llama's keys do not describe.
 
     Raises:
-        ValueError: A key asks for what can't be computed.
+        ValueError: A key has a value that cannot be computed.
     """
     heads = values["num_attention_heads"]
     head_width = values.get("head_dim") or values["hidden_size"] // heads
@@ -78,7 +81,7 @@ def read_decoder(values: Mapping[str, Any], biases: tuple[str, ...], **others: A
         rope_scaling=scaling,
         tie_embeddings=bool(values.get("tie_word_embeddings", False)),
         norm_epsilon=float(values.get("rms_norm_eps", 1e-6)),
-        **others,
+        **fields,
     )
 
 
@@ -99,28 +102,30 @@ def write_decoder(config: BackboneConfig) -> dict[str, Any]:
 
 
 def ignored_buffers(config: BackboneConfig) -> tuple[str, ...]:
-    """Buffers that old files hold."""
+    """Buffers that old files hold and that are computed here."""
     del config
     return ("*.rotary_emb.inv_freq",)
 
 
 def tied_head_duplicates(config: BackboneConfig) -> dict[str, str]:
-    """The head that some files hold although it is the embedding."""
+    """The head, which some files hold although it is the embedding."""
     return {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_embeddings else {}
 
 
-def first_matching_decoder(backbone: BackboneConfig, among: Iterable[PublishedArchitecture]) -> PublishedArchitecture:
-    """The first of some published decoders that can compute a backbone.
+def first_matching_decoder(
+    backbone: BackboneConfig, candidates: Iterable[PublishedArchitecture]
+) -> PublishedArchitecture:
+    """The first of several published decoders that can compute a backbone.
 
     Raises:
-        ValueError: None can; says why each can't.
+        ValueError: None can; the message says why.
     """
-    refused = []
-    for each in among:
+    reasons = []
+    for candidate in candidates:
         try:
-            each.write_config(backbone)
+            candidate.write_config(backbone)
         except ValueError as error:
-            refused.append(f"no {each.name}: {error}")
+            reasons.append(f"no {candidate.name}: {error}")
         else:
-            return each
-    raise ValueError(f"{backbone.name} is {'; '.join(refused)}")
+            return candidate
+    raise ValueError(f"{backbone.name} is {'; '.join(reasons)}")

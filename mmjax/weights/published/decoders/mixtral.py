@@ -1,4 +1,4 @@
-"""Mixtral (arXiv 2401.04088), as `MixtralForCausalLM` names it: Llama's blocks, with experts in three tensors each."""
+"""Mixtral (arXiv 2401.04088), `MixtralForCausalLM`: Llama's blocks, with a tensor for each matrix of each expert."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +13,7 @@ from mmjax.weights.published.decoders.llama_like import (
     tied_head_duplicates,
     write_decoder,
 )
-from mmjax.weights.published.round_trip import require_round_trip
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, expand_numbers
+from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, expand_numbers, require_round_trip
 from mmjax.weights.published.tensor_layouts import LINEAR, Stacked
 
 MOE = f"{BLOCK}.block_sparse_moe"
@@ -23,25 +22,32 @@ MATRICES = (("w1", "gate"), ("w3", "up"), ("w2", "down"))
 
 
 def rules(config: BackboneConfig) -> Rules:
-    """The backbone's."""
-    experts = expert_rules(config, tuple((f"{EXPERT}.{theirs}", ours) for theirs, ours in MATRICES))
+    """Rules of the backbone."""
+    experts = expert_rules(config, tuple((f"{EXPERT}.{tensor}", name) for tensor, name in MATRICES))
     router = Rule(f"{MOE}.gate.weight", "blocks/mlp/router", LINEAR)
     return {config.name: (*embedding_and_head_rules(config), *attention_rules(config), router, *experts)}
 
 
 def expert_rules(config: BackboneConfig, matrices: tuple[tuple[str, str], ...]) -> tuple[Rule, ...]:
-    """Of a tensor for every matrix of every expert: (their name with `{expert}`, ours)."""
-    count = config.experts.count
+    """Rules of the experts' matrices, of which every expert has tensors of its own.
+
+    Args:
+        config: The backbone.
+        matrices: (tensor name with `{expert}`, name of the matrix here).
+    """
+    count = require_experts(config).count
     return tuple(
-        Rule(expand_numbers(f"{theirs}.weight", "expert", count), f"blocks/mlp/{ours}", Stacked())
-        for theirs, ours in matrices
+        Rule(expand_numbers(f"{tensor}.weight", "expert", count), f"blocks/mlp/{name}", Stacked())
+        for tensor, name in matrices
     )
 
 
 def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Of transformers' MixtralConfig; what a file leaves out is as in Mixtral 8x7B."""
+    """Reads transformers' MixtralConfig; keys that a file leaves out are as in Mixtral 8x7B."""
     if values.get("sliding_window"):
-        raise ValueError(f"sliding_window is {values['sliding_window']!r}; only attention to all earlier positions is")
+        raise ValueError(
+            f"sliding_window is {values['sliding_window']!r}; only attention to all earlier positions can be computed"
+        )
     experts = ExpertsConfig(
         count=values.get("num_local_experts", 8),
         top_k=values.get("num_experts_per_tok", 2),
@@ -53,7 +59,7 @@ def read_config(values: Mapping[str, Any]) -> BackboneConfig:
 
 
 def write_config(config: BackboneConfig) -> dict[str, Any]:
-    """For transformers' MixtralConfig."""
+    """Writes transformers' MixtralConfig."""
     experts = require_experts(config)
     values = {
         **write_decoder(config),
@@ -69,21 +75,21 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
 
 
 def require_experts(config: BackboneConfig) -> ExpertsConfig:
-    """Its experts; raises ValueError where it has none."""
+    """The experts of a backbone; raises ValueError where it has none."""
     if config.experts is None:
-        raise ValueError("experts is None; every block has experts there")
+        raise ValueError("experts is None, but every block of the published architecture has experts")
     return config.experts
 
 
 PUBLISHED = (
     PublishedArchitecture(
-        "MixtralForCausalLM",
-        ("mixtral",),
-        BackboneConfig,
-        read_config,
-        write_config,
-        rules,
-        ignored_buffers,
-        tied_head_duplicates,
+        name="MixtralForCausalLM",
+        model_types=("mixtral",),
+        config_type=BackboneConfig,
+        read_config=read_config,
+        write_config=write_config,
+        rules=rules,
+        ignored=ignored_buffers,
+        duplicates=tied_head_duplicates,
     ),
 )

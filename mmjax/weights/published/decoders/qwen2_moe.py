@@ -1,4 +1,4 @@
-"""Qwen2-MoE and Qwen1.5-MoE (arXiv 2407.10671), as `Qwen2MoeForCausalLM` names them: one expert is for all tokens."""
+"""Qwen2-MoE and Qwen1.5-MoE (arXiv 2407.10671), `Qwen2MoeForCausalLM`: experts, and one that all tokens share."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +15,7 @@ from mmjax.weights.published.decoders.llama_like import (
 )
 from mmjax.weights.published.decoders.mixtral import expert_rules, require_experts
 from mmjax.weights.published.decoders.qwen2 import BIASES, require_full_attention
-from mmjax.weights.published.round_trip import require_round_trip
-from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules
+from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import LINEAR
 
 MLP = f"{BLOCK}.mlp"
@@ -24,22 +23,23 @@ MATRICES = ("gate", "up", "down")
 
 
 def rules(config: BackboneConfig) -> Rules:
-    """The backbone's."""
+    """Rules of the backbone."""
     experts = expert_rules(config, tuple((f"{MLP}.experts.{{expert}}.{name}_proj", name) for name in MATRICES))
-    shared = (
-        linear_rules(f"{MLP}.shared_expert.{name}_proj", f"blocks/mlp/shared/{name}", LINEAR, bias=False)
+    shared_expert = tuple(
+        rule
         for name in MATRICES
+        for rule in linear_rules(f"{MLP}.shared_expert.{name}_proj", f"blocks/mlp/shared/{name}", LINEAR, bias=False)
     )
     routing = (
         Rule(f"{MLP}.gate.weight", "blocks/mlp/router", LINEAR),
         Rule(f"{MLP}.shared_expert_gate.weight", "blocks/mlp/shared_gate/kernel", LINEAR),
     )
-    always = tuple(rule for each in shared for rule in each)
-    return {config.name: (*embedding_and_head_rules(config), *attention_rules(config), *routing, *experts, *always)}
+    dense = (*embedding_and_head_rules(config), *attention_rules(config))
+    return {config.name: (*dense, *routing, *experts, *shared_expert)}
 
 
 def read_config(values: Mapping[str, Any]) -> BackboneConfig:
-    """Of transformers' Qwen2MoeConfig; what a file leaves out is as in Qwen1.5-MoE-A2.7B."""
+    """Reads transformers' Qwen2MoeConfig; keys that a file leaves out are as in Qwen1.5-MoE-A2.7B."""
     require_full_attention(values)
     if values.get("mlp_only_layers") or values.get("decoder_sparse_step", 1) != 1:
         raise ValueError(
@@ -58,7 +58,7 @@ def read_config(values: Mapping[str, Any]) -> BackboneConfig:
 
 
 def write_config(config: BackboneConfig) -> dict[str, Any]:
-    """For transformers' Qwen2MoeConfig."""
+    """Writes transformers' Qwen2MoeConfig."""
     experts = require_experts(config)
     values = {
         **write_decoder(config),
@@ -74,20 +74,20 @@ def write_config(config: BackboneConfig) -> dict[str, Any]:
         "use_sliding_window": False,
     }
     if not experts.shared_ffn:
-        raise ValueError("experts.shared_ffn is 0; every block has an expert for all tokens there")
+        raise ValueError("experts.shared_ffn is 0, but every block of the published architecture has a shared expert")
     require_round_trip(config, read_config(values))
     return values
 
 
 PUBLISHED = (
     PublishedArchitecture(
-        "Qwen2MoeForCausalLM",
-        ("qwen2_moe",),
-        BackboneConfig,
-        read_config,
-        write_config,
-        rules,
-        ignored_buffers,
-        tied_head_duplicates,
+        name="Qwen2MoeForCausalLM",
+        model_types=("qwen2_moe",),
+        config_type=BackboneConfig,
+        read_config=read_config,
+        write_config=write_config,
+        rules=rules,
+        ignored=ignored_buffers,
+        duplicates=tied_head_duplicates,
     ),
 )

@@ -1,4 +1,4 @@
-"""Rotary positions in a config.json: the base of the frequencies, and how they are stretched for longer sequences."""
+"""Rotary positions in a config.json: the base of the frequencies, and their scaling for longer sequences."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from typing import Any
 from configs.backbone import BackboneConfig
 from configs.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 
-# By `rope_type`: what it is here, and our fields -> the keys of theirs.
-_KINDS = {
+# By `rope_type`: the type of the scaling, and the keys of config.json by the fields of that type.
+_SCALINGS = {
     "linear": (LinearScaling, {"factor": "factor"}),
     "llama3": (
         Llama3Scaling,
@@ -31,45 +31,53 @@ _KINDS = {
     ),
 }
 
+# Other keys that a file may have, with the only value that can be computed.
+_REQUIRED_VALUES = {"mscale": 1.0, "mscale_all_dim": 0.0, "truncate": True, "partial_rotary_factor": 1.0}
 
-# What else a file may ask for; only these can be computed.
-_REFUSED = {"mscale": 1.0, "mscale_all_dim": 0.0, "truncate": True, "partial_rotary_factor": 1.0}
 
+def read_rotary(values: Mapping[str, Any], default_base: float = 10000.0) -> tuple[float, RopeScaling | None]:
+    """The base of the rotary frequencies and their scaling.
 
-def read_rotary(values: Mapping[str, Any], base: float = 10000.0) -> tuple[float, RopeScaling | None]:
-    """The base and the scaling; `base` is for files that leave it out.
+    Files of transformers before version 5 have `rope_theta` and `rope_scaling`, later ones `rope_parameters`.
 
-    Files of transformers before 5 have `rope_theta` and `rope_scaling`, later ones `rope_parameters`.
+    Args:
+        values: Contents of config.json.
+        default_base: The base for files that leave it out.
 
     Raises:
-        ValueError: A kind of scaling that can't be computed.
+        ValueError: The scaling is of a kind that cannot be computed.
     """
     parameters = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    base = float(parameters.get("rope_theta") or values.get("rope_theta") or base)
+    base = float(parameters.get("rope_theta") or values.get("rope_theta") or default_base)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return base, None
-    if kind not in _KINDS:
+    if kind not in _SCALINGS:
         raise ValueError(
-            f"the rotary positions are of type {kind!r}; only default, {', '.join(_KINDS)} can be computed"
+            f"the rotary positions are of type {kind!r}; only default, {', '.join(_SCALINGS)} can be computed"
         )
-    scaling, keys = _KINDS[kind]
-    for key, known in _REFUSED.items():
-        asked = parameters.get(key, values.get(key))
-        if asked not in (None, known):
-            raise ValueError(f"{key} of the rotary positions is {asked!r}; only {known!r} can be computed")
-    given = {ours: parameters.get(theirs) for ours, theirs in keys.items()}
-    if given.get("original_positions", 0) is None:
-        given["original_positions"] = values["max_position_embeddings"]
-    return base, scaling(**{ours: value for ours, value in given.items() if value is not None})
+    scaling, keys = _SCALINGS[kind]
+    for key, required in _REQUIRED_VALUES.items():
+        value = parameters.get(key, values.get(key))
+        if value not in (None, required):
+            raise ValueError(f"{key} of the rotary positions is {value!r}; only {required!r} can be computed")
+    fields = {field: parameters.get(key) for field, key in keys.items()}
+    if fields.get("original_positions", 0) is None:
+        fields["original_positions"] = values["max_position_embeddings"]
+    return base, scaling(**{field: value for field, value in fields.items() if value is not None})
 
 
 def write_rotary(config: BackboneConfig) -> dict[str, Any]:
-    """For any version of transformers: the keys of older ones, which later ones read too."""
+    """The keys of transformers before version 5, which later versions read too."""
     scaling = config.rope_scaling
     if scaling is None:
         return {"rope_theta": config.rope_base}
-    kind, keys = next((kind, keys) for kind, (of, keys) in _KINDS.items() if isinstance(scaling, of))
-    fields = dataclasses.asdict(scaling)
-    told = {keys[ours]: value for ours, value in fields.items() if (ours, value) != ("attention_factor", 0.0)}
-    return {"rope_theta": config.rope_base, "rope_scaling": {"rope_type": kind, **told}}
+    kind, keys = next(
+        (kind, keys) for kind, (scaling_type, keys) in _SCALINGS.items() if isinstance(scaling, scaling_type)
+    )
+    entries = {
+        keys[field]: value
+        for field, value in dataclasses.asdict(scaling).items()
+        if (field, value) != ("attention_factor", 0.0)
+    }
+    return {"rope_theta": config.rope_base, "rope_scaling": {"rope_type": kind, **entries}}

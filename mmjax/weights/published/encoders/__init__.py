@@ -1,0 +1,1 @@
+"""Published vision and audio encoders."""

@@ -1,6 +1,7 @@
-"""CLIP's image tower (arXiv 2103.00020), as `CLIPVisionModel` of transformers names it; whole CLIP models hold one.
+"""CLIP's image tower (arXiv 2103.00020), `CLIPVisionModel` of transformers, which whole CLIP models contain.
 
-Features are the last block's, as `last_hidden_state` there: the norm behind them is for the class token alone.
+Features are the outputs of the last block, as `last_hidden_state` of transformers; the norm behind it is applied to the
+class token alone.
 """
 
 from collections.abc import Mapping
@@ -25,57 +26,57 @@ from mmjax.weights.published.rules import PublishedArchitecture, Rules, norm_rul
 TOWER = "vision_model"
 BLOCK = f"{TOWER}.encoder.layers.{{layer}}"
 DEFAULTS = {**VIT_BASE_DEFAULTS, "patch_size": 32, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"}
-"""What transformers takes where a file says nothing, as many of CLIP's do."""
+"""Values that transformers assumes where a file leaves them out, as many of CLIP's do."""
 
 ALIASES = tuple(
     (f"{part}.", f"{TOWER}.{part}.") for part in ("embeddings", "encoder", "pre_layrnorm", "post_layernorm")
 )
-"""transformers 5 saves a tower alone without its prefix."""
+"""Version 5 of transformers saves the tower of a model alone without its prefix."""
 
 
 def rules(config: VisionConfig) -> Rules:
-    """The encoder's."""
+    """Rules of the encoder."""
     embeddings = f"{TOWER}.embeddings"
-    found = (
+    encoder = (
         *patch_embedding_rules(f"{embeddings}.patch_embedding", config),
         class_token_rule(f"{embeddings}.class_embedding", config),
         position_table_rule(f"{embeddings}.position_embedding.weight", config),
         *norm_rules(f"{TOWER}.pre_layrnorm", "embed/norm", bias=True),
         *block_rules(BLOCK, CLIP_BLOCK_NAMES, config),
     )
-    return {config.name: found}
+    return {config.name: encoder}
 
 
 def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Of transformers' CLIPVisionConfig, or a CLIPConfig that holds one."""
-    of = {**values, **values.get("vision_config", {})}
+    """Reads transformers' CLIPVisionConfig, or a CLIPConfig that contains one."""
+    tower = {**values, **values.get("vision_config", {})}
     return read_encoder(
-        {**DEFAULTS, **of}, CLIP_PIXELS, patch_bias=False, class_token=True, input_norm=True, final_norm=False
+        {**DEFAULTS, **tower}, CLIP_PIXELS, patch_bias=False, class_token=True, input_norm=True, final_norm=False
     )
 
 
 def write_config(config: VisionConfig) -> dict[str, Any]:
-    """For transformers' CLIPVisionConfig."""
+    """Writes transformers' CLIPVisionConfig."""
     values = write_encoder(config)
     require_encoder_round_trip(config, read_config(values))
     return values
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
-    """The norm behind the last block, blocks that we leave out, and what whole CLIP models hold beside the tower."""
-    of_tower = (f"{TOWER}.post_layernorm.*", f"{TOWER}.embeddings.position_ids", *unused_block_patterns(BLOCK, config))
-    return (*of_tower, "text_model.*", "logit_scale", "*_projection.weight")
+    """The norm behind the last block, unused blocks, and what whole CLIP models have beside the tower."""
+    tower = (f"{TOWER}.post_layernorm.*", f"{TOWER}.embeddings.position_ids", *unused_block_patterns(BLOCK, config))
+    return (*tower, "text_model.*", "logit_scale", "*_projection.weight")
 
 
 PUBLISHED = (
     PublishedArchitecture(
-        "CLIPVisionModel",
-        ("clip_vision_model", "clip"),
-        VisionConfig,
-        read_config,
-        write_config,
-        rules,
-        ignored,
+        name="CLIPVisionModel",
+        model_types=("clip_vision_model", "clip"),
+        config_type=VisionConfig,
+        read_config=read_config,
+        write_config=write_config,
+        rules=rules,
+        ignored=ignored,
         aliases=ALIASES,
     ),
 )

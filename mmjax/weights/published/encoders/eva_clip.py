@@ -1,7 +1,7 @@
-"""EVA's image towers of CLIPs (arXiv 2211.07636, 2303.15389), as timm names them.
+"""EVA's image towers of CLIP models (arXiv 2211.07636, 2303.15389), as timm names them.
 
-The first and the largest of the second generation are vision transformers without a bias of keys, the largest with
-norms behind its layers; the others have rotary positions beside learned ones, and gates and norms inside their layers.
+The first one, and the largest of the second generation, are vision transformers without a bias of keys; the largest has
+post-norm blocks. The others have rotary positions beside learned ones, gated feed-forward layers and inner norms.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ NAMES = {
 GATED = {"mlp/gate": "mlp.fc1_g", "mlp/up": "mlp.fc1_x"}
 UNGATED = {"mlp/up": "mlp.fc1"}
 INNER_NORMS = {"attention": "attn.norm", "mlp": "mlp.norm"}
-"""By the path in our block, the name in theirs."""
+"""Names in a block of the checkpoint, by the path in a block here."""
 
 DEFAULTS = {
     "img_size": 224,
@@ -52,9 +52,9 @@ DEFAULTS = {
     "use_post_norm": False,
     "global_pool": "avg",
 }
-"""timm's arguments of a model that names none."""
+"""Arguments that timm assumes of a model that names none."""
 
-FIXED = {
+REQUIRED_VALUES = {
     "attn_type": "eva",
     "class_token": True,
     "init_values": None,
@@ -68,9 +68,9 @@ FIXED = {
     "use_abs_pos_emb": True,
     "use_pre_transformer_norm": False,
 }
-"""Arguments with the only value that can be computed, which is timm's default too."""
+"""Arguments of timm with the only value that can be computed, which is timm's default too."""
 
-SECOND = {
+SECOND_GENERATION = {
     "mlp_ratio": 4 * 2 / 3,
     "qkv_fused": False,
     "swiglu_mlp": True,
@@ -80,9 +80,9 @@ SECOND = {
     "ref_feat_shape": (16, 16),
     "global_pool": "token",
 }
-LARGE = {**SECOND, "patch_size": 14, "embed_dim": 1024, "depth": 24, "num_heads": 16}
+LARGE = {**SECOND_GENERATION, "patch_size": 14, "embed_dim": 1024, "depth": 24, "num_heads": 16}
 VARIANTS = {
-    "eva02_base_patch16_clip_224": SECOND,
+    "eva02_base_patch16_clip_224": SECOND_GENERATION,
     "eva02_large_patch14_clip_224": LARGE,
     "eva02_large_patch14_clip_336": {**LARGE, "img_size": 336},
     "eva_giant_patch14_clip_224": {
@@ -103,36 +103,37 @@ VARIANTS = {
         "global_pool": "token",
     },
 }
-"""What timm builds of each name."""
+"""Arguments of timm's models, by their names."""
 
 
 def rules(config: VisionConfig) -> Rules:
-    """The encoder's."""
-    inner = {f"{place}/inner_norm": INNER_NORMS[place] for place in config.inner_norms}
-    names = {**NAMES, **(GATED if config.gated else UNGATED), **inner}
-    found = (
+    """Rules of the encoder."""
+    inner_norms = {f"{layer}/inner_norm": INNER_NORMS[layer] for layer in config.inner_norms}
+    names = {**NAMES, **(GATED if config.gated else UNGATED), **inner_norms}
+    encoder = (
         *patch_embedding_rules("patch_embed.proj", config),
-        class_token_rule("cls_token", config, before=(1, 1)),
-        position_table_rule("pos_embed", config, before=(1,)),
-        *(_separate(config) if config.gated else _fused(config)),
+        class_token_rule("cls_token", config, leading=(1, 1)),
+        position_table_rule("pos_embed", config, leading=(1,)),
+        *(_separate_attention_rules(config) if config.gated else _fused_attention_rules(config)),
         *block_rules(BLOCK, names, config),
         *(norm_rules("norm", "norm/norm", norm_bias(config)) if config.final_norm else ()),
     )
-    return {config.name: found}
+    return {config.name: encoder}
 
 
-def _separate(config: VisionConfig) -> Iterator[Rule]:
-    """Queries, keys and values of those with gates: a tensor each, and pairs of neighbours are turned."""
+def _separate_attention_rules(config: VisionConfig) -> Iterator[Rule]:
+    """Models with gates: a tensor each for queries, keys and values, and rotary pairs of neighbouring channels."""
     attention, bias = f"{BLOCK}.attn", "query" in config.biases
     yield Rule(f"{attention}.q_proj.weight", "blocks/attention/query/kernel", InterleavedRotary(config.heads))
     yield Rule(f"{attention}.k_proj.weight", "blocks/attention/key/kernel", InterleavedRotary(config.heads))
     yield from linear_rules(f"{attention}.v_proj", "blocks/attention/value", LINEAR, bias)
     if bias:
-        yield Rule(f"{attention}.q_proj.bias", "blocks/attention/query/bias", InterleavedRotary(config.heads, IDENTITY))
+        layout = InterleavedRotary(config.heads, IDENTITY)
+        yield Rule(f"{attention}.q_proj.bias", "blocks/attention/query/bias", layout)
 
 
-def _fused(config: VisionConfig) -> Iterator[Rule]:
-    """The same of those without: one tensor, and two biases."""
+def _fused_attention_rules(config: VisionConfig) -> Iterator[Rule]:
+    """Models without gates: one tensor for queries, keys and values, and two biases."""
     kernels = tuple(f"blocks/attention/{name}/kernel" for name in ("query", "key", "value"))
     yield Rule(f"{BLOCK}.attn.qkv.weight", kernels, Fused())
     if "query" in config.biases:
@@ -141,74 +142,77 @@ def _fused(config: VisionConfig) -> Iterator[Rule]:
 
 
 def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Of timm's config.json: the name of a model, and `model_args` that differ from what timm builds of it.
+    """Reads timm's config.json: the name of a model, and `model_args` that differ from what timm builds for it.
 
     Raises:
-        ValueError: An argument asks for what can't be computed.
+        ValueError: An argument has a value that cannot be computed.
     """
     pool = {key: values[key] for key in ("global_pool",) if key in values}
-    of = {**DEFAULTS, **VARIANTS[values["architecture"]], **pool, **values.get("model_args", {})}
-    for key, only in FIXED.items():
-        if of.get(key, only) != only:
-            raise ValueError(f"{key} is {of[key]!r}; only {only!r} can be computed")
-    if not of["swiglu_mlp"] == of["use_rot_pos_emb"] != of["qkv_fused"]:
+    arguments = {**DEFAULTS, **VARIANTS[values["architecture"]], **pool, **values.get("model_args", {})}
+    for key, required in REQUIRED_VALUES.items():
+        if arguments.get(key, required) != required:
+            raise ValueError(f"{key} is {arguments[key]!r}; only {required!r} can be computed")
+    gated, rotary = arguments["swiglu_mlp"], arguments["use_rot_pos_emb"]
+    if not gated == rotary != arguments["qkv_fused"]:
         raise ValueError(
-            f"swiglu_mlp is {of['swiglu_mlp']}, use_rot_pos_emb {of['use_rot_pos_emb']} and qkv_fused "
-            f"{of['qkv_fused']}; only gates with rotary positions and separate tensors, or none of them, can be read"
+            f"swiglu_mlp is {gated}, use_rot_pos_emb {rotary} and qkv_fused {arguments['qkv_fused']}; only gates with "
+            "rotary positions and separate tensors, or none of them, can be read"
         )
-    if of["swiglu_mlp"] and not of["scale_mlp"]:
-        raise ValueError("swiglu_mlp without scale_mlp joins the gate to another tensor, which can't be read")
+    if gated and not arguments["scale_mlp"]:
+        raise ValueError("swiglu_mlp without scale_mlp fuses the gate with another tensor, which can't be read")
     pretrained = values.get("pretrained_cfg", {})
-    mean, deviation = pretrained.get("mean", CLIP_PIXELS.mean), pretrained.get("std", CLIP_PIXELS.deviation)
+    mean, std = pretrained.get("mean", CLIP_PIXELS.mean), pretrained.get("std", CLIP_PIXELS.std)
     return VisionConfig(
-        width=of["embed_dim"],
-        depth=of["depth"],
-        heads=of["num_heads"],
-        ffn=int(of["embed_dim"] * of["mlp_ratio"]),
-        activation="silu" if of["swiglu_mlp"] else "gelu",
-        gated=of["swiglu_mlp"],
-        biases=("query", "value", "output", "mlp") if of["qkv_bias"] else ("output", "mlp"),
-        inner_norms=tuple(place for place, key in (("attention", "scale_attn_inner"), ("mlp", "scale_mlp")) if of[key]),
-        patch=of["patch_size"],
-        channels=of["in_chans"],
+        width=arguments["embed_dim"],
+        depth=arguments["depth"],
+        heads=arguments["num_heads"],
+        ffn=int(arguments["embed_dim"] * arguments["mlp_ratio"]),
+        activation="silu" if gated else "gelu",
+        gated=gated,
+        biases=("query", "value", "output", "mlp") if arguments["qkv_bias"] else ("output", "mlp"),
+        inner_norms=tuple(
+            layer for layer, key in (("attention", "scale_attn_inner"), ("mlp", "scale_mlp")) if arguments[key]
+        ),
+        patch=arguments["patch_size"],
+        channels=arguments["in_chans"],
         merge=1,
         pixel_mean=tuple(2 * value - 1 for value in mean),
-        pixel_std=tuple(2 * value for value in deviation),
+        pixel_std=tuple(2 * value for value in std),
         class_token=True,
         positions="learned",
-        grid=_side("img_size", of["img_size"]) // of["patch_size"],
-        rope_base=float(of["rope_temperature"]) if of["use_rot_pos_emb"] else 0.0,
-        rope_grid=_side("ref_feat_shape", of["ref_feat_shape"] or 0) if of["use_rot_pos_emb"] else 0,
-        post_norm=of["use_post_norm"],
-        final_norm=of["global_pool"] != "avg",
+        grid=_square_side("img_size", arguments["img_size"]) // arguments["patch_size"],
+        rope_base=float(arguments["rope_temperature"]) if rotary else 0.0,
+        rope_grid=_square_side("ref_feat_shape", arguments["ref_feat_shape"] or 0) if rotary else 0,
+        post_norm=arguments["use_post_norm"],
+        final_norm=arguments["global_pool"] != "avg",
     )
 
 
-def _side(key: str, sides: Any) -> int:
-    """Of a square, which may be told by one number."""
-    each = tuple(sides) if isinstance(sides, list | tuple) else (sides,)
-    if len(set(each)) != 1:
+def _square_side(key: str, sides: Any) -> int:
+    """Side of a square, which timm gives as one number or as several."""
+    lengths = tuple(sides) if isinstance(sides, list | tuple) else (sides,)
+    if len(set(lengths)) != 1:
         raise ValueError(f"{key} is {sides!r}; only a square can be computed")
-    return each[0]
+    return lengths[0]
 
 
 def write_config(config: VisionConfig) -> dict[str, Any]:
-    """For timm: the name of the model that it is, or else of one that its arguments make it."""
+    """Writes timm's config.json: the name of a model that timm builds so, or else the arguments that make it."""
     for architecture, arguments in VARIANTS.items():
         values = {"architecture": architecture, "num_classes": 0, "global_pool": arguments["global_pool"]}
-        if _is(config, values):
+        if _is_described_by(config, values):
             return values
     values = {
         "architecture": "eva02_base_patch16_clip_224",
         "num_classes": 0,
         "global_pool": "token" if config.final_norm else "avg",
-        "model_args": _arguments(config),
+        "model_args": _model_arguments(config),
     }
     require_encoder_round_trip(config, read_config(values))
     return values
 
 
-def _is(config: VisionConfig, values: Mapping[str, Any]) -> bool:
+def _is_described_by(config: VisionConfig, values: Mapping[str, Any]) -> bool:
     try:
         require_encoder_round_trip(config, read_config(values))
     except ValueError:
@@ -216,7 +220,7 @@ def _is(config: VisionConfig, values: Mapping[str, Any]) -> bool:
     return True
 
 
-def _arguments(config: VisionConfig) -> dict[str, Any]:
+def _model_arguments(config: VisionConfig) -> dict[str, Any]:
     return {
         "img_size": config.grid * config.patch,
         "patch_size": config.patch,
@@ -238,9 +242,19 @@ def _arguments(config: VisionConfig) -> dict[str, Any]:
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
-    """What stands behind the features, and what we leave out."""
-    last = () if config.final_norm else ("norm.*",)
-    return ("head.*", "fc_norm.*", *last, *unused_block_patterns(BLOCK, config))
+    """Tensors behind the features, and unused blocks."""
+    final_norm = () if config.final_norm else ("norm.*",)
+    return ("head.*", "fc_norm.*", *final_norm, *unused_block_patterns(BLOCK, config))
 
 
-PUBLISHED = (PublishedArchitecture("Eva", tuple(VARIANTS), VisionConfig, read_config, write_config, rules, ignored),)
+PUBLISHED = (
+    PublishedArchitecture(
+        name="Eva",
+        model_types=tuple(VARIANTS),
+        config_type=VisionConfig,
+        read_config=read_config,
+        write_config=write_config,
+        rules=rules,
+        ignored=ignored,
+    ),
+)

@@ -1,7 +1,7 @@
-"""InternViT (arXiv 2312.14238), as its authors' `InternVisionModel` names it and as transformers does.
+"""InternViT (arXiv 2312.14238): its authors' `InternVisionModel`, and transformers' `InternVLVisionModel`.
 
-The 6B model has RMSNorms, queries and keys normed over the whole width, and no biases in front of attention; the 300M
-model has LayerNorms with biases. Both scale what every block adds, and end without a norm.
+The 6B model has RMSNorms, norms of queries and keys over the whole width, and no biases of queries, keys and values;
+the 300M model has LayerNorms with biases. Both have layer scales and no norm behind the last block.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ NORMS = {"layer_norm": "layernorm", "rms_norm": "rmsnorm"}
 QUERY_KEY_VALUE = ("query", "key", "value")
 QK_NORMS = ("attention/query_norm", "attention/key_norm")
 
-# By the path in our block, their name.
+# Names in a block of the checkpoint, by the path in a block here.
 ORIGINAL_NAMES = {
     "attention_norm": "norm1",
     "attention/output": "attn.proj",
@@ -88,149 +88,160 @@ DEFAULTS = {
     "use_mean_pooling": True,
     "use_absolute_position_embeddings": True,
 }
-"""What the authors' files, and transformers, take where config.json says nothing."""
+"""Values that the authors' code and transformers assume where config.json leaves them out."""
 
-_KEYS = {
+_TRANSFORMERS_KEYS = {
     "qkv_bias": "attention_bias",
     "qk_normalization": "use_qk_norm",
     "initializer_factor": "layer_scale_init_value",
 }
-"""Keys of the authors and of transformers for the same."""
+"""Keys of transformers by the authors' keys with the same meaning."""
 
 
 def original_rules(config: VisionConfig) -> Rules:
-    """The encoder's by the authors' names; queries, keys and values are one tensor."""
+    """Rules of the encoder by the authors' names; queries, keys and values are one tensor."""
     attention = f"{ORIGINAL_BLOCK}.attn.qkv"
-    kernels, biases = (tuple(f"blocks/attention/{name}/{of}" for name in QUERY_KEY_VALUE) for of in ("kernel", "bias"))
+    kernels, biases = (
+        tuple(f"blocks/attention/{name}/{parameter}" for name in QUERY_KEY_VALUE) for parameter in ("kernel", "bias")
+    )
     bias = (Rule(f"{attention}.bias", biases, Fused(part_layout=IDENTITY)),) if "query" in config.biases else ()
-    found = (
+    encoder = (
         *patch_embedding_rules("embeddings.patch_embedding", config),
-        class_token_rule("embeddings.class_embedding", config, before=(1, 1)),
-        position_table_rule("embeddings.position_embedding", config, before=(1,)),
+        class_token_rule("embeddings.class_embedding", config, leading=(1, 1)),
+        position_table_rule("embeddings.position_embedding", config, leading=(1,)),
         Rule(f"{attention}.weight", kernels, Fused()),
         *bias,
-        *block_rules(ORIGINAL_BLOCK, _held(ORIGINAL_NAMES, config), config),
+        *block_rules(ORIGINAL_BLOCK, _block_names(ORIGINAL_NAMES, config), config),
     )
-    return {config.name: found}
+    return {config.name: encoder}
 
 
 def rules(config: VisionConfig) -> Rules:
-    """The encoder's by transformers' names."""
-    found = (
+    """Rules of the encoder by transformers' names."""
+    encoder = (
         *patch_embedding_rules("embeddings.patch_embeddings.projection", config),
-        class_token_rule("embeddings.cls_token", config, before=(1, 1)),
-        position_table_rule("embeddings.position_embeddings", config, before=(1,)),
-        *block_rules(BLOCK, _held(NAMES, config), config),
+        class_token_rule("embeddings.cls_token", config, leading=(1, 1)),
+        position_table_rule("embeddings.position_embeddings", config, leading=(1,)),
+        *block_rules(BLOCK, _block_names(NAMES, config), config),
         *(norm_rules("layernorm", "norm/norm", norm_bias(config)) if config.final_norm else ()),
     )
-    return {config.name: found}
+    return {config.name: encoder}
 
 
-def _held(names: Mapping[str, str], config: VisionConfig) -> dict[str, str]:
-    """The names that a block has."""
-    return {ours: theirs for ours, theirs in names.items() if config.qk_norm != "none" or ours not in QK_NORMS}
+def _block_names(names: Mapping[str, str], config: VisionConfig) -> dict[str, str]:
+    """The names of the layers that a block has."""
+    return {path: name for path, name in names.items() if config.qk_norm != "none" or path not in QK_NORMS}
 
 
 def read_original(values: Mapping[str, Any]) -> VisionConfig:
-    """Of the authors' InternVisionConfig."""
-    of = {**ORIGINAL_DEFAULTS, **values}
-    return _read({**of, **{theirs: of[key] for key, theirs in _KEYS.items()}}, final_norm=False)
+    """Reads the authors' InternVisionConfig."""
+    values = {**ORIGINAL_DEFAULTS, **values}
+    renamed = {key: values[original] for original, key in _TRANSFORMERS_KEYS.items()}
+    return _read({**values, **renamed}, final_norm=False)
 
 
 def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Of transformers' InternVLVisionConfig.
+    """Reads transformers' InternVLVisionConfig.
 
     Raises:
-        ValueError: It asks for what can't be computed, named by its key.
+        ValueError: A key has a value that cannot be computed.
     """
-    of = {**DEFAULTS, **values}
+    values = {**DEFAULTS, **values}
     for key in ("image_size", "patch_size"):
-        sides = of[key] if isinstance(of[key], list | tuple) else [of[key]]
+        sides = values[key] if isinstance(values[key], list | tuple) else [values[key]]
         if len(set(sides)) > 1:
-            raise ValueError(f"{key} is {of[key]!r}; only a square can be computed")
-        of[key] = sides[0]
-    if not of["use_absolute_position_embeddings"]:
+            raise ValueError(f"{key} is {values[key]!r}; only a square can be computed")
+        values[key] = sides[0]
+    if not values["use_absolute_position_embeddings"]:
         raise ValueError("use_absolute_position_embeddings is false; only learned positions can be computed")
-    if of["use_qk_norm"] and of["layer_norm_eps"] != 1e-6:
+    if values["use_qk_norm"] and values["layer_norm_eps"] != 1e-6:
         raise ValueError(
-            f"layer_norm_eps is {of['layer_norm_eps']}, but that of queries and keys is 1e-6; both have to be one"
+            f"layer_norm_eps is {values['layer_norm_eps']}, and the epsilon of the norms of queries and keys is always "
+            "1e-6; only equal ones can be computed"
         )
-    if not of["use_mean_pooling"] and of["norm_type"] != "layer_norm":
-        raise ValueError("use_mean_pooling is false and norm_type 'rms_norm': its last norm is of another kind")
-    return _read(of, final_norm=not of["use_mean_pooling"])
+    if not values["use_mean_pooling"] and values["norm_type"] != "layer_norm":
+        raise ValueError("use_mean_pooling is false and norm_type 'rms_norm': the final norm is of another kind")
+    return _read(values, final_norm=not values["use_mean_pooling"])
 
 
-def _read(of: Mapping[str, Any], final_norm: bool) -> VisionConfig:
-    """Of transformers' keys, whatever file they are from."""
-    if of["norm_type"] not in NORMS:
-        raise ValueError(f"norm_type is {of['norm_type']!r}; choose one of {', '.join(NORMS)}")
-    if of["use_qk_norm"] and of["norm_type"] != "rms_norm":
-        raise ValueError("queries and keys have RMSNorms and norm_type is 'layer_norm'; both have to be one")
-    if not of["layer_scale_init_value"] > 0:
-        raise ValueError(f"the layer scale starts at {of['layer_scale_init_value']}; it must be above 0")
+def _read(values: Mapping[str, Any], final_norm: bool) -> VisionConfig:
+    """The configuration that transformers' keys describe."""
+    if values["norm_type"] not in NORMS:
+        raise ValueError(f"norm_type is {values['norm_type']!r}; choose one of {', '.join(NORMS)}")
+    if values["use_qk_norm"] and values["norm_type"] != "rms_norm":
+        raise ValueError("queries and keys have RMSNorms and norm_type is 'layer_norm'; only one kind can be computed")
+    if not values["layer_scale_init_value"] > 0:
+        raise ValueError(f"the layer scale starts at {values['layer_scale_init_value']}; it must be above 0")
     return read_encoder(
-        of,
+        values,
         IMAGENET_PIXELS,
-        norm=NORMS[of["norm_type"]],
-        biases=PROJECTIONS if of["attention_bias"] else ("output", "mlp"),
-        qk_norm="width" if of["use_qk_norm"] else "none",
-        layer_scale=float(of["layer_scale_init_value"]),
+        norm=NORMS[values["norm_type"]],
+        biases=PROJECTIONS if values["attention_bias"] else ("output", "mlp"),
+        qk_norm="width" if values["use_qk_norm"] else "none",
+        layer_scale=float(values["layer_scale_init_value"]),
         class_token=True,
         final_norm=final_norm,
     )
 
 
 def write_original(config: VisionConfig) -> dict[str, Any]:
-    """For the authors' InternVisionConfig."""
-    values = _write(config)
-    told = {**values, **{key: values[theirs] for key, theirs in _KEYS.items()}}
-    values = {key: value for key, value in told.items() if key not in _KEYS.values()}
+    """Writes the authors' InternVisionConfig."""
+    transformers_values = _write(config)
+    values = {key: value for key, value in transformers_values.items() if key not in _TRANSFORMERS_KEYS.values()}
+    values |= {original: transformers_values[key] for original, key in _TRANSFORMERS_KEYS.items()}
     require_encoder_round_trip(config, read_original(values))
     return values
 
 
 def write_config(config: VisionConfig) -> dict[str, Any]:
-    """For transformers' InternVLVisionConfig."""
+    """Writes transformers' InternVLVisionConfig."""
     values = _write(config)
     squares = {key: [values[key]] * 2 for key in ("image_size", "patch_size")}
-    # Where blocks are left out so is the norm behind them, and the published models have none.
+    # Where blocks are unused, so is the norm behind them, and the published models have none.
     values |= {**squares, "use_mean_pooling": not config.final_norm}
     require_encoder_round_trip(config, read_config(values))
     return values
 
 
 def _write(config: VisionConfig) -> dict[str, Any]:
-    called = {ours: theirs for theirs, ours in NORMS.items()}
+    """The keys that `_read` reads."""
+    norm_types = {norm: norm_type for norm_type, norm in NORMS.items()}
     return {
         **write_encoder(config),
-        "norm_type": called[config.norm],
+        "norm_type": norm_types[config.norm],
         "attention_bias": "query" in config.biases,
         "use_qk_norm": config.qk_norm != "none",
         "layer_scale_init_value": config.layer_scale,
     }
 
 
-def ignored_originals(config: VisionConfig) -> tuple[str, ...]:
-    """The blocks that we leave out."""
+def ignored_of_original(config: VisionConfig) -> tuple[str, ...]:
+    """Unused blocks, by the authors' names."""
     return unused_block_patterns(ORIGINAL_BLOCK, config)
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
-    """What hides patches, and what we leave out."""
-    last = () if config.final_norm else ("layernorm.*",)
-    return ("embeddings.mask_token", *last, *unused_block_patterns(BLOCK, config))
+    """The mask token of pretraining, and unused blocks."""
+    final_norm = () if config.final_norm else ("layernorm.*",)
+    return ("embeddings.mask_token", *final_norm, *unused_block_patterns(BLOCK, config))
 
 
 ORIGINAL = PublishedArchitecture(
-    "InternVisionModel",
-    ("intern_vit_6b",),
-    VisionConfig,
-    read_original,
-    write_original,
-    original_rules,
-    ignored_originals,
+    name="InternVisionModel",
+    model_types=("intern_vit_6b",),
+    config_type=VisionConfig,
+    read_config=read_original,
+    write_config=write_original,
+    rules=original_rules,
+    ignored=ignored_of_original,
 )
 TRANSFORMERS = PublishedArchitecture(
-    "InternVLVisionModel", ("internvl_vision",), VisionConfig, read_config, write_config, rules, ignored
+    name="InternVLVisionModel",
+    model_types=("internvl_vision",),
+    config_type=VisionConfig,
+    read_config=read_config,
+    write_config=write_config,
+    rules=rules,
+    ignored=ignored,
 )
 PUBLISHED = (ORIGINAL, TRANSFORMERS)

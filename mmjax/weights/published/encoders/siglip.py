@@ -1,4 +1,4 @@
-"""SigLIP's image tower (arXiv 2303.15343), as `SiglipVisionModel` of transformers names it; whole models hold one."""
+"""SigLIP's image tower (arXiv 2303.15343), `SiglipVisionModel` of transformers, which whole models contain."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,52 +21,52 @@ from mmjax.weights.published.rules import PublishedArchitecture, Rules, norm_rul
 TOWER = "vision_model"
 BLOCK = f"{TOWER}.encoder.layers.{{layer}}"
 DEFAULTS = {**VIT_BASE_DEFAULTS, "layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"}
-"""What transformers takes where a file says nothing, as many of SigLIP's do."""
+"""Values that transformers assumes where a file leaves them out, as many of SigLIP's do."""
 
 ALIASES = tuple((f"{part}.", f"{TOWER}.{part}.") for part in ("embeddings", "encoder", "post_layernorm", "head"))
-"""transformers 5 saves a tower alone without its prefix."""
+"""Version 5 of transformers saves the tower of a model alone without its prefix."""
 
 
 def rules(config: VisionConfig) -> Rules:
-    """The encoder's."""
-    last = norm_rules(f"{TOWER}.post_layernorm", "norm/norm", bias=True) if config.final_norm else ()
-    found = (
+    """Rules of the encoder."""
+    final_norm = norm_rules(f"{TOWER}.post_layernorm", "norm/norm", bias=True) if config.final_norm else ()
+    encoder = (
         *patch_embedding_rules(f"{TOWER}.embeddings.patch_embedding", config),
         position_table_rule(f"{TOWER}.embeddings.position_embedding.weight", config),
         *block_rules(BLOCK, CLIP_BLOCK_NAMES, config),
-        *last,
+        *final_norm,
     )
-    return {config.name: found}
+    return {config.name: encoder}
 
 
 def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Of transformers' SiglipVisionConfig, or a SiglipConfig that holds one."""
+    """Reads transformers' SiglipVisionConfig, or a SiglipConfig that contains one."""
     return read_encoder({**DEFAULTS, **values, **values.get("vision_config", {})}, HALF_PIXELS)
 
 
 def write_config(config: VisionConfig) -> dict[str, Any]:
-    """For transformers' SiglipVisionConfig."""
+    """Writes transformers' SiglipVisionConfig."""
     values = write_encoder(config)
     require_encoder_round_trip(config, read_config(values))
     return values
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
-    """The head that pools, what we leave out of the tower, and what whole models hold beside it."""
-    of_tower = (f"{TOWER}.head.*", f"{TOWER}.embeddings.position_ids", *unused_block_patterns(BLOCK, config))
-    last = () if config.final_norm else (f"{TOWER}.post_layernorm.*",)
-    return (*of_tower, *last, "text_model.*", "logit_scale", "logit_bias")
+    """The pooling head, unused blocks, and what whole models have beside the tower."""
+    tower = (f"{TOWER}.head.*", f"{TOWER}.embeddings.position_ids", *unused_block_patterns(BLOCK, config))
+    final_norm = () if config.final_norm else (f"{TOWER}.post_layernorm.*",)
+    return (*tower, *final_norm, "text_model.*", "logit_scale", "logit_bias")
 
 
 PUBLISHED = (
     PublishedArchitecture(
-        "SiglipVisionModel",
-        ("siglip_vision_model", "siglip"),
-        VisionConfig,
-        read_config,
-        write_config,
-        rules,
-        ignored,
+        name="SiglipVisionModel",
+        model_types=("siglip_vision_model", "siglip"),
+        config_type=VisionConfig,
+        read_config=read_config,
+        write_config=write_config,
+        rules=rules,
+        ignored=ignored,
         aliases=ALIASES,
     ),
 )

@@ -1,4 +1,4 @@
-"""What published vision transformers share: a patch embedding with a table of positions, and blocks of two norms."""
+"""What published vision transformers share: a patch embedding, a position table, and pre-norm blocks."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -6,8 +6,7 @@ from typing import Any
 
 from configs.architectures import VisionConfig
 from configs.transformer import TransformerConfig
-from mmjax.weights.published.round_trip import require_round_trip
-from mmjax.weights.published.rules import Rule, linear_rules, norm_rules
+from mmjax.weights.published.rules import Rule, linear_rules, norm_rules, require_round_trip
 from mmjax.weights.published.tensor_layouts import IDENTITY, LINEAR, Fused, PatchConvolution, Reshaped, TensorLayout
 
 ACTIVATIONS = {
@@ -18,7 +17,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "relu": "relu",
 }
-"""transformers' names and ours; of several for one of ours, the first is written."""
+"""Names of activations here, by their names in transformers; of several names for one, the first is written."""
 
 BIASES = {
     "attention/query": "query",
@@ -29,10 +28,10 @@ BIASES = {
     "mlp/up": "mlp",
     "mlp/down": "mlp",
 }
-"""By the path of a projection in a block, what `biases` calls its bias."""
+"""Name in `TransformerConfig.biases` of a projection's bias, by the path of the projection in a block."""
 
 LAYER_SCALES = ("attention_scale", "mlp_scale")
-"""Paths in a block of vectors, which have no `.weight` in their names."""
+"""Paths of the layer scales in a block; the names of their tensors do not end in `.weight`."""
 
 CLIP_BLOCK_NAMES = {
     "attention_norm": "layer_norm1",
@@ -44,10 +43,10 @@ CLIP_BLOCK_NAMES = {
     "mlp/up": "mlp.fc1",
     "mlp/down": "mlp.fc2",
 }
-"""By the path in a block, the name in CLIP's, which SigLIP has too."""
+"""Names in a block of CLIP and SigLIP, by the path in a block here."""
 
-OURS_ALONE = ("merge", "projector", "pixel_mean", "pixel_std")
-"""Fields that config.json does not tell."""
+UNDESCRIBED_FIELDS = ("merge", "projector", "pixel_mean", "pixel_std")
+"""Fields of VisionConfig that config.json does not describe."""
 
 
 VIT_BASE_DEFAULTS = {
@@ -59,15 +58,20 @@ VIT_BASE_DEFAULTS = {
     "patch_size": 16,
     "num_channels": 3,
 }
-"""What transformers takes of a vision transformer where a file says nothing; with each file's own, its defaults."""
+"""Values that transformers assumes of a vision transformer where a file leaves them out; each model adds its own."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PixelNormalisation:
-    """How a published encoder's pixels are normalised, per channel of [0, 1], where its folder does not say it."""
+    """Mean and standard deviation per channel of pixels in [0, 1], where a folder does not say them.
+
+    Attributes:
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
+    """
 
     mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 HALF_PIXELS = PixelNormalisation((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -79,82 +83,89 @@ def block_rules(block: str, names: Mapping[str, str], config: TransformerConfig)
     """Rules of a block.
 
     Args:
-        block: What its tensors' names begin with.
-        names: By the path in our block, theirs.
+        block: Prefix of the names of its tensors.
+        names: Names of its tensors, by their path in a block here.
         config: Says which projections and norms have a bias.
     """
-    for ours, theirs in names.items():
-        if ours in BIASES:
-            yield from linear_rules(f"{block}.{theirs}", f"blocks/{ours}", LINEAR, bias=BIASES[ours] in config.biases)
-        elif ours in LAYER_SCALES:
-            yield Rule(f"{block}.{theirs}", f"blocks/{ours}/scale")
+    for path, name in names.items():
+        if path in BIASES:
+            yield from linear_rules(f"{block}.{name}", f"blocks/{path}", LINEAR, bias=BIASES[path] in config.biases)
+        elif path in LAYER_SCALES:
+            yield Rule(f"{block}.{name}", f"blocks/{path}/scale")
         else:
-            yield from norm_rules(f"{block}.{theirs}", f"blocks/{ours}", bias=norm_bias(config))
+            yield from norm_rules(f"{block}.{name}", f"blocks/{path}", bias=norm_bias(config))
 
 
 def norm_bias(config: TransformerConfig) -> bool:
-    """Whether the norms of a transformer have one."""
+    """Whether the norms of a transformer have a bias."""
     return config.norm == "layernorm" and config.norm_bias
 
 
-def patch_embedding_rules(theirs: str, config: VisionConfig) -> tuple[Rule, ...]:
-    """Rules of the projection of pixels, a convolution there."""
-    return linear_rules(theirs, "embed/pixels", PatchConvolution((config.patch, config.patch)), bias=config.patch_bias)
+def patch_embedding_rules(tensor: str, config: VisionConfig) -> tuple[Rule, ...]:
+    """Rules of the projection of pixels, which is a convolution in the checkpoint."""
+    layout = PatchConvolution((config.patch, config.patch))
+    return linear_rules(tensor, "embed/pixels", layout, bias=config.patch_bias)
 
 
-def position_table_rule(theirs: str, config: VisionConfig, before: tuple[int, ...] = ()) -> Rule:
-    """The rule of a table of positions, row by row, the class token's before them; `before` are dimensions of 1."""
-    patches = Reshaped((*before, config.grid**2, config.width))
+def position_table_rule(tensor: str, config: VisionConfig, leading: tuple[int, ...] = ()) -> Rule:
+    """The rule of the position table, in raster order behind the class token's position.
+
+    Args:
+        tensor: Name of the tensor.
+        config: The encoder.
+        leading: Leading dimensions of 1 that the tensor has.
+    """
+    patches = Reshaped((*leading, config.grid**2, config.width))
     if not config.class_token:
-        return Rule(theirs, "embed/table/table", patches)
-    each: tuple[TensorLayout, ...] = (Reshaped((*before, 1, config.width)), patches)
-    return Rule(theirs, ("embed/class_position", "embed/table/table"), Fused(len(before), each))
+        return Rule(tensor, "embed/table/table", patches)
+    part_layouts: tuple[TensorLayout, ...] = (Reshaped((*leading, 1, config.width)), patches)
+    return Rule(tensor, ("embed/class_position", "embed/table/table"), Fused(len(leading), part_layouts))
 
 
-def class_token_rule(theirs: str, config: VisionConfig, before: tuple[int, ...] = ()) -> Rule:
-    """The rule of the class token; `before` are dimensions of 1."""
-    return Rule(theirs, "embed/class_token", Reshaped((*before, config.width)) if before else IDENTITY)
+def class_token_rule(tensor: str, config: VisionConfig, leading: tuple[int, ...] = ()) -> Rule:
+    """The rule of the class token; `leading` are leading dimensions of 1 that the tensor has."""
+    return Rule(tensor, "embed/class_token", Reshaped((*leading, config.width)) if leading else IDENTITY)
 
 
 def unused_block_patterns(block: str, config: VisionConfig) -> tuple[str, ...]:
-    """Patterns of the tensors of blocks behind the last that we have; `block` has `{layer}` for its number."""
+    """Patterns of the tensors of blocks behind the last one that is used; `block` has `{layer}` for the number."""
     numbers = range(config.depth, config.depth + config.unused_blocks)
     return tuple(f"{block.format(layer=number)}.*" for number in numbers)
 
 
 def unused_block_count(key: str, layer: Any, depth: int) -> int:
-    """How many blocks stand behind the one whose outputs are taken, the last being -1.
+    """Number of blocks behind the one whose outputs are used.
 
     Args:
-        key: That says so in config.json, for messages.
-        layer: What it says.
-        depth: Blocks in all.
+        key: Key of config.json that names the block, for messages.
+        layer: Its value: -1 for the last block.
+        depth: Number of blocks.
 
     Raises:
-        ValueError: It is not one of the blocks, counted from the last.
+        ValueError: The value is not a block counted from the last.
     """
     if not isinstance(layer, int) or not -depth <= layer < 0:
         raise ValueError(f"{key} is {layer!r}; only one from -1 to -{depth} can be computed")
     return -1 - layer
 
 
-def read_encoder(values: Mapping[str, Any], pixels: PixelNormalisation, **others: Any) -> VisionConfig:
-    """Of a config.json with transformers' keys for vision transformers.
+def read_encoder(values: Mapping[str, Any], pixels: PixelNormalisation, **fields: Any) -> VisionConfig:
+    """The configuration that a config.json with transformers' keys for vision transformers describes.
 
     Args:
-        values: What it says; `image_mean` and `image_std` as preprocessor_config.json has them.
-        pixels: If that says nothing.
-        **others: Fields of our own beside those.
+        values: Contents of config.json; `image_mean` and `image_std` as preprocessor_config.json has them.
+        pixels: Normalisation where `values` have none.
+        **fields: Fields of the configuration that these keys do not describe.
 
     Raises:
-        ValueError: A key asks for what can't be computed.
+        ValueError: A key has a value that cannot be computed.
     """
     for key in ("image_size", "patch_size"):
         if not isinstance(values[key], int):
             raise ValueError(f"{key} is {values[key]!r}; only one number, for a square, can be computed")
     if values["hidden_act"] not in ACTIVATIONS:
         raise ValueError(f"hidden_act is {values['hidden_act']!r}; choose one of {', '.join(ACTIVATIONS)}")
-    mean, deviation = values.get("image_mean", pixels.mean), values.get("image_std", pixels.deviation)
+    mean, std = values.get("image_mean", pixels.mean), values.get("image_std", pixels.std)
     return VisionConfig(
         width=values["hidden_size"],
         depth=values["num_hidden_layers"],
@@ -165,41 +176,48 @@ def read_encoder(values: Mapping[str, Any], pixels: PixelNormalisation, **others
         patch=values["patch_size"],
         channels=values["num_channels"],
         merge=1,
-        pixel_mean=tuple(2 * value - 1 for value in mean),  # ours are of pixels in [-1, 1]
-        pixel_std=tuple(2 * value for value in deviation),
+        pixel_mean=tuple(2 * value - 1 for value in mean),  # pixels are in [-1, 1] here, in [0, 1] there
+        pixel_std=tuple(2 * value for value in std),
         positions="learned",
         grid=values["image_size"] // values["patch_size"],
-        **others,
+        **fields,
     )
 
 
 def write_encoder(config: VisionConfig) -> dict[str, Any]:
-    """The keys that `read_encoder` reads. The side of images is what the table is for: 378 where 384 was said."""
-    called = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    """The keys that `read_encoder` reads.
+
+    The image size is the one that the position table covers: 378 for a file that says 384 with patches of 14.
+    """
     return {
         "hidden_size": config.width,
         "num_hidden_layers": config.depth + config.unused_blocks,
         "num_attention_heads": config.heads,
         "intermediate_size": config.ffn,
         "layer_norm_eps": config.norm_epsilon,
-        "hidden_act": called[config.activation],
+        "hidden_act": published_activation(config.activation),
         "patch_size": config.patch,
         "num_channels": config.channels,
         "image_size": config.grid * config.patch,
     }
 
 
-def require_encoder_round_trip(config: VisionConfig, again: VisionConfig) -> None:
-    """`require_told`, where blocks that we leave out make no difference.
+def published_activation(activation: str) -> str:
+    """Name of an activation in transformers."""
+    return {ours: published for published, ours in reversed(ACTIVATIONS.items())}[activation]
+
+
+def require_encoder_round_trip(config: VisionConfig, read_back: VisionConfig) -> None:
+    """As `require_round_trip`, for a config.json that describes all blocks, the unused ones included.
 
     Args:
-        config: What was written.
-        again: What reading it gives.
+        config: The configuration that was written.
+        read_back: What `read_config` makes of the config.json.
 
     Raises:
-        ValueError: They differ in what config.json tells.
+        ValueError: They differ in what config.json describes.
     """
-    whole = dataclasses.replace(config, depth=config.depth + config.unused_blocks, unused_blocks=0)
-    if config.unused_blocks:  # the norm behind the last block is left out with it
-        whole = dataclasses.replace(whole, final_norm=again.final_norm)
-    require_round_trip(whole, again, OURS_ALONE)
+    complete = dataclasses.replace(config, depth=config.depth + config.unused_blocks, unused_blocks=0)
+    if config.unused_blocks:  # the norm behind the last block is unused with it
+        complete = dataclasses.replace(complete, final_norm=read_back.final_norm)
+    require_round_trip(complete, read_back, UNDESCRIBED_FIELDS)

@@ -1,4 +1,4 @@
-"""ViT (arXiv 2010.11929), as `ViTModel` of transformers names it."""
+"""ViT (arXiv 2010.11929), `ViTModel` of transformers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,45 +30,52 @@ NAMES = {
     "mlp/up": "intermediate.dense",
     "mlp/down": "output.dense",
 }
-"""By the path in our block, the name in theirs."""
+"""Names in a block of the checkpoint, by the path in a block here."""
 
 DEFAULTS = {**VIT_BASE_DEFAULTS, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}
-"""What transformers takes where a file says nothing."""
+"""Values that transformers assumes where a file leaves them out."""
 
 
 def rules(config: VisionConfig) -> Rules:
-    """The encoder's."""
-    found = (
+    """Rules of the encoder."""
+    encoder = (
         *patch_embedding_rules("embeddings.patch_embeddings.projection", config),
-        class_token_rule("embeddings.cls_token", config, before=(1, 1)),
-        position_table_rule("embeddings.position_embeddings", config, before=(1,)),
+        class_token_rule("embeddings.cls_token", config, leading=(1, 1)),
+        position_table_rule("embeddings.position_embeddings", config, leading=(1,)),
         *block_rules(BLOCK, NAMES, config),
         *(norm_rules("layernorm", "norm/norm", bias=True) if config.final_norm else ()),
     )
-    return {config.name: found}
+    return {config.name: encoder}
 
 
 def read_config(values: Mapping[str, Any]) -> VisionConfig:
-    """Of transformers' ViTConfig."""
+    """Reads transformers' ViTConfig."""
     biases = PROJECTIONS if values.get("qkv_bias", True) else ("output", "mlp")
     return read_encoder({**DEFAULTS, **values}, HALF_PIXELS, class_token=True, biases=biases)
 
 
 def write_config(config: VisionConfig) -> dict[str, Any]:
-    """For transformers' ViTConfig."""
+    """Writes transformers' ViTConfig."""
     values = {**write_encoder(config), "qkv_bias": "query" in config.biases}
     require_encoder_round_trip(config, read_config(values))
     return values
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
-    """What stands behind the features, or hides patches from them, and what we leave out."""
-    last = () if config.final_norm else ("layernorm.*",)
-    return ("pooler.*", "classifier.*", "embeddings.mask_token", *last, *unused_block_patterns(BLOCK, config))
+    """Tensors behind the features, the mask token of pretraining, and unused blocks."""
+    final_norm = () if config.final_norm else ("layernorm.*",)
+    return ("pooler.*", "classifier.*", "embeddings.mask_token", *final_norm, *unused_block_patterns(BLOCK, config))
 
 
 PUBLISHED = (
     PublishedArchitecture(
-        "ViTModel", ("vit",), VisionConfig, read_config, write_config, rules, ignored, aliases=(("vit.", ""),)
+        name="ViTModel",
+        model_types=("vit",),
+        config_type=VisionConfig,
+        read_config=read_config,
+        write_config=write_config,
+        rules=rules,
+        ignored=ignored,
+        aliases=(("vit.", ""),),
     ),
 )

@@ -1,0 +1,1 @@
+"""Published U-Nets and autoencoders of diffusion models."""

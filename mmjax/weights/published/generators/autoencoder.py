@@ -1,21 +1,25 @@
 """The autoencoder of Stable Diffusion and AudioLDM (arXiv 2112.10752), `AutoencoderKL` of diffusers.
 
-It is a part of a generator, so that its config.json is read as a generator's whose U-Net is not told.
+It is a part of a generator; its config.json is read as that of a generator whose U-Net is not described.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.architectures import AutoencoderConfig, GeneratorConfig
-from mmjax.weights.published.generators.diffusers_format import DIFFUSERS_FILE_STEM, require_equal, require_fixed
-from mmjax.weights.published.generators.residual_rules import residual_block_rules
+from mmjax.weights.published.generators.diffusers_format import (
+    DIFFUSERS_FILE_STEM,
+    require_equal,
+    require_values,
+    residual_block_rules,
+)
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import CONVOLUTION, LINEAR
 
-OURS = "vae/autoencoder"
+AUTOENCODER = "vae/autoencoder"
+"""Path of the autoencoder in a generator."""
 
-# What ours computes and no other: keys of config.json with their only value.
-FIXED = {
+REQUIRED_VALUES = {
     "act_fn": "silu",
     "use_quant_conv": True,
     "use_post_quant_conv": True,
@@ -24,13 +28,14 @@ FIXED = {
     "latents_mean": None,
     "latents_std": None,
 }
-# Names of the middle's attention in files of before 2023.
-OLD = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+"""Keys of config.json with the only value that can be computed."""
+
+OLD_ATTENTION_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
 def read_config(values: Mapping[str, Any]) -> GeneratorConfig:
-    """Of diffusers' AutoencoderKL."""
-    require_fixed(values, FIXED)
+    """Reads the config.json of diffusers' AutoencoderKL."""
+    require_values(values, REQUIRED_VALUES)
     require_equal(values, ("in_channels", "out_channels"))
     widths = tuple(values["block_out_channels"])
     for key, kind in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
@@ -53,82 +58,90 @@ def read_config(values: Mapping[str, Any]) -> GeneratorConfig:
 
 
 def write_config(config: GeneratorConfig) -> dict[str, Any]:
-    """For diffusers' AutoencoderKL. `sample_size` is left out: the weights are for any size."""
-    of = config.autoencoder
-    if of is None:
-        raise ValueError(f"{config.name}.autoencoder is None; there is nothing to write")
+    """Writes the config.json of diffusers' AutoencoderKL, without `sample_size`: the weights are for any size."""
+    autoencoder = config.autoencoder
+    if autoencoder is None:
+        raise ValueError(f"{config.name}.autoencoder is None; the generator has no autoencoder to write")
     return {
         "_class_name": "AutoencoderKL",
-        **FIXED,
+        **REQUIRED_VALUES,
         "in_channels": config.channels,
         "out_channels": config.channels,
-        "latent_channels": of.latent_channels,
-        "block_out_channels": list(of.widths),
-        "down_block_types": ["DownEncoderBlock2D"] * len(of.widths),
-        "up_block_types": ["UpDecoderBlock2D"] * len(of.widths),
-        "layers_per_block": of.blocks,
-        "norm_num_groups": of.groups,
-        "scaling_factor": of.scaling_factor,
+        "latent_channels": autoencoder.latent_channels,
+        "block_out_channels": list(autoencoder.widths),
+        "down_block_types": ["DownEncoderBlock2D"] * len(autoencoder.widths),
+        "up_block_types": ["UpDecoderBlock2D"] * len(autoencoder.widths),
+        "layers_per_block": autoencoder.blocks,
+        "norm_num_groups": autoencoder.groups,
+        "scaling_factor": autoencoder.scaling_factor,
     }
 
 
 def rules(config: GeneratorConfig) -> Rules:
-    """The autoencoder's; none for a generator without one."""
-    return {config.name: tuple(_rules(config.autoencoder)) if config.autoencoder else ()}
+    """Rules of the autoencoder; none for a generator without one."""
+    return {config.name: tuple(_autoencoder_rules(config.autoencoder)) if config.autoencoder else ()}
 
 
-def _rules(of: AutoencoderConfig) -> Iterator[Rule]:
-    last = len(of.widths) - 1
-    for half, outside in (("encoder", "quant_conv"), ("decoder", "post_quant_conv")):
-        ours = f"{OURS}/{half}"
-        yield from linear_rules(outside, f"{ours}/quantise", CONVOLUTION, bias=True)
-        yield from linear_rules(f"{half}.conv_in", f"{ours}/enter", CONVOLUTION, bias=True)
-        yield from _middle(f"{half}.mid_block", f"{ours}/middle")
-        yield from norm_rules(f"{half}.conv_norm_out", f"{ours}/leave_norm", bias=True)
-        yield from linear_rules(f"{half}.conv_out", f"{ours}/leave", CONVOLUTION, bias=True)
-    yield from _levels(of.widths, of.blocks, "encoder.down_blocks", "encoder/down")
-    yield from _levels(of.widths[::-1], of.blocks + 1, "decoder.up_blocks", "decoder/up")
-    for at in range(last):
+def _autoencoder_rules(config: AutoencoderConfig) -> Iterator[Rule]:
+    last = len(config.widths) - 1
+    for half, quantise in (("encoder", "quant_conv"), ("decoder", "post_quant_conv")):
+        path = f"{AUTOENCODER}/{half}"
+        yield from linear_rules(quantise, f"{path}/quantise", CONVOLUTION, bias=True)
+        yield from linear_rules(f"{half}.conv_in", f"{path}/enter", CONVOLUTION, bias=True)
+        yield from _middle_block_rules(f"{half}.mid_block", f"{path}/middle")
+        yield from norm_rules(f"{half}.conv_norm_out", f"{path}/leave_norm", bias=True)
+        yield from linear_rules(f"{half}.conv_out", f"{path}/leave", CONVOLUTION, bias=True)
+    yield from _level_rules(config.widths, config.blocks, "encoder.down_blocks", "encoder/down")
+    yield from _level_rules(config.widths[::-1], config.blocks + 1, "decoder.up_blocks", "decoder/up")
+    for level in range(last):
         yield from linear_rules(
-            f"encoder.down_blocks.{at}.downsamplers.0.conv", f"{OURS}/encoder/shrink/{at}", CONVOLUTION, bias=True
+            f"encoder.down_blocks.{level}.downsamplers.0.conv",
+            f"{AUTOENCODER}/encoder/shrink/{level}",
+            CONVOLUTION,
+            bias=True,
         )
         yield from linear_rules(
-            f"decoder.up_blocks.{at}.upsamplers.0.conv", f"{OURS}/decoder/grow/{at}", CONVOLUTION, bias=True
+            f"decoder.up_blocks.{level}.upsamplers.0.conv",
+            f"{AUTOENCODER}/decoder/grow/{level}",
+            CONVOLUTION,
+            bias=True,
         )
 
 
-def _levels(widths: tuple[int, ...], blocks: int, theirs: str, ours: str) -> Iterator[Rule]:
-    """Of resolutions with these widths, in the order in which they are passed."""
+def _level_rules(widths: tuple[int, ...], blocks: int, tensor: str, parameter: str) -> Iterator[Rule]:
+    """Rules of levels with these widths, in the order in which they are computed."""
     for level, width in enumerate(widths):
         for block in range(blocks):
             skip = not block and level > 0 and width != widths[level - 1]
-            here = f"{OURS}/{ours}/{level}/{block}"
-            yield from residual_block_rules(f"{theirs}.{level}.resnets.{block}", here, embedding=False, skip=skip)
+            path = f"{AUTOENCODER}/{parameter}/{level}/{block}"
+            yield from residual_block_rules(f"{tensor}.{level}.resnets.{block}", path, embedding=False, skip=skip)
 
 
-def _middle(theirs: str, ours: str) -> Iterator[Rule]:
+def _middle_block_rules(tensor: str, parameter: str) -> Iterator[Rule]:
     for number, name in ((0, "first"), (1, "second")):
-        yield from residual_block_rules(f"{theirs}.resnets.{number}", f"{ours}/{name}", embedding=False, skip=False)
-    attention = f"{theirs}.attentions.0"
-    yield from norm_rules(f"{attention}.group_norm", f"{ours}/attention/norm", bias=True)
-    for name, of in (("to_q", "query"), ("to_k", "key"), ("to_v", "value"), ("to_out.0", "output")):
-        yield from linear_rules(f"{attention}.{name}", f"{ours}/attention/{of}", LINEAR, bias=True)
+        yield from residual_block_rules(
+            f"{tensor}.resnets.{number}", f"{parameter}/{name}", embedding=False, skip=False
+        )
+    attention = f"{tensor}.attentions.0"
+    yield from norm_rules(f"{attention}.group_norm", f"{parameter}/attention/norm", bias=True)
+    for tensor_name, name in (("to_q", "query"), ("to_k", "key"), ("to_v", "value"), ("to_out.0", "output")):
+        yield from linear_rules(f"{attention}.{tensor_name}", f"{parameter}/attention/{name}", LINEAR, bias=True)
 
 
 ALIASES = tuple(
     (f"{half}.mid_block.attentions.0.{old}.", f"{half}.mid_block.attentions.0.{new}.")
     for half in ("encoder", "decoder")
-    for old, new in OLD.items()
+    for old, new in OLD_ATTENTION_NAMES.items()
 )
 
 PUBLISHED = (
     PublishedArchitecture(
-        "AutoencoderKL",
-        ("AutoencoderKL",),
-        GeneratorConfig,
-        read_config,
-        write_config,
-        rules,
+        name="AutoencoderKL",
+        model_types=("AutoencoderKL",),
+        config_type=GeneratorConfig,
+        read_config=read_config,
+        write_config=write_config,
+        rules=rules,
         aliases=ALIASES,
         file_stem=DIFFUSERS_FILE_STEM,
     ),

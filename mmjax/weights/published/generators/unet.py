@@ -1,4 +1,4 @@
-"""U-Nets of Stable Diffusion (arXiv 2112.10752) and AudioLDM (2301.12503), as diffusers names them."""
+"""U-Nets of Stable Diffusion (arXiv 2112.10752) and AudioLDM (2301.12503), `UNet2DConditionModel` of diffusers."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,16 +8,16 @@ from mmjax.weights.published.generators.diffusers_format import (
     DIFFUSERS_FILE_STEM,
     heads_per_level,
     require_equal,
-    require_fixed,
+    require_values,
+    residual_block_rules,
 )
-from mmjax.weights.published.generators.residual_rules import residual_block_rules
 from mmjax.weights.published.rules import PublishedArchitecture, Rule, Rules, linear_rules, norm_rules
 from mmjax.weights.published.tensor_layouts import CONVOLUTION, IDENTITY, LINEAR, Fused
 
-OURS = "unet/unet"
+UNET = "unet/unet"
+"""Path of the U-Net in a generator."""
 
-# What our U-Net computes and no other: keys of config.json with their only value.
-FIXED = {
+REQUIRED_VALUES = {
     "act_fn": "silu",
     "norm_eps": 1e-5,
     "flip_sin_to_cos": True,
@@ -47,23 +47,33 @@ FIXED = {
     "attention_type": "default",
     "cross_attention_norm": None,
 }
-DOWN = {True: "CrossAttnDownBlock2D", False: "DownBlock2D"}
-UP = {True: "CrossAttnUpBlock2D", False: "UpBlock2D"}
+"""Keys of config.json with the only value that can be computed."""
 
-
-# ---------------------------------------------------------------- config.json
+DOWN_BLOCK_TYPES = {True: "CrossAttnDownBlock2D", False: "DownBlock2D"}
+UP_BLOCK_TYPES = {True: "CrossAttnUpBlock2D", False: "UpBlock2D"}
+"""Types of a level's blocks, by whether the level has attention."""
 
 
 def read_config(values: Mapping[str, Any]) -> GeneratorConfig:
-    """Of diffusers' UNet2DConditionModel. How many conditions there are, and the noise schedule, stand elsewhere."""
-    require_fixed(values, FIXED)
+    """Reads the config.json of diffusers' UNet2DConditionModel.
+
+    The number of conditions and the noise schedule are not in it; they have the values of Stable Diffusion.
+
+    Raises:
+        ValueError: A key has a value that cannot be computed.
+    """
+    require_values(values, REQUIRED_VALUES)
     require_equal(values, ("in_channels", "out_channels"))
     widths = tuple(values["block_out_channels"])
-    attends = [kind == DOWN[True] for kind in values["down_block_types"]]
-    for key, kinds, wanted in (("down_block_types", DOWN, attends), ("up_block_types", UP, attends[::-1])):
-        if list(values[key]) != [kinds[each] for each in wanted]:
-            raise ValueError(f"{key} is {values[key]!r}; only {[kinds[each] for each in wanted]!r} can be computed")
-    second, width = _second_attention(values, widths)
+    has_attention = [kind == DOWN_BLOCK_TYPES[True] for kind in values["down_block_types"]]
+    for key, kinds, levels in (
+        ("down_block_types", DOWN_BLOCK_TYPES, has_attention),
+        ("up_block_types", UP_BLOCK_TYPES, has_attention[::-1]),
+    ):
+        required = [kinds[attention] for attention in levels]
+        if list(values[key]) != required:
+            raise ValueError(f"{key} is {values[key]!r}; only {required!r} can be computed")
+    second_attention, width = _second_attention(values, widths)
     pooled, pooled_width = _pooled(values)
     if width and pooled_width and width != pooled_width:
         raise ValueError(
@@ -77,61 +87,61 @@ def read_config(values: Mapping[str, Any]) -> GeneratorConfig:
         patch=1,
         widths=widths,
         blocks=values["layers_per_block"],
-        attention_levels=tuple(level for level, attention in enumerate(attends) if attention),
+        attention_levels=tuple(level for level, attention in enumerate(has_attention) if attention),
         head_width=tuple(
             each // heads for each, heads in zip(widths, heads_per_level(values, len(widths)), strict=True)
         ),
         groups=values["norm_num_groups"],
-        second_attention=second,
+        second_attention=second_attention,
         linear_projection=bool(values.get("use_linear_projection", False)),
         pooled=pooled,
-        conditions=77 if second == "conditions" else 1,
+        conditions=77 if second_attention == "conditions" else 1,
         condition_width=width or pooled_width or 1,
     )
 
 
 def _second_attention(values: Mapping[str, Any], widths: tuple[int, ...]) -> tuple[str, int]:
-    """What the second attention attends to, and the width of conditions if it is these; 0 otherwise."""
+    """What the second attention attends to, and the width of the conditions; 0 if it does not attend to them."""
     source = values["cross_attention_dim"]
     if isinstance(source, int):
         return "conditions", source
     if tuple(source) == widths and values.get("class_embed_type"):
-        return "map", 0  # AudioLDM hands it no conditions, so that it attends to the map again
+        return "map", 0  # AudioLDM passes no conditions to it, so that it attends to the map again
     if len(set(source)) == 1:
         return "conditions", source[0]
     raise ValueError(f"cross_attention_dim is {source!r}; only one width, or block_out_channels, can be computed")
 
 
 def _pooled(values: Mapping[str, Any]) -> tuple[str, int]:
-    """What the class embedding does, and the width it is made from."""
+    """How the class embedding is combined with that of time, and the width of its inputs."""
     kind = values.get("class_embed_type")
     if kind is None:
         return "none", 0
     if kind != "simple_projection":
         raise ValueError(f"class_embed_type is {kind!r}; only 'simple_projection' can be computed")
-    how = "concatenated" if values.get("class_embeddings_concat") else "added"
-    return how, values["projection_class_embeddings_input_dim"]
+    combination = "concatenated" if values.get("class_embeddings_concat") else "added"
+    return combination, values["projection_class_embeddings_input_dim"]
 
 
 def write_config(config: GeneratorConfig) -> dict[str, Any]:
-    """For diffusers' UNet2DConditionModel. `sample_size` is left out: the weights are for any size."""
+    """Writes the config.json of diffusers' UNet2DConditionModel, without `sample_size`: weights are for any size."""
     if config.patch != 1:
-        raise ValueError(f"patch is {config.patch}; diffusers folds no pixels, so it must be 1")
-    attends = [level in config.attention_levels for level in range(len(config.widths))]
+        raise ValueError(f"patch is {config.patch}; diffusers moves no pixels into the channels, so it must be 1")
+    has_attention = [level in config.attention_levels for level in range(len(config.widths))]
     channels = config.latent_shape[-1]
     sources = {"conditions": config.condition_width, "map": list(config.widths)}
     if config.second_attention == "map" and config.pooled == "none":
-        raise ValueError("second_attention is 'map' and pooled is 'none'; diffusers would want conditions to attend to")
+        raise ValueError("second_attention is 'map' and pooled is 'none'; diffusers would attend to conditions")
     values = {
         "_class_name": "UNet2DConditionModel",
-        **FIXED,
+        **REQUIRED_VALUES,
         "in_channels": channels,
         "out_channels": channels,
         "block_out_channels": list(config.widths),
-        "down_block_types": [DOWN[each] for each in attends],
-        "up_block_types": [UP[each] for each in attends[::-1]],
+        "down_block_types": [DOWN_BLOCK_TYPES[attention] for attention in has_attention],
+        "up_block_types": [UP_BLOCK_TYPES[attention] for attention in has_attention[::-1]],
         "layers_per_block": config.blocks,
-        # The name is diffusers' mistake: it holds numbers of heads.
+        # diffusers calls it so by mistake: these are numbers of heads.
         "attention_head_dim": [config.heads(level) for level in range(len(config.widths))],
         "norm_num_groups": config.groups,
         "cross_attention_dim": sources[config.second_attention],
@@ -146,75 +156,74 @@ def write_config(config: GeneratorConfig) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- tensors
-
-
 def rules(config: GeneratorConfig) -> Rules:
-    """The U-Net's."""
-    return {config.name: tuple(_rules(config))}
+    """Rules of the U-Net."""
+    return {config.name: tuple(_unet_rules(config))}
 
 
-def _rules(config: GeneratorConfig) -> Iterator[Rule]:
-    for theirs, ours in (("linear_1", "up"), ("linear_2", "down")):
-        yield from linear_rules(f"time_embedding.{theirs}", f"{OURS}/time/{ours}", LINEAR, bias=True)
+def _unet_rules(config: GeneratorConfig) -> Iterator[Rule]:
+    for tensor, name in (("linear_1", "up"), ("linear_2", "down")):
+        yield from linear_rules(f"time_embedding.{tensor}", f"{UNET}/time/{name}", LINEAR, bias=True)
     if config.pooled != "none":
-        yield from linear_rules("class_embedding", f"{OURS}/condition", LINEAR, bias=True)
-    yield from linear_rules("conv_in", f"{OURS}/enter", CONVOLUTION, bias=True)
-    yield from norm_rules("conv_norm_out", f"{OURS}/leave_norm", bias=True)
-    yield from linear_rules("conv_out", f"{OURS}/leave", CONVOLUTION, bias=True)
+        yield from linear_rules("class_embedding", f"{UNET}/condition", LINEAR, bias=True)
+    yield from linear_rules("conv_in", f"{UNET}/enter", CONVOLUTION, bias=True)
+    yield from norm_rules("conv_norm_out", f"{UNET}/leave_norm", bias=True)
+    yield from linear_rules("conv_out", f"{UNET}/leave", CONVOLUTION, bias=True)
     last = len(config.widths) - 1
     for level in range(last + 1):
+        up_level = last - level  # levels are numbered in the order in which they are computed
         for block in range(config.blocks):
             skip = not block and level > 0 and config.widths[level] != config.widths[level - 1]
-            yield from _block(config, f"down_blocks.{level}", block, f"{OURS}/down/{level}/{block}", level, skip)
+            path = f"{UNET}/down/{level}/{block}"
+            yield from _block_rules(config, f"down_blocks.{level}", block, path, level, skip)
         for block in range(config.blocks + 1):
-            yield from _block(
-                config, f"up_blocks.{last - level}", block, f"{OURS}/up/{last - level}/{block}", level, True
-            )
-    for place in range(last):
-        yield from linear_rules(
-            f"down_blocks.{place}.downsamplers.0.conv", f"{OURS}/shrink/{place}", CONVOLUTION, bias=True
-        )
-        yield from linear_rules(f"up_blocks.{place}.upsamplers.0.conv", f"{OURS}/grow/{place}", CONVOLUTION, bias=True)
-    yield from residual_block_rules("mid_block.resnets.0", f"{OURS}/middle_in/residual", embedding=True, skip=False)
-    yield from _transformer(config, "mid_block.attentions.0", f"{OURS}/middle_in/transformer")
-    yield from residual_block_rules("mid_block.resnets.1", f"{OURS}/middle_out/residual", embedding=True, skip=False)
+            path = f"{UNET}/up/{up_level}/{block}"
+            yield from _block_rules(config, f"up_blocks.{up_level}", block, path, level, True)
+    for number in range(last):
+        down, up = f"down_blocks.{number}.downsamplers.0.conv", f"up_blocks.{number}.upsamplers.0.conv"
+        yield from linear_rules(down, f"{UNET}/shrink/{number}", CONVOLUTION, bias=True)
+        yield from linear_rules(up, f"{UNET}/grow/{number}", CONVOLUTION, bias=True)
+    middle_in, middle_out = f"{UNET}/middle_in", f"{UNET}/middle_out"
+    yield from residual_block_rules("mid_block.resnets.0", f"{middle_in}/residual", embedding=True, skip=False)
+    yield from _transformer_rules(config, "mid_block.attentions.0", f"{middle_in}/transformer")
+    yield from residual_block_rules("mid_block.resnets.1", f"{middle_out}/residual", embedding=True, skip=False)
 
 
-def _block(config: GeneratorConfig, theirs: str, block: int, ours: str, level: int, skip: bool) -> Iterator[Rule]:
-    yield from residual_block_rules(f"{theirs}.resnets.{block}", f"{ours}/residual", embedding=True, skip=skip)
+def _block_rules(
+    config: GeneratorConfig, tensor: str, block: int, parameter: str, level: int, skip: bool
+) -> Iterator[Rule]:
+    yield from residual_block_rules(f"{tensor}.resnets.{block}", f"{parameter}/residual", embedding=True, skip=skip)
     if level in config.attention_levels:
-        yield from _transformer(config, f"{theirs}.attentions.{block}", f"{ours}/transformer")
+        yield from _transformer_rules(config, f"{tensor}.attentions.{block}", f"{parameter}/transformer")
 
 
-def _transformer(config: GeneratorConfig, theirs: str, ours: str) -> Iterator[Rule]:
+def _transformer_rules(config: GeneratorConfig, tensor: str, parameter: str) -> Iterator[Rule]:
     projection = LINEAR if config.linear_projection else CONVOLUTION
-    yield from norm_rules(f"{theirs}.norm", f"{ours}/norm", bias=True)
-    yield from linear_rules(f"{theirs}.proj_in", f"{ours}/enter", projection, bias=True)
-    yield from linear_rules(f"{theirs}.proj_out", f"{ours}/leave", projection, bias=True)
-    inner = f"{theirs}.transformer_blocks.0"
-    for before, attention, name in (("norm1", "attn1", "self"), ("norm2", "attn2", "second")):
-        yield from norm_rules(f"{inner}.{before}", f"{ours}/{name}_norm", bias=True)
-        for letter, of in (("q", "query"), ("k", "key"), ("v", "value")):
-            yield from linear_rules(
-                f"{inner}.{attention}.to_{letter}", f"{ours}/{name}_attention/{of}", LINEAR, bias=False
-            )
-        yield from linear_rules(f"{inner}.{attention}.to_out.0", f"{ours}/{name}_attention/output", LINEAR, bias=True)
-    yield from norm_rules(f"{inner}.norm3", f"{ours}/mlp_norm", bias=True)
-    for kind, part, layout in (("weight", "kernel", LINEAR), ("bias", "bias", IDENTITY)):
-        parts = tuple(f"{ours}/mlp/{half}/{part}" for half in ("up", "gate"))
-        yield Rule(f"{inner}.ff.net.0.proj.{kind}", parts, Fused(part_layout=layout))
-    yield from linear_rules(f"{inner}.ff.net.2", f"{ours}/mlp/down", LINEAR, bias=True)
+    yield from norm_rules(f"{tensor}.norm", f"{parameter}/norm", bias=True)
+    yield from linear_rules(f"{tensor}.proj_in", f"{parameter}/enter", projection, bias=True)
+    yield from linear_rules(f"{tensor}.proj_out", f"{parameter}/leave", projection, bias=True)
+    block = f"{tensor}.transformer_blocks.0"
+    for norm, attention, name in (("norm1", "attn1", "self"), ("norm2", "attn2", "second")):
+        path = f"{parameter}/{name}_attention"
+        yield from norm_rules(f"{block}.{norm}", f"{parameter}/{name}_norm", bias=True)
+        for letter, projected in (("q", "query"), ("k", "key"), ("v", "value")):
+            yield from linear_rules(f"{block}.{attention}.to_{letter}", f"{path}/{projected}", LINEAR, bias=False)
+        yield from linear_rules(f"{block}.{attention}.to_out.0", f"{path}/output", LINEAR, bias=True)
+    yield from norm_rules(f"{block}.norm3", f"{parameter}/mlp_norm", bias=True)
+    for kind, name, layout in (("weight", "kernel", LINEAR), ("bias", "bias", IDENTITY)):
+        halves = tuple(f"{parameter}/mlp/{half}/{name}" for half in ("up", "gate"))
+        yield Rule(f"{block}.ff.net.0.proj.{kind}", halves, Fused(part_layout=layout))
+    yield from linear_rules(f"{block}.ff.net.2", f"{parameter}/mlp/down", LINEAR, bias=True)
 
 
 PUBLISHED = (
     PublishedArchitecture(
-        "UNet2DConditionModel",
-        ("UNet2DConditionModel",),
-        GeneratorConfig,
-        read_config,
-        write_config,
-        rules,
+        name="UNet2DConditionModel",
+        model_types=("UNet2DConditionModel",),
+        config_type=GeneratorConfig,
+        read_config=read_config,
+        write_config=write_config,
+        rules=rules,
         file_stem=DIFFUSERS_FILE_STEM,
     ),
 )

@@ -9,7 +9,7 @@ import pytest
 from configs.architectures import BackboneConfig
 from configs.rope import Llama3Scaling, YarnScaling
 from mmjax.weights import registry
-from mmjax.weights.folder_writer import write_checkpoint_folder
+from mmjax.weights.folder import write_checkpoint_folder
 from mmjax.weights.safetensors_file import TensorHeader
 from tests.mmjax.weights.published.decoders.decoder_parity import (
     TOKENS,
@@ -180,9 +180,9 @@ def test_what_cannot_be_computed_is_refused_by_its_key(model_type, values, messa
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
-        ("llama", {"qk_norm": "head"}, "qk_norm is 'head', only 'none' is there"),
-        ("qwen2", {}, r"biases is \(\), only \('query', 'key', 'value'\) is there"),
-        ("gpt2", {"activation": "gelu"}, "norm is 'rmsnorm', only 'layernorm' is there"),
+        ("llama", {"qk_norm": "head"}, "qk_norm is 'head', but the published architecture has 'none'"),
+        ("qwen2", {}, r"biases is \(\), but the published architecture has \('query', 'key', 'value'\)"),
+        ("gpt2", {"activation": "gelu"}, "norm is 'rmsnorm', but the published architecture has 'layernorm'"),
     ],
 )
 def test_what_they_cannot_compute_is_not_written(model_type, changes, message):

@@ -150,5 +150,7 @@ def test_what_cannot_be_computed_is_refused_by_its_key(changed, said):
 def test_an_encoder_with_norms_elsewhere_is_refused(saved):
     _, folder = saved("norms behind")
     model = as_model(dataclasses.replace(open_checkpoint(folder).config, post_norm=False))
-    with pytest.raises(IncompatibleCheckpointError, match="use_post_norm is True there and False here"):
+    with pytest.raises(
+        IncompatibleCheckpointError, match="use_post_norm is True in the checkpoint and False in the model"
+    ):
         parameter_initializer(model, 0, (("vision", str(folder)),))

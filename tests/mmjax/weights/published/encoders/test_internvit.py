@@ -159,5 +159,7 @@ def test_what_cannot_be_computed_is_refused_by_its_key(model_type, changed, said
 def test_an_encoder_with_other_norms_is_refused(saved):
     _, root = saved("300M")
     model = as_model(dataclasses.replace(open_checkpoint(root / "authors").config, norm="rmsnorm"))
-    with pytest.raises(IncompatibleCheckpointError, match="norm_type is 'layer_norm' there and 'rms_norm' here"):
+    with pytest.raises(
+        IncompatibleCheckpointError, match="norm_type is 'layer_norm' in the checkpoint and 'rms_norm' in the model"
+    ):
         parameter_initializer(model, 0, (("vision", str(root / "authors")),))

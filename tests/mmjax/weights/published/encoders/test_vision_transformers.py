@@ -170,9 +170,9 @@ def test_blocks_behind_the_features_are_left_out_and_kept(kind, cases, tmp_path)
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"depth": 1}, "num_hidden_layers is 2 there and 1 here"),
-        ({"activation": "gelu"}, "hidden_act is 'quick_gelu' there and 'gelu' here"),
-        ({"input_norm": False}, "input_norm is False, only True is there"),
+        ({"depth": 1}, "num_hidden_layers is 2 in the checkpoint and 1 in the model"),
+        ({"activation": "gelu"}, "hidden_act is 'quick_gelu' in the checkpoint and 'gelu' in the model"),
+        ({"input_norm": False}, "input_norm is False, but the published architecture has True"),
         ({"class_token": False}, "class_token is False"),
         ({"qk_norm": "head"}, "qk_norm is 'head'"),
     ],

@@ -145,7 +145,7 @@ def test_a_config_that_we_write_is_the_one_that_was_read(saved):
     [
         ({"biases": ("query", "key", "value", "output", "mlp")}, "biases is"),
         ({"final_norm": False}, "final_norm is False"),
-        ({"mels": 128}, "num_mel_bins is 80 there and 128 here"),
+        ({"mels": 128}, "num_mel_bins is 80 in the checkpoint and 128 in the model"),
     ],
 )
 def test_an_encoder_that_computes_otherwise_is_no_whisper(changed, said, saved):

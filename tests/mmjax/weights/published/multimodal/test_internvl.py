@@ -207,7 +207,7 @@ def test_a_model_that_is_no_internvl_is_refused(saved):
     plain = dataclasses.replace(seen, projector=dataclasses.replace(seen.projector, norm=False))
     for other, said in (
         (dataclasses.replace(model, encoders=(plain,)), "norm=False"),
-        (dataclasses.replace(model, encoders=(dataclasses.replace(seen, merge=1),)), "downsample_ratio is 0.5 there"),
+        (dataclasses.replace(model, encoders=(dataclasses.replace(seen, merge=1),)), "downsample_ratio is 0.5 in the checkpoint"),
         (as_model(model.backbone), "its encoders are"),
     ):
         with pytest.raises(UserError, match=said):
