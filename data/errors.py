@@ -1,4 +1,4 @@
-"""What goes wrong with data."""
+"""Errors of data and its configuration."""
 
 import os
 
@@ -6,14 +6,14 @@ from configs.errors import UserError
 
 
 class DataError(UserError):
-    """Data or its configuration cannot be used as it is; the message names the culprit and the mend."""
+    """Data or its configuration cannot be used; the message names the cause and what would help."""
 
 
 class BadSampleError(DataError):
-    """One sample cannot be used; the pipeline puts it into quarantine and goes on.
+    """One sample cannot be used; the pipeline records it in the quarantine and continues.
 
     Attributes:
-        where: Names it: a file, a member of a tar, a row.
+        where: Name of the sample: a file, a member of a tar, a row.
         reason: What is wrong with it.
     """
 
@@ -23,4 +23,4 @@ class BadSampleError(DataError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return type(self), (self.where, self.reason)  # a worker process sends it back
+        return type(self), (self.where, self.reason)  # worker processes send errors back by pickle

@@ -1,35 +1,46 @@
-"""What cannot be used, sample by sample: nothing vanishes unseen."""
+"""Quarantine: the samples that cannot be used, each counted, logged and listed once."""
 
 import json
 import logging
 import os
 import pathlib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from data.errors import DataError
 
 _LOG = logging.getLogger(__name__)
-_NAMED = 10  # samples an error spells out
+_MAX_NAMED = 10  # samples that an error lists
 
-# Source, key within the source, reason.
-Entry = tuple[str, str, str]
+
+class QuarantineEntry(NamedTuple):
+    """A sample that cannot be used.
+
+    Attributes:
+        source: Name of its source.
+        key: Its key within the source.
+        reason: Why it cannot be used.
+    """
+
+    source: str
+    key: str
+    reason: str
 
 
 class Quarantine:
-    """The samples that cannot be used, each listed and logged once; threads may share it.
+    """The samples that cannot be used; threads may share it.
 
-    A share counts the distinct bad samples of a source against the whole source, so that when it is passed depends on
-    the data alone, not on how much of it was read. A copy that a worker process gets goes its own way: send its
-    `entries` back and `merge` them.
+    The limit compares the distinct bad samples of a source with the whole source. Whether it is exceeded therefore
+    depends on the data alone, not on how much of it was read.
     """
 
     def __init__(self, sizes: Mapping[str, int], max_share: float) -> None:
-        """Starts empty.
+        """Creates an empty quarantine.
 
         Args:
-            sizes: Samples of every source, by its name.
-            max_share: Up to this share of a source may be bad.
+            sizes: Number of samples of every source, by name.
+            max_share: Largest share of a source that may be bad.
 
         Raises:
             DataError: A share outside [0, 1).
@@ -46,23 +57,25 @@ class Quarantine:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Bad samples of every source."""
+        """Number of bad samples of every source."""
         with self._lock:
             return {name: len(reasons) for name, reasons in self._reasons.items()}
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
-        """All bad samples, source after source, in the order in which they were found."""
+    def entries(self) -> tuple[QuarantineEntry, ...]:
+        """All bad samples by source, in the order in which they were added."""
         with self._lock:
             return tuple(
-                (name, key, reason) for name, reasons in self._reasons.items() for key, reason in reasons.items()
+                QuarantineEntry(name, key, reason)
+                for name, reasons in self._reasons.items()
+                for key, reason in reasons.items()
             )
 
     def add(self, source: str, key: str, reason: str) -> None:
-        """Lists a bad sample; one that is listed already keeps its first reason.
+        """Adds a bad sample and logs it; a sample that is listed already keeps its first reason.
 
         Raises:
-            DataError: More of the source is bad than allowed, or there is no such source.
+            DataError: More of the source is bad than allowed, or the source is unknown.
         """
         if source not in self._sizes:
             raise DataError(f"there is no source {source!r}; there are {', '.join(self._sizes)}")
@@ -70,41 +83,34 @@ class Quarantine:
             reasons = self._reasons[source]
             if key not in reasons:
                 reasons[key] = reason
-                _LOG.warning("%s: %s skipped: %s", source, _shown(key), _shown(reason))
+                _LOG.warning("%s: %s skipped: %s", source, _printable(key), _printable(reason))
             self._check(source)
 
-    def merge(self, entries: Iterable[Entry]) -> None:
-        """Lists what another process found; may be given the same entries again. Raises DataError as `add` does."""
-        for entry in entries:
-            self.add(*entry)
-
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes a JSON line a bad sample: its source, key and reason."""
-        lines = [
-            json.dumps({"source": source, "key": key, "reason": reason}) + "\n" for source, key, reason in self.entries
-        ]
+        """Writes one JSON line for each bad sample: its source, key and reason."""
+        lines = [json.dumps(entry._asdict()) + "\n" for entry in self.entries]
         pathlib.Path(path).write_text("".join(lines), encoding="utf-8")
 
     def _check(self, source: str) -> None:
         reasons, size = self._reasons[source], self._sizes[source]
         if len(reasons) > self._max_share * size:
-            named = [f"{_shown(key)} ({_shown(reason)})" for key, reason in list(reasons.items())[:_NAMED]]
-            more = f" and {len(reasons) - _NAMED} more" if len(reasons) > _NAMED else ""
+            named = [f"{_printable(key)} ({_printable(reason)})" for key, reason in list(reasons.items())[:_MAX_NAMED]]
+            rest = f" and {len(reasons) - _MAX_NAMED} more" if len(reasons) > _MAX_NAMED else ""
             raise DataError(
                 f"{source}: {len(reasons)} of {size} samples cannot be used: {len(reasons) / max(size, 1):.2%}, more "
-                f"than max_share = {self._max_share:.2%}; mend them or raise it: {', '.join(named)}{more}"
+                f"than max_share = {self._max_share:.2%}; repair them or raise it: {', '.join(named)}{rest}"
             )
 
-    def __getstate__(self) -> dict[str, object]:
+    def __getstate__(self) -> dict[str, Any]:
         with self._lock:
-            reasons = {name: dict(found) for name, found in self._reasons.items()}
+            reasons = {name: dict(reasons_by_key) for name, reasons_by_key in self._reasons.items()}
         return {"sizes": self._sizes, "max_share": self._max_share, "reasons": reasons}
 
-    def __setstate__(self, state: dict[str, object]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self._sizes, self._max_share, self._reasons = state["sizes"], state["max_share"], state["reasons"]
         self._lock = threading.Lock()
 
 
-def _shown(text: str) -> str:
-    """The text as any terminal takes it: half of a surrogate pair, which a JSON file can hold, is spelled out."""
+def _printable(text: str) -> str:
+    """The text with lone surrogates, which JSON can contain and UTF-8 cannot, written as escapes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -53,7 +53,7 @@ class Media:
             raise BadSampleError(self.where, f"{len(content)} of {self.size} bytes are there: the file is truncated")
         return content
 
-    def open(self) -> io.BufferedIOBase:
+    def open(self) -> io.BufferedReader | io.BytesIO:
         """Opens a stream over the bytes, of which a decoder may read the header alone; the caller closes it.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What a pipeline asks of a data set, and global sample ids over it."""
+"""The data set interface, and global sample ids over the samples of a data set."""
 
 import bisect
 from collections.abc import Mapping
@@ -13,114 +13,115 @@ from data.samples.sample_metadata import SampleMetadata
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer
 
-UNKNOWN, BAD = -1, -2
+_NOT_READ, _BAD = -1, -2  # instead of a number of tokens
 
 
 @runtime_checkable
 class RandomAccessSamples(Protocol):
-    """Outlines by index; may be read from several threads, and pickled for other processes."""
+    """Random access to sample metadata; may be read from several threads and pickled for other processes."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> SampleMetadata:
-        """Outlines a sample from what is known without decoding; raises `BadSampleError` if it cannot be used."""
+        """Metadata of a sample, without decoding; raises BadSampleError if it cannot be used."""
         ...
 
 
 @runtime_checkable
 class Dataset(Protocol):
-    """A data set of several kinds of samples; `data.datasets.easy_vqa.EasyVQA` is one."""
+    """One split of a data set with samples of several kinds, such as `data.datasets.easy_vqa.EasyVQA`."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Encoded the texts of all samples."""
+        """The tokenizer of all texts."""
         ...
 
     @property
     def evaluated_kinds(self) -> tuple[str, ...]:
-        """Kinds whose answers held-out accuracy is counted on; none if there is nothing to judge."""
+        """Kinds whose answers are scored on held-out data; may be empty."""
         ...
 
     @property
     def prompt_format(self) -> PromptFormat:
-        """How its samples are laid out."""
+        """How prompts are laid out."""
         ...
 
-    def samples_by_kind(self, form: SampleFormat) -> Mapping[str, RandomAccessSamples]:
-        """The samples by kind, in an order that never changes: global ids count through it."""
+    def samples_by_kind(self, sample_format: SampleFormat) -> Mapping[str, RandomAccessSamples]:
+        """The samples of every kind, in an order that never changes: global sample ids count through it."""
         ...
 
 
 class SampleIndex:
-    """Global ids 0.. of all samples of a source, kind after kind; what was once asked of sizes is kept.
+    """Global sample ids 0, 1, ... over all samples of a data set, kind after kind; sizes are cached.
 
     Attributes:
-        source: The data set.
-        form: What the model asks of its samples.
-        counts: Samples of every kind.
+        dataset: The data set.
+        sample_format: What the model requires of samples.
+        counts: Number of samples of every kind.
     """
 
-    def __init__(self, source: Dataset, form: SampleFormat) -> None:
-        self.dataset = source
-        self.sample_format = form
-        self._datasets = dict(source.samples_by_kind(form))
-        self.counts = {kind: len(samples) for kind, samples in self._datasets.items()}
+    def __init__(self, dataset: Dataset, sample_format: SampleFormat) -> None:
+        """Reads the number of samples of each kind.
+
+        Raises:
+            DataError: A kind has no samples, or there are 2**31 samples or more.
+        """
+        self.dataset = dataset
+        self.sample_format = sample_format
+        self._samples_by_kind = dict(dataset.samples_by_kind(sample_format))
+        self.counts = {kind: len(samples) for kind, samples in self._samples_by_kind.items()}
         self._kinds = list(self.counts)
         self._starts = [0]
         for kind, count in self.counts.items():
             if count == 0:
-                raise DataError(f"the source has no {kind} samples; leave the kind out")
+                raise DataError(f"the data set has no {kind} samples; leave the kind out")
             self._starts.append(self._starts[-1] + count)
         if self._starts[-1] >= 2**31:
-            raise DataError(f"the source has {self._starts[-1]} samples; their ids must stay below 2**31")
-        self._sizes = np.full((self._starts[-1], len(SampleSizes._fields)), UNKNOWN, np.int64)
+            raise DataError(f"the data set has {self._starts[-1]} samples; their ids must stay below 2**31")
+        self._sizes = np.full((self._starts[-1], len(SampleSizes._fields)), _NOT_READ, np.int64)
         self._reasons: dict[int, tuple[str, str]] = {}
 
     def ids_of_kind(self, kind: str) -> range:
-        """Global ids of a kind.
-
-        Raises:
-            DataError: The source has no such kind.
-        """
+        """Sample ids of a kind; raises DataError if the data set has no such kind."""
         if kind not in self.counts:
-            raise DataError(f"the source has no samples of kind {kind!r}; it has {', '.join(self._kinds)}")
-        place = self._kinds.index(kind)
-        return range(self._starts[place], self._starts[place + 1])
+            raise DataError(f"the data set has no samples of kind {kind!r}; it has {', '.join(self._kinds)}")
+        number = self._kinds.index(kind)
+        return range(self._starts[number], self._starts[number + 1])
 
-    def kind_of(self, number: SupportsIndex) -> str:
-        """The kind of a global id."""
-        return self._kinds[self._place(int(number))]
+    def kind_of(self, sample_id: SupportsIndex) -> str:
+        """Kind of a sample."""
+        return self._kinds[self._kind_number(int(sample_id))]
 
-    def metadata(self, number: SupportsIndex) -> SampleMetadata:
-        """The outline of a global id.
+    def metadata(self, sample_id: SupportsIndex) -> SampleMetadata:
+        """Metadata of a sample.
 
         Raises:
-            BadSampleError: It cannot be used.
-            DataError: No such id.
+            BadSampleError: The sample cannot be used.
+            DataError: There is no such sample id.
         """
-        place = self._place(int(number))
-        return self._datasets[self._kinds[place]][int(number) - self._starts[place]]
+        number = self._kind_number(int(sample_id))
+        return self._samples_by_kind[self._kinds[number]][int(sample_id) - self._starts[number]]
 
-    def sizes(self, number: SupportsIndex) -> SampleSizes:
-        """What a sample takes of a row; raises as `outline`."""
-        number = int(number)
-        self._place(number)
-        known = self._sizes[number]
-        if known[0] == UNKNOWN:
+    def sizes(self, sample_id: SupportsIndex) -> SampleSizes:
+        """What a sample takes of a row; errors as of `metadata`."""
+        sample_id = int(sample_id)
+        self._kind_number(sample_id)
+        cached = self._sizes[sample_id]
+        if cached[0] == _NOT_READ:
             try:
-                known[:] = self.metadata(number).sizes
+                cached[:] = self.metadata(sample_id).sizes
             except BadSampleError as error:
-                known[:] = BAD
-                self._reasons[number] = error.where, error.reason
-        if known[0] == BAD:
-            raise BadSampleError(*self._reasons[number])
-        return SampleSizes(*known.tolist())
+                cached[:] = _BAD
+                self._reasons[sample_id] = error.where, error.reason
+        if cached[0] == _BAD:
+            raise BadSampleError(*self._reasons[sample_id])
+        return SampleSizes(*cached.tolist())
 
-    def load(self, number: SupportsIndex) -> Sample:
-        """The decoded sample of a global id; raises as `outline`."""
-        return self.metadata(number).load(int(number))
+    def load(self, sample_id: SupportsIndex) -> Sample:
+        """The decoded sample; errors as of `metadata` and `SampleMetadata.load`."""
+        return self.metadata(sample_id).load(int(sample_id))
 
-    def _place(self, number: int) -> int:
-        if not 0 <= number < self._starts[-1]:
-            raise DataError(f"sample id {number} is outside the source's {self._starts[-1]} samples")
-        return bisect.bisect_right(self._starts, number) - 1
+    def _kind_number(self, sample_id: int) -> int:
+        if not 0 <= sample_id < self._starts[-1]:
+            raise DataError(f"sample id {sample_id} is outside the data set's {self._starts[-1]} samples")
+        return bisect.bisect_right(self._starts, sample_id) - 1

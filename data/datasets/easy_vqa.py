@@ -10,7 +10,9 @@ import numpy as np
 
 from data.datasets.easy_vqa_samples import description_sample, text_sample, vqa_sample
 from data.errors import DataError
-from data.media.patches import load_image, resize_to_square
+from data.media.images import read_image
+from data.media.patches import resize_to_square
+from data.records import Media
 from data.samples.media_items import image_item
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
@@ -126,7 +128,7 @@ class EasyVQA:
         """
         # Two threads may decode the same picture once each; both write the same pixels.
         if image_id not in self._images:
-            self._images[image_id] = load_image(self._image_paths[image_id])
+            self._images[image_id] = read_image(Media.from_file(self._image_paths[image_id]))
         return self._images[image_id]
 
     def description(self, image_id: int) -> str:

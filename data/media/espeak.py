@@ -1,4 +1,4 @@
-"""eSpeak NG: text to speech by rules, with many voices, none of them a recorded person's (Debian's `espeak-ng`)."""
+"""Speech synthesis by eSpeak NG (Debian's `espeak-ng`): rule-based, with many voices and no recorded speaker."""
 
 import pathlib
 import re
@@ -15,45 +15,45 @@ from data.media.audio import read_audio
 from data.records import Media
 
 PROGRAM = "espeak-ng"
-SLOWEST, FASTEST = 80, 450  # words a minute
-_PATIENCE = 60  # seconds for one call, which takes hundredths of one
+MIN_SPEED, MAX_SPEED = 80, 450  # words per minute
+_TIMEOUT = 60  # seconds for one call, which takes hundredths of a second
 _VARIANT = re.compile(r"!v/(.+?)\s*(?:\(|$)")
 
 
 class Espeak:
-    """The installed program, ready to speak. The same text, voice and speed give the same sound on one machine.
+    """The installed program. On one machine, the same text, voice and speed give the same sound.
 
     Attributes:
-        version: What it calls itself, for the record.
+        version: Name and version of the program.
 
     Raises:
-        DataError: It is not installed.
+        DataError: The program is not installed.
     """
 
     def __init__(self) -> None:
         """Finds the program."""
-        found = shutil.which(PROGRAM)
-        if found is None:
+        path = shutil.which(PROGRAM)
+        if path is None:
             raise DataError(
-                f"{PROGRAM}, which speaks the questions, is not installed; install your system's package of that name: "
+                f"{PROGRAM}, which synthesizes speech, is not installed; install your system's package of that name: "
                 f"apt-get install {PROGRAM} on Debian and Ubuntu"
             )
-        self._program = found
+        self._program = path
         self.version = self._run("--version").split("  ")[0].strip()
 
     def check_voices(self, voices: Iterable[str], speeds: Iterable[int]) -> None:
-        """Checks what is to be asked of it: left to itself, it takes another variant or speed without a word.
+        """Checks voices and speeds; the program itself would replace unknown ones silently.
 
         Args:
-            voices: Such as `en-us` and `en-gb+f2`: a language, and a variant of the speaker.
-            speeds: Words a minute.
+            voices: Such as `en-us` and `en-gb+f2`: a language, optionally with a variant of the speaker.
+            speeds: Words per minute.
 
         Raises:
-            DataError: An unknown language or variant, or a speed that it does not have.
+            DataError: An unknown language or variant, or a speed outside the program's range.
         """
         for speed in speeds:
-            if not SLOWEST <= speed <= FASTEST:
-                raise DataError(f"a speed of {speed} words a minute; {PROGRAM} speaks {SLOWEST} to {FASTEST}")
+            if not MIN_SPEED <= speed <= MAX_SPEED:
+                raise DataError(f"a speed of {speed} words per minute; {PROGRAM} speaks {MIN_SPEED} to {MAX_SPEED}")
         variants = {match[1] for line in self._run("--voices=variant").splitlines() if (match := _VARIANT.search(line))}
         lines = [line.split() for line in self._run("--voices").splitlines()[1:]]
         languages = {fields[1] for fields in lines if len(fields) > 1}
@@ -67,27 +67,30 @@ class Espeak:
                 )
 
     def synthesize(self, text: str, voice: str, speed: int) -> Float32[np.ndarray, " samples"]:
-        """The text spoken, without the pause at its end: mono sound of 16 kHz.
+        """Speaks a text, without the pause at its end: mono sound of 16 kHz.
 
         Args:
-            text: Words.
-            voice, speed: See `require`.
+            text: What is spoken.
+            voice: See `check_voices`.
+            speed: Words per minute.
 
         Raises:
             DataError: The program fails.
         """
         with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "said.wav"
+            path = pathlib.Path(folder) / "speech.wav"
             self._run("-v", voice, "-s", str(speed), "-z", "-w", str(path), "--", text)
             return read_audio(Media.from_file(path))
 
     def _run(self, *arguments: str) -> str:
         try:
-            ran = subprocess.run(
-                [self._program, *arguments], capture_output=True, text=True, timeout=_PATIENCE, stdin=subprocess.DEVNULL
+            process = subprocess.run(
+                [self._program, *arguments], capture_output=True, text=True, timeout=_TIMEOUT, stdin=subprocess.DEVNULL
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise DataError(f"{self._program} {' '.join(arguments)} does not run: {error}") from error
-        if ran.returncode:
-            raise DataError(f"{self._program} {' '.join(arguments)} fails: {ran.stderr.strip() or ran.returncode}")
-        return ran.stdout
+            raise DataError(f"{self._program} {' '.join(arguments)} cannot be run: {error}") from error
+        if process.returncode:
+            raise DataError(
+                f"{self._program} {' '.join(arguments)} failed: {process.stderr.strip() or process.returncode}"
+            )
+        return process.stdout

@@ -1,6 +1,7 @@
-"""Pictures of any file to RGB pixels, and their sizes from the header alone."""
+"""Image files of any common format: decoding to RGB pixels, and sizes from headers alone."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -8,14 +9,16 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from data.errors import BadSampleError
+from data.media.patches import to_uint8
 from data.records import Media
 
-# The formats that data sets hold. Pillow's others stay shut: some are vectors drawn by another program.
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
-# Above it Pillow speaks of a decompression bomb: 256 MiB of RGB pixels.
-MAX_PIXELS = 89_478_485
+"""Pillow's names of the formats that are read. Others stay disabled: some run an external program."""
 
-# What undoes each orientation that EXIF knows; 1 is upright.
+MAX_PIXELS = 89_478_485
+"""Pixels above which Pillow warns of a decompression bomb: 256 MiB of RGB."""
+
+# The transformation that undoes each EXIF orientation; 1 is upright.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -25,38 +28,43 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_LYING = (5, 6, 7, 8)  # height and width change places
+_SWAPS_SIDES = (5, 6, 7, 8)  # orientations in which height and width are exchanged
 
 
 def read_image(media: Media) -> UInt8[np.ndarray, "h w 3"]:
-    """Decodes a picture as a person sees it: turned upright by its EXIF orientation, laid over white where transparent.
+    """Decodes an image as a viewer shows it: upright by its EXIF orientation, on white where it is transparent.
 
-    Of an animation, the first frame. Greys of 16 bits keep their upper 8.
+    Of an animation, the first frame. Of 16-bit grey levels, the upper 8 bits.
 
     Raises:
-        BadSampleError: Missing, cut, not of `FORMATS`, without a pixel, of more than `MOST_PIXELS`, or of numbers
-            without a known range.
+        BadSampleError: The file is missing, truncated, not of `IMAGE_FORMATS`, without pixels, of more than
+            `MAX_PIXELS`, or has values of unknown range.
     """
-    with _opened(media) as image:
-        turn = _UPRIGHT.get(_orientation(image))
+    with _open_image(media) as image:
+        transpose = _UPRIGHT.get(_orientation(image))
         rgb = _to_rgb(image)
-        return np.asarray(rgb if turn is None else rgb.transpose(turn))
+        return np.asarray(rgb if transpose is None else rgb.transpose(transpose))
 
 
 def image_size(media: Media) -> tuple[int, int]:
-    """The (height, width) that `read_picture` gives, from the header.
+    """The (height, width) of what `read_image` returns, from the header.
 
     Raises:
-        BadSampleError: The header alone shows that `read_picture` would refuse it.
+        BadSampleError: The header shows that `read_image` would refuse the file.
     """
-    with _opened(media) as image:
+    with _open_image(media) as image:
         width, height = image.size
-        return (width, height) if _orientation(image) in _LYING else (height, width)
+        return (width, height) if _orientation(image) in _SWAPS_SIDES else (height, width)
+
+
+def save_image(path: str | os.PathLike[str], image: np.ndarray) -> None:
+    """Writes float pixels [height, width, 3] in [-1, 1] to a file; the suffix selects the format."""
+    Image.fromarray(to_uint8(image)).save(path)
 
 
 @contextlib.contextmanager
-def _opened(media: Media) -> Iterator[Image.Image]:
-    """The picture with its header read and its pixels not; whatever fails inside becomes BadSampleError."""
+def _open_image(media: Media) -> Iterator[Image.Image]:
+    """Opens an image whose header is valid, without decoding; every error inside becomes BadSampleError."""
     try:
         with media.open() as stream, Image.open(stream, formats=IMAGE_FORMATS) as image:
             width, height = image.size
@@ -70,17 +78,17 @@ def _opened(media: Media) -> Iterator[Image.Image]:
     except BadSampleError:
         raise
     except UnidentifiedImageError as error:
-        raise BadSampleError(media.where, f"no whole header of {', '.join(IMAGE_FORMATS)}") from error
-    # Pillow's decoders let nearly anything through for a damaged file: OSError, SyntaxError, ValueError, struct.error.
+        raise BadSampleError(media.where, f"no complete header of {', '.join(IMAGE_FORMATS)}") from error
+    # Pillow's decoders raise nearly anything for a damaged file: OSError, SyntaxError, ValueError, struct.error.
     except Exception as error:
         raise BadSampleError(media.where, f"{type(error).__name__}: {error}") from error
 
 
 def _orientation(image: Image.Image) -> int:
-    """1 to 8, as the header says it; 1 where it says nothing that makes sense.
+    """EXIF orientation, 1 to 8; 1 where the header has none or an invalid one.
 
-    Not `Image.getexif`: for a PNG it decodes the pixels to look behind them. A TIFF is turned by Pillow itself, in its
-    size too.
+    `Image.getexif` is not used because it decodes the pixels of a PNG to look behind them. Pillow itself applies the
+    orientation of a TIFF, to its size too.
     """
     if image.format == "TIFF" or "exif" not in image.info:
         return 1
@@ -88,7 +96,7 @@ def _orientation(image: Image.Image) -> int:
     try:
         exif.load(image.info["exif"])
         orientation = exif.get(ExifTags.Base.Orientation, 1)
-    except Exception:  # A damaged block: viewers show such a picture as it is stored.
+    except Exception:  # viewers show an image with a damaged EXIF block as it is stored
         return 1
     return orientation if orientation in _UPRIGHT else 1
 
@@ -100,6 +108,6 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if not image.has_transparency_data:
         return image.convert("RGB")
     layer = image.convert("RGBA")
-    paper = Image.new("RGBA", layer.size, "white")
-    paper.alpha_composite(layer)
-    return paper.convert("RGB")
+    background = Image.new("RGBA", layer.size, "white")
+    background.alpha_composite(layer)
+    return background.convert("RGB")

@@ -1,109 +1,98 @@
-"""Images on the host: files to pixels, pixels to patches, and back."""
+"""Pixels to the inputs of vision encoders and the targets of generators: resizing, patches and back."""
 
 import math
-import os
 
 import numpy as np
+from jaxtyping import Float, Float32, Int32, UInt8
 from PIL import Image
 
-from data.errors import BadSampleError, DataError
+from data.errors import DataError
 
 
-def load_image(path: str | os.PathLike[str]) -> np.ndarray:
-    """Reads an image file as RGB, uint8[height, width, 3].
-
-    Raises:
-        BadSampleError: The file is missing, truncated or no image.
-    """
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    # Pillow's decoders let nearly anything through for a damaged file: OSError, SyntaxError, ValueError, struct.error.
-    except Exception as error:
-        raise BadSampleError(path, f"{type(error).__name__}: {error}") from error
-
-
-def save_image(path: str | os.PathLike[str], image: np.ndarray) -> None:
-    """Writes float pixels [height, width, 3] of [-1, 1] to a file; the suffix names the format."""
-    Image.fromarray(to_uint8(image)).save(path)
-
-
-def to_unit_range(image: np.ndarray) -> np.ndarray:
+def to_unit_range(image: UInt8[np.ndarray, "*shape"]) -> Float32[np.ndarray, "*shape"]:
     """Scales uint8 pixels to float32 in [-1, 1]."""
     return image.astype(np.float32) / np.float32(127.5) - np.float32(1)
 
 
-def to_uint8(image: np.ndarray) -> np.ndarray:
-    """Scales float pixels of [-1, 1] to uint8, clipping what lies outside."""
+def to_uint8(image: Float[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
+    """Scales float pixels of [-1, 1] to uint8; values outside are clipped."""
     return np.rint((np.clip(image, -1, 1) + 1) * 127.5).astype(np.uint8)
 
 
-def fitted_size(height: int, width: int, unit: int, most: int) -> tuple[int, int]:
-    """Size an image is resized to: both sides multiples of `unit`, at most `most` cells of unit x unit.
+def fitted_size(height: int, width: int, cell_size: int, max_cells: int) -> tuple[int, int]:
+    """Size to which an image is resized so that it divides into cells: (height, width) in pixels.
 
-    The next multiples below, so that nothing is invented; an image over the cap is shrunk first, its aspect kept.
+    Both sides are rounded down to multiples of the cell's side; an image of too many cells is first scaled down, its
+    aspect ratio kept.
 
     Args:
-        height, width: Size in pixels.
-        unit: Side of a cell: patch x merge.
-        most: Cap on the number of cells, at least 1.
+        height: Height in pixels.
+        width: Width in pixels.
+        cell_size: Side of a cell in pixels: patch x merge.
+        max_cells: Largest number of cells, at least 1.
     """
-    rows, columns = max(1, height // unit), max(1, width // unit)
-    if rows * columns > most:
-        shrink = math.sqrt(most / (height * width))
-        rows, columns = max(1, int(height * shrink)), max(1, int(width * shrink))
-    # A strip thinner than a cell is raised to one cell, which may take the other side over the cap.
-    return min(rows, most) * unit, min(columns, most) * unit
+    rows, columns = max(1, height // cell_size), max(1, width // cell_size)
+    if rows * columns > max_cells:
+        scale = math.sqrt(max_cells / (height * width))
+        rows, columns = max(1, int(height * scale)), max(1, int(width * scale))
+    # A side shorter than a cell is raised to one cell, after which the other side may exceed the limit.
+    return min(rows, max_cells) * cell_size, min(columns, max_cells) * cell_size
 
 
-def resize_to_fit(image: np.ndarray, unit: int, most: int) -> np.ndarray:
-    """Resizes uint8 pixels to `fitted_size`, antialiased; an image of a fitting size is returned as it is."""
-    height, width = fitted_size(*image.shape[:2], unit, most)
+def resize_to_fit(image: UInt8[np.ndarray, "h w c"], cell_size: int, max_cells: int) -> UInt8[np.ndarray, "_ _ c"]:
+    """Resizes an image to `fitted_size` with antialiasing; an image of that size is returned unchanged."""
+    height, width = fitted_size(image.shape[0], image.shape[1], cell_size, max_cells)
     if (height, width) == image.shape[:2]:
         return image
     return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.LANCZOS))
 
 
-def resize_to_square(image: np.ndarray, side: int) -> np.ndarray:
-    """The generator's target: uint8 pixels to float32[side, side, 3] in [-1, 1], antialiased, aspect not kept."""
+def resize_to_square(image: UInt8[np.ndarray, "h w c"], side: int) -> Float32[np.ndarray, "{side} {side} c"]:
+    """A generator's target in [-1, 1]: resized with antialiasing to a square, whatever its aspect ratio."""
     return to_unit_range(np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.BOX)))
 
 
-def patchify(image: np.ndarray, patch: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts an image into flattened patches, the merge x merge patches of every cell adjacent.
+def patchify(
+    image: UInt8[np.ndarray, "h w c"], patch: int, merge: int
+) -> tuple[Float32[np.ndarray, "p patch_values"], Int32[np.ndarray, "p 2"]]:
+    """Divides an image into flattened patches such that the merge x merge patches of every cell are adjacent.
 
-    Cells in raster order, patches in raster order within a cell, pixels in raster order within a patch.
+    Cells are in raster order, patches in raster order within their cell, pixels in raster order within their patch.
 
     Args:
-        image: uint8[height, width, c]; both sides multiples of patch x merge.
+        image: Both sides are multiples of patch x merge.
         patch: Side of a patch in pixels.
         merge: Side of a cell in patches.
 
     Returns:
-        patches: float32[p, patch * patch * c] in [-1, 1].
-        positions: int32[p, 2], (row, column) of each patch.
+        Patches [p, patch * patch * c] in [-1, 1], and the (row, column) of each.
 
     Raises:
-        DataError: A side that is no multiple.
+        DataError: A side is no multiple of patch x merge.
     """
     height, width, channels = image.shape
-    unit = patch * merge
-    if height % unit or width % unit:
-        raise DataError(f"image of {height}x{width} pixels: sides must be multiples of {unit}; use `fit` first")
-    cells = (height // unit, width // unit)
+    cell_size = patch * merge
+    if height % cell_size or width % cell_size:
+        raise DataError(
+            f"an image of {height}x{width} pixels: sides must be multiples of {cell_size}; resize it (`resize_to_fit`)"
+        )
+    cell_rows, cell_columns = height // cell_size, width // cell_size
 
-    def cell_order(grid: np.ndarray) -> np.ndarray:
-        return grid.reshape(cells[0], merge, cells[1], merge, -1).transpose(0, 2, 1, 3, 4)
+    def in_cell_order(grid: np.ndarray) -> np.ndarray:
+        # [rows, columns, ...] -> [cell rows, cell columns, merge, merge, values]
+        return grid.reshape(cell_rows, merge, cell_columns, merge, -1).transpose(0, 2, 1, 3, 4)
 
     rows, columns = np.indices((height // patch, width // patch), dtype=np.int32)
-    positions = cell_order(np.stack([rows, columns], axis=-1)).reshape(-1, 2)
+    positions = in_cell_order(np.stack([rows, columns], axis=-1)).reshape(-1, 2)
     blocks = image.reshape(height // patch, patch, width // patch, patch, channels).swapaxes(1, 2)
-    patches = cell_order(blocks).reshape(-1, patch * patch * channels)
+    patches = in_cell_order(blocks).reshape(-1, patch * patch * channels)
     return to_unit_range(patches), np.ascontiguousarray(positions)
 
 
-def unpatchify(patches: np.ndarray, positions: np.ndarray, patch: int) -> np.ndarray:
-    """The inverse of `patchify`: uint8[height, width, c] from patches and their positions, in any order."""
+def unpatchify(
+    patches: Float[np.ndarray, "p patch_values"], positions: Int32[np.ndarray, "p 2"], patch: int
+) -> UInt8[np.ndarray, "h w c"]:
+    """The inverse of `patchify`, for patches in any order."""
     rows, columns = positions.max(axis=0) + 1
     grid = np.zeros((rows, columns, patches.shape[1]), np.uint8)
     grid[positions[:, 0], positions[:, 1]] = to_uint8(patches)

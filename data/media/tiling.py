@@ -1,11 +1,11 @@
-"""How a picture becomes images for a vision transformer: one at its own resolution, or tiles of one size.
+"""Tilings: how an input image becomes images for a vision encoder, one at its own resolution or tiles of one size.
 
-The sizes follow from the picture's size alone, so that its tokens are known from the header.
+The sizes depend on the size of the input alone, so the number of backbone tokens is known from its header.
 """
 
 import dataclasses
 import functools
-from typing import Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
@@ -17,23 +17,28 @@ from data.media.patches import fitted_size, resize_to_fit
 
 @runtime_checkable
 class ImageTiling(Protocol):
-    """A rule that makes images of a picture; `unit`, patch x merge, is the side in pixels of one backbone token."""
+    """A frozen dataclass that maps an input image to encoder images.
 
-    def image_sizes(self, height: int, width: int, unit: int) -> list[tuple[int, int]]:
-        """(height, width) of each image, multiples of `unit`, of a picture of that size."""
+    `cell_size`, patch x merge, is the side in pixels of the area that becomes one backbone token.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def image_sizes(self, height: int, width: int, cell_size: int) -> list[tuple[int, int]]:
+        """The (height, width) of each encoder image of an input of that size; multiples of `cell_size`."""
         ...
 
-    def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], unit: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
-        """The images, of exactly these sizes."""
+    def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], cell_size: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
+        """The encoder images, of exactly these sizes."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class NativeResolution:
-    """One image of the picture's own resolution and aspect, as close as multiples of `unit` and a cap allow.
+    """One image of the input's own resolution and aspect ratio, as closely as whole cells and their limit allow.
 
     Attributes:
-        most_cells: Cap on its cells of unit x unit pixels, its backbone tokens; a larger picture is shrunk to it.
+        max_cells: Largest number of cells, which is that of backbone tokens; larger images are scaled down.
     """
 
     max_cells: int
@@ -41,25 +46,26 @@ class NativeResolution:
     def __post_init__(self) -> None:
         _require_positive(self)
 
-    def image_sizes(self, height: int, width: int, unit: int) -> list[tuple[int, int]]:
-        """One size."""
-        return [fitted_size(height, width, unit, self.max_cells)]
+    def image_sizes(self, height: int, width: int, cell_size: int) -> list[tuple[int, int]]:
+        """The size of the one image."""
+        return [fitted_size(height, width, cell_size, self.max_cells)]
 
-    def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], unit: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
-        """One image, resized with antialiasing where it must be."""
-        return [resize_to_fit(pixels, unit, self.max_cells)]
+    def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], cell_size: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
+        """The one image, resized with antialiasing if necessary."""
+        return [resize_to_fit(pixels, cell_size, self.max_cells)]
 
 
 @dataclasses.dataclass(frozen=True)
 class DynamicTiling:
-    """InternVL's dynamic tiling (arXiv 2404.16821, section 3.3): a grid of square tiles, and the whole as a thumbnail.
+    """InternVL's dynamic tiling (arXiv 2404.16821, section 3.3): a grid of square tiles and a thumbnail.
 
-    The picture is resized to the grid whose aspect is closest to its own, and cut in raster order.
+    The input is resized to the grid whose aspect ratio is closest to its own, and cut into tiles in raster order.
 
     Attributes:
-        tile: Side of a tile in pixels; a multiple of `unit`.
-        least, most: Tiles of the grid.
-        thumbnail: Whether the whole picture, resized to one tile, follows where there is more than one.
+        tile_size: Side of a tile in pixels; a multiple of the cell size.
+        min_tiles: Smallest number of tiles of a grid.
+        max_tiles: Largest number of tiles of a grid.
+        thumbnail: Whether the whole input, resized to one tile, follows a grid of more than one tile.
     """
 
     tile_size: int = 448
@@ -71,14 +77,15 @@ class DynamicTiling:
         _require_positive(self)
         if self.min_tiles > self.max_tiles:
             raise DataError(
-                f"Tiles.least = {self.min_tiles} is above Tiles.most = {self.max_tiles}; raise most or lower least"
+                f"DynamicTiling.min_tiles = {self.min_tiles} is above DynamicTiling.max_tiles = {self.max_tiles}; "
+                "raise max_tiles or lower min_tiles"
             )
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """(rows, columns) whose columns/rows is closest to width/height.
+        """The (rows, columns) whose columns/rows is closest to width/height.
 
-        Of grids that are equally close, the largest one of which the picture covers more than half, the picture's
-        pixels against the grid's; the smallest where it covers half of none of the larger ones.
+        Among equally close grids, the largest of which the input covers more than half, comparing numbers of pixels;
+        the smallest if it covers more than half of none of the larger ones.
         """
         grids = _grids(self.min_tiles, self.max_tiles)
         distances = [abs(width / height - columns / rows) for rows, columns in grids]
@@ -87,38 +94,41 @@ class DynamicTiling:
         covered = [grid for grid in larger if 2 * height * width > self.tile_size**2 * grid[0] * grid[1]]
         return covered[-1] if covered else smallest
 
-    def image_sizes(self, height: int, width: int, unit: int) -> list[tuple[int, int]]:
-        """The same size once a tile; raises DataError where a tile's side is no multiple of `unit`."""
-        if self.tile_size % unit:
-            raise DataError(f"Tiles.tile = {self.tile_size} must be a multiple of patch x merge = {unit}")
+    def image_sizes(self, height: int, width: int, cell_size: int) -> list[tuple[int, int]]:
+        """The same size for every tile and the thumbnail.
+
+        Raises:
+            DataError: The side of a tile is no multiple of `cell_size`.
+        """
+        if self.tile_size % cell_size:
+            raise DataError(
+                f"DynamicTiling.tile_size = {self.tile_size} must be a multiple of patch x merge = {cell_size}"
+            )
         rows, columns = self.grid(height, width)
         return [(self.tile_size, self.tile_size)] * (rows * columns + (self.thumbnail and rows * columns > 1))
 
-    def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], unit: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
+    def cut_images(self, pixels: UInt8[np.ndarray, "h w 3"], cell_size: int) -> list[UInt8[np.ndarray, "_ _ 3"]]:
         """The tiles, then the thumbnail; resized by cubic interpolation with antialiasing, as published."""
         height, width = pixels.shape[:2]
-        count = len(self.image_sizes(height, width, unit))
+        count = len(self.image_sizes(height, width, cell_size))
         rows, columns = self.grid(height, width)
-        picture = Image.fromarray(pixels)
-        whole = self._resized(picture, rows, columns)
-        tiles = (
-            whole.reshape(rows, self.tile_size, columns, self.tile_size, 3)
-            .swapaxes(1, 2)
-            .reshape(-1, self.tile_size, self.tile_size, 3)
-        )
+        image = Image.fromarray(pixels)
+        side = self.tile_size
+        resized = self._resize_to_grid(image, rows, columns)  # [rows * side, columns * side, 3]
+        tiles = resized.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
         images = [np.ascontiguousarray(tile) for tile in tiles]
-        return images if len(images) == count else [*images, self._resized(picture, 1, 1)]
+        return images if len(images) == count else [*images, self._resize_to_grid(image, 1, 1)]
 
-    def _resized(self, picture: Image.Image, rows: int, columns: int) -> np.ndarray:
+    def _resize_to_grid(self, image: Image.Image, rows: int, columns: int) -> np.ndarray:
         size = (columns * self.tile_size, rows * self.tile_size)
-        return np.asarray(picture.resize(size, Image.Resampling.BICUBIC))
+        return np.asarray(image.resize(size, Image.Resampling.BICUBIC))
 
 
 @functools.cache
-def _grids(least: int, most: int) -> list[tuple[int, int]]:
-    """Every (rows, columns) of `least` to `most` tiles, those of fewer tiles first."""
-    sides = range(1, most + 1)
-    grids = [(rows, columns) for columns in sides for rows in sides if least <= rows * columns <= most]
+def _grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
+    """Every (rows, columns) of that many tiles, in order of their number of tiles."""
+    sides = range(1, max_tiles + 1)
+    grids = [(rows, columns) for columns in sides for rows in sides if min_tiles <= rows * columns <= max_tiles]
     return sorted(grids, key=lambda grid: grid[0] * grid[1])
 
 

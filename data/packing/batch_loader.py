@@ -1,4 +1,4 @@
-"""From a planned step to its global batch: the samples of the rows that this host needs are decoded and packed."""
+"""The batch loader: decodes and packs the samples of a planned step, those of the rows that this host needs."""
 
 import concurrent.futures
 import dataclasses
@@ -15,53 +15,54 @@ from data.packing.step_planner import StepPlan
 from data.samples.sample import Sample
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class BatchLoader:
     """Decodes planned steps.
 
-    A sample that turns out to be unreadable leaves its place empty, and is noted; the losses are still divided by what
-    was planned, because other hosts do not know of it.
+    The place of a sample that turns out to be unreadable stays empty, and the batch lists the sample. Losses are still
+    normalised by what was planned, because other hosts do not know of it.
 
     Attributes:
-        catalogue: Finds the samples.
+        sample_index: Loads the samples.
         model: Names the modules.
-        capacity: Of a row.
-        weights: What the language loss and the generator's count.
-        threads: That decode at once; 0 decodes one after the other, which is fastest for small images.
+        capacity: Capacity of a row.
+        loss_weights: Weights of the language loss and of the generator's loss.
+        threads: Decoding threads; 0 decodes sequentially, the fastest for small images.
         rows: Rows that this host needs; None for all.
     """
 
     sample_index: SampleIndex
     model: ModelConfig
     capacity: RowCapacity
-    weights: tuple[float, float]
+    loss_weights: tuple[float, float]
     threads: int = 0
     rows: Sequence[int] | None = None
 
     def __call__(self, plan: StepPlan) -> GlobalBatch:
         """The batch of a step."""
-        needed = set(range(len(plan.rows)) if self.rows is None else self.rows)
-        wanted = [number for row, numbers in enumerate(plan.rows) if row in needed for number in numbers]
-        loaded = dict(zip(wanted, self._load(wanted), strict=True))
+        sample_format = self.sample_index.sample_format
+        needed_rows = set(range(len(plan.rows)) if self.rows is None else self.rows)
+        needed_ids = [sample_id for row, ids in enumerate(plan.rows) if row in needed_rows for sample_id in ids]
+        loaded = dict(zip(needed_ids, self._load(needed_ids), strict=True))
         rows = [
-            [found for number in numbers if row in needed and isinstance(found := loaded[number], Sample)]
-            for row, numbers in enumerate(plan.rows)
+            [sample for sample_id in ids if row in needed_rows and isinstance(sample := loaded[sample_id], Sample)]
+            for row, ids in enumerate(plan.rows)
         ]
-        refused = tuple(found for found in loaded.values() if isinstance(found, Refusal))
-        totals = BatchTotals.from_sizes(plan.sizes[number] for numbers in plan.rows for number in numbers)
-        packed = pack_rows(rows, self.capacity, self.sample_index.sample_format)
-        for row in set(range(len(plan.rows))) - needed:
+        refused = tuple(result for result in loaded.values() if isinstance(result, Refusal))
+        totals = BatchTotals.from_sizes(plan.sizes[sample_id] for ids in plan.rows for sample_id in ids)
+        packed = pack_rows(rows, self.capacity, sample_format)
+        for row in set(range(len(plan.rows))) - needed_rows:
             packed.sample_ids[row, : len(plan.rows[row])] = plan.rows[row]
-        batch = build_global_batch(packed, self.model, self.sample_index.sample_format, *self.weights, totals)
+        batch = build_global_batch(packed, self.model, sample_format, *self.loss_weights, totals)
         return dataclasses.replace(batch, state=plan.state_after.to_json(), refused=(*plan.refused, *refused))
 
-    def _load(self, numbers: Sequence[int]) -> list[Sample | Refusal]:
+    def _load(self, sample_ids: Sequence[int]) -> list[Sample | Refusal]:
         load = functools.partial(call_or_refuse, self.sample_index.load, self.sample_index)
-        each = _pool(self.threads).map if self.threads else map
-        return list(each(load, numbers))
+        parallel_map = _decoding_threads(self.threads).map if self.threads else map
+        return list(parallel_map(load, sample_ids))
 
 
 @functools.cache
-def _pool(threads: int) -> concurrent.futures.ThreadPoolExecutor:
-    """So many threads of this process; every step of every loader uses the same ones, and they end with the process."""
+def _decoding_threads(threads: int) -> concurrent.futures.ThreadPoolExecutor:
+    """The thread pool of this process, which the steps of all loaders share; it ends with the process."""
     return concurrent.futures.ThreadPoolExecutor(threads, "decode")

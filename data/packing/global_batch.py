@@ -1,8 +1,7 @@
-"""The global batch: host arrays of static shapes for every module, with the losses' normalisation in their weights.
+"""The global batch: host arrays of static shapes for every module, with the normalisation of losses in their weights.
 
-Dimensions: n rows of the whole global batch, s tokens of a row, p patches, f mel frames, g generated images,
-q conditions an image, z side of a generated image, c channels. A plan cuts the rows into microbatches and instances
-later.
+Dimensions: n rows of the global batch, s tokens of a row, p patches, f mel frames, g target images, q conditions of an
+image, z side of a target image, c channels. A plan divides the rows into microbatches and among replicas later.
 """
 
 import dataclasses
@@ -19,9 +18,9 @@ from data.samples.sample import SampleSizes
 from data.samples.sample_format import SampleFormat
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class GlobalBatch:
-    """One step's data.
+    """The data of one step.
 
     Attributes:
         arrays: By module name (here the default names), then field:
@@ -31,17 +30,17 @@ class GlobalBatch:
               class token.
             - `audio`: `frames` float32[n, f, mels]; `segments` int32[n, f/2], number of the clip; `positions`.
             - `backbone`, each [n, s]: `tokens`; `segments`, 0 for padding, else number of the sample within the row;
-              `branches`; `positions` in the sample; for every encoder `{name}_index`, -1 or the row's merged token
-              of that encoder that takes the token's place; `targets`; `weights` float32, each target token's share
-              of the loss: they sum to `language_weight`; where the backbone has experts `shares` float32, each token's
-              share of their balancing loss: they sum to 1. And for every generator `{name}_conditions`
-              int32[n, g, q], positions in the row.
+              `branches`; `positions` in the sample; for every encoder `{name}_index`, -1 or the index within the row
+              of the encoder output that replaces the token's embedding; `targets`; `weights` float32, the weight of
+              each token in the loss: they sum to `language_weight`; where the backbone has experts, `shares` float32,
+              the weight of each token in their balancing loss: they sum to 1. For every generator,
+              `{name}_conditions` int32[n, g, q], positions in the row.
             - `generator`: `images` float32[n, g, z, z, c] in [-1, 1]; `weights` float32[n, g], which sum to
               `generator_weight`; `samples` int32[n, g], the sample ids that key noise and time.
-        sample_ids: int32[n, most samples a row], -1 for none.
-        counts: By module name (real, capacity): patches, frames, tokens and generated images.
+        sample_ids: int32[n, most samples of a row], -1 for none.
+        counts: By module name, (real, capacity): patches, frames, tokens and target images.
         targets: Number of target tokens.
-        state: What the pipeline needs to continue behind this batch; empty for one made by hand.
+        state: State from which the pipeline continues after this batch; empty for a batch built by hand.
         refused: Samples that planning or decoding refused for this batch.
     """
 
@@ -55,7 +54,7 @@ class GlobalBatch:
 
 @dataclasses.dataclass(frozen=True)
 class BatchTotals:
-    """What a global batch holds in all: known to every host before any of it is decoded."""
+    """Sums over the samples of a global batch, which every host knows before any of them is decoded."""
 
     tokens: int
     patches: int
@@ -65,29 +64,28 @@ class BatchTotals:
 
     @classmethod
     def from_sizes(cls, sizes: Iterable[SampleSizes]) -> "BatchTotals":
-        """The sums over samples."""
-        given = list(sizes)
+        """The sums over samples of these sizes."""
+        sizes_of_samples = list(sizes)
         names = [field.name for field in dataclasses.fields(cls)]
-        return cls(**{name: sum(int(getattr(each, name)) for each in given) for name in names})
+        return cls(**{name: sum(int(getattr(sizes, name)) for sizes in sizes_of_samples) for name in names})
 
     @classmethod
-    def from_rows(cls, rows: PackedRows, form: SampleFormat) -> "BatchTotals":
-        """What is in rows that hold the whole batch."""
+    def from_rows(cls, rows: PackedRows, sample_format: SampleFormat) -> "BatchTotals":
+        """The sums over rows that hold the whole batch."""
 
-        def values(field: str) -> int:
+        def value_count(field: str) -> int:
             if field not in rows.encoder_inputs:
                 return 0
-            each = form.encoder_formats[field]
-            items = rows.encoder_inputs[field].item_ids
-            cells = items.reshape(
-                len(items), -1, each.values_per_token // each.values_per_position
-            )  # a class token fills its own in part
-            return int((cells > 0).any(axis=2).sum()) * each.values_per_token
+            encoder_format = sample_format.encoder_formats[field]
+            item_ids = rows.encoder_inputs[field].item_ids
+            positions_per_token = encoder_format.values_per_token // encoder_format.values_per_position
+            cells = item_ids.reshape(len(item_ids), -1, positions_per_token)  # a class token fills part of its cell
+            return int((cells > 0).any(axis=2).sum()) * encoder_format.values_per_token
 
         return cls(
             tokens=int((rows.token_segments > 0).sum()),
-            patches=values("patches"),
-            frames=values("frames"),
+            patches=value_count("patches"),
+            frames=value_count("frames"),
             images=int((rows.target_image_samples >= 0).sum()),
             targets=int(rows.layout.target_mask.sum()),
         )
@@ -96,65 +94,71 @@ class BatchTotals:
 def build_global_batch(
     rows: PackedRows,
     model: ModelConfig,
-    form: SampleFormat,
+    sample_format: SampleFormat,
     language_weight: float = 1.0,
     generator_weight: float = 1.0,
     totals: BatchTotals | None = None,
 ) -> GlobalBatch:
-    """Names packed rows after the modules that read them, and normalises the losses over the whole batch.
+    """Names the arrays of packed rows after the modules that read them, and normalises the losses over the batch.
 
-    A batch without a target token or without a generated image is an ordinary one: all its weights are zero.
+    A batch without target tokens or without target images is an ordinary one: all weights of that loss are zero.
 
     Args:
-        rows: All rows; those that this host does not need may be empty.
+        rows: All rows of the batch; those that this host does not need may be empty.
         model: Names the backbone.
-        form: Names the encoders and the generator.
-        language_weight, generator_weight: What the losses count in their sum.
-        totals: Of the whole batch; counted in the rows if they are not given.
+        sample_format: Names the encoders and the generator.
+        language_weight: Weight of the language loss in the total loss.
+        generator_weight: Weight of the generator's loss in the total loss.
+        totals: Sums over the whole batch; counted in the rows if None.
     """
-    totals = totals or BatchTotals.from_rows(rows, form)
-    count, tokens = rows.token_segments.shape
-    backbone = _backbone(rows, form) | {
-        "weights": _shares(rows.layout.target_mask > 0, language_weight, totals.targets)
+    totals = totals or BatchTotals.from_rows(rows, sample_format)
+    row_count, tokens = rows.token_segments.shape
+    backbone = _backbone_arrays(rows, sample_format) | {
+        "weights": _even_weights(rows.layout.target_mask > 0, language_weight, totals.targets)
     }
     if model.backbone.experts:
-        backbone["shares"] = _shares(rows.token_segments > 0, 1.0, totals.tokens)
+        backbone["shares"] = _even_weights(rows.token_segments > 0, 1.0, totals.tokens)
     arrays = {model.backbone.name: backbone}
-    counts = {model.backbone.name: (totals.tokens, count * tokens)}
-    for field, each in form.encoder_formats.items():
-        stream = rows.encoder_inputs[field]
-        arrays[each.module] = {field: stream.values, "segments": stream.item_ids, "positions": stream.positions}
-        counts[each.module] = (getattr(totals, field), count * stream.values.shape[1])
-    if form.target_images:
-        drawn = rows.target_image_samples >= 0
-        arrays[form.target_images.module] = {
+    counts = {model.backbone.name: (totals.tokens, row_count * tokens)}
+    for field, encoder_format in sample_format.encoder_formats.items():
+        values, item_ids, positions = rows.encoder_inputs[field]
+        arrays[encoder_format.module] = {field: values, "segments": item_ids, "positions": positions}
+        counts[encoder_format.module] = (getattr(totals, field), row_count * values.shape[1])
+    if sample_format.target_images:
+        generator = sample_format.target_images.module
+        is_image = rows.target_image_samples >= 0
+        arrays[generator] = {
             "images": rows.target_images,
-            "weights": _shares(drawn, generator_weight, totals.images),
+            "weights": _even_weights(is_image, generator_weight, totals.images),
             "samples": np.maximum(rows.target_image_samples, 0),
         }
-        backbone[f"{form.target_images.module}_conditions"] = rows.condition_positions
-        counts[form.target_images.module] = (totals.images, drawn.size)
-    return GlobalBatch(arrays, rows.sample_ids, counts, totals.targets)
+        backbone[f"{generator}_conditions"] = rows.condition_positions
+        counts[generator] = (totals.images, is_image.size)
+    return GlobalBatch(arrays=arrays, sample_ids=rows.sample_ids, counts=counts, targets=totals.targets)
 
 
-def _backbone(rows: PackedRows, form: SampleFormat) -> dict[str, np.ndarray]:
+def _backbone_arrays(rows: PackedRows, sample_format: SampleFormat) -> dict[str, np.ndarray]:
     layout = rows.layout
+    indices = {
+        f"{sample_format.encoder_formats[field].module}_index": index for field, index in layout.encoder_indices.items()
+    }
     return {
         "tokens": layout.tokens,
         "segments": rows.token_segments,
         "branches": layout.branches,
         "positions": layout.positions,
-        **{f"{form.encoder_formats[field].module}_index": index for field, index in layout.encoder_indices.items()},
+        **indices,
         "targets": layout.targets,
     }
 
 
-def capacity_for_model(capacity: RowCapacity, form: SampleFormat) -> RowCapacity:
-    """The capacity without what the model has no module for."""
-    absent = {field: 0 for field in ("patches", "frames") if field not in form.encoder_formats}
-    return dataclasses.replace(capacity, **absent, images=capacity.images if form.target_images else 0)
+def capacity_for_model(capacity: RowCapacity, sample_format: SampleFormat) -> RowCapacity:
+    """The capacity, 0 for quantities of modules that the model does not have."""
+    absent = {field: 0 for field in ("patches", "frames") if field not in sample_format.encoder_formats}
+    images = capacity.images if sample_format.target_images else 0
+    return dataclasses.replace(capacity, **absent, images=images)
 
 
-def _shares(mask: np.ndarray, weight: float, total: int) -> np.ndarray:
-    """float32: `weight` split evenly over so many places, of which the mask has all or some."""
+def _even_weights(mask: np.ndarray, weight: float, total: int) -> np.ndarray:
+    """float32: `weight` divided evenly among `total` elements, of which the mask selects all or some."""
     return mask * np.float32(weight / max(1, total))

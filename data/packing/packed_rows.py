@@ -1,4 +1,4 @@
-"""Packing: several samples in one row of fixed capacities, with indices that count from the row's start."""
+"""Packed rows: several samples in one row of fixed capacity, with indices that count from the start of the row."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,19 +12,19 @@ from data.samples.sample_format import SampleFormat
 from data.samples.token_layout import TOKEN_COLUMNS, TokenLayout
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PackedRows:
-    """Rows of packed samples, all indices counted from the row's start; dimensions as in `data.packing.global_batch`.
+    """Rows of packed samples; dimensions as in `data.packing.global_batch`.
 
     Attributes:
         layout: The token columns, each [n, s].
-        token_segments: int32[n, s], 0 for padding, else number of the sample within the row.
-        streams: By field; `values` [n, p, w], `items` [n, p / stride], 0 for padding, else number of the image or clip
-            within the row, `positions` [n, p / stride, ...].
-        images: float32[n, g, z, z, 3].
-        conditions: int32[n, g, q].
-        image_samples: int32[n, g], sample id of each generated image, -1 for padding.
-        sample_ids: int32[n, most samples a row], -1 for none.
+        token_segments: int32[n, s], 0 for padding, else 1-based number of the sample within the row.
+        encoder_inputs: By field: `values` [n, p, w]; `item_ids` [n, positions], 0 for padding, else 1-based number of
+            the image or clip within the row; `positions` [n, positions, ...].
+        target_images: float32[n, g, z, z, 3].
+        condition_positions: int32[n, g, q].
+        target_image_samples: int32[n, g], sample id of each target image, -1 for padding.
+        sample_ids: int32[n, most samples of a row], -1 for none.
     """
 
     layout: TokenLayout
@@ -36,28 +36,29 @@ class PackedRows:
     sample_ids: np.ndarray
 
 
-def empty_rows(count: int, capacity: RowCapacity, form: SampleFormat) -> PackedRows:
-    """Rows without a sample."""
-    shape = (count, capacity.tokens)
-    streams = {}
-    for field, each in form.encoder_formats.items():
-        values, items, positions = empty_encoder_inputs(each)
+def empty_rows(count: int, capacity: RowCapacity, sample_format: SampleFormat) -> PackedRows:
+    """Rows without samples."""
+    encoder_inputs = {}
+    for field, encoder_format in sample_format.encoder_formats.items():
+        values, item_ids, positions = empty_encoder_inputs(encoder_format)
         length = getattr(capacity, field)
-        halves = length // each.values_per_position
-        streams[field] = EncoderInputs(
+        position_count = length // encoder_format.values_per_position
+        encoder_inputs[field] = EncoderInputs(
             np.zeros((count, length, *values.shape[1:]), values.dtype),
-            np.zeros((count, halves), items.dtype),
-            np.zeros((count, halves, *positions.shape[1:]), positions.dtype),
+            np.zeros((count, position_count), item_ids.dtype),
+            np.zeros((count, position_count, *positions.shape[1:]), positions.dtype),
         )
-    size, conditions = (form.target_images.size, form.target_images.conditions) if form.target_images else (1, 1)
-    images = capacity.images if form.target_images else 0
+    target = sample_format.target_images
+    size, conditions = (target.size, target.conditions) if target else (1, 1)
+    images = capacity.images if target else 0
+    shape = (count, capacity.tokens)
     return PackedRows(
         layout=TokenLayout(
-            *(np.zeros(shape, np.int32) for _ in TOKEN_COLUMNS),
-            encoder_indices={field: np.full(shape, -1, np.int32) for field in form.encoder_formats},
+            **{column: np.zeros(shape, np.int32) for column in TOKEN_COLUMNS},
+            encoder_indices={field: np.full(shape, -1, np.int32) for field in sample_format.encoder_formats},
         ),
         token_segments=np.zeros(shape, np.int32),
-        encoder_inputs=streams,
+        encoder_inputs=encoder_inputs,
         target_images=np.zeros((count, images, size, size, 3), np.float32),
         condition_positions=np.zeros((count, images, conditions), np.int32),
         target_image_samples=np.full((count, images), -1, np.int32),
@@ -65,82 +66,84 @@ def empty_rows(count: int, capacity: RowCapacity, form: SampleFormat) -> PackedR
     )
 
 
-def pack_rows(rows: Sequence[Sequence[Sample]], capacity: RowCapacity, form: SampleFormat) -> PackedRows:
-    """Lays every row's samples one behind the other; what each row is given must fit it."""
-    packed = empty_rows(len(rows), capacity, form)
+def pack_rows(rows: Sequence[Sequence[Sample]], capacity: RowCapacity, sample_format: SampleFormat) -> PackedRows:
+    """Places the samples of every row one after the other; the samples of a row must fit into it."""
+    packed = empty_rows(len(rows), capacity, sample_format)
     for row, samples in enumerate(rows):
-        _Row(packed, row, form).fill(samples)
+        _RowFiller(packed, row, sample_format).fill(samples)
     return packed
 
 
-class _Row:
-    """One row being filled: how far each of its parts is."""
+class _RowFiller:
+    """Fills one row and keeps the offsets of its next sample."""
 
-    def __init__(self, packed: PackedRows, row: int, form: SampleFormat) -> None:
-        self._packed, self._row, self._form = packed, row, form
-        self._tokens = self._images = 0
-        self._places = dict.fromkeys(form.encoder_formats, 0)
-        self._items = dict.fromkeys(form.encoder_formats, 0)
+    def __init__(self, packed: PackedRows, row: int, sample_format: SampleFormat) -> None:
+        self._packed, self._row, self._format = packed, row, sample_format
+        self._tokens = 0
+        self._target_images = 0
+        self._values = dict.fromkeys(sample_format.encoder_formats, 0)
+        self._items = dict.fromkeys(sample_format.encoder_formats, 0)
 
     def fill(self, samples: Sequence[Sample]) -> None:
         for number, sample in enumerate(samples):
             self._packed.sample_ids[self._row, number] = sample.id
             self._add_tokens(sample.layout, number + 1)
-            self._add_images(sample)
+            self._add_target_images(sample)
             self._tokens += len(sample.layout.tokens)
-            for field in self._form.encoder_formats:
-                self._add_stream(field, sample.encoder_inputs[field])
+            for field in self._format.encoder_formats:
+                self._add_encoder_inputs(field, sample.encoder_inputs[field])
 
     def _add_tokens(self, layout: TokenLayout, segment: int) -> None:
-        packed, here = self._packed, (self._row, slice(self._tokens, self._tokens + len(layout.tokens)))
-        for name in TOKEN_COLUMNS:
-            getattr(packed.layout, name)[here] = getattr(layout, name)
-        packed.token_segments[here] = segment
-        for field, form in self._form.encoder_formats.items():
+        packed = self._packed
+        target = (self._row, slice(self._tokens, self._tokens + len(layout.tokens)))
+        for column in TOKEN_COLUMNS:
+            getattr(packed.layout, column)[target] = getattr(layout, column)
+        packed.token_segments[target] = segment
+        for field, encoder_format in self._format.encoder_formats.items():
             index = layout.encoder_indices[field]
-            first = self._places[field] // form.values_per_token
-            packed.layout.encoder_indices[field][here] = np.where(index >= 0, index + first, -1)
+            offset = self._values[field] // encoder_format.values_per_token
+            packed.layout.encoder_indices[field][target] = np.where(index >= 0, index + offset, -1)
 
-    def _add_images(self, sample: Sample) -> None:
-        packed, here = self._packed, (self._row, slice(self._images, self._images + len(sample.target_images)))
+    def _add_target_images(self, sample: Sample) -> None:
+        packed = self._packed
+        target = (self._row, slice(self._target_images, self._target_images + len(sample.target_images)))
         if len(sample.target_images):
-            packed.target_images[here] = sample.target_images
-            packed.condition_positions[here] = sample.condition_positions + self._tokens
-            packed.target_image_samples[here] = sample.id
-        self._images += len(sample.target_images)
+            packed.target_images[target] = sample.target_images
+            packed.condition_positions[target] = sample.condition_positions + self._tokens
+            packed.target_image_samples[target] = sample.id
+        self._target_images += len(sample.target_images)
 
-    def _add_stream(self, field: str, stream: EncoderInputs) -> None:
-        target, stride, first = (
-            self._packed.encoder_inputs[field],
-            self._form.encoder_formats[field].values_per_position,
-            self._places[field],
-        )
-        if not len(stream.values):
+    def _add_encoder_inputs(self, field: str, inputs: EncoderInputs) -> None:
+        if not len(inputs.values):
             return
-        last = first + len(stream.values)
-        target.values[self._row, first:last] = stream.values
-        numbers = np.where(stream.item_ids > 0, stream.item_ids + self._items[field], 0)
-        target.item_ids[self._row, first // stride : last // stride] = numbers
-        target.positions[self._row, first // stride : last // stride] = stream.positions
-        self._places[field] = last
-        self._items[field] += int(stream.item_ids.max())
+        packed = self._packed.encoder_inputs[field]
+        per_position = self._format.encoder_formats[field].values_per_position
+        start, end = self._values[field], self._values[field] + len(inputs.values)
+        positions = slice(start // per_position, end // per_position)
+        packed.values[self._row, start:end] = inputs.values
+        packed.item_ids[self._row, positions] = np.where(inputs.item_ids > 0, inputs.item_ids + self._items[field], 0)
+        packed.positions[self._row, positions] = inputs.positions
+        self._values[field] = end
+        self._items[field] += int(inputs.item_ids.max())
 
 
-def pack_samples(samples: Sequence[Sample], rows: int, capacity: RowCapacity, form: SampleFormat) -> PackedRows:
-    """Packs given samples first-fit into `rows` rows, for prompts and for tests.
+def pack_samples(
+    samples: Sequence[Sample], rows: int, capacity: RowCapacity, sample_format: SampleFormat
+) -> PackedRows:
+    """Packs samples first-fit into a number of rows: for prompts and for tests.
 
     Raises:
-        DataError: A sample that fits no row, or more samples than the rows hold.
+        DataError: A sample does not fit into any row, or the samples do not fit into the rows.
     """
-    filled: list[list[Sample]] = [[] for _ in range(rows)]
-    room = np.tile([*capacity.vector, capacity.samples], (rows, 1))
+    samples_of_rows: list[list[Sample]] = [[] for _ in range(rows)]
+    room = np.tile([*capacity.vector, capacity.samples], (rows, 1))  # [rows, quantities and samples]
     for sample in samples:
         if excess := capacity.excess_reason(sample.sizes):
             raise DataError(f"sample {sample.id} ({sample.kind}): {excess}")
-        wanted = np.array([*(sample.sizes[name] for name in CAPACITY_FIELDS), 1.0])
-        fitting = np.flatnonzero((room >= wanted).all(axis=1))
+        needed = np.array([*(sample.sizes[name] for name in CAPACITY_FIELDS), 1.0])
+        fitting = np.flatnonzero((room >= needed).all(axis=1))
         if not len(fitting):
-            raise DataError(f"{len(samples)} samples do not fit {rows} rows of {capacity}; give them more rows")
-        filled[fitting[0]].append(sample)
-        room[fitting[0]] -= wanted
-    return pack_rows(filled, capacity, form)
+            raise DataError(f"{len(samples)} samples do not fit into {rows} rows of {capacity}; use more rows")
+        samples_of_rows[fitting[0]].append(sample)
+        room[fitting[0]] -= needed
+    return pack_rows(samples_of_rows, capacity, sample_format)

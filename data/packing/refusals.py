@@ -1,9 +1,9 @@
-"""What a pipeline refused, by cause: samples that cannot be read, and samples that fit no row."""
+"""Refusals: samples that a pipeline leaves out because they cannot be read or do not fit into a row."""
 
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
@@ -11,14 +11,22 @@ from data.errors import BadSampleError
 from data.quarantine import Quarantine
 from data.samples.sample import SampleSizes
 
-Answer = TypeVar("Answer")
+_Result = TypeVar("_Result")
 
-UNREADABLE, OVERSIZED = "unreadable", "oversized"
-_NEARLY_ALL = 1 - 1e-9
+RefusalCause = Literal["unreadable", "oversized"]
+
+_ALMOST_ALL = 1 - 1e-9
 
 
 class Refusal(NamedTuple):
-    """A sample that is in no step: its cause, `unreadable` or `oversized`, its kind, its name, and what is wrong."""
+    """A sample that is left out.
+
+    Attributes:
+        cause: `unreadable` or `oversized` (`RefusalCause`).
+        kind: Kind of the sample.
+        key: Name of the sample.
+        reason: What is wrong with it.
+    """
 
     cause: str
     kind: str
@@ -26,45 +34,52 @@ class Refusal(NamedTuple):
     reason: str
 
 
-def call_or_refuse(ask: Callable[[int], Answer], catalogue: SampleIndex, number: int) -> Answer | Refusal:
-    """What a method of the catalogue answers of a sample, or that the sample cannot be read."""
+def call_or_refuse(method: Callable[[int], _Result], samples: SampleIndex, sample_id: int) -> _Result | Refusal:
+    """What a method of the sample index returns for a sample, or the refusal of a sample that cannot be read."""
     try:
-        return ask(number)
+        return method(sample_id)
     except BadSampleError as error:
-        return Refusal(UNREADABLE, catalogue.kind_of(number), error.where, error.reason)
+        return Refusal("unreadable", samples.kind_of(sample_id), error.where, error.reason)
 
 
-def oversized_refusal(sizes: SampleSizes, capacity: RowCapacity, catalogue: SampleIndex, number: int) -> Refusal | None:
-    """That a sample of these sizes fits no row, or None if it fits."""
+def oversized_refusal(
+    sizes: SampleSizes, capacity: RowCapacity, samples: SampleIndex, sample_id: int
+) -> Refusal | None:
+    """The refusal of a sample that does not fit into a row; None if it fits."""
     excess = capacity.excess_reason(sizes._asdict())
-    return Refusal(OVERSIZED, catalogue.kind_of(number), f"sample {number}", excess) if excess else None
+    return Refusal("oversized", samples.kind_of(sample_id), f"sample {sample_id}", excess) if excess else None
 
 
 class RefusalLog:
-    """Every refused sample once, in a quarantine a cause.
+    """All refused samples, each once, in one quarantine for each cause.
 
-    Unreadable samples are an error above the share given; oversized ones if a kind has no others, for then none of it
-    would ever come.
+    More unreadable samples than allowed are an error. Oversized samples are an error if no others of their kind
+    exist, because that kind would never be drawn.
     """
 
-    def __init__(self, counts: Mapping[str, int], max_share: float) -> None:
-        """Starts empty; `counts` are the samples of every kind."""
+    def __init__(self, counts: Mapping[str, int], max_unreadable_share: float) -> None:
+        """Creates an empty log.
+
+        Args:
+            counts: Number of samples of every kind.
+            max_unreadable_share: Largest share of a kind that may be unreadable.
+        """
         self._quarantines = {
-            UNREADABLE: Quarantine(counts, max_share),
-            OVERSIZED: Quarantine(counts, _NEARLY_ALL),
+            "unreadable": Quarantine(counts, max_unreadable_share),
+            "oversized": Quarantine(counts, _ALMOST_ALL),
         }
 
-    def add(self, refused: Iterable[Refusal]) -> None:
-        """Notes what a batch brought; raises DataError if it is too much."""
-        for cause, kind, key, reason in refused:
-            self._quarantines[cause].add(kind, key, reason)
+    def add(self, refusals: Iterable[Refusal]) -> None:
+        """Adds the refusals of a batch; raises DataError if there are too many."""
+        for refusal in refusals:
+            self._quarantines[refusal.cause].add(refusal.kind, refusal.key, refusal.reason)
 
     def counts(self) -> dict[str, int]:
-        """Distinct samples, by cause."""
+        """Number of distinct refused samples by cause: `unreadable_samples`, `oversized_samples`."""
         return {f"{cause}_samples": len(quarantine) for cause, quarantine in self._quarantines.items()}
 
     def write(self, folder: str | os.PathLike[str]) -> None:
-        """Writes a file of JSON lines a cause that refused something: `unreadable.jsonl`, `oversized.jsonl`."""
+        """Writes `unreadable.jsonl` and `oversized.jsonl`, those of them that list anything, as JSON lines."""
         for cause, quarantine in self._quarantines.items():
             if len(quarantine):
                 quarantine.write(pathlib.Path(folder) / f"{cause}.jsonl")

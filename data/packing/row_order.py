@@ -1,66 +1,120 @@
-"""The order of a step's rows, from the sizes of their samples or from the rows of a batch that is already made."""
+"""Row order: the order of a step's rows that makes the simulated step of a plan short.
+
+Rows are ordered where batches are made, from the sizes of their samples and before these are decoded, as in DistTrain
+(arXiv 2408.04275). Rows move as wholes, so no sum over a batch changes.
+"""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
+from configs.architectures import ModelConfig
+from configs.clusters import CLUSTERS
+from data.errors import DataError
 from data.packing.global_batch import GlobalBatch
 from data.samples.sample import SampleSizes
 from data.samples.sample_format import SampleFormat
-from sharding.balancing.reordering.row_reorderer import RowReorderer
-
-RowLoads = Mapping[str, np.ndarray]
-"""By module, [n, 3]: tokens, sum of the squares of their segments' lengths, and items of every row."""
+from sharding.balancing.reordering.row_reorderer import REORDERING_POLICIES, RowReorderer
+from sharding.costs.analytic import AnalyticCostModel
+from sharding.plans.plan import Plan
+from sharding.plans.trained_parts import trained_parts
+from sharding.specs.layer import make_loads
+from sharding.specs.modules import module_graph
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowOrder:
-    """Orders rows before they are decoded (`data.packing.step_planner.Arrange`), as a plan's simulated step is shortest.
+    """Orders the rows of a step from the sizes of their samples (`data.packing.step_planner.OrderRows`).
 
     Attributes:
-        arranger: Orders loads, for one plan.
-        sample_format: Names the modules that read streams and draw.
+        reorderer: Orders row loads for one plan.
+        sample_format: Names the encoders and the generator.
         backbone: Name of the backbone.
     """
 
-    arranger: RowReorderer
+    reorderer: RowReorderer
     sample_format: SampleFormat
     backbone: str
 
     def __call__(self, rows: Sequence[Sequence[SampleSizes]]) -> Int[np.ndarray, " n"]:
         """The order of rows whose samples have these sizes."""
-        return self.arranger.row_order(self._loads(rows))
+        return self.reorderer.row_order(self.row_loads(rows))
 
-    def _loads(self, rows: Sequence[Sequence[SampleSizes]]) -> dict[str, np.ndarray]:
-        sums = [np.sum([_numbers(of) for of in row], axis=0) if row else np.zeros(7) for row in rows]
-        tokens, squares, patches, patch_squares, frames, frame_squares, images = np.array(sums, float).T
-        nothing = np.zeros(len(rows))
-        loads = {self.backbone: np.stack([tokens, squares, nothing], axis=1)}
+    def row_loads(self, rows: Sequence[Sequence[SampleSizes]]) -> dict[str, Float[np.ndarray, "n 3"]]:
+        """Loads of every row by module (`sharding.specs.layer.LoadColumn`)."""
+
+        def row_sums(name: str) -> Float[np.ndarray, " n"]:
+            return np.array([sum(getattr(sizes, name) for sizes in row) for row in rows], float)
+
+        loads = {self.backbone: make_loads(row_sums("tokens"), row_sums("token_squares"))}
         if self.sample_format.patches:
-            loads[self.sample_format.patches.module] = np.stack([patches, patch_squares, nothing], axis=1)
+            loads[self.sample_format.patches.module] = make_loads(row_sums("patches"), row_sums("patch_squares"))
         if self.sample_format.frames:
-            positions = frames / self.sample_format.frames.values_per_position
-            loads[self.sample_format.frames.module] = np.stack([positions, frame_squares, nothing], axis=1)
+            positions = row_sums("frames") / self.sample_format.frames.values_per_position
+            loads[self.sample_format.frames.module] = make_loads(positions, row_sums("frame_squares"))
         if self.sample_format.target_images:
-            loads[self.sample_format.target_images.module] = np.stack([nothing, nothing, images], axis=1)
+            loads[self.sample_format.target_images.module] = make_loads(items=row_sums("images"))
         return loads
 
 
-def _numbers(sizes: SampleSizes) -> tuple[int, ...]:
-    return (
-        sizes.tokens,
-        sizes.token_squares,
-        sizes.patches,
-        sizes.patch_squares,
-        sizes.frames,
-        sizes.frame_squares,
-        sizes.images,
-    )
+@dataclasses.dataclass(frozen=True)
+class RowOrderRequest:
+    """A row order as plain data, so that producers on other hosts can order rows for a trainer's plan.
+
+    Attributes:
+        plan: The plan for which rows are ordered.
+        cluster: Name in `configs.clusters` of the devices whose roofline gives the cost of a row.
+        trainable: Parts that train (`TrainConfig.trainable`).
+        policy: Reordering policy (`sharding.balancing.reordering.row_reorderer`).
+    """
+
+    plan: Plan
+    cluster: str
+    trainable: tuple[str, ...]
+    policy: str
+
+    def make_row_order(self, model: ModelConfig, sample_format: SampleFormat) -> RowOrder:
+        """The row order for a model."""
+        graph = module_graph(model)
+        costs = AnalyticCostModel(CLUSTERS[self.cluster], element_bytes=model.element_bytes)
+        reorderer = RowReorderer(self.plan, graph, costs, trained_parts(graph, self.trainable), self.policy)
+        return RowOrder(reorderer, sample_format, model.backbone.name)
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as JSON values."""
+        return {
+            "plan": json.loads(self.plan.to_json()),
+            "cluster": self.cluster,
+            "trainable": list(self.trainable),
+            "policy": self.policy,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "RowOrderRequest":
+        """The request that `to_json` wrote; raises DataError or PlanError for other values."""
+        try:
+            plan = Plan.from_json(json.dumps(fields["plan"]))
+            cluster, trainable, policy = fields["cluster"], tuple(fields["trainable"]), fields["policy"]
+        except (KeyError, TypeError) as error:
+            raise DataError(f"not a row-order request: {type(error).__name__}: {error}") from error
+        if (
+            cluster not in CLUSTERS
+            or policy not in REORDERING_POLICIES
+            or not all(isinstance(name, str) for name in trainable)
+        ):
+            raise DataError(
+                f"not a row-order request: cluster {cluster!r}, policy {policy!r}, trainable parts {trainable}"
+            )
+        return cls(plan, cluster, trainable, policy)
 
 
 def reorder_rows(batch: GlobalBatch, order: Int[np.ndarray, " n"]) -> GlobalBatch:
-    """The batch with its rows in another order; no sum over it changes."""
-    arrays = {module: {name: array[order] for name, array in of.items()} for module, of in batch.arrays.items()}
+    """The batch with its rows in another order."""
+    arrays = {
+        module: {field: array[order] for field, array in fields.items()} for module, fields in batch.arrays.items()
+    }
     return dataclasses.replace(batch, arrays=arrays, sample_ids=batch.sample_ids[order])

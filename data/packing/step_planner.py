@@ -1,7 +1,8 @@
-"""Which samples form step k, in which rows: planned from sizes alone, a window of the stream at a time.
+"""The step planner: which samples form step k, in which rows, from their sizes alone.
 
-A plan depends on the configuration, the seed and what came before, never on hosts, workers or what was decoded. Samples
-that do not fill a step at the end of a window are carried into the next; they and three numbers are the whole state.
+The stream of samples is planned one window at a time. A plan depends on the configuration, the seed and the history,
+never on hosts, workers or decoded data. Samples that fill no step at the end of a window are carried into the next one;
+they and three numbers are the whole state.
 """
 
 import dataclasses
@@ -21,17 +22,21 @@ from data.packing.refusals import Refusal, call_or_refuse, oversized_refusal
 from data.samples.sample import SampleSizes
 
 OrderRows = Callable[[Sequence[Sequence[SampleSizes]]], Int[np.ndarray, " n"]]
+"""Sizes of the samples of every row -> the order of the rows, a permutation."""
+
+Row = tuple[int, ...]
+"""Sample ids of a row."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannerState:
-    """Where a planner is.
+    """How far a planner has come in the stream of samples.
 
     Attributes:
-        position: In the stream, where its window begins.
-        window: Number of the window.
-        taken: Steps of the window handed out.
-        carried: Global ids brought over from the window before, in order.
+        window_start: Position in the stream where the current window begins.
+        window_number: Number of the window.
+        steps_taken: Steps of the window that were handed out.
+        carried_samples: Sample ids carried over from the window before, in order.
     """
 
     window_start: int = 0
@@ -40,58 +45,58 @@ class PlannerState:
     carried_samples: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The state as JSON values."""
         return dataclasses.asdict(self) | {"carried_samples": list(self.carried_samples)}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "PlannerState":
-        """What `to_json` gave."""
+        """The state that `to_json` wrote."""
         return cls(**{**fields, "carried_samples": tuple(fields["carried_samples"])})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepPlan:
-    """One step.
+    """The samples of one step.
 
     Attributes:
-        rows: Global ids of every row's samples, in order.
-        sizes: What each of them takes.
-        after: Where the planner is behind this step.
-        refused: Samples of the step's window that no step has.
+        rows: Sample ids of every row, in order.
+        sizes: Sizes of each sample, by id.
+        state_after: State of the planner after this step.
+        refused: Samples of the step's window that are in no step.
     """
 
-    rows: tuple[tuple[int, ...], ...]
+    rows: tuple[Row, ...]
     sizes: Mapping[int, SampleSizes]
     state_after: PlannerState
     refused: tuple[Refusal, ...]
 
-    def reordered(self, arrange: OrderRows) -> "StepPlan":
-        """The same rows in the order that `arrange` gives."""
-        order = arrange([[self.sizes[number] for number in row] for row in self.rows])
+    def reordered(self, order_rows: OrderRows) -> "StepPlan":
+        """The plan with its rows in another order."""
+        order = order_rows([[self.sizes[sample_id] for sample_id in row] for row in self.rows])
         if sorted(order.tolist()) != list(range(len(self.rows))):
-            raise ValueError("an arrangement must be a permutation of the rows")
+            raise ValueError("a row order must be a permutation of the rows")
         return dataclasses.replace(self, rows=tuple(self.rows[row] for row in order))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class StepPlanner:
-    """Makes steps of a stream of samples.
+    """Plans the steps of a stream of samples.
 
     Attributes:
-        order: The stream of global ids; endless in training.
-        catalogue: Knows their sizes.
-        capacity: Of a row.
-        rows: Of a step.
-        window: Samples of the stream that are grouped at once.
-        epoch: Samples of the stream in which none comes twice; no window reaches over a multiple of it, so that an
-            epoch's samples come before the next one's.
-        group: Puts samples into rows.
-        form: Puts rows into steps.
-        seed: Of both.
-        strict: Whether a sample that fits no row is an error; else it is refused and noted.
+        sample_stream: Sample ids in the order of the stream; endless in training.
+        sample_index: Sizes of the samples.
+        capacity: Capacity of a row.
+        rows: Rows of a step.
+        window: Samples of the stream that are grouped at a time.
+        epoch: Samples of the stream among which none is repeated. No window crosses a multiple of it, so that the
+            samples of an epoch precede those of the next one.
+        group_samples: Groups samples into rows.
+        form_steps: Groups rows into steps.
+        seed: Seed of both.
+        strict: Whether a sample that does not fit into a row is an error; otherwise it is refused.
     """
 
-    sample_stream: grain.MapDataset
+    sample_stream: Sequence[int] | grain.MapDataset[int]
     sample_index: SampleIndex
     capacity: RowCapacity
     rows: int
@@ -102,83 +107,98 @@ class StepPlanner:
     seed: int
     strict: bool
 
-    def steps(self, place: PlannerState) -> Iterator[StepPlan]:
-        """The steps from a place on."""
-        skipped, empty = place.steps_taken, 0
+    def steps(self, state: PlannerState) -> Iterator[StepPlan]:
+        """The steps that follow a state.
+
+        Raises:
+            DataError: None of the samples of an epoch can be used, or one is oversized and the planner is strict.
+        """
+        skipped_steps, unusable_samples = state.steps_taken, 0
         while True:
-            window = self._window(place)
-            empty = 0 if window.sizes else empty + window.next.window_start - place.window_start
-            if empty >= self.epoch and not window.last:
+            window = self._plan_window(state)
+            unusable_samples = 0 if window.sizes else unusable_samples + window.next.window_start - state.window_start
+            if unusable_samples >= self.epoch and not window.is_last:
                 raise DataError(
-                    f"not one of {empty} samples can be used; the last: {window.refused[-1].key}: "
+                    f"not one of {unusable_samples} samples can be used; the last: {window.refused[-1].key}: "
                     f"{window.refused[-1].reason}"
                 )
-            for number, rows in enumerate(window.steps[skipped:], start=skipped + 1):
-                full = number == len(window.steps)
-                after = window.next if full else dataclasses.replace(place, steps_taken=number)
-                sizes = {sample: window.sizes[sample] for row in rows for sample in row}
-                yield StepPlan(rows, sizes, after, window.refused)
-            if window.last:
+            for number, rows in enumerate(window.steps[skipped_steps:], start=skipped_steps + 1):
+                window_ends = number == len(window.steps)
+                state_after = window.next if window_ends else dataclasses.replace(state, steps_taken=number)
+                sizes = {sample_id: window.sizes[sample_id] for row in rows for sample_id in row}
+                yield StepPlan(rows, sizes, state_after, window.refused)
+            if window.is_last:
                 return
-            place, skipped = window.next, 0
+            state, skipped_steps = window.next, 0
 
-    def _window(self, place: PlannerState) -> "_Window":
-        epoch_end = (place.window_start // self.epoch + 1) * self.epoch
-        stop = min(place.window_start + self.window, epoch_end, len(self.sample_stream))
-        numbers = [*place.carried_samples, *(int(self.sample_stream[at]) for at in range(place.window_start, stop))]
-        sizes, refused = self._sizes(numbers)
-        accepted = [number for number in numbers if number in sizes]
-        random = np.random.default_rng((self.seed, place.window_number))
-        last = stop == len(self.sample_stream)
-        steps, left = self._group(accepted, sizes, random, last)
-        if last and left:
-            steps.append(tuple((*left, *[()] * self.rows)[: self.rows]))
-            left = left[self.rows :]
-        carried = tuple(number for row in left for number in row)
-        following = PlannerState(stop, place.window_number + 1, 0, carried)
-        return _Window(steps, sizes, refused, following, last and not carried)
+    def _plan_window(self, state: PlannerState) -> "_PlannedWindow":
+        epoch_end = (state.window_start // self.epoch + 1) * self.epoch
+        end = min(state.window_start + self.window, epoch_end, len(self.sample_stream))
+        new_samples = (int(self.sample_stream[position]) for position in range(state.window_start, end))
+        sample_ids = [*state.carried_samples, *new_samples]
+        sizes, refused = self._read_sizes(sample_ids)
+        usable = [sample_id for sample_id in sample_ids if sample_id in sizes]
+        random = np.random.default_rng((self.seed, state.window_number))
+        stream_ends = end == len(self.sample_stream)
+        steps, leftover = self._form_steps(usable, sizes, random, more_windows=not stream_ends)
+        if stream_ends and leftover:
+            steps.append(tuple((*leftover, *[()] * self.rows)[: self.rows]))
+            leftover = leftover[self.rows :]
+        carried = tuple(sample_id for row in leftover for sample_id in row)
+        next_state = PlannerState(end, state.window_number + 1, 0, carried)
+        return _PlannedWindow(steps, sizes, refused, next_state, stream_ends and not carried)
 
-    def _sizes(self, numbers: Sequence[int]) -> tuple[dict[int, SampleSizes], tuple[Refusal, ...]]:
-        """The sizes of all samples that can be used, and the others."""
+    def _read_sizes(self, sample_ids: Sequence[int]) -> tuple[dict[int, SampleSizes], tuple[Refusal, ...]]:
+        """The sizes of all usable samples, and the refusals of the others."""
         sizes, refused = {}, []
-        for number in dict.fromkeys(numbers):
-            found = call_or_refuse(self.sample_index.sizes, self.sample_index, number)
-            if isinstance(found, Refusal):
-                refused.append(found)
-            elif excess := oversized_refusal(found, self.capacity, self.sample_index, number):
+        for sample_id in dict.fromkeys(sample_ids):
+            sample_sizes = call_or_refuse(self.sample_index.sizes, self.sample_index, sample_id)
+            if isinstance(sample_sizes, Refusal):
+                refused.append(sample_sizes)
+            elif oversized := oversized_refusal(sample_sizes, self.capacity, self.sample_index, sample_id):
                 if self.strict:
-                    raise DataError(f"sample {number} ({excess.kind}): {excess.reason}")
-                refused.append(excess)
+                    raise DataError(f"sample {sample_id} ({oversized.kind}): {oversized.reason}")
+                refused.append(oversized)
             else:
-                sizes[number] = found
+                sizes[sample_id] = sample_sizes
         return sizes, tuple(refused)
 
-    def _group(
-        self, numbers: list[int], sizes: Mapping[int, SampleSizes], random: np.random.Generator, last: bool
-    ) -> tuple[list[tuple[tuple[int, ...], ...]], list[tuple[int, ...]]]:
-        """Full steps, and the rows that are left."""
-        if not numbers:
+    def _form_steps(
+        self,
+        sample_ids: list[int],
+        sizes: Mapping[int, SampleSizes],
+        random: np.random.Generator,
+        *,
+        more_windows: bool,
+    ) -> tuple[list[tuple[Row, ...]], list[Row]]:
+        """Whole steps, and the leftover rows."""
+        if not sample_ids:
             return [], []
         limits = np.array([*self.capacity.vector, self.capacity.samples])
-        used = limits > 0
-        units = np.array(
-            [[*(getattr(sizes[number], name) for name in CAPACITY_FIELDS), 1] for number in numbers], float
+        in_use = limits > 0
+        units = np.array(  # [samples, quantities and samples]
+            [[*(getattr(sizes[sample_id], name) for name in CAPACITY_FIELDS), 1] for sample_id in sample_ids], float
         )
         window = form_window_steps(
-            units[:, used], limits[used], self.group_samples, self.form_steps, self.rows, random, waits=not last
+            units[:, in_use],
+            limits[in_use],
+            self.group_samples,
+            self.form_steps,
+            self.rows,
+            random,
+            more_windows=more_windows,
         )
-        rows = [tuple(numbers[member] for member in members) for members in window.groups]
-        return [tuple(rows[group] for group in step) for step in window.steps], [
-            rows[group] for group in window.leftover
-        ]
+        rows = [tuple(sample_ids[member] for member in members) for members in window.groups]
+        steps = [tuple(rows[group] for group in step) for step in window.steps]
+        return steps, [rows[group] for group in window.leftover]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Window:
-    """A window's steps and what comes behind it."""
+class _PlannedWindow:
+    """The steps of a window, and the state after it."""
 
-    steps: list[tuple[tuple[int, ...], ...]]
+    steps: list[tuple[Row, ...]]
     sizes: Mapping[int, SampleSizes]
     refused: tuple[Refusal, ...]
     next: PlannerState
-    last: bool
+    is_last: bool

@@ -1,4 +1,4 @@
-"""Planned steps kept for a while: requests come a little out of order, and are of several trainers."""
+"""The step-plan cache: planned steps by planner state, for requests slightly out of order and of several trainers."""
 
 import collections
 import threading
@@ -9,73 +9,74 @@ from data.packing.pipeline import BatchRecipe
 from data.packing.step_planner import PlannerState, StepPlan
 from data.producers.step_request import MAX_STEPS_AHEAD
 
-CHAINS = 8
-KEPT = 2 * MAX_STEPS_AHEAD
+MAX_CHAINS = 8
+"""Sequences of steps, each from another state, that are cached."""
+
+MAX_PLANS = 2 * MAX_STEPS_AHEAD
+"""Newest plans of a sequence that are cached."""
 
 
-class _Chain:
-    """Steps planned one behind the other from a place on, of which the newest are kept."""
+class _PlanChain:
+    """Consecutive steps from a state on, of which the newest are cached."""
 
-    def __init__(self, plans: Iterator[StepPlan], place: PlannerState) -> None:
+    def __init__(self, plans: Iterator[StepPlan], state: PlannerState) -> None:
         self._plans = plans
-        self._kept: collections.deque[tuple[PlannerState, StepPlan]] = (
-            collections.deque()
-        )  # each with the place before it
-        self._end = place
-        self._first = 0
-        self._numbers = {place: 0}
+        # Each plan with the state before it.
+        self._cached: collections.deque[tuple[PlannerState, StepPlan]] = collections.deque()
+        self._end = state
+        self._first = 0  # number of the first cached plan
+        self._numbers = {state: 0}  # number of the step that follows a state
 
-    def __contains__(self, place: PlannerState) -> bool:
-        return place in self._numbers
+    def __contains__(self, state: PlannerState) -> bool:
+        return state in self._numbers
 
-    def step(self, place: PlannerState, skip: int) -> StepPlan:
-        """The step so many behind a place of the chain."""
-        number = self._numbers[place] + skip
-        while number >= self._first + len(self._kept):
+    def step(self, state: PlannerState, skip: int) -> StepPlan:
+        """The step that many steps after a state of the chain."""
+        number = self._numbers[state] + skip
+        while number >= self._first + len(self._cached):
             self._extend()
-        return self._kept[number - self._first][1]
+        return self._cached[number - self._first][1]
 
     def _extend(self) -> None:
         plan = next(self._plans, None)
         if plan is None:
-            raise DataError("there are no steps behind the one before: the data has an end")
-        self._kept.append((self._end, plan))
+            raise DataError("there are no more steps: the data has an end")
+        self._cached.append((self._end, plan))
         self._end = plan.state_after
-        self._numbers[plan.state_after] = self._first + len(self._kept)
-        if len(self._kept) > KEPT:
-            before, _ = self._kept.popleft()
-            del self._numbers[before]
+        self._numbers[plan.state_after] = self._first + len(self._cached)
+        if len(self._cached) > MAX_PLANS:
+            state_before, _ = self._cached.popleft()
+            del self._numbers[state_before]
             self._first += 1
 
 
 class StepPlanCache:
-    """The steps of a recipe by the place that they come behind; threads may share it.
+    """The steps of a recipe by the state that they follow; threads may share it.
 
-    Asking on from where an earlier answer ended costs one step's planning. Another place begins another chain of steps,
-    at the cost of the window that the place is in; the chains used least recently are forgotten.
+    A request that continues from an earlier answer costs the planning of one step. Another state starts another chain
+    of steps, which costs the planning of the window that the state is in; least recently used chains are dropped.
     """
 
     def __init__(self, recipe: BatchRecipe) -> None:
         self._recipe = recipe
-        self._chains: list[_Chain] = []  # used last, last
+        self._chains: list[_PlanChain] = []  # least recently used first
         self._lock = threading.Lock()
 
-    def step(self, place: PlannerState, skip: int) -> StepPlan:
-        """The step so many behind a place.
+    def step(self, state: PlannerState, skip: int) -> StepPlan:
+        """The step that many steps after a state.
 
         Raises:
-            DataError: A place that the stream of samples does not have, or what planning raises.
+            DataError: The state is outside the stream of samples, or planning fails.
         """
-        if place.window_start >= len(self._recipe.planner.sample_stream):
-            raise DataError(
-                f"there is no place {place.window_start} in a stream of {len(self._recipe.planner.sample_stream)} samples"
-            )
+        stream_length = len(self._recipe.planner.sample_stream)
+        if state.window_start >= stream_length:
+            raise DataError(f"there is no position {state.window_start} in a stream of {stream_length} samples")
         with self._lock:
-            chain = next((chain for chain in self._chains if place in chain), None)
+            chain = next((chain for chain in self._chains if state in chain), None)
             if chain is None:
-                chain = _Chain(self._recipe.steps(place), place)
+                chain = _PlanChain(self._recipe.steps(state), state)
             others = [other for other in self._chains if other is not chain]
-            self._chains = others  # a chain whose planning fails cannot go on
-            plan = chain.step(place, skip)
-            self._chains = [*others[1 - CHAINS :], chain]
+            self._chains = others  # a chain whose planning fails cannot continue
+            plan = chain.step(state, skip)
+            self._chains = [*others[1 - MAX_CHAINS :], chain]
             return plan

@@ -1,36 +1,44 @@
-"""Global batches as Arrow data: what a producer sends and a trainer reads. Data alone, never a pickle.
+"""The wire format: global batches as Arrow data, sent by producers and read by trainers. Plain data, never a pickle.
 
-A stream has one column of bytes; every tensor is a row, or several if it is larger than a message may be. What the
-tensors are, and all else of the batch, stands as JSON in the schema's metadata under `mmjax`.
+A stream has one column of bytes. Every tensor is one row of it, or several if it is larger than a message may be. The
+names, dtypes and shapes of the tensors and the other fields of the batch are JSON in the schema's metadata, under
+`mmjax`.
 """
 
+import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from data.errors import DataError
+from data.extras import missing_extra
 from data.packing.global_batch import GlobalBatch
 from data.packing.refusals import Refusal
 
-WIRE_VERSION = 1
+try:
+    import pyarrow as pa
+except ImportError as error:
+    raise missing_extra("the preprocessing service", "service", error) from error
+
+WIRE_VERSION = 2
 METADATA_KEY = b"mmjax"
+
 MAX_PART_BYTES = 2**30
 """Bytes of a row: a message of Flight must stay below 2 GiB."""
 
 _COLUMN = pa.field("bytes", pa.large_binary(), nullable=False)
-_NUMBERS = "biuf"  # kinds of dtypes: no objects, no text
+_NUMBER_KINDS = "biuf"  # kinds of dtypes: no objects, no text
 
 
-def encode_batch(batch: GlobalBatch, largest_part: int = MAX_PART_BYTES) -> pa.RecordBatchReader:
-    """A batch as a stream that refers to its tensors' memory; contiguous ones are not copied.
+def encode_batch(batch: GlobalBatch, max_part_bytes: int = MAX_PART_BYTES) -> pa.RecordBatchReader:
+    """A batch as a stream that refers to the memory of its tensors; contiguous ones are not copied.
 
     Args:
-        batch: Of tensors of numbers or bools.
-        largest_part: Most bytes a row of the stream may have.
+        batch: A batch of numbers and bools.
+        max_part_bytes: Largest number of bytes of a row of the stream.
     """
     tensors = [("", "sample_ids", batch.sample_ids)]
     tensors += [(module, field, array) for module, fields in batch.arrays.items() for field, array in fields.items()]
@@ -44,15 +52,15 @@ def encode_batch(batch: GlobalBatch, largest_part: int = MAX_PART_BYTES) -> pa.R
         "refused": [list(refusal) for refusal in batch.refused],
     }
     schema = pa.schema([_COLUMN], metadata={METADATA_KEY: json.dumps(header).encode()})
-    parts = (part for *_, array in tensors for part in _parts(array, largest_part))
-    return pa.RecordBatchReader.from_batches(schema, (_row(part, schema) for part in parts))
+    parts = (part for *_, array in tensors for part in _byte_parts(array, max_part_bytes))
+    return pa.RecordBatchReader.from_batches(schema, (_stream_row(part, schema) for part in parts))
 
 
-def decode_batch(schema: pa.Schema, rows: Iterable[pa.RecordBatch]) -> GlobalBatch:
-    """The batch of a stream; its tensors lie, read-only, in the memory that the stream came in.
+def decode_batch(schema: pa.Schema, stream_rows: Iterable[pa.RecordBatch]) -> GlobalBatch:
+    """The batch of a stream; its tensors are read-only views of the stream's memory.
 
     Raises:
-        DataError: Not such a stream, or not all of it.
+        DataError: Another stream, or not all of it.
     """
     try:
         header = json.loads((schema.metadata or {})[METADATA_KEY])
@@ -60,18 +68,18 @@ def decode_batch(schema: pa.Schema, rows: Iterable[pa.RecordBatch]) -> GlobalBat
             raise DataError(f"a batch of wire version {header['version']}; this is version {WIRE_VERSION}")
         if schema.names != [_COLUMN.name] or schema.types != [_COLUMN.type]:
             raise DataError(f"a batch in columns {schema.names} of {schema.types}")
-        parts = _received(rows)
+        parts = _received_parts(stream_rows)
         arrays: dict[str, dict[str, np.ndarray]] = {"": {}} | {module: {} for module in header["modules"]}
         for module, field, dtype, shape in header["tensors"]:
-            arrays[module][field] = _tensor(parts, np.dtype(dtype), tuple(shape))
+            arrays[module][field] = _assemble_tensor(parts, np.dtype(dtype), tuple(shape))
         if next(parts, None) is not None:
             raise DataError("a batch with more tensors than its header names")
-        return GlobalBatch(sample_ids=arrays.pop("")["sample_ids"], arrays=arrays, **_plain_fields(header))
+        return GlobalBatch(sample_ids=arrays.pop("")["sample_ids"], arrays=arrays, **_header_fields(header))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, pa.ArrowInvalid) as error:
-        raise DataError(f"this is no batch: {type(error).__name__}: {error}") from error
+        raise DataError(f"not an encoded batch: {type(error).__name__}: {error}") from error
 
 
-def _plain_fields(header: Mapping[str, Any]) -> dict[str, Any]:
+def _header_fields(header: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "counts": {name: (int(real), int(capacity)) for name, (real, capacity) in header["counts"].items()},
         "targets": int(header["targets"]),
@@ -80,40 +88,79 @@ def _plain_fields(header: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parts(array: np.ndarray, largest: int) -> Iterator[np.ndarray]:
-    """The bytes of an array, in order; one part, which is empty, of an empty one."""
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    for start in range(0, max(len(flat), 1), largest):
-        yield flat[start : start + largest]
+def _byte_parts(array: np.ndarray, max_bytes: int) -> Iterator[np.ndarray]:
+    """The bytes of an array in order; of an empty array, one empty part."""
+    array_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for start in range(0, max(len(array_bytes), 1), max_bytes):
+        yield array_bytes[start : start + max_bytes]
 
 
-def _row(part: np.ndarray, schema: pa.Schema) -> pa.RecordBatch:
+def _stream_row(part: np.ndarray, schema: pa.Schema) -> pa.RecordBatch:
     offsets = pa.py_buffer(np.array([0, len(part)], np.int64))
     column = pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(part)])
     return pa.RecordBatch.from_arrays([column], schema=schema)
 
 
-def _received(rows: Iterable[pa.RecordBatch]) -> Iterator[np.ndarray]:
-    """The bytes of every row, where they lie; NumPy keeps a stream that lies about its lengths within its memory."""
-    for row in rows:
-        column = row.column(0)
-        _, offsets, data = column.buffers()
+def _received_parts(stream_rows: Iterable[pa.RecordBatch]) -> Iterator[np.ndarray]:
+    """Views of the bytes of every row; NumPy keeps invalid lengths within the memory of the stream."""
+    for stream_row in stream_rows:
+        column = stream_row.column(0)
+        _, offsets, values = column.buffers()
         ends = np.frombuffer(offsets, np.int64, len(column) + 1, 8 * column.offset)
-        whole = np.frombuffer(data, np.uint8)
-        yield from (whole[start:end] for start, end in itertools.pairwise(ends))
+        content = np.frombuffer(values, np.uint8)
+        yield from (content[start:end] for start, end in itertools.pairwise(ends))
 
 
-def _tensor(parts: Iterator[np.ndarray], dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    if dtype.kind not in _NUMBERS or any(side < 0 for side in shape):
+def _assemble_tensor(parts: Iterator[np.ndarray], dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    if dtype.kind not in _NUMBER_KINDS or any(side < 0 for side in shape):
         raise DataError(f"a batch with a tensor of {dtype}{list(shape)}")
     missing = dtype.itemsize * int(np.prod(shape, dtype=object))
-    got: list[np.ndarray] = []
-    while missing > 0 or not got:
+    received: list[np.ndarray] = []
+    while missing > 0 or not received:
         part = next(parts, None)
         if part is None or part.size > missing or (part.size == 0 and missing):
-            raise DataError("a batch whose tensors are not as long as its header says")
-        got.append(part)
+            raise DataError("a batch whose tensors do not have the lengths in its header")
+        received.append(part)
         missing -= part.size
-    whole = got[0] if len(got) == 1 else np.concatenate(got)
-    # What Arrow receives may begin anywhere; numbers at odd addresses are copied once, here.
-    return np.require(whole.view(dtype).reshape(shape), requirements="A")
+    tensor_bytes = received[0] if len(received) == 1 else np.concatenate(received)
+    # Arrow may receive a tensor at any address; numbers at unaligned ones are copied here, once.
+    return np.require(tensor_bytes.view(dtype).reshape(shape), requirements="A")
+
+
+def slice_rows(batch: GlobalBatch, rows: Sequence[int] | None) -> GlobalBatch:
+    """The needed rows of a batch, followed by one empty row that stands for all others.
+
+    The sample ids stay whole, because they are known for every row. A batch of which all rows are needed is returned
+    unchanged.
+
+    Args:
+        batch: A batch whose other rows are empty (`BatchLoader.rows`).
+        rows: The needed rows; None for all.
+    """
+    needed, empty = _needed_and_empty(len(batch.sample_ids), rows)
+    if not empty:
+        return batch
+    return _map_arrays(batch, lambda array: array[[*needed, empty[0]]])
+
+
+def restore_rows(batch: GlobalBatch, rows: Sequence[int] | None) -> GlobalBatch:
+    """The inverse of `slice_rows`."""
+    count = len(batch.sample_ids)
+    needed, empty = _needed_and_empty(count, rows)
+    if not empty:
+        return batch
+    sent_row = np.full(count, len(needed))
+    sent_row[needed] = np.arange(len(needed))
+    return _map_arrays(batch, lambda array: array[sent_row])
+
+
+def _needed_and_empty(count: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]]:
+    needed = set(range(count) if rows is None else rows)
+    return sorted(needed), [row for row in range(count) if row not in needed]
+
+
+def _map_arrays(batch: GlobalBatch, function: Callable[[np.ndarray], np.ndarray]) -> GlobalBatch:
+    arrays = {
+        module: {field: function(array) for field, array in fields.items()} for module, fields in batch.arrays.items()
+    }
+    return dataclasses.replace(batch, arrays=arrays)

@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float
 
 from data.errors import DataError
-from data.packing.grouping.comparison import GroupingResult, GroupingSettings, by_name, evaluate_packing
+from data.packing.grouping.comparison import GroupingResult, GroupingSettings, evaluate_packing, values_by_modality
 from data.packing.grouping.grouping_policies import NEARLY_FULL
-from data.packing.grouping.isf_capacity import SLACK, published_isf_capacity, search_isf_capacity
+from data.packing.grouping.isf import SLACK, published_isf_capacity, search_isf_capacity
 
 ROW_SIZE_MULTIPLES = (1, 2, 4)
 """Times the configured tokens, for which rows are suggested."""
@@ -76,7 +76,9 @@ def suggest_published_isf_capacity(
     longest = float(sizes[:, 0].max())
     capacity, threshold = published_isf_capacity(sizes, 0, slack=_slack(longest))
     oversized = float((sizes > capacity).any(axis=1).mean())
-    return SuggestedIsfCapacity(by_name(modalities, capacity), by_name(modalities, threshold), None, {}, oversized)
+    return SuggestedIsfCapacity(
+        values_by_modality(modalities, capacity), values_by_modality(modalities, threshold), None, {}, oversized
+    )
 
 
 def suggest_searched_isf_capacity(
@@ -95,7 +97,9 @@ def suggest_searched_isf_capacity(
         except DataError as error:
             reason = reason or str(error)
             continue
-        named = [by_name(modalities, values) for values in (found.capacity, found.threshold, found.padding_share)]
+        named = [
+            values_by_modality(modalities, values) for values in (found.capacity, found.threshold, found.padding_share)
+        ]
         return SuggestedIsfCapacity(named[0], named[1], found.samples, named[2], found.oversized)
     return reason
 

@@ -1,31 +1,32 @@
-"""What a model and its rows ask of every sample: the streams its encoders read, and what its generator draws."""
+"""Sample formats: the encoder inputs and target images that a model and its row capacities require."""
 
 import dataclasses
+from typing import Any, ClassVar
 
 from configs.architectures import AudioConfig, ModelConfig, VisionConfig
 from data.errors import DataError
 
 
-def _require_positive(form: object) -> None:
-    for field in dataclasses.fields(form):
-        value = getattr(form, field.name)
+def _require_positive(sample_format: Any) -> None:
+    for field in dataclasses.fields(sample_format):
+        value = getattr(sample_format, field.name)
         if field.type is int and value < 1:
-            raise DataError(f"{type(form).__name__}.{field.name} is {value}; it must be at least 1")
+            raise DataError(f"{type(sample_format).__name__}.{field.name} is {value}; it must be at least 1")
 
 
 @dataclasses.dataclass(frozen=True)
 class PatchFormat:
-    """What a vision encoder reads: flattened patches, of which a cell of merge x merge becomes one token.
+    """Inputs of a vision encoder: flattened patches, of which a cell of merge x merge becomes one backbone token.
 
-    A class token takes a cell of its own before each image's, so that cells stay whole: the first place of it is the
-    token's, at row and column -1, the others belong to no image.
+    A class token occupies a whole cell before the patches of its image, so that cells stay aligned: the first value
+    of that cell is the token's, at position (-1, -1), and the others belong to no image.
 
     Attributes:
         module: Name of the encoder.
         patch: Side of a patch in pixels.
         merge: Side of a cell in patches.
-        most: Most patches one sample may have, with the cells of class tokens; larger images are shrunk to it.
-        class_token: Whether a class token stands before the patches of every image.
+        max_length: Most patches of a sample, with the cells of class tokens; larger images are scaled down.
+        class_token: Whether a class token precedes the patches of every image.
     """
 
     module: str = "vision"
@@ -33,6 +34,10 @@ class PatchFormat:
     merge: int = 2
     max_length: int = 128
     class_token: bool = False
+
+    field: ClassVar[str] = "patches"
+    values_per_position: ClassVar[int] = 1
+    position_shape: ClassVar[tuple[int, ...]] = (2,)
 
     def __post_init__(self) -> None:
         _require_positive(self)
@@ -43,26 +48,22 @@ class PatchFormat:
         if not self.token_count(self.max_length):
             raise DataError(f"a row of {self.max_length} patches holds a class token and no image; raise it")
 
-    field = "patches"
-    values_per_position = 1
-    position_shape = (2,)
-
     @property
     def values_per_token(self) -> int:
-        """Patches that one `<image>` token stands for."""
+        """Patches that become one backbone token."""
         return self.merge * self.merge
 
     @property
     def prefix_length(self) -> int:
-        """Places of the row before an image's patches, a class token's cell."""
+        """Values before the patches of an image: those of the class token's cell."""
         return self.values_per_token * self.class_token
 
     def token_count(self, length: int) -> int:
-        """Backbone tokens of an image that takes so many places of the row."""
+        """Number of backbone tokens of an image with `length` values, prefix included."""
         return (length - self.prefix_length) // self.values_per_token
 
     def attended_positions(self, length: int) -> int:
-        """Positions that attend to one another in an image that takes so many places of the row."""
+        """Number of positions that attend to each other in an image with `length` values, prefix included."""
         return length - self.prefix_length + self.class_token
 
     @property
@@ -78,13 +79,13 @@ class PatchFormat:
 
 @dataclasses.dataclass(frozen=True)
 class FrameFormat:
-    """What an audio encoder reads: mel frames, two of which become a position and merge positions one token.
+    """Inputs of an audio encoder: mel frames, two of which become a position and `merge` positions one token.
 
     Attributes:
         module: Name of the encoder.
-        mels: Bands of a frame.
-        merge: Positions that become one token.
-        most: Most frames one sample may have.
+        mels: Mel bands of a frame.
+        merge: Positions that become one backbone token.
+        max_length: Most frames of a sample.
     """
 
     module: str = "audio"
@@ -92,30 +93,30 @@ class FrameFormat:
     merge: int = 2
     max_length: int = 3000
 
+    field: ClassVar[str] = "frames"
+    values_per_position: ClassVar[int] = 2
+    position_shape: ClassVar[tuple[int, ...]] = ()
+    prefix_length: ClassVar[int] = 0
+
     def __post_init__(self) -> None:
         _require_positive(self)
         if self.max_length % self.values_per_token:
             raise DataError(
-                f"a row of {self.max_length} frames must be a multiple of 2 * merge = {self.values_per_token}; change it"
+                f"a row of {self.max_length} frames must be a multiple of 2 * merge = {self.values_per_token}; "
+                "change it"
             )
-
-    field = "frames"
-    values_per_position = 2
-    position_shape = ()
 
     @property
     def values_per_token(self) -> int:
-        """Frames that one `<audio>` token stands for."""
+        """Frames that become one backbone token."""
         return self.values_per_position * self.merge
 
-    prefix_length = 0
-
     def token_count(self, length: int) -> int:
-        """Backbone tokens of a clip of so many frames."""
+        """Number of backbone tokens of a clip of `length` frames."""
         return length // self.values_per_token
 
     def attended_positions(self, length: int) -> int:
-        """Positions that attend to one another in a clip of so many frames."""
+        """Number of positions that attend to each other in a clip of `length` frames."""
         return length // self.values_per_position
 
     @property
@@ -129,12 +130,12 @@ EncoderFormat = PatchFormat | FrameFormat
 
 @dataclasses.dataclass(frozen=True)
 class TargetImageFormat:
-    """What a generator draws.
+    """Targets of a generator.
 
     Attributes:
         module: Name of the generator.
         size: Side z of an image in pixels.
-        conditions: Backbone positions q that condition one image.
+        conditions: Number q of backbone positions that condition one image.
     """
 
     module: str = "generator"
@@ -147,12 +148,12 @@ class TargetImageFormat:
 
 @dataclasses.dataclass(frozen=True)
 class SampleFormat:
-    """What a model and its capacities ask of every sample.
+    """What a model and its row capacities require of every sample.
 
     Attributes:
-        patches: For the vision encoder; None without one.
-        frames: For the audio encoder; None without one.
-        drawing: For the generator; None without one.
+        patches: Inputs of the vision encoder; None without one.
+        frames: Inputs of the audio encoder; None without one.
+        target_images: Targets of the generator; None without one.
     """
 
     patches: PatchFormat | None = PatchFormat()
@@ -161,34 +162,44 @@ class SampleFormat:
 
     @classmethod
     def for_model(cls, model: ModelConfig, patches: int, frames: int = 0) -> "SampleFormat":
-        """The format of a model, at row capacities of so many patches and frames.
+        """The format for a model.
+
+        Args:
+            model: The model.
+            patches: Row capacity of patches.
+            frames: Row capacity of mel frames.
 
         Raises:
-            DataError: Two encoders of one modality, two generators, or images to draw that are not RGB or not square.
+            DataError: The model has two encoders of one modality, two generators, or images that are not RGB or whose
+                targets are not square.
         """
-        seeing = [encoder for encoder in model.encoders if isinstance(encoder, VisionConfig)]
-        hearing = [encoder for encoder in model.encoders if isinstance(encoder, AudioConfig)]
-        for modules in (seeing, hearing, model.generators):
+        vision = [encoder for encoder in model.encoders if isinstance(encoder, VisionConfig)]
+        audio = [encoder for encoder in model.encoders if isinstance(encoder, AudioConfig)]
+        for modules in (vision, audio, model.generators):
             if len(modules) > 1:
                 names = " and ".join(module.name for module in modules)
-                raise DataError(f"the data pipeline feeds one module a modality; the model has {names}")
-        for module in (*seeing, *model.generators):
+                raise DataError(f"the data pipeline feeds one module of each modality; the model has {names}")
+        for module in (*vision, *model.generators):
             if module.channels != 3:
                 raise DataError(f"{module.name}.channels is {module.channels}; images are read as RGB, so it must be 3")
-        for module in model.generators:
-            if not isinstance(module.image_size, int):
+        target_images = None
+        for generator in model.generators:
+            if not isinstance(generator.image_size, int):
                 raise DataError(
-                    f"{module.name}.image_size is {module.image_size}; pictures to draw are square: give a side"
+                    f"{generator.name}.image_size is {generator.image_size}; target images are square: give one side"
                 )
+            target_images = TargetImageFormat(generator.name, generator.image_size, generator.conditions)
         return cls(
-            PatchFormat((v := seeing[0]).name, v.patch, v.merge, patches, v.class_token) if seeing else None,
-            FrameFormat(hearing[0].name, hearing[0].mels, hearing[0].merge, frames) if hearing else None,
-            TargetImageFormat(*((g := model.generators[0]).name, g.image_size, g.conditions))
-            if model.generators
+            patches=PatchFormat(vision[0].name, vision[0].patch, vision[0].merge, patches, vision[0].class_token)
+            if vision
             else None,
+            frames=FrameFormat(audio[0].name, audio[0].mels, audio[0].merge, frames) if audio else None,
+            target_images=target_images,
         )
 
     @property
     def encoder_formats(self) -> dict[str, EncoderFormat]:
-        """The formats of what encoders read, by field: `patches`, `frames`."""
-        return {each.field: each for each in (self.patches, self.frames) if each}
+        """The formats of the encoders' inputs, by field: `patches`, `frames`."""
+        return {
+            encoder_format.field: encoder_format for encoder_format in (self.patches, self.frames) if encoder_format
+        }

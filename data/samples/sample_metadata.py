@@ -1,4 +1,4 @@
-"""Outlines: all of a sample but its pixels and sound. Rows are planned from them; what they hold is decoded later."""
+"""Sample metadata: a sample before its media are decoded. Rows are planned from metadata, media are decoded later."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -10,22 +10,22 @@ from data.samples.sample import (
     EncoderInputs,
     Sample,
     SampleSizes,
-    TokenLayout,
     concatenate_encoder_inputs,
     no_target_images,
 )
 from data.samples.sample_format import EncoderFormat, SampleFormat
+from data.samples.token_layout import TokenLayout
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MediaItem:
-    """One image or clip that an encoder reads.
+    """One image or audio clip that an encoder reads.
 
     Attributes:
-        field: Its stream, `patches` or `frames`.
-        length: How many of these it takes of a row.
+        field: Field of its encoder's inputs, `patches` or `frames`.
+        length: Number of values (patches or frames) that it takes.
         load: Decodes it.
-        where: Names it in messages.
+        where: Name in messages.
     """
 
     field: str
@@ -39,7 +39,7 @@ class TargetImage:
     """One image to generate.
 
     Attributes:
-        conditions: int32[q], positions of the tokens whose hidden states condition it.
+        condition_positions: int32[q], positions of the tokens whose hidden states condition it.
         load: Decodes it: float32[z, z, 3] in [-1, 1].
     """
 
@@ -52,12 +52,12 @@ class SampleMetadata:
     """A sample before anything is decoded.
 
     Attributes:
-        kind: Which sort of sample: the data set it came from.
-        layout: Its tokens, as they will be.
-        form: What the model asks.
-        items: What encoders read, each stream's in order.
-        drawings: Images to generate, in order.
-        key: Names it in messages; empty for a sample whose files name themselves.
+        kind: Kind of sample: the data set it came from.
+        layout: Its tokens.
+        sample_format: What the model requires.
+        items: Images and clips that encoders read, those of each encoder in order.
+        target_images: Images to generate, in order.
+        key: Name in messages; empty for a sample whose files name themselves.
     """
 
     kind: str
@@ -69,11 +69,12 @@ class SampleMetadata:
 
     @property
     def sizes(self) -> SampleSizes:
-        """What the sample will take of a row."""
-        streams = self.sample_format.encoder_formats
-        lengths = {field: self._lengths(field) for field in streams}
+        """What the sample takes of a row."""
+        encoder_formats = self.sample_format.encoder_formats
+        lengths = {field: self._item_lengths(field) for field in encoder_formats}
         squares = {
-            field: sum(form.attended_positions(each) ** 2 for each in lengths[field]) for field, form in streams.items()
+            field: sum(encoder_format.attended_positions(length) ** 2 for length in lengths[field])
+            for field, encoder_format in encoder_formats.items()
         }
         return SampleSizes(
             tokens=len(self.layout.tokens),
@@ -85,58 +86,69 @@ class SampleMetadata:
             frame_squares=squares.get("frames", 0),
         )
 
-    def _lengths(self, field: str) -> list[int]:
+    def _item_lengths(self, field: str) -> list[int]:
         return [item.length for item in self.items if item.field == field]
 
-    def load(self, number: int) -> Sample:
-        """Decodes everything.
+    def load(self, sample_id: int) -> Sample:
+        """Decodes all media.
 
         Raises:
-            BadSampleError: Something cannot be decoded, is not finite, or is not as long as its header promised.
+            BadSampleError: A medium cannot be decoded, has values that are not finite, or another length than its
+                header announced.
         """
         try:
-            return self._load(number)
+            return self._load(sample_id)
         except BadSampleError as error:
             raise with_sample_key(self.key, error) from error
 
-    def _load(self, number: int) -> Sample:
-        parts: dict[str, list[EncoderInputs]] = {field: [] for field in self.sample_format.encoder_formats}
+    def _load(self, sample_id: int) -> Sample:
+        encoder_formats = self.sample_format.encoder_formats
+        inputs_of_items: dict[str, list[EncoderInputs]] = {field: [] for field in encoder_formats}
         for item in self.items:
-            stream = item.load()
-            if len(stream.values) != item.length:
+            inputs = item.load()
+            if len(inputs.values) != item.length:
                 raise BadSampleError(
-                    item.where, f"{len(stream.values)} {item.field} where its header promised {item.length}"
+                    item.where, f"{len(inputs.values)} {item.field} where its header announced {item.length}"
                 )
-            if not np.isfinite(stream.values).all():
+            if not np.isfinite(inputs.values).all():
                 raise BadSampleError(item.where, f"some of its {item.field} are not finite")
-            parts[item.field].append(stream)
+            inputs_of_items[item.field].append(inputs)
         images, conditions = no_target_images(self.sample_format)
         if self.target_images:
-            images = np.stack([drawing.load() for drawing in self.target_images])
-            conditions = np.stack([drawing.condition_positions for drawing in self.target_images]).astype(np.int32)
-        streams = {
-            field: concatenate_encoder_inputs(parts[field], form)
-            for field, form in self.sample_format.encoder_formats.items()
-        }
-        return Sample(number, self.kind, self._seated(), streams, images, conditions)
+            images = np.stack([target.load() for target in self.target_images])
+            conditions = np.stack([target.condition_positions for target in self.target_images]).astype(np.int32)
+        return Sample(
+            id=sample_id,
+            kind=self.kind,
+            layout=self._layout_over_cells(),
+            encoder_inputs={
+                field: concatenate_encoder_inputs(inputs_of_items[field], encoder_format)
+                for field, encoder_format in encoder_formats.items()
+            },
+            target_images=images,
+            condition_positions=conditions,
+        )
 
-    def _seated(self) -> TokenLayout:
-        """The layout with indices that count all cells of a stream, of which those of class tokens give no token."""
+    def _layout_over_cells(self) -> TokenLayout:
+        """The layout with indices that count all cells of an encoder, those of class tokens too."""
         indices = dict(self.layout.encoder_indices)
-        for field, form in self.sample_format.encoder_formats.items():
-            if form.prefix_length:
-                cells = cells_with_tokens(self._lengths(field), form)
-                indices[field] = np.append(cells, np.int32(-1))[indices[field]]  # -1 stays: it is the last
+        for field, encoder_format in self.sample_format.encoder_formats.items():
+            if encoder_format.prefix_length:
+                cells = cells_with_tokens(self._item_lengths(field), encoder_format)
+                # Index -1 selects the appended -1, so tokens without an encoder output stay as they are.
+                indices[field] = np.append(cells, np.int32(-1))[indices[field]]
         return dataclasses.replace(self.layout, encoder_indices=indices)
 
 
-def cells_with_tokens(lengths: Sequence[int], form: EncoderFormat) -> np.ndarray:
-    """int32: which cells give backbone tokens, of images or clips of these lengths, one after the other."""
-    ends = np.cumsum(lengths, dtype=np.int64) // form.values_per_token
-    runs = [np.arange(end - form.token_count(length), end) for end, length in zip(ends, lengths, strict=True)]
-    return np.concatenate([np.zeros(0, np.int64), *runs]).astype(np.int32)
+def cells_with_tokens(lengths: Sequence[int], encoder_format: EncoderFormat) -> np.ndarray:
+    """int32: the cells that become backbone tokens, of consecutive images or clips with these numbers of values."""
+    ends = np.cumsum(lengths, dtype=np.int64) // encoder_format.values_per_token
+    ranges = [
+        np.arange(end - encoder_format.token_count(length), end) for end, length in zip(ends, lengths, strict=True)
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *ranges]).astype(np.int32)
 
 
 def with_sample_key(key: str, error: BadSampleError) -> BadSampleError:
-    """The error under a sample's key, which names it in the quarantine; as it is without one."""
+    """The error named after the sample's key, which identifies it in the quarantine; unchanged for an empty key."""
     return error if key in ("", error.where) else BadSampleError(key, f"{error.where}: {error.reason}")

@@ -1,4 +1,4 @@
-"""A tokenizer that needs no file: the bytes of UTF-8 behind the special tokens."""
+"""A tokenizer without a vocabulary file: one token for each byte of UTF-8, after the special tokens."""
 
 import dataclasses
 import json
@@ -6,10 +6,15 @@ from collections.abc import Iterable
 from typing import SupportsInt
 
 from data.errors import DataError
-from data.text.tokenizer import SpecialTokens, missing_control_token_error, replace_lone_surrogates, validate_token_ids
+from data.text.tokenizer import (
+    SpecialTokens,
+    missing_control_token_error,
+    replace_lone_surrogates,
+    validate_token_ids,
+)
 
-# The first six stand where those of data.text.word_tokenizer do.
-_SPECIAL = SpecialTokens(
+# The first six ids are those of data.text.word_tokenizer.
+_SPECIAL_TOKENS = SpecialTokens(
     pad=0,
     bos=1,
     eos=2,
@@ -22,44 +27,46 @@ _SPECIAL = SpecialTokens(
     audio_start=9,
     audio_end=10,
 )
-_FIRST = len(_SPECIAL.ids)
+_FIRST_BYTE = len(_SPECIAL_TOKENS.ids)
 
 
 @dataclasses.dataclass(frozen=True)
 class ByteTokenizer:
-    """One token a byte, so that nothing is unknown."""
+    """One token for each byte, so that no text is outside the vocabulary."""
 
-    vocabulary_size = _FIRST + 256
+    vocabulary_size = _FIRST_BYTE + 256
 
     @property
     def special_tokens(self) -> SpecialTokens:
         """Ids 0 to 10; there is no `unknown`."""
-        return _SPECIAL
+        return _SPECIAL_TOKENS
 
     def encode(self, text: str) -> list[int]:
-        """Its bytes in UTF-8."""
-        return [_FIRST + byte for byte in replace_lone_surrogates(text).encode()]
+        """The bytes of the text in UTF-8."""
+        return [_FIRST_BYTE + byte for byte in replace_lone_surrogates(text).encode()]
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
-        """Text of the bytes, U+FFFD where they are no UTF-8; special tokens vanish."""
-        numbers = validate_token_ids(ids, self.vocabulary_size)
-        return bytes(number - _FIRST for number in numbers if number >= _FIRST).decode(errors="replace")
+        """The text of the bytes, with U+FFFD where they are not UTF-8; special tokens are dropped."""
+        token_ids = validate_token_ids(ids, self.vocabulary_size)
+        text = bytes(token_id - _FIRST_BYTE for token_id in token_ids if token_id >= _FIRST_BYTE)
+        return text.decode(errors="replace")
 
     def control_token_id(self, name: str) -> int:
-        """It has none: raises DataError."""
+        """Raises DataError: there are no control tokens."""
         raise missing_control_token_error(self, name)
 
     def to_json(self) -> str:
-        """Its kind and special tokens."""
-        return json.dumps({"kind": "bytes", "special": dataclasses.asdict(_SPECIAL)}, indent=1)
+        """The kind and the special tokens."""
+        return json.dumps({"kind": "bytes", "special": dataclasses.asdict(_SPECIAL_TOKENS)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "ByteTokenizer":
         """The tokenizer that `to_json` wrote.
 
         Raises:
-            DataError: Not such a text, or written with other special tokens.
+            DataError: Another text, or one with other special tokens.
         """
-        if text != (ours := cls().to_json()):
-            raise DataError(f"not a tokenizer written by this version's ByteTokenizer.to_json, which writes {ours}")
+        expected = cls().to_json()
+        if text != expected:
+            raise DataError(f"not a tokenizer written by this version's ByteTokenizer.to_json, which writes {expected}")
         return cls()

@@ -1,38 +1,39 @@
-"""Chat templates: how a conversation becomes a run of tokens and media, and which of them the model must predict."""
+"""Chat templates: a conversation as tokens and media, and which of the tokens the model must predict."""
 
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 
 from data.errors import BadSampleError
-from data.records import ROLES, AudioPart, ContentPart, ImagePart, Record, TextPart, Turn
+from data.records import ROLES, AudioPart, ContentPart, MediaPart, Record, TextPart, Turn
 from data.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class SpecialToken:
-    """The special token of that role (a field of `SpecialTokens`)."""
+    """The tokenizer's special token of a role (a field of `SpecialTokens`)."""
 
     role: str
 
 
 @dataclasses.dataclass(frozen=True)
 class ControlToken:
-    """The token of that spelling, which the tokenizer's file must hold."""
+    """A token of this spelling, which the tokenizer's file must contain."""
 
     name: str
 
 
-Markup = tuple[str | SpecialToken | ControlToken, ...]
+MarkupElement = str | SpecialToken | ControlToken
+Markup = tuple[MarkupElement, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class TurnTemplate:
-    """What stands around the parts of a turn.
+    """The markup around the content of a turn.
 
     Attributes:
-        before, after: Given to the model, never in the loss.
-        opening, closing: In the loss if the turn's texts are: the model must begin and end an answer itself.
+        before, after: Input of the model, never in the loss.
+        opening, closing: In the loss where the turn's text is: the model itself must begin and end an answer.
     """
 
     before: Markup = ()
@@ -40,15 +41,20 @@ class TurnTemplate:
     closing: Markup = ()
     after: Markup = ()
 
+    @property
+    def markup(self) -> Markup:
+        """All of it in order."""
+        return self.before + self.opening + self.closing + self.after
+
 
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
-    """How turns are wrapped, by role; the loss is on the assistant's turns alone.
+    """The markup of a conversation; the loss covers the assistant's turns only.
 
     Attributes:
-        system, user, assistant: Around their turns.
-        begins: What a conversation begins with.
-        prompt: The system's text of a conversation that has no turn of the system; none where empty.
+        system, user, assistant: Templates of the turns of each role.
+        prefix: Begins a conversation.
+        default_system_prompt: Text of the system where a conversation has no system turn; none where empty.
     """
 
     system: TurnTemplate
@@ -59,12 +65,12 @@ class ChatTemplate:
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raises DataError, before any sample is read, if the tokenizer lacks a token that the template spells."""
-        for wrapping in (TurnTemplate(self.prefix), self.system, self.user, self.assistant):
-            _resolved(wrapping.before + wrapping.opening + wrapping.closing + wrapping.after, tokenizer)
+        for markup in (self.prefix, self.system.markup, self.user.markup, self.assistant.markup):
+            _resolve(markup, tokenizer)
 
     def end_token(self, tokenizer: Tokenizer) -> int:
-        """The token that ends an answer."""
-        return next(token for token in _resolved(self.assistant.closing, tokenizer) if isinstance(token, int))
+        """The id of the token that ends an answer."""
+        return next(element for element in _resolve(self.assistant.closing, tokenizer) if isinstance(element, int))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +78,7 @@ class TokenRun:
     """Adjacent tokens.
 
     Attributes:
-        ids: At least one.
+        ids: Token ids, at least one.
         in_loss: Whether the model must predict them.
     """
 
@@ -82,27 +88,27 @@ class TokenRun:
 
 @dataclasses.dataclass(frozen=True)
 class MediaPlaceholder:
-    """A picture or clip between tokens.
+    """An image or audio clip between tokens.
 
     Attributes:
-        part: What it is.
-        generated: Whether the model must draw it; else it sees or hears it.
+        part: The medium.
+        generated: Whether the model must generate it; otherwise it is model input.
     """
 
-    part: ImagePart | AudioPart
+    part: MediaPart
     generated: bool
 
 
 ChatElement = TokenRun | MediaPlaceholder
 
-# As they are: captions, transcripts, interleaved documents.
+# No markup: captions, transcripts, interleaved documents.
 PLAIN = ChatTemplate(TurnTemplate(), TurnTemplate(), TurnTemplate(closing=(SpecialToken("eos"),)))
 
-# `<bos> question <answer> answer <eos>`, as `data.datasets.easy_vqa_samples` lays questions out.
+# `<bos> question <answer> answer <eos>`, as `data.datasets.easy_vqa` lays questions out.
 QUESTION = dataclasses.replace(PLAIN, user=TurnTemplate(after=(SpecialToken("answer"),)))
 
-# Vicuna 1.1, of LLaVA-1.5 (arXiv 2310.03744), which begins with a system prompt of its own: set `prompt` to it to
-# continue from its weights.
+# Vicuna 1.1, used by LLaVA-1.5 (arXiv 2310.03744). To continue from its weights, set `default_system_prompt` to its
+# system prompt.
 VICUNA = ChatTemplate(
     system=TurnTemplate(after=(" ",)),
     user=TurnTemplate(before=("USER: ",), after=(" ",)),
@@ -110,23 +116,23 @@ VICUNA = ChatTemplate(
 )
 
 
-def _headed(role: str) -> TurnTemplate:
+def _llama3_turn(role: str) -> TurnTemplate:
     header = (ControlToken("<|start_header_id|>"), role, ControlToken("<|end_header_id|>"), "\n\n")
     return TurnTemplate(before=header, closing=(ControlToken("<|eot_id|>"),))
 
 
 # Llama 3 (arXiv 2407.21783); its bos is <|begin_of_text|>.
-LLAMA3 = ChatTemplate(*map(_headed, ROLES))
+LLAMA3 = ChatTemplate(_llama3_turn("system"), _llama3_turn("user"), _llama3_turn("assistant"))
 
 
-def _marked(role: str) -> TurnTemplate:
+def _chatml_turn(role: str) -> TurnTemplate:
     return TurnTemplate(
         before=(ControlToken("<|im_start|>"), f"{role}\n"), closing=(ControlToken("<|im_end|>"),), after=("\n",)
     )
 
 
 # ChatML of Qwen (arXiv 2309.16609), without a bos, and of InternLM2 (arXiv 2403.17297), with one.
-CHATML = ChatTemplate(*map(_marked, ROLES), prefix=())
+CHATML = ChatTemplate(_chatml_turn("system"), _chatml_turn("user"), _chatml_turn("assistant"), prefix=())
 INTERNLM2 = dataclasses.replace(CHATML, prefix=(SpecialToken("bos"),))
 
 CHAT_TEMPLATES = {
@@ -140,94 +146,103 @@ CHAT_TEMPLATES = {
 
 
 def render_conversation(record: Record, template: ChatTemplate, tokenizer: Tokenizer) -> list[ChatElement]:
-    """The conversation as it is trained on: loss on the assistant's texts and their ends, and on nothing else.
+    """The conversation as a training sample: the loss covers the assistant's texts and the markup that ends them.
 
-    Texts that touch are encoded as one, across the turns too, so that a word is cut as in plain text; but the start of
-    the loss always cuts, because that is where generation begins.
+    Adjacent texts are encoded together, across turns too, so that words are tokenized as in plain text. The start of
+    the loss always separates them, because generation begins there.
 
     Raises:
-        BadSampleError: A turn of an unknown role, or a clip of the assistant.
+        BadSampleError: A turn has an unknown role, or the assistant's turn contains audio.
         DataError: The tokenizer lacks a token that the template spells.
     """
-    return _pieces(_conversation(record, template), tokenizer)
+    return _encode_elements(_conversation_elements(record, template), tokenizer)
 
 
 def render_prompt(record: Record, template: ChatTemplate, tokenizer: Tokenizer) -> list[ChatElement]:
-    """The conversation up to where the assistant answers next: what `render` gives of it before that answer."""
-    said = _conversation(record, template)
-    return _pieces(itertools.chain(said, _in(template.assistant.before, False)), tokenizer)
+    """The conversation up to the assistant's next answer: what `render_conversation` gives before that answer."""
+    conversation = _conversation_elements(record, template)
+    return _encode_elements(itertools.chain(conversation, _with_loss(template.assistant.before, False)), tokenizer)
 
 
-_Element = tuple[str | SpecialToken | ControlToken | MediaPlaceholder, bool]
+_Element = tuple[MarkupElement | MediaPlaceholder, bool]  # with: whether it is in the loss
 
 
-def _conversation(record: Record, template: ChatTemplate) -> Iterator[_Element]:
-    """What stands in the conversation, one after the other, and whether it is in the loss."""
+def _conversation_elements(record: Record, template: ChatTemplate) -> Iterator[_Element]:
+    """The elements of a conversation in order."""
     turns = record.turns
     if template.default_system_prompt and not any(turn.role == "system" for turn in turns):
         turns = (Turn("system", (TextPart(template.default_system_prompt),)), *turns)
-    wrappings = dict(zip(ROLES, (template.system, template.user, template.assistant), strict=True))
-    yield from _in(template.prefix, False)
+    turn_templates = dict(zip(ROLES, (template.system, template.user, template.assistant), strict=True))
+    yield from _with_loss(template.prefix, False)
     for turn in turns:
-        if turn.role not in wrappings:
+        if turn.role not in turn_templates:
             raise BadSampleError(record.key, f"a turn of role {turn.role!r}, which is none of {', '.join(ROLES)}")
-        wrapping, answered = wrappings[turn.role], turn.role == "assistant"
-        yield from _in(wrapping.before, False)
-        yield from _in(wrapping.opening, answered)
+        turn_template, is_answer = turn_templates[turn.role], turn.role == "assistant"
+        yield from _with_loss(turn_template.before, False)
+        yield from _with_loss(turn_template.opening, is_answer)
         for part in turn.parts:
-            yield _content(part, answered, record.key), answered
-        yield from _in(wrapping.closing, answered)
-        yield from _in(wrapping.after, False)
+            yield _content(part, is_answer, record.key), is_answer
+        yield from _with_loss(turn_template.closing, is_answer)
+        yield from _with_loss(turn_template.after, False)
 
 
-def _in(markup: Markup, in_loss: bool) -> Iterator[_Element]:
+def _with_loss(markup: Markup, in_loss: bool) -> Iterator[_Element]:
     return ((element, in_loss) for element in markup)
 
 
-def _content(part: ContentPart, answered: bool, key: str) -> str | MediaPlaceholder:
+def _content(part: ContentPart, is_answer: bool, key: str) -> str | MediaPlaceholder:
     if isinstance(part, TextPart):
         return part.text
-    if answered and isinstance(part, AudioPart):
-        raise BadSampleError(key, "the assistant says a clip, and no model here generates sound")
-    return MediaPlaceholder(part, generated=answered)
+    if is_answer and isinstance(part, AudioPart):
+        raise BadSampleError(key, "the assistant's answer contains audio, which no generator here produces")
+    return MediaPlaceholder(part, generated=is_answer)
 
 
-def _pieces(elements: Iterable[_Element], tokenizer: Tokenizer) -> list[ChatElement]:
-    pieces: list[ChatElement] = []
-    for (is_media, in_loss), group in itertools.groupby(elements, lambda each: (_is_media(each[0]), each[1])):
-        content = [element for element, _ in group]
-        if is_media:
-            pieces += content
-        elif ids := _encoded(content, tokenizer):
-            pieces.append(TokenRun(tuple(ids), in_loss))
-    return pieces
+def _encode_elements(elements: Iterable[_Element], tokenizer: Tokenizer) -> list[ChatElement]:
+    """Encodes each run of adjacent markup with the same loss; media stay as they are."""
+    encoded: list[ChatElement] = []
+    markup: list[MarkupElement] = []
+    markup_in_loss = False
+
+    def flush() -> None:
+        if token_ids := _encode_markup(markup, tokenizer):
+            encoded.append(TokenRun(tuple(token_ids), markup_in_loss))
+        markup.clear()
+
+    for element, in_loss in elements:
+        if isinstance(element, MediaPlaceholder):
+            flush()
+            encoded.append(element)
+            continue
+        if in_loss != markup_in_loss:
+            flush()
+        markup_in_loss = in_loss
+        markup.append(element)
+    flush()
+    return encoded
 
 
-def _is_media(element: str | SpecialToken | ControlToken | MediaPlaceholder) -> bool:
-    return isinstance(element, MediaPlaceholder)
-
-
-def _encoded(markup: Iterable[str | SpecialToken | ControlToken], tokenizer: Tokenizer) -> list[int]:
-    ids: list[int] = []
+def _encode_markup(markup: Iterable[MarkupElement], tokenizer: Tokenizer) -> list[int]:
+    token_ids: list[int] = []
     text = ""
-    for element in _resolved(markup, tokenizer):
+    for element in _resolve(markup, tokenizer):
         if isinstance(element, str):
             text += element
         else:
-            ids += [*tokenizer.encode(text), element]
+            token_ids += [*tokenizer.encode(text), element]
             text = ""
-    return ids + tokenizer.encode(text)
+    return token_ids + tokenizer.encode(text)
 
 
-def _resolved(markup: Iterable[str | SpecialToken | ControlToken], tokenizer: Tokenizer) -> list[str | int]:
-    """The markup with its tokens looked up; raises DataError for one that the tokenizer lacks."""
-    found: list[str | int] = []
+def _resolve(markup: Iterable[MarkupElement], tokenizer: Tokenizer) -> list[str | int]:
+    """The markup with its tokens replaced by ids; raises DataError for a token that the tokenizer lacks."""
+    resolved: list[str | int] = []
     for element in markup:
         match element:
             case SpecialToken(role):
-                found.append(tokenizer.special_tokens.require(role))
+                resolved.append(tokenizer.special_tokens.require(role))
             case ControlToken(name):
-                found.append(tokenizer.control_token_id(name))
+                resolved.append(tokenizer.control_token_id(name))
             case _:
-                found.append(element)
-    return found
+                resolved.append(element)
+    return resolved

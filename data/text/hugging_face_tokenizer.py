@@ -1,4 +1,4 @@
-"""Tokenizers of published models: the JSON files of Hugging Face's `tokenizers`."""
+"""Tokenizers of published models: the `tokenizer.json` files of Hugging Face's package `tokenizers`."""
 
 import dataclasses
 import functools
@@ -12,14 +12,19 @@ from typing import Any, SupportsInt
 import tokenizers
 
 from data.errors import DataError
-from data.text.tokenizer import SpecialTokens, missing_control_token_error, replace_lone_surrogates, validate_token_ids
+from data.text.tokenizer import (
+    SpecialTokens,
+    missing_control_token_error,
+    replace_lone_surrogates,
+    validate_token_ids,
+)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecialTokenNames:
-    """How a tokenizer's file spells the special tokens, role by role (`SpecialTokens`); None for those it has not.
+    """How a tokenizer's file spells the special tokens (`SpecialTokens`); None for roles without a token.
 
-    Published language models have no tokens for images or audio: name reserved ones, or add tokens to the file.
+    Published language models have no tokens for images or audio: name reserved tokens, or add tokens to the file.
     """
 
     pad: str
@@ -38,32 +43,34 @@ class SpecialTokenNames:
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFaceTokenizer:
-    """A `tokenizers` file and its special tokens, which no text can spell: neither those named nor those it marks.
+    """A `tokenizers` file with named special tokens.
+
+    No text can spell a special token, neither a named one nor one that the file marks as special.
 
     Attributes:
-        content: The file's text.
+        content: Text of the file.
         names: Its special tokens.
 
     Raises:
-        DataError: Not such a file, or it lacks a named token.
+        DataError: The text is not such a file, or lacks a named token.
     """
 
     content: str = dataclasses.field(repr=False)
     names: SpecialTokenNames
 
     def __post_init__(self) -> None:
-        known = self._model.get_vocab(with_added_tokens=True)
+        vocabulary = self._model.get_vocab(with_added_tokens=True)
         for role, name in dataclasses.asdict(self.names).items():
-            if name is not None and name not in known:
+            if name is not None and name not in vocabulary:
                 raise DataError(
-                    f"the tokenizer has no token {name!r}, which TokenNames.{role} names; name another, or add it to "
-                    "the file: Tokenizer.add_special_tokens of the package tokenizers, then save"
+                    f"the tokenizer has no token {name!r}, which SpecialTokenNames.{role} names; name another, or add "
+                    "it to the file: Tokenizer.add_special_tokens of the package tokenizers, then save"
                 )
-        _ = self.special_tokens  # Two roles of one token are refused at start too.
+        _ = self.special_tokens  # refuses two roles of one token
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], names: SpecialTokenNames) -> "HuggingFaceTokenizer":
-        """Reads a `tokenizer.json`; raises DataError where it cannot be used."""
+        """Reads a `tokenizer.json`; raises DataError if it cannot be used."""
         try:
             return cls(pathlib.Path(path).read_text(encoding="utf-8"), names)
         except (OSError, UnicodeDecodeError, DataError) as error:
@@ -73,87 +80,96 @@ class HuggingFaceTokenizer:
     def _model(self) -> tokenizers.Tokenizer:
         try:
             fields = json.loads(self.content)
-            named = set(dataclasses.asdict(self.names).values())
+            names = set(dataclasses.asdict(self.names).values())
             for token in fields.get("added_tokens", ()):
-                token["special"] |= token["content"] in named
+                token["special"] |= token["content"] in names
             model = tokenizers.Tokenizer.from_str(json.dumps(fields))
         # The package raises Exception itself.
         except Exception as error:
-            raise DataError(f"not a file of the package tokenizers ({error}); take a model's tokenizer.json") from error
-        # A file may ask for both; lengths are the pipeline's business.
+            raise DataError(f"not a file of the package tokenizers ({error}); use a model's tokenizer.json") from error
+        # A file may ask for truncation and padding; the pipeline decides lengths.
         model.no_truncation()
         model.no_padding()
-        model.encode_special_tokens = True  # special tokens in a text are read as text
+        model.encode_special_tokens = True  # special tokens within a text are read as text
         return model
 
     @functools.cached_property
-    def _controls(self) -> dict[str, int]:
-        """The tokens that no text may spell, by name."""
+    def _control_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that no text may spell, by name."""
         named = {name for name in dataclasses.asdict(self.names).values() if name}
         marked = {token.content for token in self._model.get_added_tokens_decoder().values() if token.special}
-        return {name: self._model.token_to_id(name) for name in (named | marked) - self._unknown}
+        return {name: self._id_of(name) for name in (named | marked) - self._unknown_names}
+
+    def _id_of(self, name: str) -> int:
+        token_id = self._model.token_to_id(name)
+        assert token_id is not None, name
+        return token_id
 
     @functools.cached_property
-    def _unknown(self) -> set[str | None]:
-        """What stands for the unknown, by its role or in the file's own words: a text may lead to it."""
+    def _unknown_names(self) -> set[str | None]:
+        """Names of the token for unknown text, by its role and by the file: a text may lead to it."""
         model = json.loads(self.content)["model"]
-        number = model.get("unk_id")  # Unigram's
-        return {self.names.unknown, model.get("unk_token"), None if number is None else model["vocab"][number][0]}
+        index = model.get("unk_id")  # of a Unigram model
+        return {self.names.unknown, model.get("unk_token"), None if index is None else model["vocab"][index][0]}
 
     @functools.cached_property
-    def _guarded(self) -> frozenset[int]:
-        return frozenset(self._controls.values())
+    def _control_ids(self) -> frozenset[int]:
+        return frozenset(self._control_tokens.values())
 
     @functools.cached_property
-    def _doubles_a_first_space(self) -> bool:
-        """Whether it puts a space before every text, as Llama's SentencePiece does, even one that begins with one."""
+    def _prepends_space(self) -> bool:
+        """Whether a space is put before every text, as by Llama's SentencePiece, even one that begins with a space."""
         normalizer = json.loads(self.content).get("normalizer") or {}
         steps = normalizer.get("normalizers", [normalizer])
         return any(step.get("type") == "Prepend" for step in steps)
 
     @functools.cached_property
     def vocabulary_size(self) -> int:
-        """One more than the largest id."""
+        """One more than the largest token id."""
         return max(self._model.get_vocab(with_added_tokens=True).values()) + 1
 
     @functools.cached_property
     def special_tokens(self) -> SpecialTokens:
-        """The ids of the names."""
-        named = dataclasses.asdict(self.names)
-        return SpecialTokens(**{role: name and self._model.token_to_id(name) for role, name in named.items()})
+        """The ids of the named tokens."""
+        names: dict[str, str] = {role: name for role, name in dataclasses.asdict(self.names).items() if name}
+        return SpecialTokens(**{role: self._id_of(name) for role, name in names.items()})
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without the tokens that its file would add around it.
+        """The token ids of a text, without the tokens that the file would add around it.
 
-        Where the vocabulary holds a special token as a word that a text could spell (Unigram models do), the text is
-        cut within that word.
+        Where the vocabulary holds a special token as a word that a text can spell (Unigram models do), the text is
+        split within that word.
 
         Raises:
             DataError: A single character of the text becomes a special token.
         """
         text = replace_lone_surrogates(text)
-        if self._doubles_a_first_space:
+        if self._prepends_space:
             text = text.removeprefix(" ")
         encoding = self._model.encode(text, add_special_tokens=False)
-        spelt = [span for number, span in zip(encoding.ids, encoding.offsets, strict=True) if number in self._guarded]
-        if not spelt:
+        control_spans = [
+            span for token_id, span in zip(encoding.ids, encoding.offsets, strict=True) if token_id in self._control_ids
+        ]
+        if not control_spans:
             return encoding.ids
         if len(text) < 2:
-            raise DataError(f"the tokenizer makes a special token of the text {text!r}; name another for its role")
-        cuts = [min(max(1, sum(span) // 2), len(text) - 1) for span in spelt]
+            raise DataError(
+                f"the tokenizer makes a special token of the text {text!r}; name another token for that role"
+            )
+        cuts = [min(max(1, sum(span) // 2), len(text) - 1) for span in control_spans]
         pieces = itertools.pairwise(sorted({0, *cuts, len(text)}))
-        return [number for start, end in pieces for number in self.encode(text[start:end])]
+        return [token_id for start, end in pieces for token_id in self.encode(text[start:end])]
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
-        """Text of ids; special tokens vanish, `unknown` does not unless its file marks it."""
-        numbers = validate_token_ids(ids, self.vocabulary_size)
-        return self._model.decode([number for number in numbers if number not in self._guarded])
+        """The text of token ids; special tokens are dropped, but not `unknown` unless the file marks it as special."""
+        token_ids = validate_token_ids(ids, self.vocabulary_size)
+        return self._model.decode([token_id for token_id in token_ids if token_id not in self._control_ids])
 
     def control_token_id(self, name: str) -> int:
-        """The id of a token that the file marks as special, or that is named."""
-        if name not in self._controls:
+        """The id of a token that is named or that the file marks as special; raises DataError for another."""
+        if name not in self._control_tokens:
             raise missing_control_token_error(self, name)
-        return self._controls[name]
+        return self._control_tokens[name]
 
     def to_json(self) -> str:
         """The file and the names, so that a checkpoint needs no other file."""
@@ -171,5 +187,5 @@ class HuggingFaceTokenizer:
         return cls(content, names)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Built again from its fields in another process: the package's own pickle forgets what is special."""
+        """Pickles the fields: the package's own pickle loses which tokens are special."""
         return type(self), (self.content, self.names)

@@ -1,4 +1,4 @@
-"""How the samples of a source are laid out, for the time when a trained model is asked and its data are not at hand."""
+"""The prompt format of a data set, saved with a trained model so that generation needs no data set."""
 
 import dataclasses
 import json
@@ -10,12 +10,12 @@ from data.media.tiling import ImageTiling
 
 @dataclasses.dataclass(frozen=True)
 class PromptFormat:
-    """How a source lays out what is asked.
+    """How a data set lays out prompts.
 
     Attributes:
-        template: Name of a chat template (`data.text.chat_template.TEMPLATES`).
-        drawing: Name of the template of what is to be drawn.
-        tiling: How a picture becomes images; None for one image of its own resolution.
+        template: Name of the chat template (`data.text.chat_template.CHAT_TEMPLATES`) of prompts answered by text.
+        generation_template: Name of the chat template of prompts answered by an image.
+        tiling: How an input image becomes encoder images; None for one image at its own resolution.
     """
 
     template: str = "question"
@@ -25,15 +25,17 @@ class PromptFormat:
     def to_json(self) -> str:
         """Text for `from_json`."""
         tiling = self.tiling and {"kind": type(self.tiling).__name__, **dataclasses.asdict(self.tiling)}
-        return json.dumps({"template": self.template, "generation_template": self.generation_template, "tiling": tiling}, indent=1)
+        fields = {"template": self.template, "generation_template": self.generation_template, "tiling": tiling}
+        return json.dumps(fields, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> "PromptFormat":
-        """What `to_json` wrote; raises DataError for another text."""
+        """The format that `to_json` wrote; raises DataError for another text."""
         try:
             fields = json.loads(text)
-            given = fields["tiling"]
-            tiling = given and getattr(tilings, given.pop("kind"))(**given)
+            tiling = fields["tiling"]
+            if tiling is not None:
+                tiling = getattr(tilings, tiling.pop("kind"))(**tiling)
             return cls(fields["template"], fields["generation_template"], tiling)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"not written by PromptFormat.to_json: {error!r}") from error

@@ -1,27 +1,31 @@
-"""What every tokenizer can do, and the tokens that no text can spell."""
+"""The tokenizer interface, special tokens, and reading a saved tokenizer of any kind."""
 
 import dataclasses
+import importlib
+import json
 from collections.abc import Iterable
 from typing import Protocol, SupportsInt, runtime_checkable
 
 from data.errors import DataError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """Ids of the tokens that lay a sample out; None for those that a tokenizer has not.
+    """Token ids that structure a sample; None for those that a tokenizer does not have.
 
-    Only `pad`, which is never a target, may share its id with another.
+    Only `pad`, which is never a target, may share its id with another role.
 
     Attributes:
         pad: Fills rows.
         eos: Ends an answer.
         bos: Begins a sample.
         answer: Ends a question where no chat template does.
-        image, audio: Stand for one token of an encoder.
-        generate: Conditions a generated image.
-        unknown: Stands for what the vocabulary has not; the only one here that `encode` may give.
-        image_start, image_end, audio_start, audio_end: Delimit the tokens of an encoder.
+        image: Placeholder for one backbone token of the vision encoder.
+        audio: Placeholder for one backbone token of the audio encoder.
+        generate: Token whose hidden state conditions a generated image.
+        unknown: Stands for text outside the vocabulary; the only special token that `encode` may return.
+        image_start, image_end: Delimit the tokens of an image.
+        audio_start, audio_end: Delimit the tokens of an audio clip.
     """
 
     pad: int
@@ -38,15 +42,17 @@ class SpecialTokens:
     audio_end: int | None = None
 
     def __post_init__(self) -> None:
-        owners: dict[int, str] = {}
-        for role, number in self._known().items():
-            if role != "pad" and number in owners:
-                raise DataError(f"{owners[number]} and {role} are both token {number}; give each a token of its own")
+        role_of_id: dict[int, str] = {}
+        for role, token_id in self._defined().items():
+            if role != "pad" and token_id in role_of_id:
+                raise DataError(
+                    f"{role_of_id[token_id]} and {role} are both token {token_id}; give each a token of its own"
+                )
             if role != "pad":
-                owners[number] = role
+                role_of_id[token_id] = role
 
     def require(self, role: str) -> int:
-        """The id of a token that a layout cannot do without.
+        """The id of a token that a sample cannot do without.
 
         Args:
             role: Name of a field.
@@ -54,71 +60,94 @@ class SpecialTokens:
         Raises:
             DataError: The tokenizer has no such token.
         """
-        known = self._known()
-        if role not in known:
+        defined = self._defined()
+        if role not in defined:
             raise DataError(
-                f"the tokenizer has no token for {role!r}, which this layout needs; it has {', '.join(known)}. "
-                f"Name one for it (TokenNames.{role}), or take another tokenizer"
+                f"the tokenizer has no token for {role!r}, which this layout needs; it has {', '.join(defined)}. "
+                f"Name one for it (SpecialTokenNames.{role}), or use another tokenizer"
             )
-        return known[role]
+        return defined[role]
 
     @property
     def ids(self) -> frozenset[int]:
-        """All of them."""
-        return frozenset(self._known().values())
+        """The ids of all special tokens."""
+        return frozenset(self._defined().values())
 
-    def _known(self) -> dict[str, int]:
-        return {role: number for role, number in dataclasses.asdict(self).items() if number is not None}
+    def _defined(self) -> dict[str, int]:
+        return {role: token_id for role, token_id in dataclasses.asdict(self).items() if token_id is not None}
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Maps text to ids 0..size-1 and back."""
+    """Maps text to token ids 0..vocabulary_size-1 and back."""
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of ids."""
+        """Number of token ids."""
         ...
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """Its special tokens."""
+        """The special tokens."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; whatever it says, none of them special but `unknown`, and none is added."""
+        """The token ids of a text.
+
+        Whatever the text says, no id is a special token but `unknown`, and no special token is added.
+        """
         ...
 
     def decode(self, ids: Iterable[SupportsInt]) -> str:
-        """Text of ids, without the special ones; raises DataError for an id outside the vocabulary."""
+        """The text of token ids, without special tokens; raises DataError for an id outside the vocabulary."""
         ...
 
     def control_token_id(self, name: str) -> int:
-        """The id of a token that chat templates spell, as `<|im_start|>`, and texts cannot; DataError without it."""
+        """The id of a token that only chat templates can spell, such as `<|im_start|>`; DataError without it."""
         ...
 
     def to_json(self) -> str:
-        """All of it, for `data.text.saved_tokenizer.tokenizer_from_json`."""
+        """The whole tokenizer as text for `tokenizer_from_json`."""
         ...
 
 
+_SAVED_KINDS = {
+    "words": ("data.text.word_tokenizer", "WordTokenizer"),
+    "bytes": ("data.text.byte_tokenizer", "ByteTokenizer"),
+    "hugging_face": ("data.text.hugging_face_tokenizer", "HuggingFaceTokenizer"),
+}
+
+
+def tokenizer_from_json(text: str) -> Tokenizer:
+    """The tokenizer, of any kind, whose `to_json` wrote the text; raises DataError for another text."""
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"not a tokenizer written by to_json: {error}") from error
+    kind = fields.get("kind") if isinstance(fields, dict) else None
+    if kind not in _SAVED_KINDS:
+        raise DataError(f"a tokenizer of kind {kind!r}; this version knows {', '.join(_SAVED_KINDS)}")
+    module, name = _SAVED_KINDS[kind]
+    return getattr(importlib.import_module(module), name).from_json(text)
+
+
 def replace_lone_surrogates(text: str) -> str:
-    """The text with each surrogate that stands alone, as JSON can hold one, replaced by U+FFFD."""
+    """The text with every lone surrogate, which JSON can contain, replaced by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def validate_token_ids(ids: Iterable[SupportsInt], size: int) -> list[int]:
+def validate_token_ids(ids: Iterable[SupportsInt], vocabulary_size: int) -> list[int]:
     """The ids as integers; raises DataError for one outside the vocabulary."""
-    numbers = [int(number) for number in ids]
-    for number in numbers:
-        if not 0 <= number < size:
-            raise DataError(f"token id {number} is outside the vocabulary of {size} ids")
-    return numbers
+    token_ids = [int(token_id) for token_id in ids]
+    for token_id in token_ids:
+        if not 0 <= token_id < vocabulary_size:
+            raise DataError(f"token id {token_id} is outside the vocabulary of {vocabulary_size} ids")
+    return token_ids
 
 
 def missing_control_token_error(tokenizer: object, name: str) -> DataError:
-    """The refusal of a chat template whose token the tokenizer has not."""
+    """The error for a chat template that spells a token which the tokenizer does not have."""
     return DataError(
-        f"{type(tokenizer).__name__} has no special token {name!r}, which the chat template spells; take the "
+        f"{type(tokenizer).__name__} has no special token {name!r}, which the chat template spells; use the "
         "tokenizer of a model that was trained with this template, or the template 'plain' or 'vicuna'"
     )

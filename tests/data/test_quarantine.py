@@ -11,7 +11,7 @@ from data.errors import DataError
 from data.quarantine import Quarantine
 
 
-def test_a_bad_sample_is_listed_and_logged_once_whoever_finds_it(caplog):
+def test_bad_samples_are_listed_and_logged_once_whichever_thread_adds_them(caplog):
     quarantine = Quarantine({"a": 100, "b": 100}, 0.2)
     keys = [str(number) for number in range(20) for _ in range(5)]
     with caplog.at_level(logging.WARNING, logger="data"), concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -25,7 +25,7 @@ def test_a_bad_sample_is_listed_and_logged_once_whoever_finds_it(caplog):
     assert "b: 7 skipped: torn" in caplog.text
 
 
-def test_more_than_the_share_of_one_source_is_an_error_that_names_ten():
+def test_exceeding_the_share_of_a_source_names_ten_samples():
     quarantine = Quarantine({"a": 100, "b": 10_000}, 0.11)
     for number in range(11):
         quarantine.add("a", f"key {number}", "cut")
@@ -40,23 +40,21 @@ def test_more_than_the_share_of_one_source_is_an_error_that_names_ten():
     quarantine.add("b", "key", "cut")
 
 
-def test_none_is_allowed_at_share_zero():
+def test_share_zero_allows_no_bad_sample():
     with pytest.raises(DataError, match=r"1 of 100 .*: a\.png \(cut\)$"):
         Quarantine({"a": 100}, 0.0).add("a", "a.png", "cut")
 
 
-def test_what_workers_find_is_merged_once():
-    main = Quarantine({"a": 100}, 0.5)
-    main.add("a", "1", "cut")
-    worker = pickle.loads(pickle.dumps(main))
-    worker.add("a", "2", "torn")
-    assert main.entries == (("a", "1", "cut"),)
-    main.merge(worker.entries)
-    main.merge(worker.entries)
-    assert main.entries == worker.entries == (("a", "1", "cut"), ("a", "2", "torn"))
+def test_a_pickled_copy_is_independent():
+    quarantine = Quarantine({"a": 100}, 0.5)
+    quarantine.add("a", "1", "cut")
+    copy = pickle.loads(pickle.dumps(quarantine))
+    copy.add("a", "2", "torn")
+    assert quarantine.entries == (("a", "1", "cut"),)
+    assert copy.entries == (("a", "1", "cut"), ("a", "2", "torn"))
 
 
-def test_it_is_written_as_json_lines(tmp_path):
+def test_entries_are_written_as_json_lines(tmp_path):
     quarantine = Quarantine({"a": 100}, 0.5)
     quarantine.add("a", "Blümchen \ud800", "cut\nin two")
     quarantine.add("a", "2", "torn")
@@ -68,7 +66,7 @@ def test_it_is_written_as_json_lines(tmp_path):
     ]
 
 
-def test_a_slip_in_its_configuration_is_named():
+def test_bad_arguments_are_refused():
     with pytest.raises(DataError, match=r"max_share is 1\.0; it must lie in \[0, 1\)"):
         Quarantine({}, 1.0)
     with pytest.raises(DataError, match="no source 'b'; there are a"):
@@ -79,7 +77,7 @@ def test_a_slip_in_its_configuration_is_named():
     found=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9).map(str), st.text(max_size=3)), max_size=40),
     data=st.data(),
 )
-def test_the_error_comes_with_the_first_sample_over_the_share_in_any_order(found, data):
+def test_error_is_raised_by_the_first_sample_over_the_share(found, data):
     sizes, share = {"a": 10, "b": 7}, data.draw(st.sampled_from([0.0, 0.3, 0.5]))
     quarantine = Quarantine(sizes, share)
     seen = {"a": set(), "b": set()}

@@ -1,4 +1,4 @@
-"""Policies that form groups of samples; sizes may be of any number of modalities, and no sample is lost."""
+"""Grouping algorithms: samples with sizes in any number of modalities are put into groups, and none is lost."""
 
 import abc
 import dataclasses
@@ -8,19 +8,18 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from data.errors import DataError
-from data.packing.grouping.first_fit import first_fit_decreasing
-from data.packing.grouping.groups import Groups, concatenate_groups
+from data.packing.grouping.bin_packing import as_columns, first_fit_decreasing, next_fit
+from data.packing.grouping.groups import Groups, concatenate_groups, exceeds_capacity
 from data.packing.grouping.isf import sample_and_filter
-from data.packing.grouping.next_fit import as_columns, next_fit
-from data.packing.grouping.oversized import exceeds_capacity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupingAlgorithm(abc.ABC):
-    """Forms groups of which none holds more than the capacity, but for oversized samples.
+    """Forms groups within a capacity.
 
     Attributes:
-        oversized: What becomes of a sample that exceeds the capacity: a group of its own, or `Groups.refused`.
+        oversized: What happens to a sample that exceeds the capacity: `alone` makes it a group of its own, `refuse`
+            lists it in `Groups.refused`.
     """
 
     oversized: Literal["alone", "refuse"] = "alone"
@@ -28,22 +27,22 @@ class GroupingAlgorithm(abc.ABC):
     def __call__(
         self, sizes: Float[np.ndarray, "n k"], capacity: Float[np.ndarray, " k"], random: np.random.Generator
     ) -> Groups:
-        """Groups in which every sample is once, or refused; oversized ones come last.
+        """Groups that contain every sample once, unless it is refused; oversized samples come last.
 
         Args:
             sizes: Units of every sample, by modality.
-            capacity: Units that a group holds at most; may be infinite.
-            random: Draws what is left to chance.
+            capacity: Capacity of a group, by modality; may be infinite.
+            random: Source of random choices.
 
         Raises:
-            DataError: Sizes or capacities that are none, or settings for another number of modalities.
+            DataError: Invalid sizes or capacities, or settings for another number of modalities.
         """
         too_large = exceeds_capacity(sizes, capacity)
         groups = self._group(sizes, capacity, np.flatnonzero(~too_large), random)
-        apart = np.flatnonzero(too_large)
+        oversized = np.flatnonzero(too_large)
         if self.oversized == "refuse":
-            return dataclasses.replace(groups, refused=apart)
-        return concatenate_groups([groups, Groups.from_lengths(apart, np.ones_like(apart))])
+            return dataclasses.replace(groups, refused=oversized)
+        return concatenate_groups([groups, Groups.from_lengths(oversized, np.ones_like(oversized))])
 
     @abc.abstractmethod
     def _group(
@@ -53,16 +52,16 @@ class GroupingAlgorithm(abc.ABC):
         samples: Int[np.ndarray, " m"],
         random: np.random.Generator,
     ) -> Groups:
-        """Groups of those samples, none of which is oversized."""
+        """Groups of the given samples, none of which is oversized."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IterativeSamplingAndFiltering(GroupingAlgorithm):
-    """OmniBal's ISF (4.1); what no round accepts is sampled once more and not filtered.
+    """OmniBal's ISF (section 4.1); samples that no round accepts are sampled once more and not filtered.
 
     Attributes:
-        threshold: Q', by modality: a group is accepted that reaches it in any.
-        rounds: T, at most.
+        threshold: Q', by modality: a group that reaches it in any modality is accepted.
+        rounds: T, the largest number of rounds.
     """
 
     threshold: tuple[float, ...]
@@ -72,14 +71,18 @@ class IterativeSamplingAndFiltering(GroupingAlgorithm):
         if len(self.threshold) != len(capacity):
             raise DataError(f"threshold {self.threshold} for {len(capacity)} modalities; give one for each")
         columns = as_columns(sizes, capacity)
-        accepted, rest = sample_and_filter(columns, capacity, np.array(self.threshold), self.rounds, samples, random)
-        rest = random.permutation(rest)
-        return concatenate_groups([accepted, Groups.from_lengths(rest, next_fit(columns, capacity, rest).lengths)])
+        accepted, remaining = sample_and_filter(
+            columns, capacity, np.array(self.threshold), self.rounds, samples, random
+        )
+        remaining = random.permutation(remaining)
+        return concatenate_groups(
+            [accepted, Groups.from_lengths(remaining, next_fit(columns, capacity, remaining).lengths)]
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FirstFit(GroupingAlgorithm):
-    """First-fit packing, largest samples first; groups come in a random order."""
+    """First-fit decreasing packing; the groups are in random order."""
 
     def _group(self, sizes, capacity, samples, random):
         groups = first_fit_decreasing(sizes, capacity, random.permutation(samples))
@@ -88,10 +91,10 @@ class FirstFit(GroupingAlgorithm):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedCountGroups(GroupingAlgorithm):
-    """Of the baselines: groups of so many samples, fewer where more would exceed the capacity.
+    """Base of OmniBal's baselines: groups of a fixed number of samples, fewer where more would exceed the capacity.
 
     Attributes:
-        samples: In a group.
+        samples: Number of samples of a group.
     """
 
     samples: int
@@ -113,7 +116,7 @@ class FixedCountGroups(GroupingAlgorithm):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomGroups(FixedCountGroups):
-    """The baseline that draws samples at random: unlike sizes within a group and across devices."""
+    """The random baseline: sizes differ within a group and across devices."""
 
     def _group(self, sizes, capacity, samples, random):
         return self._next_fit(sizes, capacity, random.permutation(samples))
@@ -121,10 +124,10 @@ class RandomGroups(FixedCountGroups):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SortedGroups(FixedCountGroups):
-    """The baseline with like sizes within a group: little padding, but groups that differ across devices.
+    """The sorted baseline: similar sizes within a group, so little padding, but groups that differ across devices.
 
     Attributes:
-        modality: Whose sizes are compared.
+        modality: Modality by which samples are sorted.
     """
 
     modality: int
@@ -136,14 +139,14 @@ class SortedGroups(FixedCountGroups):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceBalancedGroups(FixedCountGroups):
-    """The baseline with like sizes across devices: groups one behind the other are alike, their samples are not.
+    """The device-group baseline: similar groups across devices, of samples that differ within a group.
 
-    Samples in order of size are cut into runs of one for each device. Random runs, dealt one sample to a device, make
-    up a step: `devices` groups one behind the other. Where fewer samples than devices remain, they come last.
+    Samples in order of size are divided into runs of one for each device. Random runs, whose samples are dealt to the
+    devices, make up a step of `devices` consecutive groups. If fewer samples than devices remain, they come last.
 
     Attributes:
-        modality: Whose sizes are compared.
-        devices: Among which a step's groups are divided.
+        modality: Modality by which samples are sorted.
+        devices: Number of devices of a step, each of which receives one group.
     """
 
     modality: int
@@ -158,7 +161,8 @@ class DeviceBalancedGroups(FixedCountGroups):
         order = _by_size(sizes, samples, self.modality, random)
         whole = len(order) // self.devices * self.devices
         runs = order[:whole].reshape(-1, self.devices)
-        # All devices' groups close together, so that steps stay whole: where the largest of a run would be too large.
+        # The groups of all devices close together, where the largest sample of a run would exceed a group, so that steps
+        # stay whole.
         steps = self._next_fit(sizes[runs].max(axis=1), capacity, random.permutation(len(runs)))
         dealt = np.concatenate([samples[:0], *(runs[step].T.ravel() for step in steps)])
         groups = Groups.from_lengths(dealt, np.repeat(steps.lengths, self.devices))
@@ -168,7 +172,7 @@ class DeviceBalancedGroups(FixedCountGroups):
 def _by_size(
     sizes: Float[np.ndarray, "n k"], samples: Int[np.ndarray, " m"], modality: int, random: np.random.Generator
 ) -> Int[np.ndarray, " m"]:
-    """Samples in order of their size in a modality, equal ones in a random order."""
+    """Samples in order of their size in a modality, equal ones in random order."""
     if not 0 <= modality < sizes.shape[1]:
         raise DataError(f"modality {modality} of {sizes.shape[1]}; count from 0")
     shuffled = random.permutation(samples)

@@ -1,4 +1,4 @@
-"""A few sizes to which lengths are rounded up: those that waste least, found exactly."""
+"""Buckets: the few sizes to which lengths are padded with the least padding, found exactly."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from jaxtyping import Int
 
 from data.errors import DataError
 
-_FINEST = 512  # different sizes considered
+_MAX_SIZES = 512  # different sizes considered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,9 +15,9 @@ class Buckets:
     """Sizes to which lengths are padded.
 
     Attributes:
-        sizes: Ascending; the last holds the longest.
-        shares: Share of the lengths that each takes.
-        padding: Share of padding in all.
+        sizes: Ascending; the last one holds the longest length.
+        shares: Share of the lengths that are padded to each size.
+        padding: Share of padding in all padded lengths.
     """
 
     sizes: tuple[int, ...]
@@ -25,39 +25,41 @@ class Buckets:
     padding: float
 
 
-def choose_buckets(lengths: Int[np.ndarray, " n"], most: int, multiple: int = 1) -> tuple[Buckets, ...]:
-    """For 1, 2... up to `most` buckets the sizes of least padding; fewer where more buckets waste no less.
+def choose_buckets(lengths: Int[np.ndarray, " n"], max_buckets: int, multiple: int = 1) -> tuple[Buckets, ...]:
+    """The sizes of least padding for 1, 2, ... up to `max_buckets` buckets; fewer where the lengths have fewer sizes.
 
-    Each length is padded to the smallest size that holds it. The optimum over all sizes that are multiples, by dynamic
-    programming; of many different lengths, multiples so much coarser are taken that a few hundred sizes remain.
+    Each length is padded to the smallest size that holds it. The result is the optimum over all sizes that are
+    multiples, by dynamic programming; for many different lengths, coarser multiples leave a few hundred sizes.
 
     Args:
-        lengths: Above 0.
-        most: Buckets at most.
-        multiple: Sizes are whole multiples of it.
+        lengths: Positive lengths.
+        max_buckets: Largest number of buckets.
+        multiple: Sizes are whole multiples of this.
 
     Raises:
-        DataError: No length, one of 0, or no bucket.
+        DataError: No lengths, a length of 0, or no buckets.
     """
-    if not len(lengths) or lengths.min() < 1 or most < 1 or multiple < 1:
-        raise DataError(f"{most} buckets of multiples of {multiple} for {len(lengths)} lengths; all must be at least 1")
-    unit = multiple * -(-int(lengths.max()) // (multiple * _FINEST))
+    if not len(lengths) or lengths.min() < 1 or max_buckets < 1 or multiple < 1:
+        raise DataError(
+            f"{max_buckets} buckets of multiples of {multiple} for {len(lengths)} lengths; all must be at least 1"
+        )
+    unit = multiple * -(-int(lengths.max()) // (multiple * _MAX_SIZES))
     sizes, counts = np.unique(-(-lengths // unit) * unit, return_counts=True)
-    below = np.concatenate([[0], np.cumsum(counts)])  # lengths that the first sizes hold
-    # padded[i, j]: lengths above the first i sizes and within size j, each padded to size j.
+    below = np.concatenate([[0], np.cumsum(counts)])  # number of lengths within the first sizes
+    # padded[i, j]: total of the lengths above the first i sizes and within size j, padded to size j.
     padded = sizes * (below[None, 1:] - below[:-1, None]).astype(float)
     padded[np.tril_indices(len(sizes), -1)] = np.inf
-    best, chosen, found = padded[0], [], []
-    for count in range(1, min(most, len(sizes)) + 1):
+    best, choices, buckets = padded[0], [], []
+    for count in range(1, min(max_buckets, len(sizes)) + 1):
         if count > 1:
-            totals = best[:-1, None] + padded[1:]  # the last bucket begins above size i
-            chosen.append(totals.argmin(axis=0))
+            totals = best[:-1, None] + padded[1:]  # the last bucket begins above the first i sizes
+            choices.append(totals.argmin(axis=0))
             best = totals.min(axis=0)
         ends = [len(sizes) - 1]
-        for before in reversed(chosen):
-            ends.append(int(before[ends[-1]]))
-        places = np.array(ends[::-1])
-        held = np.diff(below[places + 1], prepend=0) / len(lengths)
+        for previous in reversed(choices):
+            ends.append(int(previous[ends[-1]]))
+        chosen = np.array(ends[::-1])
+        shares = np.diff(below[chosen + 1], prepend=0) / len(lengths)
         padding = 1 - float(lengths.sum()) / float(best[-1])
-        found.append(Buckets(tuple(sizes[places].tolist()), tuple(held.tolist()), padding))
-    return tuple(found)
+        buckets.append(Buckets(tuple(sizes[chosen].tolist()), tuple(shares.tolist()), padding))
+    return tuple(buckets)

@@ -1,63 +1,89 @@
-"""What each policy makes of the same samples: padding, idle instances, and what static shapes waste."""
+"""Comparison of grouping policies on the same samples: padding, idle replicas, and the waste of static shapes."""
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
+from data.data_config import GroupingPolicyName
 from data.packing.grouping.algorithms import DeviceBalancedGroups, GroupingAlgorithm, RandomGroups, SortedGroups
-from data.packing.grouping.grouping_policies import GROUPING_POLICIES, FormSteps, consecutive_steps
+from data.packing.grouping.grouping_policies import GROUPING_POLICIES
 from data.packing.grouping.groups import Groups, concatenate_groups
-from data.packing.grouping.ratios import dist_ratio, pad_ratio
-from data.packing.grouping.window_steps import form_window_steps
+from data.packing.grouping.steps import FormSteps, consecutive_steps, form_window_steps
 
-PADDED: dict[str, Callable[[int, int], GroupingAlgorithm]] = {
+PADDED_BASELINES: dict[str, Callable[[int, int], GroupingAlgorithm]] = {
     "random": lambda samples, rows: RandomGroups(samples=samples),
     "sorted": lambda samples, rows: SortedGroups(samples=samples, modality=0),
     "device_group": lambda samples, rows: DeviceBalancedGroups(samples=samples, modality=0, devices=rows),
 }
-"""Batches of so many samples, each padded to the longest, for steps of so many rows: before any balancing."""
+"""OmniBal's baselines, from the samples of a batch and the rows of a step; each batch is padded to its longest sample."""
 
 
-@dataclasses.dataclass(frozen=True)
+def pad_ratio(groups: Groups, sizes: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "g k"]:
+    """PadRatio: the share of padding in each group if its samples are padded to the largest.
+
+    Equation 1 of arXiv 2407.20761: sum over the B samples i of (nt_max - nt_i) / (nt_max B); 0 where no sample has a
+    unit.
+    """
+    padded = groups.largest(sizes) * groups.lengths[:, None]
+    return np.divide(padded - groups.sums(sizes), padded, out=np.zeros_like(padded), where=padded > 0)
+
+
+def dist_ratio(totals: Float[np.ndarray, "g k"], steps: Int[np.ndarray, "steps rows"]) -> Float[np.ndarray, "steps k"]:
+    """DistRatio: the share of each step in which replicas idle because another one has more units.
+
+    Equation 2 of arXiv 2407.20761: sum over the ND replicas i of (NT_max - NT_i) / (NT_max ND); 0 where no replica has
+    a unit.
+
+    Args:
+        totals: Units of each group (`Groups.sums`) or of the padded batch.
+        steps: The groups of each step, one for each replica.
+    """
+    units = totals[steps]
+    largest = units.max(axis=1, initial=0.0)
+    idle = largest - units.mean(axis=1) if steps.shape[1] else largest
+    return np.divide(idle, largest, out=np.zeros_like(largest), where=largest > 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupingResult:
-    """What a policy comes to; means over rows and steps, shares by modality.
+    """Result of a policy: means over rows and steps, shares by modality.
 
     Attributes:
-        policy: Its name.
-        padded: Whether a row's samples are padded to its longest; else they are packed.
-        rows: Rows formed; those that fill no step are left out, as training keeps them for later.
-        samples: Of a row.
-        most: Samples of the row that has most.
-        pad: PadRatio: share of padding between the samples of a row; packing has none.
-        dist: DistRatio: share of a step for which instances idle, one row each.
-        unfilled: Share of padding where all rows have one shape: the capacity, or the largest of the padded batches.
-        waste: The same over all modalities, by the work of their units.
+        policy: Name of the policy.
+        padded: Whether the samples of a row are padded to its longest sample; otherwise they are packed.
+        rows: Number of rows formed; rows that fill no step are left out, as training keeps them for later.
+        samples_per_row: Average number of samples of a row.
+        max_samples: Largest number of samples of a row.
+        pad_ratio: PadRatio: share of padding between the samples of a row; 0 for packed rows.
+        dist_ratio: DistRatio: share of a step in which replicas of one row each idle.
+        padding_share: Share of padding where all rows have one shape: the capacity, or the largest padded batch.
+        wasted_flops_share: The same over all modalities, weighted by the FLOPs of their units.
     """
 
     policy: str
     padded: bool
-    rows: int
-    samples_per_row: float
-    max_samples: int
-    pad_ratio: Mapping[str, float]
-    dist_ratio: Mapping[str, float]
-    padding_share: Mapping[str, float]
-    wasted_flops_share: float | None
+    rows: int = 0
+    samples_per_row: float = 0.0
+    max_samples: int = 0
+    pad_ratio: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    dist_ratio: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    padding_share: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    wasted_flops_share: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupingSettings:
-    """What samples are grouped for.
+    """The conditions under which samples are grouped.
 
     Attributes:
         modalities: Names of the columns of sizes.
-        work: What a unit of each costs; any unit of work.
+        flops_per_unit: Cost of a unit of each modality; only their ratios matter.
         rows: Rows of a step.
-        window: Samples that are grouped at once.
-        seed: Of all policies, each anew.
+        window: Samples that are grouped at a time.
+        seed: Seed of every policy.
     """
 
     modalities: tuple[str, ...]
@@ -70,92 +96,111 @@ class GroupingSettings:
 def compare_grouping_policies(
     sizes: Float[np.ndarray, "n k"],
     limits: Float[np.ndarray, " limits"],
-    setting: GroupingSettings,
+    settings: GroupingSettings,
 ) -> tuple[GroupingResult, ...]:
-    """Padded baselines, then every policy that a configuration can name.
+    """Results of the padded baselines, then of every policy that a configuration can name.
 
-    The baselines' batches have as many samples as a row that is packed first-fit, so that they are as large.
+    The batches of the baselines have as many samples as a row packed first-fit, so that they are about as large.
 
     Args:
         sizes: Units of every sample, by modality; none exceeds the limits.
-        limits: What a row holds of each modality, and at last of samples.
-        setting: Names, work, rows.
+        limits: Capacity of a row in each modality, then in samples (`row_limits`).
+        settings: Conditions of the comparison.
     """
-    packed = [evaluate_packing(name, sizes, limits, setting) for name in GROUPING_POLICIES]
+    packed = [evaluate_packing(name, sizes, limits, settings) for name in GROUPING_POLICIES]
     samples = max(1, int(packed[0].samples_per_row))
-    return (*(_padded_outcome(name, samples, sizes, len(limits), setting) for name in PADDED), *packed)
+    padded = [_evaluate_padding(name, samples, sizes, len(limits), settings) for name in PADDED_BASELINES]
+    return (*padded, *packed)
 
 
 def evaluate_packing(
-    name: str, sizes: Float[np.ndarray, "n k"], limits: Float[np.ndarray, " limits"], setting: GroupingSettings
+    name: GroupingPolicyName,
+    sizes: Float[np.ndarray, "n k"],
+    limits: Float[np.ndarray, " limits"],
+    settings: GroupingSettings,
 ) -> GroupingResult:
-    """What a policy of `GROUPINGS` comes to; arguments as of `compare`."""
-    grouping = GROUPING_POLICIES[name]
-    rows = _rows(grouping.make_algorithm(limits, setting.rows), grouping.form_steps, sizes, limits, setting, waits=True)
+    """Result of one policy; arguments as of `compare_grouping_policies`."""
+    policy = GROUPING_POLICIES[name]
+    algorithm = policy.make_algorithm(limits, settings.rows)
+    rows = _rows_of_steps(algorithm, policy.form_steps, sizes, limits, settings, rows_wait=True)
     units = rows.sums(sizes)
-    return _outcome(name, rows, setting, units, units, limits[:-1], None)
+    return _summarize(name, rows, settings, units, units, limits[:-1], None)
 
 
-def _padded_outcome(
-    name: str, samples: int, sizes: Float[np.ndarray, "n k"], limits: int, setting: GroupingSettings
+def _evaluate_padding(
+    name: str, samples: int, sizes: Float[np.ndarray, "n k"], limit_count: int, settings: GroupingSettings
 ) -> GroupingResult:
-    """What batches of so many samples come to; nothing limits them, so that none waits to be filled."""
-    policy = PADDED[name](samples, setting.rows)
-    rows = _rows(policy, consecutive_steps, sizes, np.full(limits, np.inf), setting, waits=False)
+    """Result of padded batches of a number of samples; without limits, so that no row waits to be filled."""
+    algorithm = PADDED_BASELINES[name](samples, settings.rows)
+    no_limits = np.full(limit_count, np.inf)
+    rows = _rows_of_steps(algorithm, consecutive_steps, sizes, no_limits, settings, rows_wait=False)
     padded = rows.largest(sizes) * rows.lengths[:, None]
     shape = padded.max(axis=0, initial=0.0)
-    return _outcome(name, rows, setting, rows.sums(sizes), padded, shape, pad_ratio(rows, sizes))
+    return _summarize(name, rows, settings, rows.sums(sizes), padded, shape, pad_ratio(rows, sizes))
 
 
-def _outcome(
+def _summarize(
     name: str,
     rows: Groups,
-    setting: GroupingSettings,
+    settings: GroupingSettings,
     units: Float[np.ndarray, "g k"],
-    computed: Float[np.ndarray, "g k"],
+    padded_units: Float[np.ndarray, "g k"],
     shape: Float[np.ndarray, " k"],
-    pad: Float[np.ndarray, "g k"] | None,
+    pad_ratios: Float[np.ndarray, "g k"] | None,
 ) -> GroupingResult:
-    """Of every row the units, and those with padding between samples; the shape that all rows share."""
+    """Means over rows.
+
+    Args:
+        name: Name of the policy.
+        rows: The rows of whole steps.
+        settings: Conditions of the comparison.
+        units: Units of every row, by modality.
+        padded_units: The same with padding between samples.
+        shape: Units of the shape that all rows have.
+        pad_ratios: Share of padding in every row; None for packed rows.
+    """
+    is_padded = pad_ratios is not None
     if not len(rows):
-        return GroupingResult(name, pad is not None, 0, 0.0, 0, {}, {}, {}, None)
-    named = functools.partial(by_name, setting.modalities)
-    dist = dist_ratio(computed, np.arange(len(rows)).reshape(-1, setting.rows))
-    real, work = units.mean(axis=0), np.array(setting.flops_per_unit)
+        return GroupingResult(policy=name, padded=is_padded)
+    named = functools.partial(values_by_modality, settings.modalities)
+    dist_ratios = dist_ratio(padded_units, np.arange(len(rows)).reshape(-1, settings.rows))
+    mean_units, flops = units.mean(axis=0), np.array(settings.flops_per_unit)
     return GroupingResult(
         policy=name,
-        padded=pad is not None,
+        padded=is_padded,
         rows=len(rows),
         samples_per_row=float(rows.lengths.mean()),
         max_samples=int(rows.lengths.max()),
-        pad_ratio=named(np.zeros_like(real) if pad is None else pad.mean(axis=0)),
-        dist_ratio=named(dist.mean(axis=0)),
-        padding_share=named(1 - np.divide(real, shape, out=np.ones_like(real), where=shape > 0)),
-        wasted_flops_share=float(1 - (work * real).sum() / (work * shape).sum()),
+        pad_ratio=named(np.zeros_like(mean_units) if pad_ratios is None else pad_ratios.mean(axis=0)),
+        dist_ratio=named(dist_ratios.mean(axis=0)),
+        padding_share=named(1 - np.divide(mean_units, shape, out=np.ones_like(mean_units), where=shape > 0)),
+        wasted_flops_share=float(1 - (flops * mean_units).sum() / (flops * shape).sum()),
     )
 
 
-def _rows(
-    policy: GroupingAlgorithm,
-    form: FormSteps,
+def _rows_of_steps(
+    algorithm: GroupingAlgorithm,
+    form_steps: FormSteps,
     sizes: Float[np.ndarray, "n k"],
     limits: Float[np.ndarray, " limits"],
-    setting: GroupingSettings,
-    waits: bool,
+    settings: GroupingSettings,
+    rows_wait: bool,
 ) -> Groups:
-    """The rows of whole steps, step behind step, window behind window; rows that are left wait for the next window."""
-    counted = np.concatenate([sizes, np.ones((len(sizes), 1))], axis=1)
-    found, carried = [], np.arange(0)
-    for number, start in enumerate(range(0, len(sizes), setting.window)):
-        random = np.random.default_rng((setting.seed, number))
-        members = np.concatenate([carried, np.arange(start, min(start + setting.window, len(sizes)))])
-        window = form_window_steps(counted[members], limits, policy, form, setting.rows, random, waits)
+    """The rows of all whole steps in order; rows that fill no step are carried into the next window."""
+    units = np.concatenate([sizes, np.ones((len(sizes), 1))], axis=1)  # the last column counts samples
+    rows_of_windows, carried = [], np.arange(0)
+    for number, start in enumerate(range(0, len(sizes), settings.window)):
+        random = np.random.default_rng((settings.seed, number))
+        members = np.concatenate([carried, np.arange(start, min(start + settings.window, len(sizes)))])
+        window = form_window_steps(
+            units[members], limits, algorithm, form_steps, settings.rows, random, more_windows=rows_wait
+        )
         groups = dataclasses.replace(window.groups, members=members[window.groups.members])
-        found.append(groups.take(window.steps.ravel()))
+        rows_of_windows.append(groups.take(window.steps.ravel()))
         carried = groups.take(window.leftover).members
-    return concatenate_groups(found)
+    return concatenate_groups(rows_of_windows)
 
 
-def by_name(modalities: Sequence[str], values: Float[np.ndarray, " k"]) -> dict[str, float]:
-    """A value for each modality."""
+def values_by_modality(modalities: Sequence[str], values: Float[np.ndarray, " k"]) -> dict[str, float]:
+    """The value of each modality by its name."""
     return dict(zip(modalities, values.tolist(), strict=True))

@@ -1,12 +1,12 @@
-"""The balancing policies that a configuration can name: how samples are put into rows, and rows into steps."""
+"""Grouping policies by name: how samples are grouped into rows, and rows into steps."""
 
 import dataclasses
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from data.data_config import RowCapacity
+from data.data_config import GroupingPolicyName, RowCapacity
 from data.packing.grouping.algorithms import (
     DeviceBalancedGroups,
     FirstFit,
@@ -15,60 +15,55 @@ from data.packing.grouping.algorithms import (
     RandomGroups,
     SortedGroups,
 )
-from data.packing.grouping.balanced_steps import form_balanced_steps
-from data.packing.grouping.groups import Groups
+from data.packing.grouping.steps import FormSteps, balanced_steps, consecutive_steps
 
-FormSteps = Callable[
-    [Groups, Float[np.ndarray, "n k"], int, np.random.Generator],
-    tuple[Int[np.ndarray, "steps rows"], Int[np.ndarray, " left"]],
-]
-NEARLY_FULL = 0.95  # of a capacity: Q' of Q
+ISF_THRESHOLD = 0.95
+"""Q' as a share of Q."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupingPolicy:
-    """A policy.
+    """How the samples of a window become steps.
 
     Attributes:
-        rows: Makes what puts samples into rows, for the limits of a row (tokens first) and the rows of a step.
-        steps: Puts rows into steps.
+        make_algorithm: Makes the algorithm that groups samples into rows, from the limits of a row (`row_limits`) and
+            the number of rows of a step.
+        form_steps: Groups rows into steps.
     """
 
     make_algorithm: Callable[[Float[np.ndarray, " k"], int], GroupingAlgorithm]
     form_steps: FormSteps
 
 
-def consecutive_steps(
-    groups: Groups, sizes: Float[np.ndarray, "n k"], rows: int, random: np.random.Generator
-) -> tuple[Int[np.ndarray, "steps rows"], Int[np.ndarray, " left"]]:
-    """Steps of groups one behind the other, as the policy left them."""
-    whole = len(groups) // rows * rows
-    return np.arange(whole).reshape(-1, rows), np.arange(whole, len(groups))
-
-
 def _isf(limits: Float[np.ndarray, " k"], rows: int) -> GroupingAlgorithm:
-    # The last limit, on the number of samples, says nothing of work.
-    threshold = (*(NEARLY_FULL * limits[:-1]).tolist(), float("inf"))
+    # The last limit is that on the number of samples, which is no measure of work.
+    threshold = (*(ISF_THRESHOLD * limits[:-1]).tolist(), float("inf"))
     return IterativeSamplingAndFiltering(threshold=threshold)
 
 
-def _most(limits: Float[np.ndarray, " k"]) -> int:
-    return int(limits[-1])
+def _random(limits: Float[np.ndarray, " k"], rows: int) -> GroupingAlgorithm:
+    return RandomGroups(samples=int(limits[-1]))
 
 
-GROUPING_POLICIES = {
+def _sorted(limits: Float[np.ndarray, " k"], rows: int) -> GroupingAlgorithm:
+    return SortedGroups(samples=int(limits[-1]), modality=0)
+
+
+def _device_group(limits: Float[np.ndarray, " k"], rows: int) -> GroupingAlgorithm:
+    return DeviceBalancedGroups(samples=int(limits[-1]), modality=0, devices=rows)
+
+
+GROUPING_POLICIES: dict[GroupingPolicyName, GroupingPolicy] = {
     "first_fit": GroupingPolicy(lambda limits, rows: FirstFit(), consecutive_steps),
-    "isf": GroupingPolicy(_isf, form_balanced_steps),
-    "random": GroupingPolicy(lambda limits, rows: RandomGroups(samples=_most(limits)), consecutive_steps),
-    "sorted": GroupingPolicy(lambda limits, rows: SortedGroups(samples=_most(limits), modality=0), consecutive_steps),
-    "device_group": GroupingPolicy(
-        lambda limits, rows: DeviceBalancedGroups(samples=_most(limits), modality=0, devices=rows), consecutive_steps
-    ),
+    "isf": GroupingPolicy(_isf, balanced_steps),
+    "random": GroupingPolicy(_random, consecutive_steps),
+    "sorted": GroupingPolicy(_sorted, consecutive_steps),
+    "device_group": GroupingPolicy(_device_group, consecutive_steps),
 }
-"""By name: first-fit packing, OmniBal's ISF, and its baselines (arXiv 2407.20761, section 5.1)."""
+"""First-fit packing, OmniBal's ISF, and OmniBal's baselines (arXiv 2407.20761, section 5.1)."""
 
 
 def row_limits(capacity: RowCapacity) -> Float[np.ndarray, " k"]:
-    """What a row holds at most of everything that is there at all, and of samples."""
+    """The capacities of a row that are not zero, tokens first, and the number of samples last."""
     limits = np.array([*capacity.vector, capacity.samples], float)
     return limits[limits > 0]

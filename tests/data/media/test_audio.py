@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.errors import BadSampleError
-from data.media.audio import MAX_CHUNK_SAMPLES, MAX_SAMPLES, SAMPLE_RATE, audio_length, read_audio, split_into_chunks
+from data.media.audio import MAX_SAMPLES, audio_length, read_audio
+from data.media.mel import MAX_CHUNK_SAMPLES, SAMPLE_RATE, split_into_chunks
 from data.records import Media
 from tests.data.damage import damaged
 from tests.data.real_data import speech_files
@@ -20,7 +21,7 @@ def tone(seconds, rate, hertz=440.0, loudness=0.3):
     return (loudness * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)).astype(np.float32)
 
 
-def held(samples, rate, form="WAV", subtype="FLOAT"):
+def encoded(samples, rate, form="WAV", subtype="FLOAT"):
     """The samples as a file of that format in memory."""
     stream = io.BytesIO()
     soundfile.write(stream, samples, rate, format=form, subtype=subtype)
@@ -35,29 +36,29 @@ def read_both(media):
     return waveform
 
 
-def test_that_clips_are_resampled_is_said_once_a_rate(caplog):
+def test_resampling_is_logged_once_per_rate(caplog):
     for rate in (SAMPLE_RATE, 11_111, 22_222, 11_111):
-        read_audio(held(tone(0.1, rate), rate))
+        read_audio(encoded(tone(0.1, rate), rate))
     assert [record.getMessage() for record in caplog.records] == [
         f"clips of {rate} Hz are resampled to 16000 Hz" for rate in (11_111, 22_222)
     ]
 
 
 @pytest.mark.parametrize(("form", "subtype"), LOSSLESS)
-def test_lossless_formats_at_16_khz_are_read_as_they_are(form, subtype):
+def test_lossless_formats_at_16_khz_are_read_unchanged(form, subtype):
     waveform = tone(0.1, SAMPLE_RATE)
-    np.testing.assert_allclose(read_both(held(waveform, SAMPLE_RATE, form, subtype)), waveform, atol=1e-4)
+    np.testing.assert_allclose(read_both(encoded(waveform, SAMPLE_RATE, form, subtype)), waveform, atol=1e-4)
 
 
 @pytest.mark.parametrize(("form", "subtype"), LOSSY)
 def test_lossy_formats_keep_a_tone(form, subtype):
     waveform = tone(0.5, SAMPLE_RATE)
-    read = read_both(held(waveform, SAMPLE_RATE, form, subtype))
+    read = read_both(encoded(waveform, SAMPLE_RATE, form, subtype))
     assert len(read) == len(waveform)
     assert np.abs(read - waveform)[1000:-1000].max() < 0.05
 
 
-def test_real_speech_is_read_as_it_is():
+def test_real_speech_at_16_khz_is_read_unchanged():
     for path in speech_files():
         waveform, rate = soundfile.read(path, dtype="float32")
         assert rate == SAMPLE_RATE
@@ -65,25 +66,27 @@ def test_real_speech_is_read_as_it_is():
 
 
 @pytest.mark.parametrize("rate", [4000, 8000, 11_025, 22_050, 44_100, 48_000, 96_000, 191_999, 192_000])
-def test_any_rate_becomes_16_khz(rate):
-    read = read_both(held(tone(0.5, rate), rate))
+def test_every_sample_rate_is_resampled_to_16_khz(rate):
+    read = read_both(encoded(tone(0.5, rate), rate))
     assert len(read) == -(-round(0.5 * rate) * SAMPLE_RATE // rate)
     middle = slice(1000, 7000)
     np.testing.assert_allclose(read[middle], tone(0.5, SAMPLE_RATE)[middle], atol=2e-3)
 
 
-def test_what_16_khz_cannot_hold_is_filtered_out():
-    above = read_both(held(tone(0.5, 48_000, hertz=11_000.0), 48_000))
+def test_frequencies_above_8_khz_are_filtered_out():
+    above = read_both(encoded(tone(0.5, 48_000, hertz=11_000.0), 48_000))
     assert np.abs(above[1000:7000]).max() < 1e-3
 
 
 def test_channels_are_averaged():
     left, right = tone(0.1, SAMPLE_RATE), tone(0.1, SAMPLE_RATE, 990.0)
-    np.testing.assert_allclose(read_both(held(np.stack([left, right], 1), SAMPLE_RATE)), (left + right) / 2, atol=1e-7)
+    np.testing.assert_allclose(
+        read_both(encoded(np.stack([left, right], 1), SAMPLE_RATE)), (left + right) / 2, atol=1e-7
+    )
 
 
-def test_a_stretch_of_a_file(tmp_path):
-    media = held(tone(0.1, SAMPLE_RATE), SAMPLE_RATE, "FLAC", "PCM_16")
+def test_a_range_of_a_file_is_read(tmp_path):
+    media = encoded(tone(0.1, SAMPLE_RATE), SAMPLE_RATE, "FLAC", "PCM_16")
     (tmp_path / "a.tar").write_bytes(b"before" + media.content + b"after")
     member = Media(where="a.tar!a", path=str(tmp_path / "a.tar"), offset=6, size=len(media.content))
     np.testing.assert_array_equal(read_both(member), read_both(media))
@@ -91,14 +94,14 @@ def test_a_stretch_of_a_file(tmp_path):
 
 @given(st.integers(1, 4000), st.integers(400, 19_200), st.sampled_from([*LOSSLESS, LOSSY[0]]))
 @settings(max_examples=60, deadline=None)
-def test_the_header_tells_the_length(samples, tens, form):
+def test_length_from_the_header_is_that_of_the_waveform(samples, tens, form):
     rate = 10 * tens  # FLAC knows no others above 65,535 Hz
-    assert len(read_both(held(tone(1, 4000)[:samples], rate, *form))) == -(-samples * SAMPLE_RATE // rate)
+    assert len(read_both(encoded(tone(1, 4000)[:samples], rate, *form))) == -(-samples * SAMPLE_RATE // rate)
 
 
-def lying_flac(samples):
+def flac_announcing(samples):
     """A FLAC of a tenth of a second whose header promises another number of samples (36 bits from byte 21 on)."""
-    content = bytearray(held(tone(0.1, SAMPLE_RATE), SAMPLE_RATE, "FLAC", "PCM_16").content)
+    content = bytearray(encoded(tone(0.1, SAMPLE_RATE), SAMPLE_RATE, "FLAC", "PCM_16").content)
     content[21] = content[21] & 0xF0 | samples >> 32
     content[22:26] = (samples & 0xFFFFFFFF).to_bytes(4, "big")
     return Media(where="lying", content=bytes(content))
@@ -107,12 +110,12 @@ def lying_flac(samples):
 @pytest.mark.parametrize(
     ("media", "reason"),
     [
-        (held(tone(0.1, 3999), 3999), "a sample rate of 3999 Hz is outside"),
-        (held(tone(0.1, SAMPLE_RATE), 400_000), "a sample rate of 400000 Hz is outside"),
-        (held(np.zeros(0, np.float32), SAMPLE_RATE), "no sample"),
-        (held(tone(0.1, SAMPLE_RATE), SAMPLE_RATE, "AIFF", "PCM_16"), "AIFF is none of WAV"),
-        (lying_flac(MAX_SAMPLES + 1), f"{MAX_SAMPLES + 1} samples are more than"),
-        (lying_flac(0), "samples are more than|no sample"),
+        (encoded(tone(0.1, 3999), 3999), "a sample rate of 3999 Hz is outside"),
+        (encoded(tone(0.1, SAMPLE_RATE), 400_000), "a sample rate of 400000 Hz is outside"),
+        (encoded(np.zeros(0, np.float32), SAMPLE_RATE), "no samples"),
+        (encoded(tone(0.1, SAMPLE_RATE), SAMPLE_RATE, "AIFF", "PCM_16"), "AIFF is none of WAV"),
+        (flac_announcing(MAX_SAMPLES + 1), f"{MAX_SAMPLES + 1} samples are more than"),
+        (flac_announcing(0), "samples are more than|no samples"),
         (Media(where="empty"), "Format not recognised"),
         (Media(where="words", content=b"not a sound" * 20), "Format not recognised"),
         (Media.from_file("/nowhere/a.wav"), "No such file"),
@@ -120,7 +123,7 @@ def lying_flac(samples):
     ids=["slow", "fast", "no sample", "AIFF", "long", "unknown", "empty", "words", "missing"],
 )
 @pytest.mark.parametrize("reader", [read_audio, audio_length])
-def test_what_the_header_shows_is_refused_by_both(media, reason, reader):
+def test_invalid_headers_are_refused_by_both_readers(media, reason, reader):
     with pytest.raises(BadSampleError, match=reason) as error:
         reader(media)
     assert error.value.where == media.where
@@ -129,29 +132,29 @@ def test_what_the_header_shows_is_refused_by_both(media, reason, reader):
 @pytest.mark.parametrize("rate", [SAMPLE_RATE, 44_100])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("channels", [1, 2])
-def test_samples_that_are_no_numbers_are_refused(rate, bad, channels):
+def test_samples_that_are_not_finite_are_refused(rate, bad, channels):
     samples = np.stack([tone(0.1, rate)] * channels, axis=1)
     samples[77, -1] = bad
-    with pytest.raises(BadSampleError, match="no finite numbers"):
-        read_audio(held(samples, rate))
+    with pytest.raises(BadSampleError, match="some samples are not finite"):
+        read_audio(encoded(samples, rate))
 
 
 @pytest.mark.parametrize(("form", "subtype"), [*LOSSLESS, *LOSSY])
 @pytest.mark.parametrize("missing", [1, 2, 900])
-def test_a_cut_file_is_refused(form, subtype, missing):
-    media = held(tone(2, SAMPLE_RATE), SAMPLE_RATE, form, subtype)
+def test_truncated_files_are_refused(form, subtype, missing):
+    media = encoded(tone(2, SAMPLE_RATE), SAMPLE_RATE, form, subtype)
     with pytest.raises(BadSampleError):
         read_audio(Media(where="cut", content=media.content[:-missing]))
 
 
-def test_a_header_that_promises_more_than_there_is():
+def test_a_header_that_announces_too_many_samples_is_refused():
     with pytest.raises(BadSampleError):
-        read_audio(lying_flac(MAX_SAMPLES))
+        read_audio(flac_announcing(MAX_SAMPLES))
 
 
 @pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFFFFF])
-def test_a_streamed_wav_whose_size_nobody_filled_in_is_read(size):
-    media = held(tone(0.1, SAMPLE_RATE), SAMPLE_RATE, "WAV", "PCM_16")
+def test_streamed_wav_files_of_unknown_size_are_read(size):
+    media = encoded(tone(0.1, SAMPLE_RATE), SAMPLE_RATE, "WAV", "PCM_16")
     content = bytearray(media.content)
     content[4:8] = size.to_bytes(4, "little")
     start = content.index(b"data") + 4
@@ -178,24 +181,24 @@ def read_or_refuse(content):
         assert np.isfinite(waveform).all()
 
 
-FILES = [held(tone(0.3, 22_050), 22_050, *form).content for form in [*LOSSLESS, *LOSSY[:1], *LOSSY[2:]]]
+FILES = [encoded(tone(0.3, 22_050), 22_050, *form).content for form in [*LOSSLESS, *LOSSY[:1], *LOSSY[2:]]]
 
 
 @given(data=st.data())
 @settings(max_examples=120, deadline=None)
-def test_damaged_files_give_a_clip_or_one_kind_of_error(data):
+def test_damaged_files_give_a_waveform_or_bad_sample_error(data):
     read_or_refuse(damaged(data, data.draw(st.sampled_from(FILES))))
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"RIFF\0\0\1\0WAVEfmt ", b"fLaC", b"OggS", b"ID3", b"\xff\xfb"]))
 @settings(max_examples=80, deadline=None)
-def test_arbitrary_bytes_give_a_clip_or_one_kind_of_error(content, start):
+def test_arbitrary_bytes_give_a_waveform_or_bad_sample_error(content, start):
     read_or_refuse(start + content)
 
 
 @given(st.integers(0, 10 * MAX_CHUNK_SAMPLES))
 @settings(max_examples=100, deadline=None)
-def test_pieces_cover_the_clip_evenly(samples):
+def test_chunks_cover_the_clip_evenly(samples):
     pieces = split_into_chunks(samples)
     assert [number for piece in pieces for number in (piece.start, piece.stop)] == sorted(
         number for piece in pieces for number in (piece.start, piece.stop)

@@ -6,7 +6,7 @@ from data.media.espeak import Espeak
 from tests.data.real_data import espeak
 
 
-def test_it_says_the_same_each_time_and_faster_when_asked():
+def test_synthesis_is_deterministic_and_follows_the_speed():
     said = espeak().synthesize("is there a circle?", "en-us+f2", 180)
     assert said.dtype == np.float32 and 0.5 < len(said) / 16_000 < 3 and 0.05 < np.abs(said).max() <= 1
     np.testing.assert_array_equal(espeak().synthesize("is there a circle?", "en-us+f2", 180), said)
@@ -18,7 +18,7 @@ def test_voices_differ():
     assert len({clip.tobytes() for clip in said}) == 3
 
 
-def test_text_is_never_an_option():
+def test_text_is_never_parsed_as_an_option():
     assert len(espeak().synthesize("--version", "en-us", 180)) > 1000
 
 
@@ -38,26 +38,26 @@ def test_an_unknown_voice_is_refused(voice, message):
 
 
 @pytest.mark.parametrize("speed", [79, 451])
-def test_a_speed_that_it_would_change_is_refused(speed):
-    with pytest.raises(DataError, match=f"a speed of {speed} words a minute; espeak-ng speaks 80 to 450"):
+def test_speeds_outside_the_range_are_refused(speed):
+    with pytest.raises(DataError, match=f"a speed of {speed} words per minute; espeak-ng speaks 80 to 450"):
         espeak().check_voices(["en-us"], [speed])
 
 
-def test_a_failing_program_is_quoted():
+def test_the_message_of_a_failing_program_is_quoted():
     with pytest.raises(DataError, match="voice does not exist"):
         espeak().synthesize("a", "nobody", 180)
 
 
-def test_without_it_the_package_is_named(monkeypatch, tmp_path):
+def test_a_missing_program_names_the_package(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DataError, match="not installed; install .* apt-get install espeak-ng"):
         Espeak()
 
 
-def test_a_program_that_does_not_run_is_named(monkeypatch, tmp_path):
+def test_a_program_that_cannot_be_run_is_named(monkeypatch, tmp_path):
     program = tmp_path / "espeak-ng"
     program.write_text("#!/nowhere\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DataError, match="espeak-ng --version does not run"):
+    with pytest.raises(DataError, match="espeak-ng --version cannot be run"):
         Espeak()

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data.errors import BadSampleError
-from data.media.images import MAX_PIXELS, image_size, read_image
+from data.media.images import MAX_PIXELS, image_size, read_image, save_image
+from data.media.patches import to_unit_range
 from data.records import Media
 from tests.data.damage import damaged
 from tests.data.real_data import photographs
@@ -22,7 +23,7 @@ def noise(height, width, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
-def held(image, form, **options):
+def encoded(image, form, **options):
     """The image as a file of that format in memory."""
     stream = io.BytesIO()
     image.save(stream, form, **options)
@@ -39,24 +40,24 @@ def read_both(media):
 def oriented(pixels, form, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return held(Image.fromarray(pixels), form, exif=exif)
+    return encoded(Image.fromarray(pixels), form, exif=exif)
 
 
 @pytest.mark.parametrize("form", LOSSLESS)
 def test_lossless_formats_keep_every_pixel(form):
-    np.testing.assert_array_equal(read_both(held(Image.fromarray(noise(5, 7)), form)), noise(5, 7))
+    np.testing.assert_array_equal(read_both(encoded(Image.fromarray(noise(5, 7)), form)), noise(5, 7))
 
 
 @pytest.mark.parametrize(("form", "error"), [("JPEG", 6), ("WEBP", 6), ("JPEG2000", 1), ("GIF", 12)])
-def test_photographs_survive_the_formats_that_lose(form, error):
+def test_lossy_formats_keep_photographs_recognizable(form, error):
     for pixels in photographs().values():
-        read = read_both(held(Image.fromarray(pixels), form))
+        read = read_both(encoded(Image.fromarray(pixels), form))
         assert read.shape == pixels.shape
         assert np.abs(read.astype(int) - pixels).mean() < error
 
 
-def test_a_file_and_a_stretch_of_a_file(tmp_path):
-    media = held(Image.fromarray(noise(5, 7)), "PNG")
+def test_files_and_ranges_of_files_are_read(tmp_path):
+    media = encoded(Image.fromarray(noise(5, 7)), "PNG")
     (tmp_path / "a.tar").write_bytes(b"before" + media.content + b"after")
     member = Media(where="a.tar!a", path=str(tmp_path / "a.tar"), offset=6, size=len(media.content))
     (tmp_path / "a.png").write_bytes(media.content)
@@ -68,38 +69,38 @@ def test_a_file_and_a_stretch_of_a_file(tmp_path):
 def test_every_colour_mode_becomes_rgb(mode):
     form = "TIFF" if mode == "CMYK" else "PNG"
     grey = np.full((4, 6, 3), 255, np.uint8)
-    pixels = read_both(held(Image.fromarray(grey).convert(mode), form))
+    pixels = read_both(encoded(Image.fromarray(grey).convert(mode), form))
     assert pixels.dtype == np.uint8
     np.testing.assert_allclose(pixels, grey, atol=1)
 
 
-def test_what_is_transparent_is_white():
+def test_transparent_areas_become_white():
     pixels = np.zeros((1, 3, 4), np.uint8)
     pixels[0, :, 3] = (0, 51, 255)
-    rgba = read_both(held(Image.fromarray(pixels), "PNG"))
+    rgba = read_both(encoded(Image.fromarray(pixels), "PNG"))
     np.testing.assert_array_equal(rgba[0, :, 0], [255, 204, 0])
     palette = Image.new("P", (2, 1))
     palette.putpalette([0, 0, 0, 10, 20, 30])
     palette.putpixel((1, 0), 1)
-    read = read_both(held(palette, "PNG", transparency=0))
+    read = read_both(encoded(palette, "PNG", transparency=0))
     np.testing.assert_array_equal(read, [[[255, 255, 255], [10, 20, 30]]])
 
 
-def test_greys_of_16_bits_keep_their_upper_8():
+def test_16_bit_greys_keep_their_upper_8_bits():
     greys = Image.fromarray(np.array([[0, 255, 256, 65535]], np.uint16))
     for form in ("PNG", "TIFF"):
-        np.testing.assert_array_equal(read_both(held(greys, form))[0, :, 0], [0, 0, 1, 255])
+        np.testing.assert_array_equal(read_both(encoded(greys, form))[0, :, 0], [0, 0, 1, 255])
 
 
 @pytest.mark.parametrize("reader", [read_image, image_size])
-def test_numbers_without_a_range_are_refused(reader):
+def test_pixel_modes_of_unknown_range_are_refused(reader):
     with pytest.raises(BadSampleError, match="mode F have no known range"):
-        reader(held(Image.fromarray(np.zeros((2, 2), np.float32)), "TIFF"))
+        reader(encoded(Image.fromarray(np.zeros((2, 2), np.float32)), "TIFF"))
 
 
 @pytest.mark.parametrize("form", ["PNG", "TIFF", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_picture_is_turned_upright(form, orientation):
+def test_exif_orientations_are_undone(form, orientation):
     upright = noise(3, 5)
     # EXIF 2.32, orientation: which side of the scene the stored first row and first column are.
     stored = {
@@ -115,17 +116,17 @@ def test_a_picture_is_turned_upright(form, orientation):
     options = {"lossless": True} if form == "WEBP" else {}
     exif = Image.Exif()
     exif[0x0112] = orientation
-    media = held(Image.fromarray(np.ascontiguousarray(stored)), form, exif=exif, **options)
+    media = encoded(Image.fromarray(np.ascontiguousarray(stored)), form, exif=exif, **options)
     np.testing.assert_array_equal(read_both(media), upright)
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 300])
-def test_an_orientation_that_does_not_exist_is_upright(orientation):
+def test_invalid_exif_orientations_are_ignored(orientation):
     np.testing.assert_array_equal(read_both(oriented(noise(3, 5), "PNG", orientation)), noise(3, 5))
 
 
-def test_a_damaged_exif_block_does_not_spoil_a_picture():
-    media = held(Image.fromarray(noise(3, 5)), "PNG", exif=b"Exif\0\0MM\0*" + b"\xff" * 40)
+def test_damaged_exif_blocks_are_ignored():
+    media = encoded(Image.fromarray(noise(3, 5)), "PNG", exif=b"Exif\0\0MM\0*" + b"\xff" * 40)
     np.testing.assert_array_equal(read_both(media), noise(3, 5))
 
 
@@ -144,20 +145,20 @@ def png(width, height):
 @pytest.mark.parametrize(
     ("media", "reason"),
     [
-        (png(0, 5), "pixels|no whole header"),
+        (png(0, 5), "pixels|no complete header"),
         (png(MAX_PIXELS // 4 + 1, 4), "pixels"),
         (png(60_000, 60_000), "DecompressionBomb"),
-        (Media(where="empty"), "no whole header of JPEG, PNG"),
+        (Media(where="empty"), "no complete header of JPEG, PNG"),
         (
             Media(where="words", content=b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
-            "no whole header of JPEG, PNG",
+            "no complete header of JPEG, PNG",
         ),
         (Media.from_file("/nowhere/a.png"), "No such file"),
     ],
     ids=["no pixels", "too many", "a bomb", "empty", "a program", "missing"],
 )
 @pytest.mark.parametrize("reader", [read_image, image_size])
-def test_what_the_header_shows_is_refused_by_both(media, reason, reader):
+def test_invalid_headers_are_refused_by_both_readers(media, reason, reader):
     with pytest.raises(BadSampleError, match=reason) as error:
         reader(media)
     assert error.value.where == media.where
@@ -166,11 +167,11 @@ def test_what_the_header_shows_is_refused_by_both(media, reason, reader):
 @functools.cache
 def files():
     photo = Image.fromarray(np.asarray(Image.fromarray(noise(40, 30)).resize((300, 200))))
-    return {form: held(photo, form).content for form in (*LOSSLESS, "JPEG", "WEBP", "GIF", "JPEG2000")}
+    return {form: encoded(photo, form).content for form in (*LOSSLESS, "JPEG", "WEBP", "GIF", "JPEG2000")}
 
 
 @pytest.mark.parametrize("form", ["PNG", "BMP", "TIFF", "PPM", "JPEG", "WEBP"])
-def test_half_a_file_is_refused(form):
+def test_truncated_files_are_refused(form):
     content = files()[form]
     with pytest.raises(BadSampleError):
         read_image(Media(where="half", content=content[: len(content) // 2]))
@@ -196,11 +197,16 @@ def read_or_refuse(content):
 
 @given(data=st.data())
 @settings(max_examples=120, deadline=None)
-def test_damaged_files_give_a_picture_or_one_kind_of_error(data):
+def test_damaged_files_give_an_image_or_bad_sample_error(data):
     read_or_refuse(damaged(data, files()[data.draw(st.sampled_from(sorted(files())))]))
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\xff\xd8\xff", b"GIF89a", b"BM", b"II*\0", b"P6 3 3 255 "]))
 @settings(max_examples=80, deadline=None)
-def test_arbitrary_bytes_give_a_picture_or_one_kind_of_error(content, start):
+def test_arbitrary_bytes_give_an_image_or_bad_sample_error(content, start):
     read_or_refuse(start + content)
+
+
+def test_saved_pixels_are_read_back(tmp_path):
+    save_image(tmp_path / "a.png", to_unit_range(noise(5, 7)))
+    np.testing.assert_array_equal(read_image(Media.from_file(tmp_path / "a.png")), noise(5, 7))

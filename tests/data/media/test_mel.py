@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.errors import DataError
-from data.media.audio import MAX_CHUNK_SAMPLES
-from data.media.mel import HOP_LENGTH, frame_count, log_mel
+from data.media.mel import HOP_LENGTH, MAX_CHUNK_SAMPLES, frame_count, log_mel
 from tests.data.media import whisper_reference
 from tests.data.real_data import speech_files
 
@@ -37,7 +36,7 @@ def test_real_speech_matches_whisper(reference):
     np.testing.assert_allclose(features, reference["speech_80"], atol=TOLERANCE)
 
 
-def test_the_stored_features_are_of_the_signals_as_they_are(reference):
+def test_stored_features_belong_to_the_current_signals(reference):
     assert str(reference["source"]).startswith("transformers ")
     stored = {name.rsplit("_", 1)[0] for name in reference if name != "source"}
     assert stored == set(whisper_reference.FRAMES)
@@ -45,7 +44,7 @@ def test_the_stored_features_are_of_the_signals_as_they_are(reference):
 
 @given(st.integers(1, 4000), st.integers(1, 4000), st.integers(1, 12))
 @settings(max_examples=40, deadline=None)
-def test_padding_a_clip_changes_nothing(samples, padding, multiple):
+def test_padding_with_zeros_changes_no_frame(samples, padding, multiple):
     waveform = SIGNALS["sweep"][:samples]
     alone = log_mel(waveform, multiple=multiple)
     padded = log_mel(np.pad(waveform, (0, padding)))
@@ -74,6 +73,6 @@ def test_silence_is_flat():
 
 
 @pytest.mark.parametrize("samples", [0, MAX_CHUNK_SAMPLES + 1])
-def test_a_clip_that_is_no_piece_is_refused(samples):
+def test_empty_and_too_long_chunks_are_refused(samples):
     with pytest.raises(DataError, match=f"a clip of {samples} samples; split it"):
         log_mel(np.zeros(samples, np.float32))

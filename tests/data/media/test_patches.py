@@ -2,16 +2,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-from data.errors import BadSampleError, DataError
+from data.errors import DataError
 from data.media.patches import (
     fitted_size,
-    load_image,
     patchify,
     resize_to_fit,
     resize_to_square,
-    save_image,
     to_uint8,
     to_unit_range,
     unpatchify,
@@ -20,42 +17,6 @@ from data.media.patches import (
 
 def noise(height, width, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "1"])
-def test_every_colour_mode_is_read_as_rgb(tmp_path, mode):
-    Image.fromarray(noise(6, 4)).convert(mode).save(tmp_path / "a.png")
-    image = load_image(tmp_path / "a.png")
-    assert image.shape == (6, 4, 3)
-    assert image.dtype == np.uint8
-
-
-def test_pixels_survive_a_file(tmp_path):
-    save_image(tmp_path / "a.png", to_unit_range(noise(5, 7)))
-    np.testing.assert_array_equal(load_image(tmp_path / "a.png"), noise(5, 7))
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(BadSampleError, match=r"gone\.png cannot be read \(FileNotFoundError"):
-        load_image(tmp_path / "gone.png")
-
-
-@given(data=st.data())
-@settings(max_examples=40, deadline=None)
-def test_a_damaged_file_gives_an_image_or_one_kind_of_error(tmp_path_factory, data):
-    path = tmp_path_factory.mktemp("damaged") / "a.png"
-    Image.fromarray(noise(8, 8)).save(path)
-    content = bytearray(path.read_bytes())
-    kept = data.draw(st.integers(0, len(content)))
-    for _ in range(data.draw(st.integers(0, 3))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(bytes(content[:kept]))
-    try:
-        image = load_image(path)
-    except BadSampleError as error:
-        assert error.where == str(path)
-    else:
-        assert image.ndim == 3
 
 
 def test_scaling_is_exact_on_bytes_and_clips():
@@ -84,14 +45,14 @@ def test_fitted_size(size, unit, most, expected):
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 20), st.integers(1, 40))
 @settings(max_examples=100, deadline=None)
-def test_fitted_size_keeps_its_bounds(height, width, unit, most):
+def test_fitted_size_is_within_its_limits(height, width, unit, most):
     fitted = fitted_size(height, width, unit, most)
     assert all(side % unit == 0 and side >= unit for side in fitted)
     assert fitted[0] * fitted[1] <= most * unit * unit
     assert all(new <= max(old, unit) for new, old in zip(fitted, (height, width), strict=True))
 
 
-def test_fit_leaves_a_fitting_image_alone_and_shrinks_others():
+def test_resize_to_fit_keeps_fitting_images_and_scales_others():
     image = noise(32, 48)
     assert resize_to_fit(image, 16, 6) is image
     assert resize_to_fit(image, 16, 4).shape == (16, 32, 3)
@@ -124,12 +85,12 @@ def test_unpatchify_inverts_patchify(patch, merge, rows, columns):
     np.testing.assert_array_equal(unpatchify(*patchify(image, patch, merge), patch), image)
 
 
-def test_a_side_that_is_no_multiple_is_refused():
+def test_sides_that_are_no_multiple_of_the_cell_are_refused():
     with pytest.raises(DataError, match="12x8 pixels: sides must be multiples of 8"):
         patchify(noise(12, 8), patch=4, merge=2)
 
 
-def test_the_generator_target_is_the_mean_of_what_it_covers():
+def test_generator_targets_are_means_over_the_pixels_they_cover():
     image = noise(4, 4)
     target = resize_to_square(image, 2)
     assert (target.shape, target.dtype) == ((2, 2, 3), np.float32)

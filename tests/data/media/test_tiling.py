@@ -37,13 +37,13 @@ def noise(height, width, seed=0):
         (634, 1268, (2, 4)),
     ],
 )
-def test_grids_of_internvl(height, width, grid):
+def test_grids_are_those_of_internvl(height, width, grid):
     assert DynamicTiling().grid(height, width) == grid
 
 
 @given(SIDES, SIDES, st.integers(1, 6), st.integers(0, 8), st.sampled_from([28, 448]))
 @settings(max_examples=150, deadline=None)
-def test_the_grid_is_the_closest_of_all(height, width, least, more, tile):
+def test_the_grid_has_the_closest_aspect_ratio(height, width, least, more, tile):
     tiles = DynamicTiling(tile_size=tile, min_tiles=least, max_tiles=least + more)
     rows, columns = tiles.grid(height, width)
     sides = range(1, tiles.max_tiles + 1)
@@ -62,13 +62,13 @@ def test_the_grid_is_the_closest_of_all(height, width, least, more, tile):
         assert rows * columns == max((r * c for r, c in covered), default=min(r * c for r, c in same_aspect))
 
 
-def test_a_thumbnail_follows_more_than_one_tile():
+def test_a_thumbnail_follows_grids_of_more_than_one_tile():
     assert DynamicTiling().image_sizes(600, 800, 28) == [(448, 448)] * 13
     assert DynamicTiling().image_sizes(448, 448, 28) == [(448, 448)]
     assert DynamicTiling(thumbnail=False).image_sizes(600, 800, 28) == [(448, 448)] * 12
 
 
-def test_tiles_are_the_resized_picture_in_raster_order():
+def test_tiles_are_the_resized_image_in_raster_order():
     image = noise(61, 92)
     *tiles, thumbnail = DynamicTiling(tile_size=28, max_tiles=6).cut_images(image, 14)
     whole = np.asarray(Image.fromarray(image).resize((84, 56), Image.Resampling.BICUBIC))
@@ -93,7 +93,7 @@ def test_photographs_are_cut_as_published():
 )
 @given(st.integers(1, 150), st.integers(1, 150), st.sampled_from([2, 14]))
 @settings(max_examples=30, deadline=None)
-def test_what_is_cut_has_the_sizes_that_were_told(tiling, height, width, unit):
+def test_cut_images_have_the_announced_sizes(tiling, height, width, unit):
     assert isinstance(tiling, ImageTiling)
     images = tiling.cut_images(noise(height, width), unit)
     sizes = tiling.image_sizes(height, width, unit)
@@ -102,7 +102,7 @@ def test_what_is_cut_has_the_sizes_that_were_told(tiling, height, width, unit):
     assert all(side % unit == 0 for size in sizes for side in size)
 
 
-def test_native_resolution_caps_the_cells():
+def test_native_resolution_limits_the_cells():
     assert NativeResolution(16).image_sizes(64, 64, 16) == [(64, 64)]
     assert NativeResolution(16).image_sizes(256, 64, 16) == [(128, 32)]
 
@@ -112,15 +112,15 @@ def test_native_resolution_caps_the_cells():
     [
         (lambda: DynamicTiling(tile_size=0), "DynamicTiling.tile_size is 0"),
         (lambda: DynamicTiling(min_tiles=0), "DynamicTiling.min_tiles is 0"),
-        (lambda: DynamicTiling(min_tiles=3, max_tiles=2), "Tiles.least = 3 is above Tiles.most = 2"),
+        (lambda: DynamicTiling(min_tiles=3, max_tiles=2), "min_tiles = 3 is above DynamicTiling.max_tiles = 2"),
         (lambda: NativeResolution(0), "NativeResolution.max_cells is 0"),
         (
             lambda: DynamicTiling().image_sizes(9, 9, 32 * 3),
-            "Tiles.tile = 448 must be a multiple of patch x merge = 96",
+            "DynamicTiling.tile_size = 448 must be a multiple of patch x merge = 96",
         ),
-        (lambda: DynamicTiling().cut_images(noise(9, 9), 96), "Tiles.tile = 448 must be a multiple"),
+        (lambda: DynamicTiling().cut_images(noise(9, 9), 96), "DynamicTiling.tile_size = 448 must be a multiple"),
     ],
 )
-def test_a_tiling_that_cannot_be_is_refused(build, message):
+def test_invalid_tilings_are_refused(build, message):
     with pytest.raises(DataError, match=message):
         build()

@@ -45,7 +45,9 @@ class Sized(SampleIndex):
         return self.all[number]
 
     def usable(self):
-        return {n for n, sizes in enumerate(self.all) if n not in self.bad and not CAPACITY.excess_reason(sizes._asdict())}
+        return {
+            n for n, sizes in enumerate(self.all) if n not in self.bad and not CAPACITY.excess_reason(sizes._asdict())
+        }
 
 
 def planner(catalogue, grouping, rows, window, endless):

@@ -145,10 +145,10 @@ def test_each_capacity_opens_a_new_row_when_it_is_used_up():
 
 
 def test_more_samples_than_the_rows_hold_are_refused():
-    with pytest.raises(DataError, match="3 samples do not fit 2 rows"):
+    with pytest.raises(DataError, match="3 samples do not fit into 2 rows"):
         pack_samples([make(number, text=12) for number in range(3)], 2, CAPACITY, FORM)
 
 
-def test_a_capacity_of_nothing_is_refused():
-    with pytest.raises(DataError, match="capacity of 0 samples a row"):
+def test_capacities_of_nothing_are_refused():
+    with pytest.raises(DataError, match="capacity of a row is 0 samples"):
         RowCapacity(tokens=1, patches=1, images=0, samples=0)

@@ -207,7 +207,7 @@ def test_a_model_or_a_kind_that_does_not_fit_is_refused(train):
     ("changes", "message"),
     [
         ({"rows": 0}, "rows is 0"),
-        ({"tokens": 0}, "capacity of 0 tokens a row"),
+        ({"tokens": 0}, "capacity of a row is 0 tokens"),
         ({"seed": -1}, "seed is -1"),
         ({"prefetch": -1}, "prefetch is -1"),
         ({"language_weight": float("nan")}, "language_weight is nan"),

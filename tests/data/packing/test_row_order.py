@@ -38,7 +38,7 @@ def batches_of(arrange):
         batches.close()
 
 
-def test_rows_are_the_same_in_another_order():
+def test_reordered_batches_hold_the_same_rows():
     arranger = RowReorderer(PLAN, GRAPH, COSTS, trained_parts(GRAPH, ("all",)), "search")
     given = batches_of(None)
     ordered = batches_of(RowOrder(arranger, SampleFormat.for_model(MODEL, DATA.patches), "backbone"))
@@ -56,12 +56,12 @@ def test_rows_are_the_same_in_another_order():
     assert moved
 
 
-def test_the_loads_are_those_of_the_rows():
+def test_loads_from_sizes_are_those_of_the_batch():
     arranger = RowReorderer(PLAN, GRAPH, COSTS, trained_parts(GRAPH, ("all",)), "intra_microbatch")
     seen = []
 
     def spy(rows):
-        seen.append(order._loads(rows))
+        seen.append(order.row_loads(rows))
         return order(rows)
 
     order = RowOrder(arranger, SampleFormat.for_model(MODEL, DATA.patches), "backbone")

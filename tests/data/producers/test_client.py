@@ -12,8 +12,9 @@ from configs.errors import UserError
 from data.errors import DataError
 from data.packing.pipeline import training_batches
 from data.packing.row_order import RowOrderRequest
-from data.producers import remote_batches as remote_steps
-from data.producers.client import TOKEN_VARIABLE, remote_batches
+from data.producers import client
+from data.producers.client import remote_batches
+from data.producers.connection import TOKEN_VARIABLE
 from data.producers.step_request import STATUS_ACTION
 from data.samples.sample_format import SampleFormat
 from sharding.plans.plan import single_device_plan
@@ -121,7 +122,7 @@ def test_a_state_goes_on_wherever_it_was_taken(pair, remote, source, expected):
 def test_a_producer_killed_in_mid_epoch_loses_and_repeats_nothing_and_one_that_is_back_is_used(
     pair, remote, source, gin, monkeypatch
 ):
-    monkeypatch.setattr(remote_steps, "LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(client, "MAX_PROBE_INTERVAL", 0.2)
     here = training_batches(CONFIG, MODEL, source)
     (first, address), (_, other) = pair
     batches = remote(address, other)
@@ -236,23 +237,23 @@ class Breaking(flight.FlightServerBase):
 
 
 def test_a_step_that_ends_every_producer_is_named(remote, monkeypatch):
-    monkeypatch.setattr(remote_steps, "FIRST_WAIT", 0.01)
-    with Breaking("grpc://127.0.0.1:0") as server, pytest.raises(DataError, match="5 times, .* step 0 behind"):
+    monkeypatch.setattr(client, "MIN_PROBE_INTERVAL", 0.01)
+    with Breaking("grpc://127.0.0.1:0") as server, pytest.raises(DataError, match="5 times, .* step 0 after"):
         next(remote(f"127.0.0.1:{server.port}", config=dataclasses.replace(CONFIG, prefetch=1)))
 
 
 @pytest.mark.parametrize(
-    ("addresses", "patience", "words"),
+    ("addresses", "timeout", "words"),
     [
         ((), 1.0, "none; name each once"),
         (("host:1", "host:1"), 1.0, "name each once"),
         (("host",), 1.0, "host:port"),
         (("http://host:1",), 1.0, "host:port"),
         (("host:1/path",), 1.0, "host:port"),
-        (("host:1",), 0.0, "patience"),
-        (("host:1",), float("inf"), "patience"),
+        (("host:1",), 0.0, "timeout of producers"),
+        (("host:1",), float("inf"), "timeout of producers"),
     ],
 )
-def test_addresses_that_are_none_are_refused_at_once(remote, addresses, patience, words):
+def test_addresses_that_are_none_are_refused_at_once(remote, addresses, timeout, words):
     with pytest.raises(UserError, match=words):
-        remote(*addresses, timeout=patience)
+        remote(*addresses, timeout=timeout)

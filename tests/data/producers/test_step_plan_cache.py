@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from data.errors import DataError
 from data.packing.pipeline import BatchRecipe, training_recipe
 from data.packing.step_planner import PlannerState
-from data.producers import step_plan_cache as planned_steps
+from data.producers import step_plan_cache
 from data.producers.step_plan_cache import StepPlanCache
 from tests.producers import CONFIG, MODEL
 from tests.small_vqa import SmallVQA
@@ -25,8 +25,8 @@ ASKED = st.integers(0, COUNT - 1).flatmap(lambda step: st.tuples(st.integers(0, 
 @hypothesis.given(st.lists(ASKED, min_size=1, max_size=8), st.sampled_from([4, 512]), st.integers(1, 3))
 def test_any_step_from_any_place_in_any_order(asked, kept, chains):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planned_steps, "KEPT", kept)
-        patch.setattr(planned_steps, "CHAINS", chains)
+        patch.setattr(step_plan_cache, "MAX_PLANS", kept)
+        patch.setattr(step_plan_cache, "MAX_CHAINS", chains)
         steps = StepPlanCache(RECIPE)
         for begin, step in asked:
             found = steps.step(PLACES[begin], step - begin)
@@ -51,7 +51,7 @@ def test_asking_on_plans_nothing_twice():
 
 def test_a_place_that_is_none_is_refused_and_the_others_go_on():
     steps = StepPlanCache(RECIPE)
-    with pytest.raises(DataError, match="no place"):
+    with pytest.raises(DataError, match="no position"):
         steps.step(PlannerState(window_start=2**63), 0)
     with pytest.raises(DataError, match="sample id 99999"):
         steps.step(PlannerState(carried_samples=(99_999,)), 0)

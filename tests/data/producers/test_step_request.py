@@ -76,7 +76,7 @@ def test_what_is_no_request_is_refused(fields):
 @hypothesis.settings(deadline=None)
 @hypothesis.given(st.binary() | st.text().map(str.encode) | st.just(b"[" * 100_000))
 def test_garbage_is_refused(ticket):
-    with pytest.raises(UserError, match="no request"):
+    with pytest.raises(UserError, match="not a step request"):
         StepRequest.from_bytes(ticket)
 
 

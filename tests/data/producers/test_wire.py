@@ -15,6 +15,7 @@ from data.errors import DataError
 from data.packing.global_batch import GlobalBatch
 from data.packing.refusals import Refusal
 from data.producers import wire
+from data.producers.wire import restore_rows, slice_rows
 
 NAMES = st.text(string.ascii_lowercase + "_", min_size=1, max_size=8)
 ARRAYS = hnp.arrays(
@@ -67,16 +68,15 @@ def assert_same(batch: GlobalBatch, other: GlobalBatch) -> None:
 
 @hypothesis.settings(deadline=None, max_examples=60)
 @hypothesis.given(FIELDS, st.integers(1, 50))
-def test_a_batch_arrives_as_it_was_sent_however_it_is_cut(fields, largest_part):
+def test_a_batch_arrives_as_it_was_sent_however_it_is_cut(fields, max_part_bytes):
     batch = GlobalBatch(**fields)
-    assert_same(batch, received(sent(batch, largest_part=largest_part)))
+    assert_same(batch, received(sent(batch, max_part_bytes=max_part_bytes)))
     assert_same(batch, received(sent(batch)))
 
 
 def small_batch() -> GlobalBatch:
-    return GlobalBatch(
-        {"backbone": {"tokens": np.arange(12, dtype=np.int32).reshape(3, 4)}}, np.ones(3, np.int32), {}, 0
-    )
+    tokens = np.arange(12, dtype=np.int32).reshape(3, 4)
+    return GlobalBatch(arrays={"backbone": {"tokens": tokens}}, sample_ids=np.ones(3, np.int32), counts={}, targets=0)
 
 
 def test_tensors_are_not_copied_on_the_way_out_and_lie_in_what_came_in():
@@ -107,16 +107,16 @@ IDS = ["", "sample_ids", "<i4", [3]]
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"version": 2}, "wire version 2"),
+        ({"version": 1}, "wire version 1"),
         ({"tensors": [IDS]}, "more tensors"),
-        ({"tensors": [IDS, ["backbone", "tokens", "<i4", [3, 5]]]}, "not as long"),
-        ({"tensors": [IDS, ["backbone", "tokens", "<i4", [3, 3]]]}, "not as long"),
+        ({"tensors": [IDS, ["backbone", "tokens", "<i4", [3, 5]]]}, "do not have the lengths"),
+        ({"tensors": [IDS, ["backbone", "tokens", "<i4", [3, 3]]]}, "do not have the lengths"),
         ({"tensors": [IDS, ["backbone", "tokens", "<i4", [-3, -4]]]}, "tensor of int32"),
         ({"tensors": [IDS, ["backbone", "tokens", "|O", [6]]]}, "tensor of object"),
-        ({"tensors": [IDS, ["backbone", "tokens", "nonsense", [6]]]}, "no batch"),
-        ({"tensors": [IDS, ["elsewhere", "tokens", "<i4", [3, 4]]]}, "no batch"),
-        ({"targets": None}, "no batch"),
-        ({"refused": [["too", "few"]]}, "no batch"),
+        ({"tensors": [IDS, ["backbone", "tokens", "nonsense", [6]]]}, "not an encoded batch"),
+        ({"tensors": [IDS, ["elsewhere", "tokens", "<i4", [3, 4]]]}, "not an encoded batch"),
+        ({"targets": None}, "not an encoded batch"),
+        ({"refused": [["too", "few"]]}, "not an encoded batch"),
     ],
 )
 def test_a_stream_that_is_not_as_its_header_says_is_refused(fields, words):
@@ -127,7 +127,31 @@ def test_a_stream_that_is_not_as_its_header_says_is_refused(fields, words):
 
 def test_a_stream_that_is_none_of_ours_is_refused():
     schema = pa.schema([("bytes", pa.large_binary())])
-    with pytest.raises(DataError, match="no batch"):
+    with pytest.raises(DataError, match="not an encoded batch"):
         wire.decode_batch(schema, [])
-    with pytest.raises(DataError, match="no batch"):
+    with pytest.raises(DataError, match="not an encoded batch"):
         wire.decode_batch(schema.with_metadata({wire.METADATA_KEY: b"\x80pickle"}), [])
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
+    st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.none() | st.sets(st.integers(0, n - 1))))
+)
+def test_a_batch_that_was_cut_is_whole_again(drawn):
+    count, needed = drawn
+    rows = None if needed is None else sorted(needed)
+    tokens = np.arange(count * 3, dtype=np.int32).reshape(count, 3)
+    index = tokens.astype(np.float32)[..., None] + 1
+    if rows is not None:
+        empty = np.setdiff1d(np.arange(count), rows)
+        tokens[empty], index[empty] = 0, -1
+    ids = np.arange(count, dtype=np.int32)[:, None]
+    batch = GlobalBatch(
+        arrays={"backbone": {"tokens": tokens}, "vision": {"index": index}}, sample_ids=ids, counts={}, targets=0
+    )
+    small = slice_rows(batch, rows)
+    assert len(small.arrays["backbone"]["tokens"]) == (count if rows is None else min(count, len(rows) + 1))
+    whole = restore_rows(small, rows)
+    np.testing.assert_array_equal(whole.sample_ids, ids)
+    np.testing.assert_array_equal(whole.arrays["backbone"]["tokens"], tokens)
+    np.testing.assert_array_equal(whole.arrays["vision"]["index"], index)

@@ -47,7 +47,7 @@ def test_a_model_without_a_modality_has_no_format_for_it():
         (
             ModelConfig(generators=(GeneratorConfig(image_size=(16, 8)),)),
             16,
-            r"generator.image_size is \(16, 8\); pictures to draw are square",
+            r"generator.image_size is \(16, 8\); target images are square",
         ),
         (ModelConfig(), 18, r"a row of 18 patches must be a multiple of merge² = 4"),
         (ModelConfig(), 0, "PatchFormat.max_length is 0"),

@@ -8,7 +8,7 @@ from data.text.word_tokenizer import BOS, EOS, IMAGE, PAD, SPECIAL_TOKENS, UNKNO
 TOKENIZER = WordTokenizer(("?", "blue", "image", "is", "it"))
 
 
-def test_control_tokens_come_first_and_padding_is_zero():
+def test_special_tokens_come_first_and_padding_is_zero():
     assert PAD == 0
     assert [SPECIAL_TOKENS[number] for number in (PAD, BOS, EOS, IMAGE)] == ["<pad>", "<bos>", "<eos>", "<image>"]
     assert TOKENIZER.vocabulary_size == 7 + 5
@@ -53,7 +53,7 @@ def test_unknown_words_are_named_once_in_order():
 
 @given(st.lists(st.sampled_from(TOKENIZER.words), max_size=12))
 @settings(max_examples=50, deadline=None)
-def test_known_words_survive_the_way_there_and_back(words):
+def test_known_words_are_decoded_again(words):
     ids = TOKENIZER.encode(" ".join(words))
     assert TOKENIZER.encode(TOKENIZER.decode(ids)) == ids
     assert UNKNOWN not in ids
@@ -61,7 +61,7 @@ def test_known_words_survive_the_way_there_and_back(words):
 
 @given(st.text(max_size=40))
 @settings(max_examples=50, deadline=None)
-def test_any_text_becomes_one_id_a_word(text):
+def test_every_word_of_any_text_becomes_one_id(text):
     assert len(TOKENIZER.encode(text)) == len(split_words(text))
     assert all(len(SPECIAL_TOKENS) <= number or number == UNKNOWN for number in TOKENIZER.encode(text))
 
@@ -70,30 +70,29 @@ def test_json_round_trip():
     assert WordTokenizer.from_json(TOKENIZER.to_json()) == TOKENIZER
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"special_tokens": 3, "words": []}'])
-def test_json_of_something_else_is_refused(text):
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "words", "special_tokens": 3, "words": []}'])
+def test_other_json_is_refused(text):
     with pytest.raises(DataError, match="not a tokenizer written by"):
         WordTokenizer.from_json(text)
 
 
-def test_json_with_other_control_tokens_is_refused():
+def test_json_with_other_special_tokens_is_refused():
     with pytest.raises(DataError, match="<pod>"):
         WordTokenizer.from_json(TOKENIZER.to_json().replace("<pad>", "<pod>"))
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(("a", "b", "a"), "a stands more than once"), (("two words",), "'two words'"), (("Big",), "'Big'"), (("",), "''")],
+    [(("a", "b", "a"), "a is repeated"), (("two words",), "'two words'"), (("Big",), "'Big'"), (("",), "''")],
 )
-def test_a_bad_vocabulary_is_refused(words, message):
+def test_invalid_vocabularies_are_refused(words, message):
     with pytest.raises(DataError, match=message):
         WordTokenizer(words)
 
 
-def test_audio_has_a_token_behind_the_words():
+def test_the_audio_token_follows_the_words():
     hearing = WordTokenizer(TOKENIZER.words, has_audio_token=True)
     assert (hearing.vocabulary_size, hearing.special_tokens.audio, TOKENIZER.special_tokens.audio) == (13, 12, None)
     assert hearing.encode("is it blue?") == TOKENIZER.encode("is it blue?")
     assert hearing.decode([10, 12, 11]) == "is it"
     assert WordTokenizer.from_json(hearing.to_json()) == hearing
-    assert '"has_audio_token"' not in TOKENIZER.to_json()  # as it was before there was sound

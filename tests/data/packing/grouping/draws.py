@@ -27,3 +27,8 @@ def in_turn(sizes, capacity, order):
         groups[-1].append(int(sample))
         total = more
     return groups
+
+
+def contain_each_sample_once(groups, count):
+    """Whether each of `count` samples is in one group once, or refused once."""
+    return np.array_equal(np.sort(np.concatenate([groups.members, groups.refused])), np.arange(count))

@@ -15,7 +15,7 @@ from data.packing.grouping.algorithms import (
 )
 from data.packing.grouping.comparison import dist_ratio, pad_ratio
 from data.packing.grouping.groups import Groups
-from tests.data.packing.grouping.draws import sized
+from tests.data.packing.grouping.draws import contain_each_sample_once, sized
 
 
 def policies(modalities, oversized="alone"):
@@ -35,7 +35,7 @@ def test_every_sample_is_grouped_once_and_within_the_capacity(drawn, which, seed
     too_large = np.flatnonzero((sizes > capacity).any(axis=1))
     policy = policies(len(capacity), oversized)[which]
     groups = policy(sizes, capacity, np.random.default_rng(seed))
-    assert groups.are_whole(len(sizes))
+    assert contain_each_sample_once(groups, len(sizes))
     if oversized == "alone":
         assert not len(groups.refused)
         assert [members.tolist() for members in groups][len(groups) - len(too_large) :] == [
@@ -64,7 +64,7 @@ def fewest_groups(sizes, capacity):
 
 @given(sized(most=6), st.integers(0, 9))
 @settings(deadline=None, max_examples=30)
-def test_groups_are_not_many_more_than_the_fewest_possible(drawn, seed):
+def test_number_of_groups_is_near_the_minimum(drawn, seed):
     sizes, capacity = np.rint(drawn[0]), np.rint(drawn[1]) + 1
     sizes = sizes[(sizes <= capacity).all(axis=1)]
     fewest = fewest_groups(sizes, capacity)
@@ -75,7 +75,7 @@ def test_groups_are_not_many_more_than_the_fewest_possible(drawn, seed):
 
 
 @pytest.mark.parametrize("infinite", [False, True])
-def test_the_baselines_differ_as_the_paper_says(infinite):
+def test_baselines_differ_as_published(infinite):
     random = np.random.default_rng(0)
     sizes = random.lognormal(5, 0.8, (800, 1))
     capacity = np.array([np.inf if infinite else 1e6])
@@ -96,7 +96,7 @@ def test_the_baselines_differ_as_the_paper_says(infinite):
     assert pads[DeviceBalancedGroups] > 0.5 * pads[RandomGroups]
 
 
-def test_samples_that_are_too_few_for_all_devices_come_last():
+def test_samples_too_few_for_all_devices_come_last():
     sizes = np.arange(1.0, 12.0)[:, None]
     groups = DeviceBalancedGroups(samples=2, modality=0, devices=4)(sizes, np.array([100.0]), np.random.default_rng(0))
     assert groups.lengths.tolist() == [2, 2, 2, 2, 2, 1]
@@ -126,14 +126,14 @@ def test_more_rounds_accept_more():
         (lambda: IterativeSamplingAndFiltering(threshold=(1.0,)), "for 2 modalities"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(make, message):
+def test_invalid_settings_are_refused(make, message):
     with pytest.raises(DataError, match=message):
         make()(np.ones((3, 2)), np.array([4.0, 4.0]), np.random.default_rng(0))
 
 
-def test_no_sample_makes_no_group():
+def test_no_samples_make_no_groups():
     for policy in policies(2):
         groups = policy(np.zeros((0, 2)), np.array([4.0, 4.0]), np.random.default_rng(0))
         assert isinstance(groups, Groups)
         assert len(groups) == 0
-        assert groups.are_whole(0)
+        assert contain_each_sample_once(groups, 0)

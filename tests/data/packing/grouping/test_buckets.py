@@ -24,7 +24,7 @@ def padded(lengths, sizes):
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 4), st.integers(1, 5))
-def test_no_other_sizes_pad_less(lengths, most, multiple):
+def test_no_other_sizes_have_less_padding(lengths, most, multiple):
     rounded = sorted({-(-length // multiple) * multiple for length in lengths})
     for count, found in enumerate(choose_buckets(np.array(lengths), most, multiple), start=1):
         assert len(found.sizes) == count and sum(found.shares) == pytest.approx(1)
@@ -39,6 +39,6 @@ def test_many_different_lengths_are_rounded_to_a_few_hundred_sizes():
 
 
 @pytest.mark.parametrize(("lengths", "most"), [([], 1), ([0, 3], 1), ([3], 0)])
-def test_what_cannot_be_put_into_buckets_is_refused(lengths, most):
+def test_invalid_lengths_and_counts_are_refused(lengths, most):
     with pytest.raises(DataError, match="must be at least 1"):
         choose_buckets(np.array(lengths, int), most)

@@ -1,8 +1,18 @@
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
-from data.packing.grouping.comparison import PADDED, GroupingSettings, compare_grouping_policies
+from data.packing.grouping.algorithms import RandomGroups
+from data.packing.grouping.comparison import (
+    PADDED_BASELINES,
+    GroupingSettings,
+    compare_grouping_policies,
+    dist_ratio,
+    pad_ratio,
+)
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES
+from data.packing.grouping.groups import Groups
+from tests.data.packing.grouping.draws import sized
 
 SIZES = np.array([[1.0, 1.0], [3.0, 1.0]] * 4)  # tokens and patches
 LIMITS = np.array([6.0, 4.0, 2.0])  # and samples: two fit any row
@@ -12,11 +22,11 @@ def outcomes(sizes=SIZES, limits=LIMITS, rows=2, window=8):
     found = compare_grouping_policies(
         sizes, limits, GroupingSettings(("tokens", "patches"), (1.0, 2.0), rows, window, seed=0)
     )
-    assert [each.policy for each in found] == [*PADDED, *GROUPING_POLICIES]
+    assert [each.policy for each in found] == [*PADDED_BASELINES, *GROUPING_POLICIES]
     return {(each.policy, each.padded): each for each in found}
 
 
-def test_two_samples_a_row_leave_a_third_of_the_tokens_and_half_of_the_patches():
+def test_padding_of_two_samples_per_row():
     for (_, padded), each in outcomes().items():
         assert (each.rows, each.samples_per_row, each.max_samples) == (4, 2.0, 2)
         if not padded:
@@ -25,19 +35,19 @@ def test_two_samples_a_row_leave_a_third_of_the_tokens_and_half_of_the_patches()
             assert each.wasted_flops_share == pytest.approx(1 - (4 + 2 * 2) / (6 + 2 * 4))
 
 
-def test_batches_of_like_samples_have_no_padding_and_yet_do_not_fill_the_shape_of_the_largest():
+def test_batches_of_equal_samples_have_no_padding_but_do_not_fill_the_largest_shape():
     ordered = outcomes()["sorted", True]
     assert ordered.pad_ratio == {"tokens": 0.0, "patches": 0.0}
     assert ordered.padding_share == {"tokens": pytest.approx(1 / 3), "patches": 0.0}
     assert ordered.wasted_flops_share == pytest.approx(1 - (4 + 2 * 2) / (6 + 2 * 2))
 
 
-def test_like_samples_across_devices_leave_none_idle():
+def test_equal_samples_across_devices_leave_none_idle():
     for padded in (True, False):
         assert outcomes()["device_group", padded].dist_ratio == {"tokens": 0.0, "patches": 0.0}
 
 
-def test_the_ratios_of_one_step_are_those_of_the_paper():
+def test_ratios_of_one_step_are_those_of_the_paper():
     # A row takes one sample, so the step's two instances have 1 and 3 tokens, and the batches are not padded.
     both = outcomes(SIZES[:2], np.array([3.0, 4.0, 1.0]))
     for (policy, _), each in both.items():
@@ -48,7 +58,7 @@ def test_the_ratios_of_one_step_are_those_of_the_paper():
     assert outcomes(SIZES[:2], rows=1)["random", True].pad_ratio == {"tokens": pytest.approx(1 / 3), "patches": 0.0}
 
 
-def test_rows_that_fill_no_step_wait_for_the_next_window_and_at_the_end_do_not_count():
+def test_rows_that_fill_no_step_are_carried_and_dropped_at_the_end():
     assert {each.rows for each in outcomes(window=4).values()} == {4}
     # Steps of three rows: a window's two pairs fill none, both windows' four fill one. The device-group's close sooner.
     three = [each for (policy, _), each in outcomes(rows=3, window=4).items() if policy != "device_group"]
@@ -59,10 +69,36 @@ def test_rows_that_fill_no_step_wait_for_the_next_window_and_at_the_end_do_not_c
     assert all(each.pad_ratio == each.dist_ratio == each.padding_share == {} for each in none)
 
 
-def test_a_row_that_is_not_well_filled_waits():
+def test_rows_that_are_not_well_filled_wait():
     # A row holds four samples; the fifth would have one of its own, and use a quarter of its patches.
     assert outcomes(SIZES[[0] * 5], np.array([6.0, 4.0, 4.0]), rows=1)["first_fit", False].rows == 1
 
 
-def test_no_sample_at_all_is_no_row():
+def test_no_samples_make_no_rows():
     assert {each.rows for each in outcomes(SIZES[:0]).values()} == {0}
+
+
+def test_ratios_of_an_example_computed_by_hand():
+    sizes = np.array([[4.0, 0.0], [2.0, 0.0], [3.0, 0.0], [1.0, 5.0]])
+    groups = Groups.from_lists([[0, 1, 2], [3]])
+    np.testing.assert_allclose(pad_ratio(groups, sizes), [[(0 + 2 + 1) / 12, 0], [0, 0]])
+    np.testing.assert_allclose(dist_ratio(groups.sums(sizes), np.array([[0, 1]])), [[8 / 18, 5 / 10]])
+
+
+@given(sized())
+@settings(deadline=None, max_examples=20)
+def test_ratios_are_those_of_the_equations(drawn):
+    sizes, capacity = drawn
+    groups = RandomGroups(samples=3)(sizes, capacity, np.random.default_rng(0))
+    for ratios, members in zip(pad_ratio(groups, sizes), groups, strict=True):
+        for modality, ratio in enumerate(ratios):
+            units = sizes[members, modality].tolist()
+            padding = sum(max(units) - each for each in units)
+            assert ratio == pytest.approx(padding / (max(units) * len(units)) if max(units) else 0, abs=1e-12)
+    steps = np.arange(len(groups) // 2 * 2).reshape(-1, 2)
+    totals = groups.sums(sizes)
+    for ratios, step in zip(dist_ratio(totals, steps), steps, strict=True):
+        for modality, ratio in enumerate(ratios):
+            units = totals[step, modality].tolist()
+            idle = sum(max(units) - each for each in units)
+            assert ratio == pytest.approx(idle / (max(units) * len(units)) if max(units) else 0, abs=1e-12)

@@ -1,9 +1,10 @@
-"""Next-fit: samples in order go into one open group, which closes when the next sample exceeds its capacity.
+"""Bin packing: first-fit of the largest samples first, and next-fit over samples in a given order.
 
-Where a group ends depends on where it begins, and so on that of all before it; a loop over samples is slow in Python.
-Therefore the group that would begin with a sample is measured for all samples at once, each longer by one sample a
-step, and then only one small step a group is left: from its beginning to the next. The result is that of a single pass
-over the samples, also where sums are rounded.
+Next-fit puts samples in order into one open group, which closes when the next sample exceeds its capacity. Where a
+group ends depends on where it begins, and so on all groups before it, and a Python loop over samples is slow.
+Therefore the group that would begin at a sample is measured for all samples at once, and only a loop over groups
+remains, from the beginning of one to the next. The result is that of a single pass over the samples, also where sums
+are rounded.
 """
 
 from typing import NamedTuple
@@ -11,19 +12,21 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-_BLOCK = 2**15  # samples measured together: what is added up stays in the cache
-_LONGEST = 64  # average members of a group from which on measuring all groups is slower than one after the other
-_REACH = 8  # times the average; the few groups that are longer are measured when one begins there
-_PROBED = 1024  # samples from which that average is estimated; it decides only how fast this is
-_EXACT = 2**23  # up to twice of it, every whole number has a float32
+from data.packing.grouping.groups import Groups
+
+_BLOCK = 2**15  # samples measured together, so that their sums stay in the cache
+_LONGEST = 64  # average members of a group above which measuring all groups is slower than one after the other
+_REACH = 8  # longest group measured everywhere, in averages; longer ones are measured where one begins
+_PROBED = 1024  # samples from which that average is estimated; it affects the speed only
+_EXACT = 2**23  # whole numbers up to twice this are exact in float32
 
 
 class NextFitGroups(NamedTuple):
-    """Neighbours in an order, in groups.
+    """Groups of consecutive samples.
 
     Attributes:
-        lengths: int64[g], members of each group.
-        sums: Float[k, g], units of each group.
+        lengths: int64[g], number of members of each group.
+        sums: float[k, g], units of each group.
     """
 
     lengths: Int[np.ndarray, " g"]
@@ -31,7 +34,7 @@ class NextFitGroups(NamedTuple):
 
 
 def as_columns(sizes: Float[np.ndarray, "n k"], capacity: Float[np.ndarray, " k"]) -> Float[np.ndarray, "k n"]:
-    """Sizes by modality, each in one piece of memory, and in single precision where sums remain exact."""
+    """Sizes by modality, each contiguous, in single precision where sums remain exact."""
     columns = np.ascontiguousarray(sizes.T, np.float64)
     exact = all((units <= _EXACT).all() and (units == np.floor(units)).all() for units in (capacity, columns))
     return columns.astype(np.float32) if exact else columns
@@ -40,12 +43,12 @@ def as_columns(sizes: Float[np.ndarray, "n k"], capacity: Float[np.ndarray, " k"
 def next_fit(
     columns: Float[np.ndarray, "k n"], capacity: Float[np.ndarray, " k"], order: Int[np.ndarray, " m"]
 ) -> NextFitGroups:
-    """Groups neighbours in an order; the last group too is closed.
+    """Groups consecutive samples of an order; the last group is closed too.
 
     Args:
-        columns: Units of every sample, by modality (`as_columns`), none negative.
-        capacity: Units that a group holds at most; a sample above it is a group of its own.
-        order: Samples to group.
+        columns: Units of every sample, by modality (`as_columns`), not negative.
+        capacity: Capacity of a group; a sample above it is a group of its own.
+        order: Samples to group, in order.
     """
     sizes = np.empty((len(columns), len(order)), columns.dtype)
     for column, units in zip(columns, sizes, strict=True):
@@ -63,7 +66,7 @@ def next_fit(
 
 
 def _reach(sizes: Float[np.ndarray, "k m"], capacity: Float[np.ndarray, " k"]) -> int:
-    """The longest group to measure everywhere, a byte; 0 if groups are so long that it does not pay."""
+    """The longest group to measure everywhere, at most 255; 0 if groups are too long for it."""
     probed = sizes[:, :: sizes.shape[1] // _PROBED + 1]
     share = float((probed.mean(axis=1) / capacity).max()) if probed.size else 0.0
     return min(int(_REACH / share) + 1, 255) if share * _LONGEST > 1 else 0
@@ -72,7 +75,7 @@ def _reach(sizes: Float[np.ndarray, "k m"], capacity: Float[np.ndarray, " k"]) -
 def _measure(
     sizes: Float[np.ndarray, "k m"], capacity: Float[np.ndarray, " k"], start: int, reach: int
 ) -> UInt8[np.ndarray, " block"]:
-    """Members of the groups that would begin with each sample of a block; 0 for those of `reach` and more."""
+    """Members of the groups that would begin at each sample of a block; 0 for those of `reach` members or more."""
     count = sizes.shape[1]
     width = min(_BLOCK, count - start)
     lengths = np.ones(width, np.uint8)
@@ -82,7 +85,7 @@ def _measure(
     most = capacity[:, None].astype(sizes.dtype)
     growing = np.arange(width)
     length = 1
-    # While most groups grow, all are added to: nothing needs to be picked.
+    # While most groups grow, all sums are extended, which needs no indexing.
     while 4 * len(growing) > width and length < reach:
         inside = min(width, count - start - length)
         totals[:, :inside] += sizes[:, start + length : start + length + inside]
@@ -103,12 +106,40 @@ def _measure(
 
 
 def _measure_one(sizes: Float[np.ndarray, "k m"], capacity: Float[np.ndarray, " k"], start: int) -> int:
-    """Members of the group that begins with a sample."""
+    """Members of the group that begins at a sample."""
     width = 2 * _LONGEST
     while True:
         exceeds = (sizes[:, start : start + width].cumsum(axis=1) > capacity[:, None]).any(axis=0)
         if exceeds.any():
             return max(int(exceeds.argmax()), 1)
         if start + width >= sizes.shape[1]:
-            return len(exceeds)
+            return sizes.shape[1] - start
         width *= 2
+
+
+def first_fit_decreasing(
+    sizes: Float[np.ndarray, "n k"], capacity: Float[np.ndarray, " k"], samples: Int[np.ndarray, " m"]
+) -> Groups:
+    """First-fit decreasing vector packing: a sample joins the first group with room for it in every modality.
+
+    Samples are taken in descending order of the largest share of the capacity that they take in any modality; all
+    groups stay open. On easy-VQA's sizes the result has 0.5% more groups than the sums of units require, where random
+    order has 8% more. The time is proportional to samples times groups: 10 ms for a thousand samples.
+
+    Args:
+        sizes: Units of every sample, by modality.
+        capacity: Capacity of a group; no sample of `samples` may exceed it.
+        samples: Samples to pack; equal ones keep their order.
+    """
+    shares = (sizes[samples] / capacity).max(axis=1, initial=0.0)
+    room = np.empty((len(samples), len(capacity)))
+    members: list[list[int]] = []
+    for sample in samples[np.argsort(-shares, kind="stable")].tolist():
+        fits = (room[: len(members)] >= sizes[sample]).all(axis=1)
+        place = int(fits.argmax()) if fits.any() else len(members)
+        if place == len(members):
+            members.append([])
+            room[place] = capacity
+        members[place].append(sample)
+        room[place] -= sizes[sample]
+    return Groups.from_lists(members)

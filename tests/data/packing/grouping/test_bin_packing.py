@@ -1,11 +1,48 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.packing.grouping.bin_packing import as_columns, first_fit_decreasing, next_fit
 from data.packing.grouping.groups import Groups
-from data.packing.grouping.next_fit import as_columns, next_fit
 from tests.data.packing.grouping.draws import in_turn, sized
+
+
+@given(sized(most=30))
+@settings(deadline=None, max_examples=40)
+def test_first_fit_joins_the_first_group_with_room_largest_first(drawn):
+    sizes, capacity = np.rint(drawn[0]), np.rint(drawn[1]) + 1
+    sizes = sizes[(sizes <= capacity).all(axis=1)]
+    expected = []
+    for sample in sorted(range(len(sizes)), key=lambda number: -(sizes[number] / capacity).max()):
+        room = [group for group in expected if (sizes[[*group, sample]].sum(axis=0) <= capacity).all()]
+        if not room:
+            expected.append(room := [])
+            room = [room]
+        room[0].append(sample)
+    groups = first_fit_decreasing(sizes, capacity, np.arange(len(sizes)))
+    assert [members.tolist() for members in groups] == expected
+
+
+@given(st.lists(st.integers(1, 10), min_size=1, max_size=7))
+@settings(deadline=None, max_examples=40)
+def test_first_fit_needs_few_groups_more_than_the_minimum(lengths):
+    """Dosa 2007: at most 11/9 of the fewest and 6/9 of a group."""
+    sizes = np.array(lengths, float)[:, None]
+    found = len(first_fit_decreasing(sizes, np.array([10.0]), np.arange(len(sizes))))
+    fewest = next(
+        count
+        for count in range(1, len(lengths) + 1)
+        for places in itertools.product(range(count), repeat=len(lengths))
+        if (np.bincount(places, lengths, count) <= 10).all()
+    )
+    assert fewest <= found <= 11 / 9 * fewest + 6 / 9
+
+
+def test_first_fit_of_no_samples():
+    assert len(first_fit_decreasing(np.zeros((0, 2)), np.ones(2), np.zeros(0, int))) == 0
 
 
 def check(sizes, capacity, order):
@@ -17,7 +54,7 @@ def check(sizes, capacity, order):
 
 @given(sized(), st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=40)
-def test_groups_are_those_of_a_plain_loop(drawn, random):
+def test_next_fit_groups_are_those_of_a_plain_loop(drawn, random):
     sizes, capacity = drawn
     order = random.sample(range(len(sizes)), random.randint(0, len(sizes)))
     check(sizes, capacity, np.array(order, int))
@@ -34,13 +71,13 @@ def test_groups_are_those_of_a_plain_loop(drawn, random):
         lambda random: np.zeros((3_000, 2), int),
     ],
 )
-def test_many_samples_are_grouped_as_few_are(draw):
+def test_next_fit_of_many_samples_in_blocks(draw):
     sizes = draw(np.random.default_rng(0)).astype(float)
     check(sizes, np.full(sizes.shape[1], 20.0), np.random.default_rng(1).permutation(len(sizes)))
     check(sizes, np.full(sizes.shape[1], 20.0), np.arange(len(sizes)))
 
 
-def test_sizes_that_add_up_exactly_take_half_the_memory():
+def test_exact_sizes_use_single_precision():
     sizes = np.array([[1.0, 2.0**23], [3.0, 0.0]])
     assert as_columns(sizes, np.array([9.0, 2.0**23])).dtype == np.float32
     for other, capacity in (
