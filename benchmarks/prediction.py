@@ -38,7 +38,7 @@ def main() -> int:
     first = measure_op_times(engine, arrays, _STEPS.value // 2)
     profile = Profile.load(_PROFILE.value) if _PROFILE.value else measure_profile(config, taken[0])
     second = measure_op_times(engine, arrays, _STEPS.value - _STEPS.value // 2)
-    timeline = problem_from_profile(config, profile, taken[0], jax.device_count()).simulate(plan)
+    timeline = problem_from_profile(config, profile, jax.device_count()).simulate(plan)
     predicted = seconds_by_kind({span.op: float(span.seconds.max()) for span in timeline.spans})
     measured = seconds_by_kind({part: (first[part] + second[part]) / 2 for part in first})
     ratio = sum(predicted.values()) / sum(measured.values())

@@ -119,7 +119,7 @@ def _scorer(config, workdir: pathlib.Path, devices):
         return evaluation_batches(data, config.model, source)
 
     plan = single_device_plan(module_graph(config.model))
-    first = batches(config.source("test"))
+    first = batches(config.dataset("test"))
     engine = Engine(config.model, plan, next(first).arrays, config.settings)
     first.close()
     checkpoints = CheckpointManager(workdir / "checkpoints", config.model, config.keep)

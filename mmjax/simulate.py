@@ -1,4 +1,4 @@
-"""`python -m mmjax.simulate`: a step of a plan, simulated: how long, where devices idle and why, drawn as a page.
+"""`python -m mmjax.simulate`: simulates a step of a plan: how long it takes, where devices idle and why, as a page.
 
 python -m mmjax.simulate --plan=plan.json --gin_file=models/mllm_72b.gin --cluster=a800 --page=timeline.html
 """
@@ -13,13 +13,13 @@ from mmjax.planning import flags as planning_flags
 
 _PLAN = flags.DEFINE_string("plan", "", "Plan file, such as python -m mmjax.plan --output writes.")
 _PAGE = flags.DEFINE_string("page", "", "HTML file to draw the timeline in; it needs nothing from outside.")
-_TRACE = flags.DEFINE_string("trace", "", "File to write the timeline to as a trace for ui.perfetto.dev.")
-_RENDEZVOUS = flags.DEFINE_bool("rendezvous", False, "Hops hold the devices at both their ends.")
+_TRACE = flags.DEFINE_string("trace", "", "File to write the timeline to, as a trace for ui.perfetto.dev.")
+_RENDEZVOUS = flags.DEFINE_bool("rendezvous", False, "Hops occupy the devices at both ends, as ppermute programs do.")
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of tables.")
 
 
 def main() -> int:
-    """Simulates, draws what is asked for, and prints what the step comes to."""
+    """Simulates a step, writes the page and the trace if asked, and prints the step's times."""
     from configs.errors import UserError
 
     if not _PLAN.value:

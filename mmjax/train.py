@@ -3,24 +3,32 @@
 import datetime
 import json
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from mmjax import cli
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mmjax.training.trainer import TrainResult
+    from sharding.plans.plan import Plan
+
 _WORKDIR = flags.DEFINE_string("workdir", "", "Where everything is written; default: a new folder under runs/.")
 _RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest whole checkpoint of --workdir.")
 _PROFILE = flags.DEFINE_string(
-    "profile", "", "Profile of this hardware (python -m mmjax.profile): predicts the step, and plans if plan is auto."
+    "profile",
+    "",
+    "Profile of this hardware (python -m mmjax.profile), to predict the step and to plan if plan is auto.",
 )
-_OTHER_DEVICE = flags.DEFINE_bool("allow_other_device", False, "Take a profile of other hardware.")
+_OTHER_DEVICE = flags.DEFINE_bool("allow_other_device", False, "Accept a profile of other hardware.")
 
 SUMMARY = "summary.json"
 
 
 def main() -> int:
-    """Plan first, then progress, then where things were written; 0 even if SIGTERM ended it, for all is saved."""
+    """Prints the plan, the progress and where files are. Returns 0 also if SIGTERM ended the run, for all is saved."""
     cli.parse_gin("quickstart.gin")
     import jax
     from rich.console import Console
@@ -28,7 +36,7 @@ def main() -> int:
     from mmjax.planning import automatic
     from mmjax.training.config import TrainConfig, tokenizer_mismatches_backbone
     from mmjax.training.metrics.progress import make_progress, print_plan
-    from mmjax.training.metrics.step_report import open_metrics_writer
+    from mmjax.training.metrics.writers import open_metrics_writer
     from mmjax.training.trainer import Trainer, describe_devices
 
     config = cli.configured(TrainConfig)
@@ -47,14 +55,14 @@ def main() -> int:
         if tokenizer_mismatches_backbone(config, trainer.tokenizer):
             console.print(
                 f"warning: {config.model.backbone.name} starts from published weights, and the tokens are those of a "
-                f"{type(trainer.tokenizer).__name__}: give the source the model's own (HuggingFaceTokenizer.file)",
+                f"{type(trainer.tokenizer).__name__}: give the data set the model's own (HuggingFaceTokenizer.file)",
                 style="yellow",
                 soft_wrap=True,
             )
         cli.write_operative_config(str(workdir))
         plan.save(workdir / "plan.json")
         (workdir / "vocabulary.json").write_text(trainer.tokenizer.to_json())
-        (workdir / "prompting.json").write_text(trainer.prompting.to_json())
+        (workdir / "prompting.json").write_text(trainer.prompt_format.to_json())
     metrics = open_metrics_writer(str(workdir), trainer.step, first)
     progress = make_progress(config.steps, trainer.step, config.log_interval, first, console)
     try:
@@ -64,10 +72,12 @@ def main() -> int:
         metrics.close()
         trainer.close()
     if first:
-        summary = _summary(result, plan, remark) | {"prediction": automatic.compare_prediction(prediction, workdir)}
+        summary = _summary(result, plan, config.model.backbone.name, remark) | {
+            "prediction": automatic.compare_prediction(prediction, workdir)
+        }
         trainer.batches.write_refused(workdir)
         (workdir / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
-        _tell(console, summary, workdir)
+        _print_outcome(console, summary, workdir)
     return 0
 
 
@@ -83,7 +93,8 @@ def _choose_workdir(processes: int) -> pathlib.Path:
     return pathlib.Path("runs") / datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
 
 
-def _summary(result: Any, plan: Any, remark: str) -> dict[str, Any]:
+def _summary(result: "TrainResult", plan: "Plan", backbone: str, remark: str) -> dict[str, Any]:
+    """What `summary.json` holds of a run; the tokens a second are real tokens of the backbone."""
     import importlib.metadata
     import platform
 
@@ -94,16 +105,17 @@ def _summary(result: Any, plan: Any, remark: str) -> dict[str, Any]:
 
     names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
     score = result.score
+    real_tokens, _ = result.counts.get(backbone, (0, 0))
     return {
         "steps": result.step,
         "wall_seconds": round(result.seconds, 1),
-        "tokens_per_second": round(result.counts["backbone"][0] / result.seconds, 1) if result.counts else None,
-        "padding": {phase: round(share, 4) for phase, share in padding_fractions(result.counts).items()},
+        "tokens_per_second": round(real_tokens / result.seconds, 1) if result.counts else None,
+        "padding": {module: round(fraction, 4) for module, fraction in padding_fractions(result.counts).items()},
         "losses": result.losses,
         "accuracy": None if score is None else round(score.accuracy, 4),
         "questions": None if score is None else score.questions,
         "interrupted": result.interrupted,
-        "data": result.counters,
+        "data": result.data_counters,
         "plan": json.loads(plan.to_json()),
         "remark": remark,
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
@@ -112,17 +124,17 @@ def _summary(result: Any, plan: Any, remark: str) -> dict[str, Any]:
     }
 
 
-def _tell(console: Any, summary: dict[str, Any], workdir: pathlib.Path) -> None:
+def _print_outcome(console: "Console", summary: dict[str, Any], workdir: pathlib.Path) -> None:
     if summary["interrupted"]:
         console.print(
             f"Stopped by SIGTERM after step {summary['steps']}; continue with "
             f"python -m mmjax.train --workdir={workdir} --resume and the same configuration"
         )
     else:
-        judged = ""
+        accuracy = ""
         if summary["accuracy"] is not None:
-            judged = f"Held-out accuracy {summary['accuracy']:.1%} of {summary['questions']} questions, "
-        console.print(f"{judged}{summary['steps']} steps in {summary['wall_seconds']:.0f} s")
+            accuracy = f"Held-out accuracy {summary['accuracy']:.1%} of {summary['questions']} questions, "
+        console.print(f"{accuracy}{summary['steps']} steps in {summary['wall_seconds']:.0f} s")
     files = ", ".join((SUMMARY, "metrics.jsonl", "tensorboard/", "checkpoints/", cli.OPERATIVE_CONFIG, "plan.json"))
     console.print(f"Written to {workdir}: {files}", soft_wrap=True)
 

@@ -1,30 +1,40 @@
-"""`python -m mmjax.verify`: every layout must find the losses and gradients that one plain device finds.
+"""`python -m mmjax.verify`: compares losses and gradients of every layout with those of plain jax on one device.
 
-Exits with 1 if any layout exceeds its tolerance.
+Exits with code 1 if a layout exceeds a tolerance.
 """
 
 import dataclasses
 import json
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from mmjax import cli
 
+if TYPE_CHECKING:
+    import pathlib
+
+    from mmjax.training.config import TrainConfig
+    from mmjax.training.verification.comparison import LayoutReport
+    from mmjax.training.verification.layouts import NamedLayout
+    from sharding.plans.plan import Plan
+    from sharding.specs.modules import ModuleGraph
+
 _PLANS = flags.DEFINE_multi_string(
-    "plan", [], "Plan file to verify; repeatable. Default: the configuration's own plan and layouts of every kind."
+    "plan", [], "Plan file to verify; repeatable. Default: the configuration's plan and layouts of every kind."
 )
 _DTYPE = flags.DEFINE_enum(
-    "dtype", "float32", ["float32", "bfloat16"], "Compute precision; bfloat16 is judged against its own error."
+    "dtype", "float32", ["float32", "bfloat16"], "Compute precision; of bfloat16, its own rounding is tolerated."
 )
-_REDUCED = flags.DEFINE_bool("shrink", False, "Shrink widths and depths; kinds of layers and cuts stay.")
-_STEPS = flags.DEFINE_integer("steps", 2, "Steps; plain training on one device moves the parameters between.", 1)
+_SHRINK = flags.DEFINE_bool("shrink", False, "Shrink widths and depths; kinds of layers and stages stay.")
+_STEPS = flags.DEFINE_integer("steps", 2, "Steps; between them, training on one device moves the parameters.", 1)
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of a table.")
 
 
 def main() -> int:
-    """0 if all layouts agree with the reference, else 1."""
+    """Returns 0 if all layouts agree with the reference, else 1."""
     cli.parse_gin("quickstart.gin")
     import jax
 
@@ -37,25 +47,26 @@ def main() -> int:
     from sharding.specs.modules import module_graph
 
     config = cli.configured(TrainConfig)
-    model, data, source = dataclasses.replace(config.model, dtype=_DTYPE.value), config.data, config.source("train")
+    model, data = dataclasses.replace(config.model, dtype=_DTYPE.value), config.data
+    dataset = config.dataset("train")
     plans = {name: Plan.load(path) for name, path in _plan_files(config).items()}
-    if _REDUCED.value:
+    if _SHRINK.value:
         large = module_graph(model)
-        model = shrink_model(model, source.tokenizer.vocabulary_size, tuple(plans.values()))
+        model = shrink_model(model, dataset.tokenizer.vocabulary_size, tuple(plans.values()))
         plans = {name: shrink_plan(plan, large, module_graph(model)) for name, plan in plans.items()}
         data = shrink_data(data, model)
     layouts = _layouts(plans, module_graph(model), data.rows, jax.device_count(), config.transport)
-    batches = training_batches(data, model, source)
+    batches = training_batches(data, model, dataset)
     try:
         with jax.default_matmul_precision("highest"):
             reference = run_reference(model, data, batches, _STEPS.value, config.seed)
-            return _report(verify_layouts(model, layouts, reference, config.seed))
+            return _print_reports(verify_layouts(model, layouts, reference, config.seed))
     finally:
         batches.close()
 
 
-def _plan_files(config: Any) -> dict[str, Any]:
-    """Paths of plan files by the names they go by."""
+def _plan_files(config: "TrainConfig") -> "dict[str, str | pathlib.Path]":
+    """The plan files to verify, by name."""
     from mmjax.training.config import find_plan_file
 
     if _PLANS.value:
@@ -63,10 +74,13 @@ def _plan_files(config: Any) -> dict[str, Any]:
     return {config.plan: find_plan_file(config.plan)} if config.plan else {}
 
 
-def _layouts(plans: dict[str, Any], graph: Any, rows: int, devices: int, transport: str) -> list[Any]:
-    """Of the plans; also of every kind if none were asked for, which leaves out and names what can't be here."""
+def _layouts(
+    plans: "dict[str, Plan]", graph: "ModuleGraph", rows: int, devices: int, transport: str
+) -> "list[NamedLayout]":
+    """The layouts of the plans and, unless `--plan` is given, the default layouts; prints those that are impossible."""
     from mmjax.training.verification.layouts import NamedLayout, default_layouts
-    from sharding.plans.plan import PlanError, check_plan
+    from sharding.plans.plan import check_plan
+    from sharding.plans.unit_plan import PlanError
 
     layouts, refused = ([], {}) if _PLANS.value else default_layouts(graph, rows, devices)
     for name, plan in plans.items():
@@ -82,13 +96,14 @@ def _layouts(plans: dict[str, Any], graph: Any, rows: int, devices: int, transpo
     return layouts
 
 
-def _report(reports: Any) -> int:
-    from mmjax.training.verification.table import print_verification
+def _print_reports(reports: "Iterator[LayoutReport]") -> int:
+    """Prints the reports as they come; returns the exit code."""
+    from mmjax.training.verification.comparison import print_verification
 
-    done = list(reports) if _JSON.value else print_verification(reports)
-    ok = all(report.ok for report in done)
+    finished = list(reports) if _JSON.value else print_verification(reports)
+    ok = all(report.ok for report in finished)
     if _JSON.value:
-        print(json.dumps({"ok": ok, "layouts": [report.to_json() for report in done]}))
+        print(json.dumps({"ok": ok, "layouts": [report.to_json() for report in finished]}))
     return 0 if ok else 1
 
 

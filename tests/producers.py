@@ -20,7 +20,7 @@ from configs import architectures
 from data import data_config
 from mmjax.training import config
 from tests import small_vqa
-config.TrainConfig.source = @small_vqa.SmallVQA
+config.TrainConfig.dataset = @small_vqa.SmallVQA
 config.TrainConfig.data = @data_config.DataConfig()
 data_config.DataConfig.rows = 4
 data_config.DataConfig.mixture = (("vqa", 1.0), ("description", 0.5), ("text", 0.2))

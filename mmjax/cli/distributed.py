@@ -1,15 +1,15 @@
-"""What has to be settled about this process before jax starts: its devices, and the other processes of the run."""
+"""What this process settles before jax starts: its devices, and the other processes of the run."""
 
 import glob
 import importlib.metadata
 import importlib.util
 import os
+import typing
 
 from configs.errors import UserError
 
 HOST_DEVICES_FLAG = "--xla_force_host_platform_device_count"
 
-# How launchers say the number of tasks they started.
 TASK_COUNT_VARIABLES = {
     "SLURM_NTASKS": "Slurm",
     "OMPI_COMM_WORLD_SIZE": "Open MPI",
@@ -17,11 +17,21 @@ TASK_COUNT_VARIABLES = {
     "MV2_COMM_WORLD_SIZE": "MVAPICH2",
     "WORLD_SIZE": "torchrun",
 }
+"""Environment variables in which launchers say how many tasks they started, and the launchers."""
 
 DISTRIBUTED_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+"""Environment variables that place this process in a run of several."""
 
-# XLA sizes its CPU thread pool by it; with fewer threads than participants of the collectives under way, they hang.
 CPU_THREADS = "16"
+"""Size of XLA's CPU thread pool (NPROC); with fewer threads than participants of the running collectives, they hang."""
+
+
+class DistributedArguments(typing.TypedDict):
+    """Arguments of `jax.distributed.initialize`."""
+
+    coordinator_address: str
+    num_processes: int
+    process_id: int
 
 
 def has_accelerator() -> bool:
@@ -36,7 +46,7 @@ def has_accelerator() -> bool:
 
 
 def ensure_cpu_devices(count: int = 8) -> None:
-    """Makes the CPU look like `count` devices where there is no accelerator; a count that the user set stays.
+    """Makes the CPU look like `count` devices if there is no accelerator; a count that the user has set stays.
 
     Works only before jax starts its backends.
     """
@@ -57,13 +67,13 @@ def _number(variable: str) -> int:
 
 
 def launched_tasks() -> tuple[int, str]:
-    """Returns how many tasks the launcher started and the environment variable that says so; (1, "") without one."""
+    """How many tasks the launcher started, and the environment variable that says so; (1, "") without a launcher."""
     counts = [(_number(variable), variable) for variable in TASK_COUNT_VARIABLES if os.environ.get(variable)]
     return max(counts, default=(1, ""))
 
 
-def distributed_arguments() -> dict[str, str | int] | None:
-    """Returns the arguments of `jax.distributed.initialize` that the JAX_* variables give, or None without them.
+def distributed_arguments() -> DistributedArguments | None:
+    """The arguments of `jax.distributed.initialize` that the JAX_* variables give, or None without them.
 
     Raises:
         UserError: Some are set and others are not, or they disagree with each other or with the launcher.
@@ -91,13 +101,13 @@ def distributed_arguments() -> dict[str, str | int] | None:
 
 
 def initialize_distributed() -> None:
-    """Joins the processes of one run when a launcher started several tasks, or refuses: never several runs in one.
+    """Joins the processes of one run if a launcher started several tasks, or refuses: they are never separate runs.
 
-    The JAX_* variables come first; without them jax detects the cluster (Slurm, Open MPI). Call it before anything
-    else of jax.
+    The JAX_* variables come first; without them jax detects the cluster (Slurm, Open MPI). It must be called before
+    anything else of jax.
 
     Raises:
-        UserError: Several tasks, and no way to join them.
+        UserError: There are several tasks, and they cannot be joined.
     """
     arguments = distributed_arguments()
     tasks, variable = launched_tasks()
@@ -109,7 +119,10 @@ def initialize_distributed() -> None:
 
     expected = arguments["num_processes"] if arguments else tasks
     try:
-        jax.distributed.initialize(**(arguments or {}))
+        if arguments is None:
+            jax.distributed.initialize()
+        else:
+            jax.distributed.initialize(**arguments)
     except (ValueError, RuntimeError) as error:
         raise UserError(_refusal(expected, variable, f"jax.distributed.initialize: {error}")) from error
     if jax.process_count() != expected:

@@ -1,0 +1,1 @@
+"""From a configuration to plans of it, and their reports."""

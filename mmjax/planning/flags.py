@@ -1,4 +1,4 @@
-"""Flags that `mmjax.plan` and `mmjax.simulate` share, and the planner's problem that they describe."""
+"""Flags that `mmjax.plan` and `mmjax.simulate` share, and the planning problem that they describe."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,21 +16,29 @@ if TYPE_CHECKING:
 
 _CLUSTER = flags.DEFINE_string("cluster", "a800", "Name of a cluster (configs/clusters.py).")
 _DEVICES = flags.DEFINE_integer("devices", None, "Devices of the cluster; default: a node's, or the plan's.", 1)
-_DATA = flags.DEFINE_string("data", "", "Described data for a model: a file of configs/data; default: what suits it.")
-_ROWS = flags.DEFINE_integer("rows", 0, "Rows of the global batch; default: the configuration's, for a model 1,920.", 0)
+_DATA = flags.DEFINE_string(
+    "data", "", "Described data for a model: a file of configs/data; default: one that suits it."
+)
+_ROWS = flags.DEFINE_integer("rows", 0, "Rows of the global batch; default: the configuration's; 1,920 for a model.", 0)
 _TRAINABLE = flags.DEFINE_list("trainable", ["all"], "Parts of a model that train, or all, or projectors.")
-_PROFILE = flags.DEFINE_string("profile", "", "Profile (python -m mmjax.profile) to cost layers by, not a roofline.")
-_OTHER_DEVICE = flags.DEFINE_bool("allow_other_device", False, "Take a profile of other hardware than the cluster's.")
+_PROFILE = flags.DEFINE_string(
+    "profile", "", "Profile (python -m mmjax.profile) to cost layers by; default: a roofline."
+)
+_OTHER_DEVICE = flags.DEFINE_bool("allow_other_device", False, "Accept a profile of other hardware than the cluster's.")
 
-MODEL_ROWS = 1920  # DistTrain's global batch
+MODEL_ROWS = 1920
+"""Rows of the global batch of a model without a workload: DistTrain's."""
 
 
-def problem_from_flags(devices: int = 0, given: "Mapping[str, FixedRanks] | None" = None) -> "PlanningProblem":
-    """The problem that the command line describes; raises UserError for an unknown cluster, file, part or rank.
+def problem_from_flags(devices: int = 0, fixed_ranks: "Mapping[str, FixedRanks] | None" = None) -> "PlanningProblem":
+    """The planning problem that the command line describes.
 
     Args:
-        devices: How many, if the command line does not say; 0 for a node's.
-        given: Sequence and expert ranks by module.
+        devices: Number of devices if `--devices` is not given; 0 for that of a node.
+        fixed_ranks: Context-parallel and expert-parallel ranks by module.
+
+    Raises:
+        UserError: An unknown cluster, file, part or rank.
     """
     config = _configuration()
     from configs.clusters import find_cluster
@@ -41,26 +49,26 @@ def problem_from_flags(devices: int = 0, given: "Mapping[str, FixedRanks] | None
     profile = _profile(cluster) if _PROFILE.value else None
     if _ROWS.value:
         config = with_global_batch(config, _ROWS.value)
-    return make_problem(config, workload_statistics(config), cluster, count, profile, given)
+    return make_problem(config, workload_statistics(config), cluster, count, profile, fixed_ranks)
 
 
 def _profile(cluster: "ClusterConfig") -> "Profile":
-    """The profile of the command line; the cluster's peak stands in for one that does not know its own."""
+    """The profile of `--profile`; if it does not know the peak of its devices, it gets the cluster's."""
     from configs.clusters import cluster_of_device_kind
     from sharding.costs.profiled import Profile
 
-    found = Profile.load(_PROFILE.value)
-    if not _OTHER_DEVICE.value and cluster_of_device_kind(found.device_kind) is not cluster:
-        found.check_device(cluster.device_kinds[0])
-    return dataclasses.replace(found, peak_flops=found.peak_flops or cluster.peak_flops)
+    profile = Profile.load(_PROFILE.value)
+    if not _OTHER_DEVICE.value and cluster_of_device_kind(profile.device_kind) is not cluster:
+        profile.check_device(cluster.device_kinds[0])
+    return dataclasses.replace(profile, peak_flops=profile.peak_flops or cluster.peak_flops)
 
 
 def _configuration() -> Any:
-    """A workload, or a training run, by what the configuration binds."""
+    """The training run, workload or model that the configuration binds, a model with described data as a workload."""
     cli.parse_gin("models/mllm_72b.gin")
     from configs import architectures, workloads
 
-    if cli.is_bound("TrainConfig.source"):
+    if cli.is_bound("TrainConfig.dataset"):
         from mmjax.training.config import TrainConfig
 
         return cli.configured(TrainConfig)

@@ -1,4 +1,4 @@
-"""What `mmjax.plan` and `mmjax.simulate` show: policies side by side, why devices idle, where units lie."""
+"""What `mmjax.plan` and `mmjax.simulate` print: plans of every policy side by side, idle time by cause, units."""
 
 import json
 import math
@@ -12,65 +12,71 @@ from rich.table import Table
 from sharding.planners.auto import PolicyResult
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
-from sharding.simulation.timeline import IDLE_CAUSES, Timeline
+from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause
+from sharding.simulation.timeline import Timeline
 
-_SHOWN = 0.0005  # of a step; less is a dot
-_LEAST_WIDTH = 120
+_SMALLEST_SHARE = 0.0005
+"""Share of a step below which a table shows a dot."""
+
+_MIN_WIDTH = 120
 
 
 def report_console() -> Console:
-    """Where reports go; a terminal that is narrower than the tables breaks their lines rather than losing columns."""
+    """The console for reports. A terminal narrower than the tables wraps their lines, and no column is lost_time."""
     console = Console(highlight=False)
-    return Console(highlight=False, width=max(console.width, _LEAST_WIDTH))
+    return Console(highlight=False, width=max(console.width, _MIN_WIDTH))
 
 
 def plan_document(
-    problem: PlanningProblem, outcomes: Sequence[PolicyResult], choice: PolicyResult, bound: float
+    problem: PlanningProblem, results: Sequence[PolicyResult], choice: PolicyResult, bound: float
 ) -> dict[str, Any]:
-    """Everything, for scripts: seconds, bytes, shares; no bound where modules cannot all have devices of their own."""
+    """All results as a JSON document, in seconds, bytes and shares of a step.
+
+    The bound is None if there are too few devices to give each module its own.
+    """
     return {
         "cluster": problem.cluster.name,
         "devices": problem.devices,
         "rows": problem.rows,
         "bound_seconds": bound if math.isfinite(bound) else None,
-        "policies": [_entry(outcome, bound) for outcome in outcomes],
+        "policies": [_entry(result, bound) for result in results],
         "choice": choice.policy,
         "plan": json.loads(choice.plan.to_json()),
     }
 
 
-def _entry(outcome: PolicyResult, bound: float) -> dict[str, Any]:
-    if not outcome.simulated:
-        return {"policy": outcome.policy, "reason": outcome.reason}
-    timeline = outcome.timeline
+def _entry(result: PolicyResult, bound: float) -> dict[str, Any]:
+    if not result.simulated:
+        return {"policy": result.policy, "reason": result.reason}
+    timeline = result.timeline
     return {
-        "policy": outcome.policy,
+        "policy": result.policy,
         "above_bound": timeline.step / bound - 1 if math.isfinite(bound) else None,
         **timeline.summary(),
-        "plan": json.loads(outcome.plan.to_json()),
+        "plan": json.loads(result.plan.to_json()),
     }
 
 
 def print_comparison(
-    problem: PlanningProblem, outcomes: Sequence[PolicyResult], choice: PolicyResult, bound: float, console: Console
+    problem: PlanningProblem, results: Sequence[PolicyResult], choice: PolicyResult, bound: float, console: Console
 ) -> None:
-    """Three tables and the reason of the choice."""
-    found = [outcome for outcome in outcomes if outcome.simulated]
+    """Prints the plans, their idle time, their units, and the reason of the choice."""
+    simulated = [result for result in results if result.simulated]
     memory = _bytes(problem.cluster.memory)
     title = (
         f"{problem.rows:,} rows a step on at most {problem.devices:,} devices of {problem.cluster.name}, {memory} each"
     )
-    console.print(_policies(problem, found, choice, bound, title))
-    console.print(_idle(found))
-    console.print(_units(found))
-    for outcome in outcomes:
-        if not outcome.simulated:
-            console.print(f"{outcome.policy}: {outcome.reason}", soft_wrap=True)
-    console.print(_why(found, choice, bound), soft_wrap=True)
+    console.print(_policies(problem, simulated, choice, bound, title))
+    console.print(_idle(simulated))
+    console.print(_units(simulated))
+    for result in results:
+        if not result.simulated:
+            console.print(f"{result.policy}: {result.reason}", soft_wrap=True)
+    console.print(_why(simulated, choice, bound), soft_wrap=True)
 
 
 def _table(title: str, *columns: str) -> Table:
-    """A table narrow enough for many a terminal: headings break where they have a space."""
+    """A table with narrow columns: headings break where they have a space."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, name in enumerate(columns):
         table.add_column(name.replace(" ", "\n"), justify="right" if number else "left", no_wrap=True)
@@ -78,56 +84,71 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _policies(
-    problem: PlanningProblem, found: Sequence[PolicyResult], choice: PolicyResult, bound: float, title: str
+    problem: PlanningProblem, simulated: Sequence[PolicyResult], choice: PolicyResult, bound: float, title: str
 ) -> Table:
     columns = ("policy", "step", "MFU", "tokens/s", "devices", "micro- batches", "busy", "fullest stage", "above bound")
     table = _table(title, *columns)
-    for outcome in found:
-        timeline = outcome.timeline
+    for result in simulated:
+        timeline = result.timeline
         fullest = max(timeline.lane_peak_memory(lane) for lane in timeline.lanes)
         table.add_row(
-            outcome.policy,
+            result.policy,
             f"{timeline.step:.2f} s" if timeline.step >= 1 else f"{timeline.step * 1e3:.2f} ms",
             f"{timeline.mfu:.1%}",
             f"{timeline.tokens_per_second:,.0f}",
-            f"{outcome.plan.device_count:,}",
-            f"{outcome.plan.microbatches:,}",
+            f"{result.plan.device_count:,}",
+            f"{result.plan.microbatches:,}",
             f"{timeline.busy / timeline.step:.0%}",
             _bytes(fullest),
             f"{timeline.step / bound - 1:.0%}" if math.isfinite(bound) else "",
-            style="bold" if outcome is choice else None,
+            style="bold" if result is choice else None,
         )
     return table
 
 
-def _idle(found: Sequence[PolicyResult]) -> Table:
-    """One column a cause; the words are those of `sharding.simulation.idle_time.CAUSES`."""
-    causes = [cause for cause in IDLE_CAUSES if any(_share(outcome.timeline, cause) >= _SHOWN for outcome in found)]
+def _idle(simulated: Sequence[PolicyResult]) -> Table:
+    """Idle time with one column per cause; the words are those of `sharding.simulation.idle_time.IDLE_CAUSES`."""
+    causes: list[IdleCause] = [
+        cause for cause in IDLE_CAUSES if any(_share(result.timeline, cause) >= _SMALLEST_SHARE for result in simulated)
+    ]
     table = _table("Share of the step in which devices idle", "policy", *causes)
-    for outcome in found:
-        shares = [_share(outcome.timeline, cause) for cause in causes]
-        table.add_row(outcome.policy, *(f"{share:.1%}" if share >= _SHOWN else "." for share in shares))
+    for result in simulated:
+        shares = [_share(result.timeline, cause) for cause in causes]
+        table.add_row(result.policy, *(f"{share:.1%}" if share >= _SMALLEST_SHARE else "." for share in shares))
     return table
 
 
-def _share(timeline: Timeline, cause: str) -> float:
+def _share(timeline: Timeline, cause: IdleCause) -> float:
     return timeline.idle[cause] / timeline.step
 
 
-def _units(found: Sequence[PolicyResult]) -> Table:
-    units = [unit for outcome in found for unit in outcome.plan.units]
-    given = [key for key in ("cp", "ep") if any(getattr(unit, key) > 1 for unit in units)]
-    columns = ("policy", "unit", "devices", "dp", *given, "tp", "pp", "chunks", "layers", "recompute", "memory", "MFU")
+def _units(simulated: Sequence[PolicyResult]) -> Table:
+    units = [unit for result in simulated for unit in result.plan.units]
+    rank_columns = [key for key in ("cp", "ep") if any(getattr(unit, key) > 1 for unit in units)]
+    columns = (
+        "policy",
+        "unit",
+        "devices",
+        "dp",
+        *rank_columns,
+        "tp",
+        "pp",
+        "chunks",
+        "layers",
+        "recompute",
+        "memory",
+        "MFU",
+    )
     table = _table("Where modules lie; layers are those of a stage", *columns)
-    for outcome in found:
-        timeline = outcome.timeline
-        for unit in outcome.plan.units:
+    for result in simulated:
+        timeline = result.timeline
+        for unit in result.plan.units:
             lanes = [lane for lane in timeline.lanes if lane.rank[0] == unit.name]
             table.add_row(
-                outcome.policy if unit is outcome.plan.units[0] else "",
+                result.policy if unit is result.plan.units[0] else "",
                 " > ".join(unit.modules),
                 f"{len(unit.devices):,}",
-                *(str(getattr(unit, key)) for key in ("dp", *given, "tp", "pp", "chunks")),
+                *(str(getattr(unit, key)) for key in ("dp", *rank_columns, "tp", "pp", "chunks")),
                 "-".join(map(str, sorted({min(unit.layers), max(unit.layers)}))),
                 ", ".join(dict.fromkeys(unit.recompute)),
                 _bytes(max(timeline.lane_peak_memory(lane) for lane in lanes)),
@@ -138,13 +159,13 @@ def _units(found: Sequence[PolicyResult]) -> Table:
 
 
 def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, console: Console) -> None:
-    """What a step comes to, a table of its stages, and every stage that does not fit."""
+    """Prints the step time, a table of the stages, and every stage that does not fit into memory."""
     console.print(
         f"{timeline.step:.3f} s a step on {plan.device_count:,} devices of {problem.cluster.name}, "
         f"MFU {timeline.mfu:.1%} of all of them, {timeline.tokens_per_second:,.0f} tokens/s",
         soft_wrap=True,
     )
-    causes = [cause for cause in IDLE_CAUSES if _share(timeline, cause) >= _SHOWN]
+    causes: list[IdleCause] = [cause for cause in IDLE_CAUSES if _share(timeline, cause) >= _SMALLEST_SHARE]
     table = _table("Stages; shares of the step", "unit", "stage", "devices", "busy", "memory", *causes)
     for lane in timeline.lanes:
         idle = timeline.lane_idle(lane)
@@ -167,28 +188,33 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
             )
 
 
-def _why(found: Sequence[PolicyResult], choice: PolicyResult, bound: float) -> str:
+def _why(simulated: Sequence[PolicyResult], choice: PolicyResult, bound: float) -> str:
     step = choice.timeline.step
     idle = sorted(IDLE_CAUSES, key=lambda cause: -choice.timeline.idle[cause])[:2]
-    lost = " and ".join(f"{cause} ({_share(choice.timeline, cause):.0%})" for cause in idle)
-    others = [outcome for outcome in found if outcome is not choice]
-    against = ""
+    lost_time = " and ".join(f"{cause} ({_share(choice.timeline, cause):.0%})" for cause in idle)
+    others = [result for result in simulated if result is not choice]
+    runner_up = ""
     if others:
-        second = min(others, key=lambda outcome: outcome.timeline.step)
-        against = (
-            f" The next best, {second.policy}, takes {second.timeline.step / step:.2f} times as long at "
-            f"{second.timeline.mfu:.1%} MFU."
+        next_best = min(others, key=lambda result: result.timeline.step)
+        runner_up = (
+            f" The next best, {next_best.policy}, takes {next_best.timeline.step / step:.2f} times as long at "
+            f"{next_best.timeline.mfu:.1%} MFU."
         )
     distance = "There are too few devices to give each module its own."
     if math.isfinite(bound):
         side = "above" if step >= bound else "below"
         distance = (
             f"Its step is {abs(step / bound - 1):.0%} {side} the bound, {bound:.3g} s: the optimum if every module had "
-            "devices of its own, divided at will, and all rows were alike."
+            "devices of its own, could be divided at will, and all rows were alike."
         )
-    ringed = ", ".join(unit.name for unit in choice.plan.units if unit.cp > 1)
-    remark = f" It cannot be trained yet: sequence ranks of {ringed} are simulated only." if ringed else ""
-    return f"Choice: {choice.policy}, the shortest simulated step.{against} {distance} Most is lost to {lost}.{remark}"
+    ring_units = ", ".join(unit.name for unit in choice.plan.units if unit.cp > 1)
+    remark = (
+        f" It cannot be trained yet: context parallelism (of {ring_units}) is simulated only." if ring_units else ""
+    )
+    return (
+        f"Choice: {choice.policy}, the shortest simulated step.{runner_up} {distance} "
+        f"Most time is lost to {lost_time}.{remark}"
+    )
 
 
 def _bytes(size: float) -> str:

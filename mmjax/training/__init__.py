@@ -1,0 +1,1 @@
+"""Training: configuration, data, the loop, evaluation."""

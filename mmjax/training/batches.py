@@ -1,31 +1,55 @@
-"""Where a run's batches come from: this host, or producers elsewhere."""
+"""Where a run's batches come from, this process or producers elsewhere, and in which order their rows stand."""
 
 from collections.abc import Sequence
 
+from configs.clusters import CLUSTERS, cluster_of_device_kind
 from data.datasets.dataset import Dataset
 from data.packing.pipeline import BatchIterator, training_batches
-from data.packing.row_order_request import RowOrderRequest
-from data.producers.client import remote_batches
+from data.packing.row_order import RowOrderRequest
 from data.samples.sample_format import SampleFormat
 from mmjax.training.config import TrainConfig
+from sharding.plans.plan import Plan
+
+
+def row_order_request(config: TrainConfig, plan: Plan, device_kind: str) -> RowOrderRequest | None:
+    """The order of rows that a run's configuration asks for; None where rows stay as they are packed.
+
+    Rows are ordered where batches are made, before samples are decoded, as in DistTrain (arXiv 2408.04275). Rows move
+    and no sum over a batch changes, so losses and gradients stay the same.
+
+    Args:
+        config: The run.
+        plan: The plan whose simulated step is to be short.
+        device_kind: `jax.Device.device_kind` of its devices, whose roofline gives the cost of a row.
+    """
+    if config.reordering == "none":
+        return None
+    cluster = cluster_of_device_kind(device_kind) or CLUSTERS["cpu"]
+    return RowOrderRequest(plan, cluster.name, config.trainable, config.reordering)
 
 
 def open_batches(
-    config: TrainConfig, source: Dataset, order: RowOrderRequest | None = None, rows: Sequence[int] | None = None
+    config: TrainConfig,
+    dataset: Dataset,
+    order: RowOrderRequest | None = None,
+    rows: Sequence[int] | None = None,
 ) -> BatchIterator:
-    """The same batches, made by `TrainConfig.producers` if there are any, else here.
+    """The run's batches, made by `TrainConfig.producers` if there are any, else in this process; they are the same.
 
     Args:
-        config: The run's.
-        source: Its training split.
-        order: Of a step's rows; None for as they are planned.
-        rows: Rows that this process needs; the others stay empty. None for all.
+        config: The run.
+        dataset: Its training split.
+        order: Order of a step's rows; None to keep them as they are packed.
+        rows: Rows that this process needs, in that order; the others stay empty. None for all.
 
     Raises:
         DataError: As `training_batches` and `remote_batches`.
     """
     data, model = config.data, config.model
     if config.producers:
-        return remote_batches(data, model, source, config.producers, config.producer_timeout, order, rows)
-    form = SampleFormat.for_model(model, data.patches, data.frames)
-    return training_batches(data, model, source, order.make_row_order(model, form) if order else None, rows)
+        from data.producers.client import remote_batches  # needs the extra `service`
+
+        return remote_batches(data, model, dataset, config.producers, config.producer_timeout, order, rows)
+    sample_format = SampleFormat.for_model(model, data.patches, data.frames)
+    row_order = order.make_row_order(model, sample_format) if order else None
+    return training_batches(data, model, dataset, row_order, rows)

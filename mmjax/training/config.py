@@ -1,4 +1,4 @@
-"""What a training run is made of; bound in gin files, checked here."""
+"""What a training run is made of: bound in gin files, checked here, and read without jax."""
 
 import dataclasses
 import pathlib
@@ -24,31 +24,33 @@ class TrainConfig:
     """A training run.
 
     Attributes:
-        source: Makes the source of a split, `train` or `test`.
-        model, data, optimizer: Their own configurations.
+        dataset: Makes the data set of a split, `train` or `test`.
+        model: The model.
+        data: How samples become batches.
+        optimizer: AdamW and its schedule.
         plan: A plan file, from here or from the configs package; `auto` to measure and plan; empty for one device.
-        needs_plan: Whether fewer devices than the plan needs are an error; if not, the run falls to one device.
+        require_plan: Whether fewer devices than the plan needs are an error; if not, the run uses one device.
         steps: Steps of the whole run.
-        seed: Of initial values, noise and times.
-        weights: What starts from published weights and not from the seed: (part, folder) of a part that trains by
-            name, such as `backbone`, or of `model` for all that the folder has (docs/weights.md). A resumed run takes
-            its checkpoint.
+        seed: Seed of initial values, and of noise and diffusion times.
+        pretrained_weights: What starts from published weights and not from the seed: pairs (part, folder), where a part
+            is one that trains by name, such as `backbone`, or `model` for all that the folder has (docs/weights.md). A
+            resumed run starts from its checkpoint instead.
         trainable: Parts that train, by name, or `all`, or `projectors`.
         transport: How hops travel: `auto`, `device_put` or `ppermute`.
-        reordering: How the rows of a step are ordered for the plan (`sharding.balancing.reordering.row_reorderer`): `none`,
-            `instances`, `microbatches`, `both` or `search`.
-        reorder_in: Who does it: the `producer` of batches, before samples are decoded, or the `trainer`.
+        reordering: Policy that orders the rows of a step for the plan, a key of `REORDERING_POLICIES`; `none` keeps the
+            order in which they are packed.
         producers: `host:port` of every producer (`python -m mmjax.serve_data`) that makes this run's batches, or
-            `grpc+tls://host:port`; empty to make them here. The token that they want stands in the environment, in
-            MMJAX_SERVICE_TOKEN.
-        producer_patience: Seconds that a step of theirs may take, and that none may answer before the run ends.
-        checkpoint_interval: Steps between checkpoints; one is written at the end in any case.
-        keep: Checkpoints kept, the newest.
-        validation_interval: Steps between evaluations on the test split; 0 for only at the end.
+            `grpc+tls://host:port`; empty to make them in this process. The environment variable MMJAX_SERVICE_TOKEN
+            holds the token that producers expect.
+        producer_timeout: Seconds that producers may take for a step, and that all of them may be silent before the run
+            ends with an error.
+        checkpoint_interval: Steps between checkpoints; one is always written at the end.
+        max_checkpoints_to_keep: How many of the newest checkpoints are kept.
+        evaluation_interval: Steps between evaluations on the split `test`; 0 for one at the end alone.
         log_interval: Steps between lines of metrics.
     """
 
-    source: Callable[[str], Dataset]
+    dataset: Callable[[str], Dataset]
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -60,7 +62,6 @@ class TrainConfig:
     trainable: tuple[str, ...] = ("all",)
     transport: str = "auto"
     reordering: str = "none"
-    reorder_in: str = "producer"
     producers: tuple[str, ...] = ()
     producer_timeout: float = 120.0
     checkpoint_interval: int = 1000
@@ -69,34 +70,32 @@ class TrainConfig:
     log_interval: int = 10
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("steps", 1),
-            ("checkpoint_interval", 1),
-            ("max_checkpoints_to_keep", 1),
-            ("log_interval", 1),
-        ):
-            if getattr(self, name) < least:
-                raise UserError(f"TrainConfig.{name} is {getattr(self, name)}; it must be at least {least}")
-        for name, choices in (("reordering", tuple(REORDERING_POLICIES)), ("reorder_in", ("producer", "trainer"))):
-            if getattr(self, name) not in choices:
-                raise UserError(f"TrainConfig.{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
-        if self.evaluation_interval < 0 or self.seed < 0:
-            raise UserError("TrainConfig.evaluation_interval and seed must not be negative")
+        for name in ("steps", "checkpoint_interval", "max_checkpoints_to_keep", "log_interval"):
+            if getattr(self, name) < 1:
+                raise UserError(f"TrainConfig.{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("evaluation_interval", "seed"):
+            if getattr(self, name) < 0:
+                raise UserError(f"TrainConfig.{name} is {getattr(self, name)}; it must not be negative")
+        if self.reordering not in REORDERING_POLICIES:
+            raise UserError(
+                f"TrainConfig.reordering is {self.reordering!r}; choose one of {', '.join(REORDERING_POLICIES)}"
+            )
 
     @property
     def engine_settings(self) -> EngineSettings:
-        """What the engine needs of it beside the model and the plan."""
+        """What the engine is told beside the model and the plan."""
         return EngineSettings(self.optimizer, self.steps, self.seed, self.trainable, self.transport)
 
 
 def tokenizer_mismatches_backbone(config: TrainConfig, tokenizer: Tokenizer) -> bool:
-    """Whether a backbone that starts from published weights is given tokens that cannot be its own."""
-    published = {"model", config.model.backbone.name} & {part for part, _ in config.pretrained_weights}
-    return bool(published) and isinstance(tokenizer, WordTokenizer | ByteTokenizer)
+    """Whether a backbone that starts from published weights gets tokens of a tokenizer that cannot be its own."""
+    pretrained = {part for part, _ in config.pretrained_weights}
+    starts_published = not pretrained.isdisjoint({"model", config.model.backbone.name})
+    return starts_published and isinstance(tokenizer, WordTokenizer | ByteTokenizer)
 
 
 def find_plan_file(name: str) -> pathlib.Path:
-    """A plan file: the path as it stands, else in the configs package."""
+    """The path of a plan file: as given, else in the configs package; raises UserError if neither exists."""
     for path in (pathlib.Path(name), pathlib.Path(configs.__file__).parent / name):
         if path.is_file():
             return path
@@ -104,18 +103,21 @@ def find_plan_file(name: str) -> pathlib.Path:
 
 
 def load_configured_plan(config: TrainConfig, devices: int) -> tuple[Plan, str]:
-    """The plan to run, and a remark for people where it is not the configured one.
+    """The plan to run on so many devices, and a remark for the user where it is not the configured one.
 
     Raises:
-        UserError: No such file.
-        PlanError: A bad file; fewer devices than it needs, and the configuration insists on it.
+        UserError: There is no such file.
+        PlanError: The file holds no valid plan.
     """
-    alone = single_device_plan(module_graph(config.model))
+    single_device = single_device_plan(module_graph(config.model))
     if not config.plan:
-        return alone, ""
+        return single_device, ""
     path = find_plan_file(config.plan)
     plan = Plan.load(path)
     needed = 1 + max(device for unit in plan.units for device in unit.devices)
     if needed <= devices or config.require_plan:
         return plan, ""
-    return alone, f"{path.name} needs {needed} devices and there are {devices}: everything runs on one device instead"
+    return (
+        single_device,
+        f"{path.name} needs {needed} devices and there are {devices}: everything runs on one device instead",
+    )

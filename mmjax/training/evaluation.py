@@ -1,7 +1,7 @@
 """Held-out accuracy: the share of questions whose answer the model gets right, word for word."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -14,55 +14,70 @@ from sharding.runtime.executor import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class AnswerScore:
-    """Questions answered right, and all questions."""
+    """Questions answered correctly, and all questions."""
 
     correct: int
     questions: int
 
     @property
     def accuracy(self) -> float:
-        """Share answered right; 0 without questions."""
+        """Share of questions answered correctly; 0 without questions."""
         return self.correct / self.questions if self.questions else 0.0
 
 
 def evaluate_answers(engine: Engine, state: TrainState, batches: Iterable[GlobalBatch]) -> AnswerScore:
     """Scores every question of the batches.
 
-    An answer is right if every word of it, its end included, is the likeliest after the words before it: that is
-    what greedy decoding would write.
+    An answer is correct if each of its tokens, the one that ends it included, is the likeliest after the tokens before
+    it. That is what greedy decoding would write.
     """
     weights = engine.executor.compute_weights(state)
     backbone = engine.config.backbone.name
-    right = questions = 0
+    metric = f"{backbone}/correct"
+    correct = questions = 0
     for batch in batches:
-        judged = engine.executor.evaluate(weights, engine.place_batch(batch.arrays, 0))
-        microbatches = next((of for of in judged.values() if of and f"{backbone}/correct" in of[0][1]), [])
-        correct = [arrays[f"{backbone}/correct"] for _, arrays in microbatches]
-        more = count_answers(batch.arrays[backbone], *_gathered(correct, batch.arrays[backbone]["weights"].shape))
-        right, questions = right + more[0], questions + more[1]
+        evaluations = engine.executor.evaluate(weights, engine.place_batch(batch.arrays, 0))
+        correct_tokens = [
+            metrics[metric] for microbatches in evaluations.values() for _, metrics in microbatches if metric in metrics
+        ]
+        arrays = batch.arrays[backbone]
+        batch_correct, batch_questions = count_answers(arrays, *_local_rows(correct_tokens, arrays["weights"].shape))
+        correct, questions = correct + batch_correct, questions + batch_questions
     if jax.process_count() > 1:
-        right, questions = (int(n) for n in multihost_utils.process_allgather(np.array([right, questions])).sum(0))
-    return AnswerScore(right, questions)
+        counts = multihost_utils.process_allgather(np.array([correct, questions]))
+        correct, questions = (int(count) for count in np.asarray(counts).sum(0))
+    return AnswerScore(correct, questions)
 
 
-def _gathered(microbatches: list[jax.Array], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """`[n, s]` judgements that this process holds, and which rows those are; each row is held by one process only."""
-    correct, held = np.zeros(shape, bool), np.zeros(shape[:1], bool)
+def _local_rows(microbatches: Sequence[jax.Array], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of an array [n, s] that this process holds, given as microbatches [n / m, s].
+
+    Each row is held by one process alone, so that counts may be summed over processes.
+
+    Returns:
+        The array [n, s], False elsewhere, and which rows [n] they are.
+    """
+    correct, is_local = np.zeros(shape, bool), np.zeros(shape[:1], bool)
     for number, array in enumerate(microbatches):
         for shard in array.addressable_shards:
             if shard.replica_id == 0:
                 rows = np.arange(array.shape[0])[shard.index[0]] + number * array.shape[0]
-                correct[rows], held[rows] = np.asarray(shard.data), True
-    return correct, held
+                correct[rows], is_local[rows] = np.asarray(shard.data), True
+    return correct, is_local
 
 
-def count_answers(arrays: dict[str, np.ndarray], correct: np.ndarray, held: np.ndarray) -> tuple[int, int]:
-    """(answers all of whose target tokens are correct, answers) in the rows that are held.
+def count_answers(arrays: dict[str, np.ndarray], correct: np.ndarray, is_local: np.ndarray) -> tuple[int, int]:
+    """How many answers are correct, and how many there are, in some rows of a batch.
 
-    An answer is one branch of one sample of one row.
+    An answer is one branch of one sample of one row; it is correct if all of its target tokens are.
+
+    Args:
+        arrays: The backbone's arrays of the batch, [n, s] each.
+        correct: [n, s], whether each target token is predicted.
+        is_local: [n], the rows to count.
     """
-    rows, places = np.nonzero((arrays["weights"] > 0) & held[:, None])
-    which = np.stack([rows, arrays["segments"][rows, places], arrays["branches"][rows, places]])
-    answers, number = np.unique(which, axis=1, return_inverse=True)
-    wrong = np.bincount(number.reshape(-1), ~correct[rows, places], minlength=answers.shape[1])
-    return int(np.sum(wrong == 0)), answers.shape[1]
+    rows, positions = np.nonzero((arrays["weights"] > 0) & is_local[:, None])
+    answer_of_token = np.stack([rows, arrays["segments"][rows, positions], arrays["branches"][rows, positions]])
+    answers, answer_numbers = np.unique(answer_of_token, axis=1, return_inverse=True)
+    wrong_tokens = np.bincount(answer_numbers.reshape(-1), ~correct[rows, positions], minlength=answers.shape[1])
+    return int(np.sum(wrong_tokens == 0)), answers.shape[1]

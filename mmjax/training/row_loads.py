@@ -1,4 +1,4 @@
-"""What a training run asks of a planner: the loads that its rows bring to each module."""
+"""The loads that the rows of a training run bring to each module: what its planner and its profile count by."""
 
 from collections.abc import Mapping
 
@@ -7,51 +7,53 @@ import numpy as np
 from data.packing.global_batch import GlobalBatch
 from data.packing.pipeline import training_batches
 from mmjax.training.config import TrainConfig
+from mmjax.training.engine.placement import BatchSpec
+from sharding.specs.layer import make_loads
 from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
-Arrays = Mapping[str, Mapping[str, np.ndarray]]
+HostArrays = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def first_batches(config: TrainConfig, count: int) -> list[GlobalBatch]:
     """The first global batches of a run."""
-    batches = training_batches(config.data, config.model, config.source("train"))
+    batches = training_batches(config.data, config.model, config.dataset("train"))
     try:
         return [next(batches) for _ in range(count)]
     finally:
         batches.close()
 
 
-def capacity_row_loads(arrays: Arrays, graph: ModuleGraph) -> dict[str, np.ndarray]:
-    """Loads [n, 3] of the rows as their static shapes have them, full or not: what programs compute."""
+def capacity_row_loads(batch_spec: BatchSpec, graph: ModuleGraph) -> dict[str, np.ndarray]:
+    """Loads [n, 3] of the rows of every module at full capacity: programs compute all of it, whatever fills it."""
     loads = {}
     for module in graph.modules:
-        fields = arrays[module.name]
-        rows, *_ = next(iter(fields.values())).shape
-        length = fields["segments"].shape[1] if "segments" in fields else 0
-        items = fields["images"].shape[1] if "images" in fields else 0
-        loads[module.name] = np.tile(np.array([length, length**2, items], float), (rows, 1))
+        arrays = batch_spec[module.name]
+        rows = next(iter(arrays.values())).shape[0]
+        length = arrays["segments"].shape[1] if "segments" in arrays else 0
+        items = arrays["images"].shape[1] if "images" in arrays else 0
+        loads[module.name] = np.tile(make_loads(length, length**2, items), (rows, 1))
     return loads
 
 
 def batch_statistics(batches: list[GlobalBatch], graph: ModuleGraph) -> RowLoadStatistics:
     """Loads of the rows of some batches as their samples fill them, without padding."""
-    rows = [filled_row_loads(batch.arrays, graph) for batch in batches]
-    return RowLoadStatistics({name: np.concatenate([of[name] for of in rows]) for name in rows[0]})
+    loads = [filled_row_loads(batch.arrays, graph) for batch in batches]
+    return RowLoadStatistics({name: np.concatenate([batch_loads[name] for batch_loads in loads]) for name in loads[0]})
 
 
-def filled_row_loads(arrays: Arrays, graph: ModuleGraph) -> dict[str, np.ndarray]:
-    """Loads [n, 3] of the rows as their samples fill them."""
+def filled_row_loads(arrays: HostArrays, graph: ModuleGraph) -> dict[str, np.ndarray]:
+    """Loads [n, 3] of the rows of every module as their samples fill them, without padding."""
     return {
-        module.name: np.array(list(map(_segments, arrays[module.name]["segments"])))
+        module.name: np.array([_segment_loads(row) for row in arrays[module.name]["segments"]])
         if "segments" in arrays[module.name]
-        else np.array([[0.0, 0.0, (weights > 0).sum()] for weights in arrays[module.name]["weights"]])
+        else np.array([make_loads(items=int((row > 0).sum())) for row in arrays[module.name]["weights"]])
         for module in graph.modules
     }
 
 
-def _segments(row: np.ndarray) -> tuple[float, float, float]:
-    """Tokens, sum of squared lengths, and number of the segments of a row; 0 is padding."""
-    lengths = np.bincount(row[row > 0])
-    lengths = lengths[lengths > 0]
-    return float(lengths.sum()), float((lengths.astype(float) ** 2).sum()), float(len(lengths))
+def _segment_loads(segments: np.ndarray) -> np.ndarray:
+    """Tokens, sum of squared lengths, and number of the segments of a row [s]; 0 is padding."""
+    lengths = np.bincount(segments[segments > 0])
+    lengths = lengths[lengths > 0].astype(float)
+    return make_loads(lengths.sum(), np.square(lengths).sum(), len(lengths))

@@ -17,7 +17,7 @@ from mmjax.training import config
 from tests import small_vqa
 include "tiny.gin"
 config.TrainConfig:
-  source = @small_vqa.SmallVQA
+  dataset = @small_vqa.SmallVQA
   model = @architectures.ModelConfig()
   data = @data_config.DataConfig()
   plan = "plans/quickstart.json"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mmjax.training.metrics.step_report import read_metrics
+from mmjax.training.metrics.writers import read_metrics
 from tests.xla_flags import xla_flags
 
 GIN = """
@@ -17,7 +17,7 @@ from mmjax.training import config
 from tests import small_vqa
 include "quickstart.gin"
 config.TrainConfig:
-  source = @small_vqa.SmallVQA
+  dataset = @small_vqa.SmallVQA
   steps = 3
   log_interval = 1
 """

@@ -1,8 +1,8 @@
 """Checkpoints of a training run, saved while it goes on, that any plan of the same model can restore.
 
-A checkpoint is a folder named after its step, with `parameters` and `optimizer` by module, piece and layer, `data`
-(the data iterator's state) and `model` (what it is a checkpoint of), and the sizes of all these files. It is written
-under another name and renamed when it is whole.
+A checkpoint is a folder named after its step. It has `parameters` and `optimizer` by module, piece and layer, `data`
+(the state of the data pipeline), `model` (the model's configuration and what trained), and the sizes of all these
+files. It is written under another name and renamed when it is whole.
 """
 
 import functools
@@ -32,24 +32,24 @@ from sharding.trees import Tree
 _LOG = logging.getLogger(__name__)
 
 UNFINISHED_MARK = ".orbax-checkpoint-tmp"
-"""Part of the name of a checkpoint that is being written, or whose writing was broken off."""
+"""Part of the name of a checkpoint that is being written, or whose writing was interrupted."""
 
 FILE_SIZES = "files.json"
-"""File in a checkpoint with the size of every other, by path."""
+"""File of a checkpoint with the size of every other file, by path."""
 
 SET_ASIDE = "set_aside"
-"""Folder beside the checkpoints for those that a resumed run did not continue."""
+"""Folder beside the checkpoints for those that a run does not continue."""
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
-    """Steps with a checkpoint in the directory, in order; whether they can be read is not looked at."""
+    """Steps with a checkpoint in the directory, ascending, whether they can be read or not."""
     if not directory.is_dir():
         return []
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit() and path.is_dir())
 
 
 def refuse_existing_checkpoints(directory: pathlib.Path) -> None:
-    """Raises UserError if a run that starts anew would mix its checkpoints with those of another."""
+    """Raises UserError if a run that does not resume would mix its checkpoints with those of another run."""
     if steps := saved_steps(directory):
         raise UserError(
             f"{directory} already holds checkpoints, the newest of step {steps[-1]}; "
@@ -61,9 +61,9 @@ class CheckpointManager:
     """The checkpoints of one run. All processes make every call, in the same order.
 
     Args:
-        directory: Where they are; on a file system that all processes share.
-        config: The model; a checkpoint of another is refused.
-        keep: How many of the newest remain.
+        directory: Folder of the checkpoints, on a file system that all processes share.
+        config: The model; checkpoints of another model are refused.
+        keep: How many of the newest checkpoints are kept.
     """
 
     def __init__(self, directory: pathlib.Path, config: ModelConfig, keep: int = 2) -> None:
@@ -84,39 +84,39 @@ class CheckpointManager:
     def save(self, step: int, engine: Engine, state: TrainState, data_state: dict[str, Any]) -> None:
         """Starts to save the state after `step` steps, and returns when it has been copied to the host.
 
-        So the state may be given to the next step (which donates it) at once; the files are written in the
-        background. Waits for an earlier save that is still being written. Layers are arrays of their own, so no
-        device memory is needed, but across processes zeros of one layer's size (see `to_save`). Saving the newest
-        step again does nothing.
+        The next step, which donates the state, may then be dispatched at once; the files are written in the
+        background. Waits for an earlier save that is still being written. Layers are arrays of their own, so a save
+        takes no device memory; across processes it takes zeros of one layer's size (see `arrays_to_save`). Saving the
+        newest step again does nothing.
 
         Args:
-            step: Number of updates the state has seen.
-            engine: Of the state.
-            state: What to save; the last finite one, as steps that are not finite leave it unchanged.
-            data_state: State of the data iterator after as many batches, a small JSON value.
+            step: Number of updates that the state has seen.
+            engine: The engine that made the state.
+            state: The state to save. Steps that are not finite leave it unchanged, so it is finite.
+            data_state: State of the data pipeline after as many batches, a small JSON value.
         """
         if step == self._newest_saved:
             return
         if self._writer is None:
             self._writer = self._open()
-        about = {"model": model_identity(self._config), "trained": sorted(_trained(engine))}
+        about = {"model": model_identity(self._config), "trained": sorted(_trained_keys(engine))}
         self._writer.save_checkpointables_async(
             step, {**arrays_to_save(engine, state), "data": data_state, "model": about}, force=True
         )
         self._newest_saved = step
 
     def wait(self) -> None:
-        """Returns when all saves are written; raises what went wrong with them."""
+        """Waits until all saves are written; raises the error of one that failed."""
         if self._writer is not None:
             self._writer.wait()
 
     def close(self) -> None:
-        """Waits, and lets go of everything; the object saves no more."""
+        """Waits for all saves and frees all resources; the object cannot save after that."""
         if self._writer is not None:
             self._writer.close()
 
     def _open(self) -> ocp.training.Checkpointer:
-        """Clears the directory of what this run does not continue, once, before its first save."""
+        """Makes the writer, after setting aside the checkpoints that this run does not continue."""
         if jax.process_index() == 0:
             self._directory.mkdir(parents=True, exist_ok=True)
             for step in saved_steps(self._directory):
@@ -127,14 +127,15 @@ class CheckpointManager:
         context = _context()
         context.asynchronous.post_finalization_callback = functools.partial(_write_sizes, self._directory)
         return ocp.training.Checkpointer(
-            self._directory,
+            str(self._directory),
             context=context,
-            preservation_policy=ocp.training.preservation_policies.LatestN(self._keep),
+            # Orbax's protocol asks for another type of sequence than its own policies take.
+            preservation_policy=ocp.training.preservation_policies.LatestN(self._keep),  # pyright: ignore[reportArgumentType]
             cleanup_tmp_directories=True,
         )
 
     def _set_aside(self, step: int) -> None:
-        """Moves a checkpoint out of the way instead of deleting it: its training may be worth more than ours."""
+        """Moves a checkpoint out of the way; it is not deleted, for its training may be worth more than this run's."""
         target = self._directory / SET_ASIDE / str(step)
         if target.exists():
             shutil.rmtree(target)
@@ -145,21 +146,21 @@ class CheckpointManager:
     # ------------------------------------------------------------------ restoring
 
     def restore(self, engine: Engine, step: int | None = None) -> tuple[TrainState, dict[str, Any], int]:
-        """The newest checkpoint that can be read, on the engine's plan; nothing in the directory is changed.
+        """Restores the newest checkpoint that can be read, on the engine's plan; changes nothing in the directory.
 
-        Checkpoints that are half-written or damaged are passed over with a warning. Optimizer state of parts that
-        train now but did not then starts fresh (moments and warm-up); that of parts frozen now is left out; both
+        Checkpoints that are half-written or damaged are passed over with a warning. Parts that train now but did not
+        train then get new optimizer state (moments and warm-up); that of parts that are frozen now is left out. Both
         are logged.
 
         Args:
             engine: Of the same model, on any plan and any number of processes.
-            step: This one and no other.
+            step: Restore this step's checkpoint and no other.
 
         Returns:
-            State, the data iterator's state, and the number of steps done.
+            The training state, the state of the data pipeline, and the number of steps done.
 
         Raises:
-            UserError: There is none, none that can be read, or it is another model's.
+            UserError: There is no checkpoint, none that can be read, or it is another model's.
         """
         path = self._newest_whole(step)
         loaded = self._read(engine, path)
@@ -167,7 +168,7 @@ class CheckpointManager:
         return state_from_arrays(engine, loaded), loaded["data"], done
 
     def restore_parameters(self, device: jax.Device) -> tuple[Tree, int]:
-        """The parameters alone of the newest checkpoint that can be read, on one device, whatever plan wrote them.
+        """Restores the parameters of the newest checkpoint that can be read, on one device, whatever plan wrote it.
 
         Returns:
             `{module: {piece: {layer: {...}}}}` in float32, and the number of steps done.
@@ -175,37 +176,39 @@ class CheckpointManager:
         Raises:
             UserError: As `restore`.
         """
-        path, here = self._newest_whole(None), SingleDeviceSharding(device)
+        path, sharding = self._newest_whole(None), SingleDeviceSharding(device)
         shapes = {module.name: abstract_module_parameters(module) for module in model_modules(self._config)}
-        wanted = jax.tree.map(lambda of: jax.ShapeDtypeStruct(of.shape, of.dtype, sharding=here), shapes)
-        self._trained_then(path)
+        wanted = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
+        self._saved_trained_keys(path)
         with _context(alone=True):
-            return ocp.load_checkpointables(path, {"parameters": wanted})["parameters"], int(path.name)
+            return ocp.load_checkpointables(str(path), {"parameters": wanted})["parameters"], int(path.name)
 
     def layer_reader(self, device: jax.Device, step: int | None = None) -> tuple[Callable[[str, str, str], Tree], int]:
-        """A function that reads the parameters of a (module, piece, layer) onto the host, through a device.
+        """Makes a function that reads the parameters of one (module, piece, layer) to the host, through a device.
 
         Returns:
-            It, and the number of steps of the checkpoint: the newest that can be read, or that of a step.
+            The function, and the number of steps of the checkpoint: that of `step`, or the newest that can be read.
 
         Raises:
             UserError: As `restore`.
         """
-        path, here = self._newest_whole(step), SingleDeviceSharding(device)
-        self._trained_then(path)
+        path, sharding = self._newest_whole(step), SingleDeviceSharding(device)
+        self._saved_trained_keys(path)
         shapes = {module.name: abstract_module_parameters(module) for module in model_modules(self._config)}
 
         def read(module: str, piece: str, layer: str) -> Tree:
-            of = shapes[module][piece][layer]
-            wanted = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), of)
+            wanted = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                shapes[module][piece][layer],
+            )
             with _context(alone=True):
-                loaded = ocp.load_checkpointables(path, {"parameters": {module: {piece: {layer: wanted}}}})
+                loaded = ocp.load_checkpointables(str(path), {"parameters": {module: {piece: {layer: wanted}}}})
             return jax.tree.map(np.asarray, loaded["parameters"][module][piece][layer])
 
         return read, int(path.name)
 
     def _newest_whole(self, step: int | None) -> pathlib.Path:
-        """The newest checkpoint, or that of a step, whose files are all there; warns of those passed over."""
+        """Path of the newest checkpoint, or that of a step, whose files are all there; warns of those passed over."""
         self.wait()
         steps = saved_steps(self._directory)
         for path in sorted(self._directory.glob(f"*{UNFINISHED_MARK}*")):
@@ -225,25 +228,28 @@ class CheckpointManager:
         raise UserError("no checkpoint is whole; start anew in another workdir\n" + "\n".join(reasons))
 
     def _read(self, engine: Engine, path: pathlib.Path) -> dict[str, Any]:
-        """Each process reads what its own devices hold, without waiting for the others."""
-        then, now = self._trained_then(path), _trained(engine)
+        """Reads what the devices of this process hold, without waiting for the other processes."""
+        saved_keys, trained_keys = self._saved_trained_keys(path), _trained_keys(engine)
         with _context(alone=True):
-            loaded = ocp.load_checkpointables(path, {**abstract_arrays_to_load(engine, then), "data": None})
-        for names, what in ((now - then, "starts fresh, as it has none of it"), (then - now, "is left out")):
+            loaded = ocp.load_checkpointables(str(path), {**abstract_arrays_to_load(engine, saved_keys), "data": None})
+        for names, what in (
+            (trained_keys - saved_keys, "starts fresh, as it has none of it"),
+            (saved_keys - trained_keys, "is left out"),
+        ):
             if names:
                 _LOG.warning("%s: optimizer state of %s %s", path, ", ".join(sorted(names)), what)
         return loaded
 
-    def _trained_then(self, path: pathlib.Path) -> frozenset[str]:
-        """What a checkpoint has optimizer state of; raises UserError if it is another model's."""
+    def _saved_trained_keys(self, path: pathlib.Path) -> frozenset[str]:
+        """The keys of which a checkpoint has optimizer state; raises UserError if it is another model's."""
         with _context(alone=True):
-            about = ocp.load_checkpointables(path, {"model": None})["model"]
+            about = ocp.load_checkpointables(str(path), {"model": None})["model"]
         check_same_model(path, about["model"], self._config)
         return frozenset(about["trained"])
 
 
 def _write_sizes(directory: pathlib.Path) -> None:
-    """Adds the sizes of all files to the checkpoint that is about to get its name; orbax writes one at a time."""
+    """Adds the sizes of all files to the checkpoint that is about to be renamed; orbax writes one at a time."""
     if jax.process_index() == 0:
         (path,) = directory.glob(f"*{UNFINISHED_MARK}")
         files = [file for part in path.iterdir() if part.is_dir() for file in part.rglob("*") if file.is_file()]
@@ -259,20 +265,20 @@ def _problem(path: pathlib.Path) -> str | None:
         return f"half-written, it has no readable {FILE_SIZES}"
     for name, size in sizes.items():
         file = path / name
-        there = file.stat().st_size if file.is_file() else None
-        if there != size:
-            return f"damaged, {name} " + (f"has {there} of {size} bytes" if file.is_file() else "is missing")
+        size_there = file.stat().st_size if file.is_file() else None
+        if size_there != size:
+            return f"damaged, {name} " + (f"has {size_there} of {size} bytes" if file.is_file() else "is missing")
     return None
 
 
 def _context(alone: bool = False) -> ocp.Context:
-    """Orbax's options; `alone` for a call that each process makes by itself."""
+    """Orbax's options; `alone` for a call that each process makes on its own."""
     registry = ocp.handlers.local_registry()
     for name in ("data", "model"):
         registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
     context = ocp.Context()
     context.checkpointables.registry = registry
-    # Replicas that share the writing would write the zeros of `to_save` too (orbax 0.12.8).
+    # Replicas that share the writing would write the zeros of `arrays_to_save` too (orbax 0.12.8).
     context.array.saving.use_replica_parallel = False
     context.pytree.loading.partial_load = True
     if alone:
@@ -281,6 +287,6 @@ def _context(alone: bool = False) -> ocp.Context:
     return context
 
 
-def _trained(engine: Engine) -> frozenset[str]:
-    """`module/piece` of everything that has optimizer state."""
+def _trained_keys(engine: Engine) -> frozenset[str]:
+    """The keys `module/piece` of all that has optimizer state."""
     return frozenset().union(*(stage.trained_keys for stage in engine.stages.values()))

@@ -1,4 +1,4 @@
-"""Which model a checkpoint is of: its architecture, told field by field where another one would load it."""
+"""Which model a checkpoint is of: its architecture, compared field by field before another model would load it."""
 
 import dataclasses
 import json
@@ -9,50 +9,57 @@ from configs.architectures import ModelConfig
 from configs.errors import UserError
 
 KIND = "kind"
-"""What the name of a configuration's class stands under: two noise schedules or stretched rotations may look alike."""
+"""Key of the name of a configuration's class: two kinds of noise schedule may have the same fields."""
 
 
 def model_identity(config: ModelConfig) -> Any:
-    """The model as JSON gives it back."""
-    return json.loads(json.dumps(_told(config)))
+    """The model as nested JSON objects, as `json.loads` gives them back."""
+    return json.loads(json.dumps(_to_document(config)))
 
 
 def check_same_model(path: pathlib.Path, stored: Any, config: ModelConfig) -> None:
-    """Raises UserError, with all that differs, if the identity stored with a checkpoint is another model's.
+    """Raises UserError, naming all that differs, if the identity stored with a checkpoint is another model's.
 
-    A field that an older version did not know had its default then.
+    A field that an older version did not have counts as having its default.
     """
-    theirs, ours = _flat(json.loads(json.dumps(_completed(stored, config)))), _flat(model_identity(config))
-    differing = [name for name in ours | theirs if theirs.get(name) != ours.get(name)]
+    stored_fields = _flat(json.loads(json.dumps(_with_defaults(stored, config))))
+    fields = _flat(model_identity(config))
+    differing = [name for name in fields | stored_fields if stored_fields.get(name) != fields.get(name)]
     if differing:
-        details = ", ".join(f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here" for name in differing)
+        details = ", ".join(
+            f"{name} is {stored_fields.get(name)!r} there, {fields.get(name)!r} here" for name in differing
+        )
         raise UserError(
             f"{path} is a checkpoint of another model: {details}; "
             "use the configuration it was trained with, or another workdir"
         )
 
 
-def _told(value: Any) -> Any:
-    """Configurations as dictionaries that say their kind too."""
+def _to_document(value: Any) -> Any:
+    """Configurations as dictionaries that have their kind too."""
     if isinstance(value, tuple):
-        return [_told(each) for each in value]
+        return [_to_document(item) for item in value]
     if not dataclasses.is_dataclass(value):
         return value
-    return {KIND: type(value).__name__, **{of.name: _told(getattr(value, of.name)) for of in dataclasses.fields(value)}}
+    fields = {field.name: _to_document(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return {KIND: type(value).__name__, **fields}
 
 
-def _completed(stored: Any, ours: Any) -> Any:
-    """What is stored, with the fields it lacks as they are by default; only where something of that kind is stored."""
-    if isinstance(stored, list) and isinstance(ours, tuple):
-        return [*(_completed(*each) for each in zip(stored, ours, strict=False)), *stored[len(ours) :]]
-    if not isinstance(stored, dict) or not dataclasses.is_dataclass(ours):
+def _with_defaults(stored: Any, config: Any) -> Any:
+    """What is stored, with the defaults of fields that it lacks, where it stores something of the configuration's kind.
+
+    An object stored without any field stays as it is.
+    """
+    if isinstance(stored, list) and isinstance(config, tuple):
+        return [*(_with_defaults(*pair) for pair in zip(stored, config, strict=False)), *stored[len(config) :]]
+    if not isinstance(stored, dict) or not dataclasses.is_dataclass(config):
         return stored
-    fields = dataclasses.fields(ours)
+    fields = dataclasses.fields(config)
     if fields and not stored:
         return stored
-    defaults = {of.name: _told(of.default) for of in fields if of.default is not dataclasses.MISSING}
-    known = {name: _completed(value, getattr(ours, name, None)) for name, value in stored.items()}
-    return {KIND: type(ours).__name__, **defaults, **known}
+    defaults = {field.name: _to_document(field.default) for field in fields if field.default is not dataclasses.MISSING}
+    known = {name: _with_defaults(value, getattr(config, name, None)) for name, value in stored.items()}
+    return {KIND: type(config).__name__, **defaults, **known}
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
@@ -62,5 +69,7 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     if not isinstance(value, dict):
         return {name: value}
     return {
-        key: leaf for part, below in value.items() for key, leaf in _flat(below, f"{name}.{part}".lstrip(".")).items()
+        leaf_name: leaf
+        for key, child in value.items()
+        for leaf_name, leaf in _flat(child, f"{name}.{key}".lstrip(".")).items()
     }

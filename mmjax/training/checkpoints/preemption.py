@@ -1,4 +1,4 @@
-"""SIGTERM asks for a checkpoint and an orderly end, at the same step on every process."""
+"""Preemption: SIGTERM asks for a checkpoint and an orderly end, at the same step on every process."""
 
 import signal
 import types
@@ -11,27 +11,27 @@ from jax.experimental import multihost_utils
 class PreemptionWatcher:
     """Watches for SIGTERM while it is entered.
 
-    Across processes jax's own preemption service agrees on the step; alone, the next step is the one.
+    Across processes jax's preemption service agrees on the step at which all stop; a single process stops at once.
     """
 
     def __init__(self) -> None:
-        self._asked = False
-        self._before: Any = None
+        self._received = False
+        self._previous_handler: Any = None
 
     def __enter__(self) -> "PreemptionWatcher":
         if jax.process_count() == 1:
-            self._before = signal.signal(signal.SIGTERM, self._ask)
+            self._previous_handler = signal.signal(signal.SIGTERM, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
         if jax.process_count() == 1:
-            signal.signal(signal.SIGTERM, self._before)
+            signal.signal(signal.SIGTERM, self._previous_handler)
 
-    def _ask(self, number: int, frame: types.FrameType | None) -> None:
-        self._asked = True
+    def _receive(self, number: int, frame: types.FrameType | None) -> None:
+        self._received = True
 
     def stop_requested(self, step: int) -> bool:
-        """Whether to save and stop now, after `step` steps."""
+        """Whether to save and stop now, after `step` steps; every process asks before every step."""
         if jax.process_count() == 1:
-            return self._asked
+            return self._received
         return bool(multihost_utils.reached_preemption_sync_point(step))

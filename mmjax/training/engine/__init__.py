@@ -1,0 +1,1 @@
+"""A model on a plan: its stages on their devices, and what a training step runs."""

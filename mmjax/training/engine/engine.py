@@ -1,4 +1,4 @@
-"""The engine: a model on a plan, ready to train. It places batches, makes states, and has the executor that runs them."""
+"""The engine: a model on a plan. It places batches, makes states, and has the executor that runs a step."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence

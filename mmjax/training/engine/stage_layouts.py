@@ -7,13 +7,10 @@ from mmjax.models.structure.module import Module, Piece
 from mmjax.models.structure.parameters import layer_name, piece_definition
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId, stage_graph
-from sharding.plans.unit_plan import stage_layers
+from sharding.plans.unit_plan import LayerRun, stage_layers
 from sharding.runtime.master_weights import LayerStackShapes
 from sharding.specs.modules import ModuleGraph
 from sharding.trees import Tree
-
-LayerRange = tuple[str, int, int]
-"""(module, first layer, last layer + 1)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +101,7 @@ def make_stage_layouts(plan: Plan, modules: tuple[Module, ...], graph: ModuleGra
 
 
 def _stage_layout(
-    stage: StageId, ranges: Sequence[LayerRange], modules: Mapping[str, Module], graph: ModuleGraph, recompute: str
+    stage: StageId, ranges: Sequence[LayerRun], modules: Mapping[str, Module], graph: ModuleGraph, recompute: str
 ) -> StageLayout:
     runs: list[PieceRun] = []
     inputs: list[str] = []

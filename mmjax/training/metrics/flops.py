@@ -1,13 +1,20 @@
-"""Model FLOPs of a function, and the share of the devices' peak that they reach (MFU). A multiply-add is two FLOPs."""
+"""Model FLOPs of a step, and the share of the devices' peak that they reach (MFU). A multiply-add is two FLOPs."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 from configs.clusters import cluster_of_device_kind
+from mmjax.models.model import run_module
+from mmjax.models.structure.module import Module
+from mmjax.models.structure.parameters import abstract_module_parameters
+from mmjax.training.engine.placement import BatchSpec
+from pallas_kernels.packed_attention import use_attention_implementation
 
 
 def peak_flops(device_kind: str) -> float | None:
@@ -17,34 +24,77 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def model_flops_utilization(flops: float, seconds: float, device_kinds: Sequence[str]) -> float | None:
-    """MFU of a step (PaLM, arXiv 2204.02311, appendix B): the model's FLOPs over what the devices could have done.
+    """MFU of a step (PaLM, arXiv 2204.02311, appendix B): `flops / (seconds * sum of the devices' peaks)`.
 
     Args:
-        flops: Forward and backward of the real tokens alone: no padding, no recomputation.
+        flops: Forward and backward of the real tokens alone, without padding and recomputation.
         seconds: Wall time of the step.
         device_kinds: The kind of every device allocated to the run, the idle ones too.
 
     Returns:
         A share of the peak, or None where a device's peak is not known.
     """
-    peaks = [peak_flops(kind) for kind in device_kinds]
-    if not peaks or None in peaks or seconds <= 0:
+    peaks = [peak for kind in device_kinds if (peak := peak_flops(kind)) is not None]
+    if not peaks or len(peaks) < len(device_kinds) or seconds <= 0:
         return None
     return flops / (seconds * sum(peaks))
 
 
-def count_flops(function: Callable[..., Any], *arguments: Any) -> int:
-    """FLOPs of the matrix products and convolutions in one call of `function`; nothing is run.
+def full_batch_flops(modules: Sequence[Module], batch_spec: BatchSpec, device_kind: str) -> dict[str, float]:
+    """Forward and backward FLOPs of each module for one full global batch; empty where the devices' peak is not known.
 
-    Count `jax.value_and_grad` of a loss for a training step: what is frozen then has no backward. Unlike XLA's
-    analysis it counts every turn of a scan. What `jax.checkpoint` computes again is counted too: leave it out for MFU.
+    They are counted on one row, without recomputation whatever the plan recomputes, for all parts, trained or not, and
+    for attention of every position to every other position of its row.
+
+    Args:
+        modules: The model's, each after those whose outputs it takes.
+        batch_spec: Shapes and dtypes of a global batch.
+        device_kind: Kind of the run's devices.
+    """
+    if peak_flops(device_kind) is None:
+        return {}
+    activations: dict[tuple[str, str], jax.ShapeDtypeStruct] = {}
+    flops = {}
+    for module in modules:
+        inputs = {source: activations[source, module.name] for source in module.inputs}
+        arrays = batch_spec[module.name]
+        batch = {name: jax.ShapeDtypeStruct((1, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
+        batch["seed_and_step"] = jax.ShapeDtypeStruct((2,), jnp.int32)
+        parameters = abstract_module_parameters(module)
+        output = jax.eval_shape(functools.partial(run_module, module), parameters, inputs, batch)
+        activations |= {(module.name, target): shape for target, shape in output.activations.items()}
+        # Other implementations compute as many blocks as there are segments, which is not known beforehand.
+        with use_attention_implementation("dense"):
+            row_flops = count_flops(functools.partial(_gradients, module), parameters, inputs, batch)
+        rows = next(iter(arrays.values())).shape[0]
+        flops[module.name] = float(rows * row_flops)
+    return flops
+
+
+def _gradients(module: Module, parameters: dict, inputs: dict, batch: dict) -> tuple:
+    """Gradients of a scalar that depends on all that a module returns."""
+
+    def scalar(parameters: dict, inputs: dict) -> jax.Array:
+        output = run_module(module, parameters, inputs, batch)
+        total = sum((jnp.sum(x.astype(jnp.float32)) for x in output.activations.values()), start=jnp.zeros(()))
+        return total if output.loss is None else total + output.loss
+
+    return jax.grad(scalar, argnums=(0, 1))(parameters, inputs)
+
+
+def count_flops(function: Callable[..., Any], *arguments: Any) -> int:
+    """FLOPs of the matrix products and convolutions in one call of a function; nothing is run.
+
+    For a training step, count `jax.value_and_grad` of the loss: frozen parameters then have no backward. Unlike XLA's
+    cost analysis it counts every iteration of a scan. Arithmetic that `jax.checkpoint` repeats is counted too, so count
+    without recomputation for MFU.
 
     Args:
         function: Traceable by jax; without `shard_map`, whose body is one device's share.
         *arguments: Arrays or `jax.ShapeDtypeStruct`s.
 
     Raises:
-        NotImplementedError: Arithmetic inside a `while` loop of unknown length, or a `shard_map`.
+        NotImplementedError: Arithmetic inside a `while` loop of unknown length, or inside a `shard_map`.
     """
     return _jaxpr_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 
@@ -56,19 +106,19 @@ def _jaxpr_flops(jaxpr: core.Jaxpr) -> int:
 def _equation_flops(equation: core.JaxprEqn) -> int:
     name = equation.primitive.name
     if name == "dot_general":
-        return _product_flops(equation)
+        return _dot_general_flops(equation)
     if name == "conv_general_dilated":
         return _convolution_flops(equation)
     if name == "ragged_dot_general":
-        return _grouped_flops(equation)
-    inner = [_jaxpr_flops(jaxpr) for jaxpr in _inner_jaxprs(equation)]
+        return _ragged_dot_general_flops(equation)
+    inner_flops = [_jaxpr_flops(jaxpr) for jaxpr in _inner_jaxprs(equation)]
     if name == "scan":
-        return equation.params["length"] * sum(inner)
+        return equation.params["length"] * sum(inner_flops)
     if name == "cond":
-        return max(inner)
-    if name in ("while", "shard_map") and sum(inner):
+        return max(inner_flops)
+    if name in ("while", "shard_map") and sum(inner_flops):
         raise NotImplementedError(f"{name}: how often its body runs is not known, so its FLOPs can't be counted")
-    return sum(inner)
+    return sum(inner_flops)
 
 
 def _inner_jaxprs(equation: core.JaxprEqn) -> list[core.Jaxpr]:
@@ -83,25 +133,36 @@ def _inner_jaxprs(equation: core.JaxprEqn) -> list[core.Jaxpr]:
     return inner
 
 
-def _product_flops(equation: core.JaxprEqn) -> int:
+def _shape(operand: Any) -> tuple[int, ...]:
+    """Shape of an operand or a result of an equation."""
+    return operand.aval.shape
+
+
+def _dot_general_flops(equation: core.JaxprEqn) -> int:
     (contracting, _), _ = equation.params["dimension_numbers"]
-    shape = equation.invars[0].aval.shape
-    return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracting)
+    lhs_shape = _shape(equation.invars[0])
+    return 2 * math.prod(_shape(equation.outvars[0])) * math.prod(lhs_shape[axis] for axis in contracting)
 
 
-def _grouped_flops(equation: core.JaxprEqn) -> int:
-    """Of a product of groups of rows, each with a matrix of its own: as many as of all rows with one."""
-    of = equation.params["ragged_dot_dimension_numbers"]
-    (contracting, _), _ = of.dot_dimension_numbers
-    rows, sizes = equation.invars[0].aval.shape, equation.invars[2].aval.shape
-    flops = 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(rows[axis] for axis in contracting)
+def _ragged_dot_general_flops(equation: core.JaxprEqn) -> int:
+    """Groups of rows, each times a matrix of its own: as many FLOPs as all rows times one matrix."""
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (contracting, _), _ = numbers.dot_dimension_numbers
+    lhs_shape, group_sizes_shape = _shape(equation.invars[0]), _shape(equation.invars[2])
+    flops = 2 * math.prod(_shape(equation.outvars[0])) * math.prod(lhs_shape[axis] for axis in contracting)
     # Where the rows are contracted, as in the gradient of the matrices, a group's matrix is made of its rows alone.
-    return flops if of.rhs_group_dimensions else flops // sizes[0]
+    return flops if numbers.rhs_group_dimensions else flops // group_sizes_shape[0]
 
 
 def _convolution_flops(equation: core.JaxprEqn) -> int:
-    kernel = equation.invars[1].aval.shape
-    outputs, _, *_ = equation.params["dimension_numbers"].rhs_spec
-    # Zeros that an input dilation puts between the pixels are multiplied by nobody.
-    stride = math.prod(equation.params["lhs_dilation"])
-    return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // kernel[outputs] // stride
+    kernel_shape = _shape(equation.invars[1])
+    output_channels, _, *_ = equation.params["dimension_numbers"].rhs_spec
+    # The zeros that an input dilation puts between pixels cost nothing.
+    dilation = math.prod(equation.params["lhs_dilation"])
+    return (
+        2
+        * math.prod(_shape(equation.outvars[0]))
+        * math.prod(kernel_shape)
+        // kernel_shape[output_channels]
+        // dilation
+    )

@@ -1,4 +1,4 @@
-"""What a person sees of a run: the plan as a table, then a live bar, or plain lines where there is no terminal."""
+"""What a terminal shows of a run: the plan as a table, then a live bar, or plain lines where there is no terminal."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from mmjax.training.metrics.step_report import StepReport
 
 
 def print_plan(rows: Sequence[Mapping[str, object]], console: Console | None = None) -> None:
-    """Prints `Plan.table()`: one row a unit, one column a key."""
+    """Prints the rows of `Plan.table()`: one row per unit, one column per key."""
     table = Table(title="plan")
     for name in rows[0]:
         table.add_column(name)
@@ -26,7 +26,7 @@ def print_plan(rows: Sequence[Mapping[str, object]], console: Console | None = N
 
 
 def describe_step(report: StepReport) -> str:
-    """Loss of each modality, throughput, step time, MFU where it is known, padding of each phase."""
+    """Losses, throughput, step time, MFU where it is known, and padding of each module, in one line."""
     losses = " ".join(f"{name} {value:.4f}" for name, value in report.losses.items())
     padding = " ".join(f"{name} {value:.0%}" for name, value in report.padding.items())
     mfu = [] if report.mfu is None else [f"MFU {report.mfu:.1%}"]
@@ -35,13 +35,13 @@ def describe_step(report: StepReport) -> str:
 
 
 def estimated_time_left(report: StepReport, total: int) -> str:
-    """The remaining steps at the pace of the last window, as h:mm:ss."""
+    """The time that the remaining steps take at the pace of the last window, as h:mm:ss."""
     seconds = round((total - report.step) * report.times.wall)
     return str(datetime.timedelta(seconds=seconds))
 
 
 @runtime_checkable
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """Shows how far a run is."""
 
     def update(self, report: StepReport) -> None:
@@ -51,66 +51,72 @@ class Progress(Protocol):
         """Leaves the terminal to whatever is printed next."""
 
 
-class NullProgress:
+class NullProgress(ProgressDisplay):
     """Shows nothing: for every process but the first."""
 
     def update(self, report: StepReport) -> None:
-        pass
+        """Does nothing."""
 
     def close(self) -> None:
-        pass
+        """Does nothing."""
 
 
-class PlainProgress:
-    """One line every `interval` steps and one for the last: for files and pipes."""
+class PlainProgress(ProgressDisplay):
+    """One line every `interval` steps and one for the last step: for files and pipes."""
 
-    def __init__(self, total: int, interval: int, console: Console):
+    def __init__(self, total: int, interval: int, console: Console) -> None:
         self._total = total
         self._interval = interval
         self._console = console
-        self._due = 0
+        self._next_step = 0
 
     def update(self, report: StepReport) -> None:
-        if report.step < min(self._due, self._total):
+        """Prints a line if the interval has passed."""
+        if report.step < min(self._next_step, self._total):
             return
-        self._due = report.step + self._interval
-        line = f"step {report.step}/{self._total} | {describe_step(report)} | {estimated_time_left(report, self._total)} left"
+        self._next_step = report.step + self._interval
+        time_left = estimated_time_left(report, self._total)
+        line = f"step {report.step}/{self._total} | {describe_step(report)} | {time_left} left"
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def close(self) -> None:
-        pass
+        """Does nothing."""
 
 
-class LiveProgress:
+class LiveProgress(ProgressDisplay):
     """A bar with the numbers below it, redrawn in place."""
 
-    def __init__(self, total: int, first_step: int, console: Console):
-        finish = TextColumn("{task.fields[left]} left")
+    def __init__(self, total: int, first_step: int, console: Console) -> None:
+        time_left = TextColumn("{task.fields[left]} left")
         self._total = total
-        self._bar = Bar(BarColumn(bar_width=None), MofNCompleteColumn(), TimeElapsedColumn(), finish, console=console)
+        self._bar = Bar(
+            BarColumn(bar_width=None), MofNCompleteColumn(), TimeElapsedColumn(), time_left, console=console
+        )
         self._task = self._bar.add_task("train", total=total, completed=first_step, left="-:--:--")
         self._live = Live(self._bar, console=console, refresh_per_second=4)
         self._live.start()
 
     def update(self, report: StepReport) -> None:
+        """Redraws the bar and the numbers."""
         self._bar.update(self._task, completed=report.step, left=estimated_time_left(report, self._total))
         self._live.update(Group(self._bar, Text(describe_step(report))))
 
     def close(self) -> None:
+        """Ends the live display."""
         self._live.stop()
 
 
 def make_progress(
     total: int, first_step: int = 0, interval: int = 10, first_process: bool = True, console: Console | None = None
-) -> Progress:
-    """The progress of this process: live in a terminal, plain lines elsewhere, nothing on other processes.
+) -> ProgressDisplay:
+    """The progress display of this process: live in a terminal, plain lines elsewhere, nothing on other processes.
 
     Args:
         total: Steps of the whole run.
         first_step: Steps already done by the run that is resumed.
         interval: Steps between plain lines.
-        first_process: Whether this process talks to people.
-        console: Where to print; standard output if not given.
+        first_process: Whether this process prints at all.
+        console: Where to print; standard output by default.
     """
     console = console or rich.get_console()
     if not first_process:

@@ -13,10 +13,10 @@ class StepTimes:
     """Means over a window of steps, in seconds a step.
 
     Attributes:
-        steps: Steps of the window.
+        steps: Number of steps in the window.
         wall: The whole step, on the host's clock.
         data: Waiting for the next batch.
-        dispatch: Launching programs; devices already work meanwhile.
+        dispatch: Launching programs, while devices already work.
         device: Waiting for the devices after everything is launched.
     """
 
@@ -28,12 +28,12 @@ class StepTimes:
 
     @property
     def other(self) -> float:
-        """What is in none of the three parts: logging, saving, the loop itself."""
+        """The rest of the step: logging, saving, the loop itself."""
         return max(0.0, self.wall - self.data - self.dispatch - self.device)
 
 
 class StepTimer:
-    """Adds up the parts of steps until `take` is called.
+    """Adds up the parts of steps until `take_window` is called.
 
         with timer.part("data"):
             batch = next(batches)
@@ -43,17 +43,17 @@ class StepTimer:
             jax.block_until_ready(previous_metrics)
         timer.end_step()
 
-    Parts don't nest. The clock starts at construction and at every `take`.
+    Parts do not nest. The clock starts at construction and at every `take_window`.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._restart()
 
     def _restart(self) -> None:
         self._begin = self._clock()
         self._steps = 0
-        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -70,7 +70,7 @@ class StepTimer:
         self._steps += 1
 
     def take_window(self) -> StepTimes:
-        """Returns the means since the last call and starts a new window; raises ValueError without a whole step."""
+        """The means since the last call; starts a new window. Raises ValueError if no step has ended since."""
         if not self._steps:
             raise ValueError("no step has ended since the last window")
         seconds = {name: total / self._steps for name, total in self._seconds.items()}

@@ -1,13 +1,14 @@
-"""Takes the times of shallow models' stages apart into those of layers (`profiling_runs.py` measures them).
+"""From the times of shallow models' stages to those of layers (`shallow_runs.py` measures the stages).
 
-Every stack becomes five layers on four virtual stages of one, one, two and one layer: the second is a stack of one, the
-third has one more, and the first and last have what stands before and after. What instances that compute at once cost
-each other is measured on stacks of two layers, which have the first and the last of these stages.
+Every stack becomes five layers on four virtual stages of 1, 1, 2 and 1 layers. The second stage is a stack of one
+layer, the third has one layer more, and the first and last stages also have what comes before and after the stack. How
+much replicas that compute at the same time slow each other down is measured on stacks of two layers, which have the
+first and the last of these stages.
 """
 
 import importlib.metadata
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,148 +28,177 @@ from mmjax.training.profiling.shallow_runs import (
 )
 from mmjax.training.row_loads import capacity_row_loads
 from sharding.costs.profiled import LayerProfile, PassTimes, Profile
-from sharding.plans.trained_parts import RequiredGradients, trained_parts
+from sharding.plans.trained_parts import Gradient, RequiredGradients, trained_parts
+from sharding.schedules.ops import OpKind
+from sharding.specs.layer import LayerSpec, LoadColumn, RecomputePolicy
 from sharding.specs.modules import ModuleGraph, ModuleSpec, module_graph
 
-CUT, ENDS = (1, 1, 2, 1), (1, 1)
-MOST_CROWDED = 8
+FOUR_STAGES, TWO_STAGES = (1, 1, 2, 1), (1, 1)
+"""Layers of the virtual stages of a stack: to separate layers, and to measure contention."""
+
+MAX_CONTENDING_REPLICAS = 8
 
 
 def profile_model(
     config: ModelConfig,
-    example: HostBatch,
+    batch: HostBatch,
     settings: EngineSettings,
     tps: Sequence[int],
     rows: Sequence[int],
-    recompute: str,
+    recompute: RecomputePolicy,
     steps: int,
 ) -> Profile:
     """Measures a model's layers on the devices of this process.
 
     Args:
         config: The model.
-        example: A global batch's arrays, of at least twice as many rows as are asked for.
+        batch: A global batch's arrays, of at least `MICROBATCHES` times as many rows as the largest of `rows`.
         settings: What trains, and by which optimizer.
-        tps: Numbers of tensor ranks; a module that one does not divide is measured without.
-        rows: Rows of an instance's microbatch.
-        recompute: What the backward computes again: `none`, `selective` or `full`.
-        steps: Steps to time for each.
+        tps: Tensor-parallel sizes; a module that one does not divide is measured undivided.
+        rows: Rows of a replica's microbatch.
+        recompute: Recomputation policy of every layer.
+        steps: Steps to time for each shallow model.
     """
     graph = module_graph(config)
-    runs = measure_round_robin(
-        config, _layouts(graph, tps, rows, _rows_of(example), recompute), example, settings, steps
-    )
-    turns = RequiredGradients(graph, trained_parts(graph, settings.trainable))
+    batch_rows = len(next(iter(next(iter(batch.values())).values())))
+    models = _shallow_models(graph, tps, rows, batch_rows, recompute)
+    runs = measure_round_robin(config, models, batch, settings, steps)
+    gradients = RequiredGradients(graph, trained_parts(graph, settings.trainable))
     device = jax.devices()[0]
+    packages = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
     return Profile(
         device_kind=device.device_kind,
         devices_per_node=jax.local_device_count(),
         peak_flops=float(peak_flops(device.device_kind) or 0),
         element_bytes=jnp.dtype(config.dtype).itemsize,
-        versions={"python": platform.python_version()} | {n: importlib.metadata.version(n) for n in ("jax", "jaxlib")},
-        layers=tuple(each for module in graph.modules for each in _layers(module, runs, turns, example)),
+        versions={"python": platform.python_version()} | packages,
+        layers=tuple(layer for module in graph.modules for layer in _layer_profiles(module, runs, gradients, batch)),
+        gather=once_per_step_line(runs, "gather"),
+        reduce=once_per_step_line(runs, "reduce"),
+        update=once_per_step_line(runs, "update"),
         hop=hop_line(runs),
         norm=norm_line(runs),
-        **{kind: once_per_step_line(runs, kind) for kind in ("gather", "reduce", "update")},
     )
 
 
-def _rows_of(example: HostBatch) -> int:
-    return len(next(iter(next(iter(example.values())).values())))
-
-
-def _layouts(
-    graph: ModuleGraph, tps: Sequence[int], rows: Sequence[int], most_rows: int, recompute: str
+def _shallow_models(
+    graph: ModuleGraph, tps: Sequence[int], rows: Sequence[int], batch_rows: int, recompute: RecomputePolicy
 ) -> list[ShallowModel]:
-    """Stacks in stages of one and of two layers for every tensor size, and in their ends for every number of instances.
+    """Stacks on four stages for every tensor-parallel size and number of rows, and on two for every number of replicas.
 
-    The rows of a microbatch are dealt out, as in training: more instances have fewer each.
+    The rows of a microbatch are divided among replicas, as in training: more replicas have fewer rows each.
     """
-    layouts: list[ShallowModel] = []
+    models: list[ShallowModel] = []
     for tp in sorted(tps):
-        ranks = _ranks(graph, tp)
-        known = {(name, of) for layout in layouts for name, of in layout.tp_by_module.items()}
-        cuts = {m.name: _cut(m, (1,) if (m.name, ranks[m.name]) in known else CUT) for m in graph.modules}
-        layouts += [ShallowModel(cuts, ranks, 1, each, recompute) for each in sorted(rows)]
-    whole, fewest = most_rows // MICROBATCHES, min(tps)
-    most = min(jax.local_device_count() // fewest, whole, MOST_CROWDED)
-    ends = {module.name: _cut(module, ENDS) for module in graph.modules}
-    powers = [2**power for power in range(1, max(most, 1).bit_length())]
-    return layouts + [ShallowModel(ends, _ranks(graph, fewest), dp, whole // dp, recompute) for dp in powers]
+        tp_by_module = _tp_by_module(graph, tp)
+        measured = {module_tp for model in models for module_tp in model.tp_by_module.items()}
+        layers_per_stage = {
+            name: _stage_layers(graph[name], (1,) if (name, module_tp) in measured else FOUR_STAGES)
+            for name, module_tp in tp_by_module.items()
+        }
+        models += [ShallowModel(layers_per_stage, tp_by_module, 1, count, recompute) for count in sorted(rows)]
+    microbatch_rows, smallest_tp = batch_rows // MICROBATCHES, min(tps)
+    most_replicas = min(jax.local_device_count() // smallest_tp, microbatch_rows, MAX_CONTENDING_REPLICAS)
+    two_stages = {module.name: _stage_layers(module, TWO_STAGES) for module in graph.modules}
+    replicas = [2**power for power in range(1, max(most_replicas, 1).bit_length())]
+    tp_by_module = _tp_by_module(graph, smallest_tp)
+    return models + [ShallowModel(two_stages, tp_by_module, dp, microbatch_rows // dp, recompute) for dp in replicas]
 
 
-def _ranks(graph: ModuleGraph, tp: int) -> dict[str, int]:
+def _tp_by_module(graph: ModuleGraph, tp: int) -> dict[str, int]:
     return {module.name: tp if module.supports_tp(tp) else 1 for module in graph.modules}
 
 
-def _cut(module: ModuleSpec, cut: tuple[int, ...]) -> tuple[int, ...]:
-    return cut if module.divisible else (module.layer_count,)
+def _stage_layers(module: ModuleSpec, layers: tuple[int, ...]) -> tuple[int, ...]:
+    return layers if module.divisible else (module.layer_count,)
 
 
-def _layers(
-    module: ModuleSpec, runs: Sequence[MeasuredRun], turns: RequiredGradients, example: HostBatch
+def _layer_profiles(
+    module: ModuleSpec, runs: Sequence[MeasuredRun], gradients: RequiredGradients, batch: HostBatch
 ) -> list[LayerProfile]:
-    """A module's layers at every number of tensor ranks: what stands before its stack, its own, what stands after."""
-    alone = [run for run in runs if run.model.dp == 1]
-    loads = capacity_row_loads(example, turns.graph)[module.name][0]
-    whole = {layer.name: of for layer, _, of in turns.of_layers(module.name, 0, module.layer_count)}
+    """The layers of a module at every tensor-parallel size: those before its stack, the stack's, those after."""
+    single_runs = [run for run in runs if run.model.dp == 1]
+    row_load = capacity_row_loads(batch, gradients.graph)[module.name][0]
+    size_of_row = row_load[LoadColumn.TOKENS] or row_load[LoadColumn.ITEMS]
+    layer_gradients = {
+        layer.name: of_layer for layer, _, of_layer in gradients.of_layers(module.name, 0, module.layer_count)
+    }
     profiles = []
-    for tp in sorted({run.model.tp_by_module[module.name] for run in alone}):
-        of_rows = {run.model.rows: run for run in reversed(alone) if run.model.tp_by_module[module.name] == tp}
-        sizes = tuple(float((loads[0] or loads[2]) * rows) for rows in sorted(of_rows))
-        crowding = {kind: _crowding(module, runs, kind, tp) for kind in PASS_KINDS}
-        times = {
-            kind: [separate_layer_times(of_rows[rows].stage_seconds(module.name, kind)) for rows in sorted(of_rows)]
+    for tp in sorted({run.model.tp_by_module[module.name] for run in single_runs}):
+        # Of runs of the same size, the first is taken, in which the module has all of its stages.
+        run_of_rows = {
+            run.model.rows: run for run in reversed(single_runs) if run.model.tp_by_module[module.name] == tp
+        }
+        row_counts = sorted(run_of_rows)
+        separated = {
+            kind: [separate_layer_times(run_of_rows[rows].stage_seconds(module.name, kind)) for rows in row_counts]
             for kind in PASS_KINDS
         }
-        for place, group in enumerate((module.leading_layers, (module.layer,), module.trailing_layers)):
-            # Of several before or after the stack only the sum is known; it stands for the last that has a backward.
-            counts = [layer for layer in group if whole[layer.name]] or list(group)
-            for layer in group:
-                share = float(layer is counts[-1])
+        contention = {kind: _contention(module, runs, kind, tp) for kind in PASS_KINDS}
+        for position, layers in enumerate((module.leading_layers, (module.layer,), module.trailing_layers)):
+            representative = _representative(layers, layer_gradients)
+            for layer in layers:
+                share = float(layer is representative)
                 passes = {
                     kind: PassTimes(
-                        tuple(share * of[place][0] for of in times[kind]),
-                        tuple(share * of[place][1] for of in times[kind]),
-                        crowding[kind],
+                        tuple(share * times[position][0] for times in separated[kind]),
+                        tuple(share * times[position][1] for times in separated[kind]),
+                        contention[kind],
                     )
                     for kind in PASS_KINDS
                 }
-                name = f"{layer.part}/{layer.name}"
-                recompute = alone[0].model.recompute
-                profiles.append(LayerProfile(name, tp, whole[layer.name], recompute, sizes, **passes))
+                profiles.append(
+                    LayerProfile(
+                        layer=f"{layer.part}/{layer.name}",
+                        tp=tp,
+                        gradients=layer_gradients[layer.name],
+                        recompute=single_runs[0].model.recompute,
+                        sizes=tuple(float(size_of_row * rows) for rows in row_counts),
+                        **passes,
+                    )
+                )
     return profiles
 
 
+def _representative(layers: Sequence[LayerSpec], gradients: Mapping[str, tuple[Gradient, ...]]) -> LayerSpec | None:
+    """Of several layers before or after a stack only the sum is known; the last with a backward stands for all."""
+    with_backward = [layer for layer in layers if gradients[layer.name]]
+    return (with_backward or list(layers) or [None])[-1]
+
+
 def separate_layer_times(stages: Sequence[float]) -> tuple[tuple[float, float], ...]:
-    """Seconds of what stands before a stack, of the stack, and of what stands after: of one, and of each more."""
+    """From the seconds of four stages to those of the layers before a stack, of the stack, and of the layers after.
+
+    Each is a pair: seconds of a stack of one layer, and of every further layer. Of a module that is a single stage, all
+    time counts as the stack's.
+    """
     if len(stages) == 1:
         return (0.0, 0.0), (stages[0], stages[0]), (0.0, 0.0)
-    first, one, two, last = stages
-    before, after = max(first - one, 0.0), max(last - one, 0.0)
-    return (before, before), (one, max(two - one, 0.0)), (after, after)
+    first, one_layer, two_layers, last = stages
+    before, after = max(first - one_layer, 0.0), max(last - one_layer, 0.0)
+    return (before, before), (one_layer, max(two_layers - one_layer, 0.0)), (after, after)
 
 
-def _crowding(module: ModuleSpec, runs: Sequence[MeasuredRun], kind: str, tp: int) -> tuple[float, ...]:
-    """How many times as long passes take on 1, 2, 4... instances of `tp` ranks; accelerators share nothing.
+def _contention(module: ModuleSpec, runs: Sequence[MeasuredRun], kind: OpKind, tp: int) -> tuple[float, ...]:
+    """How many times as long passes take while 1, 2, 4... replicas of `tp` ranks compute; 1 on accelerators.
 
-    It is measured at the fewest tensor ranks; more ranks are counted as instances of those.
+    It is measured at the smallest tensor-parallel size; a replica of more ranks counts as several of those.
     """
-    crowded = [run for run in runs if run.model.dp > 1]
-    if jax.devices()[0].platform != "cpu" or not crowded:
+    contending = [run for run in runs if run.model.dp > 1]
+    if jax.devices()[0].platform != "cpu" or not contending:
         return (1.0,)
-    fewest = crowded[0].model.tp_by_module[module.name]
+    smallest_tp = contending[0].model.tp_by_module[module.name]
     alone = {}
     for run in reversed(runs):
-        if run.model.dp == 1 and run.model.tp_by_module[module.name] == fewest:
+        if run.model.dp == 1 and run.model.tp_by_module[module.name] == smallest_tp:
             stages = run.stage_seconds(module.name, kind)
             alone[run.model.rows] = stages[0] + (stages[-1] if len(stages) > 1 else 0.0)
-    rows = sorted(alone)
+    row_counts = sorted(alone)
     factors = [1.0]
-    for run in crowded:
-        base = np.interp(run.model.rows, rows, [alone[each] for each in rows])
-        factors.append(float(sum(run.stage_seconds(module.name, kind)) / base) if base else 1.0)
-    first = tp // fewest  # of as many ranks they are one instance
+    for run in contending:
+        seconds_alone = np.interp(run.model.rows, row_counts, [alone[rows] for rows in row_counts])
+        seconds = sum(run.stage_seconds(module.name, kind))
+        factors.append(float(seconds / seconds_alone) if seconds_alone else 1.0)
     powers = np.arange(len(factors))
-    known = np.interp(powers + np.log2(first), powers, factors)
-    return tuple((known / known[0]).tolist())
+    shifted = np.interp(powers + np.log2(tp // smallest_tp), powers, factors)
+    return tuple((shifted / shifted[0]).tolist())

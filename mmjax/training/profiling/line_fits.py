@@ -1,4 +1,4 @@
-"""Lines through what runs took once a step and on the way between stages: by how many took part, and by size."""
+"""Linear fits of ops that run once a step, and of hops: by the number of participants, and by size."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,58 +8,67 @@ from scipy.optimize import nnls
 from mmjax.training.profiling.shallow_runs import MICROBATCHES, MeasuredRun
 from sharding.costs.profiled import LinearFit
 from sharding.plans.unit_plan import stage_layers
-from sharding.schedules.ops import PipelineOp
+from sharding.schedules.ops import OpKind, PipelineOp
 
 Point = tuple[int, float, float]
-"""How many took part, size, seconds."""
+"""(participants, size, seconds)."""
 
 
-def once_per_step_line(runs: Sequence[MeasuredRun], kind: str) -> LinearFit:
-    """Of `gather`, `reduce` or `update`: by instances, and parameters of a device."""
-    return fit_line([point for run in runs for point in _once(run, kind)])
+def once_per_step_line(runs: Sequence[MeasuredRun], kind: OpKind) -> LinearFit:
+    """The fit of `gather`, `reduce` or `update`: by replicas, and by parameters of a device."""
+    return fit_line([point for run in runs for point in _once_per_step_points(run, kind)])
 
 
-def _once(run: MeasuredRun, kind: str) -> Iterator[Point]:
+def _once_per_step_points(run: MeasuredRun, kind: OpKind) -> Iterator[Point]:
     for unit in run.plan.units:
-        for seconds, spans in zip(run.stage_seconds(unit.name, kind), stage_layers(unit, run.graph), strict=True):
-            layers = [each for module, first, last in spans for each in run.graph[module].layers_between(first, last)]
-            size = sum(count * layer.parameters_per_rank(unit.tp) for layer, count in layers)
+        stages = zip(run.stage_seconds(unit.name, kind), stage_layers(unit, run.graph), strict=True)
+        for seconds, layer_runs in stages:
+            size = sum(
+                count * layer.parameters_per_rank(unit.tp)
+                for module, first, last in layer_runs
+                for layer, count in run.graph[module].layers_between(first, last)
+            )
             if seconds:
                 yield unit.dp, size / unit.dp if kind == "update" else size, seconds
 
 
 def hop_line(runs: Sequence[MeasuredRun]) -> LinearFit:
-    """Of hops between different devices, forth and back: by the devices of both ends, and an instance's bytes."""
-    return fit_line([point for run in runs for point in _hops(run)])
+    """The fit of hops between different devices: by the devices at both ends, and by a replica's bytes."""
+    return fit_line([point for run in runs for point in _hop_points(run)])
 
 
-def _hops(run: MeasuredRun) -> Iterator[Point]:
+def _hop_points(run: MeasuredRun) -> Iterator[Point]:
     for (source, target), size in run.hop_bytes.items():
-        ends = [run.unit_plan(unit) for unit, _ in (source, target)]
-        here, there = (set(unit.stage_devices(stage)) for unit, (_, stage) in zip(ends, (source, target), strict=True))
-        if here == there:
+        units = [run.plan.unit_of(unit) for unit, _ in (source, target)]
+        source_devices, target_devices = (
+            set(unit.stage_devices(stage)) for unit, (_, stage) in zip(units, (source, target), strict=True)
+        )
+        if source_devices == target_devices:
             continue  # nothing has to move
-        for way in (
+        for op in (
             PipelineOp("hop", *source, MICROBATCHES - 1, *target),
             PipelineOp("hop_back", *target, MICROBATCHES - 1, *source),
         ):
-            if way in run.seconds:
-                yield len(here | there), size / min(unit.dp for unit in ends), run.seconds[way]
+            if op in run.seconds:
+                yield len(source_devices | target_devices), size / min(unit.dp for unit in units), run.seconds[op]
 
 
 def norm_line(runs: Sequence[MeasuredRun]) -> LinearFit:
-    """Of agreeing on the norm: by stages."""
+    """The fit of the global norm: by stages."""
     norm = PipelineOp("norm", "", -1)
     return fit_line([(sum(unit.stage_count for unit in run.plan.units), 0.0, run.seconds[norm]) for run in runs])
 
 
 def fit_line(points: Sequence[Point]) -> LinearFit:
-    """The line with the least squares of those that nowhere fall; zero without points."""
+    """The least-squares fit `fixed + per_participant * participants + rate * size` without negative coefficients.
+
+    It is zero without points.
+    """
     if not points:
         return LinearFit(0.0, 0.0, 0.0)
-    counts, sizes, seconds = np.array(points, float).T
-    terms = np.stack([np.ones_like(counts), counts, sizes], axis=1)
-    # What does not vary explains nothing, and columns of one magnitude are solved more exactly.
-    scale = np.array([1.0, *(np.ptp(term) and np.abs(term).max() for term in (counts, sizes))])
-    found, _ = nnls(terms * np.divide(1.0, scale, out=np.zeros(3), where=scale > 0), seconds)
-    return LinearFit(*np.divide(found, scale, out=np.zeros(3), where=scale > 0).tolist())
+    participants, sizes, seconds = np.array(points, float).T
+    columns = np.stack([np.ones_like(participants), participants, sizes], axis=1)
+    # A column that does not vary explains nothing, and columns of one magnitude are solved more exactly.
+    scale = np.array([1.0, *(np.ptp(column) and np.abs(column).max() for column in (participants, sizes))])
+    coefficients, _ = nnls(columns * np.divide(1.0, scale, out=np.zeros(3), where=scale > 0), seconds)
+    return LinearFit(*np.divide(coefficients, scale, out=np.zeros(3), where=scale > 0).tolist())

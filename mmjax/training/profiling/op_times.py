@@ -1,4 +1,4 @@
-"""The work of a step on this machine: every op run alone and waited for, as the simulator predicts it."""
+"""Seconds of every op of a step on this machine, each run alone and waited for, as the simulator predicts them."""
 
 import collections
 import statistics
@@ -9,54 +9,56 @@ from typing import Any
 import jax
 
 from mmjax.training.engine.engine import Engine, HostBatch
+from sharding.plans.stage_graph import StageId
+from sharding.runtime.stage_programs import Microbatches
 from sharding.schedules.ops import PipelineOp
 
-WARM_UP = 1
+COMPILING_STEPS = 1
 
 
 def measure_op_times(engine: Engine, batches: Sequence[HostBatch], steps: int) -> dict[PipelineOp, float]:
-    """Seconds of every part of a training step by itself: the median over some steps.
+    """Seconds of every op of a training step, run alone: the median over some steps.
 
-    Devices that share a host's cores cannot show how ops overlap; what each of them takes they can.
+    Devices that share the cores of a host cannot show how ops overlap, but they show what each op takes.
 
     Args:
-        engine: A model on a plan; one process.
+        engine: A model on a plan, in one process.
         batches: Arrays of global batches, used in turn.
         steps: Steps to time, after one that compiles.
     """
     state = engine.initial_state()
     jax.block_until_ready(vars(state))
     times: dict[PipelineOp, list[float]] = collections.defaultdict(list)
-    for step in range(WARM_UP + steps):
+    for step in range(COMPILING_STEPS + steps):
         placed = engine.place_batch(batches[step % len(batches)], step)
-        watch = _Stopwatch(placed)
-        state, _ = engine.executor.step(state, placed, watch)
-        if step >= WARM_UP:
-            for part, seconds in watch.seconds.items():
-                times[part].append(seconds)
-    return {part: statistics.median(seconds) for part, seconds in times.items()}
+        stopwatch = _Stopwatch(placed)
+        state, _ = engine.executor.step(state, placed, stopwatch)
+        if step >= COMPILING_STEPS:
+            for op, seconds in stopwatch.seconds.items():
+                times[op].append(seconds)
+    return {op: statistics.median(seconds) for op, seconds in times.items()}
 
 
 class _Stopwatch:
-    """Times parts one by one."""
+    """Times ops one by one; the executor calls it after each."""
 
-    def __init__(self, placed: Any) -> None:
+    def __init__(self, placed: Mapping[StageId, Microbatches]) -> None:
         jax.block_until_ready([vars(microbatches) for microbatches in placed.values()])
         self.seconds: dict[PipelineOp, float] = {}
         self._begin = time.perf_counter()
 
-    def __call__(self, part: PipelineOp, in_flight: Any) -> None:
-        jax.block_until_ready(in_flight)
-        done = time.perf_counter()
-        jax.block_until_ready(in_flight)  # looking through all arrays takes time of its own, which is no work
-        looked = time.perf_counter() - done
-        self.seconds[part] = max(done - self._begin - looked, 0.0)
+    def __call__(self, op: PipelineOp, arrays_in_flight: Any) -> None:
+        jax.block_until_ready(arrays_in_flight)
+        end = time.perf_counter()
+        jax.block_until_ready(arrays_in_flight)  # going through all arrays takes time that is not the op's
+        waiting = time.perf_counter() - end
+        self.seconds[op] = max(end - self._begin - waiting, 0.0)
         self._begin = time.perf_counter()
 
 
 def seconds_by_kind(seconds: Mapping[PipelineOp, float]) -> dict[str, float]:
-    """Sums over the parts of each kind."""
+    """Sums over the ops of each kind."""
     sums: dict[str, float] = collections.defaultdict(float)
-    for part, each in seconds.items():
-        sums[part.kind] += each
+    for op, op_seconds in seconds.items():
+        sums[op.kind] += op_seconds
     return dict(sums)

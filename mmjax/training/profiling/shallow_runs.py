@@ -1,4 +1,4 @@
-"""Shallow copies of a model on small layouts, run by the executor itself, every op alone and waited for.
+"""Shallow copies of a model on small plans, run by the executor itself, every op alone and waited for.
 
 The copies take turns, step by step, so that a machine that slows down or speeds up does so for all of them.
 """
@@ -7,7 +7,6 @@ import collections
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 import jax
 
@@ -15,116 +14,134 @@ from configs.architectures import ModelConfig
 from mmjax.training.engine.engine import Engine, HostBatch
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.profiling.op_times import measure_op_times
-from sharding.plans.plan import Plan, UnitPlan
-from sharding.schedules.ops import PipelineOp
+from sharding.plans.plan import Plan
+from sharding.plans.stage_graph import StageEdge
+from sharding.plans.unit_plan import UnitPlan
+from sharding.schedules.ops import OpKind, PipelineOp
+from sharding.specs.layer import RecomputePolicy
 from sharding.specs.modules import ModuleGraph
 
-T = TypeVar("T")
-PASS_KINDS = ("forward", "backward")
-MICROBATCHES = 2  # the first one finds memory that others have not used yet
+PASS_KINDS: tuple[OpKind, ...] = ("forward", "backward")
+
+MICROBATCHES = 2
+"""Microbatches of a run. The last is timed, because the first one gets memory that was not used before."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ShallowModel:
-    """A shallow model to run.
+    """A shallow copy of a model, and how it is divided.
 
     Attributes:
-        cuts: By module, layers of each of its virtual stages.
-        tps: By module, tensor ranks.
-        dp: Instances.
-        rows: Rows of an instance's microbatch.
-        recompute: What the backward computes again.
+        layers_per_stage: By module, layers of each of its virtual stages.
+        tp_by_module: By module, tensor-parallel ranks.
+        dp: Data-parallel replicas.
+        rows: Rows of a replica's microbatch.
+        recompute: Recomputation policy of every stage.
     """
 
     layers_per_stage: Mapping[str, tuple[int, ...]]
     tp_by_module: Mapping[str, int]
     dp: int
     rows: int
-    recompute: str
+    recompute: RecomputePolicy
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """One measurement.
+    """Measured times of a shallow model.
 
     Attributes:
-        layout: What ran.
+        model: What ran.
         graph: Its modules.
-        plan: Where they lay.
-        devices: How many the plan had.
-        bytes_between: Of a microbatch's activations, by the stages at both ends.
-        seconds: Of every part.
+        plan: Where they lay; every unit holds the module of its name.
+        hop_bytes: Bytes of a microbatch's activations, by the stages at both ends.
+        seconds: Of every op.
     """
 
     model: ShallowModel
     graph: ModuleGraph
     plan: Plan
-    devices: int
-    hop_bytes: Mapping[tuple[tuple[str, int], tuple[str, int]], float]
+    hop_bytes: Mapping[StageEdge, float]
     seconds: Mapping[PipelineOp, float]
 
-    def stage_seconds(self, unit: str, kind: str) -> list[float]:
-        """Seconds of a kind of op on every stage of a unit, of the last microbatch; 0 where it has none."""
-        count = self.unit_plan(unit).stage_count
+    def stage_seconds(self, unit: str, kind: OpKind) -> list[float]:
+        """Seconds of a kind of op on every stage of a unit, for the last microbatch; 0 where a stage has no such op."""
         microbatch = MICROBATCHES - 1 if kind in PASS_KINDS else -1
-        return [self.seconds.get(PipelineOp(kind, unit, stage, microbatch), 0.0) for stage in range(count)]
-
-    def unit_plan(self, unit: str) -> UnitPlan:
-        """A unit of the plan, each of which holds the module of its name."""
-        return next(each for each in self.plan.units if each.name == unit)
+        stages = range(self.plan.unit_of(unit).stage_count)
+        return [self.seconds.get(PipelineOp(kind, unit, stage, microbatch), 0.0) for stage in stages]
 
 
 def measure_round_robin(
-    config: ModelConfig, layouts: Sequence[ShallowModel], example: HostBatch, settings: EngineSettings, rounds: int
+    config: ModelConfig, models: Sequence[ShallowModel], batch: HostBatch, settings: EngineSettings, rounds: int
 ) -> list[MeasuredRun]:
-    """Runs every layout in every round, and takes the median over the rounds."""
-    engines = [_engine(config, layout, example, settings) for layout in layouts]  # a state lives while it runs
+    """Runs every shallow model once in every round, and takes the median over the rounds.
+
+    Args:
+        config: The model that the shallow ones are copies of.
+        models: The shallow models.
+        batch: Arrays of a global batch, of which each model takes the first rows.
+        settings: The optimizer, and what trains.
+        rounds: Number of rounds.
+    """
+    # An engine holds no state, so all of them fit; a state exists only while its model runs.
+    engines = [_build_engine(config, model, batch, settings) for model in models]
     samples: list[dict[PipelineOp, list[float]]] = [collections.defaultdict(list) for _ in engines]
     for _ in range(rounds):
-        for (engine, batch), times in zip(engines, samples, strict=True):
-            for part, seconds in measure_op_times(engine, [batch], 1).items():
-                times[part].append(seconds)
+        for (engine, model_batch), times in zip(engines, samples, strict=True):
+            for op, seconds in measure_op_times(engine, [model_batch], 1).items():
+                times[op].append(seconds)
     return [
         MeasuredRun(
-            layout,
-            engine.graph,
-            engine.plan,
-            len(engine.plan_devices),
-            _bytes_between(engine),
-            {part: statistics.median(of) for part, of in times.items()},
+            model=model,
+            graph=engine.graph,
+            plan=engine.plan,
+            hop_bytes=_hop_bytes(engine),
+            seconds={op: statistics.median(op_seconds) for op, op_seconds in times.items()},
         )
-        for layout, (engine, _), times in zip(layouts, engines, samples, strict=True)
+        for model, (engine, _), times in zip(models, engines, samples, strict=True)
     ]
 
 
-def _engine(
-    config: ModelConfig, layout: ShallowModel, example: HostBatch, settings: EngineSettings
+def _build_engine(
+    config: ModelConfig, model: ShallowModel, batch: HostBatch, settings: EngineSettings
 ) -> tuple[Engine, HostBatch]:
-    def shallow(of: T) -> T:
-        return dataclasses.replace(of, depth=sum(layout.layers_per_stage[of.name]))
-
+    depths = {name: sum(layers) for name, layers in model.layers_per_stage.items()}
     config = dataclasses.replace(
-        config, encoders=tuple(map(shallow, config.encoders)), backbone=shallow(config.backbone)
+        config,
+        encoders=tuple(dataclasses.replace(encoder, depth=depths[encoder.name]) for encoder in config.encoders),
+        backbone=dataclasses.replace(config.backbone, depth=depths[config.backbone.name]),
     )
-    batch = jax.tree.map(lambda array: array[: layout.rows * layout.dp * MICROBATCHES], example)
-    return Engine(config, _plan(layout, jax.local_device_count()), batch, settings), batch
+    model_batch = jax.tree.map(lambda array: array[: model.rows * model.dp * MICROBATCHES], batch)
+    return Engine(config, _plan(model, jax.local_device_count()), model_batch, settings), model_batch
 
 
-def _plan(layout: ShallowModel, devices: int) -> Plan:
-    """Every module from the first device on; its stages on as many devices as there are, for the hops between them."""
+def _plan(model: ShallowModel, devices: int) -> Plan:
+    """Every module from device 0 on; its stages on as many devices as there are, so that there are hops to measure."""
 
     def unit(name: str) -> UnitPlan:
-        cut, tp = layout.layers_per_stage[name], layout.tp_by_module[name]
-        each = layout.dp * tp
-        pp = max(count for count in range(1, len(cut) + 1) if len(cut) % count == 0 and count * each <= devices)
-        held = tuple(range(pp * each))
-        return UnitPlan(name, (name,), held, layout.dp, tp, cut, (layout.recompute,) * len(cut), len(cut) // pp)
+        layers, tp = model.layers_per_stage[name], model.tp_by_module[name]
+        stage_devices = model.dp * tp
+        pp = max(
+            count
+            for count in range(1, len(layers) + 1)
+            if len(layers) % count == 0 and count * stage_devices <= devices
+        )
+        return UnitPlan(
+            name=name,
+            modules=(name,),
+            devices=tuple(range(pp * stage_devices)),
+            dp=model.dp,
+            tp=tp,
+            layers=layers,
+            recompute=(model.recompute,) * len(layers),
+            chunks=len(layers) // pp,
+        )
 
-    return Plan(tuple(map(unit, layout.layers_per_stage)), MICROBATCHES)
+    return Plan(tuple(map(unit, model.layers_per_stage)), MICROBATCHES)
 
 
-def _bytes_between(engine: Engine) -> dict[tuple[tuple[str, int], tuple[str, int]], float]:
-    sizes: dict[tuple[tuple[str, int], tuple[str, int]], float] = collections.defaultdict(float)
+def _hop_bytes(engine: Engine) -> dict[StageEdge, float]:
+    sizes: dict[StageEdge, float] = collections.defaultdict(float)
     for channel in engine.executor.channels:
         shape = engine.executor.stages[channel.source].programs.output_shapes[channel.name]
         sizes[channel.source, channel.target] += float(shape.size * shape.dtype.itemsize)

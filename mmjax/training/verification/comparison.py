@@ -1,15 +1,19 @@
-"""Layouts against the reference: per layout and module, how far loss and gradients are from one plain device.
+"""Layouts against the reference: per layout and module, how far loss and gradients are from those of one device.
 
-A step's parameters are put on a layout's devices, the executor runs its whole schedule but the update, and what it
-finds is compared on the host in float64.
+The parameters of a step are put on a layout's devices, the executor runs its whole schedule but the update, and losses
+and gradients are compared on the host in float64.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
+import rich
+from rich.console import Console
+from rich.table import Table
 
 from configs.architectures import ModelConfig
 from mmjax.models.structure.parameters import place_host_array
@@ -23,18 +27,25 @@ from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.runtime.executor import TrainState
 from sharding.trees import Tree
 
-# Float32 sums in another order differ by a few 1e-7 of their terms. Of gradients that cancel (a key's bias moves no
+# Float32 sums in another order differ by a few 1e-7 of their terms. Of gradients that cancel (a key's bias changes no
 # softmax) only that rounding remains, and it is measured against 1e-3 of the module's typical gradient.
 GRADIENT_TOLERANCE = 2e-4
 LOSS_TOLERANCE = 1e-5
-# Above that, one device's own error counts: a layout rounds in other places, which is another draw of the same error.
-# In bfloat16, of hundreds of parameters some draw 1.8 times the reference's largest; a fault is some 20 times it.
+# Beyond that, the rounding error of one device is tolerated: a layout rounds in other places, which is another draw of
+# the same error. In bfloat16, of hundreds of parameters some draw 1.8 times the reference's largest error; a fault is
+# some 20 times it.
 ROUNDING_FACTOR = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far something is from the reference, and how far it may be."""
+    """How far something is from the reference, and how far it may be.
+
+    Attributes:
+        error: The relative error.
+        tolerance: The largest error that is accepted.
+        what: Which parameter, or which losses of a module, it is.
+    """
 
     error: float
     tolerance: float
@@ -42,17 +53,17 @@ class Difference:
 
     @property
     def excess(self) -> float:
-        """Above 1 is too much."""
+        """Error over tolerance; above 1 it is too large."""
         return self.error / self.tolerance
 
 
 @dataclasses.dataclass(frozen=True)
 class ModuleReport:
-    """One module of a layout, the worst of all steps.
+    """The differences of one module of a layout, the worst of all steps.
 
     Attributes:
-        loss: Relative difference of its loss, or of its layers' if that is worse; None if it has neither.
-        gradient: The parameter whose difference is most beyond its tolerance, or nearest to it.
+        loss: Of its loss, or of the loss of its layers if that is worse; None if it has neither.
+        gradient: Of the parameter whose error is the largest relative to its tolerance.
     """
 
     loss: Difference | None
@@ -61,31 +72,32 @@ class ModuleReport:
     @property
     def ok(self) -> bool:
         """Whether all differences are within their tolerances."""
-        return all(each.excess <= 1 for each in (self.loss, self.gradient) if each)
+        return all(difference.excess <= 1 for difference in (self.loss, self.gradient) if difference)
 
     def worse(self, other: "ModuleReport") -> "ModuleReport":
-        """The worse of two steps, loss and gradient each for itself."""
-        losses = [each for each in (self.loss, other.loss) if each]
-        return ModuleReport(
-            max(losses, key=lambda each: each.excess) if losses else None,
-            max(self.gradient, other.gradient, key=lambda each: each.excess),
-        )
+        """The worse loss and the worse gradient of two steps."""
+        losses = [loss for loss in (self.loss, other.loss) if loss]
+        return ModuleReport(_worst(losses), max(self.gradient, other.gradient, key=lambda gradient: gradient.excess))
+
+
+def _worst(differences: Sequence[Difference]) -> Difference | None:
+    return max(differences, key=lambda difference: difference.excess, default=None)
 
 
 @dataclasses.dataclass(frozen=True)
 class LayoutReport:
-    """All modules of a layout."""
+    """The differences of all modules of a layout."""
 
     plan: str
     modules: dict[str, ModuleReport]
 
     @property
     def ok(self) -> bool:
-        """Whether every module is."""
+        """Whether all modules are within their tolerances."""
         return all(module.ok for module in self.modules.values())
 
-    def to_json(self) -> dict:
-        """What `--json` prints of it."""
+    def to_json(self) -> dict[str, Any]:
+        """What `python -m mmjax.verify --json` prints of the layout."""
         modules = {
             name: {
                 "loss": report.loss.error if report.loss else None,
@@ -103,27 +115,30 @@ class LayoutReport:
 def verify_layouts(
     config: ModelConfig, layouts: Sequence[NamedLayout], reference: Reference, seed: int
 ) -> Iterator[LayoutReport]:
-    """Judges layouts one after another.
+    """Compares layouts with a reference, one after another.
 
     Args:
-        config: The model, in the precision that the reference measured its own error for.
-        layouts: What to judge.
-        reference: From `reference.run_reference`.
-        seed: The one that it was run with.
+        config: The model, in the precision whose rounding errors the reference has measured.
+        layouts: The layouts to compare.
+        reference: From `run_reference`.
+        seed: The seed that the reference was run with.
 
     Raises:
-        PlanError: A plan that cannot hold this model or batch.
+        PlanError: A plan cannot hold this model or batch.
     """
-    example = reference.steps[0].batch.arrays
     for layout in layouts:
-        with use_attention_implementation(layout.attention) if layout.attention else contextlib.nullcontext():
-            engine = Engine(config, layout.plan, example, EngineSettings(seed=seed, transport=layout.transport))
+        implementation = (
+            use_attention_implementation(layout.attention) if layout.attention else contextlib.nullcontext()
+        )
+        with implementation:
+            settings = EngineSettings(seed=seed, transport=layout.transport)
+            engine = Engine(config, layout.plan, reference.steps[0].batch.arrays, settings)
             modules = compare_with_reference(engine, reference)
         yield LayoutReport(layout.name, modules)
 
 
 def compare_with_reference(engine: Engine, reference: Reference) -> dict[str, ModuleReport]:
-    """By module, the worst of what an engine finds in all steps."""
+    """By module, the worst differences of all steps of a reference."""
     worst: dict[str, ModuleReport] = {}
     for number, step in enumerate(reference.steps):
         losses, gradients = losses_and_gradients(engine, step, number)
@@ -133,34 +148,64 @@ def compare_with_reference(engine: Engine, reference: Reference) -> dict[str, Mo
 
 
 def losses_and_gradients(engine: Engine, step: ReferenceStep, number: int) -> tuple[dict[str, float], Tree]:
-    """Losses by name, and gradients as the reference has them."""
+    """An engine's losses by name and gradients `{module: {piece: {layer: ...}}}` for a step of the reference."""
     parameters = trees_by_stage(step.parameters, engine.stage_layouts)
-    shardings = {node: engine.stages[node].master_weights.shardings for node in parameters}
+    shardings = {stage_id: engine.stages[stage_id].master_weights.shardings for stage_id in parameters}
     masters = jax.tree.map(lambda leaf, sharding: place_host_array(np.asarray(leaf), sharding), parameters, shardings)
     state = TrainState(masters, {}, engine.executor.global_reduction.initial_flag())
-    gradients, decision = engine.executor.gradients(state, engine.place_batch(step.batch.arrays, number))
-    return engine.losses_by_name(decision), trees_by_module(gradients)
+    gradients, summary = engine.executor.gradients(state, engine.place_batch(step.batch.arrays, number))
+    return engine.losses_by_name(summary), trees_by_module(gradients)
 
 
 def compare_step(
-    step: ReferenceStep, own: RoundingErrors, losses: Mapping[str, float], gradients: Tree
+    step: ReferenceStep, rounding: RoundingErrors, losses: Mapping[str, float], gradients: Tree
 ) -> dict[str, ModuleReport]:
-    """By module, what a layout found in a step beside what it should have found."""
-    of_losses: dict[str, list[Difference]] = {}
+    """By module, the differences between a layout's losses and gradients and those of a reference step."""
+    loss_differences: dict[str, list[Difference]] = {}
     for name, error in loss_errors(losses, step.losses).items():
-        module, _, layers = name.partition("/")
-        of_losses.setdefault(module, []).append(
-            Difference(error, LOSS_TOLERANCE + ROUNDING_FACTOR * own.losses[name], layers)
-        )
+        module, _, of_layers = name.partition("/")
+        tolerance = LOSS_TOLERANCE + ROUNDING_FACTOR * rounding.losses[name]
+        loss_differences.setdefault(module, []).append(Difference(error, tolerance, of_layers))
     reports = {}
     for module, errors in gradient_errors(gradients, step.gradients).items():
-        typical = float(np.median(list(own.gradients[module].values())))
+        module_rounding = rounding.gradients[module]
+        typical = float(np.median(list(module_rounding.values())))
         differences = [
-            Difference(
-                error, GRADIENT_TOLERANCE + ROUNDING_FACTOR * max(own.gradients[module].get(path, 0.0), typical), path
-            )
+            Difference(error, GRADIENT_TOLERANCE + ROUNDING_FACTOR * max(module_rounding.get(path, 0.0), typical), path)
             for path, error in errors.items()
         ]
-        loss = max(of_losses.get(module, ()), key=lambda each: each.excess, default=None)
-        reports[module] = ModuleReport(loss, max(differences, key=lambda each: each.excess))
+        reports[module] = ModuleReport(
+            _worst(loss_differences.get(module, [])), max(differences, key=lambda difference: difference.excess)
+        )
     return reports
+
+
+# ---------------------------------------------------------------------- the tables
+
+
+def print_verification(reports: Iterable[LayoutReport], console: Console | None = None) -> list[LayoutReport]:
+    """Prints a table of every report as it comes, then whether all layouts agree; returns the reports."""
+    console = console or rich.get_console()
+    finished = []
+    for report in reports:
+        finished.append(report)
+        console.print(_table(report))
+    wrong = [report.plan for report in finished if not report.ok]
+    if wrong:
+        console.print(f"{len(wrong)} of {len(finished)} layouts are wrong: {'; '.join(wrong)}", highlight=False)
+    else:
+        console.print(f"all {len(finished)} layouts agree with one plain device", highlight=False)
+    return finished
+
+
+def _table(report: LayoutReport) -> Table:
+    table = Table(title=report.plan, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in ("module", "loss", "gradient", "at most", ""):
+        table.add_column(name, no_wrap=True)
+    table.add_column("worst parameter", overflow="fold")
+    for name, module in report.modules.items():
+        loss = "-" if module.loss is None else f"{module.loss.error:.1e}"
+        verdict = "ok" if module.ok else "WRONG"
+        gradient = module.gradient
+        table.add_row(name, loss, f"{gradient.error:.1e}", f"{gradient.tolerance:.1e}", verdict, gradient.what)
+    return table

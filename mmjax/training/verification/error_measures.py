@@ -1,4 +1,4 @@
-"""How far losses and gradients are from what they should be."""
+"""Relative errors of losses and gradients."""
 
 import sys
 from collections.abc import Mapping
@@ -8,39 +8,45 @@ import numpy as np
 
 from sharding.trees import Tree
 
-FLOOR = 1e-3
+SMALLEST_RELATIVE_GRADIENT = 1e-3
+"""A parameter's gradient counts as at least this share of its module's root mean square gradient."""
+
 LARGEST_ERROR = sys.float_info.max
-"""Stands for what is missing or not finite; JSON has no infinity."""
+"""The error of what is missing or not finite; JSON has no infinity."""
 
 ParameterErrors = dict[str, dict[str, float]]
-"""By module and parameter."""
+"""By module and path of a parameter."""
 
 
-def loss_errors(found: Mapping[str, float], expected: Mapping[str, float]) -> dict[str, float]:
-    """By module, the relative difference; of a loss that is zero the difference itself."""
-    return {name: _finite(abs(found[name] - loss) / (abs(loss) or 1.0)) for name, loss in expected.items()}
+def loss_errors(losses: Mapping[str, float], expected: Mapping[str, float]) -> dict[str, float]:
+    """By name of a loss, `|loss - expected| / |expected|`; where zero is expected, the difference itself."""
+    return {name: _finite(abs(losses[name] - loss) / (abs(loss) or 1.0)) for name, loss in expected.items()}
 
 
-def gradient_errors(found: Tree, expected: Tree) -> ParameterErrors:
-    """By module and parameter: norm(difference) / max(norm(gradient), 1e-3 rms(module's gradient) sqrt(size)).
+def gradient_errors(gradients: Tree, expected: Tree) -> ParameterErrors:
+    """By module and parameter, `norm(g - e) / max(norm(e), 1e-3 rms(e of the module) sqrt(size))`.
 
-    A parameter that only one side has, or whose shape differs, is infinitely far (`MOST`).
+    A parameter that only one side has, or whose shape differs, has the error `LARGEST_ERROR`.
     """
     errors = {}
     for module in expected:
-        there, here = _leaves(found.get(module, {})), _leaves(expected[module])
-        squares = sum(float(np.sum(np.square(leaf))) for leaf in here.values())
-        rms = np.sqrt(squares / sum(leaf.size for leaf in here.values()))
-        errors[module] = {path: _error(there.get(path), here.get(path), rms) for path in dict.fromkeys((*here, *there))}
+        actual_leaves, expected_leaves = _leaves(gradients.get(module, {})), _leaves(expected[module])
+        squares = sum(float(np.sum(np.square(leaf))) for leaf in expected_leaves.values())
+        rms = np.sqrt(squares / sum(leaf.size for leaf in expected_leaves.values()))
+        errors[module] = {
+            path: _error(actual_leaves.get(path), expected_leaves.get(path), rms)
+            for path in dict.fromkeys((*expected_leaves, *actual_leaves))
+        }
     return errors
 
 
-def _error(found: np.ndarray | None, expected: np.ndarray | None, rms: float) -> float:
-    if found is None or expected is None or found.shape != expected.shape:
+def _error(actual: np.ndarray | None, expected: np.ndarray | None, rms: float) -> float:
+    if actual is None or expected is None or actual.shape != expected.shape:
         return LARGEST_ERROR
-    difference = float(np.linalg.norm(found - expected))
-    scale = max(float(np.linalg.norm(expected)), FLOOR * rms * np.sqrt(expected.size))
-    return _finite(difference / scale if scale else difference and LARGEST_ERROR)
+    difference = float(np.linalg.norm(actual - expected))
+    smallest_norm = SMALLEST_RELATIVE_GRADIENT * rms * np.sqrt(expected.size)
+    norm = max(float(np.linalg.norm(expected)), smallest_norm)
+    return _finite(difference / norm if norm else difference and LARGEST_ERROR)
 
 
 def _finite(error: float) -> float:
@@ -48,7 +54,7 @@ def _finite(error: float) -> float:
 
 
 def _leaves(tree: Tree) -> dict[str, np.ndarray]:
-    """Leaves of a module by their paths, in float64."""
+    """The leaves of a module by path, in float64."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {
         jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf, np.float64) for path, leaf in leaves

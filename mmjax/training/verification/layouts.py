@@ -1,18 +1,25 @@
-"""The layouts that `python -m mmjax.verify` tries by itself: every kind of cut, as far as the model allows it."""
+"""The layouts that `python -m mmjax.verify` compares by default: every kind of division that a model allows."""
 
 import dataclasses
+import enum
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from sharding.plans.plan import Plan, PlanError, UnitPlan, check_plan, single_device_plan
+from sharding.plans.plan import Plan, ScheduleName, check_plan, single_device_plan
+from sharding.plans.unit_plan import CollectivesName, PlanError, UnitPlan
+from sharding.specs.layer import RecomputePolicy
 from sharding.specs.modules import ModuleGraph, ModuleSpec
 
 
 @dataclasses.dataclass(frozen=True)
 class NamedLayout:
-    """A plan, how its hops travel (`sharding.runtime.hops`), and by what its modules attend.
+    """A layout to compare with the reference.
 
-    `attention` is an implementation of `pallas_kernels.packed_attention`; by default what shapes and devices choose.
+    Attributes:
+        name: What sets it apart, in words.
+        plan: Where the modules lie.
+        transport: How hops travel (`sharding.runtime.hops`).
+        attention: Implementation of `pallas_kernels.packed_attention`; empty for the one that suits shapes and devices.
     """
 
     name: str
@@ -23,15 +30,15 @@ class NamedLayout:
 
 @dataclasses.dataclass(frozen=True)
 class Parallelism:
-    """How one module is cut."""
+    """How one module is divided: ranks of every kind, and recomputation; as in `UnitPlan`."""
 
     dp: int = 1
     tp: int = 1
     pp: int = 1
-    recompute: str = "none"
+    recompute: RecomputePolicy = "none"
     chunks: int = 1
     ep: int = 1
-    collectives: str = "reduce"
+    collectives: CollectivesName = "reduce"
 
     @property
     def size(self) -> int:
@@ -40,11 +47,15 @@ class Parallelism:
 
 
 UNDIVIDED = Parallelism()
+
 Alternatives = Iterator[Callable[[], NamedLayout]]
+"""Ways to make a layout of one kind, from the most divided on; making one raises PlanError if it is impossible."""
+
+LayoutKind = Callable[[ModuleGraph], Alternatives]
 
 
 def default_layouts(graph: ModuleGraph, rows: int, devices: int) -> tuple[list[NamedLayout], dict[str, str]]:
-    """Layouts for a model on these devices, and for each kind of layout that can't be, the reason.
+    """One layout of every kind for a model, and for each kind that is impossible the reason.
 
     Args:
         graph: The model's modules.
@@ -66,74 +77,82 @@ def default_layouts(graph: ModuleGraph, rows: int, devices: int) -> tuple[list[N
     return layouts, refused
 
 
-def kinds_for(graph: ModuleGraph) -> dict[str, Callable[[ModuleGraph], Alternatives]]:
-    """The kinds of layouts that say something about a model: those of experts where it has some."""
+def kinds_for(graph: ModuleGraph) -> dict[str, LayoutKind]:
+    """The kinds of layouts for a model: those of expert parallelism only where it has experts."""
     return LAYOUT_KINDS | (EXPERT_LAYOUT_KINDS if any(module.expert_count for module in graph.modules) else {})
 
 
-# ---------------------------------------------------------------------- plans from cuts
+# ---------------------------------------------------------------------- plans
 
 
-def module_roles(graph: ModuleGraph) -> dict[str, int]:
-    """0 for an encoder, 1 for the backbone (the module next to most others), 2 for a generator, by name."""
+class ModuleRole(enum.IntEnum):
+    """What a module is to the model."""
 
-    def neighbours(module: ModuleSpec) -> tuple[int, int]:
-        return sum(module.name in edge for edge in graph.edges), module.layer_count
+    ENCODER = 0
+    BACKBONE = 1
+    GENERATOR = 2
 
-    backbone = max(graph.modules, key=neighbours)
-    return {
-        module.name: 1 if module is backbone else 2 if backbone.name in module.inputs else 0 for module in graph.modules
-    }
+
+def module_roles(graph: ModuleGraph) -> dict[str, ModuleRole]:
+    """The role of every module by name."""
+
+    def role(module: ModuleSpec) -> ModuleRole:
+        if module.is_backbone:
+            return ModuleRole.BACKBONE
+        return ModuleRole.GENERATOR if graph.backbone.name in module.inputs else ModuleRole.ENCODER
+
+    return {module.name: role(module) for module in graph.modules}
 
 
 def uneven_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """One layer a stage, the rest on the last; zero there if there are too few, which a unit refuses."""
+    """One layer a stage and the rest on the last stage; zero there if there are too few, which a unit refuses."""
     return (*[1] * (stages - 1), max(0, layers - stages + 1))
 
 
 def plan_by_module(
     graph: ModuleGraph,
-    cuts: Sequence[Parallelism],
+    parallelism: Sequence[Parallelism],
     microbatches: int = 1,
-    schedule: str = "1f1b",
+    schedule: ScheduleName = "1f1b",
     together: bool = False,
 ) -> Plan:
-    """Every module a unit of its own.
+    """A plan with every module a unit of its own.
 
     Args:
         graph: The modules.
-        cuts: Of every encoder, of the backbone and of every generator.
-        microbatches, schedule: As in `Plan`.
-        together: Whether all units start at device 0, else each behind the one before, generators first: what costs
-            most to compile then lies on the same devices in many layouts, which a compilation cache notices.
+        parallelism: Of every encoder, of the backbone and of every generator.
+        microbatches: As in `Plan`.
+        schedule: As in `Plan`.
+        together: Whether all units start at device 0. Otherwise each starts behind the one before, generators first:
+            the modules that take longest to compile then lie on the same devices in many layouts, which a compilation
+            cache makes use of.
     """
-    role = module_roles(graph)
-    of = {
-        m.name: cuts[role[m.name]] if m.divisible else dataclasses.replace(cuts[role[m.name]], pp=1, chunks=1)
-        for m in graph.modules
-    }
-    starts, first = {}, 0
-    for name in sorted(graph.names, key=lambda name: (2, 0, 1).index(role[name])):
-        starts[name] = first
-        first += 0 if together else of[name].size
+    roles = module_roles(graph)
+    divided = {}
+    for module in graph.modules:
+        of_role = parallelism[roles[module.name]]
+        divided[module.name] = of_role if module.divisible else dataclasses.replace(of_role, pp=1, chunks=1)
+    device_order = (ModuleRole.GENERATOR, ModuleRole.ENCODER, ModuleRole.BACKBONE)
+    starts, first_free = {}, 0
+    for name in sorted(graph.names, key=lambda name: device_order.index(roles[name])):
+        starts[name] = first_free
+        first_free += 0 if together else divided[name].size
     units = []
     for module in graph.modules:
-        cut, start = of[module.name], starts[module.name]
-        devices = tuple(range(start, start + cut.size))
-        layers = uneven_layers(module.layer_count, cut.pp * cut.chunks)
-        recompute = (cut.recompute,) * len(layers)
+        division, start = divided[module.name], starts[module.name]
+        layers = uneven_layers(module.layer_count, division.pp * division.chunks)
         units.append(
             UnitPlan(
-                module.name,
-                (module.name,),
-                devices,
-                cut.dp,
-                cut.tp,
-                layers,
-                recompute,
-                cut.chunks,
-                ep=cut.ep,
-                collectives=cut.collectives,
+                name=module.name,
+                modules=(module.name,),
+                devices=tuple(range(start, start + division.size)),
+                dp=division.dp,
+                tp=division.tp,
+                layers=layers,
+                recompute=(division.recompute,) * len(layers),
+                chunks=division.chunks,
+                ep=division.ep,
+                collectives=division.collectives,
             )
         )
     return Plan(tuple(units), microbatches, schedule)
@@ -142,85 +161,108 @@ def plan_by_module(
 def plan_with_chain(
     graph: ModuleGraph,
     chain: Sequence[str],
-    cut: Parallelism,
+    division: Parallelism,
     first_layers: int,
     microbatches: int,
-    schedule: str = "1f1b",
+    schedule: ScheduleName = "1f1b",
 ) -> Plan:
-    """Modules of a chain in one unit, cut behind its first layers; the others each a unit on a device of its own."""
+    """A plan with the modules of a chain in one unit, whose first stage has so many layers.
+
+    Every other module is a unit on a device of its own.
+    """
     total = sum(graph[name].layer_count for name in chain)
-    layers = (first_layers, *uneven_layers(total - first_layers, cut.pp * cut.chunks - 1))
+    layers = (first_layers, *uneven_layers(total - first_layers, division.pp * division.chunks - 1))
     others = [module for module in reversed(graph.modules) if module.name not in chain]
-    units = [UnitPlan(of.name, (of.name,), (device,), layers=(of.layer_count,)) for device, of in enumerate(others)]
-    devices = tuple(range(len(others), len(others) + cut.size))
-    recompute = (cut.recompute,) * len(layers)
-    units.append(UnitPlan("chain", tuple(chain), devices, cut.dp, cut.tp, layers, recompute, cut.chunks))
+    units = [
+        UnitPlan(name=module.name, modules=(module.name,), devices=(device,), layers=(module.layer_count,))
+        for device, module in enumerate(others)
+    ]
+    units.append(
+        UnitPlan(
+            name="chain",
+            modules=tuple(chain),
+            devices=tuple(range(len(others), len(others) + division.size)),
+            dp=division.dp,
+            tp=division.tp,
+            layers=layers,
+            recompute=(division.recompute,) * len(layers),
+            chunks=division.chunks,
+        )
+    )
     return Plan(tuple(units), microbatches, schedule)
 
 
-# ---------------------------------------------------------------------- kinds: alternatives, the boldest first
+# ---------------------------------------------------------------------- kinds of layouts
 
 
-def _alone(graph: ModuleGraph) -> Alternatives:
+def _one_device(graph: ModuleGraph) -> Alternatives:
     yield lambda: NamedLayout("one device", single_device_plan(graph))
 
 
-def _everywhere(
-    cuts: Sequence[Parallelism], microbatches: Sequence[int] = (1,)
-) -> Callable[[ModuleGraph], Alternatives]:
-    """Every module cut the same, on the same devices."""
+def _all_alike(divisions: Sequence[Parallelism], microbatches: Sequence[int] = (1,)) -> LayoutKind:
+    """Every module divided alike, on the same devices."""
 
     def alternatives(graph: ModuleGraph) -> Alternatives:
-        for cut, m in itertools.product(cuts, microbatches):
-            name = f"all on the same devices, {describe_parallelism([cut], m)}"
-            yield lambda cut=cut, m=m, name=name: NamedLayout(name, plan_by_module(graph, [cut] * 3, m, together=True))
-
-    return alternatives
-
-
-def _apart(
-    *choices: tuple[Sequence[Parallelism], int],
-    schedule: str = "1f1b",
-    together: bool = False,
-    transport: str = "auto",
-    attention: str = "",
-) -> Callable[[ModuleGraph], Alternatives]:
-    """Every module cut its own way; each choice is (encoder, backbone, generator) and the number of microbatches."""
-
-    def alternatives(graph: ModuleGraph) -> Alternatives:
-        for cuts, m in choices:
-            words = [describe_parallelism(cuts, m), *([schedule] if schedule != "1f1b" else [])]
-            words += [*(["sharing devices"] if together else []), *([transport] if transport != "auto" else [])]
-            name = ", ".join([*words, *([f"{attention} attention"] if attention else [])])
-            yield lambda cuts=cuts, m=m, name=name: NamedLayout(
-                name, plan_by_module(graph, cuts, m, schedule, together), transport, attention
+        for division, m in itertools.product(divisions, microbatches):
+            name = f"all on the same devices, {describe_parallelism([division], m)}"
+            yield lambda division=division, m=m, name=name: NamedLayout(
+                name, plan_by_module(graph, [division] * 3, m, together=True)
             )
 
     return alternatives
 
 
-def _chain(
-    ends: Sequence[int], cut: Parallelism, into_encoder: bool, schedule: str = "1f1b"
-) -> Callable[[ModuleGraph], Alternatives]:
-    """The last encoder and the backbone in one unit, and what follows too if the chain's `ends` include 2."""
+def _each_its_own(
+    *choices: tuple[Sequence[Parallelism], int],
+    schedule: ScheduleName = "1f1b",
+    together: bool = False,
+    transport: str = "auto",
+    attention: str = "",
+) -> LayoutKind:
+    """Every module divided its own way; a choice is (encoder, backbone, generator) and the number of microbatches."""
 
     def alternatives(graph: ModuleGraph) -> Alternatives:
-        role = module_roles(graph)
-        encoders = [name for name in graph.names if role[name] == 0]
-        if not encoders:
-            yield _no_encoder
-            return
-        chain = [encoders[-1], *(name for name in graph.names if role[name] in ends)]
-        first = 1 if into_encoder else graph[encoders[-1]].layer_count + 1
-        for m in (4, 2, 1):
-            name = f"{' > '.join(chain)} in one unit, {describe_parallelism([cut], m)}, first stage {first} layers"
-            yield lambda m=m, name=name: NamedLayout(name, plan_with_chain(graph, chain, cut, first, m, schedule))
+        for divisions, m in choices:
+            words = [describe_parallelism(divisions, m)]
+            words += [schedule] if schedule != "1f1b" else []
+            words += ["sharing devices"] if together else []
+            words += [transport] if transport != "auto" else []
+            words += [f"{attention} attention"] if attention else []
+            name = ", ".join(words)
+            yield lambda divisions=divisions, m=m, name=name: NamedLayout(
+                name, plan_by_module(graph, divisions, m, schedule, together), transport, attention
+            )
 
     return alternatives
 
 
-def _either(*kinds: Callable[[ModuleGraph], Alternatives]) -> Callable[[ModuleGraph], Alternatives]:
-    """The alternatives of one kind, then those of another."""
+def _in_one_unit(
+    roles_after_encoder: Sequence[ModuleRole],
+    division: Parallelism,
+    cut_in_encoder: bool,
+    schedule: ScheduleName = "1f1b",
+) -> LayoutKind:
+    """The last encoder and all modules of some roles in one unit, cut behind the first layer of one of them."""
+
+    def alternatives(graph: ModuleGraph) -> Alternatives:
+        roles = module_roles(graph)
+        encoders = [name for name in graph.names if roles[name] is ModuleRole.ENCODER]
+        if not encoders:
+            yield _no_encoder
+            return
+        chain = [encoders[-1], *(name for name in graph.names if roles[name] in roles_after_encoder)]
+        first = 1 if cut_in_encoder else graph[encoders[-1]].layer_count + 1
+        for m in (4, 2, 1):
+            words = f"{' > '.join(chain)} in one unit, {describe_parallelism([division], m)}"
+            yield lambda m=m, name=f"{words}, first stage {first} layers": NamedLayout(
+                name, plan_with_chain(graph, chain, division, first, m, schedule)
+            )
+
+    return alternatives
+
+
+def _either(*kinds: LayoutKind) -> LayoutKind:
+    """The alternatives of one kind, then those of the others."""
     return lambda graph: itertools.chain.from_iterable(kind(graph) for kind in kinds)
 
 
@@ -228,80 +270,87 @@ def _no_encoder() -> NamedLayout:
     raise PlanError("the model has no encoder for a chain to begin with")
 
 
-def describe_parallelism(cuts: Sequence[Parallelism], microbatches: int) -> str:
-    """Such as `dp 3 -> 2 -> 1, 2 microbatches`; what is 1 for all is left out."""
+def describe_parallelism(divisions: Sequence[Parallelism], microbatches: int) -> str:
+    """Such as `dp 3 -> 2 -> 1, 2 microbatches`; sizes that are 1 for all are left out."""
     words = []
     for name in ("dp", "tp", "pp", "chunks", "ep"):
-        sizes = [getattr(cut, name) for cut in cuts]
+        sizes = [getattr(division, name) for division in divisions]
         if max(sizes) > 1:
             words.append(f"{name} {' -> '.join(map(str, sizes))}")
-    kinds = dict.fromkeys(cut.recompute for cut in cuts if cut.recompute != "none")
-    words += [f"{kind} recomputation" for kind in kinds]
-    ways = dict.fromkeys(cut.collectives for cut in cuts if cut.collectives != "reduce")
-    words += [f"{way} collectives" for way in ways]
+    policies = dict.fromkeys(division.recompute for division in divisions if division.recompute != "none")
+    words += [f"{policy} recomputation" for policy in policies]
+    collectives = dict.fromkeys(division.collectives for division in divisions if division.collectives != "reduce")
+    words += [f"{name} collectives" for name in collectives]
     return ", ".join([*words, f"{microbatches} microbatches"])
 
 
-_DP2, _TP2, _PP2 = Parallelism(dp=2), Parallelism(tp=2), Parallelism(pp=2)
+_DP2, _DP3, _DP4 = Parallelism(dp=2), Parallelism(dp=3), Parallelism(dp=4)
+_TP2, _PP2, _PP3 = Parallelism(tp=2), Parallelism(pp=2), Parallelism(pp=3)
 _CHUNKS = Parallelism(pp=2, chunks=2)
 _GATHER, _RING = Parallelism(tp=2, collectives="gather"), Parallelism(tp=2, collectives="ring")
+_RING_PP = Parallelism(tp=2, pp=2, collectives="ring")
 _SELECTIVE, _FULL = Parallelism(recompute="selective"), Parallelism(dp=2, recompute="full")
+_SELECTIVE_RING = Parallelism(tp=2, recompute="selective", collectives="ring")
 
-# Recomputation and transports go with what they need not be told apart from: every layout costs its compilation.
-LAYOUT_KINDS: dict[str, Callable[[ModuleGraph], Alternatives]] = {
-    "one device": _alone,
-    "data parallelism": _everywhere([Parallelism(dp=n) for n in (8, 6, 4, 3, 2)]),
-    "tensor parallelism": _everywhere([Parallelism(tp=n) for n in (8, 4, 2)], (2, 1)),
-    "uneven pipeline, 1F1B": _apart(((UNDIVIDED, Parallelism(pp=3), UNDIVIDED), 4), ((UNDIVIDED, _PP2, UNDIVIDED), 4)),
-    "uneven pipeline, GPipe": _apart(
-        ((_PP2, Parallelism(pp=3), UNDIVIDED), 4), ((UNDIVIDED, _PP2, UNDIVIDED), 2), schedule="gpipe"
+# Every layout costs its compilation, so one layout tries several things whose faults can be told apart.
+LAYOUT_KINDS: dict[str, LayoutKind] = {
+    "one device": _one_device,
+    "data parallelism": _all_alike([Parallelism(dp=n) for n in (8, 6, 4, 3, 2)]),
+    "tensor parallelism": _all_alike([Parallelism(tp=n) for n in (8, 4, 2)], (2, 1)),
+    "uneven pipeline, 1F1B": _each_its_own(((UNDIVIDED, _PP3, UNDIVIDED), 4), ((UNDIVIDED, _PP2, UNDIVIDED), 4)),
+    "uneven pipeline, GPipe": _each_its_own(
+        ((_PP2, _PP3, UNDIVIDED), 4), ((UNDIVIDED, _PP2, UNDIVIDED), 2), schedule="gpipe"
     ),
     "interleaved pipeline": _either(
-        _apart(((UNDIVIDED, _CHUNKS, UNDIVIDED), 4), ((UNDIVIDED, _CHUNKS, UNDIVIDED), 2), schedule="interleaved"),
-        _chain((1,), _CHUNKS, into_encoder=True, schedule="interleaved"),
+        _each_its_own(
+            ((UNDIVIDED, _CHUNKS, UNDIVIDED), 4), ((UNDIVIDED, _CHUNKS, UNDIVIDED), 2), schedule="interleaved"
+        ),
+        _in_one_unit((ModuleRole.BACKBONE,), _CHUNKS, cut_in_encoder=True, schedule="interleaved"),
     ),
-    "fewer instances": _apart(
-        ((Parallelism(dp=3), _DP2, UNDIVIDED), 2), ((Parallelism(dp=4), _DP2, UNDIVIDED), 1), transport="device_put"
+    "fewer replicas downstream": _each_its_own(
+        ((_DP3, _DP2, UNDIVIDED), 2), ((_DP4, _DP2, UNDIVIDED), 1), transport="device_put"
     ),
-    "more instances": _apart(
-        ((_DP2, Parallelism(dp=3), _DP2), 2), ((UNDIVIDED, _DP2, Parallelism(dp=4)), 1), ((UNDIVIDED, _DP2, _DP2), 1)
+    "more replicas downstream": _each_its_own(
+        ((_DP2, _DP3, _DP2), 2), ((UNDIVIDED, _DP2, _DP4), 1), ((UNDIVIDED, _DP2, _DP2), 1)
     ),
-    "fewer and more tensor ranks": _apart(
+    "fewer and more tensor ranks": _each_its_own(
         ((_TP2, UNDIVIDED, _TP2), 2), ((_TP2, UNDIVIDED, _TP2), 1), transport="ppermute"
     ),
-    "positions divided by tensor ranks": _apart(
+    "sequence parallelism": _each_its_own(
         ((_GATHER, Parallelism(tp=4, collectives="ring"), _RING), 2),
-        ((_GATHER, Parallelism(tp=2, pp=2, collectives="ring"), _RING), 2),
+        ((_GATHER, _RING_PP, _RING), 2),
         ((_GATHER, _RING, UNDIVIDED), 2),
         ((UNDIVIDED, _RING, UNDIVIDED), 2),
         attention="blocked",
     ),
-    "more and fewer tensor ranks, selective recomputation": _apart(
-        ((_SELECTIVE, Parallelism(tp=2, pp=2, recompute="selective", collectives="ring"), _SELECTIVE), 2),
-        ((_SELECTIVE, Parallelism(tp=2, recompute="selective", collectives="ring"), _SELECTIVE), 1),
+    "more and fewer tensor ranks, selective recomputation": _each_its_own(
+        ((_SELECTIVE, dataclasses.replace(_SELECTIVE_RING, pp=2), _SELECTIVE), 2),
+        ((_SELECTIVE, _SELECTIVE_RING, _SELECTIVE), 1),
     ),
-    "fewer and more instances, full recomputation": _apart(
+    "fewer and more replicas, full recomputation": _each_its_own(
         ((_FULL, Parallelism(tp=2, pp=2, recompute="full"), _FULL), 2),
         ((_FULL, Parallelism(recompute="full"), _FULL), 1),
     ),
-    "both axes differ": _apart(
+    "replicas and tensor ranks differ": _each_its_own(
         ((_TP2, Parallelism(dp=2, tp=2), UNDIVIDED), 2), ((_TP2, _DP2, UNDIVIDED), 1), transport="ppermute"
     ),
-    "shared devices": _apart(((_DP2, _PP2, _TP2), 2), ((_DP2, UNDIVIDED, _DP2), 1), together=True),
-    "chain cut in the backbone": _chain((1,), _PP2, into_encoder=False),
-    "chain cut in the encoder": _chain((1, 2), Parallelism(dp=2, pp=2), into_encoder=True),
+    "shared devices": _each_its_own(((_DP2, _PP2, _TP2), 2), ((_DP2, UNDIVIDED, _DP2), 1), together=True),
+    "chain cut in the backbone": _in_one_unit((ModuleRole.BACKBONE,), _PP2, cut_in_encoder=False),
+    "chain cut in the encoder": _in_one_unit(
+        (ModuleRole.BACKBONE, ModuleRole.GENERATOR), Parallelism(dp=2, pp=2), cut_in_encoder=True
+    ),
 }
 
 _EP_TP_PP = Parallelism(dp=2, tp=2, pp=2, recompute="selective", ep=2, collectives="ring")
 
-EXPERT_LAYOUT_KINDS: dict[str, Callable[[ModuleGraph], Alternatives]] = {
-    "expert ranks that are all instances": _apart(
+EXPERT_LAYOUT_KINDS: dict[str, LayoutKind] = {
+    "expert ranks that are all replicas": _each_its_own(
         ((UNDIVIDED, Parallelism(dp=4, ep=4), UNDIVIDED), 1),
         ((UNDIVIDED, Parallelism(dp=2, ep=2), UNDIVIDED), 2),
         ((UNDIVIDED, Parallelism(dp=2, ep=2), UNDIVIDED), 1),
     ),
-    "expert ranks that are some of the instances": _apart(((_DP2, Parallelism(dp=4, ep=2), UNDIVIDED), 1)),
-    "expert and tensor ranks in a pipeline": _apart(
+    "expert ranks that are some of the replicas": _each_its_own(((_DP2, Parallelism(dp=4, ep=2), UNDIVIDED), 1)),
+    "expert and tensor ranks in a pipeline": _each_its_own(
         ((_DP2, _EP_TP_PP, _TP2), 2), ((_DP2, Parallelism(dp=2, pp=2, ep=2), UNDIVIDED), 2), together=True
     ),
 }

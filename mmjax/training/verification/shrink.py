@@ -1,12 +1,11 @@
-"""A large configuration made small for `python -m mmjax.verify --shrink`: the same kinds, the same cuts, less of each.
+"""Small copies of large configurations for `python -m mmjax.verify --shrink`: the same kinds of layers, divided alike.
 
-Heads and levels stay, because tensor parallelism divides them; widths shrink to the least that they allow.
+Heads and levels stay, because tensor parallelism divides them; widths shrink to the smallest that heads allow.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TypeVar
 
 from configs.architectures import (
     AudioConfig,
@@ -22,34 +21,34 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import LayerRun, UnitPlan, stage_layers
 from sharding.specs.modules import ModuleGraph, module_graph
 
-Encoder = TypeVar("Encoder", VisionConfig, AudioConfig)
+EncoderConfig = VisionConfig | AudioConfig
 
 DEPTH = 4
 HEAD_WIDTH = 4  # rotary positions need pairs, 2-D sine positions multiples of 4
 CONDITION_WIDTH = 16
-GROUPS = 8  # at most so many GroupNorm groups stay: as many as tensor ranks of one host
+MAX_GROUPS = 8  # groups of GroupNorm: as many as there are tensor ranks on one host
 
 
 def shrink_data(config: DataConfig, model: ModelConfig) -> DataConfig:
-    """Smaller rows; as many of them, because plans divide their number."""
-    cell = math.lcm(*(encoder.positions_per_token for encoder in model.encoders))
+    """Smaller rows, but as many of them, because plans divide their number."""
+    values_per_token = math.lcm(*(encoder.positions_per_token for encoder in model.encoders))
     return dataclasses.replace(
         config,
         tokens=min(config.tokens, 256),
-        patches=min(config.patches, 16 * cell),
-        frames=min(config.frames, 32 * cell),
+        patches=min(config.patches, 16 * values_per_token),
+        frames=min(config.frames, 32 * values_per_token),
         images=min(config.images, 4),
         samples=min(config.samples, 16),
     )
 
 
 def shrink_model(config: ModelConfig, vocabulary: int, plans: Sequence[Plan] = ()) -> ModelConfig:
-    """A model that every plan cuts as it cuts the large one.
+    """A small model that every plan divides as it divides the large one.
 
     Args:
         config: The large model.
-        vocabulary: Ids of the tokenizer, which the small vocabulary must hold.
-        plans: Each module keeps a layer for every stage that holds some of it, and one more, so that cuts stay uneven.
+        vocabulary: Number of token ids, which the small vocabulary must hold.
+        plans: Each module keeps a layer for every stage that holds some of it, and one more, so stages stay uneven.
     """
     depths = _depths(module_graph(config), plans)
     return dataclasses.replace(
@@ -61,7 +60,7 @@ def shrink_model(config: ModelConfig, vocabulary: int, plans: Sequence[Plan] = (
 
 
 def shrink_plan(plan: Plan, large: ModuleGraph, small: ModuleGraph) -> Plan:
-    """The plan for the small model: same devices and stages, layers in about the proportion that they had."""
+    """The plan for the small model: the same devices and stages, with layers in about the same proportion."""
     return dataclasses.replace(plan, units=tuple(_unit(unit, large, small) for unit in plan.units))
 
 
@@ -74,13 +73,13 @@ def _depths(graph: ModuleGraph, plans: Sequence[Plan]) -> dict[str, int]:
 
 
 def _runs(units: Sequence[UnitPlan], graph: ModuleGraph) -> dict[str, list[LayerRun]]:
-    """By module, its runs of layers, one a stage."""
-    found: dict[str, list[LayerRun]] = {}
+    """By module, its ranges of layers, one per stage."""
+    runs: dict[str, list[LayerRun]] = {}
     for unit in units:
         for stage in stage_layers(unit, graph):
             for run in stage:
-                found.setdefault(run[0], []).append(run)
-    return found
+                runs.setdefault(run.module, []).append(run)
+    return runs
 
 
 def _unit(unit: UnitPlan, large: ModuleGraph, small: ModuleGraph) -> UnitPlan:
@@ -93,40 +92,40 @@ def _unit(unit: UnitPlan, large: ModuleGraph, small: ModuleGraph) -> UnitPlan:
 
 
 def _divided(total: int, weights: Sequence[int]) -> list[int]:
-    """Divides a total in about the proportion of the weights, each part at least 1."""
+    """Divides a total in about the proportion of the weights, with at least 1 for each."""
     parts = [1] * len(weights)
     for _ in range(total - len(weights)):
-        poorest = max(range(len(weights)), key=lambda at: weights[at] / parts[at])
-        parts[poorest] += 1
+        most_short = max(range(len(weights)), key=lambda number: weights[number] / parts[number])
+        parts[most_short] += 1
     return parts
 
 
-def _encoder(config: Encoder, depth: int) -> Encoder:
-    """A smaller one of the same kind: every kind has these fields."""
+def _encoder(config: EncoderConfig, depth: int) -> EncoderConfig:
+    """A smaller encoder of the same kind: every kind has these fields."""
     width = min(config.width, HEAD_WIDTH * config.heads)
     return dataclasses.replace(config, width=width, depth=depth, ffn=_ffn(config.ffn, config.heads))
 
 
 def _backbone(config: BackboneConfig, depth: int, vocabulary: int) -> BackboneConfig:
-    enough = math.ceil(vocabulary / config.heads) * config.heads
+    smallest_vocabulary = math.ceil(vocabulary / config.heads) * config.heads
     return dataclasses.replace(
         config,
         width=min(config.width, HEAD_WIDTH * config.heads),
         depth=depth,
         ffn=_ffn(config.ffn, config.heads),
-        vocabulary=min(config.vocabulary, enough),
+        vocabulary=min(config.vocabulary, smallest_vocabulary),
         experts=_experts(config.experts, config.heads) if config.experts else None,
     )
 
 
 def _experts(config: ExpertsConfig, heads: int) -> ExpertsConfig:
-    """As many experts, because expert ranks divide them, and as many chosen."""
+    """As many experts, because expert ranks divide them, and the same number chosen per token."""
     shared = _ffn(config.shared_ffn, heads) if config.shared_ffn else 0
     return dataclasses.replace(config, ffn=_ffn(config.ffn, heads), shared_ffn=shared)
 
 
 def _generator(config: GeneratorConfig) -> GeneratorConfig:
-    groups = math.gcd(config.groups, GROUPS)
+    groups = math.gcd(config.groups, MAX_GROUPS)
     parts = math.gcd(*config.widths, *config.head_widths)
     share = _share(config.widths, parts, groups)
     coarsest = config.patch * 2 ** (len(config.widths) - 1)
@@ -147,7 +146,7 @@ def _generator(config: GeneratorConfig) -> GeneratorConfig:
 
 
 def _autoencoder(config: AutoencoderConfig) -> AutoencoderConfig:
-    groups = math.gcd(config.groups, GROUPS)
+    groups = math.gcd(config.groups, MAX_GROUPS)
     parts = math.gcd(*config.widths)
     share = _share(config.widths, parts, groups)
     widths = tuple(width // parts * share for width in config.widths)
@@ -155,11 +154,11 @@ def _autoencoder(config: AutoencoderConfig) -> AutoencoderConfig:
 
 
 def _share(widths: Sequence[int], parts: int, groups: int) -> int:
-    """The least share, of `parts` equal parts, that leaves each group of channels two: one would undo every bias."""
+    """The smallest share, of `parts` equal parts, with two channels in each group: a group of one undoes every bias."""
     return next((n for n in range(1, parts) if all(width // parts * n % (2 * groups) == 0 for width in widths)), parts)
 
 
 def _ffn(ffn: int, heads: int) -> int:
-    """Twice the small width, where that is less; what divides the heads divides it."""
+    """Twice the small width, if that is less; it is divisible by the number of heads."""
     small = 2 * HEAD_WIDTH * heads
     return small if small < ffn else ffn

@@ -1,4 +1,4 @@
-"""Batches without packing, for the reference: every sample in a row of its own, its normalisers counted anew."""
+"""Batches without packing, for the reference: every sample has a row of its own, and normalisers are counted anew."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -10,12 +10,13 @@ from data.data_config import DataConfig
 from data.samples.sample import Sample
 from data.samples.sample_format import SampleFormat
 
-Arrays = dict[str, dict[str, np.ndarray]]
+HostArrays = dict[str, dict[str, np.ndarray]]
+"""By module and field, samples first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class UnpackedShape:
-    """The most samples of a batch, and the most that one sample has of each thing."""
+    """The most samples of a batch, and the most tokens, patches, frames and images of a sample."""
 
     samples: int
     tokens: int
@@ -24,71 +25,73 @@ class UnpackedShape:
     images: int
 
 
-def unpacked_shape(batches: Sequence[Sequence[Sample]], form: SampleFormat) -> UnpackedShape:
-    """The shape that holds every batch, so that one compiled program serves all."""
+def unpacked_shape(batches: Sequence[Sequence[Sample]], sample_format: SampleFormat) -> UnpackedShape:
+    """The shape that holds every batch, so that one compiled program serves all of them."""
 
-    def most(name: str, least: int) -> int:
-        return max((sample.sizes[name] for samples in batches for sample in samples), default=least) or least
+    def largest(name: str, minimum: int) -> int:
+        return max((sample.sizes[name] for samples in batches for sample in samples), default=minimum) or minimum
 
-    cells = {
-        field: form.encoder_formats[field].values_per_token if field in form.encoder_formats else 0
+    minimum_values = {
+        field: sample_format.encoder_formats[field].values_per_token if field in sample_format.encoder_formats else 0
         for field in ("patches", "frames")
     }
     return UnpackedShape(
         samples=max(map(len, batches)),
-        tokens=most("tokens", 1),
-        patches=most("patches", cells["patches"]),
-        frames=most("frames", cells["frames"]),
-        images=most("images", 1),
+        tokens=largest("tokens", 1),
+        patches=largest("patches", minimum_values["patches"]),
+        frames=largest("frames", minimum_values["frames"]),
+        images=largest("images", 1),
     )
 
 
 def unpacked_batch(
-    samples: Sequence[Sample], model: ModelConfig, data: DataConfig, form: SampleFormat, shape: UnpackedShape
-) -> Arrays:
-    """A batch with every sample in a row of its own: arrays by module, as `data.packing.global_batch.GlobalBatch.arrays` has them."""
-    arrays = {model.backbone.name: _backbone(samples, data, form, shape, model.backbone.experts is not None)}
-    for field, each in form.encoder_formats.items():
-        streams = [sample.encoder_inputs[field] for sample in samples]
+    samples: Sequence[Sample], model: ModelConfig, data: DataConfig, sample_format: SampleFormat, shape: UnpackedShape
+) -> HostArrays:
+    """The arrays of a batch, as in `GlobalBatch.arrays`, with every sample in a row of its own."""
+    arrays = {model.backbone.name: _backbone(samples, data, sample_format, shape, model.backbone.experts is not None)}
+    for field, encoder in sample_format.encoder_formats.items():
+        inputs = [sample.encoder_inputs[field] for sample in samples]
         length = getattr(shape, field)
-        positions = length // each.values_per_position
-        arrays[each.module] = {
-            field: _rows([of.values for of in streams], (shape.samples, length, each.value_width)),
-            "segments": _rows([of.item_ids for of in streams], (shape.samples, positions)),
-            "positions": _rows([of.positions for of in streams], (shape.samples, positions, *each.position_shape)),
+        positions = length // encoder.values_per_position
+        arrays[encoder.module] = {
+            field: _padded([item.values for item in inputs], (shape.samples, length, encoder.value_width)),
+            "segments": _padded([item.item_ids for item in inputs], (shape.samples, positions)),
+            "positions": _padded(
+                [item.positions for item in inputs], (shape.samples, positions, *encoder.position_shape)
+            ),
         }
-    if form.target_images:
-        arrays[form.target_images.module] = _generator(samples, data, form.target_images.size, shape)
+    if sample_format.target_images:
+        arrays[sample_format.target_images.module] = _generator(samples, data, sample_format.target_images.size, shape)
     return arrays
 
 
 def _backbone(
-    samples: Sequence[Sample], data: DataConfig, form: SampleFormat, shape: UnpackedShape, experts: bool
+    samples: Sequence[Sample], data: DataConfig, sample_format: SampleFormat, shape: UnpackedShape, experts: bool
 ) -> dict[str, np.ndarray]:
     size = (shape.samples, shape.tokens)
-    count = sum(int(sample.layout.target_mask.sum()) for sample in samples)
+    target_count = sum(int(sample.layout.target_mask.sum()) for sample in samples)
 
     def column(name: str) -> np.ndarray:
-        return _rows([getattr(sample.layout, name) for sample in samples], size)
+        return _padded([getattr(sample.layout, name) for sample in samples], size)
 
     fields = {
         "tokens": column("tokens"),
-        "segments": _rows([np.ones(len(sample.layout.tokens), np.int32) for sample in samples], size),
+        "segments": _padded([np.ones(len(sample.layout.tokens), np.int32) for sample in samples], size),
         "branches": column("branches"),
         "positions": column("positions"),
         "targets": column("targets"),
-        "weights": column("target_mask") * np.float32(data.language_weight / max(1, count)),
+        "weights": column("target_mask") * np.float32(data.language_weight / max(1, target_count)),
     }
     if experts:
-        total = sum(len(sample.layout.tokens) for sample in samples)
-        fields["shares"] = (fields["segments"] > 0) * np.float32(1 / max(1, total))
-    for field, each in form.encoder_formats.items():
-        fields[f"{each.module}_index"] = _rows(
+        token_count = sum(len(sample.layout.tokens) for sample in samples)
+        fields["shares"] = (fields["segments"] > 0) * np.float32(1 / max(1, token_count))
+    for field, encoder in sample_format.encoder_formats.items():
+        fields[f"{encoder.module}_index"] = _padded(
             [sample.layout.encoder_indices[field] for sample in samples], size, fill=-1
         )
-    if form.target_images:
-        conditions = (shape.samples, shape.images, form.target_images.conditions)
-        fields[f"{form.target_images.module}_conditions"] = _rows(
+    if sample_format.target_images:
+        conditions = (shape.samples, shape.images, sample_format.target_images.conditions)
+        fields[f"{sample_format.target_images.module}_conditions"] = _padded(
             [sample.condition_positions for sample in samples], conditions
         )
     return fields
@@ -96,21 +99,21 @@ def _backbone(
 
 def _generator(samples: Sequence[Sample], data: DataConfig, side: int, shape: UnpackedShape) -> dict[str, np.ndarray]:
     size = (shape.samples, shape.images)
-    count = sum(len(sample.target_images) for sample in samples)
+    image_count = sum(len(sample.target_images) for sample in samples)
 
-    def of_images(value: Callable[[Sample], float], dtype: type) -> np.ndarray:
-        return _rows([np.full(len(sample.target_images), value(sample), dtype) for sample in samples], size)
+    def per_image(value: Callable[[Sample], float], dtype: type) -> np.ndarray:
+        return _padded([np.full(len(sample.target_images), value(sample), dtype) for sample in samples], size)
 
     return {
-        "images": _rows([sample.target_images for sample in samples], (*size, side, side, 3)),
-        "weights": of_images(lambda _: data.generator_weight / max(1, count), np.float32),
-        "samples": of_images(lambda sample: sample.id, np.int32),
+        "images": _padded([sample.target_images for sample in samples], (*size, side, side, 3)),
+        "weights": per_image(lambda _: data.generator_weight / max(1, image_count), np.float32),
+        "samples": per_image(lambda sample: sample.id, np.int32),
     }
 
 
-def _rows(parts: Sequence[np.ndarray], shape: tuple[int, ...], fill: int = 0) -> np.ndarray:
-    """Parts of different lengths as rows of one array, filled up; `shape` begins with (rows, longest part)."""
-    rows = np.full(shape, fill, parts[0].dtype if parts else np.int32)
-    for row, part in zip(rows, parts, strict=False):
-        row[: len(part)] = part
-    return rows
+def _padded(rows: Sequence[np.ndarray], shape: tuple[int, ...], fill: int = 0) -> np.ndarray:
+    """Rows of different lengths, padded to one array of a shape that begins with (rows, longest row)."""
+    padded = np.full(shape, fill, rows[0].dtype if rows else np.int32)
+    for padded_row, row in zip(padded, rows, strict=False):
+        padded_row[: len(row)] = row
+    return padded

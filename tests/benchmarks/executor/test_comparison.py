@@ -13,7 +13,7 @@ from tests.tiny_model import tiny_batch, tiny_model
 
 
 def run_config(model: ModelConfig) -> TrainConfig:
-    return TrainConfig(source=lambda split: pytest.fail("the benchmark is given its batches"), model=model, steps=10)
+    return TrainConfig(dataset=lambda split: pytest.fail("the benchmark is given its batches"), model=model, steps=10)
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def test_it_plans_what_training_takes_and_predicts_it(tmp_path, path):
 
 
 def test_a_profile_that_the_workdir_keeps_is_used_again(tmp_path, path):
-    (tmp_path / automatic.PROFILE).write_text(pathlib.Path(path).read_text())
+    (tmp_path / automatic.PROFILE_FILE).write_text(pathlib.Path(path).read_text())
     assert (
         automatic.plan_and_predict(CONFIG, tmp_path, "", False)[0]
         == automatic.plan_and_predict(CONFIG, tmp_path, path, False)[0]

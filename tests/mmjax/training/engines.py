@@ -9,13 +9,13 @@ import numpy as np
 
 from configs.architectures import ModelConfig
 from configs.optimizer import OptimizerConfig
-from mmjax.models.forward import losses_by_name, run_model
-from mmjax.models.model import model_modules
+from mmjax.models.model import losses_by_name, model_modules, run_model
 from mmjax.models.structure.parameters import init_module_parameters, place_host_array
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
-from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
 
@@ -27,7 +27,7 @@ def whole(config, microbatches=1, recompute="none", dp=2, tp=2):
     """All modules in one unit of one stage."""
     graph = module_graph(config)
     layers = sum(module.layer_count for module in graph.modules)
-    unit = UnitPlan("all", graph.names, tuple(range(dp * tp)), dp, tp, (layers,), (recompute,))
+    unit = UnitPlan("all", graph.names, tuple(range(dp * tp)), dp=dp, tp=tp, layers=(layers,), recompute=(recompute,))
     return Plan((unit,), microbatches)
 
 

@@ -13,7 +13,8 @@ from configs.projectors import MLPProjectorConfig, ResamplerConfig
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
-from sharding.plans.plan import Plan, PlanError, UnitPlan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError, UnitPlan
 from tests.mmjax.training import short_runs as runs
 from tests.mmjax.training.engines import (
     STEP,
@@ -101,8 +102,17 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
     config = ModelConfig((vision, audio), dataclasses.replace(BACKBONE, depth=1, gated=False), ())
     plan = Plan(
         (
-            UnitPlan("vision", ("vision",), (0, 1, 2, 3), 2, 2, (2,), collectives="ring"),
-            UnitPlan("audio", ("audio",), (4, 5, 6, 7), 1, 2, (1, 1), ("full", "none"), collectives="gather"),
+            UnitPlan("vision", ("vision",), (0, 1, 2, 3), dp=2, tp=2, layers=(2,), collectives="ring"),
+            UnitPlan(
+                "audio",
+                ("audio",),
+                (4, 5, 6, 7),
+                dp=1,
+                tp=2,
+                layers=(1, 1),
+                recompute=("full", "none"),
+                collectives="gather",
+            ),
             UnitPlan("backbone", ("backbone",), (2, 3), tp=2),
         ),
         microbatches=2,
@@ -121,8 +131,16 @@ def test_an_embedding_tied_over_two_stages_has_one_gradient_one_master_and_count
 
 def test_chunks_of_one_place_tie_an_embedding_and_evaluate():
     layers = (2, 1, 1, 1)  # vision | embed, backbone | backbone | backbone, head; the second and fourth share devices
-    cut = (1, 2, layers, ("none",) * 4)
-    unit = UnitPlan("chain", ("vision", "backbone"), (0, 1, 2, 3), *cut, chunks=2, collectives="ring")
+    unit = UnitPlan(
+        "chain",
+        ("vision", "backbone"),
+        (0, 1, 2, 3),
+        tp=2,
+        layers=layers,
+        recompute=("none",) * 4,
+        chunks=2,
+        collectives="ring",
+    )
     of = engine(Plan((unit,), microbatches=2, schedule="interleaved"), TIED)
     check(of)
     batch = tiny_batch(TIED)

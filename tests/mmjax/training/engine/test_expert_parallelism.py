@@ -10,7 +10,8 @@ from configs.architectures import ExpertsConfig, ModelConfig
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.verification.layouts import EXPERT_LAYOUT_KINDS, LAYOUT_KINDS, default_layouts
-from sharding.plans.plan import Plan, UnitPlan, check_plan
+from sharding.plans.plan import Plan, check_plan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training import short_runs as runs
 from tests.mmjax.training.engines import engine, gradients_of, parameters, reference, start, worst
@@ -20,10 +21,15 @@ EXPERTS = ExpertsConfig(count=4, top_k=2, ffn=16, shared_ffn=8, balance_weight=0
 CONFIG = ModelConfig((), dataclasses.replace(BACKBONE, experts=EXPERTS), ())
 PLANS = {
     "pipeline of expert and tensor ranks": Plan(
-        (UnitPlan("mind", ("backbone",), tuple(range(8)), 2, 2, (1, 2), ("selective", "full"), ep=2),), microbatches=2
+        (
+            UnitPlan(
+                "mind", ("backbone",), tuple(range(8)), dp=2, tp=2, layers=(1, 2), recompute=("selective", "full"), ep=2
+            ),
+        ),
+        microbatches=2,
     ),
     "expert ranks that are some of the instances": Plan(
-        (UnitPlan("mind", ("backbone",), (7, 6, 5, 4), 4, 1, (3,), ep=2),)
+        (UnitPlan("mind", ("backbone",), (7, 6, 5, 4), dp=4, tp=1, layers=(3,), ep=2),)
     ),
 }
 

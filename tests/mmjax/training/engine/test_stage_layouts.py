@@ -11,7 +11,8 @@ from mmjax.models.model import model_modules
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import layer_stack_shapes, make_stage_layouts
-from sharding.plans.plan import Plan, UnitPlan
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 from tests.tiny_model import BACKBONE, GENERATOR, VISION, tiny_batch, tiny_model
 
@@ -116,8 +117,19 @@ def residuals(recompute: str, rows: int, trainable: tuple[str, ...], collectives
     plan = Plan(
         (
             UnitPlan("v", ("vision",), (0, 1), dp=2, layers=(2,), recompute=(recompute,)),
-            UnitPlan("b", ("backbone",), (0, 1, 2, 3), 2, 2, (3,), (recompute,), collectives=collectives),
-            UnitPlan("g", ("generator",), (2, 3), 1, 2, (1,), (recompute,), collectives=collectives),
+            UnitPlan(
+                "b",
+                ("backbone",),
+                (0, 1, 2, 3),
+                dp=2,
+                tp=2,
+                layers=(3,),
+                recompute=(recompute,),
+                collectives=collectives,
+            ),
+            UnitPlan(
+                "g", ("generator",), (2, 3), dp=1, tp=2, layers=(1,), recompute=(recompute,), collectives=collectives
+            ),
         )
     )
     engine = Engine(WIDE, plan, tiny_batch(WIDE, rows), EngineSettings(trainable=trainable))

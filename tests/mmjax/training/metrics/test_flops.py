@@ -1,4 +1,4 @@
-"""FLOPs against products counted by hand, through every transformation that a model uses."""
+"""FLOPs against matrix products counted by hand, through every transformation that a model uses."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ sizes = st.integers(1, 5)
 
 @settings(max_examples=20, deadline=None)
 @given(batch=sizes, rows=sizes, inner=sizes, columns=sizes)
-def test_a_batched_product_is_two_flops_a_multiply_add(batch, rows, inner, columns):
+def test_a_batched_matmul_counts_two_flops_a_multiply_add(batch, rows, inner, columns):
     a, b = jnp.zeros((batch, rows, inner)), jnp.zeros((batch, inner, columns))
     assert count_flops(jnp.matmul, a, b) == 2 * batch * rows * inner * columns
 
@@ -32,20 +32,20 @@ FORWARD = 6 * 2 * 4 * 8 * 8
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint, lambda f: jax.jit(jax.jit(f))])
-def test_a_scan_counts_every_turn(wrap):
+def test_a_scan_counts_every_iteration(wrap):
     assert count_flops(wrap(layers), WEIGHTS, ROWS) == FORWARD
 
 
-def test_a_step_is_three_forwards_and_a_frozen_input_two():
+def test_a_step_costs_three_forwards_and_two_with_frozen_weights():
     def loss(weights, x):
         return layers(weights, x).sum()
 
     assert count_flops(jax.grad(loss, argnums=(0, 1)), WEIGHTS, ROWS) == 3 * FORWARD
-    # The first layer's input gradient is computed in the scan even when nobody asks for it.
+    # The first layer's input gradient is computed in the scan even where it is not needed.
     assert count_flops(jax.grad(loss, argnums=1), WEIGHTS, ROWS) == 2 * FORWARD
 
 
-def test_recomputation_is_one_more_forward():
+def test_recomputation_costs_one_more_forward():
     def loss(weights, x):
         return jax.checkpoint(layers)(weights, x).sum()
 

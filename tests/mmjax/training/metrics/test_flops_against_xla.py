@@ -1,4 +1,4 @@
-"""The accounting behind tokens/s and MFU against XLA's own count of one unrolled layer of every kind of module."""
+"""The FLOPs behind MFU against XLA's own count of one unrolled layer of every kind of module."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
-from mmjax.models.forward import run_module
-from mmjax.models.model import model_modules
+from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.module import Module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops
@@ -44,7 +43,7 @@ def arrays(kind: str) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def xla_flops(function, *arguments) -> float:
-    """Of the program as it is handed to XLA, before anything is fused; nothing is compiled."""
+    """FLOPs of the program as it is handed to XLA, before fusion; nothing is compiled."""
     return jax.jit(function).lower(*arguments).cost_analysis()["flops"]
 
 

@@ -1,4 +1,4 @@
-"""What a person sees, rendered by rich into text."""
+"""What a terminal shows of a run, rendered by rich into text."""
 
 import io
 
@@ -14,7 +14,12 @@ def report(step: int, mfu: float | None = None) -> StepReport:
     times = StepTimes(steps=10, wall=2.0, data=0.1, dispatch=0.2, device=1.5)
     losses = {"language": 1.25, "image": 0.5}
     return StepReport(
-        step, losses, times, tokens_per_second=12345.0, padding={"vision": 0.25, "backbone": 0.1}, mfu=mfu
+        step=step,
+        losses=losses,
+        times=times,
+        tokens_per_second=12345.0,
+        padding={"vision": 0.25, "backbone": 0.1},
+        mfu=mfu,
     )
 
 

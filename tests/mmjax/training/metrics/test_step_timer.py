@@ -1,4 +1,4 @@
-"""A step's time is split without overlap or loss. The clock is counted by hand, so that the sums are exact."""
+"""A step's time is split into parts without overlap or loss; a clock set by hand makes the sums exact."""
 
 import itertools
 

@@ -1,0 +1,162 @@
+"""Gin configuration of a command: the files of `--gin_file`, overrides by `--gin.NAME=VALUE`, the operative config."""
+
+import difflib
+import logging
+import pathlib
+import re
+import tokenize
+import typing
+from collections.abc import Callable, Sequence
+
+import gin
+import gin.config
+from absl import flags
+from gin import resource_reader
+
+import configs
+from configs.errors import UserError
+
+CONFIGS = pathlib.Path(configs.__file__).parent
+"""The configs package, in which configuration files are looked for."""
+
+OPERATIVE_CONFIG = "operative.gin"
+"""File of a workdir with every parameter that the run used."""
+
+_GIN_FILES = flags.DEFINE_multi_string(
+    "gin_file", [], "Configuration file: a path, or the name of a file in the configs package. Repeatable; later wins."
+)
+_GIN_BINDINGS = flags.DEFINE_multi_string("gin_bindings", [], "What --gin.NAME=VALUE becomes: one gin binding.")
+
+Configured = typing.TypeVar("Configured")
+Parsed = typing.TypeVar("Parsed")
+
+_MACRO_REFERENCE = re.compile(r"%([A-Za-z_][\w/]*)")
+_referenced_macros: set[str] = set()  # gin passes the configuration alone to its hooks
+
+
+def _resolve(gin_file: str) -> str:
+    """The path of a configuration file: as given, else in the configs package."""
+    for path in (pathlib.Path(gin_file), CONFIGS / gin_file):
+        if path.is_file():
+            return str(path)
+    names = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin"))
+    raise UserError(
+        f"--gin_file={gin_file}: there is no such file here ({pathlib.Path.cwd()}) nor in the configs package, "
+        f"which has {', '.join(names) or 'none'}"
+    )
+
+
+def parse_operative_config(workdir: str) -> None:
+    """Reads the operative config of a workdir, then the `--gin.NAME=VALUE` overrides.
+
+    Raises:
+        UserError: `--gin_file` is given; the workdir has its own configuration.
+    """
+    if _GIN_FILES.value:
+        raise UserError(
+            f"--gin_file={_GIN_FILES.value[0]}: the run in {workdir} has written down its own configuration; leave it "
+            "out, and change single values by --gin.NAME=VALUE"
+        )
+    parse_gin(str(pathlib.Path(workdir) / OPERATIVE_CONFIG))
+
+
+def parse_gin(default_gin_file: str, *before: str) -> None:
+    """Reads the configuration files of `--gin_file` (or the default), then the `--gin.NAME=VALUE` overrides.
+
+    A file includes others by a path from the current folder, from its own folder or from the configs package.
+
+    Args:
+        default_gin_file: The file to read if `--gin_file` is not given.
+        *before: Files that are read first, so that those of the user override them.
+
+    Raises:
+        UserError: A file does not exist, or nothing has the name of a binding; the message names the file and line.
+    """
+    gin.clear_config()
+    _referenced_macros.clear()
+    logging.getLogger().addFilter(_is_not_a_search_by_gin)
+    paths = [_resolve(gin_file) for gin_file in (*before, *(_GIN_FILES.value or [default_gin_file]))]
+    folders = [*(str(pathlib.Path(path).parent) for path in paths), str(CONFIGS)]
+    for folder in folders:
+        gin.add_config_file_search_path(folder)
+    for path in paths:
+        parsed = _parse(path, lambda path=path: gin.parse_config_file(path))
+        _referenced_macros.update(_macros_of(parsed, folders))
+    for binding in _GIN_BINDINGS.value:
+        _parse(f"--gin.{binding}", lambda binding=binding: gin.parse_config(binding))
+        _referenced_macros.update(_MACRO_REFERENCE.findall(binding))
+    _parse("configuration", gin.finalize)
+
+
+def _parse(source: str, parse: Callable[[], Parsed]) -> Parsed:
+    try:
+        return parse()
+    except SyntaxError as error:
+        where = f"{error.filename or source}, line {error.lineno}: {(error.text or '').strip()}"
+        reason = error.msg.splitlines()[-1].strip(" .")  # the lines before it name Python's own objects
+        raise UserError(f"{where}: {reason}. Values are Python literals: text stands in quotes") from error
+    except tokenize.TokenError as error:
+        raise UserError(f"{source}: {error.args[0]}; is a bracket or a quote left open?") from error
+    except (ValueError, TypeError, NameError, AttributeError, ImportError, OSError) as error:
+        raise UserError(f"{source}: {error}") from error
+
+
+def _is_not_a_search_by_gin(record: logging.LogRecord) -> bool:
+    """Whether a log record is not gin's error that an include is not in one folder; a later folder may have it."""
+    return record.module != "resource_reader"
+
+
+def _macros_of(parsed: gin.config.ParsedConfigFileIncludesAndImports, folders: Sequence[str]) -> set[str]:
+    """The macros that a parsed file and its includes refer to, also where another file overrides the binding."""
+    candidates = [pathlib.Path(folder) / parsed.filename for folder in ("", *folders)]
+    path = next((path for path in candidates if path.is_file()), None)
+    with path.open() if path else resource_reader.system_path_reader(parsed.filename) as file:
+        text = file.read()
+    nested = (_macros_of(include, folders) for include in parsed.includes)
+    return set(_MACRO_REFERENCE.findall(text)).union(*nested)
+
+
+@gin.config.register_finalize_hook
+def _refuse_unused_macros(config: dict) -> None:
+    """Refuses a macro that nothing refers to: a misspelt one would otherwise be ignored."""
+    defined = {scope for scope, selector in config if selector == "gin.macro"}
+    for name in sorted(defined - _referenced_macros):
+        close = difflib.get_close_matches(name, _referenced_macros, n=1)
+        raise ValueError(f"nothing uses the macro {name}" + (f"; did you mean {close[0]}?" if close else ""))
+
+
+def configured(constructor: Callable[..., Configured]) -> Configured:
+    """Calls a constructor with the values that the configuration binds to its parameters.
+
+    Raises:
+        UserError: The constructor refuses a value, or a parameter that needs a value has none.
+    """
+    try:
+        configurable = gin.get_configurable(constructor)
+    except ValueError:  # no file names it
+        configurable = gin.external_configurable(constructor, module=constructor.__module__)
+    try:
+        return typing.cast(Configured, configurable())
+    except (ValueError, TypeError, RuntimeError) as error:  # gin raises the last for a value that has to be given
+        raise UserError(f"configuration: {error}") from error
+
+
+def is_bound(parameter: str) -> bool:
+    """Whether the configuration binds a value to a parameter, such as `Workload.model`."""
+    try:
+        gin.query_parameter(parameter)
+    except ValueError:
+        return False
+    return True
+
+
+def write_operative_config(workdir: str) -> str:
+    """Writes every parameter used so far, defaults included, to a file that `--gin_file` takes.
+
+    Returns:
+        The path of the file.
+    """
+    path = pathlib.Path(workdir) / OPERATIVE_CONFIG
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(gin.operative_config_str())
+    return str(path)

@@ -1,0 +1,66 @@
+"""The files of a run are read back, also after a resume, a kill and a NaN."""
+
+import math
+import pathlib
+import struct
+
+from mmjax.training.metrics.writers import open_metrics_writer, read_metrics
+
+
+def tensorboard_records(workdir: pathlib.Path) -> bytes:
+    """The payloads of every TensorBoard file: TFRecords of length, checksum, payload, checksum."""
+    payloads = b""
+    for path in sorted((workdir / "tensorboard").iterdir()):
+        content, position = path.read_bytes(), 0
+        while position < len(content):
+            (length,) = struct.unpack_from("<Q", content, position)
+            payloads += content[position + 12 : position + 12 + length]
+            position += length + 16
+    return payloads
+
+
+def test_numbers_are_read_back_from_both_files(tmp_path):
+    writer = open_metrics_writer(str(tmp_path / "run"))
+    writer.write(1, {"loss/language": 2.5, "mfu": 0.25})
+    writer.write(2, {"loss/language": 1.5})
+    assert read_metrics(str(tmp_path / "run")) == [
+        {"step": 1, "loss/language": 2.5, "mfu": 0.25},
+        {"step": 2, "loss/language": 1.5},
+    ], "lines are there before the run ends"
+    writer.close()
+    records = tensorboard_records(tmp_path / "run")
+    assert b"loss/language" in records and b"mfu" in records
+    assert struct.pack("<f", 2.5) in records and struct.pack("<f", 0.25) in records
+
+
+def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(tmp_path):
+    writer = open_metrics_writer(str(tmp_path))
+    for step in range(1, 6):
+        writer.write(step, {"loss": float(step)})
+    writer.close()
+    with (tmp_path / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 6, "lo')  # killed while writing
+    writer = open_metrics_writer(str(tmp_path), resumed_step=3)
+    writer.write(4, {"loss": 40.0})
+    writer.close()
+    assert [(line["step"], line["loss"]) for line in read_metrics(str(tmp_path))] == [
+        (1, 1.0),
+        (2, 2.0),
+        (3, 3.0),
+        (4, 40.0),
+    ]
+
+
+def test_numbers_that_are_not_finite_are_null_in_json(tmp_path):
+    writer = open_metrics_writer(str(tmp_path))
+    writer.write(1, {"loss": math.nan, "norm": math.inf, "rate": 0.5})
+    writer.close()
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
+    assert read_metrics(str(tmp_path)) == [{"step": 1, "loss": None, "norm": None, "rate": 0.5}]
+
+
+def test_other_processes_write_nothing(tmp_path):
+    writer = open_metrics_writer(str(tmp_path / "run"), first_process=False)
+    writer.write(1, {"loss": 1.0})
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
