@@ -10,8 +10,8 @@ from configs.workloads import SyntheticData, Workload
 from mmjax.planning.problem import make_problem, workload_statistics
 from sharding.balancing.reordering.row_reorderer import RowReorderer
 from sharding.planners import disaggregated, rigid
+from sharding.planners.auto import SimulatedPlan, best_simulated
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.simulated_plans import SimulatedPlan, best_simulated
 from sharding.plans.plan import Plan
 from sharding.simulation.timeline import Timeline
 from sharding.specs.row_load_statistics import RowLoadStatistics

@@ -14,8 +14,7 @@ from configs.workloads import SyntheticData, Workload
 from mmjax.planning.problem import make_problem, workload_statistics
 from sharding.planners.layout_search import search_layouts
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.relaxation import RelaxedProblems
-from sharding.planners.relaxed_candidates import relaxed_problems, solve_relaxations
+from sharding.planners.relaxation import RelaxedProblems, relaxed_problems, solve_relaxations
 from sharding.specs.modules import ModuleGraph
 
 SIZES = ((1296, 1920), (648, 960), (324, 480), (112, 240))

@@ -1,32 +1,44 @@
-"""Every policy on the same problem, and the best of them by the simulated step."""
+"""Every policy on the same problem, and the best of their plans by the simulated step."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from configs.errors import UserError
 from sharding.planners import disaggregated, rigid
-from sharding.planners import flops_ratio as ratio
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.simulated_plans import PlanningPolicy, SimulatedPlan, best_simulated, shortest_step
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.unit_plan import PlanError
 from sharding.simulation.timeline import Timeline
 
+PlanningPolicy = Callable[[PlanningProblem], list[Plan]]
+"""Returns plans worth simulating; raises PlanError with the reason where there are none."""
+
 PLANNING_POLICIES: dict[str, PlanningPolicy] = {
     "rigid": rigid.plans,
     "rigid_first_stage": rigid.first_stage_plans,
-    "ratio": ratio.plans,
+    "ratio": disaggregated.flops_proportional_plans,
     "disaggregated": disaggregated.plans,
 }
+
+TIE = 0.001
+"""Steps that differ by less than this share count as equal; then fewer devices win."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SimulatedPlan:
+    """A plan and its simulated step."""
+
+    plan: Plan
+    timeline: Timeline
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PolicyResult:
-    """What a policy comes to on a problem.
+    """What a policy finds for a problem.
 
     Attributes:
-        policy: Its name.
-        rehearsed: Its best plan with the simulated step; None where it has none.
+        policy: Name of the policy.
+        simulated: Its best plan with the simulated step; None where it has none.
         reason: Why it has none.
     """
 
@@ -42,13 +54,13 @@ class PolicyResult:
 
     @property
     def timeline(self) -> Timeline:
-        """Its simulated step."""
+        """The simulated step of a policy that has a plan."""
         assert self.simulated is not None, self.reason
         return self.simulated.timeline
 
 
 def run_policy(problem: PlanningProblem, policy: str) -> PolicyResult:
-    """One policy's best plan, or why it has none; raises UserError for a name that is no policy."""
+    """One policy's best plan, or why it has none; raises UserError for an unknown policy."""
     if policy not in PLANNING_POLICIES:
         raise UserError(f"there is no policy {policy!r}; choose from auto, {', '.join(PLANNING_POLICIES)}")
     try:
@@ -57,8 +69,35 @@ def run_policy(problem: PlanningProblem, policy: str) -> PolicyResult:
         return PolicyResult(policy, None, str(error))
 
 
+def best_simulated(problem: PlanningProblem, plans: Sequence[Plan]) -> SimulatedPlan:
+    """The plan with the shortest simulated step of those that fit the memory; raises PlanError if none does."""
+    simulated = [SimulatedPlan(plan, problem.simulate(plan)) for plan in plans]
+    fitting = [result for result in simulated if problem.memory_fraction(result.timeline) <= 1]
+    if not fitting:
+        raise _memory_error(problem, min(simulated, key=lambda result: problem.memory_fraction(result.timeline)))
+    return shortest_step(fitting)
+
+
+def shortest_step(simulated: Sequence[SimulatedPlan]) -> SimulatedPlan:
+    """The plan with the shortest step; of equal ones that on the fewest devices."""
+    shortest = min(result.timeline.step for result in simulated)
+    equal = [result for result in simulated if result.timeline.step <= shortest * (1 + TIE)]
+    return min(equal, key=lambda result: (result.plan.device_count, result.timeline.step))
+
+
+def _memory_error(problem: PlanningProblem, nearest: SimulatedPlan) -> PlanError:
+    lane = max(nearest.timeline.lanes, key=nearest.timeline.lane_peak_memory)
+    unit, stage = lane.rank
+    need, memory = nearest.timeline.lane_peak_memory(lane), problem.cluster.memory
+    return PlanError(
+        f"unit {unit}: with the rows that were drawn, its stage {stage} needs {need / 1e9:.1f} GB on "
+        f"each device, {(need - memory) / 1e9:.1f} GB more than the {memory / 1e9:.0f} GB of {problem.cluster.name} "
+        f"on the best layout for {problem.devices} devices; give it more devices or shorter rows"
+    )
+
+
 def is_trainable(problem: PlanningProblem, plan: Plan) -> bool:
-    """Whether the trainer takes a plan; one that it refuses is there to be compared with."""
+    """Whether the trainer can run a plan; one that it cannot run still serves for comparison."""
     try:
         check_plan(plan, problem.graph, problem.rows, problem.devices)
     except PlanError:
@@ -66,22 +105,22 @@ def is_trainable(problem: PlanningProblem, plan: Plan) -> bool:
     return True
 
 
-def best_result(problem: PlanningProblem, outcomes: Sequence[PolicyResult]) -> PolicyResult:
-    """Of those that the trainer takes, if there are any, the shortest step; of equal ones that on the fewest devices.
+def best_result(problem: PlanningProblem, results: Sequence[PolicyResult]) -> PolicyResult:
+    """The shortest step of the plans that the trainer can run, if there are any; of equal ones the fewest devices.
 
     Raises PlanError if no policy has a plan.
     """
-    found = [outcome for outcome in outcomes if outcome.simulated]
-    if not found:
+    with_plan = [result for result in results if result.simulated]
+    if not with_plan:
         reasons: dict[str, list[str]] = {}
-        for outcome in outcomes:
-            reasons.setdefault(outcome.reason, []).append(outcome.policy)
+        for result in results:
+            reasons.setdefault(result.reason, []).append(result.policy)
         raise PlanError("; ".join(f"{', '.join(policies)}: {reason}" for reason, policies in reasons.items()))
-    found = [outcome for outcome in found if is_trainable(problem, outcome.plan)] or found
-    best = shortest_step([outcome.simulated for outcome in found if outcome.simulated])
-    return next(outcome for outcome in found if outcome.simulated is best)
+    eligible = [result for result in with_plan if is_trainable(problem, result.plan)] or with_plan
+    best = shortest_step([result.simulated for result in eligible if result.simulated])
+    return next(result for result in eligible if result.simulated is best)
 
 
 def plan_automatically(problem: PlanningProblem) -> PolicyResult:
-    """The best of all policies."""
+    """The best result of all policies."""
     return best_result(problem, [run_policy(problem, policy) for policy in PLANNING_POLICIES])

@@ -1,4 +1,4 @@
-"""What a planner is given and does not search: sequence and expert ranks (DistTrain, arXiv 2408.04275, section 9)."""
+"""Sequence and expert ranks, which planners take as given (as DistTrain does, arXiv 2408.04275, section 9)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from sharding.specs.modules import ModuleGraph
 
 @dataclasses.dataclass(frozen=True)
 class FixedRanks:
-    """Ranks of one module.
+    """Ranks of one module that planners do not choose.
 
     Attributes:
-        cp: Sequence ranks of every instance.
-        ep: Expert ranks: so many instances divide the experts.
+        cp: Sequence ranks of every replica.
+        ep: Expert ranks: the number of replicas that divide the experts.
     """
 
     cp: int = 1
@@ -29,15 +29,15 @@ SINGLE_RANKS = FixedRanks()
 """One sequence rank and one expert rank."""
 
 
-def check_fixed_ranks(given: Mapping[str, FixedRanks], graph: ModuleGraph, rows: int) -> None:
-    """Raises PlanError, naming the module and the numbers, if what is given cannot be.
+def check_fixed_ranks(fixed_ranks: Mapping[str, FixedRanks], graph: ModuleGraph, rows: int) -> None:
+    """Raises PlanError, naming the module and the numbers, if no plan can have these ranks.
 
     Args:
-        given: By module; those that are left out have one rank of each kind.
+        fixed_ranks: By module; a module that is left out has one rank of each kind.
         graph: The modules.
         rows: Rows of the global batch.
     """
-    for name, ranks in given.items():
+    for name, ranks in fixed_ranks.items():
         if name not in graph.names:
             raise PlanError(f"ranks are given for {name}, which the model lacks; it has {', '.join(graph.names)}")
         check_cp_and_ep(f"given for {name}", [graph[name]], ranks.cp, ranks.ep)

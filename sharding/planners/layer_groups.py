@@ -1,4 +1,4 @@
-"""Costs of a module's three pieces: what stands before its layers, one of them, and what stands behind."""
+"""Costs of a module's three groups of layers: the leading layers, one layer of the stack, and the trailing layers."""
 
 from typing import NamedTuple
 
@@ -8,18 +8,21 @@ from jaxtyping import Float, Int
 from sharding.costs.cost_model import CostModel, LayerParallelism
 from sharding.costs.memory import saved_activation_bytes
 from sharding.planners.fixed_ranks import FixedRanks
-from sharding.plans.trained_parts import RequiredGradients
-from sharding.specs.layer import LayerSpec
+from sharding.plans.trained_parts import LayerGradients, RequiredGradients
+from sharding.specs.layer import LayerSpec, Loads, RecomputePolicy
 from sharding.specs.modules import ModuleSpec
 
 
 class LayerGroupCosts(NamedTuple):
-    """What stands before the layers, one layer, or what stands behind them, on one tensor rank.
+    """Costs of a group of layers on one tensor rank.
 
     Attributes:
-        seconds: Forward and backward, by rows of a microbatch.
-        sizes: Numbers in its parameters without experts', and in those that train; and in experts' alike.
-        held, again: Bytes kept of a row, and of what is computed again: mean, deviation and most.
+        seconds: Forward and backward, by the rows of a replica's microbatch.
+        parameters: Elements of parameters: all but experts', those of them that train, experts', those of them that
+            train.
+        saved: Bytes saved per row: mean, standard deviation and maximum over rows.
+        recomputed: Bytes that the largest layer saves without recomputation, in the same form; 0 where nothing is
+            recomputed.
     """
 
     seconds: Float[np.ndarray, " k"]
@@ -29,53 +32,63 @@ class LayerGroupCosts(NamedTuple):
 
 
 class LayerGroups:
-    """Costs of a module's three pieces."""
+    """Computes the costs of a module's groups of layers.
+
+    Args:
+        module: The module.
+        required: Which gradients its layers compute.
+        costs: The cost model.
+        loads: Loads of rows that stand for all.
+        rows: Numbers of rows of a replica's microbatch.
+        fixed_ranks: Sequence and expert ranks.
+    """
 
     def __init__(
         self,
         module: ModuleSpec,
-        turns: RequiredGradients,
+        required: RequiredGradients,
         costs: CostModel,
-        loads: Float[np.ndarray, "n 3"],
+        loads: Loads,
         rows: Int[np.ndarray, " k"],
-        given: FixedRanks,
+        fixed_ranks: FixedRanks,
     ) -> None:
-        self._costs, self._loads, self._given = costs, loads, given
-        self._mean = loads.mean(axis=0) * rows[:, None]
-        whole = turns.of_layers(module.name, 0, module.layer_count)
-        inner = len(module.leading_layers)
-        self._groups = (whole[:inner], whole[inner : inner + 1], whole[inner + 1 :])
-        self._known: dict[tuple[str, int], Float[np.ndarray, " k"]] = {}
+        self._costs, self._loads, self._fixed_ranks = costs, loads, fixed_ranks
+        self._mean_loads = loads.mean(axis=0) * rows[:, None]
+        layers = required.of_layers(module.name, 0, module.layer_count)
+        leading = len(module.leading_layers)
+        self._groups = (layers[:leading], layers[leading : leading + 1], layers[leading + 1 :])
+        self._forward_seconds: dict[tuple[str, int], Float[np.ndarray, " k"]] = {}
 
-    def costs(self, tp: int, recompute: str) -> tuple[LayerGroupCosts, ...]:
-        """What stands before the layers, one of them, and what stands behind."""
-        return tuple(self._piece(group, tp, recompute) for group in self._groups)
+    def costs(self, tp: int, recompute: RecomputePolicy) -> tuple[LayerGroupCosts, ...]:
+        """Costs of the leading layers, of one layer of the stack, and of the trailing layers."""
+        return tuple(self._group_costs(group, tp, recompute) for group in self._groups)
 
-    def _piece(
-        self, group: tuple[tuple[LayerSpec, int, tuple[str, ...]], ...], tp: int, recompute: str
-    ) -> LayerGroupCosts:
-        seconds, sizes = np.zeros(len(self._mean)), np.zeros(4)
+    def _group_costs(self, group: tuple[LayerGradients, ...], tp: int, recompute: RecomputePolicy) -> LayerGroupCosts:
+        seconds, parameters = np.zeros(len(self._mean_loads)), np.zeros(4)
+        saved, recomputed = np.zeros(len(self._loads)), np.zeros(len(self._loads))
         ranks = self._ranks(tp)
-        held, again = np.zeros(len(self._loads)), np.zeros(len(self._loads))
-        for layer, _, turns in group:
+        for layer, _, gradients in group:
             seconds = seconds + self._forward(layer, tp)
-            local = np.array([layer.parameters_per_rank(tp), layer.expert_parameters_per_rank(tp, ranks.ep)])
-            sizes = sizes + np.outer(local, [1.0, "wgrad" in turns]).ravel()
-            if turns:
-                seconds = seconds + self._costs.backward(layer, self._mean, ranks, turns, recompute).total
-                held = held + saved_activation_bytes(layer, self._loads, ranks, recompute, self._costs)
+            per_rank = [layer.parameters_per_rank(tp), layer.expert_parameters_per_rank(tp, ranks.ep)]
+            parameters = parameters + np.outer(per_rank, [1.0, "wgrad" in gradients]).ravel()
+            if gradients:
+                seconds = seconds + self._costs.backward(layer, self._mean_loads, ranks, gradients, recompute).total
+                saved = saved + saved_activation_bytes(layer, self._loads, ranks, recompute, self._costs)
                 if recompute != "none":
-                    again = np.maximum(again, saved_activation_bytes(layer, self._loads, ranks, "none", self._costs))
-        return LayerGroupCosts(seconds, sizes, _moments(held), _moments(again))
+                    without = saved_activation_bytes(layer, self._loads, ranks, "none", self._costs)
+                    recomputed = np.maximum(recomputed, without)
+        return LayerGroupCosts(np.asarray(seconds), parameters, _moments(saved), _moments(recomputed))
 
     def _forward(self, layer: LayerSpec, tp: int) -> Float[np.ndarray, " k"]:
-        if (layer.name, tp) not in self._known:
-            self._known[layer.name, tp] = self._costs.forward(layer, self._mean, self._ranks(tp)).total
-        return self._known[layer.name, tp]
+        if (layer.name, tp) not in self._forward_seconds:
+            seconds = self._costs.forward(layer, self._mean_loads, self._ranks(tp)).total
+            self._forward_seconds[layer.name, tp] = np.asarray(seconds)
+        return self._forward_seconds[layer.name, tp]
 
     def _ranks(self, tp: int) -> LayerParallelism:
-        return LayerParallelism(tp, self._given.cp, self._given.ep, collectives=self._costs.collectives)
+        return LayerParallelism(tp, self._fixed_ranks.cp, self._fixed_ranks.ep, collectives=self._costs.collectives)
 
 
-def _moments(held: Float[np.ndarray, " n"]) -> Float[np.ndarray, " 3"]:
-    return np.array([held.mean(), held.std(), held.max()])
+def _moments(row_bytes: Float[np.ndarray, " n"] | float) -> Float[np.ndarray, " 3"]:
+    """Mean, standard deviation and maximum."""
+    return np.array([np.mean(row_bytes), np.std(row_bytes), np.max(row_bytes)])

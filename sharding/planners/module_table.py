@@ -1,4 +1,4 @@
-"""What a module takes under every way to cut it, for the mean row: made once, read by every planner."""
+"""What a module takes under every candidate division of it, for the mean row: computed once, read by every planner."""
 
 import dataclasses
 import functools
@@ -14,56 +14,67 @@ from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks
 from sharding.planners.layer_groups import LayerGroupCosts, LayerGroups
 from sharding.planners.partition import balanced_layers
 from sharding.plans.trained_parts import RequiredGradients
+from sharding.specs.layer import Loads, RecomputePolicy
 from sharding.specs.modules import ModuleSpec
 
-DEVIATIONS = 4  # of a microbatch's bytes above the mean; rehearsals check what is really held
+DEVIATIONS = 4  # of a microbatch's bytes above the mean; simulating a plan checks what its devices really hold
 
 
 class RowBytes(NamedTuple):
-    """Bytes that a row leaves for its backward: the mean over rows, their standard deviation, the most."""
+    """Bytes that a row saves for its backward.
+
+    Attributes:
+        mean: The mean over rows.
+        deviation: The standard deviation over rows.
+        maximum: The maximum over rows.
+    """
 
     mean: Float[np.ndarray, "..."]
     deviation: Float[np.ndarray, "..."]
     maximum: Float[np.ndarray, "..."]
 
-    def select(self, ways: Int[np.ndarray, " n"]) -> "RowBytes":
-        """Of some ways."""
-        return RowBytes(*(part[ways] for part in self))
+    def select(self, candidates: Int[np.ndarray, " n"]) -> "RowBytes":
+        """The bytes of some candidates."""
+        return RowBytes(*(array[candidates] for array in self))
 
     def upper_bound(self, rows: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-        """What so many rows hold, hardly ever more."""
+        """Bytes that `rows` rows hardly ever exceed: DEVIATIONS standard deviations above their mean."""
         return np.minimum(self.mean * rows + DEVIATIONS * self.deviation * np.sqrt(rows), self.maximum * rows)
 
     def max_rows(self, room: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-        """How many rows so many bytes have room for: the inverse of `of`; negative where there is no room at all."""
-        room_left = np.maximum(room, 0.0)
+        """How many rows fit into `room` bytes, the inverse of `upper_bound`; negative where `room` is."""
+        nonnegative = np.maximum(room, 0.0)
         deviation = DEVIATIONS * self.deviation
         with np.errstate(divide="ignore", invalid="ignore"):
-            root = (np.sqrt(deviation**2 + 4 * self.mean * room_left) - deviation) / (2 * self.mean)
-            rows = np.where(self.maximum > 0, np.maximum(root**2, room_left / self.maximum), np.inf)
+            root = (np.sqrt(deviation**2 + 4 * self.mean * nonnegative) - deviation) / (2 * self.mean)
+            rows = np.where(self.maximum > 0, np.maximum(root**2, nonnegative / self.maximum), np.inf)
         return np.where(room >= 0, rows, -1.0)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ModuleTable:
-    """o counts the ways to cut a module, k the numbers of rows in an instance's microbatch, g its distinct stages.
+    """Candidates o to divide a module, by the rows k of a replica's microbatch and the candidate's distinct stages g.
 
     Attributes:
         module: The module.
         costs: The cost model.
-        rows: Rows of an instance's microbatch.
-        tp, pp, chunks: Of each way.
-        recompute: Of each way.
-        layers: Of each way, how many layers each virtual stage owns.
-        stage: Seconds of the slowest stage for a microbatch, forward and backward.
-        warm: Seconds of a microbatch's way through all stages, forward and backward, over the chunks.
-        parameters, trained: Numbers in the parameters of a device of a stage, without experts'.
-        experts, trained_experts: The same of experts.
-        ahead: Microbatches a stage holds where nothing comes behind the module; one more of each for what does.
-        held: Bytes of each of them, by row.
-        fixed: Bytes of those that only one chunk of a stage holds.
-        workspace: Bytes of a layer that is computed again, by row.
-        given: Sequence and expert ranks, which all ways have.
+        rows: Numbers of rows of a replica's microbatch.
+        tp: Tensor-parallel size of each candidate.
+        pp: Number of pipeline ranks of each candidate.
+        chunks: Virtual stages per pipeline rank of each candidate.
+        recompute: Recomputation policy of each candidate.
+        layers: How many layers each virtual stage of a candidate owns.
+        slowest_stage: Seconds of the slowest stage for a microbatch, forward and backward.
+        fill: Pipeline fill latency: seconds of a microbatch through all stages, forward and backward, over the chunks.
+        parameters: Elements of parameters on a device of a stage, without experts'.
+        trained: Those of them that train.
+        experts: Elements of experts' parameters on a device of a stage.
+        trained_experts: Those of them that train.
+        in_flight: Microbatches that a stage holds with no stage behind the module; each stage behind it adds one.
+        saved: Bytes per row of each microbatch in flight.
+        saved_once: Bytes per row of the microbatches that only one chunk of a stage holds.
+        workspace: Bytes per row of a layer that is recomputed.
+        fixed_ranks: Sequence and expert ranks of all candidates.
     """
 
     module: ModuleSpec
@@ -72,7 +83,7 @@ class ModuleTable:
     tp: Int[np.ndarray, " o"]
     pp: Int[np.ndarray, " o"]
     chunks: Int[np.ndarray, " o"]
-    recompute: tuple[str, ...]
+    recompute: tuple[RecomputePolicy, ...]
     layers: tuple[tuple[int, ...], ...]
     slowest_stage: Float[np.ndarray, "o k"]
     fill: Float[np.ndarray, "o k"]
@@ -88,189 +99,225 @@ class ModuleTable:
 
     @functools.cached_property
     def device_seconds_per_row(self) -> dict[int, Float[np.ndarray, " k"]]:
-        """By tp, the least device-seconds of a row: on one stage, nothing computed again that need not be."""
+        """By tp, the least device-seconds of a row: on one stage, with no more recomputation than necessary."""
         seconds = self.fixed_ranks.cp * self.fill * self.chunks[:, None] / self.rows
-        whole = self.pp == 1
-        return {int(tp): tp * seconds[whole & (self.tp == tp)].min(axis=0) for tp in np.unique(self.tp)}
+        one_stage = self.pp == 1
+        return {int(tp): tp * seconds[one_stage & (self.tp == tp)].min(axis=0) for tp in np.unique(self.tp)}
 
     @functools.cached_property
     def replica_devices(self) -> Int[np.ndarray, " o"]:
-        """Devices of one instance, all stages together, of each way."""
+        """Devices of one replica of each candidate, all stages together."""
         return self.tp * self.fixed_ranks.cp * self.pp
 
     def replica_options(self, dp: int) -> tuple[Int[np.ndarray, " c"], Int[np.ndarray, " c"]]:
-        """Beside a backbone of `dp` instances: columns of `rows` that can be, and the instances of each."""
+        """Beside a backbone of `dp` replicas: the possible columns of `rows`, and the number of replicas of each."""
         columns = np.flatnonzero(dp % (self.rows * self.fixed_ranks.ep) == 0)
         return columns, dp // self.rows[columns]
 
     def min_devices(self, tp: int, memory: float) -> float:
-        """The fewest devices for its weights and optimizer with so many tensor ranks, ever so many data ranks."""
-        way = np.flatnonzero((self.tp == tp) & (self.pp == 1))[:1]
-        state = float(self._state(way, np.array([np.inf])).max())
+        """The fewest devices that hold weights and optimizer state with `tp` tensor ranks, however many data ranks."""
+        candidate = np.flatnonzero((self.tp == tp) & (self.pp == 1))[:1]
+        state = float(self._state_bytes(candidate, np.array([np.inf])).max())
         return tp * self.fixed_ranks.cp * max(1.0, state / memory) * self.fixed_ranks.ep
 
     def max_stages_behind(
         self,
-        ways: Int[np.ndarray, " n"],
+        candidates: Int[np.ndarray, " n"],
         rows: Shaped[np.ndarray, " n"],
         dp: Int[np.ndarray, " n"],
         memory: float,
-        most: Int[np.ndarray, " n"],
+        microbatches: Int[np.ndarray, " n"],
     ) -> Float[np.ndarray, " n"]:
         """How many stages may come behind the module before its memory is full; negative where it never fits.
 
         Args:
-            ways: Numbers of ways to cut it.
-            rows: Of an instance's microbatch.
-            dp: Its instances.
+            candidates: Numbers of candidates.
+            rows: Rows of a replica's microbatch.
+            dp: Number of replicas.
             memory: Bytes of a device.
-            most: Microbatches of a step: more are never held.
+            microbatches: Microbatches of a step; more are never in flight.
         """
-        each = self.saved.select(ways)
-        room = memory - self.static_bytes(ways, rows, dp)
-        held = each.max_rows(room) / rows[:, None]
-        chunks = self.chunks[ways][:, None]
-        stages = np.floor((held - self.in_flight[ways]) / np.where(chunks > 1, 2, 1) + 1e-9)
-        return np.where(held >= most[:, None] * chunks, np.inf, stages).min(axis=1)
+        room = memory - self.static_bytes(candidates, rows, dp)
+        in_flight = self.saved.select(candidates).max_rows(room) / rows[:, None]
+        chunks = self.chunks[candidates][:, None]
+        stages = np.floor((in_flight - self.in_flight[candidates]) / np.where(chunks > 1, 2, 1) + 1e-9)
+        return np.where(in_flight >= microbatches[:, None] * chunks, np.inf, stages).min(axis=1)
 
-    def stages_behind_sources(self, ways: Int[np.ndarray, " n"], behind: int) -> Float[np.ndarray, " n"]:
-        """How many stages come behind what feeds the module, counted as microbatches that it then holds at most."""
-        pp, chunked = self.pp[ways], self.chunks[ways] > 1
-        return np.where(chunked, 2 * pp + 2 * behind - 1, pp + behind).astype(float)
+    def stages_behind_sources(self, candidates: Int[np.ndarray, " n"], behind: int) -> Float[np.ndarray, " n"]:
+        """Stages behind the modules that feed this one, counted as the microbatches that these then hold at most."""
+        pp, has_chunks = self.pp[candidates], self.chunks[candidates] > 1
+        return np.where(has_chunks, 2 * pp + 2 * behind - 1, pp + behind).astype(float)
 
     def peak_bytes(
         self,
-        ways: Int[np.ndarray, " n"],
+        candidates: Int[np.ndarray, " n"],
         rows: Shaped[np.ndarray, " n"],
         dp: Int[np.ndarray, " n"],
         behind: Float[np.ndarray, " n"],
-        most: Int[np.ndarray, " n"],
+        microbatches: Int[np.ndarray, " n"],
     ) -> Float[np.ndarray, " n"]:
-        """Bytes that the fullest stage takes on a device, with so many stages behind the module."""
-        chunks = self.chunks[ways][:, None]
-        ahead = np.minimum(self.in_flight[ways] + behind[:, None] * np.where(chunks > 1, 2, 1), most[:, None] * chunks)
-        held = self.saved.select(ways).upper_bound(ahead * rows[:, None])
-        return (self.static_bytes(ways, rows, dp) + held).max(axis=1)
+        """Bytes on a device of the fullest stage.
+
+        Args:
+            candidates: Numbers of candidates.
+            rows: Rows of a replica's microbatch.
+            dp: Number of replicas.
+            behind: Stages behind the module.
+            microbatches: Microbatches of a step.
+        """
+        chunks = self.chunks[candidates][:, None]
+        in_flight = self.in_flight[candidates] + behind[:, None] * np.where(chunks > 1, 2, 1)
+        in_flight = np.minimum(in_flight, microbatches[:, None] * chunks)
+        saved = self.saved.select(candidates).upper_bound(in_flight * rows[:, None])
+        return (self.static_bytes(candidates, rows, dp) + saved).max(axis=1)
 
     def static_bytes(
-        self, ways: Int[np.ndarray, " n"], rows: Shaped[np.ndarray, " n"], dp: Int[np.ndarray, " n"]
+        self, candidates: Int[np.ndarray, " n"], rows: Shaped[np.ndarray, " n"], dp: Int[np.ndarray, " n"]
     ) -> Float[np.ndarray, "n g"]:
-        """Bytes that a device of each stage takes all the time."""
-        again = self.workspace.select(ways).upper_bound(rows.astype(float))
-        return (
-            self._state(ways, dp)
-            + again[:, None]
-            + self.saved_once.select(ways).upper_bound(rows[:, None].astype(float))
-        )
+        """Bytes that a device of each stage takes at all times."""
+        workspace = self.workspace.select(candidates).upper_bound(rows.astype(float))
+        saved_once = self.saved_once.select(candidates).upper_bound(rows[:, None].astype(float))
+        return self._state_bytes(candidates, dp) + workspace[:, None] + saved_once
 
-    def _state(self, ways: Int[np.ndarray, " n"], dp: Shaped[np.ndarray, " n"]) -> Float[np.ndarray, "n g"]:
-        alike = dp[:, None] * self.fixed_ranks.cp
-        state = train_state_bytes(self.parameters[ways], self.trained[ways], alike, self.costs)
+    def _state_bytes(self, candidates: Int[np.ndarray, " n"], dp: Shaped[np.ndarray, " n"]) -> Float[np.ndarray, "n g"]:
+        replicas = dp[:, None] * self.fixed_ranks.cp
+        state = train_state_bytes(self.parameters[candidates], self.trained[candidates], replicas, self.costs)
         if not self.module.expert_count:
-            return state
-        return state + train_state_bytes(
-            self.experts[ways], self.trained_experts[ways], alike / self.fixed_ranks.ep, self.costs
+            return np.asarray(state)
+        expert_replicas = replicas / self.fixed_ranks.ep
+        experts = train_state_bytes(
+            self.experts[candidates], self.trained_experts[candidates], expert_replicas, self.costs
         )
+        return np.asarray(state + experts)
 
 
-class _Way(NamedTuple):
-    """One way to cut a module; `stages` are its distinct ones, as columns of _stages."""
+class _Stage(NamedTuple):
+    """One stage of a candidate; triples count (leading layers, layers of the stack, trailing layers).
+
+    Attributes:
+        on_device: Layers on its device, in all chunks.
+        per_microbatch: Layers whose activations every microbatch in flight saves.
+        saved_once: Layers of a single chunk, times the microbatches that this chunk holds.
+        in_flight: Microbatches in flight, with no stage behind the module.
+    """
+
+    on_device: tuple[int, int, int]
+    per_microbatch: tuple[int, int, int]
+    saved_once: tuple[int, int, int]
+    in_flight: int
+
+
+class _Candidate(NamedTuple):
+    """One way to divide a module; `stages` are its distinct ones."""
 
     tp: int
-    recompute: str
+    recompute: RecomputePolicy
     pp: int
     chunks: int
     layers: tuple[int, ...]
-    stages: list[tuple[int, ...]]
-    pieces: tuple[LayerGroupCosts, ...]
+    stages: list[_Stage]
+    groups: tuple[LayerGroupCosts, ...]
 
 
 def module_table(
     module: ModuleSpec,
-    turns: RequiredGradients,
+    required: RequiredGradients,
     costs: CostModel,
-    loads: Float[np.ndarray, "n 3"],
+    loads: Loads,
     rows: Int[np.ndarray, " k"],
-    recompute: tuple[str, ...],
+    *,
+    recompute: tuple[RecomputePolicy, ...],
     chunks: tuple[int, ...],
-    tensor: tuple[int, ...],
-    longest: int,
-    given: FixedRanks = SINGLE_RANKS,
+    tensor_sizes: tuple[int, ...],
+    max_stages: int,
+    fixed_ranks: FixedRanks = SINGLE_RANKS,
 ) -> ModuleTable:
-    """Cuts a module in every way.
+    """Tables every candidate division of a module.
 
     Args:
         module: The module.
-        turns: Which gradients its layers need.
+        required: Which gradients its layers compute.
         costs: The cost model.
-        loads: Of rows that stand for all.
-        rows: Rows of an instance's microbatch to table.
-        recompute, chunks, tensor: Choices; a tensor-parallel size that does not divide the module is none.
-        longest: The most stages; a module that is not divisible has one in any case.
-        given: Sequence and expert ranks.
+        loads: Loads of rows that stand for all.
+        rows: Numbers of rows of a replica's microbatch.
+        recompute: Recomputation policies to choose from.
+        chunks: Numbers of virtual stages per pipeline rank to choose from.
+        tensor_sizes: Tensor-parallel sizes to choose from; those that do not divide the module are left out.
+        max_stages: The most stages; a module that is not divisible has one in any case.
+        fixed_ranks: Sequence and expert ranks.
     """
-    sizes = [tp for tp in tensor if module.supports_tp(tp)]
-    depth = min(longest, module.layer_count) if module.divisible else 1
-    pieces = LayerGroups(module, turns, costs, loads, rows, given)
-    ways = []
-    for tp, choice in itertools.product(sizes, recompute):
-        three = pieces.costs(tp, choice)
-        before, layer, after = (float(piece.seconds[0]) for piece in three)
-        for pp, each in itertools.product(range(1, depth + 1), chunks):
-            if each == 1 or 1 < pp <= depth // each:
-                layers = balanced_layers(before, layer, after, module.layer_count, pp * each)
-                ways.append(_Way(tp, choice, pp, each, layers, _stages(layers, pp), three))
-    return _tabulate(module, costs, rows, ways, given)
+    sizes = [tp for tp in tensor_sizes if module.supports_tp(tp)]
+    depth = min(max_stages, module.layer_count) if module.divisible else 1
+    layer_groups = LayerGroups(module, required, costs, loads, rows, fixed_ranks)
+    candidates = []
+    for tp, policy in itertools.product(sizes, recompute):
+        groups = layer_groups.costs(tp, policy)
+        leading, layer, trailing = (float(group.seconds[0]) for group in groups)
+        for pp, count in itertools.product(range(1, depth + 1), chunks):
+            if count == 1 or 1 < pp <= depth // count:
+                layers = balanced_layers(leading, layer, trailing, module.layer_count, pp * count)
+                candidates.append(_Candidate(tp, policy, pp, count, layers, _distinct_stages(layers, pp), groups))
+    return _tabulate(module, costs, rows, candidates, fixed_ranks)
 
 
-def _stages(layers: tuple[int, ...], pp: int) -> list[tuple[int, ...]]:
+def _distinct_stages(layers: tuple[int, ...], pp: int) -> list[_Stage]:
     """The distinct stages of a module; of equal ones the first, which holds the most microbatches.
 
-    Each is numbers of what stands before the layers, of layers, and of what stands behind them: on its device, held by
-    each microbatch in flight, and held always; and the microbatches in flight. Of a stage with chunks, every chunk of a
-    microbatch counts as one (`interleaved_bounds`), with the layers of the largest; what only one chunk has counts for
-    the microbatches that are in that one.
+    Of a stage with chunks, every chunk of a microbatch counts as one microbatch in flight (`interleaved_in_flight`),
+    with the layers of the largest chunk; what only one chunk has is counted for the microbatches in that chunk.
     """
-    found: dict[tuple[int, ...], tuple[int, ...]] = {}
-    for place in range(pp):
-        chunks = layers[place::pp]
-        first, last = int(place == 0), int(place == pp - 1)
-        device = (first, sum(chunks), last)
+    stages: dict[tuple[tuple[int, int, int], int], _Stage] = {}
+    for rank in range(pp):
+        chunks = layers[rank::pp]
+        first, last = int(rank == 0), int(rank == pp - 1)
+        on_device = (first, sum(chunks), last)
         if len(chunks) == 1:
-            stage = (*device, *device, 0, 0, 0, pp - place)
+            stage = _Stage(on_device, on_device, (0, 0, 0), pp - rank)
         else:
-            stage = (*device, 0, max(chunks), 0, 2 * pp * first, 0, 2 * last, len(layers) + pp - 2 * place - 1)
-        found.setdefault((*device, max(chunks)), stage)
-    return list(found.values())
+            saved_once = (2 * pp * first, 0, 2 * last)
+            stage = _Stage(on_device, (0, max(chunks), 0), saved_once, len(layers) + pp - 2 * rank - 1)
+        stages.setdefault((on_device, max(chunks)), stage)
+    return list(stages.values())
 
 
 def _tabulate(
-    module: ModuleSpec, costs: CostModel, rows: Int[np.ndarray, " k"], ways: list[_Way], given: FixedRanks
+    module: ModuleSpec,
+    costs: CostModel,
+    rows: Int[np.ndarray, " k"],
+    candidates: list[_Candidate],
+    fixed_ranks: FixedRanks,
 ) -> ModuleTable:
-    width = max(len(way.stages) for way in ways)
-    stages = np.array([way.stages + way.stages[-1:] * (width - len(way.stages)) for way in ways], float)  # [o, g, 10]
-    seconds = np.array([[piece.seconds for piece in way.pieces] for way in ways])  # [o, 3, k]
-    sizes = np.array([[piece.parameters for piece in way.pieces] for way in ways])  # [o, 3, 4]
-    held = np.array([[piece.saved for piece in way.pieces] for way in ways])  # [o, 3, 3]
-    again = np.array([[piece.recomputed for piece in way.pieces] for way in ways])
-    device, flying, always, ahead = stages[..., :3], stages[..., 3:6], stages[..., 6:9], stages[..., 9]
-    chunks = np.array([way.chunks for way in ways])
-    numbers = np.moveaxis(device @ sizes, 2, 0)
+    """Stacks the candidates; one with fewer distinct stages than another repeats its last."""
+    width = max(len(candidate.stages) for candidate in candidates)
+    stages = [of.stages + of.stages[-1:] * (width - len(of.stages)) for of in candidates]
+    on_device = np.array([[stage.on_device for stage in row] for row in stages], float)  # [o, g, 3]
+    per_microbatch = np.array([[stage.per_microbatch for stage in row] for row in stages], float)
+    saved_once = np.array([[stage.saved_once for stage in row] for row in stages], float)
+    seconds = np.array([[group.seconds for group in of.groups] for of in candidates])  # [o, 3, k]
+    group_parameters = np.array([[group.parameters for group in of.groups] for of in candidates])  # [o, 3, 4]
+    group_saved = np.array([[group.saved for group in of.groups] for of in candidates])  # [o, 3, 3]
+    recomputed = np.array([[group.recomputed for group in of.groups] for of in candidates])  # [o, 3, 3]
+    chunks = np.array([of.chunks for of in candidates])
+    parameters, trained, experts, trained_experts = np.moveaxis(on_device @ group_parameters, 2, 0)
+    whole_module = seconds[:, 0] + module.layer_count * seconds[:, 1] + seconds[:, 2]
     return ModuleTable(
-        module,
-        costs,
-        rows,
-        np.array([way.tp for way in ways]),
-        np.array([way.pp for way in ways]),
-        chunks,
-        tuple(way.recompute for way in ways),
-        tuple(way.layers for way in ways),
-        (device @ seconds).max(axis=1),
-        (seconds[:, 0] + module.layer_count * seconds[:, 1] + seconds[:, 2]) / chunks[:, None],
-        *numbers,
-        ahead,
-        RowBytes(*np.moveaxis(flying @ held, 2, 0)),
-        RowBytes(*np.moveaxis(always @ held, 2, 0)),
-        RowBytes(*np.moveaxis(again.max(axis=1), 1, 0)),
-        given,
+        module=module,
+        costs=costs,
+        rows=rows,
+        tp=np.array([of.tp for of in candidates]),
+        pp=np.array([of.pp for of in candidates]),
+        chunks=chunks,
+        recompute=tuple(of.recompute for of in candidates),
+        layers=tuple(of.layers for of in candidates),
+        slowest_stage=(on_device @ seconds).max(axis=1),
+        fill=whole_module / chunks[:, None],
+        parameters=parameters,
+        trained=trained,
+        experts=experts,
+        trained_experts=trained_experts,
+        in_flight=np.array([[stage.in_flight for stage in row] for row in stages], float),
+        saved=RowBytes(*np.moveaxis(per_microbatch @ group_saved, 2, 0)),
+        saved_once=RowBytes(*np.moveaxis(saved_once @ group_saved, 2, 0)),
+        workspace=RowBytes(*np.moveaxis(recomputed.max(axis=1), 1, 0)),
+        fixed_ranks=fixed_ranks,
     )

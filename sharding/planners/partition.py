@@ -1,4 +1,4 @@
-"""Cutting a run of equal layers, with something before the first and behind the last, into balanced stages."""
+"""Partitions a stack of equal layers, with leading and trailing layers, into balanced pipeline stages."""
 
 import math
 
@@ -6,14 +6,16 @@ _ROUNDING = 1e-9
 
 
 def balanced_layers(before: float, layer: float, after: float, layers: int, stages: int) -> tuple[int, ...]:
-    """How many layers each stage owns so that the slowest stage is as fast as can be.
+    """How many layers each stage owns so that the slowest stage is as fast as possible.
 
-    Where stages need not all be as slow as that, the first ones are relieved: they hold the most microbatches.
+    Where not all stages need to be that slow, the first ones own fewer layers, because they hold the most microbatches.
 
     Args:
-        before, layer, after: Seconds of what stands before the first layer, of each layer, and behind the last.
+        before: Seconds of the leading layers, on the first stage.
+        layer: Seconds of each layer.
+        after: Seconds of the trailing layers, on the last stage.
         layers: Number of layers.
-        stages: Number of stages, at most `layers`; each owns at least one.
+        stages: Number of stages, at most `layers`; each owns at least one layer.
     """
     if stages == 1:
         return (layers,)
@@ -31,12 +33,12 @@ def balanced_layers(before: float, layer: float, after: float, layers: int, stag
 
 
 def _limits(first: float, last: float, layers: int, stages: int) -> tuple[float, float, float]:
-    """The least time that is enough, in layers, among those that just fill a middle, the first or the last stage."""
+    """The least sufficient times of a stage, in layers, that exactly fill a middle, the first or the last one."""
     inner = stages - 2
-    whole = math.ceil((layers + _ceil(first) + _ceil(last)) / stages)
+    filling_middle = math.ceil((layers + _ceil(first) + _ceil(last)) / stages)
     filling_first = math.ceil((layers - inner * _floor(first) - _floor(first - last)) / stages)
     filling_last = math.ceil((layers - inner * _floor(last) - _floor(last - first)) / stages)
-    return float(whole), first + filling_first, last + filling_last
+    return float(filling_middle), first + filling_first, last + filling_last
 
 
 def _floor(number: float) -> int:

@@ -1,4 +1,4 @@
-"""From layouts to plans: units on consecutive devices."""
+"""Units and plans on consecutive devices."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,46 +7,49 @@ from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks
 from sharding.planners.layout_search import DisjointLayout
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
+from sharding.plans.unit_plan import CollectivesName, UnitPlan
+from sharding.specs.layer import RecomputePolicy
 
 
 def place_units(units: Sequence[UnitPlan], microbatches: int) -> Plan:
-    """Gives units, whose devices are counted from 0 each, devices one behind the other.
+    """A plan of units, whose devices are numbered from 0 each, on consecutive devices.
 
-    Larger instances come first: where tensor and sequence ranks divide a node, none of their groups lies on two nodes.
+    Units with larger replicas get the first devices: where tensor and sequence ranks divide a node, none of their
+    groups then spans two nodes.
     """
-    starts, start = {}, 0
+    first_device, count = {}, 0
     for unit in sorted(units, key=lambda unit: -unit.replica_size):
-        starts[unit.name] = start
-        start += len(unit.devices)
-    placed = [_moved(unit, starts[unit.name]) for unit in units]
+        first_device[unit.name] = count
+        count += len(unit.devices)
+    placed = [_move(unit, first_device[unit.name]) for unit in units]
     schedule = "interleaved" if any(unit.chunks > 1 for unit in units) else "1f1b"
     return Plan(tuple(placed), microbatches, schedule)
 
 
 def make_unit(
     modules: tuple[str, ...],
+    *,
     dp: int,
     tp: int,
     layers: tuple[int, ...],
-    recompute: str,
+    recompute: RecomputePolicy,
     chunks: int = 1,
-    given: FixedRanks = SINGLE_RANKS,
-    collectives: str = "reduce",
+    fixed_ranks: FixedRanks = SINGLE_RANKS,
+    collectives: CollectivesName = "reduce",
 ) -> UnitPlan:
-    """A unit with devices counted from 0, named after its last module."""
-    devices = tuple(range(dp * given.cp * tp * (len(layers) // chunks)))
+    """A unit with devices numbered from 0 and one recomputation policy, named after its last module."""
+    count = dp * fixed_ranks.cp * tp * (len(layers) // chunks)
     return UnitPlan(
         modules[-1],
         modules,
-        devices,
+        tuple(range(count)),
         dp=dp,
         tp=tp,
         layers=layers,
         recompute=(recompute,) * len(layers),
         chunks=chunks,
-        cp=given.cp,
-        ep=given.ep,
+        cp=fixed_ranks.cp,
+        ep=fixed_ranks.ep,
         collectives=collectives,
     )
 
@@ -55,13 +58,22 @@ def plan_of_layout(problem: PlanningProblem, layout: DisjointLayout) -> Plan:
     """A plan that gives each module a unit of its own."""
     units = []
     for name, choice in layout.choices.items():
-        table, way = problem.module_tables[name], choice.candidate
-        chunks = int(table.chunks[way])
-        cut = (table.layers[way], table.recompute[way], chunks)
-        tp = int(table.tp[way])
-        units.append(make_unit((name,), choice.dp, tp, *cut, table.fixed_ranks, problem.collectives_of(name, tp)))
+        table, candidate = problem.module_tables[name], choice.candidate
+        tp = int(table.tp[candidate])
+        units.append(
+            make_unit(
+                (name,),
+                dp=choice.dp,
+                tp=tp,
+                layers=table.layers[candidate],
+                recompute=table.recompute[candidate],
+                chunks=int(table.chunks[candidate]),
+                fixed_ranks=table.fixed_ranks,
+                collectives=problem.collectives_of(name, tp),
+            )
+        )
     return place_units(units, layout.microbatches)
 
 
-def _moved(unit: UnitPlan, start: int) -> UnitPlan:
-    return dataclasses.replace(unit, devices=tuple(start + device for device in unit.devices))
+def _move(unit: UnitPlan, first_device: int) -> UnitPlan:
+    return dataclasses.replace(unit, devices=tuple(first_device + device for device in unit.devices))

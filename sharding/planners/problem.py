@@ -1,4 +1,4 @@
-"""What a planner is given, and the rehearsal by which its plans are compared."""
+"""A planning problem: a training step to be laid out on a cluster, and the simulation by which plans are compared."""
 
 import dataclasses
 import functools
@@ -14,34 +14,36 @@ from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_
 from sharding.planners.module_table import ModuleTable, module_table
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
+from sharding.plans.unit_plan import CollectivesName
 from sharding.schedules.build import build_schedule
 from sharding.simulation.simulator import simulate
 from sharding.simulation.timeline import Timeline
-from sharding.specs.layer import RECOMPUTE_POLICIES
+from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
 from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
 TENSOR_SIZES = (1, 2, 4, 8)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PlanningProblem:
     """A training step to be laid out on a cluster.
 
     Attributes:
         graph: The modules.
-        costs: What layers, collectives and hops take; also what is given, such as sequence parallelism.
+        costs: The cost model.
         cluster: The devices.
-        devices: How many of them there are.
+        devices: Number of devices.
         rows: Rows of the global batch.
         data: Loads of rows that stand for all.
-        trains: Parts that train.
-        recompute: Choices of recomputation that a planner may take.
-        chunks: Numbers of virtual stages on each of the backbone's stages that a planner may take.
-        tensor: Tensor-parallel sizes that a planner may take; those larger than a node are left out.
-        given: Sequence ranks and expert ranks by module, which a planner takes as they are; one of each by default.
-        seed: Of the rows that plans are rehearsed with.
-        positions: Of a row, by module, where they are known; tensor ranks that do not divide them are not asked to.
+        trained_parts: Parts that train.
+        recompute_choices: Recomputation policies that a planner may choose.
+        chunk_choices: Numbers of virtual stages per pipeline rank of the backbone that a planner may choose.
+        tensor_sizes: Tensor-parallel sizes that a planner may choose; those larger than a node are left out.
+        fixed_ranks: Sequence and expert ranks by module, which a planner does not choose; one of each by default.
+        seed: Seed of the rows that plans are simulated with.
+        row_positions: Positions of a row by module, where they are known; sequence parallelism is left out where the
+            tensor ranks do not divide them.
     """
 
     graph: ModuleGraph
@@ -51,7 +53,7 @@ class PlanningProblem:
     rows: int
     data: RowLoadStatistics
     trained_parts: frozenset[str]
-    recompute_choices: tuple[str, ...] = RECOMPUTE_POLICIES
+    recompute_choices: tuple[RecomputePolicy, ...] = RECOMPUTE_POLICIES
     chunk_choices: tuple[int, ...] = (1,)
     tensor_sizes: tuple[int, ...] = TENSOR_SIZES
     fixed_ranks: Mapping[str, FixedRanks] = dataclasses.field(default_factory=dict)
@@ -61,61 +63,67 @@ class PlanningProblem:
     def __post_init__(self) -> None:
         for name in ("devices", "rows"):
             if getattr(self, name) < 1:
-                raise ValueError(f"Problem.{name} is {getattr(self, name)}; it must be at least 1")
+                raise ValueError(f"PlanningProblem.{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("recompute_choices", "chunk_choices", "tensor_sizes"):
             if not getattr(self, name):
-                raise ValueError(f"Problem.{name} is empty; name at least one choice")
+                raise ValueError(f"PlanningProblem.{name} is empty; name at least one choice")
         check_fixed_ranks(self.fixed_ranks, self.graph, self.rows)
 
     def fixed_ranks_of(self, module: str) -> FixedRanks:
         """The sequence and expert ranks of a module."""
         return self.fixed_ranks.get(module, SINGLE_RANKS)
 
-    def collectives_of(self, module: str, tp: int) -> str:
-        """What so many tensor ranks of a module do around split matmuls: as costs have it, where that can be."""
+    def collectives_of(self, module: str, tp: int) -> CollectivesName:
+        """What `tp` tensor ranks of a module do around split matmuls: as the cost model has it, where that can be."""
         return "reduce" if tp == 1 or self.row_positions.get(module, 0) % tp else self.costs.collectives
 
     @functools.cached_property
     def has_generators(self) -> bool:
-        """Whether something, one stage long, comes behind the backbone."""
+        """Whether a stage of generators comes behind the backbone."""
         return any(module.inputs and not module.is_backbone for module in self.graph.modules)
 
     @functools.cached_property
     def row_divisors(self) -> Int[np.ndarray, " k"]:
-        """Of the rows, ascending: what data parallelism and the rows of an instance's microbatch can be."""
+        """Divisors of the rows, ascending: the possible data-parallel sizes and rows of a replica's microbatch."""
         numbers = np.arange(1, self.rows + 1)
         return numbers[self.rows % numbers == 0]
 
     @functools.cached_property
     def module_tables(self) -> dict[str, ModuleTable]:
-        """What every module takes under every choice; made once, from the mean row."""
-        turns = RequiredGradients(self.graph, self.trained_parts)
-        tables = {}
-        for module in self.graph.modules:
-            alone = not module.is_backbone
-            tables[module.name] = module_table(
+        """What every module takes under every candidate; computed once, from the mean row."""
+        required = RequiredGradients(self.graph, self.trained_parts)
+        tensor_sizes = tuple(tp for tp in self.tensor_sizes if tp <= self.cluster.devices_per_node)
+        return {
+            module.name: module_table(
                 module,
-                turns,
+                required,
                 self.costs,
                 self.data.loads[module.name],
-                self.row_divisors if alone else self.row_divisors[:1],
-                self.recompute_choices,
-                (1,) if alone else self.chunk_choices,
-                tuple(tp for tp in self.tensor_sizes if tp <= self.cluster.devices_per_node),
-                longest=1 if module.inputs and alone else module.layer_count,
-                given=self.fixed_ranks_of(module.name),
+                self.row_divisors[:1] if module.is_backbone else self.row_divisors,
+                recompute=self.recompute_choices,
+                chunks=self.chunk_choices if module.is_backbone else (1,),
+                tensor_sizes=tensor_sizes,
+                max_stages=module.layer_count if module.is_backbone or not module.inputs else 1,
+                fixed_ranks=self.fixed_ranks_of(module.name),
             )
-        return tables
+            for module in self.graph.modules
+        }
 
     @functools.cached_property
     def sampled_rows(self) -> LoadsByModule:
-        """The rows of the global batch that plans are rehearsed with."""
+        """Loads of the global batch's rows that plans are simulated with."""
         return self.data.sample_batch(self.rows, self.seed)
 
     def simulate(self, plan: Plan, rendezvous: bool = False, rows: LoadsByModule | None = None) -> Timeline:
-        """A step of a plan, simulated on the drawn rows, or on other ones; for `rendezvous` see `simulate`."""
-        trains = trained_stages(plan, self.graph, self.trained_parts)
-        schedule = build_schedule(plan, self.graph, trains)
+        """Simulates one step of a plan.
+
+        Args:
+            plan: The plan.
+            rendezvous: See `sharding.simulation.simulator.simulate`.
+            rows: Loads of the global batch's rows; `sampled_rows` by default.
+        """
+        stages = trained_stages(plan, self.graph, self.trained_parts)
+        schedule = build_schedule(plan, self.graph, stages)
         costs = plan_costs(plan, self.graph, self.costs, rows or self.sampled_rows, self.trained_parts)
         return simulate(plan, schedule, costs, rendezvous)
 

@@ -1,33 +1,36 @@
-"""DistTrain's orchestration as a convex problem (arXiv 2408.04275, equations 1 and 2), many candidates at once.
+"""DistTrain's orchestration as convex problems (arXiv 2408.04275, equations 1 and 2), solved for all sizes at once.
 
-    minimise    constant + sum_i warm_i / x_i + steady * max_i work_i / x_i
-    subject to  sum_i x_i <= devices,  x_i >= least_i,  max_i work_i / x_i >= fastest
+    minimise    constant_fill + sum_i fill_i / x_i + steady_microbatches * max_i device_seconds_i / x_i
+    subject to  sum_i x_i <= devices,  x_i >= min_devices_i,  max_i device_seconds_i / x_i >= min_stage_seconds
 
-For a given time s of the slowest stage, x_i >= max(least_i, work_i / s), and what is left of the devices is worth most
-where it equalises the derivatives: x_i = max(lower_i, r * sqrt(warm_i)). The least cost for a given s is convex in s,
-so a one-dimensional search ends the matter.
+For a given time s of the slowest stage, x_i >= max(min_devices_i, device_seconds_i / s), and the remaining devices are
+worth most where they make the derivatives equal: x_i = max(lower_i, r * sqrt(fill_i)). The least cost for a given s is
+convex in s, so a one-dimensional search finds the optimum.
 """
 
 import dataclasses
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
+
+from sharding.planners.module_table import ModuleTable
+from sharding.planners.problem import PlanningProblem
 
 _GOLDEN = (5**0.5 - 1) / 2
 _STEPS = 36
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class RelaxedProblems:
-    """Candidates c over modules i.
+    """One convex problem per combination of sizes c, over modules i.
 
     Attributes:
-        work: Device-seconds of a microbatch, forward and backward.
-        warm: Seconds times devices of the warm-up that more devices shorten.
-        constant: Seconds of the warm-up that they do not.
-        steady: Microbatches after the first.
-        least: Devices that a module needs.
-        fastest: Seconds that some stage takes in any case.
+        device_seconds: Device-seconds of a microbatch, forward and backward.
+        fill: Seconds times devices of the part of the pipeline fill that more devices shorten.
+        constant_fill: Seconds of the part of the pipeline fill that they do not shorten.
+        steady_microbatches: Microbatches after the first.
+        min_devices: Devices that a module needs.
+        min_stage_seconds: Seconds that some stage takes in any case.
     """
 
     device_seconds: Float[np.ndarray, "c i"]
@@ -38,51 +41,140 @@ class RelaxedProblems:
     min_stage_seconds: Float[np.ndarray, " c"]
 
     def solve(self, devices: int | float) -> tuple[Float[np.ndarray, " c"], Float[np.ndarray, "c i"]]:
-        """Seconds and devices of each candidate's optimum; infinite where the modules need more than there are."""
+        """Seconds and devices of each optimum; seconds are infinite where the modules need more than `devices`."""
         fits = self.min_devices.sum(axis=1) <= devices
-        low = np.log(self._fastest(devices, fits))
+        low = np.log(self._least_stage_seconds(devices, fits))
         high = np.maximum(low, np.log((self.device_seconds / self.min_devices).max(axis=1)))
         inner = [high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)]
-        values = [self._at(np.exp(point), devices)[0] for point in inner]
-        for _ in range(_STEPS):
+        values = [self._optimum_at(np.exp(point), devices)[0] for point in inner]
+        for _ in range(_STEPS):  # golden-section search in log(s)
             left = values[0] <= values[1]
             low, high = np.where(left, low, inner[0]), np.where(left, inner[1], high)
-            fresh = np.where(left, high - _GOLDEN * (high - low), low + _GOLDEN * (high - low))
-            value, _ = self._at(np.exp(fresh), devices)
-            inner = [np.where(left, fresh, inner[1]), np.where(left, inner[0], fresh)]
+            new = np.where(left, high - _GOLDEN * (high - low), low + _GOLDEN * (high - low))
+            value, _ = self._optimum_at(np.exp(new), devices)
+            inner = [np.where(left, new, inner[1]), np.where(left, inner[0], new)]
             values = [np.where(left, value, values[1]), np.where(left, values[0], value)]
         # With few microbatches, or none after the first, the optimum may lie at an end.
-        best, shares = np.full(len(fits), np.inf), np.zeros_like(self.device_seconds)
+        best, best_devices = np.full(len(fits), np.inf), np.zeros_like(self.device_seconds)
         for point in (low, high, *inner):
-            value, split = self._at(np.exp(point), devices)
+            value, split = self._optimum_at(np.exp(point), devices)
             better = fits & (value < best)
-            best, shares = np.where(better, value, best), np.where(better[:, None], split, shares)
-        return best, shares
+            best = np.where(better, value, best)
+            best_devices = np.where(better[:, None], split, best_devices)
+        return best, best_devices
 
-    def _fastest(self, devices: int | float, fits: np.ndarray) -> Float[np.ndarray, " c"]:
-        """The least time of the slowest stage: all devices given out, each module at its least or as slow as others."""
-        free = np.ones(self.device_seconds.shape, bool)
+    def _least_stage_seconds(self, devices: int | float, fits: Bool[np.ndarray, " c"]) -> Float[np.ndarray, " c"]:
+        """The least time of the slowest stage: each module at its minimum of devices, or as slow as the others."""
+        is_free = np.ones(self.device_seconds.shape, bool)
         seconds = np.ones(len(self.device_seconds))
         for _ in range(self.device_seconds.shape[1]):
-            rest = devices - np.where(free, 0.0, self.min_devices).sum(axis=1)
-            asked = np.where(free, self.device_seconds, 0.0).sum(axis=1)
-            seconds = np.where((asked > 0) & (rest > 0) & fits, asked / np.where(rest > 0, rest, 1.0), seconds)
-            free = free & (self.device_seconds > self.min_devices * seconds[:, None])
+            remaining = devices - np.where(is_free, 0.0, self.min_devices).sum(axis=1)
+            total = np.where(is_free, self.device_seconds, 0.0).sum(axis=1)
+            has_both = (total > 0) & (remaining > 0) & fits
+            seconds = np.where(has_both, total / np.where(remaining > 0, remaining, 1.0), seconds)
+            is_free = is_free & (self.device_seconds > self.min_devices * seconds[:, None])
         return np.maximum(np.maximum(seconds * (1 + 1e-12), self.min_stage_seconds), 1e-30)
 
-    def _at(
-        self, slowest: Float[np.ndarray, " c"], devices: int | float
+    def _optimum_at(
+        self, slowest_stage: Float[np.ndarray, " c"], devices: int | float
     ) -> tuple[Float[np.ndarray, " c"], Float[np.ndarray, "c i"]]:
-        """The optimum where no stage takes longer than `slowest`."""
-        lower = np.maximum(self.min_devices, self.device_seconds / slowest[:, None])
-        wish = np.sqrt(self.fill)
-        free = self.fill > 0
-        shares = lower
+        """Seconds and devices of the optimum in which no stage takes longer than `slowest_stage`."""
+        lower = np.maximum(self.min_devices, self.device_seconds / slowest_stage[:, None])
+        weights = np.sqrt(self.fill)
+        is_free = self.fill > 0
+        split = lower
         for _ in range(self.device_seconds.shape[1]):
-            rest = devices - np.where(free, 0.0, lower).sum(axis=1)
-            wished = np.where(free, wish, 0.0).sum(axis=1)
-            each = rest / np.where(wished > 0, wished, 1.0)
-            shares = np.where(free, wish * each[:, None], lower)
-            free = free & (shares > lower)
-        shares = np.maximum(shares, lower)
-        return self.constant_fill + (self.fill / shares).sum(axis=1) + self.steady_microbatches * slowest, shares
+            remaining = devices - np.where(is_free, 0.0, lower).sum(axis=1)
+            total = np.where(is_free, weights, 0.0).sum(axis=1)
+            per_weight = remaining / np.where(total > 0, total, 1.0)
+            split = np.where(is_free, weights * per_weight[:, None], lower)
+            is_free = is_free & (split > lower)
+        split = np.maximum(split, lower)
+        fill = self.constant_fill + (self.fill / split).sum(axis=1)
+        return fill + self.steady_microbatches * slowest_stage, split
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SizeGrid:
+    """All combinations of sizes that DistTrain's Algorithm 1 goes through.
+
+    Attributes:
+        dp: Data-parallel size of the backbone.
+        tp: Tensor-parallel sizes, in the order of the modules.
+        chunks: Virtual stages per pipeline rank of the backbone.
+    """
+
+    dp: Int[np.ndarray, " c"]
+    tp: Int[np.ndarray, "c i"]
+    chunks: Int[np.ndarray, " c"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RelaxedOptima(SizeGrid):
+    """The relaxed optimum of every combination of sizes.
+
+    Attributes:
+        seconds: Seconds of a step; infinite where the modules need more devices than there are.
+        devices: Devices of each module.
+    """
+
+    seconds: Float[np.ndarray, " c"]
+    devices: Float[np.ndarray, "c i"]
+
+
+def solve_relaxations(problem: PlanningProblem) -> RelaxedOptima:
+    """The relaxed optimum of every combination of sizes, which no integer layout of these sizes beats."""
+    sizes, problems = relaxed_problems(problem)
+    return RelaxedOptima(sizes.dp, sizes.tp, sizes.chunks, *problems.solve(problem.devices))
+
+
+def relaxed_problems(problem: PlanningProblem) -> tuple[SizeGrid, RelaxedProblems]:
+    """All combinations of sizes, and their convex problems."""
+    names = problem.graph.names
+    axes = [np.arange(len(problem.row_divisors)), np.array(problem.chunk_choices)]
+    axes += [np.array(list(problem.module_tables[name].device_seconds_per_row)) for name in names]
+    index, chunks, *tps = (grid.ravel() for grid in np.meshgrid(*axes, indexing="ij"))
+    dp = problem.row_divisors[index]
+    device_seconds, min_devices, fill = (np.zeros((len(dp), len(names))) for _ in range(3))
+    constant_fill, min_stage_seconds = np.zeros(len(dp)), np.zeros(len(dp))
+    for column, (name, tp) in enumerate(zip(names, tps, strict=True)):
+        table = problem.module_tables[name]
+        if table.module.is_backbone:
+            seconds, fewest, most = (figure[index, tp, chunks] for figure in _backbone_figures(problem, table))
+            ranks = dp * tp * table.fixed_ranks.cp
+            device_seconds[:, column], min_devices[:, column] = ranks * seconds, ranks * fewest
+            constant_fill, min_stage_seconds = seconds / chunks, seconds / most
+            continue
+        for size, per_row in table.device_seconds_per_row.items():
+            here = tp == size
+            device_seconds[here, column] = fill[here, column] = dp[here] * per_row[index[here]]
+            min_devices[here, column] = table.min_devices(size, problem.cluster.memory)
+    return SizeGrid(dp, np.stack(tps, axis=1), chunks), RelaxedProblems(
+        device_seconds=device_seconds,
+        fill=fill,
+        constant_fill=constant_fill,
+        steady_microbatches=problem.rows / dp - 1,
+        min_devices=min_devices,
+        min_stage_seconds=min_stage_seconds,
+    )
+
+
+def _backbone_figures(problem: PlanningProblem, table: ModuleTable) -> tuple[Float[np.ndarray, "d t v"], ...]:
+    """By dp, tp and chunks, over the candidates that fit: least seconds of a row, fewest stages, most stages.
+
+    Where no candidate fits, the fewest stages are more than there are devices.
+    """
+    dp, candidates = problem.row_divisors, np.arange(len(table.tp))
+    index, candidate = (grid.ravel() for grid in np.meshgrid(np.arange(len(dp)), candidates, indexing="ij"))
+    behind = table.max_stages_behind(
+        candidate, np.ones_like(index), dp[index], problem.cluster.memory, problem.rows // dp[index]
+    )
+    fits = (behind >= int(problem.has_generators)) & (dp[index] % table.fixed_ranks.ep == 0)
+    index, candidate = index[fits], candidate[fits]
+    shape = (len(dp), int(table.tp.max()) + 1, max(problem.chunk_choices) + 1)
+    seconds, fewest, most = np.full(shape, np.inf), np.full(shape, problem.devices + 1.0), np.ones(shape)
+    cell = (index, table.tp[candidate], table.chunks[candidate])
+    np.minimum.at(seconds, cell, table.fill[candidate, 0] * table.chunks[candidate])
+    np.minimum.at(fewest, cell, table.pp[candidate])
+    np.maximum.at(most, cell, table.pp[candidate])
+    return np.where(np.isfinite(seconds), seconds, 1.0), fewest, most

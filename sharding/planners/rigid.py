@@ -1,12 +1,12 @@
-"""Megatron-LM's layout retrofitted to encoders and generators (DistTrain, arXiv 2408.04275, sections 2.2 and 8).
+"""Megatron-LM's layout with encoders and generators added to it (DistTrain, arXiv 2408.04275, sections 2.2 and 8).
 
-One tensor-parallel and one data-parallel size for all. Every encoder and generator is one more pipeline stage, and as
-it is small, it is replicated over the devices of the backbone's tensor-parallel group, each taking other images: a unit
-of dp * tp instances without tensor parallelism. Their rows are dealt out image by image (`instance_loads`), which the
-trainer does not do: `check_plan` rightly refuses such a plan, which is there to be compared with. The other form, which
-Optimus compares with (arXiv 2408.03505), puts all encoders into the backbone's first stage. Where the backbone is given
-sequence ranks, its instances are so many times larger, and the others are replicated over all of an instance's devices,
-each replica with the sequence ranks given to that module.
+One tensor-parallel and one data-parallel size serve all modules. Every encoder and generator is one more pipeline
+stage. As it is small, it is replicated over the devices of the backbone's tensor-parallel group, and each replica takes
+other images: a unit of dp * tp replicas without tensor parallelism. Rows are then dealt out image by image
+(`replica_loads`), which the trainer does not do: `check_plan` refuses such a plan, which serves for comparison. The
+other form, which Optimus compares with (arXiv 2408.03505), puts all encoders into the backbone's first stage. Where the
+backbone has fixed sequence ranks, its replicas are that many times larger, and the other modules are replicated over
+all of a replica's devices, with the sequence ranks that are fixed for them.
 """
 
 import dataclasses
@@ -17,20 +17,30 @@ import numpy as np
 from sharding.planners.placement import make_unit, place_units
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import CollectivesName, PlanError, UnitPlan
+from sharding.specs.layer import RecomputePolicy
 
-MAX_SIMULATED = 3
+_SIMULATED = 3  # how many of the best plans are simulated
 
 
-class _Piece(NamedTuple):
-    """A module's part in a rigid layout: what it promises, and its unit's layout."""
+class _ModuleLayout(NamedTuple):
+    """A module in a rigid layout.
 
-    stage: float
-    warm: float
-    bytes: float
+    Attributes:
+        slowest_stage: Predicted seconds of its slowest stage.
+        fill: Predicted seconds of its pipeline fill.
+        peak_bytes: Bytes on a device of its fullest stage.
+        dp: Number of replicas.
+        tp: Tensor ranks of a replica.
+        recompute: Recomputation policy of all its stages.
+    """
+
+    slowest_stage: float
+    fill: float
+    peak_bytes: float
     dp: int
     tp: int
-    recompute: str
+    recompute: RecomputePolicy
 
 
 def plans(problem: PlanningProblem, pp: int | None = None) -> list[Plan]:
@@ -38,77 +48,81 @@ def plans(problem: PlanningProblem, pp: int | None = None) -> list[Plan]:
 
     Args:
         problem: The problem.
-        pp: Stages of the backbone; by default, those that promise the shortest steps.
+        pp: Stages of the backbone; by default, those with the shortest predicted steps.
     """
-    return _rigid(problem, pp, inside=False)
+    return _rigid_plans(problem, pp, share_first_stage=False)
 
 
 def first_stage_plans(problem: PlanningProblem, pp: int | None = None) -> list[Plan]:
     """All encoders in the backbone's first stage, tensor-parallel as it is; generators as stages of their own."""
-    return _rigid(problem, pp, inside=True)
+    return _rigid_plans(problem, pp, share_first_stage=True)
 
 
-def _rigid(problem: PlanningProblem, pp: int | None, inside: bool) -> list[Plan]:
-    """With the largest tp that divides the backbone, and the encoders in its stages, and fits the devices."""
-    sizes = sorted(problem.module_tables[problem.graph.backbone.name].device_seconds_per_row, reverse=True)
-    _check_given(problem, inside)
-    if inside:
+def _rigid_plans(problem: PlanningProblem, pp: int | None, share_first_stage: bool) -> list[Plan]:
+    """Plans with the largest tp that fits; it must divide the backbone, and the encoders that share its stage."""
+    backbone = problem.module_tables[problem.graph.backbone.name]
+    sizes = sorted(backbone.device_seconds_per_row, reverse=True)
+    _check_fixed_ranks(problem, share_first_stage)
+    if share_first_stage:
         sizes = _shared_sizes(problem, sizes)
     for tp in sizes:
-        found = _with_tp(problem, pp, inside, tp)
-        if found:
-            return found
+        fitting = _plans_with_tp(problem, pp, share_first_stage, tp)
+        if fitting:
+            return fitting
     raise PlanError(
         f"no layout with one tp and one dp for all fits the memory of {problem.devices} devices; use more, or the "
         "policy disaggregated"
     )
 
 
-def _with_tp(problem: PlanningProblem, pp: int | None, inside: bool, tp: int) -> list[Plan]:
-    """The most promising plans; none if nothing fits."""
-    layers, own_ranks = problem.graph.backbone.layer_count, problem.fixed_ranks_of(problem.graph.backbone.name)
-    depths = [pp] if pp else [count for count in range(1, layers + 1) if layers % count == 0]
-    own = len(problem.graph.modules) - 1 - inside * len(_encoders(problem))
-    found = []
+def _plans_with_tp(problem: PlanningProblem, pp: int | None, share_first_stage: bool, tp: int) -> list[Plan]:
+    """The plans with the shortest predicted steps; none if nothing fits."""
+    backbone = problem.graph.backbone
+    ranks = problem.fixed_ranks_of(backbone.name)
+    depths = (
+        [pp] if pp else [count for count in range(1, backbone.layer_count + 1) if backbone.layer_count % count == 0]
+    )
+    other_stages = len(problem.graph.modules) - 1 - share_first_stage * len(_encoders(problem))
+    predicted = []
     for depth in depths:
-        most = problem.devices // (tp * own_ranks.cp * (depth + own))
-        dps = [int(dp) for dp in problem.row_divisors if dp <= most and dp % own_ranks.ep == 0]
-        pieces = _pieces(problem, tp, depth, dps[-1], inside) if dps else None
-        if pieces:
-            found.append((_promise(problem, pieces, dps[-1], inside), depth, dps[-1], pieces))
+        most = problem.devices // (tp * ranks.cp * (depth + other_stages))
+        sizes = [int(dp) for dp in problem.row_divisors if dp <= most and dp % ranks.ep == 0]
+        if not sizes:
+            continue
+        dp = sizes[-1]
+        layouts = _module_layouts(problem, tp, depth, dp, share_first_stage)
+        if layouts:
+            predicted.append((_predicted_step(problem, layouts, dp, share_first_stage), depth, dp, layouts))
     return [
-        _plan(problem, depth, dp, pieces, inside)
-        for _, depth, dp, pieces in sorted(found, key=lambda made: made[:2])[:MAX_SIMULATED]
+        _plan(problem, depth, dp, layouts, share_first_stage)
+        for _, depth, dp, layouts in sorted(predicted, key=lambda entry: entry[:2])[:_SIMULATED]
     ]
 
 
-def _check_given(problem: PlanningProblem, inside: bool) -> None:
-    """Raises PlanError where modules are given ranks that one layout for all cannot have."""
+def _check_fixed_ranks(problem: PlanningProblem, share_first_stage: bool) -> None:
+    """Raises PlanError where modules have fixed ranks that one layout for all cannot have."""
     backbone = problem.graph.backbone.name
     own = problem.fixed_ranks_of(backbone)
     for module in problem.graph.modules:
-        given = problem.fixed_ranks_of(module.name)
-        if own.cp % given.cp:
+        ranks = problem.fixed_ranks_of(module.name)
+        if own.cp % ranks.cp:
             raise PlanError(
-                f"with one layout for all, {module.name} lies on the devices of {backbone}'s instances: its cp "
-                f"{given.cp} must divide their cp {own.cp}; give it another, or use the policy disaggregated"
+                f"with one layout for all, {module.name} lies on the devices of {backbone}'s replicas: its cp "
+                f"{ranks.cp} must divide their cp {own.cp}; give it another, or use the policy disaggregated"
             )
-        if not inside or module.name not in _encoders(problem):
+        if not share_first_stage or module.name not in _encoders(problem):
             continue
-        if given.cp != own.cp or (module.expert_count and given.ep != own.ep):
+        if ranks.cp != own.cp or (module.expert_count and ranks.ep != own.ep):
             raise PlanError(
                 f"{module.name} shares {backbone}'s first stage and so its ranks, cp {own.cp} and ep {own.ep}, but it "
-                f"is given cp {given.cp} and ep {given.ep}; give it the same, or use the policy disaggregated"
+                f"is given cp {ranks.cp} and ep {ranks.ep}; give it the same, or use the policy disaggregated"
             )
 
 
 def _shared_sizes(problem: PlanningProblem, sizes: list[int]) -> list[int]:
     """The tensor-parallel sizes that divide the encoders too."""
-    shared = [
-        tp
-        for tp in sizes
-        if all(tp in problem.module_tables[name].device_seconds_per_row for name in _encoders(problem))
-    ]
+    tables = [problem.module_tables[name] for name in _encoders(problem)]
+    shared = [tp for tp in sizes if all(tp in table.device_seconds_per_row for table in tables)]
     if not shared:
         raise PlanError("no tensor-parallel size divides the backbone and all encoders, which share its first stage")
     return shared
@@ -118,87 +132,118 @@ def _encoders(problem: PlanningProblem) -> list[str]:
     return [module.name for module in problem.graph.modules if not module.inputs and not module.is_backbone]
 
 
-def _pieces(problem: PlanningProblem, tp: int, depth: int, dp: int, inside: bool) -> dict[str, _Piece] | None:
-    """Every module's piece; None if one does not fit."""
-    deep = int(problem.has_generators)
-    pieces: dict[str, _Piece] = {}
-    taken = 0.0
-    for module in sorted(problem.graph.modules, key=lambda module: module.is_backbone):  # what shares a stage first
-        shares = inside and not module.inputs and not module.is_backbone
-        behind = depth + deep if not module.inputs else 0
-        given = problem.fixed_ranks_of(module.name)
-        wider = (
-            problem.fixed_ranks_of(problem.graph.backbone.name).cp // given.cp
-        )  # instances on those of the backbone's
-        layouts = [(tp, dp * wider, 1 / wider)]
+def _module_layouts(
+    problem: PlanningProblem, tp: int, depth: int, dp: int, share_first_stage: bool
+) -> dict[str, _ModuleLayout] | None:
+    """Every module's layout; None if a module does not fit."""
+    generators = int(problem.has_generators)
+    layouts: dict[str, _ModuleLayout] = {}
+    shared_bytes = 0.0
+    backbone_cp = problem.fixed_ranks_of(problem.graph.backbone.name).cp
+    for module in sorted(problem.graph.modules, key=lambda module: module.is_backbone):  # what shares its stage first
+        shares = share_first_stage and not module.inputs and not module.is_backbone
+        behind = depth + generators if not module.inputs else 0
+        ranks = problem.fixed_ranks_of(module.name)
+        replicas = backbone_cp // ranks.cp  # of the module on the devices of one replica of the backbone
+        sizes = [(tp, dp * replicas, 1 / replicas)]  # (tp, dp, rows of a microbatch)
         if not shares and not module.is_backbone:
-            layouts = [(1, dp * wider * tp, 1 / (wider * tp)), *layouts]
-        layouts = [layout for layout in layouts if layout[1] % given.ep == 0]
+            sizes = [(1, dp * replicas * tp, 1 / (replicas * tp)), *sizes]
         room = problem.cluster.memory
         if module.is_backbone:
-            behind, room = deep, room - taken
-        found = [_piece(problem, module.name, depth, behind, *layout) for layout in layouts]
-        fits = [piece for options in found for piece in options if piece.bytes <= room]
-        if not fits:
+            behind, room = generators, room - shared_bytes
+        options = (
+            option
+            for size in sizes
+            if size[1] % ranks.ep == 0
+            for option in _layout_options(problem, module.name, depth, behind, *size)
+        )
+        layout = next((option for option in options if option.peak_bytes <= room), None)
+        if layout is None:
             return None
-        pieces[module.name] = fits[0]
-        taken += fits[0].bytes * shares
-    return pieces
+        layouts[module.name] = layout
+        shared_bytes += layout.peak_bytes * shares
+    return layouts
 
 
-def _piece(problem: PlanningProblem, name: str, depth: int, behind: int, tp: int, dp: int, rows: float) -> list[_Piece]:
-    """With each choice of recomputation: of rows in a microbatch, perhaps a part of one."""
+def _layout_options(
+    problem: PlanningProblem, name: str, depth: int, behind: int, tp: int, dp: int, rows: float
+) -> list[_ModuleLayout]:
+    """Layouts of a module with each recomputation policy; `rows` of a microbatch may be less than one."""
     table = problem.module_tables[name]
     pp = depth if table.module.is_backbone else 1
-    pieces = []
-    for way in np.flatnonzero((table.tp == tp) & (table.pp == pp) & (table.chunks == 1)):
-        ways, most = np.array([way]), np.array([problem.rows // dp or 1])
-        need = table.peak_bytes(ways, np.array([rows]), np.array([dp]), np.array([float(behind)]), most)
-        seconds = (float(part[way, 0]) * rows for part in (table.slowest_stage, table.fill))
-        pieces.append(_Piece(*seconds, float(need[0]), dp, tp, table.recompute[way]))
-    return pieces
+    options = []
+    for candidate in np.flatnonzero((table.tp == tp) & (table.pp == pp) & (table.chunks == 1)):
+        peak_bytes = table.peak_bytes(
+            np.array([candidate]),
+            np.array([rows]),
+            np.array([dp]),
+            np.array([float(behind)]),
+            np.array([problem.rows // dp or 1]),
+        )
+        options.append(
+            _ModuleLayout(
+                slowest_stage=float(table.slowest_stage[candidate, 0]) * rows,
+                fill=float(table.fill[candidate, 0]) * rows,
+                peak_bytes=float(peak_bytes[0]),
+                dp=dp,
+                tp=tp,
+                recompute=table.recompute[candidate],
+            )
+        )
+    return options
 
 
-def _promise(problem: PlanningProblem, pieces: dict[str, _Piece], dp: int, inside: bool) -> float:
+def _predicted_step(
+    problem: PlanningProblem, layouts: dict[str, _ModuleLayout], dp: int, share_first_stage: bool
+) -> float:
     """Seconds of a step by DistTrain's equations 1 and 2."""
-    stages = {name: piece.stage for name, piece in pieces.items()}
-    if inside:
+    stages = {name: layout.slowest_stage for name, layout in layouts.items()}
+    if share_first_stage:
         stages[problem.graph.backbone.name] += sum(stages.pop(name) for name in _encoders(problem))
-    warm = sum(piece.warm for piece in pieces.values())
-    return warm + (problem.rows // dp - 1) * max(stages.values())
+    fill = sum(layout.fill for layout in layouts.values())
+    return fill + (problem.rows // dp - 1) * max(stages.values())
 
 
-def _plan(problem: PlanningProblem, depth: int, dp: int, pieces: dict[str, _Piece], inside: bool) -> Plan:
-    encoders = _encoders(problem) if inside else []
-    units = [_unit(problem, name, depth, piece) for name, piece in pieces.items() if name not in encoders]
-    units.sort(key=lambda made: problem.graph.names.index(made.name))
+def _plan(
+    problem: PlanningProblem, depth: int, dp: int, layouts: dict[str, _ModuleLayout], share_first_stage: bool
+) -> Plan:
+    encoders = _encoders(problem) if share_first_stage else []
+    units = [_unit(problem, name, depth, layout) for name, layout in layouts.items() if name not in encoders]
+    units.sort(key=lambda unit: problem.graph.names.index(unit.name))
     backbone = problem.graph.backbone.name
-    if len(encoders) == 1:  # a chain; several are units that share the first stage's devices
-        units = [_led(made, encoders[0], problem) if made.name == backbone else made for made in units]
+    if len(encoders) == 1:  # the encoder and the backbone are one unit's chain
+        units = [_with_encoder(unit, encoders[0], problem) if unit.name == backbone else unit for unit in units]
     plan = place_units(units, problem.rows // dp)
     if len(encoders) < 2:
         return plan
+    # Several encoders are units of their own that share the devices of the first stage.
     devices = plan.unit_of(backbone).stage_devices(0)
-    guests = [dataclasses.replace(_unit(problem, name, 1, pieces[name]), devices=devices) for name in encoders]
-    return Plan((*guests, *plan.units), plan.microbatches)
+    shared = [dataclasses.replace(_unit(problem, name, 1, layouts[name]), devices=devices) for name in encoders]
+    return Plan((*shared, *plan.units), plan.microbatches)
 
 
-def _unit(problem: PlanningProblem, name: str, depth: int, piece: _Piece) -> UnitPlan:
+def _unit(problem: PlanningProblem, name: str, depth: int, layout: _ModuleLayout) -> UnitPlan:
     module = problem.graph[name]
     pp = depth if module.is_backbone else 1
-    cut = ((module.layer_count // pp,) * pp, piece.recompute)
-    way = _waited_for(problem.collectives_of(name, piece.tp))
-    return make_unit((name,), piece.dp, piece.tp, *cut, given=problem.fixed_ranks_of(name), collectives=way)
+    return make_unit(
+        (name,),
+        dp=layout.dp,
+        tp=layout.tp,
+        layers=(module.layer_count // pp,) * pp,
+        recompute=layout.recompute,
+        fixed_ranks=problem.fixed_ranks_of(name),
+        collectives=_not_overlapped(problem.collectives_of(name, layout.tp)),
+    )
 
 
-def _waited_for(collectives: str) -> str:
-    """As Megatron-LM has them."""
+def _not_overlapped(collectives: CollectivesName) -> CollectivesName:
+    """The collectives of Megatron-LM, which do not overlap the matmuls."""
     return "gather" if collectives == "ring" else collectives
 
 
-def _led(made: UnitPlan, encoder: str, problem: PlanningProblem) -> UnitPlan:
+def _with_encoder(unit: UnitPlan, encoder: str, problem: PlanningProblem) -> UnitPlan:
     """A unit with an encoder in front of its first stage."""
-    layers = (problem.graph[encoder].layer_count + made.layers[0], *made.layers[1:])
-    both = {made.collectives, _waited_for(problem.collectives_of(encoder, made.tp))}
-    way = "reduce" if "reduce" in both else made.collectives
-    return dataclasses.replace(made, modules=(encoder, *made.modules), layers=layers, collectives=way)
+    layers = (problem.graph[encoder].layer_count + unit.layers[0], *unit.layers[1:])
+    both = (unit.collectives, _not_overlapped(problem.collectives_of(encoder, unit.tp)))
+    collectives = "reduce" if "reduce" in both else unit.collectives
+    return dataclasses.replace(unit, modules=(encoder, *unit.modules), layers=layers, collectives=collectives)

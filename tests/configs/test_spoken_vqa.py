@@ -57,11 +57,11 @@ def test_a_batch_brings_something_to_every_module(tmp_path):
 
 def test_the_longest_sample_fits_a_row(tmp_path):
     """Three questions, each as long as the longest that espeak-ng speaks."""
-    config, pictures = configured(), EasyVQA("train")
-    questions = sorted({question for question, _ in pictures.questions})
+    config, easy_vqa = configured(), EasyVQA("train")
+    questions = sorted({question for question, _ in easy_vqa.questions})
     long = tone("", "", 150).repeat(99)[:LONGEST]
     list(write_spoken_clips(tmp_path, questions, VOICES, [180], lambda *_: long, "tones"))
-    source = SpokenEasyVQA("train", str(tmp_path), 3, pictures)
+    source = SpokenEasyVQA("train", str(tmp_path), 3, easy_vqa)
     catalogue = make_sample_index(config.data, config.model, source)
     for kind in ("spoken_vqa", "transcription"):
         sizes = [catalogue.sizes(number) for number in catalogue.ids_of_kind(kind)[:20]]
@@ -71,5 +71,5 @@ def test_the_longest_sample_fits_a_row(tmp_path):
 
 def test_without_speech_it_says_what_makes_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match="speech is not there.*python -m mmjax.synthesize_speech --folder=speech"):
+    with pytest.raises(DataError, match="speech does not exist.*python -m mmjax.synthesize_speech --folder=speech"):
         SpokenEasyVQA("train")

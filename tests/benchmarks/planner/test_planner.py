@@ -5,8 +5,8 @@ import numpy as np
 from benchmarks.planner.disttrain_models import simulate_reordered
 from benchmarks.planner.speed import every_candidate
 from sharding.planners import disaggregated
-from sharding.planners.relaxed_candidates import solve_relaxations
-from sharding.planners.simulated_plans import best_simulated
+from sharding.planners.auto import best_simulated
+from sharding.planners.relaxation import solve_relaxations
 from tests.sharding.planners.problems import MODEL, data, problem
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from configs.architectures import ExpertsConfig, GeneratorConfig, ModelConfig, VisionConfig
 from data.data_config import RowCapacity
-from data.datasets.easy_vqa_samples import description_sample, text_sample, vqa_sample
+from data.datasets.easy_vqa import description_sample, text_sample, vqa_sample
 from data.media.patches import resize_to_square
 from data.packing.global_batch import BatchTotals, build_global_batch
 from data.packing.packed_rows import pack_samples

@@ -5,7 +5,7 @@ import pytest
 
 from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
-from data.datasets.easy_vqa_samples import text_sample
+from data.datasets.easy_vqa import text_sample
 from data.errors import BadSampleError, DataError
 from data.packing.refusals import Refusal
 from data.report.dataset_statistics import STATISTICS_COLUMNS, collect_statistics

@@ -68,7 +68,15 @@ def problem(
     trains = trained_parts(graph, trainable)
     given = {name: FixedRanks(cp, ep) for name, cp, ep in ranks}
     return PlanningProblem(
-        graph, AnalyticCostModel(toy), toy, devices, rows, statistics, trains, chunk_choices=chunks, fixed_ranks=given
+        graph=graph,
+        costs=AnalyticCostModel(toy),
+        cluster=toy,
+        devices=devices,
+        rows=rows,
+        data=statistics,
+        trained_parts=trains,
+        chunk_choices=chunks,
+        fixed_ranks=given,
     )
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from configs.architectures import ModelConfig
 from sharding.planners.layout_search import ModuleChoice, search_layouts
-from sharding.planners.relaxed_candidates import solve_relaxations
+from sharding.planners.relaxation import solve_relaxations
 from tests.sharding.planners.brute_force import best_layout, fits, options, seconds_of
 from tests.sharding.planners.problems import BACKBONE, RANKED, VISION, cook, problem, recipes
 
@@ -88,7 +88,7 @@ def test_limits_hold():
     of = problem(devices=12)
     free = search_layouts(of)[0]
     limits = {name: max(1, choice.devices - 1) for name, choice in free.choices.items()}
-    tight = search_layouts(of, limits=limits)[0]
+    tight = search_layouts(of, max_devices=limits)[0]
     assert all(tight.choices[name].devices <= limits[name] for name in limits)
     assert tight.seconds > free.seconds
 

@@ -11,7 +11,7 @@ from configs.architectures import ModelConfig
 from configs.errors import UserError
 from sharding.planners import disaggregated, rigid
 from sharding.planners.auto import PLANNING_POLICIES, best_result, is_trainable, plan_automatically, run_policy
-from sharding.planners.flops_ratio import flops_shares
+from sharding.planners.disaggregated import flops_shares
 from sharding.planners.infeasible import min_devices
 from sharding.planners.placement import make_unit, place_units
 from sharding.plans.plan import check_layout, check_plan
@@ -141,7 +141,10 @@ def test_ratio_divides_by_flops():
 
 
 def test_tensor_groups_lie_in_one_node():
-    small, large = make_unit(("a",), 3, 1, (1,), "none"), make_unit(("b",), 1, 4, (1, 1), "none")
+    small, large = (
+        make_unit(("a",), dp=3, tp=1, layers=(1,), recompute="none"),
+        make_unit(("b",), dp=1, tp=4, layers=(1, 1), recompute="none"),
+    )
     plan = place_units([small, large], 1)
     assert plan.unit_of("b").devices == tuple(range(8)) and plan.unit_of("a").devices == (8, 9, 10)
     plans = disaggregated.plans(problem(devices=14))

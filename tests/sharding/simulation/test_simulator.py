@@ -254,7 +254,7 @@ def test_costs_of_another_step_are_refused():
     with pytest.raises(ScheduleError, match="none for .*backbone"):
         fewer.run()
     step.costs.hops[step.work.stage_graph.edges[0]] = np.zeros((2, 3))
-    with pytest.raises(ScheduleError, match=r"shape \[2, 3\], but the step has 2 microbatches on 2 instances"):
+    with pytest.raises(ScheduleError, match=r"shape \[2, 3\], but the step has 2 microbatches on 2 replicas"):
         step.run()
 
 
