@@ -1,1 +1,1 @@
-"""Trained models asked on one device, whatever plan trained them: text token by token, pictures by diffusion."""
+"""Generation by trained models on one device, whatever plan trained them: text by decoding, images by diffusion."""

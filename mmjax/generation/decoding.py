@@ -1,6 +1,5 @@
-"""Writing answers: prompts read at once, then a token of each in turn, in one program."""
+"""Autoregressive decoding in one compiled program: prefill of all prompts, then one token of each row at a time."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -9,16 +8,17 @@ from jaxtyping import Array, Bool, Int
 
 from mmjax.generation.kv_cache import CachedBackbone, DecodeState
 from mmjax.generation.sampling import Sampling, sample_tokens
+from mmjax.models.structure.module import Batch
 from sharding.trees import Tree
 
 
 class DecodedTokens(NamedTuple):
-    """What was written behind each prompt.
+    """The tokens that were decoded behind each prompt.
 
     Attributes:
-        tokens: Ids; behind the end of an answer anything.
-        counts: Tokens of each answer, without the one that ends it.
-        ended: Whether the model ended it.
+        tokens: Token ids; undefined behind the end of an answer.
+        counts: Number of tokens of each answer, without its end token.
+        ended: Whether the model ended the answer.
     """
 
     tokens: Int[Array, "b n"]
@@ -26,17 +26,17 @@ class DecodedTokens(NamedTuple):
     ended: Bool[Array, " b"]
 
 
-class _Progress(NamedTuple):
+class _LoopState(NamedTuple):
     number: Int[Array, ""]
-    texts: DecodeState
+    state: DecodeState
     token: Int[Array, " b"]
-    written: DecodedTokens
+    decoded: DecodedTokens
 
 
 def decode_answers(
     backbone: CachedBackbone,
     parameters: Tree,
-    arrays: Mapping[str, Mapping[str, jax.Array]],
+    arrays: dict[str, Batch],
     lengths: Int[Array, " b"],
     seeds: Int[Array, " b"],
     allowed_tokens: Bool[Array, " v"],
@@ -45,48 +45,46 @@ def decode_answers(
     max_tokens: int,
     sampling: Sampling,
 ) -> DecodedTokens:
-    """Answers to prompts, one a row; each depends on its own prompt and seed alone.
+    """Decodes the answers to prompts, one a row; each depends on its own prompt and seed alone.
 
     Args:
-        backbone: Of the model.
-        parameters: Of the whole model.
-        arrays: The prompts.
-        lengths: Tokens of each.
-        seeds: One a prompt.
-        sayable: Ids that may come.
-        end: The id that ends an answer; it may come too.
-        most: Tokens of an answer at most; a row must have room for all but the last.
+        backbone: The model's backbone.
+        parameters: Parameters of the whole model.
+        arrays: Arrays of the prompts, by module.
+        lengths: Number of tokens of each prompt.
+        seeds: Seed of each prompt.
+        allowed_tokens: Which ids may be decoded; the end token must be one.
+        end_token: The id that ends an answer.
+        max_tokens: Tokens of an answer at most; a row must have room for all but the last.
         sampling: How tokens are chosen.
     """
     rows = lengths.shape[0]
     room = arrays[backbone.name]["tokens"].shape[1] - lengths + 1
-    most_of = jnp.minimum(room, max_tokens)
+    row_max_tokens = jnp.minimum(room, max_tokens)  # [b]
 
     def keys(number: jax.Array) -> jax.Array:
         return jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), number))(seeds)
 
-    def take(written: DecodedTokens, token: jax.Array, number: jax.Array) -> DecodedTokens:
-        """Notes the token of every answer that goes on."""
-        going = ~written.ended & (number < most_of)
-        ended = written.ended | (going & (token == end_token))
-        tokens = written.tokens.at[:, number].set(token)
-        return DecodedTokens(tokens, written.counts + (going & ~ended).astype(jnp.int32), ended)
+    def append(decoded: DecodedTokens, token: jax.Array, number: jax.Array) -> DecodedTokens:
+        """Adds the token with this number to every answer that has not ended."""
+        is_active = ~decoded.ended & (number < row_max_tokens)
+        ended = decoded.ended | (is_active & (token == end_token))
+        tokens = decoded.tokens.at[:, number].set(token)
+        return DecodedTokens(tokens, decoded.counts + (is_active & ~ended).astype(jnp.int32), ended)
 
-    def unfinished(now: _Progress) -> jax.Array:
-        return jnp.any(~now.written.ended & (now.number < most_of))
+    def is_unfinished(loop: _LoopState) -> jax.Array:
+        return jnp.any(~loop.decoded.ended & (loop.number < row_max_tokens))
 
-    def step(now: _Progress) -> _Progress:
-        texts, logits = backbone.decode(parameters, now.texts, now.token)
-        token = sample_tokens(logits, keys(now.number), sampling, allowed_tokens).astype(jnp.int32)
-        return _Progress(now.number + 1, texts, token, take(now.written, token, now.number))
+    def step(loop: _LoopState) -> _LoopState:
+        state, logits = backbone.decode(parameters, loop.state, loop.token)
+        token = sample_tokens(logits, keys(loop.number), sampling, allowed_tokens).astype(jnp.int32)
+        return _LoopState(loop.number + 1, state, token, append(loop.decoded, token, loop.number))
 
-    texts, hidden = backbone.prefill(parameters, arrays, lengths)
-    first = sample_tokens(
-        backbone.logits_at(parameters, hidden, lengths - 1), keys(jnp.int32(0)), sampling, allowed_tokens
-    )
-    nothing = DecodedTokens(
+    state, hidden = backbone.prefill(parameters, arrays, lengths)
+    logits = backbone.logits_at(parameters, hidden, lengths - 1)
+    token = sample_tokens(logits, keys(jnp.int32(0)), sampling, allowed_tokens).astype(jnp.int32)
+    empty = DecodedTokens(
         jnp.zeros((rows, max_tokens), jnp.int32), jnp.zeros((rows,), jnp.int32), jnp.zeros((rows,), jnp.bool_)
     )
-    first = first.astype(jnp.int32)
-    start = _Progress(jnp.int32(1), texts, first, take(nothing, first, jnp.int32(0)))
-    return jax.lax.while_loop(unfinished, step, start).written
+    start = _LoopState(jnp.int32(1), state, token, append(empty, token, jnp.int32(0)))
+    return jax.lax.while_loop(is_unfinished, step, start).decoded

@@ -1,7 +1,8 @@
-"""Pictures of descriptions by a trained model."""
+"""Generation of images from descriptions by a trained model."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,87 +20,92 @@ from sharding.trees import Tree
 
 
 class ImageGenerator:
-    """Draws by the generator of a model.
-
-    Args:
-        model: A model with one generator.
+    """Generates images with the generator of a model.
 
     Attributes:
-        config: The generator's.
-
-    Raises:
-        UserError: It has none.
+        config: The generator.
     """
 
     def __init__(self, model: TrainedModel) -> None:
+        """Takes a model with a generator.
+
+        Raises:
+            UserError: It has none.
+        """
         if not model.config.generators:
-            raise UserError("the model has no generator, so it draws nothing; leave --output out to ask it")
+            raise UserError("the model has no generator and can't make images; leave --output out to ask it a question")
         self._model, self.config = model, model.config.generators[0]
         (self._module,) = (module for module in model.modules if module.name == self.config.name)
 
     def generate(
         self, descriptions: Sequence[str], seeds: Sequence[int], steps: int = 50, guidance: float = 1.0
     ) -> np.ndarray:
-        """Pictures of descriptions by DDIM, all in one program.
+        """Generates images by DDIM, all in one program.
 
         Args:
-            descriptions: One a picture.
-            seeds: One a picture; keys its noise, so that a picture depends on its own description and seed only.
-            steps: DDIM steps, at least 1.
-            guidance: Scale of classifier-free guidance (arXiv 2207.12598); 1 for none. Above 1 it wants a model that
+            descriptions: Description of each image.
+            seeds: Seed of each image's noise. An image depends on its own description and seed alone.
+            steps: Number of DDIM steps, at least 1.
+            guidance: Scale of classifier-free guidance (arXiv 2207.12598); 1 for none. Another scale needs a model that
                 was trained with GeneratorConfig.condition_dropout.
 
         Returns:
-            float32[pictures, z, z, c] in [-1, 1].
+            float32[images, z, z, c] in [-1, 1].
 
         Raises:
-            UserError: A description has no word, or is longer than the row.
+            UserError: A description is empty, or longer than a row.
         """
-        different = list(dict.fromkeys(descriptions))
-        conditions = self._conditions(different)[[different.index(of) for of in descriptions]]
-        keys = np.asarray(seeds, np.int32)
-        return np.asarray(self._sample(self._model.parameters, conditions, keys, steps, guidance))
+        distinct = list(dict.fromkeys(descriptions))
+        row_of_description = [distinct.index(description) for description in descriptions]
+        conditions = self._conditions(distinct)[row_of_description]
+        return np.asarray(
+            self._sample_program(self._model.parameters, conditions, np.asarray(seeds, np.int32), steps, guidance)
+        )
 
     def _conditions(self, descriptions: Sequence[str]) -> Float[np.ndarray, "b q c"]:
-        """What the U-Net takes for each description."""
+        """The U-Net's conditions for each description."""
         model = self._model
-        prompts = [self._outlined(text, number) for number, text in enumerate(descriptions)]
-        arrays = model.batch_arrays(prompts, model.capacity.tokens)
-        lengths = np.asarray([len(prompt.layout.tokens) for prompt in prompts], np.int32)
-        places = np.stack([prompt.condition_positions for prompt in prompts])
-        return np.asarray(self._project(model.parameters, arrays, lengths, places))
+        samples = [self._sample(description, number) for number, description in enumerate(descriptions)]
+        arrays = model.batch_arrays(samples, model.capacity.tokens)
+        lengths = np.asarray([len(sample.layout.tokens) for sample in samples], np.int32)
+        positions = np.stack([sample.condition_positions for sample in samples])
+        return np.asarray(self._conditions_program(model.parameters, arrays, lengths, positions))
 
-    def _outlined(self, text: str, number: int) -> Sample:
+    def _sample(self, description: str, number: int) -> Sample:
+        """A description as a sample, up to the positions of the image's conditions."""
         model = self._model
-        sample = image_prompt_metadata(prompt_record(text), model.prompting, model.tokenizer, model.form).load(number)
+        record = prompt_record(description)
+        sample = image_prompt_metadata(record, model.prompt_format, model.tokenizer, model.sample_format).load(number)
         model.require_fit(sample)
         return sample
 
     @functools.cached_property
-    def _project(self):
-        """The program `(parameters, arrays of rows, lengths, places [b, 1, q]) -> [b, q, c]`."""
-        backbone, piece = self._model.backbone, self._module.pieces[0]
+    def _conditions_program(self) -> Callable[..., jax.Array]:
+        """The compiled function `(parameters, arrays, lengths, condition positions [b, 1, q]) -> [b, q, c]`."""
+        backbone, projector = self._model.backbone, self._module.pieces[0]
 
-        def project(
-            parameters: Tree, arrays: Tree, lengths: Int[Array, " b"], places: Int[Array, "b 1 q"]
+        def conditions(
+            parameters: Tree, arrays: Tree, lengths: Int[Array, " b"], positions: Int[Array, "b 1 q"]
         ) -> jax.Array:
-            _, hidden = backbone.prefill(parameters, arrays, lengths)
-            own = parameters[self._module.name][piece.name][layer_name(0)]
-            inputs = {backbone.name: hidden_states_at(hidden, places)}
-            return piece_definition(piece).apply(own, inputs, {}, Axes())[:, 0]
+            _, hidden = backbone.prefill(parameters, arrays, lengths)  # [b, s, d]
+            layer = parameters[self._module.name][projector.name][layer_name(0)]
+            inputs = {backbone.name: hidden_states_at(hidden, positions)}  # [b, 1, q, d]
+            return piece_definition(projector).apply(layer, inputs, {}, Axes())[:, 0]
 
-        return jax.jit(project)
+        return jax.jit(conditions)
 
     @functools.cached_property
-    def _sample(self):
-        """The program `(parameters, conditions [b, q, c], seeds [b], steps, guidance) -> [b, z, z, c]`."""
+    def _sample_program(self) -> Callable[..., jax.Array]:
+        """The compiled function `(parameters, conditions [b, q, c], seeds [b], steps, guidance) -> [b, z, z, c]`."""
         pieces = {piece.name: piece for piece in self._module.pieces}
 
-        def draw(parameters: Tree, conditions: jax.Array, seeds: jax.Array, steps: int, guidance: float) -> jax.Array:
-            own = parameters[self._module.name]
-            parts = {name: piece_definition(piece).bind(own[name][layer_name(0)]) for name, piece in pieces.items()}
-            autoencoder = parts["vae"].autoencoder if "vae" in parts else None
+        def sample(parameters: Tree, conditions: jax.Array, seeds: jax.Array, steps: int, guidance: float) -> jax.Array:
+            layers = parameters[self._module.name]
+            modules: dict[str, Any] = {
+                name: piece_definition(piece).bind(layers[name][layer_name(0)]) for name, piece in pieces.items()
+            }
+            autoencoder = modules["vae"].autoencoder if "vae" in modules else None
             keys = jax.vmap(jax.random.key)(seeds)
-            return generate_images(self.config, parts["unet"].unet, autoencoder, conditions, keys, steps, guidance)
+            return generate_images(self.config, modules["unet"].unet, autoencoder, conditions, keys, steps, guidance)
 
-        return jax.jit(draw, static_argnums=(3, 4))
+        return jax.jit(sample, static_argnums=(3, 4))

@@ -1,6 +1,5 @@
-"""The backbone with its keys and values kept, so that every further token costs one position."""
+"""The backbone with a KV cache, so that every further token costs the computation of one position."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -12,29 +11,34 @@ from mmjax.models.layers.positions import RotaryCosSin
 from mmjax.models.layers.transformer import TransformerBlock
 from mmjax.models.modalities.backbone import LanguageHead, TokenEmbedding, backbone_rotary, causal_mask
 from mmjax.models.model import run_module, with_tied_parameters
-from mmjax.models.structure.module import Module
+from mmjax.models.structure.module import Batch, Module
 from mmjax.models.structure.parameters import layer_name, piece_definition
 from pallas_kernels.packed_attention import SegmentMask, make_segment_mask, packed_attention
 from sharding.axes import Axes
 from sharding.trees import Tree
 
-ALONE = Axes()
+SINGLE_DEVICE = Axes()
 
 
 class KVCache(NamedTuple):
-    """Keys and values of one layer, `[r, t, k, e]`, t of the longest text."""
+    """Keys and values of one layer; t is the length of a row, prompt and answer together.
+
+    Attributes:
+        keys: Normed and rotated keys.
+        values: Values.
+    """
 
     keys: Float[Array, "r t k e"]
     values: Float[Array, "r t k e"]
 
 
 class DecodeState(NamedTuple):
-    """Texts that are being written, one a row.
+    """State of decoding, one text a row.
 
     Attributes:
-        layers: What each layer keeps.
-        lengths: Places taken.
-        positions: Position of the next token.
+        caches: KV cache of each layer.
+        lengths: Number of tokens in the caches of each row.
+        positions: Position of the next token of each row.
     """
 
     caches: tuple[KVCache, ...]
@@ -43,107 +47,126 @@ class DecodeState(NamedTuple):
 
 
 class CachedBackbone:
-    """The backbone of a model as two steps: the prompts at once, then a token of each.
-
-    Args:
-        config: The model.
-        modules: Its modules, in topological order.
+    """The backbone of a model in two steps: prefill computes the prompts, decode one further token of each row.
 
     Attributes:
-        name: Of the backbone.
+        name: Name of the backbone.
     """
 
     def __init__(self, config: ModelConfig, modules: tuple[Module, ...]) -> None:
+        """Takes the model and its modules in topological order."""
         self._config, self.name = config.backbone, config.backbone.name
-        self._encoders = [module for module in modules if module.name in {of.name for of in config.encoders}]
-        (self._module,) = (module for module in modules if module.name == config.backbone.name)
+        encoder_names = {encoder.name for encoder in config.encoders}
+        self._encoders = [module for module in modules if module.name in encoder_names]
+        (self._module,) = (module for module in modules if module.name == self.name)
         self._embed, self._blocks, self._head = self._module.compute_pieces
 
     def prefill(
-        self, parameters: Tree, arrays: Mapping[str, Mapping[str, jax.Array]], lengths: Int[Array, " r"]
+        self, parameters: Tree, arrays: dict[str, Batch], lengths: Int[Array, " r"]
     ) -> tuple[DecodeState, Float[Array, "r s d"]]:
-        """Reads prompts, one a row, and gives the normed hidden states of all their places.
+        """Computes prompts, one a row.
 
         Args:
-            parameters: Of the whole model.
-            arrays: By module, as of a batch; every row holds one sample.
-            lengths: Tokens of each prompt.
+            parameters: Parameters of the whole model.
+            arrays: Arrays of a batch, by module; every row holds one sample.
+            lengths: Number of tokens of each prompt.
+
+        Returns:
+            The state for `decode`, and the normed hidden states of all positions.
         """
         batch = arrays[self.name]
-        seen = {
+        encoder_outputs = {
             encoder.name: run_module(encoder, parameters[encoder.name], {}, arrays[encoder.name]).activations[self.name]
             for encoder in self._encoders
         }
-        x = self._embedding(parameters)(seen, batch, ALONE)
-        b, s, _ = x.shape
-        shape = (b, s, self._config.kv_heads, self._config.head_width)
-        empty = tuple(KVCache(jnp.zeros(shape, x.dtype), jnp.zeros(shape, x.dtype)) for _ in range(self._blocks.layers))
+        x = self._token_embedding(parameters)(encoder_outputs, batch, SINGLE_DEVICE)  # [r, s, d]
+        rows, length, _ = x.shape
+        shape = (rows, length, self._config.kv_heads, self._config.head_width)
+        empty = KVCache(jnp.zeros(shape, x.dtype), jnp.zeros(shape, x.dtype))
         rotary = backbone_rotary(self._config, batch["positions"])
-        x, layers = self._through(parameters, x, causal_mask(batch), rotary, empty, jnp.zeros((b,), jnp.int32))
-        last = jnp.take_along_axis(batch["positions"], lengths[:, None] - 1, axis=1)[:, 0]
-        return DecodeState(layers, lengths, last + 1), self._language_head(parameters).norm(x)
+        x, caches = self._run_blocks(
+            parameters, x, causal_mask(batch), rotary, (empty,) * self._config.depth, jnp.zeros((rows,), jnp.int32)
+        )
+        last_positions = jnp.take_along_axis(batch["positions"], lengths[:, None] - 1, axis=1)[:, 0]
+        return DecodeState(caches, lengths, last_positions + 1), self._language_head(parameters).norm(x)
 
     def decode(
-        self, parameters: Tree, texts: DecodeState, tokens: Int[Array, " r"]
+        self, parameters: Tree, state: DecodeState, tokens: Int[Array, " r"]
     ) -> tuple[DecodeState, Float[Array, "r v"]]:
-        """Appends a token to every text, and gives the logits of the one after it. There must be a place left."""
-        x = self._embedding(parameters).embed_tokens(tokens[:, None], texts.positions[:, None], ALONE)
-        places = jnp.arange(texts.caches[0].keys.shape[1])
-        taken = (places[None, :] <= texts.lengths[:, None]).astype(jnp.int32)
-        packing = make_segment_mask(jnp.ones_like(taken[:, :1]), keys=taken)
-        rotary = backbone_rotary(self._config, texts.positions[:, None])
-        x, layers = self._through(parameters, x, packing, rotary, texts.caches, texts.lengths)
+        """Appends a token to every row, and computes the logits of the next one. Every row must have room for it."""
+        x = self._token_embedding(parameters).embed_tokens(tokens[:, None], state.positions[:, None], SINGLE_DEVICE)
+        slots = jnp.arange(state.caches[0].keys.shape[1])
+        is_visible = (slots[None, :] <= state.lengths[:, None]).astype(jnp.int32)  # [r, t]
+        mask = make_segment_mask(jnp.ones_like(is_visible[:, :1]), keys=is_visible)
+        rotary = backbone_rotary(self._config, state.positions[:, None])
+        x, caches = self._run_blocks(parameters, x, mask, rotary, state.caches, state.lengths)  # [r, 1, d]
         head = self._language_head(parameters)
-        return DecodeState(layers, texts.lengths + 1, texts.positions + 1), head.logits(head.norm(x))[:, 0]
+        next_state = DecodeState(caches, state.lengths + 1, state.positions + 1)
+        return next_state, head.logits(head.norm(x))[:, 0]
 
-    def logits_at(self, parameters: Tree, hidden: Float[Array, "r s d"], at: Int[Array, " r"]) -> Float[Array, "r v"]:
-        """Of the token after one place of each row."""
-        chosen = jnp.take_along_axis(hidden, at[:, None, None], axis=1)
-        return self._language_head(parameters).logits(chosen)[:, 0]
+    def logits_at(
+        self, parameters: Tree, hidden: Float[Array, "r s d"], positions: Int[Array, " r"]
+    ) -> Float[Array, "r v"]:
+        """Logits of the token after one position of each row, given normed hidden states."""
+        hidden = jnp.take_along_axis(hidden, positions[:, None, None], axis=1)  # [r, 1, d]
+        return self._language_head(parameters).logits(hidden)[:, 0]
 
-    def _through(
+    def _run_blocks(
         self,
         parameters: Tree,
         x: Float[Array, "r s d"],
-        packing: SegmentMask,
+        mask: SegmentMask,
         rotary: RotaryCosSin | None,
-        layers: tuple[KVCache, ...],
-        at: Int[Array, " r"],
+        caches: tuple[KVCache, ...],
+        start: Int[Array, " r"],
     ) -> tuple[Float[Array, "r s d"], tuple[KVCache, ...]]:
-        definition, own = piece_definition(self._blocks), parameters[self.name][self._blocks.name]
-        kept = []
-        for number, layer in enumerate(layers):
-            x, layer = block_with_cache(definition.bind(own[layer_name(number)]), x, packing, rotary, layer, at)
-            kept.append(layer)
-        return x, tuple(kept)
+        """Runs all blocks over s new positions of each row, which begin at slot `start` of the caches."""
+        definition, layers = piece_definition(self._blocks), parameters[self.name][self._blocks.name]
+        new_caches = []
+        for number, cache in enumerate(caches):
+            block = definition.bind(layers[layer_name(number)])
+            x, cache = block_with_cache(block, x, mask, rotary, cache, start)
+            new_caches.append(cache)
+        return x, tuple(new_caches)
 
-    def _embedding(self, parameters: Tree) -> TokenEmbedding:
-        return piece_definition(self._embed).bind(parameters[self.name][self._embed.name][layer_name(0)])
+    def _token_embedding(self, parameters: Tree) -> TokenEmbedding:
+        layer = parameters[self.name][self._embed.name][layer_name(0)]
+        return piece_definition(self._embed).bind(layer)
 
     def _language_head(self, parameters: Tree) -> LanguageHead:
-        own = parameters[self.name]
-        return piece_definition(self._head).bind(
-            with_tied_parameters(own, self._head, own[self._head.name][layer_name(0)])
-        )
+        module_parameters = parameters[self.name]
+        layer = module_parameters[self._head.name][layer_name(0)]
+        return piece_definition(self._head).bind(with_tied_parameters(module_parameters, self._head, layer))
 
 
 def block_with_cache(
     block: TransformerBlock,
     x: Float[Array, "r s d"],
-    packing: SegmentMask,
+    mask: SegmentMask,
     rotary: RotaryCosSin | None,
-    kept: KVCache,
-    at: Int[Array, " r"],
+    cache: KVCache,
+    start: Int[Array, " r"],
 ) -> tuple[Float[Array, "r s d"], KVCache]:
-    """A block over s new places of each row, from place `at` on, which see what is kept as `packing` says."""
+    """Applies a block to s new positions of each row, and adds their keys and values to the cache.
+
+    Args:
+        block: The block.
+        x: Activations of the new positions.
+        mask: Which slots of the cache each new position sees.
+        rotary: Rotation of queries and keys at the new positions.
+        cache: Keys and values of earlier positions.
+        start: Slot of the first new position of each row.
+    """
     normed = block.attention_norm(x)
-    query, key, value = block.attention.project_query_key_value(normed, None, ALONE, rotary)
-    keys, values = (jax.vmap(_put)(*pair, at) for pair in ((kept.keys, key), (kept.values, value)))
-    seen = packed_attention(query, keys, values, packing)
-    return block.add_attention_and_mlp(x, normed, block.attention.project_output(seen, ALONE), ALONE), KVCache(
-        keys, values
-    )
+    query, key, value = block.attention.project_query_key_value(normed, None, SINGLE_DEVICE, rotary)
+    keys = jax.vmap(_write_slots)(cache.keys, key, start)  # [r, t, k, e]
+    values = jax.vmap(_write_slots)(cache.values, value, start)  # [r, t, k, e]
+    heads_output = packed_attention(query, keys, values, mask)  # [r, s, h, e]
+    attended = block.attention.project_output(heads_output, SINGLE_DEVICE)
+    return block.add_attention_and_mlp(x, normed, attended, SINGLE_DEVICE), KVCache(keys, values)
 
 
-def _put(row: Float[Array, "t k e"], new: Float[Array, "s k e"], at: Int[Array, ""]) -> Float[Array, "t k e"]:
-    return jax.lax.dynamic_update_slice(row, new, (at, 0, 0))
+def _write_slots(
+    row: Float[Array, "t k e"], new: Float[Array, "s k e"], start: Int[Array, ""]
+) -> Float[Array, "t k e"]:
+    return jax.lax.dynamic_update_slice(row, new, (start, 0, 0))

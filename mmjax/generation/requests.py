@@ -3,9 +3,10 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from configs.errors import UserError
@@ -16,18 +17,19 @@ from mmjax.generation.image_generation import ImageGenerator
 from mmjax.generation.sampling import Sampling
 from mmjax.generation.trained_model import Answer, Prompt, TrainedModel
 
-LARGEST_SEED = 2**31 - 1
+MAX_SEED = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A question, or with `output` a description of a picture to draw.
+    """A question, or with `output` a description of an image to generate.
 
     Attributes:
-        prompt: Its text, with `<image>` and `<audio>` where pictures and clips stand.
-        image, audio: Files, in the order of the marks.
-        output: File to draw into; empty for a question.
-        seed: Keys the noise of a picture, and tokens that are drawn at random.
+        prompt: Text, with `<image>` and `<audio>` where images and clips stand.
+        image: Image files in the order of their marks.
+        audio: Audio files in the order of their marks.
+        output: File to write the generated image to; empty for a question.
+        seed: Seed of an image's noise, and of tokens that are sampled.
     """
 
     prompt: str
@@ -37,9 +39,9 @@ class Request:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed <= LARGEST_SEED:
-            raise UserError(f"seed {self.seed} is not between 0 and {LARGEST_SEED}")
-        prompt_record(self.prompt, *self._media)
+        if not 0 <= self.seed <= MAX_SEED:
+            raise UserError(f"seed {self.seed} is not between 0 and {MAX_SEED}")
+        prompt_record(self.prompt, *self._media)  # refuses marks and files that do not agree
         if self.output:
             self._check_output()
         for path in (*self.image, *self.audio):
@@ -52,28 +54,33 @@ class Request:
 
     @property
     def question(self) -> Prompt:
-        """What the model is asked."""
-        return Prompt(self.prompt, *self._media, self.seed)
+        """The request as a prompt."""
+        images, clips = self._media
+        return Prompt(self.prompt, images, clips, self.seed)
 
     def _check_output(self) -> None:
-        """Where to draw; found out before the model is loaded, not after."""
+        """Refuses an output that could not be written, before the model is loaded."""
         if self.image or self.audio:
-            raise UserError("pictures and clips are asked about, an output is drawn: give one, and ask twice for both")
+            raise UserError(
+                "a request with images or clips is a question, one with an output a description of an image; make two "
+                "requests for both"
+            )
         output = pathlib.Path(self.output)
-        suffixes = Image.registered_extensions()
-        if suffixes.get(output.suffix.lower()) not in Image.SAVE:
-            raise UserError(f"output {output}: no picture format has the suffix {output.suffix!r}; use .png")
+        formats = Image.registered_extensions()
+        if formats.get(output.suffix.lower()) not in Image.SAVE:
+            raise UserError(f"output {output}: no image format has the suffix {output.suffix!r}; use .png")
         if not output.absolute().parent.is_dir():
-            raise UserError(f"output {output}: there is no folder {output.parent}; make it first")
+            raise UserError(f"output {output}: there is no folder {output.parent}; create it first")
 
 
 def read_requests(path: pathlib.Path) -> list[Request]:
-    """A request a line, `{"prompt": ..., "image": [...], "audio": [...], "output": ..., "seed": ...}`.
+    """Reads a JSONL file of requests.
 
-    All but the prompt may be left out, and one file needs no list.
+    A line is `{"prompt": ..., "image": [...], "audio": [...], "output": ..., "seed": ...}`. Everything but the prompt
+    may be left out, and a single file needs no list.
 
     Raises:
-        UserError: A line is none, with the file and the line.
+        UserError: A line is not a request; the message names the file and the line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -83,7 +90,7 @@ def read_requests(path: pathlib.Path) -> list[Request]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                requests.append(_request(json.loads(line)))
+                requests.append(_parse_request(json.loads(line)))
             except (UserError, ValueError, TypeError) as error:
                 raise UserError(f"{path}:{number}: {error}") from error
     if not requests:
@@ -91,18 +98,18 @@ def read_requests(path: pathlib.Path) -> list[Request]:
     return requests
 
 
-def _request(fields: Any) -> Request:
+def _parse_request(values: Any) -> Request:
     known = {field.name for field in dataclasses.fields(Request)}
-    if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str):
+    if not isinstance(values, dict) or not isinstance(values.get("prompt"), str):
         raise UserError("a request is an object with a text as prompt")
-    if unknown := sorted(set(fields) - known):
+    if unknown := sorted(set(values) - known):
         raise UserError(f"a request has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-    listed = {
-        name: (fields[name],) if isinstance(fields[name], str) else tuple(map(str, fields[name]))
+    files = {
+        name: (values[name],) if isinstance(values[name], str) else tuple(map(str, values[name]))
         for name in ("image", "audio")
-        if name in fields
+        if name in values
     }
-    return Request(**{**fields, **listed})
+    return Request(**{**values, **files})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +118,10 @@ class GenerationSettings:
 
     Attributes:
         sampling: How tokens are chosen.
-        most: Tokens of an answer at most; 0 for as many as a row has room for.
-        steps, guidance: Of a picture.
-        together: Requests that are computed at once.
+        max_tokens: Tokens of an answer at most; 0 for as many as a row has room for.
+        sampling_steps: DDIM steps of an image.
+        guidance: Scale of classifier-free guidance of an image.
+        batch_size: Number of requests that are computed at once.
     """
 
     sampling: Sampling
@@ -126,31 +134,35 @@ class GenerationSettings:
 def serve_requests(
     model: TrainedModel, requests: Sequence[Request], settings: GenerationSettings
 ) -> Iterator[dict[str, Any]]:
-    """What came of every request, in order: the request, and `answer` and `ended`, or the file drawn as `output`."""
-    drawer = ImageGenerator(model) if any(request.output for request in requests) else None
+    """Serves requests and yields a result for each, in their order.
+
+    A result has the `prompt`, and `answer` and `ended` of a question, or the `output` file of a description.
+    """
+    generator = ImageGenerator(model) if any(request.output for request in requests) else None
     for first in range(0, len(requests), settings.batch_size):
-        group = requests[first : first + settings.batch_size]
-        questions = [request for request in group if not request.output]
-        descriptions = [request for request in group if request.output]
-        answers = iter(_answered(model, questions, settings))
-        pictures = iter(_drawn(drawer, descriptions, settings)) if drawer else iter(())
-        for request in group:
+        batch = requests[first : first + settings.batch_size]
+        answers = iter(_answer([request for request in batch if not request.output], model, settings))
+        images = iter(_generate([request for request in batch if request.output], generator, settings))
+        for request in batch:
             if request.output:
-                save_image(pathlib.Path(request.output), next(pictures))
+                save_image(pathlib.Path(request.output), next(images))
                 yield {"prompt": request.prompt, "output": request.output}
             else:
                 answer = next(answers)
                 yield {"prompt": request.prompt, "answer": answer.text, "ended": answer.ended}
 
 
-def _answered(model: TrainedModel, questions: Sequence[Request], settings: GenerationSettings) -> list[Answer]:
+def _answer(questions: Sequence[Request], model: TrainedModel, settings: GenerationSettings) -> list[Answer]:
     if not questions:
         return []
-    return model.answers([each.question for each in questions], settings.sampling, settings.max_tokens or None)
+    prompts = [request.question for request in questions]
+    return model.answers(prompts, settings.sampling, settings.max_tokens or None)
 
 
-def _drawn(drawer: ImageGenerator, descriptions: Sequence[Request], settings: GenerationSettings) -> list:
-    if not descriptions:
+def _generate(
+    descriptions: Sequence[Request], generator: ImageGenerator | None, settings: GenerationSettings
+) -> Iterable[np.ndarray]:
+    if not descriptions or generator is None:
         return []
-    texts, seeds = zip(*((each.prompt, each.seed) for each in descriptions), strict=True)
-    return list(drawer.generate(texts, seeds, settings.sampling_steps, settings.guidance))
+    prompts, seeds = [request.prompt for request in descriptions], [request.seed for request in descriptions]
+    return generator.generate(prompts, seeds, settings.sampling_steps, settings.guidance)

@@ -1,4 +1,4 @@
-"""The next token of a text, chosen among likely ones."""
+"""Sampling the next token of a text from its logits."""
 
 import dataclasses
 
@@ -14,8 +14,9 @@ class Sampling:
     """How the next token is chosen.
 
     Attributes:
-        temperature: Divides the logits; 0 takes the likeliest.
-        top_p: Only the likeliest tokens that together have this probability may come (arXiv 1904.09751); 1 for all.
+        temperature: Divisor of the logits; 0 for the most likely token (greedy decoding).
+        top_p: Nucleus sampling (arXiv 1904.09751): only the most likely tokens that together have this probability are
+            candidates; 1 for all tokens.
     """
 
     temperature: float = 0.0
@@ -23,16 +24,18 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"the temperature is {self.temperature}; it must be 0 (the likeliest token) or more")
+            raise UserError(
+                f"the temperature is {self.temperature}; it must be 0 (for the most likely token) or a positive number"
+            )
         if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}; it is a probability above 0, up to 1")
+            raise UserError(f"top_p is {self.top_p}; it must be a probability above 0 and at most 1")
 
 
 def sample_tokens(
-    logits: Float[Array, "b v"], keys: Key[Array, " b"], sampling: Sampling, sayable: Bool[Array, " v"]
+    logits: Float[Array, "b v"], keys: Key[Array, " b"], sampling: Sampling, allowed_tokens: Bool[Array, " v"]
 ) -> Int[Array, " b"]:
-    """The next token of each row, by a key of its own, so that the rows beside it change nothing."""
-    logits = jnp.where(sayable[None, :], logits, -jnp.inf)
+    """Samples the next token of each row, with a key of its own, so that a row does not depend on the others."""
+    logits = jnp.where(allowed_tokens[None, :], logits, -jnp.inf)
     if sampling.temperature == 0:
         return jnp.argmax(logits, axis=-1)
     logits = logits / sampling.temperature
@@ -42,8 +45,9 @@ def sample_tokens(
 
 
 def top_p_mask(logits: Float[Array, "b v"], top_p: float) -> Bool[Array, "b v"]:
-    """The smallest set of the likeliest tokens that have at least this probability together."""
-    ordered = jnp.sort(jax.nn.softmax(logits, axis=-1), axis=-1, descending=True)
-    before = jnp.cumsum(ordered, axis=-1) - ordered
-    least = jnp.min(jnp.where(before < top_p, ordered, jnp.inf), axis=-1, keepdims=True)
-    return jax.nn.softmax(logits, axis=-1) >= least
+    """The smallest set of the most likely tokens whose probabilities add up to at least `top_p`."""
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    descending = jnp.sort(probabilities, axis=-1, descending=True)
+    sum_before = jnp.cumsum(descending, axis=-1) - descending
+    threshold = jnp.min(jnp.where(sum_before < top_p, descending, jnp.inf), axis=-1, keepdims=True)
+    return probabilities >= threshold

@@ -1,9 +1,9 @@
-"""A trained model, to be asked."""
+"""A trained model on one device, and its answers to prompts."""
 
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ from data.samples.sample_format import SampleFormat
 from data.text.chat_template import CHAT_TEMPLATES
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer, tokenizer_from_json
-from mmjax.generation.decoding import decode_answers
+from mmjax.generation.decoding import DecodedTokens, decode_answers
 from mmjax.generation.kv_cache import CachedBackbone
 from mmjax.generation.sampling import Sampling
 from mmjax.models.layers.lora import merge_model_adapters
@@ -32,107 +32,115 @@ from mmjax.training.checkpoints.manager import CheckpointManager, saved_steps
 from mmjax.training.config import TrainConfig
 from sharding.trees import Tree
 
-VOCABULARY = "vocabulary.json"
-PROMPTING = "prompting.json"
-LEAST_ROW = 32  # tokens; rows are as long as powers of two, so that few programs serve prompts of all lengths
+VOCABULARY_FILE = "vocabulary.json"
+PROMPT_FORMAT_FILE = "prompting.json"
+MIN_ROW_TOKENS = 32
+"""Rows are as long as powers of two from here on, so that few programs serve prompts of all lengths."""
 
-Arrays = Mapping[str, Mapping[str, np.ndarray]]
+Arrays = dict[str, dict[str, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """What is asked.
+    """A question to a model.
 
     Attributes:
-        text: With `<image>` and `<audio>` where the pictures and clips stand, or without for all in front.
-        pictures, clips: In the order of the marks.
-        seed: Keys what is drawn at random.
+        text: Text with `<image>` and `<audio>` where images and clips stand; without any, they come first.
+        images: Images in the order of their marks.
+        clips: Audio clips in the order of their marks.
+        seed: Seed of tokens that are sampled.
     """
 
     text: str
-    pictures: tuple[Media, ...] = ()
+    images: tuple[Media, ...] = ()
     clips: tuple[Media, ...] = ()
     seed: int = 0
 
 
 class Answer(NamedTuple):
-    """An answer, and whether the model ended it; else the row or the number of tokens asked for was full before."""
+    """An answer to a prompt.
+
+    Attributes:
+        text: The answer.
+        ended: Whether the model ended it; else the row was full, or the limit of tokens was reached.
+    """
 
     text: str
     ended: bool
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TrainedModel:
-    """A model and its parameters on one device.
+    """A model with its parameters on one device.
 
     Attributes:
         config: The model, without adapters: they are merged into its parameters.
-        capacity: Of the rows it was trained on; a prompt and its answer fit one row.
-        tokenizer: Its vocabulary.
-        prompting: How its samples were laid out.
-        parameters: `{module: {piece: {layer: {...}}}}` in the precision of the compute.
-        step: Steps it was trained for.
+        capacity: Capacity of the rows that it was trained on; a prompt and its answer fit one row.
+        tokenizer: Its tokenizer.
+        prompt_format: How its samples were laid out.
+        parameters: `{module: {piece: {layer: {...}}}}` in compute precision.
+        step: Number of steps that it was trained for.
     """
 
     config: ModelConfig
     capacity: RowCapacity
     tokenizer: Tokenizer
-    prompting: PromptFormat
+    prompt_format: PromptFormat
     parameters: Tree
     step: int
 
     def __post_init__(self) -> None:
-        rows = self.config.backbone.vocabulary
-        if self.tokenizer.vocabulary_size > rows:
+        ids, vocabulary = self.tokenizer.vocabulary_size, self.config.backbone.vocabulary
+        if ids > vocabulary:
             raise UserError(
-                f"the tokenizer has {self.tokenizer.vocabulary_size} ids and BackboneConfig.vocabulary is {rows}: "
-                f"{VOCABULARY} and the configuration are of different models"
+                f"the tokenizer has {ids} ids and BackboneConfig.vocabulary is {vocabulary}: "
+                f"{VOCABULARY_FILE} and the configuration belong to different models"
             )
 
     def answers(
         self, prompts: Sequence[Prompt], sampling: Sampling | None = None, max_tokens: int | None = None
     ) -> list[Answer]:
-        """Answers each prompt by itself, all in one program.
+        """Answers several prompts in one program; each answer depends on its own prompt alone.
 
         Args:
-            prompts: At least one.
-            sampling: How tokens are chosen; None for the likeliest.
-            most: Tokens of an answer at most; None for as many as a row has room for.
+            prompts: At least one prompt.
+            sampling: How tokens are chosen; None for the most likely ones.
+            max_tokens: Tokens of an answer at most; None for as many as a row has room for.
 
         Raises:
-            UserError: A prompt asks nothing, cannot be read, or is longer than a row.
+            UserError: A prompt is empty, cannot be read, or is longer than a row.
         """
         samples = [self.prompt_sample(prompt, number) for number, prompt in enumerate(prompts)]
         lengths = [len(sample.layout.tokens) for sample in samples]
         max_tokens = min(max_tokens or self.capacity.tokens, self.capacity.tokens)
-        row = min(self.capacity.tokens, max(LEAST_ROW, 1 << (max(lengths) + max_tokens - 2).bit_length()))
-        written = self._write(
+        next_power_of_two = 1 << (max(lengths) + max_tokens - 2).bit_length()
+        row_tokens = min(self.capacity.tokens, max(MIN_ROW_TOKENS, next_power_of_two))
+        decoded = self._decode_program(
             self.parameters,
-            self.batch_arrays(samples, row),
+            self.batch_arrays(samples, row_tokens),
             np.asarray(lengths, np.int32),
             np.asarray([prompt.seed for prompt in prompts], np.int32),
-            most=min(max_tokens, row),
+            max_tokens=min(max_tokens, row_tokens),
             sampling=sampling or Sampling(),
         )
-        tokens, counts, ended = map(np.asarray, written)
+        tokens, counts, ended = map(np.asarray, decoded)
         return [
-            Answer(self.tokenizer.decode(ids[:count]).strip(), bool(end))
-            for ids, count, end in zip(tokens, counts, ended, strict=True)
+            Answer(self.tokenizer.decode(ids[:count]).strip(), bool(has_ended))
+            for ids, count, has_ended in zip(tokens, counts, ended, strict=True)
         ]
 
-    def answer(self, text: str, pictures: Sequence[Media] = (), clips: Sequence[Media] = ()) -> Answer:
-        """The likeliest answer to one prompt; errors as of `answers`."""
-        return self.answers([Prompt(text, tuple(pictures), tuple(clips))])[0]
+    def answer(self, text: str, images: Sequence[Media] = (), clips: Sequence[Media] = ()) -> Answer:
+        """The most likely answer to one prompt; errors as of `answers`."""
+        return self.answers([Prompt(text, tuple(images), tuple(clips))])[0]
 
     def prompt_sample(self, prompt: Prompt, number: int) -> Sample:
-        """A prompt as a sample.
+        """A prompt as a sample with this number.
 
         Raises:
-            UserError: It asks nothing, cannot be read, or is longer than a row.
+            UserError: The prompt is empty, cannot be read, or is longer than a row.
         """
-        record = prompt_record(prompt.text, prompt.pictures, prompt.clips)
-        sample = prompt_metadata(record, self.prompting, self.tokenizer, self.form).load(number)
+        record = prompt_record(prompt.text, prompt.images, prompt.clips)
+        sample = prompt_metadata(record, self.prompt_format, self.tokenizer, self.sample_format).load(number)
         self.require_fit(sample)
         return sample
 
@@ -144,65 +152,74 @@ class TrainedModel:
             )
 
     def batch_arrays(self, prompts: Sequence[Sample], tokens: int) -> Arrays:
-        """The prompts, each in a row of its own of so many tokens."""
-        capacity = capacity_for_model(dataclasses.replace(self.capacity, tokens=tokens), self.form)
+        """Arrays of a batch by module, with each prompt in a row of its own of this many tokens."""
+        capacity = capacity_for_model(dataclasses.replace(self.capacity, tokens=tokens), self.sample_format)
         rows = [
-            build_global_batch(pack_samples([prompt], 1, capacity, self.form), self.config, self.form).arrays
+            build_global_batch(
+                pack_samples([prompt], 1, capacity, self.sample_format), self.config, self.sample_format
+            ).arrays
             for prompt in prompts
         ]
-        return jax.tree.map(lambda *each: np.concatenate(each), *rows)
+        return jax.tree.map(lambda *arrays: np.concatenate(arrays), *rows)
 
     @functools.cached_property
     def modules(self) -> tuple[Module, ...]:
-        """In topological order."""
+        """The modules in topological order."""
         return model_modules(self.config)
 
     @functools.cached_property
     def backbone(self) -> CachedBackbone:
-        """The backbone, token by token."""
+        """The backbone with its KV cache."""
         return CachedBackbone(self.config, self.modules)
 
     @functools.cached_property
-    def form(self) -> SampleFormat:
-        """What the model asks of a prompt."""
+    def sample_format(self) -> SampleFormat:
+        """The format that the model's modules need samples in."""
         return SampleFormat.for_model(self.config, self.capacity.patches, self.capacity.frames)
 
     @functools.cached_property
-    def _write(self):
-        """The program of `answers`; only texts and the end can be said: other ids stand for what is no text."""
-        end = CHAT_TEMPLATES[self.prompting.template].end_token(self.tokenizer)
+    def _decode_program(self) -> Callable[..., DecodedTokens]:
+        """The compiled `decode_answers`, which allows text tokens and the end token, but no other special tokens."""
+        end_token = CHAT_TEMPLATES[self.prompt_format.template].end_token(self.tokenizer)
         ids = np.arange(self.config.backbone.vocabulary)
         special = self.tokenizer.special_tokens
-        silent = special.ids - {special.unknown}
-        sayable = (ids == end) | ((ids < self.tokenizer.vocabulary_size) & ~np.isin(ids, sorted(silent)))
-        write = functools.partial(decode_answers, self.backbone, allowed_tokens=jnp.asarray(sayable), end_token=end)
-        return jax.jit(write, static_argnames=("most", "sampling"))
+        forbidden = special.ids - {special.unknown}
+        is_text = (ids < self.tokenizer.vocabulary_size) & ~np.isin(ids, sorted(forbidden))
+        decode = functools.partial(
+            decode_answers, self.backbone, allowed_tokens=jnp.asarray((ids == end_token) | is_text), end_token=end_token
+        )
+        return jax.jit(decode, static_argnames=("max_tokens", "sampling"))
 
 
 def load_trained_model(workdir: pathlib.Path, config: TrainConfig) -> TrainedModel:
-    """The model of the newest whole checkpoint of a workdir, on this process's first device.
+    """Loads the newest complete checkpoint of a run onto this process's first device.
 
     Args:
-        workdir: Of `mmjax.train`.
-        config: What it was trained with.
+        workdir: Working directory of `mmjax.train`.
+        config: Configuration of the run.
 
     Raises:
-        UserError: The workdir lacks checkpoints or the vocabulary, or they are another model's.
+        UserError: The directory has no checkpoint or no vocabulary, or they belong to another model.
     """
     directory = workdir / "checkpoints"
     if not saved_steps(directory):
         raise UserError(f"{directory} holds no checkpoint; train first: python -m mmjax.train --workdir={workdir}")
-    tokenizer = tokenizer_from_json(_beside(workdir, VOCABULARY))
-    prompting = PromptFormat.from_json(_beside(workdir, PROMPTING))
+    tokenizer = tokenizer_from_json(_read_file(workdir, VOCABULARY_FILE))
+    prompt_format = PromptFormat.from_json(_read_file(workdir, PROMPT_FORMAT_FILE))
     masters, step = CheckpointManager(directory, config.model).restore_parameters(jax.local_devices()[0])
     dtype = jnp.dtype(config.model.dtype)
     merged = merge_model_adapters(masters, model_modules(config.model), config.model.lora)
-    weights = jax.tree.map(lambda leaf: leaf.astype(dtype), merged)
-    alone = dataclasses.replace(config.model, lora=())
-    return TrainedModel(alone, config.data.capacity, tokenizer, prompting, weights, step)
+    return TrainedModel(
+        config=dataclasses.replace(config.model, lora=()),
+        capacity=config.data.capacity,
+        tokenizer=tokenizer,
+        prompt_format=prompt_format,
+        parameters=jax.tree.map(lambda leaf: leaf.astype(dtype), merged),
+        step=step,
+    )
 
 
-def _beside(workdir: pathlib.Path, name: str) -> str:
+def _read_file(workdir: pathlib.Path, name: str) -> str:
     if not (workdir / name).is_file():
         raise UserError(f"there is no {workdir / name}, which mmjax.train writes beside its checkpoints; copy it there")
     return (workdir / name).read_text()

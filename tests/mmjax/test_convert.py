@@ -12,8 +12,7 @@ import pytest
 
 from configs.architectures import BackboneConfig
 from configs.errors import UserError
-from mmjax import convert
-from mmjax import cli
+from mmjax import cli, convert
 from mmjax.training.config import TrainConfig
 from mmjax.training.trainer import Trainer
 from mmjax.weights.published_checkpoint import open_checkpoint
@@ -92,14 +91,14 @@ def tensors_of(path) -> dict:
     return {name: bits(folder.read(name)) for name in folder.tensors}
 
 
-def test_what_did_not_train_comes_back_as_it_was(run, workdir, llama, tmp_path):
+def test_frozen_weights_are_exported_bit_identically(run, workdir, llama, tmp_path):
     said = run(f"--workdir={workdir}", "--part=backbone", f"--output={tmp_path / 'out'}", "--shard_size=4KB")
     assert "LlamaForCausalLM, step 1; config.json, model-00001-of" in said
     assert tensors_of(tmp_path / "out") == tensors_of(llama)
     assert (tmp_path / "out/config.json").is_file()
 
 
-def test_without_the_original_the_type_has_to_be_named(run, workdir, llama, tmp_path):
+def test_a_model_type_is_needed_without_an_original(run, workdir, llama, tmp_path):
     wanted = (f"--workdir={workdir}", f"--output={tmp_path / 'out'}")
     assert "give --original=FOLDER of one to be like, or --model_type" in run(*wanted, "--part=vision", code=2)
     run(*wanted, "--part=backbone", "--model_type=llama", "--dtype=bfloat16", "--step=1")
@@ -107,7 +106,7 @@ def test_without_the_original_the_type_has_to_be_named(run, workdir, llama, tmp_
     assert "not empty" in run(*wanted, "--part=backbone", code=2)
 
 
-def test_a_folder_is_looked_at(run, llama):
+def test_a_folder_is_checked_and_described(run, llama):
     assert "is a LlamaForCausalLM; 21 tensors give backbone all that it needs" in run(f"--folder={llama}")
 
 
@@ -129,7 +128,7 @@ def test_a_folder_is_compared_with_a_configuration(run, llama, tmp_path):
         (("--workdir=x", "--output=out", "--shard_size=much"), "not a file size"),
     ],
 )
-def test_what_is_refused(run, arguments, said):
+def test_invalid_flags_are_refused(run, arguments, said):
     assert said in run(*arguments, code=2)
 
 
@@ -142,7 +141,7 @@ def test_a_checkpoint_that_lacks_tensors_is_refused_before_the_run(run, tmp_path
     assert dataclasses.asdict(open_checkpoint(path).config) == dataclasses.asdict(model(BACKBONE).backbone)
 
 
-def test_a_resumed_run_takes_its_checkpoint(workdir):
+def test_a_resumed_run_ignores_published_weights(workdir):
     cli.parse_flags(["tests"])
     cli.parse_gin(str(workdir / cli.OPERATIVE_CONFIG))
     config = dataclasses.replace(cli.configured(TrainConfig), pretrained_weights=(("backbone", "/no/such"),))

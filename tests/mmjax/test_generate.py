@@ -16,14 +16,13 @@ from PIL import Image
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from configs.errors import UserError
 from data.data_config import DataConfig
-from data.datasets.easy_vqa_samples import text_sample, vqa_sample
+from data.datasets.easy_vqa import text_sample, vqa_sample
 from data.media.images import read_image
 from data.packing.global_batch import GlobalBatch, build_global_batch
 from data.packing.packed_rows import pack_samples
 from data.records import Media
 from data.samples.media_items import image_item
 from data.samples.sample_format import SampleFormat
-from data.text.prompt_format import PromptFormat
 from data.text.word_tokenizer import EOS, WordTokenizer
 from mmjax.generation.image_generation import ImageGenerator
 from mmjax.generation.sampling import Sampling
@@ -102,7 +101,7 @@ def generate(workdir: pathlib.Path, *arguments: str) -> subprocess.CompletedProc
 
 
 def refusal(done: subprocess.CompletedProcess) -> str:
-    """The message of a run that was refused as it should be."""
+    """The message of a run that was refused with exit status 2."""
     assert done.returncode == 2 and done.stderr.startswith("error: "), done.stderr
     assert "Traceback" not in done.stderr and not done.stdout
     return done.stderr
@@ -125,7 +124,7 @@ def trained(workdir) -> TrainedModel:
 
 @pytest.fixture(scope="module")
 def masters(workdir) -> dict:
-    """The parameters as a training run on one device would restore them."""
+    """The parameters that a training run on one device restores."""
     form = SampleFormat.for_model(MODEL, DATA.patches)
     empty = build_global_batch(pack_samples([], 1, DATA.capacity, form), MODEL, form)
     engine = Engine(MODEL, single_device_plan(module_graph(MODEL)), empty.arrays, EngineSettings())
@@ -134,7 +133,7 @@ def masters(workdir) -> dict:
     return trees_by_module(state.master_weights)
 
 
-def test_parameters_alone_are_those_that_training_would_continue_with(trained, masters):
+def test_loaded_parameters_equal_those_of_a_resumed_run(trained, masters):
     mine, theirs = (jax.tree_util.tree_leaves_with_path(tree) for tree in (trained.parameters, masters))
     assert trained.step == 30 and len(mine) == len(theirs) > 30
     for (path, value), (there, expected) in zip(sorted(mine, key=str_path), sorted(theirs, key=str_path), strict=True):
@@ -146,8 +145,8 @@ def str_path(leaf) -> str:
     return jax.tree_util.keystr(leaf[0])
 
 
-def judged(masters, tokenizer: WordTokenizer, sample) -> tuple[int, int]:
-    """(answers that the whole model finds likeliest word by word, answers) of one sample, its answers given."""
+def count_correct(masters, tokenizer: WordTokenizer, sample) -> tuple[int, int]:
+    """(answers whose every word is the argmax of the whole model, answers) of one sample, by teacher forcing."""
     form = SampleFormat.for_model(MODEL, DATA.patches)
     batch: GlobalBatch = build_global_batch(pack_samples([sample.load(0)], 1, DATA.capacity, form), MODEL, form)
     arrays = {name: {**of, "seed_and_step": np.zeros(2, np.int32)} for name, of in batch.arrays.items()}
@@ -158,23 +157,26 @@ def judged(masters, tokenizer: WordTokenizer, sample) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("question", [QUESTION, "is there a blue circle?", "what is the red shape?"])
-def test_answers_are_the_likeliest_words_and_end(trained, masters, question):
-    """Judged as held-out accuracy is: the answer in the training layout, every word the whole model's argmax."""
+def test_answers_are_the_most_likely_words_and_end(trained, masters, question):
+    """Evaluated like held-out accuracy: in the training layout every word is the argmax of the whole model."""
     image, form = read_image(Media.from_file(PICTURE)), SampleFormat.for_model(MODEL, DATA.patches)
     picture = image_item(lambda: image, image.shape[:2], form)
     seen, told = trained.answer(question, [SHOWN]), trained.answer(question)
     assert seen.ended and told.ended
     sample = vqa_sample(picture, [(question, seen.text)], trained.tokenizer, form)
-    assert judged(masters, trained.tokenizer, sample) == (1, 1)
-    assert judged(masters, trained.tokenizer, text_sample(question, told.text, trained.tokenizer, form)) == (1, 1)
+    assert count_correct(masters, trained.tokenizer, sample) == (1, 1)
+    assert count_correct(masters, trained.tokenizer, text_sample(question, told.text, trained.tokenizer, form)) == (
+        1,
+        1,
+    )
 
 
-def test_a_wrong_word_would_be_noticed(trained, masters):
+def test_a_wrong_answer_is_not_the_most_likely(trained, masters):
     form = SampleFormat.for_model(MODEL, DATA.patches)
     said = trained.answer(QUESTION).text
     other = next(word for word in ("teal", "no", "triangle") if word != said)
     sample = text_sample(QUESTION, other, trained.tokenizer, form)
-    assert judged(masters, trained.tokenizer, sample) == (0, 1)
+    assert count_correct(masters, trained.tokenizer, sample) == (0, 1)
 
 
 def test_the_command_prints_the_answer_alone(workdir, trained):
@@ -193,26 +195,26 @@ def test_many_requests_are_answered_in_order_a_line_each(workdir, trained):
     (workdir.parent / "asked.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
     done = generate(workdir, "--requests=asked.jsonl", "--sampling_steps=3", "--guidance=2")
     assert done.returncode == 0, done.stderr
-    assert "warning: --guidance wants GeneratorConfig.condition_dropout" in done.stderr
+    assert "warning: --guidance needs GeneratorConfig.condition_dropout" in done.stderr
     first, drawn, last = map(json.loads, done.stdout.splitlines())
     assert first["answer"] == trained.answer(QUESTION, [SHOWN]).text and first["ended"]
     assert drawn == {"prompt": "a blue circle", "output": "many.png"} and (workdir.parent / "many.png").is_file()
     assert last["answer"] == trained.answer("is there a blue circle?").text
 
 
-def test_random_tokens_are_keyed_by_the_seed(trained):
+def test_sampled_tokens_depend_on_the_seed(trained):
     prompts = [Prompt("what is it", seed=seed) for seed in (1, 1, 2, 3, 4)]
     said = [answer.text for answer in trained.answers(prompts, Sampling(8.0), 12)]
     assert said[0] == said[1] and len(set(said)) > 2
 
 
-def test_without_a_picture_it_answers_too_and_names_words_it_does_not_know(workdir, trained):
+def test_questions_without_an_image_are_answered_and_unknown_words_named(workdir, trained):
     done = generate(workdir, "--prompt=What colour is the zebra?")
     assert done.returncode == 0 and done.stdout == trained.answer("what colour is the zebra?").text + "\n"
     assert "colour, zebra" in done.stderr and done.stderr.startswith("warning: ")
 
 
-def test_the_command_draws_what_the_library_draws(workdir, trained):
+def test_the_command_generates_the_same_image_as_the_library(workdir, trained):
     options = ("--prompt=a blue circle", "--sampling_steps=5", "--seed=3", "--output=blue.png")
     done = generate(workdir, *options)
     assert done.returncode == 0 and done.stdout == "" and "warning" not in done.stderr, done.stderr
@@ -223,7 +225,7 @@ def test_the_command_draws_what_the_library_draws(workdir, trained):
     np.testing.assert_allclose(pixels / 127.5 - 1, drawn, atol=0.51 / 127.5 + 1e-4)
 
 
-def test_a_picture_depends_on_its_own_description_and_seed_only(trained):
+def test_an_image_depends_on_its_own_description_and_seed_alone(trained):
     descriptions = ["a red circle", "a blue circle", "a red circle", "a teal rectangle", "a red circle"]
     together = ImageGenerator(trained).generate(descriptions, [1, 1, 1, 7, 2], 4)
     assert together.shape == (5, 8, 8, 3) and np.isfinite(together).all() and np.abs(together).max() <= 1 + 1e-6
@@ -238,15 +240,15 @@ def test_a_picture_depends_on_its_own_description_and_seed_only(trained):
     ("arguments", "words"),
     [
         (("--image=nowhere.png", f"--prompt={QUESTION}"), "nowhere.png"),
-        (("--image=plan.json", f"--prompt={QUESTION}"), "plan.json: no whole header"),
+        (("--image=plan.json", f"--prompt={QUESTION}"), "plan.json: no complete header"),
         (("--prompt= ",), "--prompt is missing"),
         (("--prompt=a circle", "--gin_file=tiny.gin"), "has written down its own configuration; leave it out"),
-        (("--image=a.png", "--prompt=a circle", "--output=b.png"), "give one, and ask twice"),
+        (("--image=a.png", "--prompt=a circle", "--output=b.png"), "make two requests for both"),
         (("--prompt=a circle", "--output=picture.circle"), "suffix '.circle'"),
         (("--prompt=a circle", "--output=nowhere/b.png"), "no folder nowhere"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(workdir, arguments, words):
+def test_invalid_requests_are_refused(workdir, arguments, words):
     assert words in refusal(generate(workdir, *arguments))
 
 
@@ -260,7 +262,7 @@ def test_a_folder_that_is_no_workdir_is_refused(workdir):
 
 
 @pytest.mark.parametrize("image", [None, PICTURE])
-def test_a_prompt_without_words_or_longer_than_the_row_is_refused(trained, image):
+def test_a_prompt_longer_than_the_row_is_refused(trained, image):
     shown = [Media.from_file(image)] if image else []
     with pytest.raises(UserError, match="holds 192 .* shorten the prompt"):
         trained.answer("blue " * 200, shown)
@@ -268,8 +270,8 @@ def test_a_prompt_without_words_or_longer_than_the_row_is_refused(trained, image
         ImageGenerator(trained).generate(["blue " * 200], [0], 1)
 
 
-def test_an_answer_without_an_end_is_cut_off_at_the_row_and_said_so(trained):
-    """Without the word that ends it, the model goes on; as many words as the row has room for are kept."""
+def test_an_answer_without_an_end_is_cut_off_at_the_end_of_the_row(trained):
+    """With an end token that is never sampled, the answer has as many words as the row has room for."""
     head = trained.parameters["backbone"]["embed"]["000"]
     endless = {**head, "embedding": head["embedding"].at[EOS].set(0.0)}
     below = trained.parameters["backbone"] | {"embed": {"000": endless}}
@@ -285,4 +287,4 @@ def test_a_vocabulary_that_is_missing_or_of_another_model_is_refused(workdir, tm
         load_trained_model(tmp_path, TrainConfig(SmallVQA, MODEL, DATA))
     words = tuple(f"word{number}" for number in range(60))
     with pytest.raises(UserError, match="67 ids"):
-        TrainedModel(MODEL, DATA.capacity, WordTokenizer(words), PromptFormat(), trained.parameters, 0)
+        dataclasses.replace(trained, tokenizer=WordTokenizer(words))

@@ -1,4 +1,4 @@
-"""With keys and values kept, every next token has the logits of the whole text computed anew."""
+"""Decoding with a KV cache gives the logits of computing the whole text again."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ END = 0
 
 @functools.cache
 def made(kind: str):
-    """(backbone, parameters, program that reads rows of a number of tokens of each text)."""
+    """(backbone, parameters, compiled prefill)."""
     modules = model_modules(ModelConfig((), KINDS[kind], ()))
     parameters = {"backbone": init_module_parameters(0, modules[-1])}
     parameters = jax.tree.map(lambda leaf: jnp.asarray(leaf) * 4, parameters)  # or all logits are nearly alike
@@ -58,7 +58,7 @@ def arrays(texts: np.ndarray, lengths: np.ndarray) -> dict:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_further_token_has_the_logits_of_the_whole_text(kind):
+def test_decode_gives_the_logits_of_the_whole_text(kind):
     backbone, parameters, read = made(kind)
     starts, every = np.array([3, 7, 5]), np.full(3, ROW)
     _, hidden = read(arrays(TEXTS, every), jnp.asarray(every))
@@ -97,7 +97,7 @@ def test_an_answer_depends_on_its_own_prompt_and_seed_alone(sampling):
         np.testing.assert_array_equal(together[0][row, :count], alone[0][0, :count])
 
 
-def test_answers_stop_where_the_row_is_full():
+def test_decoding_stops_where_the_row_is_full():
     lengths = np.array([ROW, ROW - 1, 3])
     _, counts, ended = written(lengths)
     assert all(count <= room for count, room in zip(counts, (1, 2, 6), strict=True))

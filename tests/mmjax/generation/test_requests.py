@@ -1,4 +1,4 @@
-"""Request files: what is wrong is named by its line, before any model is loaded."""
+"""Request files: invalid lines are refused by number before any model is loaded."""
 
 import json
 import pathlib
@@ -45,7 +45,7 @@ def test_requests_are_read_line_by_line(tmp_path):
         ({"prompt": "why", "output": "a.nothing"}, "asked.jsonl:2: .*suffix '.nothing'"),
     ],
 )
-def test_a_line_that_is_no_request_is_named(tmp_path, line, message):
+def test_invalid_lines_are_refused_by_number(tmp_path, line, message):
     with pytest.raises(UserError, match=message):
         read_requests(written(tmp_path, {"prompt": "what?"}, line))
 

@@ -1,4 +1,4 @@
-"""Tokens drawn at random: never a forbidden one, never an unlikely one, and as often as their probability says."""
+"""Sampling: only allowed and likely tokens, with the frequencies of their probabilities."""
 
 import jax
 import jax.numpy as jnp
@@ -14,24 +14,24 @@ DRAWS = 4000
 
 
 def drawn(sampling: Sampling, sayable=ALL) -> np.ndarray:
-    """Shares of the tokens over many draws."""
+    """Frequencies of the tokens over many samples."""
     keys = jax.random.split(jax.random.key(0), DRAWS)
     tokens = sample_tokens(jnp.repeat(LOGITS, DRAWS, axis=0), keys, sampling, sayable)
     return np.bincount(np.asarray(tokens), minlength=4) / DRAWS
 
 
-def test_without_temperature_the_likeliest_that_may_come():
+def test_temperature_zero_takes_the_most_likely_allowed_token():
     keys = jax.random.split(jax.random.key(0), 1)
     assert sample_tokens(LOGITS, keys, Sampling(), ALL).tolist() == [0]
     assert sample_tokens(LOGITS, keys, Sampling(), jnp.array([False, True, True, True])).tolist() == [1]
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.4, 1), (0.5, 1), (0.51, 2), (0.8, 2), (0.9, 3), (1.0, 4)])
-def test_the_smallest_set_with_that_probability(top_p, kept):
+def test_top_p_mask_is_the_smallest_set_with_that_probability(top_p, kept):
     assert top_p_mask(LOGITS, top_p).tolist() == [[number < kept for number in range(4)]]
 
 
-def test_shares_are_the_probabilities():
+def test_samples_follow_the_probabilities():
     error = 4 * np.sqrt(0.25 / DRAWS)
     np.testing.assert_allclose(drawn(Sampling(1.0)), [0.5, 0.3, 0.15, 0.05], atol=error)
     np.testing.assert_allclose(drawn(Sampling(1.0, 0.8)), [0.625, 0.375, 0, 0], atol=error)
@@ -41,6 +41,6 @@ def test_shares_are_the_probabilities():
 
 
 @pytest.mark.parametrize(("values", "message"), [((-1.0, 1.0), "temperature is -1.0"), ((1.0, 0.0), "top_p is 0.0")])
-def test_what_is_no_sampling_is_refused(values, message):
+def test_invalid_sampling_is_refused(values, message):
     with pytest.raises(UserError, match=message):
         Sampling(*values)

@@ -1,4 +1,4 @@
-"""A small Llama's folder written without torch: random values under transformers' names."""
+"""Checkpoint folders of a small Llama, written without torch: random values under the names of transformers."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""What a process holds."""
+"""Memory of this process."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""A checkpoint that does not fit: everything that is wrong is said at once, with both names, and nothing was read."""
+"""Incompatible checkpoints: all problems are listed, with tensor and parameter, before any tensor is read."""
 
 import dataclasses
 import json
@@ -22,14 +22,14 @@ def refused(path, ours: ModelConfig | None = None, part: str = "backbone") -> st
     return str(found.value)
 
 
-def test_what_fits_is_matched(tmp_path):
+def test_a_compatible_checkpoint_is_matched(tmp_path):
     tensors = random_tensors()
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(2, np.float32)  # as in old files
     matches = compatible_matches(open_checkpoint(write_llama(tmp_path / "l", tensors)), model(), "backbone")
     assert sum(len(of.tensor_names) for of in matches) == len(tensors) - 1
 
 
-def test_everything_wrong_is_listed_with_both_names(tmp_path):
+def test_all_problems_are_listed_with_tensor_and_parameter(tmp_path):
     tensors = random_tensors()
     del tensors["model.norm.weight"], tensors["model.layers.1.mlp.up_proj.weight"]
     tensors["model.layers.0.mlp.bias"] = np.zeros(3, np.float32)
@@ -48,14 +48,14 @@ def test_everything_wrong_is_listed_with_both_names(tmp_path):
         assert line in said
 
 
-def test_an_architecture_that_differs_is_said_in_the_words_of_config_json(tmp_path):
+def test_differing_architectures_are_described_by_config_json_keys(tmp_path):
     path = write_llama(tmp_path / "l", random_tensors())
     said = refused(path, model(dataclasses.replace(BACKBONE, rope_base=5e5, norm_epsilon=1e-6)))
     assert "rope_theta is 10000.0 in the checkpoint and 500000.0 in the model" in said
     assert "rms_norm_eps is 1e-05 in the checkpoint and 1e-06 in the model" in said
 
 
-def test_a_tied_head_may_stand_there_once_more(tmp_path):
+def test_a_duplicate_of_a_tied_head_is_accepted(tmp_path):
     tied = dataclasses.replace(BACKBONE, tie_embeddings=True)
     tensors = random_tensors(tied)
     again = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
@@ -63,7 +63,7 @@ def test_a_tied_head_may_stand_there_once_more(tmp_path):
         assert compatible_matches(open_checkpoint(write_llama(tmp_path / name, held, tied)), model(tied), "backbone")
 
 
-def test_parts_that_it_is_no_source_of(tmp_path):
+def test_parts_without_weights_in_the_checkpoint_are_refused(tmp_path):
     path = write_llama(tmp_path / "l", random_tensors())
     ours = ModelConfig((VisionConfig(),), BACKBONE, ())
     assert "name the module" in refused(path, ours, "model")
@@ -81,23 +81,23 @@ def test_parts_that_it_is_no_source_of(tmp_path):
         ({"vocab_size": None, "hidden_act": "tanh"}, "hidden_act is 'tanh'"),
     ],
 )
-def test_a_config_that_is_not_known(tmp_path, values, said):
+def test_unsupported_config_json_is_refused(tmp_path, values, said):
     path = write_llama(tmp_path / "l", random_tensors(), **values)
     with pytest.raises(UserError, match=said):
         open_checkpoint(path)
 
 
-def test_a_config_without_a_key_is_named():
+def test_a_missing_key_of_config_json_is_named():
     with pytest.raises(UserError, match=r"config\.json of llama has no key 'num_attention_heads'"):
         registry.read_architecture({"model_type": "llama"})
 
 
-def test_every_published_architecture_has_types_of_its_own():
+def test_model_types_of_architectures_are_unique():
     types = [of for published in registry.all_architectures() for of in published.model_types]
     assert sorted(types) == sorted(set(types)) and "llama" in types
 
 
-def test_how_pixels_are_normalised_is_read_from_beside_config_json(tmp_path):
+def test_pixel_normalisation_is_read_from_preprocessor_config_json(tmp_path):
     values = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "num_hidden_layers": 1}
     write_checkpoint_folder(
         tmp_path / "tower",

@@ -19,7 +19,7 @@ LARGE_FILES = 10**9
 
 
 def imported(path, ours=None):
-    """Reads layers of the backbone, as an export asks for them."""
+    """Returns a reader of the backbone's layers for an export."""
     ours = ours or model()
     values = parameter_initializer(ours, 0, (("backbone", str(path)),))
     (module,) = model_modules(ours)
@@ -43,14 +43,14 @@ def tensors_of(path) -> dict:
 
 @pytest.mark.parametrize("limit", [LARGE_FILES, 2000])
 @pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
-def test_there_and_back_is_the_same(tmp_path, dtype, limit):
+def test_round_trips_are_bit_identical(tmp_path, dtype, limit):
     path = write_llama(tmp_path / "original", random_tensors(dtype=dtype))
     assert (len(there_and_back(path, tmp_path / "out", limit=limit)) > 1) == (limit < LARGE_FILES)
     assert tensors_of(tmp_path / "out") == tensors_of(path)
     assert json.loads((tmp_path / "out/config.json").read_text()) == json.loads((path / "config.json").read_text())
 
 
-def test_tensors_of_mixed_types_and_those_that_are_nothing_of_ours_come_back(tmp_path):
+def test_mixed_dtypes_and_ignored_tensors_are_kept(tmp_path):
     tied = dataclasses.replace(BACKBONE, tie_embeddings=True)
     tensors = random_tensors(tied)
     tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float32)
@@ -63,7 +63,7 @@ def test_tensors_of_mixed_types_and_those_that_are_nothing_of_ours_come_back(tmp
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
 
 
-def test_a_type_that_is_asked_for(tmp_path):
+def test_a_requested_dtype_applies_to_all_tensors(tmp_path):
     path = write_llama(tmp_path / "original", random_tensors())
     target = export_target_like(open_checkpoint(path), model(), "backbone", "float32")
     export_checkpoint(target, imported(path), tmp_path / "out", LARGE_FILES)
@@ -72,7 +72,7 @@ def test_a_type_that_is_asked_for(tmp_path):
     assert written.config_json["torch_dtype"] == "float32"
 
 
-def test_without_an_original(tmp_path):
+def test_export_of_a_model_type_without_an_original(tmp_path):
     path = write_llama(tmp_path / "original", random_tensors())
     export_checkpoint(
         export_target_of_type("llama", model(), "backbone", "bfloat16"), imported(path), tmp_path / "out", LARGE_FILES
@@ -81,7 +81,7 @@ def test_without_an_original(tmp_path):
     assert open_checkpoint(tmp_path / "out").config == open_checkpoint(path).config == BACKBONE
 
 
-def test_adapters_are_merged_into_what_they_adapt(tmp_path):
+def test_adapters_are_merged_before_export(tmp_path):
     path = write_llama(tmp_path / "original", random_tensors(dtype="F32"))
     ours = dataclasses.replace(model(), lora=(LoraConfig("backbone", rank=2, scale=0.5, targets=("query", "down")),))
     random, whole = np.random.default_rng(1), imported(path)
@@ -112,7 +112,7 @@ def test_adapters_are_merged_into_what_they_adapt(tmp_path):
         np.testing.assert_allclose(after.read(name) - before.read(name), 0.5 * np.dot(down, up).T, atol=1e-6)
 
 
-def test_values_that_a_type_does_not_hold_are_refused(tmp_path):
+def test_values_that_overflow_the_dtype_are_refused(tmp_path):
     tensors = random_tensors(dtype="F32")
     tensors["model.norm.weight"][3] = 1e6
     path = write_llama(tmp_path / "original", tensors)
@@ -134,7 +134,7 @@ def test_another_architecture_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def theirs():
-    """A small Llama of transformers, and what it says to some tokens."""
+    """A small Llama of transformers, and its logits of some tokens."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -158,7 +158,7 @@ def theirs():
 
 
 @pytest.mark.parametrize(("size", "files"), [("1GB", 1), ("4KB", 3)])
-def test_transformers_loads_what_was_there_and_back(theirs, tmp_path, size, files):
+def test_transformers_loads_an_export_with_an_original(theirs, tmp_path, size, files):
     transformers, network, logits = theirs
     network.save_pretrained(tmp_path / "theirs", max_shard_size=size)
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) == files
@@ -169,7 +169,7 @@ def test_transformers_loads_what_was_there_and_back(theirs, tmp_path, size, file
     np.testing.assert_array_equal(logits(again.eval()), logits(network))
 
 
-def test_transformers_loads_what_has_no_original(theirs, tmp_path):
+def test_transformers_loads_an_export_without_an_original(theirs, tmp_path):
     transformers, network, logits = theirs
     network.save_pretrained(tmp_path / "theirs")
     ours = model(open_checkpoint(tmp_path / "theirs").config)

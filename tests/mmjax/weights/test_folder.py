@@ -1,4 +1,4 @@
-"""Folders: files of a bounded size with an index, all or nothing; and what is wrong with one that is read."""
+"""Checkpoint folders: bounded file sizes, an index, atomic writes, and invalid folders."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ def write(path, limit):
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.integers(1, 30))
-def test_files_are_full_but_not_fuller(sizes, limit):
+def test_files_stay_within_the_size_limit(sizes, limit):
     by_name = {str(number): size for number, size in enumerate(sizes)}
     files = shard_tensors(by_name, limit)
     assert [name for file in files for name in file] == list(by_name)
@@ -32,7 +32,7 @@ def test_files_are_full_but_not_fuller(sizes, limit):
 
 
 @pytest.mark.parametrize(("limit", "files"), [(10**6, 1), (128, 3), (1, 5)])
-def test_there_and_back(tmp_path, limit, files):
+def test_a_round_trip_is_identical(tmp_path, limit, files):
     names = write(tmp_path / "out", limit)
     assert len(names) == files
     folder = open_folder(tmp_path / "out", "model")
@@ -42,7 +42,7 @@ def test_there_and_back(tmp_path, limit, files):
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
 
 
-def test_the_formats_own_loader_finds_the_shards(tmp_path):
+def test_the_safetensors_library_loads_the_shards(tmp_path):
     library = pytest.importorskip("safetensors")
     write(tmp_path / "out", 128)
     places = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"]
@@ -52,7 +52,7 @@ def test_the_formats_own_loader_finds_the_shards(tmp_path):
             np.testing.assert_array_equal(opened.get_tensor(name), ARRAYS[name])
 
 
-def test_nothing_is_written_over_and_nothing_half_written_stays(tmp_path):
+def test_existing_folders_are_kept_and_unfinished_ones_removed(tmp_path):
     write(tmp_path / "out", 128)
     with pytest.raises(UserError, match="not empty"):
         write(tmp_path / "out", 128)
@@ -67,12 +67,12 @@ def test_nothing_is_written_over_and_nothing_half_written_stays(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "size"), [("5GB", 5 * 10**9), ("3 MiB", 3 * 2**20), ("10", 10)])
-def test_sizes(text, size):
+def test_file_sizes_are_parsed(text, size):
     assert parse_file_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "5 XB", "-1GB", "0GB"])
-def test_what_is_no_size(text):
+def test_invalid_file_sizes_are_refused(text):
     with pytest.raises(UserError, match="5GB"):
         parse_file_size(text)
 
@@ -82,7 +82,7 @@ def broken_copy(tmp_path):
     return tmp_path / "out"
 
 
-def test_an_index_that_names_absent_shards(tmp_path):
+def test_an_index_with_missing_shards_is_refused(tmp_path):
     path = broken_copy(tmp_path)
     (path / "model-00001-of-00003.safetensors").unlink()
     (path / "model-00003-of-00003.safetensors").unlink()
@@ -90,14 +90,14 @@ def test_an_index_that_names_absent_shards(tmp_path):
         open_folder(path, "model")
 
 
-def test_an_index_that_names_tensors_their_files_lack(tmp_path):
+def test_an_index_with_missing_tensors_is_refused(tmp_path):
     path = broken_copy(tmp_path)
     shutil.copyfile(path / "model-00001-of-00003.safetensors", path / "model-00003-of-00003.safetensors")
     with pytest.raises(UserError, match=r"layer\.4 in model-00003"):
         open_folder(path, "model")
 
 
-def test_an_index_without_a_map(tmp_path):
+def test_an_index_without_a_weight_map_is_refused(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(UserError, match="weight_map"):
         open_folder(tmp_path, "model")
@@ -109,7 +109,7 @@ def test_a_pickle_is_refused_with_the_reason(tmp_path):
         open_folder(tmp_path, "model")
 
 
-def test_a_folder_with_nothing(tmp_path):
+def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"neither model\.safetensors nor model\.safetensors\.index\.json"):
         open_folder(tmp_path, "model")
     with pytest.raises(UserError, match=r"has no config\.json"):

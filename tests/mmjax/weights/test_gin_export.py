@@ -1,4 +1,4 @@
-"""Gin text of an architecture: read back, it is the same architecture."""
+"""Gin text of a configuration reads back as the same configuration."""
 
 import dataclasses
 
@@ -32,12 +32,12 @@ def read(tmp_path):
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_a_model_is_read_back(model, read):
+def test_gin_text_of_a_model_reads_back_equal(model, read):
     read(gin_text(model))
     assert cli.configured(ModelConfig) == model
 
 
-def test_a_module_is_read_back_with_its_weights(read):
+def test_gin_text_of_a_module_reads_back_with_its_weights(read):
     read(gin_text(BACKBONE, (("backbone", "some/folder"),)))
     assert cli.configured(BackboneConfig) == BACKBONE
     assert gin.query_parameter("TrainConfig.pretrained_weights") == (("backbone", "some/folder"),)

@@ -1,4 +1,4 @@
-"""Published weights as initial values: the same on every sharding, never more on the host than one tensor."""
+"""Published weights as initial values: equal on every sharding, with bounded host memory."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def backbone_pieces(config=None):
     return module, {piece.name: piece for piece in module.pieces}
 
 
-def test_a_layer_is_what_the_file_holds_turned(values):
+def test_kernels_are_the_transposed_tensors(values):
     module, pieces = backbone_pieces()
     tensors = {name: array.astype(np.float32) for name, array in random_tensors().items()}
     layer = values.init_layer(module, pieces["blocks"], 1)
@@ -50,7 +50,7 @@ def test_a_layer_is_what_the_file_holds_turned(values):
     np.testing.assert_array_equal(values.init_layer(module, pieces["head"], 0)["embedding"], tensors["lm_head.weight"])
 
 
-def test_the_tree_is_that_of_the_seed(values):
+def test_the_tree_has_the_structure_of_seed_initialization(values):
     module, pieces = backbone_pieces()
     for piece in pieces.values():
         drawn, read = SeedInitializer(3).init_layer(module, piece, 0), values.init_layer(module, piece, 0)
@@ -58,7 +58,7 @@ def test_the_tree_is_that_of_the_seed(values):
 
 
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P("x", "y"), P()])
-def test_devices_hold_their_parts(values, spec):
+def test_devices_hold_their_shards(values, spec):
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
     module, pieces = backbone_pieces()
     whole = values.init_layer(module, pieces["blocks"], 0)
@@ -68,7 +68,7 @@ def test_devices_hold_their_parts(values, spec):
     assert jax.tree.map(lambda a: a.sharding, placed) == shardings
 
 
-def test_what_is_not_named_comes_from_the_seed(folder):
+def test_parts_without_a_checkpoint_come_from_the_seed(folder):
     ours = ModelConfig((VisionConfig(width=8, depth=1, heads=2, ffn=12),), BACKBONE, ())
     values = parameter_initializer(ours, 3, (("backbone", str(folder)),))
     vision, backbone = model_modules(ours)
@@ -83,7 +83,7 @@ def test_what_is_not_named_comes_from_the_seed(folder):
     np.testing.assert_array_equal(read, random_tensors()["model.embed_tokens.weight"].astype(np.float32))
 
 
-def test_a_run_starts_from_them(folder, values):
+def test_an_engine_starts_from_published_weights(folder, values):
     config = model()
     plan = single_device_plan(module_graph(config))
     engine = Engine(config, plan, tiny_batch(config), EngineSettings(steps=4, seed=3))
@@ -131,8 +131,8 @@ print(held, grown, memory("VmHWM") - before)
 LARGE = BackboneConfig(vocabulary=1000, width=256, depth=12, heads=4, kv_heads=4, ffn=1024)
 
 
-def test_the_host_holds_no_more_than_the_largest_tensor_beside_the_devices(tmp_path):
-    """50 MB of parameters, of which the largest has 1 MB; in a process of its own, whose peak is looked at."""
+def test_host_memory_is_bounded_by_the_largest_tensor(tmp_path):
+    """50 MB of parameters, the largest 1 MB, in a subprocess whose peak memory is measured."""
     path = write_llama(tmp_path / "large", random_tensors(LARGE, "F32"), LARGE)
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Safetensors files: read as the format's own library writes them, written as it reads them, bad ones refused."""
+"""Safetensors files: agreement with the format's own library, slices, and invalid files."""
 
 import json
 import pathlib
@@ -41,7 +41,7 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
     return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
 
 
-def test_there_and_back(tmp_path):
+def test_a_round_trip_is_identical(tmp_path):
     path = write(tmp_path / "x.safetensors", ARRAYS)
     header = read_header(path)
     assert list(header) == list(ARRAYS)
@@ -49,7 +49,7 @@ def test_there_and_back(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
 
 
-def test_the_formats_own_library_agrees(tmp_path):
+def test_the_safetensors_library_reads_and_writes_the_same(tmp_path):
     library = pytest.importorskip("safetensors.numpy")
     arrays = {name: array for name, array in ARRAYS.items() if name != "f8"}  # which it can't read into NumPy
     loaded = library.load_file(write(tmp_path / "ours.safetensors", arrays))
@@ -69,14 +69,14 @@ def cube(tmp_path_factory):
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_a_part_is_what_it_is_of_the_whole(cube, data):
+def test_a_slice_equals_the_slice_of_the_whole_tensor(cube, data):
     path, array = cube
     bounds = [sorted((data.draw(st.integers(0, n)), data.draw(st.integers(0, n)))) for n in array.shape]
     part = tuple(slice(*of) for of in bounds)
     np.testing.assert_array_equal(read_tensor(path, read_header(path)["x"], part), array[part])
 
 
-def test_a_file_that_is_cut_off_is_refused_wherever_it_is(tmp_path):
+def test_a_truncated_file_is_refused_at_every_length(tmp_path):
     whole = write(tmp_path / "whole.safetensors", ARRAYS).read_bytes()
     for kept in range(len(whole)):
         (tmp_path / "cut.safetensors").write_bytes(whole[:kept])
@@ -93,14 +93,14 @@ def test_a_file_that_is_cut_off_is_refused_wherever_it_is(tmp_path):
         json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}),
     ],
 )
-def test_a_header_that_says_nothing_is_refused(tmp_path, header):
+def test_an_invalid_header_is_refused(tmp_path, header):
     path = tmp_path / "bad.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + b"1234")
     with pytest.raises(UserError, match="bad.safetensors"):
         read_header(path)
 
 
-def test_what_stood_there_stays_if_writing_fails(tmp_path):
+def test_an_existing_file_survives_a_failed_write(tmp_path):
     path = write(tmp_path / "x.safetensors", {"a": ARRAYS["a"]})
     before = path.read_bytes()
 
@@ -117,7 +117,7 @@ def test_what_stood_there_stays_if_writing_fails(tmp_path):
 
 
 @pytest.mark.parametrize("axes", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1)])
-def test_a_copy_in_another_order_and_type_is_the_same(axes):
+def test_contiguous_copies_equal_their_source(axes):
     array = (
         np.arange(3 * (COPY_STRIP + 5) * 2, dtype=np.float32).reshape(3, COPY_STRIP + 5, 2).astype(ml_dtypes.bfloat16)
     )
@@ -126,8 +126,8 @@ def test_a_copy_in_another_order_and_type_is_the_same(axes):
     assert copy.flags.c_contiguous and not np.shares_memory(copy, array)
 
 
-def test_only_the_pages_of_a_part_are_read(tmp_path):
-    """In a process of its own, whose peak is looked at."""
+def test_reading_a_slice_maps_only_its_pages(tmp_path):
+    """Runs in a subprocess whose peak memory is measured."""
     path = tmp_path / "large.safetensors"
     write(path, {"x": np.ones((1000, 12_500), np.float32)})  # 50 MB
     script = (

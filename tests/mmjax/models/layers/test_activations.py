@@ -1,4 +1,4 @@
-"""The error function against SciPy's, values and derivative, and within a mesh; GELU against PyTorch."""
+"""The error function against SciPy, inside `shard_map` too; GELU against PyTorch."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from mmjax.models.layers.activations import ACTIVATIONS, erf
 X = np.linspace(-6, 6, 4001).astype(np.float32)
 
 
-def test_the_error_function_and_its_derivative():
+def test_erf_and_its_derivative_match_scipy():
     np.testing.assert_allclose(erf(jnp.asarray(X)), scipy.special.erf(X.astype(float)), atol=5e-7)
     slopes = jax.vmap(jax.grad(erf))(jnp.asarray(X))
     np.testing.assert_allclose(slopes, 2 / np.sqrt(np.pi) * np.exp(-(X.astype(float) ** 2)), atol=5e-7)
@@ -20,7 +20,7 @@ def test_the_error_function_and_its_derivative():
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_activations_and_their_gradients_run_on_ranks_as_on_one_device(name, dtype):
+def test_activations_and_gradients_run_inside_shard_map(name, dtype):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("ranks",))
     x = jnp.linspace(-3, 3, 8).astype(dtype)
 
@@ -36,7 +36,7 @@ def test_activations_and_their_gradients_run_on_ranks_as_on_one_device(name, dty
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
-def test_gelus_are_pytorchs(name):
+def test_gelus_match_pytorch(name):
     torch = pytest.importorskip("torch")
     expected = torch.nn.functional.gelu(torch.tensor(X), approximate="tanh" if name == "gelu_tanh" else "none")
     np.testing.assert_allclose(ACTIVATIONS[name](jnp.asarray(X)), expected.numpy(), atol=2e-6)

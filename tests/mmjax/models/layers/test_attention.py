@@ -1,4 +1,4 @@
-"""Rotary positions by their property, attention against its definition."""
+"""Properties of rotary positions, and attention against its definition."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from pallas_kernels.packed_attention import make_segment_mask
 from sharding.axes import Axes
 
 
-def test_rotary_products_depend_on_the_distance_alone():
+def test_rotary_dot_products_depend_on_the_distance_alone():
     random = np.random.default_rng(0)
     q, k = (jnp.asarray(random.normal(size=(1, 1, 2, 8)), jnp.float32) for _ in range(2))
 
@@ -47,7 +47,7 @@ def attention(weights, axes=None, **options):
     return lambda x, **more: module(x, axes or Axes(), **options, **more)
 
 
-def test_grouped_query_attention_is_its_definition():
+def test_grouped_query_attention_equals_its_definition():
     random = np.random.default_rng(0)
     weights = kernels(random, 8, 4)
     x = jnp.asarray(random.normal(size=(2, 5, 8)), jnp.float32)
@@ -65,7 +65,7 @@ def test_grouped_query_attention_is_its_definition():
 
 
 @pytest.mark.parametrize("kind", ["self", "cross"])
-def test_heads_over_tensor_ranks_compute_the_same(kind):
+def test_split_heads_give_the_same_attention(kind):
     random = np.random.default_rng(0)
     weights = kernels(random, 8, 4)
     x = jnp.asarray(random.normal(size=(2, 5, 8)), jnp.float32)

@@ -22,7 +22,7 @@ CASES = pytest.mark.parametrize("config", [MIXTRAL, QWEN], ids=["Mixtral", "Qwen
 
 
 def drawn(config):
-    """The layer's graph and parameters, with inputs, what is counted, and a gradient for the outputs."""
+    """Graph and parameters of the layer, inputs, balancing weights, and an output gradient."""
     random = np.random.default_rng(0)
 
     def draw(*shape):
@@ -36,7 +36,7 @@ def drawn(config):
 
 
 def dense(config, parameters, x, counted):
-    """Every expert on every token; the sum is taken over those chosen. Balancing by loops over the samples."""
+    """Definition: every expert on every token, summed over the chosen ones; balancing by loops over samples."""
     probabilities = jax.nn.softmax(x @ parameters["router"])
     order = jnp.argsort(-probabilities, axis=-1)[..., : config.top_k]
     mask = jnp.sum(jax.nn.one_hot(order, config.count), axis=-2)
@@ -61,7 +61,7 @@ def dense(config, parameters, x, counted):
 
 
 def split_specs(config):
-    """By parameter, its split over the axes of the mesh."""
+    """PartitionSpec of each parameter."""
     _, state = nnx.split(MixtureOfExperts(config, WIDTH))
     specs = {}
     for path, leaf in nnx.to_flat_state(state):
@@ -113,13 +113,13 @@ def close(found, wanted):
 
 @CASES
 @pytest.mark.parametrize("sizes", [(), (1, 4, 1), (2, 2, 2)], ids=str)
-def test_it_is_a_loop_over_experts_with_its_gradients(config, sizes):
+def test_experts_equal_a_loop_over_experts_with_gradients(config, sizes):
     _, *operands = drawn(config)
     close(with_gradients(layer(config, *sizes), *operands), expected(config))
 
 
 @pytest.mark.parametrize("sizes", [(), (1, 4, 1)], ids=str)
-def test_nothing_is_dropped_when_all_tokens_choose_the_same_experts(sizes):
+def test_no_token_is_dropped_when_all_choose_the_same_experts(sizes):
     _, parameters, x, counted, seed = drawn(MIXTRAL)
     x = jnp.abs(x)
     parameters["router"] = jnp.zeros_like(parameters["router"]).at[:, 1:3].set(1.0).at[:, 2].add(0.1)
@@ -131,7 +131,7 @@ def test_nothing_is_dropped_when_all_tokens_choose_the_same_experts(sizes):
     )
 
 
-def test_padding_counts_nowhere_and_even_routing_costs_the_least():
+def test_the_balancing_loss_ignores_padding_and_is_least_for_even_routing():
     even = jnp.full((1, 4, 4), 0.25)
     chosen = jnp.asarray([[[0], [1], [2], [3]]], jnp.int32)
     ones = BalancingWeights(jnp.ones((1, 4), jnp.int32), jnp.full((1, 4), 0.25))
@@ -153,6 +153,6 @@ def test_padding_counts_nowhere_and_even_routing_costs_the_least():
         ({"balance_weight": -1.0}, "balance_weight -1.0"),
     ],
 )
-def test_experts_that_cannot_be_are_refused(fields, message):
+def test_invalid_experts_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         ExpertsConfig(**fields)

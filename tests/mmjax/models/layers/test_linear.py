@@ -27,7 +27,7 @@ def close(one, other):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_norms_are_their_definitions():
+def test_norms_equal_their_definitions():
     x, scale, bias = draw(2, 3, 8), draw(8, seed=1), draw(8, seed=2)
     rms, layer = RMSNorm(8), LayerNorm(8)
     for parameter, value in ((rms.scale, scale), (layer.scale, scale), (layer.bias, bias)):
@@ -38,7 +38,7 @@ def test_norms_are_their_definitions():
     close(layer(x), (wide - mean) / np.sqrt(variance + 1e-6) * scale + bias)
 
 
-def test_norms_compute_in_float32_and_return_what_they_got():
+def test_norms_compute_in_float32_and_return_the_input_dtype():
     x = draw(2, 3, 8).astype(jnp.bfloat16)
     for norm in (RMSNorm(8), LayerNorm(8)):
         half = jax.tree.map(lambda leaf: leaf, norm)
@@ -49,14 +49,14 @@ def test_norms_compute_in_float32_and_return_what_they_got():
         close(half(x).astype(jnp.float32), norm(x.astype(jnp.float32)).astype(jnp.bfloat16).astype(jnp.float32))
 
 
-def test_group_norm_is_its_definition():
+def test_group_norm_equals_its_definition():
     x, norm = draw(2, 4, 4, 8), GroupNorm(8, 2)
     groups = np.asarray(x).reshape(2, 16, 2, 4)
     mean, variance = groups.mean(axis=(1, 3), keepdims=True), groups.var(axis=(1, 3), keepdims=True)
     close(norm(x), ((groups - mean) / np.sqrt(variance + 1e-5)).reshape(x.shape))
 
 
-def test_group_norm_of_split_channels_has_whole_groups_on_every_rank():
+def test_group_norm_of_split_channels_equals_that_of_all_channels():
     x, scale, bias = draw(2, 4, 4, 8), draw(8, seed=1), draw(8, seed=2)
 
     def norm(x, scale, bias):
@@ -71,7 +71,7 @@ def test_group_norm_of_split_channels_has_whole_groups_on_every_rank():
 
 
 @pytest.mark.parametrize("build", [lambda: MLP(6, 8, 4), lambda: GatedMLP(6, 8)], ids=["MLP", "GatedMLP"])
-def test_hidden_widths_over_tensor_ranks_compute_the_same_with_the_same_gradients(build):
+def test_split_hidden_widths_give_the_same_outputs_and_gradients(build):
     module = build()
     graph, state = nnx.split(module)
     leaves = {path: draw(*leaf.shape, seed=n) for n, (path, leaf) in enumerate(nnx.to_flat_state(state))}
@@ -94,7 +94,7 @@ def test_hidden_widths_over_tensor_ranks_compute_the_same_with_the_same_gradient
     jax.tree.map(close, vjp(jnp.ones_like(got)), expected_vjp(jnp.ones_like(got)))
 
 
-def test_a_bias_behind_a_sum_over_ranks_is_added_once():
+def test_the_bias_of_a_row_parallel_projection_is_added_once():
     kernel, bias, x = draw(4, 3), draw(3, seed=1), draw(2, 4, seed=2)
 
     def run(kernel, x, axes):

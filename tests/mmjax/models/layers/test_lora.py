@@ -1,4 +1,4 @@
-"""Adapters: nothing at the start; merged, the weights that they stand for."""
+"""LoRA adapters: no effect at the start, and merging into the weights."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def initial(config: ModelConfig):
     return {module.name: init_module_parameters(3, module) for module in model_modules(config)}
 
 
-def test_at_the_start_nothing_is_added_and_the_rest_is_as_without():
+def test_initial_adapters_change_no_output():
     plain, adapted = initial(TALKER), initial(ADAPTED)
     for module, pieces in plain.items():
         for piece, layers in pieces.items():
@@ -35,7 +35,7 @@ def test_at_the_start_nothing_is_added_and_the_rest_is_as_without():
     assert losses(ADAPTED, adapted) == losses(TALKER, plain)
 
 
-def test_merged_weights_do_what_the_adapters_did():
+def test_merged_weights_give_the_outputs_of_the_adapters():
     tree = parameters(ADAPTED)
     merged = merge_model_adapters(tree, model_modules(ADAPTED), LORA)
     assert jax.tree.structure(merged) == jax.tree.structure(initial(TALKER))
@@ -45,7 +45,7 @@ def test_merged_weights_do_what_the_adapters_did():
     assert abs(losses(TALKER, bare) - of_adapters) > 1e-3 * abs(of_adapters)
 
 
-def test_targets_alone_have_adapters():
+def test_only_targets_have_adapters():
     (vision, backbone) = model_modules(ADAPTED)
     of_vision = piece_definition(next(piece for piece in vision.pieces if piece.name == "blocks_lora"))
     found = {path.removeprefix("['").replace("']['", "/").removesuffix("']") for path in paths(of_vision.shapes)}
@@ -54,7 +54,7 @@ def test_targets_alone_have_adapters():
     assert [piece.name for piece in backbone.compute_pieces] == ["embed", "blocks", "head"]
 
 
-def test_targets_that_the_part_has_none_of_are_refused():
+def test_a_part_without_target_projections_is_refused():
     plain = dataclasses.replace(TALKER, backbone=dataclasses.replace(TALKER.backbone, gated=False))
     with pytest.raises(UserError, match="ModelConfig.lora adapts gate of backbone, which has none of them"):
         model_modules(dataclasses.replace(plain, lora=(LoraConfig("backbone", targets=("gate",)),)))
@@ -64,7 +64,7 @@ def paths(tree) -> list[str]:
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def test_adapters_of_a_unet_stand_beside_its_attention():
+def test_adapters_of_a_unet_adapt_its_attention():
     config = ModelConfig(TALKER.encoders, TALKER.backbone, (GENERATOR,), lora=(LoraConfig("generator", rank=2),))
     adapters = next(piece for piece in model_modules(config)[-1].pieces if piece.adapter_of)
     assert adapters.part == "generator_lora" and adapters.adapter_of == "unet"
@@ -83,11 +83,11 @@ def test_trees_are_joined_leaf_by_leaf():
         ((LoraConfig(), LoraConfig(rank=2)), "adapts backbone more than once"),
     ],
 )
-def test_adapters_of_what_is_not_there_are_refused(lora, message):
+def test_adapters_of_unknown_modules_are_refused(lora, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(TALKER, lora=lora)
 
 
-def test_targets_that_no_block_has_are_refused():
+def test_unknown_targets_are_refused():
     with pytest.raises(ValueError, match="LoraConfig.targets names w1; choose from query, key"):
         LoraConfig(targets=("w1",))

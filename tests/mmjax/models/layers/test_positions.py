@@ -1,4 +1,4 @@
-"""Learned tables of places: exact at their own size, PyTorch's bicubic interpolation at others, image by image."""
+"""Learned position tables: exact at their own size, PyTorch's bicubic interpolation at other sizes."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,13 +21,13 @@ def table():
     return module, values
 
 
-def test_an_image_of_the_tables_size_takes_it_as_it_is():
+def test_an_image_of_the_tables_size_is_not_interpolated():
     module, values = table()
     found = module(jnp.asarray(places(SIDE, SIDE))[None], jnp.ones((1, SIDE**2), jnp.int32))
     np.testing.assert_array_equal(found[0], values.reshape(-1, WIDTH))
 
 
-def test_images_of_other_sizes_in_one_row_are_interpolated_each_by_itself():
+def test_packed_images_are_interpolated_each_by_itself():
     torch = pytest.importorskip("torch")
     module, values = table()
     sizes = [(6, 3), (2, 5), (SIDE, SIDE)]
@@ -41,13 +41,13 @@ def test_images_of_other_sizes_in_one_row_are_interpolated_each_by_itself():
         np.testing.assert_allclose(found[segments == number], expected.numpy(), atol=1e-5)
 
 
-def test_a_token_without_a_place_does_not_move_the_others():
+def test_a_class_token_does_not_change_other_positions():
     module, values = table()
     positions = np.concatenate([[[-1, -1]], places(SIDE, SIDE)])
     found = module(jnp.asarray(positions)[None], jnp.ones((1, SIDE**2 + 1), jnp.int32))
     np.testing.assert_array_equal(found[0, 1:], values.reshape(-1, WIDTH))
 
 
-def test_waves_of_moments_differ():
+def test_sinusoidal_positions_differ():
     waves = np.asarray(sinusoidal_positions_1d(jnp.arange(50)[None], 8))[0]
     assert len(np.unique(waves.round(4), axis=0)) == 50

@@ -1,4 +1,4 @@
-"""The audio encoder: convolutions against their definition, and clips of a row that do not know of each other."""
+"""The audio encoder: convolutions against their definition, and independence of the clips of a row."""
 
 import functools
 
@@ -40,7 +40,7 @@ def row(*clips, frames=FRAMES):
 
 @functools.cache
 def weights():
-    """Initial values with biases moved off zero, so that nothing hides in them."""
+    """Initial values with non-zero biases, so that a missing bias shows."""
     random = np.random.default_rng(0)
     moved = jax.tree.map(
         lambda x: x + random.normal(0, 0.1, x.shape).astype(np.float32), init_module_parameters(0, MODULE)
@@ -57,12 +57,12 @@ def encode(batch):
     return np.asarray(run(weights(), batch))[0]
 
 
-def test_two_frames_become_a_position_and_some_positions_a_token():
+def test_two_frames_become_a_position_and_merge_positions_a_token():
     assert encode(row(clip(0, 8))).shape == (FRAMES // 2 // AUDIO.merge, BACKBONE.width)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_a_time_convolution_is_its_definition(stride):
+def test_a_temporal_convolution_equals_its_definition(stride):
     random = np.random.default_rng(0)
     x, kernel, bias = (random.normal(size=shape).astype(np.float32) for shape in ((6, 3), (3, 3, 4), (4,)))
     convolution = TemporalConvolution(3, 4, split="columns", stride=stride)
@@ -77,7 +77,7 @@ def test_a_time_convolution_is_its_definition(stride):
     np.testing.assert_allclose(got[0], np.stack(expected), rtol=1e-5, atol=1e-5)
 
 
-def test_a_clip_that_fills_the_row_does_not_meet_its_own_end():
+def test_the_convolution_of_a_clip_that_fills_the_row_does_not_wrap_around():
     batch = row(clip(0, FRAMES))
     other = {**batch, "frames": batch["frames"].at[0, -1].add(1.0)}
     embed = MODULE.pieces[0]
@@ -87,14 +87,14 @@ def test_a_clip_that_fills_the_row_does_not_meet_its_own_end():
     assert np.max(np.abs(first[-1] - second[-1])) > 1e-3
 
 
-def test_a_packed_clip_gives_what_it_gives_alone():
+def test_a_packed_clip_gives_the_same_outputs_as_alone():
     alone = encode(row(clip(0, 4), frames=4))
     packed = encode(row(clip(1, 8), clip(0, 4)))
     np.testing.assert_allclose(packed[2:3], alone, rtol=1e-4, atol=1e-5)
     assert np.max(np.abs(encode(row(clip(2, 4), frames=4)) - alone)) > 1e-2
 
 
-def test_what_else_is_in_the_row_changes_no_bit_of_a_clip():
+def test_other_clips_of_the_row_change_no_bit_of_a_clip():
     middle = clip(0, 4)
     first = encode(row(clip(1, 4), middle, clip(2, 8)))
     second = encode(row(clip(3, 4), middle, clip(4, 8)))
@@ -118,7 +118,7 @@ def test_gradients_reach_every_parameter_and_no_frame_of_another_clip():
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["convolutions", "block"])
-def test_heads_and_channels_over_tensor_ranks_compute_the_same(number):
+def test_split_heads_and_channels_give_the_same_outputs(number):
     piece = MODULE.pieces[number]
     definition, batch = piece_definition(piece), row(clip(1, 8), clip(0, 4))
     shared = piece.shared_inputs(batch) if piece.shared_inputs else batch
@@ -139,7 +139,7 @@ def test_heads_and_channels_over_tensor_ranks_compute_the_same(number):
     np.testing.assert_allclose(split, whole, rtol=1e-4, atol=1e-5)
 
 
-def test_positions_are_whispers():
+def test_sinusoidal_positions_equal_whispers():
     """Its first column is the sine of the position itself, its slowest turns once in 20,000 pi positions."""
     waves = np.asarray(sinusoidal_positions_1d(jnp.arange(50)[None], 8))[0]
     places = np.arange(50)
@@ -149,7 +149,7 @@ def test_positions_are_whispers():
     np.testing.assert_allclose(waves[:, 1], np.sin(places * 1e4 ** (-1 / 3)), atol=1e-5)
 
 
-def test_what_an_embedding_reads_is_named():
+def test_an_embedding_names_the_arrays_that_it_reads():
     assert FrameEmbedding.batch_keys == ("frames", "segments", "positions")
     assert piece_definition(MODULE.pieces[0]).batch_keys == FrameEmbedding.batch_keys
     assert set(abstract_module_parameters(MODULE)) == {"embed", "blocks", "norm", "projector"}
@@ -163,6 +163,6 @@ def test_what_an_embedding_reads_is_named():
         ({"mels": 0}, "AudioConfig.mels is 0"),
     ],
 )
-def test_an_encoder_that_can_not_be_is_refused(fields, message):
+def test_invalid_audio_configurations_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         AudioConfig(**fields)

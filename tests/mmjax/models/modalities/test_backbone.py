@@ -1,4 +1,4 @@
-"""The language loss over a split vocabulary, tokens in their places, and rows whose samples do not see each other."""
+"""The backbone: loss and embedding over a split vocabulary, inserted tokens, independence of samples in a row."""
 
 import functools
 
@@ -45,7 +45,7 @@ def reference_loss(logits, targets, weights):
 
 
 @pytest.mark.parametrize("devices", [None, 1, 2, 4])
-def test_the_loss_over_a_split_vocabulary_is_log_softmax_with_its_gradient(devices):
+def test_cross_entropy_over_a_split_vocabulary_equals_log_softmax_with_gradients(devices):
     logits, targets, weights = loss_operands()
     run = functools.partial(weighted_cross_entropy, axes=TENSOR if devices else Axes())
     if devices:
@@ -59,13 +59,13 @@ def test_the_loss_over_a_split_vocabulary_is_log_softmax_with_its_gradient(devic
     np.testing.assert_array_equal(correct, jnp.argmax(logits, axis=-1) == targets)
 
 
-def test_large_logits_do_not_overflow():
+def test_cross_entropy_of_large_logits_does_not_overflow():
     logits, targets, weights = loss_operands()
     loss, _ = weighted_cross_entropy(logits * 1e4, targets, weights, Axes())
     assert np.isfinite(loss)
 
 
-def test_a_split_embedding_looks_up_the_same_rows():
+def test_a_split_embedding_table_gives_the_same_embeddings():
     config = ModelConfig((), BackboneConfig(vocabulary=8, width=4, heads=2, kv_heads=2), ())
     table = jnp.asarray(np.random.default_rng(0).normal(size=(8, 4)), jnp.float32)
     tokens = jnp.array([[0, 3, 4, 7], [7, 7, 0, 1]])
@@ -80,7 +80,7 @@ def test_a_split_embedding_looks_up_the_same_rows():
     np.testing.assert_array_equal(jax.jit(split)(table), table[tokens])
 
 
-def test_a_block_that_is_not_gated_has_a_gelu_between_two_matmuls_with_biases():
+def test_an_ungated_block_equals_its_definition():
     block = BackboneBlock(
         BackboneConfig(width=4, heads=2, kv_heads=2, ffn=6, activation="gelu_tanh", gated=False, biases=("mlp",))
     )
@@ -97,14 +97,14 @@ def test_a_block_that_is_not_gated_has_a_gelu_between_two_matmuls_with_biases():
     np.testing.assert_allclose(got[0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_encoders_tokens_go_where_the_index_says():
+def test_encoder_tokens_are_inserted_at_their_index():
     x = jnp.arange(8.0).reshape(2, 4, 1)
     tokens = 10 * (1 + jnp.arange(4.0)).reshape(2, 2, 1)
     index = jnp.array([[-1, 1, -1, 0], [-1, -1, -1, 1]])
     np.testing.assert_array_equal(insert_encoder_tokens(x, tokens, index)[..., 0], [[0, 20, 2, 10], [4, 5, 6, 40]])
 
 
-def test_conditions_come_from_positions_of_their_own_row():
+def test_hidden_states_are_taken_from_their_own_row():
     hidden = jnp.arange(8.0).reshape(2, 4, 1)
     at = jnp.array([[[0, 3]], [[2, 2]]])
     np.testing.assert_array_equal(hidden_states_at(hidden, at)[..., 0], [[[0, 3]], [[6, 6]]])
@@ -123,7 +123,7 @@ def parameters():
 
 @jax.jit
 def row_logits(weights, row):
-    """By plain layers."""
+    """Logits computed layer by layer."""
     embed, blocks, head = (piece_definition(piece) for piece in model_modules(CONFIG)[1].pieces)
     images = jnp.zeros((1, 2, CONFIG.backbone.width))
     x = embed.apply(weights["embed"]["000"], {"vision": images}, row, Axes())
@@ -135,15 +135,15 @@ def row_logits(weights, row):
 
 
 def logits(tokens, segments, branches, positions):
-    """Of one row, padded to ten tokens."""
+    """Logits of one row, padded to ten tokens."""
     fields = {"tokens": tokens, "segments": segments, "branches": branches, "positions": positions}
     row = {name: jnp.asarray([values + [0] * (10 - len(values))], jnp.int32) for name, values in fields.items()}
     row["vision_index"] = jnp.full_like(row["tokens"], -1)
     return np.asarray(row_logits(parameters(), row))[: len(tokens)]
 
 
-def test_a_questions_logits_do_not_depend_on_what_else_is_in_the_row():
-    """One question alone; behind a trunk with other questions before and after; with other samples around."""
+def test_logits_do_not_depend_on_other_samples_and_branches_of_the_row():
+    """A question has the same logits alone, between other branches of its sample, and between other samples."""
     alone = logits([5, 6, 7, 8], [1] * 4, [0, 0, 1, 1], [0, 1, 2, 3])
     among = logits([5, 6, 9, 10, 11, 7, 8, 12], [1] * 8, [0, 0, 1, 1, 1, 2, 2, 3], [0, 1, 2, 3, 4, 2, 3, 2])
     np.testing.assert_allclose(among[[0, 1, 5, 6]], alone, rtol=1e-4, atol=1e-5)
@@ -154,7 +154,7 @@ def test_a_questions_logits_do_not_depend_on_what_else_is_in_the_row():
     np.testing.assert_allclose(packed[3:7], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_a_questions_logits_do_depend_on_its_trunk_and_its_own_words():
+def test_logits_depend_on_the_trunk_and_the_own_branch():
     alone = logits([5, 6, 7, 8], [1] * 4, [0, 0, 1, 1], [0, 1, 2, 3])
     for changed in ([4, 6, 7, 8], [5, 6, 4, 8]):
         other = logits(changed, [1] * 4, [0, 0, 1, 1], [0, 1, 2, 3])

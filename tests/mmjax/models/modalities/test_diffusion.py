@@ -1,4 +1,4 @@
-"""The diffusion's identities, its randomness, DDIM with a perfect prediction, and guidance."""
+"""Diffusion: identities of targets, random keys, DDIM with the true prediction, and guidance."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def images(seed, count=4):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_a_right_prediction_gives_image_and_noise_back(schedule):
+def test_the_true_prediction_recovers_image_and_noise(schedule):
     clean, noise, time = images(0), images(1), jnp.array([0.0, 300.0, 700.0, 999.0])
     mixed, target = add_noise(schedule, clean, noise, time)
     image, found = image_and_noise(schedule, mixed, target, time)
@@ -39,11 +39,11 @@ def test_a_right_prediction_gives_image_and_noise_back(schedule):
     np.testing.assert_allclose(mixed[0], clean[0], atol=0.05)
 
 
-def test_epsilon_is_the_noise():
+def test_the_epsilon_target_is_the_noise():
     np.testing.assert_array_equal(add_noise(SCHEDULES["epsilon"], images(0), images(1), jnp.full(4, 9.0))[1], images(1))
 
 
-def test_velocity_is_the_derivative_along_the_circle():
+def test_the_velocity_target_is_the_derivative_by_the_angle():
     clean, noise, time = images(0, 1), images(1, 1), jnp.array([400.0])
     step = 10.0
     ahead, behind = (add_noise(COSINE, clean, noise, time + offset)[0] for offset in (step, -step))
@@ -59,7 +59,7 @@ def drawn(seed_and_step, samples):
     return standard_normals(sample_keys(seed_and_step, samples, 1), (2, 2, 1))
 
 
-def test_draws_are_keyed_by_seed_step_sample_and_purpose_alone():
+def test_random_keys_depend_on_seed_step_sample_and_purpose_alone():
     samples, moved = jnp.array([11, 12, 13, 14, 15]), jnp.array([13, 99, 98, 97, 11])
     noise = drawn(jnp.array([3, 5]), samples)
     np.testing.assert_array_equal(drawn(jnp.array([3, 5]), moved)[jnp.array([4, 0])], noise[jnp.array([0, 2])])
@@ -74,7 +74,7 @@ def test_noise_is_standard_normal():
     np.testing.assert_allclose([jnp.mean(noise), jnp.std(noise)], [0, 1], atol=0.03)
 
 
-def test_conditions_of_about_a_share_of_the_images_are_dropped_whole():
+def test_drop_conditions_zeroes_all_conditions_of_an_image_at_the_given_rate():
     keys = sample_keys(jnp.array([0, 0]), jnp.arange(2000), 3)
     left = np.asarray(drop_conditions(jnp.ones((2000, 2, 3)), keys, 0.1))
     dropped = left.max(axis=(1, 2)) == 0
@@ -87,7 +87,7 @@ def test_conditions_of_about_a_share_of_the_images_are_dropped_whole():
 @pytest.mark.parametrize(
     ("name", "steps"), [("cosine", 1), ("cosine", 20), ("velocity", 2), ("velocity", 20), ("epsilon", 20)]
 )
-def test_ddim_with_the_true_prediction_gives_the_image(name, steps):
+def test_ddim_with_the_true_prediction_recovers_the_image(name, steps):
     schedule, clean = SCHEDULES[name], images(0)
 
     def predict(x, time):
@@ -101,7 +101,7 @@ def test_ddim_with_the_true_prediction_gives_the_image(name, steps):
     np.testing.assert_allclose(made, clean, atol=1e-3 + 3 * float(left[0]))
 
 
-def test_ddim_clips_to_pixels_but_not_latents():
+def test_ddim_clips_pixels_but_not_latents():
     def predict(x, time):
         return -100 * jnp.ones_like(x)
 
@@ -109,12 +109,12 @@ def test_ddim_clips_to_pixels_but_not_latents():
     assert np.max(ddim_sample(COSINE, predict, images(1), 3, clip=False)) > 10
 
 
-def test_ddim_needs_a_step():
+def test_ddim_refuses_zero_steps():
     with pytest.raises(ValueError, match="at least 1 step, not 0"):
         ddim_sample(COSINE, lambda x, time: x, images(1), 0, clip=True)
 
 
-def test_guidance_goes_beyond_the_conditions_away_from_none():
+def test_guidance_extrapolates_from_the_unconditional_prediction():
     def predict(x, time, conditions):
         return x * time[:, None, None, None] + jnp.sum(conditions, axis=(1, 2))[:, None, None, None]
 

@@ -1,4 +1,4 @@
-"""The generator's pieces: latents follow their own image and key, and what a configuration may not say."""
+"""The generator: its pieces, independence of latents, and invalid configurations."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from configs.architectures import AutoencoderConfig, GeneratorConfig
 from mmjax.models.modalities.generator import ConditionedLatents, generator_module
 from mmjax.models.structure.parameters import init_layer_parameters, piece_definition
 from sharding.axes import Axes
-from tests.mmjax.training import short_runs as runs
+from tests.compilation import quick_compilation
 from tests.tiny_model import BACKBONE, GENERATOR, LATENT_GENERATOR
 
 MODULE = generator_module(LATENT_GENERATOR, BACKBONE)
@@ -19,7 +19,7 @@ MODULE = generator_module(LATENT_GENERATOR, BACKBONE)
 
 
 def encoded(images, samples):
-    """Conditions that pass by, and latents of one row."""
+    """Conditions, and sampled latents of one row."""
 
     @jax.jit
     def run(parameters, images, samples):
@@ -29,7 +29,7 @@ def encoded(images, samples):
     return run(init_layer_parameters(0, MODULE, VAE, 0), images, samples)
 
 
-def test_pieces_are_the_projector_the_autoencoder_if_there_is_one_and_the_unet():
+def test_pieces_are_projector_optional_autoencoder_and_unet():
     assert [(piece.name, piece.part) for piece in MODULE.pieces] == [
         ("projector", "painter_projector"), ("vae", "painter_vae"), ("unet", "painter"),
     ]  # fmt: skip
@@ -38,8 +38,8 @@ def test_pieces_are_the_projector_the_autoencoder_if_there_is_one_and_the_unet()
     assert "images" in piece_definition(generator_module(GENERATOR, BACKBONE).pieces[-1]).batch_keys
 
 
-def test_latents_follow_their_image_and_sample_alone():
-    with runs.compiled_quickly():
+def test_latents_depend_on_their_image_and_sample_alone():
+    with quick_compilation():
         images = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, (1, 3, 4, 4, 3)), jnp.float32)
         first = encoded(images, jnp.array([[7, 8, 9]]))
         moved = encoded(images[:, ::-1], jnp.array([[9, 8, 7]]))
@@ -73,7 +73,7 @@ def test_sizes_of_latents():
         ({"condition_dropout": 1.0}, "condition_dropout is 1.0"),
     ],
 )
-def test_what_is_no_generator_is_refused(changed, message):
+def test_invalid_generators_are_refused(changed, message):
     fields = {"image_size": 8, "widths": (8, 16), "head_width": 4, "groups": 4} | changed
     with pytest.raises(ValueError, match=message):
         GeneratorConfig(**fields)
@@ -87,6 +87,6 @@ def test_what_is_no_generator_is_refused(changed, message):
         ({"scaling_factor": 0.0}, "scaling_factor is 0.0"),
     ],
 )
-def test_what_is_no_autoencoder_is_refused(changed, message):
+def test_invalid_autoencoders_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         AutoencoderConfig(**changed)

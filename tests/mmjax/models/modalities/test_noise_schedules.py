@@ -1,4 +1,4 @@
-"""Noise schedules: shares add up to one, times go from noise to image, and Stable Diffusion's are diffusers' own."""
+"""Noise schedules: squared scales sum to one, DDIM times, and equality with diffusers."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("config", SCHEDULES.values(), ids=SCHEDULES)
-def test_signal_fades_and_squares_add_up_to_one(config):
+def test_signal_decreases_and_squared_scales_sum_to_one(config):
     time = jnp.arange(0.0, 1000.0, 37.0)
     signal, noise = noise_schedule(config).signal_and_noise(time)
     np.testing.assert_allclose(np.square(signal) + np.square(noise), np.ones(len(time)), rtol=1e-6)
@@ -26,7 +26,7 @@ def test_signal_fades_and_squares_add_up_to_one(config):
 
 
 @pytest.mark.parametrize("config", SCHEDULES.values(), ids=SCHEDULES)
-def test_training_draws_all_times_alike(config):
+def test_training_times_are_uniform(config):
     draw = jax.jit(jax.vmap(noise_schedule(config).sample_time))
     times = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))
     counts, _ = np.histogram(times, bins=8, range=(0, 1000))
@@ -34,16 +34,16 @@ def test_training_draws_all_times_alike(config):
     assert isinstance(config, CosineSchedule) or np.all(times == np.round(times))
 
 
-def test_the_cosines_path_is_even_and_reaches_both_ends():
+def test_ddim_times_of_the_cosine_schedule_are_even_and_reach_both_ends():
     np.testing.assert_allclose(noise_schedule(CosineSchedule()).ddim_times(4), [1000, 750, 500, 250, 0])
 
 
-def test_a_path_of_more_steps_than_there_are_is_refused():
+def test_more_ddim_steps_than_times_are_refused():
     with pytest.raises(ValueError, match="more than the 10 time steps"):
         noise_schedule(ScaledLinearSchedule(timesteps=10)).ddim_times(10)
 
 
-def test_another_configuration_is_refused_by_its_type():
+def test_an_unregistered_configuration_is_refused_by_its_type():
     with pytest.raises(TypeError, match="from a int; register one"):
         noise_schedule(3)
 
@@ -56,7 +56,7 @@ def test_another_configuration_is_refused_by_its_type():
         ({"prediction": "sample"}, "prediction is 'sample'; choose from velocity, epsilon"),
     ],
 )
-def test_what_is_no_schedule_is_refused(changed, message):
+def test_invalid_schedules_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         ScaledLinearSchedule(**changed)
 
@@ -70,7 +70,7 @@ def their_scheduler(config):
 
 
 @pytest.mark.parametrize("name", ["stable diffusion", "audioldm"])
-def test_shares_and_configuration_are_diffusers(name):
+def test_scales_and_configuration_match_diffusers(name):
     scheduler = their_scheduler(SCHEDULES[name])
     signal, noise = noise_schedule(SCHEDULES[name]).signal_and_noise(jnp.arange(1000.0))
     squares = scheduler.alphas_cumprod.numpy()
@@ -81,7 +81,7 @@ def test_shares_and_configuration_are_diffusers(name):
 
 @pytest.mark.parametrize("steps", [1, 7, 50])
 @pytest.mark.parametrize("name", ["stable diffusion", "audioldm"])
-def test_ddim_goes_through_the_times_and_images_of_diffusers(name, steps):
+def test_ddim_times_and_images_match_diffusers(name, steps):
     torch = pytest.importorskip("torch")
     scheduler = their_scheduler(SCHEDULES[name])
     scheduler.set_timesteps(steps)
@@ -108,6 +108,6 @@ def test_ddim_goes_through_the_times_and_images_of_diffusers(name, steps):
         ({"set_alpha_to_one": True}, "set_alpha_to_one is True"),
     ],
 )
-def test_a_scheduler_that_cannot_be_computed_is_refused_by_its_key(changed, message):
+def test_unsupported_schedulers_are_refused_by_key(changed, message):
     with pytest.raises(ValueError, match=message):
         read_scheduler(write_scheduler(ScaledLinearSchedule()) | changed)

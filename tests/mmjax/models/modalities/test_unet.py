@@ -1,4 +1,4 @@
-"""The U-Net: shapes, folding, and outputs that follow time and conditions."""
+"""The U-Net: shapes, space to depth, and dependence on time and conditions."""
 
 import functools
 
@@ -21,7 +21,7 @@ def draw(*shape, seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-def test_folding_moves_neighbouring_pixels_into_channels_and_back():
+def test_space_to_depth_moves_patches_into_channels_and_back():
     images = draw(2, 4, 6, 3)
     folded = space_to_depth(images, 2)
     assert folded.shape == (2, 2, 3, 12)
@@ -29,7 +29,7 @@ def test_folding_moves_neighbouring_pixels_into_channels_and_back():
     np.testing.assert_array_equal(depth_to_space(folded, 2), images)
 
 
-def test_every_time_has_an_embedding_of_its_own():
+def test_every_time_has_a_distinct_embedding():
     waves = np.asarray(timestep_embedding(jnp.linspace(0.0, 1000.0, 101), 16))
     distances = np.linalg.norm(waves[:, None] - waves[None], axis=-1) + 9 * np.eye(101)
     assert waves.shape == (101, 16) and distances.min() > 1e-2
@@ -43,12 +43,12 @@ def compiled():
 
 
 def random_weights():
-    """In every parameter, the last kernel too, which starts at 0."""
+    """Adds noise to every parameter, the last kernel included, which starts at 0."""
     leaves, structure = jax.tree.flatten(compiled()[1])
     return jax.tree.unflatten(structure, [draw(*leaf.shape, seed=at) * 0.2 for at, leaf in enumerate(leaves)])
 
 
-def test_velocities_have_the_images_shape_and_follow_everything_that_goes_in():
+def test_predictions_have_the_images_shape_and_depend_on_all_inputs():
     run = functools.partial(compiled()[0], random_weights())
     images, time, conditions = draw(2, 8, 8, 3), jnp.array([200.0, 700.0]), draw(2, 3, 8, seed=1)
     out = run(images, time, conditions)
@@ -76,7 +76,7 @@ def test_any_number_of_resolutions_and_blocks(widths, blocks):
     assert out.shape == (2, 16, 16, 3)
 
 
-def test_it_starts_by_predicting_nothing():
+def test_an_initial_unet_predicts_zero():
     run, state = compiled()
     out = run(state, draw(2, 8, 8, 3), jnp.array([500.0, 600.0]), draw(2, 3, 8))
     np.testing.assert_array_equal(out, np.zeros((2, 8, 8, 3)))

@@ -1,4 +1,4 @@
-"""The encoder: positions, images that do not see each other, and a pixel shuffle in the data's order."""
+"""The vision encoder: positions, independence of the images of a row, and the pixel shuffle."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from sharding.axes import Axes
 from tests.tiny_model import BACKBONE, VISION
 
 
-def test_every_place_of_a_large_image_has_a_position_of_its_own():
+def test_every_patch_position_of_a_large_image_has_a_distinct_embedding():
     places = np.stack(np.meshgrid(np.arange(40), np.arange(40), indexing="ij"), axis=-1).reshape(1, -1, 2)
     waves = np.asarray(sinusoidal_positions_2d(jnp.asarray(places), 32))[0]
     distances = np.linalg.norm(waves[:, None] - waves[None], axis=-1) + 9 * np.eye(len(waves))
@@ -35,7 +35,7 @@ def test_every_place_of_a_large_image_has_a_position_of_its_own():
     np.testing.assert_allclose(np.abs(waves).max(), 1, atol=1e-2)
 
 
-def test_rows_and_columns_have_halves_of_the_width():
+def test_rows_and_columns_use_half_of_the_width_each():
     waves = np.asarray(sinusoidal_positions_2d(jnp.array([[[3, 5], [3, 6], [4, 5]]]), 16))[0]
     np.testing.assert_array_equal(waves[0, :8], waves[1, :8])
     np.testing.assert_array_equal(waves[0, 8:], waves[2, 8:])
@@ -48,8 +48,8 @@ def image(seed, height, width):
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
 
 
-def test_the_pixel_shuffle_joins_the_patches_of_a_cell():
-    """With patches as activations, a merged token is the merge x merge neighbourhood of its cell."""
+def test_the_pixel_shuffle_joins_the_patches_of_a_square():
+    """With patches as activations, a backbone token is the merge x merge neighbourhood of its square."""
     picture = image(0, 8, 12)
     patches, positions = patchify(picture, VISION.patch, VISION.merge)
     seen = []
@@ -81,7 +81,7 @@ NORMS_BEHIND = dataclasses.replace(VISION, post_norm=True, rope_base=100.0, laye
 
 @functools.cache
 def encoder(config):
-    """Gives the cells of a row, whose parameters are all different, to the backbone."""
+    """Projects the patches of a row with a projector whose parameters are all different."""
     module = model_modules(ModelConfig((config,), BACKBONE, ()))[0]
     leaves, tree = jax.tree.flatten(init_module_parameters(0, module))
     random = np.random.default_rng(0)
@@ -106,7 +106,7 @@ def encode(config, *pictures):
 @pytest.mark.parametrize(
     "config", [VISION, WITH_CLASS_TOKEN, NORMS_BEHIND], ids=["plain", "class token", "norms behind"]
 )
-def test_an_images_tokens_do_not_depend_on_what_else_is_in_the_row(config):
+def test_tokens_of_an_image_do_not_depend_on_the_rest_of_the_row(config):
     first, second = image(0, 8, 4), image(1, 4, 4)
     (alone,) = encode(config, first)
     assert alone.shape == (2, BACKBONE.width)
@@ -120,13 +120,13 @@ def test_an_images_tokens_do_not_depend_on_what_else_is_in_the_row(config):
     ("changed", "said"),
     [({"post_norm": True, "parallel_block": True}, "post_norm norms none"), ({"rope_grid": -1}, "rope_grid is -1")],
 )
-def test_an_encoder_that_contradicts_itself_is_refused(changed, said):
+def test_contradictory_vision_configurations_are_refused(changed, said):
     with pytest.raises(ValueError, match=said):
         dataclasses.replace(VISION, **changed)
 
 
-def test_rotary_positions_are_stretched_to_the_grid_that_was_trained_on():
-    """An image of another size is as one of the grid's: the first row and column stay, the last come near the end."""
+def test_rotary_positions_are_scaled_to_the_pretraining_grid():
+    """The first row and column keep their positions, the last come near the end of the grid."""
     positions = jnp.asarray([[[0, 0], [3, 1], [-1, -1]]])
     prepared = [
         PatchBlock.shared_inputs(

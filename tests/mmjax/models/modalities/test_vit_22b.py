@@ -15,8 +15,8 @@ from mmjax import cli
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import init_module_parameters
 from mmjax.weights.published_checkpoint import as_model
-from tests.mmjax.training import short_runs as runs
-from tests.mmjax.weights.published.encoders.vision_parity import hidden_states, packed, picture, raster, torch_threads
+from tests.mmjax.weights.published.encoders.vision_parity import hidden_states, packed, picture, raster
+from tests.mmjax.weights.published.parity import single_threaded_torch
 
 pytest.importorskip("torch")
 
@@ -24,10 +24,7 @@ HEADS, HEAD_WIDTH = 3, 4
 SIZES = {"width": HEADS * HEAD_WIDTH, "depth": 2, "heads": HEADS, "ffn": 20, "patch": 4, "grid": 2}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 def part(name):
@@ -39,13 +36,13 @@ def part(name):
 
 def normed(x, scale):
     """LayerNorm without bias and centring."""
-    torch = torch_threads()
+    torch = single_threaded_torch()
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6) * scale
 
 
 def block(x, of):
     """y' = LN(x); x + attention(y') + MLP(y'), with normed queries and keys; biases in the MLP alone."""
-    torch = torch_threads()
+    torch = single_threaded_torch()
     own = of["attention"]
     y = normed(x, of["attention_norm"]["scale"])
     query, key, value = ((y @ own[name]["kernel"]).reshape(-1, HEADS, HEAD_WIDTH) for name in ("query", "key", "value"))
@@ -59,7 +56,7 @@ def block(x, of):
 
 def reference(pixels, tree):
     """Of uint8[8, 8, 3] pixels: the last norm's outputs, in raster order."""
-    torch = torch_threads()
+    torch = single_threaded_torch()
     tree = jax.tree.map(lambda array: torch.from_numpy(np.ascontiguousarray(array)), tree)
     unit = torch.from_numpy(pixels.astype(np.float32) / 127.5 - 1)
     patches = unit.reshape(2, 4, 2, 4, 3).permute(0, 2, 1, 3, 4).reshape(4, -1)
@@ -71,7 +68,7 @@ def reference(pixels, tree):
     return normed(x, tree["norm"]["000"]["norm"]["scale"]).numpy()
 
 
-def test_blocks_are_those_of_the_paper():
+def test_blocks_match_the_paper_in_pytorch():
     config = dataclasses.replace(part("vit_22b"), **SIZES)
     module = model_modules(as_model(config))[0]
     random = np.random.default_rng(0)
@@ -91,7 +88,7 @@ def test_blocks_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize("name", ["vit_3b", "vit_5b", "vit_11b"])
-def test_its_smaller_kin_have_its_options(name):
+def test_smaller_vits_have_the_same_options(name):
     large, small = part("vit_22b"), part(name)
     sizes = {field: getattr(large, field) for field in ("width", "heads", "ffn", "depth")}
     assert small.head_width == large.head_width and dataclasses.replace(small, **sizes) == large

@@ -1,4 +1,4 @@
-"""Parameter trees by layer, and initial values that no plan changes."""
+"""Parameter trees by layer, and initial values that depend on no plan."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ def leaves(tree):
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def test_names_of_modules_pieces_layers_and_parameters():
+def test_parameter_trees_have_the_documented_names():
     trees = {module.name: abstract_module_parameters(module) for module in model_modules(tiny_model())}
     assert list(trees) == ["vision", "backbone", "generator"]
     assert list(trees["vision"]) == ["embed", "blocks", "norm", "projector"]
@@ -39,13 +39,13 @@ def test_names_of_modules_pieces_layers_and_parameters():
         assert all(type(key) is str for key in path.strip("[]").split("]["))
 
 
-def test_parts_that_can_be_trained_are_those_of_the_spec():
+def test_trainable_parts_are_those_of_the_spec():
     owners = {module.name: [piece.part for piece in module.pieces] for module in model_modules(tiny_model())}
     parts = {module.name: module.trainable_parts for module in module_graph(tiny_model()).modules}
     assert parts == {name: tuple(dict.fromkeys(of)) for name, of in owners.items()}
 
 
-def test_initial_values_have_the_shapes_of_the_description():
+def test_initial_values_have_the_abstract_shapes():
     for module in model_modules(tiny_model()):
         values = init_module_parameters(3, module)
         assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), values) == jax.tree.map(
@@ -54,7 +54,7 @@ def test_initial_values_have_the_shapes_of_the_description():
         assert {leaf.dtype for leaf in jax.tree.leaves(values)} == {np.dtype(np.float32)}
 
 
-def test_no_two_parameters_are_alike_and_the_seed_changes_all_that_are_drawn():
+def test_parameters_differ_and_depend_on_the_seed():
     modules = model_modules(tiny_model())
     drawn = {}
     for seed in (0, 1):
@@ -70,7 +70,7 @@ def test_no_two_parameters_are_alike_and_the_seed_changes_all_that_are_drawn():
         )  # fmt: skip
 
 
-def test_matrices_start_with_variance_one_over_their_inputs():
+def test_kernels_start_with_variance_one_over_inputs():
     (_, backbone, _) = model_modules(ModelConfig(backbone=BackboneConfig(width=128, ffn=256)))
     layer = init_layer_parameters(0, backbone, backbone.pieces[1], 0)
     np.testing.assert_allclose(np.std(layer["mlp"]["up"]["kernel"]), 128**-0.5, rtol=0.05)
@@ -78,7 +78,7 @@ def test_matrices_start_with_variance_one_over_their_inputs():
     np.testing.assert_array_equal(layer["mlp_norm"]["scale"], np.ones(128))
 
 
-def test_a_layers_values_depend_neither_on_where_they_lie_nor_on_how_many_layers_there_are():
+def test_initial_values_depend_neither_on_sharding_nor_on_depth():
     (_, backbone, _) = model_modules(tiny_model())
     (_, deeper, _) = model_modules(tiny_model(depth=7))
     piece = backbone.pieces[1]
@@ -93,7 +93,7 @@ def test_a_layers_values_depend_neither_on_where_they_lie_nor_on_how_many_layers
     assert spread["mlp"]["up"]["kernel"].sharding.spec == P("b", "a")
 
 
-def test_a_tied_embedding_stands_once():
+def test_a_tied_embedding_is_stored_once():
     tied = model_modules(tiny_model(tie_embeddings=True))[1]
     apart = model_modules(tiny_model())[1]
     assert set(abstract_module_parameters(tied)["head"]["000"]) == {"norm"}
@@ -127,7 +127,7 @@ FULL_SIZE = {
 }
 
 
-def test_full_size_models_are_traced_without_being_made():
+def test_full_size_models_are_traced_without_arrays():
     sizes = {}
     for name, config in FULL_SIZE.items():
         # All layers of a stack are equal: two tell as much as eighty.

@@ -1,4 +1,4 @@
-"""Rules: every parameter of a piece has one, and what is wrong with a mapping is said all at once."""
+"""Rules: matching of tensors and parameters, and the problems that are refused."""
 
 import pytest
 
@@ -18,7 +18,7 @@ RULES = (
 )
 
 
-def test_rules_are_for_every_layer_and_pieces_without_any_are_left_alone():
+def test_rules_match_every_layer_and_skip_pieces_without_rules():
     matches = {of.tensor_names: of for of in match_rules({"vision": RULES}, SHAPES)}
     assert list(matches) == [("blocks.0.fc.weight",), ("blocks.1.fc.weight",), ("ln.weight",), ("ln.bias",)]
     second = matches["blocks.1.fc.weight",]
@@ -38,7 +38,7 @@ def test_experts_are_stacked():
     assert found.tensor_shapes == ((5, 4),) * 3
 
 
-def test_a_module_of_a_larger_checkpoint_has_a_prefix():
+def test_rules_of_a_module_get_the_prefix_of_a_larger_checkpoint():
     (first, *_) = with_prefix(RULES, "vision_tower.")
     assert first.tensor_names == ("vision_tower.blocks.{layer}.fc.weight",)
 

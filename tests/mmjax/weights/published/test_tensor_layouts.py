@@ -1,4 +1,4 @@
-"""Every layout: there and back gives the same bits, and shapes are told before anything is read."""
+"""Tensor layouts: round trips are bit-identical, and shapes are known before anything is read."""
 
 import math
 
@@ -49,7 +49,7 @@ CASES = {
 
 
 def numbered(shapes, dtype=np.uint16):
-    """Arrays in which every number is another."""
+    """Arrays whose numbers are all distinct."""
     ends = np.cumsum([0, *(math.prod(shape) for shape in shapes)])
     return tuple(
         np.arange(start, end).astype(dtype).reshape(shape)
@@ -59,7 +59,7 @@ def numbered(shapes, dtype=np.uint16):
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @given(data=st.data())
-def test_there_and_back_is_the_same(case, data):
+def test_round_trips_are_bit_identical(case, data):
     count, made = case
     layout, ours = made(*data.draw(st.tuples(*[SIDE] * count)))
     shapes = layout.published_shapes(ours)
@@ -73,14 +73,14 @@ def test_there_and_back_is_the_same(case, data):
         np.testing.assert_array_equal(before, after)
 
 
-def test_neighbours_come_to_stand_half_a_head_apart():
+def test_interleaved_rotary_pairs_become_half_a_head_apart():
     (found,) = InterleavedRotary(2, IDENTITY).to_parameters((np.arange(12),), ((12,),))
     assert found.tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
 
 
 @pytest.mark.parametrize("layout", [IDENTITY, LINEAR, CONVOLUTION_1D, CONVOLUTION], ids=repr)
 @given(data=st.data())
-def test_a_part_is_read_where_it_lies(layout, data):
+def test_a_slice_of_the_tensor_becomes_the_slice_of_the_parameter(layout, data):
     rank = len(getattr(layout, "axes", (0, 1)))
     shape = tuple(data.draw(SIDE) for _ in range(rank))
     part = tuple(slice(start := data.draw(st.integers(0, n - 1)), data.draw(st.integers(start + 1, n))) for n in shape)
@@ -90,13 +90,13 @@ def test_a_part_is_read_where_it_lies(layout, data):
     np.testing.assert_array_equal(read, whole[part])
 
 
-def test_bits_that_are_no_numbers_survive():
+def test_nan_bit_patterns_survive():
     theirs = np.array([[0x7FC1, 0x8000], [0xFF80, 0x0001]], np.uint16).view(ml_dtypes.bfloat16)
     (back,) = LINEAR.to_published(LINEAR.to_parameters((theirs,), ((2, 2),)))
     np.testing.assert_array_equal(back.view(np.uint16), theirs.view(np.uint16))
 
 
-def test_a_patch_has_its_pixels_channels_adjacent():
+def test_channels_of_a_pixel_are_adjacent_in_a_patch():
     (theirs,) = numbered([(5, 3, 2, 2)])
     (ours,) = PatchConvolution((2, 2)).to_parameters((theirs,), ((12, 5),))
     image = np.arange(12.0).reshape(2, 2, 3)
@@ -104,7 +104,7 @@ def test_a_patch_has_its_pixels_channels_adjacent():
     np.testing.assert_array_equal(image.ravel() @ ours, convolved)
 
 
-def test_grouped_heads_are_told_apart():
+def test_fused_groups_are_split_by_key_value_head():
     groups, each, head = 2, 2, 3
     (theirs,) = numbered([(groups * (each + 2) * head, 1)])
     query, key, value = Fused(axis=0, groups=groups).to_parameters((theirs,), ((1, 12), (1, 6), (1, 6)))

@@ -1,4 +1,4 @@
-"""Decoders of transformers, small and random: imported, our logits are theirs; exported, theirs are what they were."""
+"""Small random decoders of transformers: logits, export after import, configurations."""
 
 import json
 import pathlib
@@ -13,12 +13,12 @@ from mmjax.weights.folder import write_checkpoint_folder
 from mmjax.weights.safetensors_file import TensorHeader
 from tests.mmjax.weights.published.decoders.decoder_parity import (
     TOKENS,
-    config_of,
-    exported,
-    imported,
-    logits_of,
-    same_tensors,
+    backbone_logits,
+    export_backbone,
+    import_backbone,
+    read_backbone_config,
 )
+from tests.mmjax.weights.published.parity import assert_close, randomise_weights, same_tensors
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -64,7 +64,7 @@ CLASSES = {"Llama": "LlamaForCausalLM", "Qwen2": "Qwen2ForCausalLM", "GPT2": "GP
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A function: the folder of a case's model, saved by transformers, and its logits."""
+    """Returns a function that gives the folder of a case's model, saved by transformers, and its logits."""
     made: dict[str, tuple[pathlib.Path, np.ndarray]] = {}
 
     def save(case: str) -> tuple[pathlib.Path, np.ndarray]:
@@ -73,57 +73,54 @@ def saved(tmp_path_factory):
             torch.manual_seed(0)
             config = getattr(transformers, f"{kind}Config")(**values)
             model = getattr(transformers, CLASSES[kind])(config).eval()
-            with torch.no_grad():
-                for parameter in model.parameters():  # their start is too even to show a mistake
-                    parameter.copy_(torch.randn_like(parameter) * 0.3)
+            randomise_weights(model, 0.3)
             folder = tmp_path_factory.mktemp("saved") / kind
             model.save_pretrained(folder)
-            made[case] = folder, their_logits(folder)
+            made[case] = folder, published_logits(folder)
         return made[case]
 
     return save
 
 
-def their_logits(folder: pathlib.Path) -> np.ndarray:
+def published_logits(folder: pathlib.Path) -> np.ndarray:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
         return model(torch.tensor(TOKENS)).logits.numpy()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_theirs(case, saved):
+def test_logits_match_transformers(case, saved):
     folder, expected = saved(case)
-    assert np.std(expected) > 0.1
-    np.testing.assert_allclose(logits_of(folder), expected, atol=TOLERANCE * np.abs(expected).max())
+    assert_close(backbone_logits(folder), expected)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_export_is_what_was_imported_and_they_load_it(case, saved, tmp_path):
+def test_export_after_import_is_bit_identical(case, saved, tmp_path):
     folder, expected = saved(case)
-    output = exported(folder, tmp_path / "again")
+    output = export_backbone(folder, tmp_path / "again")
     assert same_tensors(folder, output)
-    np.testing.assert_array_equal(their_logits(output), expected)
+    np.testing.assert_array_equal(published_logits(output), expected)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_config_that_we_write_is_the_one_that_was_read(case, saved, tmp_path):
+def test_a_written_config_reads_back_equal(case, saved, tmp_path):
     folder, expected = saved(case)
-    config = config_of(folder)
+    config = read_backbone_config(folder)
     published = registry.find_architecture(json.loads((folder / "config.json").read_text())["model_type"])
     values = registry.write_architecture(published, config)
     assert published.read_config(json.loads(json.dumps(values))) == config
-    output = exported(folder, tmp_path / "again")
+    output = export_backbone(folder, tmp_path / "again")
     (output / "config.json").write_text(json.dumps({**values, "torch_dtype": "float32"}))
-    np.testing.assert_allclose(their_logits(output), expected, atol=1e-6)
+    np.testing.assert_allclose(published_logits(output), expected, atol=1e-6)
 
 
-def test_the_stretching_is_read(saved):
-    assert isinstance(config_of(saved("llama 3.1")[0]).rope_scaling, Llama3Scaling)
-    assert isinstance(config_of(saved("llama stretched by yarn")[0]).rope_scaling, YarnScaling)
+def test_rope_scaling_is_read(saved):
+    assert isinstance(read_backbone_config(saved("llama 3.1")[0]).rope_scaling, Llama3Scaling)
+    assert isinstance(read_backbone_config(saved("llama stretched by yarn")[0]).rope_scaling, YarnScaling)
 
 
-def test_internlm2_is_a_llama_whose_weights_lie_otherwise(saved, tmp_path):
-    """transformers has no InternLM2: a Llama's weights in its layout, written after its own code's description."""
+def test_internlm2_is_a_llama_in_another_layout(saved, tmp_path):
+    """transformers has no InternLM2, so the test writes the weights of a Llama in InternLM2's layout."""
     folder, expected = saved("llama 2")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
@@ -154,9 +151,9 @@ def test_internlm2_is_a_llama_whose_weights_lie_otherwise(saved, tmp_path):
     write_checkpoint_folder(
         written, "model", declared, iter(tensors.items()), 10**9, {"config.json": json.dumps(values)}
     )
-    np.testing.assert_allclose(logits_of(written), expected, atol=TOLERANCE * np.abs(expected).max())
-    assert same_tensors(written, exported(written, tmp_path / "again"))
-    assert imported(written).keys() == imported(folder).keys()
+    np.testing.assert_allclose(backbone_logits(written), expected, atol=TOLERANCE * np.abs(expected).max())
+    assert same_tensors(written, export_backbone(written, tmp_path / "again"))
+    assert import_backbone(written).keys() == import_backbone(folder).keys()
 
 
 @pytest.mark.parametrize(
@@ -172,7 +169,7 @@ def test_internlm2_is_a_llama_whose_weights_lie_otherwise(saved, tmp_path):
         ("internlm2", {**SMALL, "bias": True}, "bias is true"),
     ],
 )
-def test_what_cannot_be_computed_is_refused_by_its_key(model_type, values, message):
+def test_unsupported_values_are_refused_by_key(model_type, values, message):
     with pytest.raises(Exception, match=message):
         registry.read_architecture({"model_type": model_type, **values})
 
@@ -185,6 +182,6 @@ def test_what_cannot_be_computed_is_refused_by_its_key(model_type, values, messa
         ("gpt2", {"activation": "gelu"}, "norm is 'rmsnorm', but the published architecture has 'layernorm'"),
     ],
 )
-def test_what_they_cannot_compute_is_not_written(model_type, changes, message):
+def test_writing_an_unsupported_configuration_is_refused(model_type, changes, message):
     with pytest.raises(Exception, match=message):
         registry.write_architecture(registry.find_architecture(model_type), BackboneConfig(**changes))

@@ -1,4 +1,4 @@
-"""Mixtures of experts of transformers, small and random: imported, our logits and balancing loss are theirs."""
+"""Small random mixtures of experts of transformers: logits, balancing loss, export after import."""
 
 import json
 import pathlib
@@ -11,7 +11,13 @@ import pytest
 from configs.architectures import BackboneConfig, ExpertsConfig
 from mmjax.models.layers.experts import BalancingWeights, load_balancing_loss, route_top_k
 from mmjax.weights import registry
-from tests.mmjax.weights.published.decoders.decoder_parity import TOKENS, config_of, exported, logits_of, same_tensors
+from tests.mmjax.weights.published.decoders.decoder_parity import (
+    TOKENS,
+    backbone_logits,
+    export_backbone,
+    read_backbone_config,
+)
+from tests.mmjax.weights.published.parity import assert_close, randomise_weights, same_tensors
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -40,39 +46,36 @@ CASES = {
 }
 
 
-def their_logits(folder: pathlib.Path) -> np.ndarray:
+def published_logits(folder: pathlib.Path) -> np.ndarray:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
         return model(torch.tensor(TOKENS)).logits.numpy()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_theirs_and_an_export_is_what_was_imported(case, tmp_path):
+def test_logits_match_transformers_and_export_is_bit_identical(case, tmp_path):
     kind, values = CASES[case]
     torch.manual_seed(0)
     model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**values))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    randomise_weights(model, 0.3)
     model.save_pretrained(tmp_path / "theirs")
-    expected = their_logits(tmp_path / "theirs")
-    assert np.std(expected) > 0.1
-    np.testing.assert_allclose(logits_of(tmp_path / "theirs"), expected, atol=1e-4 * np.abs(expected).max())
+    expected = published_logits(tmp_path / "theirs")
+    assert_close(backbone_logits(tmp_path / "theirs"), expected)
 
-    output = exported(tmp_path / "theirs", tmp_path / "again")
+    output = export_backbone(tmp_path / "theirs", tmp_path / "again")
     assert same_tensors(tmp_path / "theirs", output)
-    config = config_of(tmp_path / "theirs")
+    config = read_backbone_config(tmp_path / "theirs")
     assert config.experts.balance_weight == 0.02 and config.experts.normalise == (case != "qwen2_moe")
     published = registry.find_architecture(kind.lower().replace("2moe", "2_moe"))
     written = registry.write_architecture(published, config)
     assert published.read_config(json.loads(json.dumps(written))) == config
     (output / "config.json").write_text(json.dumps({**written, "torch_dtype": "float32"}))
-    np.testing.assert_allclose(their_logits(output), expected, atol=1e-6)
+    np.testing.assert_allclose(published_logits(output), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_over_one_sample_of_all_tokens_the_balancing_loss_is_that_of_transformers(padded):
-    """They take all layers' tokens for one batch; ours is that of one sample with as many tokens."""
+def test_the_balancing_loss_of_one_sample_matches_transformers(padded):
+    """transformers takes the tokens of all layers as one batch, which equals one sample with as many tokens here."""
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
     random = np.random.default_rng(0)
@@ -99,7 +102,7 @@ def test_over_one_sample_of_all_tokens_the_balancing_loss_is_that_of_transformer
         ("qwen2_moe", {**QWEN, "decoder_sparse_step": 2}, "decoder_sparse_step 2"),
     ],
 )
-def test_what_cannot_be_computed_is_refused_by_its_key(model_type, values, message):
+def test_unsupported_values_are_refused_by_key(model_type, values, message):
     with pytest.raises(Exception, match=message):
         registry.read_architecture({"model_type": model_type, **values})
 
@@ -112,6 +115,6 @@ def test_what_cannot_be_computed_is_refused_by_its_key(model_type, values, messa
         ("qwen2_moe", ExpertsConfig(), "shared_ffn is 0"),
     ],
 )
-def test_what_they_cannot_compute_is_not_written(model_type, experts, message):
+def test_writing_an_unsupported_configuration_is_refused(model_type, experts, message):
     with pytest.raises(Exception, match=message):
         registry.write_architecture(registry.find_architecture(model_type), BackboneConfig(experts=experts))

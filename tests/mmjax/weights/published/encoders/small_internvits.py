@@ -1,4 +1,4 @@
-"""Small InternViTs, and what their authors call what transformers names."""
+"""Small InternViTs, and the authors' names of what transformers names otherwise."""
 
 import numpy as np
 

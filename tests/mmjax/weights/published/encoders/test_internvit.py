@@ -1,4 +1,4 @@
-"""InternViTs of transformers, small and random, by its names and by the authors': there and back."""
+"""Small random InternViTs under the names of transformers and of the authors."""
 
 import dataclasses
 import functools
@@ -13,7 +13,6 @@ from mmjax.weights.compatibility import IncompatibleCheckpointError
 from mmjax.weights.initialization import parameter_initializer
 from mmjax.weights.published.encoders import internvit
 from mmjax.weights.published_checkpoint import as_model, open_checkpoint
-from tests.mmjax.weights.published.decoders.decoder_parity import same_tensors
 from tests.mmjax.weights.published.encoders.small_internvits import (
     IMAGENET,
     KINDS,
@@ -22,15 +21,19 @@ from tests.mmjax.weights.published.encoders.small_internvits import (
     values_of_authors,
 )
 from tests.mmjax.weights.published.encoders.vision_parity import (
-    exported,
     hidden_states,
-    imported,
     packed,
     picture,
-    randomised,
+    published_pixels,
     raster,
-    their_pixels,
-    torch_threads,
+)
+from tests.mmjax.weights.published.parity import (
+    assert_close,
+    export_parameters,
+    import_parameters,
+    randomise_weights,
+    same_tensors,
+    single_threaded_torch,
 )
 
 pytest.importorskip("torch")
@@ -41,11 +44,13 @@ SIZES = ((16, 16), (16, 24))
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A function: a model of transformers, its folder, and a folder of its weights by the authors' names."""
+    """Returns a function that gives a model, its folder, and a folder of its weights by the authors' names."""
 
     @functools.cache
     def save(kind):
-        theirs = randomised(transformers.InternVLVisionModel(transformers.InternVLVisionConfig(**SMALL, **KINDS[kind])))
+        theirs = randomise_weights(
+            transformers.InternVLVisionModel(transformers.InternVLVisionConfig(**SMALL, **KINDS[kind]))
+        )
         root = tmp_path_factory.mktemp("internvit")
         theirs.save_pretrained(root / "transformers")
         rewrite(root / "transformers", root / "authors", kind)
@@ -69,17 +74,17 @@ def ours(folder):
     """The folder's configuration, the encoder and its parameters."""
     config = open_checkpoint(folder).config
     module = model_modules(as_model(config))[0]
-    return config, module, imported(folder, as_model(config), "vision", (module,))
+    return config, module, import_parameters(folder, as_model(config), "vision", (module,))
 
 
-def their_states(theirs, seen):
-    torch = torch_threads()
+def published_states(theirs, seen):
+    torch = single_threaded_torch()
     with torch.no_grad():
-        return theirs(torch.from_numpy(their_pixels(seen, *IMAGENET))).last_hidden_state[0].numpy()
+        return theirs(torch.from_numpy(published_pixels(seen, *IMAGENET))).last_hidden_state[0].numpy()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hidden_states_are_theirs_by_both_names(kind, saved):
+def test_hidden_states_match_transformers_under_both_namings(kind, saved):
     theirs, root = saved(kind)
     config, _, parameters = ours(root / "transformers")
     original, _, same = ours(root / "authors")
@@ -90,27 +95,26 @@ def test_hidden_states_are_theirs_by_both_names(kind, saved):
     arrays = packed(merging, *pictures)
     found = hidden_states(model_modules(as_model(merging))[0], parameters["vision"], arrays)
     for number, seen in enumerate(pictures, start=1):
-        expected = their_states(theirs, seen)
-        assert np.std(expected) > 0.1
+        expected = published_states(theirs, seen)
         states = np.concatenate(raster(found, arrays, number))
-        np.testing.assert_allclose(states, expected, atol=1e-4 * np.abs(expected).max())
+        assert_close(states, expected)
 
 
 @pytest.mark.parametrize("names", ["transformers", "authors"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_export_is_what_was_imported_and_they_load_it(kind, names, saved, tmp_path):
+def test_export_after_import_is_bit_identical(kind, names, saved, tmp_path):
     theirs, root = saved(kind)
     config, _, parameters = ours(root / names)
-    exported(root / names, as_model(config), "vision", parameters, tmp_path / "again")
+    export_parameters(root / names, as_model(config), "vision", parameters, tmp_path / "again")
     assert same_tensors(root / names, tmp_path / "again")
     if names == "transformers":
         again, seen = type(theirs).from_pretrained(tmp_path / "again").eval(), picture(0, *SIZES[0])
-        np.testing.assert_array_equal(their_states(again, seen), their_states(theirs, seen))
+        np.testing.assert_array_equal(published_states(again, seen), published_states(theirs, seen))
 
 
 @pytest.mark.parametrize("published", internvit.PUBLISHED, ids=lambda published: published.name)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_config_that_we_write_is_the_one_that_was_read(kind, published, saved):
+def test_a_written_config_reads_back_equal(kind, published, saved):
     theirs, root = saved(kind)
     config = open_checkpoint(root / "transformers").config
     values = json.loads(json.dumps(registry.write_architecture(published, config)))
@@ -122,17 +126,17 @@ def test_a_config_that_we_write_is_the_one_that_was_read(kind, published, saved)
             assert getattr(named, key) == getattr(theirs.config, key), key
 
 
-def test_blocks_behind_the_features_are_left_out_and_kept(saved, tmp_path):
+def test_unused_blocks_are_not_computed_but_exported(saved, tmp_path):
     for names in ("transformers", "authors"):
         folder = saved("6B")[1] / names
         config = dataclasses.replace(open_checkpoint(folder).config, depth=1, unused_blocks=1)
         model = as_model(config)
-        parameters = imported(folder, model, "vision", (model_modules(model)[0],))
-        exported(folder, model, "vision", parameters, tmp_path / names)
+        parameters = import_parameters(folder, model, "vision", (model_modules(model)[0],))
+        export_parameters(folder, model, "vision", parameters, tmp_path / names)
         assert same_tensors(folder, tmp_path / names)
 
 
-def test_the_6b_model_is_what_the_authors_files_say_where_they_say_nothing():
+def test_values_missing_from_the_authors_files_are_those_of_the_6b_model():
     config = registry.find_architecture("intern_vit_6b").read_config({"num_hidden_layers": 45, "image_size": 448})
     assert (config.width, config.depth, config.heads, config.ffn, config.grid) == (3200, 45, 25, 12800, 32)
     assert (config.norm, config.qk_norm, config.layer_scale, config.final_norm) == ("rmsnorm", "width", 0.1, False)
@@ -151,7 +155,7 @@ def test_the_6b_model_is_what_the_authors_files_say_where_they_say_nothing():
         ("intern_vit_6b", {"norm_type": "layer_norm"}, "norm_type is 'layer_norm'"),
     ],
 )
-def test_what_cannot_be_computed_is_refused_by_its_key(model_type, changed, said):
+def test_unsupported_values_are_refused_by_key(model_type, changed, said):
     with pytest.raises(ValueError, match=said):
         registry.find_architecture(model_type).read_config(changed)
 

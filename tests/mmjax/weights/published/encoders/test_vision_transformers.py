@@ -1,4 +1,4 @@
-"""Vision towers of transformers, small and random: imported, our hidden states are theirs; exported, theirs stay."""
+"""Small random vision towers of transformers: hidden states, export after import, configurations."""
 
 import dataclasses
 import json
@@ -12,17 +12,20 @@ from mmjax.weights import registry
 from mmjax.weights.compatibility import IncompatibleCheckpointError
 from mmjax.weights.initialization import parameter_initializer
 from mmjax.weights.published_checkpoint import as_model, open_checkpoint
-from tests.mmjax.weights.published.decoders.decoder_parity import same_tensors
 from tests.mmjax.weights.published.encoders.vision_parity import (
-    exported,
     hidden_states,
-    imported,
     packed,
     picture,
-    randomised,
+    published_pixels,
     raster,
-    their_pixels,
-    torch_threads,
+)
+from tests.mmjax.weights.published.parity import (
+    assert_close,
+    export_parameters,
+    import_parameters,
+    randomise_weights,
+    same_tensors,
+    single_threaded_torch,
 )
 
 pytest.importorskip("torch")
@@ -50,7 +53,7 @@ SIZES = ((16, 16), (16, 24), (8, 16))  # of the table, and others, for which it 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model of transformers, its folder, and ours of it."""
+    """A model of transformers, and the encoder read from its folder."""
 
     kind: str
     theirs: object
@@ -66,11 +69,11 @@ class Case:
 
     @property
     def parameters(self):
-        return imported(self.folder, as_model(self.config), "vision", (self.module,))
+        return import_parameters(self.folder, as_model(self.config), "vision", (self.module,))
 
-    def their_states(self, pixels, model=None):
-        torch = torch_threads()
-        given = torch.from_numpy(their_pixels(pixels, *CASES[self.kind][2]))
+    def published_states(self, pixels, model=None):
+        torch = single_threaded_torch()
+        given = torch.from_numpy(published_pixels(pixels, *CASES[self.kind][2]))
         with torch.no_grad():
             found = (model or self.theirs)(given, interpolate_pos_encoding=True, output_hidden_states=True)
         return [state[0].numpy() for state in (*found.hidden_states[1:-1], found.last_hidden_state)]
@@ -78,13 +81,13 @@ class Case:
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
-    """A function: the case of a name."""
+    """Returns a function that gives the case of a name."""
     made = {}
 
     def make(kind):
         if kind not in made:
             named, config, _ = CASES[kind]
-            theirs = randomised(getattr(transformers, named)(config))
+            theirs = randomise_weights(getattr(transformers, named)(config))
             folder = tmp_path_factory.mktemp("towers") / "saved"
             theirs.save_pretrained(folder)
             made[kind] = Case(kind, theirs, folder)
@@ -94,7 +97,7 @@ def cases(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_hidden_states_are_theirs_for_images_of_any_size_in_one_row(kind, cases):
+def test_hidden_states_of_packed_images_of_any_size_match_transformers(kind, cases):
     case = cases(kind)
     pictures = [picture(number, *size) for number, size in enumerate(SIZES)]
     merging = dataclasses.replace(case.config, merge=2)
@@ -102,25 +105,24 @@ def test_hidden_states_are_theirs_for_images_of_any_size_in_one_row(kind, cases)
     arrays = packed(merging, *pictures)
     found = hidden_states(module, case.parameters["vision"], arrays)
     for number, seen in enumerate(pictures, start=1):
-        *_, expected = case.their_states(seen)
+        *_, expected = case.published_states(seen)
         ours = np.concatenate(raster(found, arrays, number))
-        assert np.std(expected) > 0.1
-        np.testing.assert_allclose(ours, expected, atol=1e-4 * np.abs(expected).max())
+        assert_close(ours, expected)
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_an_export_is_what_was_imported_and_they_load_it(kind, cases, tmp_path):
+def test_export_after_import_is_bit_identical(kind, cases, tmp_path):
     case = cases(kind)
-    exported(case.folder, as_model(case.config), "vision", case.parameters, tmp_path / "again")
+    export_parameters(case.folder, as_model(case.config), "vision", case.parameters, tmp_path / "again")
     assert same_tensors(case.folder, tmp_path / "again")
     again = type(case.theirs).from_pretrained(tmp_path / "again").eval()
     seen = picture(0, *SIZES[0])
-    for found, expected in zip(case.their_states(seen, again), case.their_states(seen), strict=True):
+    for found, expected in zip(case.published_states(seen, again), case.published_states(seen), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_config_that_we_write_is_the_one_that_was_read(kind, cases):
+def test_a_written_config_reads_back_equal(kind, cases):
     case = cases(kind)
     published = open_checkpoint(case.folder).architecture
     values = registry.write_architecture(published, case.config)
@@ -141,29 +143,29 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_whole_models_hold_a_tower_and_keep_the_rest(kind, cases, tmp_path):
-    whole, case = randomised(WHOLE[kind]()), cases(kind)
+def test_a_tower_is_read_from_a_whole_model_and_the_rest_is_kept(kind, cases, tmp_path):
+    whole, case = randomise_weights(WHOLE[kind]()), cases(kind)
     whole.vision_model.load_state_dict(case.theirs.state_dict())
     whole.save_pretrained(tmp_path / "whole")
     model = as_model(open_checkpoint(tmp_path / "whole").config)
     assert model == as_model(case.config)
-    parameters = imported(tmp_path / "whole", model, "vision", (case.module,))
+    parameters = import_parameters(tmp_path / "whole", model, "vision", (case.module,))
     jax.tree.map(np.testing.assert_array_equal, parameters["vision"]["blocks"], case.parameters["vision"]["blocks"])
-    exported(tmp_path / "whole", model, "vision", parameters, tmp_path / "again")
+    export_parameters(tmp_path / "whole", model, "vision", parameters, tmp_path / "again")
     assert same_tensors(tmp_path / "whole", tmp_path / "again")
 
 
 @pytest.mark.parametrize("kind", ["vit", "clip", "siglip"])
-def test_blocks_behind_the_features_are_left_out_and_kept(kind, cases, tmp_path):
+def test_unused_blocks_are_not_computed_but_exported(kind, cases, tmp_path):
     case = cases(kind)
     config = dataclasses.replace(case.config, depth=1, final_norm=False, unused_blocks=1)
     model, seen = as_model(config), picture(0, *SIZES[0])
     module, arrays = model_modules(model)[0], packed(config, seen)
-    parameters = imported(case.folder, model, "vision", (module,))
-    expected, _ = case.their_states(seen)
+    parameters = import_parameters(case.folder, model, "vision", (module,))
+    expected, _ = case.published_states(seen)
     found = np.concatenate(raster(hidden_states(module, parameters["vision"], arrays), arrays, 1))
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
-    exported(case.folder, model, "vision", parameters, tmp_path / "again")
+    export_parameters(case.folder, model, "vision", parameters, tmp_path / "again")
     assert same_tensors(case.folder, tmp_path / "again")
 
 
@@ -177,7 +179,7 @@ def test_blocks_behind_the_features_are_left_out_and_kept(kind, cases, tmp_path)
         ({"qk_norm": "head"}, "qk_norm is 'head'"),
     ],
 )
-def test_an_encoder_that_computes_otherwise_is_no_clip(changed, said, cases):
+def test_an_encoder_with_other_options_than_clip_is_refused(changed, said, cases):
     case = cases("clip")
     model = as_model(dataclasses.replace(case.config, **changed))
     with pytest.raises(IncompatibleCheckpointError, match=said):
@@ -188,15 +190,15 @@ def test_an_encoder_that_computes_otherwise_is_no_clip(changed, said, cases):
     ("changed", "said"),
     [({"hidden_act": "tanh"}, "hidden_act is 'tanh'"), ({"image_size": [16, 8]}, "image_size is")],
 )
-def test_what_cannot_be_computed_is_refused_by_its_key(changed, said):
+def test_unsupported_values_are_refused_by_key(changed, said):
     with pytest.raises(ValueError, match=said):
         registry.find_architecture("vit").read_config({**SMALL, **changed})
 
 
-def test_pixels_are_normalised_as_the_folder_says(cases, tmp_path):
+def test_pixel_normalisation_is_read_from_the_folder(cases, tmp_path):
     case = cases("clip")
     np.testing.assert_allclose(case.config.pixel_mean, 2 * np.array(CLIP_PIXELS[0]) - 1)
-    exported(case.folder, as_model(case.config), "vision", case.parameters, tmp_path / "other")
+    export_parameters(case.folder, as_model(case.config), "vision", case.parameters, tmp_path / "other")
     values = {"image_mean": [0.5, 0.25, 0.5], "image_std": [0.5, 0.5, 0.25], "size": 16}
     (tmp_path / "other" / "preprocessor_config.json").write_text(json.dumps(values))
     config = open_checkpoint(tmp_path / "other").config

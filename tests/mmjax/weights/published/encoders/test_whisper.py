@@ -1,4 +1,4 @@
-"""Whispers of transformers, small and random: imported, our encoder hears what theirs does; exported, theirs stay."""
+"""Small random Whispers of transformers: hidden states, export after import, configurations."""
 
 import dataclasses
 import functools
@@ -18,13 +18,13 @@ from mmjax.weights import registry
 from mmjax.weights.compatibility import IncompatibleCheckpointError
 from mmjax.weights.initialization import parameter_initializer
 from mmjax.weights.published_checkpoint import as_model, open_checkpoint
-from tests.mmjax.weights.published.decoders.decoder_parity import same_tensors
-from tests.mmjax.weights.published.encoders.vision_parity import (
-    exported,
-    hidden_states,
-    imported,
-    randomised,
-    torch_threads,
+from tests.mmjax.weights.published.encoders.vision_parity import hidden_states
+from tests.mmjax.weights.published.parity import (
+    export_parameters,
+    import_parameters,
+    randomise_weights,
+    same_tensors,
+    single_threaded_torch,
 )
 
 pytest.importorskip("torch")
@@ -53,11 +53,11 @@ CLASSES = ("WhisperModel", "WhisperForConditionalGeneration")
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A function: a model of transformers, and the folder that it saved."""
+    """Returns a function that gives a model of transformers, and the folder that it saved."""
 
     @functools.cache
     def save(named):
-        theirs = randomised(getattr(transformers, named)(CONFIG))
+        theirs = randomise_weights(getattr(transformers, named)(CONFIG))
         # Random numbers are no sines: what is kept and not read has to be as it is in published files.
         positions = theirs.get_encoder().embed_positions.weight
         positions.data.copy_(type(theirs)(CONFIG).get_encoder().embed_positions.weight)
@@ -72,7 +72,7 @@ def ours(folder):
     """The folder's configuration, the encoder and its parameters."""
     config = open_checkpoint(folder).config
     module = model_modules(as_model(config))[0]
-    return config, module, imported(folder, as_model(config), "audio", (module,))
+    return config, module, import_parameters(folder, as_model(config), "audio", (module,))
 
 
 def sound(seed):
@@ -80,7 +80,7 @@ def sound(seed):
 
 
 def packed(config, *sounds):
-    """One row of clips as the data side packs them."""
+    """Arrays of one row of packed clips."""
     form = SampleFormat.for_model(as_model(config), 0, 12 * 10**3)
     items = [
         item for heard in sounds for item in audio_items(lambda heard=heard: heard, [range(len(heard))], form.frames)
@@ -92,25 +92,25 @@ def packed(config, *sounds):
     return {"frames": values, "segments": segments, "positions": positions}
 
 
-def their_states(theirs, frames):
-    torch = torch_threads()
+def published_states(theirs, frames):
+    torch = single_threaded_torch()
     with torch.no_grad():
         given = torch.from_numpy(np.ascontiguousarray(frames.T[None]))
         return theirs.get_encoder()(given).last_hidden_state[0].numpy()
 
 
-def test_hidden_states_of_clips_in_one_row_are_theirs_of_each_alone(saved):
+def test_hidden_states_of_packed_clips_match_those_of_each_alone(saved):
     theirs, folder = saved("WhisperModel")
     config, module, parameters = ours(folder)
     arrays = packed(config, sound(0), sound(1))
     found = hidden_states(module, parameters["audio"], arrays)
     for clip, (frames, states) in enumerate(zip(np.split(arrays["frames"][0], 2), np.split(found, 2), strict=True)):
-        expected = their_states(theirs, frames)
+        expected = published_states(theirs, frames)
         assert np.std(expected) > 0.1 and (arrays["segments"][0] == clip + 1).sum() == len(states)
         np.testing.assert_allclose(states, expected, atol=1e-4 * np.abs(expected).max())
 
 
-def test_a_clip_has_the_same_states_beside_another_as_alone(saved):
+def test_a_packed_clip_has_the_same_hidden_states_as_alone(saved):
     config, module, parameters = ours(saved("WhisperModel")[1])
     merging = dataclasses.replace(config, merge=2)
     short = sound(2)[:2000]
@@ -120,17 +120,17 @@ def test_a_clip_has_the_same_states_beside_another_as_alone(saved):
 
 
 @pytest.mark.parametrize("named", CLASSES)
-def test_an_export_is_what_was_imported_and_they_load_it(named, saved, tmp_path):
+def test_export_after_import_is_bit_identical(named, saved, tmp_path):
     theirs, folder = saved(named)
     config, _, parameters = ours(folder)
-    exported(folder, as_model(config), "audio", parameters, tmp_path / "again")
+    export_parameters(folder, as_model(config), "audio", parameters, tmp_path / "again")
     assert same_tensors(folder, tmp_path / "again")
     again = type(theirs).from_pretrained(tmp_path / "again").eval()
     frames = np.random.default_rng(3).normal(size=(2 * CONFIG.max_source_positions, 80)).astype(np.float32)
-    np.testing.assert_array_equal(their_states(again, frames), their_states(theirs, frames))
+    np.testing.assert_array_equal(published_states(again, frames), published_states(theirs, frames))
 
 
-def test_a_config_that_we_write_is_the_one_that_was_read(saved):
+def test_a_written_config_reads_back_equal(saved):
     _, folder = saved("WhisperModel")
     checkpoint = open_checkpoint(folder)
     values = registry.write_architecture(checkpoint.architecture, checkpoint.config)
@@ -148,7 +148,7 @@ def test_a_config_that_we_write_is_the_one_that_was_read(saved):
         ({"mels": 128}, "num_mel_bins is 80 in the checkpoint and 128 in the model"),
     ],
 )
-def test_an_encoder_that_computes_otherwise_is_no_whisper(changed, said, saved):
+def test_an_encoder_with_other_options_than_whisper_is_refused(changed, said, saved):
     _, folder = saved("WhisperModel")
     model = as_model(dataclasses.replace(open_checkpoint(folder).config, **changed))
     with pytest.raises(IncompatibleCheckpointError, match=said):

@@ -1,4 +1,4 @@
-"""timm's models where torchvision is not installed: they import it for pictures and data sets, and need none of it."""
+"""Loads timm without torchvision, which its models import but do not need."""
 
 import functools
 import importlib.machinery

@@ -1,6 +1,5 @@
-"""Models of diffusers beside ours: folders that they save, read by our rules, and folders that we write for them."""
+"""Models of diffusers beside the generator: folders that diffusers saves, and folders that it is to load."""
 
-import functools
 import json
 
 import jax
@@ -58,7 +57,7 @@ def write(folder, published, config, parameters):
         tensors |= zip(each.tensor_names, map(np.ascontiguousarray, each.layout.to_published(ours)), strict=True)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(registry.write_architecture(published, config)))
-    save_file(tensors, folder / f"{published.stem}.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / f"{published.file_stem}.safetensors", metadata={"format": "pt"})
 
 
 def module_of(config, parameters, name):
@@ -71,12 +70,3 @@ def predict(config, parameters, maps, time, conditions):
     """The U-Net's prediction as a NumPy array."""
     compute = jax.jit(lambda own, *arguments: module_of(config, own, "unet").unet(*arguments, Axes()))
     return np.asarray(compute(parameters, maps, time, conditions))
-
-
-@functools.cache
-def torch_threads():
-    """One thread: the models are small and the cores few."""
-    import torch
-
-    torch.set_num_threads(1)
-    return torch

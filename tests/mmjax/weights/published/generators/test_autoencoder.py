@@ -1,4 +1,4 @@
-"""The autoencoder against diffusers' own: means, deviations and images, and weights both ways."""
+"""The autoencoder beside diffusers: latents, images, and weights in both directions."""
 
 import jax
 import numpy as np
@@ -6,14 +6,15 @@ import pytest
 
 from mmjax.weights.published.generators import autoencoder
 from sharding.axes import Axes
-from tests.mmjax.weights.published.generators.diffusers_parity import module_of, read, torch_threads, write
+from tests.mmjax.weights.published.generators.diffusers_parity import module_of, read, write
+from tests.mmjax.weights.published.parity import single_threaded_torch
 
 pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 
 
 def theirs():
-    torch = torch_threads()
+    torch = single_threaded_torch()
     torch.manual_seed(0)
     model = diffusers.AutoencoderKL(
         block_out_channels=(8, 16),
@@ -31,8 +32,8 @@ def theirs():
 
 
 def theirs_of(model, images, latents):
-    """Means, deviations, and images of latents in our scale, as ours have them."""
-    torch = torch_threads()
+    """Means and standard deviations of latents in the generator's scale, and decoded images, channels last."""
+    torch = single_threaded_torch()
 
     def first(x):
         return torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
@@ -43,7 +44,7 @@ def theirs_of(model, images, latents):
     return [each.numpy().transpose(0, 2, 3, 1) for each in (0.3 * posterior.mean, 0.3 * posterior.std, decoded)]
 
 
-def test_it_encodes_and_decodes_as_theirs_and_theirs_reads_what_we_write(tmp_path):
+def test_latents_and_images_match_diffusers_which_loads_what_is_written(tmp_path):
     model, random = theirs(), np.random.default_rng(0)
     images = random.uniform(-1, 1, (2, 12, 8, 3)).astype(np.float32)
     latents = random.normal(size=(2, 6, 4, 4)).astype(np.float32)
@@ -65,7 +66,7 @@ def test_it_encodes_and_decodes_as_theirs_and_theirs_reads_what_we_write(tmp_pat
         np.testing.assert_array_equal(one, other)
 
 
-def test_names_of_old_files_are_those_of_new_ones():
+def test_tensor_names_of_old_files_are_aliases():
     names = {
         name for each in autoencoder.rules(autoencoder.read_config(dict(theirs().config))).values() for name in each
     }
@@ -83,12 +84,12 @@ def test_names_of_old_files_are_those_of_new_ones():
         ({"out_channels": 1}, "in_channels is 3 and out_channels is 1"),
     ],
 )
-def test_what_cannot_be_computed_is_refused_by_its_key(changed, message):
+def test_unsupported_values_are_refused_by_key(changed, message):
     with pytest.raises(ValueError, match=message):
         autoencoder.read_config(dict(theirs().config) | changed)
 
 
-def test_a_generator_without_an_autoencoder_has_none_to_write():
+def test_writing_a_generator_without_an_autoencoder_is_refused():
     from configs.architectures import GeneratorConfig
 
     with pytest.raises(ValueError, match=r"generator.autoencoder is None"):

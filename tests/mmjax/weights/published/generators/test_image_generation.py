@@ -1,4 +1,4 @@
-"""A whole picture against diffusers: guided DDIM through the U-Net, and the autoencoder's decoder."""
+"""Image generation beside diffusers: guided DDIM through the U-Net, and the decoder of the autoencoder."""
 
 import dataclasses
 
@@ -12,7 +12,8 @@ from mmjax.models.modalities.generator import generate_images, generator_module
 from mmjax.models.structure.parameters import layer_name
 from mmjax.weights.initialization import parameter_initializer
 from mmjax.weights.published.generators.diffusers_format import write_scheduler
-from tests.mmjax.weights.published.generators.diffusers_parity import BACKBONE, model_of, module_of, read, torch_threads
+from tests.mmjax.weights.published.generators.diffusers_parity import BACKBONE, model_of, module_of, read
+from tests.mmjax.weights.published.parity import single_threaded_torch
 
 pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -21,7 +22,7 @@ GUIDANCE, STEPS = 3.0, 4
 
 
 def their_models():
-    torch = torch_threads()
+    torch = single_threaded_torch()
     torch.manual_seed(0)
     unet = diffusers.UNet2DConditionModel(
         sample_size=4,
@@ -44,8 +45,8 @@ def their_models():
 
 
 @pytest.mark.parametrize("prediction", ["velocity", "epsilon"])
-def test_a_guided_picture_is_theirs(prediction, tmp_path):
-    torch, schedule = torch_threads(), ScaledLinearSchedule(prediction=prediction)
+def test_a_guided_image_matches_diffusers(prediction, tmp_path):
+    torch, schedule = single_threaded_torch(), ScaledLinearSchedule(prediction=prediction)
     unet, autoencoder = their_models()
     unet.save_pretrained(tmp_path / "unet")
     autoencoder.save_pretrained(tmp_path / "vae")

@@ -1,4 +1,4 @@
-"""The U-Net against diffusers' own: outputs of the weights that it saves, and of those that it reads from us."""
+"""The U-Net beside diffusers: predictions, and weights in both directions."""
 
 import json
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mmjax.weights.published.generators import unet
-from tests.mmjax.weights.published.generators.diffusers_parity import predict, read, torch_threads, write
+from tests.mmjax.weights.published.generators.diffusers_parity import predict, read, write
+from tests.mmjax.weights.published.parity import single_threaded_torch
 
 pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
@@ -36,7 +37,7 @@ KINDS = {
 
 
 def theirs(kind, seed=0):
-    torch = torch_threads()
+    torch = single_threaded_torch()
     torch.manual_seed(seed)
     model = diffusers.UNet2DConditionModel(
         sample_size=8, block_out_channels=(16, 32), norm_num_groups=8, **KINDS[kind]
@@ -56,7 +57,7 @@ def arguments(kind, seed=0):
 
 
 def their_prediction(model, kind, maps, time, conditions):
-    torch = torch_threads()
+    torch = single_threaded_torch()
     into = [torch.from_numpy(np.ascontiguousarray(each)) for each in (maps.transpose(0, 3, 1, 2), time, conditions)]
     crosses = kind.startswith("stable")
     with torch.no_grad():
@@ -70,7 +71,7 @@ def their_prediction(model, kind, maps, time, conditions):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_predictions_are_theirs_and_theirs_are_ours_of_what_we_write(kind, tmp_path):
+def test_predictions_match_diffusers_which_loads_what_is_written(kind, tmp_path):
     model, given = theirs(kind), arguments(kind)
     model.save_pretrained(tmp_path / "theirs")
     published, config, parameters = read(tmp_path / "theirs")
@@ -85,7 +86,7 @@ def test_predictions_are_theirs_and_theirs_are_ours_of_what_we_write(kind, tmp_p
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_we_write_of_a_configuration_reads_as_the_same(kind, tmp_path):
+def test_a_written_configuration_reads_back_equal(kind, tmp_path):
     theirs(kind).save_config(tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
     written = unet.write_config(unet.read_config(values))
@@ -108,7 +109,7 @@ def test_what_we_write_of_a_configuration_reads_as_the_same(kind, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_computed_is_refused_by_its_key(changed, message, tmp_path):
+def test_unsupported_values_are_refused_by_key(changed, message, tmp_path):
     theirs("stable diffusion 2").save_config(tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
     with pytest.raises(ValueError, match=message):

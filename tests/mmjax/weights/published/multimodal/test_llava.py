@@ -1,4 +1,4 @@
-"""Small random LLaVAs of transformers: prompts with images through both, and the way of weights there and back."""
+"""Small random LLaVAs of transformers: logits of prompts with images, export after import, configurations."""
 
 import dataclasses
 import functools
@@ -15,15 +15,14 @@ from mmjax.weights import registry
 from mmjax.weights.folder import open_folder
 from mmjax.weights.initialization import parameter_initializer
 from mmjax.weights.published_checkpoint import as_model, open_checkpoint
-from tests.mmjax.weights.published.decoders.decoder_parity import same_tensors
-from tests.mmjax.weights.published.encoders.vision_parity import exported, imported, randomised
 from tests.mmjax.weights.published.multimodal.vision_language_parity import (
-    our_logits,
+    model_logits,
     ours,
     packed,
     prompts,
-    their_logits,
+    published_logits,
 )
+from tests.mmjax.weights.published.parity import export_parameters, import_parameters, randomise_weights, same_tensors
 
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -55,13 +54,13 @@ PIXELS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.275777
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A function: a model of transformers, and the folder that it saved."""
+    """Returns a function that gives a model of transformers, and the folder that it saved."""
 
     @functools.cache
     def save(kind):
         config, model = (getattr(transformers, name) for name in CLASSES[kind])
         text, seen = transformers.LlamaConfig(**TEXT), transformers.CLIPVisionConfig(**VISION)
-        theirs = randomised(model(config(vision_config=seen, text_config=text, image_token_index=IMAGE)))
+        theirs = randomise_weights(model(config(vision_config=seen, text_config=text, image_token_index=IMAGE)))
         folder = tmp_path_factory.mktemp("llava") / "saved"
         theirs.save_pretrained(folder)
         return theirs, folder
@@ -69,12 +68,12 @@ def saved(tmp_path_factory):
     return save
 
 
-def test_logits_and_the_loss_of_packed_prompts_are_theirs_of_each_alone(saved):
+def test_logits_and_loss_of_packed_prompts_match_those_of_each_alone(saved):
     theirs, folder = saved("llava")
     model, modules, parameters = ours(folder)
     parameters, batch = jax.tree.map(jnp.asarray, parameters), packed(model, ASKED, IMAGE)
-    expected = their_logits(theirs, ASKED, *PIXELS)
-    found = our_logits(modules, parameters, batch)
+    expected = published_logits(theirs, ASKED, *PIXELS)
+    found = model_logits(modules, parameters, batch)
     assert np.std(expected[0]) > 0.1
     joined = np.concatenate(expected)
     np.testing.assert_allclose(found, joined, atol=1e-4 * np.abs(joined).max())
@@ -86,16 +85,16 @@ def test_logits_and_the_loss_of_packed_prompts_are_theirs_of_each_alone(saved):
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_an_export_is_what_was_imported_and_they_load_it(kind, saved, tmp_path):
+def test_export_after_import_is_bit_identical(kind, saved, tmp_path):
     theirs, folder = saved(kind)
     model, _, parameters = ours(folder)
-    exported(folder, model, "model", parameters, tmp_path / "again")
+    export_parameters(folder, model, "model", parameters, tmp_path / "again")
     assert same_tensors(folder, tmp_path / "again")
     again = type(theirs).from_pretrained(tmp_path / "again").eval()
     for name, tensor in theirs.state_dict().items():
         np.testing.assert_array_equal(again.state_dict()[name].numpy(), tensor.numpy())
     if kind == "llava":
-        found, expected = (their_logits(each, ASKED, *PIXELS) for each in (again, theirs))
+        found, expected = (published_logits(each, ASKED, *PIXELS) for each in (again, theirs))
         for logits, same in zip(found, expected, strict=True):
             np.testing.assert_array_equal(logits, same)
 
@@ -112,7 +111,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("which", NAMES)
-def test_other_names_of_the_same_weights_are_read_and_written_again(which, saved, tmp_path):
+def test_aliased_tensor_names_are_read_and_written(which, saved, tmp_path):
     from safetensors.numpy import load_file, save_file
 
     _, folder = saved("llava")
@@ -126,35 +125,37 @@ def test_other_names_of_the_same_weights_are_read_and_written_again(which, saved
     save_file(renamed, other / "model.safetensors", metadata={"format": "pt"})
     model, _, parameters = ours(other)
     jax.tree.map(np.testing.assert_array_equal, parameters, ours(folder)[2])
-    exported(other, model, "model", parameters, tmp_path / "again")
+    export_parameters(other, model, "model", parameters, tmp_path / "again")
     assert same_tensors(other, tmp_path / "again")
 
 
-def test_parts_are_taken_alone(saved):
-    """The tower and the projector into a model with another backbone."""
+def test_single_parts_are_imported(saved):
+    """Tower and projector are imported into a model with another backbone."""
     _, folder = saved("llava")
     model, (encoder, _), parameters = ours(folder)
     other = dataclasses.replace(model, backbone=dataclasses.replace(model.backbone, name="decoder", depth=1))
     modules = model_modules(other)
     for part, piece in (("vision", "blocks"), ("vision_projector", "projector")):
-        found = imported(folder, other, part, modules[:1])["vision"][piece]
+        found = import_parameters(folder, other, part, modules[:1])["vision"][piece]
         jax.tree.map(np.testing.assert_array_equal, found, parameters["vision"][piece])
 
 
-def test_a_config_that_we_write_is_the_one_that_was_read_and_they_can_load_it(saved, tmp_path):
+def test_a_written_config_reads_back_equal_and_transformers_loads_it(saved, tmp_path):
     theirs, folder = saved("llava")
     model, _, parameters = ours(folder)
     published = open_checkpoint(folder).architecture
     values = json.loads(json.dumps(registry.write_architecture(published, model)))
     assert published.read_config(values) == model
-    exported(folder, model, "model", parameters, tmp_path / "again")
+    export_parameters(folder, model, "model", parameters, tmp_path / "again")
     (tmp_path / "again" / "config.json").write_text(json.dumps({**values, "image_token_index": IMAGE}))
     again = type(theirs).from_pretrained(tmp_path / "again").eval()
-    for found, expected in zip(their_logits(again, ASKED, *PIXELS), their_logits(theirs, ASKED, *PIXELS), strict=True):
+    for found, expected in zip(
+        published_logits(again, ASKED, *PIXELS), published_logits(theirs, ASKED, *PIXELS), strict=True
+    ):
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_what_the_files_of_llava_leave_out_is_as_in_the_7b_model():
+def test_values_missing_from_llava_files_are_those_of_the_7b_model():
     """LLaVA-1.5's config.json says this much of its decoder, and the tower's sizes."""
     text = {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064}
     model = registry.find_architecture("llava").read_config(
@@ -174,12 +175,12 @@ def test_what_the_files_of_llava_leave_out_is_as_in_the_7b_model():
         ({"vision_config": {"model_type": "siglip_vision_model"}}, "vision_config is of type"),
     ],
 )
-def test_what_cannot_be_computed_is_refused_by_its_key(changed, said):
+def test_unsupported_values_are_refused_by_key(changed, said):
     with pytest.raises(ValueError, match=said):
         registry.find_architecture("llava").read_config(changed)
 
 
-def test_a_model_that_is_no_llava_is_refused(saved):
+def test_models_with_other_modules_than_llavas_are_refused(saved):
     _, folder = saved("llava")
     model = open_checkpoint(folder).config
     (seen,) = model.encoders
@@ -192,6 +193,6 @@ def test_a_model_that_is_no_llava_is_refused(saved):
             parameter_initializer(other, 0, (("model", str(folder)),))
 
 
-def test_the_newline_of_rows_is_kept(saved):
+def test_image_newline_is_a_tensor_of_llava_next(saved):
     _, folder = saved("llava_next")
     assert "image_newline" in open_folder(folder, "model").tensors

@@ -1,4 +1,4 @@
-"""Published models that see and write beside ours: the same prompts through both."""
+"""Published vision-language models beside a model with one encoder and a backbone: logits of the same prompts."""
 
 import dataclasses
 import pathlib
@@ -22,7 +22,8 @@ from mmjax.models.structure.parameters import layer_name, piece_definition
 from mmjax.weights.published_checkpoint import open_checkpoint
 from sharding.axes import Axes
 from sharding.trees import Tree
-from tests.mmjax.weights.published.encoders.vision_parity import imported, picture, their_pixels, torch_threads
+from tests.mmjax.weights.published.encoders.vision_parity import picture, published_pixels
+from tests.mmjax.weights.published.parity import import_parameters, single_threaded_torch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,7 @@ def ours(folder: pathlib.Path) -> tuple[ModelConfig, tuple[Module, ...], Tree]:
     """The folder's model, its modules and its parameters."""
     model = open_checkpoint(folder).config
     modules = model_modules(model)
-    return model, modules, imported(folder, model, "model", modules)
+    return model, modules, import_parameters(folder, model, "model", modules)
 
 
 def packed(model: ModelConfig, asked: Sequence[Prompt], image: int) -> dict:
@@ -61,20 +62,20 @@ def packed(model: ModelConfig, asked: Sequence[Prompt], image: int) -> dict:
     return jax.tree.map(jnp.asarray, build_global_batch(rows, model, form).arrays)
 
 
-def their_logits(
+def published_logits(
     theirs, asked: Sequence[Prompt], mean: tuple[float, ...], deviation: tuple[float, ...]
 ) -> list[np.ndarray]:
     """float[prompt's tokens, v] of every prompt, each alone."""
-    torch = torch_threads()
+    torch = single_threaded_torch()
     found = []
     for of in asked:
-        pixels = torch.from_numpy(their_pixels(of.seen, mean, deviation))
+        pixels = torch.from_numpy(published_pixels(of.seen, mean, deviation))
         with torch.no_grad():
             found.append(theirs(input_ids=torch.tensor([of.tokens]), pixel_values=pixels).logits[0].numpy())
     return found
 
 
-def our_logits(modules: Sequence[Module], parameters: Tree, batch: dict) -> np.ndarray:
+def model_logits(modules: Sequence[Module], parameters: Tree, batch: dict) -> np.ndarray:
     """float[row's tokens, v]."""
     encoder, backbone = modules
     embed, blocks, head = backbone.pieces
