@@ -76,7 +76,7 @@ def sources(speech: str, scratch: str) -> Iterator[tuple[str, object]]:
     yield "other questions are heard", SpokenEasyVQA("test", scratch)
     paths = easy_vqa.get_test_image_paths()
     others = dict(zip(paths, deranged(list(paths.values())), strict=True))
-    yield "other images are seen", SpokenEasyVQA("test", speech, pictures=EasyVQA("test", others))
+    yield "other images are seen", SpokenEasyVQA("test", speech, easy_vqa=EasyVQA("test", others))
 
 
 def write_mismatched_speech(speech: pathlib.Path, folder: pathlib.Path) -> None:

@@ -1,15 +1,13 @@
-"""Records of any source as outlines: a chat template lays out the texts, and media take as many tokens as they need."""
+"""Conversations: records of one or several sources as samples, laid out by a chat template."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import Literal, NoReturn, get_args
 
 import numpy as np
 
 from data.datasets.dataset import RandomAccessSamples
-from data.datasets.joined_records import join_records
 from data.errors import BadSampleError, DataError
-from data.media.audio import audio_length, read_audio
 from data.media.images import image_size, read_image
 from data.media.mel import split_into_chunks
 from data.media.patches import resize_to_square
@@ -32,22 +30,27 @@ from data.text.chat_template import (
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer
 
-SPLITS = ("train", "test")
-_NEEDED = {"patches": "image", "frames": "audio", "target_images": "generate"}  # special tokens, by part of the format
+Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+# The special token that each part of a sample format needs.
+_SPECIAL_TOKEN_ROLES = {"patches": "image", "frames": "audio", "target_images": "generate"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Conversations:
-    """A source (`data.datasets.dataset.Source`) of records: a kind of samples for each of its record sources, by name.
+    """A data set (`data.datasets.dataset.Dataset`) of records; each record source is a kind of samples.
 
     Attributes:
         split: `train` or `test`.
-        train, test: (name, records) of each split; how often each name comes is `DataConfig.mixture`.
-        tokenizer: Encodes texts.
-        template: Name of a chat template (`data.text.chat_template.TEMPLATES`).
-        tiling: How a picture becomes images; None for one image of its own resolution, as large as a row allows.
-        join: Tokens up to which records that follow each other are made one sample, as interleaved documents are; 0
-            leaves each alone.
+        train: (kind, records) of the training split; `DataConfig.mixture` says how often each kind is drawn.
+        test: (kind, records) of the test split.
+        tokenizer: Encodes the texts.
+        template: Name of a chat template (`data.text.chat_template.CHAT_TEMPLATES`).
+        tiling: How an input image becomes encoder images; None for one at its own resolution, as large as a row
+            allows.
+        join_tokens: Number of tokens up to which consecutive records are joined into one sample, as interleaved
+            documents are; 0 makes every record a sample.
     """
 
     split: str
@@ -65,155 +68,228 @@ class Conversations:
             raise DataError(f"Conversations.template is {self.template!r}; choose one of {', '.join(CHAT_TEMPLATES)}")
         if self.join_tokens < 0:
             raise DataError(f"Conversations.join_tokens is {self.join_tokens}; it must be 0 or a number of tokens")
-        names = [name for name, _ in self.sources]
-        if len(set(names)) < len(names):
-            raise DataError(f"Conversations.{self.split} names {', '.join(names)}; give each source a name of its own")
+        kinds = [kind for kind, _ in self.sources]
+        if len(set(kinds)) < len(kinds):
+            raise DataError(f"Conversations.{self.split} names {', '.join(kinds)}; give each source a name of its own")
         CHAT_TEMPLATES[self.template].check_tokenizer(self.tokenizer)
 
     @property
     def sources(self) -> tuple[tuple[str, RecordSource], ...]:
-        """Those of the split."""
-        return {"train": self.train, "test": self.test}[self.split]
+        """(kind, records) of the split."""
+        return self.train if self.split == "train" else self.test
 
     @property
     def evaluated_kinds(self) -> tuple[str, ...]:
         """Kinds whose answers are scored on held-out data: all of them."""
-        return tuple(name for name, _ in self.sources)
+        return tuple(kind for kind, _ in self.sources)
 
     @property
     def prompt_format(self) -> PromptFormat:
-        """Its template, for questions and for what is drawn, and its tiling."""
+        """The template, for answers in text and in images, and the tiling."""
         return PromptFormat(self.template, self.template, self.tiling)
 
-    def samples_by_kind(self, form: SampleFormat) -> Mapping[str, RandomAccessSamples]:
-        """The samples by kind; DataError if the tokenizer lacks a token that the model's modules need."""
-        for field, role in _NEEDED.items():
-            if getattr(form, field):
+    def samples_by_kind(self, sample_format: SampleFormat) -> Mapping[str, RandomAccessSamples]:
+        """The samples of every kind; raises DataError if the tokenizer lacks a token that the model's modules need."""
+        for field, role in _SPECIAL_TOKEN_ROLES.items():
+            if getattr(sample_format, field):
                 self.tokenizer.special_tokens.require(role)
-        builder = SampleBuilder(CHAT_TEMPLATES[self.template], self.tokenizer, form, self.tiling)
+        builder = SampleBuilder(CHAT_TEMPLATES[self.template], self.tokenizer, sample_format, self.tiling)
         return {
-            name: join_records(records, builder, name, self.join_tokens)
+            kind: join_records(records, builder, kind, self.join_tokens)
             if self.join_tokens
-            else RecordSamples(records, builder, name)
-            for name, records in self.sources
+            else RecordSamples(records, builder, kind)
+            for kind, records in self.sources
         }
+
+
+BuildSample = Callable[[Record, str], SampleMetadata]
+"""(record, kind) -> sample metadata, such as a `SampleBuilder`."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RecordSamples:
-    """The records of a source, outlined one by one."""
+    """The records of a source, one sample each.
+
+    Attributes:
+        records: The records.
+        build: Makes the sample metadata of a record.
+        kind: Kind of the samples.
+    """
 
     records: RecordSource
-    builder: "SampleBuilder"
+    build: BuildSample
     kind: str
 
     def __len__(self) -> int:
         return len(self.records)
 
     def __getitem__(self, index: int) -> SampleMetadata:
-        return self.builder(self.records[index], self.kind)
+        return self.build(self.records[index], self.kind)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class JoinedRecords:
+    """Runs of consecutive records, one sample each.
+
+    Attributes:
+        records: The records.
+        build: Makes the sample metadata of a record.
+        kind: Kind of the samples.
+        starts: int[n + 1], the first record of each run, and the number of records.
+    """
+
+    records: RecordSource
+    build: BuildSample
+    kind: str
+    starts: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, index: int) -> SampleMetadata:
+        first, last = int(self.starts[index]), int(self.starts[index + 1])
+        records = [self.records[number] for number in range(first, last)]
+        key = records[0].key if len(records) == 1 else f"{records[0].key} to {records[-1].key}"
+        return self.build(Record(key, tuple(turn for record in records for turn in record.turns)), self.kind)
+
+
+def join_records(records: RecordSource, build: BuildSample, kind: str, tokens: int) -> JoinedRecords:
+    """Joins consecutive records into runs of at most `tokens` tokens, in one pass over the headers of all.
+
+    A record that cannot be used is a run of its own, so that it is refused alone; so is a record of more tokens.
+    """
+    starts, room = [0], 0
+    for number in range(len(records)):
+        try:
+            length = len(build(records[number], kind).layout.tokens)
+        except BadSampleError:
+            length = tokens + 1
+        if number and length > room:
+            starts.append(number)
+            room = tokens
+        elif not number:
+            room = tokens
+        room = room - length if length <= tokens else 0
+    return JoinedRecords(records, build, kind, np.array([*starts, len(records)]) if len(records) else np.zeros(1, int))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SampleBuilder:
-    """Outlines records.
+    """Builds sample metadata from records.
 
     Attributes:
-        template, tokenizer: Lay out the texts.
-        form: What the model asks.
+        template: Chat template.
+        tokenizer: Encodes texts.
+        sample_format: What the model requires.
         tiling: See `Conversations`.
     """
 
     template: ChatTemplate
     tokenizer: Tokenizer
-    form: SampleFormat
+    sample_format: SampleFormat
     tiling: ImageTiling | None
 
     def __call__(self, record: Record, kind: str) -> SampleMetadata:
-        """The outline of a record, from headers alone; BadSampleError, by the record's key, if it cannot be used."""
-        return self._outline(record, kind, render_conversation)
+        """The metadata of a record, from headers alone.
+
+        Raises:
+            BadSampleError: The record cannot be used; `where` is its key.
+        """
+        return self._build(record, kind, render_conversation)
 
     def prompt(self, record: Record) -> SampleMetadata:
-        """The outline of a conversation up to where the assistant answers next; errors as of a record."""
-        return self._outline(record, "prompt", render_prompt)
+        """The metadata of a conversation up to the assistant's next answer; errors as of a record."""
+        return self._build(record, "prompt", render_prompt)
 
     def image_prompt(self, record: Record) -> SampleMetadata:
-        """The outline of a conversation up to where the assistant draws next, and the place of that picture."""
-        return self._outline(record, "drawing", render_prompt, draws=True)
+        """The metadata of a conversation up to the assistant's next image, with the place of that image."""
+        return self._build(record, "image_prompt", render_prompt, generates_image=True)
 
-    def _outline(
-        self, record: Record, kind: str, rendered: Callable[..., list[ChatElement]], draws: bool = False
+    def _build(
+        self,
+        record: Record,
+        kind: str,
+        render: Callable[[Record, ChatTemplate, Tokenizer], list[ChatElement]],
+        generates_image: bool = False,
     ) -> SampleMetadata:
-        draft = _Draft(self, record.key)
+        draft = _SampleDraft(self, record.key)
         try:
-            for piece in rendered(record, self.template, self.tokenizer):
-                draft.add(piece)
-            if draws:
-                draft.make_room()
+            for element in render(record, self.template, self.tokenizer):
+                draft.add(element)
+            if generates_image:
+                draft.add_empty_target_image()
         except BadSampleError as error:
             raise with_sample_key(record.key, error) from error
-        special = self.tokenizer.special_tokens
-        placeholders = {field: special.require(_NEEDED[field]) for field in self.form.encoder_formats}
-        if 0 in draft.losses:
-            raise BadSampleError(record.key, "it begins with an answer: nothing predicts that without a bos")
-        layout = lay_out_tokens(draft.tokens, [], [draft.losses], placeholders)
-        return SampleMetadata(kind, layout, self.form, draft.items, draft.target_images, record.key)
+        special_tokens = self.tokenizer.special_tokens
+        placeholders = {
+            field: special_tokens.require(_SPECIAL_TOKEN_ROLES[field]) for field in self.sample_format.encoder_formats
+        }
+        if 0 in draft.loss_positions:
+            raise BadSampleError(record.key, "it begins with an answer, which nothing predicts without a bos token")
+        layout = lay_out_tokens(draft.tokens, [], [draft.loss_positions], placeholders)
+        return SampleMetadata(kind, layout, self.sample_format, draft.items, draft.target_images, record.key)
 
 
-class _Draft:
-    """A sample being put together, piece by piece."""
+class _SampleDraft:
+    """A sample under construction, element by element."""
 
     def __init__(self, builder: SampleBuilder, key: str) -> None:
-        self._form, self._tiling, self._key = builder.form, builder.tiling, key
-        self._special = builder.tokenizer.special_tokens
+        self._format, self._tiling, self._key = builder.sample_format, builder.tiling, key
+        self._special_tokens = builder.tokenizer.special_tokens
         self.tokens: list[int] = []
-        self.losses: list[int] = []
+        self.loss_positions: list[int] = []
         self.items: list[MediaItem] = []
         self.target_images: list[TargetImage] = []
 
-    def add(self, piece: TokenRun | MediaPlaceholder) -> None:
-        if isinstance(piece, TokenRun):
-            if piece.in_loss:
-                self.losses += range(len(self.tokens), len(self.tokens) + len(piece.ids))
-            self.tokens += piece.ids
-        elif piece.generated:
-            self._draw(piece.part.media)
-        elif isinstance(piece.part, ImagePart):
-            self._show(piece.part.media)
+    def add(self, element: TokenRun | MediaPlaceholder) -> None:
+        if isinstance(element, TokenRun):
+            if element.in_loss:
+                self.loss_positions += range(len(self.tokens), len(self.tokens) + len(element.ids))
+            self.tokens += element.ids
+        elif element.generated:
+            self._add_target_image(element.part.media)
+        elif isinstance(element.part, ImagePart):
+            self._add_image(element.part.media)
         else:
-            self._play(piece.part.media)
+            self._add_audio(element.part.media)
 
-    def make_room(self) -> None:
-        """The place of a picture that is still to be drawn."""
-        self._generate(lambda form: np.zeros((form.size, form.size, 3), np.float32))
+    def add_empty_target_image(self) -> None:
+        """Adds the place of an image that is yet to be generated."""
+        self._add_conditions(lambda target: np.zeros((target.size, target.size, 3), np.float32))
 
-    def _draw(self, media: Media) -> None:
-        image_size(media)  # what cannot be read is refused before rows are planned
-        self._generate(lambda form: resize_to_square(read_image(media), form.size))
+    def _add_target_image(self, media: Media) -> None:
+        image_size(media)  # refuses an unreadable image before rows are planned
+        self._add_conditions(lambda target: resize_to_square(read_image(media), target.size))
 
-    def _generate(self, load: Callable[[TargetImageFormat], np.ndarray]) -> None:
-        form = self._form.target_images or self._refuse("the assistant shows a picture, and the model has no generator")
+    def _add_conditions(self, load: Callable[[TargetImageFormat], np.ndarray]) -> None:
+        target = self._format.target_images or self._refuse(
+            "the assistant's answer contains an image, and the model has no generator"
+        )
         first = len(self.tokens)
-        self.tokens += [self._special.require("generate")] * form.conditions
-        conditions = np.arange(first, len(self.tokens), dtype=np.int32)
-        self.target_images.append(TargetImage(conditions, lambda: load(form)))
+        self.tokens += [self._special_tokens.require("generate")] * target.conditions
+        positions = np.arange(first, len(self.tokens), dtype=np.int32)
+        self.target_images.append(TargetImage(positions, lambda: load(target)))
 
-    def _show(self, media: Media) -> None:
-        form = self._form.patches or self._refuse("it shows a picture, and the model has no vision encoder")
+    def _add_image(self, media: Media) -> None:
+        patch_format = self._format.patches or self._refuse("it contains an image, and the model has no vision encoder")
         size = image_size(media)
-        self._read("image", form, image_items(lambda: read_image(media), size, form, media.where, self._tiling))
+        items = image_items(lambda: read_image(media), size, patch_format, media.where, self._tiling)
+        self._add_items("image", patch_format, items)
 
-    def _play(self, media: Media) -> None:
-        form = self._form.frames or self._refuse("it plays a clip, and the model has no audio encoder")
-        parts = split_into_chunks(audio_length(media))
-        self._read("audio", form, audio_items(lambda: read_audio(media), parts, form, media.where))
+    def _add_audio(self, media: Media) -> None:
+        frame_format = self._format.frames or self._refuse("it contains audio, and the model has no audio encoder")
+        from data.media.audio import audio_length, read_audio  # needs the extra `audio`
 
-    def _read(self, role: str, form: PatchFormat | FrameFormat, items: list[MediaItem]) -> None:
-        """Each item's placeholders between the tokenizer's delimiters, where it has them."""
-        start, end = (getattr(self._special, f"{role}_{side}") for side in ("start", "end"))
+        chunks = split_into_chunks(audio_length(media))
+        items = audio_items(lambda: read_audio(media), chunks, frame_format, media.where)
+        self._add_items("audio", frame_format, items)
+
+    def _add_items(self, role: str, encoder_format: PatchFormat | FrameFormat, items: list[MediaItem]) -> None:
+        """Adds the placeholders of each item between the tokenizer's delimiters, where it has them."""
+        start, end = (getattr(self._special_tokens, f"{role}_{side}") for side in ("start", "end"))
         for item in items:
             self.tokens += [token for token in (start,) if token is not None]
-            self.tokens += [self._special.require(role)] * form.token_count(item.length)
+            self.tokens += [self._special_tokens.require(role)] * encoder_format.token_count(item.length)
             self.tokens += [token for token in (end,) if token is not None]
         self.items += items
 

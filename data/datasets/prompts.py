@@ -1,4 +1,4 @@
-"""What a trained model is asked: a text with marks where pictures and clips stand, laid out as its samples were."""
+"""Prompts for a trained model: a text with marks where images and audio clips stand, laid out as training samples."""
 
 import re
 from collections.abc import Sequence
@@ -12,56 +12,56 @@ from data.text.chat_template import CHAT_TEMPLATES
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer
 
-MARKS = {"<image>": ("picture", ImagePart), "<audio>": ("clip", AudioPart)}
+_MARKS = {"<image>": ("image", ImagePart), "<audio>": ("audio clip", AudioPart)}
 
 
-def prompt_record(text: str, pictures: Sequence[Media] = (), clips: Sequence[Media] = ()) -> Record:
-    """A user's turn. `<image>` and `<audio>` stand where the next picture or clip does.
+def prompt_record(text: str, images: Sequence[Media] = (), clips: Sequence[Media] = ()) -> Record:
+    """A prompt as a record of one user turn. `<image>` and `<audio>` mark the places of the images and clips.
 
-    Media of a kind that has no mark in the text come before it, pictures first.
+    Media of a kind without marks in the text precede it, images first.
 
     Raises:
-        DataError: As many marks as pictures or clips are not there, or nothing is asked.
+        DataError: The number of marks differs from that of images or clips, or the prompt is empty.
     """
-    waiting = {"<image>": list(pictures), "<audio>": list(clips)}
-    for mark, media in waiting.items():
-        name, _ = MARKS[mark]
-        marks = text.count(mark)
-        if marks not in (0, len(media)):
+    unplaced = {"<image>": list(images), "<audio>": list(clips)}
+    for mark, media in unplaced.items():
+        name, _ = _MARKS[mark]
+        count = text.count(mark)
+        if count not in (0, len(media)):
             raise DataError(
-                f"the prompt has {marks} {mark} marks and {len(media)} {name}s come with it; give as many of both, "
+                f"the prompt has {count} {mark} marks and {len(media)} {name}s come with it; give as many of both, "
                 f"or no mark to put the {name}s in front"
             )
     parts: list[ContentPart] = []
-    for mark, media in waiting.items():
+    for mark, media in unplaced.items():
         if mark not in text:
-            parts += [MARKS[mark][1](each) for each in media]
-    for piece in re.split(f"({'|'.join(MARKS)})", text):
-        if piece in MARKS:
-            parts.append(MARKS[piece][1](waiting[piece].pop(0)))
+            parts += [_MARKS[mark][1](medium) for medium in media]
+    for piece in re.split(f"({'|'.join(_MARKS)})", text):
+        if piece in _MARKS:
+            parts.append(_MARKS[piece][1](unplaced[piece].pop(0)))
         elif piece.strip():
             parts.append(TextPart(piece))
     if not parts:
-        raise DataError(f"the prompt {text!r} has no word; write a question or a description")
+        raise DataError(f"the prompt {text!r} is empty; write a question or a description")
     return Record("the prompt", (Turn("user", tuple(parts)),))
 
 
 def prompt_metadata(
-    record: Record, prompting: PromptFormat, tokenizer: Tokenizer, form: SampleFormat
+    record: Record, prompt_format: PromptFormat, tokenizer: Tokenizer, sample_format: SampleFormat
 ) -> SampleMetadata:
-    """The conversation up to where the model answers.
+    """The conversation up to the model's answer in text.
 
     Raises:
-        BadSampleError: A picture or clip cannot be read, or the model has no encoder for it.
+        BadSampleError: A medium cannot be read, or the model has no encoder for it.
         DataError: The tokenizer lacks a token that the template spells.
     """
-    return SampleBuilder(CHAT_TEMPLATES[prompting.template], tokenizer, form, prompting.tiling).prompt(record)
+    template = CHAT_TEMPLATES[prompt_format.template]
+    return SampleBuilder(template, tokenizer, sample_format, prompt_format.tiling).prompt(record)
 
 
 def image_prompt_metadata(
-    record: Record, prompting: PromptFormat, tokenizer: Tokenizer, form: SampleFormat
+    record: Record, prompt_format: PromptFormat, tokenizer: Tokenizer, sample_format: SampleFormat
 ) -> SampleMetadata:
-    """The conversation up to where the model draws, with the place of that picture; errors as of `prompt_outline`."""
-    return SampleBuilder(CHAT_TEMPLATES[prompting.generation_template], tokenizer, form, prompting.tiling).image_prompt(
-        record
-    )
+    """The conversation up to the image that the model generates, with its place; errors as of `prompt_metadata`."""
+    template = CHAT_TEMPLATES[prompt_format.generation_template]
+    return SampleBuilder(template, tokenizer, sample_format, prompt_format.tiling).image_prompt(record)

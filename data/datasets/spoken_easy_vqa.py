@@ -1,15 +1,14 @@
-"""Easy-VQA with its questions spoken: an image is seen, a question about it is heard, the answer is text."""
+"""Easy-VQA with spoken questions: the model sees an image, hears a question about it and answers in text."""
 
 import collections
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from data.datasets.dataset import RandomAccessSamples
 from data.datasets.easy_vqa import EasyVQA, LazySamples
 from data.datasets.spoken_clips import SpokenClip, read_spoken_clips
-from data.datasets.spoken_easy_vqa_samples import spoken_vqa_sample, transcription_sample
 from data.errors import DataError
 from data.media.audio import read_audio
 from data.records import Media
@@ -17,102 +16,165 @@ from data.samples.media_items import audio_items, image_item
 from data.samples.sample import EncoderInputs
 from data.samples.sample_format import FrameFormat, SampleFormat
 from data.samples.sample_metadata import MediaItem, SampleMetadata
+from data.samples.token_layout import lay_out_tokens
 from data.text.prompt_format import PromptFormat
+from data.text.word_tokenizer import ANSWER, BOS, EOS, IMAGE, WordTokenizer
 
 
 class SpokenEasyVQA:
-    """One split of easy-VQA, heard in the voices of that split (`data.datasets.dataset.Source`).
+    """One split of easy-VQA, spoken in the voices of that split (`data.datasets.dataset.Dataset`).
 
-    - `spoken_vqa`: one sample an image and up to `questions` clips of what is asked about it; no word of a question is
-      among the tokens;
-    - `transcription`: one a clip, and its words;
-    - and those of `data.datasets.easy_vqa.EasyVQA`: `vqa`, `description`, `text`.
+    - `spoken_vqa`: an image and clips of up to `questions` questions about it; the tokens contain no word of a
+      question;
+    - `transcription`: one sample for each clip, answered by its text;
+    - and the kinds of `data.datasets.easy_vqa.EasyVQA`: `vqa`, `description`, `text`.
 
-    The k-th time that a question is asked, its clip k modulo their number is played. What was heard once is kept as the
-    frames that the model asks for (25 kB a clip of 40 bands).
+    The k-th time that a question is asked, its clip number k modulo the number of its clips is used. The frames of a
+    clip are cached once it was decoded (25 kB a clip of 40 mel bands).
 
     Attributes:
-        pictures: The images and the questions about them.
-        clips: The clips of every question.
+        easy_vqa: The images, and the questions about them.
+        clips: The clips of every question, by its text.
+        tokenizer: Easy-VQA's, with a token for audio.
+        prompt_format: The default one.
     """
 
-    def __init__(self, split: str, folder: str = "speech", questions: int = 4, pictures: EasyVQA | None = None) -> None:
-        """Reads the manifest and the questions; clips and images are read when asked for.
+    prompt_format = PromptFormat()
+
+    def __init__(self, split: str, folder: str = "speech", questions: int = 4, easy_vqa: EasyVQA | None = None) -> None:
+        """Reads the manifest and the questions; clips and images are read on access.
 
         Args:
             split: `train` or `test`.
-            folder: What `python -m mmjax.synthesize_speech` wrote.
-            questions: Questions of a sample, at most.
-            pictures: The split of easy-VQA; the package's own by default.
+            folder: Folder that `python -m mmjax.synthesize_speech` wrote.
+            questions: Most questions of a sample.
+            easy_vqa: The split of easy-VQA; the package's own by default.
 
         Raises:
-            DataError: As `EasyVQA` and `read_speech`, or a question without a clip.
+            DataError: As `EasyVQA` and `read_spoken_clips`; or a question has no clip.
         """
         if questions < 1:
             raise DataError(f"SpokenEasyVQA.questions is {questions}; it must be at least 1")
-        self.pictures = EasyVQA(split) if pictures is None else pictures
-        self.tokenizer = dataclasses.replace(self.pictures.tokenizer, has_audio_token=True)
+        self.easy_vqa = EasyVQA(split) if easy_vqa is None else easy_vqa
+        self.tokenizer = dataclasses.replace(self.easy_vqa.tokenizer, has_audio_token=True)
         self._folder = pathlib.Path(folder)
         self._all_clips = read_spoken_clips(folder, split)
         self.clips: dict[str, list[SpokenClip]] = collections.defaultdict(list)
         for clip in self._all_clips:
             self.clips[clip.text].append(clip)
-        if unspoken := sorted({question for question, _ in self.pictures.questions} - self.clips.keys()):
+        if unspoken := sorted({question for question, _ in self.easy_vqa.questions} - self.clips.keys()):
             raise DataError(
                 f"{os.fspath(folder)} has no clip of {unspoken[0]!r} for the split {split!r}; write the folder anew"
             )
-        self._asked = self._cast(questions)
-        self._streams: dict[tuple[str, FrameFormat], EncoderInputs] = {}
-
-    prompt_format = PromptFormat()
+        self._spoken_questions = self._assign_clips(questions)
+        self._frames: dict[tuple[str, FrameFormat], EncoderInputs] = {}
 
     @property
     def evaluated_kinds(self) -> tuple[str, ...]:
-        """Spoken questions about pictures."""
+        """Spoken questions about images."""
         return ("spoken_vqa",)
 
-    def samples_by_kind(self, form: SampleFormat) -> Mapping[str, RandomAccessSamples]:
-        """The samples by kind, laid out as `form` asks; no kind that the model has no module for."""
+    def samples_by_kind(self, sample_format: SampleFormat) -> Mapping[str, RandomAccessSamples]:
+        """The samples of every kind for which the model has modules."""
 
         def spoken_vqa(index: int) -> SampleMetadata:
-            image_id, asked = self._asked[index]
-            image = self.pictures.image(image_id)
-            picture = image_item(lambda: image, image.shape[:2], form)
-            heard = [(self._item(clip, form), answer) for clip, answer in asked]
-            return spoken_vqa_sample(picture, heard, self.tokenizer, form)
+            image_id, questions = self._spoken_questions[index]
+            image = self.easy_vqa.image(image_id)
+            item = image_item(lambda: image, image.shape[:2], sample_format)
+            clips = [(self._clip_item(clip, sample_format), answer) for clip, answer in questions]
+            return spoken_vqa_sample(item, clips, self.tokenizer, sample_format)
 
         def transcription(index: int) -> SampleMetadata:
             clip = self._all_clips[index]
-            return transcription_sample(self._item(clip, form), clip.text, self.tokenizer, form)
+            item = self._clip_item(clip, sample_format)
+            return transcription_sample(item, clip.text, self.tokenizer, sample_format)
 
-        heard = {"transcription": LazySamples(len(self._all_clips), transcription)} if form.frames else {}
-        asked = {"spoken_vqa": LazySamples(len(self._asked), spoken_vqa)} if form.frames and form.patches else {}
-        return asked | heard | self.pictures.samples_by_kind(form)
+        spoken: dict[str, RandomAccessSamples] = {}
+        if sample_format.frames and sample_format.patches:
+            spoken["spoken_vqa"] = LazySamples(len(self._spoken_questions), spoken_vqa)
+        if sample_format.frames:
+            spoken["transcription"] = LazySamples(len(self._all_clips), transcription)
+        return spoken | self.easy_vqa.samples_by_kind(sample_format)
 
-    def _cast(self, most: int) -> list[tuple[int, list[tuple[SpokenClip, str]]]]:
-        """Image and (clip, answer) of every sample, the images in order."""
-        times: collections.Counter[str] = collections.Counter()
-        found = []
-        for image_id in self.pictures.image_ids:
-            heard = []
-            for question, answer in self.pictures.pairs[image_id]:
+    def _assign_clips(self, max_questions: int) -> list[tuple[int, list[tuple[SpokenClip, str]]]]:
+        """Image id and (clip, answer) pairs of every sample, the images in order."""
+        times_asked: collections.Counter[str] = collections.Counter()
+        samples = []
+        for image_id in self.easy_vqa.image_ids:
+            questions = []
+            for question, answer in self.easy_vqa.pairs[image_id]:
                 clips = self.clips[question]
-                heard.append((clips[times[question] % len(clips)], answer))
-                times[question] += 1
-            found += [(image_id, heard[first : first + most]) for first in range(0, len(heard), most)]
-        return found
+                questions.append((clips[times_asked[question] % len(clips)], answer))
+                times_asked[question] += 1
+            samples += [
+                (image_id, questions[first : first + max_questions])
+                for first in range(0, len(questions), max_questions)
+            ]
+        return samples
 
-    def _item(self, clip: SpokenClip, form: SampleFormat) -> MediaItem:
-        """A clip as the audio encoder hears it; its frames are kept."""
-        assert form.frames is not None
+    def _clip_item(self, clip: SpokenClip, sample_format: SampleFormat) -> MediaItem:
+        """A clip as an encoder input whose frames are cached."""
+        assert sample_format.frames is not None
         media = Media.from_file(self._folder / clip.file)
-        (made,) = audio_items(lambda: read_audio(media), [range(clip.samples)], form.frames, media.where)
-        key = clip.file, form.frames
+        chunks = [range(clip.samples)]
+        (item,) = audio_items(lambda: read_audio(media), chunks, sample_format.frames, media.where)
+        key = clip.file, sample_format.frames
 
         def load() -> EncoderInputs:
-            # Two threads may make the same frames once each; both keep the same numbers.
-            if key not in self._streams:
-                self._streams[key] = made.load()
-            return self._streams[key]
+            # Two threads may both compute the frames of a clip; they store the same values.
+            if key not in self._frames:
+                self._frames[key] = item.load()
+            return self._frames[key]
 
-        return dataclasses.replace(made, load=load)
+        return dataclasses.replace(item, load=load)
+
+
+def spoken_vqa_sample(
+    image: MediaItem,
+    questions: Sequence[tuple[MediaItem, str]],
+    tokenizer: WordTokenizer,
+    sample_format: SampleFormat,
+) -> SampleMetadata:
+    """An image, encoded once, and any number of spoken questions, none of which attends to another.
+
+    Trunk: `<bos> <image>…`; each branch: `<audio>… <answer> answer <eos>`, the loss on the answer and `<eos>`.
+
+    Args:
+        image: The image (`data.samples.media_items.image_item`).
+        questions: (clip of the question, one of `data.samples.media_items.audio_items`; text of the answer).
+        tokenizer: Knows the answers' words, and has an audio token.
+        sample_format: What the model requires; it has a vision and an audio encoder.
+    """
+    trunk = [BOS, *[IMAGE] * sample_format.encoder_formats["patches"].token_count(image.length)]
+    branches, loss_positions = [], []
+    for clip, answer in questions:
+        branch, positions = _clip_and_answer(clip, answer, tokenizer, sample_format)
+        branches.append(branch)
+        loss_positions.append(positions)
+    layout = lay_out_tokens(trunk, branches, [(), *loss_positions], _placeholders(tokenizer, sample_format))
+    return SampleMetadata("spoken_vqa", layout, sample_format, [image, *(clip for clip, _ in questions)])
+
+
+def transcription_sample(
+    clip: MediaItem, text: str, tokenizer: WordTokenizer, sample_format: SampleFormat
+) -> SampleMetadata:
+    """A clip and its text: `<bos> <audio>… <answer> text <eos>`, the loss on the text and `<eos>`."""
+    tokens, positions = _clip_and_answer(clip, text, tokenizer, sample_format)
+    loss_positions = [[1 + position for position in positions]]
+    layout = lay_out_tokens([BOS, *tokens], [], loss_positions, _placeholders(tokenizer, sample_format))
+    return SampleMetadata("transcription", layout, sample_format, [clip])
+
+
+def _clip_and_answer(
+    clip: MediaItem, answer: str, tokenizer: WordTokenizer, sample_format: SampleFormat
+) -> tuple[list[int], range]:
+    """`<audio>… <answer> answer <eos>`, and the positions of the answer and `<eos>` in it."""
+    audio_count = sample_format.encoder_formats["frames"].token_count(clip.length)
+    audio_ids = [tokenizer.special_tokens.require("audio")] * audio_count
+    answer_ids = [*tokenizer.encode(answer), EOS]
+    return [*audio_ids, ANSWER, *answer_ids], range(audio_count + 1, audio_count + 1 + len(answer_ids))
+
+
+def _placeholders(tokenizer: WordTokenizer, sample_format: SampleFormat) -> dict[str, int]:
+    placeholders = {"patches": IMAGE, "frames": tokenizer.special_tokens.require("audio")}
+    return {field: placeholders[field] for field in sample_format.encoder_formats}

@@ -134,8 +134,7 @@ class StepPlanner:
     def _plan_window(self, state: PlannerState) -> "_PlannedWindow":
         epoch_end = (state.window_start // self.epoch + 1) * self.epoch
         end = min(state.window_start + self.window, epoch_end, len(self.sample_stream))
-        new_samples = (int(self.sample_stream[position]) for position in range(state.window_start, end))
-        sample_ids = [*state.carried_samples, *new_samples]
+        sample_ids = [*state.carried_samples, *self._read_stream(state.window_start, end)]
         sizes, refused = self._read_sizes(sample_ids)
         usable = [sample_id for sample_id in sample_ids if sample_id in sizes]
         random = np.random.default_rng((self.seed, state.window_number))
@@ -147,6 +146,12 @@ class StepPlanner:
         carried = tuple(sample_id for row in leftover for sample_id in row)
         next_state = PlannerState(end, state.window_number + 1, 0, carried)
         return _PlannedWindow(steps, sizes, refused, next_state, stream_ends and not carried)
+
+    def _read_stream(self, start: int, end: int) -> Iterator[int]:
+        for position in range(start, end):
+            sample_id = self.sample_stream[position]
+            assert sample_id is not None  # a grain.MapDataset that was filtered would have gaps
+            yield int(sample_id)
 
     def _read_sizes(self, sample_ids: Sequence[int]) -> tuple[dict[int, SampleSizes], tuple[Refusal, ...]]:
         """The sizes of all usable samples, and the refusals of the others."""

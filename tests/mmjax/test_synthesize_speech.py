@@ -27,12 +27,12 @@ def speak(folder, *arguments, code=0, **environment):
     return ran
 
 
-def test_what_it_writes_is_a_source(tmp_path):
+def test_written_folders_are_data_sets(tmp_path):
     """Real speech: one voice a split."""
     espeak()
     few = ("--folder=heard", "--voices=en-us", "--held_out_voices=en-gb+f4", "--speeds=260")
     shown = speak(tmp_path, *few).stdout
-    assert "214 clips: 107 questions at 260 words a minute, by 1 voices to train and 1 held out" in shown
+    assert "214 clips: 107 questions at 260 words per minute, by 1 voices for training and 1 held out" in shown
     before = (tmp_path / "heard" / "manifest.json").stat().st_ino, sorted((tmp_path / "heard").rglob("*.flac"))
     assert speak(tmp_path, *few).stdout == shown
     assert sorted((tmp_path / "heard").rglob("*.flac")) == before[1]
@@ -42,7 +42,7 @@ def test_what_it_writes_is_a_source(tmp_path):
         assert len(SpokenEasyVQA(split, str(tmp_path / "heard")).clips) == 107
 
 
-def test_without_espeak_ng_it_says_how_to_install_it(tmp_path):
+def test_missing_espeak_ng_says_how_to_install_it(tmp_path):
     shown = speak(tmp_path, code=2, PATH=str(tmp_path)).stderr
     assert "apt-get install espeak-ng" in shown and "Traceback" not in shown
 
@@ -53,10 +53,10 @@ def test_without_espeak_ng_it_says_how_to_install_it(tmp_path):
         ("--voices=en-us,en-us+nobody", "has no variant 'nobody'"),
         ("--held_out_voices=en-us", "voice 'en-us' is named twice"),
         ("--speeds=fast", "--speeds=fast: give whole numbers"),
-        ("--speeds=20", "a speed of 20 words a minute"),
+        ("--speeds=20", "a speed of 20 words per minute"),
     ],
 )
-def test_what_it_cannot_speak_is_named_before_anything_is_written(tmp_path, argument, message):
+def test_invalid_voices_and_speeds_are_refused_before_writing(tmp_path, argument, message):
     espeak()
     shown = speak(tmp_path, argument, code=2).stderr
     assert message in shown and not (tmp_path / "speech").exists()

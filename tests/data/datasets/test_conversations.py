@@ -62,7 +62,7 @@ def check_sizes(outline):
     return sample
 
 
-def test_an_image_stands_where_it_is_shown_between_its_delimiters(picture):
+def test_images_are_placed_where_they_stand_between_delimiters(picture):
     sample = check_sizes(builder()(record("look ", picture, " well"), "seen"))
     tokens = sample.layout.tokens.tolist()
     cells = (43 // 8) * (64 // 8)
@@ -73,7 +73,7 @@ def test_an_image_stands_where_it_is_shown_between_its_delimiters(picture):
     assert target == [*yes, SPECIAL.eos] and (sample.id, sample.kind) == (7, "seen")
 
 
-def test_tiles_are_images_of_their_own_with_a_thumbnail(picture):
+def test_tiles_and_thumbnail_are_separate_images(picture):
     outline = builder(DynamicTiling(tile_size=16, min_tiles=2, max_tiles=2))(record(picture), "seen")
     assert [item.length for item in outline.items] == [16] * 3
     sample = check_sizes(outline)
@@ -81,7 +81,7 @@ def test_tiles_are_images_of_their_own_with_a_thumbnail(picture):
     assert outline.sizes.patch_squares == 3 * 16**2
 
 
-def test_a_long_clip_is_heard_in_pieces(clip):
+def test_long_clips_are_split_into_chunks(clip):
     outline = builder()(record(clip, "what is it?"), "heard")
     assert [item.length for item in outline.items] == [1600, 1600]
     sample = check_sizes(outline)
@@ -90,14 +90,14 @@ def test_a_long_clip_is_heard_in_pieces(clip):
     assert (sample.layout.tokens == SPECIAL.audio).sum() == 2 * 160
 
 
-def test_an_image_that_the_assistant_shows_is_generated(picture):
+def test_images_of_the_assistant_are_generated(picture):
     sample = check_sizes(builder()(record("a flower", said=(picture,)), "drawn"))
     assert sample.target_images.shape == (1, 16, 16, 3) and abs(sample.target_images).max() <= 1
     assert (sample.layout.tokens[sample.condition_positions[0]] == SPECIAL.generate).all()
     assert not sample.encoder_inputs["patches"].values.size
 
 
-def test_a_model_without_the_module_refuses_the_record(picture, clip):
+def test_records_for_missing_modules_are_refused(picture, clip):
     blind = SampleFormat(None, None, None)
     for refused, message in (
         (record(picture), "no vision encoder"),
@@ -109,7 +109,7 @@ def test_a_model_without_the_module_refuses_the_record(picture, clip):
     assert builder(form=blind)(record("only words"), "any").sizes.patches == 0
 
 
-def test_what_cannot_be_decoded_is_named_by_its_record(tmp_path, picture):
+def test_undecodable_media_are_named_after_their_record(tmp_path, picture):
     cut = tmp_path / "cut.png"
     whole = (tmp_path / "flower.png").read_bytes()
     cut.write_bytes(whole[: len(whole) // 2])
@@ -137,7 +137,7 @@ def llava(tmp_path, picture):
     return LlavaJson(str(tmp_path / "data.json"), str(tmp_path))
 
 
-def test_a_mixture_of_sources_is_a_source_of_kinds(llava):
+def test_every_source_is_a_kind(llava):
     source = Conversations("train", train=(("talk", llava), ("again", llava)))
     assert isinstance(source, Dataset) and source.evaluated_kinds == ("talk", "again")
     catalogue = SampleIndex(source, FORM)
@@ -147,7 +147,7 @@ def test_a_mixture_of_sources_is_a_source_of_kinds(llava):
     assert Conversations("test", train=source.train).evaluated_kinds == ()
 
 
-def test_neighbours_are_joined_up_to_a_length(llava):
+def test_consecutive_records_are_joined_up_to_a_length(llava):
     alone = Conversations("train", train=(("talk", llava),)).samples_by_kind(FORM)["talk"]
     lengths = [alone[number].sizes.tokens for number in range(6)]
     limit = sum(lengths[:3])
@@ -159,7 +159,7 @@ def test_neighbours_are_joined_up_to_a_length(llava):
     check_sizes(together[0])
 
 
-def test_one_that_cannot_be_used_is_joined_to_none(llava, tmp_path):
+def test_unusable_records_are_not_joined(llava, tmp_path):
     (tmp_path / "flower.png").write_bytes(b"no picture")
     together = Conversations("train", train=(("talk", llava),), join_tokens=10_000).samples_by_kind(FORM)["talk"]
     assert np.diff(together.starts).tolist() == [1] * 6
@@ -167,7 +167,7 @@ def test_one_that_cannot_be_used_is_joined_to_none(llava, tmp_path):
         together[1]
 
 
-def test_a_name_given_twice_is_refused(llava):
+def test_repeated_source_names_are_refused(llava):
     with pytest.raises(DataError, match="names talk, talk; give each source a name of its own"):
         Conversations("train", train=(("talk", llava), ("talk", llava)))
 
@@ -181,6 +181,6 @@ def test_a_name_given_twice_is_refused(llava):
         ({"join_tokens": -1}, "join_tokens is -1"),
     ],
 )
-def test_a_bad_setting_is_refused_at_start(settings, message):
+def test_invalid_settings_are_refused_at_start(settings, message):
     with pytest.raises(DataError, match=message):
         Conversations(**{"split": "train", **settings})

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from data.datasets.dataset import Dataset, SampleIndex
-from data.datasets.easy_vqa_samples import text_sample
+from data.datasets.easy_vqa import text_sample
 from data.errors import BadSampleError, DataError
 from data.samples.sample import SampleSizes
 from data.samples.sample_format import SampleFormat
@@ -27,7 +27,7 @@ class Words:
         }
 
 
-def test_global_ids_count_through_the_kinds():
+def test_sample_ids_count_through_the_kinds():
     source = Words({"short": 3, "long": 4})
     assert isinstance(source, Dataset)
     catalogue = SampleIndex(source, SampleFormat())
@@ -42,11 +42,11 @@ def test_unknown_kinds_and_ids_are_named():
     with pytest.raises(DataError, match="no samples of kind 'sound'; it has short"):
         catalogue.ids_of_kind("sound")
     for number in (-1, 3):
-        with pytest.raises(DataError, match=f"sample id {number} is outside the source's 3 samples"):
+        with pytest.raises(DataError, match=f"sample id {number} is outside the data set's 3 samples"):
             catalogue.load(number)
 
 
-def test_an_empty_kind_is_refused():
+def test_kinds_without_samples_are_refused():
     with pytest.raises(DataError, match="no none samples"):
         SampleIndex(Words({"some": 1, "none": 0}), SampleFormat())
 
@@ -77,7 +77,7 @@ class CountedSource:
         return {"text": self.samples}
 
 
-def test_sizes_are_outlined_once_bad_ones_too():
+def test_metadata_is_read_once_for_sizes_of_good_and_bad_samples():
     source = CountedSource()
     catalogue = SampleIndex(source, SampleFormat())
     for _ in range(3):

@@ -4,8 +4,15 @@ import itertools
 import numpy as np
 import pytest
 
-from data.datasets.easy_vqa import EasyVQA, colours_and_shapes, describe_shape, known_colour_and_shape
-from data.datasets.easy_vqa_samples import description_sample, text_sample, vqa_sample
+from data.datasets.easy_vqa import (
+    EasyVQA,
+    colours_and_shapes,
+    describe_shape,
+    description_sample,
+    known_colour_and_shape,
+    text_sample,
+    vqa_sample,
+)
 from data.errors import BadSampleError, DataError
 from data.media.patches import patchify, resize_to_square
 from data.samples.media_items import image_item
@@ -27,7 +34,7 @@ def test_split():
     return EasyVQA("test")
 
 
-def test_every_question_of_the_package_is_there_once(train, test_split):
+def test_every_question_of_the_package_is_contained_once(train, test_split):
     for source, images, questions in ((train, 4000, 38575), (test_split, 1000, 9673)):
         assert len(source.image_ids) == images
         assert collections.Counter(itertools.chain(*source.pairs.values())) == collections.Counter(source.questions)
@@ -45,7 +52,7 @@ def test_both_splits_share_one_vocabulary_that_covers_them(train, test_split):
     assert UNKNOWN not in train.tokenizer.encode(words)
 
 
-def test_colours_and_shapes_are_found_in_the_answers():
+def test_colours_and_shapes_are_those_of_the_answers():
     colours, shapes = colours_and_shapes()
     assert colours == {"black", "blue", "brown", "gray", "green", "red", "teal", "yellow"}
     assert shapes == {"circle", "rectangle", "triangle"}
@@ -66,7 +73,7 @@ def test_colours_and_shapes_are_found_in_the_answers():
         ([("is no circle present?", "no"), ("is a red shape present?", "yes")], ("red", "circle")),
     ],
 )
-def test_appearance_is_what_the_pairs_tell(pairs, expected):
+def test_colour_and_shape_follow_from_the_pairs(pairs, expected):
     assert known_colour_and_shape(pairs) == expected
 
 
@@ -75,7 +82,7 @@ def test_contradicting_pairs_are_refused():
         known_colour_and_shape([("is there a blue shape?", "yes"), ("what color is the shape?", "red")])
 
 
-def test_a_description_needs_no_more_than_is_known():
+def test_descriptions_name_what_is_known():
     assert [
         describe_shape(*known) for known in (("blue", "circle"), (None, "circle"), ("blue", None), (None, None))
     ] == [
@@ -86,7 +93,7 @@ def test_a_description_needs_no_more_than_is_known():
     ]
 
 
-def test_descriptions_agree_with_the_pictures(test_split):
+def test_descriptions_agree_with_the_images(test_split):
     # The picture's own pixels are the judge: the shape's colour is the one furthest from the corners' background.
     ids = [
         image_id
@@ -116,14 +123,14 @@ def test_samples_hold_all_questions_of_their_image(train):
     assert sample.sizes.patches == len(sample.load(0).encoder_inputs["patches"].values) == 64
 
 
-def test_indices_outside_a_kind_are_refused(train):
+def test_indices_outside_a_kind_are_an_index_error(train):
     samples = train.samples_by_kind(FORM)["vqa"]
     for index in (-1, 4000):
         with pytest.raises(IndexError, match=f"sample {index} of 4000"):
             samples[index]
 
 
-def test_an_unreadable_picture_is_named(tmp_path):
+def test_unreadable_images_are_named(tmp_path):
     broken = tmp_path / "broken.png"
     whole = EasyVQA("test")
     path = whole._image_paths[whole.image_ids[0]]
@@ -134,7 +141,7 @@ def test_an_unreadable_picture_is_named(tmp_path):
         source.samples_by_kind(FORM)["vqa"][0]
 
 
-def test_a_missing_file_or_split_is_named():
+def test_missing_files_and_splits_are_named():
     with pytest.raises(DataError, match="choose one of train, test"):
         EasyVQA("validation")
     with pytest.raises(DataError, match="no file for image 0, 1, 2, 3, 4 and 995 more"):
@@ -143,12 +150,12 @@ def test_a_missing_file_or_split_is_named():
 
 TOKENIZER = WordTokenizer(("?", "blue", "circle", "is", "it", "what", "yes"))
 MARK, BLUE, CIRCLE, IS, IT, WHAT, YES = range(7, 14)
-FORM = SampleFormat(PatchFormat("vision", 2, 2, 16), None, TargetImageFormat("generator", 4, 3))
+SMALL_FORMAT = SampleFormat(PatchFormat("vision", 2, 2, 16), None, TargetImageFormat("generator", 4, 3))
 PICTURE = np.random.default_rng(0).integers(0, 256, (4, 8, 3), np.uint8)
 
 
 def shown(pixels):
-    return image_item(lambda: pixels, pixels.shape[:2], FORM)
+    return image_item(lambda: pixels, pixels.shape[:2], SMALL_FORMAT)
 
 
 def columns(layout):
@@ -157,8 +164,8 @@ def columns(layout):
     return [*first, layout.encoder_indices["patches"].tolist(), layout.targets.tolist(), layout.target_mask.tolist()]
 
 
-def test_questions_hang_behind_one_image():
-    outline = vqa_sample(shown(PICTURE), [("is it blue?", "yes"), ("what", "blue circle")], TOKENIZER, FORM)
+def test_questions_are_branches_after_one_image():
+    outline = vqa_sample(shown(PICTURE), [("is it blue?", "yes"), ("what", "blue circle")], TOKENIZER, SMALL_FORMAT)
     sample = outline.load(5)
     assert columns(sample.layout) == [
         [BOS, IMAGE, IMAGE, IS, IT, BLUE, MARK, ANSWER, YES, EOS, WHAT, ANSWER, BLUE, CIRCLE, EOS],
@@ -183,8 +190,8 @@ def test_questions_hang_behind_one_image():
     assert outline.sizes == SampleSizes(tokens=15, patches=8, targets=5, patch_squares=64)
 
 
-def test_a_question_without_an_image():
-    sample = text_sample("what is it?", "circle", TOKENIZER, FORM).load(6)
+def test_layout_of_a_question_without_an_image():
+    sample = text_sample("what is it?", "circle", TOKENIZER, SMALL_FORMAT).load(6)
     assert columns(sample.layout) == [
         [BOS, WHAT, IS, IT, MARK, ANSWER, CIRCLE, EOS],
         [0] * 8,
@@ -196,8 +203,8 @@ def test_a_question_without_an_image():
     assert [array.shape for array in sample.encoder_inputs["patches"]] == [(0, 12), (0,), (0, 2)]
 
 
-def test_a_description_conditions_the_image_it_describes():
-    sample = description_sample("blue circle", lambda: resize_to_square(PICTURE, 4), TOKENIZER, FORM).load(7)
+def test_descriptions_condition_their_target_image():
+    sample = description_sample("blue circle", lambda: resize_to_square(PICTURE, 4), TOKENIZER, SMALL_FORMAT).load(7)
     assert columns(sample.layout) == [
         [BOS, BLUE, CIRCLE, GENERATE, GENERATE, GENERATE],
         [0] * 6,
@@ -211,12 +218,16 @@ def test_a_description_conditions_the_image_it_describes():
     assert (sample.condition_positions.dtype, sample.target_images.dtype) == (np.int32, np.float32)
 
 
-def test_a_large_image_is_shrunk_to_the_cap():
-    outline = vqa_sample(shown(np.zeros((64, 64, 3), np.uint8)), [("what", "yes")], TOKENIZER, FORM)
-    assert outline.sizes.patches == len(outline.load(0).encoder_inputs["patches"].values) == FORM.patches.max_length
+def test_large_images_are_scaled_down_to_the_limit():
+    outline = vqa_sample(shown(np.zeros((64, 64, 3), np.uint8)), [("what", "yes")], TOKENIZER, SMALL_FORMAT)
+    assert (
+        outline.sizes.patches
+        == len(outline.load(0).encoder_inputs["patches"].values)
+        == SMALL_FORMAT.patches.max_length
+    )
 
 
-def test_an_image_that_is_not_what_its_header_said_is_named():
-    liar = image_item(lambda: PICTURE, (4, 4), FORM, "liar.png")
-    with pytest.raises(BadSampleError, match=r"liar.png cannot be read \(8 patches where its header promised 4\)"):
-        vqa_sample(liar, [("what", "yes")], TOKENIZER, FORM).load(0)
+def test_images_that_differ_from_their_header_are_refused():
+    liar = image_item(lambda: PICTURE, (4, 4), SMALL_FORMAT, "liar.png")
+    with pytest.raises(BadSampleError, match=r"liar.png cannot be read \(8 patches where its header announced 4\)"):
+        vqa_sample(liar, [("what", "yes")], TOKENIZER, SMALL_FORMAT).load(0)

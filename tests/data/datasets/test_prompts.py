@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.datasets.easy_vqa_samples import description_sample, text_sample, vqa_sample
+from data.datasets.easy_vqa import description_sample, text_sample, vqa_sample
 from data.datasets.prompts import image_prompt_metadata, prompt_metadata, prompt_record
 from data.errors import DataError
 from data.media.tiling import DynamicTiling
@@ -38,7 +38,7 @@ def same_start(prompt, full, left: int) -> bool:
     )
 
 
-def test_a_prompt_is_a_sample_without_its_answer():
+def test_a_prompt_is_a_training_sample_without_its_answer():
     asking = prompt_metadata(prompt_record("what is it?", [SEEN]), PromptFormat(), TOKENIZER, FORM)
     picture = image_item(lambda: PIXELS, PIXELS.shape[:2], FORM)
     full = vqa_sample(picture, [("what is it?", "circle")], TOKENIZER, FORM)
@@ -48,12 +48,12 @@ def test_a_prompt_is_a_sample_without_its_answer():
     np.testing.assert_array_equal(*patches)
 
 
-def test_a_prompt_without_a_picture_is_one_too():
+def test_prompts_without_an_image():
     asking = prompt_metadata(prompt_record("what is it?"), PromptFormat(), TOKENIZER, FORM)
     assert same_start(asking, text_sample("what is it?", "circle", TOKENIZER, FORM), left=2)
 
 
-def test_what_is_to_be_drawn_is_a_description_with_room_for_its_picture():
+def test_image_prompts_are_descriptions_with_an_empty_target_image():
     drawn = image_prompt_metadata(prompt_record("blue circle"), PromptFormat(), TOKENIZER, FORM).load(3)
     full = description_sample("blue circle", lambda: np.ones((4, 4, 3), np.float32), TOKENIZER, FORM).load(3)
     assert same_start(drawn, full, left=0)
@@ -61,7 +61,7 @@ def test_what_is_to_be_drawn_is_a_description_with_room_for_its_picture():
     assert drawn.target_images.shape == full.target_images.shape and not drawn.target_images.any()
 
 
-def test_media_stand_at_their_marks_or_in_front():
+def test_media_are_placed_at_their_marks_or_in_front():
     first, second, clip = (Media(name) for name in ("first", "second", "clip"))
     (turn,) = prompt_record("is <image> or <audio> like <image>?", [first, second], [clip]).turns
     texts = [part.text if isinstance(part, TextPart) else part.media.where for part in turn.parts]
@@ -76,10 +76,10 @@ def test_media_stand_at_their_marks_or_in_front():
 @pytest.mark.parametrize(
     ("text", "pictures", "clips", "message"),
     [
-        ("what is <image>?", 0, 0, "1 <image> marks and 0 pictures come with it"),
-        ("<image> <image>", 1, 0, "2 <image> marks and 1 picture"),
-        ("hear <audio>", 1, 2, "1 <audio> marks and 2 clips"),
-        ("  ", 0, 0, "has no word"),
+        ("what is <image>?", 0, 0, "1 <image> marks and 0 images come with it"),
+        ("<image> <image>", 1, 0, "2 <image> marks and 1 images"),
+        ("hear <audio>", 1, 2, "1 <audio> marks and 2 audio clips"),
+        ("  ", 0, 0, "is empty"),
     ],
 )
 def test_marks_without_media_are_refused(text, pictures, clips, message):
@@ -90,10 +90,10 @@ def test_marks_without_media_are_refused(text, pictures, clips, message):
 @pytest.mark.parametrize(
     "prompting", [PromptFormat(), PromptFormat("chatml", "chatml", DynamicTiling(tile_size=8, max_tiles=4))]
 )
-def test_prompting_is_written_and_read(prompting):
+def test_prompt_formats_are_written_and_read(prompting):
     assert PromptFormat.from_json(prompting.to_json()) == prompting
 
 
-def test_another_text_is_no_prompting():
+def test_other_texts_are_refused_as_prompt_formats():
     with pytest.raises(DataError, match="PromptFormat.to_json"):
         PromptFormat.from_json('{"template": "plain"}')

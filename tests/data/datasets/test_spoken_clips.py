@@ -21,7 +21,7 @@ def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_every_text_is_there_once_in_every_voice_and_speed_and_is_as_long_as_the_manifest_says(tmp_path):
+def test_every_text_voice_and_speed_is_a_clip_of_the_length_in_the_manifest(tmp_path):
     written = write_tones(tmp_path / "speech", TEXTS)
     read = {split: read_spoken_clips(tmp_path / "speech", split) for split in VOICES}
     assert [clip for split in VOICES for clip in read[split]] == written
@@ -37,7 +37,7 @@ def test_every_text_is_there_once_in_every_voice_and_speed_and_is_as_long_as_the
     assert {clip.voice for clip in read["train"]}.isdisjoint(clip.voice for clip in read["test"])
 
 
-def test_the_same_folder_comes_out_whether_it_was_stopped_or_not(tmp_path):
+def test_an_interrupted_write_is_continued(tmp_path):
     """Stopped after any number of clips, one file cut and another half-written beside it, and called again."""
     write_tones(tmp_path / "whole", TEXTS)
     whole = files(tmp_path / "whole")
@@ -45,7 +45,7 @@ def test_the_same_folder_comes_out_whether_it_was_stopped_or_not(tmp_path):
     some = write_spoken_clips(half, TEXTS, VOICES, SPEEDS, tone, "tones")
     first = next(some)
     some.close()
-    with pytest.raises(DataError, match="half is half-written: it has no manifest.*mmjax.synthesize_speech --folder"):
+    with pytest.raises(DataError, match="half is incomplete: it has no manifest.*mmjax.synthesize_speech --folder"):
         read_spoken_clips(half, "train")
     path = half / first.file
     path.write_bytes(path.read_bytes()[:30])
@@ -55,7 +55,7 @@ def test_the_same_folder_comes_out_whether_it_was_stopped_or_not(tmp_path):
     assert files(half) == whole
 
 
-def test_what_is_there_is_not_spoken_again(tmp_path):
+def test_existing_clips_are_kept(tmp_path):
     write_tones(tmp_path, TEXTS)
     said = []
 
@@ -69,7 +69,7 @@ def test_what_is_there_is_not_spoken_again(tmp_path):
     assert {clip.voice for clip in read_spoken_clips(tmp_path, "train")} == {"low", "high", "third"}
 
 
-def test_a_failure_ends_it_and_leaves_no_manifest(tmp_path):
+def test_a_failure_leaves_no_manifest(tmp_path):
     failed = threading.Event()
 
     def say(text, voice, speed):
@@ -95,7 +95,7 @@ def test_a_failure_ends_it_and_leaves_no_manifest(tmp_path):
         (["is it?", "is it!"], VOICES, [100], "file 'is_it' is named twice"),
     ],
 )
-def test_what_cannot_be_told_apart_is_refused(tmp_path, texts, voices, speeds, message):
+def test_ambiguous_texts_voices_and_speeds_are_refused(tmp_path, texts, voices, speeds, message):
     with pytest.raises(DataError, match=message):
         write_spoken_clips(tmp_path, texts, voices, speeds, tone, "tones")
 
@@ -106,14 +106,14 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
         write_tones(tmp_path, TEXTS)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(
-        DataError, match="nowhere is not there.*python -m mmjax.synthesize_speech --folder=.*nowhere writes it"
+        DataError, match="nowhere does not exist.*python -m mmjax.synthesize_speech --folder=.*nowhere writes it"
     ):
         read_spoken_clips(tmp_path / "nowhere", "train")
 
 
-def test_a_split_without_a_clip_is_named(tmp_path):
+def test_a_split_without_clips_is_named(tmp_path):
     list(write_spoken_clips(tmp_path, TEXTS, {"train": ["a"]}, [100], tone, "tones"))
     with pytest.raises(DataError, match="no clip of the split 'test'"):
         read_spoken_clips(tmp_path, "test")
@@ -132,10 +132,10 @@ def changed(document, **fields):
         (lambda document: changed(document, colour="red"), "colour"),
         (lambda document: {**document, "format": 2}, "of format 2, this version reads 1"),
         (lambda document: {"format": 1}, "KeyError"),
-        (lambda document: [document], "no manifest of speech"),
+        (lambda document: [document], "not a manifest of speech"),
     ],
 )
-def test_a_manifest_that_was_changed_is_refused(tmp_path, change, message):
+def test_invalid_manifests_are_refused(tmp_path, change, message):
     write_tones(tmp_path, TEXTS)
     path = tmp_path / MANIFEST
     path.write_text(json.dumps(change(json.loads(path.read_text()))))

@@ -44,7 +44,7 @@ def easy_vqa():
     return EasyVQA("test")
 
 
-def test_every_question_about_every_image_is_heard_once(held_out, easy_vqa):
+def test_every_question_about_every_image_is_spoken_once(held_out, easy_vqa):
     assert isinstance(held_out, Dataset) and held_out.evaluated_kinds == ("spoken_vqa",)
     samples = held_out.samples_by_kind(FORM)["spoken_vqa"]
     asked = [len(easy_vqa.pairs[image_id]) for image_id in easy_vqa.image_ids]
@@ -64,7 +64,7 @@ def test_splits_share_no_voice(train, held_out):
 
 
 def test_clips_of_a_question_take_turns(train):
-    times = collections.Counter(clip.file for _, asked in train._asked for clip, _ in asked)
+    times = collections.Counter(clip.file for _, asked in train._spoken_questions for clip, _ in asked)
     for clips in train.clips.values():
         assert len(clips) == 4  # two voices at two speeds
         counts = [times[clip.file] for clip in clips]
@@ -75,7 +75,7 @@ def expected_frames(folder, clip):
     return log_mel(read_audio(Media.from_file(f"{folder}/{clip.file}")), 8, 4)
 
 
-def test_a_sample_is_an_image_and_clips_each_with_its_answer_and_no_word_of_a_question(folder, held_out, easy_vqa):
+def test_samples_contain_an_image_clips_and_answers_but_no_question_words(folder, held_out, easy_vqa):
     """Laid out again by hand: what each token is, which clip it stands for, and where the loss is."""
     pairs = easy_vqa.pairs[easy_vqa.image_ids[0]][:4]
     sample = held_out.samples_by_kind(FORM)["spoken_vqa"][0].load(7)
@@ -100,7 +100,7 @@ def test_a_sample_is_an_image_and_clips_each_with_its_answer_and_no_word_of_a_qu
     assert unsaid.isdisjoint(layout.tokens.tolist())
 
 
-def test_a_transcription_is_a_clip_and_its_words(folder, train):
+def test_layout_of_a_transcription(folder, train):
     samples = train.samples_by_kind(FORM)["transcription"]
     clips = [clip for clips in train.clips.values() for clip in clips]
     assert len(samples) == len(clips) == 107 * 4
@@ -113,7 +113,7 @@ def test_a_transcription_is_a_clip_and_its_words(folder, train):
 
 
 @pytest.mark.parametrize("kind", ["spoken_vqa", "transcription", "vqa", "description", "text"])
-def test_what_was_planned_is_what_is_loaded(train, kind):
+def test_loaded_samples_have_the_planned_sizes(train, kind):
     samples = train.samples_by_kind(FORM)[kind]
     for index in (0, 1, len(samples) - 1):
         outline = samples[index]
@@ -126,19 +126,19 @@ def test_what_was_planned_is_what_is_loaded(train, kind):
         np.testing.assert_array_equal(again.encoder_inputs["frames"].values, sample.encoder_inputs["frames"].values)
 
 
-def test_words_have_the_ids_that_they_have_without_sound(train, easy_vqa):
+def test_words_keep_their_ids_with_an_audio_token(train, easy_vqa):
     assert train.tokenizer.words == easy_vqa.tokenizer.words
     assert train.tokenizer.vocabulary_size == easy_vqa.tokenizer.vocabulary_size + 1
     text = "what color is the circle? blue"
     assert train.tokenizer.encode(text) == easy_vqa.tokenizer.encode(text)
 
 
-def test_kinds_that_the_model_has_no_module_for_are_left_out(train):
+def test_kinds_of_missing_modules_are_left_out(train):
     assert set(train.samples_by_kind(SampleFormat())) == {"vqa", "description", "text"}
     assert set(train.samples_by_kind(SampleFormat(None, FORM.frames, None))) == {"transcription", "text"}
 
 
-def test_a_clip_that_is_not_what_the_manifest_says_is_a_bad_sample(tmp_path, folder):
+def test_clips_that_differ_from_the_manifest_are_bad_samples(tmp_path, folder):
     """One file is cut, and the manifest promises more of the next than there is."""
     shutil.copytree(folder, tmp_path / "speech")
     clips = read_spoken_clips(folder, "train")
@@ -150,11 +150,11 @@ def test_a_clip_that_is_not_what_the_manifest_says_is_a_bad_sample(tmp_path, fol
     samples = SpokenEasyVQA("train", str(tmp_path / "speech")).samples_by_kind(FORM)["transcription"]
     with pytest.raises(BadSampleError, match=clips[0].file):
         samples[0].load(0)
-    with pytest.raises(BadSampleError, match=f"{clips[1].file}.*frames where its header promised 60"):
+    with pytest.raises(BadSampleError, match=f"{clips[1].file}.*frames where its header announced 60"):
         samples[1].load(1)
 
 
-def test_a_question_without_a_clip_and_no_questions_are_refused(tmp_path, folder):
+def test_missing_clips_and_zero_questions_are_refused(tmp_path, folder):
     list(
         write_spoken_clips(
             tmp_path, ["is there a circle?"], VOICES, [150], lambda *_: np.ones(800, np.float32), "tones"
@@ -166,7 +166,7 @@ def test_a_question_without_a_clip_and_no_questions_are_refused(tmp_path, folder
         SpokenEasyVQA("train", folder, 0)
 
 
-def test_real_voices_are_heard_as_whisper_hears_them(tmp_path):
+def test_frames_of_real_voices_are_whispers(tmp_path):
     """One question spoken by espeak-ng; sizes from the manifest, frames from the clip."""
     clips = list(
         write_spoken_clips(
