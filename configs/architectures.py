@@ -1,15 +1,12 @@
-"""Architectures as frozen dataclasses: the one description from which Flax modules and planner specs are both built."""
+"""Architectures as frozen dataclasses, from which the Flax modules and the planners' specs are both built."""
 
 import dataclasses
 
-from configs.audio import AudioConfig
-from configs.autoencoder import AutoencoderConfig
 from configs.backbone import BackboneConfig
-from configs.diffusion import CosineSchedule, ScaledLinearSchedule
+from configs.encoders import AudioConfig, VisionConfig
 from configs.experts import ExpertsConfig
-from configs.generator import GeneratorConfig
+from configs.generator import AutoencoderConfig, CosineSchedule, GeneratorConfig, ScaledLinearSchedule
 from configs.lora import LoraConfig
-from configs.vision import VisionConfig
 
 __all__ = [
     "DTYPE_BYTES",
@@ -25,7 +22,8 @@ __all__ = [
     "VisionConfig",
 ]
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}  # bytes of a number
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+"""Bytes of an element."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +31,11 @@ class ModelConfig:
     """Encoders that feed one backbone that feeds generators.
 
     Attributes:
-        encoders: Each projects into the backbone's width.
+        encoders: Encoders; each projects to the backbone's width.
         backbone: The language model.
-        generators: Each reads the backbone's last hidden states at its condition positions.
-        lora: Adapters; each names the part it adapts, and trains as the part `<part>_lora`.
-        dtype: Precision of the compute, `float32` or `bfloat16`; master weights are float32.
+        generators: Generators; each is conditioned on the backbone's last hidden states at some positions.
+        lora: Low-rank adapters; each names the module it adapts, and is the trainable part `<module>_lora`.
+        dtype: Compute precision, `float32` or `bfloat16`; master weights are float32.
     """
 
     encoders: tuple[VisionConfig | AudioConfig, ...] = (VisionConfig(),)
@@ -64,10 +62,10 @@ class ModelConfig:
                 raise ValueError(f"ModelConfig.lora adapts {part} more than once; give it one rank")
 
     def lora_of(self, name: str) -> LoraConfig | None:
-        """The adapters of a module; None without."""
+        """The adapters of a module; None if it has none."""
         return next((lora for lora in self.lora if lora.part == name), None)
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of a number in compute precision."""
+        """Bytes of an element in compute precision."""
         return DTYPE_BYTES[self.dtype]

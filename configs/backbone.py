@@ -15,15 +15,15 @@ class BackboneConfig(TransformerConfig):
     """A decoder-only language model; by default Llama's blocks (arXiv 2302.13971).
 
     Attributes:
-        vocabulary: Rows v of the embedding; at least the tokenizer's size.
-        positions: `rotary`, inside attention, or `learned`, a table added to the embedding (GPT).
-        longest: Positions of the learned table; rows of data (`DataConfig.tokens`) may not be longer, for one sample
-            may fill a row.
+        vocabulary: Vocabulary size v; at least the tokenizer's size.
+        positions: Position embedding: `rotary`, inside attention, or `learned`, a table added to the embedding (GPT).
+        max_positions: Positions of the learned table. Rows of data (`DataConfig.tokens`) may not be longer, because one
+            sample may fill a row.
         rope_base: Base of the rotary frequencies.
-        rope_scaling: How they are stretched for longer sequences; None for not.
+        rope_scaling: How the frequencies are scaled for longer sequences; None for no scaling.
         tie_embeddings: Whether the output head is the input embedding.
-        experts: A mixture of experts in place of the feed-forward layer of every block; None for none. They are gated
-            and have no biases, and `ffn` counts for nothing.
+        experts: A mixture of experts in place of the feed-forward layer of every block; None for none. Experts are
+            gated and have no biases, and `ffn` is ignored.
     """
 
     name: str = "backbone"

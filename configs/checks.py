@@ -1,8 +1,8 @@
-"""Checks that the architectures share."""
+"""Checks that configurations share."""
 
 
 def require_positive(config: object, *names: str) -> None:
-    """Raises ValueError naming the first of these fields that is below 1."""
+    """Raises ValueError, naming the field, if one of these fields is below 1."""
     for name in names:
         value = getattr(config, name)
         if value < 1:
@@ -17,7 +17,7 @@ def require_divides(config: object, divisor: str, name: str) -> None:
 
 
 def require_one_of(config: object, name: str, known: tuple[str, ...]) -> None:
-    """Raises ValueError if a field holds none of the known words."""
+    """Raises ValueError if a field has none of the known values."""
     value = getattr(config, name)
     if value not in known:
         raise ValueError(f"{type(config).__name__}.{name} is {value!r}; choose from {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Accelerators and how they are joined, from the vendors' data sheets."""
+"""Accelerators and their interconnects, from the vendors' data sheets."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from configs.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """A connection that every device has of its own.
+    """A connection, of which every device has one of its own.
 
     Attributes:
         bandwidth: Bytes per second in one direction.
@@ -28,14 +28,14 @@ class ClusterConfig:
 
     Attributes:
         name: Name of the cluster.
-        device_kinds: What `jax.Device.device_kind` starts with on these devices.
-        other_forms: What it does not contain: slower forms of a like name.
-        peak_flops: Dense FLOP/s in bfloat16, without sparsity.
+        device_kinds: Prefixes of `jax.Device.device_kind` on these devices.
+        excluded_kinds: Substrings that it does not contain: those of slower variants with a similar name.
+        peak_flops: Dense bfloat16 FLOP/s of a device, without sparsity.
         memory: Bytes of a device.
         memory_bandwidth: Bytes per second between a device and its memory.
-        devices_per_node: Devices of a node.
-        inside: The link between devices of one node.
-        between: The link between nodes: one device's share of the node's network cards.
+        devices_per_node: Number of devices of a node.
+        intra_node: The link between devices of one node.
+        inter_node: The link between nodes: one device's share of the node's network cards.
     """
 
     name: str
@@ -57,7 +57,7 @@ class ClusterConfig:
 # Peaks, memory and bandwidths: NVIDIA's data sheets of A100 80GB SXM, H100 SXM5 and H200 SXM. The A800 is an A100 with
 # less NVLink: DistTrain's nodes (section 8) have 300 GB/s in both directions together, 4 x 200 Gbit/s for 8 devices.
 # OrchMLLM's H100 nodes have 900 GB/s in both directions together and 8 x 400 Gbit/s. Latencies of a transfer with NCCL:
-# about 3 us by NVLink, 10 us by RDMA. The CPU's figures are those of two cores that play eight devices.
+# about 3 us by NVLink, 10 us by RDMA. The CPU's figures are those of two cores that emulate eight devices.
 _A100 = {"peak_flops": 312e12, "memory": 80e9, "memory_bandwidth": 2.039e12, "devices_per_node": 8}
 _HOPPER = {
     "peak_flops": 989e12,
@@ -92,14 +92,14 @@ CLUSTERS = {
 
 
 def find_cluster(name: str) -> ClusterConfig:
-    """A cluster by its name; UserError if there is none."""
+    """The cluster of a name; raises UserError if there is none."""
     if name not in CLUSTERS:
         raise UserError(f"there is no cluster {name!r}; choose from {', '.join(CLUSTERS)}")
     return CLUSTERS[name]
 
 
 def cluster_of_device_kind(device_kind: str) -> ClusterConfig | None:
-    """The cluster that devices of a kind (`jax.Device.device_kind`) make; None where it is not known."""
+    """The cluster of devices of a kind (`jax.Device.device_kind`); None if the kind is unknown."""
     for cluster in CLUSTERS.values():
         if device_kind.startswith(cluster.device_kinds) and not any(
             form in device_kind for form in cluster.excluded_kinds

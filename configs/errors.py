@@ -1,9 +1,8 @@
-"""The base of every error that is a user's to mend, on the lowest floor so that all the others can raise it."""
+"""The base class of errors that a user can fix; it is on the lowest floor so that all packages can raise it."""
 
 
 class UserError(Exception):
-    """What the user asked for can't be done; the message names the culprit and the mend.
+    """The user asked for something that cannot be done; the message names the culprit and the remedy.
 
-    Command lines print the message alone and exit with 2. Any other exception is a fault of ours: it keeps its
-    traceback.
+    Commands print the message alone and exit with code 2. Any other exception is a bug and keeps its traceback.
     """

@@ -1,4 +1,4 @@
-"""Mixtures of experts: feed-forward layers of which every token passes through a few."""
+"""Mixtures of experts: every token passes through a few of many feed-forward layers."""
 
 import dataclasses
 
@@ -10,12 +10,12 @@ class ExpertsConfig:
     """Gated feed-forward layers behind a router (Mixtral, arXiv 2401.04088; Qwen2-MoE, arXiv 2407.10671).
 
     Attributes:
-        count: Experts E.
-        top: Experts that a token passes through, those of the largest probabilities.
-        ffn: Feed-forward width f of one expert.
-        shared_ffn: Width of an expert that every token passes through behind a sigmoid gate (Qwen2-MoE); 0 for none.
+        count: Number of experts.
+        top_k: Number of experts that a token passes through, those with the largest probabilities.
+        ffn: Feed-forward width f of an expert.
+        shared_ffn: Width of an expert that every token passes through, with a sigmoid gate (Qwen2-MoE); 0 for none.
         normalise: Whether the probabilities of the chosen experts are divided by their sum (Mixtral does).
-        balance: What the balancing loss, the mean over the layers, counts in the model's loss.
+        balance_weight: Weight of the load-balancing loss, a mean over layers, in the model's loss.
     """
 
     count: int = 8
@@ -31,5 +31,6 @@ class ExpertsConfig:
             raise ValueError(f"ExpertsConfig.top_k = {self.top_k} is more than count = {self.count}")
         if self.shared_ffn < 0 or self.balance_weight < 0:
             raise ValueError(
-                f"ExpertsConfig: shared_ffn is {self.shared_ffn} and balance_weight {self.balance_weight}; neither may be negative"
+                f"ExpertsConfig: shared_ffn is {self.shared_ffn} and balance_weight {self.balance_weight}; "
+                "neither may be negative"
             )

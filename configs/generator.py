@@ -1,10 +1,79 @@
-"""Generators."""
+"""Generators: latent diffusion with a noise schedule, a U-Net and an autoencoder."""
 
 import dataclasses
 
-from configs.autoencoder import AutoencoderConfig
 from configs.checks import require_one_of, require_positive
-from configs.diffusion import CosineSchedule, NoiseSchedule
+
+PREDICTIONS = ("velocity", "epsilon")
+
+
+@dataclasses.dataclass(frozen=True)
+class CosineSchedule:
+    """Continuous time, with cosine signal and sine noise; the U-Net predicts velocities (arXiv 2202.00512)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledLinearSchedule:
+    """Integer time steps whose betas have evenly spaced square roots (arXiv 2112.10752).
+
+    Attributes:
+        timesteps: Number of steps from an image to noise.
+        beta_start: Variance that the first step adds.
+        beta_end: Variance that the last step adds.
+        prediction: What the U-Net predicts: `velocity` (arXiv 2202.00512) or `epsilon`, the noise (arXiv 2006.11239).
+    """
+
+    timesteps: int = 1000
+    beta_start: float = 0.00085
+    beta_end: float = 0.012
+    prediction: str = "velocity"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "timesteps")
+        if not 0 < self.beta_start <= self.beta_end < 1:
+            raise ValueError(
+                f"ScaledLinearSchedule: beta_start = {self.beta_start} and beta_end = {self.beta_end} must lie "
+                "between 0 and 1, in this order"
+            )
+        require_one_of(self, "prediction", PREDICTIONS)
+
+
+NoiseSchedule = CosineSchedule | ScaledLinearSchedule
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoencoderConfig:
+    """The variational autoencoder of latent diffusion (arXiv 2112.10752), `AutoencoderKL` in diffusers.
+
+    Attributes:
+        latent_channels: Channels of a latent.
+        widths: Channels of each resolution, finest first; each resolution halves the one before.
+        blocks: Residual blocks per resolution of the encoder; the decoder has one more.
+        groups: Groups of every GroupNorm.
+        scaling_factor: Factor that gives latents about unit variance; the generator denoises scaled latents.
+    """
+
+    latent_channels: int = 4
+    widths: tuple[int, ...] = (128, 256, 512, 512)
+    blocks: int = 2
+    groups: int = 32
+    scaling_factor: float = 0.18215
+
+    def __post_init__(self) -> None:
+        require_positive(self, "latent_channels", "blocks", "groups")
+        if not self.widths:
+            raise ValueError("AutoencoderConfig.widths is empty; give at least one resolution")
+        for width in self.widths:
+            if width < 1 or width % self.groups:
+                raise ValueError(f"AutoencoderConfig.groups = {self.groups} does not divide the width {width}")
+        if self.scaling_factor <= 0:
+            raise ValueError(f"AutoencoderConfig.scaling_factor is {self.scaling_factor}; it must be above 0")
+
+    @property
+    def downsampling_factor(self) -> int:
+        """How many pixels along each side one latent stands for."""
+        return 2 ** (len(self.widths) - 1)
+
 
 SECOND_ATTENTIONS = ("conditions", "map")
 POOLED = ("added", "concatenated", "none")
@@ -12,32 +81,32 @@ POOLED = ("added", "concatenated", "none")
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorConfig:
-    """A conditional U-Net that takes noise away, the output projector before it, and perhaps an autoencoder.
+    """A conditional U-Net that denoises, with the output projector before it and perhaps an autoencoder.
 
     Sizes are a side, or (height, width): frames and mel bands where the image is a spectrogram.
 
     Attributes:
         name: Module name; batches and plans refer to it.
-        image_size: Of the generated image in pixels, with an autoencoder too.
+        image_size: Size of the generated image in pixels, with an autoencoder too.
         channels: Colour channels of a pixel.
         patch: Side of the pixels or latents folded into channels before the first convolution.
         widths: Channels of each resolution, finest first; each resolution halves the one before.
         blocks: Residual blocks per resolution and direction.
-        attentions: Resolutions, 0 the finest, where a transformer block follows every residual block; the middle of
-            the U-Net always has one.
-        head_width: Width of one attention head, of all resolutions or of each.
+        attention_levels: Resolutions, 0 the finest, where a transformer block follows every residual block; the middle
+            of the U-Net always has one.
+        head_width: Width of one attention head, for all resolutions or for each.
         groups: Groups of every GroupNorm.
-        second_attention: What the second attention of a transformer block attends to: the `conditions`, or the `map`
-            once more (arXiv 2301.12503).
-        linear_projection: Whether the maps into and out of a transformer block are matmuls (Stable Diffusion 2) or
-            1 x 1 convolutions of the same meaning (1.x, AudioLDM); published weights have one shape or the other.
-        pooled: What the mean of the conditions does beside the embedding of time: `added` to it, `concatenated`
-            (2301.12503), or `none`.
+        second_attention: What the second attention of a transformer block attends to: the `conditions`, or again the
+            feature `map` (arXiv 2301.12503).
+        linear_projection: Whether the projections into and out of a transformer block are matmuls (Stable Diffusion 2)
+            or equivalent 1 x 1 convolutions (Stable Diffusion 1.x, AudioLDM); the shapes of published weights differ.
+        pooled: How the mean of the conditions joins the time embedding: `added` to it, `concatenated`
+            (arXiv 2301.12503), or `none`.
         conditions: Backbone positions q whose hidden states condition one image.
-        condition_width: Width the output projector maps them to.
-        condition_dropout: Share of training images whose conditions are zeros, for guidance (arXiv 2207.12598).
-        schedule: How images become noise.
-        autoencoder: Makes the latents that the U-Net denoises; None for pixels.
+        condition_width: Width to which the output projector maps them.
+        condition_dropout: Share of training images whose conditions are set to zero, for guidance (arXiv 2207.12598).
+        schedule: The noise schedule.
+        autoencoder: Encodes images to the latents that the U-Net denoises; None for pixels.
     """
 
     name: str = "generator"
@@ -95,7 +164,7 @@ class GeneratorConfig:
 
     @property
     def all_attention_levels(self) -> tuple[int, ...]:
-        """Resolutions with attention somewhere: `attentions` and the coarsest, where the middle is."""
+        """Resolutions with attention: `attention_levels`, and the coarsest, which the middle has."""
         return tuple(sorted({*self.attention_levels, len(self.widths) - 1}))
 
     @property
@@ -123,5 +192,5 @@ class GeneratorConfig:
 
     @property
     def embedding_width(self) -> int:
-        """Width of the embedding of time, and of the pooled conditions where they stand beside it."""
+        """Width of the time embedding, with the pooled conditions where they are concatenated."""
         return 4 * self.widths[0] * (2 if self.pooled == "concatenated" else 1)

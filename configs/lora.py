@@ -1,4 +1,4 @@
-"""Low-rank adapters: parts of a model that stay frozen learn by small matrices beside theirs (arXiv 2106.09685)."""
+"""Low-rank adapters (LoRA, arXiv 2106.09685): small trainable matrices beside the frozen weights of a module."""
 
 import dataclasses
 
@@ -9,14 +9,14 @@ TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """Adapters of a part of the model. They are a part of their own, `<part>_lora`, that trains or is frozen by name.
+    """Adapters of a module. They are a trainable part of their own, `<part>_lora`, that trains or is frozen by name.
 
     Attributes:
         part: The encoder, backbone or generator whose transformer blocks are adapted.
-        rank: Of every adapter.
-        scale: What adapters' outputs are multiplied by: alpha / rank of the paper.
-        targets: Which projections of attention (query, key, value, output) and of feed-forward layers (gate, up, down)
-            have one; those that a block lacks are passed over.
+        rank: Rank of every adapter.
+        scale: Factor of the adapters' outputs: alpha / rank of the paper.
+        targets: The projections of attention (query, key, value, output) and of feed-forward layers (gate, up, down)
+            that have an adapter; projections that a block lacks are ignored.
     """
 
     part: str = "backbone"
@@ -33,5 +33,5 @@ class LoraConfig:
 
     @property
     def name(self) -> str:
-        """Of the part that the adapters are."""
+        """Name of the trainable part that the adapters are."""
         return f"{self.part}_lora"

@@ -1,4 +1,4 @@
-"""Projectors between an encoder and the backbone: some adjacent positions of the encoder become one backbone token."""
+"""Projectors between an encoder and the backbone: adjacent positions of the encoder become one backbone token."""
 
 import dataclasses
 
@@ -8,11 +8,11 @@ from configs.transformer import ACTIVATIONS
 
 @dataclasses.dataclass(frozen=True)
 class MLPProjectorConfig:
-    """Adjacent positions side by side, through two matmuls (LLaVA, arXiv 2310.03744; InternVL, arXiv 2404.16821).
+    """Concatenates adjacent positions and applies two matmuls (LLaVA, arXiv 2310.03744; InternVL, arXiv 2404.16821).
 
     Attributes:
-        norm: Whether a LayerNorm stands in front (InternVL).
-        activation: Between the matmuls.
+        norm: Whether a LayerNorm comes first (InternVL).
+        activation: Activation function between the matmuls.
     """
 
     norm: bool = False
@@ -24,12 +24,13 @@ class MLPProjectorConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ResamplerConfig:
-    """One query for every group of adjacent positions looks at all of its image or clip (after arXiv 2308.12966).
+    """Cross-attention from one query per group of adjacent positions to all of its image or clip (as in 2308.12966).
 
-    The query is one learned vector and where the group stands, so that images and clips of any size can be packed.
+    The query is a learned vector plus an embedding of the group's position, so that images and clips of any size can be
+    packed.
 
     Attributes:
-        heads: Of the cross-attention, in the backbone's width.
+        heads: Heads of the cross-attention, which has the backbone's width.
     """
 
     heads: int = 8

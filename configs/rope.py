@@ -1,4 +1,4 @@
-"""Rotary position embedding's frequencies, and how they are stretched for sequences longer than those trained on."""
+"""Frequencies of rotary position embeddings, and how they are scaled for sequences longer than in pretraining."""
 
 import dataclasses
 import math
@@ -10,34 +10,39 @@ Frequencies = Float[np.ndarray, " half"]
 
 
 def rotary_frequencies(width: int, base: float) -> Frequencies:
-    """Angles per position of the pairs of a head of one width (arXiv 2104.09864)."""
+    """Angles per position of the pairs of channels of a head, `base ** (-2i / width)` (arXiv 2104.09864)."""
     return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearScaling:
-    """Positions divided by a factor (arXiv 2306.15595)."""
+    """Positions divided by a factor (arXiv 2306.15595).
+
+    Attributes:
+        factor: The factor.
+    """
 
     factor: float
 
     def frequencies(self, width: int, base: float) -> Frequencies:
-        """Of heads of one width."""
+        """Scaled angles per position of the pairs of channels of a head."""
         return rotary_frequencies(width, base) / self.factor
 
     @property
     def attention_scaling(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """Factor of cosines and sines."""
         return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3.1's: long waves divided by a factor, short ones left, those between on a line (arXiv 2407.21783).
+    """Llama 3.1's scaling: low frequencies are divided by a factor, high ones kept, others interpolated (2407.21783).
 
     Attributes:
-        factor: By which the longest waves are divided.
-        low, high: Bounds of the middle, as waves in the original length.
-        original: Positions that the model was trained on first.
+        factor: Divisor of the lowest frequencies.
+        low_freq_factor: Frequencies with fewer waves than this in the original length are divided by `factor`.
+        high_freq_factor: Frequencies with more waves than this in the original length are kept.
+        original_positions: Positions of the original pretraining.
     """
 
     factor: float
@@ -46,7 +51,7 @@ class Llama3Scaling:
     original_positions: int = 8192
 
     def frequencies(self, width: int, base: float) -> Frequencies:
-        """Of heads of one width."""
+        """Scaled angles per position of the pairs of channels of a head."""
         plain = rotary_frequencies(width, base)
         waves = self.original_positions * plain / (2 * math.pi)
         kept = np.clip((waves - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0.0, 1.0)
@@ -54,19 +59,20 @@ class Llama3Scaling:
 
     @property
     def attention_scaling(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """Factor of cosines and sines."""
         return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class YarnScaling:
-    """YaRN: as `Llama3Scaling` between bounds found from rotations, and sharper attention (arXiv 2309.00071).
+    """YaRN: like `Llama3Scaling` with bounds derived from rotations, and sharper attention (arXiv 2309.00071).
 
     Attributes:
-        factor: By which the longest waves are divided.
-        original: Positions that the model was trained on first.
-        slow, fast: Rotations over the original length below which waves are divided, above which they are left.
-        attention: What cosines and sines are multiplied by; 0 for the paper's 0.1 ln(factor) + 1.
+        factor: Divisor of the lowest frequencies.
+        original_positions: Positions of the original pretraining.
+        beta_slow: Pairs with fewer rotations than this over the original length are divided by `factor`.
+        beta_fast: Pairs with more rotations than this over the original length are kept.
+        attention_factor: Factor of cosines and sines; 0 for the paper's 0.1 ln(factor) + 1.
     """
 
     factor: float
@@ -76,10 +82,10 @@ class YarnScaling:
     attention_factor: float = 0.0
 
     def frequencies(self, width: int, base: float) -> Frequencies:
-        """Of heads of one width."""
+        """Scaled angles per position of the pairs of channels of a head."""
 
         def pair(rotations: float) -> float:
-            """The pair that turns so often over the original length."""
+            """The pair of channels that turns this often over the original length."""
             return width * math.log(self.original_positions / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
         first = max(math.floor(pair(self.beta_fast)), 0)
@@ -90,7 +96,7 @@ class YarnScaling:
 
     @property
     def attention_scaling(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """Factor of cosines and sines."""
         return self.attention_factor or 0.1 * math.log(self.factor) + 1.0
 
 

@@ -1,4 +1,4 @@
-"""What the blocks of encoders and backbones have in common: the options that tell published transformers apart."""
+"""Options that the blocks of encoders and backbones have in common, and in which published transformers differ."""
 
 import dataclasses
 
@@ -13,24 +13,27 @@ INNER_NORMS = ("attention", "mlp")
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """Blocks of attention and a feed-forward layer, each behind a norm.
+    """Blocks of attention and a feed-forward layer, each preceded by a norm.
 
     Attributes:
         name: Module name; batches and plans refer to it.
-        width, depth, heads, ffn: Model width d, layers l, heads h, feed-forward width f.
-        kv_heads: Key-value heads k; 0 for as many as heads.
+        width: Model width d.
+        depth: Number of layers l.
+        heads: Number of attention heads h.
+        ffn: Feed-forward width f.
+        kv_heads: Number of key-value heads k; 0 for as many as heads.
         norm: `layernorm` (arXiv 1607.06450) or `rmsnorm` (arXiv 1910.07467).
-        norm_epsilon: Added to the variance or mean square.
+        norm_epsilon: Added to the variance or the mean square.
         norm_bias: Whether a LayerNorm has a bias; an RMSNorm has none.
         activation: `gelu` (exact), `gelu_tanh`, `quick_gelu` (x sigmoid(1.702 x), CLIP's), `silu` or `relu`.
         gated: Whether the feed-forward layer is down(activation(gate x) * up x) (arXiv 2002.05202).
         biases: Which projections have a bias: any of query, key, value, output and mlp.
         qk_norm: Norm of queries and keys: `none`, over each `head` (ViT-22B, arXiv 2302.05442), or over the whole
             `width` (InternViT-6B, arXiv 2312.14238).
-        layer_scale: Initial value of a learned scale per channel behind attention and feed-forward layer
+        layer_scale: Initial value of a learned scale per channel on the outputs of attention and feed-forward layer
             (arXiv 2103.17239); 0 for none.
-        parallel: Whether attention and feed-forward layer read the same normed input and are added at once (ViT-22B).
-        inner_norms: Norms before the last matmul of `attention` or `mlp` (EVA-02's sub-LN, arXiv 2303.11331).
+        parallel_block: Whether attention and feed-forward layer read the same normed input (ViT-22B).
+        inner_norms: Norms before the last matmul of `attention` or `mlp` (sub-LN of EVA-02, arXiv 2303.11331).
     """
 
     name: str = "transformer"
@@ -72,5 +75,5 @@ class TransformerConfig:
 
     @property
     def kv_width(self) -> int:
-        """Width of all keys, and of all values."""
+        """Width of all keys together, which is that of all values."""
         return self.head_width * (self.kv_heads or self.heads)

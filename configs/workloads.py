@@ -1,4 +1,4 @@
-"""What is to be trained on what, described without data: a planner's input where no source is at hand."""
+"""Training workloads described without data: a planner's input where no data set is at hand."""
 
 import dataclasses
 
@@ -7,12 +7,13 @@ from configs.architectures import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class Lognormal:
-    """A skewed size: `median * exp(spread * normal)`, clipped.
+    """A log-normal size, clipped: `median * exp(sigma * normal)`.
 
     Attributes:
-        median: Half of all are smaller.
-        spread: Standard deviation of the logarithm.
-        least, most: Bounds.
+        median: Half of all values are smaller.
+        sigma: Standard deviation of the logarithm.
+        minimum: Lower bound.
+        maximum: Upper bound.
     """
 
     median: float
@@ -23,7 +24,7 @@ class Lognormal:
     def __post_init__(self) -> None:
         if not 0 < self.minimum <= self.median <= self.maximum or self.sigma < 0:
             raise ValueError(
-                f"Lognormal: need 0 < least <= median <= most and spread >= 0, not {self.minimum}, {self.median}, "
+                f"Lognormal: need 0 < minimum <= median <= maximum and sigma >= 0, not {self.minimum}, {self.median}, "
                 f"{self.maximum} and {self.sigma}"
             )
 
@@ -33,15 +34,15 @@ class SampleKind:
     """One kind of sample.
 
     Attributes:
-        text: Text tokens of a sample, its questions and answers together.
-        images: Probabilities of 0, 1, 2... images.
-        side: Side in pixels of an image, of the encoder's input.
-        tile: Side of the tiles that an image is cut into, with a thumbnail where there is more than one; 0 for native
-            resolution.
-        most_tiles: Tiles of an image without its thumbnail.
-        drawn: Share of the images that the generators learn to draw; the encoders see them all.
-        clips: Probabilities of 0, 1, 2... audio clips.
-        seconds: Length of a clip.
+        text_tokens: Text tokens of a sample, over all its questions and answers.
+        image_counts: Probabilities of 0, 1, 2... images.
+        image_side: Side of an image in pixels, as the encoder gets it.
+        tile_side: Side of the tiles into which an image is cut, with a thumbnail if there is more than one; 0 for
+            native resolution.
+        max_tiles: The most tiles of an image, without its thumbnail.
+        generated_share: Share of the images that generators learn to generate; encoders see all of them.
+        clip_counts: Probabilities of 0, 1, 2... audio clips.
+        clip_seconds: Length of a clip in seconds.
     """
 
     text_tokens: Lognormal
@@ -64,12 +65,12 @@ class SampleKind:
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticData:
-    """Rows filled with samples in random order, up to a length.
+    """Rows filled with samples in random order.
 
     Attributes:
-        sequence: Backbone tokens of a row.
+        row_tokens: Backbone tokens of a row.
         kinds: Kinds of samples and their shares.
-        joined: Whether the samples of a row are one document, so that attention sees all of them.
+        one_document: Whether the samples of a row are one document, so that attention spans all of them.
     """
 
     row_tokens: int
@@ -78,7 +79,7 @@ class SyntheticData:
 
     def __post_init__(self) -> None:
         if self.row_tokens < 1 or not self.kinds or min(share for _, share in self.kinds) <= 0:
-            raise ValueError("SyntheticData needs a sequence of at least 1 and kinds with positive shares")
+            raise ValueError("SyntheticData needs row_tokens of at least 1 and kinds with positive shares")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +88,9 @@ class Workload:
 
     Attributes:
         model: The model.
-        data: What its rows look like.
+        data: Description of its rows.
         rows: Rows of the global batch.
-        trainable: Parts that train, by name, or `all`, or `projectors`.
+        trainable: Names of the parts that train, or `all`, or `projectors`.
     """
 
     model: ModelConfig

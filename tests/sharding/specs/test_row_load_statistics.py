@@ -104,7 +104,7 @@ def test_modules_with_different_numbers_of_rows_are_refused():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Lognormal(0.0, 1.0), "0 < least <= median"),
+        (lambda: Lognormal(0.0, 1.0), "0 < minimum <= median"),
         (
             lambda: SampleKind(TEXT.text_tokens, image_counts=(0.5, 0.4)),
             "SampleKind.image_counts = .* must add up to 1",

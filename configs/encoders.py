@@ -1,0 +1,112 @@
+"""Vision and audio encoders."""
+
+import dataclasses
+
+from configs.checks import require_one_of, require_positive
+from configs.projectors import MLPProjectorConfig, ProjectorConfig
+from configs.transformer import TransformerConfig
+
+_VISION_POSITIONS = ("sine", "learned")
+
+
+@dataclasses.dataclass(frozen=True)
+class VisionConfig(TransformerConfig):
+    """A vision transformer over packed patches of images of any size, with the projector behind it.
+
+    Attributes:
+        patch: Side of a patch in pixels.
+        channels: Colour channels of a pixel.
+        merge: Side of the pixel shuffle: merge² neighbouring patches become one backbone token.
+        pixel_mean: Mean per channel, of pixels in [-1, 1]; pixels are normalised by mean and standard deviation.
+        pixel_std: Standard deviation per channel.
+        patch_bias: Whether the projection of pixels has a bias.
+        class_token: Whether a learned token precedes the patches of every image. It becomes no backbone token; with
+            learned positions it has a position of its own.
+        positions: Position embedding: `sine`, fixed, or `learned`, a table interpolated for images of another size.
+        grid: Side of the learned table in patches.
+        rope_base: Base of rotary positions in two dimensions inside attention (EVA-02); 0 for none.
+        rope_grid: Side in patches to which the rotary positions of every image are rescaled (EVA-02, which treats
+            images of any size like those it was first trained on); 0 for no rescaling.
+        post_norm: Whether the norms of a block follow attention and feed-forward layer, over what these add, instead
+            of preceding them (EVA-02-CLIP-E, arXiv 2303.15389).
+        input_norm: Whether a norm precedes the first block (CLIP).
+        final_norm: Whether a norm follows the last block.
+        unused_blocks: Blocks of the published encoder behind the last one used here: LLaVA takes the output of CLIP's
+            last block but one. They are in published checkpoints, but not in the model.
+        projector: The projector between the encoder and the backbone.
+    """
+
+    name: str = "vision"
+    patch: int = 8
+    channels: int = 3
+    merge: int = 2
+    pixel_mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    pixel_std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    patch_bias: bool = True
+    class_token: bool = False
+    positions: str = "sine"
+    grid: int = 16
+    rope_base: float = 0.0
+    rope_grid: int = 0
+    post_norm: bool = False
+    input_norm: bool = False
+    final_norm: bool = True
+    unused_blocks: int = 0
+    projector: ProjectorConfig = MLPProjectorConfig()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "patch", "channels", "merge", "grid")
+        require_one_of(self, "positions", _VISION_POSITIONS)
+        for name in ("unused_blocks", "rope_grid"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"VisionConfig.{name} is {getattr(self, name)}; it must be at least 0")
+        for name in ("pixel_mean", "pixel_std"):
+            values = getattr(self, name)
+            if len(values) != self.channels:
+                raise ValueError(f"VisionConfig.{name} has {len(values)} values for {self.channels} channels")
+        if self.parallel_block and self.post_norm:
+            raise ValueError("VisionConfig: parallel layers read one normed input, post_norm norms none; choose one")
+        if self.positions == "sine" and self.width % 4:
+            raise ValueError(f"VisionConfig.width = {self.width}; 2-D sine positions need a multiple of 4")
+        if self.rope_base and self.head_width % 4:
+            raise ValueError(f"VisionConfig: head width {self.head_width}; 2-D rotary positions need a multiple of 4")
+
+    @property
+    def patch_width(self) -> int:
+        """Elements of a flattened patch."""
+        return self.patch * self.patch * self.channels
+
+    @property
+    def positions_per_token(self) -> int:
+        """Number of neighbouring patches that become one backbone token."""
+        return self.merge**2
+
+
+@dataclasses.dataclass(frozen=True)
+class AudioConfig(TransformerConfig):
+    """Whisper's encoder (arXiv 2212.04356) over packed clips of any length, with the projector behind it.
+
+    Attributes:
+        mels: Mel bands of a frame. Two frames become one position of the encoder.
+        merge: Number of neighbouring positions that become one backbone token.
+        final_norm: Whether a norm follows the last block.
+        projector: The projector between the encoder and the backbone.
+    """
+
+    name: str = "audio"
+    mels: int = 80
+    merge: int = 2
+    final_norm: bool = True
+    projector: ProjectorConfig = MLPProjectorConfig()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "mels", "merge")
+        if self.width % 4:
+            raise ValueError(f"AudioConfig.width = {self.width}; sine positions need a multiple of 4")
+
+    @property
+    def positions_per_token(self) -> int:
+        """Number of neighbouring positions that become one backbone token."""
+        return self.merge
