@@ -130,9 +130,9 @@ def config_in_published_form(
             )
         return config
     if module == WHOLE_MODEL:
-        kinds = [[type(encoder).__name__ for encoder in each.encoders] for each in (published_config, model)]
-        if kinds[0] != kinds[1]:
-            raise UserError(f"its encoders are {kinds[0] or 'none'}, and the model's are {kinds[1] or 'none'}")
+        published_kinds, kinds = (_encoder_kinds(published_config), _encoder_kinds(model))
+        if published_kinds != kinds:
+            raise UserError(f"its encoders are {published_kinds or 'none'}, and the model's are {kinds or 'none'}")
         generators = model.generators if published_config.generators else ()
         return dataclasses.replace(
             published_config, encoders=model.encoders, backbone=model.backbone, generators=generators
@@ -151,13 +151,18 @@ def config_in_published_form(
     raise UserError(f"it holds no {type(config).__name__}, which {module} is")
 
 
+def _encoder_kinds(model: ModelConfig) -> list[str]:
+    return [type(encoder).__name__ for encoder in model.encoders]
+
+
 def config_differences(architecture: PublishedArchitecture, published_config: Config, config: Config) -> list[str]:
     """Keys of config.json that differ between a checkpoint's configuration and a model's, with both values."""
-    published, ours = (_flatten(write_architecture(architecture, of_one)) for of_one in (published_config, config))
+    published_values = _flatten(write_architecture(architecture, published_config))
+    model_values = _flatten(write_architecture(architecture, config))
     return [
-        f"{key} is {published.get(key)!r} in the checkpoint and {ours.get(key)!r} in the model"
-        for key in {**published, **ours}
-        if published.get(key) != ours.get(key)
+        f"{key} is {published_values.get(key)!r} in the checkpoint and {model_values.get(key)!r} in the model"
+        for key in {**published_values, **model_values}
+        if published_values.get(key) != model_values.get(key)
     ]
 
 

@@ -82,7 +82,7 @@ def read_config(values: Mapping[str, Any]) -> BackboneConfig:
 
 def write_config(config: BackboneConfig) -> dict[str, Any]:
     """Writes transformers' GPT2Config."""
-    activation_names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    activation_names = {activation: published for published, activation in reversed(ACTIVATIONS.items())}
     values = {
         "vocab_size": config.vocabulary,
         "n_embd": config.width,

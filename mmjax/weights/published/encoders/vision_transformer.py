@@ -204,7 +204,8 @@ def write_encoder(config: VisionConfig) -> dict[str, Any]:
 
 def published_activation(activation: str) -> str:
     """Name of an activation in transformers."""
-    return {ours: published for published, ours in reversed(ACTIVATIONS.items())}[activation]
+    published_names = {name: published for published, name in reversed(ACTIVATIONS.items())}
+    return published_names[activation]
 
 
 def require_encoder_round_trip(config: VisionConfig, read_back: VisionConfig) -> None:

@@ -89,7 +89,8 @@ def read_config(values: Mapping[str, Any]) -> GeneratorConfig:
         blocks=values["layers_per_block"],
         attention_levels=tuple(level for level, attention in enumerate(has_attention) if attention),
         head_width=tuple(
-            each // heads for each, heads in zip(widths, heads_per_level(values, len(widths)), strict=True)
+            level_width // heads
+            for level_width, heads in zip(widths, heads_per_level(values, len(widths)), strict=True)
         ),
         groups=values["norm_num_groups"],
         second_attention=second_attention,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig
+from configs.errors import UserError
 from configs.rope import Llama3Scaling, YarnScaling
 from mmjax.weights import registry
 from mmjax.weights.folder import write_checkpoint_folder
@@ -170,7 +171,7 @@ def test_internlm2_is_a_llama_in_another_layout(saved, tmp_path):
     ],
 )
 def test_unsupported_values_are_refused_by_key(model_type, values, message):
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(UserError, match=message):
         registry.read_architecture({"model_type": model_type, **values})
 
 
@@ -183,5 +184,5 @@ def test_unsupported_values_are_refused_by_key(model_type, values, message):
     ],
 )
 def test_writing_an_unsupported_configuration_is_refused(model_type, changes, message):
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(UserError, match=message):
         registry.write_architecture(registry.find_architecture(model_type), BackboneConfig(**changes))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig, ExpertsConfig
+from configs.errors import UserError
 from mmjax.models.layers.experts import BalancingWeights, load_balancing_loss, route_top_k
 from mmjax.weights import registry
 from tests.mmjax.weights.published.decoders.decoder_parity import (
@@ -103,7 +104,7 @@ def test_the_balancing_loss_of_one_sample_matches_transformers(padded):
     ],
 )
 def test_unsupported_values_are_refused_by_key(model_type, values, message):
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(UserError, match=message):
         registry.read_architecture({"model_type": model_type, **values})
 
 
@@ -116,5 +117,5 @@ def test_unsupported_values_are_refused_by_key(model_type, values, message):
     ],
 )
 def test_writing_an_unsupported_configuration_is_refused(model_type, experts, message):
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(UserError, match=message):
         registry.write_architecture(registry.find_architecture(model_type), BackboneConfig(experts=experts))
