@@ -16,6 +16,9 @@ install_import_hook(["mmjax", "sharding", "pallas_kernels", "data"], "beartype.b
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
+import pytest  # noqa: E402
+
+from tests.compilation import quick_compilation  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -23,3 +26,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # No test judges how long something takes, and neither does hypothesis: machines are slow and shared.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="module")
+def compiled_quickly():
+    """For a whole file of tests whose programs run once: `pytestmark = pytest.mark.usefixtures("compiled_quickly")`."""
+    with quick_compilation():
+        yield

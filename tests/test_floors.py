@@ -1,16 +1,21 @@
-"""The floors of docs/architecture.md, read from the imports of every file: a module imports only from floors below."""
+"""The floors of docs/architecture.md, read from the imports of every file.
+
+A module imports only from floors below its own, and no folder imports another that imports it, directly or through
+other folders.
+"""
 
 import ast
+import graphlib
 import pathlib
+from collections.abc import Mapping
 
 import pytest
 
 HOME = pathlib.Path(__file__).resolve().parents[1]
 LONGEST_FILE = 400
 
-# Where a module may stand -> what of ours it may import. The longest prefix that fits a module counts.
-ENTRY_POINTS = "mmjax.*"  # a file right under mmjax/
-COMMANDS = {"mmjax.describe_data", "mmjax.serve_data", "mmjax.synthesize_speech"}  # entry points too
+# By prefix of a module's name: what of ours the module may import. The longest prefix that fits counts.
+ENTRY_POINTS = "mmjax.*"  # files directly under mmjax/
 EVERYTHING = {"configs", "sharding", "pallas_kernels", "data", "mmjax"}
 ALLOWED = {
     "configs": {"configs"},
@@ -24,19 +29,25 @@ ALLOWED = {
     | {"mmjax.models", "mmjax.weights", "mmjax.training"},
     "mmjax.generation": {"configs", "sharding", "pallas_kernels", "data"}
     | {"mmjax.models", "mmjax.training", "mmjax.generation"},
-    "mmjax.serve_data": EVERYTHING,  # an entry point
     ENTRY_POINTS: EVERYTHING,
 }
 OURS = {"configs", "pallas_kernels", "sharding", "data", "mmjax", "benchmarks", "tests"}
 WITHOUT_JAX = {"configs", "sharding", "data", "mmjax.weights.published"}
 JAX = {"jax", "jaxlib", "flax", "optax", "orbax"}
 
-# The command line's own support is imported before jax may start.
-BEFORE_JAX = {"mmjax", "mmjax.cli", "mmjax.cli.distributed", "mmjax.cli.import_guard"}
+# Imported by every command before jax may start.
+BEFORE_JAX = {
+    "mmjax",
+    "mmjax.cli",
+    "mmjax.cli.command",
+    "mmjax.cli.distributed",
+    "mmjax.cli.gin_config",
+    "mmjax.cli.import_guard",
+}
 
 
 def modules() -> dict[str, pathlib.Path]:
-    """Every module of ours that is installed, by name."""
+    """The path of every module of ours that is installed, by name."""
     paths = [
         path for package in ("configs", "pallas_kernels", "sharding", "data", "mmjax") for path in sources(package)
     ]
@@ -53,9 +64,7 @@ def module_name(path: pathlib.Path) -> str:
 
 
 def floor(module: str) -> str:
-    """The key of ALLOWED that speaks for a module."""
-    if module in COMMANDS:
-        return ENTRY_POINTS
+    """The key of ALLOWED that holds for a module."""
     fitting = [key for key in ALLOWED if within(module, {key})]
     return max(fitting, key=len, default=ENTRY_POINTS)
 
@@ -79,7 +88,7 @@ def imports(source: str, module: str = "", top_level_only: bool = False) -> set[
 
 
 def forbidden(module: str, source: str) -> set[str]:
-    """What a module imports from a floor that is not below it."""
+    """The imports of a module from floors that are not below its own."""
     found = imports(source, module)
     allowed = ALLOWED[floor(module)]
     wrong = {name for name in found if within(name, OURS) and not within(name, allowed)}
@@ -107,9 +116,9 @@ def test_every_module_imports_only_from_floors_below():
         ("sharding.plans.plan", "def f():\n    import jax", {"jax"}),
         ("sharding.plans.plan", "from sharding.runtime import mesh", set()),
         ("sharding.plans.plan", "from mmjax.models.modalities import vision", {"mmjax.models.modalities.vision"}),
-        ("sharding.runtime.mesh", "import jax\nfrom .. import plan", set()),
+        ("sharding.runtime.meshes", "import jax\nfrom .. import plan", set()),
         (
-            "sharding.runtime.mesh",
+            "sharding.runtime.meshes",
             "from data.packing.global_batch import GlobalBatch",
             {"data.packing.global_batch.GlobalBatch"},
         ),
@@ -136,6 +145,64 @@ def test_every_module_imports_only_from_floors_below():
 )
 def test_the_check_finds_what_is_wrong(module, source, culprits):
     assert forbidden(module, source) == culprits
+
+
+def folder(module: str, modules: Mapping[str, object], depth: int) -> str:
+    """The package that a module lies in, cut to so many parts of its name; a package lies in itself."""
+    is_package = any(other.startswith(f"{module}.") for other in modules)
+    parts = module.split(".") if is_package else module.split(".")[:-1]
+    return ".".join(parts[:depth])
+
+
+def folder_imports(modules: Mapping[str, str], depth: int) -> dict[str, set[str]]:
+    """By folder, the other folders that it imports from.
+
+    Args:
+        modules: Source of every module by name.
+        depth: Folders deeper than this count as the folder at this depth.
+    """
+    graph: dict[str, set[str]] = {}
+    for module, source in modules.items():
+        importer = folder(module, modules, depth)
+        graph.setdefault(importer, set())
+        for name in imports(source, module):
+            imported = name if name in modules else name.rpartition(".")[0]  # a module, or a name in one
+            if imported in modules and folder(imported, modules, depth) != importer:
+                graph[importer].add(folder(imported, modules, depth))
+    return graph
+
+
+def import_loop(modules: Mapping[str, str], depth: int) -> list[str]:
+    """Folders each of which imports the one before it, the first and the last the same; empty without a loop."""
+    try:
+        graphlib.TopologicalSorter(folder_imports(modules, depth)).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_no_folder_imports_another_that_imports_it(depth):
+    paths = modules() | {module_name(path): path for path in sources("benchmarks")}
+    assert import_loop({name: path.read_text() for name, path in paths.items()}, depth) == []
+
+
+@pytest.mark.parametrize(
+    ("sources", "depth", "loop"),
+    [
+        ({"a.x.m": "from a.y import n", "a.y.n": "import os"}, 2, []),
+        ({"a.x.m": "from a.y import n", "a.y.n": "from a.x.m import f"}, 2, ["a.x", "a.y", "a.x"]),
+        ({"a.x.m": "from a.y import n", "a.y.n": "from a.x.m import f"}, 1, []),  # all within a
+        ({"a.x.m": "import b.m", "b.m": "from a.y import n", "a.y.n": ""}, 2, []),
+        ({"a.x.m": "import b.m", "b.m": "from a.y import n", "a.y.n": ""}, 1, ["a", "b", "a"]),
+        ({"a.m": "import b.m", "b.m": "import c.m", "c.m": "def f():\n    from a.m import g"}, 1, ["a", "c", "b", "a"]),
+    ],
+    ids=["none", "direct", "within one folder", "none below", "above", "through a third, in a function"],
+)
+def test_the_check_finds_loops_between_folders(sources, depth, loop):
+    packages = {name.rpartition(".")[0] for name in sources} | {name.partition(".")[0] for name in sources}
+    found = import_loop(dict.fromkeys(packages, "") | sources, depth)
+    assert sorted(set(found)) == sorted(set(loop)) and bool(found) == bool(loop)
 
 
 def test_every_folder_of_tests_is_a_package():

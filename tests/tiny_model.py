@@ -18,7 +18,7 @@ AUDIO = AudioConfig(width=8, depth=2, heads=2, ffn=12, mels=3, merge=2)
 VISION = VisionConfig(width=8, depth=2, heads=2, ffn=12, patch=2, merge=2)
 BACKBONE = BackboneConfig(vocabulary=24, width=16, depth=3, heads=4, kv_heads=2, ffn=24)
 GENERATOR = GeneratorConfig(image_size=4, patch=2, widths=(8,), head_width=4, groups=4, conditions=2, condition_width=8)
-# With all that the other lacks: an autoencoder, a table of noise, and conditions that are dropped.
+# With what the other generator lacks: an autoencoder, a noise schedule from a table, and conditions that are dropped.
 LATENT_GENERATOR = GeneratorConfig(
     name="painter",
     image_size=4,
@@ -44,7 +44,7 @@ def tiny_model(dtype: str = "float32", **backbone: object) -> ModelConfig:
 
 
 def tiny_batch(config: ModelConfig, rows: int = 8, seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
-    """`{module: {name: [n, ...]}}` of random values in the layout of `data.packing.global_batch`, different in every row.
+    """`{module: {name: [n, ...]}}` of random values, as `GlobalBatch.arrays` has them, different in every row.
 
     A row holds two samples (the second with two branches behind its trunk) and two tokens of padding; two images of
     one cell each, or one and padding; clips likewise; and two generated images, of which every third has no target.

@@ -29,6 +29,7 @@ from sharding.plans.trained_parts import trained_parts
 from sharding.runtime.executor import TrainState
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.meshes import STAGE_AXES
+from sharding.runtime.named_programs import named_jit
 from sharding.runtime.stage_programs import Microbatches
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree
@@ -160,8 +161,11 @@ class Engine:
     def _optimizer_init(self) -> dict[StageId, Callable[[Tree], Tree]]:
         """Programs from the trained master weights of a stage to its optimizer state; compiled once."""
         return {
-            stage_id: jax.jit(
-                functools.partial(init_stage, self.transformation), out_shardings=self.optimizer_shardings(stage_id)
+            stage_id: named_jit(
+                functools.partial(init_stage, self.transformation),
+                stage_id,
+                "optimizer_init",
+                out_shardings=self.optimizer_shardings(stage_id),
             )
             for stage_id, stage in self.stages.items()
             if stage.trained_keys

@@ -1,8 +1,7 @@
 """Short runs of the tiny model on plans of eight devices, for tests of checkpoints and of several processes."""
 
-import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -18,14 +17,6 @@ from tests.tiny_model import tiny_batch, tiny_model
 
 MODEL = tiny_model(tie_embeddings=True)
 SETTINGS = EngineSettings(OptimizerConfig(learning_rate=1e-2, warmup_steps=2, max_grad_norm=1.0), steps=20, seed=1)
-
-
-@contextlib.contextmanager
-def compiled_quickly() -> Iterator[None]:
-    """Programs first called inside are compiled in two thirds of the time, and run slower."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def spread(devices: tuple[int, ...]) -> Plan:

@@ -19,8 +19,8 @@ from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
+from tests.compilation import quick_compilation
 from tests.data import mixed_sources
-from tests.mmjax.training import short_runs as runs
 
 MODEL = ModelConfig(
     (
@@ -57,7 +57,7 @@ def compiled_once_and_quickly():
         engine.example = example
         return engine(model, plan, settings)
 
-    with runs.compiled_quickly(), pytest.MonkeyPatch.context() as patch:
+    with quick_compilation(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer_module, "Engine", shared)
         yield
 
@@ -98,4 +98,4 @@ def test_layouts_agree_on_all_modalities(source, tmp_path):
 def test_every_grouping_policy_trains(source, tmp_path, grouping):
     result = trained(source, tmp_path / "run", single_device_plan(module_graph(MODEL)), grouping=grouping)
     assert result.step == 2 and np.isfinite(list(result.losses.values())).all()
-    assert result.counters["batches"] == 2 and not result.counters["oversized_samples"]
+    assert result.data_counters["batches"] == 2 and not result.data_counters["oversized_samples"]

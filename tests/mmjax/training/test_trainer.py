@@ -24,7 +24,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime import communication_check as rehearsal
 from sharding.runtime.hops import DevicePutHop
-from tests.mmjax.training import short_runs as runs
+from tests.compilation import quick_compilation
 from tests.small_vqa import SmallVQA
 
 MODEL = ModelConfig(
@@ -70,7 +70,7 @@ def shared_engine(model, plan, settings):
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once_and_quickly():
-    with runs.compiled_quickly(), pytest.MonkeyPatch.context() as patch:
+    with quick_compilation(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             trainer_module, "Engine", lambda model, plan, example, settings: shared_engine(model, plan, settings)
         )

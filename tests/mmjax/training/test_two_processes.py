@@ -8,11 +8,7 @@ import pytest
 from tests.mmjax.training import short_runs as runs
 from tests.sharding.runtime.processes import run_cluster
 
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 def test_two_processes_train_save_and_restore_as_one_does(tmp_path):

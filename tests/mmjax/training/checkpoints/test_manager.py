@@ -25,11 +25,7 @@ from mmjax.training.checkpoints.manager import (
 from tests.mmjax.training import short_runs as runs
 from tests.tiny_model import tiny_model
 
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 @pytest.fixture(scope="module")

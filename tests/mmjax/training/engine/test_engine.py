@@ -15,7 +15,6 @@ from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
-from tests.mmjax.training import short_runs as runs
 from tests.mmjax.training.engines import (
     STEP,
     TALK_APART,
@@ -47,10 +46,7 @@ def check(of):
     assert float(decision.all_finite) == 1
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 @pytest.mark.parametrize(("microbatches", "recompute"), [(1, "none"), (2, "selective"), (4, "full")])

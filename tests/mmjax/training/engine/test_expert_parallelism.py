@@ -13,7 +13,6 @@ from mmjax.training.verification.layouts import EXPERT_LAYOUT_KINDS, LAYOUT_KIND
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
-from tests.mmjax.training import short_runs as runs
 from tests.mmjax.training.engines import engine, gradients_of, parameters, reference, start, worst
 from tests.tiny_model import BACKBONE, tiny_batch, tiny_model
 
@@ -34,10 +33,7 @@ PLANS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -9,7 +9,6 @@ import pytest
 from configs.architectures import LoraConfig
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from tests.mmjax.training import short_runs as runs
 from tests.mmjax.training.engines import (
     BACKBONE_UNIT,
     SETTINGS,
@@ -35,10 +34,7 @@ PLANS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 def training(plan: Plan, *trainable: str):

@@ -13,15 +13,10 @@ from configs.optimizer import OptimizerConfig
 from mmjax.training.engine.optimizer import adamw, learning_rate_schedule
 from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.profiling.op_times import measure_op_times, seconds_by_kind
-from tests.mmjax.training import short_runs as runs
 from tests.mmjax.training.engines import SETTINGS, TALK_APART, TIED, engine, gradients_of, start
 from tests.tiny_model import tiny_batch
 
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 def on_host(tree):
@@ -172,6 +167,29 @@ def test_neither_the_decision_nor_clipping_is_waited_for():
     state, decision = of.executor.step(state, placed)
     assert not late.is_ready() and not decision.all_finite.is_ready()
     assert float(decision.all_finite) == 1
+
+
+def test_a_step_reads_no_value_on_the_host(monkeypatch):
+    """On CPU the transfer guard sees only arrays that come from the host, so reads are caught by their methods.
+
+    `jax.device_put` between shardings whose shards differ goes through the host by itself; that is not caught.
+    """
+
+    def refuse(array, *arguments, **options):
+        raise AssertionError("a value is read on the host")
+
+    of = engine(TALK_APART, TIED)
+    first, second = (of.place_batch(tiny_batch(TIED), step) for step in range(2))
+    state, _ = of.executor.step(start(of), first)  # compiles
+    for method in ("__array__", "__float__", "__int__", "__bool__", "__index__", "item", "tolist"):
+        monkeypatch.setattr(type(state.all_finite), method, refuse)
+    with jax.transfer_guard("disallow"):
+        state, summary = of.executor.step(state, second)
+        for read in (float, bool, np.asarray):
+            with pytest.raises(AssertionError, match="read on the host"):
+                read(summary.all_finite)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="host-to-device"):
+            jnp.add(summary.clip_scale, np.float32(1))
 
 
 @pytest.mark.parametrize(

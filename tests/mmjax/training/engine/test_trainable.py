@@ -13,7 +13,6 @@ from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import RequiredGradients, trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
-from tests.mmjax.training import short_runs as runs
 from tests.mmjax.training.engines import (
     SETTINGS,
     STEP,
@@ -42,10 +41,7 @@ APART = Plan(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 def training(*trainable, plan=CHAIN, config=TINY) -> Engine:

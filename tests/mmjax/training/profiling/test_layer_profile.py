@@ -17,7 +17,6 @@ from sharding.costs.profiled import LinearFit, Profile, ProfiledCostModel
 from sharding.plans.plan import single_device_plan
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
-from tests.mmjax.training import short_runs as runs
 from tests.small_vqa import SmallVQA
 from tests.tiny_model import tiny_model
 
@@ -28,10 +27,7 @@ SETTINGS = EngineSettings(trainable=("backbone", "generator"))  # a frozen encod
 TRAINS = trained_parts(GRAPH, SETTINGS.trainable)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 @pytest.fixture(scope="module")

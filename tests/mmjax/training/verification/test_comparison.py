@@ -21,7 +21,6 @@ from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
-from tests.mmjax.training import short_runs as runs
 from tests.small_vqa import SmallVQA
 from tests.tiny_model import GENERATOR, LATENT_GENERATOR, VISION, tiny_model
 
@@ -41,10 +40,7 @@ PLAN = Plan(
 SEED = 5
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    with runs.compiled_quickly():
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 @functools.cache
@@ -75,7 +71,7 @@ def tied_over_two_stages():
 
 
 def test_a_right_layout_passes_with_embeddings_tied_across_stages():
-    assert tied_over_two_stages().shares
+    assert tied_over_two_stages().executor.tied_parameters
     reports = compare_with_reference(tied_over_two_stages(), reference())
     assert all(report.ok for report in reports.values()), reports
     assert reports["vision"].loss is None

@@ -1,11 +1,11 @@
-"""What all tests of published models run under: each compiles a program of every kind, and runs it once."""
+"""Compiler settings of all parity tests, which run each of their programs once."""
 
 import pytest
 
-from tests.mmjax.training import short_runs as runs
+from tests.compilation import quick_compilation
 
 
 @pytest.fixture(scope="package", autouse=True)
 def compiled_quickly():
-    with runs.compiled_quickly():
+    with quick_compilation():
         yield
