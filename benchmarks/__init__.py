@@ -1,1 +1,1 @@
-"""Measurements, each a command of its own; what they gave stands in `benchmarks/results/`."""
+"""Measurements: every module with a `main`, and every folder, is a command; results are in `benchmarks/results/`."""

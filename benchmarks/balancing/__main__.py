@@ -1,8 +1,8 @@
 """`python -m benchmarks.balancing`: how fast and how level the balancing of data is, beside the papers' algorithms.
 
-A row each with name, value, goal, whether it is met, and the value of a reference: an implementation of the paper's
-pseudo-code, or of public code's way, in the same run. Times are milliseconds unless the name says otherwise, and differ
-between machines; their ratios to the reference's matter.
+Each row has a name, a value, a goal, whether it is met, and the value of a reference in the same run: an implementation
+of the paper's pseudocode, or of what public code does. Times are milliseconds unless the name says otherwise; they
+differ between machines, so compare them with the reference's.
 """
 
 import importlib.metadata
@@ -19,11 +19,9 @@ _JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of a t
 
 def main() -> int:
     """0 if every goal is met, else 1."""
-    from benchmarks.balancing import grouping as balancing_grouping
-    from benchmarks.balancing import postbalancing as balancing_lengths
-    from benchmarks.balancing import reordering as balancing_order
+    from benchmarks.balancing import grouping, postbalancing, reordering
 
-    rows = [row for part in (balancing_grouping, balancing_lengths, balancing_order) for row in part.measure()]
+    rows = [row for part in (grouping, postbalancing, reordering) for row in part.measure()]
     if _JSON.value:
         versions = {name: importlib.metadata.version(name) for name in ("numpy", "scipy")}
         print(json.dumps({"rows": rows, "versions": {"python": platform.python_version()} | versions}))

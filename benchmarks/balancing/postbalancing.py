@@ -1,10 +1,11 @@
 """How fast and how level post-balancing and node-wise placement are, beside the papers' algorithms in the same run.
 
-What the figures mean (OrchMLLM, arXiv 2503.23830): lengths are whole tokens; max / mean is the largest sum of lengths
-of an instance over the mean sum (objective of 5.1, without padding). Node-wise, every instance has 60 samples, which
-balancing has divided into as many batches; what is measured is the most that any instance sends to other nodes
-(equation 5), over the mean of what instances have, or over a lower bound of the optimum. Hosting batch i at instance i
-("identity") gives 1.753 of the mean at 2,560 instances; no placement is below 1.058 (the linear program).
+The figures are those of OrchMLLM (arXiv 2503.23830). Lengths are whole tokens; max / mean is the largest sum of lengths
+of a replica over the mean sum (objective of 5.1, without padding). For node-wise placement every replica has 60
+samples, which balancing has divided into as many batches as there are replicas; measured is the most that any replica
+sends to other nodes (equation 5), over the mean of what replicas have, or over a lower bound of the optimum. Placing
+batch i at replica i ("identity") gives 1.753 of the mean at 2,560 replicas; no placement is below 1.058 (the linear
+program).
 """
 
 import time
@@ -13,122 +14,129 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.balancing import postbalancing_references as references
-from sharding.balancing.postbalancing import nodewise, padded, unpadded
+from benchmarks.balancing import references
+from sharding.balancing.postbalancing.nodewise import inter_node_volume, place_batches
 from sharding.balancing.postbalancing.nodewise_milp import solve_placement
+from sharding.balancing.postbalancing.padded import balance_padded, padded_cost
+from sharding.balancing.postbalancing.unpadded import balance_unpadded
 
-PER_NODE, EACH = 8, 60
-PROGRAM_SECONDS = 30.0
+PER_NODE, SAMPLES_PER_REPLICA = 8, 60
+MILP_SECONDS = 30.0
 REPEATS = 9
 
 Row = dict[str, Any]
 
 
 def draw_lengths(items: int) -> np.ndarray:
-    """Log-normal around 512 tokens, between 16 and 32,768."""
+    """Log-normal lengths around 512 tokens, between 16 and 32,768."""
     return np.random.default_rng(0).lognormal(np.log(512), 1, items).clip(16, 32768).astype(int)
 
 
 def measure() -> list[Row]:
-    """Every row of this part."""
+    """All rows of this part."""
     rows = []
-    for items, instances, goal in ((153_600, 2560, 90.0), (4096, 64, 2.0)):
-        rows += balancing_rows(items, instances, goal)
+    for items, replicas, goal in ((153_600, 2560, 90.0), (4096, 64, 2.0)):
+        rows += balancing_rows(items, replicas, goal)
     rows += padded_rows(153_600, 2560)
-    for instances in (64, 128, 256, 512):
-        rows += small_cluster_rows(instances)
+    for replicas in (64, 128, 256, 512):
+        rows += small_cluster_rows(replicas)
     return rows + large_cluster_rows(2560)
 
 
-def balancing_rows(items: int, instances: int, goal: float) -> list[Row]:
-    """Free and equal counts: milliseconds, and the largest sum over the mean."""
+def balancing_rows(items: int, replicas: int, goal: float) -> list[Row]:
+    """With free and with equal counts: milliseconds, and the largest sum over the mean."""
     lengths = draw_lengths(items)
     listed = lengths.tolist()
-    of = f"{items:,} lengths over {instances:,}"
+    title = f"{items:,} lengths over {replicas:,}"
     rows = []
-    for equal, counts, other in (
+    for equal, counts, reference_algorithm in (
         (False, "free counts", references.greedy),
         (True, "equal counts", references.differencing),
     ):
-        ours, instance = best_of(lambda equal=equal: unpadded.balance_unpadded(lengths, instances, equal))
-        theirs, batches = best_of(lambda other=other: other(listed, instances), 3)
-        name = f"{of}, {counts}"
-        rows.append(row(f"{name}: ms", ours, goal, theirs))
-        reference = spread(lengths, references.assignment(batches, items))
-        rows.append(row(f"{name}: max / mean", spread(lengths, instance), 1.00002, reference))
+        milliseconds, replica_of = best_of(lambda equal=equal: balance_unpadded(lengths, replicas, equal))
+        reference_milliseconds, batches = best_of(lambda algorithm=reference_algorithm: algorithm(listed, replicas), 3)
+        name = f"{title}, {counts}"
+        rows.append(row(f"{name}: ms", milliseconds, goal, reference_milliseconds))
+        reference = max_over_mean(lengths, references.assignment(batches, items))
+        rows.append(row(f"{name}: max / mean", max_over_mean(lengths, replica_of), 1.00002, reference))
     return rows
 
 
-def padded_rows(items: int, instances: int) -> list[Row]:
-    """Milliseconds with padding, and that the bound is the paper's."""
+def padded_rows(items: int, replicas: int) -> list[Row]:
+    """Milliseconds with padding, and the cost of the costliest batch, which must be the paper's."""
     lengths = draw_lengths(items)
     listed = lengths.tolist()
-    ours, instance = best_of(lambda: padded.balance_padded(lengths, instances), 5)
-    theirs, batches = best_of(lambda: references.padded(listed, instances), 1)
-    largest = max(padded.padded_cost(lengths[instance == number]) for number in range(instances))
-    reference = max(padded.padded_cost(lengths[batch]) for batch in batches)
-    of = f"{items:,} lengths over {instances:,}, padded"
-    return [row(f"{of}: ms", ours, None, theirs), row(f"{of}: largest batch", largest, reference, reference)]
+    milliseconds, replica_of = best_of(lambda: balance_padded(lengths, replicas), 5)
+    reference_milliseconds, batches = best_of(lambda: references.padded(listed, replicas), 1)
+    largest = max(padded_cost(lengths[replica_of == number]) for number in range(replicas))
+    reference = max(padded_cost(lengths[batch]) for batch in batches)
+    title = f"{items:,} lengths over {replicas:,}, padded"
+    return [
+        row(f"{title}: ms", milliseconds, None, reference_milliseconds),
+        row(f"{title}: largest batch", largest, reference, reference),
+    ]
 
 
-def small_cluster_rows(instances: int) -> list[Row]:
-    """Milliseconds, and what the worst instance sends over what it sends at least, by the integer program's bound."""
-    problem = sampled(instances)
-    ours, hosts = best_of(lambda: nodewise.place_batches(*problem, instances, PER_NODE))
+def small_cluster_rows(replicas: int) -> list[Row]:
+    """Milliseconds, and what the worst replica sends over the lower bound of the integer program."""
+    problem = balanced_samples(replicas)
+    milliseconds, placement = best_of(lambda: place_batches(*problem, replicas, PER_NODE))
     begin = time.perf_counter()
     try:
-        _, least = solve_placement(*problem, instances, PER_NODE, PROGRAM_SECONDS)
+        _, bound = solve_placement(*problem, replicas, PER_NODE, MILP_SECONDS)
     except TimeoutError:
-        least = 0.0
-    theirs = (time.perf_counter() - begin) * 1e3
-    of = f"node-wise, {instances} instances"
+        bound = 0.0
+    reference_milliseconds = (time.perf_counter() - begin) * 1e3
+    title = f"node-wise, {replicas} instances"
+    over_bound = worst_send_volume(*problem, placement) / bound if bound else None
     return [
-        row(f"{of}: ms", ours, 6.0, theirs),
-        row(f"{of}: worst / program's bound", worst_send_volume(*problem, hosts) / least if least else None, 1.03, 1.0),
+        row(f"{title}: ms", milliseconds, 6.0, reference_milliseconds),
+        row(f"{title}: worst / program's bound", over_bound, 1.03, 1.0),
     ]
 
 
-def large_cluster_rows(instances: int) -> list[Row]:
-    """Milliseconds, and what the worst instance sends over the mean of what all have; identity order beside it."""
-    problem = sampled(instances)
-    mean = problem[0].sum() / instances
-    ours, hosts = best_of(lambda: nodewise.place_batches(*problem, instances, PER_NODE))
-    of = f"node-wise, {instances:,} instances"
-    identity = float(worst_send_volume(*problem, np.arange(instances)) / mean)
+def large_cluster_rows(replicas: int) -> list[Row]:
+    """Milliseconds, and what the worst replica sends over the mean of what all have, beside identity placement."""
+    problem = balanced_samples(replicas)
+    mean = problem[0].sum() / replicas
+    milliseconds, placement = best_of(lambda: place_batches(*problem, replicas, PER_NODE))
+    title = f"node-wise, {replicas:,} instances"
+    identity = float(worst_send_volume(*problem, np.arange(replicas)) / mean)
     return [
-        row(f"{of}: ms", ours, 40.0, None),
-        row(f"{of}: worst / mean", float(worst_send_volume(*problem, hosts) / mean), 1.12, identity),
+        row(f"{title}: ms", milliseconds, 40.0, None),
+        row(f"{title}: worst / mean", float(worst_send_volume(*problem, placement) / mean), 1.12, identity),
     ]
 
 
-def sampled(instances: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lengths of all samples, the instance that has each, and its balanced batch."""
-    lengths = draw_lengths(instances * EACH)
-    return lengths, np.repeat(np.arange(instances), EACH), unpadded.balance_unpadded(lengths, instances)
+def balanced_samples(replicas: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lengths of all samples, the replica that has each, and its balanced batch."""
+    lengths = draw_lengths(replicas * SAMPLES_PER_REPLICA)
+    return lengths, np.repeat(np.arange(replicas), SAMPLES_PER_REPLICA), balance_unpadded(lengths, replicas)
 
 
-def worst_send_volume(lengths: np.ndarray, source: np.ndarray, batch: np.ndarray, hosts: np.ndarray) -> int:
-    """What the worst instance sends to other nodes."""
-    return int(nodewise.inter_node_volume(lengths, source, hosts[batch], np.arange(len(hosts)) // PER_NODE).max())
+def worst_send_volume(lengths: np.ndarray, source: np.ndarray, batch: np.ndarray, placement: np.ndarray) -> int:
+    """The most that a replica sends to other nodes."""
+    nodes = np.arange(len(placement)) // PER_NODE
+    return int(inter_node_volume(lengths, source, placement[batch], nodes).max())
 
 
-def spread(lengths: np.ndarray, instance: np.ndarray) -> float:
-    """The largest sum of an instance over the mean."""
-    sums = np.bincount(instance, weights=lengths)
+def max_over_mean(lengths: np.ndarray, replica_of: np.ndarray) -> float:
+    """The largest sum of a replica over the mean."""
+    sums = np.bincount(replica_of, weights=lengths)
     return float(sums.max() / sums.mean())
 
 
-def best_of(work: Callable[[], Any], repeats: int = REPEATS) -> tuple[float, Any]:
-    """The least milliseconds of several, since others use the machine too, and the result."""
+def best_of(call: Callable[[], Any], repeats: int = REPEATS) -> tuple[float, Any]:
+    """The least milliseconds of several calls, since the machine is shared, and the last result."""
     least, result = np.inf, None
     for _ in range(repeats):
         begin = time.perf_counter()
-        result = work()
+        result = call()
         least = min(least, (time.perf_counter() - begin) * 1e3)
     return least, result
 
 
 def row(name: str, value: float | None, goal: float | None, reference: float | None) -> Row:
-    """One row; without a goal nothing is met or missed."""
+    """One row; without a goal `met` is None."""
     met = None if goal is None else value is not None and value <= goal
     return {"name": name, "value": value, "goal": goal, "met": met, "reference": reference}

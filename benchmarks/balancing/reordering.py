@@ -1,8 +1,8 @@
-"""How much of the time lost to uneven rows each order of a global batch wins back, on DistTrain's models, simulated.
+"""How much of the time lost to uneven rows each reordering of a batch wins back on DistTrain's models, simulated.
 
-Lost is what a step takes beyond that of rows that are all alike. An order may win more: with small microbatches at its
-ends a pipeline fills and drains faster than with equal ones. The given order is the drawn one. References are those of
-DistTrain's two algorithms together.
+The lost time is that of a step less that of a step whose rows are all the mean row. An order may win back more: with
+small microbatches first and last, a pipeline fills and drains faster than with equal ones. The given order is the one
+in which rows are drawn. The reference of the search is DistTrain's two algorithms together.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from mmjax.planning.problem import make_problem, workload_statistics
 from sharding.balancing.reordering.local_search import search_orders
 from sharding.balancing.reordering.row_reorderer import RowReorderer
 from sharding.planners import disaggregated
+from sharding.planners.auto import best_simulated
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.simulated_plans import best_simulated
 from sharding.plans.plan import Plan
 
 DATA = "data/laion_like.gin"
@@ -34,27 +34,27 @@ POLICIES = {
     "search": "ours",
 }
 SEEDS = range(3)
-FEW = 8
-"""So many microbatches have 40,320 orders."""
+MAX_BRUTE_FORCE_MICROBATCHES = 8
+"""Eight microbatches have 40,320 orders."""
 GOAL_MS = 100.0  # a tenth of a step of a second, for the rows of the largest batch
 
 Row = dict[str, Any]
 
 
 def measure() -> list[Row]:
-    """Every row of this part."""
+    """All rows of this part."""
     rows = []
     for model, devices, batch in CASES:
-        problem, plan = planned(model, devices, batch)
+        problem, plan = plan_published_model(model, devices, batch)
         name = f"{model}, {devices:,} devices, batch {batch:,}"
         rows += policy_rows(name, problem, plan)
-        if plan.microbatches <= FEW:
+        if plan.microbatches <= MAX_BRUTE_FORCE_MICROBATCHES:
             rows += brute_force_rows(name, problem, plan)
     return rows
 
 
-def planned(model: str, devices: int, batch: int) -> tuple[PlanningProblem, Plan]:
-    """A published model on A800s, and the best disaggregated plan by the rows as drawn."""
+def plan_published_model(model: str, devices: int, batch: int) -> tuple[PlanningProblem, Plan]:
+    """A published model on A800s, and its best disaggregated plan with rows in the given order."""
     cli.parse_gin(f"models/{model}.gin", DATA)
     config = Workload(cli.configured(ModelConfig), cli.configured(SyntheticData), batch)
     problem = make_problem(config, workload_statistics(config), CLUSTERS["a800"], devices)
@@ -62,69 +62,77 @@ def planned(model: str, devices: int, batch: int) -> tuple[PlanningProblem, Plan
 
 
 def policy_rows(name: str, problem: PlanningProblem, plan: Plan) -> list[Row]:
-    """Seconds of a step, and the share of the lost time won back, the mean over several draws of rows."""
-    given, alike, spent = [], [], []
-    steps: dict[str, list[float]] = {policy: [] for policy in POLICIES}
-    arrangers = {policy: arranger(problem, plan, policy) for policy in POLICIES}
+    """Seconds of a step, and the share of the lost time won back, as means over several draws of rows."""
+    given_seconds, equal_seconds, milliseconds = [], [], []
+    policy_seconds: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    reorderers = {policy: make_reorderer(problem, plan, policy) for policy in POLICIES}
     for seed in SEEDS:
-        drawn = dataclasses.replace(problem, seed=seed)
-        rows = drawn.sampled_rows
-        given.append(drawn.simulate(plan).step)
-        mean = {module: np.repeat(loads.mean(axis=0)[None], len(loads), axis=0) for module, loads in rows.items()}
-        alike.append(drawn.simulate(plan, rows=mean).step)
-        for policy, each in arrangers.items():
-            order = each.row_order(rows)
-            steps[policy].append(drawn.simulate(plan, rows={key: loads[order] for key, loads in rows.items()}).step)
-        spent += [timed(arrangers["search"], rows) for _ in range(5)]
-    lost = np.subtract(given, alike).mean()
-    won = {policy: float(np.subtract(given, of).mean() / lost) for policy, of in steps.items()}
-    found = [
-        row(f"{name}: s, given order", np.mean(given)),
-        row(f"{name}: s, all rows alike", np.mean(alike)),
+        seeded = dataclasses.replace(problem, seed=seed)
+        rows = seeded.sampled_rows
+        given_seconds.append(seeded.simulate(plan).step)
+        mean_rows = {module: np.repeat(loads.mean(axis=0)[None], len(loads), axis=0) for module, loads in rows.items()}
+        equal_seconds.append(seeded.simulate(plan, rows=mean_rows).step)
+        for policy, reorderer in reorderers.items():
+            order = reorderer.row_order(rows)
+            reordered = {module: loads[order] for module, loads in rows.items()}
+            policy_seconds[policy].append(seeded.simulate(plan, rows=reordered).step)
+        milliseconds += [time_reordering(reorderers["search"], rows) for _ in range(5)]
+    lost = np.subtract(given_seconds, equal_seconds).mean()
+    won_back = {
+        policy: float(np.subtract(given_seconds, seconds).mean() / lost) for policy, seconds in policy_seconds.items()
+    }
+    table = [
+        row(f"{name}: s, given order", np.mean(given_seconds)),
+        row(f"{name}: s, all rows alike", np.mean(equal_seconds)),
     ]
     for policy, label in POLICIES.items():
-        ours = policy == "search"
-        reference = won["both"] if ours else None
-        found.append(row(f"{name}: s, {label}", np.mean(steps[policy]), None, np.mean(steps["both"]) if ours else None))
-        found.append(row(f"{name}: lost time won back, {label}", won[policy], reference, reference, most=False))
-    return [*found, row(f"{name}: ms to arrange, ours", min(spent), GOAL_MS)]
+        is_search = policy == "search"
+        reference = won_back["both"] if is_search else None
+        reference_seconds = np.mean(policy_seconds["both"]) if is_search else None
+        table.append(row(f"{name}: s, {label}", np.mean(policy_seconds[policy]), None, reference_seconds))
+        table.append(row(f"{name}: lost time won back, {label}", won_back[policy], reference, reference, most=False))
+    return [*table, row(f"{name}: ms to arrange, ours", min(milliseconds), GOAL_MS)]
 
 
 def brute_force_rows(name: str, problem: PlanningProblem, plan: Plan) -> list[Row]:
-    """Of every pipeline apart: how much of the way from the mean of all its orders to the best one is gone."""
-    replay, intervals, table = arranger(problem, plan, "search").replay_with_costs(problem.sampled_rows)
+    """How much of the gap between the mean of all orders and the best one is closed, for every pipeline by itself."""
+    replay, interval_order, cell_seconds = make_reorderer(problem, plan, "search").replay_with_costs(
+        problem.sampled_rows
+    )
     m = replay.microbatches
-    every = np.array(list(itertools.permutations(range(m))))
-    filled = intervals.orders(table)
-    gaps, left = 0.0, np.zeros(2)
+    all_orders = np.array(list(itertools.permutations(range(m))))
+    interval_orders = interval_order.orders(cell_seconds)
+    gaps, remaining = 0.0, np.zeros(2)
     for pipeline in range(replay.pipelines):
-        seconds = replay.step_seconds(table, every + m * pipeline)
+        seconds = replay.step_seconds(cell_seconds, all_orders + m * pipeline)
         gaps += seconds.mean() - seconds.min()
-        own = filled[pipeline : pipeline + 1]
-        for number, orders in enumerate((own, search_orders(replay, table, own, 1024))):
-            left[number] += replay.step_seconds(table, orders)[0] - seconds.min()
-    closed = 1 - left / gaps
-    of = f"{name}: of the gap to the best of {math.factorial(m):,} orders"
+        own = interval_orders[pipeline : pipeline + 1]
+        for number, orders in enumerate((own, search_orders(replay, cell_seconds, own, 1024))):
+            remaining[number] += replay.step_seconds(cell_seconds, orders)[0] - seconds.min()
+    closed = 1 - remaining / gaps
+    title = f"{name}: of the gap to the best of {math.factorial(m):,} orders"
     return [
-        row(f"{of}, Algorithm 3", closed[0]),
-        row(f"{of}, ours", closed[1], 0.9, closed[0], most=False),
+        row(f"{title}, Algorithm 3", closed[0]),
+        row(f"{title}, ours", closed[1], 0.9, closed[0], most=False),
     ]
 
 
-def arranger(problem: PlanningProblem, plan: Plan, policy: str) -> RowReorderer:
-    """For a problem's plan."""
+def make_reorderer(problem: PlanningProblem, plan: Plan, policy: str) -> RowReorderer:
+    """A reorderer for a problem's plan."""
     return RowReorderer(plan, problem.graph, problem.costs, problem.trained_parts, policy)
 
 
-def timed(of: RowReorderer, rows: dict[str, np.ndarray]) -> float:
-    """Milliseconds that an arrangement takes once the plan is known."""
+def time_reordering(reorderer: RowReorderer, rows: dict[str, np.ndarray]) -> float:
+    """Milliseconds that it takes to reorder the rows of a batch once the plan is known."""
     begin = time.perf_counter()
-    of.row_order(rows)
+    reorderer.row_order(rows)
     return (time.perf_counter() - begin) * 1e3
 
 
-def row(name: str, value: float, goal: float | None = None, reference: float | None = None, most: bool = True) -> Row:
+def row(name: str, value: Any, goal: Any = None, reference: Any = None, most: bool = True) -> Row:
     """One row; a goal is the most that a value may be, or the least."""
     met = None if goal is None else bool(value <= goal if most else value >= goal)
-    floats = {"value": value, "goal": goal, "reference": reference}
-    return {"name": name, "met": met} | {key: None if of is None else float(of) for key, of in floats.items()}
+    figures = {"value": value, "goal": goal, "reference": reference}
+    return {"name": name, "met": met} | {
+        key: None if figure is None else float(figure) for key, figure in figures.items()
+    }

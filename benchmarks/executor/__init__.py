@@ -1,0 +1,1 @@
+"""What the executor costs, against one `jit` of the same work."""

@@ -1,0 +1,1 @@
+"""Whether the pictures that a trained model generates have the colour and shape asked for."""

@@ -1,0 +1,1 @@
+"""What XLA's schedule for H100s overlaps, compiled without an H100."""

@@ -7,122 +7,125 @@ from sharding.balancing.postbalancing import unpadded
 from sharding.balancing.postbalancing.contiguous_partition import partition_minimizing_maximum
 from sharding.balancing.postbalancing.greedy import largest_first
 
-MOVES = 200
+MAX_MOVES = 200
 
 
 def convolutional_cost(lengths: Int[np.ndarray, " b"], square_weight: float) -> float:
-    """Of an instance with sequences of these lengths: their sum + w b m^2, with m the longest."""
+    """Cost of a replica with b sequences of these lengths: their sum + w b m^2, where m is the longest."""
     return float(lengths.sum()) + square_weight * len(lengths) * float(lengths.max(initial=0)) ** 2
 
 
-def balance_convolutional(
-    lengths: Int[np.ndarray, " n"], instances: int, square_weight: float
-) -> Int[np.ndarray, " n"]:
-    """The instance of every item, so that the costliest instance costs as little as can easily be.
+def balance_convolutional(lengths: Int[np.ndarray, " n"], replicas: int, square_weight: float) -> Int[np.ndarray, " n"]:
+    """The replica of every item, with a cost of the costliest replica that is close to the least possible.
 
-    The better of two, after single items have moved from the costliest instance to others for as long as that helps:
-    Algorithm 5 as it is meant (`long_apart`), which is good where the sum counts, and runs of like lengths under the
-    least bound, which are good where the square does.
+    It is the better of two assignments, after single items have moved from the costliest replica to others for as long
+    as that helps: Algorithm 5 as it is meant (`separate_long_sequences`), which is good where the sum dominates, and
+    segments of similar lengths under the least bound, which are good where the square does.
 
     Args:
-        lengths: Of all instances' items.
-        instances: Among how many to divide them.
+        lengths: Of all replicas' items.
+        replicas: Number of replicas to divide them among.
         square_weight: The paper's lambda, beta / alpha.
 
     Raises:
-        ValueError: No instance, or lengths that cannot be balanced.
+        ValueError: There is no replica, or the lengths cannot be balanced.
     """
-    unpadded.check_lengths(lengths, instances)
+    unpadded.check_lengths(lengths, replicas)
     order = np.argsort(-lengths, kind="stable")
     descending = lengths[order].astype(np.int64)
-    starts = separate_long_sequences(descending, instances), _runs(descending, instances, square_weight)
-    refined = [_Batches(descending, start, instances, square_weight).move() for start in starts]
-    instance = np.empty(len(lengths), np.int64)
-    instance[order] = min(refined, key=lambda batches: batches.costs.max(initial=0)).instance
-    return instance
+    initial = (
+        separate_long_sequences(descending, replicas),
+        _contiguous_segments(descending, replicas, square_weight),
+    )
+    refined = [_CostedAssignment(descending, start, replicas, square_weight).move_items() for start in initial]
+    replica_of = np.empty(len(lengths), np.int64)
+    replica_of[order] = min(refined, key=lambda assignment: assignment.costs.max(initial=0)).replica_of
+    return replica_of
 
 
-def separate_long_sequences(descending: Int[np.ndarray, " n"], instances: int) -> Int[np.ndarray, " n"]:
+def separate_long_sequences(descending: Int[np.ndarray, " n"], replicas: int) -> Int[np.ndarray, " n"]:
     """Algorithm 5 as it is meant: long sequences in padded batches of their own, short ones where the sum is least.
 
-    The print leaves `b` and `len` undefined. The bound is the largest sum without padding; a batch's padded length is
-    its size times its first sequence, the longest; and as many batches are begun as there are instances.
+    The print leaves `b` and `len` undefined. Here the bound is the largest sum without padding, the padded length of a
+    batch is its size times its first and longest sequence, and as many batches are begun as there are replicas.
     """
-    _, sums = largest_first(descending, np.zeros(instances, np.int64))
+    _, sums = largest_first(descending, np.zeros(replicas, np.int64))
     bound, begin, batch = int(sums.max()), 0, 0
-    instance = np.empty(len(descending), np.int64)
-    while begin < len(descending) and batch < instances:
+    replica_of = np.empty(len(descending), np.int64)
+    while begin < len(descending) and batch < replicas:
         longest = int(descending[begin])
         end = begin + (bound // longest if longest else len(descending))
-        instance[begin:end] = batch
+        replica_of[begin:end] = batch
         begin, batch = min(end, len(descending)), batch + 1
-    sums = np.bincount(instance[:begin], weights=descending[:begin], minlength=instances).astype(np.int64)
-    instance[begin:], _ = largest_first(descending[begin:], sums)
-    return instance
+    sums = np.bincount(replica_of[:begin], weights=descending[:begin], minlength=replicas).astype(np.int64)
+    replica_of[begin:], _ = largest_first(descending[begin:], sums)
+    return replica_of
 
 
-def _runs(descending: Int[np.ndarray, " n"], instances: int, square_weight: float) -> Int[np.ndarray, " n"]:
+def _contiguous_segments(
+    descending: Int[np.ndarray, " n"], replicas: int, square_weight: float
+) -> Int[np.ndarray, " n"]:
     items = len(descending)
-    each = descending.tolist()
+    lengths = descending.tolist()
     padding = (square_weight * descending.astype(np.float64) ** 2).tolist()
-    total = [0, *np.cumsum(descending).tolist()]
+    prefix_sum = [0, *np.cumsum(descending).tolist()]
 
-    def run_cost(begin: int, end: int) -> float:
-        return total[end] - total[begin] + (end - begin) * padding[begin]
+    def segment_cost(begin: int, end: int) -> float:
+        return prefix_sum[end] - prefix_sum[begin] + (end - begin) * padding[begin]
 
-    def fill(begin: int, bound: float) -> int:
+    def longest_segment(begin: int, bound: float) -> int:
         end = begin
-        while end < items:  # all further items are no longer than the next, so as many of its cost fit for certain
-            one = each[end] + padding[begin]
-            more = int((bound - run_cost(begin, end)) // one) if one else items
-            if more < 1:
+        while end < items:  # all further items are no longer than the next, so at least as many of its cost fit
+            next_cost = lengths[end] + padding[begin]
+            fitting = int((bound - segment_cost(begin, end)) // next_cost) if next_cost else items
+            if fitting < 1:
                 break
-            end = min(end + more, items)
+            end = min(end + fitting, items)
         return max(end, begin + 1)
 
-    begins = partition_minimizing_maximum(items, instances, run_cost, fill)
+    begins = partition_minimizing_maximum(items, replicas, segment_cost, longest_segment)
     return np.repeat(np.arange(len(begins)), np.diff([*begins, items]))
 
 
-class _Batches:
-    """An assignment with what its instances cost."""
+class _CostedAssignment:
+    """An assignment with the costs of its replicas."""
 
     def __init__(
-        self, lengths: Int[np.ndarray, " n"], instance: Int[np.ndarray, " n"], instances: int, square_weight: float
+        self, lengths: Int[np.ndarray, " n"], replica_of: Int[np.ndarray, " n"], replicas: int, square_weight: float
     ) -> None:
-        self.lengths, self.instance, self._weight = lengths, instance, square_weight
-        self._sums = np.bincount(instance, weights=lengths, minlength=instances)
-        self._counts = np.bincount(instance, minlength=instances)
-        self._longest = np.zeros(instances)
-        np.maximum.at(self._longest, instance, lengths)
+        self.lengths, self.replica_of, self._weight = lengths, replica_of, square_weight
+        self._sums = np.bincount(replica_of, weights=lengths, minlength=replicas)
+        self._counts = np.bincount(replica_of, minlength=replicas)
+        self._longest = np.zeros(replicas)
+        np.maximum.at(self._longest, replica_of, lengths)
 
     @property
     def costs(self) -> Float[np.ndarray, " d"]:
-        """Of every instance."""
+        """Of every replica."""
         return self._sums + self._weight * self._counts * self._longest**2
 
-    def move(self) -> "_Batches":
-        """Moves single items out of the costliest instance, `MOVES` at most, while that lowers the largest cost."""
-        for _ in range(MOVES):
+    def move_items(self) -> "_CostedAssignment":
+        """Moves single items out of the costliest replica, at most `MAX_MOVES`, while that lowers the largest cost."""
+        for _ in range(MAX_MOVES):
             costs = self.costs
             costliest = int(costs.argmax())
-            mine = np.flatnonzero(self.instance == costliest)
-            if len(mine) < 2:
+            items = np.flatnonzero(self.replica_of == costliest)
+            if len(items) < 2:
                 break
-            moved = self.lengths[mine].astype(np.float64)  # longest first, like all items
-            longest = np.full(len(mine), moved[0])
-            longest[0] = moved[1]
-            here = self._sums[costliest] - moved + self._weight * (len(mine) - 1) * longest**2
-            padded = (self._counts + 1) * np.maximum(self._longest, moved[:, None]) ** 2
-            there = self._sums + moved[:, None] + self._weight * padded
-            there[:, costliest] = np.inf
-            after = np.maximum(here[:, None], there)
-            item, target = divmod(int(after.argmin()), len(costs))
-            if after[item, target] >= costs[costliest] * (1 - 1e-12):
+            lengths = self.lengths[items].astype(np.float64)  # longest first, like all items
+            longest_left = np.full(len(items), lengths[0])
+            longest_left[0] = lengths[1]
+            cost_left = self._sums[costliest] - lengths + self._weight * (len(items) - 1) * longest_left**2
+            padded_lengths = (self._counts + 1) * np.maximum(self._longest, lengths[:, None]) ** 2
+            cost_with = self._sums + lengths[:, None] + self._weight * padded_lengths  # [items, d]
+            cost_with[:, costliest] = np.inf
+            largest_after = np.maximum(cost_left[:, None], cost_with)
+            item, target = divmod(int(largest_after.argmin()), len(costs))
+            if largest_after[item, target] >= costs[costliest] * (1 - 1e-12):
                 break
-            self.instance[mine[item]] = target
-            self._sums[[costliest, target]] += (-moved[item], moved[item])
+            self.replica_of[items[item]] = target
+            self._sums[[costliest, target]] += (-lengths[item], lengths[item])
             self._counts[[costliest, target]] += (-1, 1)
-            self._longest[costliest] = longest[item]
-            self._longest[target] = max(self._longest[target], moved[item])
+            self._longest[costliest] = longest_left[item]
+            self._longest[target] = max(self._longest[target], lengths[item])
         return self

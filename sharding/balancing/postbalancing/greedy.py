@@ -1,4 +1,4 @@
-"""Start assignments for balancing: largest first, and row by row where every instance takes equally many."""
+"""Initial assignments: longest first (LPT), and round by round where every replica takes equally many items."""
 
 import numpy as np
 from jaxtyping import Int
@@ -7,47 +7,47 @@ from jaxtyping import Int
 def largest_first(
     descending: Int[np.ndarray, " n"], sums: Int[np.ndarray, " d"]
 ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " d"]]:
-    """Every item, largest first, to the instance whose sum is then least: the LPT rule (Graham 1969; Algorithm 1).
+    """Assigns every item, longest first, to the replica with the least sum: the LPT rule (Graham 1969; Algorithm 1).
 
-    The result is that of the item-by-item rule, found many items at a time: after sorting the instances by sum, the
-    next items go one each to the first, second, ... of them, for as long as none that has already taken one is lighter
-    than the next in line. That is nearly all of them nearly always, so there are little more than `n / d` rounds.
+    The result is that of the rule item by item, computed for many items at a time: with the replicas sorted by sum, the
+    next items go one each to the first, second, ... replica, as long as no replica that has just taken one is lighter
+    than the next in line. That holds for nearly all of them nearly always, so there are few more than `n / d` rounds.
 
     Args:
-        descending: Lengths, largest first.
-        sums: What every instance holds before.
+        descending: Lengths, longest first.
+        sums: The sum of every replica beforehand.
 
     Returns:
-        The instance of every item, and the sums after. Among equally light instances any may come first.
+        The replica of every item, and the sums afterwards. Ties between replicas are broken arbitrarily.
     """
     sums = sums.copy()
-    instance = np.empty(len(descending), np.int64)
+    replica_of = np.empty(len(descending), np.int64)
     done = 0
     while done < len(descending):
         order = np.argsort(sums)[: len(descending) - done]
         before = sums[order]
         after = before + descending[done : done + len(order)]
         overtaken = before[1:] > np.minimum.accumulate(after)[:-1]
-        taken = int(overtaken.argmax()) + 1 if overtaken.any() else len(order)
-        chosen = order[:taken]
-        sums[chosen] = after[:taken]
-        instance[done : done + taken] = chosen
-        done += taken
-    return instance, sums
+        count = int(overtaken.argmax()) + 1 if overtaken.any() else len(order)
+        chosen = order[:count]
+        sums[chosen] = after[:count]
+        replica_of[done : done + count] = chosen
+        done += count
+    return replica_of, sums
 
 
-def deal_equal_counts(descending: Int[np.ndarray, " n"], instances: int) -> Int[np.ndarray, " n"]:
-    """Rows of `instances` items, largest first, each handed out one item an instance, the largest to the lightest.
+def deal_equal_counts(descending: Int[np.ndarray, " n"], replicas: int) -> Int[np.ndarray, " n"]:
+    """Deals items, longest first, in rounds of one item for each replica, the longest to the lightest replica.
 
     This is multi-way differencing with equal counts (Michiels et al. 2003, BLDM): counts differ by at most one.
     """
-    sums = np.zeros(instances, np.int64)
-    instance = np.empty(len(descending), np.int64)
-    for begin in range(0, len(descending), instances):
-        row = descending[begin : begin + instances]
-        if len(row) < instances:  # the last row's places without an item go to the heaviest
-            row = np.concatenate((row, np.zeros(instances - len(row), row.dtype)))
+    sums = np.zeros(replicas, np.int64)
+    replica_of = np.empty(len(descending), np.int64)
+    for begin in range(0, len(descending), replicas):
+        lengths = descending[begin : begin + replicas]
+        if len(lengths) < replicas:  # in the last round the heaviest replicas get no item
+            lengths = np.concatenate((lengths, np.zeros(replicas - len(lengths), lengths.dtype)))
         order = np.argsort(sums)
-        sums[order] += row
-        instance[begin : begin + instances] = order[: len(descending) - begin]
-    return instance
+        sums[order] += lengths
+        replica_of[begin : begin + replicas] = order[: len(descending) - begin]
+    return replica_of

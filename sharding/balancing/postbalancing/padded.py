@@ -1,4 +1,4 @@
-"""Post-balancing with padding: every sequence costs what the batch's longest does (OrchMLLM 5.1, Algorithm 2)."""
+"""Post-balancing with padding: every sequence costs as much as the longest of its batch (OrchMLLM 5.1, Algorithm 2)."""
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -8,48 +8,52 @@ from sharding.balancing.postbalancing.unpadded import check_lengths
 
 
 def padded_cost(lengths: Int[np.ndarray, " b"], square_weight: float = 0.0) -> float:
-    """Of an instance with sequences of these lengths: b (m + w m^2), with m the longest (equation 2)."""
+    """Cost of a replica with b sequences of these lengths: b (m + w m^2), where m is the longest (equation 2)."""
     longest = float(lengths.max(initial=0))
     return len(lengths) * (longest + square_weight * longest**2)
 
 
 def balance_padded(
-    lengths: Int[np.ndarray, " n"], instances: int, equal: bool = False, square_weight: float = 0.0
+    lengths: Int[np.ndarray, " n"], replicas: int, equal: bool = False, square_weight: float = 0.0
 ) -> Int[np.ndarray, " n"]:
-    """The instance of every item, with the least possible cost of the costliest instance.
+    """The replica of every item, with the least possible cost of the costliest replica.
 
-    Sequences of like length share an instance: sorted, they are cut into runs under a bound, and the bound is as low
-    as it can be (Algorithm 2; `contiguous.least_bound` says what differs from the print). That is optimal, since some
-    optimal division consists of runs. Fewer runs than instances can do; the rest then hold nothing.
+    Sequences of similar length share a replica: sorted, they are cut into segments under the least possible bound
+    (Algorithm 2; `partition_minimizing_maximum` says what differs from the print). That is optimal, since some optimal
+    division consists of segments. There may be fewer segments than replicas; then some replicas get nothing.
 
     Args:
-        lengths: Of all instances' items.
-        instances: Among how many to divide them.
-        equal: Counts differ by at most one; the longest are in the smaller batches.
-        square_weight: The paper's beta / alpha, for the part of the cost that grows with a length's square.
+        lengths: Of all replicas' items.
+        replicas: Number of replicas to divide them among.
+        equal: Whether counts may differ by at most one; the longest are in the smaller batches.
+        square_weight: The paper's beta / alpha, for the part of the cost that grows with the square of a length.
 
     Raises:
-        ValueError: No instance, or lengths that cannot be balanced.
+        ValueError: There is no replica, or the lengths cannot be balanced.
     """
-    check_lengths(lengths, instances)
+    check_lengths(lengths, replicas)
     order = np.argsort(-lengths, kind="stable")
     descending = lengths[order].astype(np.float64)
     if equal:
-        counts = np.full(instances, len(lengths) // instances)
-        counts[instances - len(lengths) % instances :] += 1
+        counts = np.full(replicas, len(lengths) // replicas)
+        counts[replicas - len(lengths) % replicas :] += 1
     else:
-        counts = np.diff([*_begins(descending + square_weight * descending**2, instances), len(lengths)])
-    instance = np.empty(len(lengths), np.int64)
-    instance[order] = np.repeat(np.arange(len(counts)), counts)
-    return instance
+        begins = _segment_begins(descending + square_weight * descending**2, replicas)
+        counts = np.diff([*begins, len(lengths)])
+    replica_of = np.empty(len(lengths), np.int64)
+    replica_of[order] = np.repeat(np.arange(len(counts)), counts)
+    return replica_of
 
 
-def _begins(descending: Float[np.ndarray, " n"], instances: int) -> list[int]:
-    each = descending.tolist()
+def _segment_begins(descending_costs: Float[np.ndarray, " n"], replicas: int) -> list[int]:
+    costs = descending_costs.tolist()
 
-    def fill(begin: int, bound: float) -> int:
-        if not each[begin]:
-            return len(each)
-        return min(begin + int(bound // each[begin]), len(each))
+    def longest_segment(begin: int, bound: float) -> int:
+        if not costs[begin]:
+            return len(costs)
+        return min(begin + int(bound // costs[begin]), len(costs))
 
-    return partition_minimizing_maximum(len(each), instances, lambda begin, end: (end - begin) * each[begin], fill)
+    def segment_cost(begin: int, end: int) -> float:
+        return (end - begin) * costs[begin]
+
+    return partition_minimizing_maximum(len(costs), replicas, segment_cost, longest_segment)

@@ -1,28 +1,28 @@
-"""Levelling the sums of instances by exchanging items between heavy and light ones, all pairs at once."""
+"""Levels the sums of replicas by swapping items between heavy and light ones, all pairs of replicas at once."""
 
 import dataclasses
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-COLUMNS = 16  # items of a heavy instance that one search tries; each against every item of a light one
-ROUNDS = 120
-PATIENCE = 24  # rounds in a row without an exchange before it gives up
+MAX_TRIED_ITEMS = 16  # items of a heavy replica that one search tries, each against every item of a light one
+MAX_ROUNDS = 120
+PATIENCE = 24  # rounds in a row without a swap after which it ends
 
 
 @dataclasses.dataclass
 class ReplicaItems:
-    """What every instance holds; `level` changes it in place.
+    """The items of every replica; `level_by_swaps` changes them in place.
 
-    Items are numbered by ascending length, so that sorting a row of numbers sorts its lengths. Rows are filled up with
-    empty places, which are items of length 0 with the lowest numbers: taking one for an item is moving the item.
+    Items are numbered by ascending length, so that sorting numbers sorts lengths. Rows are filled up with placeholders,
+    items of length 0 with the lowest numbers: swapping an item for a placeholder moves the item.
 
     Attributes:
         lengths: Of every item, ascending.
-        items: Numbers of the items in every instance, ascending in each row.
-        sums: Total length in every instance. It may hold more than `items` shows, which then stays where it is.
-        empty: How many of the lowest numbers are empty places.
-        equal: An instance may hold one empty place at most, so that counts differ by at most one.
+        items: Numbers of the items of every replica, ascending in each row.
+        sums: Total length of every replica. It may include items that are not in `items` and stay where they are.
+        placeholder_count: How many of the lowest numbers are placeholders.
+        equal_counts: Whether a replica may have one placeholder at most, so that counts differ by at most one.
     """
 
     lengths: Int[np.ndarray, " t"]
@@ -33,120 +33,131 @@ class ReplicaItems:
 
     @classmethod
     def from_assignment(
-        cls, ascending: Int[np.ndarray, " n"], instance: Int[np.ndarray, " n"], instances: int, equal: bool
+        cls, ascending: Int[np.ndarray, " n"], replica_of: Int[np.ndarray, " n"], replicas: int, equal: bool
     ) -> "ReplicaItems":
-        """From an assignment; of an instance with far more items than the mean only the smallest take part."""
-        counts = np.bincount(instance, minlength=instances)
-        width = min(int(counts.max()), 2 * -(-len(ascending) // instances) + 8)
-        by_instance = np.argsort(instance, kind="stable")
-        place = np.arange(len(ascending)) - np.repeat(np.cumsum(counts) - counts, counts)
-        movable = place < width
-        empty = instances * width - int(movable.sum())
-        items = np.full((instances, width), -1, np.int32)
-        items[instance[by_instance][movable], place[movable]] = by_instance[movable] + empty
-        items[items < 0] = np.arange(empty)
+        """From an assignment; of a replica with far more items than the mean only the shortest take part."""
+        counts = np.bincount(replica_of, minlength=replicas)
+        width = min(int(counts.max()), 2 * -(-len(ascending) // replicas) + 8)
+        by_replica = np.argsort(replica_of, kind="stable")
+        column = np.arange(len(ascending)) - np.repeat(np.cumsum(counts) - counts, counts)
+        takes_part = column < width
+        placeholders = replicas * width - int(takes_part.sum())
+        items = np.full((replicas, width), -1, np.int32)
+        items[replica_of[by_replica][takes_part], column[takes_part]] = by_replica[takes_part] + placeholders
+        items[items < 0] = np.arange(placeholders)
         items.sort(axis=1)
-        sums = np.bincount(instance, weights=ascending, minlength=instances).astype(np.int64)
-        return cls(np.concatenate((np.zeros(empty, np.int64), ascending)), items, sums, empty, equal)
+        sums = np.bincount(replica_of, weights=ascending, minlength=replicas).astype(np.int64)
+        lengths = np.concatenate((np.zeros(placeholders, np.int64), ascending))
+        return cls(lengths, items, sums, placeholders, equal)
 
-    def updated_assignment(self, instance: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """The assignment from which this was made, as it is now."""
-        instance = instance.copy()
-        real = self.items >= self.placeholder_count
-        instance[self.items[real] - self.placeholder_count] = np.nonzero(real)[0]
-        return instance
+    def updated_assignment(self, replica_of: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        """The assignment from which this was made, after the swaps."""
+        replica_of = replica_of.copy()
+        is_item = self.items >= self.placeholder_count
+        replica_of[self.items[is_item] - self.placeholder_count] = np.nonzero(is_item)[0]
+        return replica_of
 
     def replace(
-        self, instances: Int[np.ndarray, " h"], items: Int[np.ndarray, "h w"], moved: Int[np.ndarray, " h"]
+        self, replicas: Int[np.ndarray, " h"], items: Int[np.ndarray, "h w"], gained: Int[np.ndarray, " h"]
     ) -> None:
-        """Gives instances other items, whose lengths add up to `moved` more than what they had."""
+        """Gives replicas other items, whose lengths add up to `gained` more than before."""
         items.sort(axis=1)
-        self.items[instances] = items
-        self.sums[instances] += moved
+        self.items[replicas] = items
+        self.sums[replicas] += gained
 
 
-def level_by_swaps(held: ReplicaItems) -> None:
-    """Exchanges items until no sum is above what the largest item and the mean permit, or nothing helps any more.
+def level_by_swaps(replica_items: ReplicaItems) -> None:
+    """Swaps items until no sum is above what the longest item and the mean permit, or no swap helps any more.
 
-    In every round the heaviest instance meets the lightest, the second heaviest the second lightest and so on. Far
-    from the goal a pair exchanges many items (`_exchange_many`), near it the one pair of items that levels the two best
-    (`_exchange_one`). The largest sum never grows.
+    In every round the heaviest replica is paired with the lightest, the second heaviest with the second lightest and so
+    on. Far from the goal a pair swaps many items (`_swap_many`), near it the two items that level the pair best
+    (`_swap_one`). The largest sum never grows.
     """
-    bound = max(-(-int(held.sums.sum()) // len(held.sums)), int(held.lengths[-1]))
-    coarse = int(held.lengths.mean())
-    met, idle = 0, 0
-    for turn in range(ROUNDS):
-        order = np.argsort(held.sums)
-        over = held.sums[order] - bound
-        heavies = int((over > 0).sum())
-        lights = int((over < 0).sum())
-        if not heavies or not lights or idle > PATIENCE:
+    bound = max(-(-int(replica_items.sums.sum()) // len(replica_items.sums)), int(replica_items.lengths[-1]))
+    mean_length = int(replica_items.lengths.mean())
+    shift, idle_rounds = 0, 0
+    for round_index in range(MAX_ROUNDS):
+        order = np.argsort(replica_items.sums)
+        excess = replica_items.sums[order] - bound
+        heavy_count = int((excess > 0).sum())
+        light_count = int((excess < 0).sum())
+        if not heavy_count or not light_count or idle_rounds > PATIENCE:
             return
-        far = 0 if idle else int((over > coarse).sum())
-        pairs = min(far or heavies, lights, len(order) // 2)
-        heavy, light = order[::-1][:pairs], np.roll(order[:lights], -met)[:pairs]
-        moved = _exchange_many(held, heavy, light) if far else _exchange_one(held, heavy, light, turn)
-        met = 0 if moved == pairs else (met + 1) % lights  # others next time, if some found nothing
-        idle = 0 if moved else idle + 1
+        far_count = 0 if idle_rounds else int((excess > mean_length).sum())
+        pairs = min(far_count or heavy_count, light_count, len(order) // 2)
+        heavy, light = order[::-1][:pairs], np.roll(order[:light_count], -shift)[:pairs]
+        if far_count:
+            swapped = _swap_many(replica_items, heavy, light)
+        else:
+            swapped = _swap_one(replica_items, heavy, light, round_index)
+        shift = 0 if swapped == pairs else (shift + 1) % light_count  # other pairs next time, if some found no swap
+        idle_rounds = 0 if swapped else idle_rounds + 1
 
 
-def _exchange_many(held: ReplicaItems, heavy: Int[np.ndarray, " h"], light: Int[np.ndarray, " h"]) -> int:
-    """The heavy's large items for the light's small ones, as many as half the gap allows; how many pairs did.
+def _swap_many(replica_items: ReplicaItems, heavy: Int[np.ndarray, " h"], light: Int[np.ndarray, " h"]) -> int:
+    """Swaps long items of the heavy replicas for short ones of the light, as many as half the gap allows.
 
-    Largest is set against smallest, second largest against second smallest: the differences fall, and a run of them,
-    from the first that fits, is taken.
+    The longest is set against the shortest, the second longest against the second shortest and so on: the differences
+    fall, and a run of them, from the first that fits, is taken. Returns how many pairs of replicas swapped.
     """
-    mine, theirs = held.items[heavy][:, ::-1], held.items[light]
-    moved = held.lengths[mine] - held.lengths[theirs]
-    half = ((held.sums[heavy] - held.sums[light]) // 2)[:, None]
-    taken = (moved > 0) & (moved <= half)
-    if held.equal_counts:
-        taken[_both_have_room(held, heavy, light), 0] = False
-    taken &= np.cumsum(np.where(taken, moved, 0), axis=1) <= half
-    total = np.where(taken, moved, 0).sum(axis=1)
-    held.replace(heavy, np.where(taken, theirs, mine), -total)
-    held.replace(light, np.where(taken, mine, theirs), total)
-    return int((total > 0).sum())
+    heavy_items, light_items = replica_items.items[heavy][:, ::-1], replica_items.items[light]
+    differences = replica_items.lengths[heavy_items] - replica_items.lengths[light_items]
+    half_gap = ((replica_items.sums[heavy] - replica_items.sums[light]) // 2)[:, None]
+    taken = (differences > 0) & (differences <= half_gap)
+    if replica_items.equal_counts:
+        taken[_both_have_placeholders(replica_items, heavy, light), 0] = False
+    taken &= np.cumsum(np.where(taken, differences, 0), axis=1) <= half_gap
+    moved = np.where(taken, differences, 0).sum(axis=1)
+    replica_items.replace(heavy, np.where(taken, light_items, heavy_items), -moved)
+    replica_items.replace(light, np.where(taken, heavy_items, light_items), moved)
+    return int((moved > 0).sum())
 
 
-def _exchange_one(held: ReplicaItems, heavy: Int[np.ndarray, " h"], light: Int[np.ndarray, " h"], turn: int) -> int:
-    """In every pair the exchange of two items that levels it best, if it lowers the heavier; how many pairs did."""
-    mine, theirs = held.items[heavy], held.items[light]
-    step = -(-mine.shape[1] // COLUMNS)
-    tried = held.lengths[mine[:, turn % step :: step]]
-    lengths = held.lengths[theirs]
-    gap = held.sums[heavy] - held.sums[light]
-    beyond = 2 * int(held.lengths[-1]) + int(gap.max()) + 1  # farther than any wish is from any item
-    if held.equal_counts:
-        lengths[_both_have_room(held, heavy, light), 0] = -beyond
-    nearest = _nearest(lengths, tried - (gap // 2)[:, None], beyond)
-    moved = tried - np.take_along_axis(lengths, nearest, axis=1)
+def _swap_one(
+    replica_items: ReplicaItems, heavy: Int[np.ndarray, " h"], light: Int[np.ndarray, " h"], round_index: int
+) -> int:
+    """In every pair the swap of two items that levels it best, if it lowers the heavier one; how many pairs swapped."""
+    heavy_items, light_items = replica_items.items[heavy], replica_items.items[light]
+    stride = -(-heavy_items.shape[1] // MAX_TRIED_ITEMS)
+    offset = round_index % stride
+    tried = replica_items.lengths[heavy_items[:, offset::stride]]  # [h, q]
+    light_lengths = replica_items.lengths[light_items]  # [h, w]
+    gap = replica_items.sums[heavy] - replica_items.sums[light]
+    beyond = 2 * int(replica_items.lengths[-1]) + int(gap.max()) + 1  # farther than any target is from any length
+    if replica_items.equal_counts:
+        light_lengths[_both_have_placeholders(replica_items, heavy, light), 0] = -beyond
+    nearest = _nearest(light_lengths, tried - (gap // 2)[:, None], beyond)  # [h, q]
+    moved = tried - np.take_along_axis(light_lengths, nearest, axis=1)
     best = np.abs(2 * moved - gap[:, None]).argmin(axis=1)
-    row = np.arange(len(heavy))
-    moved = moved[row, best]
-    row = row[(moved > 0) & (moved < gap)]
-    moved, give, take = moved[row], best[row] * step + turn % step, nearest[row, best[row]]
-    mine, theirs, here = mine[row], theirs[row], np.arange(len(row))
-    mine[here, give], theirs[here, take] = theirs[here, take], mine[here, give]
-    held.replace(heavy[row], mine, -moved)
-    held.replace(light[row], theirs, moved)
-    return len(row)
+    pair = np.arange(len(heavy))
+    moved = moved[pair, best]
+    pair = pair[(moved > 0) & (moved < gap)]
+    moved, heavy_column, light_column = moved[pair], best[pair] * stride + offset, nearest[pair, best[pair]]
+    heavy_items, light_items, row = heavy_items[pair], light_items[pair], np.arange(len(pair))
+    heavy_items[row, heavy_column], light_items[row, light_column] = (
+        light_items[row, light_column],
+        heavy_items[row, heavy_column],
+    )
+    replica_items.replace(heavy[pair], heavy_items, -moved)
+    replica_items.replace(light[pair], light_items, moved)
+    return len(pair)
 
 
-def _nearest(rows: Int[np.ndarray, "h w"], wishes: Int[np.ndarray, "h q"], beyond: int) -> Int[np.ndarray, "h q"]:
-    """The place in each ascending row of what is nearest to each of its wishes: one search for all rows together."""
+def _nearest(rows: Int[np.ndarray, "h w"], targets: Int[np.ndarray, "h q"], beyond: int) -> Int[np.ndarray, "h q"]:
+    """The column in each ascending row of the value nearest to each of its targets: one search for all rows."""
     width = rows.shape[1]
-    begin = np.arange(len(rows))[:, None]
-    keys, wanted = rows + begin * (4 * beyond), wishes + begin * (4 * beyond)
-    begin = begin * width
-    found = np.searchsorted(keys.ravel(), wanted.ravel()).reshape(wanted.shape)
-    above, below = np.minimum(found, begin + width - 1), np.maximum(found - 1, begin)
+    row = np.arange(len(rows))[:, None]
+    keys, target_keys = rows + row * (4 * beyond), targets + row * (4 * beyond)
+    begin = row * width
+    insertion = np.searchsorted(keys.ravel(), target_keys.ravel()).reshape(target_keys.shape)
+    above, below = np.minimum(insertion, begin + width - 1), np.maximum(insertion - 1, begin)
     keys = keys.ravel()
-    return np.where(keys[above] - wanted < wanted - keys[below], above, below) - begin
+    return np.where(keys[above] - target_keys < target_keys - keys[below], above, below) - begin
 
 
-def _both_have_room(
-    held: ReplicaItems, heavy: Int[np.ndarray, " h"], light: Int[np.ndarray, " h"]
+def _both_have_placeholders(
+    replica_items: ReplicaItems, heavy: Int[np.ndarray, " h"], light: Int[np.ndarray, " h"]
 ) -> Bool[np.ndarray, " h"]:
-    """Pairs in which both have their empty place, so that neither may get the other's."""
-    return (held.items[heavy, 0] < held.placeholder_count) & (held.items[light, 0] < held.placeholder_count)
+    """Pairs in which both replicas have their one placeholder, so that neither may get the other's."""
+    placeholders, items = replica_items.placeholder_count, replica_items.items
+    return (items[heavy, 0] < placeholders) & (items[light, 0] < placeholders)

@@ -1,4 +1,4 @@
-"""Post-balancing where attention's square counts, without padding (OrchMLLM, appendix A, Algorithm 4)."""
+"""Post-balancing of costs with a quadratic part, such as attention's, without padding (OrchMLLM, Algorithm 4)."""
 
 import heapq
 
@@ -8,169 +8,175 @@ from jaxtyping import Float, Int
 from sharding.balancing.postbalancing import unpadded
 from sharding.balancing.postbalancing.pairwise_swaps import ReplicaItems
 
-STEPS = 1 << 45
-"""Costs are balanced as whole numbers whose total is at most this, over the instances."""
+MAX_WHOLE_TOTAL = 1 << 45
+"""Costs are balanced as whole numbers whose total times the replicas is at most this."""
 PROBES = 6
-PAIRS = 16  # of instances that exchange at a time
-PATIENCE = 12  # rounds in a row without a lower largest cost
+MAX_PAIRS = 16  # of replicas that swap at a time
+PATIENCE = 12  # rounds in a row without a lower largest cost after which it ends
 
 
 def quadratic_cost(lengths: Int[np.ndarray, " b"], square_weight: float) -> float:
-    """Of an instance with sequences of these lengths: their sum + w times the sum of their squares."""
+    """Cost of a replica with sequences of these lengths: their sum + w times the sum of their squares."""
     exact = lengths.astype(np.float64)
     return float((exact + square_weight * exact**2).sum())
 
 
 def balance_quadratic(
-    lengths: Int[np.ndarray, " n"], instances: int, square_weight: float, equal: bool = False
+    lengths: Int[np.ndarray, " n"], replicas: int, square_weight: float, equal: bool = False
 ) -> Int[np.ndarray, " n"]:
-    """The instance of every item, so that the costliest instance costs as little as can easily be.
+    """The replica of every item, with a cost of the costliest replica that is close to the least possible.
 
-    A sequence's cost, l + w l^2, adds up like a length, so it is balanced like one. Memory, which goes with the sum of
-    lengths, may then differ; `balance_within` holds it.
+    The cost of a sequence, l + w l^2, adds up like a length, so it is balanced like one. Memory, which is proportional
+    to the sum of lengths, may then differ between replicas; `balance_quadratic_within` bounds it.
 
     Args:
-        lengths: Of all instances' items.
-        instances: Among how many to divide them.
+        lengths: Of all replicas' items.
+        replicas: Number of replicas to divide them among.
         square_weight: The paper's lambda, beta / alpha.
-        equal: Counts differ by at most one.
+        equal: Whether counts may differ by at most one.
 
     Raises:
-        ValueError: No instance, or lengths that cannot be balanced.
+        ValueError: There is no replica, or the lengths cannot be balanced.
     """
-    unpadded.check_lengths(lengths, instances)
+    unpadded.check_lengths(lengths, replicas)
     exact = lengths.astype(np.float64)
     costs = exact + square_weight * exact**2
-    scale = STEPS / instances / max(float(costs.sum()), 1.0)
-    return unpadded.balance_unpadded(np.rint(costs * scale).astype(np.int64), instances, equal)
+    scale = MAX_WHOLE_TOTAL / replicas / max(float(costs.sum()), 1.0)
+    return unpadded.balance_unpadded(np.rint(costs * scale).astype(np.int64), replicas, equal)
 
 
 def balance_quadratic_within(
-    lengths: Int[np.ndarray, " n"], instances: int, square_weight: float, tolerance: int
+    lengths: Int[np.ndarray, " n"], replicas: int, square_weight: float, tolerance: int
 ) -> Int[np.ndarray, " n"]:
-    """The instance of every item: costs as level as they can be while sums of lengths stay level up to a tolerance.
+    """The replica of every item: costs as level as possible while sums of lengths are level up to a tolerance.
 
-    No sum ends above the mean (or the longest item) by more than the tolerance, or above Algorithm 4's own largest.
-    Starts with the better of Algorithm 4 as it is meant (`greedy_within`) and `balance` with the largest part of the
-    square weight that keeps to that; then costly instances exchange items with cheap ones.
+    No sum exceeds the mean (or the longest item) by more than the tolerance, or Algorithm 4's own largest sum. It
+    starts with the better of Algorithm 4 as it is meant (`greedy_within`) and `balance_quadratic` with the largest part
+    of the square weight that stays within that; then costly replicas swap items with cheap ones.
 
     Args:
-        lengths: Of all instances' items.
-        instances: Among how many to divide them.
+        lengths: Of all replicas' items.
+        replicas: Number of replicas to divide them among.
         square_weight: The paper's lambda, beta / alpha.
         tolerance: The paper's interval v, in the unit of the lengths.
 
     Raises:
-        ValueError: No instance, a tolerance below 1, or lengths that cannot be balanced.
+        ValueError: There is no replica, the tolerance is below 1, or the lengths cannot be balanced.
     """
-    unpadded.check_lengths(lengths, instances)
+    unpadded.check_lengths(lengths, replicas)
     if tolerance < 1:
-        raise ValueError(f"a tolerance of {tolerance} is no interval")
+        raise ValueError(f"tolerance is {tolerance}; it must be at least 1")
     order = np.argsort(lengths, kind="stable")
     ascending = lengths[order].astype(np.int64)
     exact = ascending.astype(np.float64)
     costs = exact + square_weight * exact**2
-    found = greedy_within(ascending[::-1], instances, tolerance)[::-1]
-    limit = max(_largest(found, exact), exact.sum() / instances + tolerance, exact.max(initial=0) + tolerance)
-    weighted = _weighted(ascending, instances, square_weight, limit)
-    if _largest(weighted, costs) < _largest(found, costs):
-        found = weighted
-    if 1 < instances < len(lengths):
-        held = ReplicaItems.from_assignment(ascending, found, instances, equal=False)
-        _exchange(held, np.concatenate((np.zeros(held.placeholder_count), costs)), limit)
-        found = held.updated_assignment(found)
-    instance = np.empty(len(lengths), np.int64)
-    instance[order] = found
-    return instance
+    best = greedy_within(ascending[::-1], replicas, tolerance)[::-1]
+    limit = max(_largest_sum(best, exact), exact.sum() / replicas + tolerance, exact.max(initial=0) + tolerance)
+    weighted = _balance_with_reduced_weight(ascending, replicas, square_weight, limit)
+    if _largest_sum(weighted, costs) < _largest_sum(best, costs):
+        best = weighted
+    if 1 < replicas < len(lengths):
+        replica_items = ReplicaItems.from_assignment(ascending, best, replicas, equal=False)
+        _swap_items(replica_items, np.concatenate((np.zeros(replica_items.placeholder_count), costs)), limit)
+        best = replica_items.updated_assignment(best)
+    replica_of = np.empty(len(lengths), np.int64)
+    replica_of[order] = best
+    return replica_of
 
 
-def _weighted(
-    lengths: Int[np.ndarray, " n"], instances: int, square_weight: float, limit: float
+def _balance_with_reduced_weight(
+    lengths: Int[np.ndarray, " n"], replicas: int, square_weight: float, limit: float
 ) -> Int[np.ndarray, " n"]:
-    """`balance` with as much of the square weight as keeps the largest sum of lengths within the limit."""
+    """`balance_quadratic` with as much of the square weight as keeps the largest sum of lengths within the limit."""
     exact = lengths.astype(np.float64)
-    kept, low, high = unpadded.balance_unpadded(lengths, instances), 0.0, 2.0
+    best, low, high = unpadded.balance_unpadded(lengths, replicas), 0.0, 2.0
     for _ in range(PROBES):
         part = (low + high) / 2
-        found = balance_quadratic(lengths, instances, part * square_weight)
-        if _largest(found, exact) > limit:
+        replica_of = balance_quadratic(lengths, replicas, part * square_weight)
+        if _largest_sum(replica_of, exact) > limit:
             high = part
         else:
-            kept, low = found, part
+            best, low = replica_of, part
         if low == 1:
             break
-    return kept
+    return best
 
 
-def _largest(instance: Int[np.ndarray, " n"], each: Float[np.ndarray, " n"]) -> float:
-    return float(np.bincount(instance, weights=each).max(initial=0))
+def _largest_sum(replica_of: Int[np.ndarray, " n"], costs: Float[np.ndarray, " n"]) -> float:
+    return float(np.bincount(replica_of, weights=costs).max(initial=0))
 
 
-def greedy_within(descending: Int[np.ndarray, " n"], instances: int, tolerance: int) -> Int[np.ndarray, " n"]:
-    """Every item, largest first, to the instance with the least sum of squares among those whose sums are alike.
+def greedy_within(descending: Int[np.ndarray, " n"], replicas: int, tolerance: int) -> Int[np.ndarray, " n"]:
+    """Assigns every item, longest first, to the replica with the least sum of squares among those of similar sums.
 
-    The printed comparator calls sums alike that differ by less than the tolerance, which is not transitive, so that a
-    priority queue's answer depends on how it is built. Here they are alike if they lie in the same interval of that
-    length.
+    The printed comparator takes sums for similar that differ by less than the tolerance, which is not transitive, so
+    that the result depends on how the priority queue is built. Here they are similar if they lie in the same interval
+    of that length.
     """
-    queue = [(0, 0, 0, number) for number in range(instances)]  # interval, squares, sum, instance
-    instance = []
+    queue = [(0, 0, 0, number) for number in range(replicas)]  # interval, sum of squares, sum, replica
+    replica_of = []
     for length in descending.tolist():
         _, squares, total, number = queue[0]
         total += length
         heapq.heapreplace(queue, (total // tolerance, squares + length * length, total, number))
-        instance.append(number)
-    return np.array(instance, np.int64)
+        replica_of.append(number)
+    return np.array(replica_of, np.int64)
 
 
-def _exchange(held: ReplicaItems, costs: Float[np.ndarray, " t"], limit: float) -> None:
-    """Exchanges of one item for one between costly and cheap instances, many pairs at a time.
+def _swap_items(replica_items: ReplicaItems, costs: Float[np.ndarray, " t"], limit: float) -> None:
+    """Swaps one item for one between costly and cheap replicas, many pairs of replicas at a time.
 
     Args:
-        held: What the instances hold; changed in place.
+        replica_items: The items of the replicas; changed in place.
         costs: Of every item.
-        limit: Above which no exchange may lift a sum of lengths.
+        limit: The most that a sum of lengths may become.
     """
-    total = costs[held.items].sum(axis=1)
+    total = costs[replica_items.items].sum(axis=1)
     bound = max(float(total.mean()), float(costs.max()))
-    pairs = min(PAIRS, len(total) // 2)
-    met = idle = 0
-    while total.max() > bound * (1 + 1e-9) and idle < PATIENCE:
+    pairs = min(MAX_PAIRS, len(total) // 2)
+    shift = idle_rounds = 0
+    while total.max() > bound * (1 + 1e-9) and idle_rounds < PATIENCE:
         order = np.argsort(total)
-        heavy, light = order[::-1][:pairs], np.roll(order[:-pairs], -met)[:pairs]
+        heavy, light = order[::-1][:pairs], np.roll(order[:-pairs], -shift)[:pairs]
         largest = total[heavy[0]]
-        moved = _exchange_best(held, costs, total, limit, heavy, light)
-        met = 0 if moved == pairs else (met + 1) % (len(order) - pairs)
-        idle = 0 if total.max() < largest * (1 - 1e-6) else idle + 1
+        swapped = _swap_best(replica_items, costs, total, limit, heavy, light)
+        shift = 0 if swapped == pairs else (shift + 1) % (len(order) - pairs)
+        idle_rounds = 0 if total.max() < largest * (1 - 1e-6) else idle_rounds + 1
 
 
-def _exchange_best(
-    held: ReplicaItems,
+def _swap_best(
+    replica_items: ReplicaItems,
     costs: Float[np.ndarray, " t"],
     total: Float[np.ndarray, " d"],
     limit: float,
     heavy: Int[np.ndarray, " h"],
     light: Int[np.ndarray, " h"],
 ) -> int:
-    """In every pair the exchange that makes the costlier one cheapest, if any does; how many pairs did."""
-    mine, theirs = held.items[heavy], held.items[light]
-    longer = held.lengths[mine][:, :, None] - held.lengths[theirs][:, None, :]
-    dearer = costs[mine][:, :, None] - costs[theirs][:, None, :]
-    after = np.maximum(total[heavy][:, None, None] - dearer, total[light][:, None, None] + dearer)
-    too_long = (longer > (limit - held.sums[light])[:, None, None]) | (
-        longer < (held.sums[heavy] - limit)[:, None, None]
+    """In every pair the swap that makes the costlier replica cheapest, if any does; how many pairs swapped."""
+    heavy_items, light_items = replica_items.items[heavy], replica_items.items[light]
+    length_difference = (
+        replica_items.lengths[heavy_items][:, :, None] - replica_items.lengths[light_items][:, None, :]
+    )  # [h, w, w]
+    cost_difference = costs[heavy_items][:, :, None] - costs[light_items][:, None, :]  # [h, w, w]
+    after = np.maximum(total[heavy][:, None, None] - cost_difference, total[light][:, None, None] + cost_difference)
+    too_long = (length_difference > (limit - replica_items.sums[light])[:, None, None]) | (
+        length_difference < (replica_items.sums[heavy] - limit)[:, None, None]
     )
     after[too_long] = np.inf
     best = after.reshape(len(heavy), -1).argmin(axis=1)
-    row = np.arange(len(heavy))
-    give, take = np.divmod(best, theirs.shape[1])
-    row = row[after[row, give, take] < total[heavy] * (1 - 1e-12)]
-    give, take, here = give[row], take[row], np.arange(len(row))
-    longer, dearer = longer[row, give, take], dearer[row, give, take]
-    mine, theirs = mine[row], theirs[row]
-    mine[here, give], theirs[here, take] = theirs[here, take], mine[here, give]
-    held.replace(heavy[row], mine, -longer)
-    held.replace(light[row], theirs, longer)
-    total[heavy[row]] -= dearer
-    total[light[row]] += dearer
-    return len(row)
+    pair = np.arange(len(heavy))
+    heavy_column, light_column = np.divmod(best, light_items.shape[1])
+    pair = pair[after[pair, heavy_column, light_column] < total[heavy] * (1 - 1e-12)]
+    heavy_column, light_column, row = heavy_column[pair], light_column[pair], np.arange(len(pair))
+    moved_length = length_difference[pair, heavy_column, light_column]
+    moved_cost = cost_difference[pair, heavy_column, light_column]
+    heavy_items, light_items = heavy_items[pair], light_items[pair]
+    heavy_items[row, heavy_column], light_items[row, light_column] = (
+        light_items[row, light_column],
+        heavy_items[row, heavy_column],
+    )
+    replica_items.replace(heavy[pair], heavy_items, -moved_length)
+    replica_items.replace(light[pair], light_items, moved_length)
+    total[heavy[pair]] -= moved_cost
+    total[light[pair]] += moved_cost
+    return len(pair)

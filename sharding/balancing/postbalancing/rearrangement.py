@@ -1,4 +1,4 @@
-"""Where every item goes, as data: what a balancing decides and an exchange between instances carries out."""
+"""Where every item goes, as data: what balancing decides and an exchange between replicas carries out."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from jaxtyping import Int
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rearrangement:
-    """A permutation of the items of `d` instances (OrchMLLM 5.1, the mapping of example j of batch i).
+    """A permutation of the items of `d` replicas (OrchMLLM 5.1, the mapping of example j of batch i).
 
-    Item `k` is the k-th when all instances' items are counted through, instance by instance, in their old places.
+    Item `k` is the k-th of all items, ordered by replica and by position before the rearrangement.
 
     Attributes:
-        before: How many items every instance has.
+        before: How many items every replica has before.
         after: How many it has afterwards.
-        target: The instance to which every item goes.
-        target_place: Its place there.
+        target: The replica to which every item goes.
+        target_position: Its position there.
     """
 
     before: Int[np.ndarray, " d"]
@@ -27,22 +27,24 @@ class Rearrangement:
     target_position: Int[np.ndarray, " n"]
 
     def __post_init__(self) -> None:
-        """Raises ValueError unless every place of every instance is filled by one item."""
+        """Raises ValueError unless every position of every replica is filled by one item."""
         if len(self.before) != len(self.after) or min(self.before.min(initial=0), self.after.min(initial=0)) < 0:
-            raise ValueError(f"counts before {self.before} and after {self.after} are not of the same instances")
+            raise ValueError(f"counts before {self.before} and after {self.after} are not of the same replicas")
         items = int(self.before.sum())
         if not items == int(self.after.sum()) == len(self.target):
-            raise ValueError(f"{items} items, {self.after.sum()} places and {len(self.target)} targets must be equal")
+            raise ValueError(
+                f"{items} items, {self.after.sum()} positions and {len(self.target)} targets must be equal"
+            )
         if not items:
             return
         if self.target.min() < 0 or self.target.max() >= self.replicas:
-            raise ValueError(f"targets from {self.target.min()} to {self.target.max()} with {self.replicas} instances")
+            raise ValueError(f"targets from {self.target.min()} to {self.target.max()} with {self.replicas} replicas")
         outside = (self.target_position < 0) | (self.target_position >= self.after[self.target])
         twice = np.bincount(self.new_index[~outside], minlength=items) > 1
-        for wrong, what in ((outside, "lies outside"), (twice[self.new_index % items], "is given twice")):
+        for wrong, what in ((outside, "is out of range"), (twice[self.new_index % items], "is given twice")):
             if wrong.any():
                 item = int(wrong.argmax())
-                raise ValueError(f"item {item}: place {self.target_position[item]} of {self.target[item]} {what}")
+                raise ValueError(f"item {item}: position {self.target_position[item]} of {self.target[item]} {what}")
 
     @classmethod
     def identity(cls, counts: Int[np.ndarray, " d"]) -> "Rearrangement":
@@ -53,91 +55,95 @@ class Rearrangement:
     def from_targets(
         cls, target: Int[np.ndarray, " n"], before: Int[np.ndarray, " d"], order: Int[np.ndarray, " n"] | None = None
     ) -> "Rearrangement":
-        """From the instance to which every item goes, as the balancing functions return it.
+        """From the replica to which every item goes, as the balancing functions return it.
 
         Args:
-            target: Of every item, the items counted through instance by instance.
-            before: How many items every instance has now.
-            order: All items in the order in which they lie within their targets; as they are counted by default.
+            target: Of every item, ordered by replica and position.
+            before: How many items every replica has now.
+            order: All items in the order that they shall have within their targets; by default their own.
         """
         if order is None:
             order = np.arange(len(target))
         by_target = order[np.argsort(target[order], kind="stable")]
         after = np.bincount(target, minlength=len(before))
-        place = np.empty(len(target), np.int64)
-        place[by_target] = _places(after)
-        return cls(before, after, target, place)
+        position = np.empty(len(target), np.int64)
+        position[by_target] = _positions(after)
+        return cls(before, after, target, position)
 
     @property
     def replicas(self) -> int:
-        """How many."""
+        """Number of replicas."""
         return len(self.before)
 
     @property
     def source(self) -> Int[np.ndarray, " n"]:
-        """The instance of every item before."""
+        """The replica of every item before."""
         return np.repeat(np.arange(self.replicas), self.before)
 
     @property
     def source_position(self) -> Int[np.ndarray, " n"]:
-        """Its place there."""
-        return _places(self.before)
+        """The position of every item there."""
+        return _positions(self.before)
 
     @property
     def new_index(self) -> Int[np.ndarray, " n"]:
-        """Every item's number when the items are counted through afterwards: `new[new_index] = old`."""
+        """The number of every item in the order by replica and position afterwards: `new[new_index] = old`."""
         return (np.cumsum(self.after) - self.after)[self.target] + self.target_position
 
     def inverse(self) -> "Rearrangement":
-        """What brings every item back."""
+        """The rearrangement that brings every item back."""
         index = self.new_index
-        target, place = np.empty_like(index), np.empty_like(index)
-        target[index], place[index] = self.source, self.source_position
-        return Rearrangement(self.after, self.before, target, place)
+        target, position = np.empty_like(index), np.empty_like(index)
+        target[index], position[index] = self.source, self.source_position
+        return Rearrangement(self.after, self.before, target, position)
 
     def compose(self, other: "Rearrangement") -> "Rearrangement":
-        """Both, one after the other, as one (section 6, rearrangement composition).
+        """This rearrangement and then the other, as one (section 6, rearrangement composition).
 
-        Encoder outputs go from where the encoder ran to where the backbone runs by
-        `encoder.inverse().then(backbone)`.
+        `encoder.inverse().compose(backbone)` brings encoder outputs from where the encoder ran to where the backbone
+        runs.
 
         Raises:
-            ValueError: The other does not begin with the counts with which this one ends.
+            ValueError: The other does not begin with the counts that this one leaves.
         """
         if not np.array_equal(self.after, other.before):
-            raise ValueError(f"one ends with {self.after} items an instance, the other begins with {other.before}")
+            raise ValueError(
+                f"the first leaves {self.after} items at each replica, the other begins with {other.before}"
+            )
         index = self.new_index
         return Rearrangement(self.before, other.after, other.target[index], other.target_position[index])
 
-    def apply(self, held: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """The lists of every instance's items afterwards."""
-        if [len(items) for items in held] != self.before.tolist():
-            raise ValueError(f"{[len(items) for items in held]} items, where {self.before.tolist()} are rearranged")
+    def apply(self, items: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """The items of every replica afterwards, given those before."""
+        if [len(row) for row in items] != self.before.tolist():
+            raise ValueError(
+                f"the replicas have {[len(row) for row in items]} items; {self.before.tolist()} are rearranged"
+            )
         moved: list[Any] = [None] * len(self.target)
-        everything = (item for items in held for item in items)
-        for index, item in zip(self.new_index.tolist(), everything, strict=True):
+        all_items = (item for row in items for item in row)
+        for index, item in zip(self.new_index.tolist(), all_items, strict=True):
             moved[index] = item
         ends = np.cumsum(self.after).tolist()
         return [moved[end - count : end] for end, count in zip(ends, self.after.tolist(), strict=True)]
 
     def send_counts(self) -> Int[np.ndarray, "d d"]:
-        """How many items go from each instance (row) to each (column)."""
+        """How many items go from each replica (row) to each replica (column)."""
         pairs = np.bincount(self.source * self.replicas + self.target, minlength=self.replicas**2)
         return pairs.reshape(self.replicas, self.replicas)
 
-    def send_order(self, instance: int) -> Int[np.ndarray, " b"]:
-        """The places of an instance's items in the order in which it sends them: by target, then by place there."""
-        begin = int(self.before[:instance].sum())
-        mine = slice(begin, begin + int(self.before[instance]))
-        return np.lexsort((self.target_position[mine], self.target[mine]))
+    def send_order(self, replica: int) -> Int[np.ndarray, " b"]:
+        """Positions of a replica's items in the order in which it sends them: by target, then by position there."""
+        begin = int(self.before[:replica].sum())
+        own = slice(begin, begin + int(self.before[replica]))
+        return np.lexsort((self.target_position[own], self.target[own]))
 
-    def receive_positions(self, instance: int) -> Int[np.ndarray, " b"]:
-        """Where what an instance receives belongs, in the order of arrival: by source, then as each source sends."""
-        arriving = np.flatnonzero(self.target == instance)
+    def receive_positions(self, replica: int) -> Int[np.ndarray, " b"]:
+        """Positions of what a replica receives, in the order of arrival: by source, then in the source's order."""
+        arriving = np.flatnonzero(self.target == replica)
         order = np.lexsort((self.target_position[arriving], self.source[arriving]))
         return self.target_position[arriving][order]
 
 
-def _places(counts: Int[np.ndarray, " d"]) -> Int[np.ndarray, " n"]:
-    """0, 1, ... in every instance."""
+def _positions(counts: Int[np.ndarray, " d"]) -> Int[np.ndarray, " n"]:
+    """0, 1, ... within every replica."""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)

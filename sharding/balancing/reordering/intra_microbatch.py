@@ -1,6 +1,6 @@
-"""Rows for data-parallel instances: equally many for each, with sums as equal as can easily be.
+"""Division of rows among data-parallel replicas: equally many for each, with nearly equal work.
 
-DistTrain's Algorithm 2 (arXiv 2408.04275, section 6.1) as it is meant, and a refinement.
+This is DistTrain's intra-microbatch reordering (arXiv 2408.04275, section 6.1, Algorithm 2) as it is meant, refined.
 """
 
 import numpy as np
@@ -8,19 +8,19 @@ from jaxtyping import Float, Int
 
 from sharding.balancing.postbalancing import unpadded
 
-_UNITS = 1 << 22  # of all rows together: sums are balanced in whole units
+_TOTAL = 1 << 22  # what the work of all rows is scaled to, since sums are balanced in whole numbers
 
 
 def balanced_groups(sizes: Float[np.ndarray, " n"], groups: int) -> Int[np.ndarray, "g each"]:
-    """Groups of equally many rows whose sums are nearly equal; each lists its rows smallest first.
+    """Groups of equally many rows whose sums are nearly equal; each lists its rows in ascending order of work.
 
     The paper sorts in ascending order and leaves the sizes of the groups open; its bound of 4/3 belongs to descending
-    order (Graham 1969), and every instance needs n / groups rows. So the largest rows are dealt first, one to every
-    group, and then rows change places between heavy and light groups (`unpadded.balance`).
+    order (Graham 1969), and every replica needs n / groups rows. So the largest rows are dealt first, one to every
+    group, and then heavy and light groups swap rows (`balance_unpadded`).
 
     Args:
         sizes: Work of each row, not negative.
-        groups: How many.
+        groups: Number of groups.
 
     Raises:
         ValueError: The rows cannot be divided by the groups.
@@ -28,6 +28,6 @@ def balanced_groups(sizes: Float[np.ndarray, " n"], groups: int) -> Int[np.ndarr
     if groups < 1 or len(sizes) % groups:
         raise ValueError(f"{len(sizes)} rows cannot be divided into {groups} groups of equal size")
     total = float(sizes.sum())
-    whole = np.rint(sizes * (_UNITS / total if total else 0.0)).astype(np.int64)
+    whole = np.rint(sizes * (_TOTAL / total if total else 0.0)).astype(np.int64)
     group = unpadded.balance_unpadded(whole, groups, equal=True)
     return np.lexsort((sizes, group)).reshape(groups, -1)

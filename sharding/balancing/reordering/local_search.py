@@ -1,4 +1,4 @@
-"""A search for the order of microbatches in every pipeline that makes the slowest of them as fast as can be found."""
+"""A local search for the order of microbatches in every pipeline that makes the slowest pipeline fastest."""
 
 import dataclasses
 
@@ -7,100 +7,100 @@ from jaxtyping import Float, Int
 
 from sharding.balancing.reordering.replay import CellSeconds, ScheduleReplay
 
-WORST = 8
-ROUND = 128
-"""Evaluations of a round: pipelines whose times a processor's cache holds."""
+SLOWEST_PIPELINES = 8
+"""Pipelines that a round improves."""
+EVALUATIONS_PER_ROUND = 128
+"""As many as keep their times in the processor's cache."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Moves:
-    """Exchanges of two cells; where they are of one pipeline, the second order is the first again.
+class _Swaps:
+    """Swaps of two cells; where both are of one pipeline, the second order is the first again.
 
     Attributes:
-        pipelines: The pipeline of each move that is to get faster.
-        others: The one that it exchanges a cell with.
-        orders, other_orders: Both after the move.
+        pipelines: The pipeline of each swap that is to become faster.
+        partners: The pipeline with which it swaps a cell.
+        orders, partner_orders: Both after the swap.
     """
 
     pipelines: Int[np.ndarray, " k"]
-    others: Int[np.ndarray, " k"]
+    partners: Int[np.ndarray, " k"]
     orders: Int[np.ndarray, "k m"]
-    other_orders: Int[np.ndarray, "k m"]
+    partner_orders: Int[np.ndarray, "k m"]
 
 
 def search_orders(
-    replay: ScheduleReplay, table: CellSeconds, orders: Int[np.ndarray, "p m"], evaluations: int
+    replay: ScheduleReplay, cell_seconds: CellSeconds, orders: Int[np.ndarray, "p m"], evaluations: int
 ) -> Int[np.ndarray, "p m"]:
-    """Orders whose slowest pipeline is never slower than that of the orders given.
+    """Orders whose slowest pipeline is never slower than that of the given orders.
 
-    In every round the slowest pipelines try to exchange two of their cells, and one of theirs with one of a fast
-    pipeline; each takes the exchange that helps it most and makes no other as slow. The same arguments give the same
-    orders.
+    In every round the slowest pipelines try to swap two of their cells, and one of theirs with one of a fast pipeline;
+    each takes the swap that helps it most and makes no other pipeline as slow. The same arguments give the same orders.
 
     Args:
         replay: The schedule.
-        table: Seconds of the cells.
-        orders: Where the search begins; every cell stands once.
-        evaluations: How many pipelines' steps may be computed, rounded up to whole rounds.
+        cell_seconds: Seconds of the cells.
+        orders: Initial orders, with every cell once.
+        evaluations: How many steps of a pipeline may be computed, rounded up to whole rounds.
     """
     random = np.random.default_rng(0)
     orders = orders.copy()
-    seconds = replay.step_seconds(table, orders)
+    seconds = replay.step_seconds(cell_seconds, orders)
     if orders.size == 1:
         return orders
-    for _ in range(-(-(evaluations - len(orders)) // ROUND)):
+    for _ in range(-(-(evaluations - len(orders)) // EVALUATIONS_PER_ROUND)):
         slowest = np.argsort(-seconds, kind="stable")
-        count = min(WORST, max(1, len(orders) // 2))
-        _improve(replay, table, orders, seconds, _propose(orders, slowest, count, random))
+        count = min(SLOWEST_PIPELINES, max(1, len(orders) // 2))
+        _improve(replay, cell_seconds, orders, seconds, _propose(orders, slowest, count, random))
     return orders
 
 
 def _propose(
     orders: Int[np.ndarray, "p m"], slowest: Int[np.ndarray, " p"], count: int, random: np.random.Generator
-) -> _Moves:
-    """A round's exchanges: half of the evaluations inside of a pipeline, half with another, which cost two each."""
+) -> _Swaps:
+    """The swaps of a round: half of the evaluations within a pipeline, half with another, which take two each."""
     pipelines, m = orders.shape
-    share = ROUND // count
-    inside = 0 if m == 1 else share if pipelines == 1 else share // 2
-    across = 0 if pipelines == 1 else (share - inside) // 2
+    share = EVALUATIONS_PER_ROUND // count
+    within_count = 0 if m == 1 else share if pipelines == 1 else share // 2
+    between_count = 0 if pipelines == 1 else (share - within_count) // 2
     worst = slowest[:count]
-    mine = np.concatenate([np.repeat(worst, inside), np.repeat(worst, across)])
+    mine = np.concatenate([np.repeat(worst, within_count), np.repeat(worst, between_count)])
     fast = slowest[max(count, pipelines // 2) :]
-    partners = fast[random.integers(len(fast), size=count * across)] if across else mine[:0]
-    others = np.concatenate([mine[: count * inside], partners])
+    partners = fast[random.integers(len(fast), size=count * between_count)] if between_count else mine[:0]
+    partners = np.concatenate([mine[: count * within_count], partners])
     here = random.integers(m, size=len(mine))
     there = (here + random.integers(1, max(m, 2), size=len(mine))) % m
-    moved, received = orders[mine], orders[others]
-    each = np.arange(len(mine))
-    moved[each, here], received[each, there] = orders[others, there], orders[mine, here]
-    within = mine == others
+    moved, received = orders[mine], orders[partners]
+    index = np.arange(len(mine))
+    moved[index, here], received[index, there] = orders[partners, there], orders[mine, here]
+    within = mine == partners
     moved[within, there[within]] = orders[mine[within], here[within]]
-    # Every other exchange inside of a pipeline is a double one, which leads out of where no single one helps.
+    # Every other swap within a pipeline is a double one, which leaves orders that no single swap improves.
     twice = np.flatnonzero(within)[::2]
     one, two = random.integers(m, size=(2, len(twice)))
     moved[twice, one], moved[twice, two] = moved[twice, two], moved[twice, one]
     received[within] = moved[within]
-    return _Moves(mine, others, moved, received)
+    return _Swaps(mine, partners, moved, received)
 
 
 def _improve(
     replay: ScheduleReplay,
-    table: CellSeconds,
+    cell_seconds: CellSeconds,
     orders: Int[np.ndarray, "p m"],
     seconds: Float[np.ndarray, " p"],
-    moves: _Moves,
+    swaps: _Swaps,
 ) -> None:
-    """Makes the best move of each pipeline that helps, in place."""
-    across = moves.pipelines != moves.others
-    found = replay.step_seconds(table, np.concatenate([moves.orders, moves.other_orders[across]]))
-    own, other = found[: len(across)], found[: len(across)].copy()
-    other[across] = found[len(across) :]
+    """Makes the best swap of each pipeline that helps, in place."""
+    between = swaps.pipelines != swaps.partners
+    step_seconds = replay.step_seconds(cell_seconds, np.concatenate([swaps.orders, swaps.partner_orders[between]]))
+    own, other = step_seconds[: len(between)], step_seconds[: len(between)].copy()
+    other[between] = step_seconds[len(between) :]
     slower = np.maximum(own, other)
     touched: set[int] = set()
-    for move in np.argsort(slower, kind="stable").tolist():
-        pair = {int(moves.pipelines[move]), int(moves.others[move])}
-        if slower[move] < seconds[moves.pipelines[move]] and not touched & pair:
+    for swap in np.argsort(slower, kind="stable").tolist():
+        pair = {int(swaps.pipelines[swap]), int(swaps.partners[swap])}
+        if slower[swap] < seconds[swaps.pipelines[swap]] and not touched & pair:
             touched |= pair
-            orders[moves.pipelines[move]], seconds[moves.pipelines[move]] = moves.orders[move], own[move]
-            if across[move]:
-                orders[moves.others[move]], seconds[moves.others[move]] = moves.other_orders[move], other[move]
+            orders[swaps.pipelines[swap]], seconds[swaps.pipelines[swap]] = swaps.orders[swap], own[swap]
+            if between[swap]:
+                orders[swaps.partners[swap]], seconds[swaps.partners[swap]] = swaps.partner_orders[swap], other[swap]

@@ -1,8 +1,8 @@
-"""A schedule replayed for many orders of its microbatches at once, to the same seconds as `sharding.simulation.simulator`.
+"""Replays a schedule for many orders of its microbatches at once, with the same result as the simulator.
 
-Data-parallel instances that exchange nothing but gradients until the end of a step are independent pipelines: with
-dp 30, 60 and 60 there are 30, each with one encoder, two backbones and two generators. They may take their microbatches
-in different orders, and a step takes as long as the slowest of them. A cell is what one pipeline gets of a microbatch.
+Data-parallel replicas that exchange nothing but gradients until the end of a step are independent pipelines: with dp
+30, 60 and 60 there are 30, each with one encoder, two backbones and two generators. They may take their microbatches in
+different orders, and a step takes as long as the slowest of them. A cell is one pipeline's part of a microbatch.
 """
 
 import collections
@@ -20,20 +20,21 @@ from sharding.plans.stage_graph import StageEdge, StageId
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
 
 CellSeconds = Float[np.ndarray, "r cells"]
-"""Seconds of every kind of work and hop of one pipeline, by cell; cell c * m + i is pipeline c's of microbatch i."""
+"""Seconds by row, a kind of op of one pipeline, and by cell; cell c * m + i is pipeline c's part of microbatch i."""
 
 _BLOCK = 256  # orders whose times stay in the processor's cache
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReplayLevel:
-    """Work that waits for nothing of its own level: all of it forwards and backwards, or none.
+    """Ops that wait for nothing in their own level: either all of them forwards and backwards, or none.
 
     Attributes:
-        work: Its slots.
-        after: Slots that held its devices before; in each row one for every slot, some twice.
-        fed: Slots whose outputs it takes, in the same form.
-        hops: For each of these, how long the hop takes: row r of a table for position i is r * m + i.
+        slots: Their slots.
+        device_predecessors: Slots of the ops that held their devices before; each column is for one slot, and shorter
+            columns repeat an entry.
+        input_producers: Slots whose outputs they take, in the same form.
+        hops: For each of these the index of the hop's seconds: r * m + i for row r at position i.
     """
 
     slots: Int[np.ndarray, " k"]
@@ -42,30 +43,30 @@ class ReplayLevel:
     hops: Int[np.ndarray, "_ k"]
 
     def inputs_ready(
-        self, ends: Float[np.ndarray, "slots b"], times: Float[np.ndarray, "_ b"]
+        self, ends: Float[np.ndarray, "slots b"], seconds: Float[np.ndarray, "_ b"]
     ) -> Float[np.ndarray, "k b"]:
-        """When the outputs that it takes have come; 0 if it takes none."""
+        """When all inputs have arrived; 0 without inputs."""
         if not len(self.input_producers):
             return np.zeros((len(self.slots), ends.shape[1]))
-        come = ends[self.input_producers[0]] + times[self.hops[0]]
-        for fed, hops in zip(self.input_producers[1:], self.hops[1:], strict=True):
-            np.maximum(come, ends[fed] + times[hops], out=come)
-        return come
+        ready = ends[self.input_producers[0]] + seconds[self.hops[0]]
+        for producers, hops in zip(self.input_producers[1:], self.hops[1:], strict=True):
+            np.maximum(ready, ends[producers] + seconds[hops], out=ready)
+        return ready
 
     def devices_free(self, ends: Float[np.ndarray, "slots b"]) -> Float[np.ndarray, "k b"]:
-        """When its devices are free, and have their weights."""
-        found = ends[self.device_predecessors[0]]
-        for after in self.device_predecessors[1:]:
-            np.maximum(found, ends[after], out=found)
-        return found
+        """When their devices are free and have their weights."""
+        free = ends[self.device_predecessors[0]]
+        for predecessors in self.device_predecessors[1:]:
+            np.maximum(free, ends[predecessors], out=free)
+        return free
 
-    def start(self, ends: Float[np.ndarray, "slots b"], times: Float[np.ndarray, "_ b"]) -> Float[np.ndarray, "k b"]:
-        """When both is so."""
+    def start(self, ends: Float[np.ndarray, "slots b"], seconds: Float[np.ndarray, "_ b"]) -> Float[np.ndarray, "k b"]:
+        """When their devices are free and their inputs have arrived."""
         free = self.devices_free(ends)
-        return np.maximum(free, self.inputs_ready(ends, times), out=free) if len(self.input_producers) else free
+        return np.maximum(free, self.inputs_ready(ends, seconds), out=free) if len(self.input_producers) else free
 
     def select(self, chosen: Bool[np.ndarray, " k"]) -> "ReplayLevel":
-        """Some of it."""
+        """Only the chosen slots."""
         return ReplayLevel(
             self.slots[chosen],
             self.device_predecessors[:, chosen],
@@ -74,246 +75,251 @@ class ReplayLevel:
         )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ScheduleReplay:
     """One pipeline's part of a schedule.
 
-    A slot is one op on one instance. Slot `r * m + i` of the first is row r of a table for the microbatch at position
-    i; behind them stand those that take the same time in any order, and last one that ends at 0.
+    A slot is one op on one replica. The first slots are forwards and backwards: slot `r * m + i` is row r of the cells'
+    seconds for the microbatch at position i. Then come ops that take the same time in any order, and a last slot that
+    ends at 0.
 
     Attributes:
-        work: What a step does.
-        pipelines: How many there are.
-        instances: Of every stage in one pipeline.
-        computing: Rows of a table that stand for forwards and backwards: (kind, node, instance); hops follow.
-        hopping: Rows that stand for hops: (kind, edge, instance of the receiver). One more stands for none.
-        constant: Seconds of the slots behind those of the table.
-        levels: All slots, in an order in which each finds what it needs.
-        last: Slots after which the step is over.
-        parts: The forwards and backwards in the schedule's order.
+        op_graph: All ops of a step.
+        pipelines: Number of pipelines.
+        replicas: Of every stage in one pipeline.
+        compute_rows: Rows of forwards and backwards: (kind, stage, replica); those of hops follow.
+        hop_rows: Rows of hops: (kind, edge, replica of the receiver). A last row stands for no hop.
+        fixed_seconds: Seconds of the ops that take the same time in any order.
+        levels: All slots, in an order in which each finds what it waits for.
+        final_slots: Slots after which the step is over.
+        compute_ops: The forwards and backwards in the schedule's order.
     """
 
-    work: OpGraph
+    op_graph: OpGraph
     pipelines: int
     replicas: Mapping[StageId, int]
     compute_rows: tuple[tuple[str, StageId, int], ...]
-    hopping: tuple[tuple[str, StageEdge, int], ...]
-    constant: Float[np.ndarray, " c"]
+    hop_rows: tuple[tuple[str, StageEdge, int], ...]
+    fixed_seconds: Float[np.ndarray, " c"]
     levels: tuple[ReplayLevel, ...]
-    last: Int[np.ndarray, " e"]
+    final_slots: Int[np.ndarray, " e"]
     compute_ops: tuple[PipelineOp, ...]
 
     @property
     def microbatches(self) -> int:
-        """Of a step: cells of a pipeline."""
-        return self.work.microbatches
+        """Microbatches of a step, and cells of a pipeline."""
+        return self.op_graph.microbatches
 
     def cell_seconds(self, costs: StepCosts) -> CellSeconds:
         """The seconds of all cells."""
         rows = [
-            self._by_cell(getattr(costs.stages[node], kind), instance) for kind, node, instance in self.compute_rows
+            self._by_cell(getattr(costs.stages[stage], kind), replica) for kind, stage, replica in self.compute_rows
         ]
         hops = {"hop": costs.hops, "hop_back": costs.hops_back}
-        rows += [self._by_cell(hops[kind][edge], instance) for kind, edge, instance in self.hopping]
+        rows += [self._by_cell(hops[kind][edge], replica) for kind, edge, replica in self.hop_rows]
         return np.stack([*rows, np.zeros_like(rows[0])])
 
-    def _by_cell(self, seconds: Float[np.ndarray, "m i"], instance: int) -> Float[np.ndarray, " cells"]:
-        return seconds.reshape(self.microbatches, self.pipelines, -1)[:, :, instance].T.ravel()
+    def _by_cell(self, seconds: Float[np.ndarray, "m i"], replica: int) -> Float[np.ndarray, " cells"]:
+        return seconds.reshape(self.microbatches, self.pipelines, -1)[:, :, replica].T.ravel()
 
-    def step_seconds(self, table: CellSeconds, orders: Int[np.ndarray, "b m"]) -> Float[np.ndarray, " b"]:
-        """What a step takes in which every pipeline's cells are an order's."""
-        blocks = [self._ends(table, orders[first : first + _BLOCK]) for first in range(0, len(orders), _BLOCK)]
-        return np.concatenate([ends[self.last].max(axis=0) for ends in blocks])
+    def step_seconds(self, cell_seconds: CellSeconds, orders: Int[np.ndarray, "b m"]) -> Float[np.ndarray, " b"]:
+        """Seconds of a pipeline's step for each of these orders of cells."""
+        blocks = [self._ends(cell_seconds, orders[first : first + _BLOCK]) for first in range(0, len(orders), _BLOCK)]
+        return np.concatenate([ends[self.final_slots].max(axis=0) for ends in blocks])
 
-    def _ends(self, table: CellSeconds, orders: Int[np.ndarray, "b m"]) -> Float[np.ndarray, "slots b"]:
-        times = np.take(table, orders.T.ravel(), axis=1).reshape(-1, len(orders))
-        ends = self.slot_durations(times)
+    def _ends(self, cell_seconds: CellSeconds, orders: Int[np.ndarray, "b m"]) -> Float[np.ndarray, "slots b"]:
+        seconds = np.take(cell_seconds, orders.T.ravel(), axis=1).reshape(-1, len(orders))  # [r * m, b]
+        ends = self.slot_durations(seconds)
         for level in self.levels:
-            ends[level.slots] += level.start(ends, times)
+            ends[level.slots] += level.start(ends, seconds)
         return ends
 
-    def slot_durations(self, times: Float[np.ndarray, "_ b"]) -> Float[np.ndarray, "slots b"]:
-        """Seconds of every slot, given those of all rows of a table at all positions."""
-        timed = len(self.compute_rows) * self.microbatches
-        found = np.empty((timed + len(self.constant) + 1, times.shape[1]))
-        found[:timed] = times[:timed]
-        found[timed:-1] = self.constant[:, None]
-        found[-1] = 0.0
-        return found
+    def slot_durations(self, seconds: Float[np.ndarray, "_ b"]) -> Float[np.ndarray, "slots b"]:
+        """Seconds of every slot, given those of all rows at all positions."""
+        compute_slots = len(self.compute_rows) * self.microbatches
+        durations = np.empty((compute_slots + len(self.fixed_seconds) + 1, seconds.shape[1]))
+        durations[:compute_slots] = seconds[:compute_slots]
+        durations[compute_slots:-1] = self.fixed_seconds[:, None]
+        durations[-1] = 0.0
+        return durations
 
-    def level_durations(self, level: ReplayLevel, times: Float[np.ndarray, "_ b"]) -> Float[np.ndarray, "k b"]:
+    def level_durations(self, level: ReplayLevel, seconds: Float[np.ndarray, "_ b"]) -> Float[np.ndarray, "k b"]:
         """Seconds of one level's slots."""
         slots = level.slots
-        timed = len(self.compute_rows) * self.microbatches
-        if slots[0] < timed:
-            return times[slots]
-        return np.repeat(self.constant[slots - timed, None], times.shape[1], axis=1)
+        compute_slots = len(self.compute_rows) * self.microbatches
+        if slots[0] < compute_slots:
+            return seconds[slots]
+        return np.repeat(self.fixed_seconds[slots - compute_slots, None], seconds.shape[1], axis=1)
 
-    def slot(self, part: PipelineOp, instance: int) -> int:
-        """Of a forward or backward."""
-        return self._rows[part.kind, part.stage_id, instance] * self.microbatches + part.microbatch
+    def slot(self, op: PipelineOp, replica: int) -> int:
+        """The slot of a forward or backward on a replica."""
+        return self._row_of[op.kind, op.stage_id, replica] * self.microbatches + op.microbatch
 
     @functools.cached_property
-    def _rows(self) -> Mapping[tuple[str, StageId, int], int]:
+    def _row_of(self) -> Mapping[tuple[str, StageId, int], int]:
         return {key: row for row, key in enumerate(self.compute_rows)}
 
 
 def build_replay(
-    devices: Mapping[StageId, Int[np.ndarray, "_ _"]], schedule: Schedule, work: OpGraph, costs: StepCosts, rows: int
+    devices: Mapping[StageId, Int[np.ndarray, "_ _"]],
+    schedule: Schedule,
+    op_graph: OpGraph,
+    costs: StepCosts,
+    rows: int,
 ) -> ScheduleReplay:
-    """The replay of a schedule on stages whose devices are given as [instances, tensor ranks].
+    """The replay of a schedule.
 
     Args:
-        devices: Of every stage.
+        devices: Of every stage, as [replicas, ranks of a replica].
         schedule: An order that `check_schedule` accepts.
-        work: What it does.
-        costs: Of which it takes what every microbatch has in common: gathers, reductions, updates.
-        rows: Of a microbatch; a pipeline gets at least one.
+        op_graph: Its ops.
+        costs: Only what does not depend on the order is taken of them: gathers, reductions, updates.
+        rows: Of a microbatch; every pipeline gets at least one.
     """
     pipelines = count_pipelines(devices, rows)
-    instances = {node: len(held) // pipelines for node, held in devices.items()}
-    rows = {node: groups[: instances[node]] for node, groups in group_devices(devices).groups_of.items()}
-    recorder = _Recorder(work, costs, instances, rows)
+    replicas = {stage: len(stage_devices) // pipelines for stage, stage_devices in devices.items()}
+    groups = {stage: groups[: replicas[stage]] for stage, groups in group_devices(devices).groups_of.items()}
+    builder = _ReplayBuilder(op_graph, costs, replicas, groups)
     for op in schedule.ops:
-        recorder.add(op)
-    return recorder.replay(pipelines)
+        builder.add(op)
+    return builder.build(pipelines)
 
 
 def count_pipelines(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], rows: int) -> int:
-    """How many independent and equal pipelines stages make: the most that divide all instances and a microbatch's rows.
+    """Number of independent and equal pipelines: the most that divide all replicas and the rows of a microbatch.
 
-    One, where units share devices in such a way that these would not be independent, or not equal.
+    It is 1 where units share devices in such a way that pipelines would not be independent, or not equal.
     """
     groups_of = group_devices(devices).groups_of
-    count = math.gcd(rows, *(len(held) for held in groups_of.values()))
-    held_by: dict[int, list[tuple[StageId, int, int]]] = collections.defaultdict(list)
-    for node, groups in groups_of.items():
-        each = len(groups) // count
-        for instance, held in enumerate(groups.tolist()):
-            for group in set(held):
-                held_by[group].append((node, instance // each, instance % each))
-    kinds: list[set[frozenset[tuple[StageId, int]]]] = [set() for _ in range(count)]
-    for holders in held_by.values():
-        owners = {pipeline for _, pipeline, _ in holders}
-        if len(owners) > 1:
+    count = math.gcd(rows, *(len(groups) for groups in groups_of.values()))
+    users: dict[int, list[tuple[StageId, int, int]]] = collections.defaultdict(list)
+    for stage, groups in groups_of.items():
+        replicas_per_pipeline = len(groups) // count
+        for replica, replica_groups in enumerate(groups.tolist()):
+            for group in set(replica_groups):
+                users[group].append((stage, replica // replicas_per_pipeline, replica % replicas_per_pipeline))
+    sharing: list[set[frozenset[tuple[StageId, int]]]] = [set() for _ in range(count)]
+    for group_users in users.values():
+        pipelines = {pipeline for _, pipeline, _ in group_users}
+        if len(pipelines) > 1:
             return 1
-        kinds[owners.pop()].add(frozenset((node, instance) for node, _, instance in holders))
-    return count if all(kind == kinds[0] for kind in kinds) else 1
+        sharing[pipelines.pop()].add(frozenset((stage, replica) for stage, _, replica in group_users))
+    return count if all(of_pipeline == sharing[0] for of_pipeline in sharing) else 1
 
 
-class _Recorder:
-    """Notes for every op what it waits for."""
+class _ReplayBuilder:
+    """Records for every op of one pipeline what it waits for."""
 
     def __init__(
         self,
-        work: OpGraph,
+        op_graph: OpGraph,
         costs: StepCosts,
-        instances: Mapping[StageId, int],
-        rows: Mapping[StageId, Int[np.ndarray, "_ _"]],
+        replicas: Mapping[StageId, int],
+        groups: Mapping[StageId, Int[np.ndarray, "_ _"]],
     ) -> None:
-        self._work, self._costs, self._instances, self._rows = work, costs, instances, rows
-        self._computing = [
-            (kind, node, instance)
-            for kind, nodes in (("forward", work.stage_graph.stages), ("backward", work.stage_graph.stages))
-            for node in nodes
-            if kind == "forward" or node in work.backward_stages
-            for instance in range(instances[node])
+        self._op_graph, self._costs, self._replicas, self._groups = op_graph, costs, replicas, groups
+        stage_graph, has_backward = op_graph.stage_graph, op_graph.backward_stages
+        self._compute_rows = [
+            (kind, stage, replica)
+            for kind in ("forward", "backward")
+            for stage in stage_graph.stages
+            if kind == "forward" or stage in has_backward
+            for replica in range(replicas[stage])
         ]
-        self._hopping = [("hop", (s, t), i) for s, t in work.stage_graph.edges for i in range(instances[t])]
-        self._hopping += [
-            ("hop_back", (s, t), i)
-            for s, t in work.stage_graph.edges
-            if s in work.backward_stages
-            for i in range(instances[s])
+        self._hop_rows = [("hop", (s, t), i) for s, t in stage_graph.edges for i in range(replicas[t])]
+        self._hop_rows += [
+            ("hop_back", (s, t), i) for s, t in stage_graph.edges if s in has_backward for i in range(replicas[s])
         ]
-        self._row = {key: number for number, key in enumerate((*self._computing, *self._hopping))}
-        self._timed = len(self._computing) * work.microbatches
-        self._constant: list[float] = []
-        self._parts: list[PipelineOp] = []
-        self._needs: dict[int, tuple[list[int], list[int], list[int]]] = {}
-        self._held_by: dict[int, int] = {}
-        self._ends: dict[tuple[str, StageId], int] = {}
-        self._weights: dict[StageId, list[int]] = collections.defaultdict(list)
+        self._row_of: dict[tuple, int] = {key: row for row, key in enumerate((*self._compute_rows, *self._hop_rows))}
+        self._compute_slots = len(self._compute_rows) * op_graph.microbatches
+        self._fixed_seconds: list[float] = []
+        self._compute_ops: list[PipelineOp] = []
+        self._waits_for: dict[int, tuple[list[int], list[int], list[int]]] = {}  # predecessors, producers, hops
+        self._last_slot_on: dict[int, int] = {}  # by group of devices
+        self._fixed_slots: dict[tuple[str, StageId], int] = {}
+        self._weight_slots: dict[StageId, list[int]] = collections.defaultdict(list)
 
-    def add(self, part: PipelineOp) -> None:
+    def add(self, op: PipelineOp) -> None:
         """The next op of the schedule."""
-        if part.kind in ("forward", "backward"):
-            self._parts.append(part)
-            for instance in range(self._instances[part.stage_id]):
-                self._compute(part, instance)
-        elif part.kind == "norm":
-            self._together(part, np.concatenate([rows.ravel() for rows in self._rows.values()]), self._costs.norm)
-        elif part.kind in ("gather", "reduce"):
-            self._together(part, self._rows[part.stage_id], getattr(self._costs.stages[part.stage_id], part.kind))
-        elif part.kind == "update":
-            for groups in self._rows[part.stage_id]:
-                self._together(part, groups, self._costs.stages[part.stage_id].update)
-        elif part.kind == "share":
-            gathered = [self._ends["gather", node] for node in (part.stage_id, part.target_id)]
-            self._weights[part.target_id] += gathered
+        if op.kind in ("forward", "backward"):
+            self._compute_ops.append(op)
+            for replica in range(self._replicas[op.stage_id]):
+                self._add_compute(op, replica)
+        elif op.kind == "norm":
+            all_groups = np.concatenate([groups.ravel() for groups in self._groups.values()])
+            self._add_fixed(op, all_groups, self._costs.norm)
+        elif op.kind in ("gather", "reduce"):
+            self._add_fixed(op, self._groups[op.stage_id], getattr(self._costs.stages[op.stage_id], op.kind))
+        elif op.kind == "update":
+            for groups in self._groups[op.stage_id]:
+                self._add_fixed(op, groups, self._costs.stages[op.stage_id].update)
+        elif op.kind == "share":
+            gathered = [self._fixed_slots["gather", stage] for stage in (op.stage_id, op.target_id)]
+            self._weight_slots[op.target_id] += gathered
 
-    def _compute(self, part: PipelineOp, instance: int) -> None:
-        kind, node, position = part.kind, part.stage_id, part.microbatch
-        forward = kind == "forward"
-        fed, hops = [], []
-        for other in (self._work.stage_graph.sources if forward else self._work.stage_graph.targets)[node]:
-            edge = (other, node) if forward else (node, other)
-            hop = self._slot(("hop" if forward else "hop_back", edge, instance), position)
-            for feeder in np.unique(source_replicas(self._instances[other], self._instances[node])[instance]).tolist():
-                fed.append(self._slot((kind, other, feeder), position))
+    def _add_compute(self, op: PipelineOp, replica: int) -> None:
+        kind, stage, position = op.kind, op.stage_id, op.microbatch
+        is_forward = kind == "forward"
+        graph = self._op_graph.stage_graph
+        producers, hops = [], []
+        for other in (graph.sources if is_forward else graph.targets)[stage]:
+            edge = (other, stage) if is_forward else (stage, other)
+            hop = self._slot(("hop" if is_forward else "hop_back", edge, replica), position)
+            sources = source_replicas(self._replicas[other], self._replicas[stage])[replica]
+            for source in np.unique(sources).tolist():
+                producers.append(self._slot((kind, other, source), position))
                 hops.append(hop)
-        groups = self._rows[node][instance].tolist()
-        after = [self._held_by[group] for group in groups if group in self._held_by]
-        slot = self._slot((kind, node, instance), position)
-        self._needs[slot] = (after + self._weights[node] * forward, fed, hops)
-        self._held_by |= dict.fromkeys(groups, slot)
+        groups = self._groups[stage][replica].tolist()
+        predecessors = [self._last_slot_on[group] for group in groups if group in self._last_slot_on]
+        slot = self._slot((kind, stage, replica), position)
+        self._waits_for[slot] = (predecessors + self._weight_slots[stage] * is_forward, producers, hops)
+        self._last_slot_on |= dict.fromkeys(groups, slot)
 
     def _slot(self, key: tuple, position: int) -> int:
-        return self._row[key] * self._work.microbatches + position
+        return self._row_of[key] * self._op_graph.microbatches + position
 
-    def _together(self, part: PipelineOp, held: Int[np.ndarray, "..."], seconds: float) -> None:
-        """Work of some devices that takes the same time in every order."""
-        slot, groups = self._timed + len(self._constant), np.unique(held).tolist()
-        self._constant.append(float(seconds))
-        self._needs[slot] = ([self._held_by[group] for group in groups if group in self._held_by], [], [])
-        self._ends[part.kind, part.stage_id] = slot
-        self._held_by |= dict.fromkeys(groups, slot)
+    def _add_fixed(self, op: PipelineOp, groups: Int[np.ndarray, "..."], seconds: float) -> None:
+        """An op of some devices together that takes the same time in every order."""
+        slot, unique_groups = self._compute_slots + len(self._fixed_seconds), np.unique(groups).tolist()
+        self._fixed_seconds.append(float(seconds))
+        predecessors = [self._last_slot_on[group] for group in unique_groups if group in self._last_slot_on]
+        self._waits_for[slot] = (predecessors, [], [])
+        self._fixed_slots[op.kind, op.stage_id] = slot
+        self._last_slot_on |= dict.fromkeys(unique_groups, slot)
 
-    def replay(self, pipelines: int) -> ScheduleReplay:
-        """Of all ops so far."""
-        nothing = self._timed + len(self._constant)
-        levels = {nothing: -1}
-        for slot, (after, fed, _) in self._needs.items():
-            levels[slot] = 1 + max((levels[need] for need in (*after, *fed)), default=-1)
+    def build(self, pipelines: int) -> ScheduleReplay:
+        """The replay of all ops so far."""
+        zero_slot = self._compute_slots + len(self._fixed_seconds)
+        level_of = {zero_slot: -1}
+        for slot, (predecessors, producers, _) in self._waits_for.items():
+            level_of[slot] = 1 + max((level_of[need] for need in (*predecessors, *producers)), default=-1)
         by_level: dict[tuple[int, bool], list[int]] = collections.defaultdict(list)
-        for slot in self._needs:
-            by_level[levels[slot], slot < self._timed].append(slot)
-        made = [self._level(by_level[key], nothing) for key in sorted(by_level)]
-        last = np.array(sorted(set(self._held_by.values())))
+        for slot in self._waits_for:
+            by_level[level_of[slot], slot < self._compute_slots].append(slot)
         return ScheduleReplay(
-            self._work,
-            pipelines,
-            self._instances,
-            tuple(self._computing),
-            tuple(self._hopping),
-            np.array(self._constant),
-            tuple(made),
-            last,
-            tuple(self._parts),
+            op_graph=self._op_graph,
+            pipelines=pipelines,
+            replicas=self._replicas,
+            compute_rows=tuple(self._compute_rows),
+            hop_rows=tuple(self._hop_rows),
+            fixed_seconds=np.array(self._fixed_seconds),
+            levels=tuple(self._level(by_level[key], zero_slot) for key in sorted(by_level)),
+            final_slots=np.array(sorted(set(self._last_slot_on.values()))),
+            compute_ops=tuple(self._compute_ops),
         )
 
-    def _level(self, slots: list[int], nothing: int) -> ReplayLevel:
-        after, fed, hops = ([self._needs[slot][part] for slot in slots] for part in range(3))
-        held = [list(dict.fromkeys(needs)) or [nothing] for needs in after]
-        if any(fed):
-            no_hop = len(self._row) * self._work.microbatches
-            fed, hops = [needs or [nothing] for needs in fed], [needs or [no_hop] for needs in hops]
-        return ReplayLevel(np.array(slots), _padded(held), _padded(fed), _padded(hops))
+    def _level(self, slots: list[int], zero_slot: int) -> ReplayLevel:
+        predecessors, producers, hops = ([self._waits_for[slot][part] for slot in slots] for part in range(3))
+        predecessors = [list(dict.fromkeys(needs)) or [zero_slot] for needs in predecessors]
+        if any(producers):
+            no_hop = len(self._row_of) * self._op_graph.microbatches
+            producers = [needs or [zero_slot] for needs in producers]
+            hops = [needs or [no_hop] for needs in hops]
+        return ReplayLevel(np.array(slots), _columns(predecessors), _columns(producers), _columns(hops))
 
 
-def _padded(lists: list[list[int]]) -> Int[np.ndarray, "w k"]:
-    """One list a column; a shorter one repeats its first entry."""
+def _columns(lists: list[list[int]]) -> Int[np.ndarray, "w k"]:
+    """The lists as columns; a shorter one repeats its first entry."""
     longest = max(map(len, lists))
-    return (
-        np.array([each + each[:1] * (longest - len(each)) for each in lists], int).reshape(len(lists), longest).T.copy()
-    )
+    padded = [entries + entries[:1] * (longest - len(entries)) for entries in lists]
+    return np.array(padded, int).reshape(len(lists), longest).T.copy()

@@ -1,7 +1,7 @@
-"""The order of a global batch's rows that makes a plan's step short; rows move, none is lost.
+"""The order of a global batch's rows that makes a plan's step short.
 
-DistTrain's reordering (arXiv 2408.04275, section 6) and a search of our own, all over the simulator's costs. Row i
-belongs to microbatch i // (n / m), and a microbatch's rows go to the instances of every stage in order.
+These are DistTrain's reorderings (arXiv 2408.04275, section 6) and a search of our own, all with the simulator's costs.
+Row i belongs to microbatch i // (n / m), and the rows of a microbatch go to the replicas of every stage in order.
 """
 
 import math
@@ -24,29 +24,29 @@ from sharding.specs.modules import ModuleGraph
 
 EVALUATIONS = 2048
 
-Order = Int[np.ndarray, " n"]
+RowPermutation = Int[np.ndarray, " n"]
 """Rows in the order in which a step takes them."""
 
 
 class RowReorderer:
-    """Arranges the rows of one global batch after another; deterministic.
+    """Reorders the rows of one global batch after another; deterministic.
 
     Policies:
-        none: The rows as they come.
-        instances: Equal work for every instance of the unit that has most (DistTrain's Algorithm 2).
-        microbatches: In every pipeline, an order of its microbatches that fills the intervals between the first
-            stage's backwards (Algorithm 3). What pipelines are says `replay`.
-        both: The one, then the other.
-        search: Equal work for every pipeline, the better of several orders in each, and then exchanges of microbatches
-            inside of and between pipelines. A step never takes longer than with the rows as they come.
+        none: The rows in the given order.
+        intra_microbatch: Equal work for every replica of the unit that has most of them (DistTrain's Algorithm 2).
+        inter_microbatch: In every pipeline (see `replay.py`), an order of its microbatches that fills the intervals
+            between the backwards of the first stage (Algorithm 3).
+        both: `intra_microbatch`, then `inter_microbatch`.
+        search: Equal work for every pipeline, the better of several orders in each, and then swaps of microbatches
+            within and between pipelines. A step never takes longer than with the rows in the given order.
 
-    Every process of a run must order alike: NumPy's sums may differ in the last bit from one kind of processor to
-    another, so let one of them order for all where they are not of one kind.
+    All processes of a run must use the same order. NumPy's sums may differ in the last bit between kinds of processors,
+    so where these differ let one process order for all.
 
     Attributes:
-        policy: One of `POLICIES`.
-        evaluations: For `search`: how many times it may compute what a pipeline's step takes.
-        plan: What the rows are arranged for.
+        policy: One of `REORDERING_POLICIES`.
+        evaluations: For `search`: how often it may compute the step of a pipeline.
+        plan: The plan whose step is to be short.
         graph: The modules.
     """
 
@@ -55,7 +55,7 @@ class RowReorderer:
         plan: Plan,
         graph: ModuleGraph,
         costs: CostModel,
-        trains: frozenset[str],
+        trained_parts: frozenset[str],
         policy: str = "search",
         evaluations: int = EVALUATIONS,
     ) -> None:
@@ -63,96 +63,90 @@ class RowReorderer:
             raise ValueError(f"there is no policy {policy!r}; choose from {', '.join(REORDERING_POLICIES)}")
         self.policy, self.evaluations = policy, evaluations
         self.plan, self.graph = plan, graph
-        self._costs, self._trains = costs, trains
-        self._made: dict[int, tuple[ScheduleReplay, IntervalFillingOrder]] = {}
+        self._costs, self._trained_parts = costs, trained_parts
+        self._replays: dict[int, tuple[ScheduleReplay, IntervalFillingOrder]] = {}
 
-    def row_order(self, rows: LoadsByModule) -> Order:
+    def row_order(self, rows: LoadsByModule) -> RowPermutation:
         """The order for rows with these loads.
 
-        Raises PlanError if the plan cannot divide so many rows.
+        Raises:
+            PlanError: The plan cannot divide so many rows.
         """
         return REORDERING_POLICIES[self.policy](self, rows)
 
-    def step_seconds(self, rows: LoadsByModule) -> float:
-        """What a step takes with the rows in this order, as `simulate` has it."""
-        replay, _, table = self.replay_with_costs(rows)
-        return float(replay.step_seconds(table, _given(replay)).max())
-
     def replay_with_costs(self, rows: LoadsByModule) -> tuple[ScheduleReplay, IntervalFillingOrder, CellSeconds]:
-        """The plan's pipelines, and the seconds of their cells."""
-        of_step = plan_costs(self.plan, self.graph, self._costs, rows, self._trains)
-        count = _count(rows)
-        if count not in self._made:
-            trained = trained_stages(self.plan, self.graph, self._trains)
+        """The plan's replay, which depends on the number of rows alone, and the seconds of these rows' cells."""
+        step_costs = plan_costs(self.plan, self.graph, self._costs, rows, self._trained_parts)
+        count = _row_count(rows)
+        if count not in self._replays:
+            trained = trained_stages(self.plan, self.graph, self._trained_parts)
             schedule = build_schedule(self.plan, self.graph, trained)
             devices = replica_devices(self.plan, schedule.op_graph.stage_graph.stages)
-            replay = build_replay(devices, schedule, schedule.op_graph, of_step, count // self.plan.microbatches)
-            self._made[count] = replay, IntervalFillingOrder(replay)
-        replay, intervals = self._made[count]
-        return replay, intervals, replay.cell_seconds(of_step)
+            rows_per_microbatch = count // self.plan.microbatches
+            replay = build_replay(devices, schedule, schedule.op_graph, step_costs, rows_per_microbatch)
+            self._replays[count] = replay, IntervalFillingOrder(replay)
+        replay, interval_order = self._replays[count]
+        return replay, interval_order, replay.cell_seconds(step_costs)
 
 
-def _none(arranger: RowReorderer, rows: LoadsByModule) -> Order:
-    return np.arange(_count(rows))
+def _keep_order(reorderer: RowReorderer, rows: LoadsByModule) -> RowPermutation:
+    return np.arange(_row_count(rows))
 
 
-def _instances(arranger: RowReorderer, rows: LoadsByModule) -> Order:
-    units, m = arranger.plan.units, arranger.plan.microbatches
-    count = _count(rows)
-    each = count // m
-    instances = math.lcm(*(unit.dp for unit in units))
-    if each % instances:
-        instances = math.gcd(each, *(unit.dp for unit in units))
+def _reorder_within_microbatches(reorderer: RowReorderer, rows: LoadsByModule) -> RowPermutation:
+    units, m = reorderer.plan.units, reorderer.plan.microbatches
+    rows_per_microbatch = _row_count(rows) // m
+    replicas = math.lcm(*(unit.dp for unit in units))
+    if rows_per_microbatch % replicas:
+        replicas = math.gcd(rows_per_microbatch, *(unit.dp for unit in units))
     work = [
-        module.forward_flops(rows[module.name]) / len(arranger.plan.unit_of(module.name).devices)
-        for module in arranger.graph.modules
+        module.forward_flops(rows[module.name]) / len(reorderer.plan.unit_of(module.name).devices)
+        for module in reorderer.graph.modules
     ]
-    groups = balanced_groups(np.sum(work, axis=0), instances)
-    return groups.reshape(instances, m, -1).transpose(1, 0, 2).ravel()
+    groups = balanced_groups(np.sum(work, axis=0), replicas)  # [replicas, rows of a replica]
+    return groups.reshape(replicas, m, -1).transpose(1, 0, 2).ravel()
 
 
-def _microbatches(arranger: RowReorderer, rows: LoadsByModule) -> Order:
-    replay, intervals, table = arranger.replay_with_costs(rows)
-    return _rows_of(replay, intervals.orders(table), _count(rows))
+def _reorder_microbatches(reorderer: RowReorderer, rows: LoadsByModule) -> RowPermutation:
+    replay, interval_order, seconds = reorderer.replay_with_costs(rows)
+    return _rows_of_cells(replay, interval_order.orders(seconds), _row_count(rows))
 
 
-def _both(arranger: RowReorderer, rows: LoadsByModule) -> Order:
-    first = _instances(arranger, rows)
-    return first[_microbatches(arranger, {module: loads[first] for module, loads in rows.items()})]
+def _reorder_within_then_between(reorderer: RowReorderer, rows: LoadsByModule) -> RowPermutation:
+    within = _reorder_within_microbatches(reorderer, rows)
+    return within[_reorder_microbatches(reorderer, {module: loads[within] for module, loads in rows.items()})]
 
 
-def _search(arranger: RowReorderer, rows: LoadsByModule) -> Order:
-    replay, intervals, table = arranger.replay_with_costs(rows)
-    given = _given(replay)
-    ascending = balanced_groups(table[: len(replay.compute_rows)].sum(axis=0), replay.pipelines)
-    filled = np.take_along_axis(ascending, intervals.orders(table[:, ascending.ravel()]) - given[:, :1], axis=1)
-    seconds = replay.step_seconds(table, np.concatenate([ascending, filled, given])).reshape(3, -1)
-    begin = np.where((seconds[0] < seconds[1])[:, None], ascending, filled)
-    found = search_orders(replay, table, begin, arranger.evaluations - seconds.size)
-    if replay.step_seconds(table, found).max() > seconds[2].max():
-        found = given
-    return _rows_of(replay, found, _count(rows))
+def _search_order(reorderer: RowReorderer, rows: LoadsByModule) -> RowPermutation:
+    replay, interval_order, cell_seconds = reorderer.replay_with_costs(rows)
+    given = np.arange(replay.pipelines * replay.microbatches).reshape(replay.pipelines, -1)  # [p, m]
+    ascending = balanced_groups(cell_seconds[: len(replay.compute_rows)].sum(axis=0), replay.pipelines)
+    positions = interval_order.orders(cell_seconds[:, ascending.ravel()]) - given[:, :1]
+    interval_filling = np.take_along_axis(ascending, positions, axis=1)
+    candidates = np.concatenate([ascending, interval_filling, given])
+    seconds = replay.step_seconds(cell_seconds, candidates).reshape(3, -1)  # [3, p]
+    initial = np.where((seconds[0] < seconds[1])[:, None], ascending, interval_filling)
+    best = search_orders(replay, cell_seconds, initial, reorderer.evaluations - seconds.size)
+    if replay.step_seconds(cell_seconds, best).max() > seconds[2].max():
+        best = given
+    return _rows_of_cells(replay, best, _row_count(rows))
 
 
-REORDERING_POLICIES: Mapping[str, Callable[[RowReorderer, LoadsByModule], Order]] = {
-    "none": _none,
-    "intra_microbatch": _instances,
-    "inter_microbatch": _microbatches,
-    "both": _both,
-    "search": _search,
+REORDERING_POLICIES: Mapping[str, Callable[[RowReorderer, LoadsByModule], RowPermutation]] = {
+    "none": _keep_order,
+    "intra_microbatch": _reorder_within_microbatches,
+    "inter_microbatch": _reorder_microbatches,
+    "both": _reorder_within_then_between,
+    "search": _search_order,
 }
 
 
-def _count(rows: LoadsByModule) -> int:
+def _row_count(rows: LoadsByModule) -> int:
     return len(next(iter(rows.values())))
 
 
-def _given(replay: ScheduleReplay) -> Int[np.ndarray, "p m"]:
-    return np.arange(replay.pipelines * replay.microbatches).reshape(replay.pipelines, -1)
-
-
-def _rows_of(replay: ScheduleReplay, orders: Int[np.ndarray, "p m"], count: int) -> Order:
-    """The rows of cells: a cell's stay together, in their order."""
+def _rows_of_cells(replay: ScheduleReplay, orders: Int[np.ndarray, "p m"], count: int) -> RowPermutation:
+    """The rows of cells in these orders; the rows of a cell stay together, in their order."""
     shape = (replay.microbatches, replay.pipelines, -1)
-    by_cell = np.arange(count).reshape(shape).transpose(1, 0, 2).reshape(orders.size, -1)
-    return by_cell[orders].transpose(1, 0, 2).ravel()
+    rows_by_cell = np.arange(count).reshape(shape).transpose(1, 0, 2).reshape(orders.size, -1)  # [cells, rows]
+    return rows_by_cell[orders].transpose(1, 0, 2).ravel()

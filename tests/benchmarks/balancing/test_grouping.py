@@ -1,15 +1,15 @@
-"""What grouping's benchmark measures, on sets of a size for tests."""
+"""The benchmark of grouping, on small data sets."""
 
 import numpy as np
 
 from benchmarks.balancing import grouping as benchmark
-from benchmarks.balancing import grouping_references as references
+from benchmarks.balancing import references
 from data.packing.grouping.bin_packing import as_columns
 from data.packing.grouping.groups import Groups
 from data.packing.grouping.isf import sample_and_filter
 
 
-def test_sets_are_as_stated():
+def test_data_sets_have_the_stated_shares_of_images():
     for sizes, images in ((benchmark.llava(20_000), 0.94), (benchmark.internvl(20_000), 0.9)):
         has_image = sizes[:, 0] > 0
         assert abs(has_image.mean() - images) < 0.01
@@ -17,10 +17,12 @@ def test_sets_are_as_stated():
     assert abs((benchmark.internvl(20_000)[:, 0] > 9).mean() - 0.018) < 0.004
 
 
-def test_the_same_draws_make_the_same_groups_as_the_printed_passes():
+def test_the_same_random_numbers_give_the_groups_of_the_reference():
     sizes = benchmark.llava(5_000)
     items = [(number, *size) for number, size in enumerate(sizes.tolist())]
-    accepted, left = references.iterate(items, (9.0, 4096.0), (9.0, 3968.0), 4, np.random.default_rng(0))
+    accepted, left = references.iterative_sampling_and_filtering(
+        items, (9.0, 4096.0), (9.0, 3968.0), 4, np.random.default_rng(0)
+    )
     capacity = np.array([9.0, 4096.0])
     groups, rest = sample_and_filter(
         as_columns(sizes, capacity), capacity, np.array([9.0, 3968.0]), 4, np.arange(5_000), np.random.default_rng(0)

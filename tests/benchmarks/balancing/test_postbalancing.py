@@ -1,36 +1,35 @@
-"""The references of the balancing benchmark do what they are called, and its rows are well formed."""
+"""The references of the balancing benchmark divide all items, and its rows are well formed."""
 
 import json
 
 import numpy as np
 
-from benchmarks.balancing import postbalancing as balancing_lengths
-from benchmarks.balancing import postbalancing_references as references
+from benchmarks.balancing import postbalancing, references
 
 
 def test_references_divide_all_items():
-    lengths = balancing_lengths.draw_lengths(120).tolist()
+    lengths = postbalancing.draw_lengths(120).tolist()
     for divide in (references.greedy, references.differencing, references.padded):
         batches = divide(lengths, 6)
         assert sorted(item for batch in batches for item in batch) == list(range(120))
     assert {len(batch) for batch in references.differencing(lengths, 6)} == {20}
 
 
-def test_ours_is_more_level_than_the_references():
-    rows = balancing_lengths.balancing_rows(600, 10, 1.0)
+def test_balancing_is_more_level_than_the_references():
+    rows = postbalancing.balancing_rows(600, 10, 1.0)
     level = [row for row in rows if "max / mean" in row["name"]]
     assert len(level) == 2
     assert all(1 <= row["value"] <= row["reference"] for row in level)
 
 
 def test_rows_are_plain_data():
-    rows = balancing_lengths.padded_rows(300, 8) + balancing_lengths.large_cluster_rows(64)
+    rows = postbalancing.padded_rows(300, 8) + postbalancing.large_cluster_rows(64)
     assert json.loads(json.dumps(rows)) == rows
     largest = rows[1]
     assert largest["value"] == largest["reference"] and largest["met"]
 
 
-def test_the_node_wise_measure_is_what_leaves_a_node():
+def test_the_node_wise_measure_counts_what_is_sent_to_other_nodes():
     lengths, source, batch = np.array([4, 6]), np.array([0, 8]), np.array([8, 0])
-    assert balancing_lengths.worst_send_volume(lengths, source, batch, np.arange(16)) == 6
-    assert balancing_lengths.worst_send_volume(lengths, source, batch, np.roll(np.arange(16), 8)) == 0
+    assert postbalancing.worst_send_volume(lengths, source, batch, np.arange(16)) == 6
+    assert postbalancing.worst_send_volume(lengths, source, batch, np.roll(np.arange(16), 8)) == 0

@@ -1,30 +1,34 @@
-"""Every way to divide a few items among a few instances that are alike."""
+"""Every division of a few items among a few equal replicas."""
 
 import numpy as np
 
 
-def least_cost(lengths, instances, cost, equal=False):
-    """The least that the costliest instance can cost."""
+def least_cost(lengths, replicas, cost, equal=False):
+    """The least possible cost of the costliest replica."""
     return min(
-        largest_cost(lengths, instance, instances, cost)
-        for instance in divisions(len(lengths), instances)
-        if not equal or spread(instance, instances) <= 1
+        largest_cost(lengths, replica_of, replicas, cost)
+        for replica_of in divisions(len(lengths), replicas)
+        if not equal or spread(replica_of, replicas) <= 1
     )
 
 
-def divisions(items, instances):
-    """The instance of every item; an instance is used only after those before it, as their names do not matter."""
-    found = [[]]
+def divisions(items, replicas):
+    """Replicas of all items; a replica is used only after those before it, since their numbers do not matter."""
+    assignments = [[]]
     for _ in range(items):
-        found = [[*each, k] for each in found for k in range(min(max(each, default=-1) + 2, instances))]
-    return [np.array(each, int) for each in found]
+        assignments = [
+            [*assignment, k]
+            for assignment in assignments
+            for k in range(min(max(assignment, default=-1) + 2, replicas))
+        ]
+    return [np.array(assignment, int) for assignment in assignments]
 
 
-def largest_cost(lengths, instance, instances, cost):
-    """Of an assignment."""
-    return max(cost(lengths[instance == each]) for each in range(instances))
+def largest_cost(lengths, replica_of, replicas, cost):
+    """The cost of the costliest replica of an assignment."""
+    return max(cost(lengths[replica_of == replica]) for replica in range(replicas))
 
 
-def spread(instance, instances):
-    """The largest difference of two instances' counts."""
-    return int(np.ptp(np.bincount(instance, minlength=instances)))
+def spread(replica_of, replicas):
+    """The largest difference between the counts of two replicas."""
+    return int(np.ptp(np.bincount(replica_of, minlength=replicas)))

@@ -1,4 +1,4 @@
-"""Node-wise placement against the integer program and against every placement."""
+"""Node-wise placement against the integer program and against all placements."""
 
 import itertools
 
@@ -14,24 +14,24 @@ from sharding.balancing.postbalancing.nodewise_milp import placement_lower_bound
 @st.composite
 def clusters(draw, most=12):
     per_node = draw(st.integers(1, 4))
-    instances = per_node * draw(st.integers(1, most // per_node))
+    replicas = per_node * draw(st.integers(1, most // per_node))
     items = draw(st.integers(0, 40))
     rng = np.random.default_rng(draw(st.integers(0, 999)))
-    source, batch = rng.integers(0, instances, (2, items))
-    return rng.integers(0, 100, items), source, batch, instances, per_node
+    source, batch = rng.integers(0, replicas, (2, items))
+    return rng.integers(0, 100, items), source, batch, replicas, per_node
 
 
-def sampled(instances, each, seed=0):
-    """Every instance's samples, balanced."""
-    lengths = np.random.default_rng(seed).lognormal(6, 1, instances * each).astype(int)
-    return lengths, np.repeat(np.arange(instances), each), unpadded.balance_unpadded(lengths, instances)
+def sampled(replicas, each, seed=0):
+    """The samples of every replica, balanced."""
+    lengths = np.random.default_rng(seed).lognormal(6, 1, replicas * each).astype(int)
+    return lengths, np.repeat(np.arange(replicas), each), unpadded.balance_unpadded(lengths, replicas)
 
 
 def worst(lengths, source, batch, hosts, per_node):
     return int(nodewise.inter_node_volume(lengths, source, hosts[batch], np.arange(len(hosts)) // per_node).max())
 
 
-def test_what_leaves_a_node_is_counted():
+def test_inter_node_volume_counts_what_is_sent_to_other_nodes():
     lengths, source, target = np.array([5, 7, 11, 13]), np.array([0, 0, 1, 2]), np.array([1, 2, 3, 3])
     sent = nodewise.inter_node_volume(lengths, source, target, np.array([0, 0, 1, 1]))
     np.testing.assert_array_equal(sent, [7, 11, 0, 0])
@@ -39,15 +39,15 @@ def test_what_leaves_a_node_is_counted():
 
 @settings(max_examples=25, deadline=None)
 @given(clusters())
-def test_every_instance_hosts_one_batch(cluster):
+def test_every_replica_computes_one_batch(cluster):
     hosts = nodewise.place_batches(*cluster)
     assert sorted(hosts.tolist()) == list(range(cluster[3]))
 
 
 @settings(max_examples=25, deadline=None)
 @given(clusters())
-def test_the_programs_bound_the_search(cluster):
-    lengths, source, batch, instances, per_node = cluster
+def test_the_programs_are_lower_bounds_of_the_search(cluster):
+    lengths, source, batch, replicas, per_node = cluster
     found = worst(lengths, source, batch, nodewise.place_batches(*cluster), per_node)
     hosts, least = solve_placement(*cluster)
     optimum = worst(lengths, source, batch, hosts, per_node)
@@ -67,34 +67,34 @@ def test_the_program_finds_the_best_of_all_placements(seed):
     assert worst(lengths, source, batch, solve_placement(lengths, source, batch, 6, 2)[0], 2) == best
 
 
-@pytest.mark.parametrize(("instances", "each"), [(32, 10), (24, 30)])
-def test_the_search_is_near_the_optimum(instances, each):
-    lengths, source, batch = sampled(instances, each)
-    found = worst(lengths, source, batch, nodewise.place_batches(lengths, source, batch, instances, 8), 8)
-    optimum = worst(lengths, source, batch, solve_placement(lengths, source, batch, instances, 8)[0], 8)
+@pytest.mark.parametrize(("replicas", "each"), [(32, 10), (24, 30)])
+def test_the_search_is_near_the_optimum(replicas, each):
+    lengths, source, batch = sampled(replicas, each)
+    found = worst(lengths, source, batch, nodewise.place_batches(lengths, source, batch, replicas, 8), 8)
+    optimum = worst(lengths, source, batch, solve_placement(lengths, source, batch, replicas, 8)[0], 8)
     assert found <= 1.05 * optimum
 
 
-def test_many_nodes():
+def test_a_cluster_of_many_nodes():
     lengths, source, batch = sampled(512, 20)
     found = worst(lengths, source, batch, nodewise.place_batches(lengths, source, batch, 512, 8), 8)
     assert found < 0.8 * worst(lengths, source, batch, np.arange(512), 8)
     assert found > lengths.sum() / 512 * 0.8
 
 
-def test_a_guess_that_was_too_high_is_taken_back():
-    # Everything goes to batches that one node can host: nothing leaves, though every instance has the mean.
-    instances, per_node = 32, 2
-    source = np.repeat(np.arange(instances), 4)
-    batch = (source + per_node) % instances
+def test_replicas_that_were_ignored_take_part_where_the_guess_was_too_high():
+    # Everything goes to batches that one node can host: nothing leaves, though every replica has the mean.
+    replicas, per_node = 32, 2
+    source = np.repeat(np.arange(replicas), 4)
+    batch = (source + per_node) % replicas
     lengths = np.full(len(source), 10)
-    hosts = nodewise.place_batches(lengths, source, batch, instances, per_node)
+    hosts = nodewise.place_batches(lengths, source, batch, replicas, per_node)
     assert worst(lengths, source, batch, hosts, per_node) == 0
 
 
-def test_instances_that_are_not_whole_nodes_are_refused():
+def test_replicas_that_are_not_whole_nodes_are_refused():
     empty = np.zeros(0, int)
     with pytest.raises(ValueError, match="nodes of 3"):
         nodewise.place_batches(empty, empty, empty, 8, 3)
-    with pytest.raises(ValueError, match="0 instances"):
+    with pytest.raises(ValueError, match="0 replicas"):
         nodewise.place_batches(empty, empty, empty, 0, 1)

@@ -1,4 +1,4 @@
-"""Balancing costs with a square: the costs level, or as level as a tolerance for the sums lets them be."""
+"""Balancing quadratic costs: level, or as level as a tolerance for the sums permits."""
 
 import numpy as np
 import pytest
@@ -16,35 +16,35 @@ def weighted(square_weight):
 
 @settings(max_examples=30, deadline=None)
 @given(few, st.integers(1, 3), weights)
-def test_within_the_bound_of_the_optimum(lengths, instances, square_weight):
+def test_within_the_bound_of_the_optimum(lengths, replicas, square_weight):
     cost = weighted(square_weight)
-    found = largest_cost(lengths, quadratic.balance_quadratic(lengths, instances, square_weight), instances, cost)
-    bound = (4 / 3 - 1 / (3 * instances)) * least_cost(lengths, instances, cost)
+    found = largest_cost(lengths, quadratic.balance_quadratic(lengths, replicas, square_weight), replicas, cost)
+    bound = (4 / 3 - 1 / (3 * replicas)) * least_cost(lengths, replicas, cost)
     assert found <= bound * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("equal", [False, True])
 def test_costs_are_level_with_many_items(equal):
     lengths = np.random.default_rng(1).lognormal(np.log(512), 1, 2048).clip(16, 8192).astype(int)
-    instance = quadratic.balance_quadratic(lengths, 32, 1e-4, equal)
+    replica_of = quadratic.balance_quadratic(lengths, 32, 1e-4, equal)
     cost = weighted(1e-4)
-    assert largest_cost(lengths, instance, 32, cost) < 1.0005 * cost(lengths) / 32
-    assert not equal or spread(instance, 32) == 0
+    assert largest_cost(lengths, replica_of, 32, cost) < 1.0005 * cost(lengths) / 32
+    assert not equal or spread(replica_of, 32) == 0
 
 
 @settings(max_examples=40, deadline=None)
 @given(many, st.integers(1, 9), weights, st.integers(1, 2000))
-def test_within_a_tolerance_it_is_no_worse_than_the_papers_algorithm(lengths, instances, square_weight, tolerance):
+def test_within_a_tolerance_it_is_no_worse_than_the_papers_algorithm(lengths, replicas, square_weight, tolerance):
     cost, descending = weighted(square_weight), np.sort(lengths)[::-1]
-    instance = quadratic.balance_quadratic_within(lengths, instances, square_weight, tolerance)
-    assert instance.shape == lengths.shape
-    paper = quadratic.greedy_within(descending, instances, tolerance)
-    assert largest_cost(lengths, instance, instances, cost) <= largest_cost(descending, paper, instances, cost) * (
+    replica_of = quadratic.balance_quadratic_within(lengths, replicas, square_weight, tolerance)
+    assert replica_of.shape == lengths.shape
+    paper = quadratic.greedy_within(descending, replicas, tolerance)
+    assert largest_cost(lengths, replica_of, replicas, cost) <= largest_cost(descending, paper, replicas, cost) * (
         1 + 1e-9
     )
-    level = max(lengths.sum() / instances, lengths.max(initial=0)) + tolerance
-    sums = largest_cost(descending, paper, instances, unpadded.unpadded_cost)
-    assert largest_cost(lengths, instance, instances, unpadded.unpadded_cost) <= max(level, sums)
+    level = max(lengths.sum() / replicas, lengths.max(initial=0)) + tolerance
+    sums = largest_cost(descending, paper, replicas, unpadded.unpadded_cost)
+    assert largest_cost(lengths, replica_of, replicas, unpadded.unpadded_cost) <= max(level, sums)
 
 
 def test_a_wider_tolerance_gives_more_level_costs():
@@ -63,8 +63,8 @@ def test_a_tie_within_an_interval_goes_to_the_least_squares():
     assert quadratic.greedy_within(np.array([6, 3, 3, 2]), 2, 10).tolist() == [0, 1, 1, 1]
 
 
-def test_what_cannot_be_balanced_is_refused():
-    with pytest.raises(ValueError, match="no interval"):
+def test_lengths_that_cannot_be_balanced_are_refused():
+    with pytest.raises(ValueError, match="tolerance is 0; it must be at least 1"):
         quadratic.balance_quadratic_within(np.array([1]), 1, 0.0, 0)
-    with pytest.raises(ValueError, match="0 instances"):
+    with pytest.raises(ValueError, match="0 replicas"):
         quadratic.balance_quadratic(np.array([1]), 0, 0.0)

@@ -1,4 +1,4 @@
-"""Rearrangements are permutations: they invert, compose, and an exchange can carry them out piece by piece."""
+"""Rearrangements are permutations: they invert, compose, and an exchange can carry them out."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def chains(draw, length):
 
 
 def named(counts):
-    return [[(instance, place) for place in range(count)] for instance, count in enumerate(counts.tolist())]
+    return [[(replica_of, place) for place in range(count)] for replica_of, count in enumerate(counts.tolist())]
 
 
 def same(one, other):
@@ -36,7 +36,7 @@ def same(one, other):
 
 
 @given(rearrangements())
-def test_every_item_lands_where_it_is_told(of):
+def test_every_item_gets_the_position_of_its_target(of):
     after = of.apply(named(of.before))
     assert [len(items) for items in after] == of.after.tolist()
     for source, place, target, at in zip(of.source, of.source_position, of.target, of.target_position, strict=True):
@@ -44,7 +44,7 @@ def test_every_item_lands_where_it_is_told(of):
 
 
 @given(rearrangements())
-def test_the_inverse_brings_everything_back(of):
+def test_the_inverse_brings_every_item_back(of):
     held = named(of.before)
     assert of.inverse().apply(of.apply(held)) == held
     assert same(of.compose(of.inverse()), Rearrangement.identity(of.before))
@@ -52,7 +52,7 @@ def test_the_inverse_brings_everything_back(of):
 
 
 @given(chains(3))
-def test_composition_is_one_after_the_other_and_associative(chain):
+def test_composition_applies_both_and_is_associative(chain):
     first, second, third = chain
     held = named(first.before)
     assert first.compose(second).apply(held) == second.apply(first.apply(held))
@@ -61,7 +61,7 @@ def test_composition_is_one_after_the_other_and_associative(chain):
 
 
 @given(rearrangements())
-def test_an_exchange_carries_it_out_from_what_each_instance_knows(of):
+def test_an_exchange_carries_it_out_with_each_replicas_own_orders(of):
     held, sent = named(of.before), of.send_counts()
     buffers = [[held[i][place] for place in of.send_order(i)] for i in range(of.replicas)]
     begins = np.cumsum(sent, axis=1) - sent
@@ -72,7 +72,7 @@ def test_an_exchange_carries_it_out_from_what_each_instance_knows(of):
         assert [landed[place] for place in range(len(landed))] == expected[i]
 
 
-def test_items_keep_their_order_unless_told_otherwise():
+def test_items_keep_their_order_by_default():
     before = np.array([2, 2])
     assert Rearrangement.from_targets(np.array([1, 0, 1, 0]), before).apply([["a", "b"], ["c", "d"]]) == [
         ["b", "d"],
@@ -85,20 +85,20 @@ def test_items_keep_their_order_unless_told_otherwise():
 @pytest.mark.parametrize(
     ("before", "after", "target", "place", "message"),
     [
-        ([2, -1], [1, 0], [0], [0], "not of the same instances"),
+        ([2, -1], [1, 0], [0], [0], "not of the same replicas"),
         ([1, 1], [2, 0], [0], [0], "1 targets must be equal"),
         ([1, 1], [2, 0], [0, 2], [0, 1], "targets from 0 to 2"),
-        ([1, 1], [2, 0], [0, 1], [0, 0], "item 1: place 0 of 1 lies outside"),
-        ([1, 1], [2, 0], [0, 0], [-1, 0], "item 0: place -1 of 0 lies outside"),
-        ([1, 1], [2, 0], [0, 0], [1, 1], "item 0: place 1 of 0 is given twice"),
+        ([1, 1], [2, 0], [0, 1], [0, 0], "item 1: position 0 of 1 is out of range"),
+        ([1, 1], [2, 0], [0, 0], [-1, 0], "item 0: position -1 of 0 is out of range"),
+        ([1, 1], [2, 0], [0, 0], [1, 1], "item 0: position 1 of 0 is given twice"),
     ],
 )
-def test_what_is_no_permutation_is_refused(before, after, target, place, message):
+def test_arrays_that_are_no_permutation_are_refused(before, after, target, place, message):
     with pytest.raises(ValueError, match=message):
         Rearrangement(*(np.array(each) for each in (before, after, target, place)))
 
 
-def test_what_does_not_fit_is_refused():
+def test_counts_that_do_not_match_are_refused():
     one = Rearrangement.identity(np.array([1, 2]))
     with pytest.raises(ValueError, match="the other begins with"):
         one.compose(Rearrangement.identity(np.array([2, 1])))

@@ -29,5 +29,5 @@ def skewed(
 
 
 def all_seconds(replay: ScheduleReplay, table: CellSeconds) -> np.ndarray:
-    """Of a step in every order of one pipeline's microbatches."""
+    """Seconds of a step in every order of one pipeline's microbatches."""
     return replay.step_seconds(table, np.array(list(itertools.permutations(range(replay.microbatches)))))

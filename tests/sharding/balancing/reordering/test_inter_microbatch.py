@@ -48,7 +48,7 @@ def test_the_smallest_comes_first_and_the_next_smallest_last(stages, numbers):
     assert sorted(numbers[each] for each in order[len(order) - last :]) == ascending[1 : 1 + last]
 
 
-def test_intervals_are_filled_by_what_comes_closest():
+def test_intervals_are_filled_by_the_microbatch_that_comes_closest():
     # Two stages; the second takes 9, 4, 9... forward and 18, 8, 18... back. The first interval is the first
     # microbatch's forward and backward there; each further one the backward of the next, without what is left of it.
     first = [1.0, 2.0, 12.0, 5.0, 20.0]
@@ -59,7 +59,7 @@ def test_intervals_are_filled_by_what_comes_closest():
     assert [first[each] for each in order] == [1.0, 12.0, 5.0, 20.0, 2.0]
 
 
-def test_the_figure_has_fewer_microbatches_than_the_loop_asks_for():
+def test_fewer_microbatches_than_the_papers_loop_needs():
     # p = 4 and l = 6: the first, three last ones, and two for the first interval.
     order = chain_order(trained(4, 6), [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]] * 4)
     assert order == [0, 4, 5, 3, 2, 1]
@@ -72,7 +72,7 @@ def test_a_first_stage_without_a_backward_has_no_intervals(backward):
     assert order[0] == 1
 
 
-def test_gpipe_has_one_interval_that_all_fill():
+def test_gpipe_has_one_interval_that_all_microbatches_fill():
     order = chain_order(trained(3, 5), [[5.0, 4.0, 3.0, 2.0, 1.0]] * 3, gpipe)
     assert order == [4, 0, 1, 2, 3]
 

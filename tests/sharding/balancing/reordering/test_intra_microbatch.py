@@ -1,4 +1,4 @@
-"""Groups are equal in number, and as equal in size as brute force can make them, or nearly."""
+"""Groups have equally many rows, and nearly the largest sum that brute force finds."""
 
 import itertools
 
@@ -39,7 +39,7 @@ def test_groups_are_equal_in_number_and_nearly_in_size(groups, each, draw):
     assert heaviest(sizes, found) <= best * 4 / 3 + 1e-9
 
 
-def test_an_exchange_mends_what_the_greedy_order_gets_wrong():
+def test_swaps_improve_the_greedy_division():
     sizes = np.array([8.0, 7.0, 6.0, 5.0, 4.0, 0.0])  # greedily 8 + 5 + 4 against 7 + 6 + 0
     assert heaviest(sizes, balanced_groups(sizes, 2)) == 15.0
 

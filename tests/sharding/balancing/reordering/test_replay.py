@@ -1,4 +1,4 @@
-"""A replay takes the simulator's seconds, whatever the graph, the layout and the order of every pipeline."""
+"""A replay takes the simulator's seconds for any graph, any devices and any order of every pipeline."""
 
 import dataclasses
 import math

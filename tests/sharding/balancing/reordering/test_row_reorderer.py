@@ -1,4 +1,4 @@
-"""Every policy permutes rows; the search never lengthens a step; instances get equal work in equal numbers."""
+"""Every policy permutes rows; the search never lengthens a step; replicas get equal work in equal numbers."""
 
 import dataclasses
 
@@ -47,7 +47,7 @@ def skewed() -> PlanningProblem:
     return problem(rows=ROWS, spread=0.9)
 
 
-def arranged(of: PlanningProblem, plan: Plan, policy: str, evaluations: int = 512) -> np.ndarray:
+def row_order(of: PlanningProblem, plan: Plan, policy: str, evaluations: int = 512) -> np.ndarray:
     return RowReorderer(plan, of.graph, of.costs, of.trained_parts, policy, evaluations).row_order(of.sampled_rows)
 
 
@@ -59,30 +59,34 @@ def step(of: PlanningProblem, plan: Plan, order: np.ndarray) -> float:
 @settings(max_examples=12, deadline=None)
 def test_rows_are_permuted_and_the_search_makes_no_step_longer(skewed, policy, plan, seed):
     of, plan = dataclasses.replace(skewed, seed=seed), PLANS[plan]
-    order = arranged(of, plan, policy)
+    order = row_order(of, plan, policy)
     assert sorted(order.tolist()) == list(range(ROWS))
-    np.testing.assert_array_equal(order, arranged(of, plan, policy))
+    np.testing.assert_array_equal(order, row_order(of, plan, policy))
     if policy == "search":
         assert step(of, plan, order) <= of.simulate(plan).step * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_seconds_are_the_simulators(skewed, plan):
-    arranger = RowReorderer(plan, skewed.graph, skewed.costs, skewed.trained_parts)
-    assert arranger.step_seconds(skewed.sampled_rows) == pytest.approx(skewed.simulate(plan).step, rel=1e-12)
+def test_the_replay_takes_the_simulators_seconds(skewed, plan):
+    reorderer = RowReorderer(plan, skewed.graph, skewed.costs, skewed.trained_parts)
+    replay, _, cell_seconds = reorderer.replay_with_costs(skewed.sampled_rows)
+    given_order = np.arange(replay.pipelines * replay.microbatches).reshape(replay.pipelines, -1)
+    slowest = replay.step_seconds(cell_seconds, given_order).max()
+    assert slowest == pytest.approx(skewed.simulate(plan).step, rel=1e-12)
 
 
 @pytest.mark.parametrize("plan", ["apart", "interleaved", "together"])
 def test_the_search_beats_the_other_policies(skewed, plan):
     steps = {
-        policy: step(skewed, PLANS[plan], arranged(skewed, PLANS[plan], policy, 2048)) for policy in REORDERING_POLICIES
+        policy: step(skewed, PLANS[plan], row_order(skewed, PLANS[plan], policy, 2048))
+        for policy in REORDERING_POLICIES
     }
     assert steps["none"] == skewed.simulate(PLANS[plan]).step
     assert steps["search"] < min(steps[policy] for policy in REORDERING_POLICIES if policy != "search")
 
 
-def test_instances_get_equal_numbers_and_equal_work(skewed):
-    order = arranged(skewed, APART, "intra_microbatch")
+def test_replicas_get_equal_numbers_of_rows_and_equal_work(skewed):
+    order = row_order(skewed, APART, "intra_microbatch")
     work = sum(
         module.forward_flops(skewed.sampled_rows[module.name]) / len(APART.unit_of(module.name).devices)
         for module in skewed.graph.modules
@@ -91,16 +95,16 @@ def test_instances_get_equal_numbers_and_equal_work(skewed):
     assert sums.max() <= 1.001 * sums.mean() < given_sums.max()
 
 
-def test_an_instance_of_more_ranks_than_rows_is_no_pipeline_of_its_own(skewed):
+def test_replicas_without_a_row_in_every_microbatch_are_no_pipelines(skewed):
     plan = dataclasses.replace(APART, microbatches=24)  # two rows a microbatch, on four instances
-    assert sorted(arranged(skewed, plan, "search").tolist()) == list(range(ROWS))
-    assert sorted(arranged(skewed, plan, "both").tolist()) == list(range(ROWS))
+    assert sorted(row_order(skewed, plan, "search").tolist()) == list(range(ROWS))
+    assert sorted(row_order(skewed, plan, "both").tolist()) == list(range(ROWS))
 
 
-def test_what_cannot_be_is_refused(skewed):
+def test_unknown_policies_and_indivisible_batches_are_refused(skewed):
     with pytest.raises(
         ValueError, match="no policy 'best'; choose from none, intra_microbatch, inter_microbatch, both, search"
     ):
         RowReorderer(APART, skewed.graph, skewed.costs, skewed.trained_parts, "best")
     with pytest.raises(PlanError, match="48 rows of the global batch are not divisible by 7 microbatches"):
-        arranged(skewed, dataclasses.replace(APART, microbatches=7), "search")
+        row_order(skewed, dataclasses.replace(APART, microbatches=7), "search")
