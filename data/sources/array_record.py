@@ -1,4 +1,4 @@
-"""Records in ArrayRecord files: random access on any file system, and a format that any other source converts to.
+"""Records in ArrayRecord files: random access on any file system, and a format to which every source converts.
 
 Each entry of a file is one record:
 
@@ -20,10 +20,9 @@ from collections.abc import Mapping, Sequence
 from typing import SupportsIndex
 
 import numpy as np
-from array_record.python.array_record_data_source import ArrayRecordDataSource
-from array_record.python.array_record_module import ArrayRecordWriter
 
 from data.errors import BadSampleError, DataError
+from data.extras import missing_extra
 from data.quarantine import Quarantine
 from data.records import (
     ROLES,
@@ -40,29 +39,33 @@ from data.records import (
 from data.sources.parsing import decode_utf8, parse_json, require_encodable
 from data.sources.paths import find_files
 
+try:
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
+    from array_record.python.array_record_module import ArrayRecordWriter
+except ImportError as error:
+    raise missing_extra("ArrayRecord", "array-record", error) from error
+
 _MAGIC = b"MMR1"
 _PREFIX = struct.Struct("<4sI")
 _MEDIA: dict[str, type[ImagePart] | type[AudioPart]] = {"image": ImagePart, "audio": AudioPart}
 
 
 class ArrayRecord:
-    """The records of ArrayRecord files that `write_array_record` wrote.
-
-    A record is read whole, its media with it, when it is asked for.
+    """The records of ArrayRecord files that `write_array_record` wrote; a record is read whole, with its media.
 
     Attributes:
-        name: Names the source.
+        name: Name of the source.
     """
 
     def __init__(self, files: str | Sequence[str], name: str = "array_record") -> None:
-        """Reads how many records there are.
+        """Reads the number of records.
 
         Args:
             files: Paths, with braces and wildcards.
-            name: Names the source.
+            name: Name of the source.
 
         Raises:
-            DataError: A file that is missing or no ArrayRecord, or no records.
+            DataError: A file is missing or not an ArrayRecord, or there are no records.
         """
         self.name = name
         self._files = find_files(files)
@@ -75,28 +78,28 @@ class ArrayRecord:
         return int(self._starts[-1])
 
     def __getitem__(self, index: SupportsIndex) -> Record:
-        """The record; raises BadSampleError for one that is damaged or of another format."""
-        place = check_index(index, len(self))
-        file = int(np.searchsorted(self._starts, place, "right")) - 1
-        row = place - int(self._starts[file])
+        """Reads a record; raises BadSampleError if it is damaged or of another format."""
+        number = check_index(index, len(self))
+        file = int(np.searchsorted(self._starts, number, "right")) - 1
+        row = number - int(self._starts[file])
         where = f"{self._files[file]}[{row}]"
         try:
             content = self._readers[file][row]
-        except (RuntimeError, IndexError) as error:  # what its reader raises for damage
+        except (RuntimeError, IndexError) as error:  # what the reader raises for damaged files
             raise BadSampleError(where, f"it is damaged: {error}") from error
         return decode_record(where, content)
 
 
 def write_array_record(path: str, records: RecordSource | Sequence[Record], quarantine: Quarantine) -> int:
-    """Writes records, their media with them, to a new ArrayRecord file, which appears once it is whole.
+    """Writes records with their media to an ArrayRecord file, which appears once it is complete.
 
     Args:
-        path: The file; one that is there is replaced.
-        records: What is written, in its order.
-        quarantine: Takes what cannot be read; a source is listed there under its name, a sequence under `path`.
+        path: The file; an existing one is replaced.
+        records: Records in the order in which they are written.
+        quarantine: Collects records that cannot be read, under the name of the source, or `path` for a sequence.
 
     Returns:
-        How many were written.
+        Number of records written.
 
     Raises:
         DataError: More of the records are bad than the quarantine allows, or the file cannot be written.
@@ -111,7 +114,7 @@ def write_array_record(path: str, records: RecordSource | Sequence[Record], quar
     except OSError as error:
         raise DataError(f"{path} cannot be written ({error}); choose another path") from error
     try:
-        with contextlib.closing(ArrayRecordWriter(draft, "group_size:1")) as writer:  # a record is read by itself
+        with contextlib.closing(ArrayRecordWriter(draft, "group_size:1")) as writer:  # records are read one at a time
             for index in range(len(records)):
                 key = ""
                 try:
@@ -130,7 +133,7 @@ def write_array_record(path: str, records: RecordSource | Sequence[Record], quar
 
 
 def encode_record(record: Record) -> bytes:
-    """A record and its media in this module's format; raises BadSampleError for media that cannot be read."""
+    """A record with its media in this module's format; raises BadSampleError for media that cannot be read."""
     payloads: list[bytes] = []
 
     def entry(part: ContentPart) -> dict[str, str | int]:
@@ -146,9 +149,9 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(where: str, content: bytes) -> Record:
-    """The record of its bytes; raises BadSampleError if they are not of this module's format."""
+    """The record of encoded bytes; raises BadSampleError if they are not of this module's format."""
     if len(content) < _PREFIX.size or not content.startswith(_MAGIC):
-        raise BadSampleError(where, f"it is no record: it does not begin with {_MAGIC.decode()}")
+        raise BadSampleError(where, f"it is not a record: it does not begin with {_MAGIC.decode()}")
     start = _PREFIX.size + _PREFIX.unpack_from(content)[1]
     header = parse_json(where, decode_utf8(where, content[_PREFIX.size : start]))
     if not isinstance(header, Mapping) or not isinstance(header.get("key"), str):
@@ -164,12 +167,12 @@ def decode_record(where: str, content: bytes) -> Record:
             parts.append(part)
         turns.append(Turn(role, tuple(parts)))
     if start != len(content):
-        raise BadSampleError(where, f"its header tells of {start} bytes where there are {len(content)}")
+        raise BadSampleError(where, f"its header describes {start} bytes where there are {len(content)}")
     return Record(require_encodable(where, "the key", header["key"]), tuple(turns))
 
 
 def _part(where: str, item: Mapping[str, object], content: bytes, start: int) -> tuple[ContentPart, int]:
-    """A part, and where the next medium's bytes begin."""
+    """A part, and the position where the bytes of the next medium begin."""
     text = item.get("text")
     if isinstance(text, str):
         return TextPart(require_encodable(where, "a text", text)), start
@@ -189,7 +192,7 @@ def _list(where: str, holder: Mapping[str, object], field: str) -> list[Mapping[
 
 
 def _reader(path: str) -> ArrayRecordDataSource:
-    """A reader that opens its file when first asked; raises DataError for a file that is no ArrayRecord."""
+    """A reader that opens its file on first access; raises DataError for a file that is not an ArrayRecord."""
     try:
         return ArrayRecordDataSource([path])
     except (RuntimeError, ValueError) as error:

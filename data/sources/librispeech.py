@@ -1,4 +1,4 @@
-"""LibriSpeech's folders: speaker/chapter/*.flac, and one transcript file a chapter with a line an utterance."""
+"""LibriSpeech's layout: speaker/chapter/*.flac, and a transcript file for each chapter with a line an utterance."""
 
 import array
 import pathlib
@@ -16,25 +16,25 @@ _AUDIO, _TRANSCRIPT = ".flac", ".trans.txt"
 
 
 class LibriSpeech:
-    """Utterances: the user plays the clip, the assistant says its transcript.
+    """Utterances: the user plays the clip, the assistant answers with its transcript.
 
-    Every `*.trans.txt` below the folder is read, in sorted order, however deep, so that a split or the whole corpus
-    can be given. A clip without a transcript, a transcript without a clip and an utterance transcribed twice are bad
-    samples. Only places in the transcript files are kept, 24 bytes an utterance.
+    Every `*.trans.txt` below the folder is read in sorted order, so a split or the whole corpus can be given. Clips
+    without a transcript, transcripts without a clip and repeated transcripts are bad samples. Only positions within
+    the transcript files are kept in memory, 24 bytes an utterance.
 
     Attributes:
-        name: Names the source.
+        name: Name of the source.
     """
 
     def __init__(self, folder: str, name: str = "") -> None:
-        """Finds the utterances; reads the transcript files and no clip.
+        """Reads the transcript files and no clip.
 
         Args:
             folder: A split, such as `LibriSpeech/train-clean-100`.
-            name: Names the source; the folder's name by default.
+            name: Name of the source; the folder's name by default.
 
         Raises:
-            DataError: No such folder, no transcript in it, or a transcript that cannot be read.
+            DataError: The folder is missing or has no transcripts, or one cannot be read.
         """
         check_folder(folder)
         root = pathlib.Path(folder)
@@ -57,11 +57,11 @@ class LibriSpeech:
         return len(self._index)
 
     def __getitem__(self, index: SupportsIndex) -> Record:
-        """The record of an utterance; raises BadSampleError for one that lacks its clip or its transcript."""
-        place = check_index(index, len(self))
-        if place in self._bad:
-            raise BadSampleError(*self._bad[place])
-        number, offset, size = map(int, self._index[place])
+        """The record of an utterance; raises BadSampleError if its clip or transcript is missing."""
+        utterance_number = check_index(index, len(self))
+        if utterance_number in self._bad:
+            raise BadSampleError(*self._bad[utterance_number])
+        number, offset, size = map(int, self._index[utterance_number])
         transcript = self._transcripts[number]
         file = pathlib.Path(self._root, transcript)
         utterance, text = _split(Media(f"{transcript}, byte {offset}", str(file), offset, size).read())
@@ -76,7 +76,7 @@ class LibriSpeech:
             content = file.read_bytes()
             clips = {path.name.removesuffix(_AUDIO) for path in file.parent.iterdir() if path.suffix == _AUDIO}
         except OSError as error:
-            raise DataError(f"{file} cannot be read ({error}); mend or remove it") from error
+            raise DataError(f"{file} cannot be read ({error}); repair or remove it") from error
         offset, seen = 0, set()
         for line in content.splitlines(keepends=True):
             if line.strip():
@@ -95,7 +95,7 @@ class LibriSpeech:
 
 
 def _split(line: bytes) -> tuple[str, bytes]:
-    """The utterance that a line is about, and its transcript."""
+    """The utterance id of a line, and its transcript."""
     utterance, *rest = line.strip().split(maxsplit=1)
     return utterance.decode("utf-8", "backslashreplace"), rest[0] if rest else b""
 

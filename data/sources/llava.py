@@ -1,4 +1,4 @@
-"""LLaVA's layout: a JSON array or JSON lines of conversations, and a folder of images or sound."""
+"""LLaVA's layout: a JSON array or JSON lines of conversations, and a folder of images or audio."""
 
 import pathlib
 from collections.abc import Mapping
@@ -11,34 +11,34 @@ from data.sources.messages import parse_messages
 from data.sources.parsing import decode_utf8, media_from_path, parse_json
 from data.sources.paths import check_file, check_folder
 
-_UNREAD = ("video", "videos")
+_UNSUPPORTED_FIELDS = ("video", "videos")
 
 
 class LlavaJson:
-    """Conversations about images, about sound, or of text alone.
+    r"""Conversations about images or audio, or of text alone.
 
-    An entry is `{"id": ..., "image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\\nWhat is it?"},
+    An entry is `{"id": ..., "image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\nWhat is it?"},
     {"from": "gpt", "value": "A ship."}]}`. `image` and `audio` name one file, a list of files, or none; `<image>` and
-    `<audio>` in the texts say where each is shown, and files without any mark come before the user's first words.
-    See `data.sources.messages.conversation` for what else a message may look like.
+    `<audio>` in the texts mark their places, and files of a kind without marks precede the user's first text. See
+    `data.sources.messages.parse_messages` for other forms of messages.
 
-    Only the places of the entries are kept, 24 bytes an entry; entries are read when asked for. A malformed line of
-    JSON lines is a bad sample, a malformed array an error at the start.
+    Only the index is kept in memory, 24 bytes an entry; entries are read on access. A malformed line of JSON lines is
+    a bad sample, a malformed array an error at the start.
 
     Attributes:
-        name: Names the source.
+        name: Name of the source.
     """
 
     def __init__(self, path: str, folder: str = "", name: str = "") -> None:
-        """Finds the entries; reads no image.
+        """Indexes the entries; reads no media.
 
         Args:
-            path: The JSON array or the JSON lines, told apart by their first character.
-            folder: What the entries' paths are relative to; the file's own folder by default.
-            name: Names the source; the file's name without its suffix by default.
+            path: JSON array or JSON lines, distinguished by their first character.
+            folder: Folder to which the paths of entries are relative; the file's own by default.
+            name: Name of the source; the file's name without its suffix by default.
 
         Raises:
-            DataError: A file or folder that is not there, a malformed array, or nothing in the file.
+            DataError: The file or folder is missing, the array is malformed, or there are no entries.
         """
         check_file(path)
         self._path = path
@@ -54,17 +54,17 @@ class LlavaJson:
         return len(self._index)
 
     def __getitem__(self, index: SupportsIndex) -> Record:
-        """The record of an entry; raises BadSampleError for one that is malformed or whose marks do not fit."""
-        place = check_index(index, len(self))
-        offset, size, line = map(int, self._index[place])
+        """The record of an entry; raises BadSampleError if it is malformed or its marks do not match its files."""
+        number = check_index(index, len(self))
+        offset, size, line = map(int, self._index[number])
         file = pathlib.Path(self._path).name
-        key = f"{file}[{place}]" if self._is_array else f"{file}:{line}"
+        key = f"{file}[{number}]" if self._is_array else f"{file}:{line}"
         entry = parse_json(key, decode_utf8(key, Media(key, self._path, offset, size).read()))
         if not isinstance(entry, Mapping):
-            raise BadSampleError(key, "the entry is no object")
-        unread = [field for field in _UNREAD if entry.get(field)]
-        if unread:
-            raise BadSampleError(key, f"it has {unread[0]}, which this source does not read")
+            raise BadSampleError(key, "the entry is not an object")
+        unsupported = [field for field in _UNSUPPORTED_FIELDS if entry.get(field)]
+        if unsupported:
+            raise BadSampleError(key, f"it has {unsupported[0]}, which this source does not read")
         images, clips = (self._media(key, entry.get(field)) for field in ("image", "audio"))
         return Record(key, parse_messages(key, entry.get("conversations"), images, clips))
 

@@ -1,4 +1,4 @@
-"""Conversations as files hold them -> turns: marks in the texts become the media for which they stand."""
+"""Messages of a stored conversation as turns: marks in the texts are replaced by the media that they stand for."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "ass
 _MARKS: dict[str, type[ImagePart] | type[AudioPart]] = {"<image>": ImagePart, "<audio>": AudioPart}
 _MARK = re.compile("|".join(map(re.escape, _MARKS)))
 
-# A text, or a mark: the kind of medium that stands there.
+# A text, or the kind of medium that a mark stands for.
 _Piece = TextPart | type[ImagePart] | type[AudioPart]
 
 
@@ -20,25 +20,25 @@ def parse_messages(where: str, messages: object, images: Sequence[Media], clips:
 
     A message is {"from": "human", "value": ...} as in LLaVA, or {"role": "user", "content": ...}, where the content
     may also be a list of {"type": "text", "text": ...}, {"type": "image"} and {"type": "audio"}. The n-th mark of a
-    kind stands for the n-th medium of that kind, newlines beside a mark in a text belong to the mark, and media
-    without any mark come before the first user's words. An empty system message is left out.
+    kind stands for the n-th medium of that kind, newlines next to a mark are dropped, and media of a kind without
+    marks precede the first user's text. An empty system message is left out.
 
     Args:
-        where: Names the sample.
-        messages: What the file holds.
-        images: In the order of their `<image>` marks.
-        clips: In the order of their `<audio>` marks.
+        where: Name of the sample.
+        messages: The value in the file.
+        images: Images in the order of their `<image>` marks.
+        clips: Audio clips in the order of their `<audio>` marks.
 
     Raises:
-        BadSampleError: It has another form, a message is empty, nobody answers, or there are as many marks of a kind
-            as there are not media.
+        BadSampleError: The messages have another form, one is empty, none is the assistant's, or the number of marks
+            of a kind differs from that of its media.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
-        raise BadSampleError(where, "the conversation is no list of messages")
+        raise BadSampleError(where, "the conversation is not a list of messages")
     drafts = [_draft(where, number, message) for number, message in enumerate(messages, 1)]
     drafts = [(role, pieces) for role, pieces in drafts if pieces or role != "system"]
     if all(role != "assistant" for role, _ in drafts):
-        raise BadSampleError(where, "no message is the assistant's, so there is nothing to learn")
+        raise BadSampleError(where, "no message is the assistant's, so there is nothing to predict")
     first = next((pieces for role, pieces in drafts if role == "user"), drafts[0][1])
     media = {ImagePart: [ImagePart(medium) for medium in images], AudioPart: [AudioPart(medium) for medium in clips]}
     unmarked: list[_Piece] = []
@@ -49,10 +49,10 @@ def parse_messages(where: str, messages: object, images: Sequence[Media], clips:
         elif marks != len(media[kind]):
             raise BadSampleError(where, f"{marks} {mark} marks for {len(media[kind])} files")
     first[:0] = unmarked
-    waiting = {kind: iter(parts) for kind, parts in media.items()}
+    unplaced = {kind: iter(parts) for kind, parts in media.items()}
 
     def part(piece: _Piece) -> ContentPart:
-        return piece if isinstance(piece, TextPart) else next(waiting[piece])
+        return piece if isinstance(piece, TextPart) else next(unplaced[piece])
 
     turns = tuple(Turn(role, tuple(map(part, pieces))) for role, pieces in drafts)
     for number, turn in enumerate(turns, 1):
@@ -62,9 +62,9 @@ def parse_messages(where: str, messages: object, images: Sequence[Media], clips:
 
 
 def _draft(where: str, number: int, message: object) -> tuple[str, list[_Piece]]:
-    """The role of a message and its pieces."""
+    """The role and the pieces of a message."""
     if not isinstance(message, Mapping):
-        raise BadSampleError(where, f"message {number} is no object")
+        raise BadSampleError(where, f"message {number} is not an object")
     speaker = message.get("from", message.get("role"))
     if not isinstance(speaker, str) or speaker not in _ROLES:
         raise BadSampleError(where, f"message {number} is from {speaker!r}; known are {', '.join(_ROLES)}")
@@ -78,24 +78,25 @@ def _draft(where: str, number: int, message: object) -> tuple[str, list[_Piece]]
 
 
 def _marked(where: str, what: str, text: str) -> list[_Piece]:
-    """A text cut at its marks."""
+    """A text split at its marks."""
     marks = _MARK.findall(text)
     pieces: list[_Piece] = []
-    for number, stretch in enumerate(_MARK.split(text)):
-        stretch = stretch.lstrip("\n") if number else stretch
-        stretch = stretch.rstrip("\n") if number < len(marks) else stretch
-        if stretch and not stretch.isspace():
-            pieces.append(TextPart(require_text(where, what, stretch)))
+    for number, span in enumerate(_MARK.split(text)):
+        span = span.lstrip("\n") if number else span
+        span = span.rstrip("\n") if number < len(marks) else span
+        if span and not span.isspace():
+            pieces.append(TextPart(require_text(where, what, span)))
         if number < len(marks):
             pieces.append(_MARKS[marks[number]])
     return pieces
 
 
 def _item(where: str, what: str, item: object) -> _Piece:
-    """One item of a content that is a list."""
-    kind = item.get("type") if isinstance(item, Mapping) else None
+    """One item of a content list."""
+    fields = item if isinstance(item, Mapping) else {}
+    kind = fields.get("type")
     if kind == "text":
-        return TextPart(require_text(where, what, item.get("text")))
+        return TextPart(require_text(where, what, fields.get("text")))
     mark = _MARKS.get(f"<{kind}>")
     if mark is None:
         raise BadSampleError(where, f"{what} has an item of type {kind!r}; known are text, image and audio")

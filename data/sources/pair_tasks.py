@@ -1,37 +1,38 @@
-"""A picture or a clip and its text -> the turns of a task."""
+"""Pair tasks: an image or an audio clip and its text as the turns of a conversation."""
 
 import dataclasses
 from collections.abc import Callable
+from typing import Literal
 
 from data.errors import DataError
 from data.records import AudioPart, ImagePart, Media, TextPart, Turn
 
 
 def image_to_text_turns(media: Media, text: str) -> tuple[Turn, ...]:
-    """The user shows the picture, the assistant says the text."""
+    """The user shows the image, the assistant answers with the text."""
     return Turn("user", (ImagePart(media),)), Turn("assistant", (TextPart(text),))
 
 
 def text_to_image_turns(media: Media, text: str) -> tuple[Turn, ...]:
-    """The user says the text, the assistant shows the picture."""
+    """The user writes the text, the assistant answers with the image."""
     return Turn("user", (TextPart(text),)), Turn("assistant", (ImagePart(media),))
 
 
 def audio_to_text_turns(media: Media, text: str) -> tuple[Turn, ...]:
-    """The user plays the clip, the assistant says the text."""
+    """The user plays the clip, the assistant answers with the text."""
     return Turn("user", (AudioPart(media),)), Turn("assistant", (TextPart(text),))
 
 
 @dataclasses.dataclass(frozen=True)
 class PairTask:
-    """What is made of a pair.
+    """A task over pairs of a medium and a text.
 
     Attributes:
-        media: The kind of medium it is for: `image` or `audio`.
-        turns: Builds the turns of a medium and its text.
+        media: Kind of the medium.
+        turns: Makes the turns from the medium and the text.
     """
 
-    media: str
+    media: Literal["image", "audio"]
     turns: Callable[[Media, str], tuple[Turn, ...]]
 
 
@@ -43,11 +44,11 @@ PAIR_TASKS = {
 
 
 def pair_task(owner: str, name: str) -> PairTask:
-    """A task by its name.
+    """A task by name.
 
     Args:
-        owner: Whose parameter it is, for the message.
-        name: A key of `TASKS`.
+        owner: Class whose parameter `task` it is, for the message.
+        name: A key of `PAIR_TASKS`.
 
     Raises:
         DataError: There is no such task.

@@ -1,4 +1,4 @@
-"""Bytes that somebody wrote -> text and JSON, or the reason why not, as one kind of error."""
+"""Parsing of bytes of unknown quality into text, JSON and paths, with BadSampleError as the only error."""
 
 import json
 import pathlib
@@ -6,9 +6,11 @@ import pathlib
 from data.errors import BadSampleError
 from data.records import Media
 
+_MAX_SHOWN = 60  # characters of a value in a message
+
 
 def decode_utf8(where: str, content: bytes) -> str:
-    """UTF-8 text, without the mark that some editors put before it; raises BadSampleError for anything else."""
+    """UTF-8 text, without a byte order mark; raises BadSampleError for anything else."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -16,47 +18,47 @@ def decode_utf8(where: str, content: bytes) -> str:
 
 
 def parse_json(where: str, text: str) -> object:
-    """The value of a JSON text; raises BadSampleError with the place where it is malformed."""
+    """The value of a JSON text; raises BadSampleError with the position where it is malformed."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise BadSampleError(where, f"it is not JSON: {error}") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets nested as deep
-        raise BadSampleError(where, f"its JSON is beyond reason: {error}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or as many nested brackets
+        raise BadSampleError(where, f"its JSON cannot be parsed: {error}") from error
 
 
 def require_text(where: str, what: str, value: object) -> str:
-    """A value as text that a tokenizer can take.
+    """The value as a text that a tokenizer accepts.
 
     Args:
-        where: Names the sample.
-        what: Names the value: "the caption".
-        value: What the file holds.
+        where: Name of the sample.
+        what: Name of the value, such as "the caption".
+        value: The value in the file.
 
     Raises:
-        BadSampleError: It is no text, is blank, or has half of a surrogate pair.
+        BadSampleError: The value is not a text, is blank, or contains a lone surrogate.
     """
     if not isinstance(value, str):
-        raise BadSampleError(where, f"{what} is no text: {_shortened(value)}")
+        raise BadSampleError(where, f"{what} is not a text: {_shortened(value)}")
     if not value.strip():
         raise BadSampleError(where, f"{what} is empty")
     return require_encodable(where, what, value)
 
 
 def require_encodable(where: str, what: str, value: str) -> str:
-    """The text itself; raises BadSampleError if no UTF-8 can hold it, as JSON's escapes allow."""
+    """The text itself; raises BadSampleError if it contains a lone surrogate, which JSON can spell and UTF-8 cannot."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise BadSampleError(where, f"{what} has half of a surrogate pair at {error.start}") from error
+        raise BadSampleError(where, f"{what} has a lone surrogate at {error.start}") from error
     return value
 
 
 def media_from_path(where: str, folder: str, value: object) -> Media:
-    """The file that an entry names, relative to a folder; an absolute path stands as it is.
+    """The file that an entry names, relative to a folder unless the path is absolute.
 
     Raises:
-        BadSampleError: The value cannot be a path. Whether the file is there is seen when it is read.
+        BadSampleError: The value cannot be a path. A missing file is detected when it is read.
     """
     path = require_text(where, "the path of a file", value)
     if "\0" in path:
@@ -66,4 +68,4 @@ def media_from_path(where: str, folder: str, value: object) -> Media:
 
 def _shortened(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."

@@ -1,4 +1,4 @@
-"""Paths as people write them, with braces and wildcards -> the files there are."""
+"""Path patterns with braces and wildcards, expanded to existing files."""
 
 import glob
 import itertools
@@ -10,34 +10,34 @@ from data.errors import DataError
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_MOST = 1_000_000  # files; more is a slip of the pen in a range
+_MAX_PATHS = 1_000_000  # more are a mistake in a range
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """All the paths that `shards-{0000..0012}.tar` or `{train,val}.tar` stands for, in the order written.
+    """All paths that a pattern such as `shards-{0000..0012}.tar` or `{train,val}.tar` stands for, in its order.
 
-    A range keeps the width of its first number; several braces give every combination; braces do not nest.
+    A range keeps the width of its first number; several braces give all combinations; braces do not nest.
 
     Raises:
-        DataError: A range that goes down, an empty choice, or more than a million paths.
+        DataError: A descending range, an empty choice, or more than a million paths.
     """
     pieces = _BRACES.split(pattern)  # text, choice, text, choice, ..., text
     choices = [[piece] if number % 2 == 0 else _choices(pattern, piece) for number, piece in enumerate(pieces)]
     total = 1
     for options in choices:
         total *= len(options)
-    if total > _MOST:
-        raise DataError(f"{pattern} stands for {total} files, more than {_MOST}; check its ranges")
+    if total > _MAX_PATHS:
+        raise DataError(f"{pattern} stands for {total} files, more than {_MAX_PATHS}; check its ranges")
     return ["".join(combination) for combination in itertools.product(*choices)]
 
 
 def find_files(patterns: str | Sequence[str]) -> tuple[str, ...]:
-    """The files that patterns name: braces are expanded, then wildcards (`*`, `?`, `[0-9]`), each in sorted order.
+    """The files that patterns match: braces are expanded, then wildcards (`*`, `?`, `[0-9]`), each in sorted order.
 
-    A path that exists as it is written is taken so, whatever characters it has.
+    A path that exists literally is not expanded.
 
     Raises:
-        DataError: A path that is not there or is a folder, a pattern that fits nothing, or a file named twice.
+        DataError: A path is missing or a folder, a pattern matches nothing, or a file is matched twice.
     """
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     found = [path for pattern in listed for path in _files(pattern)]
@@ -55,19 +55,19 @@ def find_files(patterns: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def check_file(path: str) -> None:
-    """Raises DataError unless the path is that of a file which has content."""
+    """Raises DataError unless the path is a file that is not empty."""
     if os.path.isdir(path):
         raise DataError(f"{path} is a folder where a file is expected; give the path of a file")
     if not os.path.isfile(path):
-        raise DataError(f"{path!r} is not there; check the path")
+        raise DataError(f"{path!r} does not exist; check the path")
     if not os.path.getsize(path):
         raise DataError(f"{path} is empty; replace it or leave it out")
 
 
 def check_folder(path: str) -> None:
-    """Raises DataError unless the path is that of a folder."""
+    """Raises DataError unless the path is a folder."""
     if not os.path.isdir(path):
-        raise DataError(f"{path!r} is no folder; check the path")
+        raise DataError(f"{path!r} is not a folder; check the path")
 
 
 def _files(pattern: str) -> list[str]:
@@ -76,10 +76,10 @@ def _files(pattern: str) -> list[str]:
     found = []
     for path in expand_braces(pattern):
         if glob.has_magic(path) and "\0" not in path:
-            fitting = sorted(glob.glob(path))
-            if not fitting:
-                raise DataError(f"no file fits {path}; check the pattern")
-            found += fitting
+            matching = sorted(glob.glob(path))
+            if not matching:
+                raise DataError(f"no file matches {path}; check the pattern")
+            found += matching
         else:
             found.append(path)
     return found
@@ -95,6 +95,6 @@ def _choices(pattern: str, braced: str) -> list[str]:
             )
         return options
     first, last = map(int, span.groups())
-    if last < first or last - first >= _MOST:
-        raise DataError(f"{pattern}: the range {{{braced}}} must go up, by less than {_MOST}")
+    if last < first or last - first >= _MAX_PATHS:
+        raise DataError(f"{pattern}: the range {{{braced}}} must ascend, by less than {_MAX_PATHS}")
     return [str(number).zfill(len(span[1])) for number in range(first, last + 1)]

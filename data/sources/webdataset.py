@@ -1,4 +1,4 @@
-"""WebDataset's layout, LAION's among it: tar shards in which members of one name, up to its suffix, are one sample."""
+"""WebDataset's layout, used by LAION: tar shards whose members of one name, up to the suffix, are one sample."""
 
 import array
 import concurrent.futures
@@ -17,12 +17,12 @@ from data.sources.tar_index import TarIndex, TarMember, index_tar
 
 _SUFFIXES = {"image": ("jpg", "jpeg", "png", "webp"), "audio": ("wav", "flac")}
 _TEXT, _JSON = "txt", "json"
-_THREADS = 8  # that scan shards: they wait for the file system most of the time
+_SCAN_THREADS = 8  # they mostly wait for the file system
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sample:
-    """The members of one sample, and why it cannot be used."""
+class _ShardSample:
+    """The members of one sample, and the reason why it cannot be used."""
 
     key: str
     media: TarMember | None = None
@@ -31,16 +31,16 @@ class _Sample:
 
 
 class WebDataset:
-    """Pairs of a picture or a clip and its text from tar shards.
+    """Pairs of an image or an audio clip and its text from tar shards.
 
     A sample is the members of one key, `000012.jpg`, `000012.txt`, `000012.json`: a medium (jpg, jpeg, png, webp; wav,
-    flac) and a text, which is the txt or, without one, the caption in the json. Other members are passed over, and
-    so are names without a key, such as `.DS_Store`. The members of a sample need not stand together.
+    flac) and a text, which is the txt or, without one, the caption in the json. Other members are skipped, and so
+    are names without a key, such as `.DS_Store`. The members of a sample need not be adjacent.
 
-    In a tar that is cut, what lies before the cut is used, and what the cut takes is a bad sample.
+    Of a truncated tar, complete samples are used, and the truncated one is a bad sample.
 
     Attributes:
-        name: Names the source.
+        name: Name of the source.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class WebDataset:
 
         Args:
             shards: Paths of uncompressed tars, with braces (`shards-{0000..0012}.tar`) and wildcards.
-            task: `describe` and `generate` take pictures, `transcribe` takes clips; see `data.sources.pair_tasks`.
-            caption: The field of the json that holds the text of a sample without txt.
-            name: Names the source.
+            task: `describe` and `generate` take images, `transcribe` takes audio; see `data.sources.pair_tasks`.
+            caption: Field of the json with the text of a sample without txt.
+            name: Name of the source.
 
         Raises:
-            DataError: A shard that is missing or no tar, shards without samples, or an unknown task.
+            DataError: A shard is missing or not a tar, the shards have no samples, or the task is unknown.
         """
         self.name = name
         self._task = pair_task("WebDataset", task)
@@ -64,31 +64,31 @@ class WebDataset:
         self._keys: list[str] = []
         self._reasons: dict[int, str] = {}
         columns = array.array("q")
-        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            # One shard's members are folded into the columns before the next one's, so few are alive at a time.
+        with concurrent.futures.ThreadPoolExecutor(_SCAN_THREADS) as pool:
+            # The members of one shard are converted to columns before those of the next, which limits memory.
             for shard, samples in enumerate(pool.map(self._scan, self._shards)):
                 for sample in samples:
                     if sample.reason:
                         self._reasons[len(self._keys)] = sample.reason
                     self._keys.append(sample.key)
                     is_json = sample.text is not None and sample.text.name.lower().endswith(f".{_JSON}")
-                    columns.extend((shard, *_place(sample.media), *_place(sample.text), is_json))
+                    columns.extend((shard, *_offset_and_size(sample.media), *_offset_and_size(sample.text), is_json))
         if not self._keys:
             raise DataError(f"{self._shards[0]} and the other shards hold no samples; check the pattern of their paths")
-        # shard; offset and size of the medium; offset and size of the text; whether the text is JSON
+        # Columns: shard; offset and size of the medium; offset and size of the text; whether the text is JSON.
         self._index = np.array(columns, np.int64).reshape(-1, 6)
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def __getitem__(self, index: SupportsIndex) -> Record:
-        """The record of a sample; reads its text. Raises BadSampleError for a sample that is not whole."""
-        place = check_index(index, len(self))
-        shard, media_at, media_size, text_at, text_size, is_json = map(int, self._index[place])
+        """The record of a sample, whose text is read; raises BadSampleError for an incomplete sample."""
+        number = check_index(index, len(self))
+        shard, media_at, media_size, text_at, text_size, is_json = map(int, self._index[number])
         path = self._shards[shard]
-        key = f"{path}:{self._keys[place]}"
-        if place in self._reasons:
-            raise BadSampleError(key, self._reasons[place])
+        key = f"{path}:{self._keys[number]}"
+        if number in self._reasons:
+            raise BadSampleError(key, self._reasons[number])
         what, value = "the text", decode_utf8(key, Media(key, path, text_at, text_size).read()).strip()
         if is_json:
             entry = parse_json(key, value)
@@ -98,8 +98,8 @@ class WebDataset:
             )
         return Record(key, self._task.turns(Media(key, path, media_at, media_size), require_text(key, what, value)))
 
-    def _scan(self, path: str) -> list[_Sample]:
-        """The samples of a shard by their first members."""
+    def _scan(self, path: str) -> list[_ShardSample]:
+        """The samples of a shard, in the order of their first members."""
         index = index_tar(path)
         groups: dict[str, list[tuple[str, TarMember]]] = {}
         for member in index.members:
@@ -109,18 +109,18 @@ class WebDataset:
                 groups.setdefault(f"{folder}{slash}{stem}", []).append((suffix.lower(), member))
         samples = [self._sample(key, members, index) for key, members in groups.items()]
         if index.damage and not (index.members and index.is_truncated(index.members[-1])):
-            samples.append(_Sample("(the rest)", reason=f"{index.damage}; what followed is lost"))
+            samples.append(_ShardSample("(the rest)", reason=f"{index.damage}; the rest is lost"))
         return samples
 
-    def _sample(self, key: str, members: list[tuple[str, TarMember]], index: TarIndex) -> _Sample:
-        """One sample, its reason given if it cannot be used."""
+    def _sample(self, key: str, members: list[tuple[str, TarMember]], index: TarIndex) -> _ShardSample:
+        """One sample, with the reason if it cannot be used."""
         key = key.encode("utf-8", "backslashreplace").decode()
         suffixes = [suffix for suffix, _ in members]
         found = dict(members)
         media = [suffix for suffix in found if suffix in _SUFFIXES[self._task.media]]
         text = next((suffix for suffix in (_TEXT, _JSON) if suffix in found), "")
         if any(index.is_truncated(member) for _, member in members):
-            reason = f"{index.damage or 'the file is cut'}, within this sample"
+            reason = f"{index.damage or 'the file is truncated'}, within this sample"
         elif len(found) < len(suffixes):
             twice = next(suffix for suffix in suffixes if suffixes.count(suffix) > 1)
             reason = f"it has two members of suffix {twice}: the key is there twice"
@@ -128,12 +128,12 @@ class WebDataset:
             reason = f"it has {len(media)} media ({', '.join(media)}) where one is expected"
         elif media and text:
             reason = "" if found[media[0]].size else f"its {media[0]} is empty"
-            return _Sample(key, found[media[0]], found[text], reason)
+            return _ShardSample(key, found[media[0]], found[text], reason)
         else:
             wanted = f"{_TEXT} or {_JSON}" if media else " or ".join(_SUFFIXES[self._task.media])
             reason = f"it has no {wanted}" + (f"; {index.damage}" if index.damage else "")
-        return _Sample(key, reason=reason)
+        return _ShardSample(key, reason=reason)
 
 
-def _place(member: TarMember | None) -> tuple[int, int]:
+def _offset_and_size(member: TarMember | None) -> tuple[int, int]:
     return (member.offset, member.size) if member else (0, 0)

@@ -75,7 +75,7 @@ def test_any_source_converts_and_what_cannot_be_read_is_listed(tmp_path):
     assert source[0].turns[1] == llava[0].turns[1]
     assert quarantine.entries == (
         ("a", "a.jsonl:2", f"{tmp_path}/gone.jpg: No such file or directory"),
-        ("a", "a.jsonl:3", "the entry is no object"),
+        ("a", "a.jsonl:3", "the entry is not an object"),
     )
     with pytest.raises(DataError, match="2 of 4 samples cannot be used"):
         write_array_record(path, llava, Quarantine({"a": 4}, 0.25))
@@ -117,13 +117,13 @@ def turn(*items, role="user"):
         (entry({"key": 3}), "no key"),
         (entry({"key": "k"}), "no list of turns"),
         (entry({"key": "k", "turns": [3]}), "no list of turns"),
-        (entry({"key": "\ud800", "turns": []}), "the key has half of a surrogate"),
+        (entry({"key": "\ud800", "turns": []}), "the key has a lone surrogate"),
         (entry(turn(role="tool")), "a turn is of 'tool'"),
         (entry({"key": "k", "turns": [{"role": "user"}]}), "no list of parts"),
-        (entry(turn({"text": "\ud800"})), "half of a surrogate"),
+        (entry(turn({"text": "\ud800"})), "lone surrogate"),
         (entry(turn({"image": 3}), b"12"), "neither text nor a medium within"),
         (entry(turn({"image": -1}), b"12"), "neither text nor a medium within"),
-        (entry(turn({"image": 1}), b"12"), "tells of"),
+        (entry(turn({"image": 1}), b"12"), "describes"),
         (entry(turn())[:-1], "not JSON"),
     ],
 )
@@ -137,15 +137,15 @@ def test_a_file_of_something_else_is_all_bad_samples(tmp_path):
     writer = ArrayRecordWriter(path, "group_size:1")
     writer.write(b"something else")
     writer.close()
-    with pytest.raises(BadSampleError, match=r"a\[0\] cannot be read \(it is no record"):
+    with pytest.raises(BadSampleError, match=r"a\[0\] cannot be read \(it is not a record"):
         ArrayRecord(path)[0]
 
 
-def test_what_cannot_be_a_source_is_refused_at_the_start(tmp_path):
+def test_invalid_sources_are_refused_at_the_start(tmp_path):
     (tmp_path / "text").write_text("x" * 100)
     with pytest.raises(DataError, match="text cannot be read as ArrayRecord"):
         ArrayRecord(str(tmp_path / "text"))
-    with pytest.raises(DataError, match="gone' is not there"):
+    with pytest.raises(DataError, match="gone' does not exist"):
         ArrayRecord(str(tmp_path / "gone"))
     assert write_array_record(str(tmp_path / "none"), [], Quarantine({}, 0.0)) == 0
     with pytest.raises(DataError, match="have no records"):

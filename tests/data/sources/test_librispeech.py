@@ -78,8 +78,8 @@ def test_a_clip_that_vanishes_is_named_when_it_is_read(tmp_path):
         source[0].turns[0].parts[0].media.read()
 
 
-def test_what_cannot_be_a_source_is_refused_at_the_start(tmp_path):
-    with pytest.raises(DataError, match="gone' is no folder"):
+def test_invalid_sources_are_refused_at_the_start(tmp_path):
+    with pytest.raises(DataError, match="gone' is not a folder"):
         LibriSpeech(str(tmp_path / "gone"))
     with pytest.raises(DataError, match="has no .*trans.txt; give the folder"):
         LibriSpeech(str(tmp_path))

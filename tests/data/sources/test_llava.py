@@ -81,14 +81,14 @@ def test_a_clip_is_heard(folder):
     ("line", "reason"),
     [
         (b'{"id": ', "it is not JSON"),
-        (b"[1]", "the entry is no object"),
+        (b"[1]", "the entry is not an object"),
         (b"\xff\xfe", "not UTF-8 from byte 0"),
-        (b"[" * 100_000, "beyond reason"),
-        (b"1" * 10_000, "beyond reason"),
-        (json.dumps(ONE | {"image": 5}).encode(), "path of a file is no text: 5"),
+        (b"[" * 100_000, "cannot be parsed"),
+        (b"1" * 10_000, "cannot be parsed"),
+        (json.dumps(ONE | {"image": 5}).encode(), "path of a file is not a text: 5"),
         (json.dumps(ONE | {"image": "a\0b"}).encode(), "null character"),
         (json.dumps(ONE | {"image": "\ud800"}).encode(), "surrogate"),
-        (json.dumps(ONE | {"image": {"a": 1}}).encode(), "path of a file is no text"),
+        (json.dumps(ONE | {"image": {"a": 1}}).encode(), "path of a file is not a text"),
         (json.dumps(ONE | {"image": None}).encode(), "1 <image> marks for 0 files"),
         (json.dumps(TEXT_ONLY | {"video": "v.mp4"}).encode(), "it has video"),
     ],
@@ -112,24 +112,24 @@ def test_a_bad_line_is_a_bad_sample_and_the_others_stay(folder, line, reason):
         (b"[1,]", "line 1"),
         (b"[1]\n2", r"line 2.*Something follows|Something follows"),
         (b'["a",\n"\xff"]', "line 2: not UTF-8"),
-        (b"[" + b"[" * 100_000, "beyond reason"),
-        (b"[" + b"1" * 10_000 + b"]", "beyond reason"),
+        (b"[" + b"[" * 100_000, "cannot be parsed"),
+        (b"[" + b"1" * 10_000 + b"]", "cannot be parsed"),
         (b"[ ]", "has no entries"),
         (b" \n ", "has no entries"),
         (b"", "is empty"),
     ],
 )
-def test_a_malformed_array_is_refused_at_the_start(folder, content, reason):
+def test_malformed_arrays_are_refused_at_the_start(folder, content, reason):
     with pytest.raises(DataError, match=reason):
         LlavaJson(written(folder, content))
 
 
-def test_what_is_not_there_is_refused_at_the_start(folder):
-    with pytest.raises(DataError, match="gone.json' is not there"):
+def test_missing_files_are_refused_at_the_start(folder):
+    with pytest.raises(DataError, match="gone.json' does not exist"):
         LlavaJson(str(folder / "gone.json"))
     with pytest.raises(DataError, match="is a folder where a file is expected"):
         LlavaJson(str(folder))
-    with pytest.raises(DataError, match="gone' is no folder"):
+    with pytest.raises(DataError, match="gone' is not a folder"):
         LlavaJson(written(folder, json.dumps([ONE])), str(folder / "gone"))
 
 

@@ -70,21 +70,21 @@ def test_messages_with_roles_and_lists_of_contents():
 @pytest.mark.parametrize(
     ("messages", "images", "reason"),
     [
-        (None, 0, "no list of messages"),
-        ([], 0, "no list of messages"),
-        ("abc", 0, "no list of messages"),
-        ([3], 0, "message 1 is no object"),
+        (None, 0, "not a list of messages"),
+        ([], 0, "not a list of messages"),
+        ("abc", 0, "not a list of messages"),
+        ([3], 0, "message 1 is not an object"),
         (said(("tool", "x")), 0, "message 1 is from 'tool'"),
         (said((["human"], "x")), 0, "is from"),
         ([{"from": "human"}], 0, "message 1 has no text"),
-        (said(("human", "q")), 0, "nothing to learn"),
+        (said(("human", "q")), 0, "nothing to predict"),
         (said(("human", "q"), ("gpt", " ")), 0, r"turn 2 \(assistant\) is empty"),
         (said(("human", "<image> <image>"), ("gpt", "a")), 1, "2 <image> marks for 1 files"),
         (said(("human", "<image>"), ("gpt", "a")), 0, "1 <image> marks for 0 files"),
-        (said(("human", "\ud800"), ("gpt", "a")), 0, "half of a surrogate pair"),
+        (said(("human", "\ud800"), ("gpt", "a")), 0, "lone surrogate"),
         ([{"role": "user", "content": [{"type": "video"}]}], 0, "item of type 'video'"),
         ([{"role": "user", "content": [3]}], 0, "item of type None"),
-        ([{"role": "user", "content": [{"type": "text", "text": 3}]}], 0, "message 1 is no text: 3"),
+        ([{"role": "user", "content": [{"type": "text", "text": 3}]}], 0, "message 1 is not a text: 3"),
     ],
 )
 def test_what_is_no_conversation_is_refused_with_the_reason(messages, images, reason):

@@ -40,7 +40,7 @@ def table(tmp_path):
 
 def test_pairs_of_pictures_and_texts(table, tmp_path):
     write(tmp_path / "t-1.parquet", image=pictures(3), text=["x", "y", "z"])
-    source = ParquetTable(f"{tmp_path}/t-{{0..1}}.parquet", row_groups_kept=1)
+    source = ParquetTable(f"{tmp_path}/t-{{0..1}}.parquet", cached_row_groups=1)
     assert isinstance(source, RecordSource)
     assert len(source) == 8
     answers = [told(source[index])[1][1] for index in range(8)]
@@ -103,7 +103,7 @@ def test_conversations(tmp_path):
         assert told(source[0]) == [("user", ["Who?"]), ("assistant", ["I."])]
 
 
-def test_a_row_that_cannot_be_used_tells_why(tmp_path):
+def test_unusable_rows_tells_why(tmp_path):
     cells = [None, {"bytes": b"", "path": "x"}, {"bytes": None, "path": None}, {"bytes": b"1", "path": None}] * 2
     texts = [b"t", b"t", b"t", b" ", b"t", b"t", b"t", b"caf\xe9"]
     text = pyarrow.array(texts).cast(pyarrow.string(), safe=False).view(pyarrow.string())
@@ -114,7 +114,7 @@ def test_a_row_that_cannot_be_used_tells_why(tmp_path):
     for index, reason in (
         (0, "it has 0 media where the task describe takes one"),
         (1, "its medium has no bytes"),
-        (2, "the path of a file is no text: None"),
+        (2, "the path of a file is not a text: None"),
         (3, "column text is empty"),
         (7, "UnicodeDecodeError"),
     ):
@@ -126,17 +126,17 @@ def test_a_row_that_cannot_be_used_tells_why(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"files": "{home}/gone.parquet"}, "is not there"),
+        ({"files": "{home}/gone.parquet"}, "does not exist"),
         ({"files": "{home}/text.parquet"}, "text.parquet cannot be read as Parquet"),
         ({"files": "{home}/none.parquet"}, "have no rows"),
         ({"text": "caption"}, "has no column caption; it has image, text, other"),
         ({"task": "transcribe"}, "has no column audio"),
         ({"task": "draw"}, "ParquetTable.task is 'draw'; choose one of describe, .*converse"),
         ({"audio": "audio"}, "takes one image and its text"),
-        ({"row_groups_kept": 0}, "row_groups_kept is 0"),
+        ({"cached_row_groups": 0}, "cached_row_groups is 0"),
     ],
 )
-def test_what_cannot_be_a_source_is_refused_at_the_start(table, tmp_path, arguments, reason):
+def test_invalid_sources_are_refused_at_the_start(table, tmp_path, arguments, reason):
     (tmp_path / "text.parquet").write_text("PAR1 and no more PAR1")
     write(tmp_path / "none.parquet", image=([], MEDIUM), text=([], pyarrow.string()))
     arguments = {"files": table} | arguments
@@ -146,7 +146,7 @@ def test_what_cannot_be_a_source_is_refused_at_the_start(table, tmp_path, argume
 
 
 def test_threads_may_share_it(table):
-    source = ParquetTable(table, row_groups_kept=1)
+    source = ParquetTable(table, cached_row_groups=1)
     expected = [source[index] for index in range(5)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert list(pool.map(source.__getitem__, [4, 0, 2, 1, 3] * 20)) == [expected[n] for n in [4, 0, 2, 1, 3] * 20]

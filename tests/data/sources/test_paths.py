@@ -23,9 +23,9 @@ def test_braces_stand_for_paths_in_the_order_written(pattern, expected):
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        ("{3..1}", "must go up"),
+        ("{3..1}", "must ascend"),
         ("{one}", "neither a range"),
-        ("{0..99999999}", "must go up, by less than"),
+        ("{0..99999999}", "must ascend, by less than"),
         ("{0..9999}{0..9999}", "stands for 100000000 files"),
     ],
 )
@@ -58,13 +58,13 @@ def test_a_path_that_exists_is_taken_as_it_is_written(tmp_path):
     ("patterns", "reason"),
     [
         ([], "no file is named"),
-        ("{home}/gone", "gone' is not there"),
-        ("{home}/*.gone", "no file fits"),
+        ("{home}/gone", "gone' does not exist"),
+        ("{home}/*.gone", "no file matches"),
         ("{home}", "is a folder where a file is expected"),
         ("{home}/empty", "is empty"),
         (["{home}/full", "{home}/f*"], "full is named twice"),
-        ("{home}/\0*", "is not there"),
-        ("{home}/" + "a" * 300, "is not there"),
+        ("{home}/\0*", "does not exist"),
+        ("{home}/" + "a" * 300, "does not exist"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, patterns, reason):

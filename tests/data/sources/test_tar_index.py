@@ -82,7 +82,7 @@ def test_what_lies_before_a_cut_is_found_wherever_it_is_cut(tmp_path, layout):
         index = indexed(tmp_path, whole[:kept])
         usable = [member for member in index.members if not index.is_truncated(member)]
         assert usable == [member for member in members if member.offset + member.size <= kept]
-        assert index.damage == f"the file is cut at byte {kept}"
+        assert index.damage == f"the file is truncated at byte {kept}"
 
 
 def test_a_damaged_header_ends_what_can_be_known(tmp_path):
@@ -96,13 +96,13 @@ def test_a_damaged_header_ends_what_can_be_known(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"short", "no tar"),
-        (b"x" * 2000, "no tar"),
+        (b"short", "not a tar"),
+        (b"x" * 2000, "not a tar"),
         (gzip.compress(tar([("a", b"a")]), mtime=0), r"compressed \(gzip\).*decompress it"),
     ],
     ids=["short", "letters", "gzip"],
 )
-def test_what_is_no_tar_is_refused(tmp_path, content, reason):
+def test_files_that_are_no_tar_are_refused(tmp_path, content, reason):
     with pytest.raises(DataError, match=reason):
         indexed(tmp_path, content)
 

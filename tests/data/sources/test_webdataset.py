@@ -101,9 +101,9 @@ def test_a_sample_that_cannot_be_used_tells_why(tmp_path):
         "none": "its jpg is empty",
         "blank": "the text is empty",
         "latin": "it is not UTF-8 from byte 3 on",
-        "list": "caption in the json is no text: None",
+        "list": "caption in the json is not a text: None",
         "torn": "it is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
-        "null": "caption in the json is no text: None",
+        "null": "caption in the json is not a text: None",
     }
 
 
@@ -112,10 +112,10 @@ def test_a_cut_tar_gives_what_lies_before_the_cut(tmp_path):
     whole = tar(members)
     sample = 512 + 1024 + 512 + 512
     for kept, bad in (
-        (2 * sample + 100, {"(the rest)": f"the file is cut at byte {2 * sample + 100}; what followed is lost"}),
-        (2 * sample + 900, {"c": f"the file is cut at byte {2 * sample + 900}, within this sample"}),
-        (3 * sample - 1024, {"c": f"it has no txt or json; the file is cut at byte {3 * sample - 1024}"}),
-        (3 * sample - 510, {"c": f"the file is cut at byte {3 * sample - 510}, within this sample"}),
+        (2 * sample + 100, {"(the rest)": f"the file is truncated at byte {2 * sample + 100}; the rest is lost"}),
+        (2 * sample + 900, {"c": f"the file is truncated at byte {2 * sample + 900}, within this sample"}),
+        (3 * sample - 1024, {"c": f"it has no txt or json; the file is truncated at byte {3 * sample - 1024}"}),
+        (3 * sample - 510, {"c": f"the file is truncated at byte {3 * sample - 510}, within this sample"}),
     ):
         (tmp_path / "a.tar").write_bytes(whole[:kept])
         source = WebDataset(str(tmp_path / "a.tar"))
@@ -128,7 +128,7 @@ def test_a_tar_cut_after_it_was_indexed(shards):
     source = WebDataset(f"{shards}/s-00000.tar")
     path = shards / "s-00000.tar"
     path.write_bytes(path.read_bytes()[:700])
-    with pytest.raises(BadSampleError, match="the file is cut"):
+    with pytest.raises(BadSampleError, match="the file is truncated"):
         source[0]
     path.unlink()
     with pytest.raises(BadSampleError, match="No such file"):
@@ -138,16 +138,16 @@ def test_a_tar_cut_after_it_was_indexed(shards):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"shards": "{home}/s-{00000..00002}.tar"}, "s-00002.tar' is not there"),
-        ({"shards": "{home}/t-*.tar"}, "no file fits"),
+        ({"shards": "{home}/s-{00000..00002}.tar"}, "s-00002.tar' does not exist"),
+        ({"shards": "{home}/t-*.tar"}, "no file matches"),
         ({"shards": "{home}"}, "is a folder"),
         ({"shards": "{home}/s-*.tar", "task": "draw"}, "WebDataset.task is 'draw'; choose one of describe"),
         ({"shards": "{home}/zero.tar"}, "is empty"),
         ({"shards": "{home}/nothing.tar"}, "hold no samples"),
-        ({"shards": "{home}/text.tar"}, "no tar"),
+        ({"shards": "{home}/text.tar"}, "not a tar"),
     ],
 )
-def test_what_cannot_be_a_source_is_refused_at_the_start(shards, arguments, reason):
+def test_invalid_sources_are_refused_at_the_start(shards, arguments, reason):
     (shards / "zero.tar").touch()
     (shards / "text.tar").write_text("x" * 1000)
     write(shards, "nothing.tar", [])
