@@ -1,4 +1,4 @@
-"""The settings of AdamW with warm-up and cosine decay; what is done with them is `mmjax.training.engine.optimizer`."""
+"""The settings of AdamW with warm-up and cosine decay; `mmjax.training.engine.optimizer` applies them."""
 
 import dataclasses
 
@@ -8,12 +8,14 @@ class OptimizerConfig:
     """AdamW (arXiv 1711.05101) and its schedule.
 
     Attributes:
-        learning_rate: Peak, after the warm-up.
-        warmup: Steps of linear warm-up.
-        final_share: Learning rate at the last step as a share of the peak, reached along a cosine.
-        beta1, beta2, epsilon: Adam's.
-        weight_decay: Decoupled, on parameters of two or more dimensions.
-        max_norm: Global norm over all units above which gradients are scaled down; 0 turns clipping off.
+        learning_rate: Peak learning rate, after the warm-up.
+        warmup_steps: Steps of linear warm-up.
+        final_learning_rate_fraction: Learning rate at the last step as a fraction of the peak, reached along a cosine.
+        beta1: Decay of Adam's first moment.
+        beta2: Decay of Adam's second moment.
+        epsilon: Adam's epsilon.
+        weight_decay: Decoupled weight decay of parameters with two or more dimensions.
+        max_grad_norm: Global norm over all units above which gradients are scaled down; 0 turns clipping off.
     """
 
     learning_rate: float = 1e-3

@@ -52,7 +52,7 @@ def check_no_cyclic_waits(queues: Sequence[Schedule]) -> None:
         queues: The schedule of each process, all of one op graph.
     """
     waits_for: dict[PipelineOp, set[PipelineOp]] = collections.defaultdict(set)
-    queued = {op for queue in queues for op in queue.ops}
+    queued = dict.fromkeys(op for queue in queues for op in queue.ops)  # in order, so that messages are reproducible
     for queue in queues:
         for earlier, later in itertools.pairwise(queue.ops):
             waits_for[later].add(earlier)

@@ -102,7 +102,7 @@ def deviation(ours: int, published: Published) -> float:
     return ours / (published.parameters * 1e9) - 1
 
 
-def test_every_part_has_a_published_number_and_no_number_is_of_no_part():
+def test_parts_and_published_numbers_correspond():
     assert set(parts()) == set(PARTS)
     assert set(MODELS) <= {path.stem for path in FILES}
 
@@ -139,7 +139,7 @@ def test_a_model_is_made_of_the_parts_it_names(name):
 
 
 @pytest.mark.parametrize(("name", "model_type"), COMPUTED_AS.items())
-def test_a_part_or_model_computes_what_a_published_architecture_does(name, model_type):
+def test_a_part_or_model_round_trips_through_its_published_config(name, model_type):
     """All but the name is told by its config.json: what the architecture computes otherwise, writing would refuse."""
     of = parts()[name] if name in parts() else model(name)
     values = registry.write_architecture(registry.find_architecture(model_type), of)
@@ -155,7 +155,7 @@ def test_a_model_can_be_verified_small(name):
     assert max(module.layer_count for module in module_graph(small).modules) <= 4
 
 
-def test_every_model_that_the_papers_name_is_there():
+def test_every_model_of_the_papers_exists():
     shapes = {path.stem: model(path.stem) for path in FILES}
     disttrain = {name: shapes[f"mllm_{name}"] for name in ("9b", "15b", "72b")}
     assert [of.generators[0].image_size for of in disttrain.values()] == [512, 512, 1024]

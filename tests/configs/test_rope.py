@@ -13,7 +13,7 @@ def test_linear_scaling_divides_all():
 
 
 @pytest.mark.parametrize("scaling", [Llama3Scaling(8.0), YarnScaling(8.0, 8192)])
-def test_fast_pairs_are_left_and_slow_ones_divided(scaling):
+def test_high_frequencies_are_kept_and_low_ones_divided(scaling):
     plain, stretched = rotary_frequencies(WIDTH, BASE), scaling.frequencies(WIDTH, BASE)
     assert stretched[0] == plain[0]
     np.testing.assert_allclose(stretched[-1], plain[-1] / 8)
@@ -21,7 +21,7 @@ def test_fast_pairs_are_left_and_slow_ones_divided(scaling):
     assert np.all(np.diff(ratio) >= -1e-9) and ratio.min() == 1
 
 
-def test_yarn_sharpens_attention_by_the_papers_rule_unless_told():
+def test_yarn_sharpens_attention_by_the_papers_rule_by_default():
     assert YarnScaling(1.0, 4096).attention_scaling == 1.0
     assert YarnScaling(40.0, 4096).attention_scaling == pytest.approx(1.3689, abs=1e-4)
     assert YarnScaling(40.0, 4096, attention_factor=1.0).attention_scaling == 1.0

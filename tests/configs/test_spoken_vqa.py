@@ -69,7 +69,7 @@ def test_the_longest_sample_fits_a_row(tmp_path):
         assert max(each.frames for each in sizes) == (3 if kind == "spoken_vqa" else 1) * 208
 
 
-def test_without_speech_it_says_what_makes_it(tmp_path, monkeypatch):
+def test_missing_speech_is_refused_with_the_command_that_makes_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="speech does not exist.*python -m mmjax.synthesize_speech --folder=speech"):
         SpokenEasyVQA("train")

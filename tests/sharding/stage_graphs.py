@@ -53,7 +53,7 @@ def fan(
 
 @st.composite
 def recipes(draw: st.DrawFn) -> tuple:
-    """For `cook`, apart from it because beartype draws random numbers, which Hypothesis forbids inside a strategy."""
+    """For `build_op_graph`, apart from it because beartype draws random numbers, which Hypothesis forbids inside a strategy."""
     depths = draw(st.tuples(*[st.integers(1, 3)] * 3))
     chunks = draw(st.tuples(st.just(1), st.integers(1, 2), st.integers(1, 3)))
     held = st.frozensets(st.integers(0, 5), min_size=1, max_size=2)
@@ -63,7 +63,7 @@ def recipes(draw: st.DrawFn) -> tuple:
     return depths, lanes, chunks, draw(st.frozensets(stage)), shares, draw(st.integers(1, 7))
 
 
-def cook(recipe: tuple) -> OpGraph:
+def build_op_graph(recipe: tuple) -> OpGraph:
     """A step over a fan: any depths and chunks, shared devices, anything frozen, a shared parameter or none."""
     depths, lanes, chunks, trained, shared, microbatches = recipe
     graph = fan(*depths, lanes, chunks)

@@ -13,7 +13,7 @@ from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.simulation.simulator import simulate_on_devices
 from sharding.simulation.timeline import Timeline
-from tests.sharding.stage_graphs import cook, recipes
+from tests.sharding.stage_graphs import build_op_graph, recipes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class SimulatedStep:
     costs: StepCosts
 
     @property
-    def work(self) -> OpGraph:
+    def op_graph(self) -> OpGraph:
         return self.schedule.op_graph
 
     def run(self, rendezvous: bool = False) -> Timeline:
@@ -45,14 +45,14 @@ def stage_costs(forward, backward=None, **fields) -> StageCosts:
     return StageCosts(forward=forward, backward=backward, **{**defaults, **fields})
 
 
-def step_costs(work: OpGraph, stages: Mapping[StageId, StageCosts], hop: float = 0.0, **fields) -> StepCosts:
+def step_costs(op_graph: OpGraph, stages: Mapping[StageId, StageCosts], hop: float = 0.0, **fields) -> StepCosts:
     """With the same seconds for every hop, 1 FLOP/s at the peak."""
     edges = {
         (source, target): (np.full_like(stages[target].forward, hop), np.full_like(stages[source].forward, hop))
-        for source, target in work.stage_graph.edges
+        for source, target in op_graph.stage_graph.edges
     }
     there = {edge: seconds for edge, (seconds, _) in edges.items()}
-    back = {edge: seconds for edge, (_, seconds) in edges.items() if edge[0] in work.backward_stages}
+    back = {edge: seconds for edge, (_, seconds) in edges.items() if edge[0] in op_graph.backward_stages}
     return StepCosts(stages=stages, hops=there, hops_back=back, **{"peak_flops": 1.0, **fields})
 
 
@@ -77,20 +77,20 @@ def build_step(recipe: tuple) -> SimulatedStep:
     each = int(rng.integers(2, 5))
     lanes = lanes or tuple(frozenset([number]) for number in range(sum(depths) + 2))
     widened = tuple(frozenset(each * lane + turn for lane in held for turn in range(each)) for held in lanes)
-    work = cook((depths, widened, *others))
+    op_graph = build_op_graph((depths, widened, *others))
     placed = {
-        place: _split(sorted(work.stage_graph.devices[nodes[0]]), rng)
-        for place, nodes in work.stage_graph.stages_of.items()
+        place: _split(sorted(op_graph.stage_graph.devices[nodes[0]]), rng)
+        for place, nodes in op_graph.stage_graph.stages_of.items()
     }
-    devices = {node: placed[work.stage_graph.rank_of[node]] for node in work.stage_graph.stages}
+    devices = {node: placed[op_graph.stage_graph.rank_of[node]] for node in op_graph.stage_graph.stages}
 
     def seconds(*shape: int) -> np.ndarray:
         return rng.integers(0, 64, shape) / 64
 
     stages = {}
-    for node in work.stage_graph.stages:
-        shape = (work.microbatches, len(devices[node]))
-        forward, backward = seconds(*shape), seconds(*shape) * (node in work.backward_stages)
+    for node in op_graph.stage_graph.stages:
+        shape = (op_graph.microbatches, len(devices[node]))
+        forward, backward = seconds(*shape), seconds(*shape) * (node in op_graph.backward_stages)
         once = dict(zip(("gather", "reduce", "update", "static_bytes"), seconds(4), strict=True))
         stages[node] = StageCosts(
             forward=forward,
@@ -101,15 +101,15 @@ def build_step(recipe: tuple) -> SimulatedStep:
             saved_bytes=seconds(*shape),
             **once,
         )
-    hops = {(s, t): seconds(work.microbatches, len(devices[t])) / 4 for s, t in work.stage_graph.edges}
+    hops = {(s, t): seconds(op_graph.microbatches, len(devices[t])) / 4 for s, t in op_graph.stage_graph.edges}
     back = {
-        (s, t): seconds(work.microbatches, len(devices[s])) / 4
-        for s, t in work.stage_graph.edges
-        if s in work.backward_stages
+        (s, t): seconds(op_graph.microbatches, len(devices[s])) / 4
+        for s, t in op_graph.stage_graph.edges
+        if s in op_graph.backward_stages
     }
     return SimulatedStep(
         devices,
-        policy(work),
+        policy(op_graph),
         StepCosts(stages=stages, hops=hops, hops_back=back, peak_flops=1.0, tokens=7.0, norm=float(seconds())),
     )
 

@@ -8,8 +8,7 @@ from data.datasets.dataset import SampleIndex
 from data.datasets.easy_vqa import text_sample
 from data.errors import BadSampleError, DataError
 from data.packing.refusals import Refusal
-from data.report.dataset_statistics import STATISTICS_COLUMNS, collect_statistics
-from data.report.flops_per_unit import flops_per_unit
+from data.report.dataset_statistics import STATISTICS_COLUMNS, collect_statistics, flops_per_unit
 from data.samples.sample_format import SampleFormat
 from data.text.prompt_format import PromptFormat
 from data.text.word_tokenizer import WordTokenizer

@@ -50,7 +50,7 @@ def test_tensor_ranks_divide_what_is_split_and_wait_for_collectives():
     )  # over the link between nodes
 
 
-def test_around_a_ring_only_what_outlasts_the_matmuls_is_waited_for():
+def test_ring_collectives_wait_only_for_what_outlasts_the_matmuls():
     gather = Kernel("gather", "all_gather", activations=PerLoad(8))
     scatter = Kernel("scatter", "reduce_scatter", activations=PerLoad(8))
     norm = Kernel("norm", "memory", activations=PerLoad(10))
@@ -83,7 +83,7 @@ def test_norms_are_divided_by_sequence_parallelism_only():
     )
 
 
-def test_sequence_ranks_divide_the_load_and_wait_for_what_travels_longer_than_attention_computes():
+def test_sequence_ranks_divide_the_load_and_wait_for_keys_that_outlast_attention():
     attention = Kernel("attention", "attention", PerLoad(squared_lengths=1), ring_elements=PerLoad(4))
     load, both = loads(100, 10_000, 1), ("dgrad", "wgrad")
     one = TOY.forward(layer(attention), load, LayerParallelism(1))
@@ -123,7 +123,7 @@ def test_expert_ranks_divide_weights_and_exchange_tokens():
     assert TOY.forward(experts, loads(1e6, 0, 0), LayerParallelism(1)).compute == 2 * 10 * 10 * 2 * 1e6 / 100
 
 
-def test_the_backward_is_what_it_has_to_find_and_what_it_computes_again():
+def test_the_backward_is_its_gradients_plus_recomputation():
     square, load = layer(matmul("square", 10, 10)), loads(100, 0, 0)
     forward = TOY.forward(square, load, LayerParallelism(1)).total
     for turns, recompute, times in (((), "full", 0), (("dgrad",), "none", 1), (("dgrad", "wgrad"), "full", 3)):
@@ -131,7 +131,7 @@ def test_the_backward_is_what_it_has_to_find_and_what_it_computes_again():
     assert TOY.backward(square, load, LayerParallelism(1), ("wgrad",), "selective").total == forward
 
 
-def test_useful_work_counts_neither_recomputation_nor_a_gradient_of_attention_parameters():
+def test_useful_flops_exclude_recomputation_and_wgrad_of_attention():
     attention = Kernel("attention", "attention", PerLoad(squared_lengths=4))
     both = layer(matmul("square", 10, 10), attention)
     load = loads(3, 9, 1)
@@ -150,7 +150,7 @@ def test_an_empty_load_takes_no_time():
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 4000), st.integers(1, 20), st.sampled_from([1, 2, 4, 8]), st.sampled_from(sorted(CLUSTERS)))
-def test_nothing_is_faster_than_the_data_sheet_and_more_is_never_faster(length, segments, tp, name):
+def test_no_layer_beats_the_data_sheet_and_larger_loads_take_no_less_time(length, segments, tp, name):
     model = ModelConfig(
         (VisionConfig(width=64, heads=8, ffn=128),),
         BackboneConfig(width=64, heads=8, kv_heads=8, ffn=128, vocabulary=64),
@@ -195,7 +195,7 @@ def test_hops_gathers_reductions_and_updates():
     assert TOY.gradient_norm(4) == 0
 
 
-def test_clusters_are_found_by_name_and_devices_by_theirs():
+def test_clusters_are_found_by_name_and_by_device_kind():
     assert find_cluster("h200") is CLUSTERS["h200"]
     with pytest.raises(UserError, match="no cluster 'a900'; choose from a800, a100"):
         find_cluster("a900")
@@ -211,6 +211,6 @@ def test_clusters_are_found_by_name_and_devices_by_theirs():
         (lambda: dataclasses.replace(CLUSTER, memory=0.0), "ClusterConfig.memory is 0.0"),
     ],
 )
-def test_descriptions_check_themselves(build, message):
+def test_invalid_fields_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()

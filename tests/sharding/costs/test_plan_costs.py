@@ -42,13 +42,13 @@ CUT = Plan(
 )
 
 
-def test_rows_go_to_instances_in_order():
+def test_rows_go_to_replicas_in_order():
     rows = np.arange(24.0).reshape(8, 3)
     np.testing.assert_array_equal(replica_loads(rows, 2, 2)[1, 0], rows[4] + rows[5])
     assert replica_loads(rows, 4, 1).sum() == rows.sum()
 
 
-def test_more_instances_than_rows_share_out_the_items_of_a_row():
+def test_more_replicas_than_rows_share_the_items_of_a_row():
     rows = np.array([[50.0, 500.0, 5.0], [0.0, 0.0, 0.0]])
     dealt = replica_loads(rows, 2, 4)
     np.testing.assert_array_equal(dealt[0, :, 2], [2, 1, 1, 1])
@@ -84,7 +84,7 @@ def test_flops_are_three_forwards_where_all_trains_and_attention_has_no_paramete
     assert vision == pytest.approx(3 * GRAPH["vision"].forward_flops(ROWS["vision"]).sum() - pixels)
 
 
-def test_full_recomputation_holds_least_and_none_most():
+def test_full_recomputation_saves_least_and_none_saves_most():
     held = {}
     for choice in ("none", "selective", "full"):
         units = tuple(dataclasses.replace(unit, recompute=(choice,) * unit.stage_count) for unit in CUT.units)
@@ -93,7 +93,7 @@ def test_full_recomputation_holds_least_and_none_most():
     assert held["full"] < held["selective"] < held["none"]
 
 
-def test_static_bytes_are_weights_gradients_and_a_share_of_the_optimizer():
+def test_static_bytes_are_weights_gradients_and_a_share_of_the_optimizer_state():
     of = plan_costs(CUT, GRAPH, COSTS, ROWS, ALL).stages["vision", 0]
     parameters = GRAPH["vision"].parameter_count
     assert of.static_bytes == pytest.approx(parameters * (2 + 4 + (4 + 8) / 2))
@@ -156,7 +156,7 @@ def test_expert_ranks_divide_experts_and_only_the_others_reduce_them():
     np.testing.assert_allclose(found[1].flops, found[0].flops)
 
 
-def test_instances_that_exchange_tokens_wait_for_the_slowest_of_them():
+def test_replicas_that_exchange_tokens_wait_for_the_slowest():
     graph = with_experts(GRAPH, 8)
     trains = trained_parts(graph, ("all",))
     uneven = {**_four(ROWS), "backbone": np.array([[900.0 * n, (900.0 * n) ** 2, 1.0] for n in range(1, 9)])}
@@ -181,7 +181,7 @@ FROZEN = {
 
 
 @pytest.mark.parametrize("trainable", FROZEN)
-def test_frozen_layers_have_the_turns_that_others_need_of_them(trainable):
+def test_frozen_layers_compute_only_the_gradients_that_others_need(trainable):
     turns = RequiredGradients(GRAPH, trained_parts(GRAPH, trainable))
     found = {}
     for module in GRAPH.modules:
@@ -191,7 +191,7 @@ def test_frozen_layers_have_the_turns_that_others_need_of_them(trainable):
         assert found[part] == expected, part
 
 
-def test_what_has_no_turn_takes_no_time_backward_and_holds_nothing():
+def test_layers_without_gradients_have_no_backward_and_save_nothing():
     of = plan_costs(CUT, GRAPH, COSTS, ROWS, trained_parts(GRAPH, ("generator",)))
     for node in (("vision", 0), ("backbone", 0), ("backbone", 1)):
         stage = of.stages[node]
@@ -199,7 +199,7 @@ def test_what_has_no_turn_takes_no_time_backward_and_holds_nothing():
     assert of.stages["generator", 0].backward.any() and not of.hops_back
 
 
-def test_hops_carry_what_the_next_stage_takes():
+def test_hops_carry_the_input_of_the_next_stage():
     of = plan_costs(CUT, GRAPH, COSTS, ROWS, ALL)
     link = COSTS.cluster.intra_node
     seconds = of.hops[("vision", 0), ("backbone", 0)][0, 0]
@@ -244,7 +244,7 @@ def test_text_only_training_reaches_about_the_published_share_of_the_peak(settin
     assert published(*setting) == pytest.approx(mfu, rel=0.15)
 
 
-def test_tensor_ranks_divide_hops_and_what_is_kept_where_the_plan_says_so():
+def test_sequence_parallelism_divides_hops_and_saved_activations():
     unit = UnitPlan("backbone", ("backbone",), (0, 1, 2, 3), tp=2, layers=(2, 2), recompute=("none", "none"))
     others = [UnitPlan("vision", ("vision",), (4,), layers=(3,)), UnitPlan("generator", ("generator",), (5,))]
     whole, divided = (
@@ -257,7 +257,7 @@ def test_tensor_ranks_divide_hops_and_what_is_kept_where_the_plan_says_so():
     assert (divided.hops[hop] < whole.hops[hop]).all()
 
 
-def test_what_takes_all_positions_is_not_divided():
+def test_layers_without_sequence_parallelism_are_not_divided():
     unit = UnitPlan("vision", ("vision",), (0, 1), tp=2, layers=(3,))
     others = [UnitPlan("backbone", ("backbone",), (2,), layers=(4,)), UnitPlan("generator", ("generator",), (3,))]
     whole, divided = (

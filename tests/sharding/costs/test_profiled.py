@@ -55,19 +55,19 @@ PROFILE = Profile(
 COSTS = ProfiledCostModel(PROFILE)
 
 
-def test_times_lie_on_lines_between_the_sizes_and_beyond_them():
+def test_times_are_interpolated_between_sizes_and_extrapolated_beyond():
     loads = np.array([[100.0, 0, 1], [150.0, 0, 1], [300.0, 0, 1], [500.0, 0, 1], [50.0, 0, 1]])
     np.testing.assert_allclose(COSTS.forward(BLOCKS, loads, ranks(2)).total, [1.0, 1.5, 5.0, 11.0, 0.5])
     np.testing.assert_allclose(COSTS.backward(BLOCKS, loads, ranks(2), BOTH, "none").total, [2.0, 3.0, 10.0, 22.0, 1.0])
 
 
-def test_one_size_alone_is_in_proportion_and_items_stand_for_tokens():
+def test_a_single_size_scales_in_proportion_and_items_serve_as_size_without_tokens():
     loads = np.array([[[0.0, 0.0, 8.0]]])
     assert COSTS.forward(UNET, loads, ranks(1)).total.tolist() == [[4.0]]
     assert COSTS.backward(UNET, loads, ranks(1), (), "none").total.tolist() == [[0.0]]
 
 
-def test_once_a_step_and_hops():
+def test_ops_that_run_once_per_step_and_hops():
     assert (
         COSTS.gather_weights(10.0, 2, True) == 6.5
         and COSTS.reduce_gradients(10.0, 2, True) == 4.0
@@ -77,7 +77,7 @@ def test_once_a_step_and_hops():
     assert COSTS.reduce_gradients(0.0, 2, True) == 0.0 and COSTS.gradient_norm(3) == 7.0
 
 
-def test_a_stack_is_its_first_layer_and_further_ones_and_instances_crowd_each_other():
+def test_a_stack_is_one_layer_plus_additional_ones_and_replicas_slow_each_other_down():
     loads = np.array([[100.0, 0, 1]])
     assert [COSTS.forward(BLOCKS, loads, ranks(2), stack=n).total.tolist() for n in (1, 2, 4)] == [[1.0], [2.0], [2.5]]
     assert [COSTS.forward(BLOCKS, loads, ranks(2, dp=n)).total.tolist() for n in (2, 4, 8)] == [
@@ -88,7 +88,7 @@ def test_a_stack_is_its_first_layer_and_further_ones_and_instances_crowd_each_ot
     assert COSTS.backward(BLOCKS, loads, ranks(2, dp=8), BOTH, "none", stack=3).total.tolist() == [2.0]
 
 
-def test_what_was_not_measured_is_refused_with_the_command_that_measures_it():
+def test_a_missing_measurement_is_refused_with_the_command_that_makes_it():
     with pytest.raises(ProfileError, match=r"no backbone/blocks at tp 4; measure it by python -m mmjax.profile --tp=4"):
         COSTS.forward(BLOCKS, np.ones((1, 3)), ranks(4))
     with pytest.raises(ProfileError, match=r"computes dgrad with recompute full; .* --tp=2 --recompute=full"):
@@ -139,7 +139,7 @@ def test_json_round_trip_and_errors_name_the_file(tmp_path):
         Profile.load(tmp_path / "missing.json")
 
 
-def test_layer_profiles_check_themselves():
+def test_invalid_layer_profiles_are_refused():
     of = PROFILE.layers[0]
     with pytest.raises(ProfileError, match="sizes, forward and backward must have equally many"):
         dataclasses.replace(of, sizes=(1.0,))

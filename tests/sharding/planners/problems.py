@@ -88,7 +88,7 @@ def uniform(of: PlanningProblem) -> PlanningProblem:
 
 @st.composite
 def recipes(draw: st.DrawFn) -> dict:
-    """For `cook`, apart from it because beartype draws random numbers, which Hypothesis forbids inside a strategy."""
+    """For `build_problem`, apart from it because beartype draws random numbers, which Hypothesis forbids inside a strategy."""
     return {
         "encoders": draw(st.sampled_from(ENCODERS)),
         "generators": draw(st.sampled_from([(), (GENERATOR,)])),
@@ -101,7 +101,7 @@ def recipes(draw: st.DrawFn) -> dict:
     }
 
 
-def cook(recipe: dict) -> PlanningProblem:
+def build_problem(recipe: dict) -> PlanningProblem:
     """A problem from its recipe; parts that the model lacks do not train, and its modules alone have ranks."""
     recipe = dict(recipe)
     names = {BACKBONE.name, *(encoder.name for encoder in recipe["encoders"])}

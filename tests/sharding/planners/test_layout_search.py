@@ -8,18 +8,18 @@ from configs.architectures import ModelConfig
 from sharding.planners.layout_search import ModuleChoice, search_layouts
 from sharding.planners.relaxation import solve_relaxations
 from tests.sharding.planners.brute_force import best_layout, fits, options, seconds_of
-from tests.sharding.planners.problems import BACKBONE, RANKED, VISION, cook, problem, recipes
+from tests.sharding.planners.problems import BACKBONE, RANKED, VISION, build_problem, problem, recipes
 
 
 @given(recipes())
 @settings(max_examples=10, deadline=None)
 def test_equals_the_best_of_all_layouts_and_never_beats_the_bound(recipe):
-    equals_brute_force(cook({**recipe, "devices": min(recipe["devices"], 9)}))
+    equals_brute_force(build_problem({**recipe, "devices": min(recipe["devices"], 9)}))
 
 
 @pytest.mark.parametrize("ranked", RANKED[1:], ids=["cp", "ep", "both"])
 @pytest.mark.parametrize("memory", [1.2e7, 1e9])
-def test_equals_the_best_of_all_layouts_with_ranks_that_are_given(ranked, memory):
+def test_equals_the_best_of_all_layouts_with_fixed_ranks(ranked, memory):
     equals_brute_force(problem(ModelConfig((VISION,), BACKBONE, ()), devices=11, rows=6, memory=memory, **ranked))
 
 
@@ -70,7 +70,7 @@ def test_is_never_worse_than_the_rounded_relaxation(devices, rows, memory):
     assert search_layouts(of)[0].seconds <= min(plans) * (1 + 1e-9)
 
 
-def test_keeps_the_best_of_different_kinds_in_order():
+def test_keeps_the_best_layouts_of_different_backbone_sizes_in_order():
     of = problem(devices=12, chunks=(1, 2))
     found = search_layouts(of, 6)
     seconds = [layout.seconds for layout in found]
@@ -84,7 +84,7 @@ def test_keeps_the_best_of_different_kinds_in_order():
     assert search_layouts(of)[0].seconds == pytest.approx(seconds[0], rel=1e-9)
 
 
-def test_limits_hold():
+def test_layouts_respect_the_most_devices_per_module():
     of = problem(devices=12)
     free = search_layouts(of)[0]
     limits = {name: max(1, choice.devices - 1) for name, choice in free.choices.items()}

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from sharding.planners.layout_search import search_layouts
 from sharding.planners.module_table import RowBytes
 from sharding.planners.placement import plan_of_layout
-from tests.sharding.planners.problems import cook, problem, recipes, uniform
+from tests.sharding.planners.problems import build_problem, problem, recipes, uniform
 
 
 @given(recipes())
 @settings(max_examples=5, deadline=None)
-def test_stages_take_what_the_simulator_is_told(recipe):
-    of = uniform(cook({**recipe, "chunks": (1,)}))
+def test_table_entries_match_the_costs_that_the_simulator_gets(recipe):
+    of = uniform(build_problem({**recipe, "chunks": (1,)}))
     for layout in search_layouts(of, 2):
         plan = plan_of_layout(of, layout)
         timeline = of.simulate(plan)
@@ -56,7 +56,7 @@ def test_sequence_and_expert_ranks_divide_what_a_device_holds():
     assert not len(four.replica_options(6)[0])
 
 
-def test_room_and_bytes_are_inverse():
+def test_max_rows_is_the_inverse_of_upper_bound():
     held = RowBytes(np.array([10.0, 10.0, 0.0]), np.array([3.0, 0.0, 0.0]), np.array([15.0, 10.0, 0.0]))
     rows = held.max_rows(np.array([200.0, 200.0, 0.0]))
     assert rows[2] == np.inf

@@ -29,7 +29,7 @@ def compositions(layers, stages):
 )
 @example(0.0, 1.0, 0.3, 9, 4)
 @settings(max_examples=150, deadline=None)
-def test_no_cut_has_a_faster_slowest_stage(before, layer, after, layers, stages):
+def test_no_partition_has_a_faster_slowest_stage(before, layer, after, layers, stages):
     stages = min(stages, layers)
     counts = balanced_layers(before, layer, after, layers, stages)
     assert sum(counts) == layers and len(counts) == stages and min(counts) >= 1
@@ -37,7 +37,7 @@ def test_no_cut_has_a_faster_slowest_stage(before, layer, after, layers, stages)
     assert slowest(before, layer, after, counts) <= best * (1 + 1e-6)
 
 
-def test_the_first_stages_are_relieved_and_a_heavy_head_takes_layers_off_the_last():
+def test_first_stages_and_a_stage_with_a_heavy_head_own_fewer_layers():
     assert balanced_layers(0.0, 1.0, 0.0, 10, 4) == (2, 2, 3, 3)
     assert balanced_layers(0.0, 1.0, 2.0, 10, 4) == (3, 3, 3, 1)
     assert balanced_layers(0.0, 0.0, 0.0, 5, 2) in ((2, 3), (3, 2), (1, 4), (4, 1))

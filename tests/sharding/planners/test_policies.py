@@ -16,7 +16,7 @@ from sharding.planners.infeasible import min_devices
 from sharding.planners.placement import make_unit, place_units
 from sharding.plans.plan import check_layout, check_plan
 from sharding.plans.unit_plan import PlanError
-from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, cook, problem, recipes
+from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes
 
 
 def busiest(timeline):
@@ -30,7 +30,7 @@ def busiest(timeline):
 @given(recipes())
 @settings(max_examples=4, deadline=None)
 def test_plans_are_valid_fit_and_take_no_less_than_their_bounds(recipe):
-    of = cook(recipe)
+    of = build_problem(recipe)
     for policy in PLANNING_POLICIES:
         outcome = run_policy(of, policy)
         if not outcome.simulated:
@@ -46,7 +46,7 @@ def test_plans_are_valid_fit_and_take_no_less_than_their_bounds(recipe):
             check_plan(plan, of.graph, of.rows, of.devices)
 
 
-def test_auto_takes_the_shortest_step_that_runs():
+def test_auto_takes_the_shortest_step_of_trainable_plans():
     of = problem(devices=12)
     outcomes = [run_policy(of, policy) for policy in PLANNING_POLICIES]
     best = best_result(of, outcomes)
@@ -78,7 +78,7 @@ def test_the_first_stage_holds_all_encoders():
     assert plan.unit_of("vision").devices == plan.unit_of("audio").devices == own.stage_devices(0)
 
 
-def test_policies_take_the_ranks_that_are_given():
+def test_policies_keep_fixed_ranks():
     of = problem(devices=28, rows=4, experts=4, ranks=(("vision", 2, 1), ("backbone", 2, 2)))
     outcomes = [run_policy(of, policy) for policy in ("rigid", "ratio", "disaggregated")]
     for outcome in outcomes:
@@ -95,7 +95,7 @@ def test_expert_ranks_alone_can_be_trained():
     assert best.plan.unit_of("backbone").ep == 4 and is_trainable(of, best.plan)
 
 
-def test_rigid_replicates_encoders_over_an_instances_sequence_ranks_too():
+def test_rigid_replicates_encoders_over_a_replicas_sequence_ranks_too():
     of = problem(devices=12, rows=4, ranks=(("backbone", 2, 1),))
     plan = rigid.plans(of, pp=1)[0]
     own = plan.unit_of("backbone")
@@ -110,7 +110,7 @@ def test_rigid_replicates_encoders_over_an_instances_sequence_ranks_too():
         ("rigid", (("vision", 2, 1),), "its cp 2 must divide their cp 1; give it another, or use the policy disag"),
     ],
 )
-def test_one_layout_for_all_says_which_ranks_it_cannot_have(policy, ranks, message):
+def test_rigid_refuses_fixed_ranks_that_one_layout_cannot_have(policy, ranks, message):
     assert message in run_policy(problem(ranks=ranks), policy).reason
 
 
@@ -124,14 +124,14 @@ def test_one_layout_for_all_says_which_ranks_it_cannot_have(policy, ranks, messa
         (("backbone", 0, 1), "the given cp is 0; it must be at least 1"),
     ],
 )
-def test_ranks_that_cannot_be_given_are_named(ranks, message):
+def test_impossible_fixed_ranks_are_refused_by_name(ranks, message):
     with pytest.raises(PlanError, match=re.escape(message)):
         problem(experts=4, ranks=(ranks,))
     with pytest.raises(PlanError, match="ep 4 does not divide the 6 rows of the global batch"):
         problem(rows=6, experts=4, ranks=(("backbone", 1, 4),))
 
 
-def test_ratio_divides_by_flops():
+def test_ratio_divides_devices_by_flops():
     of = problem(devices=12)
     shares = flops_shares(of)
     assert sum(shares.values()) == pytest.approx(1) and shares["backbone"] > shares["generator"] > 0
@@ -140,7 +140,7 @@ def test_ratio_divides_by_flops():
         assert len(plan.unit_of(name).devices) <= max(1, int(share * 12))
 
 
-def test_tensor_groups_lie_in_one_node():
+def test_tensor_groups_lie_on_one_node():
     small, large = (
         make_unit(("a",), dp=3, tp=1, layers=(1,), recompute="none"),
         make_unit(("b",), dp=1, tp=4, layers=(1, 1), recompute="none"),
@@ -157,7 +157,7 @@ def test_tensor_groups_lie_in_one_node():
     ("policy", "counted", "said"),
     [("rigid", "ring", "gather"), ("disaggregated", "ring", "ring"), ("rigid", "reduce", "reduce")],
 )
-def test_units_say_of_their_tensor_ranks_what_their_costs_count(policy, counted, said):
+def test_units_have_the_collectives_that_their_costs_assume(policy, counted, said):
     of = problem(devices=14)
     of = dataclasses.replace(of, costs=dataclasses.replace(of.costs, collectives=counted))
     units = run_policy(of, policy).plan.units
@@ -166,7 +166,7 @@ def test_units_say_of_their_tensor_ranks_what_their_costs_count(policy, counted,
 
 
 @pytest.mark.parametrize("policy", ["rigid", "rigid_first_stage"])
-def test_ranks_that_do_not_divide_a_modules_positions_reduce(policy):
+def test_tensor_ranks_that_do_not_divide_the_positions_use_all_reduce(policy):
     of = problem(devices=14)
     (encoder, *_) = [module.name for module in of.graph.modules if not module.inputs and not module.is_backbone]
     of = dataclasses.replace(of, row_positions={encoder: 7, of.graph.backbone.name: 64})
@@ -182,7 +182,7 @@ def test_ranks_that_do_not_divide_a_modules_positions_reduce(policy):
 
 
 @pytest.mark.parametrize("memory", [6e6, 9e6])
-def test_a_model_that_fits_no_plan_says_what_is_lacking_and_which_cluster_would_do(memory):
+def test_a_model_that_does_not_fit_names_the_lacking_bytes_and_a_sufficient_cluster(memory):
     small = problem(devices=3, rows=4, memory=memory)
     least = min_devices(small)
     total = sum(least.values())

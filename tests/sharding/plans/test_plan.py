@@ -32,7 +32,7 @@ def refused(message: str):
     return pytest.raises(PlanError, match=re.escape(message))
 
 
-def test_a_good_plan_passes_and_counts_its_devices():
+def test_a_valid_plan_passes_and_counts_its_devices():
     check_plan(PLAN, GRAPH, rows=16, devices=8)
     assert PLAN.device_count == 7
     assert PLAN.unit_of("backbone") is BACKBONE
@@ -49,7 +49,7 @@ def test_chunks_lie_on_the_devices_of_their_stage():
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_json_reads_back_and_is_written_for_people(tmp_path):
+def test_json_has_one_key_per_line_and_reads_back(tmp_path):
     path = tmp_path / "plan.json"
     PLAN.save(path)
     assert Plan.load(path) == PLAN
@@ -92,7 +92,7 @@ def one_stage(*modules: str, **fields: int) -> UnitPlan:
         ({"cp": 3}, "dp 2 x cp 3 x tp 2 x pp 2 (stages in layers) needs 24 devices, but it lists 16"),
     ],
 )
-def test_ranks_check_themselves(fields, message):
+def test_invalid_rank_counts_are_refused(fields, message):
     with refused(message):
         dataclasses.replace(RANKED, **fields)
 
@@ -106,12 +106,12 @@ def test_ranks_check_themselves(fields, message):
         (["eyes"], {"dp": 2, "ep": 2}, "unit mind: ep 2, but no layer of eyes has experts"),
     ],
 )
-def test_ranks_that_divide_nothing_are_refused(modules, fields, message):
+def test_ranks_with_nothing_to_divide_are_refused(modules, fields, message):
     with refused(message):
         check_unit(one_stage(*modules, **fields), experts_and_sequence(), 16)
 
 
-def test_expert_ranks_of_a_chain_divide_the_experts_of_those_that_have_some():
+def test_expert_ranks_of_a_chain_divide_the_experts_of_modules_that_have_some():
     check_unit(one_stage("eyes", "mind", dp=6, ep=3), experts_and_sequence(), 6)
 
 
@@ -173,7 +173,7 @@ def test_bad_json_is_refused_by_name(text, message):
         Plan.from_json(text)
 
 
-def test_a_bad_or_absent_file_is_named(tmp_path):
+def test_errors_name_an_invalid_or_missing_file(tmp_path):
     (tmp_path / "bad.json").write_text("{}")
     with refused(f"{tmp_path / 'bad.json'}: the plan lacks the key 'units'"):
         Plan.load(tmp_path / "bad.json")
@@ -195,7 +195,7 @@ def test_a_bad_or_absent_file_is_named(tmp_path):
         ({"modules": ()}, "needs a name, at least one module"),
     ],
 )
-def test_a_unit_checks_itself(fields, message):
+def test_an_invalid_unit_is_refused(fields, message):
     with refused(message):
         dataclasses.replace(VISION, **fields)
 
@@ -207,7 +207,7 @@ def test_a_unit_checks_itself(fields, message):
         ({"units": (VISION, VISION)}, "unit names must differ, but eyes"),
     ],
 )
-def test_a_plan_checks_itself(fields, message):
+def test_an_invalid_plan_is_refused(fields, message):
     with refused(message):
         dataclasses.replace(PLAN, **fields)
 
@@ -232,7 +232,7 @@ def test_a_plan_checks_itself(fields, message):
         ),
     ],
 )
-def test_a_plan_that_does_not_fit_is_refused(plan, message):
+def test_a_plan_that_does_not_fit_the_model_is_refused(plan, message):
     with refused(message):
         check_plan(plan, GRAPH, rows=16, devices=8)
 
@@ -284,7 +284,7 @@ def test_one_device_holds_everything_and_the_table_says_so():
     }  # fmt: skip
 
 
-def test_the_table_says_how_collectives_travel_where_a_unit_says_it():
+def test_the_table_shows_collectives_if_a_unit_sets_them():
     eyes, mind, *others = PLAN.units
     plan = dataclasses.replace(PLAN, units=(eyes, dataclasses.replace(mind, collectives="ring"), *others))
     assert [row["collectives"] for row in plan.table()[:2]] == ["reduce", "ring"]

@@ -48,7 +48,7 @@ def test_heights_and_depths_are_longest_paths():
     assert graph.with_descendants(frozenset([("far", 2)])) == set(graph.stages) - {("near", 0), ("far", 0), ("far", 1)}
 
 
-def test_chunks_share_a_place_and_its_devices():
+def test_chunks_share_a_pipeline_rank_and_its_devices():
     units = (UnitPlan("a", ("a",), (4, 5), dp=2), unit("b", ("b",), (0, 1, 2, 3), (1,) * 6, dp=2, chunks=3))
     graph = stage_graph(Plan(units), ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 6, ("a",)))))
     assert graph.stages == (("a", 0), *(("b", stage) for stage in range(6)))
@@ -70,7 +70,7 @@ def test_devices_of_a_class_are_in_the_same_sets(held):
     assert sorted(lane for c in classes for lane in c) == sorted(set().union(*held))
 
 
-def test_stages_that_wait_for_each_other_are_refused():
+def test_a_cycle_of_stages_is_refused():
     modules = ModuleGraph((ModuleSpec("a", 1), ModuleSpec("b", 1, ("a",)), ModuleSpec("c", 1, ("a", "b"))))
     plan = Plan((UnitPlan("outer", ("a", "c"), (0,), layers=(2,)), UnitPlan("inner", ("b",), (1,))))
     with pytest.raises(PlanError, match="outer 0, inner 0 wait for each other"):
@@ -85,6 +85,6 @@ def test_stages_that_wait_for_each_other_are_refused():
         ({("a", 0): frozenset()}, (), "has no device"),
     ],
 )
-def test_a_graph_checks_itself(lanes, edges, message):
+def test_an_invalid_graph_is_refused(lanes, edges, message):
     with pytest.raises(ValueError, match=message):
         StageGraph(lanes, edges)

@@ -18,35 +18,35 @@ from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b, 
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule, ScheduleError
 from sharding.specs.modules import module_graph
 from tests.sharding.schedules.slots import bubble_slots, op_slots
-from tests.sharding.stage_graphs import chain, cook, fan, recipes, training
+from tests.sharding.stage_graphs import build_op_graph, chain, fan, recipes, training
 
 POLICIES = [(gpipe, gpipe_in_flight), (one_f_one_b, one_f_one_b_in_flight), (interleaved, interleaved_in_flight)]
 
 
-def parts_of(schedule):
+def ops_of(schedule):
     return list(schedule.ops)
 
 
 @pytest.mark.parametrize(("policy", "bounds"), POLICIES)
 @given(recipe=recipes())
 @settings(max_examples=40, deadline=None)
-def test_any_schedule_runs(policy, bounds, recipe):
-    work = cook(recipe)
-    schedule = policy(work)
-    check_schedule(schedule, bounds(work))
-    graph, parts = work.stage_graph, parts_of(schedule)
-    position = {part: index for index, part in enumerate(parts)}
-    assert len(position) == len(parts)
-    counts = collections.Counter(part.kind for part in parts)
-    m, nodes, backward = work.microbatches, graph.stages, work.backward_stages
+def test_every_policy_schedules_every_op_once_in_a_valid_order(policy, bounds, recipe):
+    op_graph = build_op_graph(recipe)
+    schedule = policy(op_graph)
+    check_schedule(schedule, bounds(op_graph))
+    graph, ops = op_graph.stage_graph, ops_of(schedule)
+    position = {op: index for index, op in enumerate(ops)}
+    assert len(position) == len(ops)
+    counts = collections.Counter(op.kind for op in ops)
+    m, nodes, backward = op_graph.microbatches, graph.stages, op_graph.backward_stages
     assert counts["forward"] == m * len(nodes)
     assert counts["backward"] == m * len(backward)
     assert counts["hop"] == m * len(graph.edges)
     assert counts["hop_back"] == m * sum(source in backward for source, _ in graph.edges)
     assert counts["gather"] == len(nodes) and counts["norm"] == 1
-    assert counts["reduce"] == counts["update"] == len(work.trained_stages)
-    assert counts["share"] == len(work.shares)
-    assert counts["share_back"] == sum(set(share) <= work.trained_stages for share in work.shares)
+    assert counts["reduce"] == counts["update"] == len(op_graph.trained_stages)
+    assert counts["share"] == len(op_graph.shares)
+    assert counts["share_back"] == sum(set(share) <= op_graph.trained_stages for share in op_graph.shares)
     for (source, target), number in itertools.product(graph.edges, range(m)):
         hop = position[PipelineOp("hop", *source, number, *target)]
         assert position[PipelineOp("forward", *source, number)] < hop < position[PipelineOp("forward", *target, number)]
@@ -60,72 +60,72 @@ def test_any_schedule_runs(policy, bounds, recipe):
     for place, chunks in graph.stages_of.items():
         # One more of the oldest microbatch may be in each chunk.
         most = most_held(schedule, [node for node in chunks if node in backward])
-        assert most <= bounds(work)[place] + (len(chunks) if len(chunks) > 1 else 0)
+        assert most <= bounds(op_graph)[place] + (len(chunks) if len(chunks) > 1 else 0)
     for node in backward:
         for number in range(m):
             assert position[PipelineOp("forward", *node, number)] < position[PipelineOp("backward", *node, number)]
     norm = position[PipelineOp("norm", "", -1)]
-    for index, part in enumerate(parts):
-        assert (index < norm) == (part.kind not in ("norm", "update")) or index == norm
-        if part.kind in ("gather", "share"):
-            assert index < len(nodes) + len(work.shares)
-        if part.kind == "reduce":
-            assert all(position[PipelineOp("backward", *part.stage_id, number)] < index for number in range(m))
+    for index, op in enumerate(ops):
+        assert (index < norm) == (op.kind not in ("norm", "update")) or index == norm
+        if op.kind in ("gather", "share"):
+            assert index < len(nodes) + len(op_graph.shares)
+        if op.kind == "reduce":
+            assert all(position[PipelineOp("backward", *op.stage_id, number)] < index for number in range(m))
 
 
 @pytest.mark.parametrize("policy", [gpipe, one_f_one_b, interleaved])
 @given(recipe=recipes())
 @settings(max_examples=25, deadline=None)
-def test_a_device_has_one_op_a_slot_and_hops_follow_their_producer(policy, recipe):
-    work = cook(recipe)
-    schedule = policy(work)
+def test_a_device_runs_one_op_per_slot_and_hops_follow_the_op_that_produces_them(policy, recipe):
+    op_graph = build_op_graph(recipe)
+    schedule = policy(op_graph)
     taken = [
-        (lane, slot) for part, slot in op_slots(schedule).items() for lane in work.stage_graph.devices[part.stage_id]
+        (lane, slot) for op, slot in op_slots(schedule).items() for lane in op_graph.stage_graph.devices[op.stage_id]
     ]
     assert len(taken) == len(set(taken))
     producer = None
-    for part in parts_of(schedule):
-        if part.kind in ("hop", "hop_back"):
-            assert producer == (part.kind.replace("hop_back", "backward").replace("hop", "forward"), part.stage_id)
+    for op in ops_of(schedule):
+        if op.kind in ("hop", "hop_back"):
+            assert producer == (op.kind.replace("hop_back", "backward").replace("hop", "forward"), op.stage_id)
         else:
-            producer = (part.kind, part.stage_id)
+            producer = (op.kind, op.stage_id)
 
 
 @given(recipe=recipes())
 @settings(max_examples=25, deadline=None)
-def test_restricted_orders_agree_and_cover_all(recipe):
-    work = cook(recipe)
-    schedule = one_f_one_b(work)
+def test_a_restricted_schedule_keeps_the_order_of_the_ops_on_its_devices(recipe):
+    op_graph = build_op_graph(recipe)
+    schedule = one_f_one_b(op_graph)
     for lanes in ([0], [1, 2], [0, 1, 2, 3, 4, 5]):
         mine = schedule.restricted_to(lanes)
-        assert [op for op in schedule.ops if work.devices_of(op) & set(lanes)] == list(mine.ops)
-    assert schedule.restricted_to(work.stage_graph.all_devices) == schedule
+        assert [op for op in schedule.ops if op_graph.devices_of(op) & set(lanes)] == list(mine.ops)
+    assert schedule.restricted_to(op_graph.stage_graph.all_devices) == schedule
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 4, 9])
 @pytest.mark.parametrize("length", [1, 2, 3, 5])
 def test_a_chain_has_the_textbook_bubbles_and_residuals(length, microbatches):
-    work = training(chain(length), microbatches)
+    op_graph = training(chain(length), microbatches)
     for policy, bounds in POLICIES:
-        schedule = policy(work)
+        schedule = policy(op_graph)
         # p - 1 slots of forward and p - 1 of backward are idle on every stage (GPipe, section 2.3).
         assert set(bubble_slots(schedule).values()) == {2 * (length - 1)}
         assert 1 + max(op_slots(schedule).values()) == 2 * (microbatches + length - 1)
-        check_schedule(schedule, bounds(work))
+        check_schedule(schedule, bounds(op_graph))
     for stage in range(length):
-        assert most_held(gpipe(work), [("unit", stage)]) == microbatches
+        assert most_held(gpipe(op_graph), [("unit", stage)]) == microbatches
         for policy in (one_f_one_b, interleaved):
-            assert most_held(policy(work), [("unit", stage)]) == min(microbatches, length - stage)
+            assert most_held(policy(op_graph), [("unit", stage)]) == min(microbatches, length - stage)
 
 
 def most_held(schedule, nodes):
     steps = {"forward": 1, "backward": -1}
-    changes = [steps.get(part.kind, 0) for part in parts_of(schedule) if part.stage_id in nodes]
+    changes = [steps.get(op.kind, 0) for op in ops_of(schedule) if op.stage_id in nodes]
     return max(itertools.accumulate(changes), default=0)
 
 
 def test_one_f_one_b_in_full():
-    order = [(p.kind[0], p.stage, p.microbatch) for p in parts_of(one_f_one_b(training(chain(2), 3)))]
+    order = [(p.kind[0], p.stage, p.microbatch) for p in ops_of(one_f_one_b(training(chain(2), 3)))]
     by_stage = {s: [f"{k}{m}" for k, stage, m in order if stage == s and k in "fb"] for s in (0, 1)}
     assert by_stage == {0: ["f0", "f1", "b0", "f2", "b1", "b2"], 1: ["f0", "b0", "f1", "b1", "f2", "b2"]}
 
@@ -133,35 +133,35 @@ def test_one_f_one_b_in_full():
 @pytest.mark.parametrize(("near", "far", "backbone"), [(1, 1, 1), (1, 4, 2), (3, 2, 3)])
 @pytest.mark.parametrize("microbatches", [1, 3, 8])
 def test_unequal_depths_cost_no_more_than_the_longest_chain(near, far, backbone, microbatches):
-    work = training(fan(near, far, backbone), microbatches)
+    op_graph = training(fan(near, far, backbone), microbatches)
     longest = max(near, far) + backbone + 1
     for policy, _ in POLICIES:
-        assert 1 + max(op_slots(policy(work)).values()) == 2 * (microbatches + longest - 1)
-    assert one_f_one_b_in_flight(work)[("near", 0)] == near + backbone + 1
-    assert one_f_one_b_in_flight(work)[("far", 0)] == far + backbone + 1
+        assert 1 + max(op_slots(policy(op_graph)).values()) == 2 * (microbatches + longest - 1)
+    assert one_f_one_b_in_flight(op_graph)[("near", 0)] == near + backbone + 1
+    assert one_f_one_b_in_flight(op_graph)[("far", 0)] == far + backbone + 1
 
 
 @pytest.mark.parametrize("length", [1, 3])
 def test_forward_only_fills_and_drains_once(length):
-    work = OpGraph(chain(length), 4, with_update=False)
-    schedule = forward_only(work.stage_graph, 4)
-    check_schedule(schedule, one_f_one_b_in_flight(work))
+    op_graph = OpGraph(chain(length), 4, with_update=False)
+    schedule = forward_only(op_graph.stage_graph, 4)
+    check_schedule(schedule, one_f_one_b_in_flight(op_graph))
     assert set(bubble_slots(schedule).values()) == {length - 1}
-    assert {part.kind for part in parts_of(schedule)} == {"gather", "forward"} | ({"hop"} if length > 1 else set())
+    assert {op.kind for op in ops_of(schedule)} == {"gather", "forward"} | ({"hop"} if length > 1 else set())
 
 
 def test_a_frozen_encoder_has_no_backward_and_does_not_run_ahead():
     graph = fan(1, 2, 1)
     trains = frozenset([("backbone", 0)])
-    work = OpGraph(graph, 6, graph.with_descendants(trains), trains)
-    assert work.backward_stages == {("backbone", 0), ("paint", 0), ("draw", 0)}
-    schedule = one_f_one_b(work)
-    parts = parts_of(schedule)
-    assert not [part for part in parts if part.kind == "hop_back" and part.target_unit in ("near", "far")]
-    assert [part.stage_id for part in parts if part.kind == "update"] == [("backbone", 0)]
+    op_graph = OpGraph(graph, 6, graph.with_descendants(trains), trains)
+    assert op_graph.backward_stages == {("backbone", 0), ("paint", 0), ("draw", 0)}
+    schedule = one_f_one_b(op_graph)
+    ops = ops_of(schedule)
+    assert not [op for op in ops if op.kind == "hop_back" and op.target_unit in ("near", "far")]
+    assert [op.stage_id for op in ops if op.kind == "update"] == [("backbone", 0)]
     ahead = held = 0
-    for part in parts:
-        held += {"near": 1, "backbone": -1}.get(part.unit, 0) * (part.kind == "forward")
+    for op in ops:
+        held += {"near": 1, "backbone": -1}.get(op.unit, 0) * (op.kind == "forward")
         ahead = max(ahead, held)
     assert ahead == 3
 
@@ -184,39 +184,39 @@ def test_a_missing_or_repeated_op_is_found(index):
 @settings(deadline=None)
 def test_an_op_before_what_it_needs_is_found(data):
     position = {op: index for index, op in enumerate(GOOD.ops)}
-    part = data.draw(st.sampled_from([part for part, needs in WORK.dependencies.items() if needs]))
-    need = data.draw(st.sampled_from(WORK.dependencies[part]))
+    op = data.draw(st.sampled_from([op for op, needs in WORK.dependencies.items() if needs]))
+    need = data.draw(st.sampled_from(WORK.dependencies[op]))
     ops = list(GOOD.ops)
-    ops.insert(position[need], ops.pop(position[part]))
-    with pytest.raises(ScheduleError, match=re.escape(f"{part} stands before")):
+    ops.insert(position[need], ops.pop(position[op]))
+    with pytest.raises(ScheduleError, match=re.escape(f"{op} stands before")):
         check_schedule(Schedule(WORK, tuple(ops)), one_f_one_b_in_flight(WORK))
 
 
-def test_too_much_in_flight_foreign_work_and_lanes_too_few_are_found():
+def test_too_many_microbatches_in_flight_and_unknown_ops_are_found():
     with pytest.raises(ScheduleError, match=r"forward unit 1 .* its stage then holds 2, not 1 at most"):
-        work = training(chain(2), 3)
-        check_schedule(gpipe(work), one_f_one_b_in_flight(work))
+        op_graph = training(chain(2), 3)
+        check_schedule(gpipe(op_graph), one_f_one_b_in_flight(op_graph))
     with pytest.raises(ScheduleError, match="forward other 0 of microbatch 1 is no op of this step"):
         check_schedule(Schedule(WORK, (PipelineOp("forward", "other", 0, 1),)), {})
     with pytest.raises(ScheduleError, match="may hold 0 microbatches"):
         from sharding.schedules.list_scheduling import list_schedule
 
-        list_schedule(WORK, dict.fromkeys(WORK.stage_graph.stages, 0), priority=lambda part: (part.microbatch,))
+        list_schedule(WORK, dict.fromkeys(WORK.stage_graph.stages, 0), priority=lambda op: (op.microbatch,))
 
 
 def test_processes_with_orders_that_disagree_are_found():
-    work = training(chain(2), 2)
-    queues = [one_f_one_b(work).restricted_to([lane]) for lane in (0, 1)]
+    op_graph = training(chain(2), 2)
+    queues = [one_f_one_b(op_graph).restricted_to([lane]) for lane in (0, 1)]
     check_no_cyclic_waits(queues)
     ops = list(queues[1].ops)
     hops = [index for index, op in enumerate(ops) if op.kind == "hop"]
     ops[hops[0]], ops[hops[1]] = ops[hops[1]], ops[hops[0]]
     with pytest.raises(ScheduleError, match="wait for each other: .*hop unit 0 -> unit 1"):
-        check_no_cyclic_waits([queues[0], Schedule(work, tuple(ops))])
+        check_no_cyclic_waits([queues[0], Schedule(op_graph, tuple(ops))])
     with pytest.raises(
         ScheduleError, match="forward unit 1 of microbatch 0 needs gather unit 1, which no process runs"
     ):
-        check_no_cyclic_waits([queues[0], Schedule(work, queues[1].ops[1:])])
+        check_no_cyclic_waits([queues[0], Schedule(op_graph, queues[1].ops[1:])])
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_processes_with_orders_that_disagree_are_found():
         ({"microbatches": 1, "trained_stages": frozenset([("mind", 0)])}, r"\('mind', 0\) is not in the graph"),
     ],
 )
-def test_work_that_makes_no_sense_is_refused(fields, message):
+def test_an_inconsistent_op_graph_is_refused(fields, message):
     with pytest.raises(ScheduleError, match=message):
         OpGraph(chain(2), **fields)
 
@@ -245,15 +245,15 @@ def test_a_plan_becomes_a_schedule_with_tied_embeddings(name):
     plan = Plan(units, microbatches=4, schedule=name)
     first, last = ("mind", 0), ("mind", 1)
     schedule = build_schedule(plan, module_graph(config), frozenset([first, last]), ((first, last),))
-    parts = parts_of(schedule)
-    assert parts[:5] == [
+    ops = ops_of(schedule)
+    assert ops[:5] == [
         PipelineOp("gather", "eyes", 0),
         PipelineOp("gather", *first),
         PipelineOp("gather", *last),
         PipelineOp("gather", "hand", 0),
         PipelineOp("share", *first, target_unit="mind", target_stage=1),
     ]
-    assert parts[-6:] == [
+    assert ops[-6:] == [
         PipelineOp("reduce", *first),
         PipelineOp("reduce", *last),
         PipelineOp("share_back", *last, target_unit="mind", target_stage=0),
@@ -263,21 +263,21 @@ def test_a_plan_becomes_a_schedule_with_tied_embeddings(name):
     ]
     hop = next(op for op in schedule.ops if op.kind == "hop" and op.unit == "eyes")
     assert schedule.op_graph.devices_of(hop) == {0, 1}
-    assert {part.stage_id for part in parts if part.kind == "backward"} == {first, last, ("hand", 0)}
+    assert {op.stage_id for op in ops if op.kind == "backward"} == {first, last, ("hand", 0)}
 
 
-def test_one_device_runs_a_microbatch_to_its_end_before_the_next():
+def test_one_device_finishes_a_microbatch_before_the_next():
     graph = module_graph(ModelConfig())
     plan = single_device_plan(graph, microbatches=2)
     schedule = build_schedule(plan, graph, frozenset([("vision", 0), ("backbone", 0), ("generator", 0)]))
-    pipeline = [f"{p.kind[0]} {p.unit} {p.microbatch}" for p in parts_of(schedule) if p.kind in ("forward", "backward")]
+    pipeline = [f"{p.kind[0]} {p.unit} {p.microbatch}" for p in ops_of(schedule) if p.kind in ("forward", "backward")]
     turns = ["f vision", "f backbone", "f generator", "b generator", "b backbone", "b vision"]
     assert pipeline == [f"{turn} {number}" for number in (0, 1) for turn in turns]
-    evaluation = [part.kind for part in parts_of(build_evaluation_schedule(plan, graph))]
+    evaluation = [op.kind for op in ops_of(build_evaluation_schedule(plan, graph))]
     assert evaluation == ["gather"] * 3 + ["forward", "hop", "forward", "hop", "forward"] * 2
 
 
-def test_nothing_trains_yet_the_norm_judges_the_losses():
+def test_a_step_that_trains_nothing_still_has_the_norm():
     graph = module_graph(ModelConfig())
-    kinds = [part.kind for part in parts_of(build_schedule(single_device_plan(graph), graph, frozenset()))]
+    kinds = [op.kind for op in ops_of(build_schedule(single_device_plan(graph), graph, frozenset()))]
     assert kinds == ["gather"] * 3 + ["forward", "hop", "forward", "hop", "forward", "norm"]

@@ -11,17 +11,17 @@ Task = tuple[PipelineOp, int]
 
 def run(step: SimulatedStep, rendezvous: bool) -> dict[Task, tuple[float, float]]:
     """Start and end of every part on every instance."""
-    parts = step.schedule.ops
-    tasks = {part: [(part, number) for number in range(_instances(step, part))] for part in parts}
+    ops = step.schedule.ops
+    tasks = {op: [(op, number) for number in range(_instances(step, op))] for op in ops}
     queues: dict[Hashable, list[PipelineOp]] = {}
-    before: dict[Task, set[Task]] = {task: set() for part in parts for task in tasks[part]}
+    before: dict[Task, set[Task]] = {task: set() for op in ops for task in tasks[op]}
     holders: dict[tuple[PipelineOp, int], list[Task]] = {}
-    for part in parts:
-        for task in tasks[part]:
+    for op in ops:
+        for task in tasks[op]:
             for device in _held(step, task, rendezvous):
-                holders.setdefault((part, device), []).append(task)
-        for device in {d for task in tasks[part] for d in _held(step, task, rendezvous)}:
-            queues.setdefault(device, []).append(part)
+                holders.setdefault((op, device), []).append(task)
+        for device in {d for task in tasks[op] for d in _held(step, task, rendezvous)}:
+            queues.setdefault(device, []).append(op)
     for device, queue in queues.items():
         for earlier, later in zip(queue[:-1], queue[1:], strict=True):
             for task in holders[later, device]:
@@ -37,52 +37,52 @@ def run(step: SimulatedStep, rendezvous: bool) -> dict[Task, tuple[float, float]
     return {task: (start(task), end(task)) for task in before}
 
 
-def _instances(step: SimulatedStep, part: PipelineOp) -> int:
-    if part.kind in ("gather", "reduce", "norm", "share", "share_back"):
+def _instances(step: SimulatedStep, op: PipelineOp) -> int:
+    if op.kind in ("gather", "reduce", "norm", "share", "share_back"):
         return 1
-    return len(step.devices[part.target_id if part.target_unit else part.stage_id])
+    return len(step.devices[op.target_id if op.target_unit else op.stage_id])
 
 
 def _held(step: SimulatedStep, task: Task, rendezvous: bool) -> set[int]:
-    part, number = task
-    if part.kind == "norm":
+    op, number = task
+    if op.kind == "norm":
         return set().union(*(held.ravel().tolist() for held in step.devices.values()))
-    here = step.devices[part.stage_id]
-    if part.kind in ("gather", "reduce"):
+    here = step.devices[op.stage_id]
+    if op.kind in ("gather", "reduce"):
         return set(here.ravel().tolist())
-    if not part.target_unit:
+    if not op.target_unit:
         return set(here[number].tolist())
     if not rendezvous:
         return set()
-    there = step.devices[part.target_id]
-    if part.kind in ("share", "share_back"):
+    there = step.devices[op.target_id]
+    if op.kind in ("share", "share_back"):
         return set(here.ravel().tolist()) | set(there.ravel().tolist())
     senders = row_feeders(len(here), len(there))[number]
     return set(here[senders].ravel().tolist()) | set(there[number].tolist())
 
 
 def _needs(step: SimulatedStep, task: Task, tasks: dict[PipelineOp, list[Task]]) -> list[Task]:
-    part, number = task
+    op, number = task
     found = []
-    for need in step.work.dependencies[part]:
-        if len(tasks[need]) == 1 or part.kind in ("norm", "reduce"):
+    for need in step.op_graph.dependencies[op]:
+        if len(tasks[need]) == 1 or op.kind in ("norm", "reduce"):
             found += tasks[need]
-        elif part.kind in ("hop", "hop_back"):
-            found += [tasks[need][k] for k in row_feeders(len(tasks[need]), _instances(step, part))[number]]
+        elif op.kind in ("hop", "hop_back"):
+            found += [tasks[need][k] for k in row_feeders(len(tasks[need]), _instances(step, op))[number]]
         else:
             found.append(tasks[need][number])
     return found
 
 
 def _seconds(step: SimulatedStep, task: Task) -> float:
-    part, number = task
-    if part.kind == "norm":
+    op, number = task
+    if op.kind == "norm":
         return step.costs.norm
-    if part.kind in ("share", "share_back"):
+    if op.kind in ("share", "share_back"):
         return 0.0
-    if part.kind == "hop":
-        return float(step.costs.hops[part.stage_id, part.target_id][part.microbatch, number])
-    if part.kind == "hop_back":
-        return float(step.costs.hops_back[part.target_id, part.stage_id][part.microbatch, number])
-    seconds = getattr(step.costs.stages[part.stage_id], part.kind)
-    return float(seconds if part.microbatch < 0 else seconds[part.microbatch, number])
+    if op.kind == "hop":
+        return float(step.costs.hops[op.stage_id, op.target_id][op.microbatch, number])
+    if op.kind == "hop_back":
+        return float(step.costs.hops_back[op.target_id, op.stage_id][op.microbatch, number])
+    seconds = getattr(step.costs.stages[op.stage_id], op.kind)
+    return float(seconds if op.microbatch < 0 else seconds[op.microbatch, number])

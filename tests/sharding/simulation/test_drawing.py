@@ -27,13 +27,13 @@ def uneven(rendezvous: bool = False) -> Timeline:
     nodes = list(devices)
     lanes = {node: frozenset(held.ravel().tolist()) for node, held in devices.items()}
     graph = StageGraph(lanes, tuple(zip(nodes[:-1], nodes[1:], strict=True)), {"backbone": 2})
-    work = OpGraph(graph, 4, frozenset(nodes), frozenset(nodes))
+    op_graph = OpGraph(graph, 4, frozenset(nodes), frozenset(nodes))
     stages = {}
     for node in nodes:
         seconds = rng.uniform(0.5, 1.5, (4, len(devices[node])))
         once = {"gather": 0.3, "reduce": 0.7, "update": 0.1}
         stages[node] = stage_costs(seconds, 2 * seconds, forward_communication=seconds / 3, **once)
-    return SimulatedStep(devices, interleaved(work), step_costs(work, stages, 0.05)).run(rendezvous)
+    return SimulatedStep(devices, interleaved(op_graph), step_costs(op_graph, stages, 0.05)).run(rendezvous)
 
 
 def page_of(timeline: Timeline) -> tuple[str, dict]:
@@ -45,11 +45,11 @@ def page_of(timeline: Timeline) -> tuple[str, dict]:
 
 def on_stages(timeline: Timeline) -> collections.Counter:
     """(kind, stage, microbatch) of what runs on the devices of one stage."""
-    parts = [span.op for span in timeline.spans if not span.op.target_unit and span.op.kind != "norm"]
-    return collections.Counter((part.kind, *part.stage_id, part.microbatch) for part in parts)
+    ops = [span.op for span in timeline.spans if not span.op.target_unit and span.op.kind != "norm"]
+    return collections.Counter((op.kind, *op.stage_id, op.microbatch) for op in ops)
 
 
-def test_the_page_asks_nobody_for_anything():
+def test_the_page_loads_nothing_from_the_network():
     page, data = page_of(uneven())
     assert not re.search(r"https?:|src=|@import|url\(|fetch\(|XMLHttpRequest", page.replace(TITLE, ""))
     assert data["title"] == TITLE
@@ -70,7 +70,7 @@ def test_the_page_has_every_op_and_every_hop_once():
 
 
 @pytest.mark.parametrize("rendezvous", [False, True])
-def test_what_is_drawn_of_a_stage_adds_up_to_the_step(rendezvous):
+def test_drawn_ops_and_idle_time_of_a_lane_add_up_to_the_step(rendezvous):
     timeline = uneven(rendezvous)
     for lane in drawn_lanes(timeline):
         idle, last = collections.Counter(), 0.0
@@ -86,14 +86,14 @@ def test_what_is_drawn_of_a_stage_adds_up_to_the_step(rendezvous):
         assert found == pytest.approx({cause: seconds for cause, seconds in expected.items() if seconds})
 
 
-def test_hops_that_hold_devices_stand_in_the_lanes_of_both_ends():
+def test_hops_that_occupy_devices_are_drawn_in_the_lanes_of_both_ends():
     timeline = uneven(rendezvous=True)
     hops = [op.op for lane in drawn_lanes(timeline) for op in lane.ops if op.op.kind in ("hop", "hop_back")]
     assert set(collections.Counter(hops).values()) == {2}
     assert len(set(hops)) == len(list(drawn_hops(timeline)))
 
 
-def test_the_trace_has_a_process_a_unit_a_thread_a_stage_and_an_event_an_op():
+def test_the_trace_has_a_process_per_unit_a_thread_per_lane_and_an_event_per_op():
     timeline = uneven()
     trace = json.loads(perfetto_trace(timeline))
     events = collections.defaultdict(list)

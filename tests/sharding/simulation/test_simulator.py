@@ -34,12 +34,12 @@ def pipeline(
 ) -> SimulatedStep:
     """A trained chain, one device a stage, of stages that take so long."""
     everything = frozenset(graph.stages)
-    work = OpGraph(graph, microbatches, everything, everything)
+    op_graph = OpGraph(graph, microbatches, everything, everything)
     stages = {
         node: stage_costs(np.full((microbatches, 1), f), np.full((microbatches, 1), b))
         for node, f, b in zip(graph.stages, forward, backward, strict=True)
     }
-    return SimulatedStep(single_devices(graph), policy(work), step_costs(work, stages, **hop))
+    return SimulatedStep(single_devices(graph), policy(op_graph), step_costs(op_graph, stages, **hop))
 
 
 @pytest.mark.parametrize("policy", [gpipe, one_f_one_b])
@@ -62,12 +62,12 @@ def test_the_slowest_of_uneven_stages_sets_the_pace():
     assert timeline.step == sum(forward) + sum(backward) + 4 * (3.0 + 6.0)
 
 
-def test_hops_add_up_along_a_chain_and_hold_no_device():
+def test_hops_add_up_along_a_chain_and_occupy_no_device():
     timeline = pipeline(gpipe, chain(3), 4, [1.0] * 3, [1.0] * 3, hop=0.25).run()
     assert timeline.step == 2 * (4 + 2) + 4 * 0.25
 
 
-def test_hops_that_hold_devices_take_time_from_both_ends():
+def test_hops_that_occupy_devices_take_time_from_both_ends():
     graph = chain(2)
     step = pipeline(gpipe, graph, 3, [1.0] * 2, [0.0] * 2, hop=0.5)
     # Stage 0: forward, then a hop in which stage 1 takes part once it has done its own forward.
@@ -82,12 +82,12 @@ def three_feed_two(durations) -> SimulatedStep:
     devices = {encoder: np.arange(3).reshape(3, 1), backbone: np.arange(3, 7).reshape(2, 2)}
     lanes = {node: frozenset(held.ravel().tolist()) for node, held in devices.items()}
     graph = StageGraph(lanes, ((encoder, backbone),))
-    work = OpGraph(graph, 2, with_update=False)
+    op_graph = OpGraph(graph, 2, with_update=False)
     stages = {encoder: stage_costs(durations), backbone: stage_costs([[4.0, 4.0], [1.0, 1.0]], gather=0.5)}
-    return SimulatedStep(devices, forward_only(graph, 2), step_costs(work, stages, hop=0.25))
+    return SimulatedStep(devices, forward_only(graph, 2), step_costs(op_graph, stages, hop=0.25))
 
 
-def test_an_instance_waits_for_those_whose_rows_it_takes():
+def test_a_replica_waits_for_the_source_replicas_whose_rows_it_takes():
     timeline = three_feed_two([[1.0, 2.0, 5.0], [1.0, 6.0, 1.0]]).run()
     times = {(span.op.unit, span.op.microbatch): span for span in timeline.spans if span.op.kind == "forward"}
     np.testing.assert_array_equal(times["encoder", 1].end, [2.0, 8.0, 6.0])
@@ -101,8 +101,8 @@ def test_units_on_the_same_devices_wait_for_each_other_device_by_device():
     near, far = ("near", 0), ("far", 0)
     devices = {near: np.array([[0], [1], [2]]), far: np.array([[1, 2]])}
     graph = StageGraph({near: frozenset([0, 1, 2]), far: frozenset([1, 2])}, ())
-    work = OpGraph(graph, 1, with_update=False)
-    costs = step_costs(work, {near: stage_costs([[5.0, 1.0, 2.0]]), far: stage_costs([[1.0]])})
+    op_graph = OpGraph(graph, 1, with_update=False)
+    costs = step_costs(op_graph, {near: stage_costs([[5.0, 1.0, 2.0]]), far: stage_costs([[1.0]])})
     timeline = simulate_on_devices(devices, forward_only(graph, 1), costs)
     spans = {span.op.unit: span for span in timeline.spans if span.op.kind == "forward"}
     order = [op.unit for op in forward_only(graph, 1).ops if op.kind == "forward"]
@@ -110,25 +110,25 @@ def test_units_on_the_same_devices_wait_for_each_other_device_by_device():
     assert (spans["far"].start[0], timeline.step) == (2.0, 5.0)
 
 
-def test_stages_without_a_backward_only_feed():
+def test_stages_without_a_backward_run_forwards_only():
     graph = chain(3)
     trains = frozenset(graph.stages[1:])
-    work = OpGraph(graph, 4, trains, trains)
+    op_graph = OpGraph(graph, 4, trains, trains)
     stages = {n: stage_costs(np.ones((4, 1)), np.full((4, 1), 2.0 * (n in trains))) for n in graph.stages}
-    timeline = simulate_on_devices(single_devices(graph), one_f_one_b(work), step_costs(work, stages))
+    timeline = simulate_on_devices(single_devices(graph), one_f_one_b(op_graph), step_costs(op_graph, stages))
     assert timeline.step == 1.0 + (4 + 1) * 3.0
     assert {span.op.stage_id for span in timeline.spans if span.op.kind == "backward"} == trains
 
 
-def test_once_a_step_work_stands_at_both_ends():
+def test_ops_that_run_once_per_step_are_at_both_ends():
     graph = chain(2)
     everything = frozenset(graph.stages)
-    work = OpGraph(graph, 1, everything, everything, shares=(graph.edges[0],))
+    op_graph = OpGraph(graph, 1, everything, everything, shares=(graph.edges[0],))
     stages = {
         graph.stages[0]: stage_costs([[1.0]], [[2.0]], gather=1.0, reduce=0.5, update=0.25),
         graph.stages[1]: stage_costs([[1.0]], [[2.0]], gather=4.0, reduce=8.0, update=2.0),
     }
-    timeline = simulate_on_devices(single_devices(graph), one_f_one_b(work), step_costs(work, stages))
+    timeline = simulate_on_devices(single_devices(graph), one_f_one_b(op_graph), step_costs(op_graph, stages))
     ends = {(span.op.kind, span.op.stage): float(span.end[0]) for span in timeline.spans}
     assert ends["share", 0] == 4.0  # a weight is lent once its owner and its borrower have theirs
     assert (ends["backward", 1], ends["backward", 0]) == (7.0, 9.0)
@@ -155,7 +155,7 @@ def test_no_op_starts_before_its_inputs_and_no_device_runs_two_at_once(recipe):
     ends = {span.op: span.end for span in timeline.spans}
     used: dict[int, float] = {}
     for span in timeline.spans:
-        inputs = step.work.dependencies[span.op]
+        inputs = step.op_graph.dependencies[span.op]
         if span.op.kind in ("hop", "hop_back"):
             (producer,) = inputs
             sources = row_feeders(len(ends[producer]), len(span.start))
@@ -175,25 +175,25 @@ def test_a_step_is_no_shorter_than_its_bounds(recipe):
     step = build_step(recipe)
     timeline = step.run()
     shortest: dict[PipelineOp, float] = {}
-    for part in step.schedule.ops:
-        inputs = max((shortest[need] for need in step.work.dependencies[part]), default=0.0)
-        seconds = {"hop": step.costs.hops, "hop_back": step.costs.hops_back}.get(part.kind)
-        stage = step.costs.stages.get(part.stage_id)
+    for op in step.schedule.ops:
+        inputs = max((shortest[need] for need in step.op_graph.dependencies[op]), default=0.0)
+        seconds = {"hop": step.costs.hops, "hop_back": step.costs.hops_back}.get(op.kind)
+        stage = step.costs.stages.get(op.stage_id)
         if seconds is not None:
-            edge = (part.stage_id, part.target_id) if part.kind == "hop" else (part.target_id, part.stage_id)
-            taken = seconds[edge][part.microbatch].min()
-        elif part.microbatch >= 0:
-            taken = getattr(stage, part.kind)[part.microbatch].min()
+            edge = (op.stage_id, op.target_id) if op.kind == "hop" else (op.target_id, op.stage_id)
+            taken = seconds[edge][op.microbatch].min()
+        elif op.microbatch >= 0:
+            taken = getattr(stage, op.kind)[op.microbatch].min()
         else:
-            taken = getattr(stage, part.kind, 0.0)
-        shortest[part] = inputs + float(taken)
+            taken = getattr(stage, op.kind, 0.0)
+        shortest[op] = inputs + float(taken)
     assert timeline.step >= max(shortest.values())
     busiest = max(timeline.lane_busy(lane) for lane in timeline.lanes)
     assert timeline.step >= busiest
 
 
 @pytest.mark.parametrize(("sources", "targets"), [(a, b) for a in range(1, 8) for b in range(1, 8)])
-def test_rows_go_to_the_instances_that_overlap(sources, targets):
+def test_rows_go_to_the_replicas_whose_shares_overlap(sources, targets):
     assert [sorted(set(row)) for row in source_replicas(sources, targets).tolist()] == row_feeders(sources, targets)
 
 
@@ -209,13 +209,13 @@ def test_devices_that_always_work_alike_are_one_group():
     assert groups.groups_of["b", 0].shape == (2, 2) and groups.is_first["b", 0].sum() == 3
 
 
-def test_a_plan_says_where_its_instances_lie():
+def test_replica_devices_follow_from_the_plan():
     plan = Plan((UnitPlan("unit", ("backbone",), tuple(range(8)), dp=2, tp=2, layers=(1, 1), recompute=("none",) * 2),))
     devices = replica_devices(plan, [("unit", 0), ("unit", 1)])
     np.testing.assert_array_equal(devices["unit", 1], [[4, 5], [6, 7]])
     graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ((("unit", 0), ("unit", 1)),))
-    work = OpGraph(graph, 1, with_update=False)
-    costs = step_costs(work, {node: stage_costs([[1.0, 2.0]]) for node in graph.stages})
+    op_graph = OpGraph(graph, 1, with_update=False)
+    costs = step_costs(op_graph, {node: stage_costs([[1.0, 2.0]]) for node in graph.stages})
     assert simulate(plan, forward_only(graph, 1), costs).step == 4.0
 
 
@@ -240,7 +240,7 @@ print(summary["devices"], time.process_time() - started)
 """
 
 
-def test_thousands_of_devices_take_no_minutes():
+def test_thousands_of_devices_are_simulated_in_seconds():
     """In a process without type checks: 0.6 s alone; what grows quadratically would take far more."""
     ran = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
     devices, seconds = ran.stdout.split()
@@ -253,7 +253,7 @@ def test_costs_of_another_step_are_refused():
     del fewer.costs.stages["backbone", 0]
     with pytest.raises(ScheduleError, match="none for .*backbone"):
         fewer.run()
-    step.costs.hops[step.work.stage_graph.edges[0]] = np.zeros((2, 3))
+    step.costs.hops[step.op_graph.stage_graph.edges[0]] = np.zeros((2, 3))
     with pytest.raises(ScheduleError, match=r"shape \[2, 3\], but the step has 2 microbatches on 2 replicas"):
         step.run()
 
@@ -261,7 +261,7 @@ def test_costs_of_another_step_are_refused():
 def test_orders_that_cannot_run_are_refused():
     step = three_feed_two(np.ones((2, 3)))
     with pytest.raises(ScheduleError, match="hop encoder 0 -> backbone 0 .* before the forward"):
-        simulate_on_devices(step.devices, Schedule(step.work, step.schedule.ops[3:]), step.costs)
-    without_hops = Schedule(step.work, tuple(op for op in step.schedule.ops if op.kind != "hop"))
+        simulate_on_devices(step.devices, Schedule(step.op_graph, step.schedule.ops[3:]), step.costs)
+    without_hops = Schedule(step.op_graph, tuple(op for op in step.schedule.ops if op.kind != "hop"))
     with pytest.raises(ScheduleError, match="forward backbone 0 of microbatch 0 stands before what it needs"):
         simulate_on_devices(step.devices, without_hops, step.costs)

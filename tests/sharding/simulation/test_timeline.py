@@ -30,8 +30,8 @@ def feed(durations: list[list[float]], then: list[list[float]], hop: float = 0.0
     held = np.arange(len(durations[0]) + len(then[0]))[:, None]
     devices = {FIRST: held[: len(durations[0])], SECOND: held[len(durations[0]) :]}
     graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ((FIRST, SECOND),))
-    work = OpGraph(graph, len(durations), with_update=False)
-    costs = step_costs(work, {FIRST: stage_costs(durations), SECOND: stage_costs(then)}, hop)
+    op_graph = OpGraph(graph, len(durations), with_update=False)
+    costs = step_costs(op_graph, {FIRST: stage_costs(durations), SECOND: stage_costs(then)}, hop)
     return simulate_on_devices(devices, forward_only(graph, len(durations)), costs, rendezvous)
 
 
@@ -43,14 +43,14 @@ def test_waiting_for_a_long_microbatch_is_split_into_its_causes():
     assert second == {"warm-up": 1.5, "hop": 0.5, "straggler microbatch": 2.0, "dependency": 0.5}
 
 
-def test_waiting_for_a_slow_instance_is_the_instances_straggling():
+def test_waiting_for_a_slow_replica_is_a_straggler_replica():
     timeline = feed([[1.0, 1.0], [1.0, 5.0]], [[1.0], [1.0]])
     # Of the 4 seconds from 2 to 6, 2 are beyond the mean (1 + 5) / 2, 1 is beyond the mean of 1 and 3.
     _, second = causes(timeline)
     assert second == {"warm-up": 1.0, "straggler replica": 2.0, "straggler microbatch": 1.0, "dependency": 1.0}
 
 
-def test_where_hops_hold_devices_they_are_idle_time_of_both_ends():
+def test_hops_that_occupy_devices_are_idle_time_of_both_ends():
     timeline = feed([[1.0], [4.0], [1.0]], [[1.0], [1.0], [3.0]], hop=0.5, rendezvous=True)
     first, second = causes(timeline)
     # The first sends at 1, 5.5 and 7 (after the second's microbatch 1); the second then waits from 2.5 to 5.5.
@@ -58,40 +58,40 @@ def test_where_hops_hold_devices_they_are_idle_time_of_both_ends():
     assert second == {"warm-up": 1.5, "hop": 1.0, "straggler microbatch": 2.0, "dependency": 1.0}
 
 
-def test_a_stage_that_keeps_up_leaves_the_wait_to_dependency():
+def test_waiting_for_an_ordinary_microbatch_is_dependency():
     timeline = feed([[2.0]] * 3, [[1.0]] * 3)
     assert causes(timeline)[1] == {"warm-up": 2.0, "dependency": 2.0}
 
 
-def test_fast_instances_wait_for_slow_ones_before_their_reduction():
+def test_waiting_for_slow_replicas_before_a_reduction_is_a_straggler_replica():
     graph = chain(1)
     node = graph.stages[0]
-    work = OpGraph(graph, 1, frozenset([node]), frozenset([node]))
+    op_graph = OpGraph(graph, 1, frozenset([node]), frozenset([node]))
     stage = stage_costs([[1.0, 2.0]], [[1.0, 4.0]], gather=0.5, reduce=0.25, update=0.125)
-    costs = step_costs(work, {node: stage})
-    timeline = simulate_on_devices({node: np.array([[0, 1], [2, 3]])}, gpipe(work), costs)
+    costs = step_costs(op_graph, {node: stage})
+    timeline = simulate_on_devices({node: np.array([[0, 1], [2, 3]])}, gpipe(op_graph), costs)
     assert causes(timeline) == [{"gather": 0.5, "straggler replica": 2.0, "reduce": 0.25}]
     assert timeline.busy == 4.0 + 0.125
 
 
 def test_tensor_collectives_are_idle_time_inside_ops():
     graph = chain(1)
-    work = OpGraph(graph, 2, with_update=False)
+    op_graph = OpGraph(graph, 2, with_update=False)
     stage = stage_costs([[1.0], [2.0]], forward_communication=np.array([[0.25], [0.5]]))
-    timeline = simulate_on_devices(single_devices(graph), forward_only(graph, 2), step_costs(work, {FIRST: stage}))
+    timeline = simulate_on_devices(single_devices(graph), forward_only(graph, 2), step_costs(op_graph, {FIRST: stage}))
     assert causes(timeline) == [{"tensor parallel": 0.75}]
     assert timeline.busy == 2.25
 
 
-def test_waiting_for_another_unit_on_a_device_of_the_instance_is_dependency():
+def test_waiting_for_another_unit_on_a_device_of_the_replica_is_dependency():
     feeding, other, fed = ("feeding", 0), ("other", 0), ("fed", 0)
     devices = {feeding: np.array([[0]]), other: np.array([[1]]), fed: np.array([[1, 2]])}
     graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ((feeding, fed),))
-    work = OpGraph(graph, 2, with_update=False)
+    op_graph = OpGraph(graph, 2, with_update=False)
     stages = {feeding: [[1.0], [1.0]], other: [[1.0], [6.0]], fed: [[1.0], [1.0]]}
-    costs = step_costs(work, {node: stage_costs(seconds) for node, seconds in stages.items()}, hop=0.5)
+    costs = step_costs(op_graph, {node: stage_costs(seconds) for node, seconds in stages.items()}, hop=0.5)
     *ops, last_fed, last_other = forward_only(graph, 2).ops
-    timeline = simulate_on_devices(devices, Schedule(work, (*ops, last_other, last_fed)), costs)
+    timeline = simulate_on_devices(devices, Schedule(op_graph, (*ops, last_other, last_fed)), costs)
     # Device 1: other, 0.5 for the hop, fed, other, fed. Device 2: 1.5 of warm-up, fed, 6 until device 1 is done, fed.
     assert causes(timeline)[2] == {"warm-up": 0.75, "hop": 0.25, "dependency": 3.0}
 
@@ -100,10 +100,10 @@ def test_waiting_for_another_unit_on_a_device_of_the_instance_is_dependency():
 def test_one_f_one_b_warms_up_and_cools_down_as_the_textbook_says(stages, microbatches):
     graph = chain(stages)
     everything = frozenset(graph.stages)
-    work = OpGraph(graph, microbatches, everything, everything)
+    op_graph = OpGraph(graph, microbatches, everything, everything)
     ones = np.ones((microbatches, 1))
-    costs = step_costs(work, dict.fromkeys(graph.stages, stage_costs(ones, 2 * ones)))
-    timeline = simulate_on_devices(single_devices(graph), one_f_one_b(work), costs)
+    costs = step_costs(op_graph, dict.fromkeys(graph.stages, stage_costs(ones, 2 * ones)))
+    timeline = simulate_on_devices(single_devices(graph), one_f_one_b(op_graph), costs)
     for stage, found in enumerate(causes(timeline)):
         assert found.get("warm-up", 0.0) == stage * 1.0
         assert found.get("cool-down", 0.0) == stage * 2.0
@@ -135,10 +135,10 @@ def most_held(step, timeline: Timeline, device: int) -> float:
     ran = {(span.op.kind, span.op.stage_id, span.op.microbatch): span for span in timeline.spans}
     rows = {node: np.argwhere(held == device)[:, 0].tolist() for node, held in step.devices.items()}
     intervals = []
-    for node, instance, number in ((n, i, m) for n in rows for i in rows[n] for m in range(step.work.microbatches)):
+    for node, instance, number in ((n, i, m) for n in rows for i in rows[n] for m in range(step.op_graph.microbatches)):
         forward, backward = (ran.get((kind, node, number)) for kind in ("forward", "backward"))
         end = (backward or forward).end[instance]
-        for target in step.work.stage_graph.targets[node] if backward is None else ():
+        for target in step.op_graph.stage_graph.targets[node] if backward is None else ():
             shares = row_feeders(len(step.devices[target]), len(step.devices[node]))
             end = max(end, *(ran["forward", target, number].start[j] for j in shares[instance]))
         intervals.append((forward.start[instance], end, step.costs.stages[node].saved_bytes[number, instance]))
@@ -158,11 +158,11 @@ def test_memory_is_the_most_held_at_any_moment(recipe):
 def test_stages_that_share_devices_add_up_in_memory():
     graph = ring(2, 2)
     everything = frozenset(graph.stages)
-    work = OpGraph(graph, 2, everything, everything)
+    op_graph = OpGraph(graph, 2, everything, everything)
     ones = np.ones((2, 1))
     stage = stage_costs(ones, ones, saved_bytes=10.0 * ones, static_bytes=100.0)
     timeline = simulate_on_devices(
-        single_devices(graph), gpipe(work), step_costs(work, dict.fromkeys(graph.stages, stage))
+        single_devices(graph), gpipe(op_graph), step_costs(op_graph, dict.fromkeys(graph.stages, stage))
     )
     assert [timeline.lane_peak_memory(lane) for lane in timeline.lanes] == [240.0, 240.0]
     assert [len(lane.stages) for lane in timeline.lanes] == [2, 2]
@@ -172,7 +172,7 @@ def shared_and_own() -> Timeline:
     """A unit on device 0 and 1, another on 1, 2 and 3 with a data-parallel size of its own."""
     devices = {("near", 0): np.array([[0, 1]]), ("far", 0): np.array([[1], [2], [3]])}
     graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ())
-    work = OpGraph(graph, 1, with_update=False)
+    op_graph = OpGraph(graph, 1, with_update=False)
     zeros = np.zeros((1, 3))
     stages = {
         ("near", 0): stage_costs([[1.0]], flops=np.array([[8.0]])),
@@ -185,7 +185,7 @@ def shared_and_own() -> Timeline:
             saved_bytes=zeros,
         ),
     }
-    costs = step_costs(work, stages, peak_flops=5.0, tokens=12.0)
+    costs = step_costs(op_graph, stages, peak_flops=5.0, tokens=12.0)
     return simulate_on_devices(devices, forward_only(graph, 1), costs)
 
 

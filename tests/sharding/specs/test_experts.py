@@ -33,7 +33,7 @@ def model(name, **others):
 @pytest.mark.parametrize("ep", [1, 2])
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("name", EXPERTS)
-def test_a_rank_holds_what_the_spec_says(name, tp, ep):
+def test_parameters_per_rank_match_the_flax_module(name, tp, ep):
     (module,) = model_modules(model(name, biases=("query", "key", "value")))
     held = 0
     for piece in module.pieces:
@@ -59,7 +59,7 @@ def test_experts_have_no_adapters(name):
 
 
 @pytest.mark.parametrize("name", EXPERTS)
-def test_flops_are_those_of_the_flax_module_with_its_gradients(name):
+def test_flops_of_forward_and_gradients_match_the_flax_module(name):
     (module,) = model_modules(model(name))
     batch = dict.fromkeys(("segments", "tokens", "branches", "targets", "positions"), jnp.int32)
     batch |= dict.fromkeys(("weights", "shares"), jnp.float32)
@@ -78,7 +78,7 @@ def test_flops_are_those_of_the_flax_module_with_its_gradients(name):
     assert both == pytest.approx(3 * spec.forward_flops(loads), rel=0.05)  # attention and the table have a little less
 
 
-def test_every_part_of_it_is_divided():
+def test_tensor_and_expert_parallelism_divide_every_expert_size():
     spec = module_graph(model("Qwen2-MoE"))["backbone"]
     assert ("experts.ffn", 16) in spec.tensor_splits and ("experts.shared_ffn", 40) in spec.tensor_splits
     assert spec.expert_count == 6 and not any(what == "ffn" for what, _ in spec.tensor_splits)
@@ -88,7 +88,7 @@ def test_every_part_of_it_is_divided():
         check_unit(UnitPlan("mind", ("backbone",), tuple(range(4)), dp=4, layers=(3,), ep=4), graph, 4)
 
 
-def test_experts_beside_options_of_the_plain_layer_are_refused():
+def test_experts_with_options_of_the_feed_forward_layer_are_refused():
     for options in ({"gated": False}, {"biases": ("mlp",)}, {"inner_norms": ("mlp",)}):
         with pytest.raises(ValueError, match="experts are gated, without biases and inner norms"):
             model("Mixtral", **options)

@@ -158,7 +158,7 @@ CASES = [(name, module.name) for name, model in MODELS.items() for module in mod
 
 
 @pytest.mark.parametrize(("model", "name"), CASES)
-def test_parameters_are_those_of_the_flax_module(model, name):
+def test_parameters_match_the_flax_module(model, name):
     module = next(module for module in model_modules(MODELS[model]) if module.name == name)
     leaves = jax.tree.leaves(abstract_module_parameters(module))
     assert module_graph(MODELS[model])[name].parameter_count == sum(math.prod(leaf.shape) for leaf in leaves)
@@ -166,7 +166,7 @@ def test_parameters_are_those_of_the_flax_module(model, name):
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize(("model", "name"), CASES)
-def test_a_tensor_rank_holds_what_the_spec_says(model, name, tp):
+def test_parameters_per_tensor_rank_match_the_flax_module(model, name, tp):
     module = next(module for module in model_modules(MODELS[model]) if module.name == name)
     held = 0
     for piece in module.pieces:
@@ -182,7 +182,7 @@ def test_a_tensor_rank_holds_what_the_spec_says(model, name, tp):
 
 
 @pytest.mark.parametrize(("model", "name"), CASES)
-def test_flops_are_those_of_the_flax_module(model, name):
+def test_flops_match_the_flax_module(model, name):
     spec = module_graph(MODELS[model])[name]
     loads = {
         "backbone": (TOKENS, 2 * TOKENS**2, 1),  # the mask of the plain form hides half of what it computes
@@ -192,14 +192,14 @@ def test_flops_are_those_of_the_flax_module(model, name):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_same_layers_may_divide_their_positions(model):
+def test_layers_support_sequence_parallelism_where_the_flax_pieces_do(model):
     for module in model_modules(MODELS[model]):
         spec = module_graph(MODELS[model])[module.name]
         for piece in module.compute_pieces:
             assert spec.layer_named(piece.name).sequence_parallel == piece.sequence_parallel, (module.name, piece.name)
 
 
-def test_amounts_add_up_and_take_arrays_of_loads():
+def test_per_load_quantities_add_up_and_take_arrays_of_loads():
     amount = PerLoad(1.0, 0.5) + PerLoad(items=3.0) * 2
     loads = np.array([[[1.0, 4.0, 2.0], [0.0, 0.0, 1.0]]])
     np.testing.assert_array_equal(amount.at(loads), [[15.0, 6.0]])

@@ -27,7 +27,7 @@ def test_splits_are_what_tensor_parallelism_divides():
     assert dict(graph["generator"].tensor_splits) == {"widths[0]": 32, "widths[1]": 64, "groups": 8, "heads[1]": 4}
 
 
-def test_an_audio_encoder_is_placed_like_a_vision_encoder():
+def test_an_audio_encoder_has_the_same_place_in_the_graph_as_a_vision_encoder():
     graph = module_graph(ModelConfig(encoders=(VisionConfig(), AudioConfig(depth=7, heads=8, ffn=96))))
     assert graph["backbone"].inputs == ("vision", "audio")
     assert graph["audio"].layer_count == 7 and graph["audio"].divisible
@@ -41,19 +41,19 @@ def test_an_audio_encoder_is_placed_like_a_vision_encoder():
         ((ModuleSpec("a", 1, inputs=("b",)), ModuleSpec("b", 1)), "module a is fed by b"),
     ],
 )
-def test_a_graph_out_of_order_is_refused(modules, message):
+def test_a_graph_that_is_not_in_topological_order_is_refused(modules, message):
     with pytest.raises(ValueError, match=message):
         ModuleGraph(modules)
 
 
-def test_a_module_of_no_layers_and_an_unknown_module_are_named():
+def test_a_module_without_layers_and_an_unknown_module_are_refused_by_name():
     with pytest.raises(ValueError, match="module a has 0 layers"):
         ModuleSpec("a", 0)
     with pytest.raises(KeyError, match="no module c; there are a"):
         ModuleGraph((ModuleSpec("a", 1),))["c"]
 
 
-def test_axes_refuse_one_axis_for_rows_and_widths():
+def test_one_mesh_axis_cannot_split_both_rows_and_widths():
     assert Axes(data=("data", "a"), tensor=("b",)).expert == ()
     with pytest.raises(ValueError, match="Axes.tensor shares a with"):
         Axes(data=("data", "a"), tensor=("a",))

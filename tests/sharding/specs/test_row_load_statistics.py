@@ -19,7 +19,7 @@ def one(kind, **settings):
     return draw_row_loads(SyntheticData(**{"row_tokens": 2000, "kinds": ((kind, 1.0),)} | settings), MODEL, 50)
 
 
-def test_text_alone_fills_rows_and_brings_encoders_nothing():
+def test_text_fills_rows_and_brings_no_load_to_encoders():
     loads = one(TEXT).loads
     tokens, squares, samples = loads["backbone"].T
     assert ((tokens <= 2000) & (tokens > 1700)).all() and (samples > 10).all()
@@ -32,14 +32,14 @@ def test_a_joined_row_is_one_segment():
     np.testing.assert_array_equal(squares, tokens**2)
 
 
-def test_an_image_becomes_patches_and_their_squares_become_tokens_of_the_backbone():
+def test_an_image_becomes_patches_and_merged_patches_become_backbone_tokens():
     kind = SampleKind(Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(256, 0.0))
     loads = one(kind, row_tokens=100).loads  # 64 tokens of the image, 2 delimiters, 10 of text: one sample a row
     np.testing.assert_array_equal(loads["vision"], np.tile([256.0, 256.0**2, 1.0], (50, 1)))
     np.testing.assert_array_equal(loads["backbone"], np.tile([76.0, 76.0**2, 1.0], (50, 1)))
 
 
-def test_a_class_token_takes_a_cell_of_the_row_and_one_place_of_attention():
+def test_a_class_token_takes_the_positions_of_one_token_and_attends_as_one():
     kind = SampleKind(Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(256, 0.0))
     model = ModelConfig((VisionConfig(patch=16, merge=2, class_token=True),), BackboneConfig(), ())
     loads = draw_row_loads(SyntheticData(row_tokens=100, kinds=((kind, 1.0),)), model, 3).loads
@@ -63,13 +63,13 @@ def test_clips_have_fifty_positions_a_second():
     assert loads["backbone"][0, 0] == 10 + 2 * (75 + 2)
 
 
-def test_drawn_images_take_conditions_in_the_row():
+def test_generated_images_take_condition_positions_in_the_row():
     kind = SampleKind(Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(64, 0.0), generated_share=1.0)
     loads = one(kind, row_tokens=24).loads
     assert loads["generator"][0].tolist() == [0, 0, 1] and loads["backbone"][0, 0] == 10 + 4 + 2 + 4
 
 
-def test_shares_and_probabilities_are_those_asked_for():
+def test_drawn_samples_have_the_configured_shares():
     images = SampleKind(Lognormal(10, 0.0), image_counts=(0.5, 0.0, 0.5), image_side=Lognormal(32, 0.0))
     data = SyntheticData(100_000, ((TEXT, 3.0), (images, 1.0)))
     loads = draw_row_loads(data, MODEL, 2).loads
@@ -77,7 +77,7 @@ def test_shares_and_probabilities_are_those_asked_for():
     assert 0.2 < share < 0.3
 
 
-def test_a_sample_longer_than_a_row_is_cut_to_it():
+def test_a_sample_longer_than_a_row_is_truncated():
     tokens, squares, samples = one(TEXT, row_tokens=5).loads["backbone"].T
     assert (tokens == 5).all() and (squares == 25).all() and (samples == 1).all()
 
@@ -113,6 +113,6 @@ def test_modules_with_different_numbers_of_rows_are_refused():
         (lambda: SyntheticData(10, ()), "kinds with positive shares"),
     ],
 )
-def test_descriptions_check_themselves(build, message):
+def test_invalid_fields_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
