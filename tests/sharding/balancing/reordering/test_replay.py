@@ -12,7 +12,7 @@ from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StepCosts
 from sharding.schedules.interleaved_1f1b import interleaved
 from sharding.schedules.one_f_one_b import one_f_one_b
 from sharding.simulation.simulator import simulate_on_devices
-from tests.sharding.stage_graphs import cook, recipes
+from tests.sharding.stage_graphs import build_op_graph, recipes
 from tests.sharding.steps import build_step, step_recipes
 
 ROWS = 36
@@ -22,7 +22,7 @@ ROWS = 36
 @settings(max_examples=25, deadline=None)
 def test_a_step_takes_what_the_simulator_says(recipe):
     step = build_step(recipe)
-    replay = build_replay(step.devices, step.schedule, step.work, step.costs, ROWS)
+    replay = build_replay(step.devices, step.schedule, step.op_graph, step.costs, ROWS)
     orders = np.arange(replay.pipelines * replay.microbatches).reshape(replay.pipelines, -1)
     found = replay.step_seconds(replay.cell_seconds(step.costs), orders)
     np.testing.assert_allclose(found.max(), step.run().step)
@@ -30,7 +30,7 @@ def test_a_step_takes_what_the_simulator_says(recipe):
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple:
-    """Instances of the near and far encoder, the backbone and two generators, and what `cook` takes."""
+    """Instances of the near and far encoder, the backbone and two generators, and what `build_op_graph` takes."""
     depths, _, chunks, trained, shares, microbatches = draw(recipes())
     instances = tuple(draw(st.sampled_from([1, 2, 3])) for _ in range(5))
     common = draw(st.integers(1, 4))
@@ -43,7 +43,7 @@ def pipelines(draw: st.DrawFn) -> tuple:
 def test_every_pipeline_takes_its_own_order(drawn):
     recipe, counts, seed = drawn
     rng = np.random.default_rng(seed)
-    work = cook(recipe)
+    work = build_op_graph(recipe)
     dp = dict(zip(("near", "far", "backbone", "paint", "draw"), counts, strict=True))
     devices, first = {}, 0
     for place, nodes in work.stage_graph.stages_of.items():
