@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def measure(drawer: Any, trained_steps: int, images: int, sampling_steps: int, seed: int) -> dict[str, Any]:
-    """How many of the pictures that a `Drawer` draws have the colour and the shape asked for."""
+    """How many of the pictures that an `ImageGenerator` draws have the colour and the shape asked for."""
     import numpy as np
 
     from benchmarks.generated_colours.classifier import labelled_images, train_classifier
@@ -65,7 +65,7 @@ def measure(drawer: Any, trained_steps: int, images: int, sampling_steps: int, s
     pairs = itertools.cycle(itertools.product(range(len(colours)), range(len(shapes))))
     asked = np.array(list(itertools.islice(pairs, images)), np.int32)
     texts = [description(colours[colour], shapes[shape]) for colour, shape in asked]
-    pictures = drawer.draw(texts, range(seed, seed + images), sampling_steps)
+    pictures = drawer.generate(texts, range(seed, seed + images), sampling_steps)
     drawn = time.perf_counter()
     right = judge(pictures) == asked
     return {

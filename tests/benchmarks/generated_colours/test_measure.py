@@ -14,7 +14,7 @@ WRONG = 30
 
 
 class Painter:
-    """Draws as a `Drawer` does, but from real held-out pictures; the first few in a colour not asked for."""
+    """Stands for an `ImageGenerator`: gives real held-out images, the first few of another colour than described."""
 
     config = types.SimpleNamespace(image_size=SIDE)
 
@@ -22,7 +22,7 @@ class Painter:
         self.real: LabelledImages = labelled_images("test", SIDE)
         self.seeds: list[int] = []
 
-    def draw(self, descriptions: list[str], seeds: range, steps: int) -> np.ndarray:
+    def generate(self, descriptions: list[str], seeds: range, steps: int) -> np.ndarray:
         assert steps == 3
         self.seeds = list(seeds)
         colours, shapes = self.real.names
