@@ -1,4 +1,4 @@
-"""A profile that is made up, for what reads profiles."""
+"""A synthetic profile, for tests that read profiles."""
 
 from sharding.costs.profiled import LayerProfile, LinearFit, PassTimes, Profile
 from sharding.plans.trained_parts import RequiredGradients, trained_parts
@@ -6,7 +6,7 @@ from sharding.specs.modules import ModuleGraph
 
 
 def synthetic_profile(graph: ModuleGraph, kind: str, tps: tuple[int, ...] = (1, 2, 4, 8)) -> Profile:
-    """Layers whose time is in proportion to their parameters and divided by tensor ranks without a loss."""
+    """A profile in which a layer's time is proportional to its parameters per tensor rank."""
     turns = RequiredGradients(graph, trained_parts(graph, ("all",)))
     layers = tuple(
         LayerProfile(

@@ -1,4 +1,4 @@
-"""The models of the papers: every gin file is read, and holds as many parameters as its authors say."""
+"""The models of the papers: every gin file parses, and has the published number of parameters."""
 
 import dataclasses
 import functools
@@ -52,7 +52,7 @@ Part = VisionConfig | AudioConfig | BackboneConfig | GeneratorConfig
 
 @functools.cache
 def parts() -> dict[str, Part]:
-    """Every part by its scope."""
+    """Every part, by its gin scope."""
     cli.parse_flags(["tests"])
     found = {}
     for path in sorted((FOLDER / "parts").glob("*.gin")):
@@ -72,7 +72,7 @@ def model(name: str) -> ModelConfig:
 
 @functools.cache
 def parameters(config: ModelConfig) -> dict[str, int]:
-    """By trainable part, as `vision` and `vision_projector`."""
+    """Parameters by trainable part, such as `vision` and `vision_projector`."""
     found: dict[str, int] = {}
     for module in model_modules(config):
         shapes = abstract_module_parameters(module)
@@ -140,7 +140,7 @@ def test_a_model_is_made_of_the_parts_it_names(name):
 
 @pytest.mark.parametrize(("name", "model_type"), COMPUTED_AS.items())
 def test_a_part_or_model_round_trips_through_its_published_config(name, model_type):
-    """All but the name is told by its config.json: what the architecture computes otherwise, writing would refuse."""
+    """Writing config.json refuses whatever the published architecture would compute differently."""
     of = parts()[name] if name in parts() else model(name)
     values = registry.write_architecture(registry.find_architecture(model_type), of)
     assert registry.model_type_of(values) in registry.find_architecture(model_type).model_types

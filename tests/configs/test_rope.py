@@ -1,4 +1,4 @@
-"""Stretched rotary frequencies: the ends of each kind by hand, and that what turns fast is left alone."""
+"""Scaled rotary frequencies: each kind at both ends, by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""spoken_vqa.gin: what it says about devices is true, and its rows hold what its source has.
+"""spoken_vqa.gin: its plan is as its comment says, and its rows have room for its data set.
 
 Its gradients on four submeshes: python -m mmjax.verify --gin_file=spoken_vqa.gin --shrink, with speech there.
 """

@@ -1,4 +1,4 @@
-"""A graph whose backbone has experts where it had an MLP: described by hand, for planners and costs."""
+"""Module graphs whose backbone has experts instead of an MLP, for planners and costs."""
 
 import dataclasses
 

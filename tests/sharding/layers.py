@@ -1,4 +1,4 @@
-"""Layers made by hand."""
+"""Layers built by hand."""
 
 from sharding.specs.layer import Kernel, LayerSpec, PerLoad, SavedActivations
 

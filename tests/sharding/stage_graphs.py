@@ -9,40 +9,44 @@ from sharding.schedules.ops import OpGraph
 
 
 def chain(length: int) -> StageGraph:
-    """One unit of stages on devices of their own."""
-    nodes = [("unit", stage) for stage in range(length)]
-    return StageGraph({node: frozenset([node[1]]) for node in nodes}, tuple(itertools.pairwise(nodes)))
+    """A unit of stages with one device each."""
+    stage_ids = [("unit", stage) for stage in range(length)]
+    return StageGraph(
+        {stage_id: frozenset([stage_id[1]]) for stage_id in stage_ids}, tuple(itertools.pairwise(stage_ids))
+    )
 
 
-def ring(places: int, chunks: int) -> StageGraph:
-    """One unit with chunks on devices of its own."""
-    nodes = [("unit", stage) for stage in range(places * chunks)]
-    lanes = {node: frozenset([node[1] % places]) for node in nodes}
-    return StageGraph(lanes, tuple(itertools.pairwise(nodes)), {"unit": places} if chunks > 1 else {})
+def ring(ranks: int, chunks: int) -> StageGraph:
+    """A unit with chunks and one device per pipeline rank."""
+    stage_ids = [("unit", stage) for stage in range(ranks * chunks)]
+    device_sets = {stage_id: frozenset([stage_id[1] % ranks]) for stage_id in stage_ids}
+    return StageGraph(device_sets, tuple(itertools.pairwise(stage_ids)), {"unit": ranks} if chunks > 1 else {})
 
 
 def fan(
     near: int,
     far: int,
     backbone: int,
-    lanes: tuple[frozenset[int], ...] | None = None,
+    device_sets: tuple[frozenset[int], ...] | None = None,
     chunks: tuple[int, int, int] = (1, 1, 1),
 ) -> StageGraph:
     """Two encoders feed a backbone that feeds two generators of one stage.
 
     Args:
-        near, far, backbone: Places of the encoders and the backbone.
-        lanes: Devices of every place, the generators' last; by default each has one of its own.
-        chunks: Of the encoders and the backbone.
+        near: Pipeline ranks of an encoder.
+        far: Pipeline ranks of the other encoder.
+        backbone: Pipeline ranks of the backbone.
+        device_sets: Devices of every pipeline rank, the generators' last; by default each has one of its own.
+        chunks: Chunks of the encoders and the backbone.
     """
-    lanes = lanes or tuple(frozenset([index]) for index in range(near + far + backbone + 2))
-    held = iter(lanes)
+    device_sets = device_sets or tuple(frozenset([index]) for index in range(near + far + backbone + 2))
+    held = iter(device_sets)
     found: dict[StageId, frozenset[int]] = {}
     units: list[list[StageId]] = []
     for name, pp, count in zip(("near", "far", "backbone"), (near, far, backbone), chunks, strict=True):
-        places = [next(held) for _ in range(pp)]
+        ranks = [next(held) for _ in range(pp)]
         units.append([(name, stage) for stage in range(pp * count)])
-        found |= {node: places[node[1] % pp] for node in units[-1]}
+        found |= {stage_id: ranks[stage_id[1] % pp] for stage_id in units[-1]}
     paint, draw = ("paint", 0), ("draw", 0)
     found |= {paint: next(held), draw: next(held)}
     edges = [edge for unit in units for edge in itertools.pairwise(unit)]
@@ -53,20 +57,20 @@ def fan(
 
 @st.composite
 def recipes(draw: st.DrawFn) -> tuple:
-    """For `build_op_graph`, apart from it because beartype draws random numbers, which Hypothesis forbids inside a strategy."""
+    """Arguments of `build_op_graph`; apart from it, because beartype draws random numbers, which strategies may not."""
     depths = draw(st.tuples(*[st.integers(1, 3)] * 3))
     chunks = draw(st.tuples(st.just(1), st.integers(1, 2), st.integers(1, 3)))
     held = st.frozensets(st.integers(0, 5), min_size=1, max_size=2)
-    lanes = draw(st.none() | st.tuples(*[held] * (sum(depths) + 2)))
+    device_sets = draw(st.none() | st.tuples(*[held] * (sum(depths) + 2)))
     stage = st.integers(0, sum(pp * count for pp, count in zip(depths, chunks, strict=True)) + 1)
     shares = draw(st.lists(st.lists(stage, min_size=2, max_size=2, unique=True), max_size=1))
-    return depths, lanes, chunks, draw(st.frozensets(stage)), shares, draw(st.integers(1, 7))
+    return depths, device_sets, chunks, draw(st.frozensets(stage)), shares, draw(st.integers(1, 7))
 
 
 def build_op_graph(recipe: tuple) -> OpGraph:
-    """A step over a fan: any depths and chunks, shared devices, anything frozen, a shared parameter or none."""
-    depths, lanes, chunks, trained, shared, microbatches = recipe
-    graph = fan(*depths, lanes, chunks)
+    """A step over a fan with any depths and chunks, shared devices, frozen stages, and a tied parameter or none."""
+    depths, device_sets, chunks, trained, shared, microbatches = recipe
+    graph = fan(*depths, device_sets, chunks)
     trains = frozenset(graph.stages[index] for index in trained)
     shares = tuple((graph.stages[owner], graph.stages[borrower]) for owner, borrower in shared)
     return OpGraph(graph, microbatches, graph.with_descendants(trains), trains, shares)

@@ -1,4 +1,4 @@
-"""Whole steps that several tests use: a schedule on stages with layouts, and what every op takes."""
+"""Whole steps that several tests use: devices, a schedule, and the costs of every op."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from tests.sharding.stage_graphs import build_op_graph, recipes
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SimulatedStep:
-    """What `simulate_on_devices` takes."""
+    """The arguments of `simulate_on_devices`."""
 
     devices: Mapping[StageId, np.ndarray]
     schedule: Schedule
@@ -33,7 +33,7 @@ class SimulatedStep:
 
 
 def stage_costs(forward, backward=None, **fields) -> StageCosts:
-    """Of seconds as [microbatches, instances]; no backward by default, one FLOP and one byte a second of forward."""
+    """Costs from seconds [microbatches, replicas]; by default no backward, and one FLOP and one byte per second."""
     forward = np.asarray(forward, float)
     backward = np.zeros_like(forward) if backward is None else np.asarray(backward, float)
     defaults = {
@@ -46,7 +46,7 @@ def stage_costs(forward, backward=None, **fields) -> StageCosts:
 
 
 def step_costs(op_graph: OpGraph, stages: Mapping[StageId, StageCosts], hop: float = 0.0, **fields) -> StepCosts:
-    """With the same seconds for every hop, 1 FLOP/s at the peak."""
+    """Costs with the same seconds for every hop, and a peak of 1 FLOP/s."""
     edges = {
         (source, target): (np.full_like(stages[target].forward, hop), np.full_like(stages[source].forward, hop))
         for source, target in op_graph.stage_graph.edges
@@ -57,42 +57,42 @@ def step_costs(op_graph: OpGraph, stages: Mapping[StageId, StageCosts], hop: flo
 
 
 def single_devices(graph: StageGraph) -> dict[StageId, np.ndarray]:
-    """Every stage one instance on the first of its devices."""
-    return {node: np.array([[min(lanes)]]) for node, lanes in graph.devices.items()}
+    """Every stage with one replica, on the first of its devices."""
+    return {stage_id: np.array([[min(device_sets)]]) for stage_id, device_sets in graph.devices.items()}
 
 
 @st.composite
 def step_recipes(draw: st.DrawFn) -> tuple:
-    """For `cook_step`."""
+    """Arguments of `build_step`."""
     return draw(recipes()), draw(st.sampled_from([gpipe, one_f_one_b, interleaved])), draw(st.integers(0, 2**32 - 1))
 
 
 def build_step(recipe: tuple) -> SimulatedStep:
-    """A step over a fan whose every place has two to four devices for each of its lanes, split in any way.
+    """A step over a fan, in which every device is replaced by two to four, divided into replicas in any way.
 
     All times are multiples of 1/64, so that sums of them are exact.
     """
-    (depths, lanes, *others), policy, seed = recipe
+    (depths, device_sets, *others), policy, seed = recipe
     rng = np.random.default_rng(seed)
     each = int(rng.integers(2, 5))
-    lanes = lanes or tuple(frozenset([number]) for number in range(sum(depths) + 2))
-    widened = tuple(frozenset(each * lane + turn for lane in held for turn in range(each)) for held in lanes)
+    device_sets = device_sets or tuple(frozenset([number]) for number in range(sum(depths) + 2))
+    widened = tuple(frozenset(each * device + turn for device in held for turn in range(each)) for held in device_sets)
     op_graph = build_op_graph((depths, widened, *others))
     placed = {
-        place: _split(sorted(op_graph.stage_graph.devices[nodes[0]]), rng)
-        for place, nodes in op_graph.stage_graph.stages_of.items()
+        rank: _split(sorted(op_graph.stage_graph.devices[stage_ids[0]]), rng)
+        for rank, stage_ids in op_graph.stage_graph.stages_of.items()
     }
-    devices = {node: placed[op_graph.stage_graph.rank_of[node]] for node in op_graph.stage_graph.stages}
+    devices = {stage_id: placed[op_graph.stage_graph.rank_of[stage_id]] for stage_id in op_graph.stage_graph.stages}
 
     def seconds(*shape: int) -> np.ndarray:
         return rng.integers(0, 64, shape) / 64
 
     stages = {}
-    for node in op_graph.stage_graph.stages:
-        shape = (op_graph.microbatches, len(devices[node]))
-        forward, backward = seconds(*shape), seconds(*shape) * (node in op_graph.backward_stages)
+    for stage_id in op_graph.stage_graph.stages:
+        shape = (op_graph.microbatches, len(devices[stage_id]))
+        forward, backward = seconds(*shape), seconds(*shape) * (stage_id in op_graph.backward_stages)
         once = dict(zip(("gather", "reduce", "update", "static_bytes"), seconds(4), strict=True))
-        stages[node] = StageCosts(
+        stages[stage_id] = StageCosts(
             forward=forward,
             backward=backward,
             forward_communication=forward / 4,
@@ -119,8 +119,8 @@ def _split(held: list[int], rng: np.random.Generator) -> np.ndarray:
     return rng.permutation(held).reshape(dp, -1)
 
 
-def row_feeders(sources: int, targets: int) -> list[list[int]]:
-    """`feeders` by counting rows."""
+def overlapping_replicas(sources: int, targets: int) -> list[list[int]]:
+    """`source_replicas` by counting rows."""
     rows = np.lcm(sources, targets)
     source, target = np.arange(rows) * sources // rows, np.arange(rows) * targets // rows
-    return [sorted(set(source[target == instance].tolist())) for instance in range(targets)]
+    return [sorted(set(source[target == replica].tolist())) for replica in range(targets)]

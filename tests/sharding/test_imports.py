@@ -1,4 +1,4 @@
-"""The planning floor stands without jax, and so does what reads data on hosts where nothing is trained."""
+"""Planning imports no jax, and neither does reading data on hosts that do not train."""
 
 import subprocess
 import sys

@@ -6,8 +6,7 @@ import pytest
 
 from benchmarks.gpu import batches as gpu_batches
 from benchmarks.gpu.correctness import SHAPE
-from benchmarks.gpu.memory import fitting_engines, needed_bytes
-from benchmarks.gpu.mmjax_step import host_batches
+from benchmarks.gpu.mmjax_step import fitting_engines, host_batches, needed_bytes
 from benchmarks.gpu.sizes import FULL, TINY
 from configs.workloads import SyntheticData
 from mmjax import cli

@@ -1,4 +1,4 @@
-"""The roofline: bounds that every layer keeps, what tensor ranks divide, and what recomputation adds."""
+"""The analytic cost model: lower bounds of every layer, what ranks divide, and what recomputation adds."""
 
 import dataclasses
 
@@ -112,7 +112,7 @@ def test_expert_ranks_divide_weights_and_exchange_tokens():
     one, two = TOY.forward(experts, load, LayerParallelism(1)), TOY.forward(experts, load, LayerParallelism(1, ep=2))
     assert one.communication == 0 and one.compute == (2 * 20 * 10 + 40 * 100) * 2 / 50
     assert two.compute == (2 * 20 * 10 + 20 * 100) * 2 / 50
-    assert two.communication == 0.5 + 2 * 8 * 10 / 10  # all tokens of the other instance
+    assert two.communication == 0.5 + 2 * 8 * 10 / 10  # all tokens of the other replica
     assert TOY.forward(experts, load, LayerParallelism(2, ep=4)).communication == 3 * (
         1.0 + 2 * 8 * 10 / 2 / 2
     )  # of a rank's part

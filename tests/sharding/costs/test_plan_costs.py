@@ -1,4 +1,4 @@
-"""A plan's costs: sums over its layers, the turns each needs, bytes held, and exposed collectives."""
+"""A plan's costs: sums over its layers, the gradients that each computes, saved bytes, and exposed collectives."""
 
 import dataclasses
 
@@ -108,7 +108,7 @@ def test_only_the_first_chunk_exposes_its_gather_and_reduction():
 
 
 def ranked(dp: int = 2, cp: int = 1, tp: int = 1, ep: int = 1, recompute: str = "none") -> Plan:
-    """The backbone alone on ranks."""
+    """A plan whose backbone has these ranks."""
     devices = tuple(range(2, 2 + dp * cp * tp))
     unit = UnitPlan("backbone", ("backbone",), devices, dp=dp, tp=tp, layers=(4,), recompute=(recompute,), cp=cp, ep=ep)
     return Plan((CUT.units[0], unit, CUT.units[2]), 2)
@@ -131,7 +131,7 @@ def test_sequence_ranks_divide_activations_and_optimizer_state_and_do_the_same_w
 def test_hops_between_units_with_other_sequence_ranks_carry_the_larger_part():
     edge = (("vision", 0), ("backbone", 0))
     seconds = [plan_costs(ranked(2, cp), GRAPH, COSTS, ROWS, ALL).hops[edge] for cp in (1, 2)]
-    np.testing.assert_allclose(seconds[0], seconds[1])  # the encoder's instances have one device each
+    np.testing.assert_allclose(seconds[0], seconds[1])  # the encoder's replicas have one device each
     encoder = UnitPlan("vision", ("vision",), (0, 1, 6, 7), dp=2, layers=(3,), cp=2)
     both = Plan((encoder, *ranked(2, 2).units[1:]), 2)
     halves = plan_costs(both, GRAPH, COSTS, ROWS, ALL).hops[edge]
@@ -168,7 +168,7 @@ def test_replicas_that_exchange_tokens_wait_for_the_slowest():
 
 
 def _four(rows: dict) -> dict:
-    """Twice the rows, for twice the instances."""
+    """Twice the rows, for twice the replicas."""
     return {name: np.concatenate([loads, loads]) for name, loads in rows.items()}
 
 
@@ -240,7 +240,7 @@ def published(width, depth, heads, batch, tp, pp, chunks):
     ids=["22B", "175B"],
 )
 def test_text_only_training_reaches_about_the_published_share_of_the_peak(setting, mfu):
-    """arXiv 2205.05198, table 5: what the efficiencies were calibrated on, and may not drift from."""
+    """arXiv 2205.05198, table 5: the measurements on which the efficiencies were calibrated."""
     assert published(*setting) == pytest.approx(mfu, rel=0.15)
 
 

@@ -1,4 +1,4 @@
-"""Profiles: lines between measured sizes, JSON, and refusals of what was not measured or measured elsewhere."""
+"""Profiles: interpolation between measured sizes, JSON, and refusals of missing or foreign measurements."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ BLOCKS = bare_layer("blocks", "backbone")
 
 
 def ranks(tp, **more):
-    """As layers are timed."""
+    """Ranks with the collectives with which layers are timed."""
     return LayerParallelism(tp, collectives="reduce", **more)
 
 

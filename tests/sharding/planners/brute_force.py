@@ -1,4 +1,4 @@
-"""The best integer layout by trying all."""
+"""The best integer layout by trying all layouts."""
 
 import itertools
 
@@ -21,21 +21,23 @@ def seconds_of(problem: PlanningProblem, dp: int, choices: dict[str, ModuleChoic
 
 def fits(problem: PlanningProblem, dp: int, name: str, choice: ModuleChoice, behind: float) -> bool:
     """Whether a module's fullest stage fits a device, with so many stages behind it."""
-    ways, rows, instances = (np.array([each]) for each in (choice.candidate, choice.rows, choice.dp))
+    candidates, rows, replicas = (np.array([each]) for each in (choice.candidate, choice.rows, choice.dp))
     need = problem.module_tables[name].peak_bytes(
-        ways, rows, instances, np.array([float(behind)]), np.array([problem.rows // dp])
+        candidates, rows, replicas, np.array([float(behind)]), np.array([problem.rows // dp])
     )
     return bool(need[0] <= problem.cluster.memory)
 
 
 def options(problem: PlanningProblem, dp: int, name: str) -> list[ModuleChoice]:
-    """Every way of a module beside a backbone of `dp` instances."""
+    """Every choice of a module beside a backbone of `dp` replicas."""
     table = problem.module_tables[name]
     sizes = [1] if table.module.is_backbone else [int(rows) for rows in table.rows if dp % rows == 0]
     given = problem.fixed_ranks_of(name)
     return [
-        ModuleChoice(way, rows, dp // rows, int(table.tp[way] * table.pp[way]) * given.cp * (dp // rows))
-        for way in range(len(table.tp))
+        ModuleChoice(
+            candidate, rows, dp // rows, int(table.tp[candidate] * table.pp[candidate]) * given.cp * (dp // rows)
+        )
+        for candidate in range(len(table.tp))
         for rows in sizes
         if dp // rows % given.ep == 0
     ]
@@ -71,7 +73,7 @@ def best_layout(problem: PlanningProblem) -> DisjointLayout | None:
 
 
 def _thin(problem: PlanningProblem, dp: int, name: str, found: list[ModuleChoice]) -> list[ModuleChoice]:
-    """One of each (devices, stage, warm-up): more of the same cannot be better."""
+    """One choice of each (devices, slowest stage, fill); equal ones cannot be better."""
     table = problem.module_tables[name]
     kinds = {}
     for choice in found:

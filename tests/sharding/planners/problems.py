@@ -29,7 +29,7 @@ RANKED = (
     {"ranks": (("backbone", 1, 2),), "experts": 4},
     {"ranks": (("vision", 2, 1), ("backbone", 2, 2)), "experts": 4},
 )
-"""Sequence and expert ranks that planners are given."""
+"""Fixed sequence and expert ranks."""
 
 
 def cluster(memory: float) -> ClusterConfig:
@@ -81,14 +81,14 @@ def problem(
 
 
 def uniform(of: PlanningProblem) -> PlanningProblem:
-    """The same with rows that are all the mean row."""
+    """The same problem with all rows equal to the mean row."""
     mean = {name: of.data.mean_load(name)[None] for name in of.graph.names}
     return dataclasses.replace(of, data=RowLoadStatistics(mean))
 
 
 @st.composite
 def recipes(draw: st.DrawFn) -> dict:
-    """For `build_problem`, apart from it because beartype draws random numbers, which Hypothesis forbids inside a strategy."""
+    """Arguments of `build_problem`; apart from it, because beartype draws random numbers, which strategies may not."""
     return {
         "encoders": draw(st.sampled_from(ENCODERS)),
         "generators": draw(st.sampled_from([(), (GENERATOR,)])),
@@ -102,7 +102,7 @@ def recipes(draw: st.DrawFn) -> dict:
 
 
 def build_problem(recipe: dict) -> PlanningProblem:
-    """A problem from its recipe; parts that the model lacks do not train, and its modules alone have ranks."""
+    """A problem from its recipe; parts and ranks of modules that the model lacks are left out."""
     recipe = dict(recipe)
     names = {BACKBONE.name, *(encoder.name for encoder in recipe["encoders"])}
     recipe["ranks"] = tuple(ranks for ranks in recipe.get("ranks", ()) if ranks[0] in names)

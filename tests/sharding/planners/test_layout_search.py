@@ -1,4 +1,4 @@
-"""The integer search against all layouts, its bound, and the rounded relaxation."""
+"""The layout search against all layouts, its bound, and the rounded relaxation."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def equals_brute_force(of):
 
 
 def rounded(of, candidates, index):
-    """The relaxed optimum of a candidate with every share rounded down to what can be; None if that does not fit."""
+    """Seconds of a relaxed optimum with devices rounded down to a possible layout; None if that does not fit."""
     dp, names = int(candidates.dp[index]), of.graph.names
     behind, choices = float(of.has_generators), {}
     for name in (of.graph.backbone.name, *(name for name in names if name != of.graph.backbone.name)):

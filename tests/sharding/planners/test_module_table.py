@@ -1,4 +1,4 @@
-"""Tables of ways to cut against the costs of the plans that they become, where all rows are alike."""
+"""Module tables equal the costs of the plans made from their candidates, if all rows are equal."""
 
 import numpy as np
 import pytest

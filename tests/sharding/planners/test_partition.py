@@ -1,4 +1,4 @@
-"""Balanced stages against all ways to cut."""
+"""Balanced stages against all partitions."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Every policy's plans run, fit and take no less than their work; where nothing fits, the reason and what would do."""
+"""Plans of every policy run, fit and take no less than their lower bounds; if nothing fits, the error says why."""
 
 import dataclasses
 import re
@@ -20,7 +20,7 @@ from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION,
 
 
 def busiest(timeline):
-    """Seconds that a step takes at least: the busiest instance of any stage, and one microbatch's way."""
+    """A lower bound of a step: the busiest replica of any stage, or one microbatch through all stages."""
     stages = timeline.costs.stages
     alone = max(float((of.forward + of.backward).sum(axis=0).max()) for of in stages.values())
     backbone = [of for node, of in stages.items() if node[0] == "backbone"]

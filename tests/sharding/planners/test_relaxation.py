@@ -1,4 +1,4 @@
-"""The relaxed optimum against a convex solver, and by hand."""
+"""Relaxed optima equal those of a convex solver, and those computed by hand."""
 
 import numpy as np
 import pytest

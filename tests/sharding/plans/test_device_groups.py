@@ -1,4 +1,4 @@
-"""Groups of devices where stages have many instances."""
+"""Groups of devices where stages have many replicas."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Plans: JSON round trip, which layers lie where, and every refusal with its reason."""
+"""Plans: their JSON, which layers lie where, and every refusal with its reason."""
 
 import dataclasses
 import json
@@ -77,7 +77,7 @@ def test_sequence_ranks_take_devices_and_expert_ranks_do_not():
 
 
 def one_stage(*modules: str, **fields: int) -> UnitPlan:
-    """A unit over the model with experts, on as many devices as its ranks take."""
+    """A unit of one stage of the model with experts."""
     layers = sum(experts_and_sequence()[name].layer_count for name in modules)
     devices = tuple(range(fields.get("dp", 1) * fields.get("cp", 1)))
     return UnitPlan("mind", modules, devices, layers=(layers,), **fields)

@@ -7,7 +7,7 @@ from sharding.schedules.ops import PipelineOp, Schedule
 
 
 def op_slots(schedule: Schedule) -> dict[PipelineOp, int]:
-    """The slot of every forward and backward, if each takes one, starts as early as it can, and the rest takes none."""
+    """The slot of every forward and backward, if each takes one, as early as possible; other ops take none."""
     op_graph = schedule.op_graph
     free: dict[int, int] = collections.defaultdict(int)
     finished: dict[PipelineOp, int] = {}

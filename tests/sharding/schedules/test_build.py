@@ -1,4 +1,4 @@
-"""Schedules: everything once, in an order that can run, within bounds, and with the textbook's bubbles."""
+"""Schedules run every op once, in a valid order, within in-flight limits, and with the textbook's bubbles."""
 
 import collections
 import itertools
@@ -38,12 +38,12 @@ def test_every_policy_schedules_every_op_once_in_a_valid_order(policy, bounds, r
     position = {op: index for index, op in enumerate(ops)}
     assert len(position) == len(ops)
     counts = collections.Counter(op.kind for op in ops)
-    m, nodes, backward = op_graph.microbatches, graph.stages, op_graph.backward_stages
-    assert counts["forward"] == m * len(nodes)
+    m, stage_ids, backward = op_graph.microbatches, graph.stages, op_graph.backward_stages
+    assert counts["forward"] == m * len(stage_ids)
     assert counts["backward"] == m * len(backward)
     assert counts["hop"] == m * len(graph.edges)
     assert counts["hop_back"] == m * sum(source in backward for source, _ in graph.edges)
-    assert counts["gather"] == len(nodes) and counts["norm"] == 1
+    assert counts["gather"] == len(stage_ids) and counts["norm"] == 1
     assert counts["reduce"] == counts["update"] == len(op_graph.trained_stages)
     assert counts["share"] == len(op_graph.shares)
     assert counts["share_back"] == sum(set(share) <= op_graph.trained_stages for share in op_graph.shares)
@@ -57,18 +57,20 @@ def test_every_policy_schedules_every_op_once_in_a_valid_order(policy, bounds, r
                 < hop
                 < position[PipelineOp("backward", *source, number)]
             )
-    for place, chunks in graph.stages_of.items():
+    for rank, chunks in graph.stages_of.items():
         # One more of the oldest microbatch may be in each chunk.
-        most = most_held(schedule, [node for node in chunks if node in backward])
-        assert most <= bounds(op_graph)[place] + (len(chunks) if len(chunks) > 1 else 0)
-    for node in backward:
+        most = most_held(schedule, [stage_id for stage_id in chunks if stage_id in backward])
+        assert most <= bounds(op_graph)[rank] + (len(chunks) if len(chunks) > 1 else 0)
+    for stage_id in backward:
         for number in range(m):
-            assert position[PipelineOp("forward", *node, number)] < position[PipelineOp("backward", *node, number)]
+            assert (
+                position[PipelineOp("forward", *stage_id, number)] < position[PipelineOp("backward", *stage_id, number)]
+            )
     norm = position[PipelineOp("norm", "", -1)]
     for index, op in enumerate(ops):
         assert (index < norm) == (op.kind not in ("norm", "update")) or index == norm
         if op.kind in ("gather", "share"):
-            assert index < len(nodes) + len(op_graph.shares)
+            assert index < len(stage_ids) + len(op_graph.shares)
         if op.kind == "reduce":
             assert all(position[PipelineOp("backward", *op.stage_id, number)] < index for number in range(m))
 
@@ -80,7 +82,9 @@ def test_a_device_runs_one_op_per_slot_and_hops_follow_the_op_that_produces_them
     op_graph = build_op_graph(recipe)
     schedule = policy(op_graph)
     taken = [
-        (lane, slot) for op, slot in op_slots(schedule).items() for lane in op_graph.stage_graph.devices[op.stage_id]
+        (device, slot)
+        for op, slot in op_slots(schedule).items()
+        for device in op_graph.stage_graph.devices[op.stage_id]
     ]
     assert len(taken) == len(set(taken))
     producer = None
@@ -96,9 +100,9 @@ def test_a_device_runs_one_op_per_slot_and_hops_follow_the_op_that_produces_them
 def test_a_restricted_schedule_keeps_the_order_of_the_ops_on_its_devices(recipe):
     op_graph = build_op_graph(recipe)
     schedule = one_f_one_b(op_graph)
-    for lanes in ([0], [1, 2], [0, 1, 2, 3, 4, 5]):
-        mine = schedule.restricted_to(lanes)
-        assert [op for op in schedule.ops if op_graph.devices_of(op) & set(lanes)] == list(mine.ops)
+    for device_sets in ([0], [1, 2], [0, 1, 2, 3, 4, 5]):
+        mine = schedule.restricted_to(device_sets)
+        assert [op for op in schedule.ops if op_graph.devices_of(op) & set(device_sets)] == list(mine.ops)
     assert schedule.restricted_to(op_graph.stage_graph.all_devices) == schedule
 
 
@@ -118,9 +122,9 @@ def test_a_chain_has_the_textbook_bubbles_and_residuals(length, microbatches):
             assert most_held(policy(op_graph), [("unit", stage)]) == min(microbatches, length - stage)
 
 
-def most_held(schedule, nodes):
+def most_held(schedule, stage_ids):
     steps = {"forward": 1, "backward": -1}
-    changes = [steps.get(op.kind, 0) for op in ops_of(schedule) if op.stage_id in nodes]
+    changes = [steps.get(op.kind, 0) for op in ops_of(schedule) if op.stage_id in stage_ids]
     return max(itertools.accumulate(changes), default=0)
 
 
@@ -206,7 +210,7 @@ def test_too_many_microbatches_in_flight_and_unknown_ops_are_found():
 
 def test_processes_with_orders_that_disagree_are_found():
     op_graph = training(chain(2), 2)
-    queues = [one_f_one_b(op_graph).restricted_to([lane]) for lane in (0, 1)]
+    queues = [one_f_one_b(op_graph).restricted_to([device]) for device in (0, 1)]
     check_no_cyclic_waits(queues)
     ops = list(queues[1].ops)
     hops = [index for index, op in enumerate(ops) if op.kind == "hop"]

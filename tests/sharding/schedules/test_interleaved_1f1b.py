@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: the paper's order on chains, and on any graph no halt, little idle time, bounded memory."""
+"""Interleaved 1F1B has the paper's order on chains, and on any graph no deadlock, few bubbles and bounded memory."""
 
 import collections
 import itertools
@@ -19,25 +19,25 @@ from tests.sharding.schedules.slots import bubble_slots, op_slots
 from tests.sharding.stage_graphs import chain, fan, ring, training
 
 
-def run_by(schedule, nodes):
+def run_by(schedule, stage_ids):
     """Forwards and backwards of some stages, in order: (kind, stage, microbatch)."""
     ops = [op for op in schedule.ops if op.kind in ("forward", "backward")]
-    return [(op.kind, op.stage, op.microbatch) for op in ops if op.stage_id in nodes]
+    return [(op.kind, op.stage, op.microbatch) for op in ops if op.stage_id in stage_ids]
 
 
-def papers_order(places: int, chunks: int, microbatches: int, rank: int) -> list[tuple[str, int, int]]:
-    """What rank does, counted out: each of its ops has a running number, of which chunk and microbatch follow."""
+def papers_order(ranks: int, chunks: int, microbatches: int, rank: int) -> list[tuple[str, int, int]]:
+    """A rank's ops by the paper's formula: chunk and microbatch follow from an op's running number."""
 
     def forward(number: int) -> tuple[str, int, int]:
-        group, rest = divmod(number, places * chunks)
-        return ("forward", rest // places * places + rank, group * places + rest % places)
+        group, rest = divmod(number, ranks * chunks)
+        return ("forward", rest // ranks * ranks + rank, group * ranks + rest % ranks)
 
     def backward(number: int) -> tuple[str, int, int]:
-        group, rest = divmod(number, places * chunks)
-        return ("backward", (chunks - 1 - rest // places) * places + rank, group * places + rest % places)
+        group, rest = divmod(number, ranks * chunks)
+        return ("backward", (chunks - 1 - rest // ranks) * ranks + rank, group * ranks + rest % ranks)
 
     total = microbatches * chunks
-    warm_up = min(2 * (places - rank - 1) + (chunks - 1) * places, total)
+    warm_up = min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, total)
     order = [forward(number) for number in range(warm_up)]
     for number in range(total - warm_up):
         order += [forward(warm_up + number), backward(number)]
@@ -47,19 +47,19 @@ def papers_order(places: int, chunks: int, microbatches: int, rank: int) -> list
 CHAINS = [(p, v, p * groups) for p in (1, 2, 3, 4) for v in (2, 3) for groups in (1, 2, 4)] + [(8, 5, 16)]
 
 
-@pytest.mark.parametrize(("places", "chunks", "microbatches"), CHAINS)
-def test_a_chain_has_the_papers_order_bubbles_and_residuals(places, chunks, microbatches):
-    op_graph = training(ring(places, chunks), microbatches)
+@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), CHAINS)
+def test_a_chain_has_the_papers_order_bubbles_and_residuals(ranks, chunks, microbatches):
+    op_graph = training(ring(ranks, chunks), microbatches)
     schedule, bounds = interleaved(op_graph), interleaved_in_flight(op_graph)
     check_schedule(schedule, bounds)
-    for rank in range(places):
+    for rank in range(ranks):
         order = run_by(schedule, op_graph.stage_graph.stages_of["unit", rank])
-        assert order == papers_order(places, chunks, microbatches, rank)
+        assert order == papers_order(ranks, chunks, microbatches, rank)
         held = max(itertools.accumulate(1 if kind == "forward" else -1 for kind, _, _ in order))
         assert held == min(bounds["unit", rank], microbatches * chunks)
-        assert bounds["unit", rank] == 2 * (places - rank - 1) + (chunks - 1) * places + 1
+        assert bounds["unit", rank] == 2 * (ranks - rank - 1) + (chunks - 1) * ranks + 1
     # A slot is a v-th of a stage's forward or backward, so this is (p - 1) / v of both (section 2.2).
-    assert set(bubble_slots(schedule).values()) == {2 * (places - 1)}
+    assert set(bubble_slots(schedule).values()) == {2 * (ranks - 1)}
 
 
 @pytest.mark.parametrize("microbatches", [1, 3, 8])
@@ -72,14 +72,14 @@ def test_without_chunks_it_is_1f1b(microbatches):
 
 @given(st.integers(1, 5), st.integers(2, 4), st.integers(1, 13))
 @settings(max_examples=25, deadline=None)
-def test_any_number_of_microbatches_costs_little_more(places, chunks, microbatches):
-    op_graph = training(ring(places, chunks), microbatches)
+def test_any_number_of_microbatches_costs_little_more(ranks, chunks, microbatches):
+    op_graph = training(ring(ranks, chunks), microbatches)
     schedule = interleaved(op_graph)
     check_schedule(schedule, interleaved_in_flight(op_graph))
     idle = 1 + max(op_slots(schedule).values()) - 2 * chunks * microbatches
     # The last, smaller group waits for each of its laps, forward and backward.
-    spare = -microbatches % places
-    assert 2 * (places - 1) <= idle <= 2 * (places - 1) + 2 * spare * (chunks - 1)
+    spare = -microbatches % ranks
+    assert 2 * (ranks - 1) <= idle <= 2 * (ranks - 1) + 2 * spare * (chunks - 1)
 
 
 @pytest.mark.parametrize("microbatches", [4, 8, 12])
@@ -125,9 +125,9 @@ def test_the_oldest_microbatch_may_exceed_a_limit_that_would_deadlock():
     tight = {("unit", 0): 1, ("unit", 1): 1}
     schedule = list_schedule(op_graph, tight, priority=lambda op: (op.microbatch, op.kind != "backward"))
     check_schedule(schedule, tight)
-    for nodes in op_graph.stage_graph.stages_of.values():
-        steps = [1 if kind == "forward" else -1 for kind, _, _ in run_by(schedule, nodes)]
-        assert max(itertools.accumulate(steps)) == len(nodes) == 3
+    for stage_ids in op_graph.stage_graph.stages_of.values():
+        steps = [1 if kind == "forward" else -1 for kind, _, _ in run_by(schedule, stage_ids)]
+        assert max(itertools.accumulate(steps)) == len(stage_ids) == 3
 
 
 SPEED = """
@@ -150,7 +150,7 @@ print(sum(op.kind == "forward" for op in schedule.ops), time.process_time() - st
 
 
 def test_three_thousand_devices_are_scheduled_in_seconds():
-    """In a process of its own, where types are not checked at every call."""
+    """Runs in a process of its own, without type checks at run time."""
     ran = subprocess.run([sys.executable, "-c", SPEED], capture_output=True, text=True, check=True)
     forwards, seconds = ran.stdout.split()
     assert int(forwards) == 97 * 32 and float(seconds) < 20  # 0.3 s where nothing else runs

@@ -1,16 +1,16 @@
-"""A second simulator, slow and plain: the longest path over tasks, each device following its own queue of parts."""
+"""A second simulator, slow and simple: the longest path over tasks, with a queue of ops for each device."""
 
 import functools
 from collections.abc import Hashable
 
 from sharding.schedules.ops import PipelineOp
-from tests.sharding.steps import SimulatedStep, row_feeders
+from tests.sharding.steps import SimulatedStep, overlapping_replicas
 
 Task = tuple[PipelineOp, int]
 
 
 def run(step: SimulatedStep, rendezvous: bool) -> dict[Task, tuple[float, float]]:
-    """Start and end of every part on every instance."""
+    """Start and end of every op on every replica."""
     ops = step.schedule.ops
     tasks = {op: [(op, number) for number in range(_instances(step, op))] for op in ops}
     queues: dict[Hashable, list[PipelineOp]] = {}
@@ -57,7 +57,7 @@ def _held(step: SimulatedStep, task: Task, rendezvous: bool) -> set[int]:
     there = step.devices[op.target_id]
     if op.kind in ("share", "share_back"):
         return set(here.ravel().tolist()) | set(there.ravel().tolist())
-    senders = row_feeders(len(here), len(there))[number]
+    senders = overlapping_replicas(len(here), len(there))[number]
     return set(here[senders].ravel().tolist()) | set(there[number].tolist())
 
 
@@ -68,7 +68,7 @@ def _needs(step: SimulatedStep, task: Task, tasks: dict[PipelineOp, list[Task]])
         if len(tasks[need]) == 1 or op.kind in ("norm", "reduce"):
             found += tasks[need]
         elif op.kind in ("hop", "hop_back"):
-            found += [tasks[need][k] for k in row_feeders(len(tasks[need]), _instances(step, op))[number]]
+            found += [tasks[need][k] for k in overlapping_replicas(len(tasks[need]), _instances(step, op))[number]]
         else:
             found.append(tasks[need][number])
     return found

@@ -1,4 +1,4 @@
-"""The page and the trace: everything once, nothing from outside, idle time where it was."""
+"""The page and the trace show every op once and idle time in its place, and load nothing."""
 
 import collections
 import json
@@ -20,19 +20,19 @@ TITLE = "</script><b>A & B"
 
 
 def uneven(rendezvous: bool = False) -> Timeline:
-    """Three encoder instances feed a backbone of two places with two chunks and two instances; no time is round."""
+    """Three encoder replicas feed a backbone of two ranks with two chunks and two replicas; costs are random."""
     rng = np.random.default_rng(0)
     devices = {("encoder", 0): np.arange(3)[:, None]}
     devices |= {("backbone", v): 3 + 4 * (v % 2) + np.arange(4).reshape(2, 2) for v in range(4)}
-    nodes = list(devices)
-    lanes = {node: frozenset(held.ravel().tolist()) for node, held in devices.items()}
-    graph = StageGraph(lanes, tuple(zip(nodes[:-1], nodes[1:], strict=True)), {"backbone": 2})
-    op_graph = OpGraph(graph, 4, frozenset(nodes), frozenset(nodes))
+    stage_ids = list(devices)
+    lanes = {stage_id: frozenset(held.ravel().tolist()) for stage_id, held in devices.items()}
+    graph = StageGraph(lanes, tuple(zip(stage_ids[:-1], stage_ids[1:], strict=True)), {"backbone": 2})
+    op_graph = OpGraph(graph, 4, frozenset(stage_ids), frozenset(stage_ids))
     stages = {}
-    for node in nodes:
-        seconds = rng.uniform(0.5, 1.5, (4, len(devices[node])))
+    for stage_id in stage_ids:
+        seconds = rng.uniform(0.5, 1.5, (4, len(devices[stage_id])))
         once = {"gather": 0.3, "reduce": 0.7, "update": 0.1}
-        stages[node] = stage_costs(seconds, 2 * seconds, forward_communication=seconds / 3, **once)
+        stages[stage_id] = stage_costs(seconds, 2 * seconds, forward_communication=seconds / 3, **once)
     return SimulatedStep(devices, interleaved(op_graph), step_costs(op_graph, stages, 0.05)).run(rendezvous)
 
 

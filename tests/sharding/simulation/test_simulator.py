@@ -1,4 +1,4 @@
-"""The simulator against closed forms, a case by hand, a second simulator, and bounds that always hold."""
+"""The simulator against closed forms, a case by hand, a second simulator, and lower bounds."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from tests.sharding.stage_graphs import chain, ring
 from tests.sharding.steps import (
     SimulatedStep,
     build_step,
-    row_feeders,
+    overlapping_replicas,
     single_devices,
     stage_costs,
     step_costs,
@@ -32,12 +32,12 @@ from tests.sharding.steps import (
 def pipeline(
     policy, graph: StageGraph, microbatches: int, forward: list[float], backward: list[float], **hop
 ) -> SimulatedStep:
-    """A trained chain, one device a stage, of stages that take so long."""
+    """A chain that trains, with one device per stage and these seconds per stage."""
     everything = frozenset(graph.stages)
     op_graph = OpGraph(graph, microbatches, everything, everything)
     stages = {
-        node: stage_costs(np.full((microbatches, 1), f), np.full((microbatches, 1), b))
-        for node, f, b in zip(graph.stages, forward, backward, strict=True)
+        stage_id: stage_costs(np.full((microbatches, 1), f), np.full((microbatches, 1), b))
+        for stage_id, f, b in zip(graph.stages, forward, backward, strict=True)
     }
     return SimulatedStep(single_devices(graph), policy(op_graph), step_costs(op_graph, stages, **hop))
 
@@ -77,10 +77,10 @@ def test_hops_that_occupy_devices_take_time_from_both_ends():
 
 
 def three_feed_two(durations) -> SimulatedStep:
-    """Three instances of an encoder with one device each feed two instances of a backbone with two; nothing trains."""
+    """Three encoder replicas with one device each feed two backbone replicas with two devices each; nothing trains."""
     encoder, backbone = ("encoder", 0), ("backbone", 0)
     devices = {encoder: np.arange(3).reshape(3, 1), backbone: np.arange(3, 7).reshape(2, 2)}
-    lanes = {node: frozenset(held.ravel().tolist()) for node, held in devices.items()}
+    lanes = {stage_id: frozenset(held.ravel().tolist()) for stage_id, held in devices.items()}
     graph = StageGraph(lanes, ((encoder, backbone),))
     op_graph = OpGraph(graph, 2, with_update=False)
     stages = {encoder: stage_costs(durations), backbone: stage_costs([[4.0, 4.0], [1.0, 1.0]], gather=0.5)}
@@ -91,7 +91,7 @@ def test_a_replica_waits_for_the_source_replicas_whose_rows_it_takes():
     timeline = three_feed_two([[1.0, 2.0, 5.0], [1.0, 6.0, 1.0]]).run()
     times = {(span.op.unit, span.op.microbatch): span for span in timeline.spans if span.op.kind == "forward"}
     np.testing.assert_array_equal(times["encoder", 1].end, [2.0, 8.0, 6.0])
-    # The first third and half of the second go to instance 0, the rest to instance 1.
+    # The first third and half of the second go to replica 0, the rest to replica 1.
     np.testing.assert_array_equal(times["backbone", 0].start, [2.25, 5.25])
     np.testing.assert_array_equal(times["backbone", 1].start, [8.25, 9.25])
     assert timeline.step == 10.25
@@ -158,14 +158,14 @@ def test_no_op_starts_before_its_inputs_and_no_device_runs_two_at_once(recipe):
         inputs = step.op_graph.dependencies[span.op]
         if span.op.kind in ("hop", "hop_back"):
             (producer,) = inputs
-            sources = row_feeders(len(ends[producer]), len(span.start))
+            sources = overlapping_replicas(len(ends[producer]), len(span.start))
             assert all(span.start[i] >= max(ends[producer][k]) for i, k in enumerate(sources))
         elif span.op.kind in ("forward", "backward"):
             assert all(np.all(span.start >= ends[need]) for need in inputs)
-            for instance, held in enumerate(step.devices[span.op.stage_id]):
+            for replica, held in enumerate(step.devices[span.op.stage_id]):
                 for device in held.tolist():
-                    assert span.start[instance] >= used.get(device, 0.0)
-                    used[device] = span.end[instance]
+                    assert span.start[replica] >= used.get(device, 0.0)
+                    used[device] = span.end[replica]
     assert timeline.step >= max(used.values())
 
 
@@ -194,7 +194,9 @@ def test_a_step_is_no_shorter_than_its_bounds(recipe):
 
 @pytest.mark.parametrize(("sources", "targets"), [(a, b) for a in range(1, 8) for b in range(1, 8)])
 def test_rows_go_to_the_replicas_whose_shares_overlap(sources, targets):
-    assert [sorted(set(row)) for row in source_replicas(sources, targets).tolist()] == row_feeders(sources, targets)
+    assert [sorted(set(row)) for row in source_replicas(sources, targets).tolist()] == overlapping_replicas(
+        sources, targets
+    )
 
 
 def test_devices_that_always_work_alike_are_one_group():
@@ -215,7 +217,7 @@ def test_replica_devices_follow_from_the_plan():
     np.testing.assert_array_equal(devices["unit", 1], [[4, 5], [6, 7]])
     graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ((("unit", 0), ("unit", 1)),))
     op_graph = OpGraph(graph, 1, with_update=False)
-    costs = step_costs(op_graph, {node: stage_costs([[1.0, 2.0]]) for node in graph.stages})
+    costs = step_costs(op_graph, {stage_id: stage_costs([[1.0, 2.0]]) for stage_id in graph.stages})
     assert simulate(plan, forward_only(graph, 1), costs).step == 4.0
 
 
@@ -241,7 +243,7 @@ print(summary["devices"], time.process_time() - started)
 
 
 def test_thousands_of_devices_are_simulated_in_seconds():
-    """In a process without type checks: 0.6 s alone; what grows quadratically would take far more."""
+    """Runs in a process without type checks: 0.6 s alone; quadratic growth would take far longer."""
     ran = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
     devices, seconds = ran.stdout.split()
     assert int(devices) == 3456 and float(seconds) < 20

@@ -15,18 +15,18 @@ from sharding.simulation.idle_time import IDLE_CAUSES
 from sharding.simulation.simulator import simulate_on_devices
 from sharding.simulation.timeline import Timeline
 from tests.sharding.stage_graphs import chain, ring
-from tests.sharding.steps import build_step, row_feeders, single_devices, stage_costs, step_costs, step_recipes
+from tests.sharding.steps import build_step, overlapping_replicas, single_devices, stage_costs, step_costs, step_recipes
 
 FIRST, SECOND = ("unit", 0), ("unit", 1)
 
 
 def causes(timeline: Timeline) -> list[dict[str, float]]:
-    """Of every lane, the causes that occur."""
+    """Idle seconds by cause of every lane, without the causes that do not occur."""
     return [{cause: s for cause, s in timeline.lane_idle(lane).items() if s} for lane in timeline.lanes]
 
 
 def feed(durations: list[list[float]], then: list[list[float]], hop: float = 0.0, rendezvous: bool = False) -> Timeline:
-    """Forwards of a first stage and a second, as [microbatches][instances] each, one device an instance."""
+    """The timeline of two stages' forwards; seconds are [microbatches][replicas], with one device per replica."""
     held = np.arange(len(durations[0]) + len(then[0]))[:, None]
     devices = {FIRST: held[: len(durations[0])], SECOND: held[len(durations[0]) :]}
     graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ((FIRST, SECOND),))
@@ -65,11 +65,11 @@ def test_waiting_for_an_ordinary_microbatch_is_dependency():
 
 def test_waiting_for_slow_replicas_before_a_reduction_is_a_straggler_replica():
     graph = chain(1)
-    node = graph.stages[0]
-    op_graph = OpGraph(graph, 1, frozenset([node]), frozenset([node]))
+    stage_id = graph.stages[0]
+    op_graph = OpGraph(graph, 1, frozenset([stage_id]), frozenset([stage_id]))
     stage = stage_costs([[1.0, 2.0]], [[1.0, 4.0]], gather=0.5, reduce=0.25, update=0.125)
-    costs = step_costs(op_graph, {node: stage})
-    timeline = simulate_on_devices({node: np.array([[0, 1], [2, 3]])}, gpipe(op_graph), costs)
+    costs = step_costs(op_graph, {stage_id: stage})
+    timeline = simulate_on_devices({stage_id: np.array([[0, 1], [2, 3]])}, gpipe(op_graph), costs)
     assert causes(timeline) == [{"gather": 0.5, "straggler replica": 2.0, "reduce": 0.25}]
     assert timeline.busy == 4.0 + 0.125
 
@@ -89,7 +89,7 @@ def test_waiting_for_another_unit_on_a_device_of_the_replica_is_dependency():
     graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ((feeding, fed),))
     op_graph = OpGraph(graph, 2, with_update=False)
     stages = {feeding: [[1.0], [1.0]], other: [[1.0], [6.0]], fed: [[1.0], [1.0]]}
-    costs = step_costs(op_graph, {node: stage_costs(seconds) for node, seconds in stages.items()}, hop=0.5)
+    costs = step_costs(op_graph, {stage_id: stage_costs(seconds) for stage_id, seconds in stages.items()}, hop=0.5)
     *ops, last_fed, last_other = forward_only(graph, 2).ops
     timeline = simulate_on_devices(devices, Schedule(op_graph, (*ops, last_other, last_fed)), costs)
     # Device 1: other, 0.5 for the hop, fed, other, fed. Device 2: 1.5 of warm-up, fed, 6 until device 1 is done, fed.
@@ -121,9 +121,9 @@ def test_idle_by_cause_and_busy_time_are_the_whole_step_on_every_device(recipe):
         busy = dict.fromkeys(timeline.groups.members[:, 0].tolist(), 0.0)
         for span in timeline.spans:
             if span.op.kind in ("forward", "backward", "update"):
-                for instance, held in enumerate(step.devices[span.op.stage_id]):
+                for replica, held in enumerate(step.devices[span.op.stage_id]):
                     for device in held.tolist():
-                        busy[device] += span.seconds[instance] - span.communication[instance]
+                        busy[device] += span.seconds[replica] - span.communication[replica]
         for device, group in timeline.groups.members.tolist():
             idle = sum(seconds[group] for seconds in timeline.idle_by_group.values())
             assert idle + busy[device] == pytest.approx(timeline.step, abs=1e-9)
@@ -131,19 +131,23 @@ def test_idle_by_cause_and_busy_time_are_the_whole_step_on_every_device(recipe):
 
 
 def most_held(step, timeline: Timeline, device: int) -> float:
-    """Bytes on a device at the worst moment, by looking at every moment at which something starts."""
+    """Peak bytes on a device, over all moments at which an op starts."""
     ran = {(span.op.kind, span.op.stage_id, span.op.microbatch): span for span in timeline.spans}
-    rows = {node: np.argwhere(held == device)[:, 0].tolist() for node, held in step.devices.items()}
+    rows = {stage_id: np.argwhere(held == device)[:, 0].tolist() for stage_id, held in step.devices.items()}
     intervals = []
-    for node, instance, number in ((n, i, m) for n in rows for i in rows[n] for m in range(step.op_graph.microbatches)):
-        forward, backward = (ran.get((kind, node, number)) for kind in ("forward", "backward"))
-        end = (backward or forward).end[instance]
-        for target in step.op_graph.stage_graph.targets[node] if backward is None else ():
-            shares = row_feeders(len(step.devices[target]), len(step.devices[node]))
-            end = max(end, *(ran["forward", target, number].start[j] for j in shares[instance]))
-        intervals.append((forward.start[instance], end, step.costs.stages[node].saved_bytes[number, instance]))
+    for stage_id, replica, number in (
+        (n, i, m) for n in rows for i in rows[n] for m in range(step.op_graph.microbatches)
+    ):
+        forward, backward = (ran.get((kind, stage_id, number)) for kind in ("forward", "backward"))
+        end = (backward or forward).end[replica]
+        for target in step.op_graph.stage_graph.targets[stage_id] if backward is None else ():
+            shares = overlapping_replicas(len(step.devices[target]), len(step.devices[stage_id]))
+            end = max(end, *(ran["forward", target, number].start[j] for j in shares[replica]))
+        intervals.append((forward.start[replica], end, step.costs.stages[stage_id].saved_bytes[number, replica]))
     moments = [sum(held for start, end, held in intervals if start <= now < end) for now, _, _ in intervals]
-    return max(moments) + sum(step.costs.stages[node].static_bytes for node, found in rows.items() if len(found))
+    return max(moments) + sum(
+        step.costs.stages[stage_id].static_bytes for stage_id, found in rows.items() if len(found)
+    )
 
 
 @settings(max_examples=15, deadline=None)

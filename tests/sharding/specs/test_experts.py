@@ -1,4 +1,4 @@
-"""Specs of blocks with experts against the Flax modules: parameters, what ranks hold, and FLOPs, exactly."""
+"""Specs of blocks with experts equal the Flax modules: parameters, parameters per rank and FLOPs."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Specs against the Flax modules that are built from the same dataclasses: parameters and FLOPs, exactly."""
+"""Specs equal the Flax modules that are built from the same dataclasses: parameters and FLOPs."""
 
 import dataclasses
 import functools
@@ -121,7 +121,7 @@ POSITIONS, TOKENS, IMAGES = 16, 20, 3
 
 
 def flops(model, name):
-    """Of the Flax module's forward over one row that is one segment."""
+    """FLOPs of the Flax module's forward over one row that is one segment."""
     modules = {module.name: module for module in model_modules(model)}
     batch = {
         "patches": ((1, POSITIONS, VISION.patch_width), jnp.float32),

@@ -1,4 +1,4 @@
-"""Described data: rows filled to their length, sizes and counts as asked, every row used as often as any other."""
+"""Loads drawn from a description: rows are full, sizes and counts are as configured, rows are used equally often."""
 
 import numpy as np
 import pytest
