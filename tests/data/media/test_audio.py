@@ -162,38 +162,45 @@ def test_streamed_wav_files_of_unknown_size_are_read(size):
     np.testing.assert_array_equal(read_both(Media(where="streamed", content=bytes(content))), read_both(media))
 
 
-def read_or_refuse(content):
-    """Nothing but BadSampleError comes out, and a header never promises another length than the waveform has."""
+def is_accepted(content):
+    """Whether a clip can be read; no other error than BadSampleError comes out, and header and waveform agree."""
     media = Media(where="fuzzed", content=content)
     try:
         samples = audio_length(media)
     except BadSampleError:
         with pytest.raises(BadSampleError):
             read_audio(media)
-        return
+        return False
     assert samples > 0
     try:
         waveform = read_audio(media)
     except BadSampleError as error:
         assert error.where == "fuzzed"
-    else:
-        assert len(waveform) == samples
-        assert np.isfinite(waveform).all()
+        return False
+    assert len(waveform) == samples
+    assert np.isfinite(waveform).all()
+    return True
 
 
 FILES = [encoded(tone(0.3, 22_050), 22_050, *form).content for form in [*LOSSLESS, *LOSSY[:1], *LOSSY[2:]]]
 
 
-@given(data=st.data())
-@settings(max_examples=120, deadline=None)
-def test_damaged_files_give_a_waveform_or_bad_sample_error(data):
-    read_or_refuse(damaged(data, data.draw(st.sampled_from(FILES))))
+def test_damaged_files_give_a_waveform_or_bad_sample_error():
+    accepted = []
+
+    @given(data=st.data())
+    @settings(max_examples=120, deadline=None)
+    def check(data):
+        accepted.append(is_accepted(damaged(data, data.draw(st.sampled_from(FILES)))))
+
+    check()
+    assert 0 < sum(accepted) < len(accepted)
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"RIFF\0\0\1\0WAVEfmt ", b"fLaC", b"OggS", b"ID3", b"\xff\xfb"]))
 @settings(max_examples=80, deadline=None)
 def test_arbitrary_bytes_give_a_waveform_or_bad_sample_error(content, start):
-    read_or_refuse(start + content)
+    is_accepted(start + content)
 
 
 @given(st.integers(0, 10 * MAX_CHUNK_SAMPLES))

@@ -13,7 +13,7 @@ from data.quarantine import Quarantine
 from data.records import AudioPart, ImagePart, Media, Record, RecordSource, TextPart, Turn
 from data.sources.array_record import ArrayRecord, decode_record, encode_record, write_array_record
 from data.sources.llava import LlavaJson
-from tests.data.damage import damage_file, read_or_refuse
+from tests.data.damage import count_readable, damage_file
 from tests.data.sources.media import photographs
 from tests.data.sources.test_messages import said
 
@@ -174,10 +174,15 @@ def test_damaged_bytes_give_a_record_or_one_kind_of_error(draft, data):
         assert error.where == "where"
 
 
-@given(data=st.data())
-@settings(max_examples=40, deadline=None)
-def test_a_damaged_file_gives_records_or_errors_about_data(tmp_path_factory, data):
-    path = tmp_path_factory.getbasetemp() / "damaged.array_record"
-    write_array_record(str(path), [record(number) for number in range(1, 6)], Quarantine({str(path): 9}, 0.0))
-    damage_file(data, path)
-    read_or_refuse(ArrayRecord, path)
+def test_a_damaged_file_gives_records_or_errors_about_data(tmp_path):
+    path, readable = tmp_path / "damaged.array_record", []
+
+    @given(data=st.data())
+    @settings(max_examples=40, deadline=None)
+    def check(data):
+        write_array_record(str(path), [record(number) for number in range(1, 6)], Quarantine({str(path): 9}, 0.0))
+        damage_file(data, path)
+        readable.append(count_readable(ArrayRecord, path))
+
+    check()
+    assert 0 < sum(readable) < 5 * len(readable)

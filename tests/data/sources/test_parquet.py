@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from data.errors import BadSampleError, DataError
 from data.records import RecordSource
 from data.sources.parquet import ParquetTable
-from tests.data.damage import damage_file, read_or_refuse
+from tests.data.damage import count_readable, damage_file
 from tests.data.sources.media import image_of, photographs, seconds_of, speech, told
 from tests.data.sources.test_messages import said
 
@@ -152,11 +152,16 @@ def test_threads_may_share_it(table):
         assert list(pool.map(source.__getitem__, [4, 0, 2, 1, 3] * 20)) == [expected[n] for n in [4, 0, 2, 1, 3] * 20]
 
 
-@given(data=st.data())
-@settings(max_examples=50, deadline=None)
-def test_a_damaged_file_gives_records_or_errors_about_data(tmp_path_factory, data):
-    path = tmp_path_factory.getbasetemp() / "any.parquet"
+def test_a_damaged_file_gives_records_or_errors_about_data(tmp_path):
+    path, readable = tmp_path / "any.parquet", []
     cells = [{"bytes": b"picture", "path": "a.jpg"}] * 3
-    write(path, image=(cells, MEDIUM), text=["a", "b", "c"])
-    damage_file(data, path)
-    read_or_refuse(ParquetTable, path)
+
+    @given(data=st.data())
+    @settings(max_examples=50, deadline=None)
+    def check(data):
+        write(path, image=(cells, MEDIUM), text=["a", "b", "c"])
+        damage_file(data, path)
+        readable.append(count_readable(ParquetTable, path))
+
+    check()
+    assert 0 < sum(readable) < 3 * len(readable)
