@@ -73,13 +73,14 @@ class DataConfig:
         mixture: (kind, weight) pairs: the proportions in which samples of each kind are drawn. Empty for all kinds of
             the data set, each in proportion to its number of samples.
         seed: Seed of the order of the samples.
-        grouping: Policy that decides which samples share a row.
+        grouping: Policy that decides which samples share a row (`GroupingPolicyName`).
         window: Samples of the stream that are grouped at a time.
         language_weight: Weight of the language loss in the total loss.
         generator_weight: Weight of the generator's loss in the total loss.
         max_refused_share: Largest share of the data set's samples that may be unreadable. They are skipped; more of
             them are an error.
-        oversized: What happens to a sample that fits into no row: `skip` counts and logs it, `error` ends the run.
+        oversized: What happens to a sample that fits into no row (`OversizedAction`): `skip` counts and logs
+            it, `error` ends the run.
         workers: Worker processes that plan and decode; 0 for a thread of this process, the fastest for small images.
         threads: Decoding threads of each worker; 0 to decode sequentially.
         prefetch: Batches that each worker prepares ahead; 0, without workers, prepares each batch on request.
@@ -93,12 +94,12 @@ class DataConfig:
     samples: int = 16
     mixture: tuple[tuple[str, float], ...] = ()
     seed: int = 0
-    grouping: GroupingPolicyName = "first_fit"
+    grouping: str = "first_fit"
     window: int = 1024
     language_weight: float = 1.0
     generator_weight: float = 1.0
     max_refused_share: float = 0.01
-    oversized: OversizedAction = "skip"
+    oversized: str = "skip"
     workers: int = 0
     threads: int = 0
     prefetch: int = 2

@@ -119,7 +119,7 @@ def _header_fault(file: soundfile.SoundFile, stream: io.BufferedReader | io.Byte
 
 
 def _ends_with_whole_ogg_page(stream: io.BufferedReader | io.BytesIO) -> bool:
-    """Whether an Ogg file's last page (RFC 3533, section 6) is complete; libsndfile drops an incomplete one silently."""
+    """Whether the last page of an Ogg file (RFC 3533, section 6) is complete; libsndfile silently drops others."""
     position = stream.tell()
     end = stream.seek(0, 2)
     stream.seek(max(0, end - _MAX_OGG_PAGE))

@@ -37,7 +37,9 @@ class ClosableIterator(Protocol):
 
     def __next__(self) -> GlobalBatch: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends its threads and processes."""
+        ...
 
 
 class BatchIterator(Iterator[GlobalBatch]):

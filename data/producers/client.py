@@ -23,7 +23,7 @@ from data.packing.pipeline import BatchIterator, training_recipe
 from data.packing.refusals import RefusalLog
 from data.packing.row_order import RowOrderRequest
 from data.packing.step_planner import PlannerState
-from data.producers.connection import TOKEN_VARIABLE, ProducerConnection, ProducerUnavailable, check_address
+from data.producers.connection import TOKEN_VARIABLE, ProducerConnection, ProducerUnavailableError, check_address
 from data.producers.step_request import MAX_STEPS_AHEAD, StepRequest, batch_fingerprint
 
 MIN_PROBE_INTERVAL, MAX_PROBE_INTERVAL = 0.1, 10.0
@@ -216,7 +216,7 @@ class RemoteBatches(Iterator[GlobalBatch]):
                     self._record_recovery(number)
                 else:
                     self._record_batch(step, connection.fetch(request, self._timeout))
-            except ProducerUnavailable as error:
+            except ProducerUnavailableError as error:
                 if connection:
                     connection.close()
                 connection = None

@@ -27,7 +27,7 @@ _ADDRESS = re.compile(r"(grpc\+tls://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re
 _CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
 
-class ProducerUnavailable(Exception):
+class ProducerUnavailableError(Exception):
     """A producer cannot be reached or broke off; any other producer can take its place."""
 
 
@@ -60,7 +60,7 @@ class ProducerConnection:
             timeout: Seconds that it may take.
 
         Raises:
-            ProducerUnavailable: The producer cannot be reached, breaks off, or exceeds the timeout.
+            ProducerUnavailableError: The producer cannot be reached, breaks off, or exceeds the timeout.
             DataError: The producer refuses the request, with its reason.
         """
         with self._translated_errors():
@@ -93,4 +93,4 @@ class ProducerConnection:
             refusal = getattr(error, "extra_info", b"")
             if refusal:  # only a producer that refuses a request gives a reason
                 raise DataError(f"producer {self._address}: {refusal.decode(errors='replace')}") from error
-            raise ProducerUnavailable(str(error).splitlines()[0].split(" gRPC client debug context")[0]) from error
+            raise ProducerUnavailableError(str(error).splitlines()[0].split(" gRPC client debug context")[0]) from error

@@ -1,4 +1,4 @@
-"""What the samples of a source hold, read from their outlines: nothing is decoded."""
+"""Dataset statistics: what the samples of a data set hold, read from metadata without decoding, and what they cost."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,19 +6,23 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Bool, Int
 
+from configs.architectures import ModelConfig
 from data.data_config import CAPACITY_FIELDS, RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.errors import DataError
 from data.packing.refusals import Refusal, call_or_refuse, oversized_refusal
+from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
+from sharding.specs.layer import make_loads
+from sharding.specs.modules import module_graph
 
-TOKEN_MODALITIES = ("text", "vision", "audio", "drawing")
-"""Modalities of backbone tokens: words and delimiters, merged patches, merged frames, conditions of images to draw."""
+TOKEN_MODALITIES = ("text", "vision", "audio", "generation")
+"""Modalities of backbone tokens: text and delimiters, encoder outputs, conditions of target images."""
 
-STATISTICS_COLUMNS = (*CAPACITY_FIELDS, *TOKEN_MODALITIES, "pictures", "clips")
+STATISTICS_COLUMNS = (*CAPACITY_FIELDS, *TOKEN_MODALITIES, "encoder_images", "encoder_clips")
 """Units of a sample: what it takes of a row, its backbone tokens by modality, images and clips that encoders read."""
 
-_STREAMS = {"vision": "patches", "audio": "frames"}
+_ENCODER_FIELDS = {"vision": "patches", "audio": "frames"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,11 +30,11 @@ class DatasetStatistics:
     """Samples as a training run draws them.
 
     Attributes:
-        units: int64[n, 10], of every sample that can be read, in the order of `COLUMNS`.
-        kinds: By kind, how many samples were drawn, those that cannot be read too.
-        counts: By kind, how many the source has.
-        fits: bool[n], whether a row holds the sample.
-        refused: The samples that cannot be read or that no row holds, each once.
+        units: int64[n, 10], units of every readable sample, in the order of `STATISTICS_COLUMNS`.
+        kinds: Number of samples drawn of each kind, unreadable ones included.
+        counts: Number of samples of each kind in the data set.
+        fits: bool[n], whether each sample fits into a row.
+        refused: Unreadable and oversized samples, each once.
     """
 
     units: Int[np.ndarray, "n 10"]
@@ -45,18 +49,18 @@ class DatasetStatistics:
 
 
 def collect_statistics(
-    catalogue: SampleIndex, capacity: RowCapacity, shares: Mapping[str, float], samples: int, seed: int
+    sample_index: SampleIndex, capacity: RowCapacity, shares: Mapping[str, float], samples: int, seed: int
 ) -> DatasetStatistics:
-    """Outlines samples of every kind in proportion to its share, in random order.
+    """Reads the metadata of samples of every kind in proportion to its share, in random order.
 
-    None comes again before all of its kind have come, as in training.
+    As in training, no sample is repeated before all of its kind have been drawn.
 
     Args:
-        catalogue: The source's samples.
-        capacity: Of a row.
-        shares: Weights of the kinds wanted.
-        samples: How many.
-        seed: Of the drawing.
+        sample_index: The samples.
+        capacity: Capacity of a row.
+        shares: Weights of the kinds.
+        samples: Number of samples to draw.
+        seed: Seed of the drawing.
 
     Raises:
         DataError: None of the samples can be read.
@@ -65,29 +69,29 @@ def collect_statistics(
         raise DataError(f"{samples} samples; a description needs at least 1")
     random = np.random.default_rng(seed)
     kinds = _quotas(shares, samples)
-    drawn = [_draw(np.array(catalogue.ids_of_kind(kind)), count, random) for kind, count in kinds.items()]
-    order = random.permutation(np.concatenate(drawn)).tolist()
-    known: dict[int, tuple[int, ...]] = {}
+    drawn = [_draw(np.array(sample_index.ids_of_kind(kind)), count, random) for kind, count in kinds.items()]
+    sample_ids = random.permutation(np.concatenate(drawn)).tolist()
+    units_of_samples: dict[int, tuple[int, ...]] = {}
     refused: dict[int, Refusal] = {}
-    for number in dict.fromkeys(order):
-        outline = call_or_refuse(catalogue.metadata, catalogue, number)
-        if isinstance(outline, Refusal):
-            refused[number] = outline
+    for sample_id in dict.fromkeys(sample_ids):
+        metadata = call_or_refuse(sample_index.metadata, sample_index, sample_id)
+        if isinstance(metadata, Refusal):
+            refused[sample_id] = metadata
             continue
-        known[number] = _units(outline)
-        if excess := oversized_refusal(outline.sizes, capacity, catalogue, number):
-            refused[number] = excess
-    read = [number for number in order if number in known]
-    if not read:
+        units_of_samples[sample_id] = _sample_units(metadata)
+        if oversized := oversized_refusal(metadata.sizes, capacity, sample_index, sample_id):
+            refused[sample_id] = oversized
+    readable = [sample_id for sample_id in sample_ids if sample_id in units_of_samples]
+    if not readable:
         first = next(iter(refused.values()))
         raise DataError(f"not one of {samples} samples can be read; the first: {first.key}: {first.reason}")
-    units = np.array([known[number] for number in read], np.int64)
-    fits = np.array([number not in refused for number in read])
-    return DatasetStatistics(units, kinds, dict(catalogue.counts), fits, tuple(refused.values()))
+    units = np.array([units_of_samples[sample_id] for sample_id in readable], np.int64)
+    fits = np.array([sample_id not in refused for sample_id in readable])
+    return DatasetStatistics(units, kinds, dict(sample_index.counts), fits, tuple(refused.values()))
 
 
 def _quotas(shares: Mapping[str, float], samples: int) -> dict[str, int]:
-    """Whole numbers that add up to `samples`, in proportion to the shares; the largest remainders are rounded up."""
+    """Whole numbers in proportion to the shares that add up to `samples`; the largest remainders are rounded up."""
     weights = np.array(list(shares.values()))
     exact = weights / weights.sum() * samples
     counts = np.floor(exact).astype(np.int64)
@@ -95,18 +99,37 @@ def _quotas(shares: Mapping[str, float], samples: int) -> dict[str, int]:
     return dict(zip(shares, counts.tolist(), strict=True))
 
 
-def _draw(ids: Int[np.ndarray, " m"], count: int, random: np.random.Generator) -> Int[np.ndarray, " count"]:
-    rounds = [random.permutation(ids) for _ in range(-(-count // len(ids)))]
-    return np.concatenate([ids[:0], *rounds])[:count]
+def _draw(sample_ids: Int[np.ndarray, " m"], count: int, random: np.random.Generator) -> Int[np.ndarray, " count"]:
+    rounds = [random.permutation(sample_ids) for _ in range(-(-count // len(sample_ids)))]
+    return np.concatenate([sample_ids[:0], *rounds])[:count]
 
 
-def _units(outline: SampleMetadata) -> tuple[int, ...]:
-    sizes, layout = outline.sizes, outline.layout
-    parts = {
-        part: int((layout.encoder_indices[f] >= 0).sum()) if f in layout.encoder_indices else 0
-        for part, f in _STREAMS.items()
+def _sample_units(metadata: SampleMetadata) -> tuple[int, ...]:
+    """The units of a sample in the order of `STATISTICS_COLUMNS`."""
+    sizes, indices = metadata.sizes, metadata.layout.encoder_indices
+    tokens = {
+        modality: int((indices[field] >= 0).sum()) if field in indices else 0
+        for modality, field in _ENCODER_FIELDS.items()
     }
-    parts["drawing"] = sum(len(drawing.condition_positions) for drawing in outline.target_images)
-    parts["text"] = sizes.tokens - sum(parts.values())
-    items = [sum(item.field == field for item in outline.items) for field in _STREAMS.values()]
-    return (*(getattr(sizes, name) for name in CAPACITY_FIELDS), *(parts[part] for part in TOKEN_MODALITIES), *items)
+    tokens["generation"] = sum(len(target.condition_positions) for target in metadata.target_images)
+    tokens["text"] = sizes.tokens - sum(tokens.values())
+    items = [sum(item.field == field for item in metadata.items) for field in _ENCODER_FIELDS.values()]
+    row_units = (getattr(sizes, name) for name in CAPACITY_FIELDS)
+    return (*row_units, *(tokens[modality] for modality in TOKEN_MODALITIES), *items)
+
+
+def flops_per_unit(model: ModelConfig, sample_format: SampleFormat) -> dict[str, float]:
+    """FLOPs of a forward pass for one token, patch, mel frame and target image, for those that the model has.
+
+    By them, padding of different units can be added up. Attention is left out: it depends on lengths, and padding
+    hardly increases it.
+    """
+    graph = module_graph(model)
+    one_token, one_item = make_loads(tokens=1), make_loads(items=1)
+    flops = {"tokens": float(graph.backbone.forward_flops(one_token))}
+    for field, encoder_format in sample_format.encoder_formats.items():
+        per_position = float(graph[encoder_format.module].forward_flops(one_token))
+        flops[field] = per_position / encoder_format.values_per_position
+    if sample_format.target_images:
+        flops["images"] = float(graph[sample_format.target_images.module].forward_flops(one_item))
+    return flops

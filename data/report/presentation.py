@@ -1,5 +1,7 @@
-"""What `mmjax.describe_data` shows on a terminal."""
+"""Presentation of a description: tables on a terminal, and a page for browsers."""
 
+import json
+import pathlib
 from collections.abc import Mapping, Sequence
 
 from rich import box
@@ -8,73 +10,85 @@ from rich.table import Table
 
 from data.data_config import CAPACITY_FIELDS
 from data.report.capacity_advice import SuggestedIsfCapacity
-from data.report.description import PERCENTILES, DatasetDescription
+from data.report.description import PERCENTILES, DatasetDescription, description_json
 
-MEANINGS = {
+_HTML_TEMPLATE = pathlib.Path(__file__).with_name("description.html")
+
+_UNIT_LABELS = {
     "tokens": "backbone tokens",
     "text": "of these, text",
     "patches": "patches",
     "frames": "mel frames",
-    "images": "images to draw",
-    "pictures": "images or tiles seen",
-    "clips": "audio clips heard",
+    "images": "images to generate",
+    "encoder_images": "encoder images, tiles",
+    "encoder_clips": "audio clips",
 }
-"""Units of a sample, in words."""
 
-LEGEND = """PadRatio: padding between the samples of a batch; packed rows have none. DistRatio: how long instances idle
+_LEGEND = """PadRatio: padding between the samples of a batch; packed rows have none. DistRatio: how long replicas idle
 while another has more. Static: padding where all rows have one shape, the capacity or the largest padded batch; waste
-is the same over all modalities, by their modules' FLOPs. Means over rows and steps.
+is the same over all modalities, by the FLOPs of their modules. Means over rows and steps.
 """
 
-REFUSED_SHOWN = 8
-_WIDTH = 5  # of tokens, patches, frames and images without their endings
+_MAX_REFUSED = 8
+_CELL_WIDTH = 5  # of tokens, patches, frames and images without their endings
+
+
+def description_html(description: DatasetDescription, title: str) -> str:
+    """The description as an HTML page that needs no server and no network; a script in it draws the plots."""
+    data = json.dumps({"title": title, **description_json(description)}, separators=(",", ":")).replace("</", "<\\/")
+    return _HTML_TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", data)
 
 
 def print_description(description: DatasetDescription, console: Console) -> None:
-    """Tables of samples, balancing and suggestions; lines to paste at the end."""
-    console.print(_kinds(description))
-    console.print(_units(description))
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in description.shares.items())
+    """Prints tables of samples, grouping and suggestions, and lines to paste at the end."""
+    console.print(_kinds_table(description))
+    console.print(_units_table(description))
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in description.token_shares.items())
     console.print(f"Backbone tokens by modality: {shares}\n", soft_wrap=True)
     _print_refused(description, console)
     limits = ", ".join(f"{size:,} {name}" for name, size in description.capacity.items())
     console.print(f"As configured: {description.rows:,} rows a step, a row of at most {limits}", soft_wrap=True)
-    console.print(_outcomes(description, padded=True))
-    console.print(_outcomes(description, padded=False))
-    console.print(LEGEND, soft_wrap=True)
-    console.print(_quantities(description))
-    if isinstance(description.tried, str):
-        console.print(f"By trying: {description.tried}\n", soft_wrap=True, markup=False)
-    console.print(_advice(description))
+    console.print(_grouping_table(description, padded=True))
+    console.print(_grouping_table(description, padded=False))
+    console.print(_LEGEND, soft_wrap=True)
+    console.print(_isf_table(description))
+    if isinstance(description.searched_isf, str):
+        console.print(f"By search: {description.searched_isf}\n", soft_wrap=True, markup=False)
+    console.print(_row_capacity_table(description))
     if description.remark:
         console.print(f"{description.remark}\n", soft_wrap=True)
-    console.print(_buckets(description))
+    console.print(_buckets_table(description))
     if description.gin:
-        console.print("# To paste: the least waste found for rows of the configured tokens")
+        console.print("# To paste: rows of the configured tokens that waste the fewest FLOPs")
         console.print("\n".join(description.gin), soft_wrap=True)
 
 
 def _table(title: str, *columns: str) -> Table:
-    """A table narrow enough for many a terminal: headings break where they have a space."""
+    """A narrow table whose headings break at spaces."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, name in enumerate(columns):
         table.add_column(name.replace(" ", "\n"), justify="right" if number else "left", no_wrap=True)
     return table
 
 
-def _kinds(description: DatasetDescription) -> Table:
-    table = _table("Samples as training draws them", "kind", "source", "drawn", "share")
+def _kinds_table(description: DatasetDescription) -> Table:
+    table = _table("Samples as training draws them", "kind", "available", "drawn", "share")
     for kind in description.kinds:
-        table.add_row(kind.name, f"{kind.source:,}", f"{kind.drawn:,}", f"{kind.share:.1%}")
+        table.add_row(kind.name, f"{kind.available:,}", f"{kind.drawn:,}", f"{kind.share:.1%}")
     return table
 
 
-def _units(description: DatasetDescription) -> Table:
-    columns = ("units", "have any", "mean", "least", *(f"{percent}%" for percent in PERCENTILES), "most")
-    table = _table("Units of a sample that has any; below N% are N in a hundred", *columns)
-    for each in description.distributions:
-        numbers = (each.mean, each.least, *each.percentiles.values(), each.most)
-        table.add_row(MEANINGS[each.name], f"{each.share:.1%}", *map(_number, numbers))
+def _units_table(description: DatasetDescription) -> Table:
+    columns = ("units", "have any", "mean", "minimum", *(f"{percent}%" for percent in PERCENTILES), "maximum")
+    table = _table("Units of a sample that has any; N% are percentiles", *columns)
+    for distribution in description.distributions:
+        numbers = (
+            distribution.mean,
+            distribution.minimum,
+            *distribution.percentiles.values(),
+            distribution.maximum,
+        )
+        table.add_row(_UNIT_LABELS[distribution.name], f"{distribution.share:.1%}", *map(_format_number, numbers))
     return table
 
 
@@ -82,87 +96,94 @@ def _print_refused(description: DatasetDescription, console: Console) -> None:
     if not description.refused:
         console.print("No sample is refused.\n")
         return
-    for each in description.refused[:REFUSED_SHOWN]:
+    for refusal in description.refused[:_MAX_REFUSED]:
         console.print(
-            f"{each.samples:,} {each.cause} {each.kind} samples are refused, such as {each.example}",
+            f"{refusal.samples:,} {refusal.cause} {refusal.kind} samples are refused, such as {refusal.example}",
             soft_wrap=True,
             markup=False,
         )
-    if rest := description.refused[REFUSED_SHOWN:]:
-        console.print(f"and {sum(each.samples for each in rest):,} samples for {len(rest)} more reasons")
+    if others := description.refused[_MAX_REFUSED:]:
+        samples = sum(refusal.samples for refusal in others)
+        console.print(f"and {samples:,} samples for {len(others)} more reasons")
     console.print()
 
 
-def _outcomes(description: DatasetDescription, padded: bool) -> Table:
-    """The padded baselines, or the policies that pack; what is configured in bold."""
-    held = [name for name in CAPACITY_FIELDS if name in description.capacity]
-    outcomes = [outcome for outcome in description.outcomes if outcome.padded == padded]
+def _grouping_table(description: DatasetDescription, padded: bool) -> Table:
+    """Results of the padded baselines or of the packing policies; the configured one in bold."""
+    modalities = [name for name in CAPACITY_FIELDS if name in description.capacity]
+    results = [result for result in description.grouping_results if result.padded == padded]
     title = "Before balancing: batches padded to their longest sample" if padded else "After: packed rows"
     table = _table(title, "policy", "samples a row", "waste")
     ratios = ("PadRatio", "DistRatio", "static") if padded else ("DistRatio", "static")
     for ratio in ratios:
-        table.add_column(f"{ratio} in %\n{_aligned(held)}", justify="right", no_wrap=True)
-    for each in outcomes:
-        shares = (each.pad_ratio, each.dist_ratio, each.padding_share)[-len(ratios) :]
+        table.add_column(f"{ratio} in %\n{_align(modalities)}", justify="right", no_wrap=True)
+    for result in results:
+        shares = (result.pad_ratio, result.dist_ratio, result.padding_share)[-len(ratios) :]
         table.add_row(
-            each.policy,
-            f"{each.samples_per_row:.2f}",
-            "." if each.wasted_flops_share is None else f"{each.wasted_flops_share:.1%}",
-            *(_shares(share, held) for share in shares),
-            style="bold" if not padded and each.policy == description.grouping else None,
+            result.policy,
+            f"{result.samples_per_row:.2f}",
+            "." if result.wasted_flops_share is None else f"{result.wasted_flops_share:.1%}",
+            *(_format_shares(share, modalities) for share in shares),
+            style="bold" if not padded and result.policy == description.grouping else None,
         )
     return table
 
 
-def _quantities(description: DatasetDescription) -> Table:
-    known: list[tuple[str, SuggestedIsfCapacity]] = []
-    if description.paper:
-        known.append(("longest sample, mean proportions", description.paper))
-    if isinstance(description.tried, SuggestedIsfCapacity):
-        known.append(("by trying", description.tried))
-    names = [name for name in CAPACITY_FIELDS if known and name in known[0][1].capacity]
-    columns = ("suggested", *(f"{q} {name}" for q in ("Q", "Q'") for name in names), "samples a row", "too large")
+def _isf_table(description: DatasetDescription) -> Table:
+    suggestions: list[tuple[str, SuggestedIsfCapacity]] = []
+    if description.published_isf:
+        suggestions.append(("longest sample, mean proportions", description.published_isf))
+    if isinstance(description.searched_isf, SuggestedIsfCapacity):
+        suggestions.append(("by search", description.searched_isf))
+    modalities = [name for name in CAPACITY_FIELDS if suggestions and name in suggestions[0][1].capacity]
+    sizes = [f"{quantity} {name}" for quantity in ("Q", "Q'") for name in modalities]
+    columns = ("suggested", *sizes, "samples a group", "too large")
     table = _table("Q and Q' for iterative sampling and filtering (OmniBal)", *columns)
-    for how, each in known:
-        sizes = [f"{part[name]:,.0f}" for part in (each.capacity, each.threshold) for name in names]
-        samples = "" if each.samples is None else f"{each.samples:.2f}"
-        table.add_row(how, *sizes, samples, f"{each.oversized:.2%}")
+    for label, suggestion in suggestions:
+        values = [
+            f"{quantity[name]:,.0f}" for quantity in (suggestion.capacity, suggestion.threshold) for name in modalities
+        ]
+        samples = "" if suggestion.samples_per_group is None else f"{suggestion.samples_per_group:.2f}"
+        table.add_row(label, *values, samples, f"{suggestion.oversized:.2%}")
     return table
 
 
-def _advice(description: DatasetDescription) -> Table:
-    held = [name for name in CAPACITY_FIELDS if any(name in each.capacity for each in description.advice)]
-    table = _table("Suggested capacities of a row", *held, "samples at most", "samples a row", "too large", "waste")
+def _row_capacity_table(description: DatasetDescription) -> Table:
+    suggestions = description.row_suggestions
+    modalities = [name for name in CAPACITY_FIELDS if any(name in row.capacity for row in suggestions)]
+    columns = (*modalities, "samples at most", "samples a row", "too large", "waste")
+    table = _table("Suggested capacities of a row", *columns)
     for ratio in ("DistRatio", "static"):
-        table.add_column(f"{ratio} in %\n{_aligned(held)}", justify="right", no_wrap=True)
-    for each in description.advice:
-        sizes = [f"{each.capacity[name]:,}" for name in (*held, "samples")]
-        shares = [_shares(share, held) for share in (each.dist_ratio, each.padding_share)]
+        table.add_column(f"{ratio} in %\n{_align(modalities)}", justify="right", no_wrap=True)
+    for row in suggestions:
+        sizes = [f"{row.capacity[name]:,}" for name in (*modalities, "samples")]
+        shares = [_format_shares(share, modalities) for share in (row.dist_ratio, row.padding_share)]
         table.add_row(
-            *sizes, f"{each.samples_per_row:.2f}", f"{each.oversized:.2%}", f"{each.wasted_flops_share:.1%}", *shares
+            *sizes, f"{row.samples_per_row:.2f}", f"{row.oversized:.2%}", f"{row.wasted_flops_share:.1%}", *shares
         )
     return table
 
 
-def _buckets(description: DatasetDescription) -> Table:
+def _buckets_table(description: DatasetDescription) -> Table:
     table = _table("Buckets: sizes to which single samples are padded", "units", "buckets", "padding", "sizes")
     for name, choices in description.buckets.items():
-        for each in choices:
-            parts = zip(each.sizes, each.shares, strict=True)
-            sizes = "  ".join(f"{size:,} ({share:.0%})" for size, share in parts)
-            first = MEANINGS[name] if each is choices[0] else ""
-            table.add_row(first, str(len(each.sizes)), f"{each.padding:.1%}", sizes)
+        for buckets in choices:
+            sizes = "  ".join(
+                f"{size:,} ({share:.0%})" for size, share in zip(buckets.sizes, buckets.shares, strict=True)
+            )
+            label = _UNIT_LABELS[name] if buckets is choices[0] else ""
+            table.add_row(label, str(len(buckets.sizes)), f"{buckets.padding:.1%}", sizes)
     return table
 
 
-def _shares(shares: Mapping[str, float], names: Sequence[str]) -> str:
-    return _aligned([f"{100 * shares[name]:.1f}" if name in shares else "." for name in names])
+def _format_shares(shares: Mapping[str, float], modalities: Sequence[str]) -> str:
+    return _align([f"{100 * shares[name]:.1f}" if name in shares else "." for name in modalities])
 
 
-def _aligned(cells: Sequence[str]) -> str:
-    """Cells of several modalities in one column; names are cut to their singular."""
-    return " ".join(cell[:_WIDTH].rjust(_WIDTH) for cell in cells)
+def _align(cells: Sequence[str]) -> str:
+    """Cells of several modalities in one column; names are shortened to the width of a cell."""
+    return " ".join(cell[:_CELL_WIDTH].rjust(_CELL_WIDTH) for cell in cells)
 
 
-def _number(value: int | float) -> str:
+def _format_number(value: int | float) -> str:
     return f"{value:,.1f}" if value != int(value) else f"{int(value):,}"

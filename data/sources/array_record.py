@@ -20,9 +20,10 @@ from collections.abc import Mapping, Sequence
 from typing import SupportsIndex
 
 import numpy as np
+from array_record.python.array_record_data_source import ArrayRecordDataSource
+from array_record.python.array_record_module import ArrayRecordWriter
 
 from data.errors import BadSampleError, DataError
-from data.extras import missing_extra
 from data.quarantine import Quarantine
 from data.records import (
     ROLES,
@@ -38,12 +39,6 @@ from data.records import (
 )
 from data.sources.parsing import decode_utf8, parse_json, require_encodable
 from data.sources.paths import find_files
-
-try:
-    from array_record.python.array_record_data_source import ArrayRecordDataSource
-    from array_record.python.array_record_module import ArrayRecordWriter
-except ImportError as error:
-    raise missing_extra("ArrayRecord", "array-record", error) from error
 
 _MAGIC = b"MMR1"
 _PREFIX = struct.Struct("<4sI")

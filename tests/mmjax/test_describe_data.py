@@ -9,10 +9,10 @@ COMMAND = "mmjax.describe_data"
 
 def test_suggestions_are_pasted_into_a_training_configuration(tmp_path):
     page = tmp_path / "page.html"
-    ran = run_without_jax(COMMAND, "--gin_file=tiny.gin", "--samples=140", "--json", f"--page={page}")
+    ran = run_without_jax(COMMAND, "--gin_file=tiny.gin", "--samples=140", "--json", f"--html={page}")
     found = json.loads(ran.stdout)
     assert {kind["name"]: kind["drawn"] for kind in found["kinds"]} == {"vqa": 40, "description": 80, "text": 20}
-    assert found["refused"] == [] and abs(sum(found["shares"].values()) - 1) < 1e-9
+    assert found["refused"] == [] and abs(sum(found["token_shares"].values()) - 1) < 1e-9
     assert "<title>" in page.read_text() and "Data of tiny.gin" in page.read_text()
 
     lines = "\n".join(found["gin"])
@@ -20,11 +20,11 @@ def test_suggestions_are_pasted_into_a_training_configuration(tmp_path):
     header = "from __gin__ import dynamic_registration\nfrom data import data_config\n"
     pasted.write_text(f'{header}include "tiny.gin"\n{lines}\n')
     shown = run_command(COMMAND, f"--gin_file={pasted}", "--samples=140").stdout
-    limits = ", ".join(f"{size} {name}" for name, size in found["advice"][0]["capacity"].items())
+    limits = ", ".join(f"{size} {name}" for name, size in found["row_suggestions"][0]["capacity"].items())
     assert f"As configured: 12 rows a step, a row of at most {limits}" in shown and shown.rstrip().endswith(
-        f"samples = {found['advice'][0]['capacity']['samples']}"
+        f"samples = {found['row_suggestions'][0]['capacity']['samples']}"
     )
 
 
-def test_a_configuration_without_a_source_is_refused():
-    assert "binds no TrainConfig.source" in run_command(COMMAND, "--gin_file=models/mllm_9b.gin", code=2).stderr
+def test_configurations_without_a_dataset_are_refused():
+    assert "binds no TrainConfig.dataset" in run_command(COMMAND, "--gin_file=models/mllm_9b.gin", code=2).stderr

@@ -161,8 +161,8 @@ class DeviceBalancedGroups(FixedCountGroups):
         order = _by_size(sizes, samples, self.modality, random)
         whole = len(order) // self.devices * self.devices
         runs = order[:whole].reshape(-1, self.devices)
-        # The groups of all devices close together, where the largest sample of a run would exceed a group, so that steps
-        # stay whole.
+        # The groups of all devices close together, where the largest sample of a run would exceed a group: steps stay
+        # whole.
         steps = self._next_fit(sizes[runs].max(axis=1), capacity, random.permutation(len(runs)))
         dealt = np.concatenate([samples[:0], *(runs[step].T.ravel() for step in steps)])
         groups = Groups.from_lengths(dealt, np.repeat(steps.lengths, self.devices))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from data.data_config import GroupingPolicyName
 from data.packing.grouping.algorithms import DeviceBalancedGroups, GroupingAlgorithm, RandomGroups, SortedGroups
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES
 from data.packing.grouping.groups import Groups, concatenate_groups
@@ -18,7 +17,7 @@ PADDED_BASELINES: dict[str, Callable[[int, int], GroupingAlgorithm]] = {
     "sorted": lambda samples, rows: SortedGroups(samples=samples, modality=0),
     "device_group": lambda samples, rows: DeviceBalancedGroups(samples=samples, modality=0, devices=rows),
 }
-"""OmniBal's baselines, from the samples of a batch and the rows of a step; each batch is padded to its longest sample."""
+"""OmniBal's baselines, from the samples of a batch and the rows of a step; batches are padded to the longest sample."""
 
 
 def pad_ratio(groups: Groups, sizes: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "g k"]:
@@ -114,7 +113,7 @@ def compare_grouping_policies(
 
 
 def evaluate_packing(
-    name: GroupingPolicyName,
+    name: str,
     sizes: Float[np.ndarray, "n k"],
     limits: Float[np.ndarray, " limits"],
     settings: GroupingSettings,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float
 
-from data.data_config import GroupingPolicyName, RowCapacity
+from data.data_config import RowCapacity
 from data.packing.grouping.algorithms import (
     DeviceBalancedGroups,
     FirstFit,
@@ -53,7 +53,7 @@ def _device_group(limits: Float[np.ndarray, " k"], rows: int) -> GroupingAlgorit
     return DeviceBalancedGroups(samples=int(limits[-1]), modality=0, devices=rows)
 
 
-GROUPING_POLICIES: dict[GroupingPolicyName, GroupingPolicy] = {
+GROUPING_POLICIES: dict[str, GroupingPolicy] = {
     "first_fit": GroupingPolicy(lambda limits, rows: FirstFit(), consecutive_steps),
     "isf": GroupingPolicy(_isf, balanced_steps),
     "random": GroupingPolicy(_random, consecutive_steps),

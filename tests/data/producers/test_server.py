@@ -14,7 +14,7 @@ import pytest
 from data.errors import DataError
 from data.packing.pipeline import training_recipe
 from data.packing.step_planner import PlannerState
-from data.producers.connection import ProducerConnection, ProducerUnavailable
+from data.producers.connection import ProducerConnection, ProducerUnavailableError
 from data.producers.server import is_loopback, read_token
 from data.producers.step_request import STATUS_ACTION, StepRequest, batch_fingerprint
 from tests.producers import CONFIG, MODEL, serving
@@ -104,7 +104,7 @@ def test_tls(tmp_path, monkeypatch, request_of_first):
     with serving(TOKEN, certificate=(certificate.read_bytes(), key.read_bytes())) as (_, address):
         assert_served(f"grpc+tls://{address}", request_of_first, TOKEN)
         plain = ProducerConnection(address, TOKEN)
-        with pytest.raises(ProducerUnavailable):
+        with pytest.raises(ProducerUnavailableError):
             plain.probe()
         plain.close()
 

@@ -49,7 +49,7 @@ def surveyed(source, capacity, shares, samples):
     return collect_statistics(SampleIndex(source, SampleFormat()), capacity, shares, samples, seed=0)
 
 
-def test_kinds_come_by_their_shares_and_none_again_before_all_have_come():
+def test_kinds_are_drawn_by_share_without_early_repetition():
     found = surveyed(Texts({"short": 3, "long": 40, "idle": 2}), ROOMY, {"short": 2.0, "long": 1.0}, 10)
     assert found.kinds == {"short": 7, "long": 3}
     assert found.counts == {"short": 3, "long": 40, "idle": 2}
@@ -58,7 +58,7 @@ def test_kinds_come_by_their_shares_and_none_again_before_all_have_come():
     assert sorted(np.unique(only.columns("tokens"), return_counts=True)[1].tolist()) == [2, 2, 3]
 
 
-def test_samples_that_cannot_be_used_are_told_once_and_only_the_unreadable_are_left_out():
+def test_refused_samples_are_listed_once_and_unreadable_ones_left_out():
     found = surveyed(Texts({"text": 4}, bad=(1,)), RowCapacity(6, 0, 0, 4), {"text": 1.0}, 8)
     assert sorted(found.columns("tokens")[:, 0].tolist()) == [4, 4, 6, 6, 7, 7]
     assert sorted(found.columns("tokens")[found.fits, 0].tolist()) == [4, 4, 6, 6]
@@ -68,22 +68,22 @@ def test_samples_that_cannot_be_used_are_told_once_and_only_the_unreadable_are_l
     ]
 
 
-def test_a_source_of_which_nothing_can_be_read_is_refused():
+def test_data_sets_without_readable_samples_are_refused():
     with pytest.raises(DataError, match="not one of 5 samples can be read; the first: line 0: cut in the middle"):
         surveyed(Texts({"text": 1}, bad=(0,)), ROOMY, {"text": 1.0}, 5)
     with pytest.raises(DataError, match="0 samples"):
         surveyed(Texts({"text": 1}), ROOMY, {"text": 1.0}, 0)
 
 
-def test_tokens_are_told_apart_by_modality_and_pictures_are_counted():
+def test_tokens_are_counted_by_modality_and_images_by_item():
     shares = {"vqa": 1.0, "description": 1.0, "text": 1.0}
     found = surveyed(SmallVQA("train", 4), ROOMY, shares, 12)
-    assert (found.columns("text", "vision", "audio", "drawing").sum(axis=1) == found.columns("tokens")[:, 0]).all()
-    pictures = found.columns("pictures")[:, 0] > 0
-    assert found.columns("patches", "vision", "pictures")[pictures].tolist() == [[64, 16, 1]] * 4
+    assert (found.columns("text", "vision", "audio", "generation").sum(axis=1) == found.columns("tokens")[:, 0]).all()
+    pictures = found.columns("encoder_images")[:, 0] > 0
+    assert found.columns("patches", "vision", "encoder_images")[pictures].tolist() == [[64, 16, 1]] * 4
     drawn = found.columns("images")[:, 0] > 0
-    assert found.columns("images", "drawing")[drawn].tolist() == [[1, 4]] * 4
-    assert not (pictures & drawn).any() and not found.columns("frames", "audio", "clips").any()
+    assert found.columns("images", "generation")[drawn].tolist() == [[1, 4]] * 4
+    assert not (pictures & drawn).any() and not found.columns("frames", "audio", "encoder_clips").any()
 
 
 def test_work_grows_with_the_module_and_only_with_it():

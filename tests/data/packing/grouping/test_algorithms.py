@@ -1,10 +1,12 @@
 import itertools
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.data_config import GroupingPolicyName
 from data.errors import DataError
 from data.packing.grouping.algorithms import (
     DeviceBalancedGroups,
@@ -14,6 +16,7 @@ from data.packing.grouping.algorithms import (
     SortedGroups,
 )
 from data.packing.grouping.comparison import dist_ratio, pad_ratio
+from data.packing.grouping.grouping_policies import GROUPING_POLICIES
 from data.packing.grouping.groups import Groups
 from tests.data.packing.grouping.draws import contain_each_sample_once, sized
 
@@ -137,3 +140,7 @@ def test_no_samples_make_no_groups():
         assert isinstance(groups, Groups)
         assert len(groups) == 0
         assert contain_each_sample_once(groups, 0)
+
+
+def test_every_policy_that_a_configuration_can_name_exists():
+    assert list(GROUPING_POLICIES) == list(get_args(GroupingPolicyName))
