@@ -84,7 +84,7 @@ def layer_forms(devices: list[Any]) -> dict[str, Callable]:
 
 
 def layer_operands() -> tuple:
-    """x `[1, s, d]`, and weights `[d, f]` and `[f, d]`."""
+    """X `[1, s, d]`, and weights `[d, f]` and `[f, d]`."""
     import jax.numpy as jnp
     import numpy as np
 

@@ -33,7 +33,7 @@ CASES = (
 
 def main() -> int:
     """Measures and prints."""
-    from benchmarks.executor.comparison import package_versions
+    from benchmarks.rows import package_versions
 
     cases = [measure(*case) for case in CASES]
     result = {"cases": cases, "blocks": blocks(), "versions": package_versions()}

@@ -1,11 +1,11 @@
-"""How far what was computed is from what is exact."""
+"""The error of a computed array against an exact one."""
 
 from typing import Any
 
 import numpy as np
 
 
-def relative_error(got: Any, wanted: np.ndarray) -> float:
-    """|got - wanted| / |wanted|, of Frobenius norms in float64; absolute where nothing is wanted."""
-    size = np.linalg.norm(wanted)
-    return float(np.linalg.norm(np.asarray(got, np.float64) - wanted) / (size if size > 0 else 1.0))
+def relative_error(actual: Any, exact: np.ndarray) -> float:
+    """|actual - exact| / |exact| in Frobenius norms, in float64; absolute where the exact array is zero."""
+    norm = np.linalg.norm(exact)
+    return float(np.linalg.norm(np.asarray(actual, np.float64) - exact) / (norm if norm > 0 else 1.0))

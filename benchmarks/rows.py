@@ -1,8 +1,10 @@
-"""What a benchmark measured, as rows: the table of them, and whether every goal is met.
+"""What a benchmark measured, as rows: the table of them, whether every goal is met, and the versions of packages.
 
-A row has `name`, `value`, `goal`, `met` (None where there is no goal) and a figure or a word to set beside them.
+A row has `name`, `value`, `goal`, `met` (None where there is no goal) and a figure or a note to set beside them.
 """
 
+import importlib.metadata
+import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,13 +23,13 @@ def print_table(rows: Sequence[Row], beside: str, digits: int) -> None:
 
     Args:
         rows: In order.
-        beside: Name of the figure, or of the words, set beside each value.
-        digits: Significant ones of every figure.
+        beside: Key of the figure or note set beside each value.
+        digits: Significant digits of every figure.
     """
     from rich.console import Console
     from rich.table import Table
 
-    def figure(value: float | int | str | None) -> str:
+    def cell(value: float | int | str | None) -> str:
         if isinstance(value, str):
             return value
         return "" if value is None else f"{value:.{digits}g}"
@@ -36,6 +38,13 @@ def print_table(rows: Sequence[Row], beside: str, digits: int) -> None:
     for name in ("name", "value", "goal", "met", beside):
         table.add_column(name, justify="left" if name == "name" else "right")
     for row in rows:
-        value, goal, other = (figure(row[key]) for key in ("value", "goal", beside))
-        table.add_row(row["name"], value, goal, _MET[row["met"]], other)
+        value, goal, figure = (cell(row[key]) for key in ("value", "goal", beside))
+        table.add_row(row["name"], value, goal, _MET[row["met"]], figure)
     Console(highlight=False).print(table)
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that matter for speed."""
+    return {"python": platform.python_version()} | {
+        name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "optax")
+    }

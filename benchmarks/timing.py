@@ -1,4 +1,4 @@
-"""Contestants timed in turns."""
+"""Times several programs by turns, so that their ratio means something on a machine that is shared."""
 
 import math
 import statistics
@@ -7,43 +7,44 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 TimedRun = Callable[[int], Any]
-"""Does the work so many times, and returns when it is done."""
+"""Calls a program so many times, and returns when it is done."""
 
 
 def in_turns(
-    contestants: Mapping[str, TimedRun], rounds: int, inner: int = 1, left: Callable[[], float] = lambda: math.inf
+    runs: Mapping[str, TimedRun], rounds: int, inner: int = 1, seconds_left: Callable[[], float] = lambda: math.inf
 ) -> dict[str, list[float]]:
-    """Seconds of one call of each by turn, after a call of each that is not counted.
+    """Seconds of a call of each program, in every round, after one call of each that does not count.
 
     Args:
-        contestants: By name.
-        rounds: How often each is timed; fewer where the time is up, but at least one.
-        inner: Calls each time.
-        left: Seconds left.
+        runs: Programs by name.
+        rounds: How often each is timed; fewer where the time is up, but at least once.
+        inner: Calls of a program in a round.
+        seconds_left: Seconds until the time is up.
     """
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for run in contestants.values():
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
         run(1)
-    for turn in range(rounds):
-        if turn and left() <= 0:
+    for round_index in range(rounds):
+        if round_index and seconds_left() <= 0:
             break
-        for name, run in contestants.items():
+        for name, run in runs.items():
             begin = time.perf_counter()
             run(inner)
-            times[name].append((time.perf_counter() - begin) / inner)
-    return times
+            seconds[name].append((time.perf_counter() - begin) / inner)
+    return seconds
 
 
-def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
-    """Of each over its turns."""
-    return {name: statistics.median(each) for name, each in times.items()}
+def medians(seconds: Mapping[str, list[float]]) -> dict[str, float]:
+    """The median of every program over its rounds."""
+    return {name: statistics.median(rounds) for name, rounds in seconds.items()}
 
 
 def timed_jax(compiled: Callable[..., Any], arguments: tuple) -> TimedRun:
-    """A compiled program of jax."""
+    """Runs a compiled program of jax."""
     import jax
 
     def run(times: int) -> None:
+        output = None
         for _ in range(times):
             output = compiled(*arguments)
         jax.block_until_ready(output)
@@ -52,7 +53,7 @@ def timed_jax(compiled: Callable[..., Any], arguments: tuple) -> TimedRun:
 
 
 def timed_torch(call: Callable[[], Any]) -> TimedRun:
-    """A function of PyTorch."""
+    """Runs a function of PyTorch."""
     import torch
 
     def run(times: int) -> None:

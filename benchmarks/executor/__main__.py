@@ -28,8 +28,8 @@ def main() -> int:
         format_comparison,
         measure,
         one_device_per_module,
-        package_versions,
     )
+    from benchmarks.rows import package_versions
     from mmjax.training.config import TrainConfig, load_configured_plan
     from mmjax.training.row_loads import first_batches
 

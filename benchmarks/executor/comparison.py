@@ -1,9 +1,7 @@
 """Times the executor with any plans and the one program, step by step in turns, and checks that they agree."""
 
 import dataclasses
-import importlib.metadata
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +13,7 @@ from benchmarks.executor.one_jit import OneJit
 from configs.architectures import ModelConfig
 from mmjax.training.config import TrainConfig
 from mmjax.training.engine.engine import Engine, HostBatch
+from mmjax.training.engine.settings import EngineSettings
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.specs.modules import module_graph
 
@@ -62,12 +61,6 @@ def measure(config: TrainConfig, plans: Mapping[str, Plan], batches: Sequence[Ho
     Raises:
         NotTheSameWork: Losses or norms differ.
     """
-    import jax
-
-    from benchmarks.executor.one_jit import OneJit
-    from mmjax.training.engine.engine import Engine
-    from mmjax.training.engine.settings import EngineSettings
-
     settings = EngineSettings(config.optimizer, config.steps, config.seed, transport=config.transport)
     engines = {name: Engine(config.model, plan, batches[0], settings) for name, plan in plans.items()}
     first = next(iter(engines.values()))
@@ -161,13 +154,6 @@ def summary(times: dict[str, list[StepTiming]]) -> dict[str, Any]:
         for name, run in times.items()
     }
     return {"seconds": seconds, "overhead": overhead, "steps": len(times[ONE_JIT])}
-
-
-def package_versions() -> dict[str, str]:
-    """Of Python and of the packages that matter."""
-    return {"python": platform.python_version()} | {
-        name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "optax")
-    }
 
 
 def format_comparison(result: dict[str, Any]) -> str:

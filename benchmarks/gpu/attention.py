@@ -1,135 +1,114 @@
-"""Causal attention of packed rows, forward and backward, for `benchmarks.gpu`: this repository's forms and PyTorch's.
+"""Causal attention of packed rows, forward and backward: this repository's implementations and PyTorch's.
 
-PyTorch pads each segment to the longest and attends causally (flash and cuDNN), or attends packed: with a mask, which
-only its slower kernels take, or by `varlen_attn`. All see the same segments, and what they give is compared before they
-are timed, in turns.
+PyTorch pads each segment to the longest and attends causally (flash and cuDNN), or attends over packed segments: with a
+mask, which only its slower kernels take, or by `varlen_attn`. All attend over the same segments. Their outputs are
+compared before they are timed by turns.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.gpu.operands import causal_mask, random_heads
 from benchmarks.gpu.parts import PartRun, installed, short_reason
 from benchmarks.gpu.sizes import AttentionHeads
 from benchmarks.relative_error import relative_error
 from benchmarks.timing import TimedRun, in_turns, medians, timed_jax
-from pallas_kernels.packed_attention import IMPLEMENTATIONS, make_segment_mask, packed_attention
+from pallas_kernels.packed_attention import IMPLEMENTATIONS, SegmentMask, packed_attention
 
-DIFFERENCE = 3e-2
-"""Relative norm, between forms in bfloat16."""
-LONGEST_DENSE = 4096
-"""Beyond it the table of all pairs does not fit beside the others."""
+MAX_RELATIVE_DIFFERENCE = 3e-2
+"""Between implementations in bfloat16."""
+MAX_DENSE_LENGTH = 4096
+"""Beyond it the mask of all pairs does not fit in memory beside the others."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCandidate:
-    """One form: what is timed, and its output of the segments' positions `[tokens, h, e]`."""
+    """One implementation: what is timed, and its output at the segments' positions `[tokens, h, e]`."""
 
     run: TimedRun
     output: Callable[[], np.ndarray]
 
 
-def rows(task: PartRun) -> Iterator[dict[str, Any]]:
-    """Milliseconds of each form at each mix of segments."""
-    heads, mixes = task.sizes.attention
+def rows(part: PartRun) -> Iterator[dict[str, Any]]:
+    """Milliseconds of each implementation at each mix of segments."""
+    heads, mixes = part.sizes.attention
     for name, segments in mixes:
-        if task.seconds_left < 8:
-            yield task.row(f"attention, {name}", None, note="cut for time")
+        if part.seconds_left < 8:
+            yield part.row(f"attention, {name}", None, note="cut for time")
             continue
-        contestants, refused = _contestants(heads, segments, task.sizes.model.dtype)
-        for form, reason in refused.items():
-            yield task.row(f"attention, {name}: {form}, ms", None, note=reason)
-        runs = {form: of.run for form, of in contestants.items()}
-        seconds = medians(in_turns(runs, task.sizes.rounds, task.sizes.inner, _left(task)))
-        for form, each in seconds.items():
-            yield task.row(f"attention, {name}: {form}, ms", each * 1e3)
-        theirs = {form: each for form, each in seconds.items() if form.startswith("PyTorch")}
-        if theirs:
-            best = min(theirs, key=theirs.__getitem__)
-            ratio = theirs[best] / seconds["packed_attention"]
-            yield task.row(f"attention, {name}: PyTorch's best over packed_attention", ratio, note=best)
+        candidates, reasons = _candidates(heads, segments, part.sizes.model.dtype)
+        for implementation, reason in reasons.items():
+            yield part.row(f"attention, {name}: {implementation}, ms", None, note=reason)
+        runs = {implementation: candidate.run for implementation, candidate in candidates.items()}
+        seconds = medians(in_turns(runs, part.sizes.rounds, part.sizes.inner, lambda: part.seconds_left - 2))
+        for implementation, median in seconds.items():
+            yield part.row(f"attention, {name}: {implementation}, ms", median * 1e3)
+        pytorch = {name: median for name, median in seconds.items() if name.startswith("PyTorch")}
+        if pytorch:
+            best = min(pytorch, key=pytorch.__getitem__)
+            ratio = pytorch[best] / seconds["packed_attention"]
+            yield part.row(f"attention, {name}: PyTorch's best over packed_attention", ratio, note=best)
 
 
-def _left(task: PartRun) -> Callable[[], float]:
-    return lambda: task.seconds_left - 2
-
-
-def _contestants(
+def _candidates(
     heads: AttentionHeads, segments: tuple[int, ...], dtype: str
 ) -> tuple[dict[str, AttentionCandidate], dict[str, str]]:
-    """Those that run here and agree with the first; and why the others are left out."""
+    """Implementations that run here and agree with the first; and why the others are left out."""
     makers: dict[str, Callable[[], AttentionCandidate]] = {
-        "packed_attention": lambda: _ours(heads, segments, dtype, None),
+        "packed_attention": lambda: _packed_attention_candidate(heads, segments, dtype, None),
         **{
-            f"packed_attention, {form}": lambda form=form: _ours(heads, segments, dtype, form)
-            for form in IMPLEMENTATIONS
-            if form != "dense" or sum(segments) <= LONGEST_DENSE
+            f"packed_attention, {name}": lambda name=name: _packed_attention_candidate(heads, segments, dtype, name)
+            for name in IMPLEMENTATIONS
+            if name != "dense" or sum(segments) <= MAX_DENSE_LENGTH
         },
     }
     if installed("torch"):
-        from benchmarks.gpu.pytorch_attention import FORMS, attention_candidate
+        from benchmarks.gpu.pytorch_attention import PYTORCH_ATTENTION, attention_candidate
 
-        for form in FORMS:
-            makers[f"PyTorch, {form}"] = lambda form=form: AttentionCandidate(
-                *attention_candidate(form, heads, segments, dtype)
+        for name in PYTORCH_ATTENTION:
+            makers[f"PyTorch, {name}"] = lambda name=name: AttentionCandidate(
+                *attention_candidate(name, heads, segments, dtype)
             )
-    found, refused, wanted = {}, {}, None
-    for form, make in makers.items():
+    candidates, reasons, expected = {}, {}, None
+    for name, make in makers.items():
         try:
-            one = make()
-            output = one.output()
-        except Exception as error:  # a form that this device or version has not; the others go on
-            refused[form] = f"not run: {short_reason(error)}"
+            candidate = make()
+            output = candidate.output()
+        except Exception as error:  # this device or version lacks the implementation; the others go on
+            reasons[name] = f"not run: {short_reason(error)}"
             continue
-        wanted = output if wanted is None else wanted
-        apart = relative_error(output, wanted)
-        if apart <= DIFFERENCE:
-            found[form] = one
+        expected = output if expected is None else expected
+        difference = relative_error(output, expected)
+        if difference <= MAX_RELATIVE_DIFFERENCE:
+            candidates[name] = candidate
         else:
-            refused[form] = f"not timed: {apart:.1e} from packed_attention"
-    return found, refused if installed("torch") else refused | {"PyTorch": "not run: needs torch, not installed here"}
+            reasons[name] = f"not timed: {difference:.1e} from packed_attention"
+    if not installed("torch"):
+        reasons["PyTorch"] = "not run: needs torch, not installed here"
+    return candidates, reasons
 
 
-def _ours(heads: AttentionHeads, segments: tuple[int, ...], dtype: str, form: str | None) -> AttentionCandidate:
-    """The packing is made once, as the layers of a model share it."""
-    length = sum(segments)
-    query, key, value, given = random_heads(1, length, heads, dtype)
-    _, packing = causal_packing([segments], 0)
+def _packed_attention_candidate(
+    heads: AttentionHeads, segments: tuple[int, ...], dtype: str, implementation: str | None
+) -> AttentionCandidate:
+    """The mask is made once, as the layers of a model share it."""
+    query, key, value, cotangent = random_heads(1, sum(segments), heads, dtype)
+    _, mask = causal_mask([segments], 0)
 
-    def forward(query: jax.Array, key: jax.Array, value: jax.Array, packing: Any) -> jax.Array:
-        return packed_attention(query, key, value, packing, implementation=form)
+    def forward_and_backward(
+        query: jax.Array, key: jax.Array, value: jax.Array, mask: SegmentMask, cotangent: jax.Array
+    ) -> tuple:
+        output, vjp = jax.vjp(
+            lambda *operands: packed_attention(*operands, mask, implementation=implementation), query, key, value
+        )
+        return output, *vjp(cotangent)
 
-    def both(query: jax.Array, key: jax.Array, value: jax.Array, packing: Any, given: jax.Array) -> tuple:
-        output, back = jax.vjp(lambda *of: forward(*of, packing), query, key, value)
-        return output, *back(given)
-
-    arguments = (query, key, value, packing, given)
-    compiled = jax.jit(both).lower(*arguments).compile()
+    arguments = (query, key, value, mask, cotangent)
+    compiled = jax.jit(forward_and_backward).lower(*arguments).compile()
     return AttentionCandidate(
         timed_jax(compiled, arguments), lambda: np.asarray(compiled(*arguments)[0][0], np.float32)
     )
-
-
-def random_heads(rows: int, length: int, heads: AttentionHeads, dtype: str) -> list[jax.Array]:
-    """Query, key, value and a gradient of the output, `[r, s, h, e]`; the same numbers for every framework."""
-    return [jnp.asarray(array, dtype) for array in normal_heads(rows, length, heads)]
-
-
-@functools.lru_cache(maxsize=1)
-def normal_heads(rows: int, length: int, heads: AttentionHeads) -> list[np.ndarray]:
-    """The same as NumPy arrays, float32."""
-    random = np.random.default_rng(0)
-    counts = (heads.query, heads.key, heads.key, heads.query)
-    return [random.standard_normal((rows, length, count, heads.width), np.float32) for count in counts]
-
-
-def causal_packing(segments: Sequence[Sequence[int]], padding: int) -> tuple[np.ndarray, Any]:
-    """Ids of the segments of each row, int32[r, s], and their causal packing."""
-    ids = np.stack([np.append(np.repeat(np.arange(1, len(row) + 1), row), np.zeros(padding, int)) for row in segments])
-    ids = ids.astype(np.int32)
-    return ids, make_segment_mask(ids, causal=True)

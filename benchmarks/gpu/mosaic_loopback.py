@@ -1,7 +1,7 @@
 """Runs the Hopper kernels on one GPU whose blocks are shared out among virtual ranks, and compares the numbers.
 
-`timeout 600 python -m benchmarks.gpu.mosaic_loopback` (a wrong order may hang, hence the timeout). It shows whether blocks
-that start and run as the GPU pleases keep the order of `protocol.py`; of links between GPUs it shows nothing.
+Run it with `timeout 600 python -m benchmarks.gpu.mosaic_loopback`, because a wrong order may hang. It shows whether
+blocks that the GPU starts and runs in any order keep the order of `protocol.py`; it says nothing of links between GPUs.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.relative_error import relative_error
-from pallas_kernels.collective_matmul import mosaic_support as mosaic_limits
+from pallas_kernels.collective_matmul import mosaic_support
 from pallas_kernels.collective_matmul.mosaic import kernels
 
 RANKS = (2, 4, 8)
@@ -26,7 +26,7 @@ def unsupported_reason() -> str:
     """Why nothing can be run here, or ""."""
     device = jax.devices()[0]
     capability = str(getattr(device, "compute_capability", ""))
-    return mosaic_limits.unsupported_placement_reason(
+    return mosaic_support.unsupported_placement_reason(
         [0, 1], {"virtual": 2}, ("virtual",), 1, device.platform, capability
     )
 
@@ -58,10 +58,12 @@ def worst_errors(ranks: int, rows: int, depth: int, width: int, rounds: int) -> 
 
 
 def exactly(x: jax.Array) -> np.ndarray:
+    """The same numbers as float64."""
     return np.asarray(x, np.float64)
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0 if all agree, 1 if an error is above the tolerance, 2 if this GPU cannot run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20, help="times that every size is run")
     rounds = parser.parse_args(arguments).rounds

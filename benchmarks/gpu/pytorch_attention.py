@@ -1,4 +1,4 @@
-"""PyTorch's ways of causal attention over segments, for `benchmarks.gpu.attention`."""
+"""PyTorch's implementations of causal attention over segments."""
 
 import contextlib
 from collections.abc import Callable
@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.gpu.operands import normal_heads
 from benchmarks.gpu.sizes import AttentionHeads
 from benchmarks.timing import TimedRun, timed_torch
 
@@ -14,7 +15,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def _padded(backend: SDPBackend | None) -> Attend:
-    """SDPA, causal, of rows padded to the longest; what stands behind a segment is seen by nobody in it."""
+    """Causal SDPA of segments padded to the longest; no position of a segment attends to the padding behind it."""
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -30,7 +31,9 @@ def _masked(segments: tuple[int, ...]) -> Attend:
     mask = mask.to(_device())
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        group = query.shape[1] // key.shape[1]  # repeated as transformers does: with a mask no fast kernel shares keys
+        group = (
+            query.shape[1] // key.shape[1]
+        )  # repeated, as in transformers: with a mask no fast kernel shares key heads
         key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
@@ -45,50 +48,47 @@ def _varlen(segments: tuple[int, ...]) -> Attend:
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-        seen = varlen_attn(query, key, value, ends, ends, longest, longest, window_size=(-1, 0), enable_gqa=True)
-        return seen.transpose(0, 1)[None]
+        output = varlen_attn(query, key, value, ends, ends, longest, longest, window_size=(-1, 0), enable_gqa=True)
+        return output.transpose(0, 1)[None]
 
     return attend
 
 
-FORMS: dict[str, tuple[bool, Callable[[tuple[int, ...]], Attend]]] = {
+PYTORCH_ATTENTION: dict[str, tuple[bool, Callable[[tuple[int, ...]], Attend]]] = {
     "SDPA padded": (False, lambda _: _padded(None)),
     "SDPA padded, flash": (False, lambda _: _padded(SDPBackend.FLASH_ATTENTION)),
     "SDPA padded, cuDNN": (False, lambda _: _padded(SDPBackend.CUDNN_ATTENTION)),
     "SDPA packed with a mask": (True, _masked),
     "varlen_attn": (True, _varlen),
 }
-"""By name: whether the segments are packed, and what makes the function of `[b, h, s, e]`."""
+"""By name: whether segments are packed, and what makes the function of `[b, h, s, e]` from their lengths."""
 
 
 def attention_candidate(
     form: str, heads: AttentionHeads, segments: tuple[int, ...], dtype: str
 ) -> tuple[TimedRun, Callable[[], np.ndarray]]:
-    """What is timed, forward and backward; and the output of the segments' positions."""
-    from benchmarks.gpu.attention import normal_heads
-
-    packed, make = FORMS[form]
+    """What is timed, forward and backward, and the output at the segments' positions."""
+    packed, make = PYTORCH_ATTENTION[form]
     attend = make(segments)
     arrays = [array[0] for array in normal_heads(1, sum(segments), heads)]
-    rows = arrays if packed else [_by_row(array, segments) for array in arrays]
-    rows = [row[None] if packed else row for row in rows]
-    query, key, value, given = (
+    rows = [array[None] if packed else _by_row(array, segments) for array in arrays]
+    query, key, value, cotangent = (
         torch.from_numpy(np.ascontiguousarray(row.swapaxes(1, 2))).to(_device(), getattr(torch, dtype)) for row in rows
     )
-    inputs = [each.requires_grad_() for each in (query, key, value)]
+    inputs = [tensor.requires_grad_() for tensor in (query, key, value)]
 
-    def both() -> None:
-        torch.autograd.grad(attend(*inputs), inputs, given)
+    def forward_and_backward() -> None:
+        torch.autograd.grad(attend(*inputs), inputs, cotangent)
 
     def output() -> np.ndarray:
-        found = attend(*inputs).detach().float().cpu().numpy().swapaxes(1, 2)
-        return found[0] if packed else np.concatenate([row[:end] for row, end in zip(found, segments, strict=True)])
+        rows = attend(*inputs).detach().float().cpu().numpy().swapaxes(1, 2)
+        return rows[0] if packed else np.concatenate([row[:end] for row, end in zip(rows, segments, strict=True)])
 
-    return timed_torch(both), output
+    return timed_torch(forward_and_backward), output
 
 
 def _by_row(array: np.ndarray, segments: tuple[int, ...]) -> np.ndarray:
-    """Each segment a row, zeros behind."""
+    """Every segment as a row, padded with zeros."""
     rows = np.zeros((len(segments), max(segments), *array.shape[1:]), array.dtype)
     for row, part in zip(rows, np.split(array, np.cumsum(segments)[:-1]), strict=True):
         row[: len(part)] = part

@@ -103,7 +103,7 @@ def _timed(
 
 
 def _compared(task: PartRun, found: dict[PyTorchVariant, float], ours: dict) -> Iterator[dict]:
-    """mmjax's tokens a second over PyTorch's best of a kind."""
+    """Mmjax's tokens a second over PyTorch's best of a kind."""
     for kind, goal in GOALS.items():
         of_kind = {form: rate for form, rate in found.items() if form.packed == (kind == "packed")}
         best = max(of_kind, key=of_kind.__getitem__, default=None)

@@ -3,6 +3,8 @@
 x has a row for every batch and a column for every node; the print has as many columns as a node has replicas.
 """
 
+from typing import Any
+
 import numpy as np
 import scipy.optimize
 import scipy.sparse
@@ -65,7 +67,8 @@ def _solve(
         scipy.optimize.LinearConstraint(_with_column(nodes_of_batch, 0), 1, 1),
         scipy.optimize.LinearConstraint(_with_column(batches_of_node, 0), per_node, per_node),
     ]
-    bounds = scipy.optimize.Bounds(0, np.append(np.ones(shape[1]), np.inf))
+    upper: Any = np.append(np.ones(shape[1]), np.inf)  # SciPy's stubs know no arrays here
+    bounds = scipy.optimize.Bounds(0, upper)
     integrality = np.append(np.full(shape[1], int(integral)), 0)
     options = {} if seconds == np.inf else {"time_limit": seconds}
     return scipy.optimize.milp(
@@ -73,6 +76,6 @@ def _solve(
     )
 
 
-def _with_column(matrix: scipy.sparse.spmatrix, value: int) -> scipy.sparse.csr_matrix:
+def _with_column(matrix: Any, value: int) -> Any:
     column = scipy.sparse.csr_matrix(np.full((matrix.shape[0], 1), value))
     return scipy.sparse.hstack([matrix, column]).tocsr()

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from benchmarks.executor import comparison as turns
+from benchmarks.executor import comparison
+from benchmarks.rows import package_versions
 from configs.architectures import ModelConfig
 from mmjax.training.config import TrainConfig
 from sharding.plans.plan import single_device_plan
@@ -20,8 +21,8 @@ def run_config(model: ModelConfig) -> TrainConfig:
 def result() -> dict:
     model = dataclasses.replace(tiny_model(), generators=())  # a U-Net takes most of the time to compile
     batches = [tiny_batch(model, rows=4, seed=seed) for seed in range(2)]
-    plan = turns.one_device_per_module(model, single_device_plan(module_graph(model), 2))
-    return turns.measure(run_config(model), {turns.EXECUTOR: plan}, batches, steps=3)
+    plan = comparison.one_device_per_module(model, single_device_plan(module_graph(model), 2))
+    return comparison.measure(run_config(model), {comparison.EXECUTOR: plan}, batches, steps=3)
 
 
 def test_both_compute_the_same_over_several_updates(result):
@@ -36,35 +37,39 @@ def test_times_are_of_the_steps_after_compilation(result):
 
 def test_ops_are_those_of_two_stages_and_two_microbatches(result):
     # per microbatch 2 forwards, 2 backwards and a hop each way; per step 2 gathers, reductions, updates and the norm
-    assert result["ops"] == {turns.EXECUTOR: 2 * (2 + 2 + 2) + 6 + 1}
+    assert result["ops"] == {comparison.EXECUTOR: 2 * (2 + 2 + 2) + 6 + 1}
 
 
 def test_the_goal_stands_in_what_is_printed(result):
-    text = turns.format_comparison(result | {"versions": turns.package_versions()})
+    text = comparison.format_comparison(result | {"versions": package_versions()})
     assert "the goal is at most 10%" in text and "jax" in text
 
 
 def test_each_module_has_a_device_of_its_own():
     model = tiny_model()
-    plan = turns.one_device_per_module(model, dataclasses.replace(single_device_plan(module_graph(model), 4), schedule="gpipe"))
+    plan = dataclasses.replace(single_device_plan(module_graph(model), 4), schedule="gpipe")
+    plan = comparison.one_device_per_module(model, plan)
     assert [unit.devices for unit in plan.units] == [(0,), (1,), (2,)]
     assert (plan.microbatches, plan.schedule) == (4, "gpipe")
 
 
-def steps(loss: float, norm: float = 2.0) -> list[turns.StepTiming]:
-    return [turns.StepTiming(0.1, 0.2, 0.3, 1.0, 2.0), turns.StepTiming(0.1, 0.2, 0.3, loss, norm)]
+def steps(loss: float, norm: float = 2.0) -> list[comparison.StepTiming]:
+    return [comparison.StepTiming(0.1, 0.2, 0.3, 1.0, 2.0), comparison.StepTiming(0.1, 0.2, 0.3, loss, norm)]
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(1.1, 2.0), (1.0, 1.9), (float("nan"), 2.0)])
 def test_other_work_is_refused(loss, norm):
-    with pytest.raises(turns.DifferentResultsError, match="step 1: the (loss|norm) is"):
-        turns.check_same_work({turns.ONE_JIT: steps(1.0), turns.EXECUTOR: steps(loss, norm)})
+    with pytest.raises(comparison.DifferentResultsError, match="step 1: the (loss|norm) is"):
+        comparison.check_same_work({comparison.ONE_JIT: steps(1.0), comparison.EXECUTOR: steps(loss, norm)})
 
 
 def test_overhead_is_the_median_of_neighbours():
-    def run(*wholes: float) -> list[turns.StepTiming]:
-        return [turns.StepTiming(0.0, whole, whole, 1.0, 1.0) for whole in wholes]
+    def run(*wholes: float) -> list[comparison.StepTiming]:
+        return [comparison.StepTiming(0.0, whole, whole, 1.0, 1.0) for whole in wholes]
 
-    times = {turns.ONE_JIT: run(1, 2, 4), turns.EXECUTOR: run(1.1, 3, 4.8), turns.PLAN: run(2, 4, 8)}
-    got = turns.summary(times)["overhead"]
-    assert (got[turns.EXECUTOR]["median"], got[turns.PLAN]["median"]) == (pytest.approx(0.2), pytest.approx(1.0))
+    times = {comparison.ONE_JIT: run(1, 2, 4), comparison.EXECUTOR: run(1.1, 3, 4.8), comparison.PLAN: run(2, 4, 8)}
+    got = comparison.summary(times)["overhead"]
+    assert (got[comparison.EXECUTOR]["median"], got[comparison.PLAN]["median"]) == (
+        pytest.approx(0.2),
+        pytest.approx(1.0),
+    )
