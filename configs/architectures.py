@@ -50,7 +50,7 @@ class ModelConfig:
         names = [module.name for module in (*self.encoders, self.backbone, *self.generators)]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ValueError(f"ModelConfig: module names must differ, but {', '.join(repeated)} stands more than once")
+            raise ValueError(f"ModelConfig: module names must differ, but {', '.join(repeated)} is used more than once")
 
         adapted = [lora.part for lora in self.lora]
         for part in adapted:

@@ -92,7 +92,9 @@ def _read_value(value: Any, kind: Any, where: str, name: str, error: type[UserEr
         return read_record(value, typing.cast(type, kind), nested, error)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple and isinstance(value, list) and dataclasses.is_dataclass(arguments[0]):
-        return tuple(read_record(item, typing.cast(type, arguments[0]), f"{nested}[{n}]", error) for n, item in enumerate(value))
+        return tuple(
+            read_record(item, typing.cast(type, arguments[0]), f"{nested}[{n}]", error) for n, item in enumerate(value)
+        )
     if not _fits(value, kind):
         raise error(f"{where}: {name} is {value!r}; it must be {_describe(kind)}")
     return _convert(value, kind)

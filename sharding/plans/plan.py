@@ -19,7 +19,7 @@ class Plan:
     """The units, and how a step runs over them. Units may share devices.
 
     Attributes:
-        units: The units; every module of the model lies in exactly one.
+        units: The units; every module of the model is in exactly one.
         microbatches: Number of microbatches of a step.
         schedule: Name of the schedule: `1f1b`, `interleaved` or `gpipe`.
     """
@@ -36,7 +36,7 @@ class Plan:
         names = [unit.name for unit in self.units]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise PlanError(f"unit names must differ, but {', '.join(repeated)} stands more than once")
+            raise PlanError(f"unit names must differ, but {', '.join(repeated)} is used more than once")
 
     @property
     def device_count(self) -> int:
@@ -48,7 +48,7 @@ class Plan:
         for unit in self.units:
             if module in unit.modules:
                 return unit
-        raise PlanError(f"module {module} lies in no unit; add it to one of {', '.join(u.name for u in self.units)}")
+        raise PlanError(f"module {module} is in no unit; add it to one of {', '.join(u.name for u in self.units)}")
 
     def table(self) -> list[dict[str, str]]:
         """One row per unit, for people; options at their default in all units are left out."""
@@ -134,10 +134,10 @@ def _check_placement(plan: Plan, graph: ModuleGraph) -> None:
                 )
     for module in graph.names:
         if module not in placed:
-            raise PlanError(f"module {module} lies in no unit; add it to one")
+            raise PlanError(f"module {module} is in no unit; add it to one")
         if placed.count(module) > 1:
             owners = [unit.name for unit in plan.units for name in unit.modules if name == module]
-            raise PlanError(f"module {module} lies in {' and '.join(owners)}; keep it in one unit, once")
+            raise PlanError(f"module {module} is in {' and '.join(owners)}; keep it in one unit, once")
 
 
 def _check_trainable(unit: UnitPlan) -> None:

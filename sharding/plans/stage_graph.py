@@ -37,12 +37,12 @@ class StageGraph:
     def __post_init__(self) -> None:
         order = {stage: position for position, stage in enumerate(self.devices)}
         if len(set(self.edges)) != len(self.edges):
-            raise ValueError("StageGraph: an edge stands twice; list each pair of stages once")
+            raise ValueError("StageGraph: an edge is listed twice; list each pair of stages once")
         for source, target in self.edges:
             if source not in order or target not in order:
                 raise ValueError(f"StageGraph: the edge {source} -> {target} joins a stage that is not in the graph")
             if order[source] >= order[target]:
-                raise ValueError(f"StageGraph: {source} feeds {target} but does not stand before it")
+                raise ValueError(f"StageGraph: {source} feeds {target} but does not come before it")
         for stage, devices in self.devices.items():
             if not devices:
                 raise ValueError(f"StageGraph: stage {stage} has no device")

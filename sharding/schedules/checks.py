@@ -25,10 +25,10 @@ def check_schedule(schedule: Schedule, max_in_flight: Mapping[PipelineRank, int]
         if op not in dependencies:
             raise ScheduleError(f"{op} is no op of this step")
         if op in finished:
-            raise ScheduleError(f"{op} stands twice")
+            raise ScheduleError(f"{op} is scheduled twice")
         unmet = [dependency for dependency in dependencies[op] if dependency not in finished]
         if unmet:
-            raise ScheduleError(f"{op} stands before {unmet[0]}, which it needs")
+            raise ScheduleError(f"{op} is scheduled before {unmet[0]}, which it needs")
         finished.add(op)
         in_flight.record(op)
         if op.kind == "forward":

@@ -82,7 +82,9 @@ class _Simulation:
         if inputs:
             count, ready = self._arrived.pop((op.kind, stage, number), (0, start))
             if count < len(inputs):
-                raise ScheduleError(f"{op} stands before what it needs; only {count} of {len(inputs)} inputs came")
+                raise ScheduleError(
+                    f"{op} is scheduled before what it needs; only {count} of {len(inputs)} inputs came"
+                )
             start = np.maximum(start, ready)
         if is_forward and stage in self._borrowed_weights:
             start = np.maximum(start, self._borrowed_weights[stage])
@@ -99,7 +101,7 @@ class _Simulation:
         seconds = (self._costs.hops if is_forward else self._costs.hops_back)[edge][op.microbatch]
         produced = self._ends.get((kind, op.stage_id, op.microbatch))
         if produced is None:
-            raise ScheduleError(f"{op} stands before the {kind} it follows")
+            raise ScheduleError(f"{op} is scheduled before the {kind} it follows")
         start = latest_of_sources(produced, len(seconds))
         if self._rendezvous:
             start = np.maximum(start, self._both_ends_free(op))

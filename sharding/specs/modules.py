@@ -113,10 +113,10 @@ class ModuleGraph:
         known: set[str] = set()
         for module in self.modules:
             if module.name in known:
-                raise ValueError(f"module {module.name} stands twice in the graph; names must differ")
+                raise ValueError(f"module {module.name} is in the graph twice; names must differ")
             for source in module.inputs:
                 if source not in known:
-                    raise ValueError(f"module {module.name} is fed by {source}, which does not stand before it")
+                    raise ValueError(f"module {module.name} is fed by {source}, which does not come before it")
             known.add(module.name)
 
     @property

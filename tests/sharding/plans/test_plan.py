@@ -220,8 +220,8 @@ def test_an_invalid_plan_is_refused(fields, message):
         (changed(0, devices=(0, 1, 7), dp=3), "16 rows of the global batch are not divisible by 4 microbatches x dp 3"),
         (changed(1, tp=4, layers=(4,), recompute=("none",)), "tp 4 does not divide kv_heads = 2 of backbone"),
         (changed(0, modules=("sound",)), "unit eyes holds sound, which the model lacks"),
-        (Plan((VISION, BACKBONE)), "module generator lies in no unit"),
-        (changed(2, modules=("generator", "vision")), "module vision lies in eyes and hand"),
+        (Plan((VISION, BACKBONE)), "module generator is in no unit"),
+        (changed(2, modules=("generator", "vision")), "module vision is in eyes and hand"),
         (
             changed(2, devices=(6, 7), layers=(1, 1), recompute=("none",) * 2),
             "generator is one stage, because the skips",

@@ -80,7 +80,7 @@ def test_a_cycle_of_stages_is_refused():
 @pytest.mark.parametrize(
     ("lanes", "edges", "message"),
     [
-        ({("a", 0): frozenset([0]), ("b", 0): frozenset([1])}, ((("b", 0), ("a", 0)),), "does not stand before"),
+        ({("a", 0): frozenset([0]), ("b", 0): frozenset([1])}, ((("b", 0), ("a", 0)),), "does not come before"),
         ({("a", 0): frozenset([0])}, ((("a", 0), ("b", 0)),), "not in the graph"),
         ({("a", 0): frozenset()}, (), "has no device"),
     ],

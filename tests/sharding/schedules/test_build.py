@@ -180,7 +180,7 @@ def test_a_missing_or_repeated_op_is_found(index):
     bounds = one_f_one_b_in_flight(WORK)
     with pytest.raises(ScheduleError, match="is missing|which it needs"):
         check_schedule(Schedule(WORK, GOOD.ops[:index] + GOOD.ops[index + 1 :]), bounds)
-    with pytest.raises(ScheduleError, match="stands twice"):
+    with pytest.raises(ScheduleError, match="is scheduled twice"):
         check_schedule(Schedule(WORK, GOOD.ops[: index + 1] + GOOD.ops[index:]), bounds)
 
 
@@ -192,7 +192,7 @@ def test_an_op_before_what_it_needs_is_found(data):
     need = data.draw(st.sampled_from(WORK.dependencies[op]))
     ops = list(GOOD.ops)
     ops.insert(position[need], ops.pop(position[op]))
-    with pytest.raises(ScheduleError, match=re.escape(f"{op} stands before")):
+    with pytest.raises(ScheduleError, match=re.escape(f"{op} is scheduled before")):
         check_schedule(Schedule(WORK, tuple(ops)), one_f_one_b_in_flight(WORK))
 
 

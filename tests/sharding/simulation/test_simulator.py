@@ -265,5 +265,5 @@ def test_orders_that_cannot_run_are_refused():
     with pytest.raises(ScheduleError, match="hop encoder 0 -> backbone 0 .* before the forward"):
         simulate_on_devices(step.devices, Schedule(step.op_graph, step.schedule.ops[3:]), step.costs)
     without_hops = Schedule(step.op_graph, tuple(op for op in step.schedule.ops if op.kind != "hop"))
-    with pytest.raises(ScheduleError, match="forward backbone 0 of microbatch 0 stands before what it needs"):
+    with pytest.raises(ScheduleError, match="forward backbone 0 of microbatch 0 is scheduled before what it needs"):
         simulate_on_devices(step.devices, without_hops, step.costs)

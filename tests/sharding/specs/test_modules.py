@@ -37,7 +37,7 @@ def test_an_audio_encoder_has_the_same_place_in_the_graph_as_a_vision_encoder():
 @pytest.mark.parametrize(
     ("modules", "message"),
     [
-        ((ModuleSpec("a", 1), ModuleSpec("a", 1)), "module a stands twice"),
+        ((ModuleSpec("a", 1), ModuleSpec("a", 1)), "module a is in the graph twice"),
         ((ModuleSpec("a", 1, inputs=("b",)), ModuleSpec("b", 1)), "module a is fed by b"),
     ],
 )
