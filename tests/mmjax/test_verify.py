@@ -88,7 +88,7 @@ def test_a_missing_reduction_ends_with_1_and_says_where(tmp_path, plan):
     [
         (None, "plan.json cannot be read"),
         ("{", "plan.json: the plan is not JSON"),
-        (Plan((UnitPlan("all", ("vision",), (0,), layers=(3,)),)).to_json(), "module backbone lies in no unit"),
+        (Plan((UnitPlan("all", ("vision",), (0,), layers=(3,)),)).to_json(), "module backbone is in no unit"),
     ],
 )
 def test_a_plan_that_cannot_be_ends_with_2_and_names_the_file(tmp_path, text, culprit):
