@@ -1,4 +1,4 @@
-"""Producers as a user starts them, on loopback and free ports, for a few images of easy-VQA."""
+"""Producers in this process or started as commands, on loopback and free ports, for a few images of easy-VQA."""
 
 import contextlib
 import pathlib
@@ -41,13 +41,13 @@ def serving(
 
 
 def start_producer(gin: pathlib.Path, *arguments: str) -> subprocess.Popen:
-    """Starts one on a free port unless the arguments name another; it may not be listening yet."""
+    """Starts a producer, on a free port unless the arguments name another; it may not be listening yet."""
     command = [sys.executable, "-m", "mmjax.serve_data", f"--gin_file={gin}", "--port=0", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def address_of(process: subprocess.Popen) -> str:
-    """Where it listens, once it does."""
+    """Waits until a producer listens; its address."""
     words = process.stdout.readline().split()
     assert words[:2] == ["listening", "on"], words
     return words[2]
@@ -55,7 +55,7 @@ def address_of(process: subprocess.Popen) -> str:
 
 @contextlib.contextmanager
 def running(gin: pathlib.Path, *arguments: str, count: int = 1) -> Iterator[list[tuple[subprocess.Popen, str]]]:
-    """So many producers that listen, each with its address; they are ended with SIGKILL."""
+    """`count` listening producers with their addresses; they are ended with SIGKILL."""
     processes = [start_producer(gin, *arguments) for _ in range(count)]
     try:
         yield [(process, address_of(process)) for process in processes]
@@ -65,7 +65,7 @@ def running(gin: pathlib.Path, *arguments: str, count: int = 1) -> Iterator[list
 
 
 def end(process: subprocess.Popen) -> None:
-    """SIGKILL."""
+    """Ends a producer with SIGKILL."""
     process.kill()
     process.wait()
     process.stdout.close()

@@ -1,4 +1,4 @@
-"""A few real images of easy-VQA, so that an epoch is short; one of them can be made to overflow the model."""
+"""A data set of a few images of easy-VQA, so that an epoch is short; one of them can be made to overflow the model."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,16 +22,16 @@ class _First:
         return self._count
 
     def __getitem__(self, index: int) -> SampleMetadata:
-        outline = self._samples[index]
+        metadata = self._samples[index]
         if index != self._poisoned:
-            return outline
-        (item,) = outline.items
+            return metadata
+        (item,) = metadata.items
 
         def load() -> EncoderInputs:
-            stream = item.load()
-            return stream._replace(values=np.full_like(stream.values, np.finfo(np.float32).max))
+            inputs = item.load()
+            return inputs._replace(values=np.full_like(inputs.values, np.finfo(np.float32).max))
 
-        return dataclasses.replace(outline, items=[dataclasses.replace(item, load=load)])
+        return dataclasses.replace(metadata, items=[dataclasses.replace(item, load=load)])
 
 
 class SmallVQA:
@@ -40,7 +40,7 @@ class SmallVQA:
     Args:
         split: `train` or `test`.
         images: How many.
-        poisoned: Index of the image whose pixels are the largest numbers there are where it is looked at.
+        poisoned: Index of the image whose pixels are replaced by the largest float32 in `vqa` samples.
     """
 
     def __init__(self, split: str, images: int = 40, poisoned: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A folder of speech in which every question of easy-VQA is a short tone: what espeak-ng writes, without espeak-ng."""
+"""A folder of spoken clips, as espeak-ng would write it, in which every question of easy-VQA is a short tone."""
 
 import zlib
 

@@ -99,14 +99,14 @@ def suggest_searched_isf_capacity(
         group_size, random = samples * factor, np.random.default_rng(seed)
         slack = _slack(group_size * float(sizes[:, 0].mean()))
         try:
-            found = search_isf_capacity(sizes, group_size, [float(unit) for unit in multiples], 0, random, slack)
+            best = search_isf_capacity(sizes, group_size, [float(unit) for unit in multiples], 0, random, slack)
         except DataError as error:
             reason = reason or str(error)
             continue
         capacity, threshold, padding_share = (
-            values_by_modality(modalities, values) for values in (found.capacity, found.threshold, found.padding_share)
+            values_by_modality(modalities, values) for values in (best.capacity, best.threshold, best.padding_share)
         )
-        return SuggestedIsfCapacity(capacity, threshold, found.samples, padding_share, found.oversized)
+        return SuggestedIsfCapacity(capacity, threshold, best.samples, padding_share, best.oversized)
     return reason
 
 

@@ -40,18 +40,18 @@ def find_files(patterns: str | Sequence[str]) -> tuple[str, ...]:
         DataError: A path is missing or a folder, a pattern matches nothing, or a file is matched twice.
     """
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
-    found = [path for pattern in listed for path in _files(pattern)]
-    if not found:
+    paths = [path for pattern in listed for path in _files(pattern)]
+    if not paths:
         raise DataError("no file is named; give the path of at least one")
-    for path in found:
+    for path in paths:
         check_file(path)
     seen: set[str] = set()
-    for path in found:
+    for path in paths:
         true_path = os.path.realpath(path)
         if true_path in seen:
             raise DataError(f"{path} is named twice in {', '.join(listed)}; name every file once")
         seen.add(true_path)
-    return tuple(found)
+    return tuple(paths)
 
 
 def check_file(path: str) -> None:
@@ -73,16 +73,16 @@ def check_folder(path: str) -> None:
 def _files(pattern: str) -> list[str]:
     if os.path.exists(pattern):
         return [pattern]
-    found = []
+    paths = []
     for path in expand_braces(pattern):
         if glob.has_magic(path) and "\0" not in path:
             matching = sorted(glob.glob(path))
             if not matching:
                 raise DataError(f"no file matches {path}; check the pattern")
-            found += matching
+            paths += matching
         else:
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def _choices(pattern: str, braced: str) -> list[str]:

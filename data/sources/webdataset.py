@@ -116,22 +116,22 @@ class WebDataset:
         """One sample, with the reason if it cannot be used."""
         key = key.encode("utf-8", "backslashreplace").decode()
         suffixes = [suffix for suffix, _ in members]
-        found = dict(members)
-        media = [suffix for suffix in found if suffix in _SUFFIXES[self._task.media]]
-        text = next((suffix for suffix in (_TEXT, _JSON) if suffix in found), "")
+        member_of_suffix = dict(members)
+        media = [suffix for suffix in member_of_suffix if suffix in _SUFFIXES[self._task.media]]
+        text = next((suffix for suffix in (_TEXT, _JSON) if suffix in member_of_suffix), "")
         if any(index.is_truncated(member) for _, member in members):
             reason = f"{index.damage or 'the file is truncated'}, within this sample"
-        elif len(found) < len(suffixes):
+        elif len(member_of_suffix) < len(suffixes):
             twice = next(suffix for suffix in suffixes if suffixes.count(suffix) > 1)
             reason = f"it has two members of suffix {twice}: the key is there twice"
         elif len(media) > 1:
             reason = f"it has {len(media)} media ({', '.join(media)}) where one is expected"
         elif media and text:
-            reason = "" if found[media[0]].size else f"its {media[0]} is empty"
-            return _ShardSample(key, found[media[0]], found[text], reason)
+            reason = "" if member_of_suffix[media[0]].size else f"its {media[0]} is empty"
+            return _ShardSample(key, member_of_suffix[media[0]], member_of_suffix[text], reason)
         else:
-            wanted = f"{_TEXT} or {_JSON}" if media else " or ".join(_SUFFIXES[self._task.media])
-            reason = f"it has no {wanted}" + (f"; {index.damage}" if index.damage else "")
+            missing = f"{_TEXT} or {_JSON}" if media else " or ".join(_SUFFIXES[self._task.media])
+            reason = f"it has no {missing}" + (f"; {index.damage}" if index.damage else "")
         return _ShardSample(key, reason=reason)
 
 

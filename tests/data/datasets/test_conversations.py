@@ -1,4 +1,4 @@
-"""Records become samples: texts by a template, media as placeholders whose number the header tells."""
+"""Records become samples: texts by a chat template, media as placeholders counted from headers."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Prompts of trained models: what their samples were, without what is asked for; marks and media that go together."""
+"""Prompts are laid out as training samples without the answer; marks and media match."""
 
 import io
 

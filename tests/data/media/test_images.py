@@ -178,7 +178,7 @@ def test_truncated_files_are_refused(form):
 
 
 def is_accepted(content):
-    """Whether an image can be read; only BadSampleError comes out, and header and pixels agree in size."""
+    """Whether an image can be read, with header and pixels of one size; otherwise BadSampleError is raised."""
     media = Media(where="fuzzed", content=content)
     accepted = False
     try:

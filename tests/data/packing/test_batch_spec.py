@@ -1,4 +1,4 @@
-"""The element spec is that of the batches which the shipped configurations make."""
+"""The element spec equals that of batches of every shipped configuration."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Every sample is handed out once an epoch, whatever interrupts the run and however steps are formed."""
+"""Every sample is handed out once an epoch, for every grouping policy and across interruptions."""
 
 import collections
 import json
@@ -116,7 +116,7 @@ def test_interruptions_anywhere_lose_and_repeat_nothing(case, stops):
 
 
 @pytest.mark.parametrize("grouping", sorted(GROUPING_POLICIES))
-def test_epochs_hand_out_every_sample_as_often_but_for_what_waits(grouping):
+def test_every_epoch_hands_out_each_sample_once_except_carried_ones(grouping):
     catalogue = Sized(200, 7)
     rows, waiting = 4, 0
     seen = collections.Counter()

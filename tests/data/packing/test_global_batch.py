@@ -31,7 +31,7 @@ def batch_of(*samples, rows=2, **weights):
     return build_global_batch(pack_samples(samples, rows, CAPACITY, FORM), MODEL, FORM, **weights)
 
 
-def test_names_shapes_and_types_are_the_contract():
+def test_names_shapes_and_dtypes_of_the_arrays():
     batch = batch_of(ASKED, DRAWN)
     described = {
         module: {name: (array.dtype.name, array.shape) for name, array in fields.items()}
@@ -62,7 +62,7 @@ def test_names_shapes_and_types_are_the_contract():
     assert all(array.flags["C_CONTIGUOUS"] for fields in batch.arrays.values() for array in fields.values())
 
 
-def test_the_shapes_do_not_depend_on_what_there_is():
+def test_shapes_do_not_depend_on_the_samples():
     shapes = [
         [array.shape for fields in batch_of(*samples).arrays.values() for array in fields.values()]
         for samples in ((ASKED, DRAWN, TOLD), (TOLD,), (DRAWN,), (ASKED,))
@@ -81,13 +81,13 @@ def test_losses_are_normalised_over_the_whole_batch():
     assert batch.arrays["generator"]["samples"][0, 0] == 12
 
 
-def test_counts_are_what_is_real_of_what_there_is_room_for():
+def test_counts_are_real_units_and_capacity():
     batch = batch_of(ASKED, DRAWN, TOLD)
     tokens = sum(len(sample.layout.tokens) for sample in (ASKED, DRAWN, TOLD))
     assert batch.counts == {"vision": (16, 64), "backbone": (tokens, 64), "generator": (1, 4)}
 
 
-def test_a_batch_without_images_or_targets_is_all_zeros_there():
+def test_weights_are_zero_without_images_or_targets():
     batch = batch_of(TOLD)
     for module in ("vision", "generator"):
         assert not any(array.any() for array in batch.arrays[module].values())
@@ -96,7 +96,7 @@ def test_a_batch_without_images_or_targets_is_all_zeros_there():
     assert not silent.arrays["backbone"]["weights"].any()
 
 
-def test_modules_are_called_what_the_model_calls_them():
+def test_arrays_are_named_after_the_models_modules():
     model = ModelConfig(
         encoders=(VisionConfig(name="eye", patch=2, merge=2),),
         generators=(GeneratorConfig(name="brush", image_size=8, conditions=2),),
@@ -105,7 +105,7 @@ def test_modules_are_called_what_the_model_calls_them():
     assert set(batch.arrays) == set(batch.counts) == {"eye", "backbone", "brush"}
 
 
-def test_rows_that_another_host_loads_count_in_the_normalisers():
+def test_rows_of_other_hosts_count_in_the_normalisation():
     whole = pack_samples([TOLD, DRAWN], 2, CAPACITY, FORM)
     here = pack_samples([TOLD], 2, CAPACITY, FORM)
     batch = build_global_batch(here, MODEL, FORM, totals=BatchTotals.from_rows(whole, FORM))
@@ -115,7 +115,7 @@ def test_rows_that_another_host_loads_count_in_the_normalisers():
     assert weights[weights > 0].tolist() == [np.float32(1 / 5)] * 2
 
 
-def test_where_the_backbone_has_experts_every_token_has_its_share_of_their_balancing_loss():
+def test_tokens_have_shares_of_the_balancing_loss_of_experts():
     model = dataclasses.replace(MODEL, backbone=dataclasses.replace(MODEL.backbone, experts=ExpertsConfig()))
     whole = pack_samples([TOLD, DRAWN], 2, CAPACITY, FORM)
     batch = build_global_batch(whole, model, FORM)

@@ -129,12 +129,12 @@ def test_first_fit_fills_the_first_row_with_room():
         ({"drawn": 3}, "3 images where a row holds 2"),
     ],
 )
-def test_a_sample_larger_than_a_row_is_named(shape, name):
+def test_samples_larger_than_a_row_are_named(shape, name):
     with pytest.raises(DataError, match=rf"sample 7 \(made\): {name}; raise the row's capacity"):
         pack_samples([make(7, **shape)], 1, CAPACITY, FORM)
 
 
-def test_each_capacity_opens_a_new_row_when_it_is_used_up():
+def test_every_exhausted_capacity_opens_a_new_row():
     assert pack_samples([make(number) for number in range(4)], 2, CAPACITY, FORM).sample_ids.tolist() == [
         [0, 1, 2],
         [3, -1, -1],

@@ -36,7 +36,7 @@ def asked_in(batch):
     return list(zip(samples, fields["branches"][rows, places], fields["targets"][rows, places], strict=True))
 
 
-def test_same_seed_same_batches_whatever_the_threads(train):
+def test_batches_do_not_depend_on_threads_or_prefetching(train):
     batches = take(training_batches(CONFIG, MODEL, train), 5)
     for threads, prefetch in ((0, 0), (3, 0), (2, 3)):
         config = dataclasses.replace(CONFIG, threads=threads, prefetch=prefetch)
@@ -72,7 +72,7 @@ def test_worker_processes_make_the_same_batches(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_host_decodes_only_its_rows_and_knows_the_whole(train):
+def test_a_host_decodes_only_its_rows_and_knows_the_totals(train):
     (whole,) = take(training_batches(CONFIG, MODEL, train), 1)
     (part,) = take(training_batches(CONFIG, MODEL, train, rows=[1, 2]), 1)
     assert (part.counts, part.targets, part.state) == (whole.counts, whole.targets, whole.state)
@@ -83,14 +83,14 @@ def test_a_host_decodes_only_its_rows_and_knows_the_whole(train):
     assert not part.arrays["backbone"]["tokens"][[0, 3]].any() and not part.arrays["vision"]["patches"][[0, 3]].any()
 
 
-def test_another_seed_another_order(train):
+def test_another_seed_gives_another_order(train):
     other = dataclasses.replace(CONFIG, seed=4)
     ids, other_ids = ([ids_of(batch) for batch in take(training_batches(c, MODEL, train), 2)] for c in (CONFIG, other))
     assert ids != other_ids
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_restored_iterator_gives_the_batches_that_remain(train, prefetch):
+def test_a_restored_iterator_gives_the_remaining_batches(train, prefetch):
     config = dataclasses.replace(CONFIG, prefetch=prefetch)
     iterator = training_batches(config, MODEL, train)
     states, batches = [iterator.get_state()], []
@@ -112,7 +112,7 @@ def test_a_restored_iterator_gives_the_batches_that_remain(train, prefetch):
     assert max(len(json.dumps(state)) for state in states) < 1000
 
 
-def test_the_state_survives_an_epoch():
+def test_a_state_is_restored_across_epochs():
     source = First("train", 7)  # every batch crosses epochs
     iterator = training_batches(CONFIG, MODEL, source)
     batches = take(iterator, 4)
@@ -137,7 +137,7 @@ def test_a_state_of_another_configuration_is_refused_by_name(train):
     training_batches(faster, MODEL, train).set_state(state)
 
 
-def test_each_kind_comes_in_its_proportion_and_once_an_epoch(train):
+def test_kinds_are_drawn_in_proportion_and_samples_once_an_epoch(train):
     iterator = training_batches(CONFIG, MODEL, train)
     numbers = [number for batch in take(iterator, 40) for number in ids_of(batch)]
     samples = iterator.counters()["samples"]
@@ -190,7 +190,7 @@ def test_evaluation_of_several_kinds_takes_each_sample_once():
     )
 
 
-def test_a_model_or_a_kind_that_does_not_fit_is_refused(train):
+def test_unsuitable_models_and_kinds_are_refused(train):
     with pytest.raises(DataError, match="no samples of kind 'audio'; it has vqa, description, text"):
         training_batches(dataclasses.replace(CONFIG, mixture=(("audio", 1.0),)), MODEL, train)
     with pytest.raises(DataError, match=r"35 ids, more than backbone.vocabulary = 34; raise it"):
@@ -220,7 +220,7 @@ def test_a_model_or_a_kind_that_does_not_fit_is_refused(train):
         ({"mixture": (("vqa", 1.0), ("vqa", 2.0))}, "each kind once"),
     ],
 )
-def test_a_bad_configuration_is_refused(changes, message):
+def test_invalid_configurations_are_refused(changes, message):
     with pytest.raises(DataError, match=message):
         DataConfig(**changes)
 
@@ -244,7 +244,7 @@ next(batches)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_closed_batches_say_so(train):
+def test_closed_batches_raise_an_error(train):
     iterator = training_batches(CONFIG, MODEL, train)
     next(iterator)
     for _ in range(2):

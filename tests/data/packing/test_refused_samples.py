@@ -1,4 +1,4 @@
-"""Samples that cannot be used in a pipeline: broken files, and what is larger than a row."""
+"""The pipeline and samples that cannot be used: broken files, and samples larger than a row."""
 
 import dataclasses
 import logging
@@ -60,7 +60,7 @@ def test_too_many_corrupt_images_stop_the_run_and_are_named(held_out, tmp_path, 
     iterator.close()
 
 
-def test_a_sample_larger_than_a_row_is_skipped_counted_and_logged(train, caplog):
+def test_oversized_samples_are_skipped_counted_and_logged(train, caplog):
     config = dataclasses.replace(CONFIG, tokens=128)
     with caplog.at_level(logging.WARNING, logger="data"):
         iterator = training_batches(config, MODEL, train)
@@ -75,7 +75,7 @@ def test_a_sample_larger_than_a_row_is_skipped_counted_and_logged(train, caplog)
     assert "tokens where a row holds 128; raise the row's capacity" in caplog.text
 
 
-def test_an_oversized_sample_can_be_an_error_and_always_is_in_evaluation(train, held_out):
+def test_oversized_samples_are_an_error_if_configured_and_in_evaluation(train, held_out):
     config = dataclasses.replace(CONFIG, tokens=128, oversized="error")
     message = r"sample \d+ \(vqa\): \d+ tokens where a row holds 128"
     with pytest.raises(DataError, match=message):
@@ -84,7 +84,7 @@ def test_an_oversized_sample_can_be_an_error_and_always_is_in_evaluation(train, 
         list(evaluation_batches(dataclasses.replace(config, oversized="skip"), MODEL, held_out))
 
 
-def test_a_kind_of_which_nothing_fits_stops_instead_of_searching_forever():
+def test_a_kind_without_fitting_samples_is_an_error():
     config = dataclasses.replace(CONFIG, tokens=20, mixture=(("vqa", 1.0),))
     with pytest.raises(
         DataError, match="not one of 20 samples can be used; the last: sample .* tokens where a row holds 20"

@@ -1,4 +1,4 @@
-"""Rows in another order: the same from sizes as from the batch itself, and nothing lost."""
+"""Row orders keep every row, and loads from sizes equal those of the batch."""
 
 import numpy as np
 

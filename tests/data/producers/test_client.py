@@ -1,4 +1,4 @@
-"""Batches from producers are those made here, whoever dies: real processes, real connections."""
+"""Batches of producers equal those made in this process, even if a producer is killed; real processes."""
 
 import dataclasses
 import json
@@ -91,7 +91,7 @@ def served(address):
         return json.loads(answer.body.to_pybytes())["served"]
 
 
-def test_two_producers_make_the_batches_that_are_made_here(pair, remote, expected):
+def test_two_producers_make_the_same_batches(pair, remote, expected):
     made, states = expected
     addresses = [address for _, address in pair]
     before = [served(address) for address in addresses]
@@ -105,7 +105,7 @@ def test_two_producers_make_the_batches_that_are_made_here(pair, remote, expecte
     assert all(COUNT / 2 <= count <= COUNT / 2 + CONFIG.prefetch for count in counts), counts
 
 
-def test_a_state_goes_on_wherever_it_was_taken(pair, remote, source, expected):
+def test_states_are_interchangeable_with_and_without_producers(pair, remote, source, expected):
     made, states = expected
     batches = remote(*(address for _, address in pair))
     batches.set_state(states[7])
@@ -119,9 +119,7 @@ def test_a_state_goes_on_wherever_it_was_taken(pair, remote, source, expected):
     here.close()
 
 
-def test_a_producer_killed_in_mid_epoch_loses_and_repeats_nothing_and_one_that_is_back_is_used(
-    pair, remote, source, gin, monkeypatch
-):
+def test_a_killed_producer_loses_nothing_and_is_used_again_when_it_returns(pair, remote, source, gin, monkeypatch):
     monkeypatch.setattr(client, "MAX_PROBE_INTERVAL", 0.2)
     here = training_batches(CONFIG, MODEL, source)
     (first, address), (_, other) = pair
@@ -141,7 +139,7 @@ def test_a_producer_killed_in_mid_epoch_loses_and_repeats_nothing_and_one_that_i
     here.close()
 
 
-def test_whoever_comes_back_in_time_is_waited_for(remote, expected):
+def test_a_producer_that_returns_within_the_timeout_is_waited_for(remote, expected):
     made, _ = expected
     with serving() as (_, address):
         batches = remote(address)
@@ -162,7 +160,7 @@ def test_whoever_comes_back_in_time_is_waited_for(remote, expected):
     thread.join()
 
 
-def test_no_more_is_made_than_is_asked_for(remote):
+def test_producers_make_only_requested_steps(remote):
     with serving() as (producer, address):
         batches = remote(address, config=dataclasses.replace(CONFIG, prefetch=1))
         for taken in range(1, 5):
@@ -171,7 +169,7 @@ def test_no_more_is_made_than_is_asked_for(remote):
         batches.close()
 
 
-def test_producers_order_rows_as_they_would_be_ordered_here(remote, source):
+def test_producers_order_rows_as_in_this_process(remote, source):
     order = RowOrderRequest(single_device_plan(module_graph(MODEL), 2), "h100", ("all",), "intra_microbatch")
     here = training_batches(
         CONFIG, MODEL, source, order.make_row_order(MODEL, SampleFormat.for_model(MODEL, CONFIG.patches))
@@ -188,7 +186,7 @@ def test_producers_order_rows_as_they_would_be_ordered_here(remote, source):
     assert moved
 
 
-def test_producers_make_only_the_rows_that_are_asked_for(pair, remote, source):
+def test_producers_make_only_requested_rows(pair, remote, source):
     here = training_batches(CONFIG, MODEL, source, rows=[1, 2])
     there = remote(*(address for _, address in pair), rows=[1, 2])
     for _ in range(3):
@@ -199,7 +197,7 @@ def test_producers_make_only_the_rows_that_are_asked_for(pair, remote, source):
     here.close()
 
 
-def test_another_configuration_is_refused_by_name(pair, remote):
+def test_other_configurations_are_refused_with_the_difference(pair, remote):
     for config, name in (({"seed": 4}, "seed 4 -> 3"), ({"rows": 8}, "rows 8 -> 4")):
         batches = remote(pair[1][1], config=dataclasses.replace(CONFIG, **config))
         with pytest.raises(DataError, match=f"{pair[1][1]}: .*{name}"):
@@ -218,7 +216,7 @@ def test_the_token_comes_from_the_environment(remote, expected, monkeypatch):
         batches.close()
 
 
-def test_if_all_are_gone_the_error_names_them(remote, caplog):
+def test_the_error_names_all_unavailable_producers(remote, caplog):
     with serving() as (_, one), serving() as (_, two):
         pass
     with pytest.raises(DataError, match=f"0.3 s: {one} .*{two} .*resume"):
@@ -236,7 +234,7 @@ class Breaking(flight.FlightServerBase):
         raise flight.FlightUnavailableError("broken off")
 
 
-def test_a_step_that_ends_every_producer_is_named(remote, monkeypatch):
+def test_a_step_that_ends_every_producer_is_an_error(remote, monkeypatch):
     monkeypatch.setattr(client, "MIN_PROBE_INTERVAL", 0.01)
     with Breaking("grpc://127.0.0.1:0") as server, pytest.raises(DataError, match="5 times, .* step 0 after"):
         next(remote(f"127.0.0.1:{server.port}", config=dataclasses.replace(CONFIG, prefetch=1)))
@@ -254,6 +252,6 @@ def test_a_step_that_ends_every_producer_is_named(remote, monkeypatch):
         (("host:1",), float("inf"), "timeout of producers"),
     ],
 )
-def test_addresses_that_are_none_are_refused_at_once(remote, addresses, timeout, words):
+def test_invalid_addresses_and_timeouts_are_refused_at_once(remote, addresses, timeout, words):
     with pytest.raises(UserError, match=words):
         remote(*addresses, timeout=timeout)

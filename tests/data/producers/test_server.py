@@ -1,4 +1,4 @@
-"""The producer: what it refuses, and that nothing ends it. Real connections on loopback."""
+"""The producer refuses invalid requests and survives them; over real connections on loopback."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ def assert_served(address: str, request: StepRequest, token: str = "") -> None:
 
 
 @pytest.mark.parametrize("token", ["", TOKEN + "x", TOKEN[:-1]])
-def test_without_the_token_nothing_is_told(request_of_first, token):
+def test_requests_without_the_token_are_refused(request_of_first, token):
     with serving(TOKEN) as (_, address):
         connection = ProducerConnection(address, token)
         for ask in (connection.probe, lambda: connection.fetch(request_of_first, 30.0)):
@@ -62,7 +62,7 @@ def test_without_the_token_nothing_is_told(request_of_first, token):
         assert_served(address, request_of_first, TOKEN)
 
 
-def test_garbage_on_the_port_ends_nothing(producer, request_of_first):
+def test_garbage_on_the_port_does_not_end_the_producer(producer, request_of_first):
     host, port = producer.split(":")
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 4096, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 999):
         with socket.create_connection((host, int(port))) as raw:
@@ -76,7 +76,7 @@ def test_garbage_on_the_port_ends_nothing(producer, request_of_first):
     assert_served(producer, request_of_first)
 
 
-def test_garbage_for_a_ticket_is_refused_with_the_reason(producer, request_of_first):
+def test_invalid_tickets_are_refused_with_the_reason(producer, request_of_first):
     with flight.FlightClient(f"grpc://{producer}") as client:
         for ticket in (b"", b"\x80\x04}q\x00.", b"[]", request_of_first.to_bytes()[:-1]):
             with pytest.raises(flight.FlightServerError, match="not a step request"):
@@ -109,7 +109,7 @@ def test_tls(tmp_path, monkeypatch, request_of_first):
         plain.close()
 
 
-def test_a_port_that_is_taken_is_named(producer):
+def test_an_occupied_port_is_named(producer):
     with pytest.raises(DataError, match=f"cannot listen on {producer}"), serving(port=int(producer.split(":")[1])):
         raise AssertionError("two producers on one port")
 
@@ -129,7 +129,7 @@ def test_a_port_that_is_taken_is_named(producer):
         ("", False),
     ],
 )
-def test_off_loopback_a_token_is_needed(host, loopback, tmp_path):
+def test_a_token_is_required_off_loopback(host, loopback, tmp_path):
     assert is_loopback(host) is loopback
     if loopback:
         assert read_token("", host) == ""
@@ -142,7 +142,7 @@ def test_off_loopback_a_token_is_needed(host, loopback, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"two words", b"two\nlines", "größe".encode()])
-def test_a_token_is_one_word(content, tmp_path):
+def test_a_token_must_be_one_word(content, tmp_path):
     path = tmp_path / "token"
     path.write_bytes(content)
     with pytest.raises(DataError, match="token_file"):

@@ -1,4 +1,4 @@
-"""Steps by place: the planner's, in whatever order they are asked for."""
+"""The step-plan cache returns the planner's steps in whatever order they are requested."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ ASKED = st.integers(0, COUNT - 1).flatmap(lambda step: st.tuples(st.integers(0, 
 
 @hypothesis.settings(deadline=None, max_examples=12)
 @hypothesis.given(st.lists(ASKED, min_size=1, max_size=8), st.sampled_from([4, 512]), st.integers(1, 3))
-def test_any_step_from_any_place_in_any_order(asked, kept, chains):
+def test_any_step_from_any_state_in_any_order(asked, kept, chains):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_plan_cache, "MAX_PLANS", kept)
         patch.setattr(step_plan_cache, "MAX_CHAINS", chains)
@@ -33,7 +33,7 @@ def test_any_step_from_any_place_in_any_order(asked, kept, chains):
             assert (found.rows, found.state_after) == (PLANS[step].rows, PLANS[step].state_after)
 
 
-def test_asking_on_plans_nothing_twice():
+def test_consecutive_requests_plan_nothing_twice():
     begun = []
 
     class Counting(BatchRecipe):
@@ -49,7 +49,7 @@ def test_asking_on_plans_nothing_twice():
     assert begun == [PlannerState()]
 
 
-def test_a_place_that_is_none_is_refused_and_the_others_go_on():
+def test_invalid_states_are_refused_without_affecting_others():
     steps = StepPlanCache(RECIPE)
     with pytest.raises(DataError, match="no position"):
         steps.step(PlannerState(window_start=2**63), 0)

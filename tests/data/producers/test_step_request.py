@@ -1,4 +1,4 @@
-"""What trainers ask: as it was sent, and nothing else."""
+"""Step requests are decoded as they were sent, and everything else is refused."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ NUMBERS = st.integers(0, 2**60)
     st.sampled_from([None, ORDER]),
     st.none() | st.lists(NUMBERS, max_size=3).map(tuple),
 )
-def test_a_request_arrives_as_it_was_sent(place, skip, order, rows):
+def test_requests_are_decoded_unchanged(place, skip, order, rows):
     request = StepRequest({"seed": 3, "mixture": [["vqa", 1.0]]}, PlannerState(*place), skip, order, rows)
     assert StepRequest.from_bytes(request.to_bytes()) == request
 
@@ -67,7 +67,7 @@ GOOD = {
         {"row_order": ORDER.to_json() | {"trainable": [1]}},
     ],
 )
-def test_what_is_no_request_is_refused(fields):
+def test_invalid_requests_are_refused(fields):
     assert StepRequest.from_bytes(json.dumps(GOOD).encode()).skip == 0
     with pytest.raises(UserError):
         StepRequest.from_bytes(json.dumps(GOOD | fields).encode())
@@ -95,7 +95,7 @@ def source():
         ({}, ModelConfig(encoders=(VisionConfig(patch=4),)), "model.patches"),
     ],
 )
-def test_an_identity_names_what_decides_a_batch(source, config, model, name):
+def test_the_fingerprint_names_everything_that_decides_a_batch(source, config, model, name):
     def identity(config: DataConfig, model: ModelConfig) -> dict[str, object]:
         return batch_fingerprint(training_recipe(config, model, source), config)
 

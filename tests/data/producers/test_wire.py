@@ -1,4 +1,4 @@
-"""Batches as Arrow streams: whatever goes in comes out, and nothing else gets in."""
+"""Batches as Arrow streams are decoded as they were encoded, and other streams are refused."""
 
 import io
 import json
@@ -68,7 +68,7 @@ def assert_same(batch: GlobalBatch, other: GlobalBatch) -> None:
 
 @hypothesis.settings(deadline=None, max_examples=60)
 @hypothesis.given(FIELDS, st.integers(1, 50))
-def test_a_batch_arrives_as_it_was_sent_however_it_is_cut(fields, max_part_bytes):
+def test_batches_are_decoded_unchanged_for_every_part_size(fields, max_part_bytes):
     batch = GlobalBatch(**fields)
     assert_same(batch, received(sent(batch, max_part_bytes=max_part_bytes)))
     assert_same(batch, received(sent(batch)))
@@ -79,7 +79,7 @@ def small_batch() -> GlobalBatch:
     return GlobalBatch(arrays={"backbone": {"tokens": tokens}}, sample_ids=np.ones(3, np.int32), counts={}, targets=0)
 
 
-def test_tensors_are_not_copied_on_the_way_out_and_lie_in_what_came_in():
+def test_tensors_are_not_copied():
     batch = small_batch()
     tokens = batch.arrays["backbone"]["tokens"]
     reader = wire.encode_batch(batch)
@@ -88,7 +88,7 @@ def test_tensors_are_not_copied_on_the_way_out_and_lie_in_what_came_in():
     assert np.shares_memory(wire.decode_batch(reader.schema, rows).arrays["backbone"]["tokens"], tokens)
 
 
-def test_what_is_not_contiguous_arrives_in_order():
+def test_non_contiguous_tensors_are_decoded_unchanged():
     batch = small_batch()
     batch.arrays["backbone"]["tokens"] = np.arange(12, dtype=np.int32).reshape(4, 3).T[:, ::2]
     assert_same(batch, received(sent(batch)))
@@ -119,13 +119,13 @@ IDS = ["", "sample_ids", "<i4", [3]]
         ({"refused": [["too", "few"]]}, "not an encoded batch"),
     ],
 )
-def test_a_stream_that_is_not_as_its_header_says_is_refused(fields, words):
+def test_streams_that_contradict_their_header_are_refused(fields, words):
     schema, rows = changed(**fields)
     with pytest.raises(DataError, match=words):
         wire.decode_batch(schema, rows)
 
 
-def test_a_stream_that_is_none_of_ours_is_refused():
+def test_other_streams_are_refused():
     schema = pa.schema([("bytes", pa.large_binary())])
     with pytest.raises(DataError, match="not an encoded batch"):
         wire.decode_batch(schema, [])
@@ -137,7 +137,7 @@ def test_a_stream_that_is_none_of_ours_is_refused():
 @hypothesis.given(
     st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.none() | st.sets(st.integers(0, n - 1))))
 )
-def test_a_batch_that_was_cut_is_whole_again(drawn):
+def test_sliced_rows_are_restored(drawn):
     count, needed = drawn
     rows = None if needed is None else sorted(needed)
     tokens = np.arange(count * 3, dtype=np.int32).reshape(count, 3)

@@ -1,4 +1,4 @@
-"""A made-up data set whose figures can be told by hand, described, printed and drawn."""
+"""Description of a made-up data set whose figures can be computed by hand, on a terminal and as a page."""
 
 import dataclasses
 import io

@@ -19,7 +19,7 @@ class Decoder:
         return self.decoded
 
 
-def test_a_picture_is_decoded_once_for_all_of_its_tiles_and_again_when_asked_again():
+def test_an_image_is_decoded_once_for_all_of_its_tiles():
     pixels = Decoder(PICTURE)
     items = image_items(pixels, (24, 40), PATCHES, tiling=DynamicTiling(tile_size=16, min_tiles=2, max_tiles=2))
     assert [item.length for item in items] == [16, 16, 16] and pixels.times == 0
@@ -31,7 +31,7 @@ def test_a_picture_is_decoded_once_for_all_of_its_tiles_and_again_when_asked_aga
         np.testing.assert_array_equal(one.values, other.values)
 
 
-def test_without_a_rule_a_picture_is_one_image_as_large_as_a_row_allows():
+def test_without_a_tiling_an_input_is_one_image_as_large_as_a_row_allows():
     plain = image_item(lambda: PICTURE, (24, 40), SampleFormat(PATCHES), "it.png")
     (ruled,) = image_items(lambda: PICTURE, (24, 40), PATCHES, "it.png", NativeResolution(64 // 4))
     assert (plain.field, plain.length, plain.where) == ("patches", 3 * 5 * 4, "it.png")
@@ -39,7 +39,7 @@ def test_without_a_rule_a_picture_is_one_image_as_large_as_a_row_allows():
     assert plain.load().positions.shape == (60, 2)
 
 
-def test_a_clip_is_decoded_once_for_all_of_its_pieces():
+def test_a_clip_is_decoded_once_for_all_of_its_chunks():
     sound = Decoder(np.sin(np.arange(6400) / 3).astype(np.float32))
     items = audio_items(sound, [range(3200), range(3200, 6400)], FrameFormat(mels=8, merge=5), "it.wav")
     streams = [item.load() for item in items]

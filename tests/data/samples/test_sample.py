@@ -7,19 +7,19 @@ from data.samples.sample_format import FrameFormat
 from data.samples.token_layout import lay_out_tokens
 
 
-def test_a_target_that_nothing_predicts_is_refused():
+def test_targets_without_a_preceding_token_are_refused():
     with pytest.raises(DataError, match="first token of a trunk or branch cannot be a target"):
         lay_out_tokens([1], [[9, 2]], [(), (0,)], {})
 
 
-def test_every_stream_has_placeholders_of_its_own():
+def test_every_encoder_has_placeholders_of_its_own():
     layout = lay_out_tokens([1, 4, 7, 4], [[7]], [(), ()], {"patches": 4, "frames": 7})
     assert layout.encoder_indices["patches"].tolist() == [-1, 0, -1, 1, -1]
     assert layout.encoder_indices["frames"].tolist() == [-1, -1, 0, -1, 1]
     assert layout.encoder_indices["frames"].dtype == np.int32
 
 
-def test_streams_are_joined_and_numbered_anew():
+def test_encoder_inputs_are_concatenated_and_renumbered():
     form = FrameFormat(mels=2, merge=1, max_length=8)
     parts = [
         EncoderInputs(np.full((length, 2), length, np.float32), np.ones(length // 2, np.int32), np.arange(length // 2))

@@ -54,6 +54,6 @@ def test_a_model_without_a_modality_has_no_format_for_it():
         (ModelConfig(encoders=(AudioConfig(),)), 0, "FrameFormat.max_length is 0"),
     ],
 )
-def test_a_model_it_cannot_feed_is_refused(model, patches, message):
+def test_models_that_the_pipeline_cannot_feed_are_refused(model, patches, message):
     with pytest.raises(DataError, match=message):
         SampleFormat.for_model(model, patches)

@@ -1,4 +1,4 @@
-"""Outlines: what planning is told of a sample is what loading gives, with class tokens before images and without."""
+"""Sample metadata has the sizes of the loaded sample, with and without class tokens."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_the_cells_of_class_tokens_give_no_backbone_token():
     assert cells_with_tokens([], PatchFormat(merge=2, class_token=True)).tolist() == []
 
 
-def test_a_class_token_stands_alone_in_the_first_place_of_a_cell():
+def test_a_class_token_is_the_first_value_of_its_cell():
     of = form(True)
     sample = outline([picture(0, 1, 2)], of).load(0)
     values, items, positions = sample.encoder_inputs["patches"]
@@ -52,12 +52,12 @@ def test_a_class_token_stands_alone_in_the_first_place_of_a_cell():
     assert sample.layout.encoder_indices["patches"].tolist() == [-1, -1, -1, 1, 2]
 
 
-def test_a_sample_of_words_alone_has_no_cell():
+def test_a_text_sample_has_no_cells():
     sample = outline([], form(True)).load(0)
     assert sample.layout.encoder_indices["patches"].tolist() == [-1]
 
 
-def test_a_picture_is_shrunk_until_a_row_holds_its_class_token_too():
+def test_images_are_scaled_down_to_leave_room_for_the_class_token():
     of = SampleFormat(PatchFormat("vision", PATCH, MERGE, 16, True), None, None)
     shrunk = image_item(lambda: picture(0, 4, 4), (4 * UNIT, 4 * UNIT), of)
     assert shrunk.length <= 16 and len(shrunk.load().values) == shrunk.length
@@ -70,7 +70,7 @@ samples = st.lists(st.lists(sizes, max_size=2), min_size=1, max_size=4)
 @pytest.mark.parametrize("class_token", [True, False])
 @given(samples)
 @settings(max_examples=20, deadline=None)
-def test_every_image_and_its_tokens_are_found_in_packed_rows_and_as_many_as_planned(class_token, wanted):
+def test_packed_rows_contain_every_image_and_the_planned_tokens(class_token, wanted):
     of, model = form(class_token), ModelConfig((VisionConfig(patch=PATCH, class_token=class_token),), generators=())
     pictures = [[picture(10 * n + m, *size) for m, size in enumerate(each)] for n, each in enumerate(wanted)]
     outlines = [outline(each, of) for each in pictures]

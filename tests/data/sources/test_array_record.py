@@ -43,14 +43,14 @@ def record(number):
 
 @given(draft=drafts)
 @settings(max_examples=50, deadline=None)
-def test_a_record_survives_its_bytes(draft):
+def test_records_are_decoded_unchanged(draft):
     record = made(draft)
     assert decode_record("where", encode_record(record)) == record
 
 
 @given(listed=st.lists(drafts, min_size=1, max_size=5))
 @settings(max_examples=20, deadline=None)
-def test_records_survive_a_file(tmp_path_factory, listed):
+def test_records_are_read_from_files_unchanged(tmp_path_factory, listed):
     listed = list(map(made, listed))
     path = str(tmp_path_factory.getbasetemp() / "any.array_record")
     quarantine = Quarantine({path: len(listed)}, 0.0)
@@ -60,7 +60,7 @@ def test_records_survive_a_file(tmp_path_factory, listed):
     assert [source[index] for index in range(len(source))] == listed
 
 
-def test_any_source_converts_and_what_cannot_be_read_is_listed(tmp_path):
+def test_every_source_can_be_converted_and_bad_records_are_listed(tmp_path):
     (tmp_path / "china.jpg").write_bytes(photographs()["china"])
     ask = said(("human", "<image>\nWhat is it?"), ("gpt", "A temple."))
     lines = [{"image": "china.jpg", "conversations": ask}, {"image": "gone.jpg", "conversations": ask}, 3]
@@ -127,12 +127,12 @@ def turn(*items, role="user"):
         (entry(turn())[:-1], "not JSON"),
     ],
 )
-def test_what_is_no_record_is_refused_with_the_reason(content, reason):
+def test_invalid_records_are_refused_with_the_reason(content, reason):
     with pytest.raises(BadSampleError, match=reason):
         decode_record("where", content)
 
 
-def test_a_file_of_something_else_is_all_bad_samples(tmp_path):
+def test_files_of_other_content_are_bad_samples(tmp_path):
     path = str(tmp_path / "a")
     writer = ArrayRecordWriter(path, "group_size:1")
     writer.write(b"something else")
@@ -156,7 +156,7 @@ def test_invalid_sources_are_refused_at_the_start(tmp_path):
 
 @given(content=st.binary(max_size=60), header=st.binary(max_size=40) | words.map(str.encode))
 @settings(max_examples=50, deadline=None)
-def test_any_bytes_give_a_record_or_one_kind_of_error(content, header):
+def test_any_bytes_give_a_record_or_bad_sample_error(content, header):
     for attempt in (content, entry(header, content)):
         with pytest.raises(BadSampleError):
             decode_record("where", attempt)
@@ -164,7 +164,7 @@ def test_any_bytes_give_a_record_or_one_kind_of_error(content, header):
 
 @given(draft=drafts, data=st.data())
 @settings(max_examples=50, deadline=None)
-def test_damaged_bytes_give_a_record_or_one_kind_of_error(draft, data):
+def test_damaged_bytes_give_a_record_or_bad_sample_error(draft, data):
     content = bytearray(encode_record(made(draft)))
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -174,7 +174,7 @@ def test_damaged_bytes_give_a_record_or_one_kind_of_error(draft, data):
         assert error.where == "where"
 
 
-def test_a_damaged_file_gives_records_or_errors_about_data(tmp_path):
+def test_a_damaged_file_gives_records_or_data_errors(tmp_path):
     path, readable = tmp_path / "damaged.array_record", []
 
     @given(data=st.data())

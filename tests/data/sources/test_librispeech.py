@@ -70,7 +70,7 @@ def test_every_line_and_every_clip_is_accounted_for(tmp_path):
     ]
 
 
-def test_a_clip_that_vanishes_is_named_when_it_is_read(tmp_path):
+def test_missing_clips_are_named_when_read(tmp_path):
     home = chapter(tmp_path, "1", "2", [(CLIP, "ONE")])
     source = LibriSpeech(str(tmp_path))
     (home / "1-2-0000.flac").unlink()
@@ -90,7 +90,7 @@ def test_invalid_sources_are_refused_at_the_start(tmp_path):
 
 @given(content=st.binary(max_size=50) | st.text("a b/.\0\n\r\x1c\x85é", max_size=20).map(str.encode))
 @settings(deadline=None)
-def test_any_transcript_gives_records_or_errors_about_data(tmp_path_factory, content):
+def test_any_transcript_gives_records_or_data_errors(tmp_path_factory, content):
     folder = tmp_path_factory.getbasetemp() / "libri"
     folder.mkdir(exist_ok=True)
     (folder / "a.flac").write_bytes(CLIP)

@@ -72,7 +72,7 @@ def test_paths_are_relative_to_the_folder_given(folder, tmp_path_factory):
         LlavaJson(path)[0].turns[0].parts[1].media.read()
 
 
-def test_a_clip_is_heard(folder):
+def test_audio_files_are_read(folder):
     entry = {"audio": "a.wav", "conversations": said(("human", "<audio>\nWhat is said?"), ("gpt", "Ten of clubs."))}
     assert told(LlavaJson(written(folder, json.dumps([entry])))[0])[0] == ("user", ["<AudioPart>", "What is said?"])
 
@@ -93,7 +93,7 @@ def test_a_clip_is_heard(folder):
         (json.dumps(TEXT_ONLY | {"video": "v.mp4"}).encode(), "it has video"),
     ],
 )
-def test_a_bad_line_is_a_bad_sample_and_the_others_stay(folder, line, reason):
+def test_invalid_lines_are_bad_samples(folder, line, reason):
     good = json.dumps(ONE).encode()
     source = LlavaJson(written(folder, b"\n".join([good, line, good]), "a.jsonl"))
     assert len(source) == 3
@@ -155,13 +155,13 @@ entries = st.lists(
 
 @given(content=st.binary(max_size=60) | st.text('[]{},:"\\ \n19aé\ufeff', max_size=30).map(str.encode))
 @settings(max_examples=50, deadline=None)
-def test_any_bytes_give_records_or_errors_about_data(tmp_path_factory, content):
+def test_any_bytes_give_records_or_data_errors(tmp_path_factory, content):
     read_all(written(tmp_path_factory.getbasetemp(), content, "any.json"))
 
 
 @given(values=entries, writer=st.sampled_from(list(WRITERS.values())))
 @settings(max_examples=50, deadline=None)
-def test_any_json_gives_records_or_errors_about_data(tmp_path_factory, values, writer):
+def test_any_json_gives_records_or_data_errors(tmp_path_factory, values, writer):
     content = writer(values).encode("utf-8", "surrogatepass")
     path = written(tmp_path_factory.getbasetemp(), content, "any.json")
     read_all(path)

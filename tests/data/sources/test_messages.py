@@ -26,7 +26,7 @@ def in_short(messages, images=0, clips=0):
     return told(Record("key", parse_messages("key", messages, files(images), files(clips, "audio"))))
 
 
-def test_marks_become_media_and_take_their_newlines_along():
+def test_marks_are_replaced_by_media_and_their_newlines_dropped():
     messages = said(("system", "Be brief."), ("human", "<image>\nWhat is\nit?"), ("gpt", "A <b>\n"))
     assert in_short(messages, 1) == [
         ("system", ["Be brief."]),
@@ -35,7 +35,7 @@ def test_marks_become_media_and_take_their_newlines_along():
     ]
 
 
-def test_media_stand_where_their_marks_are_and_in_their_order():
+def test_media_are_placed_at_their_marks_in_order():
     messages = said(
         ("human", "First <image>, then\n<image>\n<audio>"), ("gpt", "I see."), ("human", "<image>"), ("gpt", "<image>")
     )
@@ -87,7 +87,7 @@ def test_messages_with_roles_and_lists_of_contents():
         ([{"role": "user", "content": [{"type": "text", "text": 3}]}], 0, "message 1 is not a text: 3"),
     ],
 )
-def test_what_is_no_conversation_is_refused_with_the_reason(messages, images, reason):
+def test_invalid_conversations_are_refused_with_the_reason(messages, images, reason):
     with pytest.raises(BadSampleError, match=reason):
         in_short(messages, images)
 
@@ -97,7 +97,7 @@ texts = st.lists(st.sampled_from(["<image>", "<audio>", "a", "b c", "\n", " "]),
 
 @given(messages=st.lists(st.tuples(st.sampled_from(["human", "gpt", "system"]), texts), max_size=5), data=st.data())
 @settings(max_examples=50, deadline=None)
-def test_every_medium_is_used_once_in_order_and_no_word_is_lost(messages, data):
+def test_every_medium_and_every_text_is_kept_in_order(messages, data):
     whole = "".join(text for _, text in messages)
     images = data.draw(st.sampled_from([whole.count("<image>"), 2]))
     try:
@@ -115,7 +115,7 @@ def test_every_medium_is_used_once_in_order_and_no_word_is_lost(messages, data):
 
 @given(messages=json_values | st.lists(st.dictionaries(st.sampled_from(["from", "value", "role"]), json_values)))
 @settings(max_examples=50, deadline=None)
-def test_any_value_gives_turns_or_one_kind_of_error(messages):
+def test_any_value_gives_turns_or_bad_sample_error(messages):
     try:
         turns = parse_messages("key", messages, files(1), [])
     except BadSampleError as error:

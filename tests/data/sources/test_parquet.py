@@ -56,14 +56,14 @@ def test_pairs_of_pictures_and_texts(table, tmp_path):
         source[8]
 
 
-def test_a_copy_for_another_process_takes_no_rows_along(table):
+def test_pickled_copies_contain_no_rows(table):
     source = ParquetTable(table)
     fresh = len(pickle.dumps(source))
     assert source[0].turns
     assert len(pickle.dumps(source)) == fresh
 
 
-def test_columns_and_tasks_are_a_choice(tmp_path):
+def test_columns_and_tasks_are_configurable(tmp_path):
     path = write(tmp_path / "a.parquet", jpg=[photographs()["china"]], caption=["A temple."])
     source = ParquetTable(path, task="generate", image="jpg", text="caption", name="own")
     assert source.name == "own"
@@ -103,7 +103,7 @@ def test_conversations(tmp_path):
         assert told(source[0]) == [("user", ["Who?"]), ("assistant", ["I."])]
 
 
-def test_unusable_rows_tells_why(tmp_path):
+def test_unusable_rows_give_the_reason(tmp_path):
     cells = [None, {"bytes": b"", "path": "x"}, {"bytes": None, "path": None}, {"bytes": b"1", "path": None}] * 2
     texts = [b"t", b"t", b"t", b" ", b"t", b"t", b"t", b"caf\xe9"]
     text = pyarrow.array(texts).cast(pyarrow.string(), safe=False).view(pyarrow.string())
@@ -152,7 +152,7 @@ def test_threads_may_share_it(table):
         assert list(pool.map(source.__getitem__, [4, 0, 2, 1, 3] * 20)) == [expected[n] for n in [4, 0, 2, 1, 3] * 20]
 
 
-def test_a_damaged_file_gives_records_or_errors_about_data(tmp_path):
+def test_a_damaged_file_gives_records_or_data_errors(tmp_path):
     path, readable = tmp_path / "any.parquet", []
     cells = [{"bytes": b"picture", "path": "a.jpg"}] * 3
 

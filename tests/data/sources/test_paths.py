@@ -16,7 +16,7 @@ from data.sources.paths import check_file, expand_braces, find_files
         ("x{,.gz}", ["x", "x.gz"]),
     ],
 )
-def test_braces_stand_for_paths_in_the_order_written(pattern, expected):
+def test_braces_are_expanded_in_order(pattern, expected):
     assert expand_braces(pattern) == expected
 
 
@@ -29,7 +29,7 @@ def test_braces_stand_for_paths_in_the_order_written(pattern, expected):
         ("{0..9999}{0..9999}", "stands for 100000000 files"),
     ],
 )
-def test_a_slip_in_braces_is_named(pattern, reason):
+def test_invalid_braces_are_named(pattern, reason):
     with pytest.raises(DataError, match=reason):
         expand_braces(pattern)
 
@@ -49,7 +49,7 @@ def test_braces_and_wildcards_find_files_in_order(tmp_path):
     assert find_files([f"{tmp_path}/c", f"{tmp_path}/a-?"]) == (f"{tmp_path}/c", f"{tmp_path}/a-0")
 
 
-def test_a_path_that_exists_is_taken_as_it_is_written(tmp_path):
+def test_existing_paths_are_not_expanded(tmp_path):
     (tmp_path / "a{1..2}[x]").write_text("x")
     assert find_files(f"{tmp_path}/a{{1..2}}[x]") == (f"{tmp_path}/a{{1..2}}[x]",)
 
@@ -67,7 +67,7 @@ def test_a_path_that_exists_is_taken_as_it_is_written(tmp_path):
         ("{home}/" + "a" * 300, "does not exist"),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path, patterns, reason):
+def test_unreadable_paths_are_named(tmp_path, patterns, reason):
     (tmp_path / "empty").touch()
     (tmp_path / "full").write_text("x")
     listed = [patterns] if isinstance(patterns, str) else patterns
@@ -77,7 +77,7 @@ def test_what_cannot_be_read_is_named(tmp_path, patterns, reason):
 
 @given(path=st.text(max_size=20))
 @settings(deadline=None)
-def test_any_path_gives_files_or_one_kind_of_error(path):
+def test_any_path_gives_files_or_data_error(path):
     try:
         found = find_files(path)
     except DataError:

@@ -45,7 +45,7 @@ names = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size
 @pytest.mark.parametrize("layout", FORMATS.values(), ids=FORMATS)
 @given(members=st.lists(st.tuples(names, st.binary(max_size=1100)), max_size=6))
 @settings(max_examples=40, deadline=None)
-def test_it_finds_what_tarfile_finds(tmp_path_factory, layout, members):
+def test_members_are_those_of_tarfile(tmp_path_factory, layout, members):
     try:
         content = tar(members, layout)
     except ValueError:  # a name too long for ustar
@@ -64,7 +64,7 @@ def test_folders_and_links_have_no_payload(tmp_path):
     assert contents(indexed(tmp_path, content), content) == [("a", b"first"), ("b", b"second")]
 
 
-def test_a_size_that_only_base_256_or_pax_can_tell(tmp_path):
+def test_sizes_in_base_256_and_pax_headers(tmp_path):
     for layout in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         info = tarfile.TarInfo("big")
         info.size = 9 << 30
@@ -74,7 +74,7 @@ def test_a_size_that_only_base_256_or_pax_can_tell(tmp_path):
 
 
 @pytest.mark.parametrize("layout", FORMATS.values(), ids=FORMATS)
-def test_what_lies_before_a_cut_is_found_wherever_it_is_cut(tmp_path, layout):
+def test_complete_members_of_truncated_tars_are_indexed(tmp_path, layout):
     whole = tar([("a.jpg", b"a" * 700), ("n" * (90 if layout == 0 else 130), b"b" * 600), ("c.txt", b"c")], layout)
     members = indexed(tmp_path, whole).members
     end = members[-1].offset + 512
@@ -85,7 +85,7 @@ def test_what_lies_before_a_cut_is_found_wherever_it_is_cut(tmp_path, layout):
         assert index.damage == f"the file is truncated at byte {kept}"
 
 
-def test_a_damaged_header_ends_what_can_be_known(tmp_path):
+def test_indexing_ends_at_a_damaged_header(tmp_path):
     content = bytearray(tar([("a", b"a"), ("b", b"b"), ("c", b"c")]))
     content[1024 + 3] ^= 255
     index = indexed(tmp_path, bytes(content))
@@ -109,7 +109,7 @@ def test_files_that_are_no_tar_are_refused(tmp_path, content, reason):
 
 @given(data=st.data(), layout=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
 @settings(max_examples=50, deadline=None)
-def test_a_damaged_tar_gives_members_or_one_kind_of_error(tmp_path_factory, data, layout):
+def test_a_damaged_tar_gives_members_or_bad_sample_error(tmp_path_factory, data, layout):
     content = bytearray(tar([("a.jpg", b"a" * 600), ("é" * 70, b"b"), ("c.txt", b"c" * 10)], layout))
     for _ in range(data.draw(st.integers(0, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))

@@ -43,7 +43,7 @@ def reasons(source):
     return found
 
 
-def test_laions_layout(shards):
+def test_layout_of_laion(shards):
     source = WebDataset(f"{shards}/s-{{00000..00001}}.tar")
     assert isinstance(source, RecordSource)
     assert [told(source[index]) for index in range(len(source))] == [
@@ -55,7 +55,7 @@ def test_laions_layout(shards):
     assert pickle.loads(pickle.dumps(source))[2] == source[2]
 
 
-def test_a_picture_to_generate(shards):
+def test_generation_task(shards):
     source = WebDataset(f"{shards}/s-*.tar", task="generate")
     assert told(source[0]) == [("user", ["A temple."]), ("assistant", ["<ImagePart>"])]
 
@@ -70,7 +70,7 @@ def test_clips_to_transcribe(tmp_path):
     assert seconds_of(source[1].turns[0].parts[0]) == pytest.approx(2.99)
 
 
-def test_members_of_a_key_need_not_stand_together_and_others_are_passed_over(tmp_path):
+def test_members_of_a_key_need_not_be_adjacent_and_others_are_skipped(tmp_path):
     members = [
         *[("./", "5"), ("._a.jpg", b"junk"), ("README", b"junk"), ("a.b/x.JPG", b"1"), ("y.seg.png", b"2")],
         *[("y.png", b"3"), ("a.b/x.txt", b"x"), ("y.json", b'{"caption": "y"}'), ("y.cls", b"7")],
@@ -83,7 +83,7 @@ def test_members_of_a_key_need_not_stand_together_and_others_are_passed_over(tmp
     assert source[1].turns[0].parts[0].media.read() == b"3"
 
 
-def test_a_sample_that_cannot_be_used_tells_why(tmp_path):
+def test_unusable_samples_give_the_reason(tmp_path):
     members = [
         *[("good.jpg", b"1"), ("good.txt", b"x"), ("lone.jpg", b"1"), ("bare.txt", b"x"), ("twice.jpg", b"1")],
         *[("twice.txt", b"x"), ("twice.jpg", b"2"), ("both.jpg", b"1"), ("both.png", b"1"), ("both.txt", b"x")],
@@ -107,7 +107,7 @@ def test_a_sample_that_cannot_be_used_tells_why(tmp_path):
     }
 
 
-def test_a_cut_tar_gives_what_lies_before_the_cut(tmp_path):
+def test_truncated_tars_give_their_complete_samples(tmp_path):
     members = [member for key in "abc" for member in ((f"{key}.jpg", b"j" * 900), (f"{key}.txt", b"text"))]
     whole = tar(members)
     sample = 512 + 1024 + 512 + 512
@@ -124,7 +124,7 @@ def test_a_cut_tar_gives_what_lies_before_the_cut(tmp_path):
         assert len(source) - len(found) == 2
 
 
-def test_a_tar_cut_after_it_was_indexed(shards):
+def test_a_tar_truncated_after_indexing(shards):
     source = WebDataset(f"{shards}/s-00000.tar")
     path = shards / "s-00000.tar"
     path.write_bytes(path.read_bytes()[:700])
@@ -167,7 +167,7 @@ def test_threads_may_share_it(shards):
 
 @given(data=st.data())
 @settings(max_examples=50, deadline=None)
-def test_a_damaged_shard_gives_records_or_errors_about_data(tmp_path_factory, data):
+def test_a_damaged_shard_gives_records_or_data_errors(tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp()
     content = bytearray(tar(laion(0, b"j" * 600, "A temple.") + [("b.png", b"p"), ("b.json", b'{"caption": "b"}')]))
     for _ in range(data.draw(st.integers(0, 6))):

@@ -1,4 +1,4 @@
-"""What holds of every tokenizer, and what holds of each."""
+"""Properties of every tokenizer, and of each kind."""
 
 import json
 import pickle
