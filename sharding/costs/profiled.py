@@ -80,7 +80,7 @@ class LayerProfile:
 
     def __post_init__(self) -> None:
         passes = (self.forward, self.backward)
-        counts = {len(times) for each in passes for times in (each.single_layer, each.additional_layer)}
+        counts = {len(times) for times_of in passes for times in (times_of.single_layer, times_of.additional_layer)}
         if counts != {len(self.sizes)} or not self.sizes:
             raise ProfileError(
                 f"profile of {self.layer}: sizes, forward and backward must have equally many entries, at least one"
@@ -193,13 +193,13 @@ class ProfiledCostModel:
         self.collectives: CollectivesName = "reduce"  # as layers are timed
         self.element_bytes, self.peak_flops = profile.element_bytes, profile.peak_flops
         self.devices_per_node = profile.devices_per_node
-        self._layers = {(of.layer, of.tp, of.gradients, of.recompute): of for of in profile.layers}
+        self._layers = {(entry.layer, entry.tp, entry.gradients, entry.recompute): entry for entry in profile.layers}
 
     def forward(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, stack: int = 1) -> LayerSeconds:
         """See `CostModel.forward`."""
         _check_measured(ranks)
         key, tp = f"{layer.part}/{layer.name}", ranks.tp
-        profile = next((of for of in self.profile.layers if (of.layer, of.tp) == (key, tp)), None)
+        profile = next((entry for entry in self.profile.layers if (entry.layer, entry.tp) == (key, tp)), None)
         if profile is None:
             raise ProfileError(f"the profile has no {key} at tp {tp}; measure it by python -m mmjax.profile --tp={tp}")
         return _layer_seconds(profile.sizes, profile.forward, loads, ranks.dp, stack)

@@ -289,26 +289,28 @@ def _tabulate(
 ) -> ModuleTable:
     """Stacks the candidates; one with fewer distinct stages than another repeats its last."""
     width = max(len(candidate.stages) for candidate in candidates)
-    stages = [of.stages + of.stages[-1:] * (width - len(of.stages)) for of in candidates]
+    stages = [candidate.stages + candidate.stages[-1:] * (width - len(candidate.stages)) for candidate in candidates]
     on_device = np.array([[stage.on_device for stage in row] for row in stages], float)  # [o, g, 3]
     per_microbatch = np.array([[stage.per_microbatch for stage in row] for row in stages], float)
     saved_once = np.array([[stage.saved_once for stage in row] for row in stages], float)
-    seconds = np.array([[group.seconds for group in of.groups] for of in candidates])  # [o, 3, k]
-    group_parameters = np.array([[group.parameters for group in of.groups] for of in candidates])  # [o, 3, 4]
-    group_saved = np.array([[group.saved for group in of.groups] for of in candidates])  # [o, 3, 3]
-    recomputed = np.array([[group.recomputed for group in of.groups] for of in candidates])  # [o, 3, 3]
-    chunks = np.array([of.chunks for of in candidates])
+    seconds = np.array([[group.seconds for group in candidate.groups] for candidate in candidates])  # [o, 3, k]
+    group_parameters = np.array(
+        [[group.parameters for group in candidate.groups] for candidate in candidates]
+    )  # [o, 3, 4]
+    group_saved = np.array([[group.saved for group in candidate.groups] for candidate in candidates])  # [o, 3, 3]
+    recomputed = np.array([[group.recomputed for group in candidate.groups] for candidate in candidates])  # [o, 3, 3]
+    chunks = np.array([candidate.chunks for candidate in candidates])
     parameters, trained, experts, trained_experts = np.moveaxis(on_device @ group_parameters, 2, 0)
     whole_module = seconds[:, 0] + module.layer_count * seconds[:, 1] + seconds[:, 2]
     return ModuleTable(
         module=module,
         costs=costs,
         rows=rows,
-        tp=np.array([of.tp for of in candidates]),
-        pp=np.array([of.pp for of in candidates]),
+        tp=np.array([candidate.tp for candidate in candidates]),
+        pp=np.array([candidate.pp for candidate in candidates]),
         chunks=chunks,
-        recompute=tuple(of.recompute for of in candidates),
-        layers=tuple(of.layers for of in candidates),
+        recompute=tuple(candidate.recompute for candidate in candidates),
+        layers=tuple(candidate.layers for candidate in candidates),
         slowest_stage=(on_device @ seconds).max(axis=1),
         fill=whole_module / chunks[:, None],
         parameters=parameters,

@@ -28,11 +28,11 @@ function layOut() {
   rowHeight = Math.max(13, Math.min(46, Math.floor((room - AXIS) / data.lanes.length)));
   chart.style.maxHeight = Math.max(300, window.innerHeight - 16) + "px";
   labels.replaceChildren(...data.lanes.map((lane, i) => {
-    const made = element("div", undefined, i && data.lanes[i - 1].unit !== lane.unit ? "next-unit" : "");
-    made.style.height = rowHeight + "px";
-    made.append(element("b", `${lane.unit} ${lane.stage}`), element("span", lane.devices));
-    made.title = `${lane.unit}, stage ${lane.stage}: devices ${lane.devices}; ${lane.replicas} replicas, ${lane.chunks} chunks`;
-    return made;
+    const label = element("div", undefined, i && data.lanes[i - 1].unit !== lane.unit ? "next-unit" : "");
+    label.style.height = rowHeight + "px";
+    label.append(element("b", `${lane.unit} ${lane.stage}`), element("span", lane.devices));
+    label.title = `${lane.unit}, stage ${lane.stage}: devices ${lane.devices}; ${lane.replicas} replicas, ${lane.chunks} chunks`;
+    return label;
   }));
   width = chart.clientWidth - LABELS;
   size(byId("axis"), chart.clientWidth, AXIS);
@@ -158,9 +158,9 @@ function find(px, py) {
   return at >= end - gap ? { row, lane, gaps, from: end - gap } : null;
 }
 
-function describe(found) {
-  const { lane, op } = found, gaps = op ? op.slice(IDLE) : found.gaps, rows = [];
-  const start = op ? op[START] : found.from, total = gaps.reduce((sum, [, long]) => sum + long, 0);
+function describe(hit) {
+  const { lane, op } = hit, gaps = op ? op.slice(IDLE) : hit.gaps, rows = [];
+  const start = op ? op[START] : hit.from, total = gaps.reduce((sum, [, long]) => sum + long, 0);
   const name = op ? data.kinds[op[KIND]] + (op[MICROBATCH] < 0 ? "" : ` of microbatch ${op[MICROBATCH]}`) : "idle";
   const tip = byId("tip");
   tip.replaceChildren(element("b", name));
@@ -168,7 +168,7 @@ function describe(found) {
   rows.push(["start", seconds(start)], ["duration", seconds(op ? op[END] - op[START] : total)]);
   if (op && lane.replicas > 1) rows.push(["slowest replica", seconds(op[SLOWEST])]);
   if (op && op[COMMUNICATION] > 0) rows.push(["tensor-parallel wait", seconds(op[COMMUNICATION])]);
-  if (op) for (const hop of inputs(found.row, op)) {
+  if (op) for (const hop of inputs(hit.row, op)) {
     const from = data.lanes[hop[FROM]];
     rows.push(["input", `from ${from.unit} ${from.stage}, ${seconds(hop[COMES] - hop[LEAVES])} on the way`]);
   }

@@ -1,5 +1,5 @@
 "use strict";
-// The timeline's data, and the tables made of its summary. Times are in seconds.
+// The timeline's data, and the tables of its summary. Times are in seconds.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
@@ -17,10 +17,10 @@ function seconds(value) {
 const percent = (share) => (100 * share).toFixed(1) + "%";
 const gigabytes = (bytes) => (bytes / 1e9).toPrecision(3) + " GB";
 const element = (name, text, className) => {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (className) made.className = className;
-  return made;
+  const node = document.createElement(name);
+  if (text !== undefined) node.textContent = text;
+  if (className) node.className = className;
+  return node;
 };
 
 function fillTable(table, titles, rows) {
@@ -28,9 +28,9 @@ function fillTable(table, titles, rows) {
   const line = (cells, name) => {
     const row = element("tr");
     cells.forEach((cell, i) => {
-      const made = element(name, undefined, titles[i].startsWith("#") ? "number" : "");
-      made.append(cell);
-      row.append(made);
+      const node = element(name, undefined, titles[i].startsWith("#") ? "number" : "");
+      node.append(cell);
+      row.append(node);
     });
     return row;
   };
@@ -38,18 +38,18 @@ function fillTable(table, titles, rows) {
 }
 
 function swatch(colour, text, title) {
-  const made = element("span");
+  const node = element("span");
   const square = element("span", undefined, "swatch");
   square.style.background = colour;
-  made.append(square, text);
-  made.title = title || "";
-  return made;
+  node.append(square, text);
+  node.title = title || "";
+  return node;
 }
 
 function bar(share, colour) {
-  const made = element("span", undefined, "bar");
-  made.style.cssText = `width: ${Math.max(1, 220 * share)}px; background: ${colour}`;
-  return made;
+  const node = element("span", undefined, "bar");
+  node.style.cssText = `width: ${Math.max(1, 220 * share)}px; background: ${colour}`;
+  return node;
 }
 
 function fillPage() {
@@ -63,9 +63,9 @@ function fillPage() {
     ["idle", percent(1 - s.busy.share)],
   ];
   byId("figures").replaceChildren(...figures.map(([name, value]) => {
-    const made = element("div", undefined, "figure");
-    made.append(element("b", value), element("span", name));
-    return made;
+    const node = element("div", undefined, "figure");
+    node.append(element("b", value), element("span", name));
+    return node;
   }));
   const rows = data.causes.map((cause, i) => [cause, i, s.idle[cause]]).filter((row) => row[2].seconds > 0);
   fillTable(byId("causes"), ["share of the step", "#seconds", "#share", ""], [

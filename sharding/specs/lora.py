@@ -91,8 +91,10 @@ def adapter_layer(config: TransformerConfig | GeneratorConfig, stack: str, lora:
         name=f"{stack}_lora",
         part=lora.name,
         kernels=tuple(kernel for projection in targets for kernel in _kernels(projection, rank)),
-        parameters=sum(rank * (of.inputs if of.split_by_rows else of.outputs) for of in targets),
-        replicated_parameters=sum(rank * (of.outputs if of.split_by_rows else of.inputs) for of in targets),
+        parameters=sum(rank * (target.inputs if target.split_by_rows else target.outputs) for target in targets),
+        replicated_parameters=sum(
+            rank * (target.outputs if target.split_by_rows else target.inputs) for target in targets
+        ),
         saved=saved_by_policy(SavedActivations(replicated=hidden), SavedActivations()),
         output_elements=ZERO,
     )
