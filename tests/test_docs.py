@@ -24,7 +24,7 @@ def quickstart() -> TrainConfig:
     return cli.configured(TrainConfig)
 
 
-def test_there_are_four_plans_to_copy():
+def test_the_documents_show_four_plans():
     assert len(PLANS) == 4
 
 
@@ -35,7 +35,7 @@ def test_a_plan_of_the_documents_holds_the_quickstart(quickstart, text):
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_the_quickstarts_plan_stands_there_as_it_is(quickstart):
+def test_the_documents_show_the_quickstarts_plan(quickstart):
     assert Plan.load(find_plan_file(quickstart.plan)) in [Plan.from_json(text) for text in PLANS]
 
 
@@ -56,7 +56,7 @@ def commands(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_what_a_document_names_exists(document):
+def test_files_links_and_commands_of_a_document_exist(document):
     text = document.read_text()
     missing = {target for target in links(text) if not (document.parent / target).exists()}
     missing |= {path for path in paths(text) if not list(HOME.glob(path.rstrip("/")))}
@@ -64,7 +64,7 @@ def test_what_a_document_names_exists(document):
     assert missing == set()
 
 
-def test_what_is_searched_for_is_found():
+def test_links_paths_and_commands_are_found():
     text = "See [a](b.md#c), ![d](e.svg), `mmjax/*.py`, `data/`, `runs/x`; `python -m mmjax.train`; [f](https://g/h)."
     assert links(text) == {"b.md", "e.svg"}
     assert paths(text) == {"mmjax/*.py", "data/"}

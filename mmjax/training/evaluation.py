@@ -38,7 +38,10 @@ def evaluate_answers(engine: Engine, state: TrainState, batches: Iterable[Global
     for batch in batches:
         evaluations = engine.executor.evaluate(weights, engine.place_batch(batch.arrays, 0))
         correct_tokens = [
-            metrics[metric] for microbatches in evaluations.values() for _, metrics in microbatches if metric in metrics
+            evaluation.auxiliary_metrics[metric]
+            for microbatches in evaluations.values()
+            for evaluation in microbatches
+            if metric in evaluation.auxiliary_metrics
         ]
         arrays = batch.arrays[backbone]
         batch_correct, batch_questions = count_answers(arrays, *_local_rows(correct_tokens, arrays["weights"].shape))

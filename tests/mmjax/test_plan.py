@@ -30,7 +30,7 @@ def test_a_training_run_is_planned_on_its_own_source_and_shown_as_tables():
         assert words in shown
 
 
-def test_ranks_that_are_given_are_taken_and_shown():
+def test_fixed_ranks_are_taken_and_shown():
     wanted = ("--gin_file=tiny.gin", "--cluster=cpu", "--devices=4", "--policy=disaggregated")
     lines = run_command(COMMAND, *wanted, "--cp=backbone:2").stdout.splitlines()
     columns = next(line.split() for line in lines if "unit" in line and "recompute" in line)
@@ -38,7 +38,7 @@ def test_ranks_that_are_given_are_taken_and_shown():
     assert backbone[columns.index("cp") - 1] == "2" and "ep" not in columns
 
 
-def test_what_is_not_known_is_named_with_what_is():
+def test_unknown_names_are_refused_with_the_known_ones():
     assert "choose from a800, a100, h100, h200, cpu" in run_command(COMMAND, "--cluster=tpu", code=2).stderr
     assert "--cp has 'backbone'; give a module once" in run_command(COMMAND, "--cp=backbone", code=2).stderr
     unknown = run_command(COMMAND, "--devices=8", "--ep=backbone:8", code=2).stderr

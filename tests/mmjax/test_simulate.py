@@ -51,7 +51,7 @@ def test_a_plan_is_simulated_and_drawn_without_jax(plan, tmp_path):
     assert page.read_text().startswith("<!doctype html>") and json.loads(trace.read_text())["traceEvents"]
 
 
-def test_it_prints_stages_and_says_what_does_not_fit(plan):
+def test_stages_and_those_that_do_not_fit_are_printed(plan):
     done = simulate(f"--plan={plan}", "--gin_file=models/mllm_72b.gin", "--rows=32", "--cluster=a800")
     assert done.returncode == 2 and "layers [16, 16] add up to 32, but its modules have 80" in done.stderr
     done = simulate(f"--plan={plan}", "--gin_file=models/mllm_9b.gin", "--rows=32", "--cluster=cpu")
@@ -71,7 +71,7 @@ def test_it_prints_stages_and_says_what_does_not_fit(plan):
         ),
     ],
 )
-def test_mistakes_are_told_in_a_line(plan, arguments, message):
+def test_mistakes_are_refused_in_one_line(plan, arguments, message):
     done = simulate(*(argument.format(plan=plan) for argument in arguments))
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 

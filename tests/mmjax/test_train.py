@@ -49,7 +49,7 @@ def trained(tmp_path_factory):
     return workdir, train(workdir)
 
 
-def test_it_says_what_runs_where_then_progress_then_where_things_are(trained):
+def test_it_prints_devices_and_plan_then_progress_then_files(trained):
     workdir, done = trained
     assert done.returncode == 0, done.stderr
     order = ["modules", "needs 8 devices and there are 1", "step 4/4", "Held-out accuracy", "Written to"]
@@ -69,7 +69,7 @@ def test_the_summary_holds_what_was_measured(trained):
     assert {"python", "jax", "flax", "mmjax"} <= set(summary["versions"])
 
 
-def test_a_second_run_there_is_refused_and_resume_has_nothing_left_to_do(trained):
+def test_a_second_run_in_the_workdir_is_refused_and_a_finished_one_resumes(trained):
     workdir, _ = trained
     again = train(workdir)
     assert again.returncode == 2 and "--resume" in again.stderr and "Traceback" not in again.stderr

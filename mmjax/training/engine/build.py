@@ -1,4 +1,4 @@
-"""From stages on their devices to an executor: stage programs, channels, shared parameters, schedules.
+"""From stages on their devices to an executor: stage programs, channels, tied parameters, schedules.
 
 Every function here is pure: it takes what earlier ones returned, and changes none of it.
 """
@@ -30,6 +30,7 @@ from sharding.specs.modules import ModuleGraph
 from sharding.trees import Tree, get_leaf
 
 Stages = Mapping[StageId, PlacedStage]
+
 ParameterPath = tuple[str, str]
 """(key of the stage's parameters, path of a leaf under it)."""
 
@@ -88,12 +89,14 @@ def build_executor(
     )
     local = [number for number, device in enumerate(devices) if device.process_index == jax.process_index()]
     return Executor(
-        {stage_id: executable_stage(stage, programs[stage_id], transformation) for stage_id, stage in stages.items()},
-        tuple(make_channel(ends, programs, settings.transport) for ends in channels),
-        tuple(make_tied_parameter(parameter, stages, settings.transport) for parameter in tied),
-        global_reduction,
-        training.restricted_to(local),
-        evaluation.restricted_to(local),
+        stages={
+            stage_id: executable_stage(stage, programs[stage_id], transformation) for stage_id, stage in stages.items()
+        },
+        channels=tuple(make_channel(ends, programs, settings.transport) for ends in channels),
+        tied_parameters=tuple(make_tied_parameter(parameter, stages, settings.transport) for parameter in tied),
+        global_reduction=global_reduction,
+        training_schedule=training.restricted_to(local),
+        evaluation_schedule=evaluation.restricted_to(local),
     )
 
 

@@ -70,7 +70,8 @@ def place_stages(
 
     Args:
         config: The model; its dtype is that of the compute weights.
-        modules, graph: The model's modules, and what they cost and feed.
+        modules: The model's modules, as they compute.
+        graph: The model's modules, as plans count them.
         plan: Where the modules lie; already checked.
         trained_parts: Names of the parts that train.
         devices: The devices that the plan's numbers index.
@@ -79,13 +80,13 @@ def place_stages(
     axes = {unit.name: unit_axes(unit, meshes[unit.name, 0]) for unit in plan.units}
     stages = {}
     for stage_id, layout in make_stage_layouts(plan, modules, graph).items():
-        mesh, unit_axis_names = meshes[stage_id], axes[stage_id[0]]
+        mesh, stage_axes = meshes[stage_id], axes[stage_id[0]]
         stages[stage_id] = PlacedStage(
             layout=layout,
             mesh=mesh,
-            axes=unit_axis_names,
+            axes=stage_axes,
             master_weights=StageMasterWeights(
-                layer_stack_shapes(layout), mesh, unit_axis_names, jnp.dtype(config.dtype), stage_id
+                layer_stack_shapes(layout), mesh, stage_axes, jnp.dtype(config.dtype), stage_id
             ),
             trained_keys=frozenset(run.parameter_key for run in layout.piece_runs if run.piece.part in trained_parts),
         )

@@ -12,13 +12,15 @@ from mmjax.models.structure.module import LayerOutput, ModuleOutput, auxiliary_l
 from mmjax.models.structure.parameters import piece_definition
 from mmjax.training.engine.stage_layouts import PieceRun, StageLayout
 from sharding.axes import Axes
+from sharding.runtime.stage_programs import StageOutput
+from sharding.specs.layer import RecomputePolicy
 from sharding.trees import Tree, get_leaf, set_leaf
 
 Arrays = dict[str, jax.Array]
 
 _SAVE_MATMUL_RESULTS = jax.checkpoint_policies.save_only_these_names(MATMUL_CHECKPOINT_NAME)
 
-RECOMPUTATION_POLICIES: dict[str, Callable[[Callable], Callable]] = {
+RECOMPUTATION_POLICIES: dict[RecomputePolicy, Callable[[Callable], Callable]] = {
     "none": lambda layer: layer,
     # The results of matmuls and convolutions with weights are saved; attention is computed again (arXiv 2205.05198).
     "selective": lambda layer: jax.checkpoint(layer, policy=_SAVE_MATMUL_RESULTS),
@@ -31,13 +33,11 @@ def make_stage_function(layout: StageLayout) -> Callable:
     """The stage as a function of one device's shards, as `StageDefinition.apply` has it.
 
     Returns:
-        `(parameters, inputs, batch, axes) -> (outputs, losses, auxiliary metrics)`: inputs and outputs by channel,
-        with the rows of a microbatch first; each loss, by name, a sum over the local rows.
+        `(parameters, inputs, batch, axes) -> StageOutput`: inputs and outputs by channel, with the rows of a microbatch
+        first; each loss, by name, a sum over the local rows.
     """
 
-    def apply(
-        parameters: Tree, inputs: Arrays, batch: Mapping[str, Arrays], axes: Axes
-    ) -> tuple[Arrays, Arrays, Arrays]:
+    def apply(parameters: Tree, inputs: Arrays, batch: Mapping[str, Arrays], axes: Axes) -> StageOutput:
         channels, losses, metrics = dict(inputs), {}, {}
         for run in layout.piece_runs:
             if run.piece.adapter_of:
@@ -55,7 +55,7 @@ def make_stage_function(layout: StageLayout) -> Callable:
                 losses |= {} if output.loss is None else {module: output.loss}
             else:
                 channels[f"{module}#{run.last if run.piece.layers else 0}"] = output
-        return {name: channels[name] for name in layout.outputs}, losses, metrics
+        return StageOutput({name: channels[name] for name in layout.outputs}, losses, metrics)
 
     return apply
 

@@ -9,6 +9,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId, stage_graph
 from sharding.plans.unit_plan import LayerRun, stage_layers
 from sharding.runtime.master_weights import LayerStackShapes
+from sharding.specs.layer import RecomputePolicy
 from sharding.specs.modules import ModuleGraph
 from sharding.trees import Tree
 
@@ -59,7 +60,7 @@ class StageLayout:
     piece_runs: tuple[PieceRun, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    recompute: str
+    recompute: RecomputePolicy
 
     @property
     def sequence_parallel_channels(self) -> frozenset[str]:
@@ -101,7 +102,11 @@ def make_stage_layouts(plan: Plan, modules: tuple[Module, ...], graph: ModuleGra
 
 
 def _stage_layout(
-    stage: StageId, ranges: Sequence[LayerRun], modules: Mapping[str, Module], graph: ModuleGraph, recompute: str
+    stage: StageId,
+    ranges: Sequence[LayerRun],
+    modules: Mapping[str, Module],
+    graph: ModuleGraph,
+    recompute: RecomputePolicy,
 ) -> StageLayout:
     runs: list[PieceRun] = []
     inputs: list[str] = []

@@ -128,7 +128,7 @@ def test_a_launcher_of_one_task_is_one_process(environment, variable):
         ),
     ],
 )
-def test_coordinates_that_disagree_are_refused(environment, variables, reason):
+def test_jax_variables_that_disagree_are_refused(environment, variables, reason):
     environment(**variables)
     with pytest.raises(UserError, match=reason):
         process.distributed_arguments()

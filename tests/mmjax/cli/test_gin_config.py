@@ -105,7 +105,7 @@ def test_the_operative_config_can_be_read_back(folder):
         ("stray", "'stray' is not a flag"),
     ],
 )
-def test_what_a_command_line_gets_wrong_is_named(folder, argument, culprit):
+def test_mistakes_of_a_command_line_are_named(folder, argument, culprit):
     assert culprit in refused(python(folder, "probe.py", argument))
 
 
@@ -120,7 +120,7 @@ def test_what_a_command_line_gets_wrong_is_named(folder, argument, culprit):
         ("import nowhere", "No module named 'nowhere'"),
     ],
 )
-def test_what_a_file_gets_wrong_is_named_with_its_line(folder, line, culprit):
+def test_mistakes_of_a_file_are_named_with_their_line(folder, line, culprit):
     (folder / "wrong.gin").write_text(CONFIG + line + "\n")
     message = refused(python(folder, "probe.py", "--gin_file=wrong.gin"))
     assert culprit in message and "wrong.gin" in message and "line 8" in message

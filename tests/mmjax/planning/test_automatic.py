@@ -32,7 +32,7 @@ def path(tmp_path):
     return str(path)
 
 
-def test_it_plans_what_training_takes_and_predicts_it(tmp_path, path):
+def test_auto_plans_what_can_be_trained_and_predicts_its_step(tmp_path, path):
     plan, remark, prediction = automatic.plan_and_predict(CONFIG, tmp_path, path, any_device=False)
     check_plan(plan, GRAPH, CONFIG.data.rows, jax.device_count())
     assert plan.device_count > 1 and "from this machine's profile" in remark

@@ -1,4 +1,4 @@
-"""Engines on small plans, shared by the tests of a session, and the plain reference they are compared with."""
+"""Engines on small plans, shared by the tests of a session, and the plain reference that they are compared with."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from configs.architectures import ModelConfig
 from configs.optimizer import OptimizerConfig
 from mmjax.models.model import losses_by_name, model_modules, run_model
 from mmjax.models.structure.parameters import init_module_parameters, place_host_array
-from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.shared_engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
 from sharding.plans.plan import Plan
@@ -23,7 +23,7 @@ SEED, STEP = 3, 7
 SETTINGS = EngineSettings(OptimizerConfig(learning_rate=1e-2, warmup_steps=1), steps=20, seed=SEED)
 
 
-def whole(config, microbatches=1, recompute="none", dp=2, tp=2):
+def single_unit_plan(config, microbatches=1, recompute="none", dp=2, tp=2):
     """All modules in one unit of one stage."""
     graph = module_graph(config)
     layers = sum(module.layer_count for module in graph.modules)
@@ -34,13 +34,13 @@ def whole(config, microbatches=1, recompute="none", dp=2, tp=2):
 VISION_UNIT = UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,))
 BACKBONE_UNIT = UnitPlan("backbone", ("backbone",), (2, 3, 4, 5), tp=2, layers=(1, 2), recompute=("selective", "full"))
 # Without a generator, whose U-Net takes most of the time to compile.
-TALKER = ModelConfig((VISION,), BACKBONE, ())
-TIED = ModelConfig((VISION,), dataclasses.replace(BACKBONE, tie_embeddings=True), ())
-TALK_APART = Plan((VISION_UNIT, BACKBONE_UNIT), microbatches=2)
+WITHOUT_GENERATOR = ModelConfig((VISION,), BACKBONE, ())
+TIED_EMBEDDINGS = ModelConfig((VISION,), dataclasses.replace(BACKBONE, tie_embeddings=True), ())
+TWO_UNITS = Plan((VISION_UNIT, BACKBONE_UNIT), microbatches=2)
 
 
 @functools.cache
-def parameters(config: ModelConfig):
+def noisy_parameters(config: ModelConfig):
     """Initial values with noise, so that no gradient is zero (some kernels start at 0): NumPy arrays."""
     random = np.random.default_rng(0)
 
@@ -71,46 +71,50 @@ def reference(config: ModelConfig):
 
 
 @functools.cache
-def engine(plan: Plan, config: ModelConfig, settings: EngineSettings = SETTINGS) -> Engine:
-    """Compiled once a session."""
+def shared_engine(plan: Plan, config: ModelConfig, settings: EngineSettings = SETTINGS) -> Engine:
+    """The engine of a plan; its programs are compiled once in a session."""
     return Engine(config, plan, tiny_batch(config), settings)
 
 
-def state_of(of: Engine, tree):
+def state_of(shared_engine: Engine, tree):
     """A state with these parameters, `{module: {piece: ...}}`, and fresh moments."""
-    shardings = {node: stage.master_weights.shardings for node, stage in of.stages.items()}
-    return of.state_from_masters(jax.tree.map(place_host_array, trees_by_stage(tree, of.stage_layouts), shardings))
+    shardings = {node: stage.master_weights.shardings for node, stage in shared_engine.stages.items()}
+    masters = jax.tree.map(place_host_array, trees_by_stage(tree, shared_engine.stage_layouts), shardings)
+    return shared_engine.state_from_masters(masters)
 
 
-def start(of: Engine):
-    return state_of(of, parameters(of.config))
+def noisy_state(shared_engine: Engine):
+    """A state of `noisy_parameters` and fresh moments."""
+    return state_of(shared_engine, noisy_parameters(shared_engine.config))
 
 
-def worst(got, expected):
-    """Largest error of a parameter's gradient over its norm, or over a small share of its module's."""
+def largest_error(gradients, expected):
+    """Largest error of a parameter's gradient over its norm, or over a small share of its module's; and which it is."""
     errors = {}
-    for module, tree in got.items():
-        wanted = expected[module]
-        leaves = jax.tree.leaves(wanted)
-        mean = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in leaves) / sum(leaf.size for leaf in leaves))
+    for module, tree in gradients.items():
+        leaves = jax.tree.leaves(expected[module])
+        rms = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in leaves) / sum(leaf.size for leaf in leaves))
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            of = functools.reduce(lambda tree, key: tree[key.key], path, wanted)
-            difference = np.linalg.norm(np.asarray(leaf, np.float32) - of)
-            errors[module + jax.tree_util.keystr(path)] = difference / max(
-                np.linalg.norm(of), 1e-3 * mean * np.sqrt(of.size)
-            )
-    name = max(errors, key=errors.get)
+            expected_leaf = functools.reduce(lambda tree, key: tree[key.key], path, expected[module])
+            difference = np.linalg.norm(np.asarray(leaf, np.float32) - expected_leaf)
+            norm = max(np.linalg.norm(expected_leaf), 1e-3 * rms * np.sqrt(expected_leaf.size))
+            errors[module + jax.tree_util.keystr(path)] = difference / norm
+    name = max(errors, key=lambda name: errors[name])
     return errors[name], name
 
 
-def trained(of: Engine, tree):
+def trained_pieces(shared_engine: Engine, tree):
     """The pieces of a tree that an engine trains."""
-    keys = {key for stage in of.stages.values() for key in stage.trained_keys}
+    keys = {key for stage in shared_engine.stages.values() for key in stage.trained_keys}
     return {
-        name: {piece: of for piece, of in pieces.items() if f"{name}/{piece}" in keys} for name, pieces in tree.items()
+        name: {piece: leaves for piece, leaves in pieces.items() if f"{name}/{piece}" in keys}
+        for name, pieces in tree.items()
     }
 
 
-def gradients_of(of: Engine, batch, state=None):
-    gradients, decision = of.executor.gradients(start(of) if state is None else state, of.place_batch(batch, STEP))
+def gradients_and_summary(shared_engine: Engine, batch, state=None):
+    """Gradients `{module: {piece: {layer: ...}}}` and the step summary, for a state or for `noisy_state`."""
+    gradients, decision = shared_engine.executor.gradients(
+        noisy_state(shared_engine) if state is None else state, shared_engine.place_batch(batch, STEP)
+    )
     return trees_by_module(gradients), decision

@@ -52,22 +52,22 @@ def engine(plan: str, trainable: tuple[str, ...] = ("all",)) -> Engine:
     return Engine(MODEL, PLANS[plan], tiny_batch(MODEL), settings)
 
 
-def run(of: Engine, state: TrainState, steps: Iterable[int]) -> tuple[TrainState, np.ndarray]:
-    """Trains; the state given is donated. Returns the state and the losses `[steps, 2]`: language, generator."""
+def run(engine: Engine, state: TrainState, steps: Iterable[int]) -> tuple[TrainState, np.ndarray]:
+    """Trains from a state, which is donated; returns the new state and the losses [steps, 2] of backbone, generator."""
     losses = []
     for step in steps:
-        state, decision = of.executor.step(state, of.place_batch(tiny_batch(MODEL, seed=step), step))
-        losses.append(decision.losses)
-    names = [name for _, name in of.executor.global_reduction.loss_order]
+        state, summary = engine.executor.step(state, engine.place_batch(tiny_batch(MODEL, seed=step), step))
+        losses.append(summary.losses)
+    names = [name for _, name in engine.executor.global_reduction.loss_order]
     columns = [names.index(module) for module in ("backbone", "generator")]
-    return state, np.array([np.asarray(each)[columns] for each in losses])
+    return state, np.array([np.asarray(step_losses)[columns] for step_losses in losses])
 
 
-Held = dict[str, tuple[tuple[int, ...], list[tuple[tuple[slice, ...], np.ndarray]]]]
+LocalArrays = dict[str, tuple[tuple[int, ...], list[tuple[tuple[slice, ...], np.ndarray]]]]
 """By name of a parameter or moment: its shape, and the (index, values) that a process holds."""
 
 
-def held(state: TrainState) -> Held:
+def local_arrays(state: TrainState) -> LocalArrays:
     """Copies of all of a state's parameters and moments that this process holds."""
     leaves = jax.tree_util.tree_leaves_with_path(
         {"masters": _flat(state.master_weights), "optimizer": _flat(state.optimizer_state)}
@@ -81,8 +81,8 @@ def held(state: TrainState) -> Held:
     }
 
 
-def whole(*processes: Held) -> dict[str, np.ndarray]:
-    """What processes hold put together; fails if copies of a value differ, or one is missing."""
+def assembled(*processes: LocalArrays) -> dict[str, np.ndarray]:
+    """Whole arrays from what processes hold; fails if copies of a value differ, or a value is missing."""
     arrays: dict[str, np.ndarray] = {}
     for name in sorted(set().union(*processes)):
         parts = [process[name] for process in processes if name in process]
@@ -96,7 +96,7 @@ def whole(*processes: Held) -> dict[str, np.ndarray]:
 
 
 def assert_same(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> None:
-    """The same names, the same bits."""
+    """Asserts that both have the same names and the same bits."""
     assert some.keys() == others.keys()
     for name, array in some.items():
         np.testing.assert_array_equal(array, others[name], err_msg=name)
@@ -104,4 +104,9 @@ def assert_same(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> N
 
 def _flat(trees: dict[tuple[str, int], Tree]) -> Tree:
     """Layers by name alone, whatever stage they lie on."""
-    return {f"{key}/{layer}": tree for of in trees.values() for key, of in of.items() for layer, tree in of.items()}
+    return {
+        f"{key}/{layer}": tree
+        for stage_trees in trees.values()
+        for key, layers in stage_trees.items()
+        for layer, tree in layers.items()
+    }

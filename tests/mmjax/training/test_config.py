@@ -16,6 +16,6 @@ CONFIG = TrainConfig(SmallVQA, tiny_model(), DataConfig())
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), WordTokenizer(("a",))])
 @pytest.mark.parametrize(("part", "foreign"), [("backbone", True), ("model", True), ("vision", False), ("", False)])
-def test_tokens_of_another_model_are_noticed(part, foreign, tokenizer):
+def test_a_tokenizer_that_cannot_be_the_backbones_is_noticed(part, foreign, tokenizer):
     weights = ((part, "folder"),) if part else ()
     assert tokenizer_mismatches_backbone(dataclasses.replace(CONFIG, pretrained_weights=weights), tokenizer) == foreign

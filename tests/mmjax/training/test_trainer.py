@@ -166,13 +166,13 @@ def test_a_workdir_with_checkpoints_is_refused_without_resume(uninterrupted):
         Trainer(CONFIG, PLAN, workdir, resume=False)
 
 
-def test_validation_interval_writes_accuracies(tmp_path):
+def test_accuracies_are_written_at_the_evaluation_interval(tmp_path):
     config = dataclasses.replace(CONFIG, evaluation_interval=2)
     run(tmp_path, config=config)
     assert [line["step"] for line in read_metrics(str(tmp_path)) if "accuracy" in line] == [2, 4, 6]
 
 
-def test_the_plan_falls_to_one_device_only_where_the_configuration_allows():
+def test_one_device_replaces_the_plan_only_where_the_configuration_allows():
     config = dataclasses.replace(CONFIG, plan="plans/quickstart.json", require_plan=False)
     plan, remark = load_configured_plan(config, 8)
     assert plan.device_count == 8 and remark == ""
@@ -193,7 +193,7 @@ def test_counts_must_be_positive(field):
         dataclasses.replace(CONFIG, **{field: 0})
 
 
-def test_a_link_that_fails_is_named_before_the_first_step(tmp_path):
+def test_a_failing_hop_is_named_before_the_first_step(tmp_path):
     trainer = Trainer(CONFIG, PLAN, tmp_path, resume=False)
 
     class Cut(DevicePutHop):

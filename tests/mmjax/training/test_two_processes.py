@@ -17,14 +17,14 @@ def test_two_processes_train_save_and_restore_as_one_does(tmp_path):
 
     alone = runs.engine("spread")
     state, first = runs.run(alone, alone.initial_state(), range(2))
-    after_two = runs.whole(runs.held(state))
+    after_two = runs.assembled(runs.local_arrays(state))
     _, later = runs.run(alone, state, range(2, 5))
     for seen in (zero, one):
         np.testing.assert_allclose(seen["losses"], [*first, *later], rtol=1e-5)
         np.testing.assert_allclose(seen["again"], later, rtol=1e-5)
         assert seen["data"] == ({"batches": 2}, 2)
 
-    saved, restored = (runs.whole(zero[when], one[when]) for when in ("saved", "restored"))
+    saved, restored = (runs.assembled(zero[when], one[when]) for when in ("saved", "restored"))
     runs.assert_same(saved, restored)
     assert saved.keys() == after_two.keys()
     for name, array in saved.items():

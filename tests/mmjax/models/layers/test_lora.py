@@ -11,11 +11,11 @@ from configs.errors import UserError
 from mmjax.models.layers.lora import join_adapters, merge_model_adapters
 from mmjax.models.model import model_modules, run_model
 from mmjax.models.structure.parameters import init_module_parameters, piece_definition
-from tests.mmjax.training.engines import TALKER, parameters
+from tests.mmjax.training.engines import WITHOUT_GENERATOR, noisy_parameters
 from tests.tiny_model import GENERATOR, tiny_batch
 
 LORA = (LoraConfig("backbone", rank=3, scale=0.5), LoraConfig("vision", rank=2, targets=("query", "down")))
-ADAPTED = dataclasses.replace(TALKER, lora=LORA)
+ADAPTED = dataclasses.replace(WITHOUT_GENERATOR, lora=LORA)
 
 
 def losses(config: ModelConfig, tree) -> float:
@@ -28,21 +28,21 @@ def initial(config: ModelConfig):
 
 
 def test_initial_adapters_change_no_output():
-    plain, adapted = initial(TALKER), initial(ADAPTED)
+    plain, adapted = initial(WITHOUT_GENERATOR), initial(ADAPTED)
     for module, pieces in plain.items():
         for piece, layers in pieces.items():
             jax.tree.map(np.testing.assert_array_equal, adapted[module][piece], layers)
-    assert losses(ADAPTED, adapted) == losses(TALKER, plain)
+    assert losses(ADAPTED, adapted) == losses(WITHOUT_GENERATOR, plain)
 
 
 def test_merged_weights_give_the_outputs_of_the_adapters():
-    tree = parameters(ADAPTED)
+    tree = noisy_parameters(ADAPTED)
     merged = merge_model_adapters(tree, model_modules(ADAPTED), LORA)
-    assert jax.tree.structure(merged) == jax.tree.structure(initial(TALKER))
-    of_adapters, without = losses(ADAPTED, tree), losses(TALKER, merged)
+    assert jax.tree.structure(merged) == jax.tree.structure(initial(WITHOUT_GENERATOR))
+    of_adapters, without = losses(ADAPTED, tree), losses(WITHOUT_GENERATOR, merged)
     np.testing.assert_allclose(without, of_adapters, rtol=1e-5)
     bare = {module: {p: t for p, t in pieces.items() if not p.endswith("_lora")} for module, pieces in tree.items()}
-    assert abs(losses(TALKER, bare) - of_adapters) > 1e-3 * abs(of_adapters)
+    assert abs(losses(WITHOUT_GENERATOR, bare) - of_adapters) > 1e-3 * abs(of_adapters)
 
 
 def test_only_targets_have_adapters():
@@ -55,7 +55,9 @@ def test_only_targets_have_adapters():
 
 
 def test_a_part_without_target_projections_is_refused():
-    plain = dataclasses.replace(TALKER, backbone=dataclasses.replace(TALKER.backbone, gated=False))
+    plain = dataclasses.replace(
+        WITHOUT_GENERATOR, backbone=dataclasses.replace(WITHOUT_GENERATOR.backbone, gated=False)
+    )
     with pytest.raises(UserError, match="ModelConfig.lora adapts gate of backbone, which has none of them"):
         model_modules(dataclasses.replace(plain, lora=(LoraConfig("backbone", targets=("gate",)),)))
 
@@ -65,7 +67,9 @@ def paths(tree) -> list[str]:
 
 
 def test_adapters_of_a_unet_adapt_its_attention():
-    config = ModelConfig(TALKER.encoders, TALKER.backbone, (GENERATOR,), lora=(LoraConfig("generator", rank=2),))
+    config = ModelConfig(
+        WITHOUT_GENERATOR.encoders, WITHOUT_GENERATOR.backbone, (GENERATOR,), lora=(LoraConfig("generator", rank=2),)
+    )
     adapters = next(piece for piece in model_modules(config)[-1].pieces if piece.adapter_of)
     assert adapters.part == "generator_lora" and adapters.adapter_of == "unet"
     shapes = piece_definition(adapters).shapes
@@ -85,7 +89,7 @@ def test_trees_are_joined_leaf_by_leaf():
 )
 def test_adapters_of_unknown_modules_are_refused(lora, message):
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(TALKER, lora=lora)
+        dataclasses.replace(WITHOUT_GENERATOR, lora=lora)
 
 
 def test_unknown_targets_are_refused():

@@ -39,7 +39,7 @@ def saved(tmp_path_factory):
         # No wait between a save and the next step, which takes over the state's buffers.
         state, more = runs.run(engine, state, range(first, first + 2))
         losses += list(more)
-        states[first + 2] = runs.whole(runs.held(state))
+        states[first + 2] = runs.assembled(runs.local_arrays(state))
         if first < 4:
             checkpoints.save(first + 2, engine, state, {"batches": first + 2})
     checkpoints.close()
@@ -57,10 +57,10 @@ def test_resumed_training_is_the_training_that_never_stopped(saved):
     engine = runs.engine("spread")
     state, data, step = CheckpointManager(directory, runs.MODEL).restore(engine, 2)
     assert (data, step) == ({"batches": 2}, 2)
-    runs.assert_same(runs.whole(runs.held(state)), states[2])
+    runs.assert_same(runs.assembled(runs.local_arrays(state)), states[2])
     state, again = runs.run(engine, state, range(2, 6))
     np.testing.assert_array_equal(again, losses)
-    runs.assert_same(runs.whole(runs.held(state)), states[6])
+    runs.assert_same(runs.assembled(runs.local_arrays(state)), states[6])
 
 
 def test_another_plan_continues_with_the_same_losses(saved):
@@ -68,7 +68,7 @@ def test_another_plan_continues_with_the_same_losses(saved):
     engine = runs.engine("one")
     state, data, step = CheckpointManager(directory, runs.MODEL).restore(engine)
     assert (data, step) == ({"batches": 4}, 4)
-    runs.assert_same(runs.whole(runs.held(state)), states[4])
+    runs.assert_same(runs.assembled(runs.local_arrays(state)), states[4])
     _, again = runs.run(engine, state, range(4, 6))
     np.testing.assert_allclose(again, losses[2:], rtol=1e-5)
 
@@ -127,7 +127,9 @@ def test_a_run_killed_while_saving_resumes_from_the_checkpoint_before(tmp_path, 
     state, data, step = checkpoints.restore(engine)
     assert (data, step) == ({"batches": 1}, 1)
     assert f"{unfinished} passed over: half-written" in caplog.text
-    runs.assert_same(runs.whole(runs.held(state)), runs.whole(runs.held(engine.initial_state())))
+    runs.assert_same(
+        runs.assembled(runs.local_arrays(state)), runs.assembled(runs.local_arrays(engine.initial_state()))
+    )
     # And it saves where the killed one could not.
     checkpoints.save(2, engine, state, {"batches": 2})
     checkpoints.close()
@@ -160,7 +162,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(saved, copy, caplog, kind):
     spoil(copy / "4")
     state, data, step = CheckpointManager(copy, runs.MODEL).restore(runs.engine("spread"))
     assert (data, step) == ({"batches": 2}, 2)
-    runs.assert_same(runs.whole(runs.held(state)), saved[2][2])
+    runs.assert_same(runs.assembled(runs.local_arrays(state)), saved[2][2])
     assert re.search(f"{re.escape(str(copy / '4'))} passed over: .*{reason}", caplog.text)
 
 
@@ -231,7 +233,7 @@ def test_parts_that_newly_train_start_with_fresh_moments_and_frozen_ones_lose_th
     everything, projectors = runs.engine("one"), runs.engine("one", ("projectors",))
     trained = {"vision/projector", "generator/projector"}
     state, _, _ = CheckpointManager(saved[0], runs.MODEL).restore(projectors)
-    held = runs.whole(runs.held(state))
+    held = runs.assembled(runs.local_arrays(state))
     assert {key for of in state.optimizer_state.values() for key in of} == trained
     assert "vision/norm is left out" in caplog.text and "vision/projector" not in caplog.text
     runs.assert_same(held, {name: array for name, array in saved[2][4].items() if name in held})
@@ -241,7 +243,7 @@ def test_parts_that_newly_train_start_with_fresh_moments_and_frozen_ones_lose_th
     state, _, _ = checkpoints.restore(everything)
     checkpoints.close()
     assert "vision/norm starts fresh" in caplog.text
-    again, fresh = (runs.whole(runs.held(of)) for of in (state, everything.initial_state()))
+    again, fresh = (runs.assembled(runs.local_arrays(of)) for of in (state, everything.initial_state()))
     kept = {name for name in again if "masters" in name or any(key in name for key in trained)}
     runs.assert_same({n: again[n] for n in kept}, {n: saved[2][4][n] for n in kept})
     runs.assert_same({n: again[n] for n in again.keys() - kept}, {n: fresh[n] for n in fresh.keys() - kept})

@@ -32,7 +32,7 @@ def without(stored, *path: str):
 
 
 @pytest.mark.parametrize("config", [tiny_model(), ModelConfig(generators=(LATENT_GENERATOR,), lora=(LoraConfig(),))])
-def test_a_model_is_itself_by_itself_and_without_fields_that_came_later(config):
+def test_a_model_equals_itself_with_and_without_fields_that_came_later(config):
     stored = model_identity(config)
     check_same_model(PATH, stored, config)
     older = without(without(stored, "encoders", "0", "class_token"), "backbone", "qk_norm")
@@ -42,7 +42,7 @@ def test_a_model_is_itself_by_itself_and_without_fields_that_came_later(config):
         check_same_model(PATH, older, changed)
 
 
-def test_what_differs_is_named():
+def test_differing_fields_are_named():
     with pytest.raises(UserError, match="backbone.ffn is 24 there, 32 here"):
         check_same_model(PATH, model_identity(tiny_model()), tiny_model(ffn=32))
     plain = dataclasses.replace(tiny_model(), generators=())
@@ -65,7 +65,7 @@ SCALED = ModelConfig(generators=(GeneratorConfig(schedule=ScaledLinearSchedule()
 
 
 @pytest.mark.parametrize("config", [ModelConfig(), LLAMA3, EXPERTS, SCALED])
-def test_older_checkpoints_say_no_kinds(config):
+def test_checkpoints_without_kinds_are_accepted(config):
     check_same_model(PATH, without_kinds(model_identity(config)), config)
 
 
@@ -83,6 +83,6 @@ def test_older_checkpoints_say_no_kinds(config):
         ),
     ],
 )
-def test_what_was_not_there_is_not_taken_for_its_defaults(stored, config, named):
+def test_defaults_are_not_assumed_for_parts_that_were_absent(stored, config, named):
     with pytest.raises(UserError, match=named):
         check_same_model(PATH, stored, config)

@@ -10,36 +10,36 @@ import pytest
 
 from configs.architectures import ModelConfig
 from configs.projectors import MLPProjectorConfig, ResamplerConfig
-from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.shared_engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
 from tests.mmjax.training.engines import (
     STEP,
-    TALK_APART,
-    TALKER,
-    TIED,
-    engine,
-    gradients_of,
-    parameters,
+    TIED_EMBEDDINGS,
+    TWO_UNITS,
+    WITHOUT_GENERATOR,
+    gradients_and_summary,
+    largest_error,
+    noisy_parameters,
+    noisy_state,
     reference,
-    start,
-    trained,
-    whole,
-    worst,
+    shared_engine,
+    single_unit_plan,
+    trained_pieces,
 )
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, LATENT_GENERATOR, VISION, tiny_batch
 
 
-def check(of):
-    batch = tiny_batch(of.config)
-    losses, expected = reference(of.config)(parameters(of.config), batch)
-    expected = trained(of, expected)
-    gradients, decision = gradients_of(of, batch)
+def check(shared_engine):
+    batch = tiny_batch(shared_engine.config)
+    losses, expected = reference(shared_engine.config)(noisy_parameters(shared_engine.config), batch)
+    expected = trained_pieces(shared_engine, expected)
+    gradients, decision = gradients_and_summary(shared_engine, batch)
     np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
     assert jax.tree.structure(gradients) == jax.tree.structure(expected)
-    error, name = worst(gradients, expected)
+    error, name = largest_error(gradients, expected)
     assert error < 1e-3, name
     squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
     np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
@@ -51,7 +51,7 @@ pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 @pytest.mark.parametrize(("microbatches", "recompute"), [(1, "none"), (2, "selective"), (4, "full")])
 def test_neither_accumulation_nor_recomputation_changes_a_gradient(microbatches, recompute):
-    check(engine(whole(TALKER, microbatches, recompute), TALKER))
+    check(shared_engine(single_unit_plan(WITHOUT_GENERATOR, microbatches, recompute), WITHOUT_GENERATOR))
 
 
 def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_modules():
@@ -68,9 +68,9 @@ def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_
         microbatches=2,
         schedule="gpipe",
     )
-    of = engine(plan, config)
-    check(of)
-    assert "painter/vae" not in of.stages["painter", 0].trained_keys
+    shared_engine = shared_engine(plan, config)
+    check(shared_engine)
+    assert "painter/vae" not in shared_engine.stages["painter", 0].trained_keys
 
 
 def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_backbone_without_gates():
@@ -113,19 +113,19 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
         ),
         microbatches=2,
     )
-    check(engine(plan, config))
+    check(shared_engine(plan, config))
 
 
 def test_an_embedding_tied_over_two_stages_has_one_gradient_one_master_and_counts_once_in_the_norm():
-    of = engine(TALK_APART, TIED)
-    check(of)  # the reference's tree has the embedding once, and the norm is that of the tree
-    state = start(of)
+    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    check(shared_engine)  # the reference's tree has the embedding once, and the norm is that of the tree
+    state = noisy_state(shared_engine)
     assert "embedding" in state.master_weights["backbone", 0]["backbone/embed"]["000"]
     assert set(state.master_weights["backbone", 1]["backbone/head"]["000"]) == {"norm"}
     assert set(trees_by_module(state.master_weights)["backbone"]["head"]["000"]) == {"norm"}
 
 
-def test_chunks_of_one_place_tie_an_embedding_and_evaluate():
+def test_virtual_stages_on_the_same_devices_tie_an_embedding_and_evaluate():
     layers = (2, 1, 1, 1)  # vision | embed, backbone | backbone | backbone, head; the second and fourth share devices
     unit = UnitPlan(
         "chain",
@@ -137,42 +137,44 @@ def test_chunks_of_one_place_tie_an_embedding_and_evaluate():
         chunks=2,
         collectives="ring",
     )
-    of = engine(Plan((unit,), microbatches=2, schedule="interleaved"), TIED)
-    check(of)
-    batch = tiny_batch(TIED)
-    results = of.executor.evaluate(of.executor.compute_weights(start(of)), of.place_batch(batch, STEP))
-    losses, _ = reference(TIED)(parameters(TIED), batch)
+    shared_engine = shared_engine(Plan((unit,), microbatches=2, schedule="interleaved"), TIED_EMBEDDINGS)
+    check(shared_engine)
+    batch = tiny_batch(TIED_EMBEDDINGS)
+    results = shared_engine.executor.evaluate(
+        shared_engine.executor.compute_weights(noisy_state(shared_engine)), shared_engine.place_batch(batch, STEP)
+    )
+    losses, _ = reference(TIED_EMBEDDINGS)(noisy_parameters(TIED_EMBEDDINGS), batch)
     np.testing.assert_allclose(
         sum(float(np.sum(loss["backbone"])) for loss, _ in results["chain", 3]), losses["backbone"], rtol=1e-5
     )
 
 
-def test_a_borrowed_weight_is_its_owners_after_every_update():
-    of = engine(TALK_APART, TIED)
-    state = start(of)
+def test_a_tied_weight_equals_its_owners_after_every_update():
+    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    state = noisy_state(shared_engine)
     before = np.asarray(state.master_weights["backbone", 0]["backbone/embed"]["000"]["embedding"])
     for step in range(2):
-        state, _ = of.executor.step(state, of.place_batch(tiny_batch(TIED, seed=step), step))
+        state, _ = shared_engine.executor.step(state, shared_engine.place_batch(tiny_batch(TIED_EMBEDDINGS, seed=step), step))
     master = np.asarray(state.master_weights["backbone", 0]["backbone/embed"]["000"]["embedding"])
-    weights = of.executor.compute_weights(state)
+    weights = shared_engine.executor.compute_weights(state)
     assert np.max(np.abs(master - before)) > 1e-3
     np.testing.assert_array_equal(weights["backbone", 0]["backbone/embed"]["embedding"], master)
     np.testing.assert_array_equal(weights["backbone", 1]["backbone/head"]["embedding"], master)
 
 
 GATHERED = dataclasses.replace(
-    TALK_APART, units=(TALK_APART.units[0], dataclasses.replace(TALK_APART.units[1], collectives="gather"))
+    TWO_UNITS, units=(TWO_UNITS.units[0], dataclasses.replace(TWO_UNITS.units[1], collectives="gather"))
 )
 
 
 def test_bfloat16_gradients_are_as_good_as_those_of_one_device():
-    half = dataclasses.replace(TIED, dtype="bfloat16")
+    half = dataclasses.replace(TIED_EMBEDDINGS, dtype="bfloat16")
     with jax.numpy_dtype_promotion("standard"):
-        of, batch = engine(GATHERED, half), tiny_batch(half)
-    _, exact = reference(TIED)(parameters(TIED), batch)
+        shared_engine, batch = shared_engine(GATHERED, half), tiny_batch(half)
+    _, exact = reference(TIED_EMBEDDINGS)(noisy_parameters(TIED_EMBEDDINGS), batch)
     with jax.numpy_dtype_promotion("standard"):  # jax's own attention mixes precisions in its derivative
-        _, coarse = reference(half)(parameters(half), batch)
-        gradients, _ = gradients_of(of, batch)
+        _, coarse = reference(half)(noisy_parameters(half), batch)
+        gradients, _ = gradients_and_summary(shared_engine, batch)
     assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype(jnp.float32)}
 
     def error(tree):
@@ -183,66 +185,66 @@ def test_bfloat16_gradients_are_as_good_as_those_of_one_device():
 
 
 def test_bfloat16_trains():
-    half = dataclasses.replace(TIED, dtype="bfloat16")
+    half = dataclasses.replace(TIED_EMBEDDINGS, dtype="bfloat16")
     with jax.numpy_dtype_promotion("standard"):
-        of = engine(GATHERED, half)
-        state, batch, losses = start(of), tiny_batch(half), []
+        shared_engine = shared_engine(GATHERED, half)
+        state, batch, losses = noisy_state(shared_engine), tiny_batch(half), []
         for step in range(8):
-            state, decision = of.executor.step(state, of.place_batch(batch, step))
+            state, decision = shared_engine.executor.step(state, shared_engine.place_batch(batch, step))
             losses.append(float(np.sum(decision.losses)))
     assert losses[-1] < 0.9 * losses[0]
     assert {leaf.dtype for leaf in jax.tree.leaves(state.master_weights)} == {jnp.dtype(jnp.float32)}
 
 
-def test_nothing_is_left_in_flight_after_a_step():
-    of = engine(TALK_APART, TIED)
-    placed = of.place_batch(tiny_batch(TIED), STEP)
+def test_a_step_leaves_no_arrays_behind():
+    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    placed = shared_engine.place_batch(tiny_batch(TIED_EMBEDDINGS), STEP)
 
     def live(state):
         jax.block_until_ready((state.master_weights, state.optimizer_state))
         gc.collect()
         return len(jax.live_arrays()), sum(array.nbytes for array in jax.live_arrays())
 
-    state, decision = of.executor.step(start(of), placed)
+    state, decision = shared_engine.executor.step(noisy_state(shared_engine), placed)
     counts = []
     for _ in range(3):
-        state, decision = of.executor.step(state, placed)
+        state, decision = shared_engine.executor.step(state, placed)
         counts.append(live(state))
     assert counts[0] == counts[1] == counts[2]
     jax.block_until_ready(decision)
 
 
 def test_evaluation_gives_the_losses_of_the_step():
-    of = engine(TALK_APART, TIED)
-    state, batch = start(of), tiny_batch(TIED)
-    results = of.executor.evaluate(of.executor.compute_weights(state), of.place_batch(batch, STEP))
-    losses, _ = reference(TIED)(parameters(TIED), batch)
+    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    state, batch = noisy_state(shared_engine), tiny_batch(TIED_EMBEDDINGS)
+    results = shared_engine.executor.evaluate(shared_engine.executor.compute_weights(state), shared_engine.place_batch(batch, STEP))
+    losses, _ = reference(TIED_EMBEDDINGS)(noisy_parameters(TIED_EMBEDDINGS), batch)
     found = results["backbone", 1]
     np.testing.assert_allclose(sum(float(np.sum(loss["backbone"])) for loss, _ in found), losses["backbone"], rtol=1e-5)
     assert [judged["backbone/correct"].shape for _, judged in found] == [(4, 12)] * 2
 
 
-def test_sequence_ranks_are_refused_before_anything_compiles():
-    eyes, mind = TALK_APART.units
-    ringed = dataclasses.replace(TALK_APART, units=(eyes, dataclasses.replace(mind, tp=1, cp=2)))
+def test_context_parallelism_is_refused_before_anything_compiles():
+    eyes, mind = TWO_UNITS.units
+    ringed = dataclasses.replace(TWO_UNITS, units=(eyes, dataclasses.replace(mind, tp=1, cp=2)))
     with pytest.raises(PlanError, match=r"unit backbone: cp 2 can be planned and simulated .*, but not yet trained"):
-        engine(ringed, TALKER)
+        shared_engine(ringed, WITHOUT_GENERATOR)
 
 
 def test_positions_that_the_tensor_ranks_do_not_divide_are_refused():
-    eyes, mind = TALK_APART.units
-    ringed = dataclasses.replace(TALK_APART, units=(eyes, dataclasses.replace(mind, collectives="ring")))
-    batch = {name: dict(arrays) for name, arrays in tiny_batch(TALKER, 4).items()}
+    eyes, mind = TWO_UNITS.units
+    ringed = dataclasses.replace(TWO_UNITS, units=(eyes, dataclasses.replace(mind, collectives="ring")))
+    batch = {name: dict(arrays) for name, arrays in tiny_batch(WITHOUT_GENERATOR, 4).items()}
     batch["backbone"] = {name: array[:, :11] for name, array in batch["backbone"].items()}
     message = r'unit backbone: its 2 tensor ranks do not divide the 11 positions .*"ring".* multiple of 2 .*"reduce"'
     with pytest.raises(PlanError, match=message):
-        Engine(TALKER, ringed, batch, EngineSettings())
+        Engine(WITHOUT_GENERATOR, ringed, batch, EngineSettings())
 
 
 def test_trees_by_stage_and_by_module_are_inverses():
-    of = engine(TALK_APART, TIED)
-    tree = parameters(TIED)
-    cut = trees_by_stage(tree, of.stage_layouts)
+    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    tree = noisy_parameters(TIED_EMBEDDINGS)
+    cut = trees_by_stage(tree, shared_engine.stage_layouts)
     assert {node: set(keys) for node, keys in cut.items()} == {
         ("vision", 0): {"vision/embed", "vision/blocks", "vision/norm", "vision/projector"},
         ("backbone", 0): {"backbone/embed", "backbone/blocks"},

@@ -13,7 +13,14 @@ from mmjax.training.verification.layouts import EXPERT_LAYOUT_KINDS, LAYOUT_KIND
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
-from tests.mmjax.training.engines import engine, gradients_of, parameters, reference, start, worst
+from tests.mmjax.training.engines import (
+    gradients_and_summary,
+    largest_error,
+    noisy_parameters,
+    noisy_state,
+    reference,
+    shared_engine,
+)
 from tests.tiny_model import BACKBONE, tiny_batch, tiny_model
 
 EXPERTS = ExpertsConfig(count=4, top_k=2, ffn=16, shared_ffn=8, balance_weight=0.5)
@@ -38,42 +45,42 @@ pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 @pytest.mark.parametrize("name", PLANS)
 def test_losses_and_gradients_are_those_of_one_device(name):
-    of, batch = engine(PLANS[name], CONFIG), tiny_batch(CONFIG)
-    losses, expected = reference(CONFIG)(parameters(CONFIG), batch)
-    gradients, decision = gradients_of(of, batch)
-    found = of.losses_by_name(decision)
+    shared_engine, batch = shared_engine(PLANS[name], CONFIG), tiny_batch(CONFIG)
+    losses, expected = reference(CONFIG)(noisy_parameters(CONFIG), batch)
+    gradients, decision = gradients_and_summary(shared_engine, batch)
+    found = shared_engine.losses_by_name(decision)
     assert set(found) == {"backbone", "backbone/balance"}  # of both stages together, each apart
     np.testing.assert_allclose([found[name] for name in losses], list(losses.values()), rtol=1e-5)
     assert losses["backbone/balance"] > 0.5  # even routing costs balance * top
     assert jax.tree.structure(gradients) == jax.tree.structure(expected)
-    error, path = worst(gradients, expected)
+    error, path = largest_error(gradients, expected)
     assert error < 1e-3, path
     squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
     np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
 
 
 def test_every_rank_holds_its_experts_alone_and_a_share_of_their_masters():
-    of = engine(PLANS["expert ranks that are some of the instances"], CONFIG)
-    state = start(of)
+    shared_engine = shared_engine(PLANS["expert ranks that are some of the instances"], CONFIG)
+    state = noisy_state(shared_engine)
     master = state.master_weights["mind", 0]["backbone/blocks"]["001"]["mlp"]["gate"]
     count, width, ffn = master.shape
     assert {shard.data.shape for shard in master.addressable_shards} == {(count // 2, width // 2, ffn)}
-    weights = of.executor.compute_weights(state)["mind", 0]["backbone/blocks"]["mlp"]["gate"]
+    weights = shared_engine.executor.compute_weights(state)["mind", 0]["backbone/blocks"]["mlp"]["gate"]
     held = {shard.device.id: shard.index[1] for shard in weights.addressable_shards}
     assert [held[device].start for device in (7, 6, 5, 4)] == [0, 2, 0, 2]  # data rank = data * ep + expert
-    gradients = of.executor.stages["mind", 0].programs.zero_gradients()["backbone/blocks"]
+    gradients = shared_engine.executor.stages["mind", 0].programs.zero_gradients()["backbone/blocks"]
     assert gradients["mlp"]["gate"].shape[0] == 2 and gradients["mlp"]["router"].shape[0] == 4
 
 
 def test_a_checkpoint_of_one_plan_is_restored_on_expert_ranks_of_another(tmp_path):
-    before, after = (engine(PLANS[name], CONFIG) for name in PLANS)
+    before, after = (shared_engine(PLANS[name], CONFIG) for name in PLANS)
     checkpoints = CheckpointManager(tmp_path, CONFIG)
-    checkpoints.save(1, before, start(before), {})
+    checkpoints.save(1, before, noisy_state(before), {})
     checkpoints.wait()
     state, _, step = checkpoints.restore(after)
     checkpoints.close()
     assert step == 1
-    jax.tree.map(np.testing.assert_array_equal, trees_by_module(state.master_weights), parameters(CONFIG))
+    jax.tree.map(np.testing.assert_array_equal, trees_by_module(state.master_weights), noisy_parameters(CONFIG))
 
 
 def test_verify_tries_layouts_of_experts_where_there_are_some():

@@ -12,18 +12,18 @@ from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import (
     BACKBONE_UNIT,
     SETTINGS,
-    TALKER,
     VISION_UNIT,
-    engine,
-    gradients_of,
-    parameters,
+    WITHOUT_GENERATOR,
+    gradients_and_summary,
+    largest_error,
+    noisy_parameters,
+    noisy_state,
     reference,
-    start,
-    worst,
+    shared_engine,
 )
 from tests.tiny_model import tiny_batch
 
-CONFIG = dataclasses.replace(TALKER, lora=(LoraConfig("backbone", rank=2), LoraConfig("vision", rank=2)))
+CONFIG = dataclasses.replace(WITHOUT_GENERATOR, lora=(LoraConfig("backbone", rank=2), LoraConfig("vision", rank=2)))
 TRAINED = ("backbone_lora", "vision_lora", "vision_projector")
 SPLIT_VISION = UnitPlan("vision", ("vision",), (0, 1), tp=2, layers=(2,))
 PLANS = {
@@ -38,26 +38,26 @@ pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 def training(plan: Plan, *trainable: str):
-    return engine(plan, CONFIG, dataclasses.replace(SETTINGS, trainable=trainable))
+    return shared_engine(plan, CONFIG, dataclasses.replace(SETTINGS, trainable=trainable))
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_gradients_of_adapters_are_those_of_one_device(plan):
-    of, batch = training(PLANS[plan], *TRAINED), tiny_batch(CONFIG)
-    gradients, decision = gradients_of(of, batch)
-    losses, expected = reference(CONFIG)(parameters(CONFIG), batch)
+    shared_engine, batch = training(PLANS[plan], *TRAINED), tiny_batch(CONFIG)
+    gradients, decision = gradients_and_summary(shared_engine, batch)
+    losses, expected = reference(CONFIG)(noisy_parameters(CONFIG), batch)
     np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
     assert {module: set(tree) for module, tree in gradients.items()} == {
         "vision": {"blocks_lora", "projector"},
         "backbone": {"blocks_lora"},
     }
-    error, name = worst(gradients, expected)
+    error, name = largest_error(gradients, expected)
     assert error < 1e-3, name
 
 
 def test_a_step_moves_adapters_and_no_weight_that_they_adapt():
-    of = training(PLANS["tensor beside one device"], *TRAINED)
-    state = start(of)
+    shared_engine = training(PLANS["tensor beside one device"], *TRAINED)
+    state = noisy_state(shared_engine)
     before = jax.tree.map(np.array, state.master_weights)
     assert {key for tree in state.optimizer_state.values() for key in tree} == {
         "vision/blocks_lora",
@@ -65,7 +65,7 @@ def test_a_step_moves_adapters_and_no_weight_that_they_adapt():
         "backbone/blocks_lora",
     }
     for step in range(2):  # the first one's learning rate is 0
-        state, _ = of.executor.step(state, of.place_batch(tiny_batch(CONFIG), step))
+        state, _ = shared_engine.executor.step(state, shared_engine.place_batch(tiny_batch(CONFIG), step))
     for node, keys in before.items():
         for key, layers in keys.items():
             pairs = list(zip(jax.tree.leaves(layers), jax.tree.leaves(state.master_weights[node][key]), strict=True))

@@ -13,7 +13,14 @@ from configs.optimizer import OptimizerConfig
 from mmjax.training.engine.optimizer import adamw, learning_rate_schedule
 from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.profiling.op_times import measure_op_times, seconds_by_kind
-from tests.mmjax.training.engines import SETTINGS, TALK_APART, TIED, engine, gradients_of, start
+from tests.mmjax.training.engines import (
+    SETTINGS,
+    TIED_EMBEDDINGS,
+    TWO_UNITS,
+    gradients_and_summary,
+    noisy_state,
+    shared_engine,
+)
 from tests.tiny_model import tiny_batch
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
@@ -29,7 +36,7 @@ def same(one, other):
 
 def test_updates_are_those_of_plain_adamw_on_the_whole_tree():
     """Given the same gradients, clipped by their global norm; matrices of a layer decay, its vectors do not."""
-    of = engine(TALK_APART, TIED)
+    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
     chosen = SETTINGS.optimizer
     plain = optax.chain(
         optax.clip_by_global_norm(chosen.max_grad_norm),
@@ -44,21 +51,21 @@ def test_updates_are_those_of_plain_adamw_on_the_whole_tree():
             mask=lambda tree: jax.tree.map(lambda leaf: leaf.ndim >= 2, tree),
         ),
     )
-    state = start(of)
+    state = noisy_state(shared_engine)
     tree = jax.tree.map(jnp.asarray, on_host(trees_by_module(state.master_weights)))
     with jax.numpy_dtype_promotion("standard"):
         moments = plain.init(tree)
         update = jax.jit(plain.update)
     for step in range(3):
-        batch = tiny_batch(TIED, seed=step)
-        gradients, decision = gradients_of(of, batch, state)
+        batch = tiny_batch(TIED_EMBEDDINGS, seed=step)
+        gradients, decision = gradients_and_summary(shared_engine, batch, state)
         assert float(decision.clip_scale) == pytest.approx(
             min(1, chosen.max_grad_norm / float(decision.gradient_norm)), rel=1e-5
         )
         with jax.numpy_dtype_promotion("standard"):
             changes, moments = update(jax.tree.map(jnp.asarray, on_host(gradients)), moments, tree)
         tree = optax.apply_updates(tree, changes)
-        state, _ = of.executor.step(state, of.place_batch(batch, step))
+        state, _ = shared_engine.executor.step(state, shared_engine.place_batch(batch, step))
     assert float(decision.clip_scale) < 1  # the clip was at work
     got = trees_by_module(state.master_weights)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), got, tree)
@@ -67,32 +74,32 @@ def test_updates_are_those_of_plain_adamw_on_the_whole_tree():
 @pytest.mark.parametrize(("max_norm", "scale"), [(0.0, 1.0), (5.0, 0.5)])
 def test_a_limit_of_zero_turns_clipping_off(max_norm, scale):
     limited = dataclasses.replace(SETTINGS.optimizer, max_grad_norm=max_norm)
-    of = engine(TALK_APART, TIED, dataclasses.replace(SETTINGS, optimizer=limited))
+    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS, dataclasses.replace(SETTINGS, optimizer=limited))
     stats = {
         node: jax.device_put(
-            np.array([[square, *losses]], np.float32), NamedSharding(of.stages[node].mesh, PartitionSpec())
+            np.array([[square, *losses]], np.float32), NamedSharding(shared_engine.stages[node].mesh, PartitionSpec())
         )
         for node, square, losses in zip(
-            of.executor.global_reduction.stage_ids, (36, 0, 64), ((), (), (0,)), strict=True
+            shared_engine.executor.global_reduction.stage_ids, (36, 0, 64), ((), (), (0,)), strict=True
         )
     }
-    decision = of.executor.global_reduction.reduce(stats, of.executor.global_reduction.initial_flag())
+    decision = shared_engine.executor.global_reduction.reduce(stats, shared_engine.executor.global_reduction.initial_flag())
     assert (float(decision.gradient_norm), float(decision.clip_scale)) == (10, scale)
 
 
 def test_weight_decay_alone_shrinks_matrices_and_leaves_vectors():
-    of = adamw(OptimizerConfig(learning_rate=0.1, warmup_steps=0, weight_decay=0.5), 10)
+    optimizer = adamw(OptimizerConfig(learning_rate=0.1, warmup_steps=0, weight_decay=0.5), 10)
     layer = {"kernel": jnp.ones((2, 2)), "scale": jnp.ones(2)}
     with jax.numpy_dtype_promotion("standard"):
-        changes, _ = of.update(jax.tree.map(jnp.zeros_like, layer), of.init(layer), layer)
+        changes, _ = optimizer.update(jax.tree.map(jnp.zeros_like, layer), optimizer.init(layer), layer)
     np.testing.assert_allclose(changes["kernel"], np.full((2, 2), -0.05), rtol=1e-5)
     np.testing.assert_array_equal(changes["scale"], np.zeros(2))
 
 
 def test_masters_and_moments_are_float32_shares_over_the_data_axis():
     with jax.numpy_dtype_promotion("standard"):  # jax's own attention asks which of two precisions is wider
-        of = engine(TALK_APART, dataclasses.replace(TIED, dtype="bfloat16"))
-    state = of.initial_state()
+        shared_engine = shared_engine(TWO_UNITS, dataclasses.replace(TIED_EMBEDDINGS, dtype="bfloat16"))
+    state = shared_engine.initial_state()
     node = ("vision", 0)  # dp 2, tp 1
     (adam, *_) = state.optimizer_state[node]["vision/blocks"]["001"]
     kernel = ("mlp", "up", "kernel")
@@ -106,15 +113,15 @@ def test_masters_and_moments_are_float32_shares_over_the_data_axis():
         whole = sum(leaf.nbytes for leaf in leaves)
         held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
         assert held < 0.55 * whole  # vectors that tensor ranks divide have no dimension left for data
-    weights = of.executor.stages[node].gather(state.master_weights[node])
+    weights = shared_engine.executor.stages[node].gather(state.master_weights[node])
     assert {leaf.dtype for leaf in jax.tree.leaves(weights)} == {jnp.dtype(jnp.bfloat16)}
 
 
 def test_state_keeps_its_shardings_over_updates():
-    of = engine(TALK_APART, TIED)
-    state = start(of)
+    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    state = noisy_state(shared_engine)
     places = jax.tree.map(lambda leaf: leaf.sharding, (state.master_weights, state.optimizer_state))
-    state, _ = of.executor.step(state, of.place_batch(tiny_batch(TIED), 0))
+    state, _ = shared_engine.executor.step(state, shared_engine.place_batch(tiny_batch(TIED_EMBEDDINGS), 0))
     jax.tree.map(
         lambda leaf, place: leaf.sharding.is_equivalent_to(place, leaf.ndim) or pytest.fail(f"{leaf.sharding}"),
         (state.master_weights, state.optimizer_state),
@@ -123,9 +130,9 @@ def test_state_keeps_its_shardings_over_updates():
 
 
 def test_masters_and_moments_are_donated():
-    of = engine(TALK_APART, TIED)
-    state = start(of)
-    of.executor.step(state, of.place_batch(tiny_batch(TIED), 0))
+    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    state = noisy_state(shared_engine)
+    shared_engine.executor.step(state, shared_engine.place_batch(tiny_batch(TIED_EMBEDDINGS), 0))
     assert all(
         leaf.is_deleted() for leaf in jax.tree.leaves((state.master_weights, state.optimizer_state)) if leaf.ndim
     )
@@ -133,15 +140,15 @@ def test_masters_and_moments_are_donated():
 
 @pytest.mark.parametrize("module", ["vision", "backbone"])
 def test_a_step_that_is_not_finite_changes_nothing_nor_does_any_later_one(module):
-    of = engine(TALK_APART, TIED)
-    state = start(of)
+    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    state = noisy_state(shared_engine)
     oks = []
     for step in range(5):
-        batch = tiny_batch(TIED, seed=step)
+        batch = tiny_batch(TIED_EMBEDDINGS, seed=step)
         if step == 2:
             batch[module]["patches" if module == "vision" else "weights"][5, 2] = np.nan
             before = on_host((state.master_weights, state.optimizer_state))
-        state, decision = of.executor.step(state, of.place_batch(batch, step))
+        state, decision = shared_engine.executor.step(state, shared_engine.place_batch(batch, step))
         oks.append(float(decision.all_finite))
         if step == 1:
             moved = on_host(state.master_weights)
@@ -149,22 +156,22 @@ def test_a_step_that_is_not_finite_changes_nothing_nor_does_any_later_one(module
     same(on_host((state.master_weights, state.optimizer_state)), before)
     assert any(
         np.any(one != two)
-        for one, two in zip(*map(jax.tree.leaves, (moved, on_host(start(of).master_weights))), strict=True)
+        for one, two in zip(*map(jax.tree.leaves, (moved, on_host(noisy_state(shared_engine).master_weights))), strict=True)
     )
 
 
-def test_neither_the_decision_nor_clipping_is_waited_for():
+def test_a_step_waits_neither_for_the_norm_nor_for_clipping():
     """All of a step is dispatched while what it depends on is still being computed, on a device of no stage."""
-    of = engine(TALK_APART, TIED)
-    placed = of.place_batch(tiny_batch(TIED), 0)
-    state, _ = of.executor.step(start(of), placed)  # compiles
+    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    placed = shared_engine.place_batch(tiny_batch(TIED_EMBEDDINGS), 0)
+    state, _ = shared_engine.executor.step(noisy_state(shared_engine), placed)  # compiles
     jax.block_until_ready(state.master_weights)
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 6000, lambda _, y: jnp.sin(y @ y), x)[0, 0] * 0 + 1)
     late = slow(jax.device_put(jnp.ones((128, 128)), jax.devices()[7]))
     shards = [shard.data for shard in state.all_finite.addressable_shards]
     shards[-1] = jax.device_put(late, shards[-1].device)
     state.all_finite = jax.make_array_from_single_device_arrays((), state.all_finite.sharding, shards)
-    state, decision = of.executor.step(state, placed)
+    state, decision = shared_engine.executor.step(state, placed)
     assert not late.is_ready() and not decision.all_finite.is_ready()
     assert float(decision.all_finite) == 1
 
@@ -178,13 +185,13 @@ def test_a_step_reads_no_value_on_the_host(monkeypatch):
     def refuse(array, *arguments, **options):
         raise AssertionError("a value is read on the host")
 
-    of = engine(TALK_APART, TIED)
-    first, second = (of.place_batch(tiny_batch(TIED), step) for step in range(2))
-    state, _ = of.executor.step(start(of), first)  # compiles
+    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    first, second = (shared_engine.place_batch(tiny_batch(TIED_EMBEDDINGS), step) for step in range(2))
+    state, _ = shared_engine.executor.step(noisy_state(shared_engine), first)  # compiles
     for method in ("__array__", "__float__", "__int__", "__bool__", "__index__", "item", "tolist"):
         monkeypatch.setattr(type(state.all_finite), method, refuse)
     with jax.transfer_guard("disallow"):
-        state, summary = of.executor.step(state, second)
+        state, summary = shared_engine.executor.step(state, second)
         for read in (float, bool, np.asarray):
             with pytest.raises(AssertionError, match="read on the host"):
                 read(summary.all_finite)
@@ -204,12 +211,12 @@ def test_a_step_reads_no_value_on_the_host(monkeypatch):
         ({"final_learning_rate_fraction": 2.0}, "final_learning_rate_fraction is 2.0"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_by_name(fields, message):
+def test_invalid_optimizer_settings_are_refused_by_name(fields, message):
     with pytest.raises(ValueError, match=message):
         OptimizerConfig(**fields)
 
 
-def test_the_schedule_warms_up_and_falls_to_its_last_share():
+def test_the_learning_rate_warms_up_and_falls_to_its_final_fraction():
     schedule = learning_rate_schedule(
         OptimizerConfig(learning_rate=2.0, warmup_steps=10, final_learning_rate_fraction=0.1), 100
     )
@@ -218,9 +225,9 @@ def test_the_schedule_warms_up_and_falls_to_its_last_share():
 
 
 def test_every_op_of_a_step_is_timed_once():
-    of = engine(TALK_APART, TIED)
-    seconds = measure_op_times(of, [tiny_batch(TIED, seed=0)], 1)
-    assert set(seconds) == set(of.executor.training_schedule.ops)
+    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    seconds = measure_op_times(shared_engine, [tiny_batch(TIED_EMBEDDINGS, seed=0)], 1)
+    assert set(seconds) == set(shared_engine.executor.training_schedule.ops)
     assert all(each >= 0 for each in seconds.values())
     sums = seconds_by_kind(seconds)
     assert sums["forward"] > 0 and sums["backward"] > 0 and sum(sums.values()) == pytest.approx(sum(seconds.values()))

@@ -42,7 +42,7 @@ def test_every_module_a_unit_of_one_stage():
     assert (found["g", 0].inputs, found["g", 0].outputs) == (("backbone>generator",), ())
 
 
-def test_uneven_stages_of_one_module_hand_on_their_activations():
+def test_uneven_stages_of_one_module_pass_activations_on():
     found = layouts(
         UnitPlan("v", ("vision",), (0,), layers=(2,)),
         UnitPlan("b", ("backbone",), (1, 2), layers=(2, 1), recompute=("full", "none")),
@@ -164,7 +164,7 @@ def test_residuals_of_real_stages_are_activations(recompute, trainable, collecti
             assert two == 2 * one or (two == one and one <= VECTORS), (node, shape)
 
 
-def test_dividing_the_positions_divides_what_a_stage_keeps():
+def test_sequence_parallelism_divides_the_residuals_of_a_stage():
     """All between the layers, that is: a rank keeps its positions, and everything inside attention and MLP is split."""
     whole, divided = (
         {node: sum(map(np.prod, shapes)) for node, shapes in residuals("selective", 8, ("all",), how).items()}

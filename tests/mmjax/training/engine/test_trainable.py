@@ -8,7 +8,7 @@ import pytest
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
-from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.shared_engine import Engine
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import RequiredGradients, trained_parts
 from sharding.plans.unit_plan import UnitPlan
@@ -16,16 +16,16 @@ from sharding.specs.modules import module_graph
 from tests.mmjax.training.engines import (
     SETTINGS,
     STEP,
-    TALK_APART,
-    TIED,
+    TIED_EMBEDDINGS,
+    TWO_UNITS,
     VISION_UNIT,
-    engine,
-    gradients_of,
-    parameters,
+    gradients_and_summary,
+    largest_error,
+    noisy_parameters,
+    noisy_state,
     reference,
-    start,
-    whole,
-    worst,
+    shared_engine,
+    single_unit_plan,
 )
 from tests.tiny_model import BACKBONE, LATENT_GENERATOR, tiny_batch, tiny_model
 
@@ -45,11 +45,11 @@ pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 def training(*trainable, plan=CHAIN, config=TINY) -> Engine:
-    return engine(plan, config, dataclasses.replace(SETTINGS, trainable=trainable))
+    return shared_engine(plan, config, dataclasses.replace(SETTINGS, trainable=trainable))
 
 
-def schedule_of(of, kind):
-    return {op.stage_id for op in of.executor.training_schedule.ops if op.kind == kind}
+def schedule_of(shared_engine, kind):
+    return {op.stage_id for op in shared_engine.executor.training_schedule.ops if op.kind == kind}
 
 
 def pieces(trees):
@@ -62,39 +62,39 @@ def pieces(trees):
     [
         (("projectors",), CHAIN, TINY, {"vision": {"projector"}, "generator": {"projector"}}),
         (("projectors", "generator"), CHAIN, TINY, {"vision": {"projector"}, "generator": {"projector", "unet"}}),
-        (("projectors", "vision"), TALK_APART, TIED, {"vision": {"embed", "blocks", "norm", "projector"}}),
+        (("projectors", "vision"), TWO_UNITS, TIED_EMBEDDINGS, {"vision": {"embed", "blocks", "norm", "projector"}}),
         (
             ("projectors", "backbone"),
-            TALK_APART,
-            TIED,
+            TWO_UNITS,
+            TIED_EMBEDDINGS,
             {"vision": {"projector"}, "backbone": {"embed", "blocks", "head"}},
         ),
     ],
     ids=["projectors", "and the generator", "and the encoder", "and the backbone"],
 )
-def test_disttrains_settings(trainable, plan, config, trained):
+def test_gradients_in_disttrains_frozen_training_settings(trainable, plan, config, trained):
     """Gradients of what trains are the reference's, and they alone count in the norm."""
-    of, batch = training(*trainable, plan=plan, config=config), tiny_batch(config)
-    gradients, decision = gradients_of(of, batch)
-    losses, expected = reference(config)(parameters(config), batch)
+    shared_engine, batch = training(*trainable, plan=plan, config=config), tiny_batch(config)
+    gradients, decision = gradients_and_summary(shared_engine, batch)
+    losses, expected = reference(config)(noisy_parameters(config), batch)
     np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
     assert {module: set(tree) for module, tree in gradients.items()} == trained
-    error, name = worst(gradients, expected)
+    error, name = largest_error(gradients, expected)
     assert error < 1e-3, name
     squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(gradients))
     np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
 
 
 def test_frozen_parts_have_no_optimizer_state_and_stay_as_they_are():
-    of = training("projectors")
-    state = start(of)
+    shared_engine = training("projectors")
+    state = noisy_state(shared_engine)
     before = {
         node: {key: jax.tree.map(np.array, tree) for key, tree in of_node.items()}
         for node, of_node in state.master_weights.items()
     }
     assert pieces(state.optimizer_state) == {"vision/projector", "generator/projector"}
     for step in range(2):
-        state, _ = of.executor.step(state, of.place_batch(tiny_batch(TINY), step))
+        state, _ = shared_engine.executor.step(state, shared_engine.place_batch(tiny_batch(TINY), step))
     moved = set()
     for node, tree in before.items():
         for key, layers in tree.items():
@@ -112,12 +112,12 @@ def test_nothing_runs_backward_where_nothing_before_it_trains():
         (("backbone",), everything - {("vision", 0)}),
         (("generator_projector", "generator"), {("generator", 0)}),
     ):
-        of = training(*trainable, plan=APART)
-        stages = of.executor.stages
-        assert schedule_of(of, "backward") == backward
+        shared_engine = training(*trainable, plan=APART)
+        stages = shared_engine.executor.stages
+        assert schedule_of(shared_engine, "backward") == backward
         assert {node for node, stage in stages.items() if stage.programs.backward is not None} == backward
-        assert schedule_of(of, "update") == {node for node, stage in stages.items() if stage.update is not None}
-        for op in of.executor.training_schedule.ops:
+        assert schedule_of(shared_engine, "update") == {node for node, stage in stages.items() if stage.update is not None}
+        for op in shared_engine.executor.training_schedule.ops:
             assert op.kind != "hop_back" or {op.stage_id, op.target_id} <= backward
     assert training("backbone", plan=APART).executor.stages["backbone", 0].programs.differentiated_inputs == frozenset()
     assert training("all", plan=APART).executor.stages["backbone", 0].programs.differentiated_inputs == {
@@ -126,8 +126,8 @@ def test_nothing_runs_backward_where_nothing_before_it_trains():
 
 
 def test_a_stage_without_a_backward_keeps_no_residuals():
-    of = training("generator", plan=APART)
-    programs = of.executor.stages["backbone", 1].programs
+    shared_engine = training("generator", plan=APART)
+    programs = shared_engine.executor.stages["backbone", 1].programs
     loss = jax.eval_shape(programs.zero_losses)
     _, kept, _ = jax.eval_shape(programs.forward, *programs.operand_shapes, loss)
     assert kept == []
@@ -154,15 +154,15 @@ def test_an_autoencoder_trains_only_by_its_name():
     assert trained_parts(graph, ("all",)) == everything
     assert trained_parts(graph, ("all", "painter_vae")) == everything | {"painter_vae"}
     both = ("dgrad", "wgrad")
-    for trainable, turns in ((("all",), ()), (("all", "painter_vae"), both), (("painter_vae",), both)):
+    for trainable, expected_gradients in ((("all",), ()), (("all", "painter_vae"), both), (("painter_vae",), both)):
         of_layers = RequiredGradients(graph, trained_parts(graph, trainable)).of_layers("painter", 0, 1)
-        assert {layer.name: of for layer, _, of in of_layers}["vae"] == turns
+        assert {layer.name: gradients for layer, _, gradients in of_layers}["vae"] == expected_gradients
 
-    of, batch = training("painter_vae", plan=whole(config, dp=1), config=config), tiny_batch(config)
-    gradients, _ = gradients_of(of, batch)
-    _, expected = reference(config)(parameters(config), batch)
+    shared_engine, batch = training("painter_vae", plan=single_unit_plan(config, dp=1), config=config), tiny_batch(config)
+    gradients, _ = gradients_and_summary(shared_engine, batch)
+    _, expected = reference(config)(noisy_parameters(config), batch)
     assert {module: set(tree) for module, tree in gradients.items()} == {"painter": {"vae"}}
-    error, name = worst(gradients, expected)
+    error, name = largest_error(gradients, expected)
     assert error < 1e-3, name
 
 
@@ -175,8 +175,8 @@ def test_an_unknown_part_is_refused_with_those_there_are(unknown):
 
 
 def test_training_nothing_is_an_evaluation():
-    of = training(plan=TALK_APART, config=TIED)
-    _, decision = of.executor.step(start(of), of.place_batch(tiny_batch(TIED), STEP))
-    losses, _ = reference(TIED)(parameters(TIED), tiny_batch(TIED))
+    shared_engine = training(plan=TWO_UNITS, config=TIED_EMBEDDINGS)
+    _, decision = shared_engine.executor.step(noisy_state(shared_engine), shared_engine.place_batch(tiny_batch(TIED_EMBEDDINGS), STEP))
+    losses, _ = reference(TIED_EMBEDDINGS)(noisy_parameters(TIED_EMBEDDINGS), tiny_batch(TIED_EMBEDDINGS))
     np.testing.assert_allclose(np.sum(decision.losses), losses["backbone"], rtol=1e-5)
     assert (float(decision.gradient_norm), float(decision.all_finite)) == (0, 1)

@@ -44,7 +44,7 @@ def measured(batch):
     return profile_model(MODEL, batch.arrays, SETTINGS, [1], [1], "none", 1)
 
 
-def test_every_layer_is_there_and_the_stacks_take_time(measured):
+def test_a_profile_has_every_layer_and_stacks_take_time(measured):
     layers = {layer.layer: layer for layer in measured.layers}
     assert set(layers) == {f"{layer.part}/{layer.name}" for module in GRAPH.modules for layer, _ in module.all_layers}
     for name, size in (("vision/blocks", 32.0), ("backbone/blocks", 160.0), ("generator/unet", 3.0)):
@@ -68,14 +68,14 @@ def test_it_costs_a_plan_after_a_round_trip(measured, batch):
     assert json.loads(measured.to_json())["versions"]["jax"] == jax.__version__
 
 
-def test_stages_are_taken_apart_exactly():
+def test_layer_times_are_separated_exactly():
     before, alone, further, after = 5.0, 3.0, 4.0, 2.0
     stages = [before + alone, alone, alone + further, alone + after]
     assert separate_layer_times(stages) == ((before, before), (alone, further), (after, after))
     assert separate_layer_times([7.0]) == ((0.0, 0.0), (7.0, 7.0), (0.0, 0.0))
 
 
-def test_lines_neither_fall_nor_start_below_zero():
+def test_fits_have_no_negative_coefficient():
     fitted = fit_line([(count, size, 1.0 + 3.0 * count + 2e-6 * size) for count in (1, 2, 4) for size in (1e6, 3e6)])
     assert (fitted.fixed, fitted.per_participant, fitted.rate) == pytest.approx((1.0, 3.0, 2e-6))
     falling = fit_line([(1, 1.0, 3.0), (1, 2.0, 1.0)])
@@ -83,7 +83,7 @@ def test_lines_neither_fall_nor_start_below_zero():
     assert fit_line([]) == LinearFit(0.0, 0.0, 0.0) and fit_line([(1, 1.0, 0.0), (1, 2.0, 4.0)]).fixed == 0.0
 
 
-def test_capacity_is_the_shapes_and_statistics_are_what_fills_them(batch):
+def test_capacity_loads_follow_shapes_and_statistics_follow_samples(batch):
     capacity, filled = capacity_row_loads(batch.arrays, GRAPH), batch_statistics([batch], GRAPH)
     assert capacity["backbone"].tolist() == [[160.0, 160.0**2, 0.0]] * 2
     for module, (real, _) in batch.counts.items():

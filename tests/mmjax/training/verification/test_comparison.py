@@ -2,18 +2,28 @@
 
 import dataclasses
 import functools
+import io
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 from data.data_config import DataConfig
 from data.packing.pipeline import training_batches
 from data.samples.sample_format import SampleFormat
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
-from mmjax.training.verification.comparison import compare_step, compare_with_reference, losses_and_gradients
+from mmjax.training.verification.comparison import (
+    Difference,
+    LayoutReport,
+    ModuleReport,
+    compare_step,
+    compare_with_reference,
+    losses_and_gradients,
+    print_verification,
+)
 from mmjax.training.verification.error_measures import gradient_errors
 from mmjax.training.verification.reference import Reference, run_reference, shuffle_rows
 from mmjax.training.verification.unpacked_batches import unpacked_batch, unpacked_shape
@@ -70,7 +80,7 @@ def tied_over_two_stages():
     return Engine(MODEL, PLAN, reference().steps[0].batch.arrays, EngineSettings(seed=SEED))
 
 
-def test_a_right_layout_passes_with_embeddings_tied_across_stages():
+def test_a_correct_layout_passes_with_embeddings_tied_across_stages():
     assert tied_over_two_stages().executor.tied_parameters
     reports = compare_with_reference(tied_over_two_stages(), reference())
     assert all(report.ok for report in reports.values()), reports
@@ -150,7 +160,7 @@ def test_samples_permuted_in_one_modules_batch_are_found(monkeypatch):
     assert reports["backbone"].loss.excess > 1
 
 
-def test_samples_permuted_in_a_hop_back_are_found_in_the_module_it_leads_to(monkeypatch):
+def test_samples_permuted_in_a_gradient_hop_are_found_in_the_module_it_leads_to(monkeypatch):
     engine = tied_over_two_stages()
 
     def reversed_rows(array):
@@ -168,7 +178,7 @@ def test_samples_permuted_in_a_hop_back_are_found_in_the_module_it_leads_to(monk
     assert wrong(reports) == {"vision"}
 
 
-def test_noise_keyed_by_the_place_instead_of_the_sample_is_found(monkeypatch):
+def test_noise_keyed_by_position_instead_of_sample_is_found(monkeypatch):
     engine = tied_over_two_stages()
     place = engine.place_batch
 
@@ -220,7 +230,7 @@ def test_bfloat16_is_measured_by_its_own_error():
 # ---------------------------------------------------------------------- the reference's own batch
 
 
-def test_every_sample_stands_alone_with_all_it_has():
+def test_every_sample_has_a_row_of_its_own_with_all_its_arrays():
     batch, samples = batch_and_samples()
     form = SampleFormat.for_model(MODEL, DATA.patches)
     shape = unpacked_shape([samples], form)
@@ -240,7 +250,7 @@ def test_every_sample_stands_alone_with_all_it_has():
         assert set(arrays["generator"]["samples"][row][: len(sample.target_images)].tolist()) <= {sample.id}
 
 
-def test_mixing_moves_whole_rows():
+def test_shuffling_moves_whole_rows():
     batch, _ = batch_and_samples()
     other = shuffle_rows(batch, seed=1)
     assert not np.array_equal(other.sample_ids, batch.sample_ids)
@@ -251,7 +261,7 @@ def test_mixing_moves_whole_rows():
             np.testing.assert_array_equal(other.arrays[module][name], array[order])
 
 
-def test_a_batch_without_images_has_room_for_one_that_counts_nothing():
+def test_a_batch_without_images_has_room_for_one_of_no_weight():
     batches = training_batches(DATA, MODEL, SmallVQA("train"))
     text = batches.load_samples([80, 81])  # behind 40 questioned and 40 described pictures
     batches.close()
@@ -261,3 +271,33 @@ def test_a_batch_without_images_has_room_for_one_that_counts_nothing():
     arrays = unpacked_batch(text, MODEL, DATA, form, shape)
     assert (shape.patches, shape.images) == (4, 1)
     assert not arrays["vision"]["segments"].any() and not arrays["generator"]["weights"].any()
+
+
+RIGHT = ModuleReport(Difference(1e-7, 1e-5), Difference(3e-6, 2e-4, "blocks/000/mlp/up/kernel"))
+WRONG = ModuleReport(None, Difference(1.0, 2e-4, "projector/000/mlp/up/bias"))
+
+
+def printed(reports):
+    console = Console(file=io.StringIO(), width=160)
+    assert print_verification(iter(reports), console) == reports
+    return console.file.getvalue()
+
+
+def test_a_wrong_module_is_named_with_its_worst_parameter():
+    text = printed(
+        [LayoutReport("dp 2", {"backbone": RIGHT}), LayoutReport("tp 2", {"vision": WRONG, "backbone": RIGHT})]
+    )
+    (row,) = [line.split() for line in text.splitlines() if "WRONG" in line]
+    assert row == ["vision", "-", "1.0e+00", "2.0e-04", "WRONG", "projector/000/mlp/up/bias"]
+    assert "1 of 2 layouts are wrong: tp 2" in text
+    assert text.index("dp 2") < text.index("tp 2") < text.index("WRONG")
+
+
+def test_agreement_of_all_layouts_is_printed():
+    text = printed([LayoutReport("dp 2", {"backbone": RIGHT})])
+    assert "all 1 layouts agree" in text and "WRONG" not in text
+
+
+def test_the_worst_loss_and_gradient_of_several_steps_count():
+    worse = RIGHT.worse(ModuleReport(Difference(2e-7, 1e-5), Difference(1e-6, 2e-4)))
+    assert (worse.loss.error, worse.gradient.error) == (2e-7, 3e-6)

@@ -10,7 +10,7 @@ def tree(*leaves):
     return {"vision": {"blocks": {f"{number:03d}": np.asarray(leaf) for number, leaf in enumerate(leaves)}}}
 
 
-def test_the_measure_of_gradients_by_hand():
+def test_gradient_errors_against_a_calculation_by_hand():
     # The module's root mean square is sqrt((9 + 16) / 4) = 2.5; the second parameter's own norm, 0, is below its floor.
     errors = gradient_errors(tree([3.0, 4.3], [0.0, 0.001]), tree([3.0, 4.0], [0.0, 0.0]))["vision"]
     assert errors["blocks/000"] == pytest.approx(0.3 / 5)
@@ -28,11 +28,11 @@ def test_the_measure_of_gradients_by_hand():
         ({}, tree([1.0]), "blocks/000"),
     ],
 )
-def test_what_is_missing_strange_or_not_finite_is_infinitely_far(found, expected, path):
+def test_missing_misshapen_and_non_finite_parameters_have_the_largest_error(found, expected, path):
     assert gradient_errors(found, expected)["vision"][path] == LARGEST_ERROR
 
 
-def test_losses_are_compared_relatively_and_a_loss_of_nothing_as_it_is():
+def test_losses_are_compared_relatively_except_where_zero_is_expected():
     found = {"a": 2.2, "b": 0.5, "c": float("nan")}
     assert loss_errors(found, {"a": 2.0, "b": 0.0, "c": 1.0}) == {"a": pytest.approx(0.1), "b": 0.5, "c": LARGEST_ERROR}
     assert gradient_errors(tree([0.0]), tree([0.0]))["vision"]["blocks/000"] == 0

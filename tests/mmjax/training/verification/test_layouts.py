@@ -17,7 +17,7 @@ def units(layouts, name):
     return [layout.plan.unit_of(name) for layout in layouts if len(layout.plan.unit_of(name).modules) == 1]
 
 
-def test_eight_devices_give_every_kind_at_least_twelve():
+def test_eight_devices_allow_a_layout_of_every_kind():
     layouts, refused = default_layouts(module_graph(DEEP), rows=12, devices=8)
     assert (len(layouts), refused) == (len(LAYOUT_KINDS), {}) and len(layouts) >= 12
     assert len({layout.name for layout in layouts}) == len(layouts)
@@ -53,7 +53,7 @@ def test_eight_devices_give_every_kind_at_least_twelve():
         ModelConfig(encoders=(), backbone=BackboneConfig(), generators=()),
     ],
 )
-def test_whatever_the_model_layouts_can_run_and_the_rest_has_a_reason(model, rows, devices):
+def test_layouts_of_any_model_can_run_and_impossible_ones_have_a_reason(model, rows, devices):
     graph = module_graph(model)
     layouts, refused = default_layouts(graph, rows, devices)
     for layout in layouts:
