@@ -5,7 +5,7 @@ import json
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from sharding.plans.json_fields import parse_json, read_file, read_record
 from sharding.plans.unit_plan import PlanError, UnitPlan, check_unit
@@ -33,6 +33,10 @@ class Plan:
             raise PlanError("the plan has no units; list at least one")
         if self.microbatches < 1:
             raise PlanError(f"the plan's microbatches is {self.microbatches}; it must be at least 1")
+        if self.schedule not in get_args(ScheduleName):
+            raise PlanError(
+                f"the plan's schedule is {self.schedule!r}; choose from {', '.join(get_args(ScheduleName))}"
+            )
         names = [unit.name for unit in self.units]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from configs.errors import UserError
 from sharding.axes import CollectiveMatmul
-from sharding.specs.layer import RecomputePolicy
+from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
 from sharding.specs.modules import ModuleGraph, ModuleSpec
 
 CollectivesName = Literal["reduce", "gather", "ring", "mosaic"]
@@ -105,6 +105,13 @@ class UnitPlan:
         if len(self.recompute) != self.stage_count:
             raise PlanError(
                 f"unit {self.name}: recompute has {len(self.recompute)} entries for {self.stage_count} stages"
+            )
+        for policy in self.recompute:
+            if policy not in RECOMPUTE_POLICIES:
+                raise PlanError(f"unit {self.name}: recompute {policy!r}; choose from {', '.join(RECOMPUTE_POLICIES)}")
+        if self.collectives not in TENSOR_COLLECTIVES:
+            raise PlanError(
+                f"unit {self.name}: collectives {self.collectives!r}; choose from {', '.join(TENSOR_COLLECTIVES)}"
             )
 
     def _check_device_list(self) -> None:

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -210,6 +212,26 @@ def test_an_invalid_unit_is_refused(fields, message):
 def test_an_invalid_plan_is_refused(fields, message):
     with refused(message):
         dataclasses.replace(PLAN, **fields)
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        (
+            "UnitPlan('a', ('x',), (0,), recompute=('some',))",
+            "unit a: recompute 'some'; choose from none, selective, full",
+        ),
+        ("UnitPlan('a', ('x',), (0,), collectives='rings')", "collectives 'rings'; choose from reduce, gather, ring"),
+        ("Plan((UnitPlan('a', ('x',), (0,)),), schedule='2f2b')", "schedule is '2f2b'; choose from 1f1b, interleaved"),
+    ],
+)
+def test_a_plan_built_in_python_refuses_unknown_kinds(expression, message):
+    """In a process of its own, because the tests check types at run time and would raise first."""
+    program = f"from sharding.plans.plan import Plan\nfrom sharding.plans.unit_plan import UnitPlan\n{expression}"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 1
+    last_line = ended.stderr.splitlines()[-1]
+    assert last_line.startswith("sharding.plans.unit_plan.PlanError:") and message in last_line
 
 
 @pytest.mark.parametrize(
