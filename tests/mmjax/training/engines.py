@@ -11,7 +11,7 @@ from configs.architectures import ModelConfig
 from configs.optimizer import OptimizerConfig
 from mmjax.models.model import losses_by_name, model_modules, run_model
 from mmjax.models.structure.parameters import init_module_parameters, place_host_array
-from mmjax.training.engine.shared_engine import Engine
+from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
 from sharding.plans.plan import Plan

@@ -10,7 +10,7 @@ import pytest
 
 from configs.architectures import ModelConfig
 from configs.projectors import MLPProjectorConfig, ResamplerConfig
-from mmjax.training.engine.shared_engine import Engine
+from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
 from sharding.plans.plan import Plan

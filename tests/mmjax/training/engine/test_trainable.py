@@ -8,7 +8,7 @@ import pytest
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
-from mmjax.training.engine.shared_engine import Engine
+from mmjax.training.engine.engine import Engine
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import RequiredGradients, trained_parts
 from sharding.plans.unit_plan import UnitPlan
