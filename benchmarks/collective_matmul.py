@@ -1,9 +1,9 @@
 """`python -m benchmarks.collective_matmul`: collective matmuls by backend and tiling, on all devices there are.
 
-Each form runs forward and backward, all forms in turns, at the shapes of a layer's two matmuls. It prints each one's
-time over the reference's, and how far its results are from float64, as ratios of norms. What is quickest on a kind of
-device belongs into `pallas_kernels.collective_matmul.tiling.MEASURED`. On a CPU the devices share the cores, so that
-nothing can be hidden there: the ratio shows what the steps of a ring cost.
+Every form runs forward and backward at the shapes of a layer's two matmuls, and the forms take turns. The command
+prints the time of each form over the reference's, and the distance of its results from float64 as a ratio of norms.
+The fastest tiling on a kind of device belongs into `pallas_kernels.collective_matmul.tiling.MEASURED_TILINGS`. On a CPU
+the devices share the cores, so nothing can be hidden there, and the ratio shows what the steps of a ring cost.
 """
 
 import json
@@ -84,7 +84,7 @@ def layer_forms(devices: list[Any]) -> dict[str, Callable]:
 
 
 def layer_operands() -> tuple:
-    """X `[1, s, d]`, and weights `[d, f]` and `[f, d]`."""
+    """Activations `[1, s, d]` and weights `[d, f]` and `[f, d]`."""
     import jax.numpy as jnp
     import numpy as np
 
@@ -106,7 +106,7 @@ def exact(operands: tuple) -> list:
 
 
 def error(form: Callable, operands: tuple, wanted: list) -> float:
-    """The largest distance from what is exact."""
+    """The largest relative error of the output and the gradients."""
     return max(map(relative_error, form(*operands), wanted))
 
 

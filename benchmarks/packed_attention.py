@@ -1,7 +1,7 @@
 """`python -m benchmarks.packed_attention`: attention in blocks against the square, forward and backward, on this CPU.
 
-Both take turns in one process, so that their ratio means something on a machine that others use too. The rule by which
-`packed_attention` chooses for rows on CPUs (`packing.SHORT`, `pairs.block_of`) rests on these figures.
+Both take turns in one process, so that their ratio is right also on a machine that others use. The rules by which
+`packed_attention` chooses on CPUs (`segment_mask.MAX_DENSE_PAIRS`, `block_pairs.default_block_size`) rest on this.
 """
 
 import json
@@ -28,7 +28,7 @@ CASES = (
     ("bfloat16", 512, 128),
     ("bfloat16", 2048, 256),
 )
-"""Type, positions of a row, and of each of its segments."""
+"""Precision, positions of a row, and positions of each of its segments."""
 
 
 def main() -> int:
@@ -93,8 +93,8 @@ def program(form: str, block: int | None, arguments: tuple):
     from pallas_kernels.packed_attention import make_segment_mask, packed_attention
 
     def loss(query, key, value, segments):
-        packing = make_segment_mask(segments, causal=True, block=block)
-        return jnp.sum(packed_attention(query, key, value, packing, implementation=form).astype(jnp.float32) ** 2)
+        mask = make_segment_mask(segments, causal=True, block=block)
+        return jnp.sum(packed_attention(query, key, value, mask, implementation=form).astype(jnp.float32) ** 2)
 
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2))).lower(*arguments).compile()
 

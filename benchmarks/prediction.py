@@ -19,7 +19,7 @@ GOAL = 0.15
 
 
 def main() -> int:
-    """Predicts, measures and prints by kind of op; 1 if the sums differ by more than the goal."""
+    """Predicts, measures and prints by kind of op. Returns 1 if the sums differ by more than the goal."""
     cli.parse_gin("quickstart.gin")
     import jax
 

@@ -39,7 +39,7 @@ Fetch = Callable[[], GlobalBatch]
 
 
 def main() -> None:
-    """A row for each way and size."""
+    """Measures every transport at every size and prints a row for each."""
     rows = [row for megabytes in MEGABYTES for row in measure(megabytes)]
     if _JSON.value:
         print(json.dumps({"rows": rows}))
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(megabytes: int) -> list[dict[str, Any]]:
-    """The ways, for one size."""
+    """The transports for one size."""
     found = []
     ways = {"in process": _in_process, "flight": _by_flight}
     if importlib.util.find_spec("grpc"):
@@ -66,7 +66,7 @@ def measure(megabytes: int) -> list[dict[str, Any]]:
 
 
 def make_batch(megabytes: int) -> GlobalBatch:
-    """A batch of so many megabytes (10^6 bytes), most of them patches, with the other tensors of a real one."""
+    """A batch of this many megabytes (10^6 bytes), mostly patches, with the other tensors of a real batch."""
     rows, tokens = 8, 256
     patches = (megabytes * 1_000_000 - 6 * 4 * rows * tokens) // (rows * 192 * 4)
     columns = ("tokens", "segments", "branches", "positions", "vision_index", "targets")
@@ -103,9 +103,6 @@ def _throughput(fetches: list[Fetch], megabytes: int) -> float:
     return count * megabytes / (time.perf_counter() - begin)
 
 
-# ---------------------------------------------------------------- in the process
-
-
 @contextlib.contextmanager
 def _in_process(megabytes: int) -> Iterator[Callable[[], Fetch]]:
     batch, waiting, ended = make_batch(megabytes), queue.Queue(2), threading.Event()
@@ -120,9 +117,6 @@ def _in_process(megabytes: int) -> Iterator[Callable[[], Fetch]]:
     yield lambda: waiting.get
     ended.set()
     thread.join()
-
-
-# ---------------------------------------------------------------- servers in a process of their own
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ Item = TypeVar("Item")
 
 
 def main() -> int:
-    """Scores and prints, one line each."""
+    """Scores every source and prints a line for each."""
     import jax
 
     from configs.errors import UserError
@@ -80,7 +80,7 @@ def sources(speech: str, scratch: str) -> Iterator[tuple[str, object]]:
 
 
 def write_mismatched_speech(speech: pathlib.Path, folder: pathlib.Path) -> None:
-    """A folder of the same clips whose manifest says of each that it is another question."""
+    """A folder of the same clips whose manifest gives each clip another question."""
     from data.datasets.spoken_clips import MANIFEST
 
     (folder / "clips").symlink_to((speech / "clips").absolute())
@@ -93,7 +93,7 @@ def write_mismatched_speech(speech: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def deranged(items: Sequence[Item]) -> list[Item]:
-    """The items in an order in which none stands where it stood: a random ring, each in its neighbour's place."""
+    """The items in an order in which none keeps its place: each takes its neighbour's in a random ring."""
     import numpy as np
 
     ring = np.random.default_rng(0).permutation(len(items))

@@ -1,4 +1,4 @@
-"""Times the executor with any plans and the one program, step by step in turns, and checks that they agree."""
+"""Times the executor with several plans against one jitted program, in turns, and checks that the results agree."""
 
 import dataclasses
 import json
@@ -21,25 +21,26 @@ ONE_JIT, EXECUTOR, PLAN = "one jit", "executor, a device a module", "executor, t
 GOAL = 0.10
 WARM_UP = 2
 TOLERANCE = 1e-3
-"""Relative difference of losses and norms over the steps; rounding differs, and training amplifies it a little."""
-
+"""Largest relative difference of losses and norms. Rounding differs, and training amplifies the difference a little."""
 
 Run = Callable[[HostBatch, int], tuple[Any, Any, Any]]
 """(arrays of a global batch, number of the step) -> (new state, losses, gradient norm), all still on their way."""
 
 
 class DifferentResultsError(RuntimeError):
-    """The two that are timed against each other did not compute the same."""
+    """The timed programs computed different losses or gradient norms."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepTiming:
-    """One step.
+    """How long one step took, and its results.
 
     Attributes:
-        dispatch, whole: Seconds until the call came back, and until everything was computed.
+        dispatch: Seconds until the call returned.
+        whole: Seconds until everything was computed.
         cpu: Processor seconds of all threads of this process.
-        loss, norm: What it computed.
+        loss: Loss of the step.
+        norm: Norm of its gradients.
     """
 
     dispatch: float
@@ -59,7 +60,7 @@ def measure(config: TrainConfig, plans: Mapping[str, Plan], batches: Sequence[Ho
         steps: Steps to time.
 
     Raises:
-        NotTheSameWork: Losses or norms differ.
+        DifferentResultsError: Losses or norms differ.
     """
     settings = EngineSettings(config.optimizer, config.steps, config.seed, transport=config.transport)
     engines = {name: Engine(config.model, plan, batches[0], settings) for name, plan in plans.items()}
@@ -80,14 +81,14 @@ def measure(config: TrainConfig, plans: Mapping[str, Plan], batches: Sequence[Ho
 
 
 def one_device_per_module(model: ModelConfig, plan: Plan) -> Plan:
-    """Every module a unit of its own on a device of its own, with another plan's microbatches and schedule."""
+    """A plan with every module alone on its device, with the microbatches and the schedule of the given plan."""
     alone = single_device_plan(module_graph(model), plan.microbatches)
     units = tuple(dataclasses.replace(unit, devices=(number,)) for number, unit in enumerate(alone.units))
     return dataclasses.replace(alone, units=units, schedule=plan.schedule)
 
 
 def engine_run(engine: Engine) -> Run:
-    """An engine's steps, each from arrays on the host to a new state."""
+    """Makes a function that runs one step of an engine, from arrays on the host to a new state."""
     state = engine.initial_state()
 
     def run(batch: HostBatch, step: int) -> tuple[Any, Any, Any]:
@@ -99,7 +100,7 @@ def engine_run(engine: Engine) -> Run:
 
 
 def plain_run(one: OneJit) -> Run:
-    """The same for the one program."""
+    """Makes the same function for the one program."""
     state = one.initial_state()
 
     def run(batch: HostBatch, step: int) -> tuple[Any, Any, Any]:
@@ -111,7 +112,7 @@ def plain_run(one: OneJit) -> Run:
 
 
 def time_step(run: Run, batch: HostBatch, step: int) -> StepTiming:
-    """One step, waited for to its end."""
+    """Times one step until everything is computed."""
     begin, cpu = time.perf_counter(), time.process_time()
     everything = run(batch, step)
     dispatched = time.perf_counter()

@@ -1,7 +1,7 @@
 """A whole training step as one plain `jax.jit` on one device: what the executor's steps are timed against.
 
-It computes what the stages of an engine compute, with the same recomputation and the same optimizer, and has nothing
-of the executor: no stages, no hops, parameters already stacked, one program a step.
+It computes what the stages of an engine compute, with the same recomputation and the same optimizer. It has no stages
+and no hops, its parameters are already stacked, and a step is one program.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ class OneJit:
     """The step of an engine's model as one program.
 
     Args:
-        engine: What to compute; every module must lie on one stage whole.
-        device: Where.
+        engine: The engine whose step is computed. Every module must lie whole on one stage.
+        device: The device that computes it.
     """
 
     def __init__(self, engine: Engine, device: jax.Device) -> None:
@@ -46,7 +46,7 @@ class OneJit:
         return parameters, jax.device_put(moments, self._device)
 
     def place(self, batch: Mapping[str, Mapping[str, np.ndarray]], step: int) -> Tree:
-        """The arrays that the model reads on the device, `[m, r, ...]`, and what keys the step's randomness."""
+        """Places the arrays that the model reads, `[m, r, ...]`, and the seed and step of its randomness."""
         m = self._engine.plan.microbatches
         rows = {
             module: {
@@ -63,8 +63,6 @@ class OneJit:
     def step(self, state: State, placed: Tree) -> tuple[State, jax.Array, jax.Array]:
         """(new state, loss, norm of the gradients); the old state is donated."""
         return self._step(state, placed)
-
-    # ------------------------------------------------------------------ the program
 
     def _whole_step(self, state: State, placed: Tree) -> tuple[State, jax.Array, jax.Array]:
         parameters, moments = state
@@ -106,8 +104,6 @@ class OneJit:
             changes, moments = self._engine.transformation.update(gradients, moments, parameters)
         return optax.apply_updates(parameters, changes), moments
 
-    # ------------------------------------------------------------------ helpers
-
     def _initial(self, run: PieceRun) -> Tree:
         layers = [
             init_layer_parameters(self._engine.settings.seed, run.module, run.piece, layer)
@@ -116,5 +112,5 @@ class OneJit:
         return jax.tree.map(lambda *of: np.stack(of), *layers) if run.piece.layers else layers[0]
 
     def _over_layers(self, run: PieceRun, function: Any) -> Any:
-        """The optimizer is one layer's, so that it tells vectors from matrices; stacked layers are mapped over."""
+        """Maps a function of one layer over stacked layers, so that the optimizer can tell vectors from matrices."""
         return jax.vmap(function) if run.piece.layers else function

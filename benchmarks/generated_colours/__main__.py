@@ -26,11 +26,11 @@ _SEED = flags.DEFINE_integer("seed", 0, "Seed of the first picture; each has the
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
 
 MIN_CLASSIFIER_ACCURACY = 0.97
-"""Share of held-out colours that the judge must get right for its verdict to mean something."""
+"""Least share of held-out colours that the classifier must get right before its results are trusted."""
 
 
 def main() -> int:
-    """Draws, judges and prints; 1 if the judge cannot be trusted."""
+    """Generates and classifies pictures and prints the table. Returns 1 if the classifier cannot be trusted."""
     from configs.errors import UserError
 
     operative = pathlib.Path(_WORKDIR.value) / cli.OPERATIVE_CONFIG
@@ -89,7 +89,7 @@ def measure(drawer: Any, trained_steps: int, images: int, sampling_steps: int, s
 
 
 def format_result(result: dict[str, Any]) -> str:
-    """The result as a table for people."""
+    """The result as a table."""
     lines = [f"{'asked for':<10}{'pictures':>10}{'right colour':>14}{'right shape':>13}"]
     for name, of in {**result["by_colour"], "all": result}.items():
         lines.append(f"{name:<10}{of['images']:>10}{of['colour']:>14}{of['shape']:>13}")

@@ -14,22 +14,22 @@ from data.media.patches import resize_to_square
 from sharding.trees import Tree
 
 WIDTHS = (16, 32, 64, 64)
-"""Channels of the convolutions; each halves the sides."""
+"""Channels of the convolutions, each of which halves the sides."""
 
 EPOCHS, ROWS, LEARNING_RATE = 12, 50, 3e-3
 
 NOISE = 0.05
-"""Deviation of the noise on training pictures: what is drawn is never as clean as the real ones."""
+"""Standard deviation of the noise on training pictures, because generated pictures are never as clean as real ones."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LabelledImages:
-    """Pictures of one split, float32[n, z, z, 3] in [-1, 1], and what is on them.
+    """Pictures of one split with their colours and shapes.
 
     Attributes:
-        images: The pictures.
-        names: The colours, then the shapes, there are.
-        labels: int32[n, 2], the number of each picture's colour and of its shape.
+        images: The pictures, float32 `[n, z, z, 3]` in [-1, 1].
+        names: Names of all colours, then of all shapes.
+        labels: Number of each picture's colour and of its shape, int32 `[n, 2]`.
     """
 
     images: np.ndarray
@@ -58,7 +58,7 @@ class ColourShapeClassifier:
     names: tuple[tuple[str, ...], tuple[str, ...]]
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """The numbers of the likeliest colour and shape of each picture, int32[n, 2]."""
+        """The numbers of the likeliest colour and shape of each picture, int32 `[n, 2]`."""
         return np.asarray(_verdict(self.parameters, images, len(self.names[0])))
 
     def accuracies(self, images: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
@@ -68,7 +68,7 @@ class ColourShapeClassifier:
 
 
 def train_classifier(data: LabelledImages, seed: int = 0) -> ColourShapeClassifier:
-    """Convolutions, the strongest response of each channel wherever it is, and a linear layer; by Adam."""
+    """Trains convolutions, a maximum of each channel over positions, and a linear layer by Adam."""
     outputs = sum(map(len, data.names))
     random = np.random.default_rng(seed)
     parameters = _initial(data.images.shape[-1], outputs, random)
@@ -104,7 +104,7 @@ def _initial(channels: int, outputs: int, random: np.random.Generator) -> Tree:
 
 
 def _logits(parameters: Tree, images: jax.Array) -> jax.Array:
-    x = 1.0 - images  # the white around the shape becomes nothing
+    x = 1.0 - images  # the white around the shape becomes zero
     for number in range(len(WIDTHS)):
         of = parameters[f"convolution{number}"]
         x = jax.lax.conv_general_dilated(x, of["kernel"], (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))

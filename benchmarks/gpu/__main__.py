@@ -31,7 +31,7 @@ _JSON = flags.DEFINE_bool(
     "Print one JSON document instead of a table.",
     allow_override=True,  # tests import several commands into one process
 )
-_REHEARSE = flags.DEFINE_bool("dry_run", False, "Tiny sizes on any machine; speeds are not held to their goals.")
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Tiny sizes on any machine; speeds are not held to their goals.")
 _ONLY = flags.DEFINE_list("only", list(PARTS), f"Parts to run, of {', '.join(PARTS)}; pytorch needs mmjax's weights.")
 
 SECONDS = 465.0
@@ -39,7 +39,7 @@ SECONDS = 465.0
 
 
 def main() -> int:
-    """0 if every goal that was judged is met and no part failed, else 1."""
+    """Runs the parts and prints the table. Returns 0 if every checked goal is met and no part failed, else 1."""
     from benchmarks.gpu.batches import draw_steps, save_steps
     from benchmarks.gpu.sizes import FULL, TINY
     from configs.errors import UserError
@@ -48,15 +48,15 @@ def main() -> int:
         raise UserError(f"--only: there is no part {unknown[0]!r}; choose from {', '.join(PARTS)}")
     end = time.monotonic() + SECONDS
     device, problem = _device()
-    if problem and not _REHEARSE.value:
+    if problem and not _DRY_RUN.value:
         raise UserError(problem)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        save_steps(folder / BATCHES, draw_steps(TINY if _REHEARSE.value else FULL))
-        rows = [row for part in PARTS if part in _ONLY.value for row in run_part(part, folder, end, _REHEARSE.value)]
+        save_steps(folder / BATCHES, draw_steps(TINY if _DRY_RUN.value else FULL))
+        rows = [row for part in PARTS if part in _ONLY.value for row in run_part(part, folder, end, _DRY_RUN.value)]
     result = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "dry_run": _REHEARSE.value,
+        "dry_run": _DRY_RUN.value,
         **device,
         "seconds": round(SECONDS - (end - time.monotonic())),
         "rows": rows,
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def _device() -> tuple[dict[str, str], str]:
-    """Kind of the device and versions, asked in a process of its own; and why a real run cannot be, or ""."""
+    """The device and versions, asked in a process of its own, and why only a dry run is possible here, or ""."""
     asked = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu.device"], capture_output=True, text=True, check=False, env=_environment()
     )
@@ -81,35 +81,35 @@ def _device() -> tuple[dict[str, str], str]:
     return found, found.pop("problem")
 
 
-def run_part(name: str, folder: pathlib.Path, end: float, rehearse: bool) -> list[dict]:
-    """A part's rows; what came before it was cut or failed, and a row that says so.
+def run_part(name: str, folder: pathlib.Path, end: float, dry_run: bool) -> list[dict]:
+    """A part's rows. If it was cut for time or failed, the rows it made before, and a row that says so.
 
     Args:
-        name: Of `PARTS`.
-        folder: That the parts share.
+        name: One of `PARTS`.
+        folder: The folder that the parts share.
         end: When the command has to be done, on the clock of `time.monotonic`.
-        rehearse: Whether at tiny sizes.
+        dry_run: Whether at tiny sizes.
     """
     part = PARTS[name]
     if absent := missing_packages(part):
-        return [_word(name, f"not run: needs {' and '.join(absent)}, not installed here")]
+        return [_note_row(name, f"not run: needs {' and '.join(absent)}, not installed here")]
     seconds = min(part.max_seconds, end - time.monotonic())
     if seconds < part.min_seconds:
-        return [_word(name, f"cut for time: {max(seconds, 0):.0f} s left")]
-    code = _run(name, part, folder, seconds, rehearse)
+        return [_note_row(name, f"cut for time: {max(seconds, 0):.0f} s left")]
+    code = _run(name, part, folder, seconds, dry_run)
     path = folder / f"{name}.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if code is None:
-        rows.append(_word(name, f"cut for time after {seconds:.0f} s"))
+        rows.append(_note_row(name, f"cut for time after {seconds:.0f} s"))
     elif code:
-        rows.append(_word(name, f"failed: {_last_line(folder / f'{name}.log')}") | {"failed": True})
+        rows.append(_note_row(name, f"failed: {_last_line(folder / f'{name}.log')}") | {"failed": True})
     return rows
 
 
-def _run(name: str, part: BenchmarkPart, folder: pathlib.Path, seconds: float, rehearse: bool) -> int | None:
+def _run(name: str, part: BenchmarkPart, folder: pathlib.Path, seconds: float, dry_run: bool) -> int | None:
     """The exit status of the part's process; None where it had to be ended."""
     command = [sys.executable, "-m", "benchmarks.gpu.parts", name, str(folder), str(seconds - 5)]
-    command.append("rehearse" if rehearse else "full")
+    command.append("tiny" if dry_run else "full")
     with (folder / f"{name}.log").open("w") as log:
         child = subprocess.Popen(
             command, stdout=log, stderr=log, env=_environment(part), start_new_session=True
@@ -128,7 +128,7 @@ def _environment(part: BenchmarkPart | None = None) -> dict[str, str]:
     return {**os.environ, **dict(part.environment if part else (("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),))}
 
 
-def _word(name: str, note: str) -> dict:
+def _note_row(name: str, note: str) -> dict:
     return {"name": name, "value": None, "goal": None, "met": None, "note": note}
 
 

@@ -6,6 +6,7 @@ compared before they are timed by turns.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -102,9 +103,8 @@ def _packed_attention_candidate(
     def forward_and_backward(
         query: jax.Array, key: jax.Array, value: jax.Array, mask: SegmentMask, cotangent: jax.Array
     ) -> tuple:
-        output, vjp = jax.vjp(
-            lambda *operands: packed_attention(*operands, mask, implementation=implementation), query, key, value
-        )
+        attend = functools.partial(packed_attention, mask=mask, implementation=implementation)
+        output, vjp = jax.vjp(attend, query, key, value)
         return output, *vjp(cotangent)
 
     arguments = (query, key, value, mask, cotangent)

@@ -1,8 +1,8 @@
 """The batches of `benchmarks.gpu`, described by a file that both frameworks read: lengths and a seed, no arrays.
 
 Pixels and token ids follow from the seed and the number of the sample, and rows are packed without dropping a sample
-until the last, so that either framework makes the same arrays from the same file. A sample is a picture, or none, and
-text behind it; the second half of the text is what is learned.
+until the last, so that either framework makes the same arrays from the same file. A sample is a text, with or without
+a picture before it. The second half of the text is learned.
 """
 
 import collections
@@ -18,18 +18,20 @@ from benchmarks.gpu.sizes import BenchmarkSizes
 from data.samples.token_layout import TokenLayout, lay_out_tokens
 from sharding.specs.modules import module_graph
 
-WINDOW = 64  # samples that a row is filled from: the first that fits
-FIRST_WORD = 3  # the ids before it are of no word
+WINDOW = 64
+"""A row is filled from this many waiting samples, always with the first that fits."""
+FIRST_WORD = 3
+"""Smallest token id of a word."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleDescription:
-    """One sample.
+    """Describes one sample.
 
     Attributes:
-        number: Keys its pixels and its text.
-        text: Text tokens.
-        pictures: 0 or 1.
+        number: Seeds its pixels and its text.
+        text_tokens: Number of text tokens.
+        pictures: Number of pictures, 0 or 1.
     """
 
     number: int
@@ -38,11 +40,11 @@ class SampleDescription:
 
 
 Step = tuple[tuple[SampleDescription, ...], ...]
-"""Samples of each packed row."""
+"""The samples of each packed row."""
 
 
 def draw_steps(sizes: BenchmarkSizes, seed: int = 0) -> list[Step]:
-    """The packed rows of every step."""
+    """Draws the packed rows of every step."""
     samples = _draw(sizes, np.random.default_rng(seed))
     waiting: collections.deque[SampleDescription] = collections.deque()
     return [tuple(_row(samples, waiting, sizes) for _ in range(sizes.rows)) for _ in range(sizes.batches)]
@@ -73,12 +75,12 @@ def _draw(sizes: BenchmarkSizes, random: np.random.Generator) -> Iterator[Sample
 
 
 def save_steps(path: pathlib.Path, steps: Sequence[Step]) -> None:
-    """Writes the description."""
+    """Writes the steps to a file."""
     path.write_text(json.dumps([[[dataclasses.astuple(each) for each in row] for row in step] for step in steps]))
 
 
 def load_steps(path: pathlib.Path) -> list[Step]:
-    """Reads it."""
+    """Reads the steps that `save_steps` wrote."""
     return [
         tuple(tuple(SampleDescription(*each) for each in row) for row in step) for step in json.loads(path.read_text())
     ]
@@ -95,7 +97,7 @@ def sample_tokens(sample: SampleDescription, sizes: BenchmarkSizes) -> int:
 
 
 def sample_layout(sample: SampleDescription, sizes: BenchmarkSizes) -> TokenLayout:
-    """Its tokens; the last id of the vocabulary stands for a patch of the picture."""
+    """The tokens of a sample. The last id of the vocabulary stands for a patch of the picture."""
     image = sizes.model.backbone.vocabulary - 1
     words = np.random.default_rng((0, sample.number)).integers(FIRST_WORD, image, sample.text_tokens)
     before = [image] * (sample.pictures * picture_tokens(sizes))
@@ -104,7 +106,7 @@ def sample_layout(sample: SampleDescription, sizes: BenchmarkSizes) -> TokenLayo
 
 
 def sample_picture(sample: SampleDescription, sizes: BenchmarkSizes) -> np.ndarray:
-    """Its picture, uint8[side, side, 3]."""
+    """The picture of a sample, uint8 `[side, side, 3]`."""
     return np.random.default_rng((1, sample.number)).integers(0, 256, (sizes.side, sizes.side, 3), np.uint8)
 
 
@@ -114,7 +116,7 @@ def step_samples(step: Step) -> list[SampleDescription]:
 
 
 def useful_tokens(step: Step, sizes: BenchmarkSizes) -> int:
-    """Backbone tokens that are no padding: what every contestant's tokens a second count."""
+    """Backbone tokens that are not padding. The tokens per second of both frameworks count these."""
     return sum(sample_tokens(sample, sizes) for sample in step_samples(step))
 
 

@@ -1,7 +1,7 @@
 """One part of `benchmarks.gpu` in a process of its own: `python -m benchmarks.gpu.parts PART FOLDER SECONDS SIZES`.
 
-A part is a function that yields rows. They are written one by one as they come, so that what was measured before the
-time was up is kept.
+A part is a function that yields rows. Each row is written as soon as it comes, so that what was measured before
+the time was up is kept.
 """
 
 import dataclasses
@@ -25,10 +25,11 @@ class BenchmarkPart:
     """One of the command's parts, in the order of importance.
 
     Attributes:
-        module: Where its function `rows` is.
-        least, most: Seconds below which it is not started, and above which it is ended.
-        needs: Packages beyond the project's own.
-        environment: For its process.
+        module: The module whose function `rows` makes its rows.
+        min_seconds: It is not started when fewer seconds than these are left.
+        max_seconds: It is ended after these seconds.
+        required_packages: Packages it needs beyond the project's own.
+        environment: Environment variables of its process.
     """
 
     module: str
@@ -56,8 +57,8 @@ class PartRun:
     Attributes:
         sizes: Full or tiny.
         folder: Shared by the parts.
-        end: When it is to be done, on the clock of `time.monotonic`.
-        judged: Whether speeds are held to their goals: not in a rehearsal.
+        deadline: When it has to be done, on the clock of `time.monotonic`.
+        check_speed: Whether speeds are held to their goals. False in a dry run.
     """
 
     sizes: BenchmarkSizes
@@ -67,25 +68,35 @@ class PartRun:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds."""
+        """Seconds until the deadline."""
         return self.deadline - time.monotonic()
 
-    def row(self, name: str, value: float | None, goal: float | None = None, note: str = "", **how: bool) -> dict:
+    def row(
+        self,
+        name: str,
+        value: float | None,
+        goal: float | None = None,
+        note: str = "",
+        *,
+        at_most: bool = False,
+        always: bool = False,
+    ) -> dict:
         """A row of the table.
 
         Args:
             name: With its unit.
             value: None where there is none; the note says why.
-            goal: What it has to reach; None for nothing.
+            goal: What the value has to reach, or None where there is no goal.
             note: For people.
-            **how: `at_most` turns the goal round; `always` judges it in a rehearsal too.
+            at_most: The goal is the most the value may be, not the least.
+            always: The value is held to the goal in a dry run too.
         """
         met = None
         if goal is not None and value is not None:
-            if self.check_speed or how.get("always"):
-                met = bool(value <= goal) if how.get("at_most") else bool(value >= goal)
+            if self.check_speed or always:
+                met = bool(value <= goal) if at_most else bool(value >= goal)
             else:
-                note = f"{note}; says nothing: a rehearsal".removeprefix("; ")
+                note = f"{note}; not checked in a dry run".removeprefix("; ")
         return {"name": name, "value": None if value is None else float(value), "goal": goal, "met": met, "note": note}
 
 
@@ -112,8 +123,8 @@ def rows_of(name: str, task: PartRun) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Writes a part's rows, one a line, to `FOLDER/PART.jsonl`."""
-    name, folder, seconds, rehearse = sys.argv[1:]
-    tiny = rehearse == "rehearse"
+    name, folder, seconds, sizes = sys.argv[1:]
+    tiny = sizes == "tiny"
     task = PartRun(TINY if tiny else FULL, pathlib.Path(folder), time.monotonic() + float(seconds), not tiny)
     with (task.folder / f"{name}.jsonl").open("w") as file:
         for row in rows_of(name, task):

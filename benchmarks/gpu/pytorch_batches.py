@@ -11,16 +11,17 @@ from benchmarks.gpu.batches import SampleDescription, Step
 from benchmarks.gpu.pytorch_model import VARLEN, PyTorchVariant
 from benchmarks.gpu.sizes import BenchmarkSizes
 
-IGNORED = -100  # cross_entropy's word for what is no target
+IGNORED = -100
+"""PyTorch's cross entropy leaves out positions with this target."""
 
 
 def microbatches(
-    step: Step, sizes: BenchmarkSizes, count: int, form: PyTorchVariant, device: str
+    step: Step, sizes: BenchmarkSizes, count: int, variant: PyTorchVariant, device: str
 ) -> list[dict[str, Any]]:
-    """A step's microbatches, each of the samples that mmjax has in its own; and `total`, the step's target tokens."""
+    """The microbatches of a step, with the same samples as mmjax's, and `total`, the target tokens of the step."""
     per = len(step) // count
     parts = [step[number * per : (number + 1) * per] for number in range(count)]
-    made = [_packed(part, sizes, form) if form.packed else _padded(part, sizes) for part in parts]
+    made = [_packed(part, sizes, variant) if variant.packed else _padded(part, sizes) for part in parts]
     total = sum(int((each["targets"] != IGNORED).sum()) for each in made)
     return [_placed(each, device) | {"total": total} for each in made]
 
@@ -32,13 +33,13 @@ def _padded(rows: Step, sizes: BenchmarkSizes) -> dict[str, Any]:
     return arrays | {"who_sees_whom": {"attention_mask": torch.from_numpy(arrays.pop("segments") > 0).long()}}
 
 
-def _packed(rows: Step, sizes: BenchmarkSizes, form: PyTorchVariant) -> dict[str, Any]:
-    """Segments by `position_ids`, as transformers wants it: each starts at 0. Padding is segments of one token."""
+def _packed(rows: Step, sizes: BenchmarkSizes, variant: PyTorchVariant) -> dict[str, Any]:
+    """Rows whose segments follow from `position_ids`: each starts at 0. Every token of padding is a segment."""
     arrays = _arrays(rows, sizes, sizes.tokens)
     segments, positions = arrays.pop("segments"), arrays.pop("positions")
     positions = torch.from_numpy(np.where(segments > 0, positions, 0).astype(np.int64))
     how: dict[str, Any] = {"position_ids": positions}
-    if form.attention == VARLEN:
+    if variant.attention == VARLEN:
         starts = np.flatnonzero(_starts(segments).reshape(-1))
         how["cu_seq_lens_q"] = torch.from_numpy(np.append(starts, segments.size).astype(np.int32))
         how["max_length_q"] = sizes.tokens
@@ -46,7 +47,7 @@ def _packed(rows: Step, sizes: BenchmarkSizes, form: PyTorchVariant) -> dict[str
 
 
 def _starts(segments: np.ndarray) -> np.ndarray:
-    """Where a segment begins; a row's padding is one."""
+    """Where a segment begins. The padding of a row is one segment."""
     before = np.concatenate([np.full_like(segments[:, :1], -1), segments[:, :-1]], axis=1)
     return segments != before
 
@@ -76,7 +77,7 @@ def _arrays(rows: Sequence[Sequence[SampleDescription]], sizes: BenchmarkSizes, 
 
 
 def _pixels(pictures: Sequence[np.ndarray], sizes: BenchmarkSizes) -> torch.Tensor:
-    """[n, 3, side, side], normalised as CLIP's processor does."""
+    """Pictures normalised as by CLIP's processor, `[n, 3, side, side]`."""
     seen = sizes.model.encoders[0]
     if not pictures:
         return torch.zeros((0, 3, sizes.side, sizes.side))

@@ -1,7 +1,7 @@
 """The model of `benchmarks.gpu` in PyTorch: transformers' CLIP tower and Qwen2, joined by LLaVA's projector.
 
-Both are read from what mmjax exported. Blocks are compiled one by one (PyTorch's "regional compilation"): the code of
-all layers is one, so that compiling takes seconds and not minutes; so is the loss, logits and all.
+Both are read from the weights that mmjax exported. Each block is compiled by itself (PyTorch's "regional compilation"):
+all layers share their code, so compiling takes seconds and not minutes. The loss with its logits is compiled too.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ VARLEN = "varlen"
 
 @dataclasses.dataclass(frozen=True)
 class PyTorchVariant:
-    """How samples become rows, and how the backbone attends.
+    """Says how samples become rows and how the backbone attends.
 
     Attributes:
-        name: For people.
-        packed: Whether rows are packed; else each sample is a row, padded to the longest of its microbatch.
-        attention: transformers' name of it.
+        name: The name that is printed.
+        packed: Whether rows are packed. Otherwise each sample is a row, padded to the longest of its microbatch.
+        attention: The name of the attention in transformers.
     """
 
     name: str
@@ -37,7 +37,7 @@ PYTORCH_VARIANTS = (
     PyTorchVariant("packed, SDPA with a mask", True, "sdpa"),
 )
 PYTORCH_CPU_VARIANTS = ("padded, SDPA", "packed, SDPA with a mask")
-"""The others train on GPUs alone."""
+"""Names of the variants that also train on a CPU."""
 
 
 class PyTorchLlava(torch.nn.Module):
@@ -59,7 +59,7 @@ class PyTorchLlava(torch.nn.Module):
         self._loss = _loss
 
     def compile_blocks(self) -> None:
-        """Compiles the blocks and the loss, anew for every form and shape; beyond its limit PyTorch runs eagerly."""
+        """Compiles the blocks and the loss, once for every variant and shape. Beyond its limit PyTorch runs eagerly."""
         torch._dynamo.config.recompile_limit = 64
         for module in self.modules():
             if type(module).__name__.endswith(("EncoderLayer", "DecoderLayer")):
@@ -87,10 +87,10 @@ def _loss(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor) -> to
 
 
 def register_varlen() -> None:
-    """Makes `VARLEN` known to transformers: rows of a microbatch one behind the other, cut into segments.
+    """Makes `VARLEN` known to transformers: the rows of a microbatch are joined and cut into segments.
 
     Raises:
-        ImportError: This PyTorch has none.
+        ImportError: This PyTorch has no `varlen_attn`.
     """
     from torch.nn.attention.varlen import varlen_attn
 

@@ -1,7 +1,7 @@
-"""The same training step in PyTorch for `benchmarks.gpu`: padded as people run it, and packed in every way there is.
+"""The same training step in PyTorch for `benchmarks.gpu`: padded, as is usual, and packed in several ways.
 
-Weights and AdamW's moments are bfloat16 throughout, which is the cheapest way there is; mmjax keeps both in float32.
-The forms differ in rows and attention alone: one model takes them in turns, step by step.
+PyTorch keeps weights and AdamW's moments in bfloat16, which is cheapest. mmjax keeps both in float32. The variants
+differ only in rows and attention, and one model runs them in turns, step by step.
 """
 
 import json
@@ -27,12 +27,12 @@ from mmjax.training.metrics.flops import peak_flops
 
 LEARNING_RATE, BETAS, DECAY, MAX_NORM = 1e-5, (0.9, 0.98), 0.01, 1.0
 DIFFERENCE = {"float32": 1e-4, "bfloat16": 1e-2}
-"""Relative, between the losses of the first step."""
+"""Largest relative difference between the losses of the first step, by precision."""
 GOALS = {"packed": 1.15, "padded": 1.5}
 
 
 def rows(task: PartRun) -> Iterator[dict[str, Any]]:
-    """Tokens a second and MFU of every form, and how mmjax compares."""
+    """Tokens per second and MFU of every variant, and how mmjax compares."""
     if not (task.folder / TRAINED).exists():
         yield task.row("pytorch", None, note="not run: it starts from the weights that the part mmjax writes")
         return
@@ -48,22 +48,23 @@ def rows(task: PartRun) -> Iterator[dict[str, Any]]:
     trainer = PyTorchTrainer(model, gpu)
     steps = gpu_batches.load_steps(task.folder / BATCHES)
     ready: dict[PyTorchVariant, list] = {}
-    for form in PYTORCH_VARIANTS if gpu else [each for each in PYTORCH_VARIANTS if each.name in PYTORCH_CPU_VARIANTS]:
+    variants = [variant for variant in PYTORCH_VARIANTS if gpu or variant.name in PYTORCH_CPU_VARIANTS]
+    for variant in variants:
         if task.seconds_left < 10:
-            yield task.row(f"PyTorch {form.name}", None, note="cut for time")
+            yield task.row(f"PyTorch {variant.name}", None, note="cut for time")
             continue
         try:
-            if form.attention == VARLEN:
+            if variant.attention == VARLEN:
                 register_varlen()
-            placed = [microbatches(step, sizes, ours["microbatches"], form, device) for step in steps]
-            losses = [trainer.loss(form, each) for each in placed]  # compiles, for the shapes of every batch
-        except Exception as error:  # a form that this PyTorch has not, or that does not fit; the others go on
+            placed = [microbatches(step, sizes, ours["microbatches"], variant, device) for step in steps]
+            losses = [trainer.loss(variant, each) for each in placed]  # compiles, for the shapes of every batch
+        except Exception as error:  # this PyTorch lacks the variant, or it needs too much memory
             trainer.forget()
-            yield task.row(f"PyTorch {form.name}", None, note=f"not run: {short_reason(error)}")
+            yield task.row(f"PyTorch {variant.name}", None, note=f"not run: {short_reason(error)}")
             continue
-        ready[form] = placed
+        ready[variant] = placed
         if "loss" in ours:
-            name = f"loss of the first step, PyTorch {form.name} over mmjax, less 1"
+            name = f"loss of the first step, PyTorch {variant.name} over mmjax, less 1"
             difference = abs(losses[0] / ours["loss"] - 1)
             yield task.row(name, difference, DIFFERENCE[sizes.model.dtype], at_most=True, always=True)
     yield from _timed(task, trainer, ready, steps, ours)
@@ -72,40 +73,40 @@ def rows(task: PartRun) -> Iterator[dict[str, Any]]:
 def _timed(
     task: PartRun, trainer: "PyTorchTrainer", ready: dict[PyTorchVariant, list], steps: list, ours: dict
 ) -> Iterator[dict]:
-    rates: dict[PyTorchVariant, list[float]] = {form: [] for form in ready}
+    rates: dict[PyTorchVariant, list[float]] = {variant: [] for variant in ready}
     useful = [gpu_batches.useful_tokens(step, task.sizes) for step in steps]
     for number in range(-1, task.sizes.steps):
         if number > 0 and task.seconds_left < 3:
             break
         at = number % len(steps)
-        for form in list(ready):
+        for variant in list(ready):
             try:
-                seconds = trainer.step(form, ready[form][at])
+                seconds = trainer.step(variant, ready[variant][at])
             except torch.OutOfMemoryError as error:
                 trainer.forget()
-                del ready[form]
-                yield task.row(f"PyTorch {form.name}", None, note=f"not timed: {short_reason(error)}")
+                del ready[variant]
+                yield task.row(f"PyTorch {variant.name}", None, note=f"not timed: {short_reason(error)}")
                 continue
             if number >= 0:  # the one before makes the optimizer's state
-                rates[form].append(useful[at] / seconds)
-    found = {form: statistics.median(rates[form]) for form in ready if rates[form]}
+                rates[variant].append(useful[at] / seconds)
+    found = {variant: statistics.median(rates[variant]) for variant in ready if rates[variant]}
     flops = sum(sum(gpu_batches.step_flops(step, task.sizes).values()) for step in steps) / sum(useful)
     kind = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     peak = peak_flops(kind)
-    for form, rate in found.items():
-        waste = 1 - useful[0] / sum(each["tokens"].numel() for each in ready[form][0])
+    for variant, rate in found.items():
+        waste = 1 - useful[0] / sum(each["tokens"].numel() for each in ready[variant][0])
         note = f"rows {waste:.1%} padding; {'regional torch.compile' if peak else 'eager'}, {task.sizes.model.dtype}"
-        yield task.row(f"PyTorch {form.name}: step, tokens/s", rate, note=note)
+        yield task.row(f"PyTorch {variant.name}: step, tokens/s", rate, note=note)
         unknown = f"the peak of {kind} is not known (configs/clusters.py)"
         share = None if peak is None else rate * flops / peak
-        yield task.row(f"PyTorch {form.name}: MFU of the step", share, note="" if peak else unknown)
+        yield task.row(f"PyTorch {variant.name}: MFU of the step", share, note="" if peak else unknown)
     yield from _compared(task, found, ours)
 
 
 def _compared(task: PartRun, found: dict[PyTorchVariant, float], ours: dict) -> Iterator[dict]:
-    """Mmjax's tokens a second over PyTorch's best of a kind."""
+    """Tokens per second of mmjax over those of the fastest PyTorch variant, packed and padded."""
     for kind, goal in GOALS.items():
-        of_kind = {form: rate for form, rate in found.items() if form.packed == (kind == "packed")}
+        of_kind = {variant: rate for variant, rate in found.items() if variant.packed == (kind == "packed")}
         best = max(of_kind, key=of_kind.__getitem__, default=None)
         if best is None or "tokens_per_second" not in ours:
             yield task.row(f"mmjax over PyTorch {kind}", None, goal, "one of them was not timed")
@@ -115,7 +116,7 @@ def _compared(task: PartRun, found: dict[PyTorchVariant, float], ours: dict) -> 
 
 
 class PyTorchTrainer:
-    """The optimizer step around the model."""
+    """Runs training steps of the model."""
 
     def __init__(self, model: PyTorchLlava, fused: bool) -> None:
         self._model = model
@@ -127,17 +128,17 @@ class PyTorchTrainer:
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=fused)
 
-    def loss(self, form: PyTorchVariant, placed: list) -> float:
-        """The loss of a step, forward and backward, without changing anything."""
-        loss = self._gradients(form, placed).item()
+    def loss(self, variant: PyTorchVariant, placed: list) -> float:
+        """The loss of a step, run forward and backward without an update."""
+        loss = self._gradients(variant, placed).item()
         self.forget()
         return loss
 
-    def step(self, form: PyTorchVariant, placed: list) -> float:
-        """Seconds of a step."""
+    def step(self, variant: PyTorchVariant, placed: list) -> float:
+        """Runs a step and returns its seconds."""
         self._wait()
         begin = time.perf_counter()
-        self._gradients(form, placed)
+        self._gradients(variant, placed)
         torch.nn.utils.clip_grad_norm_(self._parameters, MAX_NORM)
         self._optimizer.step()
         self.forget()
@@ -148,8 +149,8 @@ class PyTorchTrainer:
         """Drops the gradients."""
         self._optimizer.zero_grad(set_to_none=True)
 
-    def _gradients(self, form: PyTorchVariant, placed: list) -> torch.Tensor:
-        self._model.attend(form.attention)
+    def _gradients(self, variant: PyTorchVariant, placed: list) -> torch.Tensor:
+        self._model.attend(variant.attention)
         total = torch.zeros((), device=self._model.device)
         for batch in placed:
             loss = self._model(batch) / batch["total"]

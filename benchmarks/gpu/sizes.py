@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu` measures at: the model, the data and the shapes, in full and for a rehearsal on any machine."""
+"""The sizes of `benchmarks.gpu`: model, data and shapes, in full and tiny, the latter for a dry run on any machine."""
 
 import dataclasses
 

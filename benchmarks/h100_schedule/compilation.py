@@ -24,11 +24,11 @@ TARGET = pathlib.Path(__file__).with_name("h100_target.txt")
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 
 CUBLAS = {"xla_gpu_enable_triton_gemm": False}
-"""All matmuls by cuBLAS. With a device at hand XLA chooses for each what is quicker, its own kernels or cuBLAS."""
+"""Compiler options that leave matmuls to cuBLAS. With a GPU, XLA chooses the faster of cuBLAS and its own kernels."""
 
 
 def missing_plugin() -> str:
-    """Why nothing can be compiled for a GPU here; empty if it can."""
+    """Why nothing can be compiled for a GPU here, or ""."""
     if any(_is_installed(plugin) for plugin in PLUGINS):
         return ""
     return "JAX has no CUDA plugin here: pip install -e '.[aot]' (5.5 GB)"
@@ -43,7 +43,7 @@ def _is_installed(plugin: str) -> bool:
 
 @functools.cache
 def tensor_mesh(ranks: int) -> Mesh:
-    """A mesh of some of the eight, along `TENSOR`."""
+    """A mesh of the first of the eight GPUs along `TENSOR`."""
     topology = topologies.get_topology_desc(
         "h100x8", platform="cuda", target_config=TARGET.read_text(), topology=f"1x1x{DEVICES}"
     )
@@ -52,11 +52,11 @@ def tensor_mesh(ranks: int) -> Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """A program as it was compiled.
+    """A compiled program.
 
     Attributes:
-        program: In the order of its schedule.
-        temporary: Bytes a device needs beside arguments and results.
+        program: Its instructions in the order of the schedule.
+        temporary_bytes: Bytes that a device needs beside arguments and results.
     """
 
     program: ScheduledProgram

@@ -33,7 +33,7 @@ class MatmulProduct:
 
     @property
     def flops(self) -> int:
-        """A multiply-add is two."""
+        """Floating-point operations, two for each multiply-add."""
         return 2 * math.prod(self.shape) * self.summed
 
     def __str__(self) -> str:
@@ -45,8 +45,8 @@ class Matmul:
     """An instruction that computes matmuls.
 
     Attributes:
-        name: Of the instruction.
-        products: What it computes; empty where the program does not say (attention kernels).
+        name: Name of the instruction.
+        products: The matmuls that it computes, or empty where the program does not say, as for attention kernels.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Matmul:
 
     @property
     def flops(self) -> int:
-        """Of all of them."""
+        """Floating-point operations of all its matmuls."""
         return sum(product.flops for product in self.products)
 
 
@@ -63,12 +63,13 @@ class Collective:
     """A collective of a scheduled program.
 
     Attributes:
-        name, kind: Of the instruction that starts it, and which of `KINDS`.
-        operation: Where the model says it, as jax names it (`op_name`).
-        computation: Where it is issued.
-        size: Bytes of what one device gives or of what it gets, whichever are more.
-        synchronous: Whether XLA waits for it at its start, whatever stands before its done.
-        behind: Matmuls issued while it is under way.
+        name: Name of the instruction that starts it.
+        kind: One of `KINDS`.
+        operation: Its place in the model, as jax names it (`op_name`).
+        computation: The computation that issues it.
+        size: Bytes that one device sends or receives, whichever are more.
+        synchronous: Whether XLA waits for it at its start, whatever is issued before its done.
+        concurrent_matmuls: Matmuls issued while it runs.
     """
 
     name: str
@@ -81,27 +82,22 @@ class Collective:
 
     @property
     def hidden(self) -> bool:
-        """Whether a matmul runs meanwhile."""
+        """Whether a matmul runs while the collective does."""
         return bool(self.concurrent_matmuls) and not self.synchronous
 
     @property
     def flops(self) -> int:
-        """Of the matmuls that run meanwhile."""
+        """Floating-point operations of the matmuls that run while the collective does."""
         return 0 if self.synchronous else sum(matmul.flops for matmul in self.concurrent_matmuls)
 
 
 def find_collectives(program: ScheduledProgram) -> list[Collective]:
-    """Every collective in the order of issue; a loop's body counts once."""
+    """Every collective in the order of issue. The body of a loop counts once."""
     return [collective for computation in program.issued() for collective in _of(program, computation)]
 
 
-def exposed(found: list[Collective], kind: str) -> list[Collective]:
-    """Those of a kind behind which no matmul runs."""
-    return [collective for collective in found if collective.kind == kind and not collective.hidden]
-
-
 def find_matmuls(program: ScheduledProgram) -> list[Matmul]:
-    """Every instruction that computes matmuls, in the order of issue; a loop's body counts once."""
+    """Every instruction that computes matmuls, in the order of issue. The body of a loop counts once."""
     return [
         matmul
         for computation in program.issued()
@@ -117,7 +113,7 @@ def _of(program: ScheduledProgram, computation: Computation) -> list[Collective]
     for instruction in computation.instructions:
         kind = _kind(program, instruction)
         if instruction.opcode.endswith("-done"):
-            # a start of the turn before is not here: that one was under way to the end of its turn
+            # A collective that the loop's previous turn started is not here. It ran to the end of that turn.
             if started := under_way.pop(_start_of(computation, instruction), None):
                 start, kind, behind = started
                 found.append(_collective(computation, start, kind, instruction.type, behind))
@@ -129,7 +125,7 @@ def _of(program: ScheduledProgram, computation: Computation) -> list[Collective]
             for matmul in _matmul(program, computation, instruction):
                 for _, _, behind in under_way.values():
                     behind.append(matmul)
-    # what a loop starts and its next turn ends: under way to the end of this one
+    # A collective that one turn of a loop starts and the next one ends runs to the end of its turn.
     found += [_collective(computation, start, kind, "", behind) for start, kind, behind in under_way.values()]
     issued = [instruction.name for instruction in computation.instructions]
     return sorted(found, key=lambda collective: issued.index(collective.name))
@@ -201,7 +197,7 @@ def _products(
 
 
 def _product(computation: Computation, instruction: Instruction) -> MatmulProduct:
-    """By the result (the first of a tuple, whose rest is workspace) and what it says of the left operand."""
+    """Reads a matmul from its result, the first of a tuple whose rest is workspace, and the left operand."""
     contracting = _CONTRACTING.search(instruction.rest)
     if contracting is None:
         raise ValueError(f"{instruction.name} does not say what it contracts: {instruction.rest[:200]}")

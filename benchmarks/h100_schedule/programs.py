@@ -31,13 +31,14 @@ COMPARED_COLLECTIVES = ("reduce", "gather", "ring")
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCase:
-    """A program.
+    """Describes a program to compile.
 
     Attributes:
-        part: `matmuls`, the gated feed-forward layer alone, or `layer`, all of the block.
-        ranks: Of tensor parallelism.
-        backward: Gradients of input and parameters, with as much of the forward as they need again; else the forward.
-        collectives: One of `COMPARED`.
+        part: `matmuls`, the gated feed-forward layer alone, or `layer`, the whole block.
+        ranks: Ranks of tensor parallelism.
+        backward: Whether it computes the gradients of input and parameters, with as much of the forward as they need.
+            Otherwise it computes the forward.
+        collectives: One of `COMPARED_COLLECTIVES`.
     """
 
     part: str
@@ -76,7 +77,7 @@ def build_program(
 
 
 def _placed(tree: Any, specs: Any, mesh: jax.sharding.Mesh) -> Any:
-    """Shapes with shardings; one spec may speak for a whole tree."""
+    """Shapes with shardings. One spec may stand for a whole tree."""
     if isinstance(specs, P):
         specs = jax.tree.map(lambda _: specs, tree)
     return jax.tree.map(

@@ -21,7 +21,7 @@ _SENT = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0}
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleReport:
-    """What one compiled program says."""
+    """What the schedule of one compiled program shows."""
 
     case: ProgramCase
     gemms: str
@@ -36,11 +36,11 @@ class ScheduleReport:
 
     @property
     def permutes(self) -> list[Collective]:
-        """The steps of rings."""
+        """The permutes, which are the steps of rings."""
         return [collective for collective in self.collectives if collective.kind == "collective-permute"]
 
     def as_json(self) -> dict[str, Any]:
-        """All figures."""
+        """All figures as one JSON object."""
         found = [
             dataclasses.asdict(collective) | {"hidden": collective.hidden, "flops": collective.flops}
             for collective in self.collectives
@@ -55,31 +55,31 @@ class ScheduleReport:
 
 
 def make_report(case: ProgramCase, gemms: str) -> ScheduleReport:
-    """Compiles a program and reads it."""
+    """Compiles a program and reads its schedule."""
     compiled: CompiledProgram = compile_for_h100(*build_program(case), GEMMS[gemms])
     found, products = find_collectives(compiled.program), find_matmuls(compiled.program)
     return ScheduleReport(case, gemms, compiled.temporary_bytes, tuple(found), tuple(products))
 
 
 def bytes_sent(collective: Collective, ranks: int) -> float:
-    """Bytes that a device sends: a permute all of them, others what an optimal ring sends."""
+    """Bytes that a device sends. A permute sends all its bytes, another collective those of an optimal ring."""
     if collective.kind == "collective-permute":
         return float(collective.size)
     return _SENT[collective.kind] * collective.size * (ranks - 1) / ranks
 
 
 def seconds_to_send(collective: Collective, ranks: int) -> float:
-    """At the link's bandwidth of the data sheet, with its latency once."""
+    """Seconds at the link's bandwidth in the data sheet, with its latency once."""
     return bytes_sent(collective, ranks) / H100.intra_node.bandwidth + H100.intra_node.latency
 
 
 def seconds_at_peak(flops: int) -> float:
-    """The least time in which an H100 computes so much."""
+    """The least seconds in which an H100 computes so many floating-point operations."""
     return flops / H100.peak_flops
 
 
 def format_overview(reports: Iterable[ScheduleReport]) -> str:
-    """A line a program."""
+    """A table with one line for each program."""
     rows = [
         (
             f"{report.case.part}, tp {report.case.ranks}, {'backward' if report.case.backward else 'forward'}",
@@ -98,7 +98,7 @@ def format_overview(reports: Iterable[ScheduleReport]) -> str:
 
 
 def format_collectives(report: ScheduleReport) -> str:
-    """A line for equal collectives of a program, in the order of issue of the first of them."""
+    """A table with one line for equal collectives of a program, in the order in which the first is issued."""
     ranks = report.case.ranks
     lines = [
         (

@@ -16,13 +16,13 @@ _BITS = {"pred": 8, "s4": 4, "u4": 4, "token": 0}
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One line.
+    """One instruction, which is one line of the text.
 
     Attributes:
-        name: Unique in the program.
-        type: Its result as text, such as `bf16[8,16]{1,0}` or a tuple of them.
-        opcode: Such as `fusion` or `collective-permute-start`.
-        operands: Names of what it takes.
+        name: Its name, unique in the program.
+        type: Type of its result as text, such as `bf16[8,16]{1,0}` or a tuple of these.
+        opcode: Its operation, such as `fusion` or `collective-permute-start`.
+        operands: Names of the instructions whose results it takes.
         called: Names of the computations that it runs.
         rest: Its attributes as text.
     """
@@ -37,7 +37,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-    """Instructions in order; in a scheduled program that is the order in which they are issued."""
+    """Instructions in order. In a scheduled program this is the order in which they are issued."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -54,11 +54,11 @@ class ScheduledProgram:
     entry: str
 
     def called_by(self, instruction: Instruction) -> list[Computation]:
-        """What an instruction runs."""
+        """The computations that an instruction runs."""
         return [self.computations[name] for name in instruction.called if name in self.computations]
 
     def issued(self) -> Iterator[Computation]:
-        """The entry, and what it and they run as sequences of their own: loops, calls, conditionals, not fusions."""
+        """The entry and every computation that is issued by loops, calls and conditionals, but no fusions."""
         waiting, seen = [self.entry], set()
         while waiting:
             name = waiting.pop(0)
@@ -109,7 +109,7 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the bracket that opens at `start` closes."""
+    """Position at which the bracket that opens at `start` closes."""
     depth = 0
     for at in range(start, len(text)):
         depth += (text[at] == "(") - (text[at] == ")")

@@ -17,7 +17,7 @@ DATA = "data/laion_like.gin"
 
 
 def main() -> int:
-    """0 if every goal is met, else 1."""
+    """Prints the table. Returns 0 if every goal is met, else 1."""
     from benchmarks.planner.disttrain_models import explain_difference, simulate_model
     from benchmarks.planner.speed import measure_speed
     from benchmarks.rows import package_versions

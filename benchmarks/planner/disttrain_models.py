@@ -31,7 +31,7 @@ PAPER_MFU, PAPER_RATIO = 0.547, 2.2
 
 
 def simulate_model(name: str, model: ModelConfig, data: SyntheticData) -> list[dict[str, Any]]:
-    """Rows of the table."""
+    """The rows of the table."""
     rows = []
     for setting, trainable in SETTINGS.items():
         config = Workload(model, data, BATCH, trainable)
@@ -46,7 +46,7 @@ def simulate_model(name: str, model: ModelConfig, data: SyntheticData) -> list[d
 
 
 def explain_difference(name: str, model: ModelConfig, data: SyntheticData) -> list[dict[str, Any]]:
-    """What the simulated MFU would be without what the paper's system has not, or hides: rows of the table."""
+    """Rows of the simulated MFU without the costs that the paper's system does not have, or hides."""
     config = Workload(model, data, BATCH)
     problem = make_problem(config, workload_statistics(config), CLUSTERS["a800"], DEVICES)
     mean = RowLoadStatistics({module: problem.data.mean_load(module)[None] for module in problem.graph.names})
@@ -74,7 +74,7 @@ def _rows(label: str, timeline: Timeline, stiff: SimulatedPlan, name: str, setti
 
 
 def simulate_reordered(problem: PlanningProblem, plan: Plan) -> Timeline:
-    """A step of a plan on the drawn rows in the order of `sharding.balancing.reordering.row_reorderer`."""
+    """Simulates a step of a plan on the drawn rows in the order of `sharding.balancing.reordering.row_reorderer`."""
     order = RowReorderer(plan, problem.graph, problem.costs, problem.trained_parts).row_order(problem.sampled_rows)
     return problem.simulate(plan, rows={name: loads[order] for name, loads in problem.sampled_rows.items()})
 

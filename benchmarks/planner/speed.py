@@ -24,7 +24,8 @@ LARGEST = ((100_000, 1920), (100_000, 122_880))
 GOAL, GOAL_LARGEST, GOAL_RELAXED = 0.080, 2.0, 1e-4
 PAPER = {1296: 0.922}
 REPEATS = 7
-COMPARED = 24  # candidates that scipy solves too
+COMPARED = 24
+"""Number of candidates that scipy solves too."""
 
 
 def measure_speed(model: ModelConfig, data: SyntheticData) -> list[dict[str, Any]]:
@@ -58,7 +59,7 @@ def every_candidate(model: ModelConfig, data: SyntheticData, devices: int, batch
 
 
 def _timed(call: Callable[[PlanningProblem], Any], problem: PlanningProblem, repeats: int) -> tuple[float, Any]:
-    """The least of some times, and what came of it."""
+    """The least seconds of several runs, and the result."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -24,7 +24,7 @@ NAMES = {
 
 
 @pytest.fixture(scope="module")
-def rehearsed():
+def dry_run_result():
     """What the whole command gave."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")  # children compile in two thirds of the time
@@ -32,8 +32,8 @@ def rehearsed():
 
 
 @pytest.mark.parametrize("part", NAMES)
-def test_the_rehearsal_fills_the_table(part, rehearsed):
-    rows = {row["name"]: row for row in rehearsed["rows"]}
+def test_the_dry_run_fills_the_table(part, dry_run_result):
+    rows = {row["name"]: row for row in dry_run_result["rows"]}
     if absent := gpu_parts.missing_packages(gpu_parts.PARTS[part]):
         assert f"needs {absent[0]}" in rows[part]["note"]
         return
@@ -41,21 +41,21 @@ def test_the_rehearsal_fills_the_table(part, rehearsed):
         assert rows[name]["value"] is not None or rows[name]["note"]
 
 
-def test_the_rehearsal_judges_what_is_right_and_not_what_is_fast(rehearsed):
-    judged = [row for row in rehearsed["rows"] if row["met"] is not None]
+def test_the_dry_run_checks_correctness_and_not_speed(dry_run_result):
+    judged = [row for row in dry_run_result["rows"] if row["met"] is not None]
     assert judged and all(row["met"] and row["name"].startswith(("correct", "loss")) for row in judged)
-    assert rehearsed["dry_run"] and rehearsed["device"] == "cpu" and rehearsed["jax"]
+    assert dry_run_result["dry_run"] and dry_run_result["device"] == "cpu" and dry_run_result["jax"]
 
 
-def test_no_mfu_where_the_peak_is_not_known(rehearsed):
-    shares = [row for row in rehearsed["rows"] if "MFU" in row["name"]]
+def test_no_mfu_where_the_peak_is_not_known(dry_run_result):
+    shares = [row for row in dry_run_result["rows"] if "MFU" in row["name"]]
     assert shares and all(row["value"] is None and "peak of cpu is not known" in row["note"] for row in shares)
 
 
-def test_both_frameworks_compute_the_same_loss(rehearsed):
+def test_both_frameworks_compute_the_same_loss(dry_run_result):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    apart = [row["value"] for row in rehearsed["rows"] if row["name"].startswith("loss of the first step")]
+    apart = [row["value"] for row in dry_run_result["rows"] if row["name"].startswith("loss of the first step")]
     assert len(apart) == 2 and max(apart) < 1e-5
 
 
@@ -65,23 +65,23 @@ def test_without_a_hopper_gpu_it_is_refused():
 
 
 def test_what_the_time_does_not_suffice_for_says_so(tmp_path, monkeypatch):
-    (row,) = gpu.run_part("matmuls", tmp_path, time.monotonic() + 1, rehearse=True)
+    (row,) = gpu.run_part("matmuls", tmp_path, time.monotonic() + 1, dry_run=True)
     assert row["note"].startswith("cut for time")
     hasty = dataclasses.replace(gpu_parts.PARTS["matmuls"], min_seconds=0.0)
     monkeypatch.setitem(gpu_parts.PARTS, "matmuls", hasty)
-    *_, row = gpu.run_part("matmuls", tmp_path, time.monotonic() + 0.3, rehearse=True)
+    *_, row = gpu.run_part("matmuls", tmp_path, time.monotonic() + 0.3, dry_run=True)
     assert row["note"].startswith("cut for time after")
 
 
 def test_a_part_that_fails_says_why_and_fails_the_command(tmp_path):
-    row = gpu.run_part("mmjax", tmp_path, time.monotonic() + 100, rehearse=True)[-1]
+    row = gpu.run_part("mmjax", tmp_path, time.monotonic() + 100, dry_run=True)[-1]
     assert row["failed"] and "batches.json" in row["note"]
 
 
 def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
     needy = dataclasses.replace(gpu_parts.PARTS["pytorch"], required_packages=("no_such_package",))
     monkeypatch.setitem(gpu_parts.PARTS, "pytorch", needy)
-    (row,) = gpu.run_part("pytorch", tmp_path, time.monotonic() + 100, rehearse=True)
+    (row,) = gpu.run_part("pytorch", tmp_path, time.monotonic() + 100, dry_run=True)
     assert "needs no_such_package" in row["note"]
 
 
