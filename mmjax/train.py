@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+import mmjax
 from mmjax import cli
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from mmjax.training.trainer import TrainResult
-    from sharding.plans.plan import Plan
 
 _WORKDIR = flags.DEFINE_string("workdir", "", "Where everything is written; default: a new folder under runs/.")
 _RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest whole checkpoint of --workdir.")
@@ -37,6 +35,7 @@ def main() -> int:
     from mmjax.training.config import TrainConfig, tokenizer_mismatches_backbone
     from mmjax.training.metrics.progress import make_progress, print_plan
     from mmjax.training.metrics.writers import open_metrics_writer
+    from mmjax.training.summary import run_summary
     from mmjax.training.trainer import Trainer, describe_devices
 
     config = cli.configured(TrainConfig)
@@ -72,7 +71,7 @@ def main() -> int:
         metrics.close()
         trainer.close()
     if first:
-        summary = _summary(result, plan, config.model.backbone.name, remark) | {
+        summary = run_summary(result, plan, config.model.backbone.name, remark, mmjax.__version__) | {
             "prediction": automatic.compare_prediction(prediction, workdir)
         }
         trainer.batches.write_refused(workdir)
@@ -91,37 +90,6 @@ def _choose_workdir(processes: int) -> pathlib.Path:
     if processes > 1:
         raise UserError(f"a run of {processes} processes needs --workdir: a folder that all of them share")
     return pathlib.Path("runs") / datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
-
-
-def _summary(result: "TrainResult", plan: "Plan", backbone: str, remark: str) -> dict[str, Any]:
-    """What `summary.json` holds of a run; the tokens a second are real tokens of the backbone."""
-    import importlib.metadata
-    import platform
-
-    import jax
-
-    import mmjax
-    from mmjax.training.metrics.step_report import padding_fractions
-
-    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-    score = result.score
-    real_tokens, _ = result.counts.get(backbone, (0, 0))
-    return {
-        "steps": result.step,
-        "wall_seconds": round(result.seconds, 1),
-        "tokens_per_second": round(real_tokens / result.seconds, 1) if result.counts else None,
-        "padding": {module: round(fraction, 4) for module, fraction in padding_fractions(result.counts).items()},
-        "losses": result.losses,
-        "accuracy": None if score is None else round(score.accuracy, 4),
-        "questions": None if score is None else score.questions,
-        "interrupted": result.interrupted,
-        "data": result.data_counters,
-        "plan": json.loads(plan.to_json()),
-        "remark": remark,
-        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-        "versions": {"python": platform.python_version(), "mmjax": mmjax.__version__}
-        | {name: importlib.metadata.version(name) for name in names},
-    }
 
 
 def _print_outcome(console: "Console", summary: dict[str, Any], workdir: pathlib.Path) -> None:

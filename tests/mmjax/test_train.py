@@ -7,11 +7,6 @@ import sys
 
 import pytest
 
-from mmjax import train as train_command
-from mmjax.training.trainer import TrainResult
-from sharding.plans.plan import single_device_plan
-from sharding.specs.modules import module_graph
-from tests.tiny_model import tiny_model
 from tests.xla_flags import xla_flags
 
 GIN = """
@@ -82,18 +77,3 @@ def test_resume_without_a_workdir_is_refused():
         [sys.executable, "-m", "mmjax.train", "--resume"], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 2 and "--workdir" in done.stderr
-
-
-def test_the_summary_counts_the_tokens_of_the_backbone_whatever_its_name():
-    result = TrainResult(
-        step=4,
-        seconds=2.0,
-        losses={},
-        score=None,
-        counts={"vision": (8, 16), "llama": (300, 400)},
-        interrupted=False,
-        data_counters={},
-    )
-    plan = single_device_plan(module_graph(tiny_model(name="llama")))
-    summary = train_command._summary(result, plan, "llama", "")
-    assert summary["tokens_per_second"] == 150 and summary["padding"] == {"vision": 0.5, "llama": 0.25}

@@ -76,16 +76,16 @@ def shared_engine(plan: Plan, config: ModelConfig, settings: EngineSettings = SE
     return Engine(config, plan, tiny_batch(config), settings)
 
 
-def state_of(shared_engine: Engine, tree):
+def state_of(engine: Engine, tree):
     """A state with these parameters, `{module: {piece: ...}}`, and fresh moments."""
-    shardings = {node: stage.master_weights.shardings for node, stage in shared_engine.stages.items()}
-    masters = jax.tree.map(place_host_array, trees_by_stage(tree, shared_engine.stage_layouts), shardings)
-    return shared_engine.state_from_masters(masters)
+    shardings = {node: stage.master_weights.shardings for node, stage in engine.stages.items()}
+    masters = jax.tree.map(place_host_array, trees_by_stage(tree, engine.stage_layouts), shardings)
+    return engine.state_from_masters(masters)
 
 
-def noisy_state(shared_engine: Engine):
+def noisy_state(engine: Engine):
     """A state of `noisy_parameters` and fresh moments."""
-    return state_of(shared_engine, noisy_parameters(shared_engine.config))
+    return state_of(engine, noisy_parameters(engine.config))
 
 
 def largest_error(gradients, expected):
@@ -103,18 +103,18 @@ def largest_error(gradients, expected):
     return errors[name], name
 
 
-def trained_pieces(shared_engine: Engine, tree):
+def trained_pieces(engine: Engine, tree):
     """The pieces of a tree that an engine trains."""
-    keys = {key for stage in shared_engine.stages.values() for key in stage.trained_keys}
+    keys = {key for stage in engine.stages.values() for key in stage.trained_keys}
     return {
         name: {piece: leaves for piece, leaves in pieces.items() if f"{name}/{piece}" in keys}
         for name, pieces in tree.items()
     }
 
 
-def gradients_and_summary(shared_engine: Engine, batch, state=None):
+def gradients_and_summary(engine: Engine, batch, state=None):
     """Gradients `{module: {piece: {layer: ...}}}` and the step summary, for a state or for `noisy_state`."""
-    gradients, decision = shared_engine.executor.gradients(
-        noisy_state(shared_engine) if state is None else state, shared_engine.place_batch(batch, STEP)
+    gradients, decision = engine.executor.gradients(
+        noisy_state(engine) if state is None else state, engine.place_batch(batch, STEP)
     )
     return trees_by_module(gradients), decision

@@ -32,11 +32,11 @@ from tests.mmjax.training.engines import (
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, LATENT_GENERATOR, VISION, tiny_batch
 
 
-def check(shared_engine):
-    batch = tiny_batch(shared_engine.config)
-    losses, expected = reference(shared_engine.config)(noisy_parameters(shared_engine.config), batch)
-    expected = trained_pieces(shared_engine, expected)
-    gradients, decision = gradients_and_summary(shared_engine, batch)
+def check(engine):
+    batch = tiny_batch(engine.config)
+    losses, expected = reference(engine.config)(noisy_parameters(engine.config), batch)
+    expected = trained_pieces(engine, expected)
+    gradients, decision = gradients_and_summary(engine, batch)
     np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
     assert jax.tree.structure(gradients) == jax.tree.structure(expected)
     error, name = largest_error(gradients, expected)
@@ -68,9 +68,9 @@ def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_
         microbatches=2,
         schedule="gpipe",
     )
-    shared_engine = shared_engine(plan, config)
-    check(shared_engine)
-    assert "painter/vae" not in shared_engine.stages["painter", 0].trained_keys
+    engine = shared_engine(plan, config)
+    check(engine)
+    assert "painter/vae" not in engine.stages["painter", 0].trained_keys
 
 
 def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_backbone_without_gates():
@@ -117,9 +117,9 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
 
 
 def test_an_embedding_tied_over_two_stages_has_one_gradient_one_master_and_counts_once_in_the_norm():
-    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
-    check(shared_engine)  # the reference's tree has the embedding once, and the norm is that of the tree
-    state = noisy_state(shared_engine)
+    engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    check(engine)  # the reference's tree has the embedding once, and the norm is that of the tree
+    state = noisy_state(engine)
     assert "embedding" in state.master_weights["backbone", 0]["backbone/embed"]["000"]
     assert set(state.master_weights["backbone", 1]["backbone/head"]["000"]) == {"norm"}
     assert set(trees_by_module(state.master_weights)["backbone"]["head"]["000"]) == {"norm"}
@@ -137,11 +137,11 @@ def test_virtual_stages_on_the_same_devices_tie_an_embedding_and_evaluate():
         chunks=2,
         collectives="ring",
     )
-    shared_engine = shared_engine(Plan((unit,), microbatches=2, schedule="interleaved"), TIED_EMBEDDINGS)
-    check(shared_engine)
+    engine = shared_engine(Plan((unit,), microbatches=2, schedule="interleaved"), TIED_EMBEDDINGS)
+    check(engine)
     batch = tiny_batch(TIED_EMBEDDINGS)
-    results = shared_engine.executor.evaluate(
-        shared_engine.executor.compute_weights(noisy_state(shared_engine)), shared_engine.place_batch(batch, STEP)
+    results = engine.executor.evaluate(
+        engine.executor.compute_weights(noisy_state(engine)), engine.place_batch(batch, STEP)
     )
     losses, _ = reference(TIED_EMBEDDINGS)(noisy_parameters(TIED_EMBEDDINGS), batch)
     np.testing.assert_allclose(
@@ -150,13 +150,13 @@ def test_virtual_stages_on_the_same_devices_tie_an_embedding_and_evaluate():
 
 
 def test_a_tied_weight_equals_its_owners_after_every_update():
-    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
-    state = noisy_state(shared_engine)
+    engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    state = noisy_state(engine)
     before = np.asarray(state.master_weights["backbone", 0]["backbone/embed"]["000"]["embedding"])
     for step in range(2):
-        state, _ = shared_engine.executor.step(state, shared_engine.place_batch(tiny_batch(TIED_EMBEDDINGS, seed=step), step))
+        state, _ = engine.executor.step(state, engine.place_batch(tiny_batch(TIED_EMBEDDINGS, seed=step), step))
     master = np.asarray(state.master_weights["backbone", 0]["backbone/embed"]["000"]["embedding"])
-    weights = shared_engine.executor.compute_weights(state)
+    weights = engine.executor.compute_weights(state)
     assert np.max(np.abs(master - before)) > 1e-3
     np.testing.assert_array_equal(weights["backbone", 0]["backbone/embed"]["embedding"], master)
     np.testing.assert_array_equal(weights["backbone", 1]["backbone/head"]["embedding"], master)
@@ -170,11 +170,11 @@ GATHERED = dataclasses.replace(
 def test_bfloat16_gradients_are_as_good_as_those_of_one_device():
     half = dataclasses.replace(TIED_EMBEDDINGS, dtype="bfloat16")
     with jax.numpy_dtype_promotion("standard"):
-        shared_engine, batch = shared_engine(GATHERED, half), tiny_batch(half)
+        engine, batch = shared_engine(GATHERED, half), tiny_batch(half)
     _, exact = reference(TIED_EMBEDDINGS)(noisy_parameters(TIED_EMBEDDINGS), batch)
     with jax.numpy_dtype_promotion("standard"):  # jax's own attention mixes precisions in its derivative
         _, coarse = reference(half)(noisy_parameters(half), batch)
-        gradients, _ = gradients_and_summary(shared_engine, batch)
+        gradients, _ = gradients_and_summary(engine, batch)
     assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype(jnp.float32)}
 
     def error(tree):
@@ -187,37 +187,37 @@ def test_bfloat16_gradients_are_as_good_as_those_of_one_device():
 def test_bfloat16_trains():
     half = dataclasses.replace(TIED_EMBEDDINGS, dtype="bfloat16")
     with jax.numpy_dtype_promotion("standard"):
-        shared_engine = shared_engine(GATHERED, half)
-        state, batch, losses = noisy_state(shared_engine), tiny_batch(half), []
+        engine = shared_engine(GATHERED, half)
+        state, batch, losses = noisy_state(engine), tiny_batch(half), []
         for step in range(8):
-            state, decision = shared_engine.executor.step(state, shared_engine.place_batch(batch, step))
+            state, decision = engine.executor.step(state, engine.place_batch(batch, step))
             losses.append(float(np.sum(decision.losses)))
     assert losses[-1] < 0.9 * losses[0]
     assert {leaf.dtype for leaf in jax.tree.leaves(state.master_weights)} == {jnp.dtype(jnp.float32)}
 
 
 def test_a_step_leaves_no_arrays_behind():
-    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
-    placed = shared_engine.place_batch(tiny_batch(TIED_EMBEDDINGS), STEP)
+    engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    placed = engine.place_batch(tiny_batch(TIED_EMBEDDINGS), STEP)
 
     def live(state):
         jax.block_until_ready((state.master_weights, state.optimizer_state))
         gc.collect()
         return len(jax.live_arrays()), sum(array.nbytes for array in jax.live_arrays())
 
-    state, decision = shared_engine.executor.step(noisy_state(shared_engine), placed)
+    state, decision = engine.executor.step(noisy_state(engine), placed)
     counts = []
     for _ in range(3):
-        state, decision = shared_engine.executor.step(state, placed)
+        state, decision = engine.executor.step(state, placed)
         counts.append(live(state))
     assert counts[0] == counts[1] == counts[2]
     jax.block_until_ready(decision)
 
 
 def test_evaluation_gives_the_losses_of_the_step():
-    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
-    state, batch = noisy_state(shared_engine), tiny_batch(TIED_EMBEDDINGS)
-    results = shared_engine.executor.evaluate(shared_engine.executor.compute_weights(state), shared_engine.place_batch(batch, STEP))
+    engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    state, batch = noisy_state(engine), tiny_batch(TIED_EMBEDDINGS)
+    results = engine.executor.evaluate(engine.executor.compute_weights(state), engine.place_batch(batch, STEP))
     losses, _ = reference(TIED_EMBEDDINGS)(noisy_parameters(TIED_EMBEDDINGS), batch)
     found = results["backbone", 1]
     np.testing.assert_allclose(sum(float(np.sum(loss["backbone"])) for loss, _ in found), losses["backbone"], rtol=1e-5)
@@ -242,9 +242,9 @@ def test_positions_that_the_tensor_ranks_do_not_divide_are_refused():
 
 
 def test_trees_by_stage_and_by_module_are_inverses():
-    shared_engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
+    engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
     tree = noisy_parameters(TIED_EMBEDDINGS)
-    cut = trees_by_stage(tree, shared_engine.stage_layouts)
+    cut = trees_by_stage(tree, engine.stage_layouts)
     assert {node: set(keys) for node, keys in cut.items()} == {
         ("vision", 0): {"vision/embed", "vision/blocks", "vision/norm", "vision/projector"},
         ("backbone", 0): {"backbone/embed", "backbone/blocks"},

@@ -45,10 +45,10 @@ pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 @pytest.mark.parametrize("name", PLANS)
 def test_losses_and_gradients_are_those_of_one_device(name):
-    shared_engine, batch = shared_engine(PLANS[name], CONFIG), tiny_batch(CONFIG)
+    engine, batch = shared_engine(PLANS[name], CONFIG), tiny_batch(CONFIG)
     losses, expected = reference(CONFIG)(noisy_parameters(CONFIG), batch)
-    gradients, decision = gradients_and_summary(shared_engine, batch)
-    found = shared_engine.losses_by_name(decision)
+    gradients, decision = gradients_and_summary(engine, batch)
+    found = engine.losses_by_name(decision)
     assert set(found) == {"backbone", "backbone/balance"}  # of both stages together, each apart
     np.testing.assert_allclose([found[name] for name in losses], list(losses.values()), rtol=1e-5)
     assert losses["backbone/balance"] > 0.5  # even routing costs balance * top
@@ -60,15 +60,15 @@ def test_losses_and_gradients_are_those_of_one_device(name):
 
 
 def test_every_rank_holds_its_experts_alone_and_a_share_of_their_masters():
-    shared_engine = shared_engine(PLANS["expert ranks that are some of the instances"], CONFIG)
-    state = noisy_state(shared_engine)
+    engine = shared_engine(PLANS["expert ranks that are some of the instances"], CONFIG)
+    state = noisy_state(engine)
     master = state.master_weights["mind", 0]["backbone/blocks"]["001"]["mlp"]["gate"]
     count, width, ffn = master.shape
     assert {shard.data.shape for shard in master.addressable_shards} == {(count // 2, width // 2, ffn)}
-    weights = shared_engine.executor.compute_weights(state)["mind", 0]["backbone/blocks"]["mlp"]["gate"]
+    weights = engine.executor.compute_weights(state)["mind", 0]["backbone/blocks"]["mlp"]["gate"]
     held = {shard.device.id: shard.index[1] for shard in weights.addressable_shards}
     assert [held[device].start for device in (7, 6, 5, 4)] == [0, 2, 0, 2]  # data rank = data * ep + expert
-    gradients = shared_engine.executor.stages["mind", 0].programs.zero_gradients()["backbone/blocks"]
+    gradients = engine.executor.stages["mind", 0].programs.zero_gradients()["backbone/blocks"]
     assert gradients["mlp"]["gate"].shape[0] == 2 and gradients["mlp"]["router"].shape[0] == 4
 
 

@@ -43,8 +43,8 @@ def training(plan: Plan, *trainable: str):
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_gradients_of_adapters_are_those_of_one_device(plan):
-    shared_engine, batch = training(PLANS[plan], *TRAINED), tiny_batch(CONFIG)
-    gradients, decision = gradients_and_summary(shared_engine, batch)
+    engine, batch = training(PLANS[plan], *TRAINED), tiny_batch(CONFIG)
+    gradients, decision = gradients_and_summary(engine, batch)
     losses, expected = reference(CONFIG)(noisy_parameters(CONFIG), batch)
     np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
     assert {module: set(tree) for module, tree in gradients.items()} == {
@@ -56,8 +56,8 @@ def test_gradients_of_adapters_are_those_of_one_device(plan):
 
 
 def test_a_step_moves_adapters_and_no_weight_that_they_adapt():
-    shared_engine = training(PLANS["tensor beside one device"], *TRAINED)
-    state = noisy_state(shared_engine)
+    engine = training(PLANS["tensor beside one device"], *TRAINED)
+    state = noisy_state(engine)
     before = jax.tree.map(np.array, state.master_weights)
     assert {key for tree in state.optimizer_state.values() for key in tree} == {
         "vision/blocks_lora",
@@ -65,7 +65,7 @@ def test_a_step_moves_adapters_and_no_weight_that_they_adapt():
         "backbone/blocks_lora",
     }
     for step in range(2):  # the first one's learning rate is 0
-        state, _ = shared_engine.executor.step(state, shared_engine.place_batch(tiny_batch(CONFIG), step))
+        state, _ = engine.executor.step(state, engine.place_batch(tiny_batch(CONFIG), step))
     for node, keys in before.items():
         for key, layers in keys.items():
             pairs = list(zip(jax.tree.leaves(layers), jax.tree.leaves(state.master_weights[node][key]), strict=True))

@@ -48,8 +48,8 @@ def training(*trainable, plan=CHAIN, config=TINY) -> Engine:
     return shared_engine(plan, config, dataclasses.replace(SETTINGS, trainable=trainable))
 
 
-def schedule_of(shared_engine, kind):
-    return {op.stage_id for op in shared_engine.executor.training_schedule.ops if op.kind == kind}
+def schedule_of(engine, kind):
+    return {op.stage_id for op in engine.executor.training_schedule.ops if op.kind == kind}
 
 
 def pieces(trees):
@@ -74,8 +74,8 @@ def pieces(trees):
 )
 def test_gradients_in_disttrains_frozen_training_settings(trainable, plan, config, trained):
     """Gradients of what trains are the reference's, and they alone count in the norm."""
-    shared_engine, batch = training(*trainable, plan=plan, config=config), tiny_batch(config)
-    gradients, decision = gradients_and_summary(shared_engine, batch)
+    engine, batch = training(*trainable, plan=plan, config=config), tiny_batch(config)
+    gradients, decision = gradients_and_summary(engine, batch)
     losses, expected = reference(config)(noisy_parameters(config), batch)
     np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
     assert {module: set(tree) for module, tree in gradients.items()} == trained
@@ -86,15 +86,15 @@ def test_gradients_in_disttrains_frozen_training_settings(trainable, plan, confi
 
 
 def test_frozen_parts_have_no_optimizer_state_and_stay_as_they_are():
-    shared_engine = training("projectors")
-    state = noisy_state(shared_engine)
+    engine = training("projectors")
+    state = noisy_state(engine)
     before = {
         node: {key: jax.tree.map(np.array, tree) for key, tree in of_node.items()}
         for node, of_node in state.master_weights.items()
     }
     assert pieces(state.optimizer_state) == {"vision/projector", "generator/projector"}
     for step in range(2):
-        state, _ = shared_engine.executor.step(state, shared_engine.place_batch(tiny_batch(TINY), step))
+        state, _ = engine.executor.step(state, engine.place_batch(tiny_batch(TINY), step))
     moved = set()
     for node, tree in before.items():
         for key, layers in tree.items():
@@ -112,12 +112,12 @@ def test_nothing_runs_backward_where_nothing_before_it_trains():
         (("backbone",), everything - {("vision", 0)}),
         (("generator_projector", "generator"), {("generator", 0)}),
     ):
-        shared_engine = training(*trainable, plan=APART)
-        stages = shared_engine.executor.stages
-        assert schedule_of(shared_engine, "backward") == backward
+        engine = training(*trainable, plan=APART)
+        stages = engine.executor.stages
+        assert schedule_of(engine, "backward") == backward
         assert {node for node, stage in stages.items() if stage.programs.backward is not None} == backward
-        assert schedule_of(shared_engine, "update") == {node for node, stage in stages.items() if stage.update is not None}
-        for op in shared_engine.executor.training_schedule.ops:
+        assert schedule_of(engine, "update") == {node for node, stage in stages.items() if stage.update is not None}
+        for op in engine.executor.training_schedule.ops:
             assert op.kind != "hop_back" or {op.stage_id, op.target_id} <= backward
     assert training("backbone", plan=APART).executor.stages["backbone", 0].programs.differentiated_inputs == frozenset()
     assert training("all", plan=APART).executor.stages["backbone", 0].programs.differentiated_inputs == {
@@ -126,8 +126,8 @@ def test_nothing_runs_backward_where_nothing_before_it_trains():
 
 
 def test_a_stage_without_a_backward_keeps_no_residuals():
-    shared_engine = training("generator", plan=APART)
-    programs = shared_engine.executor.stages["backbone", 1].programs
+    engine = training("generator", plan=APART)
+    programs = engine.executor.stages["backbone", 1].programs
     loss = jax.eval_shape(programs.zero_losses)
     _, kept, _ = jax.eval_shape(programs.forward, *programs.operand_shapes, loss)
     assert kept == []
@@ -158,8 +158,8 @@ def test_an_autoencoder_trains_only_by_its_name():
         of_layers = RequiredGradients(graph, trained_parts(graph, trainable)).of_layers("painter", 0, 1)
         assert {layer.name: gradients for layer, _, gradients in of_layers}["vae"] == expected_gradients
 
-    shared_engine, batch = training("painter_vae", plan=single_unit_plan(config, dp=1), config=config), tiny_batch(config)
-    gradients, _ = gradients_and_summary(shared_engine, batch)
+    engine, batch = training("painter_vae", plan=single_unit_plan(config, dp=1), config=config), tiny_batch(config)
+    gradients, _ = gradients_and_summary(engine, batch)
     _, expected = reference(config)(noisy_parameters(config), batch)
     assert {module: set(tree) for module, tree in gradients.items()} == {"painter": {"vae"}}
     error, name = largest_error(gradients, expected)
@@ -175,8 +175,8 @@ def test_an_unknown_part_is_refused_with_those_there_are(unknown):
 
 
 def test_training_nothing_is_an_evaluation():
-    shared_engine = training(plan=TWO_UNITS, config=TIED_EMBEDDINGS)
-    _, decision = shared_engine.executor.step(noisy_state(shared_engine), shared_engine.place_batch(tiny_batch(TIED_EMBEDDINGS), STEP))
+    engine = training(plan=TWO_UNITS, config=TIED_EMBEDDINGS)
+    _, decision = engine.executor.step(noisy_state(engine), engine.place_batch(tiny_batch(TIED_EMBEDDINGS), STEP))
     losses, _ = reference(TIED_EMBEDDINGS)(noisy_parameters(TIED_EMBEDDINGS), tiny_batch(TIED_EMBEDDINGS))
     np.testing.assert_allclose(np.sum(decision.losses), losses["backbone"], rtol=1e-5)
     assert (float(decision.gradient_norm), float(decision.all_finite)) == (0, 1)

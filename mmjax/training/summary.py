@@ -1,0 +1,45 @@
+"""The summary that a run leaves in its workdir."""
+
+import importlib.metadata
+import json
+import platform
+from typing import Any
+
+import jax
+
+from mmjax.training.metrics.step_report import padding_fractions
+from mmjax.training.trainer import TrainResult
+from sharding.plans.plan import Plan
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+"""Packages whose versions a summary states."""
+
+
+def run_summary(result: TrainResult, plan: Plan, backbone: str, remark: str, version: str) -> dict[str, Any]:
+    """What `summary.json` holds of a run.
+
+    Args:
+        result: How the run ended.
+        plan: The plan it ran on.
+        backbone: Name of the module whose real tokens give the throughput.
+        remark: Why the plan is not the configured one; empty if it is.
+        version: Version of mmjax.
+    """
+    score = result.score
+    real_tokens, _ = result.counts.get(backbone, (0, 0))
+    return {
+        "steps": result.step,
+        "wall_seconds": round(result.seconds, 1),
+        "tokens_per_second": round(real_tokens / result.seconds, 1) if result.counts else None,
+        "padding": {module: round(fraction, 4) for module, fraction in padding_fractions(result.counts).items()},
+        "losses": result.losses,
+        "accuracy": None if score is None else round(score.accuracy, 4),
+        "questions": None if score is None else score.questions,
+        "interrupted": result.interrupted,
+        "data": result.data_counters,
+        "plan": json.loads(plan.to_json()),
+        "remark": remark,
+        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "versions": {"mmjax": version, "python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in PACKAGES},
+    }

@@ -1,0 +1,22 @@
+"""The summary of a run."""
+
+from mmjax.training.summary import run_summary
+from mmjax.training.trainer import TrainResult
+from sharding.plans.plan import single_device_plan
+from sharding.specs.modules import module_graph
+from tests.tiny_model import tiny_model
+
+
+def test_the_summary_counts_the_tokens_of_the_backbone_whatever_its_name():
+    result = TrainResult(
+        step=4,
+        seconds=2.0,
+        losses={},
+        score=None,
+        counts={"vision": (8, 16), "llama": (300, 400)},
+        interrupted=False,
+        data_counters={},
+    )
+    plan = single_device_plan(module_graph(tiny_model(name="llama")))
+    summary = run_summary(result, plan, "llama", "", "0.1.0")
+    assert summary["tokens_per_second"] == 150 and summary["padding"] == {"vision": 0.5, "llama": 0.25}
