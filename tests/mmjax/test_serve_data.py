@@ -26,7 +26,7 @@ from mmjax.training import config
 from tests.mmjax import test_serve_data
 include "tiny.gin"
 config.TrainConfig:
-  source = @test_serve_data.Unjudged
+  dataset = @test_serve_data.Unjudged
   steps = {STEPS}
   log_interval = {STEPS}
 architectures.BackboneConfig.depth = 1
