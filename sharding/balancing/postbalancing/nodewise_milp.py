@@ -55,7 +55,7 @@ def _solve(
 ) -> scipy.optimize.OptimizeResult:
     """Minimises z subject to total - kept <= z for every replica; the variables are x by batch and node, then z."""
     nodes = replicas // per_node
-    totals = np.bincount(source, weights=lengths, minlength=replicas)
+    totals: Any = np.bincount(source, weights=lengths, minlength=replicas)
     shape = (replicas, replicas * nodes)
     kept = scipy.sparse.csr_matrix((lengths, (source, batch * nodes + source // per_node)), shape)
     nodes_of_batch = scipy.sparse.kron(scipy.sparse.eye(replicas), np.ones((1, nodes)))
