@@ -10,7 +10,7 @@ from configs.transformer import TransformerConfig
 POSITIONS = ("rotary", "learned")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneConfig(TransformerConfig):
     """A decoder-only language model; by default Llama's blocks (arXiv 2302.13971).
 

@@ -22,7 +22,7 @@ class Link:
             raise ValueError(f"Link: bandwidth {self.bandwidth} must be positive, latency {self.latency} not negative")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """Equal devices in equal nodes.
 
@@ -69,18 +69,26 @@ _HOPPER = {
 
 CLUSTERS = {
     "a800": ClusterConfig(
-        "a800", ("NVIDIA A800",), **_A100, intra_node=Link(150e9, 3e-6), inter_node=Link(12.5e9, 10e-6)
+        name="a800",
+        device_kinds=("NVIDIA A800",),
+        **_A100,
+        intra_node=Link(150e9, 3e-6),
+        inter_node=Link(12.5e9, 10e-6),
     ),
     "a100": ClusterConfig(
-        "a100", ("NVIDIA A100",), **_A100, intra_node=Link(300e9, 3e-6), inter_node=Link(25e9, 10e-6)
+        name="a100", device_kinds=("NVIDIA A100",), **_A100, intra_node=Link(300e9, 3e-6), inter_node=Link(25e9, 10e-6)
     ),
     "h100": ClusterConfig(
-        "h100", ("NVIDIA H100 80GB HBM3", "NVIDIA H800"), memory=80e9, memory_bandwidth=3.35e12, **_HOPPER
+        name="h100",
+        device_kinds=("NVIDIA H100 80GB HBM3", "NVIDIA H800"),
+        memory=80e9,
+        memory_bandwidth=3.35e12,
+        **_HOPPER,
     ),
-    "h200": ClusterConfig("h200", ("NVIDIA H200",), memory=141e9, memory_bandwidth=4.8e12, **_HOPPER),
+    "h200": ClusterConfig(name="h200", device_kinds=("NVIDIA H200",), memory=141e9, memory_bandwidth=4.8e12, **_HOPPER),
     "cpu": ClusterConfig(
-        "cpu",
-        ("cpu",),
+        name="cpu",
+        device_kinds=("cpu",),
         peak_flops=50e9,
         memory=2e9,
         memory_bandwidth=10e9,

@@ -9,7 +9,7 @@ from configs.transformer import TransformerConfig
 _VISION_POSITIONS = ("sine", "learned")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class VisionConfig(TransformerConfig):
     """A vision transformer over packed patches of images of any size, with the projector behind it.
 

@@ -5,7 +5,7 @@ import dataclasses
 from configs.checks import require_positive
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
     """Gated feed-forward layers behind a router (Mixtral, arXiv 2401.04088; Qwen2-MoE, arXiv 2407.10671).
 

@@ -79,7 +79,7 @@ SECOND_ATTENTIONS = ("conditions", "map")
 POOLED = ("added", "concatenated", "none")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GeneratorConfig:
     """A conditional U-Net that denoises, with the output projector before it and perhaps an autoencoder.
 

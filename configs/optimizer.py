@@ -3,7 +3,7 @@
 import dataclasses
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """AdamW (arXiv 1711.05101) and its schedule.
 

@@ -11,7 +11,7 @@ QK_NORMS = ("none", "head", "width")
 INNER_NORMS = ("attention", "mlp")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
     """Blocks of attention and a feed-forward layer, each preceded by a norm.
 

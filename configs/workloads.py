@@ -29,7 +29,7 @@ class Lognormal:
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SampleKind:
     """One kind of sample.
 

@@ -1,6 +1,6 @@
 """`python -m mmjax.describe_data`: what a run's samples hold, how grouping balances them, what rows should hold.
 
-    python -m mmjax.describe_data --gin_file=quickstart.gin --samples=4096 --html=data.html
+    python -m mmjax.describe_data --gin_file=quickstart.gin --samples=4096 --page=data.html
 
 It reads metadata without decoding, and needs neither jax nor an accelerator.
 """
@@ -16,7 +16,7 @@ _SAMPLES = flags.DEFINE_integer(
     "samples", 4096, "Number of samples to draw, of every kind in the proportion of training.", 1
 )
 _BUCKETS = flags.DEFINE_integer("buckets", 4, "Largest number of sizes to which samples would be padded.", 1)
-_HTML = flags.DEFINE_string("html", "", "File to which an HTML page with plots is written.")
+_PAGE = flags.DEFINE_string("page", "", "HTML file to write histograms and tables to; it needs no other file.")
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of tables.")
 
 DEFAULT_GIN_FILE = "quickstart.gin"
@@ -48,11 +48,11 @@ def main() -> None:
         print(json.dumps(description_json(description)))
     else:
         print_description(description, report_console())
-    if _HTML.value:
+    if _PAGE.value:
         title = f"Data of {', '.join(flags.FLAGS.gin_file or [DEFAULT_GIN_FILE])}"
-        pathlib.Path(_HTML.value).write_text(description_html(description, title), encoding="utf-8")
+        pathlib.Path(_PAGE.value).write_text(description_html(description, title), encoding="utf-8")
         if not _JSON.value:
-            print(f"Written to {_HTML.value}")
+            print(f"Written to {_PAGE.value}")
 
 
 if __name__ == "__main__":

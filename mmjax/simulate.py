@@ -12,7 +12,7 @@ from mmjax import cli
 from mmjax.planning import flags as planning_flags
 
 _PLAN = flags.DEFINE_string("plan", "", "Plan file, such as python -m mmjax.plan --output writes.")
-_PAGE = flags.DEFINE_string("page", "", "HTML file to draw the timeline in; it needs nothing from outside.")
+_PAGE = flags.DEFINE_string("page", "", "HTML file to draw the timeline in; it needs no other file.")
 _TRACE = flags.DEFINE_string("trace", "", "File to write the timeline to, as a trace for ui.perfetto.dev.")
 _RENDEZVOUS = flags.DEFINE_bool("rendezvous", False, "Hops occupy the devices at both ends, as ppermute programs do.")
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of tables.")

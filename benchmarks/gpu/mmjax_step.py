@@ -139,7 +139,9 @@ def _load_sample(
     if description.pictures:
         items.append(image_item(lambda: gpu_batches.sample_picture(description, sizes), shape, sample_format))
     layout = gpu_batches.sample_layout(description, sizes)
-    return SampleMetadata("llava", layout, sample_format, items).load(description.number)
+    return SampleMetadata(kind="llava", layout=layout, sample_format=sample_format, items=items).load(
+        description.number
+    )
 
 
 def fitting_engines(sizes: BenchmarkSizes, example: HostBatch, memory: float) -> Iterator[tuple[Engine, str]]:

@@ -16,7 +16,7 @@ class AttentionHeads:
     width: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class BenchmarkSizes:
     """Everything that is chosen.
 

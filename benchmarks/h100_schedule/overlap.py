@@ -58,7 +58,7 @@ class Matmul:
         return sum(product.flops for product in self.products)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
     """A collective of a scheduled program.
 
@@ -156,13 +156,13 @@ def _collective(
     given = sum(result_bytes(computation[name].type) for name in start.operands)
     operation = re.search(r'op_name="([^"]*)"', start.rest)
     return Collective(
-        start.name,
-        kind,
-        operation[1] if operation else "",
-        computation.name,
-        max(given, result_bytes(result)),
-        '"is_sync":true' in start.rest or not start.opcode.endswith("-start"),
-        tuple(behind),
+        name=start.name,
+        kind=kind,
+        operation=operation[1] if operation else "",
+        computation=computation.name,
+        size=max(given, result_bytes(result)),
+        synchronous='"is_sync":true' in start.rest or not start.opcode.endswith("-start"),
+        concurrent_matmuls=tuple(behind),
     )
 
 

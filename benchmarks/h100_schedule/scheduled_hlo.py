@@ -14,7 +14,7 @@ _ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "token": 0}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Instruction:
     """One instruction, which is one line of the text.
 
@@ -105,7 +105,14 @@ def _instruction(name: str, text: str) -> Instruction:
     called = _CALLED.findall(rest)
     for branches in _BRANCHES.findall(rest):
         called += _NAME.findall(branches)
-    return Instruction(name, type_, text[:opens], tuple(_NAME.findall(text[opens:closes])), tuple(called), rest)
+    return Instruction(
+        name=name,
+        type=type_,
+        opcode=text[:opens],
+        operands=tuple(_NAME.findall(text[opens:closes])),
+        called=tuple(called),
+        rest=rest,
+    )
 
 
 def _closing(text: str, start: int) -> int:

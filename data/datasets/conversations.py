@@ -37,7 +37,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 _SPECIAL_TOKEN_ROLES = {"patches": "image", "frames": "audio", "target_images": "generate"}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Conversations:
     """A data set (`data.datasets.dataset.Dataset`) of records; each record source is a kind of samples.
 
@@ -227,7 +227,14 @@ class SampleBuilder:
         if 0 in draft.loss_positions:
             raise BadSampleError(record.key, "it begins with an answer, which nothing predicts without a bos token")
         layout = lay_out_tokens(draft.tokens, [], [draft.loss_positions], placeholders)
-        return SampleMetadata(kind, layout, self.sample_format, draft.items, draft.target_images, record.key)
+        return SampleMetadata(
+            kind=kind,
+            layout=layout,
+            sample_format=self.sample_format,
+            items=draft.items,
+            target_images=draft.target_images,
+            key=record.key,
+        )
 
 
 class _SampleDraft:

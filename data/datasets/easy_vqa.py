@@ -160,7 +160,7 @@ def vqa_sample(
     loss_positions = [range(len(question) + 1, len(question) + len(answer) + 2) for question, answer in encoded]
     trunk = [BOS, *[IMAGE] * sample_format.encoder_formats["patches"].token_count(image.length)]
     layout = lay_out_tokens(trunk, branches, [(), *loss_positions], _placeholders(sample_format))
-    return SampleMetadata("vqa", layout, sample_format, [image])
+    return SampleMetadata(kind="vqa", layout=layout, sample_format=sample_format, items=[image])
 
 
 def text_sample(question: str, answer: str, tokenizer: WordTokenizer, sample_format: SampleFormat) -> SampleMetadata:
@@ -169,7 +169,7 @@ def text_sample(question: str, answer: str, tokenizer: WordTokenizer, sample_for
     answer_ids = [*tokenizer.encode(answer), EOS]
     loss_positions = [range(len(question_ids), len(question_ids) + len(answer_ids))]
     layout = lay_out_tokens([*question_ids, *answer_ids], [], loss_positions, _placeholders(sample_format))
-    return SampleMetadata("text", layout, sample_format)
+    return SampleMetadata(kind="text", layout=layout, sample_format=sample_format)
 
 
 def description_sample(
@@ -189,7 +189,7 @@ def description_sample(
     trunk = [BOS, *words, *[GENERATE] * count]
     layout = lay_out_tokens(trunk, [], [range(1, first)], _placeholders(sample_format))
     target = TargetImage(np.arange(first, first + count, dtype=np.int32), image)
-    return SampleMetadata("description", layout, sample_format, target_images=[target])
+    return SampleMetadata(kind="description", layout=layout, sample_format=sample_format, target_images=[target])
 
 
 def _placeholders(sample_format: SampleFormat) -> dict[str, int]:

@@ -152,7 +152,9 @@ def spoken_vqa_sample(
         branches.append(branch)
         loss_positions.append(positions)
     layout = lay_out_tokens(trunk, branches, [(), *loss_positions], _placeholders(tokenizer, sample_format))
-    return SampleMetadata("spoken_vqa", layout, sample_format, [image, *(clip for clip, _ in questions)])
+    return SampleMetadata(
+        kind="spoken_vqa", layout=layout, sample_format=sample_format, items=[image, *(clip for clip, _ in questions)]
+    )
 
 
 def transcription_sample(
@@ -162,7 +164,7 @@ def transcription_sample(
     tokens, positions = _clip_and_answer(clip, text, tokenizer, sample_format)
     loss_positions = [[1 + position for position in positions]]
     layout = lay_out_tokens([BOS, *tokens], [], loss_positions, _placeholders(tokenizer, sample_format))
-    return SampleMetadata("transcription", layout, sample_format, [clip])
+    return SampleMetadata(kind="transcription", layout=layout, sample_format=sample_format, items=[clip])
 
 
 def _clip_and_answer(

@@ -47,7 +47,7 @@ class TargetImage:
     load: Callable[[], np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class SampleMetadata:
     """A sample before anything is decoded.
 

@@ -19,7 +19,7 @@ from sharding.plans.plan import Plan, single_device_plan
 from sharding.specs.modules import module_graph
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """A training run.
 

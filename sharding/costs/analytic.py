@@ -13,7 +13,7 @@ from sharding.plans.unit_plan import CollectivesName
 from sharding.specs.layer import COLLECTIVE_KINDS, ZERO, Kernel, KernelKind, LayerSpec, Loads, RecomputePolicy
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Efficiency:
     """The share of the data sheet's figures that large kernels reach.
 

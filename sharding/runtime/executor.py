@@ -114,7 +114,7 @@ class StageEvaluation(NamedTuple):
     auxiliary_metrics: Arrays
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class _InFlight:
     """All arrays during one pass over the schedule."""
 
@@ -210,7 +210,7 @@ class Executor:
     ) -> _InFlight:
         """Runs the ops of some kinds in the order of the training schedule."""
         state = TrainState(dict(state.master_weights), dict(state.optimizer_state), state.all_finite)
-        flight = _InFlight(state, batch, {})
+        flight = _InFlight(state=state, batch=batch, compute_weights={})
         for op in self.training_schedule.ops:
             if op.kind in kinds:
                 self._run_op[op.kind](flight, op)
@@ -222,7 +222,7 @@ class Executor:
         self, compute_weights: dict[StageId, Tree], batch: Mapping[StageId, Microbatches]
     ) -> dict[StageId, list[StageEvaluation]]:
         """Losses and auxiliary metrics of every stage and microbatch; forward only."""
-        flight = _InFlight(TrainState({}, {}, jnp.ones(())), batch, compute_weights)
+        flight = _InFlight(state=TrainState({}, {}, jnp.ones(())), batch=batch, compute_weights=compute_weights)
         results: dict[StageId, list[StageEvaluation]] = {stage_id: [] for stage_id in self.stages}
         for op in self.evaluation_schedule.ops:
             if op.kind == "hop":

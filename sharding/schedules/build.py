@@ -37,7 +37,13 @@ def training_op_graph(
 ) -> OpGraph:
     """All ops of a training step; the arguments are those of `build_schedule`."""
     stages = stage_graph(plan, graph)
-    return OpGraph(stages, plan.microbatches, stages.with_descendants(trained_stages), trained_stages, shares)
+    return OpGraph(
+        stage_graph=stages,
+        microbatches=plan.microbatches,
+        backward_stages=stages.with_descendants(trained_stages),
+        trained_stages=trained_stages,
+        shares=shares,
+    )
 
 
 def build_schedule(
@@ -69,4 +75,4 @@ def build_evaluation_schedule(plan: Plan, graph: ModuleGraph, shares: tuple[Stag
 
 def forward_only(graph: StageGraph, microbatches: int, shares: tuple[StageEdge, ...] = ()) -> Schedule:
     """The order of an evaluation: weights first, then forwards, in the order of interleaved 1F1B."""
-    return interleaved(OpGraph(graph, microbatches, shares=shares, with_update=False))
+    return interleaved(OpGraph(stage_graph=graph, microbatches=microbatches, shares=shares, with_update=False))

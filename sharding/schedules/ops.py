@@ -59,7 +59,7 @@ NORM = PipelineOp("norm", "", -1)
 """The one op that runs on every device."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class OpGraph:
     """All ops of one pass over the pipeline; what each depends on follows from the fields.
 

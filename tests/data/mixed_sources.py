@@ -30,7 +30,7 @@ class MixedSources:
 
     def __call__(self, split: str) -> Conversations:
         """All kinds in training; nothing is held out."""
-        return Conversations(split, train=tuple(sources(self.folder).items()))
+        return Conversations(split=split, train=tuple(sources(self.folder).items()))
 
 
 def sources(folder: pathlib.Path) -> dict[str, RecordSource]:

@@ -9,7 +9,7 @@ COMMAND = "mmjax.describe_data"
 
 def test_suggestions_are_pasted_into_a_training_configuration(tmp_path):
     page = tmp_path / "page.html"
-    ran = run_without_jax(COMMAND, "--gin_file=tiny.gin", "--samples=140", "--json", f"--html={page}")
+    ran = run_without_jax(COMMAND, "--gin_file=tiny.gin", "--samples=140", "--json", f"--page={page}")
     found = json.loads(ran.stdout)
     assert {kind["name"]: kind["drawn"] for kind in found["kinds"]} == {"vqa": 40, "description": 80, "text": 20}
     assert found["refused"] == [] and abs(sum(found["token_shares"].values()) - 1) < 1e-9

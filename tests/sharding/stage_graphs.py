@@ -73,9 +73,20 @@ def build_op_graph(recipe: tuple) -> OpGraph:
     graph = fan(*depths, device_sets, chunks)
     trains = frozenset(graph.stages[index] for index in trained)
     shares = tuple((graph.stages[owner], graph.stages[borrower]) for owner, borrower in shared)
-    return OpGraph(graph, microbatches, graph.with_descendants(trains), trains, shares)
+    return OpGraph(
+        stage_graph=graph,
+        microbatches=microbatches,
+        backward_stages=graph.with_descendants(trains),
+        trained_stages=trains,
+        shares=shares,
+    )
 
 
 def training(graph: StageGraph, microbatches: int) -> OpGraph:
     """A step in which every stage trains."""
-    return OpGraph(graph, microbatches, frozenset(graph.stages), frozenset(graph.stages))
+    return OpGraph(
+        stage_graph=graph,
+        microbatches=microbatches,
+        backward_stages=frozenset(graph.stages),
+        trained_stages=frozenset(graph.stages),
+    )

@@ -28,7 +28,7 @@ class NamedLayout:
     attention: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Parallelism:
     """How one module is divided: ranks of every kind, and recomputation; as in `UnitPlan`."""
 

@@ -15,7 +15,15 @@ MATMUL = Matmul("y", (MatmulProduct((2048, 7168), 8192),))
 
 
 def collective(kind, *behind, size=2**25):
-    return Collective(f"{kind}-start", kind, "", "main", size, False, behind)
+    return Collective(
+        name=f"{kind}-start",
+        kind=kind,
+        operation="",
+        computation="main",
+        size=size,
+        synchronous=False,
+        concurrent_matmuls=behind,
+    )
 
 
 def reported(*found):

@@ -138,20 +138,20 @@ def llava(tmp_path, picture):
 
 
 def test_every_source_is_a_kind(llava):
-    source = Conversations("train", train=(("talk", llava), ("again", llava)))
+    source = Conversations(split="train", train=(("talk", llava), ("again", llava)))
     assert isinstance(source, Dataset) and source.evaluated_kinds == ("talk", "again")
     catalogue = SampleIndex(source, FORM)
     assert catalogue.counts == {"talk": 6, "again": 6} and catalogue.kind_of(7) == "again"
     for number in range(12):
         check_sizes(catalogue.metadata(number))
-    assert Conversations("test", train=source.train).evaluated_kinds == ()
+    assert Conversations(split="test", train=source.train).evaluated_kinds == ()
 
 
 def test_consecutive_records_are_joined_up_to_a_length(llava):
-    alone = Conversations("train", train=(("talk", llava),)).samples_by_kind(FORM)["talk"]
+    alone = Conversations(split="train", train=(("talk", llava),)).samples_by_kind(FORM)["talk"]
     lengths = [alone[number].sizes.tokens for number in range(6)]
     limit = sum(lengths[:3])
-    together = Conversations("train", train=(("talk", llava),), join_tokens=limit).samples_by_kind(FORM)["talk"]
+    together = Conversations(split="train", train=(("talk", llava),), join_tokens=limit).samples_by_kind(FORM)["talk"]
     runs = np.diff(together.starts).tolist()
     assert runs[0] == 3 and sum(runs) == 6 and max(len(together[n].layout.tokens) for n in range(len(runs))) <= limit
     text = TOKENIZER.decode(together[0].layout.tokens)
@@ -161,7 +161,7 @@ def test_consecutive_records_are_joined_up_to_a_length(llava):
 
 def test_unusable_records_are_not_joined(llava, tmp_path):
     (tmp_path / "flower.png").write_bytes(b"no picture")
-    together = Conversations("train", train=(("talk", llava),), join_tokens=10_000).samples_by_kind(FORM)["talk"]
+    together = Conversations(split="train", train=(("talk", llava),), join_tokens=10_000).samples_by_kind(FORM)["talk"]
     assert np.diff(together.starts).tolist() == [1] * 6
     with pytest.raises(BadSampleError, match=r"data.json\[1\]"):
         together[1]
@@ -169,7 +169,7 @@ def test_unusable_records_are_not_joined(llava, tmp_path):
 
 def test_repeated_source_names_are_refused(llava):
     with pytest.raises(DataError, match="names talk, talk; give each source a name of its own"):
-        Conversations("train", train=(("talk", llava), ("talk", llava)))
+        Conversations(split="train", train=(("talk", llava), ("talk", llava)))
 
 
 @pytest.mark.parametrize(

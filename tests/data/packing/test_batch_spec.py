@@ -57,7 +57,7 @@ def test_spec_of_llava_conversations(tmp_path):
     talk = [{"from": "human", "value": "<image>\nWhat is it?"}, {"from": "gpt", "value": "A wall."}]
     (tmp_path / "data.json").write_text(json.dumps([{"image": "a.png", "conversations": talk}] * 8))
     records = LlavaJson(str(tmp_path / "data.json"), str(tmp_path))
-    assert_spec_of_batches(configured("llava.gin"), Conversations("train", train=(("llava", records),)))
+    assert_spec_of_batches(configured("llava.gin"), Conversations(split="train", train=(("llava", records),)))
 
 
 @pytest.mark.parametrize("experts", [None, ExpertsConfig()])

@@ -33,7 +33,9 @@ def outline(pictures, of):
     """Two words before every image's tokens."""
     items = [image_item(lambda seen=seen: seen, seen.shape[:2], of) for seen in pictures]
     tokens = [token for item in items for token in (8, 9, *[IMAGE] * of.patches.token_count(item.length))]
-    return SampleMetadata("seen", lay_out_tokens([1, *tokens], [], [()], {"patches": IMAGE}), of, items)
+    return SampleMetadata(
+        kind="seen", layout=lay_out_tokens([1, *tokens], [], [()], {"patches": IMAGE}), sample_format=of, items=items
+    )
 
 
 def test_the_cells_of_class_tokens_give_no_backbone_token():

@@ -21,7 +21,10 @@ from tests.tiny_model import tiny_model
 MODEL = tiny_model(vocabulary=48)
 GRAPH = module_graph(MODEL)
 CONFIG = TrainConfig(
-    SmallVQA, MODEL, DataConfig(rows=8, tokens=160, patches=32, images=3, samples=8), plan=automatic.AUTO
+    dataset=SmallVQA,
+    model=MODEL,
+    data=DataConfig(rows=8, tokens=160, patches=32, images=3, samples=8),
+    plan=automatic.AUTO,
 )
 
 

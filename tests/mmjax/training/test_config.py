@@ -11,7 +11,7 @@ from mmjax.training.config import TrainConfig, tokenizer_mismatches_backbone
 from tests.small_vqa import SmallVQA
 from tests.tiny_model import tiny_model
 
-CONFIG = TrainConfig(SmallVQA, tiny_model(), DataConfig())
+CONFIG = TrainConfig(dataset=SmallVQA, model=tiny_model(), data=DataConfig())
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), WordTokenizer(("a",))])

@@ -64,7 +64,7 @@ def compiled_once_and_quickly():
 
 def trained(source, workdir, plan, **data):
     """The losses and counters of a short run."""
-    config = TrainConfig(source, MODEL, dataclasses.replace(DATA, **data), steps=2, log_interval=1)
+    config = TrainConfig(dataset=source, model=MODEL, data=dataclasses.replace(DATA, **data), steps=2, log_interval=1)
     trainer = Trainer(config, plan, workdir, resume=False)
     progress, metrics = make_progress(config.steps), open_metrics_writer(str(workdir))
     try:

@@ -48,10 +48,10 @@ OTHER_PLAN = Plan(
     ),
 )
 CONFIG = TrainConfig(
-    SmallVQA,
-    MODEL,
-    DATA,
-    OptimizerConfig(learning_rate=3e-3, warmup_steps=2),
+    dataset=SmallVQA,
+    model=MODEL,
+    data=DATA,
+    optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=2),
     steps=6,
     checkpoint_interval=3,
     log_interval=1,

@@ -14,7 +14,10 @@ BACKBONE = BackboneConfig(width=32, heads=4, kv_heads=2, tie_embeddings=True, ro
 MODELS = {
     "defaults": ModelConfig(),
     "several": ModelConfig(
-        (VisionConfig("near", width=16), VisionConfig("far", depth=7), AudioConfig(mels=3)), BACKBONE, (), "bfloat16"
+        (VisionConfig(name="near", width=16), VisionConfig(name="far", depth=7), AudioConfig(mels=3)),
+        BACKBONE,
+        (),
+        "bfloat16",
     ),
     "generator": ModelConfig((), BACKBONE, (GeneratorConfig(conditions=3),)),
 }

@@ -17,8 +17,17 @@ from sharding.specs.layer import Kernel, PerLoad, expert_all_gather, expert_matm
 from sharding.specs.modules import module_graph
 from tests.sharding.layers import bare_layer
 
-CLUSTER = ClusterConfig("toy", ("toy",), 100.0, 1e6, 50.0, 4, Link(10.0, 0.5), Link(2.0, 1.0))
-PERFECT = Efficiency(1.0, 1.0, 1.0, 1.0, 1.0, 0.0)
+CLUSTER = ClusterConfig(
+    name="toy",
+    device_kinds=("toy",),
+    peak_flops=100.0,
+    memory=1e6,
+    memory_bandwidth=50.0,
+    devices_per_node=4,
+    intra_node=Link(10.0, 0.5),
+    inter_node=Link(2.0, 1.0),
+)
+PERFECT = Efficiency(matmul=1.0, convolution=1.0, attention=1.0, memory=1.0, link=1.0, launch=0.0)
 TOY = AnalyticCostModel(CLUSTER, PERFECT, element_bytes=2)
 
 

@@ -34,13 +34,22 @@ RANKED = (
 
 def cluster(memory: float) -> ClusterConfig:
     """Slow devices with little memory, four in a node."""
-    return ClusterConfig("toy", ("toy",), 1e10, memory, 1e10, 4, Link(1e9, 1e-6), Link(1e8, 1e-5))
+    return ClusterConfig(
+        name="toy",
+        device_kinds=("toy",),
+        peak_flops=1e10,
+        memory=memory,
+        memory_bandwidth=1e10,
+        devices_per_node=4,
+        intra_node=Link(1e9, 1e-6),
+        inter_node=Link(1e8, 1e-5),
+    )
 
 
 def data(spread: float = 0.4) -> SyntheticData:
     """Rows of 256 tokens with pictures, clips and text."""
     kind = SampleKind(
-        Lognormal(20.0, spread),
+        text_tokens=Lognormal(20.0, spread),
         image_counts=(0.3, 0.7),
         image_side=Lognormal(100.0, spread, 32.0, 192.0),
         generated_share=0.5,

@@ -147,7 +147,7 @@ def test_unequal_depths_cost_no_more_than_the_longest_chain(near, far, backbone,
 
 @pytest.mark.parametrize("length", [1, 3])
 def test_forward_only_fills_and_drains_once(length):
-    op_graph = OpGraph(chain(length), 4, with_update=False)
+    op_graph = OpGraph(stage_graph=chain(length), microbatches=4, with_update=False)
     schedule = forward_only(op_graph.stage_graph, 4)
     check_schedule(schedule, one_f_one_b_in_flight(op_graph))
     assert set(bubble_slots(schedule).values()) == {length - 1}
@@ -157,7 +157,9 @@ def test_forward_only_fills_and_drains_once(length):
 def test_a_frozen_encoder_has_no_backward_and_does_not_run_ahead():
     graph = fan(1, 2, 1)
     trains = frozenset([("backbone", 0)])
-    op_graph = OpGraph(graph, 6, graph.with_descendants(trains), trains)
+    op_graph = OpGraph(
+        stage_graph=graph, microbatches=6, backward_stages=graph.with_descendants(trains), trained_stages=trains
+    )
     assert op_graph.backward_stages == {("backbone", 0), ("paint", 0), ("draw", 0)}
     schedule = one_f_one_b(op_graph)
     ops = ops_of(schedule)
@@ -238,7 +240,7 @@ def test_processes_with_orders_that_disagree_are_found():
 )
 def test_an_inconsistent_op_graph_is_refused(fields, message):
     with pytest.raises(ScheduleError, match=message):
-        OpGraph(chain(2), **fields)
+        OpGraph(stage_graph=chain(2), **fields)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "gpipe"])

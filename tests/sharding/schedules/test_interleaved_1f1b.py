@@ -104,7 +104,9 @@ def test_evaluation_fills_and_drains_once():
 def test_chunks_before_the_first_that_trains_have_no_backward():
     graph = ring(2, 3)
     trains = frozenset([("unit", 3)])
-    op_graph = OpGraph(graph, 4, graph.with_descendants(trains), trains)
+    op_graph = OpGraph(
+        stage_graph=graph, microbatches=4, backward_stages=graph.with_descendants(trains), trained_stages=trains
+    )
     schedule = interleaved(op_graph)
     check_schedule(schedule, interleaved_in_flight(op_graph))
     counts = collections.Counter((kind, stage) for kind, stage, _ in run_by(schedule, graph.stages))

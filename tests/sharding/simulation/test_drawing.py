@@ -27,7 +27,9 @@ def uneven(rendezvous: bool = False) -> Timeline:
     stage_ids = list(devices)
     lanes = {stage_id: frozenset(held.ravel().tolist()) for stage_id, held in devices.items()}
     graph = StageGraph(lanes, tuple(zip(stage_ids[:-1], stage_ids[1:], strict=True)), {"backbone": 2})
-    op_graph = OpGraph(graph, 4, frozenset(stage_ids), frozenset(stage_ids))
+    op_graph = OpGraph(
+        stage_graph=graph, microbatches=4, backward_stages=frozenset(stage_ids), trained_stages=frozenset(stage_ids)
+    )
     stages = {}
     for stage_id in stage_ids:
         seconds = rng.uniform(0.5, 1.5, (4, len(devices[stage_id])))

@@ -34,7 +34,9 @@ def pipeline(
 ) -> SimulatedStep:
     """A chain that trains, with one device per stage and these seconds per stage."""
     everything = frozenset(graph.stages)
-    op_graph = OpGraph(graph, microbatches, everything, everything)
+    op_graph = OpGraph(
+        stage_graph=graph, microbatches=microbatches, backward_stages=everything, trained_stages=everything
+    )
     stages = {
         stage_id: stage_costs(np.full((microbatches, 1), f), np.full((microbatches, 1), b))
         for stage_id, f, b in zip(graph.stages, forward, backward, strict=True)
@@ -82,7 +84,7 @@ def three_feed_two(durations) -> SimulatedStep:
     devices = {encoder: np.arange(3).reshape(3, 1), backbone: np.arange(3, 7).reshape(2, 2)}
     lanes = {stage_id: frozenset(held.ravel().tolist()) for stage_id, held in devices.items()}
     graph = StageGraph(lanes, ((encoder, backbone),))
-    op_graph = OpGraph(graph, 2, with_update=False)
+    op_graph = OpGraph(stage_graph=graph, microbatches=2, with_update=False)
     stages = {encoder: stage_costs(durations), backbone: stage_costs([[4.0, 4.0], [1.0, 1.0]], gather=0.5)}
     return SimulatedStep(devices, forward_only(graph, 2), step_costs(op_graph, stages, hop=0.25))
 
@@ -101,7 +103,7 @@ def test_units_on_the_same_devices_wait_for_each_other_device_by_device():
     near, far = ("near", 0), ("far", 0)
     devices = {near: np.array([[0], [1], [2]]), far: np.array([[1, 2]])}
     graph = StageGraph({near: frozenset([0, 1, 2]), far: frozenset([1, 2])}, ())
-    op_graph = OpGraph(graph, 1, with_update=False)
+    op_graph = OpGraph(stage_graph=graph, microbatches=1, with_update=False)
     costs = step_costs(op_graph, {near: stage_costs([[5.0, 1.0, 2.0]]), far: stage_costs([[1.0]])})
     timeline = simulate_on_devices(devices, forward_only(graph, 1), costs)
     spans = {span.op.unit: span for span in timeline.spans if span.op.kind == "forward"}
@@ -113,7 +115,7 @@ def test_units_on_the_same_devices_wait_for_each_other_device_by_device():
 def test_stages_without_a_backward_run_forwards_only():
     graph = chain(3)
     trains = frozenset(graph.stages[1:])
-    op_graph = OpGraph(graph, 4, trains, trains)
+    op_graph = OpGraph(stage_graph=graph, microbatches=4, backward_stages=trains, trained_stages=trains)
     stages = {n: stage_costs(np.ones((4, 1)), np.full((4, 1), 2.0 * (n in trains))) for n in graph.stages}
     timeline = simulate_on_devices(single_devices(graph), one_f_one_b(op_graph), step_costs(op_graph, stages))
     assert timeline.step == 1.0 + (4 + 1) * 3.0
@@ -123,7 +125,13 @@ def test_stages_without_a_backward_run_forwards_only():
 def test_ops_that_run_once_per_step_are_at_both_ends():
     graph = chain(2)
     everything = frozenset(graph.stages)
-    op_graph = OpGraph(graph, 1, everything, everything, shares=(graph.edges[0],))
+    op_graph = OpGraph(
+        stage_graph=graph,
+        microbatches=1,
+        backward_stages=everything,
+        trained_stages=everything,
+        shares=(graph.edges[0],),
+    )
     stages = {
         graph.stages[0]: stage_costs([[1.0]], [[2.0]], gather=1.0, reduce=0.5, update=0.25),
         graph.stages[1]: stage_costs([[1.0]], [[2.0]], gather=4.0, reduce=8.0, update=2.0),
@@ -216,7 +224,7 @@ def test_replica_devices_follow_from_the_plan():
     devices = replica_devices(plan, [("unit", 0), ("unit", 1)])
     np.testing.assert_array_equal(devices["unit", 1], [[4, 5], [6, 7]])
     graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ((("unit", 0), ("unit", 1)),))
-    op_graph = OpGraph(graph, 1, with_update=False)
+    op_graph = OpGraph(stage_graph=graph, microbatches=1, with_update=False)
     costs = step_costs(op_graph, {stage_id: stage_costs([[1.0, 2.0]]) for stage_id in graph.stages})
     assert simulate(plan, forward_only(graph, 1), costs).step == 4.0
 
@@ -235,7 +243,8 @@ stages = {n: stage_costs(f, 2 * f) for n, f in ((n, rng.uniform(1, 2, (32, len(d
 started = time.process_time()
 lanes = {node: frozenset(held.ravel().tolist()) for node, held in devices.items()}
 nodes = frozenset(devices)
-work = OpGraph(StageGraph(lanes, tuple(itertools.pairwise(devices)), {"backbone": 8}), 32, nodes, nodes)
+graph = StageGraph(lanes, tuple(itertools.pairwise(devices)), {"backbone": 8})
+work = OpGraph(stage_graph=graph, microbatches=32, backward_stages=nodes, trained_stages=nodes)
 timeline = simulate_on_devices(devices, interleaved(work), step_costs(work, stages, 0.01))
 summary = timeline.summary()
 print(summary["devices"], time.process_time() - started)

@@ -30,7 +30,7 @@ def feed(durations: list[list[float]], then: list[list[float]], hop: float = 0.0
     held = np.arange(len(durations[0]) + len(then[0]))[:, None]
     devices = {FIRST: held[: len(durations[0])], SECOND: held[len(durations[0]) :]}
     graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ((FIRST, SECOND),))
-    op_graph = OpGraph(graph, len(durations), with_update=False)
+    op_graph = OpGraph(stage_graph=graph, microbatches=len(durations), with_update=False)
     costs = step_costs(op_graph, {FIRST: stage_costs(durations), SECOND: stage_costs(then)}, hop)
     return simulate_on_devices(devices, forward_only(graph, len(durations)), costs, rendezvous)
 
@@ -66,7 +66,9 @@ def test_waiting_for_an_ordinary_microbatch_is_dependency():
 def test_waiting_for_slow_replicas_before_a_reduction_is_a_straggler_replica():
     graph = chain(1)
     stage_id = graph.stages[0]
-    op_graph = OpGraph(graph, 1, frozenset([stage_id]), frozenset([stage_id]))
+    op_graph = OpGraph(
+        stage_graph=graph, microbatches=1, backward_stages=frozenset([stage_id]), trained_stages=frozenset([stage_id])
+    )
     stage = stage_costs([[1.0, 2.0]], [[1.0, 4.0]], gather=0.5, reduce=0.25, update=0.125)
     costs = step_costs(op_graph, {stage_id: stage})
     timeline = simulate_on_devices({stage_id: np.array([[0, 1], [2, 3]])}, gpipe(op_graph), costs)
@@ -76,7 +78,7 @@ def test_waiting_for_slow_replicas_before_a_reduction_is_a_straggler_replica():
 
 def test_tensor_collectives_are_idle_time_inside_ops():
     graph = chain(1)
-    op_graph = OpGraph(graph, 2, with_update=False)
+    op_graph = OpGraph(stage_graph=graph, microbatches=2, with_update=False)
     stage = stage_costs([[1.0], [2.0]], forward_communication=np.array([[0.25], [0.5]]))
     timeline = simulate_on_devices(single_devices(graph), forward_only(graph, 2), step_costs(op_graph, {FIRST: stage}))
     assert causes(timeline) == [{"tensor parallel": 0.75}]
@@ -87,7 +89,7 @@ def test_waiting_for_another_unit_on_a_device_of_the_replica_is_dependency():
     feeding, other, fed = ("feeding", 0), ("other", 0), ("fed", 0)
     devices = {feeding: np.array([[0]]), other: np.array([[1]]), fed: np.array([[1, 2]])}
     graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ((feeding, fed),))
-    op_graph = OpGraph(graph, 2, with_update=False)
+    op_graph = OpGraph(stage_graph=graph, microbatches=2, with_update=False)
     stages = {feeding: [[1.0], [1.0]], other: [[1.0], [6.0]], fed: [[1.0], [1.0]]}
     costs = step_costs(op_graph, {stage_id: stage_costs(seconds) for stage_id, seconds in stages.items()}, hop=0.5)
     *ops, last_fed, last_other = forward_only(graph, 2).ops
@@ -100,7 +102,9 @@ def test_waiting_for_another_unit_on_a_device_of_the_replica_is_dependency():
 def test_one_f_one_b_warms_up_and_cools_down_as_the_textbook_says(stages, microbatches):
     graph = chain(stages)
     everything = frozenset(graph.stages)
-    op_graph = OpGraph(graph, microbatches, everything, everything)
+    op_graph = OpGraph(
+        stage_graph=graph, microbatches=microbatches, backward_stages=everything, trained_stages=everything
+    )
     ones = np.ones((microbatches, 1))
     costs = step_costs(op_graph, dict.fromkeys(graph.stages, stage_costs(ones, 2 * ones)))
     timeline = simulate_on_devices(single_devices(graph), one_f_one_b(op_graph), costs)
@@ -162,7 +166,7 @@ def test_memory_is_the_most_held_at_any_moment(recipe):
 def test_stages_that_share_devices_add_up_in_memory():
     graph = ring(2, 2)
     everything = frozenset(graph.stages)
-    op_graph = OpGraph(graph, 2, everything, everything)
+    op_graph = OpGraph(stage_graph=graph, microbatches=2, backward_stages=everything, trained_stages=everything)
     ones = np.ones((2, 1))
     stage = stage_costs(ones, ones, saved_bytes=10.0 * ones, static_bytes=100.0)
     timeline = simulate_on_devices(
@@ -176,7 +180,7 @@ def shared_and_own() -> Timeline:
     """A unit on device 0 and 1, another on 1, 2 and 3 with a data-parallel size of its own."""
     devices = {("near", 0): np.array([[0, 1]]), ("far", 0): np.array([[1], [2], [3]])}
     graph = StageGraph({n: frozenset(d.ravel().tolist()) for n, d in devices.items()}, ())
-    op_graph = OpGraph(graph, 1, with_update=False)
+    op_graph = OpGraph(stage_graph=graph, microbatches=1, with_update=False)
     zeros = np.zeros((1, 3))
     stages = {
         ("near", 0): stage_costs([[1.0]], flops=np.array([[8.0]])),

@@ -12,7 +12,7 @@ MODEL = ModelConfig(
     BackboneConfig(),
     (GeneratorConfig(conditions=4),),
 )
-TEXT = SampleKind(Lognormal(30, 0.5))
+TEXT = SampleKind(text_tokens=Lognormal(30, 0.5))
 
 
 def one(kind, **settings):
@@ -33,14 +33,14 @@ def test_a_joined_row_is_one_segment():
 
 
 def test_an_image_becomes_patches_and_merged_patches_become_backbone_tokens():
-    kind = SampleKind(Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(256, 0.0))
+    kind = SampleKind(text_tokens=Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(256, 0.0))
     loads = one(kind, row_tokens=100).loads  # 64 tokens of the image, 2 delimiters, 10 of text: one sample a row
     np.testing.assert_array_equal(loads["vision"], np.tile([256.0, 256.0**2, 1.0], (50, 1)))
     np.testing.assert_array_equal(loads["backbone"], np.tile([76.0, 76.0**2, 1.0], (50, 1)))
 
 
 def test_a_class_token_takes_the_positions_of_one_token_and_attends_as_one():
-    kind = SampleKind(Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(256, 0.0))
+    kind = SampleKind(text_tokens=Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(256, 0.0))
     model = ModelConfig((VisionConfig(patch=16, merge=2, class_token=True),), BackboneConfig(), ())
     loads = draw_row_loads(SyntheticData(row_tokens=100, kinds=((kind, 1.0),)), model, 3).loads
     np.testing.assert_array_equal(loads["vision"], np.tile([260.0, 257.0**2, 1.0], (3, 1)))
@@ -49,7 +49,11 @@ def test_a_class_token_takes_the_positions_of_one_token_and_attends_as_one():
 
 def test_large_images_are_cut_into_tiles_and_a_thumbnail():
     kind = SampleKind(
-        Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(1000, 0.0), tile_side=448, max_tiles=4
+        text_tokens=Lognormal(10, 0.0),
+        image_counts=(0.0, 1.0),
+        image_side=Lognormal(1000, 0.0),
+        tile_side=448,
+        max_tiles=4,
     )
     loads = one(kind, row_tokens=1100).loads
     np.testing.assert_array_equal(loads["vision"][0], [5 * 784, 5 * 784**2, 5])
@@ -57,20 +61,22 @@ def test_large_images_are_cut_into_tiles_and_a_thumbnail():
 
 
 def test_clips_have_fifty_positions_a_second():
-    kind = SampleKind(Lognormal(10, 0.0), clip_counts=(0.0, 0.0, 1.0), clip_seconds=Lognormal(3.0, 0.0))
+    kind = SampleKind(text_tokens=Lognormal(10, 0.0), clip_counts=(0.0, 0.0, 1.0), clip_seconds=Lognormal(3.0, 0.0))
     loads = one(kind, row_tokens=200).loads
     np.testing.assert_array_equal(loads["audio"][0], [300, 2 * 150**2, 2])
     assert loads["backbone"][0, 0] == 10 + 2 * (75 + 2)
 
 
 def test_generated_images_take_condition_positions_in_the_row():
-    kind = SampleKind(Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(64, 0.0), generated_share=1.0)
+    kind = SampleKind(
+        text_tokens=Lognormal(10, 0.0), image_counts=(0.0, 1.0), image_side=Lognormal(64, 0.0), generated_share=1.0
+    )
     loads = one(kind, row_tokens=24).loads
     assert loads["generator"][0].tolist() == [0, 0, 1] and loads["backbone"][0, 0] == 10 + 4 + 2 + 4
 
 
 def test_drawn_samples_have_the_configured_shares():
-    images = SampleKind(Lognormal(10, 0.0), image_counts=(0.5, 0.0, 0.5), image_side=Lognormal(32, 0.0))
+    images = SampleKind(text_tokens=Lognormal(10, 0.0), image_counts=(0.5, 0.0, 0.5), image_side=Lognormal(32, 0.0))
     data = SyntheticData(100_000, ((TEXT, 3.0), (images, 1.0)))
     loads = draw_row_loads(data, MODEL, 2).loads
     share = loads["vision"][:, 2].sum() / loads["backbone"][:, 2].sum()
@@ -106,10 +112,13 @@ def test_modules_with_different_numbers_of_rows_are_refused():
     [
         (lambda: Lognormal(0.0, 1.0), "0 < minimum <= median"),
         (
-            lambda: SampleKind(TEXT.text_tokens, image_counts=(0.5, 0.4)),
+            lambda: SampleKind(text_tokens=TEXT.text_tokens, image_counts=(0.5, 0.4)),
             "SampleKind.image_counts = .* must add up to 1",
         ),
-        (lambda: SampleKind(TEXT.text_tokens, generated_share=2.0), "SampleKind.generated_share is 2.0; it is a share"),
+        (
+            lambda: SampleKind(text_tokens=TEXT.text_tokens, generated_share=2.0),
+            "SampleKind.generated_share is 2.0; it is a share",
+        ),
         (lambda: SyntheticData(10, ()), "kinds with positive shares"),
     ],
 )

@@ -95,7 +95,12 @@ def encode(config, *pictures):
     form = SampleFormat.for_model(ModelConfig((config,), BACKBONE, ()), PLACES)
     items = [image_item(lambda seen=seen: seen, seen.shape[:2], form) for seen in pictures]
     tokens = [form.patches.token_count(item.length) for item in items]
-    outline = SampleMetadata("seen", lay_out_tokens([IMAGE] * sum(tokens), [], [()], {"patches": IMAGE}), form, items)
+    outline = SampleMetadata(
+        kind="seen",
+        layout=lay_out_tokens([IMAGE] * sum(tokens), [], [()], {"patches": IMAGE}),
+        sample_format=form,
+        items=items,
+    )
     capacity = RowCapacity(tokens=sum(tokens), patches=PLACES, images=0, samples=1)
     rows = pack_samples([outline.load(0)], 1, capacity, form)
     arrays = build_global_batch(rows, ModelConfig((config,), BACKBONE, ()), form).arrays

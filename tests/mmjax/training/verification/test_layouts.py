@@ -47,7 +47,7 @@ def test_eight_devices_allow_a_layout_of_every_kind():
         dataclasses.replace(DEEP, generators=()),
         dataclasses.replace(
             DEEP,
-            encoders=(VisionConfig("left"), VisionConfig("right")),
+            encoders=(VisionConfig(name="left"), VisionConfig(name="right")),
             generators=(GENERATOR, dataclasses.replace(GENERATOR, name="other")),
         ),
         ModelConfig(encoders=(), backbone=BackboneConfig(), generators=()),

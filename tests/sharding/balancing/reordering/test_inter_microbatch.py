@@ -27,7 +27,12 @@ def chain_order(work: OpGraph, forwards: list, policy=one_f_one_b) -> list[int]:
 
 def trained(stages: int, microbatches: int) -> OpGraph:
     graph = chain(stages)
-    return OpGraph(graph, microbatches, frozenset(graph.stages), frozenset(graph.stages))
+    return OpGraph(
+        stage_graph=graph,
+        microbatches=microbatches,
+        backward_stages=frozenset(graph.stages),
+        trained_stages=frozenset(graph.stages),
+    )
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 9), st.integers(1, 3), st.integers(0, 99))
@@ -67,7 +72,10 @@ def test_fewer_microbatches_than_the_papers_loop_needs():
 
 @pytest.mark.parametrize("backward", [frozenset(), frozenset([("unit", 1)])])
 def test_a_first_stage_without_a_backward_has_no_intervals(backward):
-    order = chain_order(OpGraph(chain(2), 4, backward, backward), [[4.0, 1.0, 3.0, 2.0]] * 2)
+    order = chain_order(
+        OpGraph(stage_graph=chain(2), microbatches=4, backward_stages=backward, trained_stages=backward),
+        [[4.0, 1.0, 3.0, 2.0]] * 2,
+    )
     assert sorted(order) == [0, 1, 2, 3]
     assert order[0] == 1
 

@@ -86,7 +86,9 @@ def packed(config, *sounds):
         item for heard in sounds for item in audio_items(lambda heard=heard: heard, [range(len(heard))], form.frames)
     ]
     length = sum(item.length for item in items)
-    outline = SampleMetadata("heard", lay_out_tokens([1], [], [()], {"frames": AUDIO}), form, items)
+    outline = SampleMetadata(
+        kind="heard", layout=lay_out_tokens([1], [], [()], {"frames": AUDIO}), sample_format=form, items=items
+    )
     rows = pack_samples([outline.load(0)], 1, RowCapacity(1, 0, 0, 1, frames=length), form)
     values, segments, positions = rows.encoder_inputs["frames"]
     return {"frames": values, "segments": segments, "positions": positions}

@@ -38,7 +38,9 @@ def packed(config: VisionConfig, *pictures: np.ndarray) -> dict[str, np.ndarray]
     form = SampleFormat.for_model(as_model(config), 10**4 * config.positions_per_token)
     items = [image_item(lambda seen=seen: seen, seen.shape[:2], form) for seen in pictures]
     length = sum(item.length for item in items)
-    outline = SampleMetadata("seen", lay_out_tokens([1], [], [()], {"patches": IMAGE}), form, items)
+    outline = SampleMetadata(
+        kind="seen", layout=lay_out_tokens([1], [], [()], {"patches": IMAGE}), sample_format=form, items=items
+    )
     rows = pack_samples([outline.load(0)], 1, RowCapacity(1, length, 0, 1), form)
     values, segments, positions = rows.encoder_inputs["patches"]
     return {"patches": values, "segments": segments, "positions": positions}

@@ -56,7 +56,7 @@ def packed(model: ModelConfig, asked: Sequence[Prompt], image: int) -> dict:
     for number, of in enumerate(asked):
         item = image_item(lambda seen=of.seen: seen, of.seen.shape[:2], form)
         layout = lay_out_tokens(of.tokens, [], [of.targets], {"patches": image})
-        samples.append(SampleMetadata("prompt", layout, form, [item]).load(number))
+        samples.append(SampleMetadata(kind="prompt", layout=layout, sample_format=form, items=[item]).load(number))
     length = sum(len(sample.layout.tokens) for sample in samples)
     rows = pack_samples(samples, 1, RowCapacity(length, patches, 0, len(asked)), form)
     return jax.tree.map(jnp.asarray, build_global_batch(rows, model, form).arrays)
