@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sharding.runtime.transfer import Box, Transfer, plan_transfer
+from sharding.runtime.transfer_plan import Box, Transfer, plan_transfer
 
 Transport = Literal["auto", "device_put", "ppermute"]
 TRANSPORTS: tuple[str, ...] = get_args(Transport)

@@ -13,7 +13,7 @@ MODULES = (
     "sharding.simulation.simulator",
     "sharding.planners.auto",
     "sharding.balancing.reordering.row_reorderer",
-    "sharding.runtime.transfer",
+    "sharding.runtime.transfer_plan",
     "data.datasets.conversations",
     "mmjax.training.config",
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sharding.runtime.transfer import Move, Transfer, colour_edges, plan_transfer
+from sharding.runtime.transfer_plan import Move, Transfer, colour_edges, plan_transfer
 
 
 def boxes_of(shape, parts, replicas, devices):
