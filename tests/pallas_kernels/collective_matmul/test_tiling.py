@@ -7,7 +7,7 @@ import pytest
 from pallas_kernels.collective_matmul import tiling
 from pallas_kernels.collective_matmul.tiling import CollectiveTiling, MatmulShape, all_reduce_chunks, choose_tiling
 
-SHAPE = MatmulShape(rows=2048, inner=8192, columns=3584, ranks=8, share_positions=1024)
+SHAPE = MatmulShape(rows=2048, inner=8192, columns=3584, ranks=8, shard_positions=1024)
 
 
 def test_the_tiling_measured_for_the_nearest_shape_is_chosen(monkeypatch):
@@ -27,14 +27,14 @@ def test_shares_travel_whole_where_nothing_near_was_measured(monkeypatch):
     for shape in (
         dataclasses.replace(SHAPE, rows=8192),  # another size
         dataclasses.replace(SHAPE, ranks=2),
-        dataclasses.replace(SHAPE, share_positions=1023),  # which two chunks do not divide
+        dataclasses.replace(SHAPE, shard_positions=1023),  # which two chunks do not divide
     ):
         assert choose_tiling(shape, "a device") == CollectiveTiling()
     assert choose_tiling(SHAPE, "another device") == CollectiveTiling()
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "share_positions", "chunks"),
+    ("rows", "columns", "shard_positions", "chunks"),
     [
         (8192, 8192, 4096, 4),  # 64 x 64 tiles: more than four times the processors
         (1024, 8192, 1024, 2),  # 512 tiles are three times the processors, and 1,024 is no multiple of three
@@ -43,8 +43,8 @@ def test_shares_travel_whole_where_nothing_near_was_measured(monkeypatch):
         (8192, 8192, 4095, 3),
     ],
 )
-def test_an_all_reduce_has_as_many_chunks_as_fill_the_device(rows, columns, share_positions, chunks):
-    assert all_reduce_chunks(MatmulShape(rows, 1024, columns, 8, share_positions)) == chunks
+def test_an_all_reduce_has_as_many_chunks_as_fill_the_device(rows, columns, shard_positions, chunks):
+    assert all_reduce_chunks(MatmulShape(rows, 1024, columns, 8, shard_positions)) == chunks
 
 
 def test_a_tiling_without_chunks_or_with_other_numbers_of_rings_is_refused():

@@ -67,15 +67,42 @@ def attention(
 ) -> tuple[np.ndarray, ...]:
     """The output and the gradients of query, key and value, in float64."""
     query, key, value, cotangent = (np.asarray(x, np.float64) for x in (query, key, value, cotangent))
+    return _attention(query, key, value, cotangent, softmax_weights(query, key, mask), subtract=np.subtract)
+
+
+def attention_magnitudes(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, cotangent: np.ndarray, mask: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """The same sums over absolute values of their terms: what rounding errors are proportional to if terms cancel."""
+    query, key, value, cotangent = (np.asarray(x, np.float64) for x in (query, key, value, cotangent))
+    weights = softmax_weights(query, key, mask)
+    return _attention(*map(np.abs, (query, key, value, cotangent)), weights, subtract=np.add)
+
+
+def softmax_weights(query: np.ndarray, key: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The share of every visible key in a query's output: `[r, h, s, t]`; zeros for a query without one."""
     group, scale = query.shape[2] // key.shape[2], query.shape[3] ** -0.5
-    keys, values = (np.repeat(x, group, axis=2) for x in (key, value))
+    keys = np.repeat(key, group, axis=2)
     scores = np.where(mask[:, None], np.einsum("rshe,rthe->rhst", query, keys) * scale, -np.inf)
     maximum = np.max(scores, axis=-1, keepdims=True, initial=-1e300)
     exponentials = np.exp(scores - maximum)
-    weights = exponentials / np.maximum(exponentials.sum(axis=-1, keepdims=True), 1e-300)
+    return exponentials / np.maximum(exponentials.sum(axis=-1, keepdims=True), 1e-300)
+
+
+def _attention(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    cotangent: np.ndarray,
+    weights: np.ndarray,
+    subtract: np.ufunc,
+) -> tuple[np.ndarray, ...]:
+    group, scale = query.shape[2] // key.shape[2], query.shape[3] ** -0.5
+    keys, values = (np.repeat(x, group, axis=2) for x in (key, value))
     output = np.einsum("rhst,rthe->rshe", weights, values)
     weight_gradient = np.einsum("rshe,rthe->rhst", cotangent, values)
-    score_gradient = weights * (weight_gradient - np.sum(weight_gradient * weights, axis=-1, keepdims=True)) * scale
+    mean_gradient = np.sum(weight_gradient * weights, axis=-1, keepdims=True)
+    score_gradient = weights * subtract(weight_gradient, mean_gradient) * scale
 
     def sum_over_group(x: np.ndarray) -> np.ndarray:
         return x.reshape(*key.shape[:3], group, -1).sum(axis=3)

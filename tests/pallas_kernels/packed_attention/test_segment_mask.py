@@ -96,7 +96,7 @@ def test_branches_do_not_overlap_each_other():
     branches = np.repeat(np.arange(9, dtype=np.int32), 32)[None]
     mask = make_segment_mask(np.ones_like(branches), branches=branches, causal=True, block=32)
     assert int(mask.block_pairs.count) == 9 + 8  # each with itself, and every branch with the trunk
-    assert int(mask.block_pairs.order[1]) == 9  # block 1 of queries, block 0 of keys
+    assert int(mask.block_pairs.pair_indices[1]) == 9  # block 1 of queries, block 0 of keys
 
 
 def test_short_rows_have_no_blocks():
@@ -110,7 +110,7 @@ def test_a_segment_mask_is_a_pytree():
     mask = make_segment_mask(SEGMENTS, causal=True, block=2)
     again = jax.jit(lambda mask: mask)(mask)
     assert isinstance(again, SegmentMask) and again.causal and again.block_pairs.blocks == (2, 2)
-    np.testing.assert_array_equal(again.block_pairs.order, mask.block_pairs.order)
+    np.testing.assert_array_equal(again.block_pairs.pair_indices, mask.block_pairs.pair_indices)
 
 
 BAD_SEGMENTS = {
