@@ -10,7 +10,7 @@ from configs.errors import UserError
 from mmjax.cli.distributed import ensure_cpu_devices, initialize_distributed
 
 USAGE_ERROR = 2
-"""Exit code of a command that the user has to call differently."""
+"""Exit code after a `UserError`: a wrong flag, configuration or input."""
 
 
 def run(main: Callable[[], int | None], argv: Sequence[str] | None = None, distributed: bool = True) -> typing.NoReturn:

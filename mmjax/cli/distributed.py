@@ -1,4 +1,4 @@
-"""What this process settles before jax starts: its devices, and the other processes of the run."""
+"""Set-up before JAX initializes: the devices of this process, and the other processes of the run."""
 
 import glob
 import importlib.metadata
@@ -126,7 +126,7 @@ def initialize_distributed() -> None:
     except (ValueError, RuntimeError) as error:
         raise UserError(_refusal(expected, variable, f"jax.distributed.initialize: {error}")) from error
     if jax.process_count() != expected:
-        raise UserError(_refusal(expected, variable, f"jax sees {jax.process_count()} processes"))
+        raise UserError(_refusal(expected, variable, f"jax reports {jax.process_count()} processes"))
 
 
 def _refusal(tasks: int, variable: str, reason: str) -> str:

@@ -26,7 +26,7 @@ def find_shadowed_package() -> str | None:
     for package in PACKAGES:
         location = _location(package)
         if location is None:
-            return f"the package '{package}' is missing beside {home / 'mmjax'}: install mmjax again"
+            return f"the package '{package}' is missing next to {home / 'mmjax'}: install mmjax again"
         if location != home / package:
             return (
                 f"{location} shadows mmjax's own package '{package}' ({home / package}): "

@@ -124,7 +124,7 @@ def _load_or_measure_profile(
 
 
 def compare_prediction(prediction: PredictedStep | None, workdir: pathlib.Path) -> dict[str, float] | None:
-    """The prediction beside the median of the measured steps, without the first window, in which programs compile."""
+    """The prediction, and the median of the measured steps without the first window, in which programs compile."""
     if prediction is None:
         return None
     seconds = [line[STEP_SECONDS] for line in read_metrics(str(workdir)) if STEP_SECONDS in line][1:]

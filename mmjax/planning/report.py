@@ -22,7 +22,7 @@ _MIN_WIDTH = 120
 
 
 def report_console() -> Console:
-    """The console for reports. A terminal narrower than the tables wraps their lines, and no column is lost_time."""
+    """The console for reports. A terminal narrower than the tables wraps their lines, and no column is lost."""
     console = Console(highlight=False)
     return Console(highlight=False, width=max(console.width, _MIN_WIDTH))
 
@@ -139,7 +139,7 @@ def _units(simulated: Sequence[PolicyResult]) -> Table:
         "memory",
         "MFU",
     )
-    table = _table("Where modules lie; layers are those of a stage", *columns)
+    table = _table("Placement of modules; layers are those of a stage", *columns)
     for result in simulated:
         timeline = result.timeline
         for unit in result.plan.units:

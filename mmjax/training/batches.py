@@ -1,4 +1,4 @@
-"""Where a run's batches come from, this process or producers elsewhere, and in which order their rows stand."""
+"""Where a run's batches come from, this process or producers elsewhere, and in which order their rows are."""
 
 from collections.abc import Sequence
 

@@ -36,7 +36,7 @@ class TrainConfig:
             is one that trains by name, such as `backbone`, or `model` for all that the folder has (docs/weights.md). A
             resumed run starts from its checkpoint instead.
         trainable: Parts that train, by name, or `all`, or `projectors`.
-        transport: How hops travel: `auto`, `device_put` or `ppermute`.
+        transport: What sends the arrays of hops: `auto`, `device_put` or `ppermute`.
         reordering: Policy that orders the rows of a step for the plan, a key of `REORDERING_POLICIES`; `none` keeps the
             order in which they are packed.
         producers: `host:port` of every producer (`python -m mmjax.serve_data`) that makes this run's batches, or
@@ -83,7 +83,7 @@ class TrainConfig:
 
     @property
     def engine_settings(self) -> EngineSettings:
-        """What the engine is told beside the model and the plan."""
+        """Options of the engine other than the model and the plan."""
         return EngineSettings(self.optimizer, self.steps, self.seed, self.trainable, self.transport)
 
 

@@ -77,7 +77,7 @@ class Trainer:
 
     Args:
         config: The run.
-        plan: Where the model lies.
+        plan: The placement of the model.
         workdir: Folder of the run; its checkpoints go to `checkpoints/` there.
         resume: Whether to continue from the newest whole checkpoint.
 

@@ -26,7 +26,7 @@ def test_a_model_is_planned_by_every_policy_without_jax(tmp_path):
 def test_a_training_run_is_planned_on_its_own_source_and_shown_as_tables():
     shown = run_command(COMMAND, "--gin_file=tiny.gin", "--cluster=cpu", "--devices=4", "--policy=disaggregated").stdout
     assert "at most 4 devices of cpu" in shown
-    for words in ("disaggregated", "Where modules lie", "Share of the step", "Choice: disaggregated"):
+    for words in ("disaggregated", "Placement of modules", "Share of the step", "Choice: disaggregated"):
         assert words in shown
 
 

@@ -56,7 +56,7 @@ def test_layouts_of_the_default_list_agree(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(result.stdout)
     assert set(found) == {"ok", "layouts"} and found["ok"] is True
-    assert [layout["plan"] for layout in found["layouts"]] == list(chosen) and len(chosen) == 3
+    assert [layout["layout"] for layout in found["layouts"]] == list(chosen) and len(chosen) == 3
     for layout in found["layouts"]:
         assert layout["ok"] is True and set(layout["modules"]) == {"vision", "backbone", "generator"}
         assert layout["modules"]["vision"]["loss"] is None
@@ -77,7 +77,7 @@ def test_a_missing_reduction_ends_with_1_and_says_where(tmp_path, plan):
     assert result.returncode == 1, result.stdout + result.stderr
     found = json.loads(result.stdout)
     (layout,) = found["layouts"]
-    assert (found["ok"], layout["ok"], layout["plan"]) == (False, False, str(plan))
+    assert (found["ok"], layout["ok"], layout["layout"]) == (False, False, str(plan))
     for module in layout["modules"].values():
         assert module["gradient"] > 0.1 and not module["ok"]
     assert layout["modules"]["backbone"]["loss"] < 1e-5

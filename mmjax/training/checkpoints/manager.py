@@ -38,7 +38,7 @@ FILE_SIZES = "files.json"
 """File of a checkpoint with the size of every other file, by path."""
 
 SET_ASIDE = "set_aside"
-"""Folder beside the checkpoints for those that a run does not continue."""
+"""Folder, next to the checkpoints, for those that a run does not continue."""
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
@@ -90,7 +90,7 @@ class CheckpointManager:
         newest step again does nothing.
 
         Args:
-            step: Number of updates that the state has seen.
+            step: Number of updates that made the state.
             engine: The engine that made the state.
             state: The state to save. Steps that are not finite leave it unchanged, so it is finite.
             data_state: State of the data pipeline after as many batches, a small JSON value.

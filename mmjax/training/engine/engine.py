@@ -39,13 +39,13 @@ HostBatch = Mapping[str, Mapping[str, np.ndarray]]
 
 
 class Engine:
-    """A model on a plan. Nothing of it changes by training; what changes is a `TrainState`.
+    """A model on a plan: its meshes, shardings and compiled programs. Training changes only a `TrainState`.
 
     Args:
         config: The model.
-        plan: Where its modules lie; checked here.
-        batch_spec: Shapes and dtypes of a global batch; arrays of one do, and their values are not looked at.
-        settings: The optimizer, what trains, and how hops travel.
+        plan: The placement of its modules; checked here.
+        batch_spec: Shapes and dtypes of a global batch. Arrays are accepted too; only their shapes and dtypes are read.
+        settings: The optimizer, which parts train, and the transport of hops.
         devices: The devices that the plan's numbers index; all by default.
 
     Raises:
@@ -84,7 +84,7 @@ class Engine:
 
     @property
     def stage_layouts(self) -> dict[StageId, StageLayout]:
-        """What lies on every stage."""
+        """The layout of every stage: its layers and channels."""
         return {stage_id: stage.layout for stage_id, stage in self.stages.items()}
 
     @property
@@ -103,7 +103,7 @@ class Engine:
     # ------------------------------------------------------------------ batches
 
     def local_rows(self, rows: int) -> list[int]:
-        """Of a global batch of so many rows, those that a stage of this process reads."""
+        """Numbers of the rows, of a global batch of `rows` rows, that a stage of this process reads."""
         needed = np.zeros((self.plan.microbatches, rows // self.plan.microbatches), bool)
         for stage in self.local_stages.values():
             sharding = NamedSharding(stage.mesh, P(None, STAGE_AXES.data))
@@ -116,7 +116,7 @@ class Engine:
 
         Args:
             batch: The arrays; row i belongs to microbatch i // (n / m).
-            step: Number of the step, which keys its randomness.
+            step: Number of the step; its randomness is derived from the seed and this number.
         """
         placed = {}
         seed_and_step = np.array([self.settings.seed, step], np.int32)
@@ -147,7 +147,7 @@ class Engine:
         )
 
     def state_from_masters(self, masters: dict[StageId, Tree]) -> TrainState:
-        """A state of given master weights whose optimizer has seen no step."""
+        """A training state of given master weights, with the optimizer state of before the first step."""
         optimizer_state = {
             stage_id: self._optimizer_init[stage_id](
                 {key: tree[key] for key in sorted(self.stages[stage_id].trained_keys)}

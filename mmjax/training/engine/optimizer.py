@@ -29,7 +29,7 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
 
 
 def adamw(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """The optimizer of one layer. It never looks across layers, so it does the same however layers are cut into stages.
+    """The optimizer of one layer. No statistic spans layers, so results do not depend on the division into stages.
 
     Weight decay applies to parameters of two or more dimensions.
     """
@@ -92,8 +92,7 @@ def make_stage_update(
 ) -> Callable[[Tree, Tree, Tree, StepSummary], tuple[Tree, Tree]]:
     """The update of all trained layers of a stage, each tree `{key: {layer: ...}}`.
 
-    Where the step was not finite, master weights and optimizer state stay as they were; the choice is made on the
-    devices.
+    If the step was not finite, master weights and optimizer state keep their values; the devices choose, not the host.
 
     Returns:
         `(masters, optimizer state, gradients, step summary) -> (masters, optimizer state)`.
@@ -103,7 +102,7 @@ def make_stage_update(
         masters: Tree, state: OptimizerState, gradients: Tree, summary: StepSummary
     ) -> tuple[Tree, OptimizerState]:
         clipped = jax.tree.map(lambda leaf: leaf * summary.clip_scale, gradients)
-        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+        with jax.numpy_dtype_promotion("standard"):  # optax computes float ** integer
             updates, new_state = transformation.update(clipped, state, masters)
         new_masters = optax.apply_updates(masters, updates)
         return jax.tree.map(

@@ -1,4 +1,4 @@
-"""Where a model lies: for every stage of a plan its layers, its submesh and its master weights."""
+"""The placement of a model: for every stage of a plan its layers, its submesh and its master weights."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -70,9 +70,9 @@ def place_stages(
 
     Args:
         config: The model; its dtype is that of the compute weights.
-        modules: The model's modules, as they compute.
-        graph: The model's modules, as plans count them.
-        plan: Where the modules lie; already checked.
+        modules: The Flax side of the model's modules: what they compute.
+        graph: The planning side of the same modules: how many layers they have, and which feeds which.
+        plan: The placement of the modules; already checked.
         trained_parts: Names of the parts that train.
         devices: The devices that the plan's numbers index.
     """

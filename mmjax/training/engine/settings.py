@@ -1,4 +1,4 @@
-"""What an engine is told beside the model and the plan."""
+"""Options of an engine other than the model and the plan. This file does not import JAX, so configurations can."""
 
 import dataclasses
 
@@ -7,14 +7,14 @@ from configs.optimizer import OptimizerConfig
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
-    """What an engine is told beside the model and the plan.
+    """Options of an engine other than the model and the plan.
 
     Attributes:
         optimizer: AdamW and gradient clipping.
         steps: Length of the learning-rate schedule.
-        seed: Keys initial values and all randomness of the steps.
+        seed: Seed of the initial values and of all randomness in the steps.
         trainable: Parts that train, by name, or `all`, or `projectors`.
-        transport: How hops travel: `device_put`, `ppermute`, or `auto`.
+        transport: What sends the arrays of hops: `device_put`, `ppermute`, or `auto` (`sharding.runtime.hops`).
     """
 
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -1,4 +1,7 @@
-"""What a stage computes: its layers as one function of a device's shards, with the stage's recomputation policy."""
+"""What a stage computes: its layers as one function of a device's shards.
+
+Activation recomputation is applied here: every layer is wrapped as the stage's policy says (`RECOMPUTATION_POLICIES`).
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,7 +46,7 @@ def make_stage_function(layout: StageLayout) -> Callable:
             if run.piece.adapter_of:
                 continue  # its parameters are joined to those of the piece that it adapts
             module = run.module.name
-            x = _with_positions_for(run, _piece_input(run, channels), axes)
+            x = _reshard_positions(run, _piece_input(run, channels), axes)
             piece_axes = axes if run.piece.sequence_parallel else axes.without_sequence
             output = _apply_layers(layout, run, parameters, x, batch.get(module, {}), piece_axes)
             if isinstance(output, LayerOutput):
@@ -69,10 +72,10 @@ def _piece_input(run: PieceRun, channels: Arrays) -> Any:
     return channels.pop(inner_channels[-1])
 
 
-def _with_positions_for(run: PieceRun, x: Any, axes: Axes) -> Any:
-    """Activations with the positions that a piece takes, those of all tensor ranks or only this rank's.
+def _reshard_positions(run: PieceRun, x: Any, axes: Axes) -> Any:
+    """Activations with the positions that a piece takes: those of all tensor ranks, or only this rank's.
 
-    Between pieces that differ in it, positions are gathered [r, s / tp, d] -> [r, s, d] or divided.
+    If the previous piece was sharded differently, positions are all-gathered, [r, s / tp, d] -> [r, s, d], or sliced.
     """
     previous = run.previous_piece
     if previous is None or previous.sequence_parallel == run.piece.sequence_parallel:
@@ -81,7 +84,7 @@ def _with_positions_for(run: PieceRun, x: Any, axes: Axes) -> Any:
 
 
 def _apply_layers(layout: StageLayout, run: PieceRun, parameters: Tree, x: Any, batch: Arrays, axes: Axes) -> Any:
-    """Runs a piece, or the layers of a stack that lie on the stage by `lax.scan` over their stacked parameters."""
+    """Runs a piece, or those layers of a stack that are placed on the stage by `lax.scan` over stacked parameters."""
     definition = piece_definition(run.piece)
     own_parameters = _piece_parameters(layout, run, parameters)
     shared = run.piece.shared_inputs(batch) if run.piece.shared_inputs else batch

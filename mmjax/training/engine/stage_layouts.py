@@ -1,4 +1,4 @@
-"""From modules and a plan to what lies on each stage: runs of layers, chained by named channels."""
+"""The layers that a plan places on each stage, and the named channels between stages."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from sharding.trees import Tree
 
 @dataclasses.dataclass(frozen=True)
 class PieceRun:
-    """The layers of one piece that lie on one stage: `first` to `last - 1`."""
+    """The layers of one piece that are placed on one stage: `first` to `last - 1`."""
 
     module: Module
     piece: Piece
@@ -44,19 +44,19 @@ class PieceRun:
 
 @dataclasses.dataclass(frozen=True)
 class StageLayout:
-    """What lies on a stage, and the channels that enter and leave it.
+    """The layers that are placed on a stage, and the channels that enter and leave it.
 
     A channel carries activations from one stage to another. The channel `a>b` carries the output of module a to
     module b; the channel `a#3` carries the activations of module a into its layer 3.
 
     Attributes:
-        stage: (unit, number of the stage in it).
-        piece_runs: The layers that lie on the stage, in the order in which they compute.
+        stage_id: (name of the unit, number of the stage in it).
+        piece_runs: The layers that are placed on the stage, in the order in which they compute.
         inputs, outputs: Names of the channels that enter and leave.
         recompute: Recomputation policy of the stage, a key of `RECOMPUTATION_POLICIES`.
     """
 
-    stage: StageId
+    stage_id: StageId
     piece_runs: tuple[PieceRun, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -66,7 +66,7 @@ class StageLayout:
     def sequence_parallel_channels(self) -> frozenset[str]:
         """The channels that carry activations whose positions are divided among tensor ranks, where the plan says so.
 
-        They lie between layers of one module; the channels between modules are never divided.
+        Only channels between layers of one module do; the positions of channels between modules are never divided.
         """
         stacks = {
             run.module.name: run.piece.sequence_parallel
@@ -84,7 +84,7 @@ class StageLayout:
         return {module: tuple(keys) for module, keys in names.items() if keys}
 
     def holds_piece(self, module: Module, piece: str) -> bool:
-        """Whether layers of a module's piece lie on the stage."""
+        """Whether layers of a module's piece are placed on the stage."""
         return any(run.module.name == module.name and run.piece.name == piece for run in self.piece_runs)
 
 
@@ -130,7 +130,10 @@ def _stage_layout(
 
 
 def _piece_runs(module: Module, first: int, last: int, layer_count: int) -> list[PieceRun]:
-    """Pieces before the stack lie with its first layer, pieces after it with its last."""
+    """The runs of a module's layers `first` to `last - 1`.
+
+    Pieces before the stack are placed with its first layer, pieces after it with its last.
+    """
     runs = []
     stack = next((number for number, piece in enumerate(module.pieces) if piece.layers), len(module.pieces))
     for number, piece in enumerate(module.pieces):
@@ -144,8 +147,8 @@ def _piece_runs(module: Module, first: int, last: int, layer_count: int) -> list
 def layer_stack_shapes(layout: StageLayout) -> dict[str, LayerStackShapes]:
     """Shapes of the stage's parameters by key.
 
-    A parameter tied to one of another piece is listed apart where that piece lies on another stage; where both lie on
-    the stage, the owner's is used.
+    A parameter that is tied to one of another piece is listed separately if that piece is placed on another stage. If
+    both are placed on this stage, the owner's parameter is used.
     """
     shapes = {}
     for run in layout.piece_runs:

@@ -42,13 +42,13 @@ def estimated_time_left(report: StepReport, total: int) -> str:
 
 @runtime_checkable
 class ProgressDisplay(Protocol):
-    """Shows how far a run is."""
+    """Displays the progress of a run."""
 
     def update(self, report: StepReport) -> None:
         """Shows a window of steps."""
 
     def close(self) -> None:
-        """Leaves the terminal to whatever is printed next."""
+        """Ends the display, so that other output can follow."""
 
 
 class NullProgress(ProgressDisplay):

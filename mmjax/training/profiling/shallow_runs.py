@@ -53,7 +53,7 @@ class MeasuredRun:
     Attributes:
         model: What ran.
         graph: Its modules.
-        plan: Where they lay; every unit holds the module of its name.
+        plan: The placement of the modules; every unit holds the module of its name.
         hop_bytes: Bytes of a microbatch's activations, by the stages at both ends.
         seconds: Of every op.
     """

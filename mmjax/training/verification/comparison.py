@@ -1,4 +1,4 @@
-"""Layouts against the reference: per layout and module, how far loss and gradients are from those of one device.
+"""Comparison of layouts with the reference: by module, the errors of a layout's loss and gradients.
 
 The parameters of a step are put on a layout's devices, the executor runs its whole schedule but the update, and losses
 and gradients are compared on the host in float64.
@@ -31,20 +31,20 @@ from sharding.trees import Tree
 # softmax) only that rounding remains, and it is measured against 1e-3 of the module's typical gradient.
 GRADIENT_TOLERANCE = 2e-4
 LOSS_TOLERANCE = 1e-5
-# Beyond that, the rounding error of one device is tolerated: a layout rounds in other places, which is another draw of
-# the same error. In bfloat16, of hundreds of parameters some draw 1.8 times the reference's largest error; a fault is
-# some 20 times it.
+# In addition, this many times the rounding error of one device is tolerated, because a layout rounds other intermediate
+# results. In bfloat16 the errors of some of hundreds of parameters are 1.8 times the largest error of the reference; a
+# wrong gradient exceeds it about 20-fold.
 ROUNDING_FACTOR = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far something is from the reference, and how far it may be.
+    """The error of a loss or gradient relative to the reference, and its tolerance.
 
     Attributes:
         error: The relative error.
         tolerance: The largest error that is accepted.
-        what: Which parameter, or which losses of a module, it is.
+        what: The parameter; or, of losses, the part of the loss name after the module's.
     """
 
     error: float
@@ -86,9 +86,14 @@ def _worst(differences: Sequence[Difference]) -> Difference | None:
 
 @dataclasses.dataclass(frozen=True)
 class LayoutReport:
-    """The differences of all modules of a layout."""
+    """The differences of all modules of a layout.
 
-    plan: str
+    Attributes:
+        layout: Name of the layout.
+        modules: By module name.
+    """
+
+    layout: str
     modules: dict[str, ModuleReport]
 
     @property
@@ -109,7 +114,7 @@ class LayoutReport:
             }
             for name, report in self.modules.items()
         }
-        return {"plan": self.plan, "ok": self.ok, "modules": modules}
+        return {"layout": self.layout, "ok": self.ok, "modules": modules}
 
 
 def verify_layouts(
@@ -190,16 +195,16 @@ def print_verification(reports: Iterable[LayoutReport], console: Console | None 
     for report in reports:
         finished.append(report)
         console.print(_table(report))
-    wrong = [report.plan for report in finished if not report.ok]
+    wrong = [report.layout for report in finished if not report.ok]
     if wrong:
         console.print(f"{len(wrong)} of {len(finished)} layouts are wrong: {'; '.join(wrong)}", highlight=False)
     else:
-        console.print(f"all {len(finished)} layouts agree with one plain device", highlight=False)
+        console.print(f"all {len(finished)} layouts match the single-device reference", highlight=False)
     return finished
 
 
 def _table(report: LayoutReport) -> Table:
-    table = Table(title=report.plan, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(title=report.layout, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for name in ("module", "loss", "gradient", "at most", ""):
         table.add_column(name, no_wrap=True)
     table.add_column("worst parameter", overflow="fold")

@@ -17,8 +17,8 @@ class NamedLayout:
 
     Attributes:
         name: What sets it apart, in words.
-        plan: Where the modules lie.
-        transport: How hops travel (`sharding.runtime.hops`).
+        plan: The placement of the modules.
+        transport: What sends the arrays of hops (`sharding.runtime.hops`).
         attention: Implementation of `pallas_kernels.packed_attention`; empty for the one that suits shapes and devices.
     """
 
@@ -123,9 +123,9 @@ def plan_by_module(
         parallelism: Of every encoder, of the backbone and of every generator.
         microbatches: As in `Plan`.
         schedule: As in `Plan`.
-        together: Whether all units start at device 0. Otherwise each starts behind the one before, generators first:
-            the modules that take longest to compile then lie on the same devices in many layouts, which a compilation
-            cache makes use of.
+        together: Whether all units start at device 0. Otherwise each starts after the last device of the one before,
+            generators first: the modules that take longest to compile then have the same devices in many layouts, and
+            the compilation cache has their programs.
     """
     roles = module_roles(graph)
     divided = {}
@@ -242,7 +242,7 @@ def _in_one_unit(
     cut_in_encoder: bool,
     schedule: ScheduleName = "1f1b",
 ) -> LayoutKind:
-    """The last encoder and all modules of some roles in one unit, cut behind the first layer of one of them."""
+    """The last encoder and all modules of some roles in one unit, cut after the first layer of one of them."""
 
     def alternatives(graph: ModuleGraph) -> Alternatives:
         roles = module_roles(graph)
@@ -292,7 +292,7 @@ _RING_PP = Parallelism(tp=2, pp=2, collectives="ring")
 _SELECTIVE, _FULL = Parallelism(recompute="selective"), Parallelism(dp=2, recompute="full")
 _SELECTIVE_RING = Parallelism(tp=2, recompute="selective", collectives="ring")
 
-# Every layout costs its compilation, so one layout tries several things whose faults can be told apart.
+# Compilation takes most of the time, so each layout combines several features whose errors can be told apart.
 LAYOUT_KINDS: dict[str, LayoutKind] = {
     "one device": _one_device,
     "data parallelism": _all_alike([Parallelism(dp=n) for n in (8, 6, 4, 3, 2)]),

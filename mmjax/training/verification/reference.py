@@ -33,12 +33,12 @@ LossesAndGradients = Callable[[Tree, Mapping[str, Any], jax.Array], tuple[dict[s
 
 INITIAL_NOISE = 0.05
 LEARNING_RATE = 1e-2
-ROUNDING_DRAWS = 4
+PERTURBATIONS = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ReferenceStep:
-    """What every layout is given in a step, and what it should compute.
+    """The inputs of one step, which every layout gets, and the results that it should compute.
 
     Attributes:
         batch: The packed batch.
@@ -86,7 +86,7 @@ def reference_value_and_grad(config: ModelConfig) -> LossesAndGradients:
     def total_loss(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> tuple[jax.Array, dict]:
         weights = jax.tree.map(lambda leaf: leaf.astype(dtype), parameters)
         batch = {name: {**module_arrays, "seed_and_step": seed_and_step} for name, module_arrays in arrays.items()}
-        # Whatever the layouts attend by, they are compared with the plain form.
+        # Every layout is compared with dense attention, whichever implementation it uses itself.
         with use_attention_implementation("dense"):
             outputs = run_model(modules, weights, batch)
         losses = losses_by_name(outputs)
@@ -136,7 +136,7 @@ def run_reference(config: ModelConfig, data: DataConfig, batches: BatchIterator,
         data: What the batches were made with.
         batches: The batches, and the samples that they are made of.
         steps: Number of steps.
-        seed: Keys initial values and all randomness of the steps.
+        seed: Seed of the initial values and of all randomness in the steps.
     """
     packed = [shuffle_rows(next(batches), number) for number in range(steps)]
     samples_of_steps = [batches.load_samples(batch.sample_ids[batch.sample_ids >= 0]) for batch in packed]
@@ -164,7 +164,7 @@ def run_reference(config: ModelConfig, data: DataConfig, batches: BatchIterator,
         measure.add(step, arrays, seed_and_step)
         if moments is None:
             moments = jax.device_put(jax.jit(optimizer.init)(_with_gradients(gradients, parameters)), device)
-        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+        with jax.numpy_dtype_promotion("standard"):  # optax computes float ** integer
             parameters, moments = update(parameters, moments, gradients)
     return Reference(tuple(reference_steps), RoundingErrors(measure.losses, measure.gradients))
 
@@ -175,11 +175,11 @@ def _with_gradients(gradients: Tree, parameters: Tree) -> Tree:
 
 
 class _RoundingMeasure:
-    """Draws of the rounding error of a precision on one device; the largest of all draws counts.
+    """The rounding errors of a precision on one device: the largest over several perturbations of the parameters.
 
-    A single draw says little where many roundings push the same way. So the parameters are moved by about what the
-    precision rounds away, and every value rounds anew: by a unit in the last place of float32, to which parameters are
-    not rounded themselves, or by a quarter of a unit of another precision.
+    Rounding errors can be correlated, so a single computation may underestimate them. Therefore every parameter is
+    multiplied by 1 + u, and all intermediate results round differently. With eps that of the precision, u is uniform in
+    [-eps, eps] for float32, to which parameters are not rounded themselves, and in [-eps / 4, eps / 4] otherwise.
     """
 
     def __init__(self, config: ModelConfig, compute: LossesAndGradients) -> None:
@@ -190,13 +190,13 @@ class _RoundingMeasure:
         self._random = np.random.default_rng(0)
 
     def add(self, step: ReferenceStep, arrays: HostArrays, seed_and_step: jax.Array) -> None:
-        """Adds the draws of one step."""
-        for _ in range(ROUNDING_DRAWS):
-            moved = jax.device_put(jax.tree.map(self._move, step.parameters), jax.devices()[0])
-            losses, gradients = self._compute(moved, arrays, seed_and_step)
+        """Adds the errors of one step under `PERTURBATIONS` perturbations."""
+        for _ in range(PERTURBATIONS):
+            perturbed = jax.device_put(jax.tree.map(self._perturb, step.parameters), jax.devices()[0])
+            losses, gradients = self._compute(perturbed, arrays, seed_and_step)
             self._keep_largest(loss_errors(losses, step.losses), gradient_errors(gradients, step.gradients))
 
-    def _move(self, leaf: jax.Array) -> np.ndarray:
+    def _perturb(self, leaf: jax.Array) -> np.ndarray:
         relative = self._random.uniform(-self._scale, self._scale, leaf.shape)
         return np.asarray(leaf) * (1 + relative).astype(np.float32)
 

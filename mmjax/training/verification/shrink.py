@@ -93,11 +93,11 @@ def _unit(unit: UnitPlan, large: ModuleGraph, small: ModuleGraph) -> UnitPlan:
 
 def _divided(total: int, weights: Sequence[int]) -> list[int]:
     """Divides a total in about the proportion of the weights, with at least 1 for each."""
-    parts = [1] * len(weights)
+    counts = [1] * len(weights)
     for _ in range(total - len(weights)):
-        most_short = max(range(len(weights)), key=lambda number: weights[number] / parts[number])
-        parts[most_short] += 1
-    return parts
+        largest_deficit = max(range(len(weights)), key=lambda number: weights[number] / counts[number])
+        counts[largest_deficit] += 1
+    return counts
 
 
 def _encoder(config: EncoderConfig, depth: int) -> EncoderConfig:
@@ -126,8 +126,8 @@ def _experts(config: ExpertsConfig, heads: int) -> ExpertsConfig:
 
 def _generator(config: GeneratorConfig) -> GeneratorConfig:
     groups = math.gcd(config.groups, MAX_GROUPS)
-    parts = math.gcd(*config.widths, *config.head_widths)
-    share = _share(config.widths, parts, groups)
+    divisor = math.gcd(*config.widths, *config.head_widths)
+    multiple = _smallest_multiple(config.widths, divisor, groups)
     coarsest = config.patch * 2 ** (len(config.widths) - 1)
     autoencoder = _autoencoder(config.autoencoder) if config.autoencoder else None
     if autoencoder:
@@ -135,8 +135,8 @@ def _generator(config: GeneratorConfig) -> GeneratorConfig:
     sides = tuple(min(side, 2 * coarsest) for side in config.image_sides)
     return dataclasses.replace(
         config,
-        widths=tuple(width // parts * share for width in config.widths),
-        head_width=tuple(width // parts * share for width in config.head_widths),
+        widths=tuple(width // divisor * multiple for width in config.widths),
+        head_width=tuple(width // divisor * multiple for width in config.head_widths),
         groups=groups,
         blocks=1,
         image_size=sides if isinstance(config.image_size, tuple) else sides[0],
@@ -147,15 +147,20 @@ def _generator(config: GeneratorConfig) -> GeneratorConfig:
 
 def _autoencoder(config: AutoencoderConfig) -> AutoencoderConfig:
     groups = math.gcd(config.groups, MAX_GROUPS)
-    parts = math.gcd(*config.widths)
-    share = _share(config.widths, parts, groups)
-    widths = tuple(width // parts * share for width in config.widths)
+    divisor = math.gcd(*config.widths)
+    multiple = _smallest_multiple(config.widths, divisor, groups)
+    widths = tuple(width // divisor * multiple for width in config.widths)
     return dataclasses.replace(config, widths=widths, blocks=1, groups=groups)
 
 
-def _share(widths: Sequence[int], parts: int, groups: int) -> int:
-    """The smallest share, of `parts` equal parts, with two channels in each group: a group of one undoes every bias."""
-    return next((n for n in range(1, parts) if all(width // parts * n % (2 * groups) == 0 for width in widths)), parts)
+def _smallest_multiple(widths: Sequence[int], divisor: int, groups: int) -> int:
+    """The smallest n, up to `divisor`, for which every width / divisor * n is divisible by 2 * groups.
+
+    Each group of a GroupNorm then has at least two channels: over one channel it cancels the channel's bias, whose
+    gradient would be 0.
+    """
+    multiples = (n for n in range(1, divisor) if all(width // divisor * n % (2 * groups) == 0 for width in widths))
+    return next(multiples, divisor)
 
 
 def _ffn(ffn: int, heads: int) -> int:

@@ -1,6 +1,6 @@
-"""The floors of docs/architecture.md, read from the imports of every file.
+"""The import levels of docs/architecture.md, read from the imports of every file.
 
-A module imports only from floors below its own, and no folder imports another that imports it, directly or through
+A module imports only from levels below its own, and no folder imports another that imports it, directly or through
 other folders.
 """
 
@@ -63,7 +63,7 @@ def module_name(path: pathlib.Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def floor(module: str) -> str:
+def level(module: str) -> str:
     """The key of ALLOWED that holds for a module."""
     fitting = [key for key in ALLOWED if within(module, {key})]
     return max(fitting, key=len, default=ENTRY_POINTS)
@@ -88,20 +88,20 @@ def imports(source: str, module: str = "", top_level_only: bool = False) -> set[
 
 
 def forbidden(module: str, source: str) -> set[str]:
-    """The imports of a module from floors that are not below its own."""
+    """The imports of a module from levels that are not below its own."""
     found = imports(source, module)
-    allowed = ALLOWED[floor(module)]
+    allowed = ALLOWED[level(module)]
     wrong = {name for name in found if within(name, OURS) and not within(name, allowed)}
     if within(module, WITHOUT_JAX) and not within(module, {"sharding.runtime"}):
         wrong |= {name for name in found if within(name, JAX)}
-    if floor(module) != ENTRY_POINTS:
+    if level(module) != ENTRY_POINTS:
         wrong |= {name for name in found if within(name, {"gin"})}
     if module in BEFORE_JAX:
         wrong |= {name for name in imports(source, module, top_level_only=True) if within(name, JAX)}
     return wrong
 
 
-def test_every_module_imports_only_from_floors_below():
+def test_every_module_imports_only_from_levels_below():
     found = modules()
     assert {"configs", "mmjax", "mmjax.cli"} <= set(found)
     wrong = {name: forbidden(name, path.read_text()) for name, path in found.items()}
@@ -148,7 +148,7 @@ def test_the_check_finds_what_is_wrong(module, source, culprits):
 
 
 def folder(module: str, modules: Mapping[str, object], depth: int) -> str:
-    """The package that a module lies in, cut to so many parts of its name; a package lies in itself."""
+    """The package that contains a module, cut to `depth` parts of its name; a package contains itself."""
     is_package = any(other.startswith(f"{module}.") for other in modules)
     parts = module.split(".") if is_package else module.split(".")[:-1]
     return ".".join(parts[:depth])
