@@ -11,7 +11,7 @@ _VISION_POSITIONS = ("sine", "learned")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VisionConfig(TransformerConfig):
-    """A vision transformer over packed patches of images of any size, with the projector behind it.
+    """A vision transformer over packed patches of images of any size, followed by its projector.
 
     Attributes:
         patch: Side of a patch in pixels.
@@ -31,7 +31,7 @@ class VisionConfig(TransformerConfig):
             of preceding them (EVA-02-CLIP-E, arXiv 2303.15389).
         input_norm: Whether a norm precedes the first block (CLIP).
         final_norm: Whether a norm follows the last block.
-        unused_blocks: Blocks of the published encoder behind the last one used here: LLaVA takes the output of CLIP's
+        unused_blocks: Blocks of the published encoder after the last one used here: LLaVA takes the output of CLIP's
             last block but one. They are in published checkpoints, but not in the model.
         projector: The projector between the encoder and the backbone.
     """
@@ -85,7 +85,7 @@ class VisionConfig(TransformerConfig):
 
 @dataclasses.dataclass(frozen=True)
 class AudioConfig(TransformerConfig):
-    """Whisper's encoder (arXiv 2212.04356) over packed clips of any length, with the projector behind it.
+    """Whisper's encoder (arXiv 2212.04356) over packed clips of any length, followed by its projector.
 
     Attributes:
         mels: Mel bands of a frame. Two frames become one position of the encoder.

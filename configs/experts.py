@@ -7,7 +7,7 @@ from configs.checks import require_positive
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
-    """Gated feed-forward layers behind a router (Mixtral, arXiv 2401.04088; Qwen2-MoE, arXiv 2407.10671).
+    """Gated feed-forward layers chosen by a router (Mixtral, arXiv 2401.04088; Qwen2-MoE, arXiv 2407.10671).
 
     Attributes:
         count: Number of experts.

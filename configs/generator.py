@@ -32,7 +32,7 @@ class ScaledLinearSchedule:
         require_positive(self, "timesteps")
         if not 0 < self.beta_start <= self.beta_end < 1:
             raise ValueError(
-                f"ScaledLinearSchedule: beta_start = {self.beta_start} and beta_end = {self.beta_end} must lie "
+                f"ScaledLinearSchedule: beta_start = {self.beta_start} and beta_end = {self.beta_end} must be "
                 "between 0 and 1, in this order"
             )
         require_one_of(self, "prediction", PREDICTIONS)

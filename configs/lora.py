@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): small trainable matrices beside the frozen weights of a module."""
+"""Low-rank adapters (LoRA, arXiv 2106.09685): small trainable matrices added to the frozen weights of a module."""
 
 import dataclasses
 

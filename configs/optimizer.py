@@ -34,4 +34,4 @@ class OptimizerConfig:
             raise ValueError("OptimizerConfig.warmup_steps, max_grad_norm and weight_decay must not be negative")
         for name in ("beta1", "beta2", "final_learning_rate_fraction"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"OptimizerConfig.{name} is {getattr(self, name)}; it must lie in [0, 1]")
+                raise ValueError(f"OptimizerConfig.{name} is {getattr(self, name)}; it must be in [0, 1]")

@@ -40,7 +40,7 @@ class SampleKind:
         tile_side: Side of the tiles into which an image is cut, with a thumbnail if there is more than one; 0 for
             native resolution.
         max_tiles: The most tiles of an image, without its thumbnail.
-        generated_share: Share of the images that generators learn to generate; encoders see all of them.
+        generated_share: Share of the images that generators learn to generate; encoders read all of them.
         clip_counts: Probabilities of 0, 1, 2... audio clips.
         clip_seconds: Length of a clip in seconds.
     """

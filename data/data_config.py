@@ -10,7 +10,7 @@ from jaxtyping import Float
 from data.errors import DataError
 
 CAPACITY_FIELDS = ("tokens", "patches", "frames", "images")
-"""Quantities of which a row has a capacity, beside the number of samples."""
+"""Quantities of which a row has a capacity, in addition to the number of samples."""
 
 GroupingPolicyName = Literal["first_fit", "isf", "random", "sorted", "device_group"]
 """Names of the policies in `data.packing.grouping.grouping_policies`."""
@@ -77,8 +77,8 @@ class DataConfig:
         window: Samples of the stream that are grouped at a time.
         language_weight: Weight of the language loss in the total loss.
         generator_weight: Weight of the generator's loss in the total loss.
-        max_refused_share: Largest share of the data set's samples that may be unreadable. They are skipped; more of
-            them are an error.
+        max_refused_share: Largest fraction of the samples of a kind that may be unreadable. They are skipped; more
+            of them are an error.
         oversized: What happens to a sample that fits into no row (`OversizedAction`): `skip` counts and logs
             it, `error` ends the run.
         workers: Worker processes that plan and decode; 0 for a thread of this process, the fastest for small images.
@@ -113,7 +113,7 @@ class DataConfig:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise DataError(f"DataConfig.{name} is {getattr(self, name)}; it must be finite and not negative")
         if not 0 <= self.max_refused_share < 1:
-            raise DataError(f"DataConfig.max_refused_share is {self.max_refused_share}; it must lie in [0, 1)")
+            raise DataError(f"DataConfig.max_refused_share is {self.max_refused_share}; it must be in [0, 1)")
         for name, choices in (("oversized", get_args(OversizedAction)), ("grouping", get_args(GroupingPolicyName))):
             if getattr(self, name) not in choices:
                 raise DataError(f"DataConfig.{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")

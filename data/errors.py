@@ -10,7 +10,7 @@ class DataError(UserError):
 
 
 class BadSampleError(DataError):
-    """One sample cannot be used; the pipeline records it in the quarantine and continues.
+    """One sample is unreadable; the pipeline refuses it, lists it in the quarantine and continues.
 
     Attributes:
         where: Name of the sample: a file, a member of a tar, a row.

@@ -1,4 +1,4 @@
-"""Quarantine: the samples that cannot be used, each counted, logged and listed once."""
+"""Quarantine: the samples that are refused, each counted, logged and listed once."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ _MAX_NAMED = 10  # samples that an error lists
 
 
 class QuarantineEntry(NamedTuple):
-    """A sample that cannot be used.
+    """A refused sample.
 
     Attributes:
         source: Name of its source.
@@ -29,26 +29,29 @@ class QuarantineEntry(NamedTuple):
 
 
 class Quarantine:
-    """The samples that cannot be used; threads may share it.
+    """The samples that are refused because they cannot be used; threads may share it.
 
-    The limit compares the distinct bad samples of a source with the whole source. Whether it is exceeded therefore
+    The limit compares the distinct refused samples of a source with the whole source. Whether it is exceeded therefore
     depends on the data alone, not on how much of it was read.
     """
 
-    def __init__(self, sizes: Mapping[str, int], max_share: float) -> None:
+    def __init__(
+        self, sizes: Mapping[str, int], max_share: float | None, setting: str = "Quarantine.max_share"
+    ) -> None:
         """Creates an empty quarantine.
 
         Args:
-            sizes: Number of samples of every source, by name.
-            max_share: Largest share of a source that may be bad.
+            sizes: Number of samples of every source, by name. A source may be a part of a data set, such as a kind.
+            max_share: Largest fraction of a source that may be refused; None for no limit.
+            setting: Name of the setting that `max_share` comes from, for messages.
 
         Raises:
-            DataError: A share outside [0, 1).
+            DataError: `max_share` is outside [0, 1).
         """
-        if not 0 <= max_share < 1:
-            raise DataError(f"Quarantine.max_share is {max_share}; it must lie in [0, 1)")
+        if max_share is not None and not 0 <= max_share < 1:
+            raise DataError(f"{setting} is {max_share}; it must be in [0, 1)")
         self._sizes = dict(sizes)
-        self._max_share = max_share
+        self._max_share, self._setting = max_share, setting
         self._lock = threading.Lock()
         self._reasons: dict[str, dict[str, str]] = {name: {} for name in sizes}
 
@@ -57,13 +60,13 @@ class Quarantine:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of bad samples of every source."""
+        """Number of refused samples of every source."""
         with self._lock:
             return {name: len(reasons) for name, reasons in self._reasons.items()}
 
     @property
     def entries(self) -> tuple[QuarantineEntry, ...]:
-        """All bad samples by source, in the order in which they were added."""
+        """All refused samples by source, in the order in which they were added."""
         with self._lock:
             return tuple(
                 QuarantineEntry(name, key, reason)
@@ -72,10 +75,10 @@ class Quarantine:
             )
 
     def add(self, source: str, key: str, reason: str) -> None:
-        """Adds a bad sample and logs it; a sample that is listed already keeps its first reason.
+        """Adds a refused sample and logs it; a sample that is listed already keeps its first reason.
 
         Raises:
-            DataError: More of the source is bad than allowed, or the source is unknown.
+            DataError: More of the source is refused than allowed, or the source is unknown.
         """
         if source not in self._sizes:
             raise DataError(f"there is no source {source!r}; there are {', '.join(self._sizes)}")
@@ -87,28 +90,42 @@ class Quarantine:
             self._check(source)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes one JSON line for each bad sample: its source, key and reason."""
+        """Writes one JSON line for each refused sample: its source, key and reason."""
         lines = [json.dumps(entry._asdict()) + "\n" for entry in self.entries]
         pathlib.Path(path).write_text("".join(lines), encoding="utf-8")
 
+    def require_one_left(self, source: str, message: str) -> None:
+        """Raises DataError with this message and the names of some samples if all samples of a source are refused."""
+        with self._lock:
+            reasons, size = self._reasons[source], self._sizes[source]
+            if len(reasons) >= size:
+                raise DataError(f"{source}: {message}: {_some_of(reasons)}")
+
     def _check(self, source: str) -> None:
         reasons, size = self._reasons[source], self._sizes[source]
-        if len(reasons) > self._max_share * size:
-            named = [f"{_printable(key)} ({_printable(reason)})" for key, reason in list(reasons.items())[:_MAX_NAMED]]
-            rest = f" and {len(reasons) - _MAX_NAMED} more" if len(reasons) > _MAX_NAMED else ""
+        if self._max_share is not None and len(reasons) > self._max_share * size:
             raise DataError(
                 f"{source}: {len(reasons)} of {size} samples cannot be used: {len(reasons) / max(size, 1):.2%}, more "
-                f"than max_share = {self._max_share:.2%}; repair them or raise it: {', '.join(named)}{rest}"
+                f"than {self._setting} = {self._max_share:.2%}; repair them or raise {self._setting}: "
+                f"{_some_of(reasons)}"
             )
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
             reasons = {name: dict(reasons_by_key) for name, reasons_by_key in self._reasons.items()}
-        return {"sizes": self._sizes, "max_share": self._max_share, "reasons": reasons}
+        return {"sizes": self._sizes, "max_share": self._max_share, "setting": self._setting, "reasons": reasons}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._sizes, self._max_share, self._reasons = state["sizes"], state["max_share"], state["reasons"]
+        self._sizes, self._max_share, self._setting = state["sizes"], state["max_share"], state["setting"]
+        self._reasons = state["reasons"]
         self._lock = threading.Lock()
+
+
+def _some_of(reasons: Mapping[str, str]) -> str:
+    """The first samples with their reasons, and the number of the others."""
+    named = [f"{_printable(key)} ({_printable(reason)})" for key, reason in list(reasons.items())[:_MAX_NAMED]]
+    rest = f" and {len(reasons) - _MAX_NAMED} more" if len(reasons) > _MAX_NAMED else ""
+    return ", ".join(named) + rest
 
 
 def _printable(text: str) -> str:

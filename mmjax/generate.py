@@ -16,8 +16,12 @@ _WORKDIR = flags.DEFINE_string("workdir", "", "Workdir of python -m mmjax.train;
 _PROMPT = flags.DEFINE_string(
     "prompt", "", "Question, with <image> and <audio> where they stand; with --output, description of an image."
 )
-_IMAGE = flags.DEFINE_multi_string("image", [], "Image file that the question is about; several in order of the marks.")
-_AUDIO = flags.DEFINE_multi_string("audio", [], "Audio file that the question is about; several in order of the marks.")
+_IMAGE = flags.DEFINE_multi_string(
+    "image", [], "Image file that the question is about; several in the order of their placeholders."
+)
+_AUDIO = flags.DEFINE_multi_string(
+    "audio", [], "Audio file that the question is about; several in the order of their placeholders."
+)
 _OUTPUT = flags.DEFINE_string("output", "", "File to write a generated image to; its suffix gives the format.")
 _REQUESTS = flags.DEFINE_string(
     "requests",

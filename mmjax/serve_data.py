@@ -24,7 +24,7 @@ _TLS_KEY = flags.DEFINE_string("tls_key", "", "PEM file of the certificate's key
 def main() -> int:
     """Prints the address once it listens, then serves until SIGTERM or SIGINT."""
     cli.parse_gin("quickstart.gin")
-    from data.packing.pipeline import training_recipe
+    from data.packing.pipeline import training_pipeline
     from data.producers.server import ProducerServer, is_loopback, read_token
     from mmjax.training.config import TrainConfig
 
@@ -34,8 +34,8 @@ def main() -> int:
     if not certificate and not is_loopback(_HOST.value):
         logging.warning("without --tls_certificate the token and all data are sent unencrypted")
     config = cli.configured(TrainConfig)
-    recipe = training_recipe(config.data, config.model, config.dataset("train"))
-    producer = ProducerServer(recipe, config.data, f"{_HOST.value}:{_PORT.value}", token, certificate)
+    pipeline = training_pipeline(config.data, config.model, config.dataset("train"))
+    producer = ProducerServer(pipeline, config.data, f"{_HOST.value}:{_PORT.value}", token, certificate)
     print(f"listening on {_HOST.value}:{producer.port}", flush=True)
     producer.serve()
     return 0

@@ -60,8 +60,8 @@ def main() -> int:
             )
         cli.write_operative_config(str(workdir))
         plan.save(workdir / "plan.json")
-        (workdir / "vocabulary.json").write_text(trainer.tokenizer.to_json())
-        (workdir / "prompting.json").write_text(trainer.prompt_format.to_json())
+        (workdir / "tokenizer.json").write_text(trainer.tokenizer.to_json())
+        (workdir / "prompt_format.json").write_text(trainer.prompt_format.to_json())
     metrics = open_metrics_writer(str(workdir), trainer.step, first)
     progress = make_progress(config.steps, trainer.step, config.log_interval, first, console)
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
-from data.packing.pipeline import training_recipe
+from data.packing.pipeline import training_pipeline
 from data.producers.server import ProducerServer
 from tests.small_vqa import SmallVQA
 
@@ -35,8 +35,8 @@ def serving(
     token: str = "", port: int = 0, certificate: tuple[bytes, bytes] | None = None
 ) -> Iterator[tuple[ProducerServer, str]]:
     """A producer in this process, with its address."""
-    recipe = training_recipe(CONFIG, MODEL, SmallVQA("train"))
-    with ProducerServer(recipe, CONFIG, f"127.0.0.1:{port}", token, certificate) as producer:
+    pipeline = training_pipeline(CONFIG, MODEL, SmallVQA("train"))
+    with ProducerServer(pipeline, CONFIG, f"127.0.0.1:{port}", token, certificate) as producer:
         yield producer, f"127.0.0.1:{producer.port}"
 
 

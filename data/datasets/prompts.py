@@ -1,4 +1,4 @@
-"""Prompts for a trained model: a text with marks where images and audio clips stand, laid out as training samples."""
+"""Prompts for a trained model: texts with placeholders for images and audio clips, laid out as training samples."""
 
 import re
 from collections.abc import Sequence
@@ -12,33 +12,33 @@ from data.text.chat_template import CHAT_TEMPLATES
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer
 
-_MARKS = {"<image>": ("image", ImagePart), "<audio>": ("audio clip", AudioPart)}
+_PLACEHOLDERS = {"<image>": ("image", ImagePart), "<audio>": ("audio clip", AudioPart)}
 
 
 def prompt_record(text: str, images: Sequence[Media] = (), clips: Sequence[Media] = ()) -> Record:
-    """A prompt as a record of one user turn. `<image>` and `<audio>` mark the places of the images and clips.
+    """A prompt as a record of one user turn. `<image>` and `<audio>` stand for the images and clips.
 
-    Media of a kind without marks in the text precede it, images first.
+    Media of a kind without placeholders in the text precede it, images first.
 
     Raises:
-        DataError: The number of marks differs from that of images or clips, or the prompt is empty.
+        DataError: The number of placeholders differs from that of images or clips, or the prompt is empty.
     """
     unplaced = {"<image>": list(images), "<audio>": list(clips)}
-    for mark, media in unplaced.items():
-        name, _ = _MARKS[mark]
-        count = text.count(mark)
+    for placeholder, media in unplaced.items():
+        name, _ = _PLACEHOLDERS[placeholder]
+        count = text.count(placeholder)
         if count not in (0, len(media)):
             raise DataError(
-                f"the prompt has {count} {mark} marks and {len(media)} {name}s come with it; give as many of both, "
-                f"or no mark to put the {name}s in front"
+                f"the prompt has {count} {placeholder} placeholders and {len(media)} {name}s come with it; give as "
+                f"many of both, or no placeholder to put the {name}s in front"
             )
     parts: list[ContentPart] = []
-    for mark, media in unplaced.items():
-        if mark not in text:
-            parts += [_MARKS[mark][1](medium) for medium in media]
-    for piece in re.split(f"({'|'.join(_MARKS)})", text):
-        if piece in _MARKS:
-            parts.append(_MARKS[piece][1](unplaced[piece].pop(0)))
+    for placeholder, media in unplaced.items():
+        if placeholder not in text:
+            parts += [_PLACEHOLDERS[placeholder][1](medium) for medium in media]
+    for piece in re.split(f"({'|'.join(_PLACEHOLDERS)})", text):
+        if piece in _PLACEHOLDERS:
+            parts.append(_PLACEHOLDERS[piece][1](unplaced[piece].pop(0)))
         elif piece.strip():
             parts.append(TextPart(piece))
     if not parts:

@@ -178,7 +178,7 @@ def _write_clip(root: pathlib.Path, clip: SpokenClip, synthesize: Synthesize) ->
 
 
 def _write_atomically(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file such that it is never seen in part."""
+    """Writes a file such that no process reads an incomplete one."""
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Easy-VQA with spoken questions: the model sees an image, hears a question about it and answers in text."""
+"""Easy-VQA with spoken questions: an image, a spoken question about it, and the answer as text."""
 
 import collections
 import dataclasses

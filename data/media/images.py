@@ -87,8 +87,8 @@ def _open_image(media: Media) -> Iterator[Image.Image]:
 def _orientation(image: Image.Image) -> int:
     """EXIF orientation, 1 to 8; 1 where the header has none or an invalid one.
 
-    `Image.getexif` is not used because it decodes the pixels of a PNG to look behind them. Pillow itself applies the
-    orientation of a TIFF, to its size too.
+    `Image.getexif` is not used because it decodes the pixels of a PNG to read what follows them. Pillow itself applies
+    the orientation of a TIFF, to its size too.
     """
     if image.format == "TIFF" or "exif" not in image.info:
         return 1

@@ -147,8 +147,8 @@ def _close_all(iterators: list[ClosableIterator]) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BatchRecipe:
-    """How steps are made, by any process: a plan is a function of the planner and its state, a batch of its plan.
+class BatchPipeline:
+    """The pure functions of a pipeline, the same in every process: planner state -> step plan -> batch.
 
     Attributes:
         sample_index: The samples.
@@ -189,14 +189,14 @@ def training_batches(
     Raises:
         DataError: The data set lacks a kind of the mixture, or the model does not fit the pipeline or the vocabulary.
     """
-    recipe = training_recipe(config, model, dataset, order_rows)
-    return _run_recipe(dataclasses.replace(recipe, loader=dataclasses.replace(recipe.loader, rows=rows)), config)
+    pipeline = training_pipeline(config, model, dataset, order_rows)
+    return _run_pipeline(dataclasses.replace(pipeline, loader=dataclasses.replace(pipeline.loader, rows=rows)), config)
 
 
-def training_recipe(
+def training_pipeline(
     config: DataConfig, model: ModelConfig, dataset: Dataset, order_rows: OrderRows | None = None
-) -> BatchRecipe:
-    """How the steps of `training_batches` are made, with its arguments and errors."""
+) -> BatchPipeline:
+    """The pipeline of `training_batches`, with its arguments and errors."""
     sample_index = make_sample_index(config, model, dataset)
     kinds = list(sample_index.counts)
     shares = config.shares(sample_index.counts)
@@ -207,7 +207,7 @@ def training_recipe(
         seed = int(np.random.SeedSequence((config.seed, kinds.index(kind))).generate_state(1)[0])
         streams.append(grain.MapDataset.range(sample_ids.start, sample_ids.stop).seed(seed).shuffle().repeat())
     sample_stream = grain.MapDataset.mix(streams, weights=list(shares.values()))
-    return _make_recipe(sample_stream, sample_index, config, model, "training", order_rows)
+    return _make_pipeline(sample_stream, sample_index, config, model, "training", order_rows)
 
 
 def evaluation_batches(
@@ -233,7 +233,7 @@ def evaluation_batches(
     sample_index = make_sample_index(config, model, dataset)
     sample_ids = [sample_id for kind in kinds for sample_id in sample_index.ids_of_kind(kind)]
     sample_stream = grain.MapDataset.source(sample_ids)
-    return _run_recipe(_make_recipe(sample_stream, sample_index, config, model, "evaluation", None), config)
+    return _run_pipeline(_make_pipeline(sample_stream, sample_index, config, model, "evaluation", None), config)
 
 
 def make_sample_index(config: DataConfig, model: ModelConfig, dataset: Dataset) -> SampleIndex:
@@ -260,23 +260,23 @@ def _check_learned_positions(config: DataConfig, backbone: BackboneConfig) -> No
         )
 
 
-def _make_recipe(
+def _make_pipeline(
     sample_stream: grain.MapDataset,
     sample_index: SampleIndex,
     config: DataConfig,
     model: ModelConfig,
     purpose: Literal["training", "evaluation"],
     order_rows: OrderRows | None,
-) -> BatchRecipe:
+) -> BatchPipeline:
     capacity = capacity_for_model(config.capacity, sample_index.sample_format)
     policy = GROUPING_POLICIES[config.grouping]
     planner = StepPlanner(
         sample_stream=sample_stream,
         sample_index=sample_index,
         capacity=capacity,
-        rows=config.rows,
-        window=config.window,
-        epoch=_epoch_length(config, sample_index),
+        rows_per_step=config.rows,
+        window_size=config.window,
+        epoch_length=_epoch_length(config, sample_index),
         group_samples=policy.make_algorithm(row_limits(capacity), config.rows),
         form_steps=policy.form_steps,
         seed=config.seed,
@@ -289,14 +289,14 @@ def _make_recipe(
         loss_weights=(config.language_weight, config.generator_weight),
         threads=config.threads,
     )
-    return BatchRecipe(sample_index, planner, loader, order_rows, _fingerprint(config, sample_index, purpose))
+    return BatchPipeline(sample_index, planner, loader, order_rows, _fingerprint(config, sample_index, purpose))
 
 
-def _run_recipe(recipe: BatchRecipe, config: DataConfig) -> BatchIterator:
+def _run_pipeline(pipeline: BatchPipeline, config: DataConfig) -> BatchIterator:
     def start(state: PlannerState) -> grain.IterDataset:
         worker_count = max(config.workers, 1)
         batches_of_workers = [
-            _StridedSteps(recipe, state, worker, worker_count).map(recipe.loader) for worker in range(worker_count)
+            _StridedSteps(pipeline, state, worker, worker_count).map(pipeline.loader) for worker in range(worker_count)
         ]
         if not config.workers:
             return grain.experimental.ThreadPrefetchIterDataset(
@@ -309,12 +309,12 @@ def _run_recipe(recipe: BatchRecipe, config: DataConfig) -> BatchIterator:
             [batches.mp_prefetch(one_worker) for batches in batches_of_workers], cycle_length=worker_count
         )
 
-    refusals = RefusalLog(recipe.sample_index.counts, config.max_refused_share)
-    return BatchIterator(recipe.sample_index, recipe.fingerprint, refusals, start)
+    refusals = RefusalLog(pipeline.sample_index.counts, config.max_refused_share)
+    return BatchIterator(pipeline.sample_index, pipeline.fingerprint, refusals, start)
 
 
 def _epoch_length(config: DataConfig, sample_index: SampleIndex) -> int:
-    """Number of samples of the mixed stream after which the first kind has been drawn completely."""
+    """Number of samples of the mixed stream until the first kind is exhausted; before that none is repeated."""
     shares = config.shares(sample_index.counts)
     total = sum(shares.values())
     return max(1, int(min(sample_index.counts[kind] * total / share for kind, share in shares.items())))
@@ -340,12 +340,12 @@ def fingerprint_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) 
 class _StridedSteps(grain.IterDataset[StepPlan]):
     """Every n-th step after a state."""
 
-    def __init__(self, recipe: BatchRecipe, state: PlannerState, first: int, stride: int) -> None:
+    def __init__(self, pipeline: BatchPipeline, state: PlannerState, first: int, stride: int) -> None:
         super().__init__()
-        self._recipe, self._state, self._first, self._stride = recipe, state, first, stride
+        self._pipeline, self._state, self._first, self._stride = pipeline, state, first, stride
 
     def __iter__(self) -> grain.DatasetIterator[StepPlan]:
-        return _StridedStepIterator(self._recipe.steps(self._state), self._first, self._stride)
+        return _StridedStepIterator(self._pipeline.steps(self._state), self._first, self._stride)
 
 
 class _StridedStepIterator(grain.DatasetIterator[StepPlan]):

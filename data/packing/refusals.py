@@ -1,11 +1,15 @@
-"""Refusals: samples that a pipeline leaves out because they cannot be read or do not fit into a row."""
+"""Refusals: samples that a pipeline leaves out because they are unreadable or oversized.
+
+An unreadable sample is one whose record or media cannot be used (`BadSampleError`); an oversized one exceeds the
+capacity of a row.
+"""
 
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple, TypeVar
 
-from data.data_config import RowCapacity
+from data.data_config import CAPACITY_FIELDS, RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.errors import BadSampleError
 from data.quarantine import Quarantine
@@ -15,7 +19,7 @@ _Result = TypeVar("_Result")
 
 RefusalCause = Literal["unreadable", "oversized"]
 
-_ALMOST_ALL = 1 - 1e-9
+_CAPACITY_SETTINGS = ", ".join(f"DataConfig.{name}" for name in CAPACITY_FIELDS)
 
 
 class Refusal(NamedTuple):
@@ -53,8 +57,8 @@ def oversized_refusal(
 class RefusalLog:
     """All refused samples, each once, in one quarantine for each cause.
 
-    More unreadable samples than allowed are an error. Oversized samples are an error if no others of their kind
-    exist, because that kind would never be drawn.
+    More unreadable samples than allowed are an error. Oversized samples are an error if all samples of their kind are
+    oversized, because that kind would never be drawn.
     """
 
     def __init__(self, counts: Mapping[str, int], max_unreadable_share: float) -> None:
@@ -62,17 +66,21 @@ class RefusalLog:
 
         Args:
             counts: Number of samples of every kind.
-            max_unreadable_share: Largest share of a kind that may be unreadable.
+            max_unreadable_share: Largest fraction of a kind that may be unreadable (`DataConfig.max_refused_share`).
         """
         self._quarantines = {
-            "unreadable": Quarantine(counts, max_unreadable_share),
-            "oversized": Quarantine(counts, _ALMOST_ALL),
+            "unreadable": Quarantine(counts, max_unreadable_share, "DataConfig.max_refused_share"),
+            "oversized": Quarantine(counts, None),
         }
 
     def add(self, refusals: Iterable[Refusal]) -> None:
         """Adds the refusals of a batch; raises DataError if there are too many."""
         for refusal in refusals:
             self._quarantines[refusal.cause].add(refusal.kind, refusal.key, refusal.reason)
+            if refusal.cause == "oversized":
+                self._quarantines["oversized"].require_one_left(
+                    refusal.kind, f"none of its samples fits into a row; raise {_CAPACITY_SETTINGS} as needed"
+                )
 
     def counts(self) -> dict[str, int]:
         """Number of distinct refused samples by cause: `unreadable_samples`, `oversized_samples`."""

@@ -1,8 +1,8 @@
 """The step planner: which samples form step k, in which rows, from their sizes alone.
 
-The stream of samples is planned one window at a time. A plan depends on the configuration, the seed and the history,
-never on hosts, workers or decoded data. Samples that fill no step at the end of a window are carried into the next one;
-they and three numbers are the whole state.
+The stream of samples is planned one window at a time. A plan depends on the configuration, the seed and the planner's
+state, never on hosts, workers or decoded data. Samples that fill no step at the end of a window are carried into the
+next one. `PlannerState` is the whole state: where the window starts, its number, the steps taken, the carried samples.
 """
 
 import dataclasses
@@ -86,10 +86,10 @@ class StepPlanner:
         sample_stream: Sample ids in the order of the stream; endless in training.
         sample_index: Sizes of the samples.
         capacity: Capacity of a row.
-        rows: Rows of a step.
-        window: Samples of the stream that are grouped at a time.
-        epoch: Samples of the stream among which none is repeated. No window crosses a multiple of it, so that the
-            samples of an epoch precede those of the next one.
+        rows_per_step: Number of rows of a step.
+        window_size: Number of samples of the stream that are grouped at a time.
+        epoch_length: Number of samples of the stream before any is repeated. No window crosses a multiple of it, so
+            that the samples of an epoch precede those of the next one.
         group_samples: Groups samples into rows.
         form_steps: Groups rows into steps.
         seed: Seed of both.
@@ -99,9 +99,9 @@ class StepPlanner:
     sample_stream: Sequence[int] | grain.MapDataset[int]
     sample_index: SampleIndex
     capacity: RowCapacity
-    rows: int
-    window: int
-    epoch: int
+    rows_per_step: int
+    window_size: int
+    epoch_length: int
     group_samples: GroupingAlgorithm
     form_steps: FormSteps
     seed: int
@@ -117,7 +117,7 @@ class StepPlanner:
         while True:
             window = self._plan_window(state)
             unusable_samples = 0 if window.sizes else unusable_samples + window.next.window_start - state.window_start
-            if unusable_samples >= self.epoch and not window.is_last:
+            if unusable_samples >= self.epoch_length and not window.is_last:
                 raise DataError(
                     f"not one of {unusable_samples} samples can be used; the last: {window.refused[-1].key}: "
                     f"{window.refused[-1].reason}"
@@ -132,8 +132,8 @@ class StepPlanner:
             state, skipped_steps = window.next, 0
 
     def _plan_window(self, state: PlannerState) -> "_PlannedWindow":
-        epoch_end = (state.window_start // self.epoch + 1) * self.epoch
-        end = min(state.window_start + self.window, epoch_end, len(self.sample_stream))
+        epoch_end = (state.window_start // self.epoch_length + 1) * self.epoch_length
+        end = min(state.window_start + self.window_size, epoch_end, len(self.sample_stream))
         sample_ids = [*state.carried_samples, *self._read_stream(state.window_start, end)]
         sizes, refused = self._read_sizes(sample_ids)
         usable = [sample_id for sample_id in sample_ids if sample_id in sizes]
@@ -141,8 +141,8 @@ class StepPlanner:
         stream_ends = end == len(self.sample_stream)
         steps, leftover = self._form_steps(usable, sizes, random, more_windows=not stream_ends)
         if stream_ends and leftover:
-            steps.append(tuple((*leftover, *[()] * self.rows)[: self.rows]))
-            leftover = leftover[self.rows :]
+            steps.append(tuple((*leftover, *[()] * self.rows_per_step)[: self.rows_per_step]))
+            leftover = leftover[self.rows_per_step :]
         carried = tuple(sample_id for row in leftover for sample_id in row)
         next_state = PlannerState(end, state.window_number + 1, 0, carried)
         return _PlannedWindow(steps, sizes, refused, next_state, stream_ends and not carried)
@@ -181,15 +181,15 @@ class StepPlanner:
             return [], []
         limits = np.array([*self.capacity.vector, self.capacity.samples])
         in_use = limits > 0
-        units = np.array(  # [samples, quantities and samples]
+        sample_sizes = np.array(  # [samples, capacities]
             [[*(getattr(sizes[sample_id], name) for name in CAPACITY_FIELDS), 1] for sample_id in sample_ids], float
         )
         window = form_window_steps(
-            units[:, in_use],
+            sample_sizes[:, in_use],
             limits[in_use],
             self.group_samples,
             self.form_steps,
-            self.rows,
+            self.rows_per_step,
             random,
             more_windows=more_windows,
         )

@@ -19,7 +19,7 @@ from data.data_config import DataConfig
 from data.datasets.dataset import Dataset
 from data.errors import DataError
 from data.packing.global_batch import GlobalBatch
-from data.packing.pipeline import BatchIterator, training_recipe
+from data.packing.pipeline import BatchIterator, training_pipeline
 from data.packing.refusals import RefusalLog
 from data.packing.row_order import RowOrderRequest
 from data.packing.step_planner import PlannerState
@@ -72,16 +72,16 @@ def remote_batches(
         raise DataError(f"the producers are {', '.join(producers) or 'none'}; name each once")
     if not 0 < timeout < float("inf"):
         raise DataError(f"the timeout of producers is {timeout} s; it must be positive and finite")
-    recipe = training_recipe(config, model, dataset)
-    fingerprint = batch_fingerprint(recipe, config)
+    pipeline = training_pipeline(config, model, dataset)
+    fingerprint = batch_fingerprint(pipeline, config)
     token = os.environ.get(TOKEN_VARIABLE, "")
 
     def start(state: PlannerState) -> RemoteBatches:
         first_request = StepRequest(fingerprint, state, 0, row_order, None if rows is None else tuple(rows))
         return RemoteBatches(producers, token, first_request, max(config.prefetch, 1), timeout)
 
-    refusals = RefusalLog(recipe.sample_index.counts, config.max_refused_share)
-    return BatchIterator(recipe.sample_index, recipe.fingerprint, refusals, start)
+    refusals = RefusalLog(pipeline.sample_index.counts, config.max_refused_share)
+    return BatchIterator(pipeline.sample_index, pipeline.fingerprint, refusals, start)
 
 
 @dataclasses.dataclass

@@ -18,7 +18,7 @@ from configs.errors import UserError
 from data.data_config import DataConfig
 from data.errors import DataError
 from data.extras import missing_extra
-from data.packing.pipeline import BatchRecipe, fingerprint_differences
+from data.packing.pipeline import BatchPipeline, fingerprint_differences
 from data.packing.row_order import RowOrder, RowOrderRequest
 from data.packing.step_planner import StepPlan
 from data.producers.step_plan_cache import StepPlanCache
@@ -38,11 +38,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class ProducerServer(flight.FlightServerBase):
-    """Serves the steps of a recipe on `port`; `serve` blocks until SIGTERM, SIGINT or `shutdown`."""
+    """Serves the steps of a pipeline on `port`; `serve` blocks until SIGTERM, SIGINT or `shutdown`."""
 
     def __init__(
         self,
-        recipe: BatchRecipe,
+        pipeline: BatchPipeline,
         config: DataConfig,
         address: str,
         token: str = "",
@@ -51,8 +51,8 @@ class ProducerServer(flight.FlightServerBase):
         """Starts listening.
 
         Args:
-            recipe: How steps are made.
-            config: The recipe's configuration; a trainer's must be the same.
+            pipeline: Plans and decodes the steps.
+            config: The pipeline's configuration; a trainer's must be the same.
             address: Host and port; port 0 for a free one.
             token: Token that clients must send; empty for none.
             certificate: TLS certificate chain and key, both PEM; None for plain connections.
@@ -69,8 +69,8 @@ class ProducerServer(flight.FlightServerBase):
             )
         except (OSError, ValueError, pa.ArrowException) as error:
             raise DataError(f"cannot listen on {address}: {error}") from error
-        self._recipe, self._fingerprint = recipe, batch_fingerprint(recipe, config)
-        self._plans = StepPlanCache(recipe)
+        self._pipeline, self._fingerprint = pipeline, batch_fingerprint(pipeline, config)
+        self._plans = StepPlanCache(pipeline)
         self._step_slots = threading.BoundedSemaphore(MAX_CONCURRENT_STEPS)
         self._row_order: tuple[RowOrderRequest, RowOrder] | None = None  # the last one used
         self._row_order_lock = threading.Lock()
@@ -85,10 +85,12 @@ class ProducerServer(flight.FlightServerBase):
                 raise DataError(
                     "the trainer has another configuration than the producer (trainer -> producer): " + differences
                 )
-            if request.rows and max(request.rows) >= self._recipe.planner.rows:
-                raise DataError(f"there is no row {max(request.rows)} in steps of {self._recipe.planner.rows}")
+            if request.rows and max(request.rows) >= self._pipeline.planner.rows_per_step:
+                raise DataError(
+                    f"there is no row {max(request.rows)} in steps of {self._pipeline.planner.rows_per_step}"
+                )
             with self._step_slots:
-                loader = dataclasses.replace(self._recipe.loader, rows=request.rows)
+                loader = dataclasses.replace(self._pipeline.loader, rows=request.rows)
                 batch = loader(self._plan(request))
         except UserError as error:
             _LOG.warning("refused %s: %s", context.peer(), error)
@@ -106,7 +108,7 @@ class ProducerServer(flight.FlightServerBase):
         with self._row_order_lock:  # a row order is expensive to make, and caches what it computes
             if self._row_order is None or self._row_order[0] != request.row_order:
                 row_order = request.row_order.make_row_order(
-                    self._recipe.loader.model, self._recipe.sample_index.sample_format
+                    self._pipeline.loader.model, self._pipeline.sample_index.sample_format
                 )
                 self._row_order = (request.row_order, row_order)
             return plan.reordered(self._row_order[1])

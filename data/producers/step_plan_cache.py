@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 
 from data.errors import DataError
-from data.packing.pipeline import BatchRecipe
+from data.packing.pipeline import BatchPipeline
 from data.packing.step_planner import PlannerState, StepPlan
 from data.producers.step_request import MAX_STEPS_AHEAD
 
@@ -51,14 +51,14 @@ class _PlanChain:
 
 
 class StepPlanCache:
-    """The steps of a recipe by the state that they follow; threads may share it.
+    """The steps of a pipeline by the state that they follow; threads may share it.
 
     A request that continues from an earlier answer costs the planning of one step. Another state starts another chain
     of steps, which costs the planning of the window that the state is in; least recently used chains are dropped.
     """
 
-    def __init__(self, recipe: BatchRecipe) -> None:
-        self._recipe = recipe
+    def __init__(self, pipeline: BatchPipeline) -> None:
+        self._pipeline = pipeline
         self._chains: list[_PlanChain] = []  # least recently used first
         self._lock = threading.Lock()
 
@@ -68,13 +68,13 @@ class StepPlanCache:
         Raises:
             DataError: The state is outside the stream of samples, or planning fails.
         """
-        stream_length = len(self._recipe.planner.sample_stream)
+        stream_length = len(self._pipeline.planner.sample_stream)
         if state.window_start >= stream_length:
             raise DataError(f"there is no position {state.window_start} in a stream of {stream_length} samples")
         with self._lock:
             chain = next((chain for chain in self._chains if state in chain), None)
             if chain is None:
-                chain = _PlanChain(self._recipe.steps(state), state)
+                chain = _PlanChain(self._pipeline.steps(state), state)
             others = [other for other in self._chains if other is not chain]
             self._chains = others  # a chain whose planning fails cannot continue
             plan = chain.step(state, skip)

@@ -12,7 +12,7 @@ from typing import Any
 
 from data.data_config import DataConfig
 from data.errors import DataError
-from data.packing.pipeline import BatchRecipe
+from data.packing.pipeline import BatchPipeline
 from data.packing.row_order import RowOrderRequest
 from data.packing.step_planner import PlannerState
 from data.producers.wire import WIRE_VERSION
@@ -91,18 +91,18 @@ class StepRequest:
         return request
 
 
-def batch_fingerprint(recipe: BatchRecipe, config: DataConfig) -> dict[str, Any]:
+def batch_fingerprint(pipeline: BatchPipeline, config: DataConfig) -> dict[str, Any]:
     """Everything that decides the content of a batch: its samples and how they are encoded, as JSON values.
 
     The order of rows is not part of it, because it comes with the request.
     """
-    sample_format = json.loads(json.dumps(dataclasses.asdict(recipe.sample_index.sample_format)))
-    tokenizer = recipe.sample_index.dataset.tokenizer.to_json().encode()
+    sample_format = json.loads(json.dumps(dataclasses.asdict(pipeline.sample_index.sample_format)))
+    tokenizer = pipeline.sample_index.dataset.tokenizer.to_json().encode()
     return {
-        **json.loads(json.dumps(recipe.fingerprint)),
+        **json.loads(json.dumps(pipeline.fingerprint)),
         **{name: getattr(config, name) for name in ("oversized", "language_weight", "generator_weight")},
         **{f"model.{name}": value for name, value in sample_format.items()},
-        "model.backbone": recipe.loader.model.backbone.name,
+        "model.backbone": pipeline.loader.model.backbone.name,
         "tokenizer": hashlib.sha256(tokenizer).hexdigest()[:16],
         "wire": WIRE_VERSION,
     }

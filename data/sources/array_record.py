@@ -97,7 +97,7 @@ def write_array_record(path: str, records: RecordSource | Sequence[Record], quar
         Number of records written.
 
     Raises:
-        DataError: More of the records are bad than the quarantine allows, or the file cannot be written.
+        DataError: More of the records are unreadable than the quarantine allows, or the file cannot be written.
     """
     source = records.name if isinstance(records, RecordSource) else path
     written = 0

@@ -19,8 +19,8 @@ class LibriSpeech:
     """Utterances: the user plays the clip, the assistant answers with its transcript.
 
     Every `*.trans.txt` below the folder is read in sorted order, so a split or the whole corpus can be given. Clips
-    without a transcript, transcripts without a clip and repeated transcripts are bad samples. Only positions within
-    the transcript files are kept in memory, 24 bytes an utterance.
+    without a transcript, transcripts without a clip and repeated transcripts are unreadable samples. Only positions
+    within the transcript files are kept in memory, 24 bytes an utterance.
 
     Attributes:
         name: Name of the source.
@@ -44,14 +44,14 @@ class LibriSpeech:
             str(path.relative_to(root)) for path in sorted(root.rglob(f"*{_TRANSCRIPT}")) if path.is_file()
         ]
         if not self._transcripts:
-            raise DataError(f"{folder} has no *{_TRANSCRIPT}; give the folder that speakers' folders lie in")
+            raise DataError(f"{folder} has no *{_TRANSCRIPT}; give the folder that contains the speakers' folders")
         self._bad: dict[int, tuple[str, str]] = {}  # key and reason
         columns = array.array("q")
         for number, transcript in enumerate(self._transcripts):
             self._scan(number, transcript, columns)
         self._index = np.array(columns, np.int64).reshape(-1, 3)  # transcript file, offset and size of a line
         if not len(self._index):
-            raise DataError(f"{folder} has only empty transcripts; give the folder that speakers' folders lie in")
+            raise DataError(f"{folder} has only empty transcripts; give the folder that contains the speakers' folders")
 
     def __len__(self) -> int:
         return len(self._index)

@@ -19,11 +19,11 @@ class LlavaJson:
 
     An entry is `{"id": ..., "image": "a.jpg", "conversations": [{"from": "human", "value": "<image>\nWhat is it?"},
     {"from": "gpt", "value": "A ship."}]}`. `image` and `audio` name one file, a list of files, or none; `<image>` and
-    `<audio>` in the texts mark their places, and files of a kind without marks precede the user's first text. See
-    `data.sources.messages.parse_messages` for other forms of messages.
+    `<audio>` in the texts are their placeholders; files of a kind without placeholders precede the user's first text.
+    See `data.sources.messages.parse_messages` for other forms of messages.
 
     Only the index is kept in memory, 24 bytes an entry; entries are read on access. A malformed line of JSON lines is
-    a bad sample, a malformed array an error at the start.
+    an unreadable sample, a malformed array an error at the start.
 
     Attributes:
         name: Name of the source.
@@ -54,7 +54,7 @@ class LlavaJson:
         return len(self._index)
 
     def __getitem__(self, index: SupportsIndex) -> Record:
-        """The record of an entry; raises BadSampleError if it is malformed or its marks do not match its files."""
+        """The record of an entry; raises BadSampleError if it is malformed or placeholders and files do not match."""
         number = check_index(index, len(self))
         offset, size, line = map(int, self._index[number])
         file = pathlib.Path(self._path).name

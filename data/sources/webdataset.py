@@ -37,7 +37,7 @@ class WebDataset:
     flac) and a text, which is the txt or, without one, the caption in the json. Other members are skipped, and so
     are names without a key, such as `.DS_Store`. The members of a sample need not be adjacent.
 
-    Of a truncated tar, complete samples are used, and the truncated one is a bad sample.
+    Of a truncated tar, complete samples are used, and the truncated one is an unreadable sample.
 
     Attributes:
         name: Name of the source.

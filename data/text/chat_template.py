@@ -11,14 +11,14 @@ from data.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class SpecialToken:
-    """The tokenizer's special token of a role (a field of `SpecialTokens`)."""
+    """A special token of the tokenizer, by its field of `SpecialTokens`."""
 
-    role: str
+    name: str
 
 
 @dataclasses.dataclass(frozen=True)
 class ControlToken:
-    """A token of this spelling, which the tokenizer's file must contain."""
+    """A control token by its spelling, which the tokenizer's file must contain."""
 
     name: str
 
@@ -32,19 +32,20 @@ class TurnTemplate:
     """The markup around the content of a turn.
 
     Attributes:
-        before, after: Input of the model, never in the loss.
-        opening, closing: In the loss where the turn's text is: the model itself must begin and end an answer.
+        prefix, suffix: Precede and follow the turn; never in the loss.
+        answer_prefix, answer_suffix: Precede and follow the turn's content, and are in the loss where the content is:
+            the model itself must begin and end an answer.
     """
 
-    before: Markup = ()
-    opening: Markup = ()
-    closing: Markup = ()
-    after: Markup = ()
+    prefix: Markup = ()
+    answer_prefix: Markup = ()
+    answer_suffix: Markup = ()
+    suffix: Markup = ()
 
     @property
     def markup(self) -> Markup:
         """All of it in order."""
-        return self.before + self.opening + self.closing + self.after
+        return self.prefix + self.answer_prefix + self.answer_suffix + self.suffix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,9 @@ class ChatTemplate:
 
     def end_token(self, tokenizer: Tokenizer) -> int:
         """The id of the token that ends an answer."""
-        return next(element for element in _resolve(self.assistant.closing, tokenizer) if isinstance(element, int))
+        return next(
+            element for element in _resolve(self.assistant.answer_suffix, tokenizer) if isinstance(element, int)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,23 +105,23 @@ class MediaPlaceholder:
 ChatElement = TokenRun | MediaPlaceholder
 
 # No markup: captions, transcripts, interleaved documents.
-PLAIN = ChatTemplate(TurnTemplate(), TurnTemplate(), TurnTemplate(closing=(SpecialToken("eos"),)))
+PLAIN = ChatTemplate(TurnTemplate(), TurnTemplate(), TurnTemplate(answer_suffix=(SpecialToken("eos"),)))
 
 # `<bos> question <answer> answer <eos>`, as `data.datasets.easy_vqa` lays questions out.
-QUESTION = dataclasses.replace(PLAIN, user=TurnTemplate(after=(SpecialToken("answer"),)))
+QUESTION = dataclasses.replace(PLAIN, user=TurnTemplate(suffix=(SpecialToken("answer"),)))
 
 # Vicuna 1.1, used by LLaVA-1.5 (arXiv 2310.03744). To continue from its weights, set `default_system_prompt` to its
 # system prompt.
 VICUNA = ChatTemplate(
-    system=TurnTemplate(after=(" ",)),
-    user=TurnTemplate(before=("USER: ",), after=(" ",)),
-    assistant=TurnTemplate(before=("ASSISTANT:",), opening=(" ",), closing=(SpecialToken("eos"),)),
+    system=TurnTemplate(suffix=(" ",)),
+    user=TurnTemplate(prefix=("USER: ",), suffix=(" ",)),
+    assistant=TurnTemplate(prefix=("ASSISTANT:",), answer_prefix=(" ",), answer_suffix=(SpecialToken("eos"),)),
 )
 
 
 def _llama3_turn(role: str) -> TurnTemplate:
     header = (ControlToken("<|start_header_id|>"), role, ControlToken("<|end_header_id|>"), "\n\n")
-    return TurnTemplate(before=header, closing=(ControlToken("<|eot_id|>"),))
+    return TurnTemplate(prefix=header, answer_suffix=(ControlToken("<|eot_id|>"),))
 
 
 # Llama 3 (arXiv 2407.21783); its bos is <|begin_of_text|>.
@@ -127,7 +130,7 @@ LLAMA3 = ChatTemplate(_llama3_turn("system"), _llama3_turn("user"), _llama3_turn
 
 def _chatml_turn(role: str) -> TurnTemplate:
     return TurnTemplate(
-        before=(ControlToken("<|im_start|>"), f"{role}\n"), closing=(ControlToken("<|im_end|>"),), after=("\n",)
+        prefix=(ControlToken("<|im_start|>"), f"{role}\n"), answer_suffix=(ControlToken("<|im_end|>"),), suffix=("\n",)
     )
 
 
@@ -148,8 +151,8 @@ CHAT_TEMPLATES = {
 def render_conversation(record: Record, template: ChatTemplate, tokenizer: Tokenizer) -> list[ChatElement]:
     """The conversation as a training sample: the loss covers the assistant's texts and the markup that ends them.
 
-    Adjacent texts are encoded together, across turns too, so that words are tokenized as in plain text. The start of
-    the loss always separates them, because generation begins there.
+    Adjacent texts are encoded together, across turns too, so that words are tokenized as in plain text. Text is
+    never merged across the boundary where the loss begins, because generation starts there.
 
     Raises:
         BadSampleError: A turn has an unknown role, or the assistant's turn contains audio.
@@ -161,7 +164,7 @@ def render_conversation(record: Record, template: ChatTemplate, tokenizer: Token
 def render_prompt(record: Record, template: ChatTemplate, tokenizer: Tokenizer) -> list[ChatElement]:
     """The conversation up to the assistant's next answer: what `render_conversation` gives before that answer."""
     conversation = _conversation_elements(record, template)
-    return _encode_elements(itertools.chain(conversation, _with_loss(template.assistant.before, False)), tokenizer)
+    return _encode_elements(itertools.chain(conversation, _with_loss(template.assistant.prefix, False)), tokenizer)
 
 
 _Element = tuple[MarkupElement | MediaPlaceholder, bool]  # with: whether it is in the loss
@@ -178,12 +181,12 @@ def _conversation_elements(record: Record, template: ChatTemplate) -> Iterator[_
         if turn.role not in turn_templates:
             raise BadSampleError(record.key, f"a turn of role {turn.role!r}, which is none of {', '.join(ROLES)}")
         turn_template, is_answer = turn_templates[turn.role], turn.role == "assistant"
-        yield from _with_loss(turn_template.before, False)
-        yield from _with_loss(turn_template.opening, is_answer)
+        yield from _with_loss(turn_template.prefix, False)
+        yield from _with_loss(turn_template.answer_prefix, is_answer)
         for part in turn.parts:
             yield _content(part, is_answer, record.key), is_answer
-        yield from _with_loss(turn_template.closing, is_answer)
-        yield from _with_loss(turn_template.after, False)
+        yield from _with_loss(turn_template.answer_suffix, is_answer)
+        yield from _with_loss(turn_template.suffix, False)
 
 
 def _with_loss(markup: Markup, in_loss: bool) -> Iterator[_Element]:

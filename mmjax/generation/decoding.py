@@ -8,15 +8,15 @@ from jaxtyping import Array, Bool, Int
 
 from mmjax.generation.kv_cache import CachedBackbone, DecodeState
 from mmjax.generation.sampling import Sampling, sample_tokens
-from mmjax.models.structure.module import Batch
+from mmjax.models.structure.module import ModuleInputs
 from sharding.trees import Tree
 
 
 class DecodedTokens(NamedTuple):
-    """The tokens that were decoded behind each prompt.
+    """The tokens that were decoded after each prompt.
 
     Attributes:
-        tokens: Token ids; undefined behind the end of an answer.
+        tokens: Token ids; undefined after the end of an answer.
         counts: Number of tokens of each answer, without its end token.
         ended: Whether the model ended the answer.
     """
@@ -36,7 +36,7 @@ class _LoopState(NamedTuple):
 def decode_answers(
     backbone: CachedBackbone,
     parameters: Tree,
-    arrays: dict[str, Batch],
+    arrays: dict[str, ModuleInputs],
     lengths: Int[Array, " b"],
     seeds: Int[Array, " b"],
     allowed_tokens: Bool[Array, " v"],

@@ -11,7 +11,7 @@ from mmjax.models.layers.positions import RotaryCosSin
 from mmjax.models.layers.transformer import TransformerBlock
 from mmjax.models.modalities.backbone import LanguageHead, TokenEmbedding, backbone_rotary, causal_mask
 from mmjax.models.model import run_module, with_tied_parameters
-from mmjax.models.structure.module import Batch, Module
+from mmjax.models.structure.module import Module, ModuleInputs
 from mmjax.models.structure.parameters import layer_name, piece_definition
 from pallas_kernels.packed_attention import SegmentMask, make_segment_mask, packed_attention
 from sharding.axes import Axes
@@ -62,7 +62,7 @@ class CachedBackbone:
         self._embed, self._blocks, self._head = self._module.compute_pieces
 
     def prefill(
-        self, parameters: Tree, arrays: dict[str, Batch], lengths: Int[Array, " r"]
+        self, parameters: Tree, arrays: dict[str, ModuleInputs], lengths: Int[Array, " r"]
     ) -> tuple[DecodeState, Float[Array, "r s d"]]:
         """Computes prompts, one a row.
 
@@ -152,7 +152,7 @@ def block_with_cache(
     Args:
         block: The block.
         x: Activations of the new positions.
-        mask: Which slots of the cache each new position sees.
+        mask: Which slots of the cache each new position attends to.
         rotary: Rotation of queries and keys at the new positions.
         cache: Keys and values of earlier positions.
         start: Slot of the first new position of each row.

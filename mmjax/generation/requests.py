@@ -26,8 +26,8 @@ class Request:
 
     Attributes:
         prompt: Text, with `<image>` and `<audio>` where images and clips stand.
-        image: Image files in the order of their marks.
-        audio: Audio files in the order of their marks.
+        image: Image files in the order of their placeholders.
+        audio: Audio files in the order of their placeholders.
         output: File to write the generated image to; empty for a question.
         seed: Seed of an image's noise, and of tokens that are sampled.
     """
@@ -41,7 +41,7 @@ class Request:
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:
             raise UserError(f"seed {self.seed} is not between 0 and {MAX_SEED}")
-        prompt_record(self.prompt, *self._media)  # refuses marks and files that do not agree
+        prompt_record(self.prompt, *self._media)  # raises if placeholders and files do not match
         if self.output:
             self._check_output()
         for path in (*self.image, *self.audio):

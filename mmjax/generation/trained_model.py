@@ -32,8 +32,8 @@ from mmjax.training.checkpoints.manager import CheckpointManager, saved_steps
 from mmjax.training.config import TrainConfig
 from sharding.trees import Tree
 
-VOCABULARY_FILE = "vocabulary.json"
-PROMPT_FORMAT_FILE = "prompting.json"
+TOKENIZER_FILE = "tokenizer.json"
+PROMPT_FORMAT_FILE = "prompt_format.json"
 MIN_ROW_TOKENS = 32
 """Rows are as long as powers of two from here on, so that few programs serve prompts of all lengths."""
 
@@ -46,8 +46,8 @@ class Prompt:
 
     Attributes:
         text: Text with `<image>` and `<audio>` where images and clips stand; without any, they come first.
-        images: Images in the order of their marks.
-        clips: Audio clips in the order of their marks.
+        images: Images in the order of their placeholders.
+        clips: Audio clips in the order of their placeholders.
         seed: Seed of tokens that are sampled.
     """
 
@@ -94,7 +94,7 @@ class TrainedModel:
         if ids > vocabulary:
             raise UserError(
                 f"the tokenizer has {ids} ids and BackboneConfig.vocabulary is {vocabulary}: "
-                f"{VOCABULARY_FILE} and the configuration belong to different models"
+                f"{TOKENIZER_FILE} and the configuration belong to different models"
             )
 
     def answers(
@@ -199,12 +199,12 @@ def load_trained_model(workdir: pathlib.Path, config: TrainConfig) -> TrainedMod
         config: Configuration of the run.
 
     Raises:
-        UserError: The directory has no checkpoint or no vocabulary, or they belong to another model.
+        UserError: The directory has no checkpoint or no tokenizer, or they belong to another model.
     """
     directory = workdir / "checkpoints"
     if not saved_steps(directory):
         raise UserError(f"{directory} holds no checkpoint; train first: python -m mmjax.train --workdir={workdir}")
-    tokenizer = tokenizer_from_json(_read_file(workdir, VOCABULARY_FILE))
+    tokenizer = tokenizer_from_json(_read_file(workdir, TOKENIZER_FILE))
     prompt_format = PromptFormat.from_json(_read_file(workdir, PROMPT_FORMAT_FILE))
     masters, step = CheckpointManager(directory, config.model).restore_parameters(jax.local_devices()[0])
     dtype = jnp.dtype(config.model.dtype)
@@ -221,5 +221,7 @@ def load_trained_model(workdir: pathlib.Path, config: TrainConfig) -> TrainedMod
 
 def _read_file(workdir: pathlib.Path, name: str) -> str:
     if not (workdir / name).is_file():
-        raise UserError(f"there is no {workdir / name}, which mmjax.train writes beside its checkpoints; copy it there")
+        raise UserError(
+            f"there is no {workdir / name}, which mmjax.train writes next to its checkpoints; copy it there"
+        )
     return (workdir / name).read_text()

@@ -1,4 +1,4 @@
-"""The folder of a published checkpoint: config.json beside one safetensors file, or several with an index.
+"""The folder of a published checkpoint: config.json and one safetensors file, or several with an index.
 
 Reading looks at headers first and maps tensors into memory. Writing takes tensors one at a time, puts them into files
 of a bounded size, and gives the folder its name only when it is whole.

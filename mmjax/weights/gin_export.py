@@ -57,7 +57,7 @@ def _fields(value: Any) -> tuple[dataclasses.Field, ...]:
 def gin_text(config: Config, weights: tuple[tuple[str, str], ...] = ()) -> str:
     """Gin bindings of everything that differs from the defaults.
 
-    The text is for `--gin_file`, beside a file that names the data.
+    The text is for `--gin_file`, used together with a file that names the data.
 
     Args:
         config: Configuration of a module, or a ModelConfig.

@@ -1,4 +1,4 @@
-"""A published checkpoint beside a model: which of its tensors are which of the model's parameters."""
+"""The correspondence between the tensors of a published checkpoint and the parameters of a model."""
 
 import dataclasses
 import fnmatch

@@ -31,7 +31,7 @@ def test_exceeding_the_share_of_a_source_names_ten_samples():
         quarantine.add("a", f"key {number}", "cut")
     quarantine.add("a", "key 0", "cut")
     with pytest.raises(
-        DataError, match=r"a: 12 of 100 samples cannot be used: 12\.00%, more than max_share = 11"
+        DataError, match=r"a: 12 of 100 samples cannot be used: 12\.00%, more than Quarantine\.max_share = 11"
     ) as caught:
         quarantine.add("a", "key 11", "cut")
     assert str(caught.value).endswith("key 9 (cut) and 2 more")
@@ -67,7 +67,7 @@ def test_entries_are_written_as_json_lines(tmp_path):
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(DataError, match=r"max_share is 1\.0; it must lie in \[0, 1\)"):
+    with pytest.raises(DataError, match=r"max_share is 1\.0; it must be in \[0, 1\)"):
         Quarantine({}, 1.0)
     with pytest.raises(DataError, match="no source 'b'; there are a"):
         Quarantine({"a": 1}, 0.5).add("b", "1", "cut")

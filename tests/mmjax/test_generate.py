@@ -283,7 +283,7 @@ def test_an_answer_without_an_end_is_cut_off_at_the_end_of_the_row(trained):
 
 def test_a_vocabulary_that_is_missing_or_of_another_model_is_refused(workdir, tmp_path, trained):
     (tmp_path / "checkpoints").symlink_to(workdir / "checkpoints")
-    with pytest.raises(UserError, match="vocabulary.json"):
+    with pytest.raises(UserError, match="tokenizer.json"):
         load_trained_model(tmp_path, TrainConfig(dataset=SmallVQA, model=MODEL, data=DATA))
     words = tuple(f"word{number}" for number in range(60))
     with pytest.raises(UserError, match="67 ids"):

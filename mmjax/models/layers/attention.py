@@ -16,7 +16,7 @@ class Attention(nnx.Module):
     """Grouped-query attention, softmax(Q Kᵀ / √e) V per head, with the heads split over the tensor axes.
 
     Q = rotary(norm(x W_query)), K = rotary(norm(y W_key)) and V = y W_value, where y is x itself or, for
-    cross-attention, another source. Norms of queries and keys, rotary positions and a norm before the output
+    cross-attention, a context. Norms of queries and keys, rotary positions and a norm before the output
     projection are optional.
     """
 
@@ -26,7 +26,7 @@ class Attention(nnx.Module):
         heads: int,
         *,
         kv_heads: int = 0,
-        source_width: int = 0,
+        context_width: int = 0,
         biases: tuple[str, ...] = (),
         query_norm: Norm | None = None,
         key_norm: Norm | None = None,
@@ -35,21 +35,21 @@ class Attention(nnx.Module):
         """Creates the projections query `[d, h e]`, key and value `[c, k e]`, and output `[h e, d]`.
 
         Args:
-            width: Width d of the queries' source and of the output.
+            width: Width d of the input x and of the output.
             heads: Query heads h, of width e = d / h.
             kv_heads: Key-value heads k; 0 for as many as query heads.
-            source_width: Width c of the source of keys and values; 0 for d.
+            context_width: Width c of the input of the key and value projections; 0 for d.
             biases: Which of query, key, value and output have a bias.
-            query_norm: Norm of the queries, over each head `[..., e]` or, if it is split, over all heads at once.
+            query_norm: Norm of the queries, over each head `[..., e]` or, if it is tensor-sharded, over all heads.
             key_norm: Norm of the keys, likewise.
             inner_norm: Norm before the output projection.
         """
         self.head_width = width // heads
         kv_width = self.head_width * (kv_heads or heads)
-        source = source_width or width
+        context = context_width or width
         self.query = Linear(width, width, split="columns", bias="query" in biases)
-        self.key = Linear(source, kv_width, split="columns", bias="key" in biases)
-        self.value = Linear(source, kv_width, split="columns", bias="value" in biases)
+        self.key = Linear(context, kv_width, split="columns", bias="key" in biases)
+        self.value = Linear(context, kv_width, split="columns", bias="value" in biases)
         self.query_norm, self.key_norm, self.inner_norm = query_norm, key_norm, inner_norm
         self.output = Linear(width, width, split="rows", bias="output" in biases)
 
@@ -61,18 +61,18 @@ class Attention(nnx.Module):
         *,
         mask: SegmentMask | None = None,
         rotary: RotaryCosSin | None = None,
-        source: Float[Array, "r t c"] | None = None,
+        context: Float[Array, "r t c"] | None = None,
     ) -> Float[Array, "r q d"]:
-        """Attends from x to a source.
+        """Attends from x to x itself, or to a context (cross-attention).
 
         Args:
             x: Activations; q are this rank's positions where `axes.sequence` divides them, else all s.
             axes: Mesh axes.
-            mask: Which positions see which; None for all of them.
+            mask: Attention mask; None if every position attends to all others.
             rotary: Rotation of queries and keys; None for none.
-            source: What keys and values are made of; None for x.
+            context: Input of the key and value projections (cross-attention); None for x.
         """
-        query, key, value = self.project_query_key_value(x, source, axes, rotary)
+        query, key, value = self.project_query_key_value(x, context, axes, rotary)
         if mask is None:
             heads_output = jax.nn.dot_product_attention(query, key, value)  # [r, s, h, e]
         else:
@@ -82,16 +82,16 @@ class Attention(nnx.Module):
     def project_query_key_value(
         self,
         x: Float[Array, "r q d"],
-        source: Float[Array, "r t c"] | None,
+        context: Float[Array, "r t c"] | None,
         axes: Axes,
         rotary: RotaryCosSin | None = None,
     ) -> tuple[Float[Array, "r s h e"], Float[Array, "r t k e"], Float[Array, "r t k e"]]:
-        """Queries of x, and keys and values of the source (None for x), at all positions, normed and rotated."""
-        if source is None:
+        """Queries of x, and keys and values of the context (None for x), at all positions, normed and rotated."""
+        if context is None:
             query, key, value = column_parallel_projections((self.query, self.key, self.value), x, axes)
         else:
             query = self.query(x, axes)
-            key, value = column_parallel_projections((self.key, self.value), source, axes)
+            key, value = column_parallel_projections((self.key, self.value), context, axes)
         query = self._split_heads(query, self.query_norm, axes)  # [r, s, h e] -> [r, s, h, e]
         key = self._split_heads(key, self.key_norm, axes)  # [r, t, k e] -> [r, t, k, e]
         value = self._split_heads(value, None, axes)  # [r, t, k e] -> [r, t, k, e]
@@ -100,7 +100,10 @@ class Attention(nnx.Module):
         return query, key, value
 
     def _split_heads(self, x: jax.Array, norm: Norm | None, axes: Axes) -> Float[Array, "r s h e"]:
-        """Splits the channels into heads; a norm that is split spans all heads and comes before, else after."""
+        """Splits the channels into heads.
+
+        A tensor-sharded norm, over the channels of all heads, is applied before the reshape; a norm per head after it.
+        """
         if norm is not None and norm.split is not None:
             return norm(x, axes).reshape(*x.shape[:2], -1, self.head_width)
         x = x.reshape(*x.shape[:2], -1, self.head_width)

@@ -17,7 +17,7 @@ from configs.experts import ExpertsConfig
 from mmjax.models.layers.activations import ACTIVATIONS
 from mmjax.models.layers.feed_forward import GatedMLP
 from mmjax.models.layers.linear import Linear, normal_parameter
-from mmjax.models.layers.tensor_parallel import name_for_checkpoint
+from mmjax.models.layers.tensor_parallel import mark_saveable
 from sharding.axes import Axes
 
 
@@ -26,11 +26,11 @@ class BalancingWeights(NamedTuple):
 
     Attributes:
         segments: Number of the token's sample within the row; 0 for padding.
-        weights: The token's share in the loss of the global batch; 0 for padding, which is routed but does not count.
+        loss_shares: The token's share of the loss of the global batch; 0 for padding, which is routed but not counted.
     """
 
     segments: Int[Array, "r s"]
-    weights: Float[Array, "r s"]
+    loss_shares: Float[Array, "r s"]
 
 
 class RoutedOutput(NamedTuple):
@@ -43,14 +43,14 @@ class RoutedOutput(NamedTuple):
     """
 
     output: Float[Array, "r s d"]
-    probabilities: Float[Array, "r s e"]
+    probabilities: Float[Array, "r s E"]
     experts: Int[Array, "r s k"]
 
 
 class MixtureOfExperts(nnx.Module):
     """y = sum over the chosen experts i of w_i down_i(activation(gate_i x) * up_i x), with w from a router's softmax.
 
-    Optionally a shared expert, behind a sigmoid gate, is added for every token (Qwen2-MoE).
+    Optionally a shared expert, scaled by a sigmoid gate, is added for every token (Qwen2-MoE).
     """
 
     def __init__(self, config: ExpertsConfig, width: int, *, activation: str = "silu") -> None:
@@ -83,7 +83,7 @@ class MixtureOfExperts(nnx.Module):
             probabilities = jax.nn.softmax(logits, axis=-1)  # [r, s, E]
             experts, weights = route_top_k(probabilities, self.config)  # [r, s, k] each
         tokens = x.shape[0] * x.shape[1]  # n
-        y = self._sum_over_ranks(
+        y = self._expert_parallel_forward(
             x.reshape(tokens, -1), experts.reshape(tokens, -1), weights.reshape(tokens, -1), axes
         )  # [n, d]
         y = y.reshape(x.shape)
@@ -92,10 +92,10 @@ class MixtureOfExperts(nnx.Module):
                 y = y + jax.nn.sigmoid(self.shared_gate(x, axes)) * self.shared(x, axes)
         return RoutedOutput(y, probabilities, experts)
 
-    def _sum_over_ranks(
+    def _expert_parallel_forward(
         self, x: Float[Array, "n d"], experts: Int[Array, "n k"], weights: Float[Array, "n k"], axes: Axes
     ) -> Float[Array, "n d"]:
-        """The weighted sum of every token's experts, whichever ranks hold them."""
+        """The weighted sum of every token's experts: all-gather of tokens, local experts, reduce-scatter of sums."""
         if axes.expert:
             x, experts, weights = (
                 lax.all_gather(local, axes.expert, tiled=True) for local in (x, experts, weights)
@@ -111,8 +111,8 @@ class MixtureOfExperts(nnx.Module):
     ) -> Float[Array, "n d"]:
         """This rank's part of the weighted sum.
 
-        Where XLA has no grouped matmul (on CPUs, and by default on NVIDIA GPUs: openxla/xla pull request 40189), it
-        multiplies all pairs by every local expert.
+        Without a native grouped matmul (on CPUs, and by default on NVIDIA GPUs: openxla/xla pull request 40189) XLA
+        lowers `lax.ragged_dot` to dense matmuls of all pairs with every local expert.
 
         Args:
             x: Tokens.
@@ -121,18 +121,18 @@ class MixtureOfExperts(nnx.Module):
         """
         count, top_k = self.gate.shape[0], experts.shape[1]  # E of this rank, k
         is_local = (experts >= 0) & (experts < count)
-        group = jnp.where(is_local, experts, count).reshape(-1)  # [n k]; group `count` is the other ranks' pairs
+        group = jnp.where(is_local, experts, count).reshape(-1)  # [n k]; group `count`: pairs of other ranks' experts
         order = jnp.argsort(group)  # pairs by expert
         group_sizes = jnp.bincount(group, length=count + 1)[:count]  # [E]
-        # The pairs behind the last group belong to other ranks. They are masked before and after the matmuls, because
+        # The pairs of other ranks' experts are sorted last. They are masked before and after the matmuls, because
         # `ragged_dot` leaves their rows undefined.
         in_group = (group[order] < count)[:, None]  # [n k, 1]
         pairs = _permute_rows(jnp.repeat(x, top_k, axis=0), order)  # [n k, d]
         pairs = jnp.where(in_group, pairs, jnp.zeros((), x.dtype))
         gate, up = (
-            name_for_checkpoint(lax.ragged_dot(pairs, kernel[...], group_sizes)) for kernel in (self.gate, self.up)
+            mark_saveable(lax.ragged_dot(pairs, kernel[...], group_sizes)) for kernel in (self.gate, self.up)
         )  # [n k, f] each
-        y = name_for_checkpoint(lax.ragged_dot(self.activation(gate) * up, self.down[...], group_sizes))  # [n k, d]
+        y = mark_saveable(lax.ragged_dot(self.activation(gate) * up, self.down[...], group_sizes))  # [n k, d]
         y = jnp.where(in_group, y, jnp.zeros((), x.dtype))
         by_token = _permute_rows(y, jnp.argsort(order)).reshape(-1, top_k, y.shape[-1])  # [n, k, d]
         return jnp.sum(by_token * weights[:, :, None].astype(by_token.dtype), axis=1)
@@ -147,7 +147,7 @@ def _permute_rows(x: Float[Array, "n d"], order: Int[Array, " n"]) -> Float[Arra
 
 
 def route_top_k(
-    probabilities: Float[Array, "r s e"], config: ExpertsConfig
+    probabilities: Float[Array, "r s E"], config: ExpertsConfig
 ) -> tuple[Int[Array, "r s k"], Float[Array, "r s k"]]:
     """The k experts with the largest probabilities, and their weights in the sum of outputs."""
     weights, experts = lax.top_k(probabilities, config.top_k)
@@ -155,13 +155,13 @@ def route_top_k(
 
 
 def load_balancing_loss(
-    probabilities: Float[Array, "r s e"], experts: Int[Array, "r s k"], balancing: BalancingWeights
+    probabilities: Float[Array, "r s E"], experts: Int[Array, "r s k"], balancing: BalancingWeights
 ) -> Float[Array, ""]:
-    """Sum over tokens t of weight_t * E * sum_e f_e p_te.
+    """Sum over tokens t of weight_t * E * sum_i f_i p_ti, with the E experts i.
 
-    p_te is the router's probability of expert e for token t, and f_e the fraction of the tokens of t's own sample that
-    chose expert e. Where all tokens of a sample have equal weights, this is their sum times E sum_e f_e P_e, the loss
-    of Switch Transformer (arXiv 2101.03961, section 2.2) and, with f_e summed over the k choices, of Mixtral's
+    p_ti is the router's probability of expert i for token t, and f_i the fraction of the tokens of t's own sample that
+    chose expert i. Where all tokens of a sample have equal weights, this is their sum times E sum_i f_i P_i, the loss
+    of Switch Transformer (arXiv 2101.03961, section 2.2) and, with f_i summed over the k choices, of Mixtral's
     published code, taken over the sample instead of over all that shares its batch.
     """
     count, max_segments = probabilities.shape[-1], probabilities.shape[1] + 1
@@ -174,4 +174,4 @@ def load_balancing_loss(
         return (sums / jnp.maximum(lengths, 1.0)[:, None])[segments]
 
     fractions = lax.stop_gradient(jax.vmap(segment_means)(chosen, balancing.segments))  # [r, s, E]
-    return count * jnp.sum(balancing.weights[:, :, None] * fractions * probabilities)
+    return count * jnp.sum(balancing.loss_shares[:, :, None] * fractions * probabilities)

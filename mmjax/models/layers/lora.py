@@ -19,7 +19,7 @@ from sharding.axes import Axes
 from sharding.trees import Tree, get_leaf, set_leaf
 
 ADAPTER = "adapter"
-"""Key of an adapter's parameters beside the kernel that it adapts."""
+"""Key of an adapter's parameters, next to that of the kernel that it adapts."""
 
 ADAPTED_LAYERS = ("attention", "self_attention", "second_attention", "mlp")
 """Names of the layers whose projections may have adapters."""

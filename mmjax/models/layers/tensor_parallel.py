@@ -26,10 +26,10 @@ WeightSplit = Literal["columns", "rows"] | None
 """Which dimension of a weight `[inputs, outputs]` is split over the tensor ranks: outputs, inputs or none."""
 
 MATMUL_CHECKPOINT_NAME = "matmul"
-"""Checkpoint name of the results that selective recomputation saves."""
+"""Name (`jax.ad_checkpoint.checkpoint_name`) of the results that selective recomputation saves."""
 
 
-def name_for_checkpoint(y: jax.Array) -> jax.Array:
+def mark_saveable(y: jax.Array) -> jax.Array:
     """Names the result of a matmul or a convolution with weights, so that a recomputation policy can save it."""
     return checkpoint_name(y, MATMUL_CHECKPOINT_NAME)
 
@@ -49,7 +49,7 @@ def column_parallel_matmuls(x: Activations, weights: tuple[jax.Array, ...], axes
         ys = all_gather_matmul(x, weights, axes.tensor, backend=axes.collective_matmul)
     else:
         ys = tuple(jnp.matmul(x, weight) for weight in weights)
-    return tuple(map(name_for_checkpoint, ys))
+    return tuple(map(mark_saveable, ys))
 
 
 def vocabulary_parallel_logits(x: Activations, table: jax.Array, axes: Axes) -> jax.Array:
@@ -69,7 +69,7 @@ def vocabulary_parallel_logits(x: Activations, table: jax.Array, axes: Axes) -> 
         )
     else:
         y = jnp.einsum("...d,vd->...v", x, table, preferred_element_type=jnp.float32)
-    return name_for_checkpoint(y)
+    return mark_saveable(y)
 
 
 def row_parallel_matmul(x: Activations, weight: jax.Array, axes: Axes) -> jax.Array:
@@ -84,9 +84,9 @@ def row_parallel_matmul(x: Activations, weight: jax.Array, axes: Axes) -> jax.Ar
         `[..., f]`, at this rank's positions where `axes.sequence` divides them.
     """
     if not axes.tensor:
-        return name_for_checkpoint(jnp.matmul(x, weight))
+        return mark_saveable(jnp.matmul(x, weight))
     matmul_and_sum = matmul_reduce_scatter if axes.sequence else matmul_all_reduce
-    return name_for_checkpoint(matmul_and_sum(x, weight, axes.tensor, backend=axes.collective_matmul))
+    return mark_saveable(matmul_and_sum(x, weight, axes.tensor, backend=axes.collective_matmul))
 
 
 def tensor_parallel_matmul(x: Activations, weight: jax.Array, split: WeightSplit, axes: Axes) -> jax.Array:
@@ -95,12 +95,12 @@ def tensor_parallel_matmul(x: Activations, weight: jax.Array, split: WeightSplit
         return column_parallel_matmuls(x, (weight,), axes)[0]
     if split == "rows":
         return row_parallel_matmul(x, weight, axes)
-    return name_for_checkpoint(jnp.matmul(x, weight))
+    return mark_saveable(jnp.matmul(x, weight))
 
 
 def reduce_row_parallel(y: jax.Array, split: WeightSplit, axes: Axes) -> jax.Array:
     """Sums a convolution's result over the tensor ranks where they divide its input channels (split "rows")."""
-    return name_for_checkpoint(lax.psum(y, axes.tensor) if split == "rows" and axes.tensor else y)
+    return mark_saveable(lax.psum(y, axes.tensor) if split == "rows" and axes.tensor else y)
 
 
 def local_positions(x: jax.Array, axes: Axes) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The transformer block of encoders and backbones: attention and a feed-forward layer, each behind a norm."""
+"""The transformer block of encoders and backbones: pre-norm attention and a pre-norm feed-forward layer."""
 
 from typing import Any, NamedTuple
 
@@ -10,16 +10,16 @@ from mmjax.models.layers.attention import build_attention
 from mmjax.models.layers.feed_forward import build_mlp
 from mmjax.models.layers.normalization import LayerScale, build_norm
 from mmjax.models.layers.positions import RotaryCosSin
-from mmjax.models.structure.module import Batch, Piece, PieceModule
+from mmjax.models.structure.module import ModuleInputs, Piece, PieceModule
 from pallas_kernels.packed_attention import SegmentMask
 from sharding.axes import Axes
 
 
 class SharedInputs(NamedTuple):
-    """What all blocks of a stage read beside their activations; computed once a stage.
+    """What all blocks of a stage read in addition to their activations; computed once a stage.
 
     Attributes:
-        mask: Which positions see which.
+        mask: Attention mask: which positions attend to which.
         rotary: Rotation of queries and keys; None where positions are embedded otherwise.
     """
 
@@ -44,7 +44,7 @@ class TransformerBlock(PieceModule):
         self.attention_scale, self.mlp_scale = scales
 
     @staticmethod
-    def shared_inputs(config: Any, batch: Batch) -> Any:
+    def shared_inputs(config: Any, batch: ModuleInputs) -> Any:
         """Computes from the batch what all blocks of a stage read; each kind of block has its own."""
         raise NotImplementedError
 
@@ -62,7 +62,7 @@ class TransformerBlock(PieceModule):
 
         Args:
             x: The block's input.
-            normed: That input behind the attention norm.
+            normed: That input after the attention norm.
             attended: Output of attention.
             axes: Mesh axes.
         """

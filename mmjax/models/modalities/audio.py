@@ -11,7 +11,7 @@ from mmjax.models.layers.linear import add_bias, constant_parameter, normal_para
 from mmjax.models.layers.positions import sinusoidal_positions_1d
 from mmjax.models.layers.tensor_parallel import WeightSplit, reduce_row_parallel
 from mmjax.models.modalities.encoder import EncoderBlock, encoder_module, transformer_encoder_module
-from mmjax.models.structure.module import ActivationsByModule, Batch, Module, PieceModule
+from mmjax.models.structure.module import ActivationsByModule, Module, ModuleInputs, PieceModule
 from sharding.axes import Axes
 
 TAPS = 3
@@ -21,7 +21,7 @@ STRIDE = 2
 def convolution_windows(x: Float[Array, "r f c"], clips: Int[Array, "r f"], stride: int) -> Float[Array, "r p taps c"]:
     """Windows of three frames around every `stride`-th frame; frames of other clips are replaced by zeros.
 
-    So a convolution sees at the ends of a packed clip what it would see at the ends of that clip alone: zeros.
+    At the ends of a packed clip a convolution therefore reads zeros, as it does at the ends of a single clip.
 
     Args:
         x: Frames.
@@ -67,7 +67,7 @@ class FrameEmbedding(PieceModule):
         self.second = TemporalConvolution(config.width, config.width, split="rows", stride=STRIDE)
 
     @jax.named_scope("embedding")
-    def __call__(self, inputs: ActivationsByModule, batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
+    def __call__(self, inputs: ActivationsByModule, batch: ModuleInputs, axes: Axes) -> Float[Array, "r p d"]:
         """Embeds the frames of a batch.
 
         Args:

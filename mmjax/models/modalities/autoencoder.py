@@ -85,7 +85,7 @@ class LatentEncoder(nnx.Module):
 
     @jax.named_scope("encode")
     def __call__(self, x: FeatureMaps, axes: Axes) -> OutputMaps:
-        """Encodes images; means and log-variances lie one after the other in the channels."""
+        """Encodes images; means and log-variances are concatenated along the channels."""
         x = self.enter(x, axes)
         for level, blocks in enumerate(self.down):
             if level:
@@ -145,7 +145,7 @@ class Autoencoder(nnx.Module):
 
     @jax.named_scope("autoencoder")
     def decode(self, latents: FeatureMaps, axes: Axes) -> OutputMaps:
-        """Images of latents in the scale of `encode`; a few pixels may lie slightly outside [-1, 1]."""
+        """Images of latents in the scale of `encode`; a few pixels may be slightly outside [-1, 1]."""
         return self.decoder(latents / self.scaling_factor, axes)
 
 

@@ -18,9 +18,9 @@ from mmjax.models.layers.tensor_parallel import all_gather_positions, local_posi
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, apply_layer_scale, block_stack
 from mmjax.models.structure.module import (
     ActivationsByModule,
-    Batch,
     LayerOutput,
     Module,
+    ModuleInputs,
     ModuleOutput,
     Piece,
     PieceModule,
@@ -86,7 +86,7 @@ class TokenEmbedding(PieceModule):
         self.positions = normal_parameter(shape, (None, None), 0.02) if learned else None
 
     @jax.named_scope("embedding")
-    def __call__(self, inputs: ActivationsByModule, batch: Batch, axes: Axes) -> Float[Array, "r q d"]:
+    def __call__(self, inputs: ActivationsByModule, batch: ModuleInputs, axes: Axes) -> Float[Array, "r q d"]:
         """Embeds this rank's positions q; all s where `axes.sequence` is empty."""
         x = local_positions(self._look_up(batch["tokens"], axes), axes)
         for name in self.encoders:
@@ -116,13 +116,13 @@ class BackboneBlock(TransformerBlock):
     batch_keys = ("segments", "branches", "positions")
 
     @staticmethod
-    def shared_inputs(config: BackboneConfig, batch: Batch) -> SharedInputs:
+    def shared_inputs(config: BackboneConfig, batch: ModuleInputs) -> SharedInputs:
         """The causal mask of the packed rows, and the rotation of queries and keys."""
         return SharedInputs(causal_mask(batch), backbone_rotary(config, batch["positions"]))
 
 
 class ExpertSharedInputs(NamedTuple):
-    """What all blocks of a stage with experts read beside their activations.
+    """What all blocks of a stage with experts read in addition to their activations.
 
     Attributes:
         attention: Mask and rotation.
@@ -146,7 +146,7 @@ class ExpertBlock(BackboneBlock):
         self.mlp = MixtureOfExperts(config.experts, config.width, activation=config.activation)
 
     @staticmethod
-    def shared_inputs(config: BackboneConfig, batch: Batch) -> ExpertSharedInputs:
+    def shared_inputs(config: BackboneConfig, batch: ModuleInputs) -> ExpertSharedInputs:
         """Mask and rotation, and the tokens' weights in the load-balancing loss."""
         balancing = BalancingWeights(batch["segments"], batch["shares"])
         return ExpertSharedInputs(BackboneBlock.shared_inputs(config, batch), balancing)
@@ -165,8 +165,8 @@ class ExpertBlock(BackboneBlock):
         return LayerOutput(x + apply_layer_scale(self.mlp_scale, y), loss / self.depth)
 
 
-def causal_mask(batch: Batch) -> SegmentMask:
-    """Each position sees the earlier positions of its segment that are in the trunk (branch 0) or in its own branch.
+def causal_mask(batch: ModuleInputs) -> SegmentMask:
+    """Each position attends to earlier positions of its segment that are in the trunk (branch 0) or in its own branch.
 
     So several questions can follow one image, which is encoded once, and no answer leaks into another question.
     """
@@ -199,7 +199,7 @@ class LanguageHead(PieceModule):
         return vocabulary_parallel_logits(normed, self.embedding[...], axes)
 
     @jax.named_scope("language_head")
-    def __call__(self, x: Float[Array, "r q d"], batch: Batch, axes: Axes) -> ModuleOutput:
+    def __call__(self, x: Float[Array, "r q d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
         """The language loss, whether each target is the most likely token, and each generator's conditions."""
         hidden = self.norm(x)
         loss, correct = weighted_cross_entropy(self.logits(hidden, axes), batch["targets"], batch["weights"], axes)

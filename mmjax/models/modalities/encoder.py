@@ -9,7 +9,7 @@ from configs.architectures import AudioConfig, ModelConfig, VisionConfig
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, block_stack
 from mmjax.models.modalities.projectors import build_projector
-from mmjax.models.structure.module import Batch, Module, Piece, PieceModule
+from mmjax.models.structure.module import Module, ModuleInputs, Piece, PieceModule
 from pallas_kernels.packed_attention import make_segment_mask
 from sharding.axes import Axes
 
@@ -17,18 +17,18 @@ EncoderConfig = VisionConfig | AudioConfig
 
 
 class EncoderBlock(TransformerBlock):
-    """A block whose positions see all positions of their own image or clip (arXiv 2010.11929, 2212.04356)."""
+    """A block whose positions attend to all positions of their own image or clip (arXiv 2010.11929, 2212.04356)."""
 
     batch_keys = ("segments",)
 
     @staticmethod
-    def shared_inputs(config: EncoderConfig, batch: Batch) -> SharedInputs:
+    def shared_inputs(config: EncoderConfig, batch: ModuleInputs) -> SharedInputs:
         """The mask that separates the images or clips of a row; there is no rotation."""
         return SharedInputs(make_segment_mask(batch["segments"]), None)
 
 
 class EncoderNorm(PieceModule):
-    """The norm behind an encoder's last block."""
+    """The norm after an encoder's last block."""
 
     batch_keys = ()
 
@@ -36,7 +36,7 @@ class EncoderNorm(PieceModule):
         """Creates the norm."""
         self.norm = build_norm(config, config.width)
 
-    def __call__(self, x: Float[Array, "r p d"], batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
+    def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> Float[Array, "r p d"]:
         """Normalises the encoder's width."""
         return self.norm(x)
 

@@ -19,7 +19,7 @@ from mmjax.models.modalities.diffusion import (
 from mmjax.models.modalities.noise_schedules import noise_schedule
 from mmjax.models.modalities.projectors import ConditionProjector
 from mmjax.models.modalities.unet import UNet
-from mmjax.models.structure.module import Batch, Module, ModuleOutput, Piece, PieceModule
+from mmjax.models.structure.module import Module, ModuleInputs, ModuleOutput, Piece, PieceModule
 from sharding.axes import Axes
 
 TIME, NOISE, LATENT, DROPOUT = range(4)
@@ -51,7 +51,7 @@ class LatentSampler(PieceModule):
         assert config.autoencoder is not None, "the piece is built only where the generator has an autoencoder"
         self.autoencoder = Autoencoder(config.autoencoder, config.channels)
 
-    def __call__(self, conditions: Conditions, batch: Batch, axes: Axes) -> ConditionedLatents:
+    def __call__(self, conditions: Conditions, batch: ModuleInputs, axes: Axes) -> ConditionedLatents:
         """Samples mean + std * noise of each image's latents."""
         images = flatten_rows(batch["images"]).astype(conditions.dtype)
         mean, std = (values.astype(jnp.float32) for values in self.autoencoder.encode(images, axes))
@@ -68,7 +68,7 @@ class DiffusionLoss(PieceModule):
         self.schedule, self.dropout = config.schedule, config.condition_dropout
         self.batch_keys = ("weights", "samples", "seed_and_step", *(() if config.autoencoder else ("images",)))
 
-    def __call__(self, x: Conditions | ConditionedLatents, batch: Batch, axes: Axes) -> ModuleOutput:
+    def __call__(self, x: Conditions | ConditionedLatents, batch: ModuleInputs, axes: Axes) -> ModuleOutput:
         """The loss, and each image's error.
 
         Args:

@@ -17,7 +17,7 @@ from mmjax.models.layers.feed_forward import MLP
 from mmjax.models.layers.linear import Linear, add_bias, normal_parameter
 from mmjax.models.layers.normalization import LayerNorm
 from mmjax.models.layers.positions import sinusoidal_positions
-from mmjax.models.structure.module import ActivationsByModule, Batch, ModuleOutput, PieceModule
+from mmjax.models.structure.module import ActivationsByModule, ModuleInputs, ModuleOutput, PieceModule
 from pallas_kernels.packed_attention import make_segment_mask
 from sharding.axes import Axes
 
@@ -56,7 +56,7 @@ class MLPProjector(PieceModule):
         self.mlp = MLP(inputs, backbone.width, backbone.width, activation=config.activation)
 
     @jax.named_scope("projector")
-    def __call__(self, x: Float[Array, "r p d"], batch: Batch, axes: Axes) -> ModuleOutput:
+    def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
         """Projects `[r, p, d]`; the data side orders patches so that a group is adjacent, and grouping is a reshape."""
         rows, positions, width = x.shape
         groups = x.reshape(rows, positions // self.positions_per_token, self.positions_per_token * width)
@@ -71,7 +71,7 @@ def _(config: MLPProjectorConfig, encoder: EncoderConfig, backbone: BackboneConf
 class Resampler(PieceModule):
     """Cross-attention with one query for each group of adjacent positions, after Qwen-VL's (arXiv 2308.12966).
 
-    A query attends to all of its image or clip, wherever that lies in the row. Keys and values are the encoder's
+    A query attends to all of its image or clip, wherever that is in the row. Keys and values are the encoder's
     outputs plus their positions; a query is one learned vector plus the position of its group.
     """
 
@@ -88,14 +88,14 @@ class Resampler(PieceModule):
         self.leave = Linear(width, width, bias=True)
 
     @jax.named_scope("projector")
-    def __call__(self, x: Float[Array, "r p d"], batch: Batch, axes: Axes) -> ModuleOutput:
+    def __call__(self, x: Float[Array, "r p d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
         """Projects `[r, p, d]` to one token per group."""
         segments, positions = batch["segments"], batch["positions"]
-        source = self.source_norm(self.enter(x, axes))  # [r, p, width]
-        embedded_positions = sinusoidal_positions(positions, source.shape[-1]).astype(source.dtype)
+        encoder_outputs = self.source_norm(self.enter(x, axes))  # [r, p, width]
+        embedded_positions = sinusoidal_positions(positions, encoder_outputs.shape[-1]).astype(encoder_outputs.dtype)
         queries = self.query_norm(add_bias(embedded_positions[:, :: self.positions_per_token], self.query[...]))
         mask = make_segment_mask(segments[:, :: self.positions_per_token], keys=segments)
-        attended = self.attention(queries, axes, mask=mask, source=source + embedded_positions)
+        attended = self.attention(queries, axes, mask=mask, context=encoder_outputs + embedded_positions)
         return ModuleOutput({self.target: self.leave(self.leave_norm(attended), axes)})
 
 
@@ -116,6 +116,6 @@ class ConditionProjector(PieceModule):
         self.mlp = MLP(backbone.width, config.condition_width * 2, config.condition_width)
 
     @jax.named_scope("projector")
-    def __call__(self, inputs: ActivationsByModule, batch: Batch, axes: Axes) -> Float[Array, "r g q c"]:
+    def __call__(self, inputs: ActivationsByModule, batch: ModuleInputs, axes: Axes) -> Float[Array, "r g q c"]:
         """Projects q hidden states for each of the g images of a row."""
         return self.mlp(self.norm(inputs[self.source]), axes)

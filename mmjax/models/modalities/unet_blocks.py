@@ -60,8 +60,8 @@ class SpatialTransformer(nnx.Module):
         self.enter, self.leave = (_projection(width, config.linear_projection) for _ in range(2))
         self.self_norm, self.self_attention = _layer_norm(width), _attention(width, heads)
         self.is_cross_attention = config.second_attention == "conditions"
-        source_width = config.condition_width if self.is_cross_attention else width
-        self.second_norm, self.second_attention = _layer_norm(width), _attention(width, heads, source_width)
+        context_width = config.condition_width if self.is_cross_attention else width
+        self.second_norm, self.second_attention = _layer_norm(width), _attention(width, heads, context_width)
         self.mlp_norm = _layer_norm(width)
         self.mlp = GatedMLP(width, 4 * width, activation="gelu", bias=True)
 
@@ -70,8 +70,8 @@ class SpatialTransformer(nnx.Module):
         """Applies the block; the second attention attends to the conditions or, in AudioLDM, to the map again."""
         tokens = self.enter(self.norm(x), axes).reshape(x.shape[0], -1, x.shape[-1])  # [b, y x, c]
         tokens = tokens + self.self_attention(self.self_norm(tokens), axes)
-        source = conditions if self.is_cross_attention else None
-        tokens = tokens + self.second_attention(self.second_norm(tokens), axes, source=source)
+        context = conditions if self.is_cross_attention else None
+        tokens = tokens + self.second_attention(self.second_norm(tokens), axes, context=context)
         tokens = tokens + self.mlp(self.mlp_norm(tokens), axes)
         return x + self.leave(tokens.reshape(x.shape), axes)  # [b, y, x, c]
 
@@ -101,9 +101,9 @@ def _layer_norm(width: int) -> LayerNorm:
     return LayerNorm(width, epsilon=1e-5)
 
 
-def _attention(width: int, heads: int, source_width: int = 0) -> Attention:
+def _attention(width: int, heads: int, context_width: int = 0) -> Attention:
     """Attention with a bias in its output projection alone."""
-    return Attention(width, heads, source_width=source_width, biases=("output",))
+    return Attention(width, heads, context_width=context_width, biases=("output",))
 
 
 def upsample_nearest(x: FeatureMaps) -> OutputMaps:

@@ -15,7 +15,7 @@ from mmjax.models.layers.positions import (
 )
 from mmjax.models.layers.transformer import SharedInputs, apply_layer_scale
 from mmjax.models.modalities.encoder import EncoderBlock, encoder_module, transformer_encoder_module
-from mmjax.models.structure.module import ActivationsByModule, Batch, Module, PieceModule
+from mmjax.models.structure.module import ActivationsByModule, Module, ModuleInputs, PieceModule
 from sharding.axes import Axes
 
 
@@ -44,7 +44,7 @@ class PatchEmbedding(PieceModule):
         self.norm = build_norm(config, config.width) if config.input_norm else None
 
     @jax.named_scope("embedding")
-    def __call__(self, inputs: ActivationsByModule, batch: Batch, axes: Axes) -> Float[Array, "r p d"]:
+    def __call__(self, inputs: ActivationsByModule, batch: ModuleInputs, axes: Axes) -> Float[Array, "r p d"]:
         """Embeds the patches of a batch.
 
         Args:
@@ -63,7 +63,7 @@ class PatchEmbedding(PieceModule):
             x = jnp.where(is_class_token, token[None, None, :], x)
         return x if self.norm is None else self.norm(x)
 
-    def _embed_positions(self, batch: Batch) -> Float[Array, "r p d"]:
+    def _embed_positions(self, batch: ModuleInputs) -> Float[Array, "r p d"]:
         if self.table is None:
             return sinusoidal_positions_2d(batch["positions"], self.width)
         return self.table(batch["positions"], batch["segments"])
@@ -75,7 +75,7 @@ class PatchBlock(EncoderBlock):
     batch_keys = ("segments", "positions")
 
     @staticmethod
-    def shared_inputs(config: VisionConfig, batch: Batch) -> SharedInputs:
+    def shared_inputs(config: VisionConfig, batch: ModuleInputs) -> SharedInputs:
         """The mask that separates images, and the rotation; a class token is not rotated."""
         mask, _ = EncoderBlock.shared_inputs(config, batch)
         if not config.rope_base:
@@ -88,7 +88,7 @@ class PatchBlock(EncoderBlock):
 
 
 class PostNormBlock(PatchBlock):
-    """A block with norms behind its layers: x = x + norm(attention(x)), then x = x + norm(mlp(x))."""
+    """A post-norm block: x = x + norm(attention(x)), then x = x + norm(mlp(x))."""
 
     @jax.named_scope("block")
     def __call__(self, x: Float[Array, "r q d"], shared: SharedInputs, axes: Axes) -> Float[Array, "r q d"]:

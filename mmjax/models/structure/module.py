@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
-Batch = dict[str, jax.Array]
+ModuleInputs = dict[str, jax.Array]
 """The arrays of one microbatch that a module reads, by name; the first dimension is rows."""
 
 ActivationsByModule = dict[str, jax.Array]
@@ -104,7 +104,10 @@ class Module:
 
     @property
     def compute_pieces(self) -> tuple[Piece, ...]:
-        """The pieces that compute, in order. Pieces of adapters only lend them parameters."""
+        """The pieces that compute, in order.
+
+        Adapter pieces have parameters but no forward; the piece that they adapt uses them.
+        """
         return tuple(piece for piece in self.pieces if not piece.adapter_of)
 
     def adapter_piece(self, name: str) -> str:

@@ -31,7 +31,7 @@ class InitialDistribution:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PieceDefinition:
-    """One layer of a piece, split into its static part and descriptions of its parameters.
+    """One layer of a piece: its `nnx.GraphDef`, and what is known of each parameter without its value.
 
     Attributes:
         graphdef: The Flax module without its parameters.
@@ -110,7 +110,7 @@ def _keys_to_indices(tree: Tree) -> dict[Any, Any]:
 def init_layer_parameters(seed: int, module: Module, piece: Piece, layer: int, shardings: Tree | None = None) -> Tree:
     """Initial values in float32 of the parameters that a piece owns in one layer.
 
-    Every value is keyed by the seed and by the parameter's own path, so that no plan changes it. Values are drawn on
+    A value is a function of the seed and of the parameter's own path, so that no plan changes it. Values are drawn on
     the host: on devices, every shape would be one more program to compile before the first step.
 
     Args:

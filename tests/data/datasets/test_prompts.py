@@ -1,4 +1,4 @@
-"""Prompts are laid out as training samples without the answer; marks and media match."""
+"""Prompts are laid out as training samples without the answer; placeholders and media match."""
 
 import io
 
@@ -76,9 +76,9 @@ def test_media_are_placed_at_their_marks_or_in_front():
 @pytest.mark.parametrize(
     ("text", "pictures", "clips", "message"),
     [
-        ("what is <image>?", 0, 0, "1 <image> marks and 0 images come with it"),
-        ("<image> <image>", 1, 0, "2 <image> marks and 1 images"),
-        ("hear <audio>", 1, 2, "1 <audio> marks and 2 audio clips"),
+        ("what is <image>?", 0, 0, "1 <image> placeholders and 0 images come with it"),
+        ("<image> <image>", 1, 0, "2 <image> placeholders and 1 images"),
+        ("hear <audio>", 1, 2, "1 <audio> placeholders and 2 audio clips"),
         ("  ", 0, 0, "is empty"),
     ],
 )

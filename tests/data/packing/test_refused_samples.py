@@ -8,6 +8,7 @@ import pytest
 from data.datasets.easy_vqa import EasyVQA
 from data.errors import BadSampleError, DataError
 from data.packing.pipeline import evaluation_batches, training_batches
+from data.packing.refusals import Refusal, RefusalLog
 from tests.data.first_samples import CONFIG, MODEL, First, ids_of, take
 
 
@@ -53,7 +54,9 @@ def test_too_many_corrupt_images_stop_the_run_and_are_named(held_out, tmp_path, 
     source = First("test", 30, image_paths=write_truncated(held_out, tmp_path, 3))
     config = dataclasses.replace(CONFIG, max_refused_share=0.05, threads=threads)
     iterator = evaluation_batches(config, MODEL, source)
-    with pytest.raises(DataError, match=r"vqa: 2 of 30 samples cannot be used: 6\.67%") as error:
+    with pytest.raises(
+        DataError, match=r"vqa: 2 of 30 samples cannot be used: 6\.67%, more than DataConfig\.max_refused_share"
+    ) as error:
         list(iterator)
     for number in range(2):
         assert f"{number}.png (" in str(error.value)
@@ -90,3 +93,22 @@ def test_a_kind_without_fitting_samples_is_an_error():
         DataError, match="not one of 20 samples can be used; the last: sample .* tokens where a row holds 20"
     ):
         next(training_batches(config, MODEL, First("train", 20)))
+
+
+def test_the_limit_names_its_setting():
+    log = RefusalLog({"vqa": 2}, 0.25)
+    with pytest.raises(
+        DataError, match=r"1 of 2 samples .* more than DataConfig\.max_refused_share = 25\.00%; .*: a\.png \(cut\)$"
+    ):
+        log.add([Refusal("unreadable", "vqa", "a.png", "cut")])
+
+
+def test_a_kind_of_oversized_samples_only_is_an_error_that_names_the_capacities():
+    log = RefusalLog({"vqa": 2, "description": 1}, 0.0)
+    log.add([Refusal("oversized", "vqa", "sample 0", "130 tokens where a row holds 128")])
+    with pytest.raises(
+        DataError,
+        match=r"vqa: none of its samples fits into a row; raise DataConfig\.tokens, .*: sample 0 \(130 .*, sample 1 \(",
+    ):
+        log.add([Refusal("oversized", "vqa", "sample 1", "140 tokens where a row holds 128")])
+    assert log.counts() == {"unreadable_samples": 0, "oversized_samples": 2}

@@ -12,7 +12,7 @@ import pyarrow.flight as flight
 import pytest
 
 from data.errors import DataError
-from data.packing.pipeline import training_recipe
+from data.packing.pipeline import training_pipeline
 from data.packing.step_planner import PlannerState
 from data.producers.connection import ProducerConnection, ProducerUnavailableError
 from data.producers.server import is_loopback, read_token
@@ -25,7 +25,9 @@ TOKEN = "correct-horse-battery"
 
 @pytest.fixture(scope="module")
 def request_of_first():
-    return StepRequest(batch_fingerprint(training_recipe(CONFIG, MODEL, SmallVQA("train")), CONFIG), PlannerState(), 0)
+    return StepRequest(
+        batch_fingerprint(training_pipeline(CONFIG, MODEL, SmallVQA("train")), CONFIG), PlannerState(), 0
+    )
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import strategies as st
 
 from data.errors import DataError
-from data.packing.pipeline import BatchRecipe, training_recipe
+from data.packing.pipeline import BatchPipeline, training_pipeline
 from data.packing.step_planner import PlannerState
 from data.producers import step_plan_cache
 from data.producers.step_plan_cache import StepPlanCache
 from tests.producers import CONFIG, MODEL
 from tests.small_vqa import SmallVQA
 
-RECIPE = training_recipe(CONFIG, MODEL, SmallVQA("train"))
+PIPELINE = training_pipeline(CONFIG, MODEL, SmallVQA("train"))
 COUNT = 14
-PLANS = [plan for plan, _ in zip(RECIPE.steps(PlannerState()), range(COUNT), strict=False)]
+PLANS = [plan for plan, _ in zip(PIPELINE.steps(PlannerState()), range(COUNT), strict=False)]
 PLACES = [PlannerState(), *(plan.state_after for plan in PLANS)]
 ASKED = st.integers(0, COUNT - 1).flatmap(lambda step: st.tuples(st.integers(0, step), st.just(step)))
 
@@ -27,7 +27,7 @@ def test_any_step_from_any_state_in_any_order(asked, kept, chains):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_plan_cache, "MAX_PLANS", kept)
         patch.setattr(step_plan_cache, "MAX_CHAINS", chains)
-        steps = StepPlanCache(RECIPE)
+        steps = StepPlanCache(PIPELINE)
         for begin, step in asked:
             found = steps.step(PLACES[begin], step - begin)
             assert (found.rows, found.state_after) == (PLANS[step].rows, PLANS[step].state_after)
@@ -36,12 +36,12 @@ def test_any_step_from_any_state_in_any_order(asked, kept, chains):
 def test_consecutive_requests_plan_nothing_twice():
     begun = []
 
-    class Counting(BatchRecipe):
+    class Counting(BatchPipeline):
         def steps(self, place):
             begun.append(place)
             return super().steps(place)
 
-    fields = {field.name: getattr(RECIPE, field.name) for field in dataclasses.fields(RECIPE)}
+    fields = {field.name: getattr(PIPELINE, field.name) for field in dataclasses.fields(PIPELINE)}
     steps = StepPlanCache(Counting(**fields))
     for number in range(COUNT - 3):
         steps.step(PLACES[number], 3)
@@ -50,7 +50,7 @@ def test_consecutive_requests_plan_nothing_twice():
 
 
 def test_invalid_states_are_refused_without_affecting_others():
-    steps = StepPlanCache(RECIPE)
+    steps = StepPlanCache(PIPELINE)
     with pytest.raises(DataError, match="no position"):
         steps.step(PlannerState(window_start=2**63), 0)
     with pytest.raises(DataError, match="sample id 99999"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from configs.architectures import ModelConfig, VisionConfig
 from configs.errors import UserError
 from data.data_config import DataConfig
-from data.packing.pipeline import fingerprint_differences, training_recipe
+from data.packing.pipeline import fingerprint_differences, training_pipeline
 from data.packing.row_order import RowOrderRequest
 from data.packing.step_planner import PlannerState
 from data.producers.step_request import MAX_STEPS_AHEAD, StepRequest, batch_fingerprint
@@ -97,7 +97,7 @@ def source():
 )
 def test_the_fingerprint_names_everything_that_decides_a_batch(source, config, model, name):
     def identity(config: DataConfig, model: ModelConfig) -> dict[str, object]:
-        return batch_fingerprint(training_recipe(config, model, source), config)
+        return batch_fingerprint(training_pipeline(config, model, source), config)
 
     given = identity(CONFIG, MODEL)
     assert given == json.loads(json.dumps(given))

@@ -89,7 +89,7 @@ def test_audio_files_are_read(folder):
         (json.dumps(ONE | {"image": "a\0b"}).encode(), "null character"),
         (json.dumps(ONE | {"image": "\ud800"}).encode(), "surrogate"),
         (json.dumps(ONE | {"image": {"a": 1}}).encode(), "path of a file is not a text"),
-        (json.dumps(ONE | {"image": None}).encode(), "1 <image> marks for 0 files"),
+        (json.dumps(ONE | {"image": None}).encode(), "1 <image> placeholders for 0 files"),
         (json.dumps(TEXT_ONLY | {"video": "v.mp4"}).encode(), "it has video"),
     ],
 )

@@ -39,7 +39,7 @@ def test_requests_are_read_line_by_line(tmp_path):
         ("{", "asked.jsonl:2: Expecting"),
         ({"question": "why"}, "asked.jsonl:2: a request is an object with a text as prompt"),
         ({"prompt": "why", "pictures": []}, "asked.jsonl:2: a request has no pictures; it has audio, image, output"),
-        ({"prompt": "what is <image>?"}, "asked.jsonl:2: .*1 <image> marks and 0 images"),
+        ({"prompt": "what is <image>?"}, "asked.jsonl:2: .*1 <image> placeholders and 0 images"),
         ({"prompt": "what?", "image": "nowhere.png"}, "asked.jsonl:2: there is no file nowhere.png"),
         ({"prompt": "why", "seed": -1}, "asked.jsonl:2: seed -1"),
         ({"prompt": "why", "output": "a.nothing"}, "asked.jsonl:2: .*suffix '.nothing'"),

@@ -1,6 +1,6 @@
 """CLIP's image tower (arXiv 2103.00020), `CLIPVisionModel` of transformers, which whole CLIP models contain.
 
-Features are the outputs of the last block, as `last_hidden_state` of transformers; the norm behind it is applied to the
+Features are the outputs of the last block, as `last_hidden_state` of transformers; the norm after it is applied to the
 class token alone.
 """
 
@@ -63,7 +63,7 @@ def write_config(config: VisionConfig) -> dict[str, Any]:
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
-    """The norm behind the last block, unused blocks, and what whole CLIP models have beside the tower."""
+    """The norm after the last block, unused blocks, and what whole CLIP models have in addition to the tower."""
     tower = (f"{TOWER}.post_layernorm.*", f"{TOWER}.embeddings.position_ids", *unused_block_patterns(BLOCK, config))
     return (*tower, "text_model.*", "logit_scale", "*_projection.weight")
 

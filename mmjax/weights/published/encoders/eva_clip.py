@@ -1,7 +1,7 @@
 """EVA's image towers of CLIP models (arXiv 2211.07636, 2303.15389), as timm names them.
 
 The first one, and the largest of the second generation, are vision transformers without a bias of keys; the largest has
-post-norm blocks. The others have rotary positions beside learned ones, gated feed-forward layers and inner norms.
+post-norm blocks. The others have rotary and learned positions, gated feed-forward layers and inner norms.
 """
 
 from collections.abc import Iterator, Mapping
@@ -242,7 +242,7 @@ def _model_arguments(config: VisionConfig) -> dict[str, Any]:
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
-    """Tensors behind the features, and unused blocks."""
+    """Tensors of layers after the features, and unused blocks."""
     final_norm = () if config.final_norm else ("norm.*",)
     return ("head.*", "fc_norm.*", *final_norm, *unused_block_patterns(BLOCK, config))
 

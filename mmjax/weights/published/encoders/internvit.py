@@ -1,7 +1,7 @@
 """InternViT (arXiv 2312.14238): its authors' `InternVisionModel`, and transformers' `InternVLVisionModel`.
 
 The 6B model has RMSNorms, norms of queries and keys over the whole width, and no biases of queries, keys and values;
-the 300M model has LayerNorms with biases. Both have layer scales and no norm behind the last block.
+the 300M model has LayerNorms with biases. Both have layer scales and no norm after the last block.
 """
 
 from collections.abc import Mapping
@@ -197,7 +197,7 @@ def write_config(config: VisionConfig) -> dict[str, Any]:
     """Writes transformers' InternVLVisionConfig."""
     values = _write(config)
     squares = {key: [values[key]] * 2 for key in ("image_size", "patch_size")}
-    # Where blocks are unused, so is the norm behind them, and the published models have none.
+    # Where blocks are unused, so is the norm after them, and the published models have none.
     values |= {**squares, "use_mean_pooling": not config.final_norm}
     require_encoder_round_trip(config, read_config(values))
     return values

@@ -108,7 +108,7 @@ def patch_embedding_rules(tensor: str, config: VisionConfig) -> tuple[Rule, ...]
 
 
 def position_table_rule(tensor: str, config: VisionConfig, leading: tuple[int, ...] = ()) -> Rule:
-    """The rule of the position table, in raster order behind the class token's position.
+    """The rule of the position table, in raster order after the class token's position.
 
     Args:
         tensor: Name of the tensor.
@@ -128,13 +128,13 @@ def class_token_rule(tensor: str, config: VisionConfig, leading: tuple[int, ...]
 
 
 def unused_block_patterns(block: str, config: VisionConfig) -> tuple[str, ...]:
-    """Patterns of the tensors of blocks behind the last one that is used; `block` has `{layer}` for the number."""
+    """Patterns of the tensors of blocks after the last one that is used; `block` has `{layer}` for the number."""
     numbers = range(config.depth, config.depth + config.unused_blocks)
     return tuple(f"{block.format(layer=number)}.*" for number in numbers)
 
 
 def unused_block_count(key: str, layer: Any, depth: int) -> int:
-    """Number of blocks behind the one whose outputs are used.
+    """Number of blocks after the one whose outputs are used.
 
     Args:
         key: Key of config.json that names the block, for messages.
@@ -219,6 +219,6 @@ def require_encoder_round_trip(config: VisionConfig, read_back: VisionConfig) ->
         ValueError: They differ in what config.json describes.
     """
     complete = dataclasses.replace(config, depth=config.depth + config.unused_blocks, unused_blocks=0)
-    if config.unused_blocks:  # the norm behind the last block is unused with it
+    if config.unused_blocks:  # the norm after the last block is unused with it
         complete = dataclasses.replace(complete, final_norm=read_back.final_norm)
     require_round_trip(complete, read_back, UNDESCRIBED_FIELDS)

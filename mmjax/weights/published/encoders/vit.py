@@ -62,7 +62,7 @@ def write_config(config: VisionConfig) -> dict[str, Any]:
 
 
 def ignored(config: VisionConfig) -> tuple[str, ...]:
-    """Tensors behind the features, the mask token of pretraining, and unused blocks."""
+    """Tensors of layers after the features, the mask token of pretraining, and unused blocks."""
     final_norm = () if config.final_norm else ("layernorm.*",)
     return ("pooler.*", "classifier.*", "embeddings.mask_token", *final_norm, *unused_block_patterns(BLOCK, config))
 

@@ -111,7 +111,7 @@ def vision_language_model(
         tower: The encoder with all its blocks.
         backbone: The decoder.
         downsample_ratio: Ratio of the pixel shuffle: one divided by the patches along a side of a square.
-        unused_blocks: Blocks behind the one whose outputs are used.
+        unused_blocks: Blocks after the one whose outputs are used.
         activation: Activation of the projector, by its name in transformers.
 
     Raises:

@@ -69,12 +69,12 @@ def test_split_heads_give_the_same_attention(kind):
     random = np.random.default_rng(0)
     weights = kernels(random, 8, 4)
     x = jnp.asarray(random.normal(size=(2, 5, 8)), jnp.float32)
-    source = None if kind == "self" else jnp.asarray(random.normal(size=(2, 3, 8)), jnp.float32)
+    context = None if kind == "self" else jnp.asarray(random.normal(size=(2, 3, 8)), jnp.float32)
     mesh = jax.make_mesh((2,), ("model",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     specs = dict.fromkeys(weights, P(None, "model")) | {"output": P("model", None)}
 
     def body(weights, x):
-        return attention(weights, Axes(tensor=("model",)))(x, source=source)
+        return attention(weights, Axes(tensor=("model",)))(x, context=context)
 
     split = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(specs, P()), out_specs=P()))(weights, x)
-    np.testing.assert_allclose(split, attention(weights)(x, source=source), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(split, attention(weights)(x, context=context), rtol=1e-4, atol=1e-5)

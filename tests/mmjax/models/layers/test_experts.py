@@ -139,7 +139,7 @@ def test_the_balancing_loss_ignores_padding_and_is_least_for_even_routing():
     crowded = jax.nn.softmax(jnp.zeros((1, 4, 4)).at[..., 0].set(5.0))
     assert load_balancing_loss(crowded, jnp.zeros_like(chosen), ones) > 3
     padded = BalancingWeights(jnp.asarray([[1, 1, 0, 0]], jnp.int32), jnp.asarray([[0.5, 0.5, 0, 0]], jnp.float32))
-    alone = BalancingWeights(padded.segments[:, :2], padded.weights[:, :2])
+    alone = BalancingWeights(padded.segments[:, :2], padded.loss_shares[:, :2])
     np.testing.assert_allclose(
         load_balancing_loss(crowded, chosen, padded), load_balancing_loss(crowded[:, :2], chosen[:, :2], alone)
     )
