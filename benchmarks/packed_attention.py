@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def measure(dtype: str, length: int, segment: int) -> dict:
-    """Seconds of either form in turns, and the bytes that each needs beside its arguments and results."""
+    """Seconds of either form in turns, and the bytes that each needs in addition to its arguments and results."""
     import numpy as np
 
     arguments = arrays(length, segment, dtype)

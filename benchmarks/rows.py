@@ -1,6 +1,6 @@
 """What a benchmark measured, as rows: the table of them, whether every goal is met, and the versions of packages.
 
-A row has `name`, `value`, `goal`, `met` (None where there is no goal) and a figure or a note to set beside them.
+A row has `name`, `value`, `goal`, `met` (None where there is no goal) and a figure or a note to compare with.
 """
 
 import importlib.metadata
@@ -18,12 +18,12 @@ def every_goal_met(rows: Sequence[Row]) -> bool:
     return all(row["met"] in (True, None) for row in rows)
 
 
-def print_table(rows: Sequence[Row], beside: str, digits: int) -> None:
+def print_table(rows: Sequence[Row], comparison_key: str, digits: int) -> None:
     """Prints the rows as a table.
 
     Args:
         rows: In order.
-        beside: Key of the figure or note set beside each value.
+        comparison_key: Key of the figure or note printed after each value.
         digits: Significant digits of every figure.
     """
     from rich.console import Console
@@ -35,10 +35,10 @@ def print_table(rows: Sequence[Row], beside: str, digits: int) -> None:
         return "" if value is None else f"{value:.{digits}g}"
 
     table = Table()
-    for name in ("name", "value", "goal", "met", beside):
+    for name in ("name", "value", "goal", "met", comparison_key):
         table.add_column(name, justify="left" if name == "name" else "right")
     for row in rows:
-        value, goal, figure = (cell(row[key]) for key in ("value", "goal", beside))
+        value, goal, figure = (cell(row[key]) for key in ("value", "goal", comparison_key))
         table.add_row(row["name"], value, goal, _MET[row["met"]], figure)
     Console(highlight=False).print(table)
 

@@ -1,7 +1,7 @@
 """`python -m benchmarks.service`: what it costs to get a batch from another process, by Arrow Flight and by plain gRPC.
 
 The servers hold one batch, encoded anew for every request, in a process of their own on loopback; the client decodes
-it. The same payload handed over by a queue inside the process stands beside them. gRPC (grpcio, if it is installed)
+it. For comparison the same payload is handed over by a queue inside the process. gRPC (grpcio, if it is installed)
 carries the same Arrow stream as the bytes of one message. Latency: the median of requests one after the other;
 throughput: several connections at once. Neither says what a network adds.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.spoken_vqa --workdir=…`: does a model trained on spoken_vqa.gin hear, and does it see?
+"""`python -m benchmarks.spoken_vqa --workdir=…`: does a trained model use its speech and images?
 
 It scores the held-out questions as training does, then with clips that say other questions, then with other images. A
 model that answered from the image alone would lose nothing by the former, and one that did not look nothing by the
@@ -76,7 +76,7 @@ def sources(speech: str, scratch: str) -> Iterator[tuple[str, object]]:
     yield "other questions are heard", SpokenEasyVQA("test", scratch)
     paths = easy_vqa.get_test_image_paths()
     others = dict(zip(paths, deranged(list(paths.values())), strict=True))
-    yield "other images are seen", SpokenEasyVQA("test", speech, easy_vqa=EasyVQA("test", others))
+    yield "other images are shown", SpokenEasyVQA("test", speech, easy_vqa=EasyVQA("test", others))
 
 
 def write_mismatched_speech(speech: pathlib.Path, folder: pathlib.Path) -> None:

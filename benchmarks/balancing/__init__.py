@@ -1,1 +1,1 @@
-"""How fast and how level the balancing of data is, beside the papers' algorithms."""
+"""How fast and how level the balancing of data is, compared with the papers' algorithms."""

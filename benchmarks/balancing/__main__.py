@@ -1,4 +1,4 @@
-"""`python -m benchmarks.balancing`: how fast and how level the balancing of data is, beside the papers' algorithms.
+"""`python -m benchmarks.balancing`: speed and evenness of balancing, compared with the papers' algorithms.
 
 Each row has a name, a value, a goal, whether it is met, and the value of a reference in the same run: an implementation
 of the paper's pseudocode, or of what public code does. Times are milliseconds unless the name says otherwise; they
@@ -26,7 +26,7 @@ def main() -> int:
         versions = {name: importlib.metadata.version(name) for name in ("numpy", "scipy")}
         print(json.dumps({"rows": rows, "versions": {"python": platform.python_version()} | versions}))
     else:
-        print_table(rows, beside="reference", digits=6)
+        print_table(rows, comparison_key="reference", digits=6)
     return 0 if every_goal_met(rows) else 1
 
 

@@ -1,4 +1,4 @@
-"""How fast grouping is and how alike its groups are, beside the paper's passes in plain Python in the same run.
+"""How fast grouping is and how alike its groups are, compared with the paper's passes in plain Python.
 
 The two sets of sample sizes are modelled on LLaVA's and InternVL's instructions. The figures of public code that a row
 cites were measured for this project on a machine of two cores.

@@ -1,4 +1,4 @@
-"""How fast and how level post-balancing and node-wise placement are, beside the papers' algorithms in the same run.
+"""How fast and how level post-balancing and node-wise placement are, compared with the papers' algorithms.
 
 The figures are those of OrchMLLM (arXiv 2503.23830). Lengths are whole tokens; max / mean is the largest sum of lengths
 of a replica over the mean sum (objective of 5.1, without padding). For node-wise placement every replica has 60
@@ -96,7 +96,7 @@ def small_cluster_rows(replicas: int) -> list[Row]:
 
 
 def large_cluster_rows(replicas: int) -> list[Row]:
-    """Milliseconds, and what the worst replica sends over the mean of what all have, beside identity placement."""
+    """Milliseconds, and what the worst replica sends over the mean of what all have; also for identity placement."""
     problem = balanced_samples(replicas)
     mean = problem[0].sum() / replicas
     milliseconds, placement = best_of(lambda: place_batches(*problem, replicas, PER_NODE))

@@ -55,7 +55,7 @@ def measure(config: TrainConfig, plans: Mapping[str, Plan], batches: Sequence[Ho
 
     Args:
         config: The run; its plan is not used.
-        plans: By name. On the first one, which the one program is made from, every module lies on one stage.
+        plans: By name. On the first one, which the one program is made from, every module is on one stage.
         batches: Arrays of global batches, used in turn.
         steps: Steps to time.
 

@@ -27,7 +27,7 @@ class OneJit:
     """The step of an engine's model as one program.
 
     Args:
-        engine: The engine whose step is computed. Every module must lie whole on one stage.
+        engine: The engine whose step is computed. Every module must be on one stage only.
         device: The device that computes it.
     """
 

@@ -1,7 +1,7 @@
 """`python -m benchmarks.generated_colours --workdir=…`: do the pictures a model draws have the colour asked for?
 
 It asks for every colour and shape of easy-VQA in turn, every picture from a seed of its own. A small classifier,
-trained on the real pictures at the generator's size, judges; what it gets right of the held-out ones is told beside.
+trained on the real pictures at the generator's size, judges; its accuracy on the held-out ones is printed too.
 """
 
 import itertools

@@ -1,1 +1,1 @@
-"""mmjax on one Hopper GPU: correctness of kernels, a training step beside PyTorch's, attention, collective matmuls."""
+"""mmjax on one Hopper GPU: kernels' correctness, training steps of mmjax and PyTorch, attention, collective matmuls."""

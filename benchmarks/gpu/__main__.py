@@ -64,7 +64,7 @@ def main() -> int:
     if _JSON.value:
         print(json.dumps(result))
     else:
-        print_table(rows, beside="note", digits=4)
+        print_table(rows, comparison_key="note", digits=4)
         print(", ".join(f"{key} {value}" for key, value in result.items() if key != "rows"))
     failed = any(row.get("failed") for row in rows)
     return 0 if every_goal_met(rows) and not failed else 1

@@ -23,7 +23,7 @@ from pallas_kernels.packed_attention import IMPLEMENTATIONS, SegmentMask, packed
 MAX_RELATIVE_DIFFERENCE = 3e-2
 """Between implementations in bfloat16."""
 MAX_DENSE_LENGTH = 4096
-"""Beyond it the mask of all pairs does not fit in memory beside the others."""
+"""Beyond it the mask of all pairs does not fit in memory together with the others."""
 
 
 @dataclasses.dataclass(frozen=True)

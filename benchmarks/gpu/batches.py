@@ -124,10 +124,10 @@ def step_flops(step: Step, sizes: BenchmarkSizes) -> dict[str, float]:
     """Model FLOPs of a training step by module, forward and backward, attention by segment and causal by half."""
     samples, graph = step_samples(step), module_graph(sizes.model)
     lengths = np.array([sample_tokens(sample, sizes) for sample in samples], float)
-    seen = 1 + picture_tokens(sizes)  # with the class token
+    patches = 1 + picture_tokens(sizes)  # with the class token
     pictures = sum(sample.pictures for sample in samples)
     loads = {
-        sizes.model.encoders[0].name: np.array([pictures * seen, pictures * seen**2, pictures], float),
+        sizes.model.encoders[0].name: np.array([pictures * patches, pictures * patches**2, pictures], float),
         sizes.model.backbone.name: np.array([lengths.sum(), (lengths**2).sum(), len(lengths)], float),
     }
     return {name: 3.0 * float(graph[name].forward_flops(load)) for name, load in loads.items()}

@@ -15,7 +15,7 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def _padded(backend: SDPBackend | None) -> Attend:
-    """Causal SDPA of segments padded to the longest; no position of a segment attends to the padding behind it."""
+    """Causal SDPA of segments padded to the longest; no position of a segment attends to the padding after it."""
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         sdpa = torch.nn.functional.scaled_dot_product_attention

@@ -78,11 +78,11 @@ def _arrays(rows: Sequence[Sequence[SampleDescription]], sizes: BenchmarkSizes, 
 
 def _pixels(pictures: Sequence[np.ndarray], sizes: BenchmarkSizes) -> torch.Tensor:
     """Pictures normalised as by CLIP's processor, `[n, 3, side, side]`."""
-    seen = sizes.model.encoders[0]
+    encoder = sizes.model.encoders[0]
     if not pictures:
         return torch.zeros((0, 3, sizes.side, sizes.side))
     unit = np.stack(pictures).astype(np.float32) / 127.5 - 1.0
-    normal = (unit - np.float32(seen.pixel_mean)) / np.float32(seen.pixel_std)
+    normal = (unit - np.float32(encoder.pixel_mean)) / np.float32(encoder.pixel_std)
     return torch.from_numpy(np.ascontiguousarray(normal.transpose(0, 3, 1, 2)))
 
 

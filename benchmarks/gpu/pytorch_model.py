@@ -74,9 +74,9 @@ class PyTorchLlava(torch.nn.Module):
         """The sum of the losses of a microbatch's target tokens."""
         x = self.language.embed_tokens(batch["tokens"])
         if len(batch["pictures"]):
-            seen = self.tower(batch["pictures"].to(x.dtype)).last_hidden_state[:, 1:]
-            seen = self.projector(seen).flatten(0, 1)
-            x = x.flatten(0, 1).index_copy(0, batch["places"], seen).view(x.shape)
+            patches = self.tower(batch["pictures"].to(x.dtype)).last_hidden_state[:, 1:]
+            embeddings = self.projector(patches).flatten(0, 1)
+            x = x.flatten(0, 1).index_copy(0, batch["places"], embeddings).view(x.shape)
         hidden = self.language(inputs_embeds=x, use_cache=False, **batch["who_sees_whom"]).last_hidden_state
         return self._loss(hidden.flatten(0, 1), self.head.weight, batch["targets"].flatten())
 
@@ -107,7 +107,7 @@ def register_varlen() -> None:
     ) -> tuple[torch.Tensor, None]:
         rows, _, positions, _ = query.shape
         query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-        seen = varlen_attn(
+        output = varlen_attn(
             query,
             key,
             value,
@@ -119,6 +119,6 @@ def register_varlen() -> None:
             window_size=(-1, 0),
             enable_gqa=True,
         )
-        return seen.view(rows, positions, *seen.shape[1:]), None
+        return output.view(rows, positions, *output.shape[1:]), None
 
     transformers.AttentionInterface.register(VARLEN, attend)

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.h100_schedule`: what XLA's schedule for H100s hides behind matmuls, without an H100.
+"""`python -m benchmarks.h100_schedule`: which collectives XLA hides on H100s, without an H100.
 
 Compiles a layer of Llama3-70B on one row of 8,192 tokens in bfloat16, forward and backward, for ranks of one host
 (`pip install -e '.[aot]'`), and prints for each program what it exposes and what memory it takes, then what every
-collective of the rings runs behind. Times are computed from the data sheet, not measured: nothing runs.
+collective of the rings is hidden by. Times are computed from the data sheet, not measured: nothing runs.
 """
 
 import itertools

@@ -56,7 +56,7 @@ class CompiledProgram:
 
     Attributes:
         program: Its instructions in the order of the schedule.
-        temporary_bytes: Bytes that a device needs beside arguments and results.
+        temporary_bytes: Bytes that a device needs in addition to arguments and results.
     """
 
     program: ScheduledProgram

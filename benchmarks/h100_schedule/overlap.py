@@ -115,18 +115,18 @@ def _of(program: ScheduledProgram, computation: Computation) -> list[Collective]
         if instruction.opcode.endswith("-done"):
             # A collective that the loop's previous turn started is not here. It ran to the end of that turn.
             if started := under_way.pop(_start_of(computation, instruction), None):
-                start, kind, behind = started
-                found.append(_collective(computation, start, kind, instruction.type, behind))
+                start, kind, concurrent = started
+                found.append(_collective(computation, start, kind, instruction.type, concurrent))
         elif kind and instruction.opcode.endswith("-start"):
             under_way[instruction.name] = instruction, kind, []
         elif kind:
             found.append(_collective(computation, instruction, kind, instruction.type, []))
         else:
             for matmul in _matmul(program, computation, instruction):
-                for _, _, behind in under_way.values():
-                    behind.append(matmul)
+                for _, _, concurrent in under_way.values():
+                    concurrent.append(matmul)
     # A collective that one turn of a loop starts and the next one ends runs to the end of its turn.
-    found += [_collective(computation, start, kind, "", behind) for start, kind, behind in under_way.values()]
+    found += [_collective(computation, start, kind, "", concurrent) for start, kind, concurrent in under_way.values()]
     issued = [instruction.name for instruction in computation.instructions]
     return sorted(found, key=lambda collective: issued.index(collective.name))
 
@@ -151,7 +151,7 @@ def _start_of(computation: Computation, done: Instruction) -> str:
 
 
 def _collective(
-    computation: Computation, start: Instruction, kind: str, result: str, behind: list[Matmul]
+    computation: Computation, start: Instruction, kind: str, result: str, concurrent: list[Matmul]
 ) -> Collective:
     given = sum(result_bytes(computation[name].type) for name in start.operands)
     operation = re.search(r'op_name="([^"]*)"', start.rest)
@@ -162,7 +162,7 @@ def _collective(
         computation=computation.name,
         size=max(given, result_bytes(result)),
         synchronous='"is_sync":true' in start.rest or not start.opcode.endswith("-start"),
-        concurrent_matmuls=tuple(behind),
+        concurrent_matmuls=tuple(concurrent),
     )
 
 

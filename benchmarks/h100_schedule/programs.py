@@ -26,7 +26,7 @@ TOKENS = 8192
 DTYPE = jnp.bfloat16
 
 COMPARED_COLLECTIVES = ("reduce", "gather", "ring")
-"""How tensor parallelism's collectives travel, as a plan names it (`UnitPlan.collectives`)."""
+"""The implementation of tensor parallelism's collectives, as a plan names it (`UnitPlan.collectives`)."""
 
 
 @dataclasses.dataclass(frozen=True)

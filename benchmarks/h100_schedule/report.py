@@ -1,4 +1,4 @@
-"""What the schedule compiled for H100s says, in tables: which collectives of a layer run behind which matmuls."""
+"""What the schedule compiled for H100s says, in tables: which matmuls hide which collectives of a layer."""
 
 import collections
 import dataclasses
@@ -31,7 +31,7 @@ class ScheduleReport:
 
     @property
     def exposed(self) -> list[Collective]:
-        """Collectives behind which no matmul runs."""
+        """Collectives that no matmul hides."""
         return [collective for collective in self.collectives if not collective.hidden]
 
     @property
@@ -104,17 +104,17 @@ def format_collectives(report: ScheduleReport) -> str:
         (
             of.kind,
             f"{of.size / MIB:,.2f}".rstrip("0").rstrip("."),
-            _behind(of),
+            _hidden_by(of),
             f"{seconds_to_send(of, ranks) * 1e6:,.0f}",
             f"{seconds_at_peak(of.flops) * 1e6:,.0f}" if of.hidden else "",
         )
         for of in report.collectives
     ]
     rows = [(str(count), *line) for line, count in collections.Counter(lines).items()]
-    return _table(("times", "collective", "MiB", "behind", "us to send", "us of matmul at peak"), rows)
+    return _table(("times", "collective", "MiB", "hidden by", "us to send", "us of matmul at peak"), rows)
 
 
-def _behind(collective: Collective) -> str:
+def _hidden_by(collective: Collective) -> str:
     if not collective.hidden:
         return "**exposed**"
     counted = collections.Counter(

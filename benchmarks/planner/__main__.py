@@ -1,6 +1,6 @@
 """`python -m benchmarks.planner`: how fast the planner is, how near to the optimum, and DistTrain's models simulated.
 
-A row each with name, value, goal, whether it is met, and the paper's figure beside it (arXiv 2408.04275).
+Each row has a name, a value, a goal, whether it is met, and the paper's figure (arXiv 2408.04275).
 """
 
 import json
@@ -35,7 +35,7 @@ def main() -> int:
     if _JSON.value:
         print(json.dumps({"rows": rows, "versions": package_versions()}))
     else:
-        print_table(rows, beside="paper", digits=4)
+        print_table(rows, comparison_key="paper", digits=4)
     return 0 if every_goal_met(rows) else 1
 
 

@@ -71,7 +71,7 @@ def all_gather_matmul(
         axes: Mesh axes of the n ranks.
         backend: `reference`, `ring`, or `mosaic`, which uses the ring where its kernels cannot run and logs why.
         tiling: How a rank's positions are divided; by default the fastest one measured on such a device, else whole
-            shares on one ring.
+            shards on one ring.
         transposed: Whether the weights are `[f_i, d]`. (Given w.T instead, its copy would be a residual.)
         dtype: Precision of the results; by default that of x.
 
@@ -165,7 +165,7 @@ def _gather_matmul_backward(
     dgrad, wgrads = BACKENDS[backend].gather_matmul_backward(
         x, _transpose_if(transposed, weights), cotangents, axes, tiling
     )
-    if transposed:  # behind a barrier: XLA's CPU compiler folds it into a product that its runtime lacks in bfloat16
+    if transposed:  # after a barrier: XLA's CPU compiler folds it into a product that its runtime lacks in bfloat16
         wgrads = _transpose_if(transposed, lax.optimization_barrier(wgrads))
     return match_cotangent(x, dgrad), tuple(match_cotangent(w, wgrad) for w, wgrad in zip(weights, wgrads, strict=True))
 
@@ -207,13 +207,13 @@ def _matmul_sum_backward(axes: MeshAxes, backend: str, chunks: int, residuals: t
 _matmul_sum.defvjp(_forward_with_operands(_matmul_sum), _matmul_sum_backward)
 
 
-def _matmul_shape(x: jax.Array, weights: Sequence[jax.Array], ranks: int, share: int) -> MatmulShape:
+def _matmul_shape(x: jax.Array, weights: Sequence[jax.Array], ranks: int, shard_positions: int) -> MatmulShape:
     return MatmulShape(
-        rows=math.prod(x.shape[:-2]) * share,
+        rows=math.prod(x.shape[:-2]) * shard_positions,
         inner=x.shape[-1],
         columns=sum(w.size // x.shape[-1] for w in weights),
         ranks=ranks,
-        share_positions=share,
+        shard_positions=shard_positions,
     )
 
 
@@ -223,7 +223,7 @@ def _check_tiling(tiling: CollectiveTiling | None, shape: MatmulShape) -> Collec
     if not tiling_fits(shape, tiling):
         raise ValueError(
             f"{tiling.parts} parts ({tiling.chunks} chunks x {tiling.rings} rings) do not divide the "
-            f"{shape.share_positions} positions of a rank; use a CollectiveTiling that does"
+            f"{shape.shard_positions} positions of a rank; use a CollectiveTiling that does"
         )
     return tiling
 

@@ -1,14 +1,14 @@
 """The collective matmuls as Hopper kernels where these can run, and on the ring elsewhere, logging why once.
 
 A call falls back for its sizes or precision, for devices that are no Hopper GPUs, and for mesh axes that are left to
-XLA (`mosaic_support.py`). That a mesh holds only some of the devices cannot be seen here: ask
+XLA (`mosaic_support.py`). That a mesh holds only some of the devices is not known here: ask
 `mosaic_support.unsupported_mesh_reason` with the mesh before choosing this backend. None of this was ever run on a
 GPU (see `mosaic_kernels.py`).
 
 While such a kernel runs, it occupies every multiprocessor and waits for the peers' kernels. If another collective
 began before the kernel on one GPU and after it on another, each could wait for the other for ever: programs with these
-kernels must not run other collectives beside them. The one needed here, which gathers x once more for the wgrad, is
-kept by barriers between the arrival of the cotangents and the next kernel.
+kernels must not run other collectives at the same time. The one needed here, which gathers x once more for the wgrad,
+is kept by barriers between the arrival of the cotangents and the next kernel.
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,8 @@ def gather_matmul_backward(
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """See `reference.gather_matmul_backward`; the sums of the dgrad overlap, the gather of x does not."""
     ranks = rank_count(axes)
-    cotangent_share = jax.ShapeDtypeStruct((*x.shape[:-1], sum(w.shape[1] for w in weights)), x.dtype)
-    if _falls_back(cotangent_share, [x.shape[-1]], axes, x.dtype):
+    cotangent_shard = jax.ShapeDtypeStruct((*x.shape[:-1], sum(w.shape[1] for w in weights)), x.dtype)
+    if _falls_back(cotangent_shard, [x.shape[-1]], axes, x.dtype):
         return ring.gather_matmul_backward(x, weights, cotangents, axes, tiling)
     x, cotangents = lax.optimization_barrier((x, tuple(cotangents)))
     gathered, cotangents = lax.optimization_barrier((reference.all_gather_positions(x, axes), cotangents))
@@ -62,11 +62,11 @@ def gather_matmul_backward(
 
 def matmul_scatter(x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling) -> jax.Array:
     """See `reference.matmul_scatter`."""
-    share = _share(x, rank_count(axes))
-    if _falls_back(share, [w.shape[1]], axes, x.dtype):
+    shard = _shard_shape(x, rank_count(axes))
+    if _falls_back(shard, [w.shape[1]], axes, x.dtype):
         return ring.matmul_scatter(x, w, axes, tiling)
     y = kernels().matmul_reduce_scatter(_split_positions(x, rank_count(axes)), w, axes)  # [m, f]
-    return y.reshape(*share.shape[:-1], w.shape[1])
+    return y.reshape(*shard.shape[:-1], w.shape[1])
 
 
 def matmul_scatter_backward(
@@ -79,7 +79,7 @@ def matmul_scatter_backward(
     return _join_positions(dgrad, cotangent.shape), weight_gradient(x, _join_positions(gathered, cotangent.shape))
 
 
-matmul_sum = ring.matmul_sum  # a result that all ranks need whole has no shares to pass on
+matmul_sum = ring.matmul_sum  # the result is replicated: there are no shards to send
 
 
 def kernels() -> ModuleType:
@@ -90,12 +90,12 @@ def kernels() -> ModuleType:
 
 
 def _falls_back(
-    share: jax.Array | jax.ShapeDtypeStruct, widths: Sequence[int], axes: tuple[str, ...], dtype: jax.typing.DTypeLike
+    shard: jax.Array | jax.ShapeDtypeStruct, widths: Sequence[int], axes: tuple[str, ...], dtype: jax.typing.DTypeLike
 ) -> bool:
-    """Whether no kernel can multiply a rank's share `[..., s / n, d]` into these widths; logs the reason once."""
-    rows, depth = share.size // share.shape[-1], share.shape[-1]
+    """Whether no kernel can multiply a rank's shard `[..., s / n, d]` into these widths; logs the reason once."""
+    rows, depth = shard.size // shard.shape[-1], shard.shape[-1]
     reason = mosaic_support.unsupported_traced_mesh_reason(jax.sharding.get_abstract_mesh(), axes)
-    reason = reason or mosaic_support.unsupported_shape_reason(rows, depth, widths, share.dtype)
+    reason = reason or mosaic_support.unsupported_shape_reason(rows, depth, widths, shard.dtype)
     reason = reason or mosaic_support.unsupported_shape_reason(rows, depth, widths, dtype)
     if reason:
         warn_once(f"a collective matmul uses the ring instead of a mosaic kernel: {reason}")
@@ -107,10 +107,10 @@ def _merge_rows(x: jax.Array) -> jax.Array:
     return x.reshape(-1, x.shape[-1])
 
 
-def _join_positions(y: jax.Array, share: tuple[int, ...]) -> jax.Array:
-    """The ranks' chunks of rows as positions, [n, m, f] -> [..., s, f], given the shape of a rank's share."""
-    joined = jnp.moveaxis(y.reshape(y.shape[0], *share[:-1], y.shape[-1]), 0, -3)  # [..., n, s / n, f]
-    return joined.reshape(*share[:-2], -1, y.shape[-1])
+def _join_positions(y: jax.Array, shard: tuple[int, ...]) -> jax.Array:
+    """The ranks' chunks of rows as positions, [n, m, f] -> [..., s, f], given the shape of a rank's shard."""
+    joined = jnp.moveaxis(y.reshape(y.shape[0], *shard[:-1], y.shape[-1]), 0, -3)  # [..., n, s / n, f]
+    return joined.reshape(*shard[:-2], -1, y.shape[-1])
 
 
 def _split_positions(x: jax.Array, ranks: int) -> jax.Array:
@@ -119,5 +119,5 @@ def _split_positions(x: jax.Array, ranks: int) -> jax.Array:
     return jnp.moveaxis(parts, -3, 0).reshape(ranks, -1, x.shape[-1])
 
 
-def _share(x: jax.Array, ranks: int) -> jax.ShapeDtypeStruct:
+def _shard_shape(x: jax.Array, ranks: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((*x.shape[:-2], x.shape[-2] // ranks, x.shape[-1]), x.dtype)

@@ -16,7 +16,7 @@ USE_RING = 'use backend="ring"'
 HOPPER = re.compile(r"\bG?H\d+")
 """Device kinds of compute capability 9.0: NVIDIA H100, H200, H800, H20, GH200 and their variants."""
 TILE_DEPTH = 64  # columns of x in a tile: 128 bytes of bfloat16, the widest swizzle
-PIPELINE_DEPTH = 4  # tiles in flight: as many as fit beside the results in a Hopper multiprocessor's shared memory
+PIPELINE_DEPTH = 4  # tiles in flight: as many as fit, next to the results, into a Hopper multiprocessor's shared memory
 
 
 @dataclasses.dataclass(frozen=True)

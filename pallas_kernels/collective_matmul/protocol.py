@@ -6,7 +6,7 @@ its counter, and waiting for that count is the only waiting there is. There is a
 because a rank is many blocks: a block that has run ahead may count for its next slot while another block has not yet
 written this one.
 
-Both collectives are written as one rank sees them, with ranks counted from its own around the ring:
+Both collectives are written for one rank, with ranks counted from its own around the ring:
 
 - all-gather: multiply the chunk at hand while sending it on to the previous rank, n - 1 times; then multiply the last.
 - reduce-scatter: multiply the chunk of each other rank straight into that rank's slot, the own chunk last; then wait
@@ -26,7 +26,7 @@ class ProtocolStep:
 
     Attributes:
         chunk: Which chunk is multiplied.
-        waits: Whether the chunk lies in the slot of that number, which a peer fills; otherwise it was there before the
+        waits: Whether the chunk is in the slot of that number, which a peer fills; otherwise it was there before the
             kernel.
         target: The rank whose slot is filled meanwhile; 0 is this rank, which needs no notification; None: none.
         slot: Which slot of that rank.
@@ -54,7 +54,7 @@ class ProtocolProgram:
 
 
 def all_gather_protocol(ranks: int) -> ProtocolProgram:
-    """Chunks travel around the ring; each is kept in the slot of the rank it comes from."""
+    """Chunks are sent around the ring; each is kept in the slot of the rank it comes from."""
     previous = ranks - 1
     steps = tuple(
         ProtocolStep(chunk, waits=chunk > 0, target=previous if chunk < ranks - 1 else None, slot=chunk)

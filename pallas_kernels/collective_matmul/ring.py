@@ -1,10 +1,10 @@
-"""The ring: every step multiplies the share at hand while `ppermute` brings the next one, on any submesh.
+"""Ring collective matmuls: each step multiplies the local shard while `ppermute` sends it on; on any submesh.
 
-Either shares of the positions (of x, or of a cotangent) travel around the ranks and every rank multiplies them as they
-pass; or partial sums travel, and each rank adds its product to a sum on its way to the rank that keeps it. Every
-product is written to its final place, so that no pass after the matmuls restores the order (DistTrain, arXiv
-2408.04275, section 7, hides such a pass behind the wgrad). The barriers keep XLA from merging the products into one,
-which would wait for all of the shares.
+Either shards of the positions (of x, or of a cotangent) are sent around the ranks, and every rank multiplies each of
+them; or partial sums are sent, and each rank adds its product to a sum before it sends that to the next rank, until it
+reaches the rank that keeps it. Every product is written to its final place, so that no pass after the matmuls restores
+the order (DistTrain, arXiv 2408.04275, section 7, overlaps such a pass with the wgrad). The barriers keep XLA from
+merging the products into one, which would wait for all of the shards.
 """
 
 import dataclasses
@@ -23,21 +23,22 @@ from pallas_kernels.varying import make_varying, rank_count, varying_axes
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """The ranks along some mesh axes, and the parts that travel among them.
+    """The ranks along some mesh axes, and the parts of shards that they send each other.
 
-    Part p of a share goes to lower ranks; with two rings every second one goes to higher ranks.
+    With one ring all parts of a shard are sent to the next lower rank; with two (bidirectional) the odd parts are sent
+    to the next higher rank.
 
     Attributes:
         axes: Mesh axes.
-        parts: Parts of a share.
+        parts: Parts of a shard.
         rings: 1 or 2.
-        share: Positions of a share.
+        shard_size: Positions of a shard.
     """
 
     axes: tuple[str, ...]
     parts: int
     rings: int
-    share: int
+    shard_size: int
 
     @property
     def ranks(self) -> int:
@@ -47,41 +48,41 @@ class Ring:
     @property
     def part_size(self) -> int:
         """Positions of a part."""
-        return self.share // self.parts
+        return self.shard_size // self.parts
 
     def direction(self, part: int) -> int:
         """1 if a rank receives the part from the next higher rank, -1 if from the next lower."""
         return -1 if self.rings == 2 and part % 2 else 1
 
-    def receive_share(self, x: jax.Array, part: int) -> jax.Array:
+    def receive_shard(self, x: jax.Array, part: int) -> jax.Array:
         """The neighbour's part, which this rank multiplies next."""
         return self._permute(x, -self.direction(part))
 
-    def pass_sum(self, total: jax.Array, part: int) -> jax.Array:
-        """The neighbour's partial sum: sums travel against the shares, on the other direction of the links."""
+    def receive_sum(self, total: jax.Array, part: int) -> jax.Array:
+        """The neighbour's partial sum: sent in the opposite direction to the shards, so both directions are used."""
         return self._permute(total, self.direction(part))
 
     def _permute(self, x: jax.Array, offset: int) -> jax.Array:
         return lax.ppermute(x, self.axes, [(rank, (rank + offset) % self.ranks) for rank in range(self.ranks)])
 
-    def share_start(self, step: int, part: int) -> jax.Array:
-        """First position, of all shares, of the part that this rank has at a step."""
+    def shard_start(self, step: int, part: int) -> jax.Array:
+        """Global start position of the part that this rank multiplies at a step."""
         return self._start(step * self.direction(part), part)
 
     def sum_start(self, step: int, part: int) -> jax.Array:
-        """First position, of all shares, of the part whose sum this rank adds to at a step; its own at the last."""
+        """Global start position of the part whose sum this rank adds to at a step: at the last, of its own shard."""
         return self._start(-(step + 1) * self.direction(part), part)
 
     def _start(self, ranks_ahead: int, part: int) -> jax.Array:
         owner = (lax.axis_index(self.axes) + ranks_ahead) % self.ranks
-        return owner * self.share + part * self.part_size
+        return owner * self.shard_size + part * self.part_size
 
     def slice_part(self, x: jax.Array, start: jax.Array) -> jax.Array:
         """One part of all positions: [..., s, d] -> [..., s / n / parts, d]."""
         return lax.dynamic_slice_in_dim(x, start, self.part_size, axis=x.ndim - 2)
 
-    def split_share(self, x: jax.Array) -> list[jax.Array]:
-        """The parts of a share."""
+    def split_shard(self, x: jax.Array) -> list[jax.Array]:
+        """The parts of a shard."""
         return jnp.split(x, self.parts, axis=-2)
 
 
@@ -92,17 +93,17 @@ def gather_matmul(
     tiling: CollectiveTiling,
     dtype: np.dtype,
 ) -> tuple[jax.Array, ...]:
-    """See `reference.gather_matmul`: shares of x travel."""
+    """See `reference.gather_matmul`: shards of x are sent."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2])
-    positions = ring.ranks * ring.share
+    positions = ring.ranks * ring.shard_size
     outputs = tuple(_zeros_varying_as((*x.shape[:-2], positions, w.shape[1]), dtype, (x, w)) for w in weights)
-    shares, weights = ring.split_share(x), tuple(weights)
+    shards, weights = ring.split_shard(x), tuple(weights)
     for step in range(ring.ranks):
         for part in range(ring.parts):
-            share, outputs, weights = lax.optimization_barrier((shares[part], outputs, weights))
-            shares[part] = ring.receive_share(share, part) if step + 1 < ring.ranks else share
-            products = (matmul_float32(share, w).astype(dtype) for w in weights)
-            start = ring.share_start(step, part)
+            shard, outputs, weights = lax.optimization_barrier((shards[part], outputs, weights))
+            shards[part] = ring.receive_shard(shard, part) if step + 1 < ring.ranks else shard
+            products = (matmul_float32(shard, w).astype(dtype) for w in weights)
+            start = ring.shard_start(step, part)
             outputs = tuple(_write(y, output, start) for y, output in zip(products, outputs, strict=True))
     return outputs
 
@@ -114,20 +115,20 @@ def gather_matmul_backward(
     axes: tuple[str, ...],
     tiling: CollectiveTiling,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """See `reference.gather_matmul_backward`: shares of x travel for the wgrads, sums of the dgrad against them."""
+    """See `reference.gather_matmul_backward`: shards of x are sent for the wgrads, sums of the dgrad against them."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2])
     wgrads = tuple(_zeros_varying_as(w.shape, jnp.float32, (x, y)) for w, y in zip(weights, cotangents, strict=True))
-    shares, weights = ring.split_share(x), tuple(weights)
+    shards, weights = ring.split_shard(x), tuple(weights)
     dgrads: list[Any] = [None] * ring.parts
     for step in range(ring.ranks):
         for part in range(ring.parts):
-            share, dgrad, wgrads, weights = lax.optimization_barrier((shares[part], dgrads[part], wgrads, weights))
-            shares[part] = ring.receive_share(share, part) if step + 1 < ring.ranks else share
-            share_cotangents = [ring.slice_part(y, ring.share_start(step, part)) for y in cotangents]
-            wgrads = tuple(wgrad + weight_gradient(share, y) for wgrad, y in zip(wgrads, share_cotangents, strict=True))
-            # XLA runs one collective at a time: the share travels beside the products above, the sum beside those below
-            shares[part], dgrad, wgrads, weights = lax.optimization_barrier((shares[part], dgrad, wgrads, weights))
-            received = ring.pass_sum(dgrad, part) if step else None
+            shard, dgrad, wgrads, weights = lax.optimization_barrier((shards[part], dgrads[part], wgrads, weights))
+            shards[part] = ring.receive_shard(shard, part) if step + 1 < ring.ranks else shard
+            shard_cotangents = [ring.slice_part(y, ring.shard_start(step, part)) for y in cotangents]
+            wgrads = tuple(wgrad + weight_gradient(shard, y) for wgrad, y in zip(wgrads, shard_cotangents, strict=True))
+            # XLA runs one collective at a time: the shard is sent during the products above, the sum during those below
+            shards[part], dgrad, wgrads, weights = lax.optimization_barrier((shards[part], dgrad, wgrads, weights))
+            received = ring.receive_sum(dgrad, part) if step else None
             sum_cotangents = [ring.slice_part(y, ring.sum_start(step, part)) for y in cotangents]
             product = sum_arrays([input_gradient(y, w) for y, w in zip(sum_cotangents, weights, strict=True)])
             dgrads[part] = _add_rounded(received, product, x.dtype)
@@ -135,13 +136,13 @@ def gather_matmul_backward(
 
 
 def matmul_scatter(x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling) -> jax.Array:
-    """See `reference.matmul_scatter`: sums travel."""
+    """See `reference.matmul_scatter`: partial sums are sent."""
     ring = Ring(axes, tiling.parts, tiling.rings, x.shape[-2] // rank_count(axes))
     totals: list[Any] = [None] * ring.parts
     for step in range(ring.ranks):
         for part in range(ring.parts):
             total, w = lax.optimization_barrier((totals[part], w))
-            received = ring.pass_sum(total, part) if step else None
+            received = ring.receive_sum(total, part) if step else None
             product = matmul_float32(ring.slice_part(x, ring.sum_start(step, part)), w)
             totals[part] = _add_rounded(received, product, x.dtype)
     return jnp.concatenate(totals, axis=-2)
@@ -150,25 +151,25 @@ def matmul_scatter(x: jax.Array, w: jax.Array, axes: tuple[str, ...], tiling: Co
 def matmul_scatter_backward(
     x: jax.Array, w: jax.Array, cotangent: jax.Array, axes: tuple[str, ...], tiling: CollectiveTiling
 ) -> tuple[jax.Array, jax.Array]:
-    """See `reference.matmul_scatter_backward`: shares of the cotangent travel and serve both gradients."""
+    """See `reference.matmul_scatter_backward`: shards of the cotangent are sent and serve both gradients."""
     ring = Ring(axes, tiling.parts, tiling.rings, cotangent.shape[-2])
     wgrad = _zeros_varying_as(w.shape, jnp.float32, (x, cotangent))
     dgrad = _zeros_varying_as(x.shape, x.dtype, (cotangent, w))
-    shares = ring.split_share(cotangent)
+    shards = ring.split_shard(cotangent)
     for step in range(ring.ranks):
         for part in range(ring.parts):
-            share, wgrad, dgrad, w = lax.optimization_barrier((shares[part], wgrad, dgrad, w))
-            shares[part] = ring.receive_share(share, part) if step + 1 < ring.ranks else share
-            start = ring.share_start(step, part)
-            wgrad = wgrad + weight_gradient(ring.slice_part(x, start), share)
-            dgrad = _write(input_gradient(share, w).astype(x.dtype), dgrad, start)
+            shard, wgrad, dgrad, w = lax.optimization_barrier((shards[part], wgrad, dgrad, w))
+            shards[part] = ring.receive_shard(shard, part) if step + 1 < ring.ranks else shard
+            start = ring.shard_start(step, part)
+            wgrad = wgrad + weight_gradient(ring.slice_part(x, start), shard)
+            dgrad = _write(input_gradient(shard, w).astype(x.dtype), dgrad, start)
     return dgrad, wgrad
 
 
 def matmul_sum(x: jax.Array, w: jax.Array, axes: tuple[str, ...], chunks: int) -> jax.Array:
-    """See `reference.matmul_sum`: the all-reduce of one chunk runs beside the product of the next.
+    """See `reference.matmul_sum`: the all-reduce of one chunk overlaps with the product of the next.
 
-    There is no ring: of a result that all ranks need whole, every rank would have to pass everything on.
+    This is not a ring: the result is replicated, so that a ring would need a second pass, an all-gather.
     """
     sums = []
     for chunk in jnp.split(x, chunks, axis=-2):

@@ -35,8 +35,8 @@ def split_sequence(x: jax.Array, axes: tuple[str, ...], axis: int) -> jax.Array:
 
 
 def _slice(x: jax.Array, axes: tuple[str, ...], axis: int) -> jax.Array:
-    share = x.shape[axis] // rank_count(axes)
-    return lax.dynamic_slice_in_dim(x, lax.axis_index(axes) * share, share, axis=axis)
+    shard_size = x.shape[axis] // rank_count(axes)
+    return lax.dynamic_slice_in_dim(x, lax.axis_index(axes) * shard_size, shard_size, axis=axis)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))

@@ -1,7 +1,7 @@
-"""Into how many parts the collective of a matmul is divided, and on how many rings they travel.
+"""Into how many parts the collective of a matmul is divided, and on how many rings they are sent.
 
-A part is what one permute carries while one matmul runs. Of a rank's share of the positions, `chunks` parts follow each
-other on every ring; two rings run in opposite directions, each with half of the share.
+A part is what one permute carries while one matmul runs. Of a rank's shard of the positions, `chunks` parts follow each
+other on every ring; two rings run in opposite directions, each with half of the shard.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ class CollectiveTiling:
     """How a collective is divided.
 
     Attributes:
-        chunks: Parts of a rank's share on each ring.
+        chunks: Parts of a rank's shard on each ring.
         rings: 1 or 2.
     """
 
@@ -29,7 +29,7 @@ class CollectiveTiling:
 
     @property
     def parts(self) -> int:
-        """Parts of a rank's share."""
+        """Parts of a rank's shard."""
         return self.chunks * self.rings
 
 
@@ -38,17 +38,17 @@ class MatmulShape:
     """The matmul of one step of the ring.
 
     Attributes:
-        rows: Positions of a rank's share times all leading dimensions.
+        rows: Positions of a rank's shard times all leading dimensions.
         inner, columns: The weight's shape on this rank.
         ranks: Ranks of the ring.
-        share_positions: Positions of a share in one row of the batch, which the parts must divide.
+        shard_positions: Positions of a shard in one row of the batch, which the parts must divide.
     """
 
     rows: int
     inner: int
     columns: int
     ranks: int
-    share_positions: int
+    shard_positions: int
 
 
 MEASURED_TILINGS: dict[str, tuple[tuple[MatmulShape, CollectiveTiling], ...]] = {}
@@ -64,7 +64,7 @@ MAX_SHAPE_DISTANCE = 2.0
 
 
 def choose_tiling(shape: MatmulShape, device_kind: str) -> CollectiveTiling:
-    """The tiling measured on such a device for the nearest shape with as many ranks, else whole shares on one ring."""
+    """The tiling measured on such a device for the nearest shape with as many ranks, else whole shards on one ring."""
     candidates = [
         (shape_distance(shape, measured), tiling)
         for measured, tiling in MEASURED_TILINGS.get(device_kind, ())
@@ -83,8 +83,8 @@ def shape_distance(shape: MatmulShape, other: MatmulShape) -> float:
 
 
 def tiling_fits(shape: MatmulShape, tiling: CollectiveTiling) -> bool:
-    """Whether the parts divide a share."""
-    return shape.share_positions % tiling.parts == 0
+    """Whether the parts divide a shard."""
+    return shape.shard_positions % tiling.parts == 0
 
 
 def all_reduce_chunks(shape: MatmulShape) -> int:
@@ -95,7 +95,7 @@ def all_reduce_chunks(shape: MatmulShape) -> int:
     """
     tiles = -(-shape.rows // TILE) * -(-shape.columns // TILE)
     max_chunks = max(1, min(MAX_CHUNKS, tiles // PROCESSORS))
-    return max(chunks for chunks in range(1, max_chunks + 1) if shape.share_positions % chunks == 0)
+    return max(chunks for chunks in range(1, max_chunks + 1) if shape.shard_positions % chunks == 0)
 
 
 def device_kind() -> str:

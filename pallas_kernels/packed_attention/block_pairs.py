@@ -18,18 +18,18 @@ class BlockPairs:
     """The pairs of blocks whose segments overlap, as a list of static length: 4 bytes for each possible pair.
 
     Attributes:
-        order: Numbers of pairs, int32 `[r * m * n]`: `(row * m + block of queries) * n + block of keys` with m and n
-            blocks in a row; the pairs that overlap come first, in order.
+        pair_indices: Linear indices of pairs, int32 `[r * m * n]`: `(row * m + block of queries) * n + block of keys`
+            with m and n blocks in a row; the pairs that overlap come first, in ascending order.
         count: How many of them overlap.
-        blocks: Positions of a block of queries and of a block of keys.
+        block_sizes: Positions of a block of queries and of a block of keys.
     """
 
-    order: Any
+    pair_indices: Any
     count: Any
-    blocks: tuple[int, int]
+    block_sizes: tuple[int, int]
 
 
-jax.tree_util.register_dataclass(BlockPairs, ["order", "count"], ["blocks"])
+jax.tree_util.register_dataclass(BlockPairs, ["pair_indices", "count"], ["block_sizes"])
 
 
 def default_block_size(length: int) -> int:
@@ -47,8 +47,8 @@ def find_block_pairs(
     """The pairs of blocks that overlap."""
     overlap = blocks_overlap(query_segments, key_segments, branches, causal, blocks).reshape(-1)  # [r * m * n]
     numbers = jnp.arange(overlap.size, dtype=jnp.int32)
-    order = lax.sort(jnp.where(overlap, numbers, overlap.size))
-    return BlockPairs(jnp.minimum(order, overlap.size - 1), jnp.sum(overlap, dtype=jnp.int32), blocks)
+    pair_indices = lax.sort(jnp.where(overlap, numbers, overlap.size))
+    return BlockPairs(jnp.minimum(pair_indices, overlap.size - 1), jnp.sum(overlap, dtype=jnp.int32), blocks)
 
 
 def blocks_overlap(

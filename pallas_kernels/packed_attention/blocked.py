@@ -1,8 +1,9 @@
 """Attention of blocks of queries to the blocks of keys that overlap, in plain XLA; memory linear in the sequence.
 
-One loop runs over the pairs of blocks that overlap, of all rows, as often as there are such pairs: the work is that of
-the segments. The forward keeps a running softmax (arXiv 1805.02867, 2112.05682); the backward computes the scores again
-from the saved output and log-sum-exp (FlashAttention, arXiv 2205.14135, algorithm 4).
+One `fori_loop` runs over all pairs of blocks that overlap, of all rows; its trip count is traced, so that the cost
+follows the segments and not the square of the row. The forward keeps a running softmax (arXiv 1805.02867, 2112.05682);
+the backward computes the scores again from the saved output and log-sum-exp (FlashAttention, arXiv 2205.14135,
+algorithm 4).
 
 Arrays are laid out in blocks, `[r * m, k, g * q, e]` for queries and `[r * n, k, p, e]` for keys and values: m and n
 blocks in a row, of q and p positions; k key heads, each shared by g query heads.
@@ -36,8 +37,8 @@ def attend(
         blocks = (default_block_size(query.shape[1]), default_block_size(key.shape[1]))
         pairs = find_block_pairs(mask.query_segments, mask.key_segments, mask.branches, mask.causal, blocks)
         mask = dataclasses.replace(mask, block_pairs=pairs)
-    # All operands vary alike before the custom derivative, so that one that is the same on some ranks gets the sum of
-    # their gradients.
+    # All operands are cast to the same varying axes outside the custom derivative, so that JAX sums (`psum`) the
+    # cotangent of an operand that is replicated over some of these axes.
     axes = frozenset().union(*map(varying_axes, (query, key, value, mask.query_segments)))
     return _attend(*make_varying((query, key, value), tuple(sorted(axes))), mask)
 
@@ -67,8 +68,8 @@ def _forward(query: jax.Array, key: jax.Array, value: jax.Array, mask: SegmentMa
         return tuple(_set(array, new, query_block) for array, new in zip(running, updated, strict=True))
 
     zeros = _zeros_like(queries)  # [rm, k, gq, e]
-    # The initial maximum is above masked scores, so that a query that attends to nothing in a block has weights of 0
-    # there, not 1.
+    # The initial maximum, -5e29, is above masked scores, -1e30: exp(masked - maximum) underflows to 0, not to 1, even
+    # if a query attends to nothing in the whole block.
     initial = (zeros, zeros[:, :, :, 0] + MASKED_SCORE / 2, zeros[:, :, :, 0])
     weighted_sum, maximum, denominator = lax.fori_loop(0, blocks.count, accumulate_pair, initial)
     denominator = jnp.where(denominator > 0, denominator, 1.0)
@@ -119,7 +120,7 @@ class _Blocks:
 
     def __init__(self, mask: SegmentMask, query_shape: tuple[int, ...], key_shape: tuple[int, ...]) -> None:
         pairs: BlockPairs = mask.block_pairs
-        self._order, self.count, self._sizes = pairs.order, pairs.count, pairs.blocks
+        self._pair_indices, self.count, self._sizes = pairs.pair_indices, pairs.count, pairs.block_sizes
         self._shapes, self._group = (query_shape, key_shape), query_shape[2] // key_shape[2]
         self.scale = query_shape[3] ** -0.5
         query_ids = split_into_blocks(mask.query_segments, self._sizes[0])  # [r, m, q]
@@ -152,9 +153,9 @@ class _Blocks:
     def pair(self, number: Int[Array, ""]) -> tuple[Int[Array, ""], Int[Array, ""]]:
         """Indices of a pair's block of queries, 0 to rm, and block of keys, 0 to rn."""
         m, n = self._blocks_per_row
-        order = _get(self._order, number)
-        query_block = lax.div(order, np.int32(n))
-        return query_block, lax.div(query_block, np.int32(m)) * n + lax.rem(order, np.int32(n))
+        pair_index = _get(self._pair_indices, number)
+        query_block = lax.div(pair_index, np.int32(n))
+        return query_block, lax.div(query_block, np.int32(m)) * n + lax.rem(pair_index, np.int32(n))
 
     def scores(
         self,

@@ -52,7 +52,7 @@ def make_segment_mask(
 
     Args:
         segments: `[r, s]`, whole numbers: the segment of each query. Positions of one segment are adjacent, and
-            segments are in ascending order; padding may lie anywhere.
+            segments are in ascending order; padding may be anywhere.
         keys: `[r, t]`, the segments of the keys where these are not the queries'; without branches, and not causal.
         branches: `[r, s]`, whole numbers.
         causal: Whether a position attends only to itself and the positions before it.

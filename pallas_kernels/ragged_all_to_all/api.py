@@ -32,7 +32,7 @@ def ragged_all_to_all(
     """Sends rows of each rank of a mesh axis to each other rank; runs inside `jax.shard_map`.
 
     Args:
-        x: This rank's rows `[n, ...]`: first those for rank 0, then those for rank 1, and so on; rows behind them are
+        x: This rank's rows `[n, ...]`: first those for rank 0, then those for rank 1, and so on; rows after them are
             not sent. The sum of `send_sizes` may not exceed n: the caller has to ensure that, because only the host
             knows the sizes.
         send_sizes: How many rows go to each rank.
@@ -44,7 +44,7 @@ def ragged_all_to_all(
             are reported on GPUs.
 
     Returns:
-        `[rows, ...]`: first what rank 0 sent, in its order, then what rank 1 sent, and so on; zeros behind.
+        `[rows, ...]`: first what rank 0 sent, in its order, then what rank 1 sent, and so on; zeros after.
 
     Raises:
         ValueError: There is no such axis or implementation, or `send_sizes` has not one entry for each rank.

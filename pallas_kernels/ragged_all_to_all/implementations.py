@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int
 
 
 class ExchangeSizes(NamedTuple):
-    """An exchange between d ranks as one of them sees it; offsets and sizes are in rows.
+    """An exchange between d ranks, on one of them; offsets and sizes are in rows.
 
     Attributes:
         send_sizes, receive_sizes: Rows to and from each rank.

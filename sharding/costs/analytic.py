@@ -43,7 +43,7 @@ class Efficiency:
 
 # Backward seconds of each kernel, in units of its forward. Attention recomputes its scores: five products for two
 # (FlashAttention-2, arXiv 2307.08691). The backward of a norm or an activation function reads what its forward read,
-# and the gradient. Megatron's second gather of a matmul's input, for wgrad, runs beside other work.
+# and the gradient. Megatron's second gather of a matmul's input, for wgrad, overlaps with other work.
 _BACKWARD: dict[KernelKind, dict[Gradient, float]] = {
     "matmul": {"dgrad": 1.0, "wgrad": 1.0},
     "convolution": {"dgrad": 1.0, "wgrad": 1.0},
@@ -65,9 +65,9 @@ _RECOMPUTED: dict[RecomputePolicy, tuple[KernelKind, ...]] = {
 class AnalyticCostModel:
     """A roofline: each kernel takes the longer of its arithmetic and its memory traffic, and a launch.
 
-    Sequence ranks share every segment evenly, as the zigzag order of its parts makes them do. While attention computes
-    with one rank's keys and values, those of the next rank travel; the device waits for what travels longer than it
-    computes. Routers are assumed to send every expert rank equally many tokens.
+    Context-parallel ranks divide every segment evenly, as the zigzag order of its parts makes them do. While attention
+    computes with one rank's keys and values, those of the next rank are sent; the device waits for the time by which
+    sending takes longer than computing. Routers are assumed to send every expert rank equally many tokens.
 
     Attributes:
         cluster: The devices.
@@ -144,7 +144,7 @@ class AnalyticCostModel:
         return LayerSeconds(compute, waiting)
 
     def _kernel(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
-        """Seconds of one kernel's forward on a device, for the loads of a sequence rank."""
+        """Seconds of one kernel's forward on a device, for the loads of a context-parallel rank."""
         if kernel.kind in COLLECTIVE_KINDS:
             return self._collective(kernel, loads, ranks)
         share = 1 / (ranks.tp if kernel.split else ranks.sequence_shards if kernel.kind == "memory" else 1)
@@ -166,14 +166,14 @@ class AnalyticCostModel:
         return ring_seconds(size * share * ranks.ep, ranks.ep, self._link_over(ranks.tp * ranks.cp * ranks.ep))
 
     def _ring_attention(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
-        """Seconds in which keys and values travel once around the sequence ranks."""
+        """Seconds in which keys and values are sent once around the context-parallel ranks."""
         size = self.element_bytes * kernel.ring_elements.at(loads) / (ranks.tp if kernel.split else 1)
         return ring_seconds(size * ranks.cp, ranks.cp, self._link_over(ranks.tp * ranks.cp))
 
     def _overlapped(self, layer: LayerSpec, number: int, loads: Loads, ranks: LayerParallelism) -> Times:
-        """Seconds of matmuls that a collective travels beside: in all steps of a ring but one.
+        """Seconds of matmuls that a collective overlaps with: in all steps of a ring but one.
 
-        In the backward there are as many matmuls for each of the two gradients, and as much to send beside each.
+        In the backward there are as many matmuls for each of the two gradients, and as much to send during each.
         """
         kernel = layer.kernels[number]
         if kernel.rank_group != "tensor" or not ranks.overlaps_collectives:

@@ -38,7 +38,7 @@ class LayerParallelism:
 
     Attributes:
         tp: Tensor ranks of a replica.
-        cp: Sequence ranks of a replica.
+        cp: Context-parallel ranks of a replica.
         ep: Replicas that divide the experts.
         dp: Replicas that compute at once.
         collectives: What the tensor ranks do around split matmuls (`UnitPlan.collectives`).
@@ -57,7 +57,7 @@ class LayerParallelism:
 
     @property
     def overlaps_collectives(self) -> bool:
-        """Whether gathers and scatters travel beside the matmuls."""
+        """Whether gathers and scatters overlap with the matmuls."""
         return TENSOR_COLLECTIVES[self.collectives].implementation != "reference"
 
     def for_layer(self, layer: LayerSpec) -> "LayerParallelism":
@@ -114,8 +114,8 @@ class CostModel(Protocol):
 
         Args:
             parameters: Elements on one device.
-            dp: Data and sequence ranks that divide the master weights.
-            inside: Whether these lie on one node.
+            dp: Data and context-parallel ranks that divide the master weights.
+            inside: Whether these are on one node.
         """
         ...
 
@@ -136,7 +136,7 @@ class CostModel(Protocol):
 
         Args:
             size: Bytes.
-            inside: Whether both ends lie on one node.
+            inside: Whether both ends are on one node.
             devices: Number of devices of both stages, all replicas and ranks.
         """
         ...

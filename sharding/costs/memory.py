@@ -38,7 +38,7 @@ def train_state_bytes(parameters: Elements, trained: Elements, dp: Elements, cos
     Args:
         parameters: Elements of the parameters on a device.
         trained: Elements of those that train.
-        dp: Data and sequence ranks that hold the same parameters; of experts, those that hold the same experts.
+        dp: Data and context-parallel ranks that hold the same parameters; of experts, those that hold the same experts.
         costs: Gives the compute precision.
     """
     weights = (costs.element_bytes + MASTER_BYTES / dp) * parameters

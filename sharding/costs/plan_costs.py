@@ -162,7 +162,7 @@ class _PlanCosts:
                         layer, self._loads(run.module, unit.dp), ranks, "none", self._costs
                     )
                     workspace = max(workspace, float(np.max(recomputed)))
-        exposed = float(number < unit.pp)  # the collectives of all chunks but a rank's first hide beside its work
+        exposed = float(number < unit.pp)  # those of a rank's other chunks are hidden by its computation
         inside = self._on_one_node(unit.stage_devices(number))
         replicas = np.array([unit.dp, unit.dp // unit.ep]) * unit.cp  # ranks with the same parameters
         (parameters, trained), counts = sizes.T, replicas.tolist()

@@ -165,7 +165,7 @@ class Profile:
 
 def _check_measured(ranks: LayerParallelism) -> None:
     """Raises ProfileError if no profile has times for such ranks."""
-    for key, name, count in (("cp", "sequence", ranks.cp), ("ep", "expert", ranks.ep)):
+    for key, name, count in (("cp", "context-parallel", ranks.cp), ("ep", "expert", ranks.ep)):
         if count > 1:
             raise ProfileError(
                 f"a profile has no times of layers on {count} {name} ranks ({key} {count}); leave --profile out and "

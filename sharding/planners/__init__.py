@@ -1,5 +1,13 @@
-"""Planners: from a planning problem to plans; one file per policy, and the search that policies share.
+"""Planners: from a planning problem to plans.
 
-A new policy (colocated units, fully sharded units) is a file with a function from `PlanningProblem` to plans, and an
-entry of `auto.PLANNING_POLICIES`.
+- The problem: `problem.py`, `fixed_ranks.py`.
+- Policies, each a function from `PlanningProblem` to plans: `rigid.py` (two) and `disaggregated.py` (two).
+- The choice between policies by simulation: `auto.py`.
+- What `disaggregated.py` searches with, in this order: `module_table.py` (every candidate of a module, with its
+  recomputation policy), `layer_groups.py` and `partition.py` (which make the table), `relaxation.py` (lower bounds),
+  `layout_search.py` (the best integer layout), `placement.py` (devices), `infeasible.py` (the error where none fits).
+
+A new policy is a function from `PlanningProblem` to plans in a file of its own, and an entry of
+`auto.PLANNING_POLICIES`. Where its plans say something new (fully sharded units), `UnitPlan`, its JSON, the costs and
+the runtime need that field too.
 """

@@ -12,7 +12,7 @@ class FixedRanks:
     """Ranks of one module that planners do not choose.
 
     Attributes:
-        cp: Sequence ranks of every replica.
+        cp: Context-parallel ranks of every replica.
         ep: Expert ranks: the number of replicas that divide the experts.
     """
 
@@ -26,7 +26,7 @@ class FixedRanks:
 
 
 SINGLE_RANKS = FixedRanks()
-"""One sequence rank and one expert rank."""
+"""One context-parallel rank and one expert rank."""
 
 
 def check_fixed_ranks(fixed_ranks: Mapping[str, FixedRanks], graph: ModuleGraph, rows: int) -> None:

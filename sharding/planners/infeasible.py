@@ -40,13 +40,13 @@ def min_devices(problem: PlanningProblem) -> dict[str, int] | None:
     best: dict[str, int] | None = None
     for dp in map(int, problem.row_divisors):
         own = _Options(problem, backbone, dp)
-        fits = own.behind >= generators
+        fits = own.max_downstream_stages >= generators
         for index in np.flatnonzero(fits)[np.argsort(own.devices[fits], kind="stable")]:
             if best and own.devices[index] >= sum(best.values()):
                 break
-            behind = table.stages_behind_sources(own.candidates[[index]], generators)[0]
+            downstream = table.downstream_stages_of_sources(own.candidates[[index]], generators)[0]
             counts = {
-                name: int(own.devices[index]) if name == backbone else _fewest_devices(problem, name, dp, behind)
+                name: int(own.devices[index]) if name == backbone else _fewest_devices(problem, name, dp, downstream)
                 for name in problem.graph.names
             }
             if all(counts.values()) and (best is None or sum(counts.values()) < sum(best.values())):
@@ -63,7 +63,7 @@ class _Options:
         dp: Number of replicas.
         devices: Number of devices.
         microbatches: Microbatches of a step.
-        behind: How many stages may come behind the module.
+        max_downstream_stages: How many stages the memory allows downstream of the module.
     """
 
     def __init__(self, problem: PlanningProblem, name: str, dp: int) -> None:
@@ -74,15 +74,15 @@ class _Options:
         self.dp = dp // self.rows
         self.devices = table.replica_devices[self.candidates] * self.dp
         self.microbatches = np.full(len(self.candidates), problem.rows // dp)
-        self.behind = table.max_stages_behind(
+        self.max_downstream_stages = table.max_downstream_stages(
             self.candidates, self.rows, self.dp, problem.cluster.memory, self.microbatches
         )
 
 
-def _fewest_devices(problem: PlanningProblem, name: str, dp: int, stages_behind: float) -> int:
-    """The fewest devices of a module beside a backbone of `dp` replicas; 0 if it never fits."""
+def _fewest_devices(problem: PlanningProblem, name: str, dp: int, downstream_stages: float) -> int:
+    """The fewest devices of a module that runs with a backbone of `dp` replicas; 0 if it never fits."""
     options = _Options(problem, name, dp)
-    fits = options.behind >= (0 if problem.graph[name].inputs else stages_behind)
+    fits = options.max_downstream_stages >= (0 if problem.graph[name].inputs else downstream_stages)
     return int(options.devices[fits].min()) if fits.any() else 0
 
 
@@ -92,8 +92,8 @@ def _min_bytes(problem: PlanningProblem, name: str, max_devices: int | None = No
     is_last = bool(table.module.inputs) and not table.module.is_backbone
     for dp in map(int, problem.row_divisors):
         options = _Options(problem, name, dp)
-        behind = np.full(len(options.candidates), 0.0 if is_last else float(problem.has_generators))
-        need = table.peak_bytes(options.candidates, options.rows, options.dp, behind, options.microbatches)
+        downstream = np.full(len(options.candidates), 0.0 if is_last else float(problem.has_generators))
+        need = table.peak_bytes(options.candidates, options.rows, options.dp, downstream, options.microbatches)
         if max_devices is not None:
             need = need[options.devices <= max_devices]
         least = min(least, float(need.min(initial=np.inf)))

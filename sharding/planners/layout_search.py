@@ -3,8 +3,9 @@
     seconds = sum_i fill_i + (microbatches - 1) * max_i slowest_stage_i
 
 Combinations of a data-parallel and a tensor-parallel size of the backbone are taken in the order of their relaxed
-bounds, until a bound is no better than the best layout known. Of each combination, every module's candidates are
-reduced to those that could be part of something better, then to their Pareto front, and the fronts are combined.
+bounds, until a bound is no better than the best layout known. For each combination, every module's candidates are
+pruned against the best layout so far and reduced to the Pareto front (devices, slowest stage, fill latency, stages that
+the memory allows downstream); then the fronts are combined pairwise.
 """
 
 import dataclasses
@@ -18,9 +19,10 @@ from sharding.planners.module_table import ModuleTable
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.relaxation import RelaxedOptima, solve_relaxations
 
-_TARGETS = (1.02, 1.06, 1.2, 2.0, 10.0, np.inf)  # of the bound; a target close to it leaves few candidates to combine
+# Multiples of the lower bound that are tried as upper limit of a step's seconds; a tight limit prunes most candidates.
+_TARGETS = (1.02, 1.06, 1.2, 2.0, 10.0, np.inf)
 _TOLERANCE = 1e-9
-_BLOCK = 128
+_BLOCK = 128  # candidates that are compared with all others at once
 
 
 class ModuleChoice(NamedTuple):
@@ -102,16 +104,18 @@ class ParetoFront(NamedTuple):
 
     Attributes:
         devices: Number of devices of each.
-        stage: Seconds of the slowest stage, at least those of a perfect balance.
+        stage: Seconds of the slowest stage, clipped below by the seconds of a stage in perfect balance.
         fill: Seconds of the pipeline fill.
-        behind: Stages that may come behind.
+        max_downstream_stages: How many stages the memory allows downstream of a module; of combinations, not used.
+        downstream_stages: How many stages the modules that feed the backbone have downstream; of combinations only.
         choices: What was chosen for each module: (candidate, column of rows).
     """
 
     devices: Int[np.ndarray, " n"]
     stage: Float[np.ndarray, " n"]
     fill: Float[np.ndarray, " n"]
-    behind: Float[np.ndarray, " n"]
+    max_downstream_stages: Float[np.ndarray, " n"]
+    downstream_stages: Float[np.ndarray, " n"]
     choices: Int[np.ndarray, "n i 2"]
 
     def select(self, indices: np.ndarray) -> "ParetoFront":
@@ -120,8 +124,8 @@ class ParetoFront(NamedTuple):
 
     def pareto_optimal(self) -> "ParetoFront":
         """Those that no other one equals or beats in every respect."""
-        front = self.select(np.lexsort([-self.behind, self.fill, self.stage, self.devices]))
-        columns = np.stack([front.stage, front.fill, -front.behind])
+        front = self.select(np.lexsort([-self.max_downstream_stages, self.fill, self.stage, self.devices]))
+        columns = np.stack([front.stage, front.fill, -front.max_downstream_stages])
         kept = np.empty(0, int)
         for start in range(0, len(front.devices), _BLOCK):  # in this order, what dominates comes first
             block = np.arange(start, min(start + _BLOCK, len(front.devices)))
@@ -169,7 +173,8 @@ class _BackboneSearch:
             devices=devices[row, option],
             stage=table.slowest_stage[candidate, column],
             fill=table.fill[candidate, column],
-            behind=np.zeros(len(candidate)),
+            max_downstream_stages=np.zeros(len(candidate)),
+            downstream_stages=np.zeros(len(candidate)),
             choices=np.stack([candidate, column], axis=1)[:, None],
         )
 
@@ -189,8 +194,8 @@ class _BackboneSearch:
         backbone = self._problem.graph.backbone.name
         total = fronts.pop(backbone)
         table = self._problem.module_tables[backbone]
-        behind = table.stages_behind_sources(total.choices[:, 0, 0], int(self._problem.has_generators))
-        total = total._replace(behind=behind)
+        downstream = table.downstream_stages_of_sources(total.choices[:, 0, 0], int(self._problem.has_generators))
+        total = total._replace(downstream_stages=downstream)
         other_devices = sum(int(front.devices.min()) for front in fronts.values())
         other_fill = sum(float(front.fill.min()) for front in fronts.values())
         for front in fronts.values():
@@ -218,7 +223,7 @@ class _BackboneSearch:
             name: front._replace(stage=np.maximum(front.stage, self._balanced_seconds))
             for name, front in self._candidates.items()
         }
-        for step in (self._fast_enough, self._small_enough, self._fitting, self._fast_enough, self._small_enough):
+        for step in (self._drop_slow, self._drop_large, self._drop_out_of_memory, self._drop_slow, self._drop_large):
             if any(not len(front.devices) for front in fronts.values()):
                 return None
             fronts = step(fronts, target)
@@ -226,8 +231,8 @@ class _BackboneSearch:
             return None
         return {name: front.pareto_optimal() for name, front in fronts.items()}
 
-    def _fast_enough(self, fronts: dict[str, ParetoFront], target: float) -> dict[str, ParetoFront]:
-        """Without candidates that take more than `target` seconds whatever the other modules do."""
+    def _drop_slow(self, fronts: dict[str, ParetoFront], target: float) -> dict[str, ParetoFront]:
+        """Drops candidates with which a step takes more than `target` seconds whatever the other modules do."""
         least_fill = {name: float(front.fill.min()) for name, front in fronts.items()}
         slowest = max(float(front.stage.min()) for front in fronts.values())
         slack = (target - sum(least_fill.values())) * (1 + _TOLERANCE)
@@ -237,14 +242,14 @@ class _BackboneSearch:
             selected[name] = front.select(front.fill - least_fill[name] + steady <= slack)
         return selected
 
-    def _small_enough(self, fronts: dict[str, ParetoFront], target: float) -> dict[str, ParetoFront]:
-        """Without candidates that leave the other modules too few devices."""
+    def _drop_large(self, fronts: dict[str, ParetoFront], target: float) -> dict[str, ParetoFront]:
+        """Drops candidates that leave the other modules too few devices."""
         least = {name: int(front.devices.min()) for name, front in fronts.items()}
         spare = self._problem.devices - sum(least.values())
         return {name: front.select(front.devices - least[name] <= spare) for name, front in fronts.items()}
 
-    def _fitting(self, fronts: dict[str, ParetoFront], target: float) -> dict[str, ParetoFront]:
-        """Without candidates that never fit the memory."""
+    def _drop_out_of_memory(self, fronts: dict[str, ParetoFront], target: float) -> dict[str, ParetoFront]:
+        """Drops candidates that never fit the memory."""
         return {name: self._fit(name, front) for name, front in fronts.items()}
 
     def _fit(self, name: str, front: ParetoFront) -> ParetoFront:
@@ -252,23 +257,30 @@ class _BackboneSearch:
         candidates, columns = front.choices[:, 0].T
         rows = table.rows[columns]
         memory, microbatches = self._problem.cluster.memory, np.full(len(candidates), self._microbatches)
-        behind = table.max_stages_behind(candidates, rows, self._dp // rows, memory, microbatches)
+        most = table.max_downstream_stages(candidates, rows, self._dp // rows, memory, microbatches)
         if table.module.is_backbone:
-            return front.select(behind >= generators)
-        if table.module.inputs:  # nothing comes behind a generator
-            return front.select(behind >= 0)._replace(behind=np.full(int((behind >= 0).sum()), np.inf))
-        return front._replace(behind=behind).select(behind >= 1 + generators)
+            return front.select(most >= generators)
+        if table.module.inputs:  # nothing is downstream of a generator
+            return front._replace(max_downstream_stages=np.full(len(most), np.inf)).select(most >= 0)
+        return front._replace(max_downstream_stages=most).select(most >= 1 + generators)
 
     def _combine(self, total: ParetoFront, front: ParetoFront, devices: int, target: float) -> ParetoFront:
-        """All pairs of both, as far as devices and seconds allow."""
+        """All pairs of a combination and a candidate, as far as devices, seconds and memory allow."""
         count = total.devices[:, None] + front.devices
         stage = np.maximum(total.stage[:, None], front.stage)
         fill = total.fill[:, None] + front.fill
-        fits = (count <= devices) & (front.behind >= total.behind[:, None])
+        fits = (count <= devices) & (front.max_downstream_stages >= total.downstream_stages[:, None])
         fits &= fill + (self._microbatches - 1) * stage <= target * (1 + _TOLERANCE)
         left, right = np.nonzero(fits)
         choices = np.concatenate([total.choices[left], front.choices[right]], axis=1)
-        return ParetoFront(count[left, right], stage[left, right], fill[left, right], total.behind[left], choices)
+        return ParetoFront(
+            devices=count[left, right],
+            stage=stage[left, right],
+            fill=fill[left, right],
+            max_downstream_stages=total.max_downstream_stages[left],
+            downstream_stages=total.downstream_stages[left],
+            choices=choices,
+        )
 
     def _choice(self, name: str, candidate: int, column: int) -> ModuleChoice:
         table = self._problem.module_tables[name]

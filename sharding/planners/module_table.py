@@ -1,4 +1,4 @@
-"""What a module takes under every candidate division of it, for the mean row: computed once, read by every planner."""
+"""Seconds and bytes of a module for every candidate layout of it, for the mean row: computed once, read by planners."""
 
 import dataclasses
 import functools
@@ -53,7 +53,9 @@ class RowBytes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ModuleTable:
-    """Candidates o to divide a module, by the rows k of a replica's microbatch and the candidate's distinct stages g.
+    """One row for each candidate layout of a module.
+
+    Dimensions: o candidates, k microbatch sizes (rows per replica), g distinct stages of a candidate.
 
     Attributes:
         module: The module.
@@ -70,11 +72,13 @@ class ModuleTable:
         trained: Those of them that train.
         experts: Elements of experts' parameters on a device of a stage.
         trained_experts: Those of them that train.
-        in_flight: Microbatches that a stage holds with no stage behind the module; each stage behind it adds one.
+        in_flight: Microbatches that a stage holds where no stage is downstream of the module; each downstream stage
+            adds one, or two if the module has chunks.
         saved: Bytes per row of each microbatch in flight.
-        saved_once: Bytes per row of the microbatches that only one chunk of a stage holds.
+        saved_by_one_chunk: Bytes, per row of a microbatch, that the leading and trailing layers, which only one chunk
+            of a rank has, save for all microbatches in flight in that chunk.
         workspace: Bytes per row of a layer that is recomputed.
-        fixed_ranks: Sequence and expert ranks of all candidates.
+        fixed_ranks: Context-parallel and expert ranks of all candidates.
     """
 
     module: ModuleSpec
@@ -93,13 +97,13 @@ class ModuleTable:
     trained_experts: Float[np.ndarray, "o g"]
     in_flight: Float[np.ndarray, "o g"]
     saved: RowBytes
-    saved_once: RowBytes
+    saved_by_one_chunk: RowBytes
     workspace: RowBytes
     fixed_ranks: FixedRanks
 
     @functools.cached_property
     def device_seconds_per_row(self) -> dict[int, Float[np.ndarray, " k"]]:
-        """By tp, the least device-seconds of a row: on one stage, with no more recomputation than necessary."""
+        """By tp, a lower bound of the device-seconds of a row: on one stage, with the cheapest recomputation policy."""
         seconds = self.fixed_ranks.cp * self.fill * self.chunks[:, None] / self.rows
         one_stage = self.pp == 1
         return {int(tp): tp * seconds[one_stage & (self.tp == tp)].min(axis=0) for tp in np.unique(self.tp)}
@@ -110,7 +114,7 @@ class ModuleTable:
         return self.tp * self.fixed_ranks.cp * self.pp
 
     def replica_options(self, dp: int) -> tuple[Int[np.ndarray, " c"], Int[np.ndarray, " c"]]:
-        """Beside a backbone of `dp` replicas: the possible columns of `rows`, and the number of replicas of each."""
+        """With a backbone of `dp` replicas: the possible columns of `rows`, and the number of replicas of each."""
         columns = np.flatnonzero(dp % (self.rows * self.fixed_ranks.ep) == 0)
         return columns, dp // self.rows[columns]
 
@@ -120,7 +124,7 @@ class ModuleTable:
         state = float(self._state_bytes(candidate, np.array([np.inf])).max())
         return tp * self.fixed_ranks.cp * max(1.0, state / memory) * self.fixed_ranks.ep
 
-    def max_stages_behind(
+    def max_downstream_stages(
         self,
         candidates: Int[np.ndarray, " n"],
         rows: Shaped[np.ndarray, " n"],
@@ -128,7 +132,7 @@ class ModuleTable:
         memory: float,
         microbatches: Int[np.ndarray, " n"],
     ) -> Float[np.ndarray, " n"]:
-        """How many stages may come behind the module before its memory is full; negative where it never fits.
+        """How many stages the memory allows downstream of the module; negative where it never fits.
 
         Args:
             candidates: Numbers of candidates.
@@ -143,17 +147,23 @@ class ModuleTable:
         stages = np.floor((in_flight - self.in_flight[candidates]) / np.where(chunks > 1, 2, 1) + 1e-9)
         return np.where(in_flight >= microbatches[:, None] * chunks, np.inf, stages).min(axis=1)
 
-    def stages_behind_sources(self, candidates: Int[np.ndarray, " n"], behind: int) -> Float[np.ndarray, " n"]:
-        """Stages behind the modules that feed this one, counted as the microbatches that these then hold at most."""
+    def downstream_stages_of_sources(
+        self, candidates: Int[np.ndarray, " n"], downstream_stages: int
+    ) -> Float[np.ndarray, " n"]:
+        """Stages downstream of the modules that feed this one, as in-flight microbatches that they add to those.
+
+        Without chunks every stage of this module, and every stage downstream of it, adds one microbatch. With chunks
+        the modules that feed it hold as many as a rank does until its first backward (`interleaved_in_flight`).
+        """
         pp, has_chunks = self.pp[candidates], self.chunks[candidates] > 1
-        return np.where(has_chunks, 2 * pp + 2 * behind - 1, pp + behind).astype(float)
+        return np.where(has_chunks, 2 * pp + 2 * downstream_stages - 1, pp + downstream_stages).astype(float)
 
     def peak_bytes(
         self,
         candidates: Int[np.ndarray, " n"],
         rows: Shaped[np.ndarray, " n"],
         dp: Int[np.ndarray, " n"],
-        behind: Float[np.ndarray, " n"],
+        downstream_stages: Float[np.ndarray, " n"],
         microbatches: Int[np.ndarray, " n"],
     ) -> Float[np.ndarray, " n"]:
         """Bytes on a device of the fullest stage.
@@ -162,11 +172,11 @@ class ModuleTable:
             candidates: Numbers of candidates.
             rows: Rows of a replica's microbatch.
             dp: Number of replicas.
-            behind: Stages behind the module.
+            downstream_stages: Stages downstream of the module.
             microbatches: Microbatches of a step.
         """
         chunks = self.chunks[candidates][:, None]
-        in_flight = self.in_flight[candidates] + behind[:, None] * np.where(chunks > 1, 2, 1)
+        in_flight = self.in_flight[candidates] + downstream_stages[:, None] * np.where(chunks > 1, 2, 1)
         in_flight = np.minimum(in_flight, microbatches[:, None] * chunks)
         saved = self.saved.select(candidates).upper_bound(in_flight * rows[:, None])
         return (self.static_bytes(candidates, rows, dp) + saved).max(axis=1)
@@ -176,8 +186,8 @@ class ModuleTable:
     ) -> Float[np.ndarray, "n g"]:
         """Bytes that a device of each stage takes at all times."""
         workspace = self.workspace.select(candidates).upper_bound(rows.astype(float))
-        saved_once = self.saved_once.select(candidates).upper_bound(rows[:, None].astype(float))
-        return self._state_bytes(candidates, dp) + workspace[:, None] + saved_once
+        by_one_chunk = self.saved_by_one_chunk.select(candidates).upper_bound(rows[:, None].astype(float))
+        return self._state_bytes(candidates, dp) + workspace[:, None] + by_one_chunk
 
     def _state_bytes(self, candidates: Int[np.ndarray, " n"], dp: Shaped[np.ndarray, " n"]) -> Float[np.ndarray, "n g"]:
         replicas = dp[:, None] * self.fixed_ranks.cp
@@ -197,18 +207,19 @@ class _Stage(NamedTuple):
     Attributes:
         on_device: Layers on its device, in all chunks.
         per_microbatch: Layers whose activations every microbatch in flight saves.
-        saved_once: Layers of a single chunk, times the microbatches that this chunk holds.
-        in_flight: Microbatches in flight, with no stage behind the module.
+        saved_by_one_chunk: Leading and trailing layers, which only one chunk of the rank has, times the microbatches in
+            flight in that chunk.
+        in_flight: Microbatches in flight where no stage is downstream of the module.
     """
 
     on_device: tuple[int, int, int]
     per_microbatch: tuple[int, int, int]
-    saved_once: tuple[int, int, int]
+    saved_by_one_chunk: tuple[int, int, int]
     in_flight: int
 
 
 class _Candidate(NamedTuple):
-    """One way to divide a module; `stages` are its distinct ones."""
+    """One layout of a module; `stages` are its distinct ones."""
 
     tp: int
     recompute: RecomputePolicy
@@ -232,7 +243,7 @@ def module_table(
     max_stages: int,
     fixed_ranks: FixedRanks = SINGLE_RANKS,
 ) -> ModuleTable:
-    """Tables every candidate division of a module.
+    """Tables every candidate layout of a module.
 
     Args:
         module: The module.
@@ -244,7 +255,7 @@ def module_table(
         chunks: Numbers of virtual stages per pipeline rank to choose from.
         tensor_sizes: Tensor-parallel sizes to choose from; those that do not divide the module are left out.
         max_stages: The most stages; a module that is not divisible has one in any case.
-        fixed_ranks: Sequence and expert ranks.
+        fixed_ranks: Context-parallel and expert ranks.
     """
     sizes = [tp for tp in tensor_sizes if module.supports_tp(tp)]
     depth = min(max_stages, module.layer_count) if module.divisible else 1
@@ -274,8 +285,8 @@ def _distinct_stages(layers: tuple[int, ...], pp: int) -> list[_Stage]:
         if len(chunks) == 1:
             stage = _Stage(on_device, on_device, (0, 0, 0), pp - rank)
         else:
-            saved_once = (2 * pp * first, 0, 2 * last)
-            stage = _Stage(on_device, (0, max(chunks), 0), saved_once, len(layers) + pp - 2 * rank - 1)
+            saved_by_one_chunk = (2 * pp * first, 0, 2 * last)
+            stage = _Stage(on_device, (0, max(chunks), 0), saved_by_one_chunk, len(layers) + pp - 2 * rank - 1)
         stages.setdefault((on_device, max(chunks)), stage)
     return list(stages.values())
 
@@ -292,7 +303,7 @@ def _tabulate(
     stages = [candidate.stages + candidate.stages[-1:] * (width - len(candidate.stages)) for candidate in candidates]
     on_device = np.array([[stage.on_device for stage in row] for row in stages], float)  # [o, g, 3]
     per_microbatch = np.array([[stage.per_microbatch for stage in row] for row in stages], float)
-    saved_once = np.array([[stage.saved_once for stage in row] for row in stages], float)
+    saved_by_one_chunk = np.array([[stage.saved_by_one_chunk for stage in row] for row in stages], float)
     seconds = np.array([[group.seconds for group in candidate.groups] for candidate in candidates])  # [o, 3, k]
     group_parameters = np.array(
         [[group.parameters for group in candidate.groups] for candidate in candidates]
@@ -319,7 +330,7 @@ def _tabulate(
         trained_experts=trained_experts,
         in_flight=np.array([[stage.in_flight for stage in row] for row in stages], float),
         saved=RowBytes(*np.moveaxis(per_microbatch @ group_saved, 2, 0)),
-        saved_once=RowBytes(*np.moveaxis(saved_once @ group_saved, 2, 0)),
+        saved_by_one_chunk=RowBytes(*np.moveaxis(saved_by_one_chunk @ group_saved, 2, 0)),
         workspace=RowBytes(*np.moveaxis(recomputed.max(axis=1), 1, 0)),
         fixed_ranks=fixed_ranks,
     )

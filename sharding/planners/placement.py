@@ -14,7 +14,7 @@ from sharding.specs.layer import RecomputePolicy
 def place_units(units: Sequence[UnitPlan], microbatches: int) -> Plan:
     """A plan of units, whose devices are numbered from 0 each, on consecutive devices.
 
-    Units with larger replicas get the first devices: where tensor and sequence ranks divide a node, none of their
+    Units with larger replicas get the first devices: where tp times cp divides the devices of a node, none of their
     groups then spans two nodes.
     """
     first_device, count = {}, 0

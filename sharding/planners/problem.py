@@ -79,7 +79,7 @@ class PlanningProblem:
 
     @functools.cached_property
     def has_generators(self) -> bool:
-        """Whether a stage of generators comes behind the backbone."""
+        """Whether a stage of generators comes after the backbone."""
         return any(module.inputs and not module.is_backbone for module in self.graph.modules)
 
     @functools.cached_property

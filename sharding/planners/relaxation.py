@@ -54,7 +54,7 @@ class RelaxedProblems:
             value, _ = self._optimum_at(np.exp(new), devices)
             inner = [np.where(left, new, inner[1]), np.where(left, inner[0], new)]
             values = [np.where(left, value, values[1]), np.where(left, values[0], value)]
-        # With few microbatches, or none after the first, the optimum may lie at an end.
+        # With few microbatches, or none after the first, the optimum may be at an end of the interval.
         best, best_devices = np.full(len(fits), np.inf), np.zeros_like(self.device_seconds)
         for point in (low, high, *inner):
             value, split = self._optimum_at(np.exp(point), devices)
@@ -166,10 +166,10 @@ def _backbone_figures(problem: PlanningProblem, table: ModuleTable) -> tuple[Flo
     """
     dp, candidates = problem.row_divisors, np.arange(len(table.tp))
     index, candidate = (grid.ravel() for grid in np.meshgrid(np.arange(len(dp)), candidates, indexing="ij"))
-    behind = table.max_stages_behind(
+    max_downstream_stages = table.max_downstream_stages(
         candidate, np.ones_like(index), dp[index], problem.cluster.memory, problem.rows // dp[index]
     )
-    fits = (behind >= int(problem.has_generators)) & (dp[index] % table.fixed_ranks.ep == 0)
+    fits = (max_downstream_stages >= int(problem.has_generators)) & (dp[index] % table.fixed_ranks.ep == 0)
     index, candidate = index[fits], candidate[fits]
     shape = (len(dp), int(table.tp.max()) + 1, max(problem.chunk_choices) + 1)
     seconds, fewest, most = np.full(shape, np.inf), np.full(shape, problem.devices + 1.0), np.ones(shape)

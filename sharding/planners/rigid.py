@@ -5,8 +5,8 @@ stage. As it is small, it is replicated over the devices of the backbone's tenso
 other images: a unit of dp * tp replicas without tensor parallelism. Rows are then dealt out image by image
 (`replica_loads`), which the trainer does not do: `check_plan` refuses such a plan, which serves for comparison. The
 other form, which Optimus compares with (arXiv 2408.03505), puts all encoders into the backbone's first stage. Where the
-backbone has fixed sequence ranks, its replicas are that many times larger, and the other modules are replicated over
-all of a replica's devices, with the sequence ranks that are fixed for them.
+backbone has a fixed cp, its replicas are that many times larger, and the other modules are replicated over all of a
+replica's devices, with the cp that is fixed for them.
 """
 
 import dataclasses
@@ -107,7 +107,7 @@ def _check_fixed_ranks(problem: PlanningProblem, share_first_stage: bool) -> Non
         ranks = problem.fixed_ranks_of(module.name)
         if own.cp % ranks.cp:
             raise PlanError(
-                f"with one layout for all, {module.name} lies on the devices of {backbone}'s replicas: its cp "
+                f"with one layout for all, {module.name} is on the devices of {backbone}'s replicas: its cp "
                 f"{ranks.cp} must divide their cp {own.cp}; give it another, or use the policy disaggregated"
             )
         if not share_first_stage or module.name not in _encoders(problem):
@@ -142,7 +142,7 @@ def _module_layouts(
     backbone_cp = problem.fixed_ranks_of(problem.graph.backbone.name).cp
     for module in sorted(problem.graph.modules, key=lambda module: module.is_backbone):  # what shares its stage first
         shares = share_first_stage and not module.inputs and not module.is_backbone
-        behind = depth + generators if not module.inputs else 0
+        downstream_stages = depth + generators if not module.inputs else 0
         ranks = problem.fixed_ranks_of(module.name)
         replicas = backbone_cp // ranks.cp  # of the module on the devices of one replica of the backbone
         sizes = [(tp, dp * replicas, 1 / replicas)]  # (tp, dp, rows of a microbatch)
@@ -150,12 +150,12 @@ def _module_layouts(
             sizes = [(1, dp * replicas * tp, 1 / (replicas * tp)), *sizes]
         room = problem.cluster.memory
         if module.is_backbone:
-            behind, room = generators, room - shared_bytes
+            downstream_stages, room = generators, room - shared_bytes
         options = (
             option
             for size in sizes
             if size[1] % ranks.ep == 0
-            for option in _layout_options(problem, module.name, depth, behind, *size)
+            for option in _layout_options(problem, module.name, depth, downstream_stages, *size)
         )
         layout = next((option for option in options if option.peak_bytes <= room), None)
         if layout is None:
@@ -166,7 +166,7 @@ def _module_layouts(
 
 
 def _layout_options(
-    problem: PlanningProblem, name: str, depth: int, behind: int, tp: int, dp: int, rows: float
+    problem: PlanningProblem, name: str, depth: int, downstream_stages: int, tp: int, dp: int, rows: float
 ) -> list[_ModuleLayout]:
     """Layouts of a module with each recomputation policy; `rows` of a microbatch may be less than one."""
     table = problem.module_tables[name]
@@ -177,7 +177,7 @@ def _layout_options(
             np.array([candidate]),
             np.array([rows]),
             np.array([dp]),
-            np.array([float(behind)]),
+            np.array([float(downstream_stages)]),
             np.array([problem.rows // dp or 1]),
         )
         options.append(

@@ -54,7 +54,7 @@ def group_devices(devices: Mapping[StageId, Int[np.ndarray, "_ _"]]) -> DeviceGr
             devices.items(), np.split(flat_positions.ravel(), ends[:-1]), strict=True
         )
     }
-    # The chunks of a rank lie on the same devices, so that few rows of the membership table differ.
+    # The chunks of a rank are on the same devices, so that few rows of the membership table differ.
     distinct = {(table.tobytes(), table.shape): table for table in positions.values()}
     replica_of = np.full((len(distinct), len(numbers)), -1)
     for row, table in enumerate(distinct.values()):

@@ -1,4 +1,4 @@
-"""The plan: which modules lie on which devices, how they are divided, and in how many microbatches a step runs."""
+"""The plan: which devices hold which modules, how they are divided, and in how many microbatches a step runs."""
 
 import dataclasses
 import json

@@ -15,7 +15,7 @@ StageId = tuple[str, int]
 """A stage: (unit, number of the stage in it). In a unit with chunks it is a virtual stage, in chain order."""
 
 PipelineRank = tuple[str, int]
-"""Where stages lie: (unit, number of the stage modulo pp). The chunks of a pipeline rank share its devices."""
+"""(unit, number of the stage modulo pp). The chunks of a pipeline rank share its devices."""
 
 StageEdge = tuple[StageId, StageId]
 
@@ -48,7 +48,7 @@ class StageGraph:
                 raise ValueError(f"StageGraph: stage {stage} has no device")
         for rank, stages in self.stages_of.items():
             if any(self.devices[stage] != self.devices[stages[0]] for stage in stages):
-                raise ValueError(f"StageGraph: the chunks of {rank} must lie on the same devices")
+                raise ValueError(f"StageGraph: the chunks of {rank} must be on the same devices")
 
     @functools.cached_property
     def stages(self) -> tuple[StageId, ...]:

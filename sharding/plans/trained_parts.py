@@ -1,4 +1,4 @@
-"""Which parts of a model train, on which stages they lie, and which gradients every layer then computes."""
+"""Which parts of a model train, on which stages they are placed, and which gradients every layer then computes."""
 
 import dataclasses
 from typing import Literal, NamedTuple

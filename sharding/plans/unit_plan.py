@@ -53,21 +53,21 @@ class UnitPlan:
     Attributes:
         name: Name of the unit.
         modules: Modules in chain order, each feeding the next.
-        devices: Indices of dp * cp * tp * pp devices: stage by stage, then by data rank, sequence rank and tensor rank.
+        devices: Indices of dp * cp * tp * pp devices: by stage, then by data, context-parallel and tensor rank.
         dp: Data-parallel replicas of every stage.
         tp: Tensor-parallel ranks of every replica.
         layers: How many layers of the chained modules each virtual stage owns, in chain order; pp * chunks numbers.
         recompute: Activation recomputation policy of each virtual stage: `none`, `selective` or `full`.
-        chunks: Virtual stages on the devices of each stage; virtual stage v lies on those of stage v % pp
+        chunks: Virtual stages on the devices of each stage; virtual stage v is placed on those of stage v % pp
             (Narayanan et al., arXiv 2104.04473, section 2.2). Elsewhere a virtual stage is a stage like any other.
-        cp: Sequence ranks (context parallelism) of every replica, which divide its tokens; keys and values travel
-            around them (ring attention, arXiv 2310.01889).
+        cp: Context-parallel ranks of every replica, which divide its tokens; keys and values are sent around them
+            (ring attention, arXiv 2310.01889).
         ep: Expert ranks: `ep` consecutive data-parallel replicas divide the experts of every layer that has some.
             They take no devices of their own.
         collectives: What the tensor ranks do around split matmuls. `reduce`: every rank has all positions, and sums are
             all-reduced. `gather`: ranks divide the positions (sequence parallelism, arXiv 2205.05198), which are
-            gathered before a matmul and scattered behind one. `ring`: the same, in parts that travel beside the
-            matmuls. `mosaic`: the same by Hopper kernels where the unit has all devices of one process, else as `ring`.
+            gathered before a matmul and scattered after one. `ring`: the same, in parts that are sent while others are
+            multiplied. `mosaic`: the same by Hopper kernels where the unit has all devices of one process, else `ring`.
     """
 
     name: str
@@ -141,7 +141,7 @@ class UnitPlan:
         return self.stage_count // self.chunks
 
     def stage_devices(self, stage: int) -> tuple[int, ...]:
-        """The dp * cp * tp devices of a virtual stage, by data rank, sequence rank and tensor rank."""
+        """The dp * cp * tp devices of a virtual stage, by data, context-parallel and tensor rank."""
         size = self.dp * self.replica_size
         first = stage % self.pp * size
         return self.devices[first : first + size]
@@ -150,7 +150,7 @@ class UnitPlan:
 def stage_layers(unit: UnitPlan, graph: ModuleGraph) -> tuple[tuple[LayerRun, ...], ...]:
     """For every virtual stage, the runs of layers that it owns, in chain order.
 
-    Raises PlanError if the layers do not add up, or a stage boundary cuts a module that must lie on one stage.
+    Raises PlanError if the layers do not add up, or a stage boundary cuts a module that must be on one stage.
     """
     modules = [graph[name] for name in unit.modules]
     most_stages = sum(module.layer_count if module.divisible else 1 for module in modules)
@@ -242,7 +242,7 @@ def check_cp_and_ep(where: str, modules: Sequence[ModuleSpec], cp: int, ep: int)
     Args:
         where: Names the unit or the setting in messages.
         modules: Modules of one unit.
-        cp: Sequence ranks of a replica.
+        cp: Context-parallel ranks of a replica.
         ep: Expert ranks.
     """
     for module in modules:

@@ -26,12 +26,12 @@ ChannelKey = tuple[str, int]
 """(channel, microbatch)."""
 
 OpCallback = Callable[[PipelineOp, Any], None]
-"""Called after an op with it and all arrays in flight."""
+"""Called after every op as `callback(op, arrays)`; `arrays` is a pytree of all live arrays, to wait for when timing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ExecutableStage:
-    """One stage as the executor runs it; every field but `programs` is a function of global arrays.
+    """The programs of one stage, all jitted on its submesh; every field but `programs` takes and returns global arrays.
 
     Attributes:
         programs: Forward, backward and evaluation.
@@ -115,8 +115,8 @@ class StageEvaluation(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True)
-class _InFlight:
-    """All arrays during one pass over the schedule."""
+class _StepBuffers:
+    """All arrays that are alive during one pass over the schedule."""
 
     state: TrainState
     batch: Mapping[StageId, Microbatches]
@@ -158,11 +158,11 @@ class Executor:
         self.stages, self.channels, self.tied_parameters = stages, channels, tied_parameters
         self.global_reduction = global_reduction
         self.training_schedule, self.evaluation_schedule = training_schedule, evaluation_schedule
-        self._between: dict[tuple[StageId, StageId], list[Channel]] = {}
+        self._channels_by_stage_pair: dict[tuple[StageId, StageId], list[Channel]] = {}
         for channel in channels:
-            self._between.setdefault((channel.source, channel.target), []).append(channel)
+            self._channels_by_stage_pair.setdefault((channel.source, channel.target), []).append(channel)
         self._indices: dict[tuple[StageId, int], jax.Array] = {}
-        self._run_op: dict[str, Callable[[_InFlight, PipelineOp], None]] = {
+        self._run_op: dict[str, Callable[[_StepBuffers, PipelineOp], None]] = {
             "gather": self._gather,
             "share": self._share,
             "forward": self._forward,
@@ -185,17 +185,17 @@ class Executor:
             batch: Every local stage's part of the global batch.
             callback: Called after every op, to time it.
         """
-        flight = self._run_training_ops(state, batch, frozenset(self._run_op), callback)
-        assert flight.summary is not None
-        return flight.state, flight.summary
+        buffers = self._run_training_ops(state, batch, frozenset(self._run_op), callback)
+        assert buffers.summary is not None
+        return buffers.state, buffers.summary
 
     def gradients(
         self, state: TrainState, batch: Mapping[StageId, Microbatches]
     ) -> tuple[dict[StageId, Tree], StepSummary]:
         """Reduced gradients by stage, key and layer, and the losses, without an update; the state stays as it is."""
-        flight = self._run_training_ops(state, batch, frozenset(self._run_op) - {"update"})
-        assert flight.summary is not None
-        return flight.gradients, flight.summary
+        buffers = self._run_training_ops(state, batch, frozenset(self._run_op) - {"update"})
+        assert buffers.summary is not None
+        return buffers.gradients, buffers.summary
 
     def compute_weights(self, state: TrainState) -> dict[StageId, Tree]:
         """The compute weights of all stages, for several evaluations of one state."""
@@ -207,169 +207,173 @@ class Executor:
         batch: Mapping[StageId, Microbatches],
         kinds: frozenset[str],
         callback: OpCallback | None = None,
-    ) -> _InFlight:
+    ) -> _StepBuffers:
         """Runs the ops of some kinds in the order of the training schedule."""
         state = TrainState(dict(state.master_weights), dict(state.optimizer_state), state.all_finite)
-        flight = _InFlight(state=state, batch=batch, compute_weights={})
+        buffers = _StepBuffers(state=state, batch=batch, compute_weights={})
         for op in self.training_schedule.ops:
             if op.kind in kinds:
-                self._run_op[op.kind](flight, op)
+                self._run_op[op.kind](buffers, op)
                 if callback:
-                    callback(op, flight.arrays())
-        return flight
+                    callback(op, buffers.arrays())
+        return buffers
 
     def evaluate(
         self, compute_weights: dict[StageId, Tree], batch: Mapping[StageId, Microbatches]
     ) -> dict[StageId, list[StageEvaluation]]:
         """Losses and auxiliary metrics of every stage and microbatch; forward only."""
-        flight = _InFlight(state=TrainState({}, {}, jnp.ones(())), batch=batch, compute_weights=compute_weights)
+        buffers = _StepBuffers(state=TrainState({}, {}, jnp.ones(())), batch=batch, compute_weights=compute_weights)
         results: dict[StageId, list[StageEvaluation]] = {stage_id: [] for stage_id in self.stages}
         for op in self.evaluation_schedule.ops:
             if op.kind == "hop":
-                self._hop(flight, op)
+                self._hop(buffers, op)
             elif op.kind == "forward":
-                results[op.stage_id].append(self._evaluate(flight, op))
+                results[op.stage_id].append(self._evaluate(buffers, op))
         return results
 
     # ------------------------------------------------------------------ one method for each kind of op
 
-    def _gather(self, flight: _InFlight, op: PipelineOp) -> None:
+    def _gather(self, buffers: _StepBuffers, op: PipelineOp) -> None:
         stage = self.stages[op.stage_id]
         if stage.is_local:
-            flight.compute_weights[op.stage_id] = stage.gather(flight.state.master_weights[op.stage_id])
+            buffers.compute_weights[op.stage_id] = stage.gather(buffers.state.master_weights[op.stage_id])
 
-    def _share(self, flight: _InFlight, op: PipelineOp) -> None:
+    def _share(self, buffers: _StepBuffers, op: PipelineOp) -> None:
         for tied in self._tied_between(op):
             weight = None
-            if tied.owner in flight.compute_weights:
+            if tied.owner in buffers.compute_weights:
                 key, path = tied.owner_path
-                weight = get_leaf(flight.compute_weights[tied.owner][key], path)
+                weight = get_leaf(buffers.compute_weights[tied.owner][key], path)
             received = tied.weight_hop(weight)
             if self.stages[tied.borrower].is_local:
                 key, path = tied.borrower_path
-                weights = flight.compute_weights[tied.borrower]
-                flight.compute_weights[tied.borrower] = {**weights, key: set_leaf(weights[key], path, received)}
+                weights = buffers.compute_weights[tied.borrower]
+                buffers.compute_weights[tied.borrower] = {**weights, key: set_leaf(weights[key], path, received)}
 
-    def _forward(self, flight: _InFlight, op: PipelineOp) -> None:
+    def _forward(self, buffers: _StepBuffers, op: PipelineOp) -> None:
         stage_id, microbatch = op.stage_id, op.microbatch
         programs = self.stages[stage_id].programs
         if not self.stages[stage_id].is_local:
-            flight.outputs |= {(name, microbatch): None for name in programs.definition.output_channels}
+            buffers.outputs |= {(name, microbatch): None for name in programs.definition.output_channels}
             return
-        losses = flight.losses[stage_id] if stage_id in flight.losses else programs.zero_losses()
-        inputs = {name: flight.inputs[name, microbatch] for name in programs.definition.input_channels}
+        losses = buffers.losses[stage_id] if stage_id in buffers.losses else programs.zero_losses()
+        inputs = {name: buffers.inputs[name, microbatch] for name in programs.definition.input_channels}
         result = programs.forward(
-            flight.compute_weights[stage_id], inputs, flight.batch[stage_id], self._index(stage_id, microbatch), losses
+            buffers.compute_weights[stage_id],
+            inputs,
+            buffers.batch[stage_id],
+            self._index(stage_id, microbatch),
+            losses,
         )
-        flight.losses[stage_id] = result.losses
-        flight.outputs |= {(name, microbatch): array for name, array in result.outputs.items()}
+        buffers.losses[stage_id] = result.losses
+        buffers.outputs |= {(name, microbatch): array for name, array in result.outputs.items()}
         if programs.backward is None:
             for name in programs.definition.input_channels:
-                del flight.inputs[name, microbatch]
+                del buffers.inputs[name, microbatch]
         else:
-            flight.residuals[stage_id, microbatch] = result.residuals
+            buffers.residuals[stage_id, microbatch] = result.residuals
 
-    def _evaluate(self, flight: _InFlight, op: PipelineOp) -> StageEvaluation:
+    def _evaluate(self, buffers: _StepBuffers, op: PipelineOp) -> StageEvaluation:
         stage_id, microbatch = op.stage_id, op.microbatch
         programs = self.stages[stage_id].programs
-        inputs = {name: flight.inputs.pop((name, microbatch)) for name in programs.definition.input_channels}
+        inputs = {name: buffers.inputs.pop((name, microbatch)) for name in programs.definition.input_channels}
         output = programs.evaluate(
-            flight.compute_weights[stage_id], inputs, flight.batch[stage_id], self._index(stage_id, microbatch)
+            buffers.compute_weights[stage_id], inputs, buffers.batch[stage_id], self._index(stage_id, microbatch)
         )
-        flight.outputs |= {(name, microbatch): array for name, array in output.outputs.items()}
+        buffers.outputs |= {(name, microbatch): array for name, array in output.outputs.items()}
         return StageEvaluation(output.losses, output.auxiliary_metrics)
 
-    def _hop(self, flight: _InFlight, op: PipelineOp) -> None:
-        for channel in self._between[op.stage_id, op.target_id]:
+    def _hop(self, buffers: _StepBuffers, op: PipelineOp) -> None:
+        for channel in self._channels_by_stage_pair[op.stage_id, op.target_id]:
             key = (channel.name, op.microbatch)
-            flight.inputs[key] = channel.activation_hop(flight.outputs.pop(key, None))
+            buffers.inputs[key] = channel.activation_hop(buffers.outputs.pop(key, None))
 
-    def _backward(self, flight: _InFlight, op: PipelineOp) -> None:
+    def _backward(self, buffers: _StepBuffers, op: PipelineOp) -> None:
         stage_id, microbatch = op.stage_id, op.microbatch
         programs = self.stages[stage_id].programs
         if not self.stages[stage_id].is_local:
             return
         assert programs.backward is not None
-        if stage_id not in flight.gradients:
-            flight.gradients[stage_id] = programs.zero_gradients()
+        if stage_id not in buffers.gradients:
+            buffers.gradients[stage_id] = programs.zero_gradients()
         definition = programs.definition
-        inputs = {name: flight.inputs.pop((name, microbatch)) for name in definition.input_channels}
+        inputs = {name: buffers.inputs.pop((name, microbatch)) for name in definition.input_channels}
         output_gradients = {
-            name: flight.output_gradients.pop((name, microbatch)) for name in definition.output_channels
+            name: buffers.output_gradients.pop((name, microbatch)) for name in definition.output_channels
         }
         result = programs.backward(
-            flight.compute_weights[stage_id],
+            buffers.compute_weights[stage_id],
             inputs,
-            flight.batch[stage_id],
+            buffers.batch[stage_id],
             self._index(stage_id, microbatch),
-            flight.residuals.pop((stage_id, microbatch)),
+            buffers.residuals.pop((stage_id, microbatch)),
             output_gradients,
-            flight.gradients[stage_id],
+            buffers.gradients[stage_id],
         )
-        flight.gradients[stage_id] = result.parameter_gradients
-        flight.input_gradients |= {(name, microbatch): array for name, array in result.input_gradients.items()}
+        buffers.gradients[stage_id] = result.parameter_gradients
+        buffers.input_gradients |= {(name, microbatch): array for name, array in result.input_gradients.items()}
 
-    def _hop_back(self, flight: _InFlight, op: PipelineOp) -> None:
+    def _hop_back(self, buffers: _StepBuffers, op: PipelineOp) -> None:
         """The op goes from the stage that computed the gradient to the one that waits for it."""
-        for channel in self._between[op.target_id, op.stage_id]:
+        for channel in self._channels_by_stage_pair[op.target_id, op.stage_id]:
             key = (channel.name, op.microbatch)
-            flight.output_gradients[key] = channel.gradient_hop(flight.input_gradients.pop(key, None))
+            buffers.output_gradients[key] = channel.gradient_hop(buffers.input_gradients.pop(key, None))
 
-    def _reduce(self, flight: _InFlight, op: PipelineOp) -> None:
+    def _reduce(self, buffers: _StepBuffers, op: PipelineOp) -> None:
         stage = self.stages[op.stage_id]
         if stage.is_local and stage.reduce is not None:
-            flight.gradients[op.stage_id] = stage.reduce(flight.gradients[op.stage_id])
+            buffers.gradients[op.stage_id] = stage.reduce(buffers.gradients[op.stage_id])
 
-    def _share_back(self, flight: _InFlight, op: PipelineOp) -> None:
+    def _share_back(self, buffers: _StepBuffers, op: PipelineOp) -> None:
         for tied in self._tied_between(op):
             if tied.borrower_path[0] not in self.stages[tied.borrower].programs.definition.trained_keys:
                 continue  # both stages train, but not this parameter
             gradient = None
             if self.stages[tied.borrower].is_local:
                 key, path = tied.borrower_path
-                tree = flight.gradients[tied.borrower]
+                tree = buffers.gradients[tied.borrower]
                 (layer,) = tree[key]
                 leaves: dict[str, Any] = traverse_util.flatten_dict(tree[key][layer], sep="/")
                 gradient = leaves.pop(path)
-                flight.gradients[tied.borrower] = {**tree, key: {layer: traverse_util.unflatten_dict(leaves, sep="/")}}
+                buffers.gradients[tied.borrower] = {**tree, key: {layer: traverse_util.unflatten_dict(leaves, sep="/")}}
             received = tied.gradient_hop(gradient)
             if self.stages[tied.owner].is_local:
                 assert received is not None
                 key, path = tied.owner_path
-                tree = flight.gradients[tied.owner]
+                tree = buffers.gradients[tied.owner]
                 layers = tree[key]
                 total = jnp.add(get_leaf(layers[tied.owner_layer], path), received)
                 layers = {**layers, tied.owner_layer: set_leaf(layers[tied.owner_layer], path, total)}
-                flight.gradients[tied.owner] = {**tree, key: layers}
+                buffers.gradients[tied.owner] = {**tree, key: layers}
 
-    def _norm(self, flight: _InFlight, op: PipelineOp) -> None:
+    def _norm(self, buffers: _StepBuffers, op: PipelineOp) -> None:
         statistics = {
-            stage_id: stage.loss_and_norm(flight.gradients[stage_id] if stage.reduce else {}, flight.losses[stage_id])
+            stage_id: stage.loss_and_norm(buffers.gradients[stage_id] if stage.reduce else {}, buffers.losses[stage_id])
             for stage_id, stage in self.stages.items()
             if stage.is_local
         }
-        flight.summary = self.global_reduction.reduce(statistics, flight.state.all_finite)
-        flight.state.all_finite = flight.summary.all_finite
+        buffers.summary = self.global_reduction.reduce(statistics, buffers.state.all_finite)
+        buffers.state.all_finite = buffers.summary.all_finite
 
-    def _update(self, flight: _InFlight, op: PipelineOp) -> None:
-        stage_id, state = op.stage_id, flight.state
+    def _update(self, buffers: _StepBuffers, op: PipelineOp) -> None:
+        stage_id, state = op.stage_id, buffers.state
         stage = self.stages[stage_id]
         if stage.is_local and stage.update is not None:
-            assert flight.summary is not None
-            summary = self.global_reduction.on_stage(flight.summary, stage_id)
+            assert buffers.summary is not None
+            summary = self.global_reduction.on_stage(buffers.summary, stage_id)
             assert summary is not None
             state.master_weights[stage_id], state.optimizer_state[stage_id] = stage.update(
                 state.master_weights[stage_id],
                 state.optimizer_state[stage_id],
-                flight.gradients.pop(stage_id),
+                buffers.gradients.pop(stage_id),
                 summary,
             )
 
     # ------------------------------------------------------------------ helpers
 
     def _tied_between(self, op: PipelineOp) -> list[TiedParameter]:
-        ends = {op.stage_id, op.target_id}
-        return [tied for tied in self.tied_parameters if {tied.owner, tied.borrower} == ends]
+        endpoints = {op.stage_id, op.target_id}
+        return [tied for tied in self.tied_parameters if {tied.owner, tied.borrower} == endpoints]
 
     def _index(self, stage_id: StageId, microbatch: int) -> jax.Array:
         """The number of a microbatch on a stage's submesh, made once."""

@@ -1,4 +1,4 @@
-"""A stage's own programs: forward, backward and evaluation under `jax.shard_map` on its submesh.
+"""The compiled programs of one stage: forward, backward and evaluation, each a jitted `jax.shard_map` on its submesh.
 
 Residuals stay on the stage's devices between forward and backward and hold activations only (`residuals.py`).
 Parameters are cast once a step, beforehand; their gradients come out unreduced over the data axes, are accumulated for
@@ -32,7 +32,7 @@ class StageOutput(NamedTuple):
 
     Attributes:
         outputs: Activations by channel, rows first.
-        losses: By name; of one device a scalar, the sum over its rows, of the submesh `[replicas]`.
+        losses: By name: inside `shard_map` a scalar, summed over the local rows; outside `[replicas]`.
         auxiliary_metrics: Arrays for evaluation by name, rows first.
     """
 
@@ -67,7 +67,9 @@ class BackwardResult(NamedTuple):
     parameter_gradients: Tree
 
 
-class _Linearized(NamedTuple):
+class _VjpResult(NamedTuple):
+    """A forward under `jax.vjp`: its outputs, and what the backward restores the vjp function from."""
+
     outputs: Arrays
     losses: Arrays
     residuals: list[jax.Array]
@@ -82,13 +84,13 @@ class StageDefinition:
         stage_id: (unit, stage).
         apply: `(parameters, inputs, batch, axes) -> StageOutput`, or a tuple of its fields; every array of activations
             has the rows first; each loss is a sum over the local rows.
-        partition_specs: Specs of all parameters in stacked form over the tensor and expert axes: experts lie on some of
-            the data ranks each, all else on every one.
+        partition_specs: Specs of all parameters in stacked form. They use the tensor axes and, for experts, the expert
+            axes, which are some of the data axes; all else is replicated over the data axes.
         shapes: Shape and compute precision of all parameters in stacked form.
         trained_keys: Top-level keys of the parameters that get gradients.
         batch_arrays: Names of the batch arrays by module.
         input_channels, output_channels: Names of the channels that enter and leave.
-        sequence_parallel: Those of them whose positions, the second dimension, are divided over `Axes.sequence`.
+        sequence_sharded_channels:Channels whose dimension 1, the positions, is sharded over `Axes.sequence`.
     """
 
     stage_id: StageId
@@ -99,11 +101,11 @@ class StageDefinition:
     batch_arrays: Mapping[str, tuple[str, ...]]
     input_channels: tuple[str, ...]
     output_channels: tuple[str, ...]
-    sequence_parallel: frozenset[str] = frozenset()
+    sequence_sharded_channels: frozenset[str] = frozenset()
 
     def channel_spec(self, name: str, axes: Axes) -> P:
         """The spec of a channel's activations `[r, s, ...]`."""
-        return P(axes.data, axes.sequence) if name in self.sequence_parallel and axes.sequence else P(axes.data)
+        return P(axes.data, axes.sequence) if name in self.sequence_sharded_channels and axes.sequence else P(axes.data)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,10 +215,10 @@ class StagePrograms:
         traced: dict[str, Any] = {}
 
         def body(*operands: Any) -> list[jax.Array]:
-            linearized = self._linearize(*operands)
-            traced["structure"] = linearized.vjp_structure
-            traced["axes"] = [self._in_mesh_order(varying_axes(leaf)) for leaf in linearized.residuals]
-            return [make_varying(leaf, self.mesh.axis_names)[None] for leaf in linearized.residuals]
+            result = self._forward_with_vjp(*operands)
+            traced["structure"] = result.vjp_structure
+            traced["axes"] = [self._in_mesh_order(varying_axes(leaf)) for leaf in result.residuals]
+            return [make_varying(leaf, self.mesh.axis_names)[None] for leaf in result.residuals]
 
         program = self._compile("residuals", body, self._operand_specs, P(self.mesh.axis_names))
         jax.eval_shape(program, *self.operand_shapes)
@@ -300,8 +302,9 @@ class StagePrograms:
     ) -> tuple[tuple[Tree, Arrays], tuple[Tree, Arrays]]:
         """Parameters and inputs that are differentiated, and those that are not; all weights vary over data.
 
-        Trained weights vary so that their gradients stay unreduced; frozen ones, so that no copy is made where they
-        meet activations, since a copy would no longer be recognised as available to the backward program.
+        All weights are cast to varying (`lax.pcast`) over the data axes. Autodiff would otherwise sum the gradients of
+        trained weights over the replicas (`psum`). Frozen weights would otherwise be cast implicitly where they are
+        used, and the cast arrays be saved as residuals, not recognised as available to the backward (`split_vjp`).
         """
         parameters = make_varying(parameters, self.axes.data)
         trained_keys = self.definition.trained_keys
@@ -311,7 +314,7 @@ class StagePrograms:
         constant = {name: x for name, x in inputs.items() if name not in self.differentiated_inputs}
         return (trained, differentiated), (frozen, constant)
 
-    def _linearize(self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array) -> _Linearized:
+    def _forward_with_vjp(self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array) -> _VjpResult:
         microbatch = self._microbatch(batch, index)
         differentiated, (frozen, constant_inputs) = self._differentiated_and_constant(parameters, inputs)
 
@@ -322,14 +325,14 @@ class StagePrograms:
         (outputs, losses), vjp = jax.vjp(outputs_and_losses, *differentiated)
         available = jax.tree.leaves((differentiated, (frozen, constant_inputs), microbatch))
         residuals, vjp_structure = split_vjp(vjp, available)
-        return _Linearized(outputs, losses, residuals, vjp_structure)
+        return _VjpResult(outputs, losses, residuals, vjp_structure)
 
     def _forward(
         self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array, losses: Arrays
     ) -> ForwardResult:
-        linearized = self._linearize(parameters, inputs, batch, index)
-        residuals = [leaf[None] for leaf in linearized.residuals]  # a leading dimension to stack devices along
-        return ForwardResult(linearized.outputs, residuals, _add_losses(losses, linearized.losses))
+        result = self._forward_with_vjp(parameters, inputs, batch, index)
+        residuals = [leaf[None] for leaf in result.residuals]  # a leading dimension to stack devices along
+        return ForwardResult(result.outputs, residuals, _add_losses(losses, result.losses))
 
     def _backward(
         self,

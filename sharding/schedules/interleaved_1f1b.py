@@ -45,8 +45,8 @@ def interleaved_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     A rank with v > 1 chunks holds what it runs from its first forward until its first backward, which is of its last
     chunk, can run: as many as there are stages from its first chunk to the farthest sink and back to its last chunk.
     On a chain of p ranks that is the paper's 2(p - rank - 1) + (v - 1)p forwards of warm-up and one more; with a
-    generator behind the backbone it is more. A stage of a unit without chunks holds one microbatch more than the
-    stages behind it need at once, which is 1F1B's limit where no unit has chunks.
+    generator after the backbone it is more. A stage of a unit without chunks holds one microbatch more than the largest
+    limit of the stages that it feeds, which is 1F1B's limit where no unit has chunks.
     """
     graph = op_graph.stage_graph
     by_rank: dict[PipelineRank, int] = {}
@@ -55,8 +55,8 @@ def interleaved_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
         rank = graph.rank_of[stage]
         chunks = graph.stages_of[rank]
         if len(chunks) == 1:
-            behind = max((by_stage[target] for target in graph.targets[stage]), default=0)
-            by_rank[rank] = by_stage[stage] = 1 + behind
+            downstream = max((by_stage[target] for target in graph.targets[stage]), default=0)
+            by_rank[rank] = by_stage[stage] = 1 + downstream
         else:
             by_rank[rank] = graph.heights[chunks[0]] + graph.heights[chunks[-1]] - 1
             by_stage[stage] = _in_flight_of_chunk(by_rank[rank], graph.pp[stage[0]], len(chunks), chunks.index(stage))

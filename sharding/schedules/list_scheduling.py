@@ -69,7 +69,7 @@ def list_schedule(
     """Orders all ops of a pass.
 
     In each slot the ready forwards and backwards are taken by priority; an op needs all its devices free. Hops follow
-    right behind the op that produces their array and take no slot. A rank that holds as many microbatches as it may
+    right after the op that produces their array and take no slot. A rank that holds as many microbatches as it may
     starts no forward. Where limits and fixed orders leave nothing that may run, the oldest microbatch in flight
     goes on regardless: whatever it waits for belongs to it.
 

@@ -25,8 +25,8 @@ def one_f_one_b(op_graph: OpGraph) -> Schedule:
 def one_f_one_b_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     """How many microbatches each rank may hold at once: the number of stages from its first to the farthest sink.
 
-    On a chain of p stages that is the textbook's p - i of stage i. On a graph, a branch that is shorter than another
-    beside it holds no more than it needs to keep its own chain full.
+    On a chain of p stages that is the textbook's p - i of stage i. On a graph, a branch that is shorter than
+    another parallel to it holds no more than it needs to keep its own chain full.
     """
     graph = op_graph.stage_graph
     return {rank: graph.heights[stages[0]] for rank, stages in graph.stages_of.items()}

@@ -149,7 +149,7 @@ class OpGraph:
         return dependencies
 
     def _stage_dependencies(self, stage: StageId) -> dict[PipelineOp, tuple[PipelineOp, ...]]:
-        """What the forwards and backwards of a stage, and the hops behind them, depend on."""
+        """What the forwards and backwards of a stage, and the hops that follow them, depend on."""
         graph, dependencies = self.stage_graph, {}
         borrowed = (op for op in self.prologue if op.kind == "share" and op.target_id == stage)
         weights = (PipelineOp("gather", *stage), *borrowed)

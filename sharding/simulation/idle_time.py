@@ -57,7 +57,7 @@ class IdlePeriod:
 
     Attributes:
         span: Number of the span, or -1 for what is left at the end of the step.
-        within_span: Whether the time lies in the span, or in front of it.
+        within_span: Whether the time is in the span, or before it.
         groups: Numbers of the groups of devices.
         seconds: By cause, the seconds of each of the groups; 0 where a group is repeated.
     """

@@ -16,7 +16,7 @@ from sharding.simulation.spans import Span
 def peak_memory(
     op_graph: OpGraph, groups: DeviceGroups, stages: Mapping[StageId, StageCosts], spans: Sequence[Span]
 ) -> Float[np.ndarray, " n"]:
-    """Peak bytes on a device of each group, over all the stages that lie there.
+    """Peak bytes on a device of each group, over all the stages that it holds.
 
     A stage that runs a backward holds `StageCosts.saved_bytes` of a microbatch from the start of its forward to the end
     of its backward. A stage that runs none holds them until every replica that it feeds has started its forward.

@@ -27,7 +27,7 @@ def simulate(plan: Plan, schedule: Schedule, costs: StepCosts, rendezvous: bool 
     devices. A hop takes its seconds from the end of the op that produces its array; a share takes none.
 
     Args:
-        plan: Where the stages lie.
+        plan: Which devices hold which stages.
         schedule: A schedule that `check_schedule` accepts.
         costs: Seconds and bytes.
         rendezvous: Whether a hop occupies the devices of both its ends, as a ppermute program on the compute stream

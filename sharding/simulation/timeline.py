@@ -19,7 +19,7 @@ from sharding.simulation.spans import Span
 
 @dataclasses.dataclass(frozen=True)
 class Lane:
-    """One row of a timeline: a pipeline rank, with the stages that lie there.
+    """One row of a timeline: a pipeline rank, with its stages.
 
     Attributes:
         rank: The pipeline rank (unit, number).
@@ -122,7 +122,7 @@ class Timeline:
         return peak_memory(self.op_graph, self.groups, self.costs.stages, self.spans)
 
     def lane_peak_memory(self, lane: Lane) -> float:
-        """Peak bytes on any of a lane's devices, over all the stages that lie there."""
+        """Peak bytes on any of a lane's devices, over all the stages that they hold."""
         return float(self._peak_memory[self.groups.groups_of[lane.stages[0]]].max())
 
     @property

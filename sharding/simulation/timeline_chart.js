@@ -87,7 +87,7 @@ function drawOp(pen, lane, op, top, high, byCause) {
   pen.globalAlpha = 1;
   const causes = byCause && (op[COMMUNICATION] > 0 ? "tensor parallel" : ["gather", "reduce"].includes(kind) ? kind : "");
   if (causes) {
-    // Collectives lie all over the op; their share of it is drawn as a share of its height.
+    // Collectives occur throughout the op; their fraction of its time is drawn as a fraction of its height.
     const share = causes === "tensor parallel" ? op[COMMUNICATION] / (op[END] - op[START]) : 1;
     pen.fillStyle = colours.causes[data.causes.indexOf(causes)];
     pen.fillRect(left, top + 1 + high * (1 - share), Math.max(0.5, long - seam), high * share);

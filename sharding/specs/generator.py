@@ -107,7 +107,7 @@ def transformer_blocks(config: GeneratorConfig) -> Iterator[tuple[int, int]]:
 
 
 def _block(config: GeneratorConfig, inputs: int, level: int, area: int, attends: bool) -> Iterator[ImageKernel]:
-    """A residual block, and a transformer block behind it where the level has attention."""
+    """A residual block, followed by a transformer block where the level has attention."""
     yield from residual_block(inputs, config.widths[level], area, config.embedding_width)
     if attends:
         yield from _transformer_block(config, config.widths[level], area)

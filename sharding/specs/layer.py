@@ -84,13 +84,14 @@ class Kernel:
             experts compute on a replica's tokens, top-k times.
         activations: Elements of activations read and written. Of a collective over tensor ranks, the elements of the
             whole array; over expert ranks, those of one replica: each rank gathers the tokens of all replicas in front
-            of its experts (all_gather) and sums the outputs for all of them behind (reduce_scatter).
+            of its experts (all_gather) and sums the outputs for all of them afterwards (reduce_scatter).
         weights: Elements of parameters read.
         split: Whether the tensor ranks divide the kernel. If not, each rank runs all of it, or its share of the tokens
             where tensor ranks divide the sequence.
         rank_group: Of a collective, the ranks that take part; of a matmul, `expert` if expert ranks also divide its
             weights.
-        ring_elements: Elements of keys and values that sequence ranks pass around the ring meanwhile; attention only.
+        ring_elements: Elements of keys and values that context-parallel ranks send around the ring meanwhile; attention
+            only.
     """
 
     name: str
@@ -195,7 +196,7 @@ def all_gather(width: Number) -> Kernel:
 
 
 def reduce_scatter(width: Number) -> Kernel:
-    """The sum over tensor ranks behind a matmul split by rows, the conjugate of `all_gather`."""
+    """The sum over tensor ranks after a matmul split by rows, the conjugate of `all_gather`."""
     return Kernel("scatter", "reduce_scatter", activations=PerLoad(width))
 
 
@@ -205,7 +206,7 @@ def expert_all_gather(width: Number) -> Kernel:
 
 
 def expert_reduce_scatter(width: Number) -> Kernel:
-    """Behind the experts: every replica gets the sums for its own tokens."""
+    """After the experts: every replica gets the sums for its own tokens."""
     return Kernel("expert_scatter", "reduce_scatter", activations=PerLoad(width), split=False, rank_group="expert")
 
 

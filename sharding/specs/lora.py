@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA) as layers beside those that they adapt."""
+"""Low-rank adapters (LoRA) as layers in addition to those that they adapt."""
 
 import functools
 from collections.abc import Iterator

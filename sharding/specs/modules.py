@@ -22,17 +22,17 @@ _NO_LAYER = LayerSpec(
 
 @dataclasses.dataclass(frozen=True)
 class ModuleSpec:
-    """One module as a planner sees it: a stack of equal layers, with some before and behind it.
+    """The costs of one module, for planners: a stack of equal layers, with some before and after it.
 
     Attributes:
         name: Name of the module, as in its configuration.
         layer_count: Number of layers of the stack, which pipeline stages divide among them.
         inputs: Names of the modules that feed it.
         tensor_splits: What tensor parallelism divides: pairs (name, size).
-        divisible: Whether its layers may lie on several stages.
+        divisible: Whether its layers may be divided among several stages.
         leading_layers: Layers on the stage of its first layer, before the stack.
         layer: Each layer of the stack.
-        trailing_layers: Layers on the stage of its last layer, behind the stack.
+        trailing_layers: Layers on the stage of its last layer, after the stack.
         extra_input: Elements that it alone takes from the module that feeds it, besides that module's output.
         is_backbone: Whether it is the language model, whose tokens count as throughput.
         adapters: Adapters of each layer of the stack.
@@ -63,14 +63,14 @@ class ModuleSpec:
 
     @property
     def supports_cp(self) -> bool:
-        """Whether sequence ranks can divide its tokens, because its attention passes keys and values around a ring."""
+        """Whether context-parallel ranks can divide its tokens: its attention sends keys and values around a ring."""
         return any(kernel.ring_elements != ZERO for layer, _ in self.all_layers for kernel in layer.kernels)
 
     def layers_between(self, first: int, last: int) -> tuple[tuple[LayerSpec, int], ...]:
         """The layers on a stage that owns layers `first` to `last` of the stack, the last excluded: (layer, count)."""
         leading = self.leading_layers if first == 0 else ()
         trailing = self.trailing_layers if last == self.layer_count else ()
-        # Adapters come first: a frozen layer behind an adapter that trains computes a dgrad.
+        # Adapters come first: a frozen layer after an adapter that trains computes a dgrad.
         stack = ((layer, last - first) for layer in (*self.adapters, self.layer))
         return (*((layer, 1) for layer in leading), *stack, *((layer, 1) for layer in trailing))
 

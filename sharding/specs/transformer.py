@@ -39,7 +39,7 @@ def backbone_layers(config: ModelConfig) -> tuple[tuple[LayerSpec, ...], LayerSp
 
 
 def block_layer(config: TransformerConfig, *, causal: bool) -> LayerSpec:
-    """One transformer block: attention and a feed-forward layer, each behind a norm.
+    """One transformer block: pre-norm attention and a pre-norm feed-forward layer.
 
     Args:
         config: The architecture.

@@ -12,7 +12,7 @@ def test_a_goal_that_is_not_there_is_not_missed():
 
 
 def test_the_table_has_a_line_a_row_and_nothing_for_what_is_not_there(capsys):
-    print_table(ROWS, beside="paper", digits=4)
+    print_table(ROWS, comparison_key="paper", digits=4)
     lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
     assert ["fast", "1.235", "2", "yes"] in lines
     assert ["counted", "3", "4"] in lines

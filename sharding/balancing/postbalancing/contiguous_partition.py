@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 
 SegmentCost = Callable[[int, int], float]
-"""(first item of a segment, first item behind it) -> what the segment costs a replica."""
+"""(first item of a segment, first item after it) -> what the segment costs a replica."""
 LongestSegment = Callable[[int, float], int]
 """(first item of a segment, a bound) -> where the longest segment from there ends that costs no more than the bound."""
 

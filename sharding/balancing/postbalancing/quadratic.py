@@ -9,16 +9,16 @@ from sharding.balancing.postbalancing import unpadded
 from sharding.balancing.postbalancing.pairwise_swaps import ReplicaItems
 
 MAX_WHOLE_TOTAL = 1 << 45
-"""Costs are balanced as whole numbers whose total times the replicas is at most this."""
-PROBES = 6
+"""Float costs are scaled to int64 so that their total times the replicas is at most this, far from an overflow."""
+BISECTION_STEPS = 5
 MAX_PAIRS = 16  # of replicas that swap at a time
 PATIENCE = 12  # rounds in a row without a lower largest cost after which it ends
 
 
 def quadratic_cost(lengths: Int[np.ndarray, " b"], square_weight: float) -> float:
     """Cost of a replica with sequences of these lengths: their sum + w times the sum of their squares."""
-    exact = lengths.astype(np.float64)
-    return float((exact + square_weight * exact**2).sum())
+    float_lengths = lengths.astype(np.float64)
+    return float((float_lengths + square_weight * float_lengths**2).sum())
 
 
 def balance_quadratic(
@@ -39,8 +39,8 @@ def balance_quadratic(
         ValueError: There is no replica, or the lengths cannot be balanced.
     """
     unpadded.check_lengths(lengths, replicas)
-    exact = lengths.astype(np.float64)
-    costs = exact + square_weight * exact**2
+    float_lengths = lengths.astype(np.float64)
+    costs = float_lengths + square_weight * float_lengths**2
     scale = MAX_WHOLE_TOTAL / replicas / max(float(costs.sum()), 1.0)
     return unpadded.balance_unpadded(np.rint(costs * scale).astype(np.int64), replicas, equal)
 
@@ -50,9 +50,13 @@ def balance_quadratic_within(
 ) -> Int[np.ndarray, " n"]:
     """The replica of every item: costs as level as possible while sums of lengths are level up to a tolerance.
 
-    No sum exceeds the mean (or the longest item) by more than the tolerance, or Algorithm 4's own largest sum. It
-    starts with the better of Algorithm 4 as it is meant (`greedy_within`) and `balance_quadratic` with the largest part
-    of the square weight that stays within that; then costly replicas swap items with cheap ones.
+    No sum of lengths exceeds
+
+        limit = max(mean sum + tolerance, longest item + tolerance, largest sum of Algorithm 4)
+
+    1. Algorithm 4 with a transitive comparison (`greedy_within`).
+    2. `balance_quadratic` with the largest fraction of the square weight that keeps the sums within the limit.
+    3. From the better of the two, costly replicas swap items with cheap ones within the limit.
 
     Args:
         lengths: Of all replicas' items.
@@ -68,10 +72,11 @@ def balance_quadratic_within(
         raise ValueError(f"tolerance is {tolerance}; it must be at least 1")
     order = np.argsort(lengths, kind="stable")
     ascending = lengths[order].astype(np.int64)
-    exact = ascending.astype(np.float64)
-    costs = exact + square_weight * exact**2
+    float_lengths = ascending.astype(np.float64)
+    costs = float_lengths + square_weight * float_lengths**2
     best = greedy_within(ascending[::-1], replicas, tolerance)[::-1]
-    limit = max(_largest_sum(best, exact), exact.sum() / replicas + tolerance, exact.max(initial=0) + tolerance)
+    limit = max(float_lengths.sum() / replicas, float_lengths.max(initial=0)) + tolerance
+    limit = max(limit, _largest_sum(best, float_lengths))
     weighted = _balance_with_reduced_weight(ascending, replicas, square_weight, limit)
     if _largest_sum(weighted, costs) < _largest_sum(best, costs):
         best = weighted
@@ -88,17 +93,18 @@ def _balance_with_reduced_weight(
     lengths: Int[np.ndarray, " n"], replicas: int, square_weight: float, limit: float
 ) -> Int[np.ndarray, " n"]:
     """`balance_quadratic` with as much of the square weight as keeps the largest sum of lengths within the limit."""
-    exact = lengths.astype(np.float64)
-    best, low, high = unpadded.balance_unpadded(lengths, replicas), 0.0, 2.0
-    for _ in range(PROBES):
-        part = (low + high) / 2
-        replica_of = balance_quadratic(lengths, replicas, part * square_weight)
-        if _largest_sum(replica_of, exact) > limit:
-            high = part
+    float_lengths = lengths.astype(np.float64)
+    replica_of = balance_quadratic(lengths, replicas, square_weight)
+    if _largest_sum(replica_of, float_lengths) <= limit:
+        return replica_of
+    best, low, high = unpadded.balance_unpadded(lengths, replicas), 0.0, 1.0
+    for _ in range(BISECTION_STEPS):
+        fraction = (low + high) / 2
+        replica_of = balance_quadratic(lengths, replicas, fraction * square_weight)
+        if _largest_sum(replica_of, float_lengths) > limit:
+            high = fraction
         else:
-            best, low = replica_of, part
-        if low == 1:
-            break
+            best, low = replica_of, fraction
     return best
 
 
@@ -109,9 +115,9 @@ def _largest_sum(replica_of: Int[np.ndarray, " n"], costs: Float[np.ndarray, " n
 def greedy_within(descending: Int[np.ndarray, " n"], replicas: int, tolerance: int) -> Int[np.ndarray, " n"]:
     """Assigns every item, longest first, to the replica with the least sum of squares among those of similar sums.
 
-    The printed comparator takes sums for similar that differ by less than the tolerance, which is not transitive, so
-    that the result depends on how the priority queue is built. Here they are similar if they lie in the same interval
-    of that length.
+    The paper's comparator treats sums that differ by less than the tolerance as equal, which is not transitive, so that
+    its result depends on how the priority queue is built. Here sums are similar if they are in the same interval of
+    that length.
     """
     queue = [(0, 0, 0, number) for number in range(replicas)]  # interval, sum of squares, sum, replica
     replica_of = []

@@ -1,6 +1,6 @@
 """DistTrain's inter-microbatch reordering, which fills the intervals between a pipeline's backwards (Algorithm 3).
 
-On the first stage of 1F1B the time between two backwards depends on the stages behind it. Forwards fill it; what they
+On the first stage of 1F1B the time between two backwards depends on the stages after it. Forwards fill it; what they
 leave is a bubble. The intervals come from the recursion over the whole schedule (`ScheduleReplay`), so that graphs of
 stages and virtual stages need no formulas of their own.
 """
@@ -18,7 +18,7 @@ from sharding.schedules.ops import PipelineOp
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FillableInterval:
-    """One interval that forwards of some positions fill: a run of forwards on the first stage, and the backward behind.
+    """An interval that forwards of some positions fill: a run of forwards on the first stage, then a backward.
 
     Attributes:
         begin: The first forward of the interval, which begins when its devices are free.
@@ -149,7 +149,7 @@ def _has_forward_of(run: Sequence[PipelineOp], positions: range) -> bool:
 
 
 def _runs(replay: ScheduleReplay) -> list[list[PipelineOp]]:
-    """Runs of forwards on the first pipeline rank that has a backward, each with the backward behind it."""
+    """Runs of forwards on the first pipeline rank that has a backward, each with the backward after it."""
     graph = replay.op_graph.stage_graph
     first = next((op.stage_id for op in replay.compute_ops if op.stage_id in replay.op_graph.backward_stages), None)
     if first is None:

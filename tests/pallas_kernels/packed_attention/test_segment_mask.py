@@ -102,14 +102,14 @@ def test_branches_do_not_overlap_each_other():
 def test_short_rows_have_no_blocks():
     side = int(MAX_DENSE_PAIRS**0.5)
     assert make_segment_mask(np.ones((2, side), np.int32)).block_pairs is None
-    assert make_segment_mask(np.ones((2, side + 1), np.int32)).block_pairs.blocks == (64, 64)
-    assert make_segment_mask(np.ones((1, 10000), np.int32)).block_pairs.blocks == (128, 128)
+    assert make_segment_mask(np.ones((2, side + 1), np.int32)).block_pairs.block_sizes == (64, 64)
+    assert make_segment_mask(np.ones((1, 10000), np.int32)).block_pairs.block_sizes == (128, 128)
 
 
 def test_a_segment_mask_is_a_pytree():
     mask = make_segment_mask(SEGMENTS, causal=True, block=2)
     again = jax.jit(lambda mask: mask)(mask)
-    assert isinstance(again, SegmentMask) and again.causal and again.block_pairs.blocks == (2, 2)
+    assert isinstance(again, SegmentMask) and again.causal and again.block_pairs.block_sizes == (2, 2)
     np.testing.assert_array_equal(again.block_pairs.pair_indices, mask.block_pairs.pair_indices)
 
 

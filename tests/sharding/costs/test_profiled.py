@@ -107,7 +107,9 @@ def test_other_collectives_are_not_measured():
 
 
 def test_sequence_and_expert_ranks_are_not_measured():
-    with pytest.raises(ProfileError, match=r"no times of layers on 4 sequence ranks \(cp 4\); leave --profile out"):
+    with pytest.raises(
+        ProfileError, match=r"no times of layers on 4 context-parallel ranks \(cp 4\); leave --profile out"
+    ):
         COSTS.forward(BLOCKS, np.ones((1, 3)), ranks(2, cp=4))
     with pytest.raises(ProfileError, match=r"2 expert ranks \(ep 2\); .* or give ep 1"):
         COSTS.backward(BLOCKS, np.ones((1, 3)), ranks(2, ep=2), BOTH, "none")

@@ -52,7 +52,9 @@ def best_layout(problem: PlanningProblem) -> DisjointLayout | None:
         for own in options(problem, dp, backbone):
             if own.devices > problem.devices or not fits(problem, dp, backbone, own, deep):
                 continue
-            behind = float(problem.module_tables[backbone].stages_behind_sources(np.array([own.candidate]), deep)[0])
+            behind = float(
+                problem.module_tables[backbone].downstream_stages_of_sources(np.array([own.candidate]), deep)[0]
+            )
             stage = {name: 0 if problem.graph[name].inputs else behind for name in others}
             room = problem.devices - own.devices
             lists = [

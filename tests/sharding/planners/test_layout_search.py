@@ -56,7 +56,9 @@ def rounded(of, candidates, index):
             return None
         choices[name] = max(ok, key=lambda each: each.devices)
         if of.graph[name].is_backbone:
-            behind = float(table.stages_behind_sources(np.array([choices[name].candidate]), int(of.has_generators))[0])
+            behind = float(
+                table.downstream_stages_of_sources(np.array([choices[name].candidate]), int(of.has_generators))[0]
+            )
     return seconds_of(of, dp, choices)
 
 
