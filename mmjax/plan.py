@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from sharding.planners.fixed_ranks import FixedRanks
 
 _POLICY = flags.DEFINE_string("policy", "auto", "Planning policy; auto compares all and takes the best.")
-_CP = flags.DEFINE_list(
-    "cp", [], "Sequence ranks (context parallelism) of each replica, by module, such as backbone:4."
-)
+_CP = flags.DEFINE_list("cp", [], "Context-parallel ranks of each replica, by module, such as backbone:4.")
 _EP = flags.DEFINE_list("ep", [], "Expert ranks, replicas that divide the experts, such as backbone:8.")
 _OUTPUT = flags.DEFINE_string("output", "", "File to write the chosen plan to.")
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of tables.")
@@ -49,7 +47,7 @@ def main() -> int:
 
 
 def _fixed_ranks() -> "dict[str, FixedRanks]":
-    """Sequence and expert ranks by module."""
+    """Context-parallel and expert ranks by module."""
     from sharding.planners.fixed_ranks import FixedRanks
 
     cp, ep = _ranks("cp", _CP.value), _ranks("ep", _EP.value)

@@ -94,7 +94,7 @@ def _parse(source: str, parse: Callable[[], Parsed]) -> Parsed:
     except SyntaxError as error:
         where = f"{error.filename or source}, line {error.lineno}: {(error.text or '').strip()}"
         reason = error.msg.splitlines()[-1].strip(" .")  # the lines before it name Python's own objects
-        raise UserError(f"{where}: {reason}. Values are Python literals: text stands in quotes") from error
+        raise UserError(f"{where}: {reason}. Values are Python literals: text is written in quotes") from error
     except tokenize.TokenError as error:
         raise UserError(f"{source}: {error.args[0]}; is a bracket or a quote left open?") from error
     except (ValueError, TypeError, NameError, AttributeError, ImportError, OSError) as error:

@@ -35,7 +35,7 @@ def problem_from_flags(devices: int = 0, fixed_ranks: "Mapping[str, FixedRanks] 
 
     Args:
         devices: Number of devices if `--devices` is not given; 0 for that of a node.
-        fixed_ranks: Sequence and expert ranks by module.
+        fixed_ranks: Context-parallel and expert ranks by module.
 
     Raises:
         UserError: An unknown cluster, file, part or rank.

@@ -58,7 +58,7 @@ def make_problem(
         devices: How many of them there are.
         profile: Measured times of layers, by which plans are costed; without one a roofline of the cluster is used. A
             planner then takes the tensor-parallel sizes and recomputation policies of the profile, and no others.
-        fixed_ranks: Sequence and expert ranks by module, which a planner takes as they are.
+        fixed_ranks: Context-parallel and expert ranks by module, which a planner takes as they are.
 
     Raises:
         PlanError: A module of `fixed_ranks` cannot have those ranks.

@@ -205,7 +205,7 @@ def _why(simulated: Sequence[PolicyResult], choice: PolicyResult, bound: float) 
         side = "above" if step >= bound else "below"
         distance = (
             f"Its step is {abs(step / bound - 1):.0%} {side} the bound, {bound:.3g} s: the optimum if every module had "
-            "devices of its own, could be divided at will, and all rows were alike."
+            "devices of its own, could be divided at will, and all rows were equal."
         )
     ring_units = ", ".join(unit.name for unit in choice.plan.units if unit.cp > 1)
     remark = (

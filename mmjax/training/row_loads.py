@@ -25,7 +25,7 @@ def first_batches(config: TrainConfig, count: int) -> list[GlobalBatch]:
 
 
 def capacity_row_loads(batch_spec: BatchSpec, graph: ModuleGraph) -> dict[str, np.ndarray]:
-    """Loads [n, 3] of the rows of every module at full capacity: programs compute all of it, whatever fills it."""
+    """Loads [n, 3] of the rows of every module at full capacity: programs compute all of it, padding included."""
     loads = {}
     for module in graph.modules:
         arrays = batch_spec[module.name]

@@ -161,7 +161,7 @@ def _layer_profiles(
 
 
 def _representative(layers: Sequence[LayerSpec], gradients: Mapping[str, tuple[Gradient, ...]]) -> LayerSpec | None:
-    """Of several layers before or after a stack only the sum is known; the last with a backward stands for all."""
+    """The layer that gets the time of several, of which only the sum is measured: the last with a backward."""
     with_backward = [layer for layer in layers if gradients[layer.name]]
     return (with_backward or list(layers) or [None])[-1]
 

@@ -16,7 +16,7 @@ class NamedLayout:
     """A layout to compare with the reference.
 
     Attributes:
-        name: What sets it apart, in words.
+        name: Its parallelism in words, or the name of its plan file.
         plan: The placement of the modules.
         transport: What sends the arrays of hops (`sharding.runtime.hops`).
         attention: Implementation of `pallas_kernels.packed_attention`; empty for the one that suits shapes and devices.
@@ -200,7 +200,7 @@ def _one_device(graph: ModuleGraph) -> Alternatives:
 
 
 def _all_alike(divisions: Sequence[Parallelism], microbatches: Sequence[int] = (1,)) -> LayoutKind:
-    """Every module divided alike, on the same devices."""
+    """Every module divided in the same way, on the same devices."""
 
     def alternatives(graph: ModuleGraph) -> Alternatives:
         for division, m in itertools.product(divisions, microbatches):

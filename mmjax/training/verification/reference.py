@@ -1,7 +1,7 @@
 """The reference of `python -m mmjax.verify`: the whole model by plain `jax.value_and_grad` on one device.
 
 It shares no executor, no packing and no accumulation with the layouts that are compared with it: every sample of a
-batch is read again and has a row of its own, so indices count from the sample's start and normalisers are counted anew.
+batch is read again and has a row of its own, so indices start at the sample and normalisers are counted again.
 """
 
 import dataclasses

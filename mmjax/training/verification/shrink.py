@@ -1,4 +1,4 @@
-"""Small copies of large configurations for `python -m mmjax.verify --shrink`: the same kinds of layers, divided alike.
+"""Small copies of large configurations for `python -m mmjax.verify --shrink`: the same kinds of layers and divisions.
 
 Heads and levels stay, because tensor parallelism divides them; widths shrink to the smallest that heads allow.
 """

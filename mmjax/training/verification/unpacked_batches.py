@@ -1,4 +1,4 @@
-"""Batches without packing, for the reference: every sample has a row of its own, and normalisers are counted anew."""
+"""Batches without packing, for the reference: every sample has a row of its own, and normalisers are counted again."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -96,7 +96,7 @@ def test_the_operative_config_can_be_read_back(folder):
         ("--gin.VisionConfig.widht=3", "--gin.VisionConfig.widht = 3: Configurable 'VisionConfig' doesn't have"),
         ("--gin.VisionConfi.width=3", "No configurable matching 'VisionConfi'"),
         ("--gin.WIDHT=3", "nothing uses the macro WIDHT; did you mean WIDTH?"),
-        ("--gin.ModelConfig.dtype=float32", "Values are Python literals: text stands in quotes"),
+        ("--gin.ModelConfig.dtype=float32", "Values are Python literals: text is written in quotes"),
         ("--gin.VisionConfig.width=(", "is a bracket or a quote left open?"),
         ("--gin.WIDTH", "write --gin.WIDTH=VALUE"),
         ("--gin.WIDTH=30", "VisionConfig.heads = 4 does not divide width = 30"),
