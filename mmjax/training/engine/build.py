@@ -173,7 +173,7 @@ def _stage_definition(stage_id: StageId, stage: PlacedStage) -> StageDefinition:
         batch_arrays=layout.batch_arrays(),
         input_channels=layout.inputs,
         output_channels=layout.outputs,
-        sequence_parallel=layout.sequence_parallel_channels,
+        sequence_sharded_channels=layout.sequence_parallel_channels,
     )
 
 
