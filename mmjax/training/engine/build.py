@@ -31,13 +31,13 @@ from sharding.trees import Tree, get_leaf
 
 Stages = Mapping[StageId, PlacedStage]
 
-ParameterPath = tuple[str, str]
-"""(key of the stage's parameters, path of a leaf under it)."""
+ParameterLocation = tuple[str, str]
+"""Location of a parameter in a stage: (key `module/piece`, path of the leaf under this key)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChannelEnds:
-    """The stages at the two ends of a channel."""
+class ChannelEndpoints:
+    """A channel: the stage that sends its activations, and the stage that receives them."""
 
     name: str
     source: StageId
@@ -45,13 +45,17 @@ class ChannelEnds:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TiedParameterEnds:
-    """A parameter of one stage that another computes with too (tied embeddings), and where either has it."""
+class TiedParameterEndpoints:
+    """A tied parameter (tied embeddings): its owner, its borrower, and its location in the parameters of each.
+
+    The owner is the stage that holds the master weight. The borrower computes with a copy of the compute weight, and
+    sends the gradient back to the owner.
+    """
 
     owner: StageId
     borrower: StageId
-    owner_path: ParameterPath
-    borrower_path: ParameterPath
+    owner_path: ParameterLocation
+    borrower_path: ParameterLocation
 
 
 def build_executor(
@@ -92,7 +96,7 @@ def build_executor(
         stages={
             stage_id: executable_stage(stage, programs[stage_id], transformation) for stage_id, stage in stages.items()
         },
-        channels=tuple(make_channel(ends, programs, settings.transport) for ends in channels),
+        channels=tuple(make_channel(endpoints, programs, settings.transport) for endpoints in channels),
         tied_parameters=tuple(make_tied_parameter(parameter, stages, settings.transport) for parameter in tied),
         global_reduction=global_reduction,
         training_schedule=training.restricted_to(local),
@@ -105,17 +109,17 @@ def plan_devices(plan: Plan, devices: Sequence[jax.Device]) -> list[jax.Device]:
     return [devices[number] for number in sorted({number for unit in plan.units for number in unit.devices})]
 
 
-def find_channels(stages: Stages) -> tuple[ChannelEnds, ...]:
+def find_channels(stages: Stages) -> tuple[ChannelEndpoints, ...]:
     """Every channel between two stages."""
     sources = {name: stage_id for stage_id, stage in stages.items() for name in stage.layout.outputs}
     return tuple(
-        ChannelEnds(name=name, source=sources[name], target=stage_id)
+        ChannelEndpoints(name=name, source=sources[name], target=stage_id)
         for stage_id, stage in stages.items()
         for name in stage.layout.inputs
     )
 
 
-def find_tied_parameters(stages: Stages) -> tuple[TiedParameterEnds, ...]:
+def find_tied_parameters(stages: Stages) -> tuple[TiedParameterEndpoints, ...]:
     """Every parameter that a stage borrows from another stage."""
     owners: dict[str, StageId] = {}
     for stage_id, stage in stages.items():
@@ -128,7 +132,7 @@ def find_tied_parameters(stages: Stages) -> tuple[TiedParameterEnds, ...]:
                 owner_key = f"{run.module.name}/{owner_piece}"
                 if owners[owner_key] != stage_id:
                     tied.append(
-                        TiedParameterEnds(
+                        TiedParameterEndpoints(
                             owner=owners[owner_key],
                             borrower=stage_id,
                             owner_path=(owner_key, owner_path),
@@ -140,7 +144,7 @@ def find_tied_parameters(stages: Stages) -> tuple[TiedParameterEnds, ...]:
 
 def build_stage_programs(
     stages: Stages,
-    channels: Sequence[ChannelEnds],
+    channels: Sequence[ChannelEndpoints],
     batch_spec: BatchSpec,
     microbatches: int,
     stages_with_backward: frozenset[StageId],
@@ -173,7 +177,7 @@ def _stage_definition(stage_id: StageId, stage: PlacedStage) -> StageDefinition:
         batch_arrays=layout.batch_arrays(),
         input_channels=layout.inputs,
         output_channels=layout.outputs,
-        sequence_sharded_channels=layout.sequence_parallel_channels,
+        sequence_sharded_channels=layout.sequence_sharded_channels,
     )
 
 
@@ -220,15 +224,16 @@ def executable_stage(
     return ExecutableStage(programs, masters.gather, masters.make_reduce(trained_keys), loss_and_norm, update)
 
 
-def make_channel(ends: ChannelEnds, programs: Mapping[StageId, StagePrograms], transport: str) -> Channel:
+def make_channel(endpoints: ChannelEndpoints, programs: Mapping[StageId, StagePrograms], transport: str) -> Channel:
     """A channel with the hops that carry its activations and their gradients."""
-    source, target = (programs[stage].channel_shardings[ends.name] for stage in (ends.source, ends.target))
-    shape = programs[ends.source].output_shapes[ends.name]
+    stage_ids = (endpoints.source, endpoints.target)
+    source, target = (programs[stage_id].channel_shardings[endpoints.name] for stage_id in stage_ids)
+    shape = programs[endpoints.source].output_shapes[endpoints.name]
     hop = functools.partial(make_hop, shape=shape.shape, dtype=shape.dtype, transport=transport)
-    return Channel(ends.name, ends.source, ends.target, hop(source, target), hop(target, source))
+    return Channel(endpoints.name, endpoints.source, endpoints.target, hop(source, target), hop(target, source))
 
 
-def make_tied_parameter(parameter: TiedParameterEnds, stages: Stages, transport: str) -> TiedParameter:
+def make_tied_parameter(parameter: TiedParameterEndpoints, stages: Stages, transport: str) -> TiedParameter:
     """A tied parameter with the hops of its compute weight to the borrower, and of its gradient to the owner."""
     owner, borrower = stages[parameter.owner].master_weights, stages[parameter.borrower].master_weights
     (owner_key, owner_path), (borrower_key, borrower_path) = parameter.owner_path, parameter.borrower_path

@@ -63,7 +63,7 @@ class StageLayout:
     recompute: RecomputePolicy
 
     @property
-    def sequence_parallel_channels(self) -> frozenset[str]:
+    def sequence_sharded_channels(self) -> frozenset[str]:
         """The channels that carry activations whose positions are divided among tensor ranks, where the plan says so.
 
         Only channels between layers of one module do; the positions of channels between modules are never divided.

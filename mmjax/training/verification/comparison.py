@@ -199,7 +199,7 @@ def print_verification(reports: Iterable[LayoutReport], console: Console | None 
     if wrong:
         console.print(f"{len(wrong)} of {len(finished)} layouts are wrong: {'; '.join(wrong)}", highlight=False)
     else:
-        console.print(f"all {len(finished)} layouts match the single-device reference", highlight=False)
+        console.print(f"all {len(finished)} layouts agree with the single-device reference", highlight=False)
     return finished
 
 
