@@ -1,4 +1,4 @@
-"""The base class of errors that a user can fix; it is on the lowest floor so that all packages can raise it."""
+"""The base class of errors that a user can fix; it is in the lowest import level so that all packages can raise it."""
 
 
 class UserError(Exception):

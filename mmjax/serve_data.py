@@ -3,8 +3,8 @@
     python -m mmjax.serve_data --gin_file=train.gin --host=0.0.0.0 --port=7070 --token_file=token
 
 The configuration is the trainer's own, whose `TrainConfig.producers` names the addresses of the producers. Start as
-many as preprocessing needs, several on a host with many cores. They do not know of each other, and any may end at any
-time.
+many as preprocessing needs, several on a host with many cores. They do not communicate with each other, and
+any may end at any time.
 """
 
 import logging

@@ -265,7 +265,7 @@ class _SampleDraft:
         self._add_conditions(lambda target: np.zeros((target.size, target.size, 3), np.float32))
 
     def _add_target_image(self, media: Media) -> None:
-        image_size(media)  # refuses an unreadable image before rows are planned
+        image_size(media)  # raises BadSampleError for an unreadable image before rows are planned
         self._add_conditions(lambda target: resize_to_square(read_image(media), target.size))
 
     def _add_conditions(self, load: Callable[[TargetImageFormat], np.ndarray]) -> None:

@@ -74,7 +74,7 @@ def audio_length(media: Media) -> int:
     """Number of samples that `read_audio` returns, from the header: the file's, scaled to 16 kHz and rounded up.
 
     Raises:
-        BadSampleError: The header shows that `read_audio` would refuse the file.
+        BadSampleError: The header shows that `read_audio` would raise for the file.
     """
     with _open_audio(media) as file:
         return _resampled_length(file.frames, file.samplerate)

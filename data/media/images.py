@@ -50,7 +50,7 @@ def image_size(media: Media) -> tuple[int, int]:
     """The (height, width) of what `read_image` returns, from the header.
 
     Raises:
-        BadSampleError: The header shows that `read_image` would refuse the file.
+        BadSampleError: The header shows that `read_image` would raise for the file.
     """
     with _open_image(media) as image:
         width, height = image.size

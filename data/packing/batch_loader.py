@@ -19,8 +19,8 @@ from data.samples.sample import Sample
 class BatchLoader:
     """Decodes planned steps.
 
-    The place of a sample that turns out to be unreadable stays empty, and the batch lists the sample. Losses are still
-    normalised by what was planned, because other hosts do not know of it.
+    The positions of a sample that turns out to be unreadable stay empty, and the batch lists the sample. Losses are
+    still normalised by what was planned, because other hosts do not learn of the refusal.
 
     Attributes:
         sample_index: Loads the samples.

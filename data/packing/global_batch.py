@@ -54,7 +54,7 @@ class GlobalBatch:
 
 @dataclasses.dataclass(frozen=True)
 class BatchTotals:
-    """Sums over the samples of a global batch, which every host knows before any of them is decoded."""
+    """Sums over the samples of a global batch, which every host computes before any of them is decoded."""
 
     tokens: int
     patches: int

@@ -1,8 +1,8 @@
 """The pipeline: an iterator of global batches, planned, decoded and packed ahead of the step that uses them.
 
 Grain runs it: planning and decoding in a thread, or in worker processes that take every n-th step each. The state of
-the whole is the planner's state after the last batch that was handed out, however many batches were prepared ahead by
-however many workers.
+the iterator is the planner's state after the last batch that it returned. Batches that were prepared ahead, by any
+number of workers, do not change it.
 """
 
 import collections
@@ -45,7 +45,7 @@ class ClosableIterator(Protocol):
 class BatchIterator(Iterator[GlobalBatch]):
     """Global batches of a data set; made by `training_batches`, `evaluation_batches` or `remote_batches`.
 
-    `get_state` describes the batches handed out so far, not those prepared ahead. It is a small JSON value; an
+    `get_state` describes the batches returned so far, not those prepared ahead. It is a small JSON value; an
     iterator of the same configuration and data set that receives it continues with exactly the remaining batches.
     """
 
@@ -98,7 +98,7 @@ class BatchIterator(Iterator[GlobalBatch]):
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """The state after the last batch handed out."""
+        """The state after the last batch returned."""
         return {
             "fingerprint": self._fingerprint,
             "batches": self._batches,
@@ -123,7 +123,7 @@ class BatchIterator(Iterator[GlobalBatch]):
         self._planner_state = PlannerState.from_json(state["planner"])
 
     def counters(self) -> dict[str, Any]:
-        """Batches and samples by kind handed out since the beginning of the run; samples that this process refused."""
+        """Batches and samples by kind returned since the beginning of the run; samples that this process refused."""
         return {"batches": self._batches, "samples": dict(self._samples), **self._refusals.counts()}
 
     def write_refused(self, folder: str | os.PathLike[str]) -> None:

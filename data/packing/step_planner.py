@@ -35,7 +35,7 @@ class PlannerState:
     Attributes:
         window_start: Position in the stream where the current window begins.
         window_number: Number of the window.
-        steps_taken: Steps of the window that were handed out.
+        steps_taken: Number of steps of the window that were returned.
         carried_samples: Sample ids carried over from the window before, in order.
     """
 

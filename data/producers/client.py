@@ -1,8 +1,8 @@
 """Batches from producers on other hosts (`python -m mmjax.serve_data`), equal to those made in this process.
 
-Requests are sent ahead and batches handed out in order. Step i is requested from producer i mod n. The steps of a
+Requests are sent ahead and batches returned in order. Step i is requested from producer i mod n. The steps of a
 producer that is unavailable are requested from the others, and it is probed at growing intervals. A step is requested
-until it has arrived and is handed out once, so a failing producer loses and repeats nothing. The number of requested
+until it has arrived and is returned once, so a failing producer loses and repeats nothing. The number of requested
 steps is bounded, so producers never run ahead of the trainer.
 """
 
@@ -142,7 +142,7 @@ class RemoteBatches(Iterator[GlobalBatch]):
         self._producers = [_ProducerStatus(address) for address in producers]
         self._token, self._timeout = token, timeout
         self._ahead = min(ahead * len(producers), MAX_STEPS_AHEAD)
-        self._next_request, self._next = first_request, 0  # of the step to hand out
+        self._next_request, self._next = first_request, 0  # of the step to return
         self._requested: set[int] = set()  # pending or arrived
         self._arrived: dict[int, GlobalBatch] = {}
         self._attempts: collections.Counter[int] = collections.Counter()

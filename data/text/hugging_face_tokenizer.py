@@ -66,7 +66,7 @@ class HuggingFaceTokenizer:
                     f"the tokenizer has no token {name!r}, which SpecialTokenNames.{role} names; name another, or add "
                     "it to the file: Tokenizer.add_special_tokens of the package tokenizers, then save"
                 )
-        _ = self.special_tokens  # refuses two roles of one token
+        _ = self.special_tokens  # raises if one token has two roles
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], names: SpecialTokenNames) -> "HuggingFaceTokenizer":

@@ -94,7 +94,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """The token ids of a text.
 
-        Whatever the text says, no id is a special token but `unknown`, and no special token is added.
+        No text is encoded as a special token other than `unknown`, and no special token is added.
         """
         ...
 
@@ -126,7 +126,7 @@ def tokenizer_from_json(text: str) -> Tokenizer:
         raise DataError(f"not a tokenizer written by to_json: {error}") from error
     kind = fields.get("kind") if isinstance(fields, dict) else None
     if kind not in _SAVED_KINDS:
-        raise DataError(f"a tokenizer of kind {kind!r}; this version knows {', '.join(_SAVED_KINDS)}")
+        raise DataError(f"a tokenizer of kind {kind!r}; this version supports {', '.join(_SAVED_KINDS)}")
     module, name = _SAVED_KINDS[kind]
     return getattr(importlib.import_module(module), name).from_json(text)
 

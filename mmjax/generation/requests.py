@@ -59,7 +59,7 @@ class Request:
         return Prompt(self.prompt, images, clips, self.seed)
 
     def _check_output(self) -> None:
-        """Refuses an output that could not be written, before the model is loaded."""
+        """Raises UserError for an output that could not be written, before the model is loaded."""
         if self.image or self.audio:
             raise UserError(
                 "a request with images or clips is a question, one with an output a description of an image; make two "

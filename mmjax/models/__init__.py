@@ -1,1 +1,1 @@
-"""Flax modules: they know shapes and the axes they are given, nothing of plans."""
+"""Flax modules, which depend on shapes and mesh axes, not on plans."""

@@ -101,7 +101,7 @@ def export_target_of_type(model_type: str, model: ModelConfig, part: str, dtype:
     """A checkpoint of a model type, without an original.
 
     Args:
-        model_type: A model type that the registry knows, such as `llama`.
+        model_type: A registered model type, such as `llama`.
         model: The model.
         part: Name of one of its parts, such as `backbone`, or `model`.
         dtype: Type of all tensors, a key of DTYPE_NAMES.

@@ -23,7 +23,7 @@ class MLP(nnx.Module):
         bias: bool = True,
         inner_norm: Norm | None = None,
     ) -> None:
-        """Creates up `[inputs, hidden]` and down `[hidden, outputs]`; `inner_norm` stands before down."""
+        """Creates up `[inputs, hidden]` and down `[hidden, outputs]`; `inner_norm` is applied before down."""
         self.activation = ACTIVATIONS[activation]
         self.up = Linear(inputs, hidden, split="columns", bias=bias)
         self.inner_norm = inner_norm
@@ -48,7 +48,7 @@ class GatedMLP(nnx.Module):
         bias: bool = False,
         inner_norm: Norm | None = None,
     ) -> None:
-        """Creates gate and up `[width, hidden]` and down `[hidden, width]`; `inner_norm` stands before down."""
+        """Creates gate and up `[width, hidden]` and down `[hidden, width]`; `inner_norm` is applied before down."""
         self.activation = ACTIVATIONS[activation]
         self.gate = Linear(width, hidden, split="columns", bias=bias)
         self.up = Linear(width, hidden, split="columns", bias=bias)

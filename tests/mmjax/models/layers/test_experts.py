@@ -54,7 +54,7 @@ def dense(config, parameters, x, counted):
     for row, segments in enumerate(np.asarray(counted.segments)):
         for segment in set(segments.tolist()) - {0}:
             of = np.flatnonzero(segments == segment)
-            share = jnp.sum(counted.weights[row, of])
+            share = jnp.sum(counted.loss_shares[row, of])
             fractions, means = jnp.mean(mask[row, of], axis=0), jnp.mean(probabilities[row, of], axis=0)
             loss += share * config.count * jnp.sum(fractions * means)
     return y, config.balance_weight * loss
