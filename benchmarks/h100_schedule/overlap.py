@@ -1,6 +1,6 @@
-"""Which matmuls run while a collective is under way, by the order in which XLA issues both.
+"""Which matmuls run while a collective runs, by the order in which XLA issues both.
 
-A collective is under way from its start to its done. What is issued between them runs at the same time, as far as the
+A collective runs from its start to its done. What is issued between them runs at the same time, as far as the
 device has room: the schedule says what may overlap, not how long either takes.
 """
 

@@ -8,7 +8,7 @@ written this one.
 
 Both collectives are written for one rank, with ranks counted from its own around the ring:
 
-- all-gather: multiply the chunk at hand while sending it on to the previous rank, n - 1 times; then multiply the last.
+- all-gather: multiply the local chunk while sending it on to the previous rank, n - 1 times; then multiply the last.
 - reduce-scatter: multiply the chunk of each other rank straight into that rank's slot, the own chunk last; then wait
   until every slot is full.
 

@@ -114,7 +114,7 @@ class Microbatches:
 
     Attributes:
         arrays: By module and name, `[m, r, ...]`: microbatches first, rows split over the data axes.
-        seed_and_step: `[2]` int32, which key all randomness.
+        seed_and_step: `[2]` int32, from which all random numbers of the step are derived.
     """
 
     arrays: dict[str, dict[str, Any]]
@@ -276,7 +276,7 @@ class StagePrograms:
     # ------------------------------------------------------------------ bodies, as one device runs them
 
     def _microbatch(self, batch: Microbatches, index: jax.Array) -> dict[str, Arrays]:
-        """[m, r, ...] -> [r, ...], and the key of randomness for the modules that read it."""
+        """[m, r, ...] -> [r, ...], and `seed_and_step` for the modules that read it."""
         arrays = jax.tree.map(lambda array: lax.dynamic_index_in_dim(array, index, keepdims=False), batch.arrays)
         for module, names in self.definition.batch_arrays.items():
             if "seed_and_step" in names:

@@ -62,7 +62,7 @@ def scheduled(*lines):
     return parse_scheduled_hlo(COMPUTATIONS + "".join(f"  {line}\n" for line in lines) + "}\n")
 
 
-def test_a_permute_is_hidden_behind_the_matmul_between_its_start_and_its_done():
+def test_a_permute_is_hidden_by_the_matmul_between_its_start_and_its_done():
     (permute,) = find_collectives(scheduled(START, OTHER, GEMM, DONE))
     assert permute.hidden
     assert (permute.kind, permute.size, permute.flops) == ("collective-permute", 8 * 16 * 2, FLOPS)
@@ -111,7 +111,7 @@ def test_other_custom_calls_are_no_matmuls():
     assert not permute.hidden
 
 
-def test_two_under_way_at_once_both_have_the_matmul_behind_them_and_stand_in_the_order_of_their_starts():
+def test_two_that_run_at_once_are_both_hidden_by_the_matmul_and_listed_in_the_order_of_their_starts():
     lines = START, START.replace("%ps", "%qs"), GEMM, DONE.replace("%pd", "%qd").replace("%ps", "%qs"), DONE
     found = find_collectives(scheduled(*lines))
     assert [(permute.name, permute.flops) for permute in found] == [("ps", FLOPS), ("qs", FLOPS)]
@@ -139,7 +139,7 @@ def test_a_collective_that_is_one_instruction_is_waited_for():
     assert (gather.kind, gather.size, gather.hidden) == ("all-gather", 16 * 16 * 2, False)
 
 
-def test_a_loop_has_collectives_of_its_own_and_hides_others_behind_all_its_turns():
+def test_a_loop_has_collectives_of_its_own_and_hides_others_by_the_matmuls_of_all_its_turns():
     loop = '%l = (s32[], bf16[8,16]{1,0}, bf16[16,32]{1,0}) while(%state), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}'  # noqa: E501
     outer, inner = find_collectives(scheduled("%zero = s32[] constant(0)", TUPLE, START, loop, DONE))
     assert outer.flops == 5 * FLOPS

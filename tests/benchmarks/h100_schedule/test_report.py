@@ -14,7 +14,7 @@ from benchmarks.h100_schedule.report import (
 MATMUL = Matmul("y", (MatmulProduct((2048, 7168), 8192),))
 
 
-def collective(kind, *behind, size=2**25):
+def collective(kind, *matmuls, size=2**25):
     return Collective(
         name=f"{kind}-start",
         kind=kind,
@@ -22,7 +22,7 @@ def collective(kind, *behind, size=2**25):
         computation="main",
         size=size,
         synchronous=False,
-        concurrent_matmuls=behind,
+        concurrent_matmuls=matmuls,
     )
 
 

@@ -22,7 +22,7 @@ def test_the_tiling_measured_for_the_nearest_shape_is_chosen(monkeypatch):
     assert choose_tiling(fewer, "a device") == CollectiveTiling(1, 2)
 
 
-def test_shares_travel_whole_where_nothing_near_was_measured(monkeypatch):
+def test_shards_are_sent_whole_where_nothing_near_was_measured(monkeypatch):
     monkeypatch.setattr(tiling, "MEASURED_TILINGS", {"a device": ((SHAPE, CollectiveTiling(2, 1)),)})
     for shape in (
         dataclasses.replace(SHAPE, rows=8192),  # another size

@@ -19,11 +19,11 @@ def seconds_of(problem: PlanningProblem, dp: int, choices: dict[str, ModuleChoic
     return float(warm + (problem.rows // dp - 1) * max(stages))
 
 
-def fits(problem: PlanningProblem, dp: int, name: str, choice: ModuleChoice, behind: float) -> bool:
-    """Whether a module's fullest stage fits a device, with so many stages behind it."""
+def fits(problem: PlanningProblem, dp: int, name: str, choice: ModuleChoice, downstream: float) -> bool:
+    """Whether a module's fullest stage fits a device, with so many stages downstream of it."""
     candidates, rows, replicas = (np.array([each]) for each in (choice.candidate, choice.rows, choice.dp))
     need = problem.module_tables[name].peak_bytes(
-        candidates, rows, replicas, np.array([float(behind)]), np.array([problem.rows // dp])
+        candidates, rows, replicas, np.array([float(downstream)]), np.array([problem.rows // dp])
     )
     return bool(need[0] <= problem.cluster.memory)
 
@@ -52,10 +52,10 @@ def best_layout(problem: PlanningProblem) -> DisjointLayout | None:
         for own in options(problem, dp, backbone):
             if own.devices > problem.devices or not fits(problem, dp, backbone, own, deep):
                 continue
-            behind = float(
+            downstream = float(
                 problem.module_tables[backbone].downstream_stages_of_sources(np.array([own.candidate]), deep)[0]
             )
-            stage = {name: 0 if problem.graph[name].inputs else behind for name in others}
+            stage = {name: 0 if problem.graph[name].inputs else downstream for name in others}
             room = problem.devices - own.devices
             lists = [
                 [each for each in options(problem, dp, name) if each.devices <= room]

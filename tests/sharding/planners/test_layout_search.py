@@ -38,17 +38,17 @@ def equals_brute_force(of):
 def rounded(of, candidates, index):
     """Seconds of a relaxed optimum with devices rounded down to a possible layout; None if that does not fit."""
     dp, names = int(candidates.dp[index]), of.graph.names
-    behind, choices = float(of.has_generators), {}
+    downstream, choices = float(of.has_generators), {}
     for name in (of.graph.backbone.name, *(name for name in names if name != of.graph.backbone.name)):
         column = names.index(name)
         tp, share = int(candidates.tp[index, column]), candidates.devices[index, column]
         if of.graph[name].is_backbone:
             chunks = int(candidates.chunks[index])
             ok = [each for each in options(of, dp, name) if of.module_tables[name].chunks[each.candidate] == chunks]
-            stages = behind
+            stages = downstream
         else:
             ok = options(of, dp, name)
-            stages = 0.0 if of.graph[name].inputs else behind
+            stages = 0.0 if of.graph[name].inputs else downstream
         table = of.module_tables[name]
         ok = [each for each in ok if table.tp[each.candidate] == tp and each.devices <= share + 1e-6]
         ok = [each for each in ok if fits(of, dp, name, each, stages)]
@@ -56,7 +56,7 @@ def rounded(of, candidates, index):
             return None
         choices[name] = max(ok, key=lambda each: each.devices)
         if of.graph[name].is_backbone:
-            behind = float(
+            downstream = float(
                 table.downstream_stages_of_sources(np.array([choices[name].candidate]), int(of.has_generators))[0]
             )
     return seconds_of(of, dp, choices)

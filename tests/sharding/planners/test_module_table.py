@@ -27,10 +27,10 @@ def test_table_entries_match_the_costs_that_the_simulator_gets(recipe):
                 np.array([n]) for n in (choice.candidate, choice.rows, choice.dp, layout.microbatches)
             )
             stages = {module: of.module_tables[module].pp[c.candidate] for module, c in layout.choices.items()}
-            behind = float(of.has_generators) if of.graph[name].is_backbone else 0.0
+            downstream = float(of.has_generators) if of.graph[name].is_backbone else 0.0
             if not of.graph[name].inputs and not of.graph[name].is_backbone:
-                behind = stages[of.graph.backbone.name] + float(of.has_generators)
-            need = float(table.peak_bytes(way, rows, dp, np.array([behind]), most)[0])
+                downstream = stages[of.graph.backbone.name] + float(of.has_generators)
+            need = float(table.peak_bytes(way, rows, dp, np.array([downstream]), most)[0])
             lanes = [lane for lane in timeline.lanes if lane.rank[0] == unit.name]
             held = max(timeline.lane_peak_memory(lane) for lane in lanes)
             assert held <= need * (1 + 1e-6)
@@ -47,8 +47,8 @@ def test_sequence_and_expert_ranks_divide_what_a_device_holds():
     one, ring, two, four = tables
     np.testing.assert_allclose(ring.saved.maximum, one.saved.maximum / 4)
     np.testing.assert_array_equal(ring.replica_devices, 4 * one.replica_devices)
-    rows, dp, behind, most = (np.full(len(ways), n) for n in (1, 4, 1.0, 2))
-    bytes_of = [table.peak_bytes(ways, rows, dp, behind, most) for table in tables]
+    rows, dp, downstream, most = (np.full(len(ways), n) for n in (1, 4, 1.0, 2))
+    bytes_of = [table.peak_bytes(ways, rows, dp, downstream, most) for table in tables]
     assert (bytes_of[0] > bytes_of[2]).all() and (bytes_of[2] > bytes_of[3]).all() and (bytes_of[0] > bytes_of[1]).all()
     np.testing.assert_allclose(two.experts, one.experts / 2)
     np.testing.assert_array_equal(two.parameters, one.parameters)
