@@ -1,4 +1,4 @@
-"""Devices and launchers: what the environment asks for, and what jax then sees in real processes."""
+"""Devices and launchers: what the environment asks for, and what jax then reports in real processes."""
 
 import os
 import pathlib

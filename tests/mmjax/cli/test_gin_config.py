@@ -36,7 +36,7 @@ architectures.ModelConfig.dtype = "bfloat16"
 
 
 def python(folder: pathlib.Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    """Runs a Python process in `folder`, with our packages behind that folder on the path."""
+    """Runs a Python process in `folder`, with our packages after that folder on the path."""
     command = [sys.executable, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(HOME), **environment}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)

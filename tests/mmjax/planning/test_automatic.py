@@ -1,4 +1,4 @@
-"""A run that plans itself: from a profile to a plan that training takes, and the prediction beside the measurement."""
+"""A run that plans itself: from a profile to a plan that training takes, and the prediction next to the measurement."""
 
 import dataclasses
 import json
@@ -67,7 +67,7 @@ def test_without_a_profile_a_plan_is_not_predicted(tmp_path):
     assert automatic.compare_prediction(prediction, tmp_path) is None
 
 
-def test_the_summary_has_the_median_of_the_steps_behind_the_first_window(tmp_path):
+def test_the_summary_has_the_median_of_the_steps_after_the_first_window(tmp_path):
     lines = [{"step": step, automatic.STEP_SECONDS: seconds} for step, seconds in enumerate((9.0, 0.2, 0.4, 0.3))]
     (tmp_path / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = automatic.compare_prediction(automatic.PredictedStep(0.25, 0.5), tmp_path)

@@ -33,7 +33,7 @@ def spread(devices: tuple[int, ...]) -> Plan:
 
 PLANS = {
     "spread": spread((0, 1, 2, 3, 4, 5, 6, 7)),
-    # With four devices a process, everything lies with the other one; the generator with both.
+    # With four devices a process, everything is placed on the other one; the generator on both.
     "swapped": spread((4, 5, 6, 7, 0, 1, 2, 7)),
     "one": Plan(
         (
@@ -103,7 +103,7 @@ def assert_same(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> N
 
 
 def _flat(trees: dict[tuple[str, int], Tree]) -> Tree:
-    """Layers by name alone, whatever stage they lie on."""
+    """Layers by name alone, whatever their stage."""
     return {
         f"{key}/{layer}": tree
         for stage_trees in trees.values()

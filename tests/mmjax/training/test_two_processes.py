@@ -29,6 +29,6 @@ def test_two_processes_train_save_and_restore_as_one_does(tmp_path):
     assert saved.keys() == after_two.keys()
     for name, array in saved.items():
         np.testing.assert_allclose(array, after_two[name], rtol=1e-5, atol=1e-7, err_msg=name)
-    # Every value came from a file: what is vision's lies with the other process now.
+    # Every value came from a file: vision's are now placed on the other process.
     vision = [name for name in saved if "vision/blocks" in name]
     assert vision and all(name in zero["saved"] and name not in zero["restored"] for name in vision)

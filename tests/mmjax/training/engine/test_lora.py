@@ -30,7 +30,7 @@ PLANS = {
     "data, tensor around a ring, pipeline": Plan(
         (VISION_UNIT, dataclasses.replace(BACKBONE_UNIT, collectives="ring")), microbatches=2
     ),
-    "tensor beside one device": Plan((SPLIT_VISION, UnitPlan("backbone", ("backbone",), (2,), layers=(3,)))),
+    "tensor ranks next to one device": Plan((SPLIT_VISION, UnitPlan("backbone", ("backbone",), (2,), layers=(3,)))),
 }
 
 
@@ -56,7 +56,7 @@ def test_gradients_of_adapters_are_those_of_one_device(plan):
 
 
 def test_a_step_moves_adapters_and_no_weight_that_they_adapt():
-    engine = training(PLANS["tensor beside one device"], *TRAINED)
+    engine = training(PLANS["tensor ranks next to one device"], *TRAINED)
     state = noisy_state(engine)
     before = jax.tree.map(np.array, state.master_weights)
     assert {key for tree in state.optimizer_state.values() for key in tree} == {

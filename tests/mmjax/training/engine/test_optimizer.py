@@ -177,7 +177,7 @@ def test_a_step_waits_neither_for_the_norm_nor_for_clipping():
 
 
 def test_a_step_reads_no_value_on_the_host(monkeypatch):
-    """On CPU the transfer guard sees only arrays that come from the host, so reads are caught by their methods.
+    """On CPU the transfer guard reports only arrays that come from the host, so reads are caught by their methods.
 
     `jax.device_put` between shardings whose shards differ goes through the host by itself; that is not caught.
     """

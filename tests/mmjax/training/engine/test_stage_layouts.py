@@ -1,4 +1,4 @@
-"""What lies on every stage of a plan, by hand, and that no stage keeps copies of its weights."""
+"""The layers of every stage of a plan, counted by hand, and that no stage keeps copies of its weights."""
 
 import dataclasses
 

@@ -29,7 +29,7 @@ from tests.mmjax.training.engines import (
 )
 from tests.tiny_model import BACKBONE, LATENT_GENERATOR, tiny_batch, tiny_model
 
-# Embeddings are tied over the two stages, and both stages train by the projectors that lie with them.
+# Embeddings are tied over the two stages, and both stages train by the projectors that are placed on them.
 TINY = tiny_model(tie_embeddings=True)
 CHAIN = Plan((UnitPlan("all", ("vision", "backbone", "generator"), (0, 1), layers=(3, 3), recompute=("none", "none")),))
 APART = Plan(

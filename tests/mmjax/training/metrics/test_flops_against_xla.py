@@ -1,4 +1,4 @@
-"""The FLOPs behind MFU against XLA's own count of one unrolled layer of every kind of module."""
+"""The FLOPs of MFU against XLA's own count of one unrolled layer of every kind of module."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ BACKBONE = BackboneConfig(width=WIDTH, depth=2, heads=8, kv_heads=2, ffn=FFN)
 GPT = BackboneConfig(
     width=WIDTH, depth=2, heads=8, kv_heads=8, ffn=FFN, norm="layernorm", activation="gelu_tanh", gated=False
 )
-# Large maps: XLA leaves out the taps of convolutions that lie on padding, a share of 2 / 3 / side in each direction.
+# Large maps: XLA leaves out the taps of convolutions over padding, a share of 2 / 3 / side in each direction.
 GENERATOR = GeneratorConfig(image_size=128, widths=(128, 256), head_width=64, conditions=4, condition_width=WIDTH)
 STACKS = {
     "vision": ModelConfig((VISION,), BACKBONE, ()),

@@ -263,7 +263,7 @@ def test_shuffling_moves_whole_rows():
 
 def test_a_batch_without_images_has_room_for_one_of_no_weight():
     batches = training_batches(DATA, MODEL, SmallVQA("train"))
-    text = batches.load_samples([80, 81])  # behind 40 questioned and 40 described pictures
+    text = batches.load_samples([80, 81])  # after 40 questioned and 40 described pictures
     batches.close()
     assert {sample.kind for sample in text} == {"text"}
     form = SampleFormat.for_model(MODEL, DATA.patches)
