@@ -104,7 +104,7 @@ def grouping_rows(name: str, sizes: VisionTextSizes) -> list[Row]:
         row(f"{title}: samples left", len(rest), len(left), len(left), within=SIZE_TOLERANCE),
         row(f"{title}: samples dropped in silence", count_lost(groups, len(sizes)), 0, reference_dropped),
         *(
-            row(f"{title}: dist ratio at {REPLICAS} instances, {modality}", float(value), goal, float(reference))
+            row(f"{title}: dist ratio at {REPLICAS} replicas, {modality}", float(value), goal, float(reference))
             for modality, value, goal, reference in zip(
                 ("vision", "text"), dist_ratios, GOAL_DIST_RATIOS[name], random_dist_ratios, strict=True
             )

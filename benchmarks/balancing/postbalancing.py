@@ -87,7 +87,7 @@ def small_cluster_rows(replicas: int) -> list[Row]:
     except TimeoutError:
         bound = 0.0
     reference_milliseconds = (time.perf_counter() - begin) * 1e3
-    title = f"node-wise, {replicas} instances"
+    title = f"node-wise, {replicas} replicas"
     over_bound = worst_send_volume(*problem, placement) / bound if bound else None
     return [
         row(f"{title}: ms", milliseconds, 6.0, reference_milliseconds),
@@ -100,7 +100,7 @@ def large_cluster_rows(replicas: int) -> list[Row]:
     problem = balanced_samples(replicas)
     mean = problem[0].sum() / replicas
     milliseconds, placement = best_of(lambda: place_batches(*problem, replicas, PER_NODE))
-    title = f"node-wise, {replicas:,} instances"
+    title = f"node-wise, {replicas:,} replicas"
     identity = float(worst_send_volume(*problem, np.arange(replicas)) / mean)
     return [
         row(f"{title}: ms", milliseconds, 40.0, None),

@@ -24,7 +24,7 @@ TOLERANCE = 1e-3
 """Largest relative difference of losses and norms. Rounding differs, and training amplifies the difference a little."""
 
 Run = Callable[[HostBatch, int], tuple[Any, Any, Any]]
-"""(arrays of a global batch, number of the step) -> (new state, losses, gradient norm), all still on their way."""
+"""(arrays of a global batch, number of the step) -> (new state, losses, gradient norm), dispatched and not awaited."""
 
 
 class DifferentResultsError(RuntimeError):

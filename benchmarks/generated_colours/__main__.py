@@ -1,4 +1,4 @@
-"""`python -m benchmarks.generated_colours --workdir=…`: do the pictures a model draws have the colour asked for?
+"""`python -m benchmarks.generated_colours --workdir=…`: do generated pictures have the colour asked for?
 
 It asks for every colour and shape of easy-VQA in turn, every picture from a seed of its own. A small classifier,
 trained on the real pictures at the generator's size, judges; its accuracy on the held-out ones is printed too.

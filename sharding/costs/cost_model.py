@@ -20,7 +20,7 @@ class LayerSeconds(NamedTuple):
 
     Attributes:
         compute: Seconds of kernels.
-        communication: Seconds in which the device waits for other tensor, sequence or expert ranks.
+        communication: Seconds in which the device waits for other tensor, context-parallel or expert ranks.
     """
 
     compute: Times

@@ -53,8 +53,8 @@ def plan_costs(
 def replica_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray, "m i 3"]:
     """The load of every replica in every microbatch.
 
-    Rows go to replicas in order. Where there are more replicas than rows, each row's items are dealt out to several
-    replicas (as to Megatron-LM's replicated encoders), and its tokens and squared lengths in proportion.
+    Rows go to replicas in order. Where there are more replicas than rows, each row's items are divided among several
+    replicas (as in Megatron-LM's replicated encoders), and its tokens and squared lengths in proportion.
 
     Args:
         rows: Loads of the global batch's rows, [rows, 3].

@@ -16,7 +16,7 @@ class StageCosts:
     Attributes:
         forward: Seconds of the forward of a microbatch, waiting for other ranks of the unit included.
         backward: Seconds of its backward, recomputation included; 0 without a backward.
-        forward_communication: Part of `forward` in which the device waits for tensor, sequence or expert ranks.
+        forward_communication: Part of `forward` in which the device waits for tensor, context-parallel or expert ranks.
         backward_communication: The same part of `backward`.
         flops: Useful FLOPs of forward and backward over all devices of a replica: no padding, no recomputation.
         saved_bytes: Bytes on each device from a microbatch's forward to its backward.

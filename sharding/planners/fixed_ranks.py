@@ -1,4 +1,4 @@
-"""Sequence and expert ranks, which planners take as given (as DistTrain does, arXiv 2408.04275, section 9)."""
+"""Context-parallel and expert ranks, which planners take as given (as DistTrain does, arXiv 2408.04275, section 9)."""
 
 import dataclasses
 from collections.abc import Mapping

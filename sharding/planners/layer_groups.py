@@ -38,9 +38,9 @@ class LayerGroups:
         module: The module.
         required: Which gradients its layers compute.
         costs: The cost model.
-        loads: Loads of rows that stand for all.
+        loads: Loads of representative rows.
         rows: Numbers of rows of a replica's microbatch.
-        fixed_ranks: Sequence and expert ranks.
+        fixed_ranks: Context-parallel and expert ranks.
     """
 
     def __init__(

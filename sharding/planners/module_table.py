@@ -249,7 +249,7 @@ def module_table(
         module: The module.
         required: Which gradients its layers compute.
         costs: The cost model.
-        loads: Loads of rows that stand for all.
+        loads: Loads of representative rows.
         rows: Numbers of rows of a replica's microbatch.
         recompute: Recomputation policies to choose from.
         chunks: Numbers of virtual stages per pipeline rank to choose from.

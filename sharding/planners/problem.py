@@ -35,12 +35,12 @@ class PlanningProblem:
         cluster: The devices.
         devices: Number of devices.
         rows: Rows of the global batch.
-        data: Loads of rows that stand for all.
+        data: Loads of representative rows.
         trained_parts: Parts that train.
         recompute_choices: Recomputation policies that a planner may choose.
         chunk_choices: Numbers of virtual stages per pipeline rank of the backbone that a planner may choose.
         tensor_sizes: Tensor-parallel sizes that a planner may choose; those larger than a node are left out.
-        fixed_ranks: Sequence and expert ranks by module, which a planner does not choose; one of each by default.
+        fixed_ranks: Context-parallel and expert ranks by module, which planners do not choose; one of each by default.
         seed: Seed of the rows that plans are simulated with.
         row_positions: Positions of a row by module, where they are known; sequence parallelism is left out where the
             tensor ranks do not divide them.
@@ -70,7 +70,7 @@ class PlanningProblem:
         check_fixed_ranks(self.fixed_ranks, self.graph, self.rows)
 
     def fixed_ranks_of(self, module: str) -> FixedRanks:
-        """The sequence and expert ranks of a module."""
+        """The context-parallel and expert ranks of a module."""
         return self.fixed_ranks.get(module, SINGLE_RANKS)
 
     def collectives_of(self, module: str, tp: int) -> CollectivesName:

@@ -168,5 +168,5 @@ class StageMasterWeights:
 
 
 def is_partition_spec(leaf: Any) -> bool:
-    """Whether a leaf of a tree of specs is one (jax takes it for a leaf only when told to)."""
+    """Whether a node of a tree is a PartitionSpec; for `is_leaf`."""
     return isinstance(leaf, P)

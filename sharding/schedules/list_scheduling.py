@@ -70,8 +70,8 @@ def list_schedule(
 
     In each slot the ready forwards and backwards are taken by priority; an op needs all its devices free. Hops follow
     right after the op that produces their array and take no slot. A rank that holds as many microbatches as it may
-    starts no forward. Where limits and fixed orders leave nothing that may run, the oldest microbatch in flight
-    goes on regardless: whatever it waits for belongs to it.
+    starts no forward. Where limits and fixed orders leave nothing that may run, the oldest microbatch in flight runs
+    its next op in spite of them: it depends on no other microbatch.
 
     Args:
         op_graph: The ops and their dependencies.

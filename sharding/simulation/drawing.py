@@ -24,7 +24,7 @@ class DrawnOp:
         end: Seconds since the step began.
         communication: Seconds between them spent waiting for other ranks of the unit.
         slowest: Seconds that the op took on its slowest replica.
-        idle_before: Idle seconds of the lane's devices in front of it, by cause.
+        idle_before: Idle seconds of the lane's devices before it, by cause.
     """
 
     op: PipelineOp
@@ -106,7 +106,7 @@ def _drawn_op(span: Span, lane: Lane, idle_before: Mapping[IdleCause, float]) ->
 
 
 class _LaneIdle:
-    """Idle time in front of every span, the mean over the devices of a lane."""
+    """Idle time before every span, the mean over the devices of a lane."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
@@ -124,7 +124,7 @@ class _LaneIdle:
         return list(dict.fromkeys(self._lane_of[stage] for stage in ends if stage in self._lane_of))
 
     def before(self, span: int, lane: int) -> Mapping[IdleCause, float]:
-        """Idle seconds of a lane in front of a span, by cause; in front of span -1, those at the end of the step."""
+        """Idle seconds of a lane before a span, by cause; before span -1, those at the end of the step."""
         return self._seconds.get((span, lane), {})
 
     def _add(self, period: IdlePeriod) -> None:

@@ -1,4 +1,4 @@
-"""A timeline as a page that stands alone: no server, no network, any browser."""
+"""A timeline as one self-contained HTML file, which needs no server and no network."""
 
 import json
 import pathlib

@@ -31,7 +31,7 @@ IDLE_CAUSES: dict[IdleCause, str] = {
     "straggler microbatch": "the op that produces an input took longer than for the mean microbatch",
     "straggler replica": "the op that produces an input took longer than on its mean replica; or before a reduction",
     "hop": "an input is on its way",
-    "tensor parallel": "collectives of tensor, sequence or expert ranks inside an op",
+    "tensor parallel": "collectives of tensor, context-parallel or expert ranks inside an op",
     "gather": "data-parallel gathering of weights",
     "reduce": "data-parallel reduction of gradients",
     "cool-down": "after a device's last forward or backward, apart from reductions and updates",

@@ -16,7 +16,7 @@ Event = dict[str, Any]
 def perfetto_trace(timeline: Timeline) -> str:
     """The trace as JSON, with a process per unit, a thread per lane, an event per op, and an arrow per hop.
 
-    An op is drawn at the mean of its replicas. Idle time is drawn in front of it, an event per cause. The figures of
+    An op is drawn at the mean of its replicas. Idle time is drawn before it, an event per cause. The figures of
     `Timeline.summary` are the trace's metadata.
     """
     lanes = drawn_lanes(timeline)

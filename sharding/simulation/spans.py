@@ -17,7 +17,7 @@ class Span:
         start: Seconds from the start of the step, for every replica of the op's stage. Of a hop or a share: for every
             replica of its target, when the array was ready to be sent. Of `norm`: a single entry.
         end: The same of its end; of a hop or a share, when all of the array has arrived.
-        communication: Seconds between them in which the devices waited for tensor, sequence or expert ranks.
+        communication: Seconds between them in which the devices waited for tensor, context-parallel or expert ranks.
     """
 
     op: PipelineOp

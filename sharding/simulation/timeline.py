@@ -24,7 +24,7 @@ class Lane:
     Attributes:
         rank: The pipeline rank (unit, number).
         stages: Its stages in chain order; more than one where its unit has chunks.
-        devices: Its devices, by replica, then by sequence and tensor rank.
+        devices: Its devices, by replica, then by context-parallel and tensor rank.
         replicas: Number of its data-parallel replicas.
     """
 

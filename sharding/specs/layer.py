@@ -83,8 +83,8 @@ class Kernel:
         flops: FLOPs of all tensor ranks together. Every expert rank receives as many tokens as it sends away, so that
             experts compute on a replica's tokens, top-k times.
         activations: Elements of activations read and written. Of a collective over tensor ranks, the elements of the
-            whole array; over expert ranks, those of one replica: each rank gathers the tokens of all replicas in front
-            of its experts (all_gather) and sums the outputs for all of them afterwards (reduce_scatter).
+            whole array; over expert ranks, those of one replica: each rank gathers the tokens of all replicas before
+            its experts (all_gather) and sums the outputs for all of them afterwards (reduce_scatter).
         weights: Elements of parameters read.
         split: Whether the tensor ranks divide the kernel. If not, each rank runs all of it, or its share of the tokens
             where tensor ranks divide the sequence.

@@ -20,7 +20,7 @@ Load = Float[np.ndarray, " 3"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowLoadStatistics:
-    """Loads of some rows that stand for all rows.
+    """Loads of representative rows.
 
     Attributes:
         loads: By module, [n, 3] with the columns of `LoadColumn`.

@@ -19,8 +19,8 @@ def balance_convolutional(lengths: Int[np.ndarray, " n"], replicas: int, square_
     """The replica of every item, with a cost of the costliest replica that is close to the least possible.
 
     It is the better of two assignments, after single items have moved from the costliest replica to others for as long
-    as that helps: Algorithm 5 as it is meant (`separate_long_sequences`), which is good where the sum dominates, and
-    segments of similar lengths under the least bound, which are good where the square does.
+    as that helps: Algorithm 5 with its undefined variables filled in (`separate_long_sequences`), which is good where
+    the sum dominates, and segments of similar lengths under the least bound, which are good where the square does.
 
     Args:
         lengths: Of all replicas' items.
@@ -44,9 +44,9 @@ def balance_convolutional(lengths: Int[np.ndarray, " n"], replicas: int, square_
 
 
 def separate_long_sequences(descending: Int[np.ndarray, " n"], replicas: int) -> Int[np.ndarray, " n"]:
-    """Algorithm 5 as it is meant: long sequences in padded batches of their own, short ones where the sum is least.
+    """Algorithm 5: long sequences in padded batches of their own, short ones where the sum is least.
 
-    The print leaves `b` and `len` undefined. Here the bound is the largest sum without padding, the padded length of a
+    The paper leaves `b` and `len` undefined. Here the bound is the largest sum without padding, the padded length of a
     batch is its size times its first and longest sequence, and as many batches are begun as there are replicas.
     """
     _, sums = largest_first(descending, np.zeros(replicas, np.int64))

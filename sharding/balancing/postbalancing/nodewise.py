@@ -28,7 +28,7 @@ def inter_node_volume(
     Args:
         lengths: Of the items.
         source: The replica that has each item.
-        target: The replica to which it goes.
+        target: The replica to which it is sent.
         nodes: The node of every replica.
     """
     crosses = nodes[source] != nodes[target]

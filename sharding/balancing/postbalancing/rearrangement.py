@@ -1,4 +1,4 @@
-"""Where every item goes, as data: what balancing decides and an exchange between replicas carries out."""
+"""To which replica every item is sent: what balancing decides and an exchange between replicas carries out."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class Rearrangement:
     Attributes:
         before: How many items every replica has before.
         after: How many it has afterwards.
-        target: The replica to which every item goes.
+        target: The replica to which every item is sent.
         target_position: Its position there.
     """
 
@@ -55,7 +55,7 @@ class Rearrangement:
     def from_targets(
         cls, target: Int[np.ndarray, " n"], before: Int[np.ndarray, " d"], order: Int[np.ndarray, " n"] | None = None
     ) -> "Rearrangement":
-        """From the replica to which every item goes, as the balancing functions return it.
+        """From the replica to which every item is sent, as the balancing functions return it.
 
         Args:
             target: Of every item, ordered by replica and position.
