@@ -57,7 +57,7 @@ def test_chunks_share_a_pipeline_rank_and_its_devices():
     assert graph.stages_of == {
         ("a", 0): (("a", 0),), ("b", 0): (("b", 0), ("b", 2), ("b", 4)), ("b", 1): (("b", 1), ("b", 3), ("b", 5)),
     }  # fmt: skip
-    with pytest.raises(ValueError, match=r"the chunks of \('b', 0\) must lie on the same devices"):
+    with pytest.raises(ValueError, match=r"the chunks of \('b', 0\) must be on the same devices"):
         StageGraph(graph.devices, graph.edges, {"b": 3})
 
 
