@@ -20,15 +20,15 @@ HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
 
 FAULTY = """
 import jax
-from sharding.runtime.master_weights import StageMasters
+from sharding.runtime.master_weights import StageMasterWeights
 
-reducer = StageMasters.reducer
+make_reduce = StageMasterWeights.make_reduce
 
-def of_one_instance(self, trained):
-    reduce = reducer(self, trained)
+def reduce_one_replica(self, trained_keys):
+    reduce = make_reduce(self, trained_keys)
     return lambda gradients: reduce(jax.tree.map(lambda leaf: leaf.at[1:].set(0), gradients))
 
-StageMasters.reducer = of_one_instance
+StageMasterWeights.make_reduce = reduce_one_replica
 
 from mmjax import cli, verify
 cli.run(verify.main)
