@@ -1,4 +1,4 @@
-"""One of two processes, with 3 and 2 devices, that send arrays to each other; run by `test_hops_between_processes.py`."""
+"""One of two processes, with 3 and 2 devices, that send arrays to each other (`test_hops_between_processes.py`)."""
 
 import sys
 
