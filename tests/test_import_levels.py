@@ -15,7 +15,7 @@ HOME = pathlib.Path(__file__).resolve().parents[1]
 LONGEST_FILE = 400
 
 # By prefix of a module's name: what of ours the module may import. The longest prefix that fits counts.
-ENTRY_POINTS = "mmjax.*"  # files directly under mmjax/
+ENTRY_POINTS = "mmjax.*"  # files directly under mmjax/, and the folders not listed below
 EVERYTHING = {"configs", "sharding", "pallas_kernels", "data", "mmjax"}
 ALLOWED = {
     "configs": {"configs"},

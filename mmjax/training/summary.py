@@ -11,11 +11,11 @@ from mmjax.training.metrics.step_report import padding_fractions
 from mmjax.training.trainer import TrainResult
 from sharding.plans.plan import Plan
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+PACKAGES = ("mmjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 """Packages whose versions a summary states."""
 
 
-def run_summary(result: TrainResult, plan: Plan, backbone: str, remark: str, version: str) -> dict[str, Any]:
+def run_summary(result: TrainResult, plan: Plan, backbone: str, remark: str) -> dict[str, Any]:
     """What `summary.json` holds of a run.
 
     Args:
@@ -23,7 +23,6 @@ def run_summary(result: TrainResult, plan: Plan, backbone: str, remark: str, ver
         plan: The plan it ran on.
         backbone: Name of the module whose real tokens give the throughput.
         remark: Why the plan is not the configured one; empty if it is.
-        version: Version of mmjax.
     """
     score = result.score
     real_tokens, _ = result.counts.get(backbone, (0, 0))
@@ -40,6 +39,6 @@ def run_summary(result: TrainResult, plan: Plan, backbone: str, remark: str, ver
         "plan": json.loads(plan.to_json()),
         "remark": remark,
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-        "versions": {"mmjax": version, "python": platform.python_version()}
+        "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in PACKAGES},
     }

@@ -18,5 +18,5 @@ def test_the_summary_counts_the_tokens_of_the_backbone_whatever_its_name():
         data_counters={},
     )
     plan = single_device_plan(module_graph(tiny_model(name="llama")))
-    summary = run_summary(result, plan, "llama", "", "0.1.0")
+    summary = run_summary(result, plan, "llama", "")
     assert summary["tokens_per_second"] == 150 and summary["padding"] == {"vision": 0.5, "llama": 0.25}

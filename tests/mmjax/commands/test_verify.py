@@ -30,7 +30,8 @@ def reduce_one_replica(self, trained_keys):
 
 StageMasterWeights.make_reduce = reduce_one_replica
 
-from mmjax import cli, verify
+from mmjax import cli
+from mmjax.commands import verify
 cli.run(verify.main)
 """
 

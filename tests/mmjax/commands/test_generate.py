@@ -88,7 +88,7 @@ SHOWN = Media.from_file(PICTURE)
 
 
 def python(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
-    home = pathlib.Path(__file__).resolve().parents[2]
+    home = pathlib.Path(__file__).resolve().parents[3]
     environment = os.environ | {"PYTHONPATH": str(home)}
     command = [sys.executable, "-m", *arguments]
     return subprocess.run(

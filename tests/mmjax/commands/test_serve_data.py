@@ -23,7 +23,7 @@ from __gin__ import dynamic_registration
 from configs import architectures
 from data import data_config
 from mmjax.training import config
-from tests.mmjax import test_serve_data
+from tests.mmjax.commands import test_serve_data
 include "tiny.gin"
 config.TrainConfig:
   dataset = @test_serve_data.Unjudged

@@ -12,7 +12,8 @@ import pytest
 
 from configs.architectures import BackboneConfig
 from configs.errors import UserError
-from mmjax import cli, convert
+from mmjax import cli
+from mmjax.commands import convert
 from mmjax.training.config import TrainConfig
 from mmjax.training.trainer import Trainer
 from mmjax.weights.published_checkpoint import open_checkpoint
