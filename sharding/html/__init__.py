@@ -1,0 +1,1 @@
+"""Building blocks of HTML pages and of notebook output: elements, SVG charts, number formats, the page around them."""

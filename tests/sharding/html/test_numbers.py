@@ -1,0 +1,35 @@
+import pytest
+
+from sharding.html.numbers import count, gigabytes, nice_step, percent, seconds, tick_labels, ticks
+
+
+def test_numbers_for_people():
+    assert [count(value) for value in (3, 3.25, 1234.5, 1e6)] == ["3", "3.2", "1,234", "1,000,000"]
+    assert [percent(share) for share in (0.1234, 0, 1, None)] == ["12.3%", "0.0%", "100.0%", "·"]
+    assert [seconds(value) for value in (0, 12.3456, 0.0012345, 2.5e-6, 12345)] == [
+        "0 s",
+        "12.35 s",
+        "1.234 ms",
+        "2.500 µs",
+        "12,345 s",
+    ]
+    assert [gigabytes(size) for size in (12.34e9, 1.2e6)] == ["12.3 GB", "0.00120 GB"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "labels"),
+    [
+        (0, 10, 5, ["0", "2", "4", "6", "8", "10"]),
+        (0, 1, 4, ["0.0", "0.5", "1.0"]),
+        (-0.3, 0.3, 6, ["-0.3", "-0.2", "-0.1", "0.0", "0.1", "0.2", "0.3"]),
+        (0, 0.035, 4, ["0.00", "0.01", "0.02", "0.03"]),
+        (990, 2100, 3, ["1,000", "1,500", "2,000"]),
+        (7, 7, 3, ["7"]),
+    ],
+)
+def test_ticks_are_multiples_of_1_2_or_5_with_equal_decimals(low, high, most, labels):
+    assert tick_labels(ticks(low, high, most)) == labels
+
+
+def test_steps_are_the_smallest_that_fit():
+    assert [nice_step(span, 5) for span in (5, 5.1, 10, 10.1, 25, 26, 0.5)] == pytest.approx([1, 2, 2, 5, 5, 10, 0.1])
