@@ -1,149 +1,29 @@
-"""The pipeline: an iterator of global batches, planned, decoded and packed ahead of the step that uses them.
+"""The pipeline: from a configuration, a model and a data set to batches, in pure functions.
 
-Grain runs it: planning and decoding in a thread, or in worker processes that take every n-th step each. The state of
-the iterator is the planner's state after the last batch that it returned. Batches that were prepared ahead, by any
-number of workers, do not change it.
+Planner state -> step plan -> global batch. `training_batches` and `evaluation_batches` run them ahead of the step that
+uses a batch; producers on other hosts run the same functions.
 """
 
-import collections
 import dataclasses
-import os
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, SupportsIndex, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import grain
 import numpy as np
-from absl import flags
 
 from configs.architectures import BackboneConfig, ModelConfig
 from data.data_config import DataConfig
 from data.datasets.dataset import Dataset, SampleIndex
 from data.errors import DataError
+from data.packing.batch_iterator import BatchIterator
 from data.packing.batch_loader import BatchLoader
+from data.packing.fingerprint import step_fingerprint
 from data.packing.global_batch import GlobalBatch, capacity_for_model
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
 from data.packing.refusals import RefusalLog
 from data.packing.step_planner import OrderRows, PlannerState, StepPlan, StepPlanner
-from data.samples.sample import Sample
+from data.packing.workers import batches_ahead
 from data.samples.sample_format import SampleFormat
-
-
-@runtime_checkable
-class ClosableIterator(Protocol):
-    """An iterator of batches whose threads and processes end with `close`."""
-
-    def __iter__(self) -> Iterator[GlobalBatch]: ...
-
-    def __next__(self) -> GlobalBatch: ...
-
-    def close(self) -> None:
-        """Ends its threads and processes."""
-        ...
-
-
-class BatchIterator(Iterator[GlobalBatch]):
-    """Global batches of a data set; made by `training_batches`, `evaluation_batches` or `remote_batches`.
-
-    `get_state` describes the batches returned so far, not those prepared ahead. It is a small JSON value; an
-    iterator of the same configuration and data set that receives it continues with exactly the remaining batches.
-    """
-
-    def __init__(
-        self,
-        sample_index: SampleIndex,
-        fingerprint: dict[str, Any],
-        refusals: RefusalLog,
-        start: Callable[[PlannerState], Iterable[GlobalBatch]],
-    ) -> None:
-        """Creates an iterator at the beginning.
-
-        Args:
-            sample_index: Names the kinds of samples, and loads samples for `load_samples`.
-            fingerprint: Everything that decides which samples form step k, as JSON values.
-            refusals: Collects the refusals of batches.
-            start: Makes the batches that follow a state; their iterator has `close`.
-        """
-        self._sample_index, self._fingerprint, self._refusals, self._start = sample_index, fingerprint, refusals, start
-        self._batches = 0
-        self._samples: collections.Counter[str] = collections.Counter()
-        self._planner_state = PlannerState()
-        self._closed = False
-        self._open: list[ClosableIterator] = []
-        # Grain 0.2.18 aborts the process if a prefetching thread, or an iterator, outlives the interpreter's modules.
-        self._finalizer = weakref.finalize(self, _close_all, self._open)
-
-    @property
-    def sample_format(self) -> SampleFormat:
-        """Format of the samples."""
-        return self._sample_index.sample_format
-
-    @property
-    def _iterator(self) -> ClosableIterator:
-        if self._closed:
-            raise DataError("these batches are closed; make a new iterator and restore the state")
-        if not self._open:
-            iterator = iter(self._start(self._planner_state))
-            assert isinstance(iterator, ClosableIterator)
-            self._open.append(iterator)
-        return self._open[0]
-
-    def __next__(self) -> GlobalBatch:
-        batch = next(self._iterator)
-        self._refusals.add(batch.refused)
-        self._batches += 1
-        self._planner_state = PlannerState.from_json(batch.state)
-        sample_ids = batch.sample_ids[batch.sample_ids >= 0]
-        self._samples.update(self._sample_index.kind_of(sample_id) for sample_id in sample_ids)
-        return batch
-
-    def get_state(self) -> dict[str, Any]:
-        """The state after the last batch returned."""
-        return {
-            "fingerprint": self._fingerprint,
-            "batches": self._batches,
-            "samples": dict(self._samples),
-            "planner": self._planner_state.to_json(),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken.
-
-        Raises:
-            DataError: The state belongs to another configuration or data set; names the differences.
-        """
-        differences = fingerprint_differences(state["fingerprint"], self._fingerprint)
-        if differences:
-            raise DataError(
-                f"data state of another configuration: {differences}; restore with the one it was saved under"
-            )
-        _close_all(self._open)
-        self._batches = state["batches"]
-        self._samples = collections.Counter(state["samples"])
-        self._planner_state = PlannerState.from_json(state["planner"])
-
-    def counters(self) -> dict[str, Any]:
-        """Batches and samples by kind returned since the beginning of the run; samples that this process refused."""
-        return {"batches": self._batches, "samples": dict(self._samples), **self._refusals.counts()}
-
-    def write_refused(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the samples that this process refused, with reasons: `unreadable.jsonl`, `oversized.jsonl`."""
-        self._refusals.write(folder)
-
-    def load_samples(self, sample_ids: Iterable[SupportsIndex]) -> list[Sample]:
-        """The decoded samples of global ids: what a batch was packed from."""
-        return [self._sample_index.load(sample_id) for sample_id in sample_ids]
-
-    def close(self) -> None:
-        """Ends the threads and workers; losing the last reference and the end of the process do so too."""
-        self._closed = True
-        self._finalizer()
-
-
-def _close_all(iterators: list[ClosableIterator]) -> None:
-    """Closes iterators and releases them."""
-    while iterators:
-        iterators.pop().close()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -289,25 +169,12 @@ def _make_pipeline(
         loss_weights=(config.language_weight, config.generator_weight),
         threads=config.threads,
     )
-    return BatchPipeline(sample_index, planner, loader, order_rows, _fingerprint(config, sample_index, purpose))
+    return BatchPipeline(sample_index, planner, loader, order_rows, step_fingerprint(config, sample_index, purpose))
 
 
 def _run_pipeline(pipeline: BatchPipeline, config: DataConfig) -> BatchIterator:
-    def start(state: PlannerState) -> grain.IterDataset:
-        worker_count = max(config.workers, 1)
-        batches_of_workers = [
-            _StridedSteps(pipeline, state, worker, worker_count).map(pipeline.loader) for worker in range(worker_count)
-        ]
-        if not config.workers:
-            return grain.experimental.ThreadPrefetchIterDataset(
-                batches_of_workers[0], prefetch_buffer_size=config.prefetch
-            )
-        if not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # grain's workers read flags, which a notebook never parses
-        one_worker = grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=max(config.prefetch, 1))
-        return grain.experimental.InterleaveIterDataset(
-            [batches.mp_prefetch(one_worker) for batches in batches_of_workers], cycle_length=worker_count
-        )
+    def start(state: PlannerState) -> grain.IterDataset[GlobalBatch]:
+        return batches_ahead(pipeline.steps, pipeline.loader, state, config.workers, config.prefetch)
 
     refusals = RefusalLog(pipeline.sample_index.counts, config.max_refused_share)
     return BatchIterator(pipeline.sample_index, pipeline.fingerprint, refusals, start)
@@ -318,51 +185,3 @@ def _epoch_length(config: DataConfig, sample_index: SampleIndex) -> int:
     shares = config.shares(sample_index.counts)
     total = sum(shares.values())
     return max(1, int(min(sample_index.counts[kind] * total / share for kind, share in shares.items())))
-
-
-def _fingerprint(config: DataConfig, sample_index: SampleIndex, purpose: str) -> dict[str, Any]:
-    """Everything that decides which samples form step k, as JSON values."""
-    return {
-        "order": purpose,
-        **{name: getattr(config, name) for name in ("seed", "rows", "window", "grouping")},
-        "mixture": [list(share) for share in config.shares(sample_index.counts).items()],
-        **dataclasses.asdict(config.capacity),
-        "samples_of_kinds": dict(sample_index.counts),
-    }
-
-
-def fingerprint_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """The differences between two fingerprints, as `name theirs -> ours`; empty if there are none."""
-    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    return ", ".join(f"{name} {theirs.get(name)!r} -> {ours.get(name)!r}" for name in names)
-
-
-class _StridedSteps(grain.IterDataset[StepPlan]):
-    """Every n-th step after a state."""
-
-    def __init__(self, pipeline: BatchPipeline, state: PlannerState, first: int, stride: int) -> None:
-        super().__init__()
-        self._pipeline, self._state, self._first, self._stride = pipeline, state, first, stride
-
-    def __iter__(self) -> grain.DatasetIterator[StepPlan]:
-        return _StridedStepIterator(self._pipeline.steps(self._state), self._first, self._stride)
-
-
-class _StridedStepIterator(grain.DatasetIterator[StepPlan]):
-    """Iterator of `_StridedSteps`. Every plan carries the planner's state, so grain's own state is not used."""
-
-    def __init__(self, plans: Iterator[StepPlan], first: int, stride: int) -> None:
-        super().__init__()
-        self._plans, self._skipped, self._stride = plans, first, stride
-
-    def __next__(self) -> StepPlan:
-        for _ in range(self._skipped):
-            next(self._plans)
-        self._skipped = self._stride - 1
-        return next(self._plans)
-
-    def get_state(self) -> dict[str, Any]:
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError("a planner continues from a PlannerState")

@@ -18,8 +18,9 @@ from configs.architectures import ModelConfig
 from data.data_config import DataConfig
 from data.datasets.dataset import Dataset
 from data.errors import DataError
+from data.packing.batch_iterator import BatchIterator
 from data.packing.global_batch import GlobalBatch
-from data.packing.pipeline import BatchIterator, training_pipeline
+from data.packing.pipeline import training_pipeline
 from data.packing.refusals import RefusalLog
 from data.packing.row_order import RowOrderRequest
 from data.packing.step_planner import PlannerState

@@ -18,7 +18,8 @@ from configs.errors import UserError
 from data.data_config import DataConfig
 from data.errors import DataError
 from data.extras import missing_extra
-from data.packing.pipeline import BatchPipeline, fingerprint_differences
+from data.packing.fingerprint import fingerprint_differences
+from data.packing.pipeline import BatchPipeline
 from data.packing.row_order import RowOrder, RowOrderRequest
 from data.packing.step_planner import StepPlan
 from data.producers.step_plan_cache import StepPlanCache

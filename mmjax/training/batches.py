@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from configs.clusters import CLUSTERS, cluster_of_device_kind
 from data.datasets.dataset import Dataset
-from data.packing.pipeline import BatchIterator, training_batches
+from data.packing.batch_iterator import BatchIterator
+from data.packing.pipeline import training_batches
 from data.packing.row_order import RowOrderRequest
 from data.samples.sample_format import SampleFormat
 from mmjax.training.config import TrainConfig

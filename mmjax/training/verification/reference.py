@@ -15,8 +15,8 @@ import optax
 
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
+from data.packing.batch_iterator import BatchIterator
 from data.packing.global_batch import GlobalBatch
-from data.packing.pipeline import BatchIterator
 from data.packing.row_order import reorder_rows
 from mmjax.models.model import losses_by_name, model_modules, run_model
 from mmjax.models.structure.parameters import init_module_parameters

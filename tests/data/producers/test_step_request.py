@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from configs.architectures import ModelConfig, VisionConfig
 from configs.errors import UserError
 from data.data_config import DataConfig
-from data.packing.pipeline import fingerprint_differences, training_pipeline
+from data.packing.fingerprint import fingerprint_differences
+from data.packing.pipeline import training_pipeline
 from data.packing.row_order import RowOrderRequest
 from data.packing.step_planner import PlannerState
 from data.producers.step_request import MAX_STEPS_AHEAD, StepRequest, batch_fingerprint

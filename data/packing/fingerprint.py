@@ -1,0 +1,25 @@
+"""Fingerprints: everything that decides which samples form step k, to compare a saved state with a configuration."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from data.data_config import DataConfig
+from data.datasets.dataset import SampleIndex
+
+
+def step_fingerprint(config: DataConfig, sample_index: SampleIndex, purpose: str) -> dict[str, Any]:
+    """Everything that decides which samples form step k, as JSON values."""
+    return {
+        "order": purpose,
+        **{name: getattr(config, name) for name in ("seed", "rows", "window", "grouping")},
+        "mixture": [list(share) for share in config.shares(sample_index.counts).items()],
+        **dataclasses.asdict(config.capacity),
+        "samples_of_kinds": dict(sample_index.counts),
+    }
+
+
+def fingerprint_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """The differences between two fingerprints, as `name theirs -> ours`; empty if there are none."""
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    return ", ".join(f"{name} {theirs.get(name)!r} -> {ours.get(name)!r}" for name in names)
