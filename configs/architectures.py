@@ -3,7 +3,7 @@
 import dataclasses
 
 from configs.backbone import BackboneConfig
-from configs.encoders import AudioConfig, VisionConfig
+from configs.encoders import AudioConfig, EncoderConfig, VisionConfig
 from configs.experts import ExpertsConfig
 from configs.generator import AutoencoderConfig, CosineSchedule, GeneratorConfig, ScaledLinearSchedule
 from configs.lora import LoraConfig
@@ -14,6 +14,7 @@ __all__ = [
     "AutoencoderConfig",
     "BackboneConfig",
     "CosineSchedule",
+    "EncoderConfig",
     "ExpertsConfig",
     "GeneratorConfig",
     "LoraConfig",
@@ -38,7 +39,7 @@ class ModelConfig:
         dtype: Compute precision, `float32` or `bfloat16`; master weights are float32.
     """
 
-    encoders: tuple[VisionConfig | AudioConfig, ...] = (VisionConfig(),)
+    encoders: tuple[EncoderConfig, ...] = (VisionConfig(),)
     backbone: BackboneConfig = BackboneConfig()
     generators: tuple[GeneratorConfig, ...] = (GeneratorConfig(),)
     dtype: str = "float32"

@@ -1,8 +1,10 @@
-"""Vision and audio encoders."""
+"""Encoders: what every kind has, and the kinds that mmjax has itself, for images and for audio."""
 
 import dataclasses
+from typing import ClassVar
 
 from configs.checks import require_one_of, require_positive
+from configs.errors import UserError
 from configs.projectors import MLPProjectorConfig, ProjectorConfig
 from configs.transformer import TransformerConfig
 
@@ -10,7 +12,31 @@ _VISION_POSITIONS = ("sine", "learned")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VisionConfig(TransformerConfig):
+class EncoderConfig(TransformerConfig):
+    """An encoder: blocks over packed items of any length, followed by its projector.
+
+    A kind of encoder is a subclass. What is built from it at each level is registered by its class
+    (`mmjax.api.encoders.register_encoder`).
+
+    Attributes:
+        field: Name of what it reads: of the array in a batch, and of that array's capacity in a row. Encoders of one
+            field read the same items.
+        final_norm: Whether a norm follows the last block.
+        projector: The projector between the encoder and the backbone.
+    """
+
+    field: ClassVar[str]
+    final_norm: bool = True
+    projector: ProjectorConfig = MLPProjectorConfig()
+
+    @property
+    def positions_per_token(self) -> int:
+        """Number of neighbouring positions that become one backbone token."""
+        raise NotImplementedError(f"{type(self).__name__} must define the property positions_per_token")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VisionConfig(EncoderConfig):
     """A vision transformer over packed patches of images of any size, followed by its projector.
 
     Attributes:
@@ -30,12 +56,11 @@ class VisionConfig(TransformerConfig):
         post_norm: Whether the norms of a block follow attention and feed-forward layer, over what these add, instead
             of preceding them (EVA-02-CLIP-E, arXiv 2303.15389).
         input_norm: Whether a norm precedes the first block (CLIP).
-        final_norm: Whether a norm follows the last block.
         unused_blocks: Blocks of the published encoder after the last one used here: LLaVA takes the output of CLIP's
             last block but one. They are in published checkpoints, but not in the model.
-        projector: The projector between the encoder and the backbone.
     """
 
+    field: ClassVar[str] = "patches"
     name: str = "vision"
     patch: int = 8
     channels: int = 3
@@ -50,9 +75,7 @@ class VisionConfig(TransformerConfig):
     rope_grid: int = 0
     post_norm: bool = False
     input_norm: bool = False
-    final_norm: bool = True
     unused_blocks: int = 0
-    projector: ProjectorConfig = MLPProjectorConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,22 +106,19 @@ class VisionConfig(TransformerConfig):
         return self.merge**2
 
 
-@dataclasses.dataclass(frozen=True)
-class AudioConfig(TransformerConfig):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AudioConfig(EncoderConfig):
     """Whisper's encoder (arXiv 2212.04356) over packed clips of any length, followed by its projector.
 
     Attributes:
         mels: Mel bands of a frame. Two frames become one position of the encoder.
         merge: Number of neighbouring positions that become one backbone token.
-        final_norm: Whether a norm follows the last block.
-        projector: The projector between the encoder and the backbone.
     """
 
+    field: ClassVar[str] = "frames"
     name: str = "audio"
     mels: int = 80
     merge: int = 2
-    final_norm: bool = True
-    projector: ProjectorConfig = MLPProjectorConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,3 +130,11 @@ class AudioConfig(TransformerConfig):
     def positions_per_token(self) -> int:
         """Number of neighbouring positions that become one backbone token."""
         return self.merge
+
+
+def unregistered_encoder(config: EncoderConfig) -> UserError:
+    """The error for an encoder of a kind that nothing is registered for."""
+    name = type(config).__name__
+    return UserError(
+        f"{name} is no known kind of encoder; call mmjax.register_encoder({name}, ...) where it is defined"
+    )

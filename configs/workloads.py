@@ -29,6 +29,24 @@ class Lognormal:
             )
 
 
+@dataclasses.dataclass(frozen=True)
+class DescribedItems:
+    """What the samples of a kind have for an encoder that reads neither images nor audio.
+
+    Attributes:
+        field: Name of what the encoder reads (`EncoderConfig.field`).
+        counts: Probabilities of 0, 1, 2... items.
+        positions: Positions of the encoder that an item takes, rounded down to whole backbone tokens.
+    """
+
+    field: str
+    counts: tuple[float, ...]
+    positions: Lognormal
+
+    def __post_init__(self) -> None:
+        _require_probabilities("DescribedItems.counts", self.counts)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampleKind:
     """One kind of sample.
@@ -43,6 +61,7 @@ class SampleKind:
         generated_share: Share of the images that generators learn to generate; encoders read all of them.
         clip_counts: Probabilities of 0, 1, 2... audio clips.
         clip_seconds: Length of a clip in seconds.
+        items: Inputs of other encoders.
     """
 
     text_tokens: Lognormal
@@ -53,14 +72,21 @@ class SampleKind:
     generated_share: float = 0.0
     clip_counts: tuple[float, ...] = (1.0,)
     clip_seconds: Lognormal = Lognormal(10, 0.0)
+    items: tuple[DescribedItems, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("image_counts", "clip_counts"):
-            probabilities = getattr(self, name)
-            if min(probabilities, default=-1.0) < 0 or abs(sum(probabilities) - 1) > 1e-6:
-                raise ValueError(f"SampleKind.{name} = {probabilities}; probabilities of 0, 1, 2... must add up to 1")
+        _require_probabilities("SampleKind.image_counts", self.image_counts)
+        _require_probabilities("SampleKind.clip_counts", self.clip_counts)
+        fields = [items.field for items in self.items]
+        if len(set(fields)) < len(fields):
+            raise ValueError(f"SampleKind.items describes {', '.join(fields)}; describe each field once")
         if not 0 <= self.generated_share <= 1:
             raise ValueError(f"SampleKind.generated_share is {self.generated_share}; it is a share, from 0 to 1")
+
+
+def _require_probabilities(name: str, probabilities: tuple[float, ...]) -> None:
+    if min(probabilities, default=-1.0) < 0 or abs(sum(probabilities) - 1) > 1e-6:
+        raise ValueError(f"{name} = {probabilities}; probabilities of 0, 1, 2... must add up to 1")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from configs.architectures import AudioConfig, ModelConfig
+from configs.architectures import ModelConfig
 from configs.clusters import ClusterConfig
 from configs.workloads import Workload
 from data.samples.sample_format import SampleFormat
@@ -26,7 +26,7 @@ CHUNK_CHOICES = (1, 2)
 
 def default_data_file(model: ModelConfig) -> str:
     """Name of the described data in configs/data that suits a model for which none is given."""
-    if any(isinstance(encoder, AudioConfig) for encoder in model.encoders):
+    if any(encoder.field == "frames" for encoder in model.encoders):
         return "speech_mix"
     return "laion_like" if model.generators else "internvl_like"
 

@@ -10,7 +10,7 @@ from sharding.costs.memory import saved_activation_bytes
 from sharding.planners.fixed_ranks import FixedRanks
 from sharding.plans.trained_parts import LayerGradients, RequiredGradients
 from sharding.specs.layer import LayerSpec, Loads, RecomputePolicy
-from sharding.specs.modules import ModuleSpec
+from sharding.specs.module_spec import ModuleSpec
 
 
 class LayerGroupCosts(NamedTuple):

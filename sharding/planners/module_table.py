@@ -15,7 +15,7 @@ from sharding.planners.layer_groups import LayerGroupCosts, LayerGroups
 from sharding.planners.partition import balanced_layers
 from sharding.plans.trained_parts import RequiredGradients
 from sharding.specs.layer import Loads, RecomputePolicy
-from sharding.specs.modules import ModuleSpec
+from sharding.specs.module_spec import ModuleSpec
 
 DEVIATIONS = 4  # of a microbatch's bytes above the mean; simulating a plan checks what its devices really hold
 

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 from configs.errors import UserError
 from sharding.axes import CollectiveMatmul
 from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
-from sharding.specs.modules import ModuleGraph, ModuleSpec
+from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.modules import ModuleGraph
 
 CollectivesName = Literal["reduce", "gather", "ring", "mosaic"]
 

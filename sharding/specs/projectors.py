@@ -4,7 +4,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from configs.architectures import AudioConfig, BackboneConfig, VisionConfig
+from configs.architectures import BackboneConfig, EncoderConfig
 from configs.projectors import MLPProjectorConfig, ResamplerConfig
 from sharding.specs.layer import (
     Kernel,
@@ -18,8 +18,6 @@ from sharding.specs.layer import (
     reduce_scatter,
     saved_by_policy,
 )
-
-EncoderConfig = VisionConfig | AudioConfig
 
 
 @functools.singledispatch

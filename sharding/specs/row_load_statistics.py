@@ -1,13 +1,16 @@
 """The loads that rows of a global batch bring to each module: drawn from a description of data, or measured."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from configs.architectures import AudioConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, EncoderConfig, ModelConfig, VisionConfig
+from configs.errors import UserError
 from configs.workloads import Lognormal, SampleKind, SyntheticData
 from sharding.specs.layer import LoadColumn, Loads, make_loads
 
@@ -49,7 +52,18 @@ class RowLoadStatistics:
 
 
 def draw_row_loads(data: SyntheticData, model: ModelConfig, rows: int, seed: int = 0) -> RowLoadStatistics:
-    """Draws rows of samples from a description of data."""
+    """Draws rows of samples from a description of data.
+
+    Raises:
+        UserError: The description says nothing of what an encoder reads.
+    """
+    described = {"patches", "frames"} | {items.field for kind, _ in data.kinds for items in kind.items}
+    for encoder in model.encoders:
+        if encoder.field not in described:
+            raise UserError(
+                f"{encoder.name} reads {encoder.field}, which the described data does not have; add "
+                f"DescribedItems({encoder.field!r}, ...) to SampleKind.items"
+            )
     random = np.random.default_rng(seed)
     shares = np.array([share for _, share in data.kinds])
     drawn = [_fill_row(data, shares / shares.sum(), model, random) for _ in range(rows)]
@@ -97,13 +111,17 @@ def _sample_loads(kind: SampleKind, model: ModelConfig, random: np.random.Genera
     sides = [_draw(kind.image_side, random) for _ in range(images)]
     seconds = [_draw(kind.clip_seconds, random) for _ in range(clips)]
     length = round(_draw(kind.text_tokens, random))
+    others = {
+        items.field: [
+            _draw(items.positions, random) for _ in range(random.choice(len(items.counts), p=np.array(items.counts)))
+        ]
+        for items in kind.items
+    }
     for encoder in model.encoders:
-        items = _ITEM_LENGTHS[type(encoder)](encoder, kind, sides, seconds)
-        class_positions = _class_token_positions(encoder)
-        squared_lengths = sum((item + bool(class_positions)) ** 2 for item in items)
-        tokens = sum(items) + class_positions * len(items)
-        loads[encoder.name] += make_loads(tokens, squared_lengths, len(items))
-        length += sum(item // encoder.positions_per_token for item in items) + DELIMITERS * len(items)
+        items = encoder_items(encoder, kind, DrawnItems(sides, seconds, others))
+        squared_lengths = sum(item.attended**2 for item in items)
+        loads[encoder.name] += make_loads(sum(item.positions for item in items), squared_lengths, len(items))
+        length += sum(item.tokens for item in items) + DELIMITERS * len(items)
     generated = random.binomial(images, kind.generated_share)
     for generator in model.generators:
         loads[generator.name] += make_loads(items=generated)
@@ -112,29 +130,70 @@ def _sample_loads(kind: SampleKind, model: ModelConfig, random: np.random.Genera
     return loads
 
 
-def _class_token_positions(encoder: VisionConfig | AudioConfig) -> int:
-    """Positions of a row that an image's class token takes: as many as a backbone token, so that tokens stay whole."""
-    return encoder.positions_per_token if isinstance(encoder, VisionConfig) and encoder.class_token else 0
-
-
 def _draw(size: Lognormal, random: np.random.Generator) -> float:
     value = size.median * math.exp(size.sigma * random.standard_normal())
     return float(np.clip(value, size.minimum, size.maximum))
 
 
-def _image_patches(encoder: VisionConfig, kind: SampleKind, sides: list[float], seconds: list[float]) -> list[int]:
-    """Patches of every image, or of every tile where images are tiled."""
+class DrawnItems(NamedTuple):
+    """What was drawn for a sample.
+
+    Attributes:
+        sides: Side of every image in pixels.
+        seconds: Length of every audio clip.
+        others: By field, the positions of every other item.
+    """
+
+    sides: Sequence[float]
+    seconds: Sequence[float]
+    others: Mapping[str, Sequence[float]]
+
+
+class ItemSize(NamedTuple):
+    """What one item takes of an encoder and of the backbone.
+
+    Attributes:
+        positions: Positions of the encoder's row.
+        attended: Positions that attend to each other.
+        tokens: Backbone tokens.
+    """
+
+    positions: int
+    attended: int
+    tokens: int
+
+
+@functools.singledispatch
+def encoder_items(encoder: EncoderConfig, kind: SampleKind, drawn: DrawnItems) -> list[ItemSize]:
+    """The items that an encoder reads of a sample of a kind; by default those drawn for its field."""
+    lengths = (int(length) // encoder.positions_per_token for length in drawn.others.get(encoder.field, ()))
+    return [_item_size(max(1, tokens), encoder) for tokens in lengths]
+
+
+@encoder_items.register
+def _images(encoder: VisionConfig, kind: SampleKind, drawn: DrawnItems) -> list[ItemSize]:
+    """Every image, or every tile where images are tiled, behind the cell of its class token."""
     cell_side = encoder.patch * encoder.merge
-    if not kind.tile_side:
-        return [max(1, int(side) // cell_side) ** 2 * encoder.positions_per_token for side in sides]
-    tile_patches = max(1, kind.tile_side // cell_side) ** 2 * encoder.positions_per_token
-    tile_counts = [min(kind.max_tiles, max(1, round((side / kind.tile_side) ** 2))) for side in sides]
-    return [tile_patches for count in tile_counts for _ in range(count + (count > 1))]
+    tokens = [max(1, int(side) // cell_side) ** 2 for side in drawn.sides]
+    if kind.tile_side:
+        tile_tokens = max(1, kind.tile_side // cell_side) ** 2
+        tile_counts = [min(kind.max_tiles, max(1, round((side / kind.tile_side) ** 2))) for side in drawn.sides]
+        tokens = [tile_tokens for count in tile_counts for _ in range(count + (count > 1))]
+    images = [_item_size(count, encoder) for count in tokens]
+    if not encoder.class_token:
+        return images
+    return [
+        ItemSize(image.positions + encoder.positions_per_token, image.attended + 1, image.tokens) for image in images
+    ]
 
 
-def _clip_positions(encoder: AudioConfig, kind: SampleKind, sides: list[float], seconds: list[float]) -> list[int]:
-    """Encoder positions of every clip."""
-    return [max(1, int(length * POSITIONS_PER_SECOND) // encoder.merge) * encoder.merge for length in seconds]
+@encoder_items.register
+def _clips(encoder: AudioConfig, kind: SampleKind, drawn: DrawnItems) -> list[ItemSize]:
+    lengths = (int(length * POSITIONS_PER_SECOND) // encoder.merge for length in drawn.seconds)
+    return [_item_size(max(1, tokens), encoder) for tokens in lengths]
 
 
-_ITEM_LENGTHS = {VisionConfig: _image_patches, AudioConfig: _clip_positions}
+def _item_size(tokens: int, encoder: EncoderConfig) -> ItemSize:
+    """An item all of whose positions become tokens."""
+    positions = tokens * encoder.positions_per_token
+    return ItemSize(positions, positions, tokens)

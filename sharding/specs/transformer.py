@@ -1,9 +1,6 @@
-"""Encoders and backbones as layers, from the dataclasses that their Flax modules are built from."""
+"""Transformer blocks and backbones as layers, from the dataclasses that their Flax modules are built from."""
 
-import functools
-from typing import Any
-
-from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, VisionConfig
+from configs.architectures import BackboneConfig, ModelConfig
 from configs.transformer import TransformerConfig
 from sharding.specs.experts import with_experts
 from sharding.specs.layer import (
@@ -17,16 +14,6 @@ from sharding.specs.layer import (
     reduce_scatter,
     saved_by_policy,
 )
-from sharding.specs.projectors import projector_layer
-
-
-def encoder_layers(
-    config: VisionConfig | AudioConfig, backbone: BackboneConfig
-) -> tuple[tuple[LayerSpec, ...], LayerSpec, tuple[LayerSpec, ...]]:
-    """The layers before an encoder's stack, one layer of the stack, and the layers after: norm and projector."""
-    final_norm = (_norm(config),) if config.final_norm else ()
-    trailing = (*final_norm, projector_layer(config.projector, config, backbone))
-    return (embedding_layer(config),), block_layer(config, causal=False), trailing
 
 
 def backbone_layers(config: ModelConfig) -> tuple[tuple[LayerSpec, ...], LayerSpec, tuple[LayerSpec, ...]]:
@@ -121,70 +108,6 @@ def _vector_parameters(config: TransformerConfig) -> tuple[int, int]:
         split += norm_parameters(config, width + kv_width)
     inner = {"attention": width, "mlp": config.ffn}
     return replicated, split + sum(norm_parameters(config, inner[layer]) for layer in config.inner_norms)
-
-
-@functools.singledispatch
-def embedding_layer(config: Any) -> LayerSpec:
-    """The layer before an encoder's blocks. A new kind of encoder registers its own, by its configuration's type."""
-    raise TypeError(f"no embedding is known for {type(config).__name__}; register one with embedding_layer")
-
-
-@embedding_layer.register
-def _patch_embedding(config: VisionConfig) -> LayerSpec:
-    pixels, width, learned = config.patch_width, config.width, config.positions == "learned"
-    inputs = SavedActivations(replicated=PerLoad(pixels))
-    vectors = config.patch_bias + config.class_token * (1 + learned) + config.grid**2 * learned
-    input_norm = norm_parameters(config, width) if config.input_norm else 0
-    return LayerSpec(
-        name="embed",
-        part=config.name,
-        kernels=(matmul("pixels", pixels, width, split=False), memory_bound("positions", 2 * width, split=False)),
-        parameters=0,
-        replicated_parameters=pixels * width + width * vectors + input_norm,
-        saved=saved_by_policy(inputs, inputs),
-        output_elements=PerLoad(width),
-        sequence_parallel=False,
-    )
-
-
-@embedding_layer.register
-def _frame_embedding(config: AudioConfig) -> LayerSpec:
-    """Two convolutions with kernels of 3 frames; the second has stride 2, so that two frames become one position."""
-    mels, width = config.mels, config.width
-    first_weights, second_weights = 3 * mels * width, 3 * width * width
-    kernels = (
-        Kernel(
-            "first", "convolution", PerLoad(2 * 2 * first_weights), PerLoad(2 * (mels + width)), weights=first_weights
-        ),
-        Kernel("second", "convolution", PerLoad(2 * second_weights), PerLoad(3 * width), weights=second_weights),
-        memory_bound("positions", 2 * width, split=False),
-    )
-    inputs = SavedActivations(replicated=PerLoad(2 * mels))
-    saved = SavedActivations(PerLoad(4 * width), PerLoad(2 * mels + width))
-    return LayerSpec(
-        name="embed",
-        part=config.name,
-        kernels=kernels,
-        parameters=first_weights + second_weights + width,
-        replicated_parameters=width,
-        saved=saved_by_policy(saved, inputs),
-        output_elements=PerLoad(width),
-        sequence_parallel=False,
-    )
-
-
-def _norm(config: VisionConfig | AudioConfig) -> LayerSpec:
-    width = config.width
-    inputs = SavedActivations(replicated=PerLoad(width))
-    return LayerSpec(
-        name="norm",
-        part=config.name,
-        kernels=(memory_bound("norm", 2 * width, split=False),),
-        parameters=0,
-        replicated_parameters=norm_parameters(config, width),
-        saved=saved_by_policy(inputs, inputs),
-        output_elements=PerLoad(width),
-    )
 
 
 def _token_embedding(config: BackboneConfig) -> LayerSpec:

@@ -3,7 +3,8 @@
 import dataclasses
 
 from sharding.specs.layer import PerLoad, expert_all_gather, expert_matmul, expert_reduce_scatter
-from sharding.specs.modules import ModuleGraph, ModuleSpec
+from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.modules import ModuleGraph
 
 TOP_K = 2
 

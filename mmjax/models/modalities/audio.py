@@ -10,7 +10,7 @@ from mmjax.models.layers.activations import ACTIVATIONS
 from mmjax.models.layers.linear import add_bias, constant_parameter, normal_parameter
 from mmjax.models.layers.positions import sinusoidal_positions_1d
 from mmjax.models.layers.tensor_parallel import WeightSplit, reduce_row_parallel
-from mmjax.models.modalities.encoder import EncoderBlock, encoder_module, transformer_encoder_module
+from mmjax.models.modalities.encoder import encoder_module, transformer_encoder_module
 from mmjax.models.structure.module import ActivationsByModule, Module, ModuleInputs, PieceModule
 from sharding.axes import Axes
 
@@ -85,4 +85,4 @@ class FrameEmbedding(PieceModule):
 
 @encoder_module.register
 def _(config: AudioConfig, model: ModelConfig) -> Module:
-    return transformer_encoder_module(config, model, FrameEmbedding, EncoderBlock)
+    return transformer_encoder_module(config, model, FrameEmbedding)

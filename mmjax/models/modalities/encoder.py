@@ -5,15 +5,14 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from configs.architectures import AudioConfig, ModelConfig, VisionConfig
+from configs.architectures import EncoderConfig, ModelConfig
+from configs.encoders import unregistered_encoder
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, block_stack
 from mmjax.models.modalities.projectors import build_projector
 from mmjax.models.structure.module import Module, ModuleInputs, Piece, PieceModule
 from pallas_kernels.packed_attention import make_segment_mask
 from sharding.axes import Axes
-
-EncoderConfig = VisionConfig | AudioConfig
 
 
 class EncoderBlock(TransformerBlock):
@@ -42,16 +41,13 @@ class EncoderNorm(PieceModule):
 
 
 @functools.singledispatch
-def encoder_module(config: Any, model: ModelConfig) -> Module:
-    """Builds the encoder that a configuration describes.
-
-    A new kind of encoder registers its own function with `@encoder_module.register`, by the type of its configuration.
-    """
-    raise TypeError(f"no encoder is built from a {type(config).__name__}; register one with encoder_module.register")
+def encoder_module(config: EncoderConfig, model: ModelConfig) -> Module:
+    """Builds the encoder that a configuration describes; a new kind registers its own function, by the type of that."""
+    raise unregistered_encoder(config)
 
 
 def transformer_encoder_module(
-    config: EncoderConfig, model: ModelConfig, embedding: type[PieceModule], block: type[EncoderBlock]
+    config: EncoderConfig, model: ModelConfig, embedding: type[PieceModule], block: type[EncoderBlock] = EncoderBlock
 ) -> Module:
     """An encoder that is a stack of blocks.
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
-from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, VisionConfig
+from configs.architectures import BackboneConfig, EncoderConfig, GeneratorConfig
 from configs.projectors import MLPProjectorConfig, ResamplerConfig
 from mmjax.models.layers.attention import Attention
 from mmjax.models.layers.feed_forward import MLP
@@ -20,8 +20,6 @@ from mmjax.models.layers.positions import sinusoidal_positions
 from mmjax.models.structure.module import ActivationsByModule, ModuleInputs, ModuleOutput, PieceModule
 from pallas_kernels.packed_attention import make_segment_mask
 from sharding.axes import Axes
-
-EncoderConfig = VisionConfig | AudioConfig
 
 
 def build_projector(config: EncoderConfig, backbone: BackboneConfig) -> PieceModule:

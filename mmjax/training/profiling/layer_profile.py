@@ -31,7 +31,8 @@ from sharding.costs.profiled import LayerProfile, PassTimes, Profile
 from sharding.plans.trained_parts import Gradient, RequiredGradients, trained_parts
 from sharding.schedules.ops import OpKind
 from sharding.specs.layer import LayerSpec, LoadColumn, RecomputePolicy
-from sharding.specs.modules import ModuleGraph, ModuleSpec, module_graph
+from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.modules import ModuleGraph, module_graph
 
 FOUR_STAGES, TWO_STAGES = (1, 1, 2, 1), (1, 1)
 """Layers of the virtual stages of a stack: to separate layers, and to measure contention."""

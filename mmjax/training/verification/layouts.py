@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from sharding.plans.plan import Plan, ScheduleName, check_plan, single_device_plan
 from sharding.plans.unit_plan import CollectivesName, PlanError, UnitPlan
 from sharding.specs.layer import RecomputePolicy
-from sharding.specs.modules import ModuleGraph, ModuleSpec
+from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.modules import ModuleGraph
 
 
 @dataclasses.dataclass(frozen=True)

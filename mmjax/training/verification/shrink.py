@@ -8,20 +8,17 @@ import math
 from collections.abc import Sequence
 
 from configs.architectures import (
-    AudioConfig,
     AutoencoderConfig,
     BackboneConfig,
+    EncoderConfig,
     GeneratorConfig,
     ModelConfig,
-    VisionConfig,
 )
 from configs.experts import ExpertsConfig
 from data.data_config import DataConfig
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import LayerRun, UnitPlan, stage_layers
 from sharding.specs.modules import ModuleGraph, module_graph
-
-EncoderConfig = VisionConfig | AudioConfig
 
 DEPTH = 4
 HEAD_WIDTH = 4  # rotary positions need pairs, 2-D sine positions multiples of 4
@@ -101,7 +98,7 @@ def _divided(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def _encoder(config: EncoderConfig, depth: int) -> EncoderConfig:
-    """A smaller encoder of the same kind: every kind has these fields."""
+    """A smaller encoder of the same kind."""
     width = min(config.width, HEAD_WIDTH * config.heads)
     return dataclasses.replace(config, width=width, depth=depth, ffn=_ffn(config.ffn, config.heads))
 

@@ -14,7 +14,8 @@ from configs.architectures import ModelConfig
 from sharding.plans.plan import Plan, check_layout, check_plan, single_device_plan
 from sharding.plans.unit_plan import PlanError, UnitPlan, check_unit, stage_layers
 from sharding.specs.layer import Kernel, PerLoad
-from sharding.specs.modules import ModuleGraph, ModuleSpec, module_graph
+from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.modules import ModuleGraph, module_graph
 from tests.sharding.layers import bare_layer
 
 GRAPH = module_graph(ModelConfig())

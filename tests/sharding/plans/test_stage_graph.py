@@ -8,7 +8,8 @@ from configs.architectures import GeneratorConfig, ModelConfig, VisionConfig
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph, device_classes, stage_graph
 from sharding.plans.unit_plan import PlanError, UnitPlan
-from sharding.specs.modules import ModuleGraph, ModuleSpec, module_graph
+from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.modules import ModuleGraph, module_graph
 from tests.sharding.stage_graphs import fan
 
 

@@ -138,7 +138,8 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.plans.stage_graph import stage_graph
 from sharding.schedules.build import build_schedule
-from sharding.specs.modules import ModuleGraph, ModuleSpec
+from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.modules import ModuleGraph
 
 modules = ModuleGraph((ModuleSpec("vision", 24), ModuleSpec("backbone", 96, ("vision",))))
 cut = {"dp": 48, "tp": 8, "layers": (1,) * 96, "recompute": ("none",) * 96, "chunks": 12}

@@ -4,7 +4,8 @@ import pytest
 
 from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from sharding.axes import Axes
-from sharding.specs.modules import ModuleGraph, ModuleSpec, module_graph
+from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.modules import ModuleGraph, module_graph
 
 
 def test_encoders_feed_the_backbone_which_feeds_the_generators():

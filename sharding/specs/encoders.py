@@ -1,0 +1,112 @@
+"""Encoders as layers, from the configurations that their Flax modules are built from."""
+
+import functools
+
+from configs.architectures import AudioConfig, BackboneConfig, EncoderConfig, VisionConfig
+from configs.encoders import unregistered_encoder
+from sharding.specs.layer import (
+    Kernel,
+    LayerSpec,
+    PerLoad,
+    SavedActivations,
+    matmul,
+    memory_bound,
+    saved_by_policy,
+)
+from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.projectors import projector_layer, projector_splits
+from sharding.specs.transformer import block_layer, norm_parameters
+
+
+@functools.singledispatch
+def encoder_spec(config: EncoderConfig, backbone: BackboneConfig) -> ModuleSpec:
+    """The costs of an encoder. A new kind registers its own function, by the type of its configuration."""
+    raise unregistered_encoder(config)
+
+
+def transformer_encoder_spec(config: EncoderConfig, backbone: BackboneConfig, embedding: LayerSpec) -> ModuleSpec:
+    """The costs of an encoder that is a stack of blocks.
+
+    Args:
+        config: The encoder.
+        backbone: The language model, to whose width the encoder's projector maps.
+        embedding: The layer before the blocks.
+    """
+    kv_heads = (("kv_heads", config.kv_heads),) if config.kv_heads else ()
+    final_norm = (_norm(config),) if config.final_norm else ()
+    return ModuleSpec(
+        config.name,
+        config.depth,
+        tensor_splits=(
+            ("heads", config.heads), *kv_heads, ("ffn", config.ffn), *projector_splits(config.projector),
+        ),
+        leading_layers=(embedding,),
+        layer=block_layer(config, causal=False),
+        trailing_layers=(*final_norm, projector_layer(config.projector, config, backbone)),
+    )  # fmt: skip
+
+
+@encoder_spec.register
+def _vision(config: VisionConfig, backbone: BackboneConfig) -> ModuleSpec:
+    return transformer_encoder_spec(config, backbone, _patch_embedding(config))
+
+
+@encoder_spec.register
+def _audio(config: AudioConfig, backbone: BackboneConfig) -> ModuleSpec:
+    return transformer_encoder_spec(config, backbone, _frame_embedding(config))
+
+
+def _patch_embedding(config: VisionConfig) -> LayerSpec:
+    pixels, width, learned = config.patch_width, config.width, config.positions == "learned"
+    inputs = SavedActivations(replicated=PerLoad(pixels))
+    vectors = config.patch_bias + config.class_token * (1 + learned) + config.grid**2 * learned
+    input_norm = norm_parameters(config, width) if config.input_norm else 0
+    return LayerSpec(
+        name="embed",
+        part=config.name,
+        kernels=(matmul("pixels", pixels, width, split=False), memory_bound("positions", 2 * width, split=False)),
+        parameters=0,
+        replicated_parameters=pixels * width + width * vectors + input_norm,
+        saved=saved_by_policy(inputs, inputs),
+        output_elements=PerLoad(width),
+        sequence_parallel=False,
+    )
+
+
+def _frame_embedding(config: AudioConfig) -> LayerSpec:
+    """Two convolutions with kernels of 3 frames; the second has stride 2, so that two frames become one position."""
+    mels, width = config.mels, config.width
+    first_weights, second_weights = 3 * mels * width, 3 * width * width
+    kernels = (
+        Kernel(
+            "first", "convolution", PerLoad(2 * 2 * first_weights), PerLoad(2 * (mels + width)), weights=first_weights
+        ),
+        Kernel("second", "convolution", PerLoad(2 * second_weights), PerLoad(3 * width), weights=second_weights),
+        memory_bound("positions", 2 * width, split=False),
+    )
+    inputs = SavedActivations(replicated=PerLoad(2 * mels))
+    saved = SavedActivations(PerLoad(4 * width), PerLoad(2 * mels + width))
+    return LayerSpec(
+        name="embed",
+        part=config.name,
+        kernels=kernels,
+        parameters=first_weights + second_weights + width,
+        replicated_parameters=width,
+        saved=saved_by_policy(saved, inputs),
+        output_elements=PerLoad(width),
+        sequence_parallel=False,
+    )
+
+
+def _norm(config: EncoderConfig) -> LayerSpec:
+    width = config.width
+    inputs = SavedActivations(replicated=PerLoad(width))
+    return LayerSpec(
+        name="norm",
+        part=config.name,
+        kernels=(memory_bound("norm", 2 * width, split=False),),
+        parameters=0,
+        replicated_parameters=norm_parameters(config, width),
+        saved=saved_by_policy(inputs, inputs),
+        output_elements=PerLoad(width),
+    )

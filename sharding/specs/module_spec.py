@@ -1,0 +1,95 @@
+"""The costs of one module, for planners: a stack of equal layers, with some before and after it."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float
+
+from sharding.specs.layer import ZERO, LayerSpec, Loads, PerLoad
+
+_NO_LAYER = LayerSpec(
+    name="", part="", kernels=(), parameters=0, replicated_parameters=0, saved={}, output_elements=ZERO
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleSpec:
+    """The costs of one module, for planners: a stack of equal layers, with some before and after it.
+
+    Attributes:
+        name: Name of the module, as in its configuration.
+        layer_count: Number of layers of the stack, which pipeline stages divide among them.
+        inputs: Names of the modules that feed it.
+        tensor_splits: What tensor parallelism divides: pairs (name, size).
+        divisible: Whether its layers may be divided among several stages.
+        leading_layers: Layers on the stage of its first layer, before the stack.
+        layer: Each layer of the stack.
+        trailing_layers: Layers on the stage of its last layer, after the stack.
+        extra_input: Elements that it alone takes from the module that feeds it, besides that module's output.
+        is_backbone: Whether it is the language model, whose tokens count as throughput.
+        adapters: Adapters of each layer of the stack.
+        expert_count: Experts of each layer, which expert parallelism divides; 0 without experts.
+    """
+
+    name: str
+    layer_count: int
+    inputs: tuple[str, ...] = ()
+    _: dataclasses.KW_ONLY
+    tensor_splits: tuple[tuple[str, int], ...] = ()
+    divisible: bool = True
+    leading_layers: tuple[LayerSpec, ...] = ()
+    layer: LayerSpec = _NO_LAYER
+    trailing_layers: tuple[LayerSpec, ...] = ()
+    extra_input: PerLoad = ZERO
+    is_backbone: bool = False
+    adapters: tuple[LayerSpec, ...] = ()
+    expert_count: int = 0
+
+    def __post_init__(self) -> None:
+        if self.layer_count < 1:
+            raise ValueError(f"module {self.name} has {self.layer_count} layers; it must have at least 1")
+
+    def supports_tp(self, tp: int) -> bool:
+        """Whether `tp` divides every size that tensor parallelism divides."""
+        return all(size % tp == 0 for _, size in self.tensor_splits)
+
+    @property
+    def supports_cp(self) -> bool:
+        """Whether context-parallel ranks can divide its tokens: its attention sends keys and values around a ring."""
+        return any(kernel.ring_elements != ZERO for layer, _ in self.all_layers for kernel in layer.kernels)
+
+    def layers_between(self, first: int, last: int) -> tuple[tuple[LayerSpec, int], ...]:
+        """The layers on a stage that owns layers `first` to `last` of the stack, the last excluded: (layer, count)."""
+        leading = self.leading_layers if first == 0 else ()
+        trailing = self.trailing_layers if last == self.layer_count else ()
+        # Adapters come first: a frozen layer after an adapter that trains computes a dgrad.
+        stack = ((layer, last - first) for layer in (*self.adapters, self.layer))
+        return (*((layer, 1) for layer in leading), *stack, *((layer, 1) for layer in trailing))
+
+    def layer_named(self, name: str) -> LayerSpec:
+        """Its layer of a name."""
+        return next(layer for layer, _ in self.all_layers if layer.name == name)
+
+    @property
+    def all_layers(self) -> tuple[tuple[LayerSpec, int], ...]:
+        """All its layers: pairs (layer, count)."""
+        return self.layers_between(0, self.layer_count)
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all its parameters."""
+        return sum(layer.parameter_count * count for layer, count in self.all_layers)
+
+    @property
+    def trainable_parts(self) -> tuple[str, ...]:
+        """Names of the parts that can train or be frozen."""
+        return tuple(dict.fromkeys(layer.part for layer, _ in self.all_layers))
+
+    @property
+    def frozen_by_default(self) -> frozenset[str]:
+        """Names of the parts that train only if they are named."""
+        return frozenset(layer.part for layer, _ in self.all_layers if layer.frozen_by_default)
+
+    def forward_flops(self, loads: Loads) -> Float[np.ndarray, "*shape"]:
+        """FLOPs of one forward for each load."""
+        return sum((layer.flops * count for layer, count in self.all_layers), start=ZERO).at(loads)
