@@ -25,6 +25,7 @@ from mmjax.cli.command import USAGE_ERROR, parse_flags, run  # noqa: E402
 from mmjax.cli.gin_config import (  # noqa: E402
     OPERATIVE_CONFIG,
     configured,
+    gin_files_given,
     is_bound,
     parse_gin,
     parse_operative_config,
@@ -36,6 +37,7 @@ __all__ = [
     "USAGE_ERROR",
     "UserError",
     "configured",
+    "gin_files_given",
     "is_bound",
     "parse_flags",
     "parse_gin",

@@ -46,6 +46,11 @@ def _resolve(gin_file: str) -> str:
     )
 
 
+def gin_files_given() -> bool:
+    """Whether `--gin_file` is given."""
+    return bool(_GIN_FILES.value)
+
+
 def parse_operative_config(workdir: str) -> None:
     """Reads the operative config of a workdir, then the `--gin.NAME=VALUE` overrides.
 

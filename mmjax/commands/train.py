@@ -21,12 +21,16 @@ _PROFILE = flags.DEFINE_string(
 )
 _OTHER_DEVICE = flags.DEFINE_bool("allow_other_device", False, "Accept a profile of other hardware.")
 
-SUMMARY = "summary.json"
-
 
 def main() -> int:
-    """Prints the plan, the progress and where files are. Returns 0 also if SIGTERM ended the run, for all is saved."""
-    cli.parse_gin("quickstart.gin")
+    """Prints the plan, the progress and where files are. Returns 0 also if a signal ended the run: all is saved."""
+    workdir = _choose_workdir()
+    if _RESUME.value and not cli.gin_files_given():
+        if not (workdir / cli.OPERATIVE_CONFIG).is_file():
+            raise cli.UserError(f"--workdir={workdir} has no {cli.OPERATIVE_CONFIG}: there is no run to resume")
+        cli.parse_operative_config(str(workdir))
+    else:
+        cli.parse_gin("quickstart.gin")
     import jax
     from rich.console import Console
 
@@ -34,13 +38,18 @@ def main() -> int:
     from mmjax.training.config import TrainConfig, tokenizer_mismatches_backbone
     from mmjax.training.metrics.progress import make_progress, print_plan
     from mmjax.training.metrics.writers import open_metrics_writer
-    from mmjax.training.summary import run_summary
+    from mmjax.training.summary import SUMMARY_FILE, run_summary
     from mmjax.training.trainer import Trainer, describe_devices
 
     config = cli.configured(TrainConfig)
-    workdir = _choose_workdir(jax.process_count())
     console = Console(highlight=False)
     first = jax.process_index() == 0
+    if _RESUME.value and _is_finished(workdir, config.steps, console if first else None):
+        return 0
+    if jax.process_count() > 1 and not _WORKDIR.value:
+        raise cli.UserError(
+            f"a run of {jax.process_count()} processes needs --workdir: a folder that all of them share"
+        )
     plan, remark, prediction = automatic.plan_and_predict(config, workdir, _PROFILE.value, _OTHER_DEVICE.value)
     if first:
         console.print(describe_devices())
@@ -61,10 +70,10 @@ def main() -> int:
         plan.save(workdir / "plan.json")
         (workdir / "tokenizer.json").write_text(trainer.tokenizer.to_json())
         (workdir / "prompt_format.json").write_text(trainer.prompt_format.to_json())
-    metrics = open_metrics_writer(str(workdir), trainer.step, first)
-    progress = make_progress(config.steps, trainer.step, config.log_interval, first, console)
+    metrics = open_metrics_writer(str(workdir), trainer.steps_done, first)
+    progress = make_progress(config.steps, trainer.steps_done, config.log_interval, first, console)
     try:
-        result = trainer.run(progress, metrics)
+        result = trainer.fit(progress, metrics)
     finally:
         progress.close()
         metrics.close()
@@ -74,33 +83,61 @@ def main() -> int:
             "prediction": automatic.compare_prediction(prediction, workdir)
         }
         trainer.batches.write_refused(workdir)
-        (workdir / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+        (workdir / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n")
         _print_outcome(console, summary, workdir)
     return 0
 
 
-def _choose_workdir(processes: int) -> pathlib.Path:
-    from configs.errors import UserError
-
+def _choose_workdir() -> pathlib.Path:
     if _WORKDIR.value:
         return pathlib.Path(_WORKDIR.value)
     if _RESUME.value:
-        raise UserError("--resume needs --workdir: the folder of the run to continue")
-    if processes > 1:
-        raise UserError(f"a run of {processes} processes needs --workdir: a folder that all of them share")
+        raise cli.UserError("--resume needs --workdir: the folder of the run to continue")
     return pathlib.Path("runs") / datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
 
 
-def _print_outcome(console: "Console", summary: dict[str, Any], workdir: pathlib.Path) -> None:
-    if summary["interrupted"]:
-        console.print(
-            f"Stopped by SIGTERM after step {summary['steps']}; continue with "
-            f"python -m mmjax.train --workdir={workdir} --resume and the same configuration"
+def _is_finished(workdir: pathlib.Path, steps: int, console: "Console | None") -> bool:
+    """Whether the run in a workdir has these steps and its evaluation behind it; says so on the console.
+
+    Raises:
+        UserError: It has more steps behind it than are asked for.
+    """
+    from mmjax.training.summary import finished_steps
+
+    done = finished_steps(workdir)
+    if done is None or done < steps:
+        return False
+    if done > steps:
+        raise cli.UserError(
+            f"TrainConfig.steps is {steps}, and the run in {workdir} finished {done} steps; raise steps above {done} "
+            "to train on, or choose another workdir"
         )
-    else:
+    if console:
+        console.print(
+            f"The run in {workdir} is finished: {done} of {steps} steps. Nothing was changed; raise TrainConfig.steps "
+            "to train on.",
+            soft_wrap=True,
+        )
+    return True
+
+
+def _print_outcome(console: "Console", summary: dict[str, Any], workdir: pathlib.Path) -> None:
+    from mmjax.training.summary import SUMMARY_FILE
+
+    if not summary["stopped_by"]:
         accuracy = ""
         if summary["accuracy"] is not None:
             accuracy = f"Held-out accuracy {summary['accuracy']:.1%} of {summary['questions']} questions, "
         console.print(f"{accuracy}{summary['steps']} steps in {summary['wall_seconds']:.0f} s")
-    files = ", ".join((SUMMARY, "metrics.jsonl", "tensorboard/", "checkpoints/", cli.OPERATIVE_CONFIG, "plan.json"))
+    elif summary["steps"]:
+        console.print(
+            f"Stopped by {summary['stopped_by']} after step {summary['steps']}, which is saved; continue with\n"
+            f"    python -m mmjax.train --workdir={workdir} --resume",
+            soft_wrap=True,
+        )
+    else:
+        console.print(f"Stopped by {summary['stopped_by']} before the first step; there is nothing to resume.")
+    files = ", ".join(
+        (SUMMARY_FILE, "metrics.jsonl", "tensorboard/", "checkpoints/", cli.OPERATIVE_CONFIG, "plan.json")
+    )
     console.print(f"Written to {workdir}: {files}", soft_wrap=True)

@@ -1,13 +1,12 @@
-"""The training loop: one screen, with its invariants as comments."""
+"""The trainer: a configured run on a plan, trained step by step or to its end, saved and resumed."""
 
-import collections
 import dataclasses
+import os
 import pathlib
-import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from configs.errors import UserError
 from data.packing.batch_spec import global_batch_spec
@@ -15,55 +14,44 @@ from data.packing.global_batch import GlobalBatch
 from data.packing.pipeline import evaluation_batches
 from mmjax.training.batches import open_batches, row_order_request
 from mmjax.training.checkpoints.manager import CheckpointManager, refuse_existing_checkpoints
-from mmjax.training.checkpoints.preemption import PreemptionWatcher
-from mmjax.training.config import TrainConfig
+from mmjax.training.config import TrainConfig, load_configured_plan
 from mmjax.training.engine.engine import Engine
-from mmjax.training.engine.optimizer import learning_rate_schedule
+from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.evaluation import AnswerScore, evaluate_answers
+from mmjax.training.fitting import Fitting, TrainResult
 from mmjax.training.metrics.flops import full_batch_flops
-from mmjax.training.metrics.progress import ProgressDisplay
-from mmjax.training.metrics.step_report import TokenCounts, make_step_report, sum_counts
+from mmjax.training.metrics.progress import NullProgress, ProgressDisplay
 from mmjax.training.metrics.step_timer import StepTimer
-from mmjax.training.metrics.writers import MetricsWriter
+from mmjax.training.metrics.writers import MetricsWriter, NullWriter
 from mmjax.weights.initialization import parameter_initializer
 from sharding.plans.plan import Plan
 from sharding.runtime.communication_check import check_communication
 from sharding.runtime.executor import TrainState
 from sharding.runtime.global_reduction import StepSummary
-
-MAX_STEPS_IN_FLIGHT = 2
-"""Steps dispatched before the oldest is waited for: devices need not wait for the host, and memory stays bounded."""
+from sharding.trees import Tree
 
 
 class NonFiniteStepError(UserError):
-    """A loss or a gradient was not finite; the checkpoint that was written holds the state before that step."""
+    """A loss or a gradient was not finite; the state before that step is kept, and saved if there is a workdir."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainResult:
-    """How a run ended.
+class StepResult:
+    """What a step did.
 
     Attributes:
-        step: Steps done, those of earlier runs in the workdir included.
-        seconds: Wall time of this run's steps, compilation included.
-        losses: By name, at the last step.
-        score: On the split `test`; None if the run was interrupted or the data set has no questions.
-        counts: Real tokens (patches, frames, images) and capacity of each module, over this run's steps.
-        interrupted: Whether SIGTERM ended it.
-        data_counters: How many samples the data pipeline handed out and refused.
+        step: Number of the step, from 1.
+        losses: By name: means over the target tokens, or target images, of the step's batch.
+        gradient_norm: Norm of the gradients of all units together, before clipping.
     """
 
     step: int
-    seconds: float
     losses: dict[str, float]
-    score: AnswerScore | None
-    counts: dict[str, tuple[int, int]]
-    interrupted: bool
-    data_counters: dict[str, Any]
+    gradient_norm: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _DispatchedStep:
+class DispatchedStep:
     """A step that the devices work on: its number, its summary on the devices, its batch, and the data state before."""
 
     step: int
@@ -73,24 +61,48 @@ class _DispatchedStep:
 
 
 class Trainer:
-    """A configured run on a plan, ready to start or to resume.
+    """A configured run on a plan.
+
+        trainer = Trainer(config)
+        trainer.step()           # one step
+        trainer.gradients()      # of the next batch, which stays the next
+        trainer.fit()            # all steps that are left, then the evaluation
 
     Args:
         config: The run.
-        plan: The placement of the model.
-        workdir: Folder of the run; its checkpoints go to `checkpoints/` there.
+        plan: The placement of the model; that of the configuration by default.
+        workdir: Folder of the run, whose checkpoints go to `checkpoints/` there; None to save nothing.
         resume: Whether to continue from the newest whole checkpoint.
 
+    Attributes:
+        config: The run.
+        engine: The model on the plan.
+        batches: The iterator of global batches.
+        steps_done: Steps that the current state has behind it.
+        checkpoints: The checkpoints in the workdir; None without one.
+        full_batch_flops: Model FLOPs of each module for one full global batch.
+
     Raises:
-        UserError: The workdir holds checkpoints and `resume` is not set, or the other way round.
+        UserError: The workdir holds checkpoints and `resume` is not set, or the other way round; or the checkpoint has
+            more steps than the configuration asks for.
         PlanError: The plan cannot hold the model or the batch.
         DataError: The data set does not fit the model or the data configuration.
     """
 
-    def __init__(self, config: TrainConfig, plan: Plan, workdir: pathlib.Path, resume: bool) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        plan: Plan | None = None,
+        workdir: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+    ) -> None:
         self.config = config
-        if not resume:
-            refuse_existing_checkpoints(workdir / "checkpoints")
+        plan = plan or load_configured_plan(config, jax.device_count())[0]
+        folder = None if workdir is None else pathlib.Path(workdir) / "checkpoints"
+        if resume and folder is None:
+            raise UserError("resume=True needs workdir: the folder of the run to continue")
+        if folder and not resume:
+            refuse_existing_checkpoints(folder)
         self._initializer = (
             None if resume else parameter_initializer(config.model, config.seed, config.pretrained_weights)
         )
@@ -103,150 +115,152 @@ class Trainer:
         self.batches = open_batches(
             config, dataset, row_order, local_rows if len(local_rows) < config.data.rows else None
         )
-        self.checkpoints = CheckpointManager(workdir / "checkpoints", config.model, config.max_checkpoints_to_keep)
-        self.step, self.state = 0, None
-        if resume:
-            self.state, data_state, self.step = self.checkpoints.restore(self.engine)
+        self.checkpoints = folder and CheckpointManager(folder, config.model, config.max_checkpoints_to_keep)
+        self.steps_done, self._communication_checked = 0, False
+        self._state: TrainState | None = None
+        self._peeked: tuple[GlobalBatch, dict[str, Any]] | None = None
+        if self.checkpoints and resume:
+            self._state, data_state, self.steps_done = self.checkpoints.restore(self.engine)
             self.batches.set_state(data_state)
-        self._full_batch_flops = full_batch_flops(self.engine.modules, batch_spec.arrays, jax.devices()[0].device_kind)
+            if self.steps_done > config.steps:
+                raise UserError(
+                    f"TrainConfig.steps is {config.steps}, and {self.steps_done} steps are done in {workdir}; "
+                    f"raise steps above {self.steps_done} to train on, or choose another workdir"
+                )
+        self.full_batch_flops = full_batch_flops(self.engine.modules, batch_spec.arrays, jax.devices()[0].device_kind)
 
-    def run(self, progress: ProgressDisplay, metrics: MetricsWriter) -> TrainResult:
-        """Trains to the configured number of steps, evaluates, and leaves a checkpoint.
+    def __enter__(self) -> "Trainer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ the state
+
+    @property
+    def state(self) -> TrainState:
+        """The training state, which the next step donates; made at the first use, when communication is checked too.
 
         Raises:
-            NonFiniteStepError: Names the step and its samples.
             CommunicationError: Two stages cannot exchange arrays; names them.
         """
-        config, engine = self.config, self.engine
-        begin = time.perf_counter()
-        check_communication(engine.executor)
-        state: TrainState = self.state or engine.initial_state(self._initializer)
-        self.state = None  # the first step donates it
-        step = self.step
-        timer, in_flight = StepTimer(), collections.deque[_DispatchedStep]()
-        window: list[TokenCounts] = []  # counts of the steps since the last report
-        counts: dict[str, tuple[int, int]] = {}  # of all steps reported
-        last: _DispatchedStep | None = None  # the newest step that is known to be finite
+        if not self._communication_checked:
+            check_communication(self.engine.executor)
+            self._communication_checked = True
+        if self._state is None:
+            self._state = self.engine.initial_state(self._initializer)
+        return self._state
 
-        with PreemptionWatcher() as preemption:
-            while step < config.steps and not preemption.stop_requested(step):
-                with timer.part("data"):
-                    data_state = self.batches.get_state()
-                    batch = next(self.batches)
-                with timer.part("dispatch"):
-                    state, summary = engine.executor.step(state, engine.place_batch(batch.arrays, step))
-                step += 1
-                in_flight.append(_DispatchedStep(step=step, summary=summary, batch=batch, data_state=data_state))
-                window.append(batch.counts)
-                with timer.part("device"):
-                    # Only a step that is MAX_STEPS_IN_FLIGHT old is waited for, so the devices always have work.
-                    while len(in_flight) > MAX_STEPS_IN_FLIGHT:
-                        last = self._wait_for(in_flight.popleft(), state)
-                timer.end_step()
-                if step % config.log_interval == 0 or step == config.steps:
-                    with timer.part("device"):
-                        last = self._wait_for_all(in_flight, state) if step == config.steps else last
-                    counts = sum_counts([counts, *window])
-                    self._report(last, window, timer, progress, metrics)
-                    window = []
-                if step % config.checkpoint_interval == 0 and step < config.steps:
-                    # A checkpoint holds finite states alone, so all steps before it are waited for.
-                    last = self._wait_for_all(in_flight, state) or last
-                    self.checkpoints.save(step, engine, state, self.batches.get_state())
-                if config.evaluation_interval and step % config.evaluation_interval == 0 and step < config.steps:
-                    _write_score(metrics, step, self._evaluate(state))
-            interrupted = step < config.steps
-            last = self._wait_for_all(in_flight, state) or last
-            self.checkpoints.save(step, engine, state, self.batches.get_state())
-            self.checkpoints.wait()
+    def parameters(self) -> Tree:
+        """The parameters `{module: {piece: {layer: {...}}}}`, float32, sharded as their stages hold them."""
+        return trees_by_module(self.state.master_weights)
 
-        seconds = time.perf_counter() - begin
-        score = None if interrupted else self._evaluate(state)
-        _write_score(metrics, step, score)
-        return TrainResult(
-            step=step,
-            seconds=seconds,
-            losses=engine.losses_by_name(last.summary) if last else {},
-            score=score,
-            counts=sum_counts([counts, *window]),
-            interrupted=interrupted,
-            data_counters=self.batches.counters(),
-        )
+    def gradients(self) -> tuple[Tree, dict[str, float]]:
+        """Gradients of the next batch, which stays the next, by module, piece and layer; and its losses by name."""
+        batch, _ = self._peek_batch()
+        placed = self.engine.place_batch(batch.arrays, self.steps_done)
+        gradients, summary = self.engine.executor.gradients(self.state, placed)
+        return trees_by_module(gradients), self.engine.losses_by_name(summary)
+
+    def save(self) -> None:
+        """Saves a checkpoint of the current state, in the background; the same step again does nothing.
+
+        Raises:
+            UserError: The trainer has no workdir.
+        """
+        if self.checkpoints is None:
+            raise UserError("this trainer has no workdir to save to; pass workdir=...")
+        self.checkpoints.save(self.steps_done, self.engine, self.state, self._data_state())
 
     def close(self) -> None:
         """Ends the data pipeline's threads and the writing of checkpoints."""
         self.batches.close()
-        self.checkpoints.close()
+        if self.checkpoints:
+            self.checkpoints.close()
 
-    # ------------------------------------------------------------------ what the loop calls
+    # ------------------------------------------------------------------ training
 
-    def _wait_for(self, dispatched: _DispatchedStep, state: TrainState) -> _DispatchedStep:
-        """Waits for a step. If it was not finite, the devices have kept the state before it: saves that and raises."""
-        summary = dispatched.summary
-        if float(summary.all_finite) > 0:
-            return dispatched
-        steps_before = dispatched.step - 1
-        self.checkpoints.save(steps_before, self.engine, state, dispatched.data_state)
-        self.checkpoints.wait()
-        samples = sorted({int(sample) for sample in dispatched.batch.sample_ids.flat if sample >= 0})
-        raise NonFiniteStepError(
-            f"step {dispatched.step}: losses {self.engine.losses_by_name(summary)}, "
-            f"gradient norm {float(summary.gradient_norm)}; "
-            f"no parameter was changed by it, and the state after step {steps_before} is saved. Its samples: {samples}"
-        )
+    def step(self) -> StepResult:
+        """Trains one step, and waits for it.
 
-    def _wait_for_all(self, in_flight: collections.deque[_DispatchedStep], state: TrainState) -> _DispatchedStep | None:
-        """Waits for every step in flight, and returns the last; None if there is none."""
-        last = None
-        while in_flight:
-            last = self._wait_for(in_flight.popleft(), state)
-        return last
+        Raises:
+            NonFiniteStepError: Names the step and its samples.
+        """
+        return self.finish_step(self.dispatch_step(StepTimer()))
 
-    def _report(
-        self,
-        last: _DispatchedStep | None,
-        window: list[TokenCounts],
-        timer: StepTimer,
-        progress: ProgressDisplay,
-        metrics: MetricsWriter,
-    ) -> None:
-        if last is None:
-            return
-        counts = sum_counts(window)
-        schedule = learning_rate_schedule(self.config.optimizer, self.config.steps)
-        report = make_step_report(
-            last.step,
-            self.engine.losses_by_name(last.summary),
-            timer.take_window(),
-            counts,
-            self._full_batch_flops,
-            [device.device_kind for device in self.engine.plan_devices],
-            self.config.model.backbone.name,
-            {
-                **{f"tokens/{module}/real": float(real) for module, (real, _) in counts.items()},
-                **{f"tokens/{module}/padding": float(capacity - real) for module, (real, capacity) in counts.items()},
-                "gradient_norm": float(last.summary.gradient_norm),
-                "learning_rate": float(np.asarray(schedule(last.step - 1))),
-            },
-        )
-        progress.update(report)
-        metrics.write(report.step, report.scalars())
-
-    def _evaluate(self, state: TrainState) -> AnswerScore | None:
+    def evaluate(self) -> AnswerScore | None:
         """The score on the split `test`; None where the data set has no questions to score."""
         dataset = self.config.dataset("test")
         if not dataset.evaluated_kinds:
             return None
         batches = evaluation_batches(self.config.data, self.config.model, dataset)
         try:
-            return evaluate_answers(self.engine, state, batches)
+            return evaluate_answers(self.engine, self.state, batches)
         finally:
             batches.close()
 
+    def fit(
+        self,
+        progress: ProgressDisplay | None = None,
+        metrics: MetricsWriter | None = None,
+        on_evaluation: Callable[["Trainer"], None] | None = None,
+    ) -> TrainResult:
+        """Trains the steps that are left, evaluates, and leaves a checkpoint if there is a workdir.
 
-def _write_score(metrics: MetricsWriter, step: int, score: AnswerScore | None) -> None:
-    if score is not None:
-        metrics.write(step, {"accuracy": score.accuracy})
+        The first SIGTERM or Ctrl-C lets the step end and saves; a second Ctrl-C leaves at once.
+
+        Args:
+            progress: Shows each window of steps; nothing by default.
+            metrics: Keeps each window of steps; nothing by default.
+            on_evaluation: Called after every evaluation.
+
+        Raises:
+            NonFiniteStepError: Names the step and its samples.
+            CommunicationError: Two stages cannot exchange arrays; names them.
+        """
+        return Fitting(self, progress or NullProgress(), metrics or NullWriter(), on_evaluation).run()
+
+    # ------------------------------------------------------------------ what steps are made of
+
+    def _peek_batch(self) -> tuple[GlobalBatch, dict[str, Any]]:
+        """The next batch, and the data state before it."""
+        if self._peeked is None:
+            data_state = self.batches.get_state()
+            self._peeked = next(self.batches), data_state
+        return self._peeked
+
+    def _data_state(self) -> dict[str, Any]:
+        """The data state from which the next batch is the next."""
+        return self._peeked[1] if self._peeked else self.batches.get_state()
+
+    def dispatch_step(self, timer: StepTimer) -> DispatchedStep:
+        """Takes the next batch and launches a step on it, without waiting for the devices."""
+        with timer.part("data"):
+            batch, data_state = self._peek_batch()
+            self._peeked = None
+        state = self.state
+        with timer.part("dispatch"):
+            placed = self.engine.place_batch(batch.arrays, self.steps_done)
+            self._state, summary = self.engine.executor.step(state, placed)
+        self.steps_done += 1
+        return DispatchedStep(step=self.steps_done, summary=summary, batch=batch, data_state=data_state)
+
+    def finish_step(self, dispatched: DispatchedStep) -> StepResult:
+        """Waits for a step. If it was not finite, the devices have kept the state before it: saves that and raises."""
+        summary = dispatched.summary
+        losses, gradient_norm = self.engine.losses_by_name(summary), float(summary.gradient_norm)
+        if float(summary.all_finite) > 0:
+            return StepResult(step=dispatched.step, losses=losses, gradient_norm=gradient_norm)
+        steps_before, saved = dispatched.step - 1, ""
+        if self.checkpoints:
+            self.checkpoints.save(steps_before, self.engine, self.state, dispatched.data_state)
+            self.checkpoints.wait()
+            saved = f", and the state after step {steps_before} is saved"
+        samples = sorted({int(sample) for sample in dispatched.batch.sample_ids.flat if sample >= 0})
+        raise NonFiniteStepError(
+            f"step {dispatched.step}: losses {losses}, gradient norm {gradient_norm}; "
+            f"no parameter was changed by it{saved}. Its samples: {samples}"
+        )
 
 
 def describe_devices() -> str:

@@ -31,7 +31,7 @@ class StepReport:
 
     Attributes:
         step: Steps done when the window ended.
-        losses: By name, at the window's last step.
+        losses: By name, means over the target tokens and target images of the window (`StepWindow`).
         times: Seconds a step, by part.
         tokens_per_second: Real tokens of the backbone a second.
         padding: Fraction of padding in each module's rows.
@@ -74,7 +74,7 @@ def make_step_report(
 
     Args:
         step: Steps done when the window ended.
-        losses: By name, at the window's last step.
+        losses: By name, means over the target tokens and target images of the window (`StepWindow`).
         times: Of the window.
         counts: Summed over the window's batches (`sum_counts`).
         full_batch_flops: Model FLOPs of each module for one full global batch; for MFU, its real share counts.

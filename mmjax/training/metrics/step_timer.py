@@ -43,7 +43,7 @@ class StepTimer:
             jax.block_until_ready(previous_metrics)
         timer.end_step()
 
-    Parts do not nest. The clock starts at construction and at every `take_window`.
+    Parts do not nest, nor stand within `excluded`. The clock starts at construction and at every `take_window`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -64,6 +64,15 @@ class StepTimer:
             yield
         finally:
             self._seconds[name] += self._clock() - begin
+
+    @contextlib.contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Leaves the time of a `with` block out: it belongs to no step (compilation, evaluation)."""
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self._begin += self._clock() - begin
 
     def end_step(self) -> None:
         """Counts one step."""

@@ -149,7 +149,7 @@ def test_a_resumed_run_ignores_published_weights(workdir):
     plan = Plan.load(workdir / "plan.json")
     trainer = Trainer(config, plan, workdir, resume=True)
     trainer.close()
-    assert trainer.step == 1 and trainer.state is not None
+    assert trainer.steps_done == 1 and trainer.state is not None
     with pytest.raises(UserError, match="there is no folder /no/such"):
         Trainer(config, plan, workdir.parent / "another", resume=False)
     gin.clear_config()

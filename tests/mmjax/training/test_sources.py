@@ -68,7 +68,7 @@ def trained(source, workdir, plan, **data):
     trainer = Trainer(config, plan, workdir, resume=False)
     progress, metrics = make_progress(config.steps), open_metrics_writer(str(workdir))
     try:
-        return trainer.run(progress, metrics)
+        return trainer.fit(progress, metrics)
     finally:
         for each in (progress, metrics, trainer):
             each.close()

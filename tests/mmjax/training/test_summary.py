@@ -1,7 +1,7 @@
 """The summary of a run."""
 
+from mmjax.training.fitting import TrainResult
 from mmjax.training.summary import run_summary
-from mmjax.training.trainer import TrainResult
 from sharding.plans.plan import single_device_plan
 from sharding.specs.modules import module_graph
 from tests.tiny_model import tiny_model
@@ -10,11 +10,14 @@ from tests.tiny_model import tiny_model
 def test_the_summary_counts_the_tokens_of_the_backbone_whatever_its_name():
     result = TrainResult(
         step=4,
-        seconds=2.0,
+        steps_of_this_run=4,
+        seconds=9.0,
+        compile_seconds=5.0,
+        step_seconds=2.0,
         losses={},
         score=None,
         counts={"vision": (8, 16), "llama": (300, 400)},
-        interrupted=False,
+        stopped_by="",
         data_counters={},
     )
     plan = single_device_plan(module_graph(tiny_model(name="llama")))

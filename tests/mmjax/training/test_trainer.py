@@ -17,7 +17,6 @@ from data.packing.pipeline import training_batches
 from mmjax.training import trainer as trainer_module
 from mmjax.training.config import TrainConfig, find_plan_file, load_configured_plan
 from mmjax.training.engine.engine import Engine
-from mmjax.training.metrics.progress import make_progress
 from mmjax.training.metrics.writers import open_metrics_writer, read_metrics
 from mmjax.training.trainer import NonFiniteStepError, Trainer
 from sharding.plans.plan import Plan
@@ -96,9 +95,9 @@ class Recorder:
 def run(workdir, plan=PLAN, resume=False, recorder=None, config=CONFIG):
     recorder = recorder or Recorder()
     trainer = Trainer(config, plan, workdir, resume)
-    metrics = open_metrics_writer(str(workdir), trainer.step)
+    metrics = open_metrics_writer(str(workdir), trainer.steps_done)
     try:
-        return trainer.run(recorder, metrics), recorder.losses
+        return trainer.fit(recorder, metrics), recorder.losses
     finally:
         metrics.close()
         trainer.close()
@@ -113,8 +112,8 @@ def uninterrupted(tmp_path_factory):
 
 def test_a_run_reports_every_step_and_scores_every_question(uninterrupted):
     workdir, result, losses = uninterrupted
-    assert {1, 3, 6} <= set(losses)
-    assert result.step == 6 and not result.interrupted
+    assert list(losses) == [1, 2, 3, 4, 5, 6]
+    assert result.step == 6 and not result.stopped_by
     assert result.losses.keys() == {"backbone", "generator"}
     questions = sum(len(SmallVQA("test")._whole.pairs[i]) for i in SmallVQA("test")._whole.image_ids[:40])
     assert result.score.questions == questions
@@ -124,17 +123,61 @@ def test_a_run_reports_every_step_and_scores_every_question(uninterrupted):
     assert capacity == 6 * DATA.rows * DATA.tokens and 0 < real < capacity
 
 
-def test_sigterm_saves_and_resuming_gives_the_same_losses(uninterrupted, tmp_path):
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
+def test_a_signal_saves_and_resuming_gives_the_same_losses(uninterrupted, tmp_path, number, name):
     _, whole, losses = uninterrupted
-    stop = Recorder(1, functools.partial(os.kill, os.getpid(), signal.SIGTERM))
+    stop = Recorder(1, functools.partial(os.kill, os.getpid(), number))
     first, before = run(tmp_path, recorder=stop)
-    assert first.interrupted and 2 <= first.step < 6 and first.score is None
+    assert first.stopped_by == name and 2 <= first.step < 6 and first.score is None
     second, after = run(tmp_path, resume=True)
-    assert second.step == 6 and not second.interrupted
+    assert second.step == 6 and not second.stopped_by
     for step, of in (before | after).items():
         assert of == losses[step], step
     assert second.score == whole.score
+    assert [line["step"] for line in read_metrics(str(tmp_path)) if "accuracy" not in line] == [1, 2, 3, 4, 5, 6]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_every_logged_step_is_written_once_and_its_losses_are_means_over_the_window(uninterrupted, tmp_path):
+    _, _, losses = uninterrupted
+    config = dataclasses.replace(CONFIG, log_interval=2, checkpoint_interval=5)
+    run(tmp_path, config=config)
+    lines = [line for line in read_metrics(str(tmp_path)) if "accuracy" not in line]
+    assert [line["step"] for line in lines] == [2, 4, 6]
+    batches = training_batches(DATA, MODEL, SmallVQA("train"))
+    for line in lines:
+        window = [(losses[line["step"] - 1], next(batches)), (losses[line["step"]], next(batches))]
+        for name, items in (
+            ("backbone", [batch.targets for _, batch in window]),
+            ("generator", [batch.counts["generator"][0] for _, batch in window]),
+        ):
+            mean = sum(of[name] * count for (of, _), count in zip(window, items, strict=True)) / sum(items)
+            assert line[f"loss/{name}"] == pytest.approx(mean, rel=1e-12)
+    batches.close()
+
+
+def test_single_steps_and_gradients_leave_the_sequence_of_batches_as_it_is(uninterrupted):
+    _, _, losses = uninterrupted
+    with Trainer(CONFIG, PLAN) as trainer:
+        gradients, of_next = trainer.gradients()
+        assert of_next == losses[1] and trainer.steps_done == 0
+        first = trainer.step()
+        assert (first.step, first.losses) == (1, losses[1])
+        norm = np.sqrt(sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(gradients)))
+        assert first.gradient_norm == pytest.approx(norm, rel=1e-5)
+        shapes = [jax.tree.map(np.shape, tree) for tree in (gradients, trainer.parameters())]
+        assert shapes[0] == shapes[1] and set(gradients) == {"vision", "backbone", "generator"}
+        trainer.gradients()
+        assert trainer.fit().losses == losses[6]
+        with pytest.raises(UserError, match="no workdir"):
+            trainer.save()
+
+
+def test_fewer_steps_than_are_done_are_refused(uninterrupted):
+    workdir, *_ = uninterrupted
+    with pytest.raises(UserError, match="TrainConfig.steps is 5, and 6 steps are done in .*raise steps above 6"):
+        Trainer(dataclasses.replace(CONFIG, steps=5), PLAN, workdir, resume=True)
 
 
 def test_resuming_on_another_plan_gives_the_same_losses(uninterrupted, tmp_path):
@@ -153,7 +196,7 @@ def test_nan_stops_with_step_and_samples_and_saves_the_state_before(tmp_path):
         run(tmp_path, config=poisoned)
     step = int(str(caught.value).split("step ")[1].split(":")[0])
     trainer = Trainer(dataclasses.replace(poisoned), PLAN, tmp_path, resume=True)
-    assert trainer.step == step - 1
+    assert trainer.steps_done == step - 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainer.state.master_weights))
     again = next(trainer.batches)
     assert 7 in again.sample_ids
@@ -206,6 +249,6 @@ def test_a_failing_hop_is_named_before_the_first_step(tmp_path):
     whole, ends = channel.activation_hop, channel.activation_hop.endpoints
     object.__setattr__(channel, "activation_hop", Cut(ends.source, ends.target, ends.shape, ends.dtype))
     with pytest.raises(rehearsal.CommunicationError, match="hop vision>backbone from unit vision stage 0"):
-        trainer.run(make_progress(6, first_process=False), open_metrics_writer(str(tmp_path), 0, False))
+        trainer.fit()
     object.__setattr__(channel, "activation_hop", whole)  # other tests share the engine
     trainer.close()

@@ -58,3 +58,15 @@ def test_an_unknown_part_and_an_empty_window_are_refused():
         pass
     with pytest.raises(ValueError, match="no step has ended"):
         timer.take_window()
+
+
+def test_excluded_time_belongs_to_no_step():
+    clock = Clock()
+    timer = StepTimer(clock)
+    with timer.excluded():
+        clock.now += 60.0
+    with timer.part("device"):
+        clock.now += 2.0
+    timer.end_step()
+    times = timer.take_window()
+    assert (times.wall, times.device, times.other) == (2.0, 2.0, 0.0)

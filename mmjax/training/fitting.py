@@ -1,0 +1,181 @@
+"""The training loop: one screen, with its invariants as comments."""
+
+import collections
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mmjax.training.engine.optimizer import learning_rate_schedule
+from mmjax.training.evaluation import AnswerScore
+from mmjax.training.metrics.progress import ProgressDisplay
+from mmjax.training.metrics.step_report import TokenCounts, make_step_report, sum_counts
+from mmjax.training.metrics.step_timer import StepTimer
+from mmjax.training.metrics.step_window import StepWindow
+from mmjax.training.metrics.writers import MetricsWriter
+from mmjax.training.stop_signals import StoppedBeforeFirstStepError, StopSignals
+
+if TYPE_CHECKING:  # it imports this file
+    from mmjax.training.trainer import DispatchedStep, Trainer
+
+MAX_STEPS_IN_FLIGHT = 2
+"""Steps dispatched before the oldest is waited for: devices need not wait for the host, and memory stays bounded."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """How a call of `Trainer.fit` ended.
+
+    Attributes:
+        step: Steps done, those of earlier runs in the workdir included.
+        steps_of_this_run: Steps that this call trained.
+        seconds: Wall time, with compilation, evaluations and checkpoints.
+        compile_seconds: The part of it before the first step was dispatched, which is nearly all compilation.
+        step_seconds: The part of it that the steps took.
+        losses: By name: means over the last window of steps that was reported.
+        score: On the split `test`; None if the run was interrupted or the data set has no questions.
+        counts: Real tokens (patches, frames, images) and capacity of each module, over this call's steps.
+        stopped_by: What interrupted it, `Ctrl-C` or `SIGTERM`; empty if it trained to its end.
+        data_counters: How many samples the data pipeline handed out and refused.
+    """
+
+    step: int
+    steps_of_this_run: int
+    seconds: float
+    compile_seconds: float
+    step_seconds: float
+    losses: dict[str, float]
+    score: AnswerScore | None
+    counts: TokenCounts
+    stopped_by: str
+    data_counters: dict[str, Any]
+
+
+class Fitting:
+    """One call of `Trainer.fit`.
+
+    Args:
+        trainer: The run.
+        progress: Shows each window of steps.
+        metrics: Keeps each window of steps.
+        on_evaluation: Called after every evaluation.
+    """
+
+    def __init__(
+        self,
+        trainer: "Trainer",
+        progress: ProgressDisplay,
+        metrics: MetricsWriter,
+        on_evaluation: "Callable[[Trainer], None] | None",
+    ) -> None:
+        self._trainer, self._progress, self._metrics, self._on_evaluation = trainer, progress, metrics, on_evaluation
+        self._begin, self._first_step = time.perf_counter(), trainer.steps_done
+        self._compile_seconds = self._step_seconds = 0.0
+        self._timer, self._in_flight = StepTimer(), collections.deque["DispatchedStep"]()
+        self._window = StepWindow(trainer.config.model.backbone.name)  # steps finished since the last report
+        self._counts: TokenCounts = {}  # of all finished steps
+        self._losses: dict[str, float] = {}
+        self._score: AnswerScore | None = None
+
+    def run(self) -> TrainResult:
+        """Trains the steps that are left, evaluates, and says how it went."""
+        with StopSignals() as stop, contextlib.suppress(StoppedBeforeFirstStepError):
+            self._train(stop)
+        trainer = self._trainer
+        return TrainResult(
+            step=trainer.steps_done,
+            steps_of_this_run=trainer.steps_done - self._first_step,
+            seconds=time.perf_counter() - self._begin,
+            compile_seconds=self._compile_seconds,
+            step_seconds=self._step_seconds,
+            losses=self._losses,
+            score=self._score,
+            counts=self._counts,
+            stopped_by=stop.reason if trainer.steps_done < trainer.config.steps else "",
+            data_counters=trainer.batches.counters(),
+        )
+
+    def _train(self, stop: StopSignals) -> None:
+        trainer, config = self._trainer, self._trainer.config
+        if trainer.steps_done < config.steps:
+            with stop.leaving_at_once():
+                self._dispatch_first()
+        while trainer.steps_done < config.steps and not stop.requested(trainer.steps_done):
+            self._in_flight.append(trainer.dispatch_step(self._timer))
+            # Only a step that is MAX_STEPS_IN_FLIGHT old is waited for, so the devices always have work.
+            self._finish_until(MAX_STEPS_IN_FLIGHT)
+            step = trainer.steps_done
+            if step % config.checkpoint_interval == 0 and step < config.steps:
+                self._save()
+            if config.evaluation_interval and step % config.evaluation_interval == 0 and step < config.steps:
+                self._evaluate()
+        self._save()
+        if self._window.steps:  # the run was stopped between two reports
+            self._report(trainer.steps_done)
+        if trainer.checkpoints:
+            trainer.checkpoints.wait()
+        if trainer.steps_done == config.steps:
+            self._evaluate()
+
+    def _dispatch_first(self) -> None:
+        """Makes the state and launches the first step, which compiles: its time belongs to no step."""
+        with self._timer.excluded():
+            self._in_flight.append(self._trainer.dispatch_step(StepTimer()))
+        self._compile_seconds = time.perf_counter() - self._begin
+
+    def _finish_until(self, most_in_flight: int) -> None:
+        """Waits for the oldest steps until so many are in flight; each is reported once, in order."""
+        config = self._trainer.config
+        while len(self._in_flight) > most_in_flight:
+            dispatched = self._in_flight.popleft()
+            with self._timer.part("device"):
+                result = self._trainer.finish_step(dispatched)
+            self._timer.end_step()
+            self._window.add(result.losses, result.gradient_norm, dispatched.batch)
+            if result.step % config.log_interval == 0 or result.step == config.steps:
+                self._report(result.step)
+
+    def _save(self) -> None:
+        """A checkpoint holds finite states alone, so all steps before it are waited for."""
+        self._finish_until(0)
+        if self._trainer.checkpoints:
+            self._trainer.save()
+
+    def _evaluate(self) -> None:
+        """Scores the state between two steps, whose times do not contain it."""
+        self._finish_until(0)
+        with self._timer.excluded():
+            self._score = self._trainer.evaluate()
+            if self._score is not None:
+                self._metrics.write(self._trainer.steps_done, {"accuracy": self._score.accuracy})
+            if self._on_evaluation:
+                self._on_evaluation(self._trainer)
+
+    def _report(self, step: int) -> None:
+        """Shows and keeps the window of steps that ends with this one, and starts the next."""
+        trainer, window = self._trainer, self._window
+        schedule = learning_rate_schedule(trainer.config.optimizer, trainer.config.steps)
+        counts, times = window.counts, self._timer.take_window()
+        report = make_step_report(
+            step,
+            window.losses,
+            times,
+            counts,
+            trainer.full_batch_flops,
+            [device.device_kind for device in trainer.engine.plan_devices],
+            trainer.config.model.backbone.name,
+            {
+                **{f"tokens/{module}/real": float(real) for module, (real, _) in counts.items()},
+                **{f"tokens/{module}/padding": float(capacity - real) for module, (real, capacity) in counts.items()},
+                "gradient_norm": window.gradient_norm,
+                "learning_rate": float(np.asarray(schedule(step - 1))),
+            },
+        )
+        self._progress.update(report)
+        self._metrics.write(report.step, report.scalars())
+        self._step_seconds += times.steps * times.wall
+        self._losses, self._counts = window.losses, sum_counts([self._counts, counts])
+        self._window = StepWindow(trainer.config.model.backbone.name)

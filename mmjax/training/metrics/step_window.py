@@ -1,0 +1,55 @@
+"""The finished steps since the last report, and their means."""
+
+from collections.abc import Mapping
+
+from data.packing.global_batch import GlobalBatch
+from mmjax.training.metrics.step_report import TokenCounts, sum_counts
+
+
+class StepWindow:
+    """Sums over finished steps.
+
+    A step's loss is the mean over the items that it judges: target tokens of the backbone, target images of a
+    generator. The mean over steps is weighted by the number of these items, so it is the mean over all items of the
+    window; steps without such items do not count.
+    """
+
+    def __init__(self, backbone: str) -> None:
+        """Creates an empty window.
+
+        Args:
+            backbone: Name of the backbone, whose loss is a mean over target tokens and not over all tokens.
+        """
+        self._backbone = backbone
+        self._loss_sums: dict[str, float] = {}
+        self._loss_items: dict[str, int] = {}
+        self._gradient_norm_sum = 0.0
+        self.counts: TokenCounts = {}
+        self.steps = 0
+
+    def add(self, losses: Mapping[str, float], gradient_norm: float, batch: GlobalBatch) -> None:
+        """Adds a finished step: its losses by name, the norm of its gradients, and its batch."""
+        for name, loss in losses.items():
+            items = self._item_count(name, batch)
+            self._loss_sums[name] = self._loss_sums.get(name, 0.0) + (loss * items if items else 0.0)
+            self._loss_items[name] = self._loss_items.get(name, 0) + items
+        self._gradient_norm_sum += gradient_norm
+        self.counts = sum_counts([self.counts, batch.counts])
+        self.steps += 1
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Mean of every loss over the items of the window; 0 for a loss that judged none."""
+        return {name: total / max(1, self._loss_items[name]) for name, total in self._loss_sums.items()}
+
+    @property
+    def gradient_norm(self) -> float:
+        """Mean of the gradient norms of the steps."""
+        return self._gradient_norm_sum / max(1, self.steps)
+
+    def _item_count(self, loss: str, batch: GlobalBatch) -> int:
+        """Number of items over which a step's loss is a mean; `module/...` are losses over all items of a module."""
+        if loss == self._backbone:
+            return batch.targets
+        real, _ = batch.counts[loss.partition("/")[0]]
+        return real
