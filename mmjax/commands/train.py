@@ -67,9 +67,6 @@ def main() -> int:
                 soft_wrap=True,
             )
         cli.write_operative_config(str(workdir))
-        plan.save(workdir / "plan.json")
-        (workdir / "tokenizer.json").write_text(trainer.tokenizer.to_json())
-        (workdir / "prompt_format.json").write_text(trainer.prompt_format.to_json())
     metrics = open_metrics_writer(str(workdir), trainer.steps_done, first)
     progress = make_progress(config.steps, trainer.steps_done, config.log_interval, first, console)
     try:

@@ -30,10 +30,9 @@ from mmjax.models.model import model_modules
 from mmjax.models.structure.module import Module
 from mmjax.training.checkpoints.manager import CheckpointManager, saved_steps
 from mmjax.training.config import TrainConfig
+from mmjax.training.trainer import PROMPT_FORMAT_FILE, TOKENIZER_FILE
 from sharding.trees import Tree
 
-TOKENIZER_FILE = "tokenizer.json"
-PROMPT_FORMAT_FILE = "prompt_format.json"
 MIN_ROW_TOKENS = 32
 """Rows are as long as powers of two from here on, so that few programs serve prompts of all lengths."""
 

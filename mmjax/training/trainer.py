@@ -30,6 +30,10 @@ from sharding.runtime.executor import TrainState
 from sharding.runtime.global_reduction import StepSummary
 from sharding.trees import Tree
 
+PLAN_FILE = "plan.json"
+TOKENIZER_FILE = "tokenizer.json"
+PROMPT_FORMAT_FILE = "prompt_format.json"
+
 
 class NonFiniteStepError(UserError):
     """A loss or a gradient was not finite; the state before that step is kept, and saved if there is a workdir."""
@@ -71,7 +75,8 @@ class Trainer:
     Args:
         config: The run.
         plan: The placement of the model; that of the configuration by default.
-        workdir: Folder of the run, whose checkpoints go to `checkpoints/` there; None to save nothing.
+        workdir: Folder of the run, which gets `checkpoints/`, the plan, the tokenizer and the prompt format; None to
+            save nothing.
         resume: Whether to continue from the newest whole checkpoint.
 
     Attributes:
@@ -128,6 +133,8 @@ class Trainer:
                     f"raise steps above {self.steps_done} to train on, or choose another workdir"
                 )
         self.full_batch_flops = full_batch_flops(self.engine.modules, batch_spec.arrays, jax.devices()[0].device_kind)
+        if workdir is not None and jax.process_index() == 0:
+            self._write_run_files(pathlib.Path(workdir))
 
     def __enter__(self) -> "Trainer":
         return self
@@ -221,6 +228,13 @@ class Trainer:
         return Fitting(self, progress or NullProgress(), metrics or NullWriter(), on_evaluation).run()
 
     # ------------------------------------------------------------------ what steps are made of
+
+    def _write_run_files(self, workdir: pathlib.Path) -> None:
+        """Writes what inference with the run's checkpoints needs, and the plan."""
+        workdir.mkdir(parents=True, exist_ok=True)
+        self.engine.plan.save(workdir / PLAN_FILE)
+        (workdir / TOKENIZER_FILE).write_text(self.tokenizer.to_json(), encoding="utf-8")
+        (workdir / PROMPT_FORMAT_FILE).write_text(self.prompt_format.to_json(), encoding="utf-8")
 
     def _peek_batch(self) -> tuple[GlobalBatch, dict[str, Any]]:
         """The next batch, and the data state before it."""
