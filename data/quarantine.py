@@ -1,4 +1,4 @@
-"""Quarantine: the samples that are refused, each counted, logged and listed once."""
+"""Quarantine: the samples that are refused, each counted and listed once, in memory and in a file."""
 
 import json
 import logging
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from data.errors import DataError
 
 _LOG = logging.getLogger(__name__)
-_MAX_NAMED = 10  # samples that an error lists
+_MAX_NAMED = 5  # samples that an error names
+_MAX_LOGGED = 5  # samples of a source of which each is logged
 
 
 class QuarantineEntry(NamedTuple):
@@ -54,6 +55,8 @@ class Quarantine:
         self._max_share, self._setting = max_share, setting
         self._lock = threading.Lock()
         self._reasons: dict[str, dict[str, str]] = {name: {} for name in sizes}
+        self._path: pathlib.Path | None = None
+        self._listed: set[tuple[str, str]] = set()  # what the file has
 
     def __len__(self) -> int:
         return sum(self.counts.values())
@@ -74,51 +77,102 @@ class Quarantine:
                 for key, reason in reasons.items()
             )
 
-    def add(self, source: str, key: str, reason: str) -> None:
-        """Adds a refused sample and logs it; a sample that is listed already keeps its first reason.
+    def list_in(self, path: str | os.PathLike[str]) -> None:
+        """Appends every refused sample to a file as it is added: a JSON line of its source, key and reason.
+
+        What the file lists already, from an earlier run, stays and is not repeated.
 
         Raises:
-            DataError: More of the source is refused than allowed, or the source is unknown.
+            DataError: The file cannot be read or written; `add` raises it too.
+        """
+        with self._lock:
+            self._path = pathlib.Path(path)
+            try:
+                self._listed = _listed_in(self._path)
+            except (OSError, UnicodeDecodeError) as error:
+                raise DataError(f"{path} cannot be read ({error}); remove it") from error
+            for source, reasons in self._reasons.items():
+                for key, reason in reasons.items():
+                    self._append(QuarantineEntry(source, key, reason))
+
+    def add(self, source: str, key: str, reason: str) -> None:
+        """Adds a refused sample; one that is listed already keeps its first reason.
+
+        The first few of a source are logged, then their number whenever it has doubled.
+
+        Raises:
+            DataError: The source is unknown.
         """
         if source not in self._sizes:
             raise DataError(f"there is no source {source!r}; there are {', '.join(self._sizes)}")
         with self._lock:
             reasons = self._reasons[source]
-            if key not in reasons:
-                reasons[key] = reason
+            if key in reasons:
+                return
+            reasons[key] = reason
+            self._append(QuarantineEntry(source, key, reason))
+            count = len(reasons)
+            if count <= _MAX_LOGGED:
                 _LOG.warning("%s: %s skipped: %s", source, _printable(key), _printable(reason))
-            self._check(source)
+            elif count % _MAX_LOGGED == 0 and (count // _MAX_LOGGED).bit_count() == 1:
+                _LOG.warning(
+                    "%s: %d samples skipped so far, the last: %s: %s%s",
+                    *(source, count, _printable(key), _printable(reason), self._where_listed("; all are listed in")),
+                )
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes one JSON line for each refused sample: its source, key and reason."""
-        lines = [json.dumps(entry._asdict()) + "\n" for entry in self.entries]
-        pathlib.Path(path).write_text("".join(lines), encoding="utf-8")
-
-    def require_one_left(self, source: str, message: str) -> None:
-        """Raises DataError with this message and the names of some samples if all samples of a source are refused."""
+    def excess(self) -> str:
+        """The message of an error if more of a source is refused than allowed; empty otherwise."""
         with self._lock:
-            reasons, size = self._reasons[source], self._sizes[source]
-            if len(reasons) >= size:
-                raise DataError(f"{source}: {message}: {_some_of(reasons)}")
+            for source, reasons in self._reasons.items():
+                size = self._sizes[source]
+                if self._max_share is not None and len(reasons) > self._max_share * size:
+                    return (
+                        f"{source}: {len(reasons)} of {size} samples cannot be used: {len(reasons) / max(size, 1):.2%}"
+                        f", more than {self._setting} = {self._max_share:.2%}; repair them or raise {self._setting}"
+                        f"{self._where_listed('; they are listed in')}: {_some_of(reasons)}"
+                    )
+        return ""
 
-    def _check(self, source: str) -> None:
-        reasons, size = self._reasons[source], self._sizes[source]
-        if self._max_share is not None and len(reasons) > self._max_share * size:
-            raise DataError(
-                f"{source}: {len(reasons)} of {size} samples cannot be used: {len(reasons) / max(size, 1):.2%}, more "
-                f"than {self._setting} = {self._max_share:.2%}; repair them or raise {self._setting}: "
-                f"{_some_of(reasons)}"
-            )
+    def _append(self, entry: QuarantineEntry) -> None:
+        if self._path is None or (entry.source, entry.key) in self._listed:
+            return
+        self._listed.add((entry.source, entry.key))
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry._asdict()) + "\n")
+        except OSError as error:
+            raise DataError(f"{self._path}, the list of refused samples, cannot be written ({error})") from error
+
+    def _where_listed(self, words: str) -> str:
+        return f"{words} {self._path}" if self._path else ""
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
             reasons = {name: dict(reasons_by_key) for name, reasons_by_key in self._reasons.items()}
-        return {"sizes": self._sizes, "max_share": self._max_share, "setting": self._setting, "reasons": reasons}
+        return self.__dict__ | {"_reasons": reasons, "_listed": set(self._listed), "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._sizes, self._max_share, self._setting = state["sizes"], state["max_share"], state["setting"]
-        self._reasons = state["reasons"]
+        self.__dict__.update(state)
         self._lock = threading.Lock()
+
+
+def _listed_in(path: pathlib.Path) -> set[tuple[str, str]]:
+    """(source, key) of the entries of a list; ends its last line if the process that wrote it was killed within it."""
+    if not path.exists():
+        return set()
+    text = path.read_text(encoding="utf-8")
+    if text and not text.endswith("\n"):
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n")
+    listed = set()
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+            listed.add((entry["source"], entry["key"]))
+        except (ValueError, TypeError, KeyError):  # such a last line: its sample is listed again
+            continue
+    return listed
 
 
 def _some_of(reasons: Mapping[str, str]) -> str:

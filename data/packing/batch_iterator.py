@@ -5,6 +5,8 @@ workers or producers, do not change it.
 """
 
 import collections
+import contextlib
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +20,8 @@ from data.packing.refusals import RefusalLog
 from data.packing.step_planner import PlannerState
 from data.samples.sample import Sample
 from data.samples.sample_format import SampleFormat
+
+_LOG = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -80,12 +84,30 @@ class BatchIterator(Iterator[GlobalBatch]):
         return self._open[0]
 
     def __next__(self) -> GlobalBatch:
-        batch = next(self._iterator)
-        self._refusals.add(batch.refused)
+        batch = self._next_with_refusals()
+        while not len(batch.sample_ids):  # it only lists refusals
+            batch = self._next_with_refusals()
         self._batches += 1
         self._planner_state = PlannerState.from_json(batch.state)
         sample_ids = batch.sample_ids[batch.sample_ids >= 0]
         self._samples.update(self._sample_index.kind_of(sample_id) for sample_id in sample_ids)
+        return batch
+
+    def _next_with_refusals(self) -> GlobalBatch:
+        """The next batch, its refusals collected.
+
+        Raises:
+            DataError: Too many samples are refused. All those of the window are collected before.
+        """
+        batch = next(self._iterator)
+        self._refusals.add(batch.refused)
+        if self._refusals.excess():
+            _LOG.warning("too many samples are refused; the rest of the window is read to list all that are")
+            with contextlib.suppress(StopIteration, DataError):  # the refusals are the error to report
+                while PlannerState.from_json(batch.state).steps_taken:
+                    batch = next(self._iterator)
+                    self._refusals.add(batch.refused)
+            raise DataError(self._refusals.excess())
         return batch
 
     def get_state(self) -> dict[str, Any]:
@@ -117,9 +139,13 @@ class BatchIterator(Iterator[GlobalBatch]):
         """Batches and samples by kind returned since the beginning of the run; samples that this process refused."""
         return {"batches": self._batches, "samples": dict(self._samples), **self._refusals.counts()}
 
-    def write_refused(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the samples that this process refused, with reasons: `unreadable.jsonl`, `oversized.jsonl`."""
-        self._refusals.write(folder)
+    def list_refused_in(self, folder: str | os.PathLike[str]) -> None:
+        """Lists the samples that this process refuses in a folder, each as soon as it is refused.
+
+        They are lines of JSON (`QuarantineEntry`) in `unreadable.jsonl` and `oversized.jsonl`, which exist once there
+        is one. What an earlier run listed there stays and is not repeated.
+        """
+        self._refusals.list_in(folder)
 
     def load_samples(self, sample_ids: Iterable[SupportsIndex]) -> list[Sample]:
         """The decoded samples of global ids: what a batch was packed from."""

@@ -5,6 +5,7 @@ uses a batch; producers on other hosts run the same functions.
 """
 
 import dataclasses
+import typing
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from data.datasets.dataset import Dataset, SampleIndex
 from data.errors import DataError
 from data.packing.batch_iterator import BatchIterator
 from data.packing.batch_loader import BatchLoader
+from data.packing.capacity_check import require_fitting_sample
 from data.packing.fingerprint import step_fingerprint
 from data.packing.global_batch import GlobalBatch, capacity_for_model
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
@@ -67,7 +69,8 @@ def training_batches(
         rows: Rows that this host needs, numbered in that order; the others stay empty. None for all.
 
     Raises:
-        DataError: The data set lacks a kind of the mixture, or the model does not fit the pipeline or the vocabulary.
+        DataError: The data set lacks a kind of the mixture, no sample of a kind fits into a row, or the model does not
+            fit the pipeline or the vocabulary.
     """
     pipeline = training_pipeline(config, model, dataset, order_rows)
     return _run_pipeline(dataclasses.replace(pipeline, loader=dataclasses.replace(pipeline.loader, rows=rows)), config)
@@ -80,12 +83,16 @@ def training_pipeline(
     sample_index = make_sample_index(config, model, dataset)
     kinds = list(sample_index.counts)
     shares = config.shares(sample_index.counts)
+    capacity = capacity_for_model(config.capacity, sample_index.sample_format)
     streams = []
     for kind in shares:
         sample_ids = sample_index.ids_of_kind(kind)
         # Each kind has a seed of its own: otherwise two kinds of the same size would come in the same order.
         seed = int(np.random.SeedSequence((config.seed, kinds.index(kind))).generate_state(1)[0])
-        streams.append(grain.MapDataset.range(sample_ids.start, sample_ids.stop).seed(seed).shuffle().repeat())
+        stream = grain.MapDataset.range(sample_ids.start, sample_ids.stop).seed(seed).shuffle()
+        first_samples = (typing.cast(int, stream[position]) for position in range(len(sample_ids)))
+        require_fitting_sample(kind, first_samples, sample_index, capacity)
+        streams.append(stream.repeat())
     sample_stream = grain.MapDataset.mix(streams, weights=list(shares.values()))
     return _make_pipeline(sample_stream, sample_index, config, model, "training", order_rows)
 

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple, TypeVar
 
-from data.data_config import CAPACITY_FIELDS, RowCapacity
+from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.errors import BadSampleError
 from data.quarantine import Quarantine
@@ -18,8 +18,6 @@ from data.samples.sample import SampleSizes
 _Result = TypeVar("_Result")
 
 RefusalCause = Literal["unreadable", "oversized"]
-
-_CAPACITY_SETTINGS = ", ".join(f"DataConfig.{name}" for name in CAPACITY_FIELDS)
 
 
 class Refusal(NamedTuple):
@@ -55,11 +53,7 @@ def oversized_refusal(
 
 
 class RefusalLog:
-    """All refused samples, each once, in one quarantine for each cause.
-
-    More unreadable samples than allowed are an error. Oversized samples are an error if all samples of their kind are
-    oversized, because that kind would never be drawn.
-    """
+    """All refused samples, each once, in one quarantine for each cause. Too many unreadable samples end a run."""
 
     def __init__(self, counts: Mapping[str, int], max_unreadable_share: float) -> None:
         """Creates an empty log.
@@ -73,21 +67,20 @@ class RefusalLog:
             "oversized": Quarantine(counts, None),
         }
 
+    def list_in(self, folder: str | os.PathLike[str]) -> None:
+        """Lists every refused sample in `unreadable.jsonl` or `oversized.jsonl` of a folder as it is added."""
+        for cause, quarantine in self._quarantines.items():
+            quarantine.list_in(pathlib.Path(folder) / f"{cause}.jsonl")
+
     def add(self, refusals: Iterable[Refusal]) -> None:
-        """Adds the refusals of a batch; raises DataError if there are too many."""
+        """Adds the refusals of a batch."""
         for refusal in refusals:
             self._quarantines[refusal.cause].add(refusal.kind, refusal.key, refusal.reason)
-            if refusal.cause == "oversized":
-                self._quarantines["oversized"].require_one_left(
-                    refusal.kind, f"none of its samples fits into a row; raise {_CAPACITY_SETTINGS} as needed"
-                )
+
+    def excess(self) -> str:
+        """The message of an error if too many samples are unreadable; empty otherwise."""
+        return self._quarantines["unreadable"].excess()
 
     def counts(self) -> dict[str, int]:
         """Number of distinct refused samples by cause: `unreadable_samples`, `oversized_samples`."""
         return {f"{cause}_samples": len(quarantine) for cause, quarantine in self._quarantines.items()}
-
-    def write(self, folder: str | os.PathLike[str]) -> None:
-        """Writes `unreadable.jsonl` and `oversized.jsonl`, those of them that list anything, as JSON lines."""
-        for cause, quarantine in self._quarantines.items():
-            if len(quarantine):
-                quarantine.write(pathlib.Path(folder) / f"{cause}.jsonl")

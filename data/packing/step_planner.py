@@ -58,6 +58,8 @@ class PlannerState:
 class StepPlan:
     """The samples of one step.
 
+    A window whose samples fill no step has a plan without rows if any are refused, so that these are known.
+
     Attributes:
         rows: Sample ids of every row, in order.
         sizes: Sizes of each sample, by id.
@@ -72,6 +74,8 @@ class StepPlan:
 
     def reordered(self, order_rows: OrderRows) -> "StepPlan":
         """The plan with its rows in another order."""
+        if not self.rows:
+            return self
         order = order_rows([[self.sizes[sample_id] for sample_id in row] for row in self.rows])
         if sorted(order.tolist()) != list(range(len(self.rows))):
             raise ValueError("a row order must be a permutation of the rows")
@@ -116,6 +120,8 @@ class StepPlanner:
         skipped_steps, unusable_samples = state.steps_taken, 0
         while True:
             window = self._plan_window(state)
+            if window.refused and not window.steps:
+                yield StepPlan((), {}, window.next, window.refused)
             unusable_samples = 0 if window.sizes else unusable_samples + window.next.window_start - state.window_start
             if unusable_samples >= self.epoch_length and not window.is_last:
                 raise DataError(

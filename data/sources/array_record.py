@@ -121,6 +121,8 @@ def write_array_record(path: str, records: RecordSource | Sequence[Record], quar
                     quarantine.add(
                         source, key or error.where, f"{error.where}: {error.reason}" if key else error.reason
                     )
+                    if message := quarantine.excess():
+                        raise DataError(message) from error
         pathlib.Path(draft).replace(target)
     finally:
         pathlib.Path(draft).unlink(missing_ok=True)

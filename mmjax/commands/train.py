@@ -79,7 +79,6 @@ def main() -> int:
         summary = run_summary(result, plan, config.model.backbone.name, remark) | {
             "prediction": automatic.compare_prediction(prediction, workdir)
         }
-        trainer.batches.write_refused(workdir)
         (workdir / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n")
         _print_outcome(console, summary, workdir)
     return 0

@@ -108,6 +108,7 @@ class Trainer:
             raise UserError("resume=True needs workdir: the folder of the run to continue")
         if folder and not resume:
             refuse_existing_checkpoints(folder)
+        self._refused_folder: pathlib.Path | None = None
         self._initializer = (
             None if resume else parameter_initializer(config.model, config.seed, config.pretrained_weights)
         )
@@ -120,6 +121,11 @@ class Trainer:
         self.batches = open_batches(
             config, dataset, row_order, local_rows if len(local_rows) < config.data.rows else None
         )
+        if workdir is not None:
+            # Each process refuses samples of its own rows, so each has lists of its own.
+            process = jax.process_index()
+            self._refused_folder = pathlib.Path(workdir) / (f"process_{process}" if process else "")
+            self.batches.list_refused_in(self._refused_folder)
         self.checkpoints = folder and CheckpointManager(folder, config.model, config.max_checkpoints_to_keep)
         self.steps_done, self._communication_checked = 0, False
         self._state: TrainState | None = None
@@ -201,6 +207,8 @@ class Trainer:
         if not dataset.evaluated_kinds:
             return None
         batches = evaluation_batches(self.config.data, self.config.model, dataset)
+        if self._refused_folder:
+            batches.list_refused_in(self._refused_folder / "test")
         try:
             return evaluate_answers(self.engine, self.state, batches)
         finally:

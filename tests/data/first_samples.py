@@ -1,10 +1,13 @@
 """A few samples of easy-VQA, a configuration for them, and what comes out of its batches."""
 
+import dataclasses
+
 import numpy as np
 
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
 from data.datasets.easy_vqa import EasyVQA, LazySamples
+from data.errors import BadSampleError
 
 MODEL = ModelConfig()
 
@@ -23,7 +26,32 @@ class First(EasyVQA):
         }
 
 
+class Missing(First):
+    """Samples of which some are missing, as their headers show, or are damaged within."""
+
+    def __init__(self, count, missing, damaged):
+        super().__init__("train", count)
+        self.missing, self.damaged = missing, damaged
+
+    def samples_by_kind(self, sample_format):
+        samples = super().samples_by_kind(sample_format)["vqa"]
+        return {"vqa": LazySamples(self.count, lambda index: self._sample(samples[index], index))}
+
+    def _sample(self, metadata, index):
+        if index in self.missing:
+            raise BadSampleError(f"{index}", "missing")
+        if index not in self.damaged:
+            return metadata
+
+        def load():
+            raise BadSampleError(f"{index}", "damaged")
+
+        return dataclasses.replace(metadata, items=[dataclasses.replace(item, load=load) for item in metadata.items])
+
+
 CONFIG = DataConfig(rows=4, mixture=(("vqa", 1.0), ("description", 0.5), ("text", 0.2)), seed=3, window=64)
+
+VQA = dataclasses.replace(CONFIG, mixture=(("vqa", 1.0),), window=60)
 
 
 def take(iterator, count):

@@ -18,31 +18,34 @@ def test_bad_samples_are_listed_and_logged_once_whichever_thread_adds_them(caplo
         list(pool.map(lambda key: quarantine.add("a", key, "cut"), keys))
         quarantine.add("a", "7", "another reason")
         quarantine.add("b", "7", "torn")
-    assert len(quarantine) == len(caplog.records) == 21
+    assert len(quarantine) == 21
+    # Five, then at 10 and 20; and the one of the other source.
+    assert len(caplog.records) == 5 + 2 + 1 and "a: 20 samples skipped so far, the last: " in caplog.text
     assert quarantine.counts == {"a": 20, "b": 1}
     assert ("a", "7", "cut") in quarantine.entries
     assert quarantine.entries[-1] == ("b", "7", "torn")
     assert "b: 7 skipped: torn" in caplog.text
 
 
-def test_exceeding_the_share_of_a_source_names_ten_samples():
+def test_exceeding_the_share_of_a_source_names_five_samples():
     quarantine = Quarantine({"a": 100, "b": 10_000}, 0.11)
     for number in range(11):
         quarantine.add("a", f"key {number}", "cut")
     quarantine.add("a", "key 0", "cut")
-    with pytest.raises(
-        DataError, match=r"a: 12 of 100 samples cannot be used: 12\.00%, more than Quarantine\.max_share = 11"
-    ) as caught:
-        quarantine.add("a", "key 11", "cut")
-    assert str(caught.value).endswith("key 9 (cut) and 2 more")
-    with pytest.raises(DataError, match="a: 12 of 100"):
-        quarantine.add("a", "key 3", "cut")
+    assert quarantine.excess() == ""
     quarantine.add("b", "key", "cut")
+    quarantine.add("a", "key 11", "cut")
+    quarantine.add("a", "key 3", "cut")
+    assert quarantine.excess() == (
+        "a: 12 of 100 samples cannot be used: 12.00%, more than Quarantine.max_share = 11.00%; repair them or raise "
+        "Quarantine.max_share: key 0 (cut), key 1 (cut), key 2 (cut), key 3 (cut), key 4 (cut) and 7 more"
+    )
 
 
 def test_share_zero_allows_no_bad_sample():
-    with pytest.raises(DataError, match=r"1 of 100 .*: a\.png \(cut\)$"):
-        Quarantine({"a": 100}, 0.0).add("a", "a.png", "cut")
+    quarantine = Quarantine({"a": 100}, 0.0)
+    quarantine.add("a", "a.png", "cut")
+    assert quarantine.excess().startswith("a: 1 of 100") and quarantine.excess().endswith(": a.png (cut)")
 
 
 def test_a_pickled_copy_is_independent():
@@ -54,16 +57,45 @@ def test_a_pickled_copy_is_independent():
     assert copy.entries == (("a", "1", "cut"), ("a", "2", "torn"))
 
 
-def test_entries_are_written_as_json_lines(tmp_path):
-    quarantine = Quarantine({"a": 100}, 0.5)
+def test_entries_are_listed_in_a_file_as_they_are_added(tmp_path):
+    path = tmp_path / "run" / "q.jsonl"
+    quarantine = Quarantine({"a": 3}, 0.5)
     quarantine.add("a", "Blümchen \ud800", "cut\nin two")
-    quarantine.add("a", "2", "torn")
-    quarantine.write(tmp_path / "q.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
-    assert lines == [
-        {"source": "a", "key": "Blümchen \ud800", "reason": "cut\nin two"},
-        {"source": "a", "key": "2", "reason": "torn"},
-    ]
+    quarantine.list_in(path)
+    first = {"source": "a", "key": "Blümchen \ud800", "reason": "cut\nin two"}
+    assert listed(path) == [first]
+    for _ in range(2):
+        quarantine.add("a", "2", "torn")
+    assert listed(path) == [first, {"source": "a", "key": "2", "reason": "torn"}]
+    assert f"raise Quarantine.max_share; they are listed in {path}: " in quarantine.excess()
+
+
+def test_a_later_run_lists_only_what_is_new_even_if_the_last_line_was_cut(tmp_path):
+    path = tmp_path / "q.jsonl"
+    for keys in ("ab", "abc"):
+        quarantine = Quarantine({"s": 9}, None)
+        quarantine.list_in(path)
+        for key in keys:
+            quarantine.add("s", key, "cut")
+    assert [entry["key"] for entry in listed(path)] == ["a", "b", "c"]
+    path.write_text(path.read_text()[:-5])
+    quarantine = Quarantine({"s": 9}, None)
+    quarantine.list_in(path)
+    quarantine.add("s", "c", "cut again")
+    lines = path.read_text().splitlines()
+    assert len(lines) == 4 and json.loads(lines[-1])["reason"] == "cut again"
+
+
+def test_a_list_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    quarantine = Quarantine({"s": 9}, None)
+    quarantine.list_in(tmp_path / "file" / "q.jsonl")
+    with pytest.raises(DataError, match=r"q\.jsonl, the list of refused samples, cannot be written"):
+        quarantine.add("s", "a", "cut")
+
+
+def listed(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_bad_arguments_are_refused():
@@ -77,15 +109,12 @@ def test_bad_arguments_are_refused():
     found=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9).map(str), st.text(max_size=3)), max_size=40),
     data=st.data(),
 )
-def test_error_is_raised_by_the_first_sample_over_the_share(found, data):
+def test_the_first_sample_over_the_share_is_an_excess(found, data):
     sizes, share = {"a": 10, "b": 7}, data.draw(st.sampled_from([0.0, 0.3, 0.5]))
     quarantine = Quarantine(sizes, share)
     seen = {"a": set(), "b": set()}
     for source, key, reason in found:
         seen[source].add(key)
-        if len(seen[source]) <= share * sizes[source]:
-            quarantine.add(source, key, reason)
-        else:
-            with pytest.raises(DataError):
-                quarantine.add(source, key, reason)
+        quarantine.add(source, key, reason)
+        assert bool(quarantine.excess()) == any(len(keys) > share * sizes[name] for name, keys in seen.items())
     assert quarantine.counts == {name: len(keys) for name, keys in seen.items()}

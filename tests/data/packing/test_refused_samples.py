@@ -1,15 +1,18 @@
 """The pipeline and samples that cannot be used: broken files, and samples larger than a row."""
 
 import dataclasses
+import json
 import logging
 
 import pytest
 
 from data.datasets.easy_vqa import EasyVQA
 from data.errors import BadSampleError, DataError
-from data.packing.pipeline import evaluation_batches, training_batches
+from data.packing.pipeline import evaluation_batches, training_batches, training_pipeline
 from data.packing.refusals import Refusal, RefusalLog
-from tests.data.first_samples import CONFIG, MODEL, First, ids_of, take
+from data.producers.client import remote_batches
+from data.producers.server import ProducerServer
+from tests.data.first_samples import CONFIG, MODEL, VQA, First, Missing, ids_of, take
 
 
 @pytest.fixture(scope="module")
@@ -50,27 +53,79 @@ def test_corrupt_images_are_skipped_counted_and_logged(held_out, tmp_path, caplo
 
 
 @pytest.mark.parametrize("threads", [0, 3])
-def test_too_many_corrupt_images_stop_the_run_and_are_named(held_out, tmp_path, threads):
-    source = First("test", 30, image_paths=write_truncated(held_out, tmp_path, 3))
+def test_too_many_corrupt_images_stop_the_run_and_all_of_the_window_are_listed(held_out, tmp_path, threads):
+    source = First("test", 30, image_paths=write_truncated(held_out, tmp_path, 9))
     config = dataclasses.replace(CONFIG, max_refused_share=0.05, threads=threads)
     iterator = evaluation_batches(config, MODEL, source)
-    with pytest.raises(
-        DataError, match=r"vqa: 2 of 30 samples cannot be used: 6\.67%, more than DataConfig\.max_refused_share"
-    ) as error:
+    iterator.list_refused_in(tmp_path / "run")
+    message = (
+        r"vqa: 9 of 30 samples cannot be used: 30\.00%, more than DataConfig\.max_refused_share = 5\.00%; .* listed in "
+    )
+    with pytest.raises(DataError, match=message) as error:
         list(iterator)
-    for number in range(2):
-        assert f"{number}.png (" in str(error.value)
+    assert str(tmp_path / "run" / "unreadable.jsonl") in str(error.value) and "and 4 more" in str(error.value)
+    assert keys_listed(tmp_path / "run" / "unreadable.jsonl") == {str(tmp_path / f"{n}.png") for n in range(9)}
+    assert not (tmp_path / "run" / "oversized.jsonl").exists()
     iterator.close()
 
 
-def test_oversized_samples_are_skipped_counted_and_logged(train, caplog):
+def keys_listed(path):
+    return {json.loads(line)["key"] for line in path.read_text().splitlines()}
+
+
+def list_until_it_stops(iterator, folder):
+    iterator.list_refused_in(folder)
+    with pytest.raises(DataError, match=r"more than DataConfig\.max_refused_share"):
+        take(iterator, 100)
+    iterator.close()
+    return keys_listed(folder / "unreadable.jsonl")
+
+
+def test_samples_that_only_decoding_shows_to_be_damaged_are_listed_too(tmp_path):
+    source = Missing(60, missing=range(5), damaged=range(20, 40))
+    assert list_until_it_stops(training_batches(VQA, MODEL, source), tmp_path) == {
+        str(number) for number in [*range(5), *range(20, 40)]
+    }
+
+
+def test_producers_report_all_refusals_of_the_window(tmp_path):
+    source = Missing(60, missing=range(5), damaged=range(20, 40))
+    expected = list_until_it_stops(training_batches(VQA, MODEL, source), tmp_path / "thread")
+    server = ProducerServer(training_pipeline(VQA, MODEL, source), VQA, "127.0.0.1:0")
+    try:
+        remote = remote_batches(VQA, MODEL, source, (f"127.0.0.1:{server.port}",), timeout=60.0)
+        assert list_until_it_stops(remote, tmp_path / "remote") == expected
+    finally:
+        server.shutdown()
+
+
+def test_a_window_without_a_usable_sample_is_reported_and_passed_over(tmp_path):
+    source = Missing(30, missing=range(10, 20), damaged=())
+    config = dataclasses.replace(VQA, window=10, max_refused_share=0.5)
+    iterator = evaluation_batches(config, MODEL, source)
+    iterator.list_refused_in(tmp_path)
+    seen = [number for batch in iterator for number in ids_of(batch)]
+    iterator.close()
+    assert sorted(seen) == [*range(10), *range(20, 30)]
+    assert iterator.counters()["unreadable_samples"] == 10
+    assert keys_listed(tmp_path / "unreadable.jsonl") == {str(number) for number in range(10, 20)}
+
+
+def test_a_data_set_of_which_nothing_can_be_read_stops_after_one_window(tmp_path):
+    source = Missing(200, missing=range(200), damaged=())
+    keys = list_until_it_stops(training_batches(dataclasses.replace(VQA, window=50), MODEL, source), tmp_path)
+    assert len(keys) == 50
+
+
+def test_oversized_samples_are_skipped_counted_and_listed_and_few_are_logged(train, tmp_path, caplog):
     config = dataclasses.replace(CONFIG, tokens=128)
     with caplog.at_level(logging.WARNING, logger="data"):
         iterator = training_batches(config, MODEL, train)
+        iterator.list_refused_in(tmp_path)
         seen = {number for batch in take(iterator, 20) for number in ids_of(batch)}
         iterator.close()
-    refused = {int(record.args[1].split()[1]) for record in caplog.records}
-    assert iterator.counters()["oversized_samples"] == len(refused) == len(caplog.records) > 0
+    refused = {int(key.split()[1]) for key in keys_listed(tmp_path / "oversized.jsonl")}
+    assert iterator.counters()["oversized_samples"] == len(refused) > 40 > 12 > len(caplog.records)
     assert not refused & seen
     sizes = {sample.id: sample.sizes["tokens"] for sample in iterator.load_samples(refused | seen)}
     assert all(sizes[number] > 128 for number in refused)
@@ -87,28 +142,8 @@ def test_oversized_samples_are_an_error_if_configured_and_in_evaluation(train, h
         list(evaluation_batches(dataclasses.replace(config, oversized="skip"), MODEL, held_out))
 
 
-def test_a_kind_without_fitting_samples_is_an_error():
-    config = dataclasses.replace(CONFIG, tokens=20, mixture=(("vqa", 1.0),))
-    with pytest.raises(
-        DataError, match="not one of 20 samples can be used; the last: sample .* tokens where a row holds 20"
-    ):
-        next(training_batches(config, MODEL, First("train", 20)))
-
-
 def test_the_limit_names_its_setting():
     log = RefusalLog({"vqa": 2}, 0.25)
-    with pytest.raises(
-        DataError, match=r"1 of 2 samples .* more than DataConfig\.max_refused_share = 25\.00%; .*: a\.png \(cut\)$"
-    ):
-        log.add([Refusal("unreadable", "vqa", "a.png", "cut")])
-
-
-def test_a_kind_of_oversized_samples_only_is_an_error_that_names_the_capacities():
-    log = RefusalLog({"vqa": 2, "description": 1}, 0.0)
-    log.add([Refusal("oversized", "vqa", "sample 0", "130 tokens where a row holds 128")])
-    with pytest.raises(
-        DataError,
-        match=r"vqa: none of its samples fits into a row; raise DataConfig\.tokens, .*: sample 0 \(130 .*, sample 1 \(",
-    ):
-        log.add([Refusal("oversized", "vqa", "sample 1", "140 tokens where a row holds 128")])
-    assert log.counts() == {"unreadable_samples": 0, "oversized_samples": 2}
+    log.add([Refusal("unreadable", "vqa", "a.png", "cut"), Refusal("oversized", "vqa", "b.png", "large")])
+    assert log.counts() == {"unreadable_samples": 1, "oversized_samples": 1}
+    assert "1 of 2 samples" in log.excess() and "more than DataConfig.max_refused_share = 25.00%; " in log.excess()
