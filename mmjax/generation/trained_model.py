@@ -30,7 +30,7 @@ from mmjax.models.model import model_modules
 from mmjax.models.structure.module import Module
 from mmjax.training.checkpoints.manager import CheckpointManager, saved_steps
 from mmjax.training.config import TrainConfig
-from mmjax.training.trainer import PROMPT_FORMAT_FILE, TOKENIZER_FILE
+from mmjax.training.trainer import PROMPT_FORMAT_FILE, TOKENIZER_FILE, Trainer
 from sharding.trees import Tree
 
 MIN_ROW_TOKENS = 32
@@ -203,9 +203,38 @@ def load_trained_model(workdir: pathlib.Path, config: TrainConfig) -> TrainedMod
     directory = workdir / "checkpoints"
     if not saved_steps(directory):
         raise UserError(f"{directory} holds no checkpoint; train first: python -m mmjax.train --workdir={workdir}")
-    tokenizer = tokenizer_from_json(_read_file(workdir, TOKENIZER_FILE))
-    prompt_format = PromptFormat.from_json(_read_file(workdir, PROMPT_FORMAT_FILE))
     masters, step = CheckpointManager(directory, config.model).restore_parameters(jax.local_devices()[0])
+    return _merged_model(
+        config,
+        masters,
+        tokenizer_from_json(_read_file(workdir, TOKENIZER_FILE)),
+        PromptFormat.from_json(_read_file(workdir, PROMPT_FORMAT_FILE)),
+        step,
+    )
+
+
+def model_of_trainer(trainer: Trainer) -> TrainedModel:
+    """A copy of the model that a trainer has at hand, on this process's first device.
+
+    Raises:
+        UserError: Other processes hold some of its parameters.
+    """
+    parameters, device = trainer.parameters(), jax.local_devices()[0]
+    if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(parameters)):
+        raise UserError("other processes hold some of the parameters; save a checkpoint and load its workdir")
+    return _merged_model(
+        trainer.config,
+        jax.device_put(parameters, device),
+        trainer.tokenizer,
+        trainer.prompt_format,
+        trainer.steps_done,
+    )
+
+
+def _merged_model(
+    config: TrainConfig, masters: Tree, tokenizer: Tokenizer, prompt_format: PromptFormat, step: int
+) -> TrainedModel:
+    """The model of master weights: adapters merged, then cast to compute precision."""
     dtype = jnp.dtype(config.model.dtype)
     merged = merge_model_adapters(masters, model_modules(config.model), config.model.lora)
     return TrainedModel(
