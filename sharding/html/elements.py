@@ -18,7 +18,9 @@ def element(name: str, /, *children: "str | Iterable[str]", **attributes: object
         children: Its content in order; text that is not `Html` is escaped.
         attributes: `class_` is class, `aria_label` is aria-label; None leaves an attribute out, True leaves it bare.
     """
-    written = "".join(_attribute(key, value) for key, value in attributes.items() if value not in (None, False))
+    written = "".join(
+        _attribute(key, value) for key, value in attributes.items() if value is not None and value is not False
+    )
     if name in _VOID:
         return Html(f"<{name}{written}/>")
     return Html(f"<{name}{written}>{join(children)}</{name}>")
@@ -90,5 +92,5 @@ def legend(entries: Iterable[tuple[str, str]]) -> Html:
 
 def figures(values: Iterable[tuple[str, str]]) -> Html:
     """Large figures with their names: (name, value)."""
-    each = (element("div", element("b", value), element("span", name), class_="figure") for name, value in values)
-    return element("div", each, class_="figures")
+    each = (element("div", element("b", value), element("span", f" {name}"), class_="figure") for name, value in values)
+    return element("div", each, class_="figures", style="display:flex;flex-wrap:wrap;gap:8px 30px")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 Number = int | float
 
 _SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_SIZE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _STEPS = (1, 2, 5, 10)
 
 
@@ -30,9 +31,10 @@ def seconds(value: Number) -> str:
     return "0 s" if value == 0 else f"{significant(value / scale)} {unit}"
 
 
-def gigabytes(size: Number) -> str:
-    """Bytes as GB with three significant digits."""
-    return f"{significant(size / 1e9, 3)} GB"
+def size(bytes_: Number) -> str:
+    """Bytes with three significant digits."""
+    scale, unit = next((unit for unit in _SIZE_UNITS if abs(bytes_) >= unit[0]), _SIZE_UNITS[-1])
+    return f"{significant(bytes_ / scale, 3)} {unit}"
 
 
 def significant(value: Number, digits: int = 4) -> str:

@@ -1,50 +1,136 @@
-"""A timeline as one self-contained HTML file, which needs no server and no network."""
+"""A timeline as one self-contained page, with a chart to zoom into, and as a fragment for notebooks."""
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from sharding.html.elements import Html, element
+from sharding.html.page import embedded_json, page
 from sharding.plans.plan import device_ranges
 from sharding.schedules.ops import OpKind
 from sharding.simulation.drawing import DrawnLane, DrawnOp, drawn_hops, drawn_lanes
+from sharding.simulation.figures import (
+    causes_table,
+    headline_figures,
+    idle_legend,
+    in_words,
+    lanes_table,
+    op_legend,
+    units_table,
+)
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause
+from sharding.simulation.overview import CAUSE_COLOURS, KIND_COLOURS, overview
 from sharding.simulation.timeline import Timeline
 
 OP_KINDS: tuple[OpKind, ...] = get_args(OpKind)
 _CAUSES = list(IDLE_CAUSES)
 _FOLDER = pathlib.Path(__file__).parent
 
+_READING = (
+    "A lane is a pipeline rank; beside its name stands its busy share. An op is drawn at the mean of its data-parallel "
+    "replicas, and neighbouring microbatches differ in lightness. Low strips are idle time, in the colour of the cause."
+)
+_SHARED = " Units share devices: where a lane is blank, its devices work for another unit."
+_KEYS = (
+    "The wheel zooms and dragging moves. On the keyboard: Tab to the chart, arrow keys from op to op and from lane to "
+    "lane, + and − to zoom, Shift with arrow keys to move, 0 for the whole step, Escape to close the description. An "
+    "op's description says where its inputs come from and why the lane was idle before it."
+)
+
 
 def html_page(timeline: Timeline, title: str) -> str:
-    """The page, with the timeline's data in it as JSON.
+    """The page. Without scripts, and on paper, it shows the whole step as a drawing.
 
-    A row is a lane of the timeline; an op is drawn at the mean of its replicas. Idle time can be coloured by cause.
+    Args:
+        timeline: What it shows.
+        title: Its title, such as the model, the data, the cluster and the plan.
     """
-    data = json.dumps(page_data(timeline, title), separators=(",", ":")).replace("</", "<\\/")
-    page = (_FOLDER / "timeline.html").read_text(encoding="utf-8")
-    scripts = [(_FOLDER / name).read_text(encoding="utf-8") for name in ("timeline_tables.js", "timeline_chart.js")]
-    return page.replace("__SCRIPT__", "\n".join(scripts)).replace("__DATA__", data)
+    reading = element("p", _READING + (_SHARED if _is_shared(timeline) else ""), class_="note")
+    return page(
+        title,
+        element("p", in_words(timeline)),
+        headline_figures(timeline),
+        element("h2", "The step"),
+        op_legend(timeline),
+        idle_legend(timeline),
+        element("figure", overview(timeline), class_="overview"),
+        _chart(),
+        reading,
+        element("p", _KEYS, class_="note keys", hidden=True),
+        element("h2", "Idle time"),
+        causes_table(timeline),
+        element("h2", "Units and stages"),
+        units_table(timeline),
+        element("details", element("summary", "Every stage"), lanes_table(timeline)),
+        element("div", id="tip", role="status"),
+        embedded_json("data", page_data(timeline)),
+        style=(_FOLDER / "timeline.css").read_text(encoding="utf-8"),
+        script=(_FOLDER / "timeline_chart.js").read_text(encoding="utf-8"),
+    )
 
 
-def page_data(timeline: Timeline, title: str) -> dict[str, Any]:
-    """The data that the page draws. Ops and hops are lists, because there are thousands: see `_op` and `_hops`."""
+def html_fragment(timeline: Timeline) -> Html:
+    """The timeline for a notebook: without a script, a style sheet or an id, so that it may occur several times."""
+    return element(
+        "div",
+        element("p", in_words(timeline)),
+        op_legend(timeline),
+        idle_legend(timeline),
+        overview(timeline),
+        element("p", _READING + (_SHARED if _is_shared(timeline) else "")),
+        causes_table(timeline),
+        units_table(timeline),
+    )
+
+
+def _is_shared(timeline: Timeline) -> bool:
+    return sum(len(lane.devices) for lane in timeline.lanes) > timeline.groups.device_count
+
+
+def _chart() -> Html:
+    """What the script draws the chart in; hidden until it does."""
+    controls = element(
+        "div",
+        element("button", "Whole step", id="fit", type="button"),
+        element("button", "+", id="closer", type="button", aria_label="Zoom in"),
+        element("button", "−", id="farther", type="button", aria_label="Zoom out"),
+        element("label", element("input", type="checkbox", id="fade"), " Highlight idle time"),
+        class_="controls",
+    )
+    lanes = element("div", element("div", id="labels"), element("canvas", id="lanes"), id="body")
+    chart = element(
+        "div",
+        element("canvas", id="axis", height=28),
+        lanes,
+        id="chart",
+        tabindex=0,
+        role="application",
+        aria_label="Timeline. Arrow keys move from op to op and from lane to lane.",
+        aria_describedby="tip",
+    )
+    return element("div", controls, chart, id="interactive", hidden=True)
+
+
+def page_data(timeline: Timeline) -> dict[str, Any]:
+    """The data that the chart draws. Ops and hops are lists, because there are thousands: see `_op` and `_hops`."""
     return {
-        "title": title,
-        "summary": timeline.summary(),
+        "step": timeline.step,
         "kinds": OP_KINDS,
+        "kind_colours": [KIND_COLOURS.get(kind, "") for kind in OP_KINDS],
         "causes": _CAUSES,
-        "meanings": list(IDLE_CAUSES.values()),
-        "lanes": [_lane(drawn) for drawn in drawn_lanes(timeline)],
+        "cause_colours": list(CAUSE_COLOURS.values()),
+        "explanations": list(IDLE_CAUSES.values()),
+        "lanes": [_lane(drawn, timeline) for drawn in drawn_lanes(timeline)],
         "hops": _hops(timeline),
     }
 
 
-def _lane(drawn: DrawnLane) -> dict[str, Any]:
+def _lane(drawn: DrawnLane, timeline: Timeline) -> dict[str, Any]:
     unit, stage = drawn.lane.rank
     return {
         "unit": unit,
         "stage": stage,
+        "busy": round(timeline.lane_busy(drawn.lane) / timeline.step, 6),
         "chunks": len(drawn.lane.stages),
         "devices": device_ranges(sorted(drawn.lane.devices)),
         "replicas": drawn.lane.replicas,

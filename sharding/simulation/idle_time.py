@@ -26,15 +26,18 @@ IdleCause = Literal[
 ]
 
 IDLE_CAUSES: dict[IdleCause, str] = {
-    "warm-up": "before a device's first forward, apart from gathers",
-    "dependency": "an input is not there, or another device of the replica is busy, for no other reason listed",
-    "straggler microbatch": "the op that produces an input took longer than for the mean microbatch",
-    "straggler replica": "the op that produces an input took longer than on its mean replica; or before a reduction",
-    "hop": "an input is on its way",
-    "tensor parallel": "collectives of tensor, context-parallel or expert ranks inside an op",
-    "gather": "data-parallel gathering of weights",
-    "reduce": "data-parallel reduction of gradients",
-    "cool-down": "after a device's last forward or backward, apart from reductions and updates",
+    "warm-up": "A device waits for its first forward: the pipeline fills. Gathers are counted apart.",
+    "dependency": "An input has not been computed yet, or another device of the replica is busy, for no other reason "
+    "listed here.",
+    "straggler microbatch": "The op that produces an input took longer than it takes for the mean microbatch.",
+    "straggler replica": "The op that produces an input took longer than on its mean replica, or fast replicas wait "
+    "for slow ones before they reduce gradients.",
+    "hop": "An input has been computed and is on its way from the devices of another stage.",
+    "tensor parallel": "Collectives of tensor, context-parallel or expert ranks inside an op.",
+    "gather": "Data-parallel ranks gather their compute weights, once a step.",
+    "reduce": "Data-parallel ranks sum their gradients, once a step.",
+    "cool-down": "A device has finished its last forward or backward: the pipeline drains. Reductions and updates are "
+    "counted apart.",
 }
 """Every cause, and what it means. The causes exclude each other: with the busy time they add up to the step.
 

@@ -3,18 +3,22 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from sharding.costs.step_costs import StepCosts
+from sharding.frames import make_frame
 from sharding.plans.device_groups import DeviceGroups, group_devices
 from sharding.plans.stage_graph import PipelineRank, StageId
-from sharding.schedules.ops import OpGraph
+from sharding.schedules.ops import OpGraph, PipelineOp
 from sharding.simulation.idle_time import IdleCause, IdlePeriod, idle_by_cause, idle_times
 from sharding.simulation.peak_memory import peak_memory
 from sharding.simulation.spans import Span
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +145,16 @@ class Timeline:
             shares[unit] = flops / (self.step * count * self.costs.peak_flops)
         return shares
 
+    @functools.cached_property
+    def busy_by_unit(self) -> dict[str, float]:
+        """Busy seconds of each unit, the mean over its devices; units may share devices."""
+        busy = {}
+        for unit in self.mfu_by_unit:
+            lanes = [lane for lane in self.lanes if lane.rank[0] == unit]
+            count = len({device for lane in lanes for device in lane.devices})
+            busy[unit] = sum(self.lane_busy(lane) * len(lane.devices) for lane in lanes) / count
+        return busy
+
     @property
     def tokens_per_second(self) -> float:
         """Backbone tokens per second without padding, on all devices together."""
@@ -156,9 +170,33 @@ class Timeline:
             "tokens_per_second": self.tokens_per_second,
             "busy": {"seconds": self.busy, "share": self.busy / self.step},
             "idle": {cause: {"seconds": s, "share": s / self.step} for cause, s in self.idle.items()},
-            "units": [{"unit": unit, "mfu": mfu} for unit, mfu in self.mfu_by_unit.items()],
+            "units": [
+                {"unit": unit, "busy_seconds": self.busy_by_unit[unit], "mfu": mfu}
+                for unit, mfu in self.mfu_by_unit.items()
+            ],
             "stages": [self._lane_summary(lane) for lane in self.lanes],
         }
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """A frame with a row for every op on every replica: what ran where, and when in seconds.
+
+        A transfer has the unit and stage that receive in `target_unit` and `target_stage`; its replicas are those of
+        the target. Raises UserError without pandas.
+        """
+        spans, replicas = self.spans, [len(span.start) for span in self.spans]
+        columns: dict[str, Any] = {
+            name: np.repeat([getattr(span.op, name) for span in spans], replicas) for name in PipelineOp._fields
+        }
+        columns["replica"] = np.concatenate([np.arange(count) for count in replicas])
+        for name in ("start", "end", "communication"):
+            columns[name] = np.concatenate([getattr(span, name) for span in spans])
+        return make_frame(columns)
+
+    def _repr_html_(self) -> str:
+        """The timeline in a notebook."""
+        from sharding.simulation.html_page import html_fragment  # it draws timelines, so it imports this module
+
+        return html_fragment(self)
 
     def _lane_summary(self, lane: Lane) -> dict[str, Any]:
         unit, stage = lane.rank

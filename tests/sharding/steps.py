@@ -124,3 +124,22 @@ def overlapping_replicas(sources: int, targets: int) -> list[list[int]]:
     rows = np.lcm(sources, targets)
     source, target = np.arange(rows) * sources // rows, np.arange(rows) * targets // rows
     return [sorted(set(source[target == replica].tolist())) for replica in range(targets)]
+
+
+def uneven_timeline(rendezvous: bool = False) -> Timeline:
+    """Three encoder replicas feed a backbone of two ranks with two chunks and two replicas; costs are random."""
+    rng = np.random.default_rng(0)
+    devices = {("encoder", 0): np.arange(3)[:, None]}
+    devices |= {("backbone", v): 3 + 4 * (v % 2) + np.arange(4).reshape(2, 2) for v in range(4)}
+    stage_ids = list(devices)
+    lanes = {stage_id: frozenset(held.ravel().tolist()) for stage_id, held in devices.items()}
+    graph = StageGraph(lanes, tuple(zip(stage_ids[:-1], stage_ids[1:], strict=True)), {"backbone": 2})
+    op_graph = OpGraph(
+        stage_graph=graph, microbatches=4, backward_stages=frozenset(stage_ids), trained_stages=frozenset(stage_ids)
+    )
+    stages = {}
+    for stage_id in stage_ids:
+        seconds = rng.uniform(0.5, 1.5, (4, len(devices[stage_id])))
+        once = {"gather": 0.3, "reduce": 0.7, "update": 0.1}
+        stages[stage_id] = stage_costs(seconds, 2 * seconds, forward_communication=seconds / 3, **once)
+    return SimulatedStep(devices, interleaved(op_graph), step_costs(op_graph, stages, 0.05)).run(rendezvous)

@@ -12,6 +12,7 @@ def test_text_is_escaped_and_elements_are_not():
     made = element("p", "a < b & ", element("b", "</p>"), ["x", Html("<i/>")], class_="note", title='"', hidden=None)
     assert made == '<p class="note" title="&quot;">a &lt; b &amp; <b>&lt;/p&gt;</b>x<i/></p>'
     assert element("br") == "<br/>" and element("details", open=True) == '<details open=""></details>'
+    assert element("div", tabindex=0, x=0.0, hidden=False) == '<div tabindex="0" x="0"></div>'
     assert element("rect", x=1.0, y=0.126, width=3) == '<rect x="1" y="0.13" width="3"></rect>'
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from sharding.html.numbers import count, gigabytes, nice_step, percent, seconds, tick_labels, ticks
+from sharding.html.numbers import count, nice_step, percent, seconds, size, tick_labels, ticks
 
 
 def test_numbers_for_people():
@@ -13,7 +13,7 @@ def test_numbers_for_people():
         "2.500 µs",
         "12,345 s",
     ]
-    assert [gigabytes(size) for size in (12.34e9, 1.2e6)] == ["12.3 GB", "0.00120 GB"]
+    assert [size(bytes_) for bytes_ in (12.34e9, 1.2e6, 0)] == ["12.3 GB", "1.20 MB", "0 kB"]
 
 
 @pytest.mark.parametrize(

@@ -1,48 +1,14 @@
-"""The page and the trace show every op once and idle time in its place, and load nothing."""
+"""Drawings and traces show every op once and idle time in its place."""
 
 import collections
 import json
-import re
 
-import numpy as np
 import pytest
 
-from sharding.plans.stage_graph import StageGraph
-from sharding.schedules.interleaved_1f1b import interleaved
-from sharding.schedules.ops import OpGraph
 from sharding.simulation.drawing import drawn_hops, drawn_lanes
-from sharding.simulation.html_page import OP_KINDS, html_page
 from sharding.simulation.perfetto import perfetto_trace
 from sharding.simulation.timeline import Timeline
-from tests.sharding.steps import SimulatedStep, stage_costs, step_costs
-
-TITLE = "</script><b>A & B"
-
-
-def uneven(rendezvous: bool = False) -> Timeline:
-    """Three encoder replicas feed a backbone of two ranks with two chunks and two replicas; costs are random."""
-    rng = np.random.default_rng(0)
-    devices = {("encoder", 0): np.arange(3)[:, None]}
-    devices |= {("backbone", v): 3 + 4 * (v % 2) + np.arange(4).reshape(2, 2) for v in range(4)}
-    stage_ids = list(devices)
-    lanes = {stage_id: frozenset(held.ravel().tolist()) for stage_id, held in devices.items()}
-    graph = StageGraph(lanes, tuple(zip(stage_ids[:-1], stage_ids[1:], strict=True)), {"backbone": 2})
-    op_graph = OpGraph(
-        stage_graph=graph, microbatches=4, backward_stages=frozenset(stage_ids), trained_stages=frozenset(stage_ids)
-    )
-    stages = {}
-    for stage_id in stage_ids:
-        seconds = rng.uniform(0.5, 1.5, (4, len(devices[stage_id])))
-        once = {"gather": 0.3, "reduce": 0.7, "update": 0.1}
-        stages[stage_id] = stage_costs(seconds, 2 * seconds, forward_communication=seconds / 3, **once)
-    return SimulatedStep(devices, interleaved(op_graph), step_costs(op_graph, stages, 0.05)).run(rendezvous)
-
-
-def page_of(timeline: Timeline) -> tuple[str, dict]:
-    """The page and the data in it."""
-    page = html_page(timeline, TITLE)
-    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    return page, json.loads(found)
+from tests.sharding.steps import uneven_timeline
 
 
 def on_stages(timeline: Timeline) -> collections.Counter:
@@ -51,29 +17,9 @@ def on_stages(timeline: Timeline) -> collections.Counter:
     return collections.Counter((op.kind, *op.stage_id, op.microbatch) for op in ops)
 
 
-def test_the_page_loads_nothing_from_the_network():
-    page, data = page_of(uneven())
-    assert not re.search(r"https?:|src=|@import|url\(|fetch\(|XMLHttpRequest", page.replace(TITLE, ""))
-    assert data["title"] == TITLE
-    assert "__DATA__" not in page and "__SCRIPT__" not in page
-
-
-def test_the_page_has_every_op_and_every_hop_once():
-    timeline = uneven()
-    _, data = page_of(timeline)
-    ops = [(lane["unit"], op) for lane in data["lanes"] for op in lane["ops"]]
-    assert collections.Counter(
-        (OP_KINDS[op[0]], unit, op[2], op[1]) for unit, op in ops if OP_KINDS[op[0]] != "norm"
-    ) == (on_stages(timeline))
-    assert sum(OP_KINDS[op[0]] == "norm" for _, op in ops) == len(data["lanes"]) == 3
-    hops = [span.op for span in timeline.spans if span.op.kind in ("hop", "hop_back")]
-    assert len(data["hops"]) == len(hops) == 2 * 4 * 4
-    assert data["summary"] == json.loads(json.dumps(timeline.summary()))
-
-
 @pytest.mark.parametrize("rendezvous", [False, True])
 def test_drawn_ops_and_idle_time_of_a_lane_add_up_to_the_step(rendezvous):
-    timeline = uneven(rendezvous)
+    timeline = uneven_timeline(rendezvous)
     for lane in drawn_lanes(timeline):
         idle, last = collections.Counter(), 0.0
         for op in lane.ops:
@@ -89,14 +35,14 @@ def test_drawn_ops_and_idle_time_of_a_lane_add_up_to_the_step(rendezvous):
 
 
 def test_hops_that_occupy_devices_are_drawn_in_the_lanes_of_both_ends():
-    timeline = uneven(rendezvous=True)
+    timeline = uneven_timeline(rendezvous=True)
     hops = [op.op for lane in drawn_lanes(timeline) for op in lane.ops if op.op.kind in ("hop", "hop_back")]
     assert set(collections.Counter(hops).values()) == {2}
     assert len(set(hops)) == len(list(drawn_hops(timeline)))
 
 
 def test_the_trace_has_a_process_per_unit_a_thread_per_lane_and_an_event_per_op():
-    timeline = uneven()
+    timeline = uneven_timeline()
     trace = json.loads(perfetto_trace(timeline))
     events = collections.defaultdict(list)
     for event in trace["traceEvents"]:
@@ -113,7 +59,7 @@ def test_the_trace_has_a_process_per_unit_a_thread_per_lane_and_an_event_per_op(
 
 
 def test_events_of_a_thread_do_not_overlap_and_arrows_begin_and_end_inside_one():
-    trace = json.loads(perfetto_trace(uneven()))["traceEvents"]
+    trace = json.loads(perfetto_trace(uneven_timeline()))["traceEvents"]
     slices = collections.defaultdict(list)
     for event in trace:
         if event["ph"] == "X":

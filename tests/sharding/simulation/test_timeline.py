@@ -15,7 +15,15 @@ from sharding.simulation.idle_time import IDLE_CAUSES
 from sharding.simulation.simulator import simulate_on_devices
 from sharding.simulation.timeline import Timeline
 from tests.sharding.stage_graphs import chain, ring
-from tests.sharding.steps import build_step, overlapping_replicas, single_devices, stage_costs, step_costs, step_recipes
+from tests.sharding.steps import (
+    build_step,
+    overlapping_replicas,
+    single_devices,
+    stage_costs,
+    step_costs,
+    step_recipes,
+    uneven_timeline,
+)
 
 FIRST, SECOND = ("unit", 0), ("unit", 1)
 
@@ -224,3 +232,18 @@ def test_a_timeline_needs_spans():
     timeline = shared_and_own()
     with pytest.raises(ValueError, match="at least one span"):
         Timeline(timeline.op_graph, timeline.devices, timeline.costs, ())
+
+
+def test_a_frame_has_every_op_on_every_replica():
+    timeline = uneven_timeline()
+    frame = timeline.to_frame()
+    assert list(frame.columns) == [
+        *("kind", "unit", "stage", "microbatch", "target_unit", "target_stage"),
+        *("replica", "start", "end", "communication"),
+    ]
+    assert len(frame) == sum(len(span.start) for span in timeline.spans) and frame.end.max() == timeline.step
+    assert (frame.kind == "hop").sum() == 4 * 4 * 2  # microbatches, edges, replicas of the backbone
+    compute = frame[frame.kind.isin(["forward", "backward", "update"])]
+    encoder = compute[compute.unit == "encoder"]  # a device each
+    busy = (encoder.end - encoder.start - encoder.communication).sum() / 3
+    assert busy == pytest.approx(timeline.busy_by_unit["encoder"])

@@ -1,0 +1,100 @@
+"""A timeline's figures as HTML: in words, by cause of idle time with an explanation of each, by unit and by lane."""
+
+from sharding.html.colours import BLUE, EMPTY
+from sharding.html.elements import Html, element, figures, legend, swatch, table
+from sharding.html.numbers import count, percent, seconds, size
+from sharding.html.svg import rectangle
+from sharding.plans.plan import device_ranges
+from sharding.schedules.ops import OpKind
+from sharding.simulation.idle_time import IDLE_CAUSES
+from sharding.simulation.overview import CAUSE_COLOURS, KIND_COLOURS
+from sharding.simulation.timeline import Timeline
+
+_BAR = 110  # pixels of a whole step
+_NAMED_CAUSES = 2
+
+
+def in_words(timeline: Timeline) -> str:
+    """The step in two sentences: how long it takes, how much of it computes, and the largest causes of idle time."""
+    step, idle = timeline.step, sorted(timeline.idle.items(), key=lambda item: -item[1])
+    named = [f"{cause} ({percent(lost / step)})" for cause, lost in idle[:_NAMED_CAUSES] if lost > 0]
+    causes = f"; most idle time is lost to {' and '.join(named)}" if named else ""
+    return f"A step takes {seconds(step)}. Devices compute for {percent(timeline.busy / step)} of it{causes}."
+
+
+def headline_figures(timeline: Timeline) -> Html:
+    """Step time, MFU, throughput, devices and microbatches."""
+    return figures(
+        [
+            ("step", seconds(timeline.step)),
+            ("MFU", percent(timeline.mfu)),
+            ("tokens per second", count(round(timeline.tokens_per_second))),
+            ("devices", count(timeline.groups.device_count)),
+            ("microbatches", count(timeline.op_graph.microbatches)),
+            ("busy", percent(timeline.busy / timeline.step)),
+        ]
+    )
+
+
+def causes_table(timeline: Timeline) -> Html:
+    """Busy time, and idle time by cause with a sentence about each; causes that take no time are left out."""
+    step = timeline.step
+    rows = [_cause_row("busy", timeline.busy, step, BLUE, "Forwards, backwards and optimizer updates.")]
+    rows += [
+        _cause_row(cause, lost, step, CAUSE_COLOURS[cause], IDLE_CAUSES[cause])
+        for cause, lost in timeline.idle.items()
+        if lost > 0
+    ]
+    columns = ("", "#share", "#time", "", "why devices are idle")
+    return table(columns, rows, "Where the time of a step goes, the mean over all devices")
+
+
+def _cause_row(name: str, lost: float, step: float, colour: str, sentence: str) -> tuple[str, ...]:
+    shown = element("span", swatch(colour), f" {name}", style="white-space:nowrap")
+    return shown, percent(lost / step), seconds(lost), _bar(lost / step, colour), sentence
+
+
+def _bar(share: float, colour: str) -> Html:
+    shapes = (rectangle(0, 0, _BAR, 10, EMPTY), rectangle(0, 0, _BAR * share, 10, colour))
+    return element("svg", shapes, width=_BAR, height=10, aria_hidden="true")
+
+
+def units_table(timeline: Timeline) -> Html:
+    """Devices, busy share and MFU of every unit."""
+    rows = []
+    for unit, mfu in timeline.mfu_by_unit.items():
+        lanes = [lane for lane in timeline.lanes if lane.rank[0] == unit]
+        busy = timeline.busy_by_unit[unit] / timeline.step
+        memory = max(timeline.lane_peak_memory(lane) for lane in lanes)
+        devices = count(len({device for lane in lanes for device in lane.devices}))
+        rows.append((unit, devices, str(len(lanes)), percent(busy), _bar(busy, BLUE), percent(mfu), size(memory)))
+    return table(("unit", "#devices", "#stages", "#busy", "", "#MFU", "#memory a device"), rows, "Units")
+
+
+def lanes_table(timeline: Timeline) -> Html:
+    """Devices, replicas, busy and idle share and peak memory of every lane."""
+    rows = []
+    for lane in timeline.lanes:
+        unit, stage = lane.rank
+        busy, idle = timeline.lane_busy(lane), sum(timeline.lane_idle(lane).values())
+        shares = (percent(busy / timeline.step), percent(idle / timeline.step))
+        devices = (count(len(lane.devices)), device_ranges(sorted(lane.devices)))
+        sizes = (str(lane.replicas), str(len(lane.stages)))
+        rows.append((f"{unit} {stage}", *devices, *sizes, *shares, size(timeline.lane_peak_memory(lane))))
+    columns = ("stage", "#devices", "numbers", "#replicas", "#chunks", "#busy", "#idle", "#memory a device")
+    return table(columns, rows)
+
+
+def op_legend(timeline: Timeline) -> Html:
+    """The colours of the kinds of ops that the timeline draws."""
+    drawn: set[OpKind] = {span.op.kind for span in timeline.spans}
+    if not timeline.rendezvous:
+        drawn = {kind for kind in drawn if KIND_COLOURS.get(kind) != KIND_COLOURS["hop"]}
+    return legend((colour, kind) for kind, colour in KIND_COLOURS.items() if kind in drawn)
+
+
+def idle_legend(timeline: Timeline) -> Html:
+    """The colours of the causes of idle time that the timeline draws; `causes_table` explains them."""
+    drawn = {cause for period in timeline.idle_periods if not period.within_span for cause in period.seconds}
+    causes = {cause for cause, lost in timeline.idle.items() if cause in drawn and lost > 0}
+    return legend((colour, f"idle: {cause}") for cause, colour in CAUSE_COLOURS.items() if cause in causes)

@@ -1,0 +1,115 @@
+"""The whole step as a drawing that needs no script: for paper, for notebooks, and where scripts are off."""
+
+import collections
+from collections.abc import Iterator, Mapping
+
+from sharding.html.colours import BLUE, EMPTY, GREEN, GREY, ORANGE, PINK, VIOLET
+from sharding.html.elements import Html, element
+from sharding.html.numbers import percent, seconds_unit
+from sharding.html.svg import Scale, bottom_axis, drawing, line, rectangle, text
+from sharding.schedules.ops import TRANSFERS, OpKind
+from sharding.simulation.drawing import DrawnLane, DrawnOp, drawn_lanes
+from sharding.simulation.idle_time import IdleCause
+from sharding.simulation.timeline import Timeline
+
+KIND_COLOURS: dict[OpKind, str] = {
+    "forward": BLUE,
+    "backward": ORANGE,
+    "gather": PINK,
+    "reduce": GREEN,
+    "update": GREY,
+    **dict.fromkeys(TRANSFERS, VIOLET),
+}
+"""Colours of ops. The norm is not drawn: it takes no time of its own."""
+
+CAUSE_COLOURS: dict[IdleCause, str] = {
+    "warm-up": "#79b8dc",
+    "dependency": "#cc6677",
+    "straggler microbatch": "#a3a340",
+    "straggler replica": "#3f9b5f",
+    "hop": "#7a70cf",
+    "tensor parallel": "#b05aa4",
+    "gather": "#cdb65f",
+    "reduce": "#44aa99",
+    "cool-down": "#94a6ba",
+}
+"""Colours of idle causes; after Tol's muted palette, made for colour blindness."""
+
+_WIDTH, _LABELS, _TOP = 820, 176, 6
+_ROW_HEIGHTS = (28, 8)  # with labels, and of timelines with more lanes than _MANY_LANES
+_MANY_LANES = 48
+_IDLE_HEIGHT = 0.4  # of a row: idle time is drawn lower than ops
+
+_LIGHTER = 0.13  # of every one of four microbatches, so that neighbours differ
+
+_Rectangles = dict[tuple[str, float], list[str]]  # commands of a path by colour and opacity
+
+
+def overview(timeline: Timeline) -> Html:
+    """Every lane of a timeline with its busy share; idle time is a low strip in the colour of its cause."""
+    lanes, step = drawn_lanes(timeline), timeline.step
+    high = _ROW_HEIGHTS[len(lanes) > _MANY_LANES]
+    unit_seconds, unit = seconds_unit(step)
+    to_pixels = Scale(0.0, step / unit_seconds, _LABELS, _WIDTH - 12)
+    scale = Scale(0.0, step, to_pixels.start, to_pixels.end)
+    bottom = _TOP + high * len(lanes)
+    rows = [_row(timeline, lanes, number, scale, high) for number in range(len(lanes))]
+    axis = bottom_axis(to_pixels, bottom + 2, f"time in {unit}")
+    label = f"Timeline of a step on {len(lanes)} pipeline ranks"
+    return drawing(_WIDTH, bottom + 40, label, rows, axis)
+
+
+def _row(timeline: Timeline, lanes: tuple[DrawnLane, ...], number: int, scale: Scale, high: int) -> Html:
+    drawn, top = lanes[number], _TOP + high * number
+    unit, stage = drawn.lane.rank
+    shapes = [rectangle(scale.start, top + 1, scale.end - scale.start, high - 2, EMPTY)]
+    if number and lanes[number - 1].lane.rank[0] != unit:
+        shapes.append(line(0, top, _WIDTH, top))
+    if high == _ROW_HEIGHTS[0]:
+        busy = percent(timeline.lane_busy(drawn.lane) / timeline.step)
+        shapes += [text(0, top + 18, f"{unit} {stage}"), text(_LABELS - 8, top + 18, busy, "end", faint=True)]
+    elif not stage:
+        shapes.append(text(0, top + 12, unit))
+    paths = _paths(drawn, timeline.step, scale, top + 1, high - 2)
+    shapes += [
+        element("path", d="".join(path), fill=colour, fill_opacity=opacity) for (colour, opacity), path in paths.items()
+    ]
+    return element("g", shapes)
+
+
+def _paths(drawn: DrawnLane, step: float, scale: Scale, top: int, high: int) -> _Rectangles:
+    """The rectangles of a lane."""
+    paths: _Rectangles = collections.defaultdict(list)
+
+    def add(colour: str, start: float, end: float, share: float, opacity: float = 1.0) -> None:
+        left, wide = scale(start), max(scale(end) - scale(start), 0.2)
+        lower, tall = top + high * (1 - share), high * share
+        paths[colour, opacity].append(f"M{left:.2f} {lower:.1f}h{wide:.2f}v{tall:.1f}h-{wide:.2f}z")
+
+    for cause, start, end in _idle(drawn, step):
+        add(CAUSE_COLOURS[cause], start, end, _IDLE_HEIGHT)
+    for op in drawn.ops:
+        if op.op.kind in KIND_COLOURS:
+            add(
+                KIND_COLOURS[op.op.kind], op.start, _seam(op, scale), 1.0, 1 - _LIGHTER * (max(op.op.microbatch, 0) % 4)
+            )
+    return paths
+
+
+def _seam(op: DrawnOp, scale: Scale) -> float:
+    """The end of an op, a little earlier where there is room to tell it from the next."""
+    pixel = (scale.high - scale.low) / (scale.end - scale.start)
+    return op.end - 0.5 * pixel if op.end - op.start > 3 * pixel else op.end
+
+
+def _idle(drawn: DrawnLane, step: float) -> Iterator[tuple[IdleCause, float, float]]:
+    for op in drawn.ops:
+        yield from _ending_at(op.start, op.idle_before)
+    yield from _ending_at(step, drawn.idle_after)
+
+
+def _ending_at(end: float, idle: Mapping[IdleCause, float]) -> Iterator[tuple[IdleCause, float, float]]:
+    start = end - sum(idle.values())
+    for cause, seconds in idle.items():
+        yield cause, start, start + seconds
+        start += seconds
