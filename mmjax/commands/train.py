@@ -36,6 +36,7 @@ def main() -> int:
 
     from mmjax.planning import automatic
     from mmjax.training.config import TrainConfig, tokenizer_mismatches_backbone
+    from mmjax.training.metrics.parameters import flat_parameters
     from mmjax.training.metrics.progress import make_progress, print_plan
     from mmjax.training.metrics.writers import open_metrics_writer
     from mmjax.training.summary import SUMMARY_FILE, run_summary
@@ -67,7 +68,7 @@ def main() -> int:
                 soft_wrap=True,
             )
         cli.write_operative_config(str(workdir))
-    metrics = open_metrics_writer(str(workdir), trainer.steps_done, first)
+    metrics = open_metrics_writer(workdir, trainer.steps_done, first, config.writers, flat_parameters(config))
     progress = make_progress(config.steps, trainer.steps_done, config.log_interval, first, console)
     try:
         result = trainer.fit(progress, metrics)

@@ -13,7 +13,7 @@ from data.packing.batch_spec import global_batch_spec
 from data.packing.global_batch import GlobalBatch
 from mmjax.planning.problem import make_problem
 from mmjax.training.config import TrainConfig, load_configured_plan
-from mmjax.training.metrics.writers import read_metrics
+from mmjax.training.metrics.metrics_file import read_metrics
 from mmjax.training.profiling.layer_profile import MICROBATCHES, profile_model
 from mmjax.training.row_loads import capacity_row_loads, first_batches
 from sharding.costs.profiled import Profile

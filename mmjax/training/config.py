@@ -14,6 +14,7 @@ from data.text.byte_tokenizer import ByteTokenizer
 from data.text.tokenizer import Tokenizer
 from data.text.word_tokenizer import WordTokenizer
 from mmjax.training.engine.settings import EngineSettings
+from mmjax.training.metrics.interface import WriterFactory
 from sharding.balancing.reordering.row_reorderer import REORDERING_POLICIES
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.specs.modules import module_graph
@@ -48,6 +49,8 @@ class TrainConfig:
         max_checkpoints_to_keep: How many of the newest checkpoints are kept.
         evaluation_interval: Steps between evaluations on the split `test`; 0 for one at the end alone.
         log_interval: Steps between lines of metrics.
+        writers: Metrics writers beside the files of the workdir, such as `(@trackers.WandbWriter,)` of
+            `mmjax.training.metrics.trackers`, or a class of one's own (`mmjax.training.metrics.interface`).
     """
 
     dataset: Callable[[str], Dataset]
@@ -68,6 +71,7 @@ class TrainConfig:
     max_checkpoints_to_keep: int = 2
     evaluation_interval: int = 0
     log_interval: int = 10
+    writers: tuple[WriterFactory, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("steps", "checkpoint_interval", "max_checkpoints_to_keep", "log_interval"):

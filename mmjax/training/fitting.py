@@ -11,11 +11,11 @@ import numpy as np
 
 from mmjax.training.engine.optimizer import learning_rate_schedule
 from mmjax.training.evaluation import AnswerScore
+from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import ProgressDisplay
 from mmjax.training.metrics.step_report import TokenCounts, make_step_report, sum_counts
 from mmjax.training.metrics.step_timer import StepTimer
 from mmjax.training.metrics.step_window import StepWindow
-from mmjax.training.metrics.writers import MetricsWriter
 from mmjax.training.stop_signals import StoppedBeforeFirstStepError, StopSignals
 
 if TYPE_CHECKING:  # it imports this file

@@ -20,9 +20,10 @@ from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.evaluation import AnswerScore, evaluate_answers
 from mmjax.training.fitting import Fitting, TrainResult
 from mmjax.training.metrics.flops import full_batch_flops
+from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import NullProgress, ProgressDisplay
 from mmjax.training.metrics.step_timer import StepTimer
-from mmjax.training.metrics.writers import MetricsWriter, NullWriter
+from mmjax.training.metrics.writers import NullWriter
 from mmjax.weights.initialization import parameter_initializer
 from sharding.plans.plan import Plan
 from sharding.runtime.communication_check import check_communication

@@ -1,26 +1,22 @@
-"""The files that keep the numbers of a run: JSON lines and TensorBoard."""
+"""Metrics writers: what keeps the numbers of a run. Every run writes JSON lines and TensorBoard files.
 
+`TrainConfig.writers` names more of them: those of `mmjax.training.metrics.trackers`, or the user's own.
+"""
+
+import contextlib
 import json
 import math
+import os
 import pathlib
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping
 
 import tensorboardX
 
-METRICS_FILE = "metrics.jsonl"
+from mmjax.training.metrics.interface import MetricsWriter, RunStart, WriterFactory
+from mmjax.training.metrics.metrics_file import METRICS_FILE, drop_later_metrics
+from mmjax.training.metrics.parameters import Parameter
+
 TENSORBOARD_FOLDER = "tensorboard"
-
-
-@runtime_checkable
-class MetricsWriter(Protocol):
-    """Keeps the numbers of a run."""
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Keeps numbers of a step, by name."""
-
-    def close(self) -> None:
-        """Flushes and closes what the numbers are written to."""
 
 
 class NullWriter(MetricsWriter):
@@ -39,14 +35,13 @@ class FileWriter(MetricsWriter):
     A run that resumes after step k drops what an earlier run wrote about later steps: it will write them again.
     """
 
-    def __init__(self, workdir: str, resumed_step: int = 0) -> None:
-        folder = pathlib.Path(workdir)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / METRICS_FILE
-        kept_lines = [line for line in read_metrics(workdir) if line["step"] <= resumed_step]
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept_lines))
-        self._lines = path.open("a")
-        self._events = tensorboardX.SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=resumed_step + 1)
+    def __init__(self, start: RunStart) -> None:
+        start.workdir.mkdir(parents=True, exist_ok=True)
+        drop_later_metrics(start.workdir, start.resumed_step)
+        self._lines = (start.workdir / METRICS_FILE).open("a")
+        self._events = tensorboardX.SummaryWriter(
+            str(start.workdir / TENSORBOARD_FOLDER), purge_step=start.resumed_step + 1
+        )
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Appends one line `{"step": …, NAME: …}`; a NaN or an infinity, which JSON lacks, is null there."""
@@ -62,16 +57,43 @@ class FileWriter(MetricsWriter):
         self._events.close()
 
 
-def open_metrics_writer(workdir: str, resumed_step: int = 0, first_process: bool = True) -> MetricsWriter:
-    """The writer of this process: files for the first one, nothing for the others."""
-    return FileWriter(workdir, resumed_step) if first_process else NullWriter()
+class CombinedWriter(MetricsWriter):
+    """Passes every number to several writers, in their order."""
+
+    def __init__(self, writers: Iterable[MetricsWriter]) -> None:
+        self._writers = tuple(writers)
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Passes the numbers on."""
+        for writer in self._writers:
+            writer.write(step, scalars)
+
+    def close(self) -> None:
+        """Closes all writers."""
+        with contextlib.ExitStack() as stack:  # one that fails does not keep the others open
+            for writer in self._writers:
+                stack.callback(writer.close)
 
 
-def read_metrics(workdir: str) -> list[dict]:
-    """The lines of `metrics.jsonl`, oldest first; none without the file.
+def open_metrics_writer(
+    workdir: str | os.PathLike[str],
+    resumed_step: int = 0,
+    first_process: bool = True,
+    factories: Iterable[WriterFactory] = (),
+    parameters: Mapping[str, Parameter] | None = None,
+) -> MetricsWriter:
+    """The writer of this process: files and those of `factories` for the first one, nothing for the others.
 
-    A last line that a killed run left half-written is not among them.
+    Args:
+        workdir: Folder of the run.
+        resumed_step: The step of the checkpoint that the run continues from; 0 for a new run.
+        first_process: Whether this process writes at all.
+        factories: What makes the writers beside the files (`TrainConfig.writers`).
+        parameters: The configuration for them (`flat_parameters`).
     """
-    path = pathlib.Path(workdir) / METRICS_FILE
-    whole_lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in whole_lines]
+    if not first_process:
+        return NullWriter()
+    start = RunStart(workdir=pathlib.Path(workdir), resumed_step=resumed_step, parameters=parameters or {})
+    # They may refuse to start, and the files drop lines of an earlier run.
+    others = [factory(start) for factory in factories]
+    return CombinedWriter([FileWriter(start), *others])

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mmjax.training.metrics.writers import read_metrics
+from mmjax.training.metrics.metrics_file import read_metrics
 from tests.xla_flags import xla_flags
 
 GIN = """

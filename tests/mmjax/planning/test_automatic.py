@@ -10,7 +10,7 @@ import pytest
 from data.data_config import DataConfig
 from mmjax.planning import automatic
 from mmjax.training.config import TrainConfig
-from mmjax.training.metrics.writers import METRICS_FILE
+from mmjax.training.metrics.metrics_file import METRICS_FILE
 from sharding.costs.profiled import ProfileError
 from sharding.plans.plan import check_plan, single_device_plan
 from sharding.specs.modules import module_graph

@@ -17,7 +17,8 @@ from data.packing.pipeline import training_batches
 from mmjax.training import trainer as trainer_module
 from mmjax.training.config import TrainConfig, find_plan_file, load_configured_plan
 from mmjax.training.engine.engine import Engine
-from mmjax.training.metrics.writers import open_metrics_writer, read_metrics
+from mmjax.training.metrics.metrics_file import read_metrics
+from mmjax.training.metrics.writers import open_metrics_writer
 from mmjax.training.trainer import NonFiniteStepError, Trainer
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan

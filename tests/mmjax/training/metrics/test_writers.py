@@ -4,7 +4,8 @@ import math
 import pathlib
 import struct
 
-from mmjax.training.metrics.writers import open_metrics_writer, read_metrics
+from mmjax.training.metrics.metrics_file import read_metrics
+from mmjax.training.metrics.writers import open_metrics_writer
 
 
 def tensorboard_records(workdir: pathlib.Path) -> bytes:

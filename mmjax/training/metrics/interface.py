@@ -1,0 +1,41 @@
+"""The interface of metrics writers: what they are made from, and what they do.
+
+`TrainConfig.writers` takes classes of the user's own: made from a `RunStart`, with the methods of `MetricsWriter`.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
+
+from mmjax.training.metrics.parameters import Parameter
+
+
+@runtime_checkable
+class MetricsWriter(Protocol):
+    """Keeps the numbers of a run."""
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Keeps numbers of a step, by name. Steps never decrease; a step may come twice, with other names."""
+
+    def close(self) -> None:
+        """Flushes and closes what the numbers are written to."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunStart:
+    """What a metrics writer is made from.
+
+    Attributes:
+        workdir: Folder of the run.
+        resumed_step: The step of the checkpoint that the run continues from; 0 for a new run.
+        parameters: The configuration as flat names and values, such as `optimizer.learning_rate`.
+    """
+
+    workdir: pathlib.Path
+    resumed_step: int = 0
+    parameters: Mapping[str, Parameter] = dataclasses.field(default_factory=dict)
+
+
+WriterFactory = Callable[[RunStart], MetricsWriter]
+"""A class of metrics writers, or another function that makes one."""

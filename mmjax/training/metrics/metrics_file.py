@@ -1,0 +1,41 @@
+"""`metrics.jsonl`, the file with the numbers of a run: a JSON line for each report, in the order of steps."""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+from configs.errors import UserError
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of a run's `metrics.jsonl`, oldest first; none without the file.
+
+    A last line that a killed run left half-written is not among them.
+
+    Raises:
+        UserError: Another line is not a JSON object with a step; the message names it.
+    """
+    path = pathlib.Path(workdir) / METRICS_FILE
+    whole_lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [_parse(line, path, number) for number, line in enumerate(whole_lines, start=1)]
+
+
+def _parse(line: bytes, path: pathlib.Path, number: int) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except ValueError:  # a UnicodeDecodeError is one too
+        values = None
+    if not isinstance(values, dict) or not isinstance(values.get("step"), int):
+        raise UserError(f"{path}:{number} is damaged: {line[:60]!r} is not a JSON object with a step; remove the line")
+    return values
+
+
+def drop_later_metrics(workdir: pathlib.Path, step: int) -> None:
+    """Leaves in `metrics.jsonl` only the whole lines up to a step; the file is replaced at once, never half-written."""
+    kept = [line for line in read_metrics(workdir) if line["step"] <= step]
+    whole = workdir / f"{METRICS_FILE}.tmp"
+    whole.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    whole.replace(workdir / METRICS_FILE)
