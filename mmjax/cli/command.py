@@ -8,6 +8,7 @@ from absl import app, flags
 
 from configs.errors import UserError
 from mmjax.cli.distributed import ensure_cpu_devices, initialize_distributed
+from sharding.runtime.compilation_cache import enable_compilation_cache
 
 USAGE_ERROR = 2
 """Exit code after a `UserError`: a wrong flag, configuration or input."""
@@ -27,6 +28,7 @@ def run(main: Callable[[], int | None], argv: Sequence[str] | None = None, distr
     try:
         parse_flags(sys.argv if argv is None else argv)
         ensure_cpu_devices()
+        enable_compilation_cache()
         if distributed:
             initialize_distributed()
         code = main()
