@@ -6,45 +6,51 @@ The fastest tiling on a kind of device belongs into `pallas_kernels.collective_m
 the devices share the cores, so nothing can be hidden there, and the ratio shows what the steps of a ring cost.
 """
 
+import dataclasses
 import json
 import statistics
 from collections.abc import Callable
 from typing import Any
 
-from absl import flags
-
 from benchmarks.relative_error import relative_error
 from benchmarks.timing import in_turns, timed_jax
 from mmjax import cli
 
-_ROWS = flags.DEFINE_integer("rows", 1024, "Positions of a row of the batch, of all ranks together.", lower_bound=1)
-_WIDTH = flags.DEFINE_integer("width", 512, "Width of the model.", lower_bound=1)
-_FFN = flags.DEFINE_integer("ffn", 2048, "Feed-forward width, of all ranks together.", lower_bound=1)
-_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Precision.")
-_TURNS = flags.DEFINE_integer("turns", 20, "Timed runs of each form.", lower_bound=1)
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
-
 REFERENCE = "reference"
 
 
-def main() -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CollectiveMatmulArguments(cli.JsonArguments):
+    """Flags of the command."""
+
+    rows: int = cli.flag(
+        1024, "Positions of a row of the batch, of all ranks together.", metavar="N", parse=cli.integer(1)
+    )
+    width: int = cli.flag(512, "Width of the model.", metavar="N", parse=cli.integer(1))
+    ffn: int = cli.flag(2048, "Feed-forward width, of all ranks together.", metavar="N", parse=cli.integer(1))
+    dtype: str = cli.flag(
+        "float32", "Precision: float32 or bfloat16.", metavar="NAME", parse=cli.one_of("float32", "bfloat16")
+    )
+    turns: int = cli.flag(20, "Timed runs of each form.", metavar="N", parse=cli.integer(1))
+
+
+def main(arguments: CollectiveMatmulArguments) -> int:
     """Measures and prints."""
-    cli.parse_gin("quickstart.gin")  # for its host devices
     import jax
 
-    forms, operands = layer_forms(jax.devices()), layer_operands()
+    forms, operands = layer_forms(jax.devices(), arguments.rows), layer_operands(arguments)
     wanted = exact(operands)
     errors = {name: error(form, operands, wanted) for name, form in forms.items()}
-    times = in_turns({name: timed_jax(form, operands) for name, form in forms.items()}, _TURNS.value)
+    times = in_turns({name: timed_jax(form, operands) for name, form in forms.items()}, arguments.turns)
     ratios = {name: statistics.median(map(float.__truediv__, of, times[REFERENCE])) for name, of in times.items()}
     result = {
         "device": jax.devices()[0].device_kind,
         "ranks": jax.device_count(),
-        "shape": [_ROWS.value, _WIDTH.value, _FFN.value],
-        "dtype": _DTYPE.value,
+        "shape": [arguments.rows, arguments.width, arguments.ffn],
+        "dtype": arguments.dtype,
         "forms": {name: {"time": ratios[name], "error": errors[name]} for name in forms},
     }
-    if _JSON.value:
+    if arguments.json:
         print(json.dumps(result))
         return 0
     print(f"{result['ranks']} x {result['device']}, {result['shape']} {result['dtype']}")
@@ -54,7 +60,7 @@ def main() -> int:
     return 0
 
 
-def layer_forms(devices: list[Any]) -> dict[str, Callable]:
+def layer_forms(devices: list[Any], rows: int) -> dict[str, Callable]:
     """By name, the program of a gather, two matmuls and a scatter, with all gradients."""
     import jax
     from jax.sharding import PartitionSpec as P
@@ -78,19 +84,20 @@ def layer_forms(devices: list[Any]) -> dict[str, Callable]:
         return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=(specs[0], *specs)))
 
     cuts = [CollectiveTiling(chunks, rings) for chunks in (1, 2, 4) for rings in (1, 2)]
-    fitting = [cut for cut in cuts if _ROWS.value % (len(devices) * cut.parts) == 0]
+    fitting = [cut for cut in cuts if rows % (len(devices) * cut.parts) == 0]
     rings = {f"ring, {cut.chunks} chunks, {cut.rings} rings": made("ring", cut) for cut in fitting}
     return {REFERENCE: made(REFERENCE, None), **rings}
 
 
-def layer_operands() -> tuple:
+def layer_operands(arguments: CollectiveMatmulArguments) -> tuple:
     """Activations `[1, s, d]` and weights `[d, f]` and `[f, d]`."""
     import jax.numpy as jnp
     import numpy as np
 
     random = np.random.default_rng(0)
-    shapes = ((1, _ROWS.value, _WIDTH.value), (_WIDTH.value, _FFN.value), (_FFN.value, _WIDTH.value))
-    return tuple(jnp.asarray(random.normal(size=shape) * shape[-2] ** -0.5, _DTYPE.value) for shape in shapes)
+    rows, width, ffn = arguments.rows, arguments.width, arguments.ffn
+    shapes = ((1, rows, width), (width, ffn), (ffn, width))
+    return tuple(jnp.asarray(random.normal(size=shape) * shape[-2] ** -0.5, arguments.dtype) for shape in shapes)
 
 
 def exact(operands: tuple) -> list:
@@ -110,5 +117,13 @@ def error(form: Callable, operands: tuple, wanted: list) -> float:
     return max(map(relative_error, form(*operands), wanted))
 
 
+COMMAND = cli.Command(
+    name="benchmarks.collective_matmul",
+    summary="Times collective matmuls by backend and tiling, on all devices there are.",
+    examples=("--rows=2048 --turns=10",),
+    arguments=CollectiveMatmulArguments,
+    prepare=lambda arguments: lambda: main(arguments),
+)
+
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(COMMAND)

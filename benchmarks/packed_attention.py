@@ -4,15 +4,11 @@ Both take turns in one process, so that their ratio is right also on a machine t
 `packed_attention` chooses on CPUs (`segment_mask.MAX_DENSE_PAIRS`, `block_pairs.default_block_size`) rest on this.
 """
 
+import dataclasses
 import json
-
-from absl import flags
 
 from benchmarks.timing import in_turns, timed_jax
 from mmjax import cli
-
-_ROUNDS = flags.DEFINE_integer("rounds", 5, "Times that each is timed.", lower_bound=1)
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
 
 HEADS, KEY_HEADS, WIDTH = 8, 2, 64
 CASES = (
@@ -31,23 +27,30 @@ CASES = (
 """Precision, positions of a row, and positions of each of its segments."""
 
 
-def main() -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackedAttentionArguments(cli.JsonArguments):
+    """Flags of the command."""
+
+    rounds: int = cli.flag(5, "Times that each is timed.", metavar="N", parse=cli.integer(1))
+
+
+def main(arguments: PackedAttentionArguments) -> int:
     """Measures and prints."""
     from benchmarks.rows import package_versions
 
-    cases = [measure(*case) for case in CASES]
-    result = {"cases": cases, "blocks": blocks(), "versions": package_versions()}
-    print(json.dumps(result) if _JSON.value else describe(result))
+    cases = [measure(*case, arguments.rounds) for case in CASES]
+    result = {"cases": cases, "blocks": blocks(arguments.rounds), "versions": package_versions()}
+    print(json.dumps(result) if arguments.json else describe(result))
     return 0
 
 
-def measure(dtype: str, length: int, segment: int) -> dict:
+def measure(dtype: str, length: int, segment: int, rounds: int) -> dict:
     """Seconds of either form in turns, and the bytes that each needs in addition to its arguments and results."""
     import numpy as np
 
     arguments = arrays(length, segment, dtype)
     programs = {form: program(form, None, arguments) for form in ("dense", "blocked")}
-    times = in_turns({form: timed_jax(each, arguments) for form, each in programs.items()}, _ROUNDS.value)
+    times = in_turns({form: timed_jax(each, arguments) for form, each in programs.items()}, rounds)
     seconds = np.array(list(times.values())).T
     return {
         "dtype": dtype,
@@ -59,7 +62,7 @@ def measure(dtype: str, length: int, segment: int) -> dict:
     }
 
 
-def blocks() -> list[dict]:
+def blocks(rounds: int) -> list[dict]:
     """Seconds by the size of the blocks, over those with blocks of 64, in turns."""
     import numpy as np
 
@@ -67,7 +70,7 @@ def blocks() -> list[dict]:
     for length, segment in ((512, 128), (2048, 512)):
         arguments, sizes = arrays(length, segment, "float32"), (32, 64, 128, 256)
         programs = {str(size): timed_jax(program("blocked", size, arguments), arguments) for size in sizes}
-        seconds = np.array(list(in_turns(programs, _ROUNDS.value).values())).T
+        seconds = np.array(list(in_turns(programs, rounds).values())).T
         ratios = np.median(seconds / seconds[:, 1:2], axis=0)
         found.append({"length": length, "segment": segment, "of_64": dict(zip(sizes, ratios.tolist(), strict=True))})
     return found
@@ -121,5 +124,13 @@ def describe(result: dict) -> str:
     return "\n".join([*lines, "", str(result["versions"])])
 
 
+COMMAND = cli.Command(
+    name="benchmarks.packed_attention",
+    summary="Times attention in blocks against the square, forward and backward, on this CPU.",
+    examples=("--rounds=3",),
+    arguments=PackedAttentionArguments,
+    prepare=lambda arguments: lambda: main(arguments),
+)
+
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(COMMAND)

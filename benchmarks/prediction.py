@@ -5,45 +5,47 @@ steps is run alone and waited for: half of the steps before the profile is measu
 the machine may drift. On a CPU the sums are compared, because its devices share the cores.
 """
 
+import dataclasses
 import json
 
-from absl import flags
-
 from mmjax import cli
-
-_PROFILE = flags.DEFINE_string("profile", "", "Profile of this machine; default: measure one now.")
-_STEPS = flags.DEFINE_integer("steps", 8, "Steps of which every op is timed.", lower_bound=2)
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
 
 GOAL = 0.15
 
 
-def main() -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictionArguments(cli.GinArguments, cli.JsonArguments):
+    """Flags of the command."""
+
+    profile: str = cli.flag("", "Profile of this machine; without the flag, it is measured now.", metavar="FILE")
+    steps: int = cli.flag(8, "Steps of which every op is timed.", metavar="N", parse=cli.integer(2))
+
+
+def main(arguments: PredictionArguments) -> int:
     """Predicts, measures and prints by kind of op. Returns 1 if the sums differ by more than the goal."""
-    cli.parse_gin("quickstart.gin")
     import jax
 
     from mmjax.planning.automatic import measure_profile, problem_from_profile
-    from mmjax.training.config import TrainConfig, load_configured_plan
+    from mmjax.training.config import load_configured_plan
     from mmjax.training.engine.engine import Engine
     from mmjax.training.profiling.op_times import measure_op_times, seconds_by_kind
     from mmjax.training.row_loads import first_batches
     from sharding.costs.profiled import Profile
 
-    config = cli.configured(TrainConfig)
+    config = cli.training_config(arguments)
     plan, _ = load_configured_plan(config, jax.device_count())
     taken = first_batches(config, 4)
     engine = Engine(config.model, plan, taken[0].arrays, config.engine_settings)
     arrays = [batch.arrays for batch in taken]
-    first = measure_op_times(engine, arrays, _STEPS.value // 2)
-    profile = Profile.load(_PROFILE.value) if _PROFILE.value else measure_profile(config, taken[0])
-    second = measure_op_times(engine, arrays, _STEPS.value - _STEPS.value // 2)
+    first = measure_op_times(engine, arrays, arguments.steps // 2)
+    profile = Profile.load(arguments.profile) if arguments.profile else measure_profile(config, taken[0])
+    second = measure_op_times(engine, arrays, arguments.steps - arguments.steps // 2)
     timeline = problem_from_profile(config, profile, jax.device_count()).simulate(plan)
     predicted = seconds_by_kind({span.op: float(span.seconds.max()) for span in timeline.spans})
     measured = seconds_by_kind({part: (first[part] + second[part]) / 2 for part in first})
     ratio = sum(predicted.values()) / sum(measured.values())
     result = {"predicted": predicted, "measured": measured, "ratio": ratio, "goal": GOAL, "device": profile.device_kind}
-    if _JSON.value:
+    if arguments.json:
         print(json.dumps(result))
     else:
         print(f"{'milliseconds':14}{'predicted':>11}{'measured':>11}")
@@ -54,5 +56,13 @@ def main() -> int:
     return 0 if abs(ratio - 1) <= GOAL else 1
 
 
+COMMAND = cli.Command(
+    name="benchmarks.prediction",
+    summary="Compares what a profile predicts for every op of a step with what is measured.",
+    examples=("--gin_file=quickstart.gin --steps=8",),
+    arguments=PredictionArguments,
+    prepare=lambda arguments: lambda: main(arguments),
+)
+
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(COMMAND)

@@ -22,13 +22,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
-from absl import flags
 
 from data.packing.global_batch import GlobalBatch
 from data.producers.wire import decode_batch, encode_batch
 from mmjax import cli
-
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of a table.")
 
 MEGABYTES = (4, 64)
 SECONDS = 2.0
@@ -38,10 +35,10 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 Fetch = Callable[[], GlobalBatch]
 
 
-def main() -> None:
+def main(arguments: cli.JsonArguments) -> None:
     """Measures every transport at every size and prints a row for each."""
     rows = [row for megabytes in MEGABYTES for row in measure(megabytes)]
-    if _JSON.value:
+    if arguments.json:
         print(json.dumps({"rows": rows}))
         return
     print(f"{'way':12} {'MB':>4} {'latency ms':>11} {'MB/s, one':>10} {'MB/s, ' + str(CONNECTIONS):>10}")
@@ -203,5 +200,13 @@ def _by_grpc(megabytes: int) -> Iterator[Callable[[], Fetch]]:
         yield connect
 
 
+COMMAND = cli.Command(
+    name="benchmarks.service",
+    summary="Measures the transports of batches between processes on loopback.",
+    examples=("--json",),
+    arguments=cli.JsonArguments,
+    prepare=lambda arguments: lambda: main(arguments),
+)
+
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(COMMAND)

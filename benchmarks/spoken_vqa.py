@@ -14,37 +14,31 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from absl import flags
-
 from mmjax import cli
-
-_WORKDIR = flags.DEFINE_string(
-    "workdir",
-    "",
-    "Workdir of python -m mmjax.train; its newest whole checkpoint is used.",
-    allow_override=True,  # tests import several commands into one process
-)
-_SPEECH = flags.DEFINE_string("speech", "speech", "What python -m mmjax.synthesize_speech wrote.")
 
 Item = TypeVar("Item")
 
 
-def main() -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpokenVQAArguments(cli.BindingArguments):
+    """Flags of the command."""
+
+    workdir: str = cli.flag(
+        "", "Workdir of python -m mmjax.train; its newest whole checkpoint is used.", metavar="FOLDER"
+    )
+    speech: str = cli.flag("speech", "What python -m mmjax.synthesize_speech wrote.", metavar="FOLDER")
+
+
+def main(arguments: SpokenVQAArguments) -> int:
     """Scores every source and prints a line for each."""
     import jax
 
-    from configs.errors import UserError
-    from mmjax.training.config import TrainConfig
-
-    workdir = pathlib.Path(_WORKDIR.value)
-    if not _WORKDIR.value or not (workdir / cli.OPERATIVE_CONFIG).is_file():
-        raise UserError(f"--workdir={workdir}: give the folder that python -m mmjax.train wrote to")
-    cli.parse_gin(str(workdir / cli.OPERATIVE_CONFIG))
-    config = cli.configured(TrainConfig)
+    workdir = pathlib.Path(arguments.workdir)
+    config = cli.run_config(workdir, arguments.gin)
     print(f"{'commonest answer to each question':<36}{commonest_answer_accuracy():.1%}", flush=True)
     score = _scorer(config, workdir, jax.devices()[:1])
     with tempfile.TemporaryDirectory() as scratch:
-        for name, source in sources(_SPEECH.value, scratch):
+        for name, source in sources(arguments.speech, scratch):
             begin = time.perf_counter()
             found = score(source)
             print(
@@ -136,5 +130,13 @@ def _scorer(config, workdir: pathlib.Path, devices):
     return score
 
 
+COMMAND = cli.Command(
+    name="benchmarks.spoken_vqa",
+    summary="Scores a trained model on questions with other clips, and with other images.",
+    examples=("--workdir=runs/spoken --speech=speech",),
+    arguments=SpokenVQAArguments,
+    prepare=lambda arguments: lambda: main(arguments),
+)
+
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(COMMAND)

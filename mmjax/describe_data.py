@@ -1,7 +1,7 @@
 """`python -m mmjax.describe_data`; the command is in `mmjax.commands.describe_data`."""
 
 from mmjax import cli
-from mmjax.commands.describe_data import main
+from mmjax.commands.describe_data import COMMAND
 
 if __name__ == "__main__":
-    cli.run(main, distributed=False)
+    cli.run(COMMAND)

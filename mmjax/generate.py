@@ -1,7 +1,7 @@
 """`python -m mmjax.generate`; the command is in `mmjax.commands.generate`."""
 
 from mmjax import cli
-from mmjax.commands.generate import main
+from mmjax.commands.generate import COMMAND
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(COMMAND)

@@ -1,7 +1,7 @@
 """`python -m mmjax.plan`; the command is in `mmjax.commands.plan`."""
 
 from mmjax import cli
-from mmjax.commands.plan import main
+from mmjax.commands.plan import COMMAND
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(COMMAND)

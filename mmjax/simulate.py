@@ -1,7 +1,7 @@
 """`python -m mmjax.simulate`; the command is in `mmjax.commands.simulate`."""
 
 from mmjax import cli
-from mmjax.commands.simulate import main
+from mmjax.commands.simulate import COMMAND
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(COMMAND)

@@ -1,7 +1,7 @@
 """`python -m mmjax.verify`; the command is in `mmjax.commands.verify`."""
 
 from mmjax import cli
-from mmjax.commands.verify import main
+from mmjax.commands.verify import COMMAND
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(COMMAND)

@@ -19,8 +19,7 @@ PLANS = re.findall(r"```json\n(.*?)```", (HOME / "docs" / "plans.md").read_text(
 
 @pytest.fixture(scope="module")
 def quickstart() -> TrainConfig:
-    cli.parse_flags(["tests"])
-    cli.parse_gin("quickstart.gin")
+    cli.parse_gin(("quickstart.gin",))
     return cli.configured(TrainConfig)
 
 

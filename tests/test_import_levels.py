@@ -41,8 +41,12 @@ BEFORE_JAX = {
     "mmjax.cli",
     "mmjax.cli.command",
     "mmjax.cli.distributed",
+    "mmjax.cli.flags",
     "mmjax.cli.gin_config",
     "mmjax.cli.import_guard",
+    "mmjax.cli.proposals",
+    "mmjax.cli.training",
+    "mmjax.cli.values",
 }
 
 

@@ -9,20 +9,16 @@ import importlib.metadata
 import json
 import platform
 
-from absl import flags
-
 from benchmarks.rows import every_goal_met, print_table
 from mmjax import cli
 
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON document instead of a table.")
 
-
-def main() -> int:
+def main(arguments: cli.JsonArguments) -> int:
     """0 if every goal is met, else 1."""
     from benchmarks.balancing import grouping, postbalancing, reordering
 
     rows = [row for part in (grouping, postbalancing, reordering) for row in part.measure()]
-    if _JSON.value:
+    if arguments.json:
         versions = {name: importlib.metadata.version(name) for name in ("numpy", "scipy")}
         print(json.dumps({"rows": rows, "versions": {"python": platform.python_version()} | versions}))
     else:
@@ -30,5 +26,13 @@ def main() -> int:
     return 0 if every_goal_met(rows) else 1
 
 
+COMMAND = cli.Command(
+    name="benchmarks.balancing",
+    summary="Compares the speed and evenness of balancing with the papers' algorithms.",
+    examples=("--json",),
+    arguments=cli.JsonArguments,
+    prepare=lambda arguments: lambda: main(arguments),
+)
+
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(COMMAND)

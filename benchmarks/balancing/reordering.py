@@ -55,7 +55,7 @@ def measure() -> list[Row]:
 
 def plan_published_model(model: str, devices: int, batch: int) -> tuple[PlanningProblem, Plan]:
     """A published model on A800s, and its best disaggregated plan with rows in the given order."""
-    cli.parse_gin(f"models/{model}.gin", DATA)
+    cli.parse_gin((f"models/{model}.gin", DATA))
     config = Workload(cli.configured(ModelConfig), cli.configured(SyntheticData), batch)
     problem = make_problem(config, workload_statistics(config), CLUSTERS["a800"], devices)
     return problem, best_simulated(problem, disaggregated.plans(problem)).plan

@@ -6,19 +6,21 @@ share the cores; processor time is printed too, because it does not count what p
 running at once.
 """
 
+import dataclasses
 import json
-
-from absl import flags
 
 from mmjax import cli
 
-_STEPS = flags.DEFINE_integer("steps", 40, "Steps that are timed, after the first two.", lower_bound=1)
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExecutorArguments(cli.GinArguments, cli.JsonArguments):
+    """Flags of the command."""
+
+    steps: int = cli.flag(40, "Steps that are timed, after the first two.", metavar="N", parse=cli.integer(1))
 
 
-def main() -> int:
+def main(arguments: ExecutorArguments) -> int:
     """Measures at the size of the configuration (default: the quickstart) and prints; 1 if the goal is missed."""
-    cli.parse_gin("quickstart.gin")
     import jax
 
     from benchmarks.executor.comparison import (
@@ -30,17 +32,25 @@ def main() -> int:
         one_device_per_module,
     )
     from benchmarks.rows import package_versions
-    from mmjax.training.config import TrainConfig, load_configured_plan
+    from mmjax.training.config import load_configured_plan
     from mmjax.training.row_loads import first_batches
 
-    config = cli.configured(TrainConfig)
+    config = cli.training_config(arguments)
     plan, _ = load_configured_plan(config, jax.device_count())
     arrays = [batch.arrays for batch in first_batches(config, 4)]
     plans = {EXECUTOR: one_device_per_module(config.model, plan), PLAN: plan}
-    result = measure(config, plans, arrays, _STEPS.value) | {"versions": package_versions()}
-    print(json.dumps(result) if _JSON.value else format_comparison(result))
+    result = measure(config, plans, arrays, arguments.steps) | {"versions": package_versions()}
+    print(json.dumps(result) if arguments.json else format_comparison(result))
     return 0 if result["overhead"][EXECUTOR]["median"] <= GOAL else 1
 
 
+COMMAND = cli.Command(
+    name="benchmarks.executor",
+    summary="Measures what the executor costs, against one jit of the same work on one device.",
+    examples=("--gin_file=tiny.gin --steps=10",),
+    arguments=ExecutorArguments,
+    prepare=lambda arguments: lambda: main(arguments),
+)
+
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(COMMAND)

@@ -4,46 +4,41 @@ It asks for every colour and shape of easy-VQA in turn, every picture from a see
 trained on the real pictures at the generator's size, judges; its accuracy on the held-out ones is printed too.
 """
 
+import dataclasses
 import itertools
 import json
 import pathlib
 import time
 from typing import Any
 
-from absl import flags
-
 from mmjax import cli
-
-_WORKDIR = flags.DEFINE_string(
-    "workdir",
-    "",
-    "Workdir of python -m mmjax.train; its newest whole checkpoint is used.",
-    allow_override=True,  # tests import several commands into one process
-)
-_IMAGES = flags.DEFINE_integer("images", 100, "Pictures to draw.", lower_bound=1)
-_SAMPLING_STEPS = flags.DEFINE_integer("sampling_steps", 50, "DDIM steps of a picture.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of the first picture; each has the next.", lower_bound=0)
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
 
 MIN_CLASSIFIER_ACCURACY = 0.97
 """Least share of held-out colours that the classifier must get right before its results are trusted."""
 
 
-def main() -> int:
-    """Generates and classifies pictures and prints the table. Returns 1 if the classifier cannot be trusted."""
-    from configs.errors import UserError
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GeneratedColoursArguments(cli.BindingArguments, cli.JsonArguments):
+    """Flags of the command."""
 
-    operative = pathlib.Path(_WORKDIR.value) / cli.OPERATIVE_CONFIG
-    if not _WORKDIR.value or not operative.is_file():
-        raise UserError(f"--workdir={_WORKDIR.value}: give the folder that python -m mmjax.train wrote to")
-    cli.parse_gin(str(operative))
+    workdir: str = cli.flag(
+        "", "Workdir of python -m mmjax.train; its newest whole checkpoint is used.", metavar="FOLDER"
+    )
+    images: int = cli.flag(100, "Pictures to draw.", metavar="N", parse=cli.integer(1))
+    sampling_steps: int = cli.flag(50, "DDIM steps of a picture.", metavar="N", parse=cli.integer(1))
+    seed: int = cli.flag(0, "Seed of the first picture; each has the next.", metavar="N", parse=cli.integer(0))
+
+
+def main(arguments: GeneratedColoursArguments) -> int:
+    """Generates and classifies pictures and prints the table. Returns 1 if the classifier cannot be trusted."""
+    workdir = pathlib.Path(arguments.workdir)
+    config = cli.run_config(workdir, arguments.gin)
     from mmjax.generation.image_generation import ImageGenerator
     from mmjax.generation.trained_model import load_trained_model
-    from mmjax.training.config import TrainConfig
 
-    model = load_trained_model(pathlib.Path(_WORKDIR.value), cli.configured(TrainConfig))
-    result = measure(ImageGenerator(model), model.step, _IMAGES.value, _SAMPLING_STEPS.value, _SEED.value)
-    print(json.dumps(result) if _JSON.value else format_result(result))
+    model = load_trained_model(workdir, config)
+    result = measure(ImageGenerator(model), model.step, arguments.images, arguments.sampling_steps, arguments.seed)
+    print(json.dumps(result) if arguments.json else format_result(result))
     return 0 if result["judge"]["colour"] > MIN_CLASSIFIER_ACCURACY else 1
 
 
@@ -103,5 +98,13 @@ def format_result(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+COMMAND = cli.Command(
+    name="benchmarks.generated_colours",
+    summary="Counts how many generated pictures have the colour that was asked for.",
+    examples=("--workdir=runs/easy --images=20",),
+    arguments=GeneratedColoursArguments,
+    prepare=lambda arguments: lambda: main(arguments),
+)
+
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(COMMAND)

@@ -9,6 +9,7 @@ Each part is a process of its own, so that one framework's memory pool is gone b
 order of importance; what the time does not suffice for says so in the table.
 """
 
+import dataclasses
 import datetime
 import json
 import os
@@ -19,49 +20,51 @@ import sys
 import tempfile
 import time
 
-from absl import flags
-
 from benchmarks.gpu.parts import BATCHES, PARTS, BenchmarkPart, missing_packages
 from benchmarks.rows import every_goal_met, print_table
 from mmjax import cli
-
-_JSON = flags.DEFINE_bool(
-    "json",
-    False,
-    "Print one JSON document instead of a table.",
-    allow_override=True,  # tests import several commands into one process
-)
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Tiny sizes on any machine; speeds are not held to their goals.")
-_ONLY = flags.DEFINE_list("only", list(PARTS), f"Parts to run, of {', '.join(PARTS)}; pytorch needs mmjax's weights.")
 
 SECONDS = 465.0
 """Of eight minutes, less what starting and the table take."""
 
 
-def main() -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GpuArguments(cli.JsonArguments):
+    """Flags of the command."""
+
+    dry_run: bool = cli.flag(False, "Runs tiny sizes on any machine; speeds are not held to their goals.")
+    only: tuple[str, ...] = cli.flag(
+        tuple(PARTS),
+        "Parts to run; pytorch needs mmjax's weights.",
+        metavar="PARTS",
+        parse=cli.list_of(cli.one_of(*PARTS)),
+    )
+
+
+def main(arguments: GpuArguments) -> int:
     """Runs the parts and prints the table. Returns 0 if every checked goal is met and no part failed, else 1."""
     from benchmarks.gpu.batches import draw_steps, save_steps
     from benchmarks.gpu.sizes import FULL, TINY
     from configs.errors import UserError
 
-    if unknown := [name for name in _ONLY.value if name not in PARTS]:
-        raise UserError(f"--only: there is no part {unknown[0]!r}; choose from {', '.join(PARTS)}")
     end = time.monotonic() + SECONDS
     device, problem = _device()
-    if problem and not _DRY_RUN.value:
+    if problem and not arguments.dry_run:
         raise UserError(problem)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        save_steps(folder / BATCHES, draw_steps(TINY if _DRY_RUN.value else FULL))
-        rows = [row for part in PARTS if part in _ONLY.value for row in run_part(part, folder, end, _DRY_RUN.value)]
+        save_steps(folder / BATCHES, draw_steps(TINY if arguments.dry_run else FULL))
+        rows = [
+            row for part in PARTS if part in arguments.only for row in run_part(part, folder, end, arguments.dry_run)
+        ]
     result = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "dry_run": _DRY_RUN.value,
+        "dry_run": arguments.dry_run,
         **device,
         "seconds": round(SECONDS - (end - time.monotonic())),
         "rows": rows,
     }
-    if _JSON.value:
+    if arguments.json:
         print(json.dumps(result))
     else:
         print_table(rows, comparison_key="note", digits=4)
@@ -137,5 +140,14 @@ def _last_line(log: pathlib.Path) -> str:
     return lines[-1][:300] if lines else "it said nothing"
 
 
+COMMAND = cli.Command(
+    name="benchmarks.gpu",
+    summary="Measures mmjax on one Hopper GPU, and compares it with PyTorch.",
+    examples=("--only=mmjax,pytorch",),
+    arguments=GpuArguments,
+    prepare=lambda arguments: lambda: main(arguments),
+    distributed=False,
+)
+
 if __name__ == "__main__":
-    cli.run(main, distributed=False)
+    cli.run(COMMAND)

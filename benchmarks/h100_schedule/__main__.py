@@ -5,35 +5,40 @@ Compiles a layer of Llama3-70B on one row of 8,192 tokens in bfloat16, forward a
 collective of the rings is hidden by. Times are computed from the data sheet, not measured: nothing runs.
 """
 
+import dataclasses
 import itertools
 import json
 import os
 
-from absl import flags
-
 from configs.errors import UserError
 from mmjax import cli
 
-_RANKS = flags.DEFINE_multi_integer("ranks", [4, 8], "Ranks of tensor parallelism.", lower_bound=2, upper_bound=8)
-_PARTS = flags.DEFINE_multi_string("part", ["matmuls", "layer"], "What to compile: matmuls or layer. Repeatable.")
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class H100ScheduleArguments(cli.JsonArguments):
+    """Flags of the command."""
+
+    ranks: tuple[int, ...] = cli.flag(
+        (4, 8), "Ranks of tensor parallelism.", metavar="RANKS", parse=cli.list_of(cli.integer(2, 8))
+    )
+    part: tuple[str, ...] = cli.flag(
+        ("matmuls", "layer"), "What to compile.", metavar="PARTS", parse=cli.list_of(cli.one_of("matmuls", "layer"))
+    )
 
 
-def main() -> int:
+def main(arguments: H100ScheduleArguments) -> int:
     """Compiles and prints; 1 if a permute other than a program's first is exposed."""
     from benchmarks.h100_schedule.compilation import missing_plugin
-    from benchmarks.h100_schedule.programs import COMPARED_COLLECTIVES, PROGRAM_PARTS, ProgramCase
+    from benchmarks.h100_schedule.programs import COMPARED_COLLECTIVES, ProgramCase
     from benchmarks.h100_schedule.report import GEMMS, format_collectives, format_overview, make_report
 
     if reason := missing_plugin():
         raise UserError(reason)
-    if unknown := set(_PARTS.value) - set(PROGRAM_PARTS):
-        raise UserError(f"--part={unknown.pop()}: choose from {', '.join(PROGRAM_PARTS)}")
-    programs = itertools.product(_PARTS.value, _RANKS.value, (False, True), COMPARED_COLLECTIVES, GEMMS)
+    programs = itertools.product(arguments.part, arguments.ranks, (False, True), COMPARED_COLLECTIVES, GEMMS)
     reports = [
         make_report(ProgramCase(part, ranks, backward, how), gemms) for part, ranks, backward, how, gemms in programs
     ]
-    if _JSON.value:
+    if arguments.json:
         print(json.dumps([of.as_json() for of in reports]))
     else:
         print(format_overview(reports))
@@ -45,6 +50,14 @@ def main() -> int:
     return 1 if exposed else 0
 
 
+COMMAND = cli.Command(
+    name="benchmarks.h100_schedule",
+    summary="Compiles for H100s, and reports which collectives XLA hides there.",
+    examples=("--ranks=4 --part=layer",),
+    arguments=H100ScheduleArguments,
+    prepare=lambda arguments: lambda: main(arguments),
+)
+
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"  # what it compiles for is not here
-    cli.run(main)
+    cli.run(COMMAND)

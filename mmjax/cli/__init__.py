@@ -1,19 +1,24 @@
-"""What the commands share: the order of start-up, flags, gin configuration, and errors without tracebacks.
+"""What the commands share: flags, the order of start-up, gin configuration, and errors without tracebacks.
 
-A command imports this package first and everything else of mmjax inside its main function, so that nothing is imported
-before the checks here have passed:
+A command imports this package first and everything else of mmjax inside its functions, so that nothing is imported
+before the checks here have passed, and `--help` waits for nothing:
 
     from mmjax import cli
 
-    def main() -> int:
-        cli.parse_gin("quickstart.gin")
-        from mmjax.training.config import TrainConfig
-        config = cli.configured(TrainConfig)
-        ...
-        return 0
+    def prepare(arguments: cli.GinArguments) -> cli.Work:
+        config = cli.training_config(arguments)
+        return lambda: print(config)
+
+    COMMAND = cli.Command(
+        name="mmjax.example",
+        summary="Says in one sentence what it does.",
+        examples=("--gin_file=easy_vqa.gin",),
+        arguments=cli.GinArguments,
+        prepare=prepare,
+    )
 
     if __name__ == "__main__":
-        cli.run(main)
+        cli.run(COMMAND)
 """
 
 from mmjax.cli import import_guard
@@ -21,27 +26,38 @@ from mmjax.cli import import_guard
 import_guard.refuse_shadowed_packages()  # before the imports below can take another package for one of ours
 
 from configs.errors import UserError  # noqa: E402
-from mmjax.cli.command import USAGE_ERROR, parse_flags, run  # noqa: E402
+from mmjax.cli.command import USAGE_ERROR, Command, Work, run  # noqa: E402
+from mmjax.cli.flags import BindingArguments, GinArguments, JsonArguments, flag  # noqa: E402
 from mmjax.cli.gin_config import (  # noqa: E402
     OPERATIVE_CONFIG,
     configured,
-    gin_files_given,
     is_bound,
     parse_gin,
-    parse_operative_config,
     write_operative_config,
 )
+from mmjax.cli.training import QUICKSTART, run_config, training_config  # noqa: E402
+from mmjax.cli.values import integer, list_of, number, one_of  # noqa: E402
 
 __all__ = [
     "OPERATIVE_CONFIG",
+    "QUICKSTART",
     "USAGE_ERROR",
+    "BindingArguments",
+    "Command",
+    "GinArguments",
+    "JsonArguments",
     "UserError",
+    "Work",
     "configured",
-    "gin_files_given",
+    "flag",
+    "integer",
     "is_bound",
-    "parse_flags",
+    "list_of",
+    "number",
+    "one_of",
     "parse_gin",
-    "parse_operative_config",
     "run",
+    "run_config",
+    "training_config",
     "write_operative_config",
 ]

@@ -1,4 +1,4 @@
-"""Gin configuration of a command: the files of `--gin_file`, overrides by `--gin.NAME=VALUE`, the operative config."""
+"""Gin configuration: files, bindings that override them, the operative config."""
 
 import difflib
 import logging
@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import gin
 import gin.config
-from absl import flags
 from gin import resource_reader
 
 import configs
@@ -21,11 +20,6 @@ CONFIGS = pathlib.Path(configs.__file__).parent
 
 OPERATIVE_CONFIG = "operative.gin"
 """File of a workdir with every parameter that the run used."""
-
-_GIN_FILES = flags.DEFINE_multi_string(
-    "gin_file", [], "Configuration file: a path, or the name of a file in the configs package. Repeatable; later wins."
-)
-_GIN_BINDINGS = flags.DEFINE_multi_string("gin_bindings", [], "What --gin.NAME=VALUE becomes: one gin binding.")
 
 Configured = typing.TypeVar("Configured")
 Parsed = typing.TypeVar("Parsed")
@@ -41,38 +35,32 @@ def _resolve(gin_file: str) -> str:
             return str(path)
     names = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin"))
     raise UserError(
-        f"--gin_file={gin_file}: there is no such file here ({pathlib.Path.cwd()}) nor in the configs package, "
+        f"there is no gin file {gin_file}, neither here ({pathlib.Path.cwd()}) nor in the configs package, "
         f"which has {', '.join(names) or 'none'}"
     )
 
 
-def gin_files_given() -> bool:
-    """Whether `--gin_file` is given."""
-    return bool(_GIN_FILES.value)
-
-
-def parse_operative_config(workdir: str) -> None:
-    """Reads the operative config of a workdir, then the `--gin.NAME=VALUE` overrides.
+def parse_workdir(workdir: pathlib.Path, bindings: Sequence[str] = ()) -> None:
+    """Reads the configuration of the run that a workdir is of, then bindings that override it.
 
     Raises:
-        UserError: `--gin_file` is given; the workdir has its own configuration.
+        UserError: The folder is not the workdir of a run, or a binding is wrong.
     """
-    if _GIN_FILES.value:
-        raise UserError(
-            f"--gin_file={_GIN_FILES.value[0]}: the run in {workdir} has written down its own configuration; leave it "
-            "out, and change single values by --gin.NAME=VALUE"
-        )
-    parse_gin(str(pathlib.Path(workdir) / OPERATIVE_CONFIG))
+    path = workdir / OPERATIVE_CONFIG
+    if not path.is_file():
+        what = f"has no {OPERATIVE_CONFIG}" if workdir.is_dir() else "is no folder"
+        raise UserError(f"--workdir={workdir} {what}; give the folder that python -m mmjax.train wrote to")
+    parse_gin([str(path)], bindings)
 
 
-def parse_gin(default_gin_file: str, *before: str) -> None:
-    """Reads the configuration files of `--gin_file` (or the default), then the `--gin.NAME=VALUE` overrides.
+def parse_gin(files: Sequence[str], bindings: Sequence[str] = ()) -> None:
+    """Reads configuration files, of which later ones override earlier ones, then bindings, which override all.
 
     A file includes others by a path from the current folder, from its own folder or from the configs package.
 
     Args:
-        default_gin_file: The file to read if `--gin_file` is not given.
-        *before: Files that are read first, so that those of the user override them.
+        files: Paths, or names of files in the configs package.
+        bindings: Parameters or macros with their values, such as `TrainConfig.steps = 3`.
 
     Raises:
         UserError: A file does not exist, or nothing has the name of a binding; the message names the file and line.
@@ -80,14 +68,14 @@ def parse_gin(default_gin_file: str, *before: str) -> None:
     gin.clear_config()
     _referenced_macros.clear()
     logging.getLogger().addFilter(_is_not_a_search_by_gin)
-    paths = [_resolve(gin_file) for gin_file in (*before, *(_GIN_FILES.value or [default_gin_file]))]
+    paths = [_resolve(gin_file) for gin_file in files]
     folders = [*(str(pathlib.Path(path).parent) for path in paths), str(CONFIGS)]
     for folder in folders:
         gin.add_config_file_search_path(folder)
     for path in paths:
         parsed = _parse(path, lambda path=path: gin.parse_config_file(path))
         _referenced_macros.update(_macros_of(parsed, folders))
-    for binding in _GIN_BINDINGS.value:
+    for binding in bindings:
         _parse(f"--gin.{binding}", lambda binding=binding: gin.parse_config(binding))
         _referenced_macros.update(_MACRO_REFERENCE.findall(binding))
     _parse("configuration", gin.finalize)

@@ -1,122 +1,155 @@
-"""`python -m mmjax.convert`: reads published checkpoints, and writes a run's parameters as one (docs/weights.md).
+"""`python -m mmjax.convert`: reads published checkpoints, and writes a run's parameters as one (docs/weights.md)."""
 
-python -m mmjax.convert --folder=FOLDER                    checks that it is complete, and says what it is
-python -m mmjax.convert --folder=FOLDER --print            prints its architecture as gin, to train it
-python -m mmjax.convert --folder=FOLDER --part=backbone --gin_file=mine.gin     checks that it fits a part of a model
-python -m mmjax.convert --workdir=runs/x --part=backbone --output=FOLDER        writes a part of a run's model
-"""
-
+import dataclasses
+import functools
 import pathlib
 from typing import TYPE_CHECKING
-
-from absl import flags
 
 from mmjax import cli
 
 if TYPE_CHECKING:  # these import jax
+    from collections.abc import Sequence
+
+    from configs.architectures import ModelConfig
     from mmjax.training.config import TrainConfig
     from mmjax.weights.export import ExportTarget
-
-_FOLDER = flags.DEFINE_string("folder", "", "Folder of a published checkpoint to check.")
-_PRINT = flags.DEFINE_bool("print", False, "Print the architecture of --folder as gin.")
-_PART = flags.DEFINE_string(
-    "part", "", "Part of the model, as in TrainConfig.trainable: backbone, vision_projector, ...; or model for all."
-)
-_WORKDIR = flags.DEFINE_string("workdir", "", "Workdir of python -m mmjax.train whose parameters are to be written.")
-_STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint in --workdir; default: the newest.")
-_OUTPUT = flags.DEFINE_string("output", "", "Folder to write; it must not exist, or be empty.")
-_ORIGINAL = flags.DEFINE_string(
-    "original", "", "Published checkpoint that --output is to be like; default: the one that the run started from."
-)
-_MODEL_TYPE = flags.DEFINE_string("model_type", "", "Architecture of --output where there is no original: llama, ...")
-_DTYPE = flags.DEFINE_enum(
-    "dtype",
-    None,
-    ["float32", "float16", "bfloat16"],
-    "Type of the tensors of --output; default: that of each in the original, else the model's.",
-)
-_SHARD_SIZE = flags.DEFINE_string("shard_size", "5GB", "Size of the largest file of --output, such as 5GB or 500MiB.")
+    from mmjax.weights.published_checkpoint import PublishedCheckpoint
 
 
-def main() -> int:
-    """Checks a published checkpoint, or writes one."""
-    from configs.errors import UserError
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvertArguments(cli.GinArguments):
+    """Flags of the command."""
 
-    if bool(_FOLDER.value) == bool(_WORKDIR.value):
-        raise UserError("give --folder to check a published checkpoint, or --workdir to write one from a run")
-    return _check(pathlib.Path(_FOLDER.value)) if _FOLDER.value else _write(pathlib.Path(_WORKDIR.value))
+    folder: str = cli.flag("", "Folder of a published checkpoint to check.", metavar="FOLDER")
+    print: bool = cli.flag(False, "Prints the architecture of --folder as gin, to train it.")
+    part: str = cli.flag(
+        "",
+        "Part of the model, as in TrainConfig.trainable: backbone, vision_projector, ...; or model for all.",
+        metavar="NAME",
+    )
+    workdir: str = cli.flag(
+        "", "Workdir of python -m mmjax.train whose parameters are to be written.", metavar="FOLDER"
+    )
+    step: int | None = cli.flag(
+        None, "Step of the checkpoint in --workdir; without the flag, the newest.", metavar="N", parse=cli.integer(0)
+    )
+    output: str = cli.flag("", "Folder to write; it must not exist, or be empty.", metavar="FOLDER")
+    original: str = cli.flag(
+        "",
+        "Published checkpoint that --output is to be like; without the flag, the one that the run started from.",
+        metavar="FOLDER",
+    )
+    model_type: str = cli.flag("", "Architecture of --output where there is no original: llama, ...", metavar="NAME")
+    dtype: str = cli.flag(
+        "",
+        "Type of the tensors of --output: float32, float16 or bfloat16; without the flag, that of each in the "
+        "original, else the model's.",
+        metavar="NAME",
+        parse=cli.one_of("float32", "float16", "bfloat16"),
+    )
+    shard_size: str = cli.flag("5GB", "Size of the largest file of --output, such as 5GB or 500MiB.", metavar="SIZE")
 
 
-def _check(folder: pathlib.Path) -> int:
+def prepare(arguments: ConvertArguments) -> cli.Work:
+    """Chooses between the uses of the command, and checks the flags of each."""
+    if bool(arguments.folder) == bool(arguments.workdir):
+        raise cli.UserError("give --folder to check a published checkpoint, or --workdir to write one from a run")
+    return _prepare_check(arguments) if arguments.folder else _prepare_export(arguments)
+
+
+def _prepare_check(arguments: ConvertArguments) -> cli.Work:
     from configs.architectures import ModelConfig
-    from mmjax.weights.compatibility import compatible_matches
     from mmjax.weights.gin_export import gin_text
     from mmjax.weights.published_checkpoint import WHOLE_MODEL, as_model, checkpoint_parts, open_checkpoint
 
+    folder = pathlib.Path(arguments.folder)
     checkpoint = open_checkpoint(folder)
     config = checkpoint.config
     parts = (WHOLE_MODEL,) if isinstance(config, ModelConfig) else checkpoint_parts(checkpoint)
-    if _PRINT.value:
-        print(gin_text(config, tuple((part, str(folder)) for part in parts)))
-        return 0
+    if arguments.print:
+        return lambda: print(gin_text(config, tuple((part, str(folder)) for part in parts)))
     model = as_model(config)
-    if _PART.value:
-        cli.parse_gin("quickstart.gin")
-        parts, model = (_PART.value,), cli.configured(ModelConfig)
+    if arguments.part:
+        cli.parse_gin(arguments.gin_file or ("quickstart.gin",), arguments.gin)
+        parts, model = (arguments.part,), cli.configured(ModelConfig)
+    return functools.partial(check, checkpoint, model, parts)
+
+
+def check(checkpoint: "PublishedCheckpoint", model: "ModelConfig", parts: "Sequence[str]") -> None:
+    """Compares a published checkpoint with the parts of a model."""
+    from mmjax.weights.compatibility import compatible_matches
+
     for part in parts:
         tensors = sum(len(match.tensor_names) for match in compatible_matches(checkpoint, model, part))
-        print(f"{folder} is a {checkpoint.architecture.name}; {tensors} tensors give {part} all that it needs")
-    return 0
+        print(
+            f"{checkpoint.folder.path} is a {checkpoint.architecture.name}; {tensors} tensors give {part} all that it "
+            "needs"
+        )
 
 
-def _write(workdir: pathlib.Path) -> int:
-    import jax
-
-    from configs.errors import UserError
-    from mmjax.weights.export import export_checkpoint, with_merged_adapters
+def _prepare_export(arguments: ConvertArguments) -> cli.Work:
     from mmjax.weights.folder import parse_file_size, require_empty_folder
 
-    limit = parse_file_size(_SHARD_SIZE.value)
-    if not _OUTPUT.value:
-        raise UserError("--output is missing: the folder to write")
-    output = pathlib.Path(_OUTPUT.value)
+    limit = parse_file_size(arguments.shard_size)
+    if not arguments.output:
+        raise cli.UserError("--output is missing: the folder to write")
+    output = pathlib.Path(arguments.output)
     require_empty_folder(output)
-    config = _run_config(workdir)
+    if arguments.gin_file:
+        raise cli.UserError(
+            f"--gin_file={arguments.gin_file[0]}: the run in {arguments.workdir} has written down its own "
+            "configuration; leave it out, and change single values by --gin.NAME=VALUE"
+        )
+    workdir = pathlib.Path(arguments.workdir)
+    config = cli.run_config(workdir, arguments.gin)
+    return functools.partial(export, config, _export_target(arguments, config), workdir, arguments.step, output, limit)
+
+
+def export(
+    config: "TrainConfig",
+    target: "ExportTarget",
+    workdir: pathlib.Path,
+    step: int | None,
+    output: pathlib.Path,
+    limit: int,
+) -> None:
+    """Writes the parameters of a run as a published checkpoint."""
+    import jax
+
     from mmjax.training.checkpoints.manager import CheckpointManager
+    from mmjax.weights.export import export_checkpoint, with_merged_adapters
 
-    target = _export_target(config)
     checkpoints = CheckpointManager(workdir / "checkpoints", config.model)
-    read_layer, step = checkpoints.layer_reader(jax.local_devices()[0], _STEP.value)
+    read_layer, found = checkpoints.layer_reader(jax.local_devices()[0], step)
     files = export_checkpoint(target, with_merged_adapters(read_layer, config.model), output, limit)
-    print(f"Written to {output}: {target.architecture.name}, step {step}; config.json, {', '.join(files)}")
-    return 0
+    print(f"Written to {output}: {target.architecture.name}, step {found}; config.json, {', '.join(files)}")
 
 
-def _run_config(workdir: pathlib.Path) -> "TrainConfig":
-    """The configuration that a run was started with."""
-    from configs.errors import UserError
-
-    if not (workdir / cli.OPERATIVE_CONFIG).is_file():
-        raise UserError(f"--workdir={workdir} has no {cli.OPERATIVE_CONFIG}; give the folder that mmjax.train wrote to")
-    cli.parse_operative_config(str(workdir))
-    from mmjax.training.config import TrainConfig
-
-    return cli.configured(TrainConfig)
-
-
-def _export_target(config: "TrainConfig") -> "ExportTarget":
+def _export_target(arguments: ConvertArguments, config: "TrainConfig") -> "ExportTarget":
     """The checkpoint to write: of the given model type, or like an original."""
-    from configs.errors import UserError
     from mmjax.weights.export import export_target_like, export_target_of_type
     from mmjax.weights.published_checkpoint import WHOLE_MODEL, open_checkpoint
 
-    part = _PART.value or WHOLE_MODEL
-    if _MODEL_TYPE.value:
-        return export_target_of_type(_MODEL_TYPE.value, config.model, part, _DTYPE.value or config.model.dtype)
-    original = _ORIGINAL.value or dict(config.pretrained_weights).get(part, "")
+    part = arguments.part or WHOLE_MODEL
+    if arguments.model_type:
+        return export_target_of_type(arguments.model_type, config.model, part, arguments.dtype or config.model.dtype)
+    original = arguments.original or dict(config.pretrained_weights).get(part, "")
     if not original:
-        raise UserError(
+        raise cli.UserError(
             f"the run's {part} started from no published checkpoint: give --original=FOLDER of one to be like, or "
             "--model_type, such as llama"
         )
-    return export_target_like(open_checkpoint(pathlib.Path(original)), config.model, part, _DTYPE.value or "")
+    return export_target_like(open_checkpoint(pathlib.Path(original)), config.model, part, arguments.dtype)
+
+
+COMMAND = cli.Command(
+    name="mmjax.convert",
+    summary="Checks a published checkpoint, or writes a run's parameters as one.",
+    examples=(
+        "--folder=FOLDER --print",
+        "--folder=FOLDER --part=backbone --gin_file=mine.gin",
+        "--workdir=runs/x --part=backbone --output=FOLDER",
+    ),
+    arguments=ConvertArguments,
+    prepare=prepare,
+)

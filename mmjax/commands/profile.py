@@ -4,54 +4,70 @@ The profile is a JSON file with the device's name and the versions. `python -m m
 `mmjax.train` take it by --profile; they refuse one of other hardware unless told otherwise.
 """
 
+import dataclasses
+import functools
 import pathlib
 from typing import TYPE_CHECKING, cast
-
-from absl import flags
 
 from mmjax import cli
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from mmjax.training.config import TrainConfig
     from sharding.costs.profiled import Profile
     from sharding.specs.layer import RecomputePolicy
 
-_OUTPUT = flags.DEFINE_string("output", "profile.json", "File to write.")
-_TP = flags.DEFINE_list("tp", ["1", "2"], "Tensor-parallel sizes to measure, up to the number of devices.")
-_ROWS = flags.DEFINE_list("microbatch_rows", ["1", "2", "4"], "Rows of a replica's microbatch to measure.")
-_RECOMPUTE = flags.DEFINE_enum(
-    "recompute", "none", ["none", "selective", "full"], "Recomputation policy of every layer."
-)
-_STEPS = flags.DEFINE_integer("steps", 5, "Steps to time, after the first, which compiles.", lower_bound=1)
-_JSON = flags.DEFINE_bool("json", False, "Print the profile as one JSON object instead of a table.")
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProfileArguments(cli.GinArguments, cli.JsonArguments):
+    """Flags of the command."""
+
+    output: str = cli.flag("profile.json", "File to write.", metavar="FILE")
+    tp: tuple[int, ...] = cli.flag(
+        (1, 2),
+        "Tensor-parallel sizes to measure, up to the number of devices.",
+        metavar="SIZES",
+        parse=cli.list_of(cli.integer(1)),
+    )
+    microbatch_rows: tuple[int, ...] = cli.flag(
+        (1, 2, 4), "Rows of a replica's microbatch to measure.", metavar="ROWS", parse=cli.list_of(cli.integer(1))
+    )
+    recompute: str = cli.flag(
+        "none",
+        "Recomputation policy of every layer: none, selective or full.",
+        metavar="NAME",
+        parse=cli.one_of("none", "selective", "full"),
+    )
+    steps: int = cli.flag(5, "Steps to time, after the first, which compiles.", metavar="N", parse=cli.integer(1))
 
 
-def main() -> int:
+def prepare(arguments: ProfileArguments) -> cli.Work:
+    """Reads the configuration and the sizes to measure."""
+    return functools.partial(profile, arguments, cli.training_config(arguments))
+
+
+def profile(arguments: ProfileArguments, config: "TrainConfig") -> int:
     """Measures the profile, writes it, and prints it."""
-    cli.parse_gin("quickstart.gin")
     import jax
     from rich.console import Console
 
-    from mmjax.training.config import TrainConfig
     from mmjax.training.profiling.layer_profile import MICROBATCHES, profile_model
     from mmjax.training.row_loads import first_batches
 
-    config = cli.configured(TrainConfig)
     most_rows = config.data.rows // MICROBATCHES
-    rows = _numbers("microbatch_rows", _ROWS.value, most_rows, "half of the rows of the global batch")
-    tps = _numbers("tp", _TP.value, jax.local_device_count(), "devices")
+    rows = _sizes("microbatch_rows", arguments.microbatch_rows, most_rows, "half of the rows of the global batch")
+    tps = _sizes("tp", arguments.tp, jax.local_device_count(), "devices")
     (batch,) = first_batches(config, 1)
-    settings = config.engine_settings
-    recompute = cast("RecomputePolicy", _RECOMPUTE.value)
-    profile = profile_model(config.model, batch.arrays, settings, tps, rows, recompute, _STEPS.value)
-    pathlib.Path(_OUTPUT.value).write_text(profile.to_json(), encoding="utf-8")
-    if _JSON.value:
-        print(profile.to_json(), end="")
+    recompute = cast("RecomputePolicy", arguments.recompute)
+    measured = profile_model(config.model, batch.arrays, config.engine_settings, tps, rows, recompute, arguments.steps)
+    pathlib.Path(arguments.output).write_text(measured.to_json(), encoding="utf-8")
+    if arguments.json:
+        print(measured.to_json(), end="")
         return 0
     console = Console(highlight=False)
-    console.print(layer_table(profile))
-    console.print(f"Written to {_OUTPUT.value}")
+    console.print(layer_table(measured))
+    console.print(f"Written to {arguments.output}")
     return 0
 
 
@@ -70,14 +86,18 @@ def layer_table(profile: "Profile") -> "Table":
     return table
 
 
-def _numbers(flag: str, values: list[str], most: int, what: str) -> list[int]:
-    """The numbers of a flag, ascending; raises UserError for one below 1 or above `most`."""
-    from configs.errors import UserError
+def _sizes(flag: str, values: tuple[int, ...], most: int, what: str) -> list[int]:
+    """The numbers of a flag, ascending; raises UserError for one above `most`."""
+    sizes = sorted(set(values))
+    if not sizes or sizes[-1] > most:
+        raise cli.UserError(f"--{flag}={','.join(map(str, values))}: give numbers from 1 to {most}, the {what}")
+    return sizes
 
-    try:
-        numbers = sorted({int(value) for value in values})
-    except ValueError as error:
-        raise UserError(f"--{flag}={','.join(values)}: give whole numbers, separated by commas") from error
-    if not numbers or numbers[0] < 1 or numbers[-1] > most:
-        raise UserError(f"--{flag}={','.join(values)}: give numbers from 1 to {most}, the {what}")
-    return numbers
+
+COMMAND = cli.Command(
+    name="mmjax.profile",
+    summary="Times the layers of a configured model on this machine, for planning and simulation.",
+    examples=("--gin_file=easy_vqa.gin --tp=1,2 --output=profile.json",),
+    arguments=ProfileArguments,
+    prepare=prepare,
+)

@@ -1,64 +1,77 @@
 """`python -m mmjax.train`: trains a configured model on its plan; without arguments, the quickstart on this machine."""
 
+import dataclasses
 import datetime
+import functools
 import json
 import pathlib
 from typing import TYPE_CHECKING, Any
-
-from absl import flags
 
 from mmjax import cli
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WORKDIR = flags.DEFINE_string("workdir", "", "Where everything is written; default: a new folder under runs/.")
-_RESUME = flags.DEFINE_bool("resume", False, "Continue from the newest whole checkpoint of --workdir.")
-_PROFILE = flags.DEFINE_string(
-    "profile",
-    "",
-    "Profile of this hardware (python -m mmjax.profile), to predict the step and to plan if plan is auto.",
-)
-_OTHER_DEVICE = flags.DEFINE_bool("allow_other_device", False, "Accept a profile of other hardware.")
+    from mmjax.training.config import TrainConfig
 
 
-def main() -> int:
-    """Prints the plan, the progress and where files are. Returns 0 also if a signal ended the run: all is saved."""
-    workdir = _choose_workdir()
-    if _RESUME.value and not cli.gin_files_given():
-        if not (workdir / cli.OPERATIVE_CONFIG).is_file():
-            raise cli.UserError(f"--workdir={workdir} has no {cli.OPERATIVE_CONFIG}: there is no run to resume")
-        cli.parse_operative_config(str(workdir))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainArguments(cli.GinArguments):
+    """Flags of the command."""
+
+    workdir: str = cli.flag(
+        "", "Folder to which everything is written; without the flag, a new one under runs/.", metavar="FOLDER"
+    )
+    resume: bool = cli.flag(False, "Continues from the newest whole checkpoint of --workdir.")
+    profile: str = cli.flag(
+        "",
+        "Profile of this hardware (python -m mmjax.profile), to predict the step and to plan if plan is auto.",
+        metavar="FILE",
+    )
+    allow_other_device: bool = cli.flag(False, "Accepts a profile of other hardware.")
+
+
+def prepare(arguments: TrainArguments) -> cli.Work:
+    """Reads the configuration: that of the run in the workdir if it is resumed and no other is given."""
+    workdir = _choose_workdir(arguments)
+    if arguments.resume and not arguments.gin_file:
+        config = cli.run_config(workdir, arguments.gin)
     else:
-        cli.parse_gin("quickstart.gin")
+        config = cli.training_config(arguments)
+    return functools.partial(train, arguments, config, workdir)
+
+
+def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Path) -> int:
+    """Prints the plan, the progress and where files are. Returns 0 also if a signal ended the run: all is saved."""
     import jax
     from rich.console import Console
 
     from mmjax.planning import automatic
-    from mmjax.training.config import TrainConfig, tokenizer_mismatches_backbone
+    from mmjax.training.config import tokenizer_mismatches_backbone
     from mmjax.training.metrics.parameters import flat_parameters
     from mmjax.training.metrics.progress import make_progress, print_plan
     from mmjax.training.metrics.writers import open_metrics_writer
     from mmjax.training.summary import SUMMARY_FILE, run_summary
     from mmjax.training.trainer import Trainer, describe_devices
 
-    config = cli.configured(TrainConfig)
     console = Console(highlight=False)
     first = jax.process_index() == 0
-    if _RESUME.value and _is_finished(workdir, config.steps, console if first else None):
+    if arguments.resume and _is_finished(workdir, config.steps, console if first else None):
         return 0
-    if jax.process_count() > 1 and not _WORKDIR.value:
+    if jax.process_count() > 1 and not arguments.workdir:
         raise cli.UserError(
             f"a run of {jax.process_count()} processes needs --workdir: a folder that all of them share"
         )
-    plan, remark, prediction = automatic.plan_and_predict(config, workdir, _PROFILE.value, _OTHER_DEVICE.value)
+    plan, remark, prediction = automatic.plan_and_predict(
+        config, workdir, arguments.profile, arguments.allow_other_device
+    )
     if first:
         console.print(describe_devices())
         print_plan(plan.table(), console)
         console.print(
             f"{plan.microbatches} microbatches, schedule {plan.schedule}", *([remark] if remark else []), soft_wrap=True
         )
-    trainer = Trainer(config, plan, workdir, _RESUME.value)
+    trainer = Trainer(config, plan, workdir, arguments.resume)
     if first:
         if tokenizer_mismatches_backbone(config, trainer.tokenizer):
             console.print(
@@ -85,10 +98,10 @@ def main() -> int:
     return 0
 
 
-def _choose_workdir() -> pathlib.Path:
-    if _WORKDIR.value:
-        return pathlib.Path(_WORKDIR.value)
-    if _RESUME.value:
+def _choose_workdir(arguments: TrainArguments) -> pathlib.Path:
+    if arguments.workdir:
+        return pathlib.Path(arguments.workdir)
+    if arguments.resume:
         raise cli.UserError("--resume needs --workdir: the folder of the run to continue")
     return pathlib.Path("runs") / datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
 
@@ -138,3 +151,15 @@ def _print_outcome(console: "Console", summary: dict[str, Any], workdir: pathlib
         (SUMMARY_FILE, "metrics.jsonl", "tensorboard/", "checkpoints/", cli.OPERATIVE_CONFIG, "plan.json")
     )
     console.print(f"Written to {workdir}: {files}", soft_wrap=True)
+
+
+COMMAND = cli.Command(
+    name="mmjax.train",
+    summary="Trains a configured model on its plan; without flags, the quickstart on this machine.",
+    examples=(
+        "--gin_file=easy_vqa.gin --workdir=runs/short",
+        "--gin_file=easy_vqa.gin --workdir=runs/short --resume",
+    ),
+    arguments=TrainArguments,
+    prepare=prepare,
+)

@@ -53,10 +53,9 @@ Part = VisionConfig | AudioConfig | BackboneConfig | GeneratorConfig
 @functools.cache
 def parts() -> dict[str, Part]:
     """Every part, by its gin scope."""
-    cli.parse_flags(["tests"])
     found = {}
     for path in sorted((FOLDER / "parts").glob("*.gin")):
-        cli.parse_gin(f"models/parts/{path.name}")
+        cli.parse_gin((f"models/parts/{path.name}",))
         for scope, kind in SCOPE.findall(path.read_text()):
             with gin.config_scope(scope):
                 found[scope] = cli.configured(getattr(architectures, kind))
@@ -65,8 +64,7 @@ def parts() -> dict[str, Part]:
 
 @functools.cache
 def model(name: str) -> ModelConfig:
-    cli.parse_flags(["tests"])
-    cli.parse_gin(f"models/{name}.gin")
+    cli.parse_gin((f"models/{name}.gin",))
     return cli.configured(ModelConfig)
 
 

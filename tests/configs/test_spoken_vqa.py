@@ -25,8 +25,7 @@ LONGEST = 33_280  # samples: 208 frames; three questions of one image take at mo
 
 @functools.cache
 def configured() -> TrainConfig:
-    cli.parse_flags(["tests"])
-    cli.parse_gin("spoken_vqa.gin")
+    cli.parse_gin(("spoken_vqa.gin",))
     try:
         return cli.configured(TrainConfig)
     finally:

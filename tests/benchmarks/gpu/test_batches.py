@@ -44,8 +44,7 @@ def test_work_and_tokens_are_those_of_the_arrays():
 
 
 def test_lengths_are_those_of_the_llava_like_data():
-    cli.parse_flags(["tests"])
-    cli.parse_gin("data/llava_like.gin")
+    cli.parse_gin(("data/llava_like.gin",))
     (described,) = [kind for kind, _ in cli.configured(SyntheticData).kinds]
     assert (FULL.text, FULL.pictures) == (described.text_tokens, described.image_counts)
 

@@ -23,8 +23,7 @@ from tests.tones import write_tones
 
 def configured(gin_file: str) -> TrainConfig:
     """A shipped configuration; its data set is made by the test."""
-    cli.parse_flags(["tests"])
-    cli.parse_gin(gin_file)
+    cli.parse_gin((gin_file,))
     try:
         return cli.configured(TrainConfig)
     finally:

@@ -14,15 +14,21 @@ HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
 PROBE = """
 from mmjax import cli
 
-def main():
-    cli.parse_gin("probe.gin")
+def prepare(arguments):
+    cli.parse_gin(arguments.gin_file or ("probe.gin",), arguments.gin)
     from configs.architectures import ModelConfig
     config = cli.configured(ModelConfig)
-    print(config.encoders[0].width, config.backbone.depth, config.dtype)
-    cli.write_operative_config("run")
+
+    def work():
+        print(config.encoders[0].width, config.backbone.depth, config.dtype)
+        cli.write_operative_config("run")
+
+    return work
+
+PROBE = cli.Command(name="probe", summary="", examples=(), arguments=cli.GinArguments, prepare=prepare)
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(PROBE)
 """
 
 CONFIG = """from __gin__ import dynamic_registration
@@ -100,8 +106,8 @@ def test_the_operative_config_can_be_read_back(folder):
         ("--gin.VisionConfig.width=(", "is a bracket or a quote left open?"),
         ("--gin.WIDTH", "write --gin.WIDTH=VALUE"),
         ("--gin.WIDTH=30", "VisionConfig.heads = 4 does not divide width = 30"),
-        ("--gin_file=nowhere.gin", "--gin_file=nowhere.gin: there is no such file here"),
-        ("--workdri=x", "Unknown command line flag 'workdri'"),
+        ("--gin_file=nowhere.gin", "there is no gin file nowhere.gin, neither here"),
+        ("--gin_fil=x", "there is no flag --gin_fil; did you mean --gin_file?"),
         ("stray", "'stray' is not a flag"),
     ],
 )
@@ -163,13 +169,12 @@ def test_every_entry_point_refuses_to_run_beside_another_data_package(tmp_path, 
     assert f"{tmp_path.resolve() / 'data'} shadows" in refused(python(tmp_path, "-m", f"mmjax.{entry_point}"))
 
 
-def test_a_second_command_line_forgets_the_first(folder):
+def test_a_second_configuration_forgets_the_first(folder):
     probe = """
 from mmjax import cli
 from configs.architectures import ModelConfig
-for argv in (["probe", "--gin_file=probe.gin", "--gin.WIDTH=8"], ["probe"]):
-    cli.parse_flags(argv)
-    cli.parse_gin("probe.gin")
+for bindings in (["WIDTH = 8"], []):
+    cli.parse_gin(["probe.gin"], bindings)
     print(cli.configured(ModelConfig).encoders[0].width)
 """
     result = python(folder, "-c", probe)

@@ -64,7 +64,7 @@ def workdir(llama):
     """Of a run of one step that trains the projectors alone and starts from the checkpoint."""
     folder = llama.parent
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit, match="0"):
-        cli.run(convert.main, ["convert", f"--folder={llama}", "--print"], distributed=False)
+        cli.run(convert.COMMAND, [f"--folder={llama}", "--print"])
     (folder / "llama.gin").write_text(printed.getvalue())
     (folder / "run.gin").write_text(GIN)
     command = [sys.executable, "-m", "mmjax.train", f"--gin_file={folder / 'run.gin'}", f"--workdir={folder / 'run'}"]
@@ -78,7 +78,7 @@ def workdir(llama):
 def run(capsys):
     def called(*arguments: str, code: int = 0) -> str:
         with pytest.raises(SystemExit) as left:
-            cli.run(convert.main, ["convert", *arguments], distributed=False)
+            cli.run(convert.COMMAND, arguments)
         said = capsys.readouterr()
         assert left.value.code == code, said
         return said.err if code else said.out
@@ -143,8 +143,7 @@ def test_a_checkpoint_that_lacks_tensors_is_refused_before_the_run(run, tmp_path
 
 
 def test_a_resumed_run_ignores_published_weights(workdir):
-    cli.parse_flags(["tests"])
-    cli.parse_gin(str(workdir / cli.OPERATIVE_CONFIG))
+    cli.parse_gin((str(workdir / cli.OPERATIVE_CONFIG),))
     config = dataclasses.replace(cli.configured(TrainConfig), pretrained_weights=(("backbone", "/no/such"),))
     plan = Plan.load(workdir / "plan.json")
     trainer = Trainer(config, plan, workdir, resume=True)

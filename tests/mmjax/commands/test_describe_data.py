@@ -27,4 +27,7 @@ def test_suggestions_are_pasted_into_a_training_configuration(tmp_path):
 
 
 def test_configurations_without_a_dataset_are_refused():
-    assert "binds no TrainConfig.dataset" in run_command(COMMAND, "--gin_file=models/mllm_9b.gin", code=2).stderr
+    assert (
+        "a training run needs TrainConfig.dataset"
+        in run_command(COMMAND, "--gin_file=models/mllm_9b.gin", code=2).stderr
+    )

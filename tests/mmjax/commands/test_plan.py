@@ -10,7 +10,7 @@ COMMAND = "mmjax.plan"
 
 def test_a_model_is_planned_by_every_policy_without_jax(tmp_path):
     path = tmp_path / "plan.json"
-    wanted = ("--gin_file=models/mllm_9b.gin", "--devices=48", "--rows=48", f"--output={path}", "--json")
+    wanted = ("--gin_file=models/mllm_9b.gin", "--devices=48", "--batch_rows=48", f"--output={path}", "--json")
     found = json.loads(run_without_jax(COMMAND, *wanted).stdout)
     policies = {each["policy"]: each for each in found["policies"]}
     assert list(policies) == ["rigid", "rigid_first_stage", "ratio", "disaggregated"]

@@ -38,7 +38,7 @@ def test_a_plan_is_simulated_and_drawn_without_jax(plan, tmp_path):
     done = simulate(
         f"--plan={plan}",
         "--gin_file=models/mllm_9b.gin",
-        "--rows=32",
+        "--batch_rows=32",
         f"--page={page}",
         f"--trace={trace}",
         "--json",
@@ -52,9 +52,9 @@ def test_a_plan_is_simulated_and_drawn_without_jax(plan, tmp_path):
 
 
 def test_stages_and_those_that_do_not_fit_are_printed(plan):
-    done = simulate(f"--plan={plan}", "--gin_file=models/mllm_72b.gin", "--rows=32", "--cluster=a800")
+    done = simulate(f"--plan={plan}", "--gin_file=models/mllm_72b.gin", "--batch_rows=32", "--cluster=a800")
     assert done.returncode == 2 and "layers [16, 16] add up to 32, but its modules have 80" in done.stderr
-    done = simulate(f"--plan={plan}", "--gin_file=models/mllm_9b.gin", "--rows=32", "--cluster=cpu")
+    done = simulate(f"--plan={plan}", "--gin_file=models/mllm_9b.gin", "--batch_rows=32", "--cluster=cpu")
     assert done.returncode == 0 and "MFU" in done.stdout
     assert "backbone 0 does not fit: it needs" in done.stdout and "of the 2.0 GB of a device" in done.stdout
 
@@ -66,7 +66,7 @@ def test_stages_and_those_that_do_not_fit_are_printed(plan):
         (["--plan={plan}", "--cluster=a900"], "there is no cluster 'a900'; choose from a800"),
         (["--plan={plan}", "--gin_file=models/mllm_9b.gin", "--devices=8"], "needs device"),
         (
-            ["--plan={plan}", "--gin_file=models/mllm_9b.gin", "--rows=33"],
+            ["--plan={plan}", "--gin_file=models/mllm_9b.gin", "--batch_rows=33"],
             "33 rows of the global batch are not divisible",
         ),
     ],

@@ -32,7 +32,7 @@ StageMasterWeights.make_reduce = reduce_one_replica
 
 from mmjax import cli
 from mmjax.commands import verify
-cli.run(verify.main)
+cli.run(verify.COMMAND)
 """
 
 
@@ -45,8 +45,7 @@ def verify(folder, *arguments, module=("-m", "mmjax.verify")):
 
 def test_layouts_of_the_default_list_agree(tmp_path):
     """Every fifth of them; all of them take four minutes, and `.ci/run` lets the command itself try them."""
-    cli.parse_flags(["tests", "--gin_file=tiny.gin"])
-    cli.parse_gin("tiny.gin")
+    cli.parse_gin(("tiny.gin",))
     config = cli.configured(TrainConfig)
     layouts, refused = default_layouts(module_graph(config.model), config.data.rows, 8)
     assert len(layouts) >= 12 and not refused

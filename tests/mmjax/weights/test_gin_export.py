@@ -27,8 +27,7 @@ MODELS = {
 def read(tmp_path):
     def parsed(text):
         (tmp_path / "model.gin").write_text(text)
-        cli.parse_flags(["test"])
-        cli.parse_gin(str(tmp_path / "model.gin"))
+        cli.parse_gin((str(tmp_path / "model.gin"),))
 
     yield parsed
     gin.clear_config()

@@ -28,8 +28,7 @@ pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 def part(name):
-    cli.parse_flags(["tests"])
-    cli.parse_gin("models/parts/vision.gin")
+    cli.parse_gin(("models/parts/vision.gin",))
     with gin.config_scope(name):
         return cli.configured(VisionConfig)
 

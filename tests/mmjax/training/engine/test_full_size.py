@@ -35,8 +35,7 @@ def mixed_precisions():
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    cli.parse_flags(["tests"])
-    cli.parse_gin("models/internvit_6b_qwen1_5_110b.gin")
+    cli.parse_gin(("models/internvit_6b_qwen1_5_110b.gin",))
     config = cli.configured(ModelConfig)
     form = SampleFormat.for_model(config, 2056)
     capacity = capacity_for_model(RowCapacity(tokens=4096, patches=2056, images=0, samples=8), form)

@@ -1,0 +1,64 @@
+"""What the values of flags are: each function makes a value of its text, or raises an error that says what to give."""
+
+import argparse
+import math
+import typing
+from collections.abc import Callable
+
+from mmjax.cli.proposals import nearest
+
+Item = typing.TypeVar("Item")
+
+
+def integer(minimum: int | None = None, maximum: int | None = None) -> Callable[[str], int]:
+    """Parses a whole number, with bounds."""
+    return _number(int, "a whole number", minimum, maximum)
+
+
+def number(minimum: float | None = None, maximum: float | None = None) -> Callable[[str], float]:
+    """Parses a finite number, with bounds."""
+    return _number(float, "a number", minimum, maximum)
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """Parses one of some names."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}{nearest(text, names)}")
+        return text
+
+    return parse
+
+
+def list_of(parse_item: Callable[[str], Item]) -> Callable[[str], tuple[Item, ...]]:
+    """Parses values that commas separate."""
+
+    def parse(text: str) -> tuple[Item, ...]:
+        return tuple(parse_item(item.strip()) for item in text.split(",") if item.strip())
+
+    return parse
+
+
+def _number(
+    kind: Callable[[str], Item], what: str, minimum: float | None, maximum: float | None
+) -> Callable[[str], Item]:
+    bounds = [f"from {minimum}"] if minimum is not None else []
+    bounds += [f"to {maximum}"] if maximum is not None else []
+    wanted = " ".join([what, *bounds])
+
+    def parse(text: str) -> Item:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not _within(value, minimum, maximum):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return typing.cast(Item, value)
+
+    return parse
+
+
+def _within(value: typing.Any, minimum: float | None, maximum: float | None) -> bool:
+    finite = value == value and abs(value) != math.inf
+    return finite and (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
