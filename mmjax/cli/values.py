@@ -15,7 +15,7 @@ def integer(minimum: int | None = None, maximum: int | None = None) -> Callable[
     return _number(int, "a whole number", minimum, maximum)
 
 
-def number(minimum: float | None = None, maximum: float | None = None) -> Callable[[str], float]:
+def number(minimum: int | float | None = None, maximum: int | float | None = None) -> Callable[[str], float]:
     """Parses a finite number, with bounds."""
     return _number(float, "a number", minimum, maximum)
 
@@ -41,7 +41,7 @@ def list_of(parse_item: Callable[[str], Item]) -> Callable[[str], tuple[Item, ..
 
 
 def _number(
-    kind: Callable[[str], Item], what: str, minimum: float | None, maximum: float | None
+    kind: Callable[[str], Item], what: str, minimum: int | float | None, maximum: int | float | None
 ) -> Callable[[str], Item]:
     bounds = [f"from {minimum}"] if minimum is not None else []
     bounds += [f"to {maximum}"] if maximum is not None else []
@@ -59,6 +59,6 @@ def _number(
     return parse
 
 
-def _within(value: typing.Any, minimum: float | None, maximum: float | None) -> bool:
+def _within(value: typing.Any, minimum: int | float | None, maximum: int | float | None) -> bool:
     finite = value == value and abs(value) != math.inf
     return finite and (minimum is None or value >= minimum) and (maximum is None or value <= maximum)
