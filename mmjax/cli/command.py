@@ -69,4 +69,4 @@ def run(command: Command, argv: Sequence[str] | None = None) -> typing.NoReturn:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = INTERRUPTED
-    sys.exit(code)
+    sys.exit(code or 0)

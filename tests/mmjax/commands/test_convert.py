@@ -125,7 +125,7 @@ def test_a_folder_is_compared_with_a_configuration(run, llama, tmp_path):
         (("--folder=x", "--workdir=y"), "give --folder"),
         (("--folder=/no/such",), "there is no folder"),
         (("--workdir=/no/such",), "--output is missing"),
-        (("--workdir=/no/such", "--output=out"), "operative.gin"),
+        (("--workdir=/no/such", "--output=out"), "is no folder"),
         (("--workdir=x", "--output=out", "--shard_size=much"), "not a file size"),
     ],
 )

@@ -52,7 +52,7 @@ def test_missing_espeak_ng_says_how_to_install_it(tmp_path):
     [
         ("--voices=en-us,en-us+nobody", "has no variant 'nobody'"),
         ("--held_out_voices=en-us", "voice 'en-us' is named twice"),
-        ("--speeds=fast", "--speeds=fast: give whole numbers"),
+        ("--speeds=fast", "--speeds: 'fast' is not a whole number"),
         ("--speeds=20", "a speed of 20 words per minute"),
     ],
 )
