@@ -4,7 +4,7 @@ It computes what the stages of an engine compute, with the same recomputation an
 and no hops, its parameters are already stacked, and a step is one program.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -40,8 +40,12 @@ class OneJit:
     def initial_state(self) -> State:
         """The engine's initial values, and moments of zero."""
         parameters = jax.device_put({run.parameter_key: self._initial(run) for run in self._runs}, self._device)
-        init = self._engine.transformation.init
-        moments = {run.parameter_key: self._over_layers(run, init)(parameters[run.parameter_key]) for run in self._runs}
+        moments = {
+            run.parameter_key: self._over_layers(run, self._engine.optimizers[run.parameter_key].init)(
+                parameters[run.parameter_key]
+            )
+            for run in self._runs
+        }
         # counts are not tied to a device yet; they would be after a step, and the step would be compiled again
         return parameters, jax.device_put(moments, self._device)
 
@@ -81,7 +85,7 @@ class OneJit:
         scale = jnp.minimum(1.0, limit / norm) if limit else jnp.ones(())
         clipped = jax.tree.map(lambda leaf: leaf * scale, gradients)
         done = {
-            run.parameter_key: self._over_layers(run, self._update)(
+            run.parameter_key: self._over_layers(run, self._updater(run.parameter_key))(
                 clipped[run.parameter_key], moments[run.parameter_key], parameters[run.parameter_key]
             )
             for run in self._runs
@@ -99,10 +103,13 @@ class OneJit:
             losses += more.values()
         return sum(losses, start=jnp.zeros(()))
 
-    def _update(self, gradients: Tree, moments: Tree, parameters: Tree) -> tuple[Tree, Tree]:
-        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
-            changes, moments = self._engine.transformation.update(gradients, moments, parameters)
-        return optax.apply_updates(parameters, changes), moments
+    def _updater(self, key: str) -> Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]:
+        def update(gradients: Tree, moments: Tree, parameters: Tree) -> tuple[Tree, Tree]:
+            with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+                changes, moments = self._engine.optimizers[key].update(gradients, moments, parameters)
+            return optax.apply_updates(parameters, changes), moments
+
+        return update
 
     def _initial(self, run: PieceRun) -> Tree:
         layers = [

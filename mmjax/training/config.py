@@ -28,7 +28,7 @@ class TrainConfig:
         dataset: Makes the data set of a split, `train` or `test`.
         model: The model.
         data: How samples become batches.
-        optimizer: AdamW and its schedule.
+        optimizer: The algorithm, learning rates and their schedules, for the model and for parts of it.
         plan: A plan file, from here or from the configs package; `auto` to measure and plan; empty for one device.
         require_plan: Whether fewer devices than the plan needs are an error; if not, the run uses one device.
         steps: Steps of the whole run.
@@ -84,6 +84,7 @@ class TrainConfig:
             raise UserError(
                 f"TrainConfig.reordering is {self.reordering!r}; choose one of {', '.join(REORDERING_POLICIES)}"
             )
+        self.optimizer.check_warmup(self.steps)
 
     @property
     def engine_settings(self) -> EngineSettings:

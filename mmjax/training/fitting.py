@@ -7,9 +7,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from mmjax.training.engine.optimizer import learning_rate_schedule
 from mmjax.training.evaluation import AnswerScore
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import ProgressDisplay
@@ -157,7 +154,6 @@ class Fitting:
     def _report(self, step: int) -> None:
         """Shows and keeps the window of steps that ends with this one, and starts the next."""
         trainer, window = self._trainer, self._window
-        schedule = learning_rate_schedule(trainer.config.optimizer, trainer.config.steps)
         counts, times = window.counts, self._timer.take_window()
         report = make_step_report(
             step,
@@ -171,7 +167,7 @@ class Fitting:
                 **{f"tokens/{module}/real": float(real) for module, (real, _) in counts.items()},
                 **{f"tokens/{module}/padding": float(capacity - real) for module, (real, capacity) in counts.items()},
                 "gradient_norm": window.gradient_norm,
-                "learning_rate": float(np.asarray(schedule(step - 1))),
+                **trainer.engine.part_optimizers.learning_rates(step - 1),
             },
         )
         self._progress.update(report)

@@ -1,6 +1,7 @@
 """Which parts of a model train, on which stages they are placed, and which gradients every layer then computes."""
 
 import dataclasses
+import difflib
 from typing import Literal, NamedTuple
 
 from configs.errors import UserError
@@ -14,6 +15,31 @@ Gradient = Literal["dgrad", "wgrad"]
 """The gradient with respect to a layer's input, or to its weights."""
 
 
+def parts_by_name(graph: ModuleGraph) -> dict[str, tuple[str, ...]]:
+    """The parts that a name stands for: `all` but those that are frozen by default, `projectors`, or a part itself."""
+    parts = tuple(part for module in graph.modules for part in module.trainable_parts)
+    frozen = {part for module in graph.modules for part in module.frozen_by_default}
+    return {
+        "all": tuple(part for part in parts if part not in frozen),
+        "projectors": tuple(part for part in parts if part.endswith("_projector")),
+        **{part: (part,) for part in parts},
+    }
+
+
+def find_parts(graph: ModuleGraph, name: str, setting: str) -> tuple[str, ...]:
+    """The parts that a name in a setting stands for.
+
+    Raises:
+        UserError: The name is no part; the message has the nearest one.
+    """
+    parts = parts_by_name(graph)
+    if name not in parts:
+        close = difflib.get_close_matches(name, parts, n=1)
+        nearest = f"did you mean {close[0]}? " if close else ""
+        raise UserError(f"{setting} names {name!r}; {nearest}choose from {', '.join(parts)}")
+    return parts[name]
+
+
 def trained_parts(graph: ModuleGraph, trainable: tuple[str, ...]) -> frozenset[str]:
     """The parts that train.
 
@@ -24,16 +50,7 @@ def trained_parts(graph: ModuleGraph, trainable: tuple[str, ...]) -> frozenset[s
     Raises:
         UserError: A name is no part.
     """
-    parts = tuple(part for module in graph.modules for part in module.trainable_parts)
-    frozen = {part for module in graph.modules for part in module.frozen_by_default}
-    groups = {
-        "all": tuple(part for part in parts if part not in frozen),
-        "projectors": tuple(part for part in parts if part.endswith("_projector")),
-    }
-    for name in trainable:
-        if name not in groups and name not in parts:
-            raise UserError(f"trainable names {name!r}; choose from {', '.join((*groups, *parts))}")
-    return frozenset(part for name in trainable for part in groups.get(name, (name,)))
+    return frozenset(part for name in trainable for part in find_parts(graph, name, "trainable"))
 
 
 def trained_stages(plan: Plan, graph: ModuleGraph, trained: frozenset[str]) -> frozenset[StageId]:

@@ -38,7 +38,7 @@ def abstract_optimizer_state(engine: Engine, stage_id: StageId) -> Tree:
     layer_stacks = engine.stages[stage_id].master_weights.layer_stacks
     return {
         key: {
-            layer: _abstract(jax.eval_shape(engine.transformation.init, layer_stacks[key].shapes), shardings)
+            layer: _abstract(jax.eval_shape(engine.optimizers[key].init, layer_stacks[key].shapes), shardings)
             for layer, shardings in layers.items()
         }
         for key, layers in engine.optimizer_shardings(stage_id).items()

@@ -1,8 +1,8 @@
 """Checkpoints of a training run, saved while it goes on, that any plan of the same model can restore.
 
 A checkpoint is a folder named after its step. It has `parameters` and `optimizer` by module, piece and layer, `data`
-(the state of the data pipeline), `model` (the model's configuration and what trained), and the sizes of all these
-files. It is written under another name and renamed when it is whole.
+(the state of the data pipeline), `model` (the model's configuration, what trained and by which algorithm), and the
+sizes of all these files. It is written under another name and renamed when it is whole.
 """
 
 import functools
@@ -99,7 +99,11 @@ class CheckpointManager:
             return
         if self._writer is None:
             self._writer = self._open()
-        about = {"model": model_identity(self._config), "trained": sorted(_trained_keys(engine))}
+        about = {
+            "model": model_identity(self._config),
+            "trained": sorted(_trained_keys(engine)),
+            "optimizer": _algorithm(engine),
+        }
         self._writer.save_checkpointables_async(
             step, {**arrays_to_save(engine, state), "data": data_state, "model": about}, force=True
         )
@@ -160,7 +164,7 @@ class CheckpointManager:
             The training state, the state of the data pipeline, and the number of steps done.
 
         Raises:
-            UserError: There is no checkpoint, none that can be read, or it is another model's.
+            UserError: There is no checkpoint, none that can be read, or it is another model's or another optimizer's.
         """
         path = self._newest_whole(step)
         loaded = self._read(engine, path)
@@ -179,7 +183,7 @@ class CheckpointManager:
         path, sharding = self._newest_whole(None), SingleDeviceSharding(device)
         shapes = {module.name: abstract_module_parameters(module) for module in model_modules(self._config)}
         wanted = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
-        self._saved_trained_keys(path)
+        self._check_model(path)
         with _context(alone=True):
             return ocp.load_checkpointables(str(path), {"parameters": wanted})["parameters"], int(path.name)
 
@@ -193,7 +197,7 @@ class CheckpointManager:
             UserError: As `restore`.
         """
         path, sharding = self._newest_whole(step), SingleDeviceSharding(device)
-        self._saved_trained_keys(path)
+        self._check_model(path)
         shapes = {module.name: abstract_module_parameters(module) for module in model_modules(self._config)}
 
         def read(module: str, piece: str, layer: str) -> Tree:
@@ -229,7 +233,13 @@ class CheckpointManager:
 
     def _read(self, engine: Engine, path: pathlib.Path) -> dict[str, Any]:
         """Reads what the devices of this process hold, without waiting for the other processes."""
-        saved_keys, trained_keys = self._saved_trained_keys(path), _trained_keys(engine)
+        about = self._check_model(path)
+        if about["optimizer"] != _algorithm(engine):
+            raise UserError(
+                f"{path} has the optimizer state of {about['optimizer']} and this run trains with {_algorithm(engine)}: "
+                f"set OptimizerConfig.algorithm to {about['optimizer']}, or start anew in another workdir"
+            )
+        saved_keys, trained_keys = frozenset(about["trained"]), _trained_keys(engine)
         with _context(alone=True):
             loaded = ocp.load_checkpointables(str(path), {**abstract_arrays_to_load(engine, saved_keys), "data": None})
         for names, what in (
@@ -240,12 +250,12 @@ class CheckpointManager:
                 _LOG.warning("%s: optimizer state of %s %s", path, ", ".join(sorted(names)), what)
         return loaded
 
-    def _saved_trained_keys(self, path: pathlib.Path) -> frozenset[str]:
-        """The keys of which a checkpoint has optimizer state; raises UserError if it is another model's."""
+    def _check_model(self, path: pathlib.Path) -> dict[str, Any]:
+        """What a checkpoint says of its model, what trained and how; raises UserError if it is another model's."""
         with _context(alone=True):
             about = ocp.load_checkpointables(str(path), {"model": None})["model"]
         check_same_model(path, about["model"], self._config)
-        return frozenset(about["trained"])
+        return about
 
 
 def _write_sizes(directory: pathlib.Path) -> None:
@@ -290,3 +300,8 @@ def _context(alone: bool = False) -> ocp.Context:
 def _trained_keys(engine: Engine) -> frozenset[str]:
     """The keys `module/piece` of all that has optimizer state."""
     return frozenset().union(*(stage.trained_keys for stage in engine.stages.values()))
+
+
+def _algorithm(engine: Engine) -> str:
+    """Name of the algorithm that an engine's optimizer state is of."""
+    return type(engine.settings.optimizer.algorithm).__name__

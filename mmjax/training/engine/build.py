@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mmjax.training.engine.optimizer import make_stage_update, squared_norm_and_losses, stage_optimizer_shardings
+from mmjax.training.engine.part_optimizers import LayerOptimizers
 from mmjax.training.engine.placement import BatchSpec, PlacedStage
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_functions import make_stage_function
@@ -63,7 +63,7 @@ def build_executor(
     graph: ModuleGraph,
     stages: Stages,
     batch_spec: BatchSpec,
-    transformation: optax.GradientTransformation,
+    optimizers: LayerOptimizers,
     settings: EngineSettings,
     devices: Sequence[jax.Device],
 ) -> Executor:
@@ -74,7 +74,7 @@ def build_executor(
         graph: The model's modules.
         stages: The plan's stages on their devices, each after those that feed it.
         batch_spec: Shapes and dtypes of a global batch.
-        transformation: The optimizer of one layer.
+        optimizers: The optimizer of every layer that trains.
         settings: Clipping, and the transport of hops.
         devices: The devices that the plan's numbers index.
     """
@@ -94,7 +94,7 @@ def build_executor(
     local = [number for number, device in enumerate(devices) if device.process_index == jax.process_index()]
     return Executor(
         stages={
-            stage_id: executable_stage(stage, programs[stage_id], transformation) for stage_id, stage in stages.items()
+            stage_id: executable_stage(stage, programs[stage_id], optimizers) for stage_id, stage in stages.items()
         },
         channels=tuple(make_channel(endpoints, programs, settings.transport) for endpoints in channels),
         tied_parameters=tuple(make_tied_parameter(parameter, stages, settings.transport) for parameter in tied),
@@ -195,9 +195,7 @@ def _microbatch_shapes(names: Mapping[str, tuple[str, ...]], batch_spec: BatchSp
     return Microbatches(arrays, jax.ShapeDtypeStruct((2,), jnp.int32))
 
 
-def executable_stage(
-    stage: PlacedStage, programs: StagePrograms, transformation: optax.GradientTransformation
-) -> ExecutableStage:
+def executable_stage(stage: PlacedStage, programs: StagePrograms, optimizers: LayerOptimizers) -> ExecutableStage:
     """A stage's programs together with those that gather its weights, and reduce and apply its gradients."""
     masters, trained_keys = stage.master_weights, stage.trained_keys
     replicated = NamedSharding(stage.mesh, P())
@@ -206,12 +204,12 @@ def executable_stage(
     if not trained_keys:
         return ExecutableStage(programs, masters.gather, None, loss_and_norm, None)
     update_trained = named_jit(
-        make_stage_update(transformation),
+        make_stage_update(optimizers),
         stage_id,
         "update",
         out_shardings=(
             {key: masters.shardings[key] for key in sorted(trained_keys)},
-            stage_optimizer_shardings(transformation, masters, trained_keys),
+            stage_optimizer_shardings(optimizers, masters),
         ),
         donate_argnums=(0, 1),
     )

@@ -12,7 +12,8 @@ from configs.architectures import ModelConfig
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import place_host_array
 from mmjax.training.engine.build import build_executor, plan_devices
-from mmjax.training.engine.optimizer import adamw, init_stage, stage_optimizer_shardings
+from mmjax.training.engine.optimizer import init_stage, stage_optimizer_shardings
+from mmjax.training.engine.part_optimizers import make_part_optimizers
 from mmjax.training.engine.placement import (
     BatchSpec,
     PlacedStage,
@@ -50,7 +51,7 @@ class Engine:
 
     Raises:
         PlanError: The plan cannot hold this model, or this batch.
-        UserError: A name in `settings.trainable` is no part of the model.
+        UserError: A name in `settings.trainable`, or in the optimizer's settings, is no part of the model.
     """
 
     def __init__(
@@ -72,9 +73,10 @@ class Engine:
             config, self.modules, self.graph, plan, trained, self.devices
         )
         check_sequence_parallelism(plan, self.modules, self.stages, batch_spec)
-        self.transformation = adamw(settings.optimizer, settings.steps)
+        self.part_optimizers = make_part_optimizers(settings.optimizer, self.graph, trained, settings.steps)
+        self.optimizers = self.part_optimizers.for_layers(self.modules)
         self.executor = build_executor(
-            plan, self.graph, self.stages, batch_spec, self.transformation, settings, self.devices
+            plan, self.graph, self.stages, batch_spec, self.optimizers, settings, self.devices
         )
 
     @property
@@ -162,7 +164,7 @@ class Engine:
         """Programs from the trained master weights of a stage to its optimizer state; compiled once."""
         return {
             stage_id: named_jit(
-                functools.partial(init_stage, self.transformation),
+                functools.partial(init_stage, self.optimizers),
                 stage_id,
                 "optimizer_init",
                 out_shardings=self.optimizer_shardings(stage_id),
@@ -173,8 +175,7 @@ class Engine:
 
     def optimizer_shardings(self, stage_id: StageId) -> Tree:
         """Shardings of a stage's optimizer state: `{key: {layer: ...}}`."""
-        stage = self.stages[stage_id]
-        return stage_optimizer_shardings(self.transformation, stage.master_weights, stage.trained_keys)
+        return stage_optimizer_shardings(self.optimizers, self.stages[stage_id].master_weights)
 
 
 def _row_count(batch_spec: BatchSpec) -> int:

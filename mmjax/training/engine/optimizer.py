@@ -1,4 +1,4 @@
-"""AdamW with warm-up and cosine decay, applied layer by layer, its state sharded like the master weights (ZeRO-1)."""
+"""The optimizer applied layer by layer, its state sharded like the master weights (ZeRO-1)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from configs.optimizer import OptimizerConfig
+from mmjax.training.engine.part_optimizers import LayerOptimizers
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.master_weights import StageMasterWeights
 from sharding.trees import Tree
@@ -17,55 +17,41 @@ from sharding.trees import Tree
 OptimizerState = Any
 
 
-def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Learning rate by step, for a run of so many steps: linear warm-up from 0, then a cosine to the final rate."""
-    return optax.warmup_cosine_decay_schedule(
-        init_value=0.0,
-        peak_value=config.learning_rate,
-        warmup_steps=config.warmup_steps,
-        decay_steps=max(steps, config.warmup_steps + 1),
-        end_value=config.learning_rate * config.final_learning_rate_fraction,
-    )
-
-
-def adamw(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """The optimizer of one layer. No statistic spans layers, so results do not depend on the division into stages.
-
-    Weight decay applies to parameters of two or more dimensions.
-    """
-    return optax.adamw(
-        learning_rate_schedule(config, steps),
-        b1=config.beta1,
-        b2=config.beta2,
-        eps=config.epsilon,
-        weight_decay=config.weight_decay,
-        mask=lambda parameters: jax.tree.map(lambda leaf: leaf.ndim >= 2, parameters),
-    )
-
-
 def layer_optimizer_shardings(
     transformation: optax.GradientTransformation, shapes: Tree, shardings: Tree, scalar_sharding: Any
 ) -> OptimizerState:
-    """Shardings of a layer's optimizer state: moments as their parameters, step counts as `scalar_sharding`."""
-    state = jax.eval_shape(transformation.init, shapes)
-    return optax.tree.map_params(
-        transformation, lambda _, sharding: sharding, state, shardings, transform_non_params=lambda _: scalar_sharding
-    )
+    """Shardings of a layer's optimizer state.
+
+    What has a parameter's path and shape, such as a moment, is sharded like the parameter. All else is replicated:
+    step counts, and the row and column statistics of Adafactor.
+    """
+    parameters = {
+        path: (shape.shape, sharding)
+        for (path, shape), sharding in zip(
+            jax.tree_util.tree_leaves_with_path(shapes), jax.tree.leaves(shardings), strict=True
+        )
+    }
+
+    def sharding_of(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Any:
+        suffixes = (path[start:] for start in range(len(path)))
+        shape, sharding = next((parameters[suffix] for suffix in suffixes if suffix in parameters), (None, None))
+        return sharding if leaf.shape == shape else scalar_sharding
+
+    return jax.tree_util.tree_map_with_path(sharding_of, jax.eval_shape(transformation.init, shapes))
 
 
-def stage_optimizer_shardings(
-    transformation: optax.GradientTransformation, master_weights: StageMasterWeights, trained_keys: frozenset[str]
-) -> Tree:
+def stage_optimizer_shardings(optimizers: LayerOptimizers, master_weights: StageMasterWeights) -> Tree:
     """Shardings of a stage's optimizer state: `{key: {layer: ...}}` of the keys that train."""
     replicated = NamedSharding(master_weights.mesh, P())
     return {
         key: {
             layer: layer_optimizer_shardings(
-                transformation, master_weights.layer_stacks[key].shapes, shardings, replicated
+                optimizers[key], master_weights.layer_stacks[key].shapes, shardings, replicated
             )
-            for layer, shardings in master_weights.shardings[key].items()
+            for layer, shardings in layers.items()
         }
-        for key in sorted(trained_keys)
+        for key, layers in sorted(master_weights.shardings.items())
+        if key in optimizers
     }
 
 
@@ -79,16 +65,16 @@ def squared_norm_and_losses(gradients: Tree, losses: dict[str, jax.Array]) -> ja
     return jnp.stack([squared_norm(gradients), *(jnp.sum(losses[name]) for name in sorted(losses))])[None]
 
 
-def init_stage(transformation: optax.GradientTransformation, masters: Tree) -> Tree:
+def init_stage(optimizers: LayerOptimizers, masters: Tree) -> Tree:
     """The optimizer state of a stage's trained master weights, `{key: {layer: ...}}`, before the first step."""
     return {
-        key: {layer: transformation.init(parameters) for layer, parameters in layers.items()}
+        key: {layer: optimizers[key].init(parameters) for layer, parameters in layers.items()}
         for key, layers in masters.items()
     }
 
 
 def make_stage_update(
-    transformation: optax.GradientTransformation,
+    optimizers: LayerOptimizers,
 ) -> Callable[[Tree, Tree, Tree, StepSummary], tuple[Tree, Tree]]:
     """The update of all trained layers of a stage, each tree `{key: {layer: ...}}`.
 
@@ -99,11 +85,15 @@ def make_stage_update(
     """
 
     def update_layer(
-        masters: Tree, state: OptimizerState, gradients: Tree, summary: StepSummary
+        optimizer: optax.GradientTransformation,
+        masters: Tree,
+        state: OptimizerState,
+        gradients: Tree,
+        summary: StepSummary,
     ) -> tuple[Tree, OptimizerState]:
         clipped = jax.tree.map(lambda leaf: leaf * summary.clip_scale, gradients)
         with jax.numpy_dtype_promotion("standard"):  # optax computes float ** integer
-            updates, new_state = transformation.update(clipped, state, masters)
+            updates, new_state = optimizer.update(clipped, state, masters)
         new_masters = optax.apply_updates(masters, updates)
         return jax.tree.map(
             lambda new, old: jnp.where(summary.all_finite > 0, new, old), (new_masters, new_state), (masters, state)
@@ -113,7 +103,7 @@ def make_stage_update(
         new_masters, new_states = dict(masters), {}
         for key, layers in gradients.items():
             updated = {
-                layer: update_layer(masters[key][layer], states[key][layer], layer_gradients, summary)
+                layer: update_layer(optimizers[key], masters[key][layer], states[key][layer], layer_gradients, summary)
                 for layer, layer_gradients in layers.items()
             }
             new_masters[key] = {layer: layer_masters for layer, (layer_masters, _) in updated.items()}

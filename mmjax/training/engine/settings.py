@@ -10,8 +10,8 @@ class EngineSettings:
     """Options of an engine other than the model and the plan.
 
     Attributes:
-        optimizer: AdamW and gradient clipping.
-        steps: Length of the learning-rate schedule.
+        optimizer: The optimizer, its settings of parts, and gradient clipping.
+        steps: Steps of the run, which are those of the learning-rate schedule.
         seed: Seed of the initial values and of all randomness in the steps.
         trainable: Parts that train, by name, or `all`, or `projectors`.
         transport: What sends the arrays of hops: `device_put`, `ppermute`, or `auto` (`sharding.runtime.hops`).

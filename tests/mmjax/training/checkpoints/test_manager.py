@@ -1,3 +1,4 @@
+import dataclasses
 import gc
 import logging
 import re
@@ -11,6 +12,16 @@ import numpy as np
 import pytest
 
 from configs.errors import UserError
+from configs.optimizer import (
+    Adafactor,
+    AdamW,
+    ConstantRate,
+    LinearDecay,
+    Lion,
+    Muon,
+    OptimizerConfig,
+    PartOptimizer,
+)
 from data.data_config import DataConfig
 from data.datasets.easy_vqa import EasyVQA
 from data.packing.pipeline import training_batches
@@ -22,8 +33,9 @@ from mmjax.training.checkpoints.manager import (
     refuse_existing_checkpoints,
     saved_steps,
 )
+from mmjax.training.engine.engine import Engine
 from tests.mmjax.training import short_runs as runs
-from tests.tiny_model import tiny_model
+from tests.tiny_model import tiny_batch, tiny_model
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -193,6 +205,34 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_field(saved):
     untied = tiny_model("bfloat16")
     with pytest.raises(UserError, match=r"backbone.tie_embeddings is True there, False here, dtype is 'float32' there"):
         CheckpointManager(saved[0], untied).restore(engine)
+
+
+def test_another_algorithm_is_refused_and_other_learning_rates_go_on(saved):
+    def engine(**optimizer):
+        changed = dataclasses.replace(runs.SETTINGS.optimizer, **optimizer)
+        settings = dataclasses.replace(runs.SETTINGS, optimizer=changed)
+        return Engine(runs.MODEL, runs.PLANS["one"], tiny_batch(runs.MODEL), settings)
+
+    with pytest.raises(UserError, match=r"the optimizer state of AdamW and this run trains with Lion: set [^\n]*$"):
+        CheckpointManager(saved[0], runs.MODEL).restore(engine(algorithm=Lion()))
+    slower = PartOptimizer(learning_rate=1e-5, weight_decay=0.0, schedule=ConstantRate())
+    state, _, _ = CheckpointManager(saved[0], runs.MODEL).restore(
+        engine(algorithm=AdamW(beta2=0.9), learning_rate=1.0, schedule=LinearDecay(), parts=(("vision", slower),))
+    )
+    runs.assert_same(runs.assembled(runs.local_arrays(state)), saved[2][4])
+
+
+@pytest.mark.parametrize("algorithm", [Adafactor(), Muon()], ids=["Adafactor", "Muon"])
+def test_the_state_of_another_algorithm_is_restored_on_another_plan(tmp_path, algorithm):
+    """Statistics of rows and columns, and moments of some parameters only."""
+    settings = dataclasses.replace(runs.SETTINGS, optimizer=OptimizerConfig(algorithm=algorithm))
+    engines = [Engine(runs.MODEL, runs.PLANS[plan], tiny_batch(runs.MODEL), settings) for plan in ("spread", "one")]
+    state = engines[0].initial_state()
+    checkpoints = CheckpointManager(tmp_path, runs.MODEL)
+    checkpoints.save(3, engines[0], state, {})
+    restored, _, _ = checkpoints.restore(engines[1])
+    checkpoints.close()
+    runs.assert_same(*(runs.assembled(runs.local_arrays(each)) for each in (restored, state)))
 
 
 def test_a_directory_in_use_is_refused_without_resume(saved):

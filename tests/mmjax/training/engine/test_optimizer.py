@@ -9,8 +9,6 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from configs.optimizer import OptimizerConfig
-from mmjax.training.engine.optimizer import adamw, learning_rate_schedule
 from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.profiling.op_times import measure_op_times, seconds_by_kind
 from tests.mmjax.training.engines import (
@@ -44,9 +42,8 @@ def test_updates_are_those_of_plain_adamw_on_the_whole_tree():
             optax.warmup_cosine_decay_schedule(
                 0.0, chosen.learning_rate, 1, SETTINGS.steps, chosen.learning_rate * 0.05
             ),
-            b1=chosen.beta1,
-            b2=chosen.beta2,
-            eps=chosen.epsilon,
+            b1=0.9,
+            b2=0.98,
             weight_decay=chosen.weight_decay,
             mask=lambda tree: jax.tree.map(lambda leaf: leaf.ndim >= 2, tree),
         ),
@@ -85,15 +82,6 @@ def test_a_limit_of_zero_turns_clipping_off(max_norm, scale):
     }
     decision = engine.executor.global_reduction.reduce(stats, engine.executor.global_reduction.initial_flag())
     assert (float(decision.gradient_norm), float(decision.clip_scale)) == (10, scale)
-
-
-def test_weight_decay_alone_shrinks_matrices_and_leaves_vectors():
-    optimizer = adamw(OptimizerConfig(learning_rate=0.1, warmup_steps=0, weight_decay=0.5), 10)
-    layer = {"kernel": jnp.ones((2, 2)), "scale": jnp.ones(2)}
-    with jax.numpy_dtype_promotion("standard"):
-        changes, _ = optimizer.update(jax.tree.map(jnp.zeros_like, layer), optimizer.init(layer), layer)
-    np.testing.assert_allclose(changes["kernel"], np.full((2, 2), -0.05), rtol=1e-5)
-    np.testing.assert_array_equal(changes["scale"], np.zeros(2))
 
 
 def test_masters_and_moments_are_float32_shares_over_the_data_axis():
@@ -198,31 +186,6 @@ def test_a_step_reads_no_value_on_the_host(monkeypatch):
                 read(summary.all_finite)
         with pytest.raises(jax.errors.JaxRuntimeError, match="host-to-device"):
             jnp.add(summary.clip_scale, np.float32(1))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
-        ({"warmup_steps": -1}, "warmup_steps"),
-        ({"max_grad_norm": -1.0}, "max_grad_norm"),
-        ({"weight_decay": -0.1}, "weight_decay"),
-        ({"beta1": 1.5}, "beta1 is 1.5"),
-        ({"beta2": -0.5}, "beta2 is -0.5"),
-        ({"final_learning_rate_fraction": 2.0}, "final_learning_rate_fraction is 2.0"),
-    ],
-)
-def test_invalid_optimizer_settings_are_refused_by_name(fields, message):
-    with pytest.raises(ValueError, match=message):
-        OptimizerConfig(**fields)
-
-
-def test_the_learning_rate_warms_up_and_falls_to_its_final_fraction():
-    schedule = learning_rate_schedule(
-        OptimizerConfig(learning_rate=2.0, warmup_steps=10, final_learning_rate_fraction=0.1), 100
-    )
-    np.testing.assert_allclose([schedule(0), schedule(5), schedule(10), schedule(100)], [0, 1, 2, 0.2], atol=1e-6)
-    assert float(learning_rate_schedule(OptimizerConfig(warmup_steps=10), 5)(3)) > 0  # a run shorter than its warm-up
 
 
 def test_every_op_of_a_step_is_timed_once():
