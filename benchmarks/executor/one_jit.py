@@ -103,8 +103,8 @@ class OneJit:
             losses += more.values()
         return sum(losses, start=jnp.zeros(()))
 
-    def _updater(self, key: str) -> Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]:
-        def update(gradients: Tree, moments: Tree, parameters: Tree) -> tuple[Tree, Tree]:
+    def _updater(self, key: str) -> Callable[[Tree, Any, Any], tuple[Any, Any]]:
+        def update(gradients: Tree, moments: Any, parameters: Any) -> tuple[Any, Any]:
             with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
                 changes, moments = self._engine.optimizers[key].update(gradients, moments, parameters)
             return optax.apply_updates(parameters, changes), moments

@@ -234,10 +234,11 @@ class CheckpointManager:
     def _read(self, engine: Engine, path: pathlib.Path) -> dict[str, Any]:
         """Reads what the devices of this process hold, without waiting for the other processes."""
         about = self._check_model(path)
-        if about["optimizer"] != _algorithm(engine):
+        saved, ours = about["optimizer"], _algorithm(engine)
+        if saved != ours:
             raise UserError(
-                f"{path} has the optimizer state of {about['optimizer']} and this run trains with {_algorithm(engine)}: "
-                f"set OptimizerConfig.algorithm to {about['optimizer']}, or start anew in another workdir"
+                f"{path} has the optimizer state of {saved} and this run trains with {ours}: "
+                f"set OptimizerConfig.algorithm to {saved}, or start anew in another workdir"
             )
         saved_keys, trained_keys = frozenset(about["trained"]), _trained_keys(engine)
         with _context(alone=True):

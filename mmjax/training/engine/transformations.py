@@ -133,7 +133,7 @@ def _muon(algorithm: Muon) -> optax.GradientTransformation:
         eps=algorithm.epsilon,
         adam_b1=algorithm.beta1,
         adam_b2=algorithm.beta2,
-        muon_weight_dimension_numbers=_matrix_dimensions,
+        muon_weight_dimension_numbers=_matrix_dimensions,  # pyright: ignore[reportArgumentType]
         consistent_rms=ADAMW_RMS,
     )
     return optax.chain(muon, optax.scale(-1.0))
