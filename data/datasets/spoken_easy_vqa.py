@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 
 from data.datasets.dataset import RandomAccessSamples
 from data.datasets.easy_vqa import EasyVQA, LazySamples
-from data.datasets.spoken_clips import SpokenClip, read_spoken_clips
+from data.datasets.spoken_clips import MANIFEST, SpokenClip, read_spoken_clips
 from data.errors import DataError
 from data.media.audio import read_audio
-from data.records import Media
 from data.samples.media_items import audio_items, image_item
 from data.samples.sample import EncoderInputs
 from data.samples.sample_format import FrameFormat, SampleFormat
 from data.samples.sample_metadata import MediaItem, SampleMetadata
 from data.samples.token_layout import lay_out_tokens
+from data.sources.parsing import media_from_path
 from data.text.prompt_format import PromptFormat
 from data.text.word_tokenizer import ANSWER, BOS, EOS, IMAGE, WordTokenizer
 
@@ -115,7 +115,7 @@ class SpokenEasyVQA:
     def _clip_item(self, clip: SpokenClip, sample_format: SampleFormat) -> MediaItem:
         """A clip as an encoder input whose frames are cached."""
         assert sample_format.frames is not None
-        media = Media.from_file(self._folder / clip.file)
+        media = media_from_path(MANIFEST, str(self._folder), clip.file)
         chunks = [range(clip.samples)]
         (item,) = audio_items(lambda: read_audio(media), chunks, sample_format.frames, media.where)
         key = clip.file, sample_format.frames

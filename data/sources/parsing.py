@@ -1,6 +1,7 @@
 """Parsing of bytes of unknown quality into text, JSON and paths, with BadSampleError as the only error."""
 
 import json
+import os
 import pathlib
 
 from data.errors import BadSampleError
@@ -55,15 +56,23 @@ def require_encodable(where: str, what: str, value: str) -> str:
 
 
 def media_from_path(where: str, folder: str, value: object) -> Media:
-    """The file that an entry names, relative to a folder unless the path is absolute.
+    """The file within a folder that an entry names, by a relative path or by an absolute one.
+
+    A path must not lead out of the folder, because entries come from files that anybody may have written. Symbolic
+    links in the folder are followed, wherever they lead: whoever has the folder made them.
 
     Raises:
-        BadSampleError: The value cannot be a path. A missing file is detected when it is read.
+        BadSampleError: The value cannot be a path, or it leads out of the folder. A missing file is detected when it
+            is read.
     """
     path = require_text(where, "the path of a file", value)
     if "\0" in path:
         raise BadSampleError(where, "the path of a file has a null character")
-    return Media.from_file(pathlib.Path(folder, path))
+    root = os.path.abspath(folder)
+    target = os.path.normpath(os.path.join(root, path))  # without `..`, which the system would resolve behind a link
+    if os.path.commonpath([root, target]) != root:
+        raise BadSampleError(where, f"the path {_shortened(path)} leads out of the folder {folder}")
+    return Media.from_file(pathlib.Path(folder, os.path.relpath(target, root)))
 
 
 def _shortened(value: object) -> str:

@@ -1,0 +1,114 @@
+"""Record columns: which columns of a table hold what, and a row of it as a record."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from data.errors import BadSampleError, DataError
+from data.records import Media, Record
+from data.sources.messages import parse_messages
+from data.sources.pair_tasks import PAIR_TASKS
+from data.sources.parsing import media_from_path, parse_json, require_text
+
+TABLE_TASKS = (*PAIR_TASKS, "answer", "converse")
+"""What a row of a table may train."""
+
+
+class RecordColumns:
+    """The columns of a table by what they hold.
+
+    The cell of a medium is a struct of `bytes` and `path`, as of the `datasets` library's Image and Audio, or bytes, or
+    the path of a file. In the tasks `answer` and `converse` it may also be a list of these, or empty.
+
+    Attributes:
+        names: The columns that are read.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        task: str,
+        *,
+        text: str = "text",
+        question: str = "question",
+        answer: str = "answer",
+        image: str = "",
+        audio: str = "",
+    ) -> None:
+        """Chooses the columns of a task.
+
+        Args:
+            owner: Class whose parameters these are, for messages.
+            task: `describe` and `generate` take an image and a text, `transcribe` an audio clip and a text (see
+                `data.sources.pair_tasks`), `answer` a question, its answer and any media, and `converse` a conversation
+                and any media.
+            text: Column of the text or the conversation, as `data.sources.messages.parse_messages` reads it, or a JSON
+                text of that.
+            question: Column of the question; `<image>` and `<audio>` in it are placeholders of the media.
+            answer: Column of the answer.
+            image: Column of images; `image` by default where the task needs one, else none.
+            audio: Column of audio clips; `audio` by default where the task needs one, else none.
+
+        Raises:
+            DataError: The task is unknown, or takes no such column.
+        """
+        if task not in TABLE_TASKS:
+            raise DataError(f"{owner}.task is {task!r}; choose one of {', '.join(TABLE_TASKS)}")
+        needed = PAIR_TASKS[task].media if task in PAIR_TASKS else ""
+        if needed == "image" and audio or needed == "audio" and image:
+            raise DataError(f"{owner}: the task {task} takes one {needed} and its text; leave the other column out")
+        self._task = task
+        self._texts = (question, answer) if task == "answer" else (text,)
+        self._image = image or ("image" if needed == "image" else "")
+        self._audio = audio or ("audio" if needed == "audio" else "")
+        self.names = tuple(column for column in (*self._texts, self._image, self._audio) if column)
+
+    def check(self, where: str, columns: list[str]) -> None:
+        """Raises DataError unless a table has the columns."""
+        missing = [name for name in self.names if name not in columns]
+        if missing:
+            raise DataError(f"{where} has no column {missing[0]}; it has {', '.join(columns)}")
+
+    def record(self, key: str, row: Mapping[str, Any], folder: str) -> Record:
+        """The record of a row.
+
+        Args:
+            key: Name of the row.
+            row: Values by column.
+            folder: Folder to which the paths of media are relative and within which they lie.
+
+        Raises:
+            BadSampleError: The row is incomplete; `where` is its key.
+        """
+        images, clips = (self._media(key, row, column, folder) for column in (self._image, self._audio))
+        if self._task == "converse":
+            messages = row[self._texts[0]]
+            messages = parse_json(key, messages) if isinstance(messages, str) else messages
+            return Record(key, parse_messages(key, messages, images, clips))
+        texts = [require_text(key, f"column {column}", row[column]) for column in self._texts]
+        if self._task == "answer":
+            messages = [
+                {"role": role, "content": text} for role, text in zip(("user", "assistant"), texts, strict=True)
+            ]
+            return Record(key, parse_messages(key, messages, images, clips))
+        media = images or clips
+        if len(media) != 1:
+            raise BadSampleError(key, f"it has {len(media)} media where the task {self._task} takes one")
+        return Record(key, PAIR_TASKS[self._task].turns(media[0], texts[0]))
+
+    def _media(self, key: str, row: Mapping[str, Any], column: str, folder: str) -> list[Media]:
+        """The media in a column of a row; none without a column or with an empty cell."""
+        cell = row[column] if column else None
+        cells = cell if isinstance(cell, list) else [] if cell is None else [cell]
+        return [_medium(f"{key}.{column}", key, folder, cell) for cell in cells]
+
+
+def _medium(where: str, key: str, folder: str, cell: object) -> Media:
+    """The medium of a cell."""
+    path = cell
+    if isinstance(cell, Mapping):
+        path, cell = cell.get("path"), cell.get("bytes")
+    if isinstance(cell, bytes):
+        if not cell:
+            raise BadSampleError(key, "its medium has no bytes")
+        return Media(f"{where} ({path})" if isinstance(path, str) else where, content=cell)
+    return media_from_path(key, folder, path)
