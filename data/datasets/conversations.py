@@ -37,7 +37,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 _SPECIAL_TOKEN_ROLES = {"patches": "image", "frames": "audio", "target_images": "generate"}
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Conversations:
     """A data set (`data.datasets.dataset.Dataset`) of records; each record source is a kind of samples.
 
@@ -54,6 +54,7 @@ class Conversations:
     """
 
     split: str
+    _: dataclasses.KW_ONLY
     train: tuple[tuple[str, RecordSource], ...] = ()
     test: tuple[tuple[str, RecordSource], ...] = ()
     tokenizer: Tokenizer = ByteTokenizer()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-EXTRAS = ("pyarrow", "soundfile", "soxr")
+EXTRAS = ("datasets", "pyarrow", "soundfile", "soxr")
 BLOCKED = f"""
 import sys
 for name in {EXTRAS}:
@@ -50,6 +50,11 @@ batches.close()
         (
             "data.sources.parquet",
             "Parquet needs the package pyarrow, which is not installed: pip install 'mmjax[parquet]'",
+        ),
+        (
+            "data.sources.hugging_face",
+            "a Hugging Face data set needs the package datasets, which is not installed: pip install "
+            "'mmjax[huggingface]'",
         ),
         ("data.producers.client", "the preprocessing service needs the package pyarrow"),
         ("data.producers.server", "pip install 'mmjax[service]'"),
