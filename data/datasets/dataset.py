@@ -64,12 +64,14 @@ class SampleIndex:
         """Reads the number of samples of each kind.
 
         Raises:
-            DataError: A kind has no samples, or there are 2**31 samples or more.
+            DataError: A kind or the whole data set has no samples, or there are 2**31 samples or more.
         """
         self.dataset = dataset
         self.sample_format = sample_format
         self._samples_by_kind = dict(dataset.samples_by_kind(sample_format))
         self.counts = {kind: len(samples) for kind, samples in self._samples_by_kind.items()}
+        if not self.counts:
+            raise DataError("the data set has no samples; check the split and what it reads")
         self._kinds = list(self.counts)
         self._starts = [0]
         for kind, count in self.counts.items():

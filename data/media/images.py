@@ -1,12 +1,13 @@
 """Image files of any common format: decoding to RGB pixels, and sizes from headers alone."""
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from data.errors import BadSampleError
 from data.media.patches import to_uint8
@@ -55,6 +56,26 @@ def image_size(media: Media) -> tuple[int, int]:
     with _open_image(media) as image:
         width, height = image.size
         return (width, height) if _orientation(image) in _SWAPS_SIDES else (height, width)
+
+
+def encode_image(image: np.ndarray | Image.Image) -> bytes:
+    """A decoded image as the bytes of a file with the same pixels, upright.
+
+    Args:
+        image: uint8[height, width, 3], uint8[height, width], or an image of Pillow.
+
+    Raises:
+        ValueError: The array has another shape or dtype.
+    """
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)) or not image.size:
+            raise ValueError(f"an image is uint8[height, width, 3] or [height, width], not {image.dtype}{image.shape}")
+        image = Image.fromarray(image)
+    upright = ImageOps.exif_transpose(image)
+    file = io.BytesIO()
+    # PPM is the pixels behind a short header; PNG has the other modes, which PPM lacks.
+    upright.save(file, "PPM" if upright.mode in ("RGB", "L") else "PNG")
+    return file.getvalue()
 
 
 def save_image(path: str | os.PathLike[str], image: np.ndarray) -> None:

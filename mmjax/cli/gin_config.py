@@ -4,6 +4,7 @@ import difflib
 import logging
 import pathlib
 import re
+import sys
 import tokenize
 import typing
 from collections.abc import Callable, Sequence
@@ -56,7 +57,8 @@ def parse_workdir(workdir: pathlib.Path, bindings: Sequence[str] = ()) -> None:
 def parse_gin(files: Sequence[str], bindings: Sequence[str] = ()) -> None:
     """Reads configuration files, of which later ones override earlier ones, then bindings, which override all.
 
-    A file includes others by a path from the current folder, from its own folder or from the configs package.
+    A file includes others by a path from the current folder, from its own folder or from the configs package, and
+    imports modules from the current folder too.
 
     Args:
         files: Paths, or names of files in the configs package.
@@ -69,6 +71,8 @@ def parse_gin(files: Sequence[str], bindings: Sequence[str] = ()) -> None:
     _referenced_macros.clear()
     logging.getLogger().addFilter(_is_not_a_search_by_gin)
     paths = [_resolve(gin_file) for gin_file in files]
+    if str(pathlib.Path.cwd()) not in sys.path:  # python -m adds it, a console script does not
+        sys.path.append(str(pathlib.Path.cwd()))
     folders = [*(str(pathlib.Path(path).parent) for path in paths), str(CONFIGS)]
     for folder in folders:
         gin.add_config_file_search_path(folder)

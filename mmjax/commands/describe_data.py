@@ -1,6 +1,6 @@
 """`python -m mmjax.describe_data`: what a run's samples hold, how grouping balances them, what rows should hold.
 
-It reads metadata, decodes only the samples that a page shows, and needs neither jax nor an accelerator.
+It reads metadata without decoding, and needs neither jax nor an accelerator.
 """
 
 import dataclasses
@@ -28,9 +28,7 @@ class DescribeDataArguments(cli.GinArguments, cli.JsonArguments):
     buckets: int = cli.flag(
         4, "Largest number of sizes to which samples would be padded.", metavar="N", parse=cli.integer(1)
     )
-    page: str = cli.flag(
-        "", "HTML file for histograms, tables and typical samples; it needs no other file.", metavar="FILE"
-    )
+    page: str = cli.flag("", "HTML file to write histograms and tables to; it needs no other file.", metavar="FILE")
 
 
 def prepare(arguments: DescribeDataArguments) -> cli.Work:
@@ -42,12 +40,9 @@ def describe_data(arguments: DescribeDataArguments, config: "TrainConfig") -> No
     """Draws samples, reads their metadata, and shows a description."""
     from data.datasets.dataset import SampleIndex
     from data.packing.global_batch import capacity_for_model
-    from data.report.console import print_description
-    from data.report.dataset_statistics import collect_statistics, flops_per_unit, modules_of_units
-    from data.report.description import describe_dataset
-    from data.report.examples import decode_examples
-    from data.report.html_page import html_page
-    from data.report.json_document import description_json
+    from data.report.dataset_statistics import collect_statistics, flops_per_unit
+    from data.report.description import describe_dataset, description_json
+    from data.report.presentation import description_html, print_description
     from data.samples.sample_format import SampleFormat
     from mmjax.planning.report import report_console
 
@@ -57,16 +52,14 @@ def describe_data(arguments: DescribeDataArguments, config: "TrainConfig") -> No
     shares = config.data.shares(sample_index.counts)
     statistics = collect_statistics(sample_index, capacity, shares, arguments.samples, config.data.seed)
     costs = flops_per_unit(config.model, sample_format)
-    modules = modules_of_units(config.model, sample_format)
-    examples = decode_examples(sample_index, statistics) if arguments.page else ()
-    description = describe_dataset(statistics, config.data, capacity, costs, modules, arguments.buckets, examples)
+    description = describe_dataset(statistics, config.data, capacity, costs, arguments.buckets)
     if arguments.json:
         print(json.dumps(description_json(description)))
     else:
         print_description(description, report_console())
     if arguments.page:
         title = f"Data of {', '.join(arguments.gin_file or (cli.QUICKSTART,))}"
-        pathlib.Path(arguments.page).write_text(html_page(description, title), encoding="utf-8")
+        pathlib.Path(arguments.page).write_text(description_html(description, title), encoding="utf-8")
         if not arguments.json:
             print(f"Written to {arguments.page}")
 
