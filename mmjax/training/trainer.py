@@ -1,5 +1,6 @@
 """The trainer: a configured run on a plan, trained step by step or to its end, saved and resumed."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -24,6 +25,7 @@ from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import NullProgress, ProgressDisplay
 from mmjax.training.metrics.step_timer import StepTimer
 from mmjax.training.metrics.writers import NullWriter
+from mmjax.training.workdir_lock import locked_workdir
 from mmjax.weights.initialization import parameter_initializer
 from sharding.plans.plan import Plan
 from sharding.runtime.communication_check import check_communication
@@ -91,6 +93,7 @@ class Trainer:
     Raises:
         UserError: The workdir holds checkpoints and `resume` is not set, or the other way round; or the checkpoint has
             more steps than the configuration asks for.
+        WorkdirInUseError: Another run holds the workdir, which this one holds until it is closed.
         PlanError: The plan cannot hold the model or the batch.
         DataError: The data set does not fit the model or the data configuration.
     """
@@ -107,6 +110,17 @@ class Trainer:
         folder = None if workdir is None else pathlib.Path(workdir) / "checkpoints"
         if resume and folder is None:
             raise UserError("resume=True needs workdir: the folder of the run to continue")
+        with contextlib.ExitStack() as lock:
+            if workdir is not None:
+                lock.enter_context(locked_workdir(pathlib.Path(workdir), takes=jax.process_index() == 0))
+            self._prepare(plan, workdir, folder, resume)
+            self._lock = lock.pop_all()
+
+    def _prepare(
+        self, plan: Plan, workdir: str | os.PathLike[str] | None, folder: pathlib.Path | None, resume: bool
+    ) -> None:
+        """Opens the data and the checkpoints, and places the model; the workdir is locked."""
+        config = self.config
         if folder and not resume:
             refuse_existing_checkpoints(folder)
         self._refused_folder: pathlib.Path | None = None
@@ -187,10 +201,11 @@ class Trainer:
         self.checkpoints.save(self.steps_done, self.engine, self.state, self._data_state())
 
     def close(self) -> None:
-        """Ends the data pipeline's threads and the writing of checkpoints."""
-        self.batches.close()
-        if self.checkpoints:
-            self.checkpoints.close()
+        """Ends the data pipeline's threads and the writing of checkpoints, and gives the workdir back."""
+        with self._lock:
+            self.batches.close()
+            if self.checkpoints:
+                self.checkpoints.close()
 
     # ------------------------------------------------------------------ training
 

@@ -20,6 +20,7 @@ from mmjax.training.engine.engine import Engine
 from mmjax.training.metrics.metrics_file import read_metrics
 from mmjax.training.metrics.writers import open_metrics_writer
 from mmjax.training.trainer import NonFiniteStepError, Trainer
+from mmjax.training.workdir_lock import LOCK_FILE, WorkdirInUseError
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime import communication_check as rehearsal
@@ -179,6 +180,7 @@ def test_fewer_steps_than_are_done_are_refused(uninterrupted):
     workdir, *_ = uninterrupted
     with pytest.raises(UserError, match="TrainConfig.steps is 5, and 6 steps are done in .*raise steps above 6"):
         Trainer(dataclasses.replace(CONFIG, steps=5), PLAN, workdir, resume=True)
+    assert not (workdir / LOCK_FILE).exists()
 
 
 def test_resuming_on_another_plan_gives_the_same_losses(uninterrupted, tmp_path):
@@ -198,6 +200,8 @@ def test_nan_stops_with_step_and_samples_and_saves_the_state_before(tmp_path):
     step = int(str(caught.value).split("step ")[1].split(":")[0])
     trainer = Trainer(dataclasses.replace(poisoned), PLAN, tmp_path, resume=True)
     assert trainer.steps_done == step - 1
+    with pytest.raises(WorkdirInUseError, match="in use by this process: close its other Trainer"):
+        Trainer(poisoned, PLAN, tmp_path, resume=True)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainer.state.master_weights))
     again = next(trainer.batches)
     assert 7 in again.sample_ids

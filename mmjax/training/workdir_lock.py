@@ -1,0 +1,152 @@
+"""The lock on a workdir: one run at a time writes there, and whoever comes second learns which one does.
+
+The lock is an flock on `run.lock`, which the operating system releases when the process ends, however it ends; the
+file's text says who holds it. So a lock whose process is gone is recognised even if another process has its id now.
+Locks of some network file systems do not reach other hosts: a file that another host left is not taken over.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import errno
+import fcntl
+import json
+import logging
+import os
+import pathlib
+import socket
+import sys
+from collections.abc import Iterator
+
+from configs.errors import UserError
+
+_LOG = logging.getLogger(__name__)
+
+LOCK_FILE = "run.lock"
+"""File of a workdir that is there while a run writes to it."""
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""Errors of file systems that have no locks."""
+
+
+class WorkdirInUseError(UserError):
+    """Another run writes to the workdir, or may do so."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LockHolder:
+    """Who holds a lock: the text of a lock file.
+
+    Attributes:
+        host: Name of the host.
+        pid: Process id there.
+        started: When the lock was taken, in the host's local time.
+        command: The command line.
+    """
+
+    host: str
+    pid: int
+    started: str
+    command: str
+
+    @classmethod
+    def this_process(cls) -> "LockHolder":
+        """This process, from now on."""
+        started = datetime.datetime.now().isoformat(" ", "seconds")
+        return cls(host=socket.gethostname(), pid=os.getpid(), started=started, command=" ".join(sys.argv))
+
+    @classmethod
+    def read(cls, path: pathlib.Path) -> "LockHolder | None":
+        """The holder that a lock file names; None if it is empty or cut off, as a killed writer leaves it."""
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.started} ({self.command})"
+
+
+@contextlib.contextmanager
+def locked_workdir(workdir: pathlib.Path, takes: bool = True) -> Iterator[None]:
+    """Holds the lock on a workdir, which is made if it is not there. Reading the workdir takes no lock.
+
+    Args:
+        workdir: Folder of the run.
+        takes: Whether this process takes the lock; of a run's processes, the first alone does.
+
+    Raises:
+        WorkdirInUseError: Another run holds the lock, or another host left it; the message names process and host.
+    """
+    if not takes:
+        yield
+        return
+    workdir.mkdir(parents=True, exist_ok=True)
+    path = workdir / LOCK_FILE
+    descriptor, locked = _open_locked(path)
+    try:
+        _refuse_unless_stale(path, locked)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, json.dumps(dataclasses.asdict(LockHolder.this_process())).encode())
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # while it is locked, so that it is this run's file
+    finally:
+        os.close(descriptor)
+
+
+def _open_locked(path: pathlib.Path) -> tuple[int, bool]:
+    """A descriptor of the file at `path`, and whether it is locked; some file systems have no locks."""
+    while True:
+        descriptor, locked = os.open(path, os.O_RDWR | os.O_CREAT, 0o644), True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise _in_use(path, LockHolder.read(path)) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(descriptor)
+                raise
+            locked = False
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor, locked
+        os.close(descriptor)  # the run that held it has removed the file since it was opened
+
+
+def _refuse_unless_stale(path: pathlib.Path, locked: bool) -> None:
+    """Raises WorkdirInUseError if the run that a lock file names may still go on; reports a lock left behind."""
+    holder = LockHolder.read(path)
+    if holder is None:
+        return
+    if holder.host != socket.gethostname():
+        raise WorkdirInUseError(
+            f"{path.parent} was locked by {holder}, and this host cannot tell whether that run goes on: "
+            f"if it has ended, delete {path}; if not, choose another workdir"
+        )
+    if not locked and _is_alive(holder.pid):
+        raise _in_use(path, holder)
+    _LOG.warning("%s was left by %s, which has ended; this run takes the workdir over", path, holder)
+
+
+def _in_use(path: pathlib.Path, holder: LockHolder | None) -> WorkdirInUseError:
+    if holder and (holder.pid, holder.host) == (os.getpid(), socket.gethostname()):
+        return WorkdirInUseError(
+            f"{path.parent} is in use by this process: close its other Trainer, or choose another workdir"
+        )
+    return WorkdirInUseError(
+        f"{path.parent} is in use by {holder or 'a run that is just starting'}; "
+        "wait until it ends, or choose another workdir"
+    )
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
