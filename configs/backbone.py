@@ -1,8 +1,10 @@
 """Language models."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
-from configs.checks import require_one_of, require_positive
+from configs.checks import require_loss, require_one_of, require_positive
 from configs.experts import ExpertsConfig
 from configs.rope import RopeScaling
 from configs.transformer import TransformerConfig
@@ -24,6 +26,8 @@ class BackboneConfig(TransformerConfig):
         tie_embeddings: Whether the output head is the input embedding.
         experts: A mixture of experts in place of the feed-forward layer of every block; None for none. Experts are
             gated and have no biases, and `ffn` is ignored.
+        loss: Computes the loss of every target token from `mmjax.models.modalities.losses.TokenPredictions`
+            (docs/extending.md); None for cross-entropy.
     """
 
     name: str = "backbone"
@@ -41,11 +45,13 @@ class BackboneConfig(TransformerConfig):
     rope_scaling: RopeScaling | None = None
     tie_embeddings: bool = False
     experts: ExpertsConfig | None = None
+    loss: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "vocabulary", "kv_heads", "max_positions")
         require_one_of(self, "positions", POSITIONS)
+        require_loss(self, "loss")
         if self.positions == "rotary" and self.head_width % 2:
             raise ValueError(f"BackboneConfig: head width {self.head_width} is odd; rotary positions need pairs")
         if self.experts and (not self.gated or "mlp" in (*self.biases, *self.inner_norms)):

@@ -1,8 +1,10 @@
 """Generators: latent diffusion with a noise schedule, a U-Net and an autoencoder."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
-from configs.checks import require_one_of, require_positive
+from configs.checks import require_loss, require_one_of, require_positive
 
 PREDICTIONS = ("velocity", "epsilon")
 
@@ -107,6 +109,8 @@ class GeneratorConfig:
         condition_dropout: Share of training images whose conditions are set to zero, for guidance (arXiv 2207.12598).
         schedule: The noise schedule.
         autoencoder: Encodes images to the latents that the U-Net denoises; None for pixels.
+        loss: Computes the loss of every image from `mmjax.models.modalities.losses.DenoisingPredictions`
+            (docs/extending.md); None for the mean squared error.
     """
 
     name: str = "generator"
@@ -126,11 +130,13 @@ class GeneratorConfig:
     condition_dropout: float = 0.0
     schedule: NoiseSchedule = CosineSchedule()
     autoencoder: AutoencoderConfig | None = None
+    loss: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         require_positive(self, "channels", "patch", "blocks", "groups", "conditions", "condition_width")
         require_one_of(self, "second_attention", SECOND_ATTENTIONS)
         require_one_of(self, "pooled", POOLED)
+        require_loss(self, "loss")
         if not 0 <= self.condition_dropout < 1:
             raise ValueError(f"GeneratorConfig.condition_dropout is {self.condition_dropout}; give 0 or more, below 1")
         self._check_size()

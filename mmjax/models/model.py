@@ -14,7 +14,7 @@ from mmjax.models.modalities import audio, vision  # noqa: F401  (importing them
 from mmjax.models.modalities.backbone import backbone_module
 from mmjax.models.modalities.encoder import encoder_module
 from mmjax.models.modalities.generator import generator_module
-from mmjax.models.structure.module import LayerOutput, Module, ModuleOutput, Piece, auxiliary_loss_name
+from mmjax.models.structure.module import BALANCING_LOSS, LayerOutput, Module, ModuleOutput, Piece, module_losses
 from mmjax.models.structure.parameters import layer_name, piece_definition
 from sharding.axes import Axes
 from sharding.trees import Tree, get_leaf, set_leaf
@@ -67,7 +67,8 @@ def run_module(
                 auxiliary_losses.append(x.auxiliary_loss)
                 x = x.x
     if auxiliary_losses:
-        return x._replace(auxiliary_loss=sum(auxiliary_losses[1:], start=auxiliary_losses[0]))
+        balancing_loss = sum(auxiliary_losses[1:], start=auxiliary_losses[0])
+        return x._replace(auxiliary_losses={**x.auxiliary_losses, BALANCING_LOSS: balancing_loss})
     return x
 
 
@@ -90,6 +91,4 @@ def run_model(
 
 def losses_by_name(outputs: Mapping[str, ModuleOutput]) -> dict[str, jax.Array]:
     """Every loss and auxiliary loss of a model by its name, given every module's output."""
-    losses = {name: output.loss for name, output in outputs.items()}
-    losses |= {auxiliary_loss_name(name): output.auxiliary_loss for name, output in outputs.items()}
-    return {name: loss for name, loss in losses.items() if loss is not None}
+    return {name: loss for module, output in outputs.items() for name, loss in module_losses(module, output).items()}

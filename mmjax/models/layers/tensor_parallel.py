@@ -52,6 +52,11 @@ def column_parallel_matmuls(x: Activations, weights: tuple[jax.Array, ...], axes
     return tuple(map(mark_saveable, ys))
 
 
+def first_vocabulary_row(local_rows: int, axes: Axes) -> jax.Array | int:
+    """Number of the first row of the embedding table that this tensor rank holds."""
+    return lax.axis_index(axes.tensor) * local_rows if axes.tensor else 0
+
+
 def vocabulary_parallel_logits(x: Activations, table: jax.Array, axes: Axes) -> jax.Array:
     """Logits of this rank's part of the vocabulary.
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from configs.architectures import BackboneConfig, ModelConfig
 from configs.rope import rotary_frequencies
@@ -14,8 +14,14 @@ from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts
 from mmjax.models.layers.linear import NO_AXES, normal_parameter
 from mmjax.models.layers.normalization import build_norm
 from mmjax.models.layers.positions import RotaryCosSin, rotary_cos_sin
-from mmjax.models.layers.tensor_parallel import all_gather_positions, local_positions, vocabulary_parallel_logits
+from mmjax.models.layers.tensor_parallel import (
+    all_gather_positions,
+    first_vocabulary_row,
+    local_positions,
+    vocabulary_parallel_logits,
+)
 from mmjax.models.layers.transformer import SharedInputs, TransformerBlock, apply_layer_scale, block_stack
+from mmjax.models.modalities.losses import cross_entropy, token_predictions, weighted_loss
 from mmjax.models.structure.module import (
     ActivationsByModule,
     LayerOutput,
@@ -47,11 +53,6 @@ def backbone_module(config: ModelConfig) -> Module:
         ),
         inputs=tuple(encoder.name for encoder in config.encoders),
     )
-
-
-def first_vocabulary_row(local_rows: int, axes: Axes) -> jax.Array | int:
-    """Number of the first row of the embedding table that this tensor rank holds."""
-    return lax.axis_index(axes.tensor) * local_rows if axes.tensor else 0
 
 
 def embedding_table(config: BackboneConfig) -> nnx.Param:
@@ -191,6 +192,7 @@ class LanguageHead(PieceModule):
         """Creates the norm and the output embedding `[v, d]`."""
         self.generators = tuple(generator.name for generator in config.generators)
         self.batch_keys = ("targets", "weights", *(f"{name}_conditions" for name in self.generators))
+        self.loss = config.backbone.loss or cross_entropy
         self.norm = build_norm(config.backbone, config.backbone.width)
         self.embedding = embedding_table(config.backbone)
 
@@ -202,10 +204,11 @@ class LanguageHead(PieceModule):
     def __call__(self, x: Float[Array, "r q d"], batch: ModuleInputs, axes: Axes) -> ModuleOutput:
         """The language loss, whether each target is the most likely token, and each generator's conditions."""
         hidden = self.norm(x)
-        loss, correct = weighted_cross_entropy(self.logits(hidden, axes), batch["targets"], batch["weights"], axes)
+        predictions = token_predictions(self.logits(hidden, axes), batch["targets"], axes)
+        loss, auxiliary_losses = weighted_loss(self.loss, predictions, batch["weights"], axes)
         hidden = all_gather_positions(hidden, axes) if self.generators else hidden  # [r, s, d]
         conditions = {name: hidden_states_at(hidden, batch[f"{name}_conditions"]) for name in self.generators}
-        return ModuleOutput(conditions, loss, {"correct": correct})
+        return ModuleOutput(conditions, loss, {"correct": predictions.is_most_likely}, auxiliary_losses)
 
 
 def hidden_states_at(hidden: Float[Array, "r s d"], positions: Int[Array, "r g q"]) -> Float[Array, "r g q d"]:
@@ -213,30 +216,3 @@ def hidden_states_at(hidden: Float[Array, "r s d"], positions: Int[Array, "r g q
     rows, images, count = positions.shape
     flat = jnp.take_along_axis(hidden, positions.reshape(rows, images * count, 1), axis=1)  # [r, g q, d]
     return flat.reshape(rows, images, count, hidden.shape[-1])
-
-
-def weighted_cross_entropy(
-    logits: Float[Array, "r s v"], targets: Int[Array, "r s"], weights: Float[Array, "r s"], axes: Axes
-) -> tuple[Float[Array, ""], Bool[Array, "r s"]]:
-    """Cross-entropy over a vocabulary that is split over the tensor ranks.
-
-    Args:
-        logits: This rank's part, in float32.
-        targets: Next tokens, as numbers in the whole vocabulary.
-        weights: Weight of each position in the loss; 0 where nothing is predicted.
-        axes: Mesh axes.
-
-    Returns:
-        The weighted sum of negative log-likelihoods, and whether each target is the most likely token.
-    """
-    local = targets - first_vocabulary_row(logits.shape[-1], axes)
-    is_local = (local >= 0) & (local < logits.shape[-1])
-    largest = lax.stop_gradient(jnp.max(logits, axis=-1))  # [r, s]
-    target_logits = jnp.take_along_axis(logits, jnp.where(is_local, local, 0)[..., None], axis=-1)[..., 0]
-    target_logits = jnp.where(is_local, target_logits, 0.0)  # [r, s]
-    if axes.tensor:
-        largest, target_logits = lax.pmax(largest, axes.tensor), lax.psum(target_logits, axes.tensor)
-    total = jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1)
-    total = lax.psum(total, axes.tensor) if axes.tensor else total
-    log_likelihood = target_logits - largest - jnp.log(total)
-    return -jnp.sum(weights * log_likelihood), target_logits >= largest

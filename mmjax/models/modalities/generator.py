@@ -16,6 +16,7 @@ from mmjax.models.modalities.diffusion import (
     sample_keys,
     standard_normals,
 )
+from mmjax.models.modalities.losses import DenoisingPredictions, mean_squared_error, weighted_loss
 from mmjax.models.modalities.noise_schedules import noise_schedule
 from mmjax.models.modalities.projectors import ConditionProjector
 from mmjax.models.modalities.unet import UNet
@@ -60,12 +61,13 @@ class LatentSampler(PieceModule):
 
 
 class DiffusionLoss(PieceModule):
-    """Mean squared error of the U-Net's prediction, summed over the images with their weights."""
+    """The loss of the U-Net's predictions, by default their mean squared errors, summed with the images' weights."""
 
     def __init__(self, config: GeneratorConfig) -> None:
         """Creates the U-Net."""
         self.unet = UNet(config)
         self.schedule, self.dropout = config.schedule, config.condition_dropout
+        self.loss = config.loss or mean_squared_error
         self.batch_keys = ("weights", "samples", "seed_and_step", *(() if config.autoencoder else ("images",)))
 
     def __call__(self, x: Conditions | ConditionedLatents, batch: ModuleInputs, axes: Axes) -> ModuleOutput:
@@ -92,8 +94,20 @@ class DiffusionLoss(PieceModule):
         noisy_images, target = add_noise(schedule, images, noise, time)
         predicted = self.unet(noisy_images, time, conditions, axes).astype(jnp.float32)
         errors = jnp.mean(jnp.square(predicted - target), axis=(1, 2, 3))  # [r g]
+        signal_scale, noise_scale = schedule.signal_and_noise(time)
+        predictions = DenoisingPredictions(
+            predicted=predicted,
+            target=target,
+            prediction=schedule.prediction,
+            images=images,
+            noise=noise,
+            signal_scale=signal_scale,
+            noise_scale=noise_scale,
+            mean_squared_errors=errors,
+        )
         weights = batch["weights"]
-        return ModuleOutput({}, jnp.sum(weights.reshape(-1) * errors), {"errors": errors.reshape(weights.shape)})
+        loss, auxiliary_losses = weighted_loss(self.loss, predictions, weights.reshape(-1), axes)
+        return ModuleOutput({}, loss, {"errors": errors.reshape(weights.shape)}, auxiliary_losses)
 
 
 def generator_module(config: GeneratorConfig, backbone: BackboneConfig) -> Module:

@@ -34,18 +34,29 @@ class ModuleOutput(NamedTuple):
         loss: Scalar, summed over the local rows and already divided by the global batch's normaliser; None if the
             module has no loss.
         auxiliary_metrics: Arrays for evaluation, rows first; training does not use them.
-        auxiliary_loss: Sum of the auxiliary losses of the module's layers (`LayerOutput`); None if they have none.
+        auxiliary_losses: Further losses by name, summed and normalised likewise: those of a loss function, and of the
+            module's layers (`LayerOutput`).
     """
 
     activations: ActivationsByModule
     loss: jax.Array | None = None
     auxiliary_metrics: Mapping[str, jax.Array] = {}
-    auxiliary_loss: jax.Array | None = None
+    auxiliary_losses: Mapping[str, jax.Array] = {}
 
 
-def auxiliary_loss_name(module: str) -> str:
-    """Name under which a module's auxiliary loss is reported; the module's own loss has the module's name."""
-    return f"{module}/balance"
+BALANCING_LOSS = "balance"
+"""Name of the auxiliary loss of a module's layers, which is the load-balancing loss of experts."""
+
+
+def auxiliary_loss_name(module: str, name: str) -> str:
+    """Name under which an auxiliary loss of a module is reported; the module's own loss has the module's name."""
+    return f"{module}/{name}"
+
+
+def module_losses(module: str, output: ModuleOutput) -> dict[str, jax.Array]:
+    """A module's loss, if it has one, and its auxiliary losses, by the names under which they are reported."""
+    loss = {} if output.loss is None else {module: output.loss}
+    return loss | {auxiliary_loss_name(module, name): loss for name, loss in output.auxiliary_losses.items()}
 
 
 class PieceModule(nnx.Module):

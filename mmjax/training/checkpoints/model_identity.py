@@ -2,14 +2,20 @@
 
 import dataclasses
 import json
+import logging
 import pathlib
 from typing import Any
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
 
+_LOG = logging.getLogger(__name__)
+
 KIND = "kind"
 """Key of the name of a configuration's class: two kinds of noise schedule may have the same fields."""
+
+LOSS = "loss"
+"""Field of a configuration that decides how a module trains and not what it is; a resumed run may change it."""
 
 
 def model_identity(config: ModelConfig) -> Any:
@@ -20,19 +26,24 @@ def model_identity(config: ModelConfig) -> Any:
 def check_same_model(path: pathlib.Path, stored: Any, config: ModelConfig) -> None:
     """Raises UserError, naming all that differs, if the identity stored with a checkpoint is another model's.
 
-    A field that an older version did not have counts as having its default.
+    A field that an older version did not have counts as having its default. Another loss function is accepted, with a
+    warning.
     """
     stored_fields = _flat(json.loads(json.dumps(_with_defaults(stored, config))))
     fields = _flat(model_identity(config))
     differing = [name for name in fields | stored_fields if stored_fields.get(name) != fields.get(name)]
-    if differing:
-        details = ", ".join(
-            f"{name} is {stored_fields.get(name)!r} there, {fields.get(name)!r} here" for name in differing
-        )
+
+    def details(names: list[str]) -> str:
+        return ", ".join(f"{name} is {stored_fields.get(name)!r} there, {fields.get(name)!r} here" for name in names)
+
+    losses = [name for name in differing if name.split(".")[-1] == LOSS]
+    if architecture := [name for name in differing if name not in losses]:
         raise UserError(
-            f"{path} is a checkpoint of another model: {details}; "
+            f"{path} is a checkpoint of another model: {details(architecture)}; "
             "use the configuration it was trained with, or another workdir"
         )
+    if losses:
+        _LOG.warning("%s was trained with another loss: %s", path, details(losses))
 
 
 def _to_document(value: Any) -> Any:
@@ -42,7 +53,16 @@ def _to_document(value: Any) -> Any:
     if not dataclasses.is_dataclass(value):
         return value
     fields = {field.name: _to_document(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if LOSS in fields:
+        fields[LOSS] = _describe_loss(value.loss)
     return {KIND: type(value).__name__, **fields}
+
+
+def _describe_loss(loss: Any) -> str | None:
+    """A loss function as text: a dataclass with its fields, else the name of the function or class."""
+    if loss is None or dataclasses.is_dataclass(loss):
+        return loss and repr(loss)
+    return getattr(loss, "__qualname__", type(loss).__qualname__)
 
 
 def _with_defaults(stored: Any, config: Any) -> Any:

@@ -11,7 +11,13 @@ import jax.numpy as jnp
 
 from mmjax.models.layers.lora import join_adapters
 from mmjax.models.layers.tensor_parallel import MATMUL_CHECKPOINT_NAME, all_gather_positions, local_positions
-from mmjax.models.structure.module import LayerOutput, ModuleOutput, auxiliary_loss_name
+from mmjax.models.structure.module import (
+    BALANCING_LOSS,
+    LayerOutput,
+    ModuleOutput,
+    auxiliary_loss_name,
+    module_losses,
+)
 from mmjax.models.structure.parameters import piece_definition
 from mmjax.training.engine.stage_layouts import PieceRun, StageLayout
 from sharding.axes import Axes
@@ -50,12 +56,12 @@ def make_stage_function(layout: StageLayout) -> Callable:
             piece_axes = axes if run.piece.sequence_parallel else axes.without_sequence
             output = _apply_layers(layout, run, parameters, x, batch.get(module, {}), piece_axes)
             if isinstance(output, LayerOutput):
-                losses[auxiliary_loss_name(module)] = output.auxiliary_loss
+                losses[auxiliary_loss_name(module, BALANCING_LOSS)] = output.auxiliary_loss
                 output = output.x
             if isinstance(output, ModuleOutput):
                 channels |= {f"{module}>{target}": array for target, array in output.activations.items()}
                 metrics |= {f"{module}/{name}": array for name, array in output.auxiliary_metrics.items()}
-                losses |= {} if output.loss is None else {module: output.loss}
+                losses |= module_losses(module, output)
             else:
                 channels[f"{module}#{run.last if run.piece.layers else 0}"] = output
         return StageOutput({name: channels[name] for name in layout.outputs}, losses, metrics)
