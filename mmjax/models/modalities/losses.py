@@ -79,8 +79,8 @@ class TokenPredictions:
         """Mean of the logits over the whole vocabulary."""
         return self.sum_over_vocabulary(self.logits) / self.vocabulary
 
-    def sum_over_vocabulary(self, values: Float[Array, "r s v"]) -> Float[Array, "r s"]:
-        """Sums values of the shape of `logits` over the whole vocabulary.
+    def sum_over_vocabulary(self, values: jax.Array) -> Float[Array, "r s"]:
+        """Sums values `[r, s, v]`, in the shape of `logits`, over the whole vocabulary.
 
         Raises:
             UserError: The values have another shape.

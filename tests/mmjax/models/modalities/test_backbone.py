@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import BackboneConfig, ModelConfig
@@ -17,7 +16,6 @@ from mmjax.models.modalities.backbone import (
     TokenEmbedding,
     hidden_states_at,
     insert_encoder_tokens,
-    weighted_cross_entropy,
 )
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import init_module_parameters, layer_name, piece_definition
@@ -30,39 +28,6 @@ TENSOR = Axes(tensor=("model",))
 
 def mesh(devices=2):
     return jax.make_mesh((devices,), ("model",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
-
-
-def loss_operands():
-    random = np.random.default_rng(0)
-    logits = jnp.asarray(random.normal(size=(2, 5, 8)) * 4, jnp.float32)
-    targets = jnp.asarray(random.integers(0, 8, (2, 5)), jnp.int32)
-    return logits, targets, jnp.asarray(random.random((2, 5)), jnp.float32).at[0, 1].set(0.0)
-
-
-def reference_loss(logits, targets, weights):
-    likelihood = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
-    return -jnp.sum(weights * likelihood)
-
-
-@pytest.mark.parametrize("devices", [None, 1, 2, 4])
-def test_cross_entropy_over_a_split_vocabulary_equals_log_softmax_with_gradients(devices):
-    logits, targets, weights = loss_operands()
-    run = functools.partial(weighted_cross_entropy, axes=TENSOR if devices else Axes())
-    if devices:
-        specs = (P(None, None, "model"), P(), P())
-        run = jax.jit(jax.shard_map(run, mesh=mesh(devices), in_specs=specs, out_specs=(P(), P())))
-    (loss, correct), vjp = jax.vjp(lambda logits: run(logits, targets, weights), logits)
-    (gradient,) = vjp((jnp.ones(()), np.zeros(correct.shape, jax.dtypes.float0)))
-    expected, wanted = jax.value_and_grad(reference_loss)(logits, targets, weights)
-    np.testing.assert_allclose(loss, expected, rtol=1e-5)
-    np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(correct, jnp.argmax(logits, axis=-1) == targets)
-
-
-def test_cross_entropy_of_large_logits_does_not_overflow():
-    logits, targets, weights = loss_operands()
-    loss, _ = weighted_cross_entropy(logits * 1e4, targets, weights, Axes())
-    assert np.isfinite(loss)
 
 
 def test_a_split_embedding_table_gives_the_same_embeddings():

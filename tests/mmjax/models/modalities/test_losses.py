@@ -1,0 +1,187 @@
+"""Loss functions: the same values and gradients for whole and split vocabularies; wrong ones are refused by name."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from configs.architectures import BackboneConfig, GeneratorConfig
+from configs.errors import UserError
+from mmjax.models.modalities.losses import (
+    DenoisingPredictions,
+    LossTerms,
+    cross_entropy,
+    mean_squared_error,
+    token_predictions,
+    weighted_loss,
+)
+from sharding.axes import Axes
+
+TENSOR = Axes(tensor=("model",))
+WEIGHT, SMOOTHING, RARE = 0.3, 0.1, (1, 6)
+
+
+@dataclasses.dataclass(frozen=True)
+class EveryTerm:
+    """Label smoothing, with a term for each of the other quantities that a loss function may use."""
+
+    weight: float = WEIGHT
+
+    def __call__(self, predictions):
+        smoothed = -(1 - SMOOTHING) * predictions.target_logits - SMOOTHING * predictions.mean_logits
+        log_probabilities = predictions.log_probabilities
+        is_rare = jnp.isin(predictions.token_ids, jnp.array(RARE))[None, None]
+        return LossTerms(
+            smoothed + predictions.log_normalizer,
+            {
+                "z_loss": self.weight * jnp.square(predictions.log_normalizer),
+                "entropy": -predictions.sum_over_vocabulary(jnp.exp(log_probabilities) * log_probabilities),
+                "rare": predictions.sum_over_vocabulary(jnp.where(is_rare, jnp.exp(log_probabilities), 0.0)),
+                "focal": jnp.square(1 - jnp.exp(predictions.log_likelihood)) * cross_entropy(predictions),
+            },
+        )
+
+
+def formulas(logits, targets, weights, xp=np):
+    """What `EveryTerm` should give, by its definition on the whole vocabulary."""
+    log_normalizer = xp.log(xp.sum(xp.exp(logits), axis=-1))
+    log_probabilities = logits - log_normalizer[..., None]
+    likelihood = xp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+    terms = {
+        "loss": -(1 - SMOOTHING) * likelihood - SMOOTHING * xp.mean(log_probabilities, axis=-1),
+        "z_loss": WEIGHT * log_normalizer**2,
+        "entropy": -xp.sum(xp.exp(log_probabilities) * log_probabilities, axis=-1),
+        "rare": xp.sum(xp.exp(log_probabilities)[..., xp.array(RARE)], axis=-1),
+        "focal": -((1 - xp.exp(likelihood)) ** 2) * likelihood,
+    }
+    return {name: xp.sum(weights * values) for name, values in terms.items()}
+
+
+def operands():
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(2, 5, 8)) * 4
+    targets = random.integers(0, 8, (2, 5)).astype(np.int32)
+    weights = random.random((2, 5))
+    weights[0, 1] = 0.0
+    return logits.astype(np.float32), targets, weights.astype(np.float32)
+
+
+def losses_of(loss, logits, targets, weights, axes):
+    total, auxiliary = weighted_loss(loss, token_predictions(logits, targets, axes), weights, axes)
+    return {"loss": total, **auxiliary}
+
+
+def split(loss, devices):
+    """`(logits, targets, weights) -> losses by name`; on so many devices that divide the vocabulary, or on one."""
+    run = functools.partial(losses_of, loss, axes=TENSOR if devices else Axes())
+    if not devices:
+        return jax.jit(run)
+    mesh = jax.make_mesh((devices,), ("model",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
+    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(None, None, "model"), P(), P()), out_specs=P()))
+
+
+@pytest.mark.parametrize("devices", [None, 1, 2, 4])
+def test_a_users_loss_over_a_split_vocabulary_equals_its_formula_with_gradients(devices):
+    logits, targets, weights = operands()
+    run = split(EveryTerm(), devices)
+    losses = run(logits, targets, weights)
+    expected = formulas(*(array.astype(float) if array.dtype == np.float32 else array for array in operands()))
+    assert losses.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(losses[name], value, rtol=1e-5, err_msg=name)
+    gradient = jax.grad(lambda logits: sum(run(logits, targets, weights).values()))(jnp.asarray(logits))
+    wanted = jax.grad(lambda logits: sum(formulas(logits, targets, weights, jnp).values()))(jnp.asarray(logits))
+    np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5)
+
+
+def reference_loss(logits, targets, weights):
+    likelihood = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+    return -jnp.sum(weights * likelihood)
+
+
+@pytest.mark.parametrize("devices", [None, 1, 2, 4])
+def test_cross_entropy_over_a_split_vocabulary_equals_log_softmax_with_gradients(devices):
+    logits, targets, weights = map(jnp.asarray, operands())
+    loss, gradient = jax.value_and_grad(lambda logits: split(cross_entropy, devices)(logits, targets, weights)["loss"])(
+        logits
+    )
+    expected, wanted = jax.value_and_grad(reference_loss)(logits, targets, weights)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_large_logits_do_not_overflow_and_the_most_likely_targets_are_marked():
+    logits, targets, weights = map(jnp.asarray, operands())
+    assert np.isfinite(losses_of(cross_entropy, logits * 1e4, targets, weights, Axes())["loss"])
+    predictions = token_predictions(logits, targets, Axes())
+    np.testing.assert_array_equal(predictions.is_most_likely, jnp.argmax(logits, axis=-1) == targets)
+    assert predictions.vocabulary == 8
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda p: jnp.sum(p.log_likelihood), r"returns shape \(\); give each token or image one value: \(2, 5\)"),
+        (lambda p: p.targets, "returns int32; return an array of floating-point values"),
+        (lambda p: 0.5, "returns float; return an array of floating-point values, or LossTerms"),
+        (lambda p: LossTerms(p.log_likelihood, {"z": p.logits}), r"returns as 'z' shape \(2, 5, 8\)"),
+        (lambda p: LossTerms(p.log_likelihood, {"balance": p.log_likelihood}), "'balance', the name of that of expert"),
+        (lambda p: p.sum_over_vocabulary(p.target_logits), r"shape of the logits, \(2, 5, 8\), not \(2, 5\)"),
+    ],
+)
+def test_a_loss_that_gives_no_value_for_each_token_is_refused(loss, message):
+    with pytest.raises(UserError, match=message):
+        split(loss, None)(*map(jnp.asarray, operands()))
+
+
+def test_a_loss_of_one_ranks_part_of_the_vocabulary_is_refused():
+    """On one device it cannot be told from a right one; with tensor ranks every rank would have another loss."""
+    with pytest.raises(UserError, match="values that differ between tensor ranks; sum over the vocabulary by"):
+        split(lambda predictions: jnp.max(predictions.logits, axis=-1), 2)(*map(jnp.asarray, operands()))
+
+
+def test_a_loss_of_images_is_weighted_by_image():
+    random = np.random.default_rng(1)
+    x = {
+        name: random.normal(size=(3, 2, 2, 1)).astype(np.float32) for name in ("predicted", "target", "images", "noise")
+    }
+    signal = np.array([0.9, 0.6, 0.1], np.float32)
+    noise = np.sqrt(1 - signal**2)
+    predictions = DenoisingPredictions(
+        **{name: jnp.asarray(array) for name, array in x.items()},
+        prediction="velocity",
+        signal_scale=jnp.asarray(signal),
+        noise_scale=jnp.asarray(noise),
+        mean_squared_errors=jnp.mean(jnp.square(x["predicted"] - x["target"]), axis=(1, 2, 3)),
+    )
+    weights = jnp.array([0.5, 0.0, 0.25])
+    errors = np.mean((x["predicted"] - x["target"]) ** 2, axis=(1, 2, 3))
+    loss, auxiliary = weighted_loss(mean_squared_error, predictions, weights, Axes())
+    np.testing.assert_allclose(loss, np.sum(weights * errors), rtol=1e-6)
+    assert auxiliary == {}
+
+    def min_snr(predictions):  # arXiv 2303.09556, with gamma = 2
+        ratio = predictions.signal_to_noise
+        return jnp.minimum(ratio, 2.0) / (ratio + 1.0) * predictions.mean_squared_errors
+
+    ratio = (signal / noise) ** 2
+    loss, _ = weighted_loss(min_snr, predictions, weights, Axes())
+    np.testing.assert_allclose(loss, np.sum(weights * np.minimum(ratio, 2) / (ratio + 1) * errors), rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", [BackboneConfig, GeneratorConfig])
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (EveryTerm, r"loss is the class EveryTerm; give an instance of it \(in gin, @EveryTerm\(\)\)"),
+        ("z_loss", "loss is 'z_loss'; give a function, or an instance of a class with __call__"),
+        (dataclasses.make_dataclass("Unhashable", [("x", int)], namespace={"__call__": cross_entropy})(1), "no hash"),
+    ],
+)
+def test_a_configuration_refuses_what_is_no_loss(config, loss, message):
+    with pytest.raises(ValueError, match=message):
+        config(loss=loss)
