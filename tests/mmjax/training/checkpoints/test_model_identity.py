@@ -15,6 +15,7 @@ from configs.architectures import (
 )
 from configs.errors import UserError
 from configs.rope import LinearScaling, Llama3Scaling
+from mmjax.models.modalities.losses import cross_entropy
 from mmjax.training.checkpoints.model_identity import check_same_model, model_identity
 from tests.tiny_model import LATENT_GENERATOR, tiny_model
 
@@ -86,3 +87,28 @@ def test_checkpoints_without_kinds_are_accepted(config):
 def test_defaults_are_not_assumed_for_parts_that_were_absent(stored, config, named):
     with pytest.raises(UserError, match=named):
         check_same_model(PATH, stored, config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Halved:
+    """A loss function with a field."""
+
+    factor: float = 0.5
+
+    def __call__(self, predictions):
+        return -self.factor * predictions.log_likelihood
+
+
+def test_another_loss_is_the_same_model_and_is_reported(caplog):
+    stored = model_identity(tiny_model(loss=Halved()))
+    assert stored["backbone"]["loss"] == "Halved(factor=0.5)"
+    check_same_model(PATH, stored, tiny_model(loss=Halved()))
+    assert caplog.messages == []
+    check_same_model(PATH, without(model_identity(tiny_model()), "backbone", "loss"), tiny_model(loss=cross_entropy))
+    check_same_model(PATH, stored, tiny_model(loss=Halved(0.25)))
+    assert caplog.messages == [
+        f"{PATH} was trained with another loss: backbone.loss is {there} there, {here} here"
+        for there, here in (("None", "'cross_entropy'"), ("'Halved(factor=0.5)'", "'Halved(factor=0.25)'"))
+    ]
+    with pytest.raises(UserError, match="checkpoint of another model: backbone.ffn is 24 there, 32 here; use"):
+        check_same_model(PATH, stored, tiny_model(ffn=32))
