@@ -7,7 +7,7 @@
   recomputation policy), `layer_groups.py` and `partition.py` (which make the table), `relaxation.py` (lower bounds),
   `layout_search.py` (the best integer layout), `placement.py` (devices), `infeasible.py` (the error where none fits).
 
-A new policy is a function from `PlanningProblem` to plans in a file of its own, and an entry of
-`auto.PLANNING_POLICIES`. Where its plans say something new (fully sharded units), `UnitPlan`, its JSON, the costs and
+A new policy is a function from `PlanningProblem` to plans, passed to `auto.register_policy`; no file here changes
+(docs/extending.md). Where its plans say something new (fully sharded units), `UnitPlan`, its JSON, the costs and
 the runtime need that field too.
 """

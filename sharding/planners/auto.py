@@ -1,24 +1,27 @@
 """Every policy on the same problem, and the best of their plans by the simulated step."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from configs.errors import UserError
 from sharding.planners import disaggregated, rigid
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.plan import Plan, check_plan
+from sharding.plans.plan import Plan, check_layout, check_plan
 from sharding.plans.unit_plan import PlanError
 from sharding.simulation.timeline import Timeline
 
 PlanningPolicy = Callable[[PlanningProblem], list[Plan]]
 """Returns plans worth simulating; raises PlanError with the reason where there are none."""
 
-PLANNING_POLICIES: dict[str, PlanningPolicy] = {
+BUILT_IN_POLICIES: Mapping[str, PlanningPolicy] = {
     "rigid": rigid.plans,
     "rigid_first_stage": rigid.first_stage_plans,
     "ratio": disaggregated.flops_proportional_plans,
     "disaggregated": disaggregated.plans,
 }
+
+PLANNING_POLICIES = dict(BUILT_IN_POLICIES)
+"""All policies by name: the built-in ones, and those that a user registers (`register_policy`)."""
 
 TIE = 0.001
 """Steps that differ by less than this share count as equal; then fewer devices win."""
@@ -57,6 +60,30 @@ class PolicyResult:
         """The simulated step of a policy that has a plan."""
         assert self.simulated is not None, self.reason
         return self.simulated.timeline
+
+
+def register_policy(name: str, policy: PlanningPolicy) -> None:
+    """Registers a planning policy, which is then compared with the others; one's own may be registered again.
+
+    Args:
+        name: Its name in reports, and for `--policy`.
+        policy: Returns plans worth simulating, and raises PlanError with the reason where there are none.
+
+    Raises:
+        UserError: The name is that of a built-in policy.
+    """
+    if name in (*BUILT_IN_POLICIES, "auto"):
+        raise UserError(f"the policy {name!r} is built in; register yours under another name")
+
+    def checked_plans(problem: PlanningProblem) -> list[Plan]:
+        plans = policy(problem)
+        if not plans:
+            raise PlanError("the policy returns no plan")
+        for plan in plans:
+            check_layout(plan, problem.graph, problem.devices)
+        return plans
+
+    PLANNING_POLICIES[name] = checked_plans
 
 
 def run_policy(problem: PlanningProblem, policy: str) -> PolicyResult:

@@ -1,35 +1,12 @@
-"""The schedules that a plan can name, and the checked schedule of a plan's training step or evaluation."""
+"""The checked schedule of a plan's training step or evaluation."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
-
-from sharding.plans.plan import Plan, ScheduleName
-from sharding.plans.stage_graph import PipelineRank, StageEdge, StageGraph, StageId, stage_graph
+from sharding.plans.plan import Plan
+from sharding.plans.stage_graph import StageEdge, StageGraph, StageId, stage_graph
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
-from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
-from sharding.schedules.ops import OpGraph, Schedule
+from sharding.schedules.ops import OpGraph, Schedule, ScheduleError
+from sharding.schedules.registry import find_schedule
 from sharding.specs.modules import ModuleGraph
-
-
-@dataclasses.dataclass(frozen=True)
-class SchedulePolicy:
-    """A named schedule.
-
-    Attributes:
-        order: Orders the ops of a pass.
-        max_in_flight: How many microbatches each pipeline rank may then hold at once.
-    """
-
-    order: Callable[[OpGraph], Schedule]
-    max_in_flight: Callable[[OpGraph], Mapping[PipelineRank, int]]
-
-
-SCHEDULE_POLICIES: dict[ScheduleName, SchedulePolicy] = {
-    "gpipe": SchedulePolicy(gpipe, gpipe_in_flight),
-    "1f1b": SchedulePolicy(one_f_one_b, one_f_one_b_in_flight),
-    "interleaved": SchedulePolicy(interleaved, interleaved_in_flight),
-}
 
 
 def training_op_graph(
@@ -58,11 +35,20 @@ def build_schedule(
         graph: The model's modules.
         trained_stages: Stages with parameters that train; a stage that borrows such a parameter is one.
         shares: Pairs (owner, borrower) of stages with a tied parameter, such as tied embeddings.
+
+    Raises:
+        PlanError: There is no such policy.
+        ScheduleError: The order that it gives cannot run; the message names the policy and the op at fault.
     """
+    policy = find_schedule(plan.schedule)
     op_graph = training_op_graph(plan, graph, trained_stages, shares)
-    policy = SCHEDULE_POLICIES[plan.schedule]
-    schedule = policy.order(op_graph)
-    check_schedule(schedule, policy.max_in_flight(op_graph))
+    try:
+        schedule, max_in_flight = policy.order(op_graph), policy.max_in_flight(op_graph)
+        if not isinstance(schedule, Schedule) or schedule.op_graph is not op_graph:
+            raise ScheduleError(f"it returns {type(schedule).__name__}; return a Schedule of the op graph that it gets")
+        check_schedule(schedule, max_in_flight)
+    except ScheduleError as error:
+        raise ScheduleError(f"schedule {plan.schedule!r}: {error}") from error
     return schedule
 
 

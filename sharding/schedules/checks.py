@@ -19,6 +19,9 @@ def check_schedule(schedule: Schedule, max_in_flight: Mapping[PipelineRank, int]
     """
     op_graph = schedule.op_graph
     dependencies, rank_of = op_graph.dependencies, op_graph.stage_graph.rank_of
+    unlimited = [rank for rank in op_graph.stage_graph.stages_of if rank not in max_in_flight]
+    if unlimited:
+        raise ScheduleError(f"the limits of microbatches in flight have none for stage {unlimited[0]}")
     finished: set[PipelineOp] = set()
     in_flight = InFlightMicrobatches(op_graph)
     for op in schedule.ops:

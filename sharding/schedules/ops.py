@@ -5,6 +5,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
+from configs.errors import UserError
 from sharding.plans.stage_graph import StageEdge, StageGraph, StageId
 
 OpKind = Literal["forward", "backward", "hop", "hop_back", "gather", "share", "reduce", "share_back", "norm", "update"]
@@ -13,7 +14,7 @@ TRANSFERS: tuple[OpKind, ...] = ("hop", "hop_back", "share", "share_back")
 """Kinds that move arrays from one stage to another."""
 
 
-class ScheduleError(ValueError):
+class ScheduleError(UserError):
     """A schedule that cannot run; the message names the op at fault."""
 
 

@@ -5,7 +5,7 @@ import enum
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from sharding.plans.plan import Plan, ScheduleName, check_plan, single_device_plan
+from sharding.plans.plan import Plan, check_plan, single_device_plan
 from sharding.plans.unit_plan import CollectivesName, PlanError, UnitPlan
 from sharding.specs.layer import RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec
@@ -114,7 +114,7 @@ def plan_by_module(
     graph: ModuleGraph,
     parallelism: Sequence[Parallelism],
     microbatches: int = 1,
-    schedule: ScheduleName = "1f1b",
+    schedule: str = "1f1b",
     together: bool = False,
 ) -> Plan:
     """A plan with every module a unit of its own.
@@ -165,7 +165,7 @@ def plan_with_chain(
     division: Parallelism,
     first_layers: int,
     microbatches: int,
-    schedule: ScheduleName = "1f1b",
+    schedule: str = "1f1b",
 ) -> Plan:
     """A plan with the modules of a chain in one unit, whose first stage has so many layers.
 
@@ -215,7 +215,7 @@ def _all_alike(divisions: Sequence[Parallelism], microbatches: Sequence[int] = (
 
 def _each_its_own(
     *choices: tuple[Sequence[Parallelism], int],
-    schedule: ScheduleName = "1f1b",
+    schedule: str = "1f1b",
     together: bool = False,
     transport: str = "auto",
     attention: str = "",
@@ -241,7 +241,7 @@ def _in_one_unit(
     roles_after_encoder: Sequence[ModuleRole],
     division: Parallelism,
     cut_in_encoder: bool,
-    schedule: ScheduleName = "1f1b",
+    schedule: str = "1f1b",
 ) -> LayoutKind:
     """The last encoder and all modules of some roles in one unit, cut after the first layer of one of them."""
 

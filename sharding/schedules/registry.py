@@ -1,0 +1,66 @@
+"""The schedules that a plan can name: those of this folder, and those that a user registers."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from configs.errors import UserError
+from sharding.plans.stage_graph import PipelineRank
+from sharding.plans.unit_plan import PlanError
+from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
+from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
+from sharding.schedules.ops import OpGraph, Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class SchedulePolicy:
+    """A named schedule.
+
+    Attributes:
+        order: Orders the ops of a pass.
+        max_in_flight: How many microbatches each pipeline rank may then hold at once.
+    """
+
+    order: Callable[[OpGraph], Schedule]
+    max_in_flight: Callable[[OpGraph], Mapping[PipelineRank, int]]
+
+
+BUILT_IN_SCHEDULES: Mapping[str, SchedulePolicy] = {
+    "gpipe": SchedulePolicy(gpipe, gpipe_in_flight),
+    "1f1b": SchedulePolicy(one_f_one_b, one_f_one_b_in_flight),
+    "interleaved": SchedulePolicy(interleaved, interleaved_in_flight),
+}
+
+_schedules = dict(BUILT_IN_SCHEDULES)
+
+
+def register_schedule(
+    name: str,
+    order: Callable[[OpGraph], Schedule],
+    max_in_flight: Callable[[OpGraph], Mapping[PipelineRank, int]],
+) -> None:
+    """Registers a schedule, so that plans can name it; a name of one's own may be registered again.
+
+    Every process of a run calls both functions, so they must depend on the op graph alone.
+
+    Args:
+        name: Value of `Plan.schedule`.
+        order: Orders the ops of a training step, for instance by `sharding.schedules.list_scheduling.list_schedule`.
+            The order is checked before anything runs (`sharding/schedules/checks.py`).
+        max_in_flight: How many microbatches each pipeline rank may hold at once; the order is held to it.
+
+    Raises:
+        UserError: The name is that of a built-in schedule.
+    """
+    if name in BUILT_IN_SCHEDULES:
+        raise UserError(f"the schedule {name!r} is built in; register yours under another name")
+    _schedules[name] = SchedulePolicy(order, max_in_flight)
+
+
+def find_schedule(name: str) -> SchedulePolicy:
+    """The schedule of this name; raises PlanError, listing those that there are, for an unknown one."""
+    if name not in _schedules:
+        raise PlanError(
+            f"the plan's schedule is {name!r}; choose from {', '.join(_schedules)}, "
+            "or import the file that registers it (mmjax.register_schedule)"
+        )
+    return _schedules[name]
