@@ -57,7 +57,7 @@ def test_a_plan_names_a_registered_schedule_in_its_file():
         (backwards, gpipe_in_flight, r"schedule 'mine': update backbone 1 is scheduled before norm"),
         (without_last_op, gpipe_in_flight, "schedule 'mine': update backbone 1 is missing, and 0 more"),
         (with_an_op_twice, gpipe_in_flight, "schedule 'mine': .* is scheduled twice"),
-        (gpipe, interleaved_in_flight, "schedule 'mine': forward backbone 0 .* then holds 3, not 2 at most"),
+        (gpipe, interleaved_in_flight, "schedule 'mine': forward backbone 1 .* then holds 2, not 1 at most"),
         (of_half_a_step, gpipe_in_flight, "schedule 'mine': it returns Schedule; return a Schedule of the op graph"),
         (lambda op_graph: list(gpipe(op_graph).ops), gpipe_in_flight, "schedule 'mine': it returns list"),
         (gpipe, lambda op_graph: {("backbone", 0): 4}, r"have none for stage \('backbone', 1\)"),
