@@ -54,14 +54,16 @@ def _to_document(value: Any) -> Any:
         return value
     fields = {field.name: _to_document(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if LOSS in fields:
-        fields[LOSS] = _describe_loss(value.loss)
+        fields[LOSS] = _describe_loss(getattr(value, LOSS))
     return {KIND: type(value).__name__, **fields}
 
 
 def _describe_loss(loss: Any) -> str | None:
     """A loss function as text: a dataclass with its fields, else the name of the function or class."""
-    if loss is None or dataclasses.is_dataclass(loss):
-        return loss and repr(loss)
+    if loss is None:
+        return None
+    if dataclasses.is_dataclass(loss):
+        return repr(loss)
     return getattr(loss, "__qualname__", type(loss).__qualname__)
 
 

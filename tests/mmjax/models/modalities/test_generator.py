@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.architectures import AutoencoderConfig, GeneratorConfig
+from configs.architectures import AutoencoderConfig, GeneratorConfig, ModelConfig
 from mmjax.models.modalities.generator import ConditionedLatents, generator_module
+from mmjax.models.modalities.losses import LossTerms
 from mmjax.models.structure.parameters import init_layer_parameters, piece_definition
 from sharding.axes import Axes
 from tests.compilation import quick_compilation
-from tests.tiny_model import BACKBONE, GENERATOR, LATENT_GENERATOR
+from tests.tiny_model import BACKBONE, GENERATOR, LATENT_GENERATOR, tiny_batch
 
 MODULE = generator_module(LATENT_GENERATOR, BACKBONE)
 (VAE,) = (piece for piece in MODULE.pieces if piece.name == "vae")
@@ -90,3 +91,23 @@ def test_invalid_generators_are_refused(changed, message):
 def test_invalid_autoencoders_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         AutoencoderConfig(**changed)
+
+
+def test_a_loss_gets_the_images_noise_and_scales_that_the_target_is_made_of():
+    def loss(predictions):
+        signal, noise = (scale[:, None, None, None] for scale in (predictions.signal_scale, predictions.noise_scale))
+        velocity = signal * predictions.noise - noise * predictions.images
+        difference = jnp.mean(jnp.square(predictions.predicted - velocity), axis=(1, 2, 3))
+        return LossTerms(2.0 * predictions.mean_squared_errors, {"recomputed": difference})
+
+    piece = generator_module(dataclasses.replace(GENERATOR, loss=loss), BACKBONE).pieces[-1]
+    batch = tiny_batch(ModelConfig((), BACKBONE, (GENERATOR,)), rows=1)["generator"]
+    batch = {name: jnp.asarray(array) for name, array in batch.items()} | {"seed_and_step": jnp.array([3, 5])}
+    with quick_compilation():
+        parameters = init_layer_parameters(0, generator_module(GENERATOR, BACKBONE), piece, 0)
+        run = jax.jit(lambda *operands: piece_definition(piece).apply(*operands, Axes()))
+        output = run(parameters, jnp.ones((1, 2, 2, 8)), batch)
+    weighted = jnp.sum(batch["weights"] * output.auxiliary_metrics["errors"])
+    assert weighted > 0
+    np.testing.assert_allclose(output.loss, 2 * weighted, rtol=1e-6)
+    np.testing.assert_allclose(output.auxiliary_losses["recomputed"], weighted, rtol=1e-5)
