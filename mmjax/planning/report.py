@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sharding.planners.auto import PolicyResult
+from sharding.planners.policy_comparison import PolicyComparison
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause
@@ -27,21 +28,20 @@ def report_console() -> Console:
     return Console(highlight=False, width=max(console.width, _MIN_WIDTH))
 
 
-def plan_document(
-    problem: PlanningProblem, results: Sequence[PolicyResult], choice: PolicyResult, bound: float
-) -> dict[str, Any]:
+def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
     """All results as a JSON document, in seconds, bytes and shares of a step.
 
     The bound is None if there are too few devices to give each module its own.
     """
+    problem, bound = comparison.problem, comparison.bound
     return {
         "cluster": problem.cluster.name,
         "devices": problem.devices,
         "rows": problem.rows,
         "bound_seconds": bound if math.isfinite(bound) else None,
-        "policies": [_entry(result, bound) for result in results],
-        "choice": choice.policy,
-        "plan": json.loads(choice.plan.to_json()),
+        "policies": [_entry(result, bound) for result in comparison.results],
+        "choice": comparison.choice.policy,
+        "plan": json.loads(comparison.plan.to_json()),
     }
 
 
@@ -57,10 +57,10 @@ def _entry(result: PolicyResult, bound: float) -> dict[str, Any]:
     }
 
 
-def print_comparison(
-    problem: PlanningProblem, results: Sequence[PolicyResult], choice: PolicyResult, bound: float, console: Console
-) -> None:
+def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     """Prints the plans, their idle time, their units, and the reason of the choice."""
+    problem, results = comparison.problem, comparison.results
+    choice, bound = comparison.choice, comparison.bound
     simulated = [result for result in results if result.simulated]
     memory = _bytes(problem.cluster.memory)
     title = (

@@ -1,0 +1,173 @@
+"""A newcomer's first session, as a script: run by `.ci/run` with the `python` of an environment that has mmjax.
+
+    python .ci/first_session.py
+
+It trains, presses Ctrl-C and resumes, mistypes and breaks things, looks at data, plans and pages, and runs all examples
+and notebooks, in a folder of its own. It fails at the first traceback, wrong exit code or error of more than a line.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HOME = pathlib.Path(__file__).resolve().parents[1]
+ENVIRONMENT = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+SCREEN = (40, 100)
+"""Lines and columns of a screen that the help of a command fits."""
+
+COMMANDS = (
+    "convert",
+    "describe_data",
+    "generate",
+    "plan",
+    "profile",
+    "report",
+    "serve_data",
+    "simulate",
+    "synthesize_speech",
+    "train",
+    "verify",
+)
+
+MISTAKES = {
+    "train --gin_file=tinny.gin": "tiny.gin",
+    "train --gin_file=tiny.gin --gin.TrainConfg.steps=3": "TrainConfig",
+    "train --gin_file=tiny.gin --gin.TrainConfig.step=3": "steps",
+    "train --gin_file=tiny.gin --gin.TrainConfig.steps=\"'ten'\"": "'ten'",
+    "train --gin_file=tiny.gin --gin.TrainConfig.steps=2.5": "2.5",
+    "train --gin_file=tiny.gin --stepps=3": "--steps",
+    "train --gin_file=tiny.gin --steps=3 --plan=picture.png": "picture.png",
+    "train --gin_file=tiny.gin --steps=3 --workdir=picture.png": "picture.png",
+    "train --gin_file=tiny.gin --steps=3 --gin.DataConfig.tokens=8": "tokens",
+    "train --gin_file=models/mllm_9b.gin": "TrainConfig.dataset",
+    "train --resume": "--workdir",
+    "train --gin_file=tiny.gin --workdir=nothing --resume": "nothing",
+    "plan --gin_file=models/mllm_9b.gin --cluster=a8000": "a800",
+    "plan --gin_file=models/mllm_9b.gin --output=nowhere/plan.json": "nowhere",
+    "simulate --gin_file=models/mllm_9b.gin --plan=picture.png": "picture.png",
+    "generate --workdir=nothing --prompt=why": "nothing",
+    "verify --gin_file=tiny.gin --plan=nothing.json": "nothing.json",
+}
+"""Command lines with one mistake, and what their error must name."""
+
+
+def main() -> None:
+    """Runs the session, each part in the same folder."""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        os.chdir(folder)
+        (folder / "picture.png").write_bytes(bytes(range(256)) * 4)
+        for part in (read_help, make_mistakes, train_and_resume, look, ask, run_examples, run_notebooks):
+            part_begin = time.monotonic()
+            part()
+            print(f"{part.__name__}: {time.monotonic() - part_begin:.0f} s", flush=True)
+    print(f"first session: {time.monotonic() - begin:.0f} s")
+
+
+def read_help() -> None:
+    """The help of every command fits a screen."""
+    lines, columns = SCREEN
+    assert set(COMMANDS) <= set(mmjax("--help").split())
+    for command in COMMANDS:
+        text = mmjax(f"{command} --help").splitlines()
+        assert len(text) <= lines and max(map(len, text)) <= columns, f"{command}: {len(text)} lines"
+
+
+def make_mistakes() -> None:
+    """Every mistake is answered in one line that names what is wrong."""
+    for line, culprit in MISTAKES.items():
+        error = mmjax(line, code=2)
+        assert error.count("\n") == 1 and error.startswith("error: ") and culprit in error, f"{line}: {error}"
+
+
+def train_and_resume() -> None:
+    """Ctrl-C saves, the command that is printed resumes, and a finished run stays as it is."""
+    arguments = ["train", "--gin_file=tiny.gin", "--steps=30", "--workdir=run", "--gin.TrainConfig.log_interval=1"]
+    command = [sys.executable, "-m", "mmjax", *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None
+        shown = []
+        for line in process.stdout:
+            shown.append(line)
+            if line.startswith("step 3/"):
+                process.send_signal(signal.SIGINT)
+    output = "".join(shown)
+    assert process.returncode == 0 and "Traceback" not in output, output
+    (resume,) = re.findall(r"python -m mmjax\.train .*--resume", output)
+    saved = json.loads(pathlib.Path("run/summary.json").read_text())
+    assert saved["stopped_by"] == "Ctrl-C" and 3 <= saved["steps"] < 30
+    run(shlex.split(resume))
+    finished = contents(pathlib.Path("run"))
+    assert json.loads(finished["summary.json"])["steps"] == 30
+    lines = [json.loads(line) for line in finished["metrics.jsonl"].splitlines()]
+    assert [line["step"] for line in lines if "accuracy" not in line] == list(range(1, 31))
+    assert "finished" in run(shlex.split(resume))
+    assert contents(pathlib.Path("run")) == finished
+
+
+def look() -> None:
+    """Plans, pages and verification."""
+    mmjax("plan --gin_file=models/mllm_9b.gin --devices=64 --output=plan.json")
+    mmjax("simulate --gin_file=models/mllm_9b.gin --plan=plan.json --page=timeline.html")
+    mmjax("describe_data --gin_file=tiny.gin --samples=256 --page=data.html")
+    mmjax("report --workdir=run --output=report.html")
+    for page in ("timeline.html", "data.html", "report.html"):
+        assert "</html>" in pathlib.Path(page).read_text()
+
+
+def ask() -> None:
+    """The trained model answers and draws."""
+    mmjax("generate --workdir=run --prompt='a blue circle' --output=circle.png --sampling_steps=2")
+    assert mmjax("generate --workdir=run --image=circle.png --prompt='what color is the shape?' --max_tokens=2")
+
+
+def run_examples() -> None:
+    """Every example runs as its first lines say."""
+    shutil.copytree(HOME / "examples", "examples")
+    for path in sorted(pathlib.Path("examples").glob("*.py")):
+        commands = re.findall(r"^    (python .*|mmjax .*)$", path.read_text(), re.MULTILINE)
+        assert commands, f"{path}: its docstring shows no command"
+        for command in commands:
+            run(shlex.split(command))
+
+
+def run_notebooks() -> None:
+    """Every notebook runs as it is."""
+    shutil.copytree(HOME / "notebooks", "notebooks")
+    for path in sorted(pathlib.Path("notebooks").glob("*.ipynb")):
+        run([sys.executable, "-m", "jupyter", "execute", str(path)])
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+    """The contents of all files of a folder by relative path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def mmjax(line: str, code: int = 0) -> str:
+    """Runs `mmjax LINE`, and returns what it said: stdout, or stderr where it must fail."""
+    return run([sys.executable, "-m", "mmjax", *shlex.split(line)], code)
+
+
+def run(command: list[str], code: int = 0) -> str:
+    """Runs a command; fails if it ends with another code or shows a traceback."""
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == code and "Traceback" not in done.stdout + done.stderr, (
+        f"{shlex.join(command)}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    )
+    return done.stderr if code else done.stdout
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Descriptions of data sets, for programs and notebooks."""
+
+from data.datasets.dataset import SampleIndex
+from data.packing.global_batch import capacity_for_model
+from data.report.dataset_statistics import collect_statistics, flops_per_unit
+from data.report.description import DatasetDescription, describe_dataset
+from data.samples.sample_format import SampleFormat
+from mmjax.training.config import TrainConfig
+
+
+def describe_data(config: TrainConfig, samples: int = 4096, buckets: int = 4) -> DatasetDescription:
+    """What a run's samples hold, how grouping balances them, and what rows should hold; nothing is decoded.
+
+    Args:
+        config: The run.
+        samples: Number of samples to draw, of every kind in the proportion of training.
+        buckets: Largest number of sizes to which samples would be padded.
+
+    Raises:
+        DataError: The data set does not fit the model or the data configuration.
+    """
+    sample_format = SampleFormat.for_model(config.model, config.data.patches, config.data.frames)
+    sample_index = SampleIndex(config.dataset("train"), sample_format)
+    capacity = capacity_for_model(config.data.capacity, sample_format)
+    shares = config.data.shares(sample_index.counts)
+    statistics = collect_statistics(sample_index, capacity, shares, samples, config.data.seed)
+    return describe_dataset(statistics, config.data, capacity, flops_per_unit(config.model, sample_format), buckets)

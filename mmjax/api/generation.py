@@ -1,0 +1,127 @@
+"""Answers and images of a trained model, for programs and notebooks."""
+
+import io
+import os
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from PIL import Image
+
+from configs.errors import UserError
+from data.media.images import to_uint8
+from data.records import Media
+from mmjax import cli
+from mmjax.generation.image_generation import ImageGenerator
+from mmjax.generation.sampling import Sampling
+from mmjax.generation.trained_model import Prompt, TrainedModel, load_trained_model, model_of_trainer
+from mmjax.training.config import TrainConfig
+from mmjax.training.trainer import Trainer
+
+Path = str | os.PathLike[str]
+ImageInput = Path | Image.Image | np.ndarray
+"""A file, a Pillow image, or uint8 pixels [height, width, 3]."""
+
+ModelInput = Path | TrainedModel | Trainer
+"""A run's workdir; a model of `load_model`, which saves loading it for every question; or a trainer."""
+
+
+def load_model(workdir: Path, config: TrainConfig | None = None) -> TrainedModel:
+    """The model of a run's newest whole checkpoint, on this process's first device.
+
+    Args:
+        workdir: Workdir of the run.
+        config: Configuration of the run; by default the one that `python -m mmjax.train` wrote to the workdir.
+
+    Raises:
+        UserError: The workdir has no checkpoint, or the configuration is another model's.
+    """
+    folder = pathlib.Path(workdir)
+    if config is None:
+        operative = folder / cli.OPERATIVE_CONFIG
+        if not operative.is_file():
+            raise UserError(f"{folder} has no {cli.OPERATIVE_CONFIG}, which only commands write; pass config=...")
+        cli.parse_gin([operative])
+        config = cli.configured(TrainConfig)
+    return load_trained_model(folder, config)
+
+
+def generate(
+    model: ModelInput,
+    prompt: str = "",
+    image: ImageInput | Sequence[ImageInput] = (),
+    audio: Path | Sequence[Path] = (),
+    *,
+    seed: int = 0,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    max_tokens: int | None = None,
+) -> str:
+    """A trained model's answer to a question about images and audio clips.
+
+        mmjax.generate("runs/short", "what color is the shape?", image="shape.png")
+
+    Args:
+        model: A run's workdir, a model of `load_model`, or a trainer.
+        prompt: Text, with `<image>` and `<audio>` where images and clips stand; without any, they come first.
+        image: One image or several, in the order of their placeholders.
+        audio: One file or several, likewise.
+        seed: Seed of sampled tokens.
+        temperature: Sampling temperature; 0 for the most likely tokens.
+        top_p: Nucleus sampling: probability of the candidate tokens together; 1 for all.
+        max_tokens: Tokens of the answer at most; None for as many as a row has room for.
+
+    Raises:
+        UserError: There is no such model or file, or the prompt is longer than a row.
+    """
+    images = tuple(_image_media(one) for one in _as_tuple(image))
+    clips = tuple(Media.from_file(path) for path in ([audio] if isinstance(audio, str | os.PathLike) else audio))
+    trained = _as_model(model)
+    (answer,) = trained.answers([Prompt(prompt, images, clips, seed)], Sampling(temperature, top_p), max_tokens)
+    return answer.text
+
+
+def draw(
+    model: ModelInput, description: str, *, seed: int = 0, sampling_steps: int = 50, guidance: float = 1.0
+) -> Image.Image:
+    """The image that a trained model generates from a description.
+
+        mmjax.draw("runs/short", "a blue circle")
+
+    Args:
+        model: As of `generate`.
+        description: What the image shows.
+        seed: Seed of its noise.
+        sampling_steps: Steps of DDIM.
+        guidance: Scale of classifier-free guidance; 1 for none.
+
+    Raises:
+        UserError: There is no such model, or it has no generator.
+    """
+    (pixels,) = ImageGenerator(_as_model(model)).generate([description], [seed], sampling_steps, guidance)
+    return Image.fromarray(to_uint8(np.asarray(jax.device_get(pixels))))
+
+
+def _as_model(model: ModelInput) -> TrainedModel:
+    if isinstance(model, Trainer):
+        return model_of_trainer(model)
+    return model if isinstance(model, TrainedModel) else load_model(model)
+
+
+def _as_tuple(value: ImageInput | Sequence[ImageInput]) -> tuple[ImageInput, ...]:
+    """One input or several as a tuple; an array is one image."""
+    if isinstance(value, str | os.PathLike | Image.Image | np.ndarray):
+        return (value,)
+    return tuple(value)
+
+
+def _image_media(image: ImageInput) -> Media:
+    """An image as encoded bytes, which keep its pixels."""
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(image)
+    if not isinstance(image, Image.Image):
+        return Media.from_file(image)
+    encoded = io.BytesIO()
+    image.save(encoded, format="PNG")
+    return Media(where="an image of the program", content=encoded.getvalue())

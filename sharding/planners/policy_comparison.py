@@ -1,0 +1,110 @@
+"""The plans of several policies for one problem side by side, and the choice among them."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from sharding.frames import make_frame
+from sharding.html import numbers
+from sharding.html.elements import Html, element, join, table
+from sharding.planners.auto import PLANNING_POLICIES, PolicyResult, best_result, run_policy
+from sharding.planners.problem import PlanningProblem
+from sharding.planners.relaxation import solve_relaxations
+from sharding.plans.plan import Plan
+from sharding.simulation.html_page import html_fragment
+from sharding.simulation.timeline import Timeline
+
+if TYPE_CHECKING:
+    import pandas
+
+AUTO = "auto"
+"""Stands for all policies."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PolicyComparison:
+    """What policies find for a problem. In a notebook it shows itself as a table, with the chosen plan's timeline.
+
+    Attributes:
+        problem: The problem.
+        results: Result of every policy.
+        choice: The best of them (`best_result`).
+        bound: Seconds of a step if every module had devices of its own, could be divided at will, and all rows were
+            equal; infinite if there are too few devices for that.
+    """
+
+    problem: PlanningProblem
+    results: tuple[PolicyResult, ...]
+    choice: PolicyResult
+    bound: float
+
+    @property
+    def plan(self) -> Plan:
+        """The chosen plan."""
+        return self.choice.plan
+
+    @property
+    def timeline(self) -> Timeline:
+        """Its simulated step."""
+        return self.choice.timeline
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """A frame with a row for every policy that has a plan; raises UserError without pandas."""
+        rows = [_figures(result) for result in self.results if result.simulated]
+        return make_frame({name: [row[name] for row in rows] for name in rows[0]})
+
+    def _repr_html_(self) -> str:
+        """The comparison in a notebook."""
+        simulated = [result for result in self.results if result.simulated]
+        without = [f"{result.policy}: {result.reason}" for result in self.results if not result.simulated]
+        rows = [
+            (
+                result.policy,
+                numbers.seconds(result.timeline.step),
+                numbers.percent(result.timeline.mfu),
+                numbers.count(result.timeline.tokens_per_second),
+                numbers.count(result.plan.device_count),
+                numbers.count(result.plan.microbatches),
+            )
+            for result in simulated
+        ]
+        problem = self.problem
+        caption = (
+            f"{problem.rows:,} rows a step on at most {problem.devices:,} devices of {problem.cluster.name}, simulated"
+        )
+        columns = ("policy", "#step", "#MFU", "#tokens/s", "#devices", "#microbatches")
+        chosen = [number for number, result in enumerate(simulated) if result is self.choice]
+        notes = [element("p", note) for note in without]
+        return join([table(columns, rows, caption, chosen), *notes, Html(html_fragment(self.timeline))])
+
+
+def compare_policies(problem: PlanningProblem, policy: str = AUTO) -> PolicyComparison:
+    """Plans a problem by one policy, or by all.
+
+    Raises:
+        UserError: There is no such policy.
+        PlanError: No policy has a plan that fits.
+    """
+    names = tuple(PLANNING_POLICIES) if policy == AUTO else (policy,)
+    results = tuple(run_policy(problem, name) for name in names)
+    return PolicyComparison(
+        problem=problem,
+        results=results,
+        choice=best_result(problem, results),
+        bound=float(solve_relaxations(problem).seconds.min()),
+    )
+
+
+def _figures(result: PolicyResult) -> dict[str, Any]:
+    """What a frame has of a policy's plan: seconds, shares of the step, counts."""
+    timeline = result.timeline
+    idle = {f"idle: {cause}": seconds / timeline.step for cause, seconds in timeline.idle.items()}
+    return {
+        "policy": result.policy,
+        "step": timeline.step,
+        "mfu": timeline.mfu,
+        "tokens_per_second": timeline.tokens_per_second,
+        "devices": result.plan.device_count,
+        "microbatches": result.plan.microbatches,
+        "busy": timeline.busy / timeline.step,
+        **idle,
+    }

@@ -1,0 +1,107 @@
+"""`import mmjax`: what it offers, without starting anything, and configurations, plans and reports by calls."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import mmjax
+from configs.errors import UserError
+from mmjax.training.config import load_configured_plan
+from sharding.plans.plan import Plan
+from tests.commands import run_command
+
+HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
+
+OFFERS = """
+import sys
+import mmjax
+import mmjax.commands.plan
+started = {"jax", "gin", "numpy"} & set(sys.modules)
+print(sorted(started), sorted(set(mmjax.__all__) - set(dir(mmjax))), mmjax.plan.__module__)
+"""
+
+
+def test_importing_it_starts_nothing_and_the_names_are_functions_not_commands():
+    done = subprocess.run([sys.executable, "-c", OFFERS], capture_output=True, text=True, cwd=HOME)
+    assert done.stdout.split() == ["[]", "[]", "mmjax.api.planning"], done.stderr
+
+
+def test_every_name_is_there_and_documented():
+    for name in mmjax.__all__:
+        assert getattr(mmjax, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'plans'"):
+        mmjax.plans  # noqa: B018
+
+
+def test_the_site_has_the_reference_of_every_name():
+    reference = (HOME / "docs" / "site" / "reference.md").read_text()
+    assert {name for name in mmjax.__all__ if f":: mmjax.{name}\n" in reference} == set(mmjax.__all__)
+
+
+def test_a_configuration_is_a_files_with_bindings_then_fields_over_it():
+    config = mmjax.load("tiny.gin", "OptimizerConfig.max_grad_norm = 0.5", steps=7, plan="plans/quickstart.json")
+    assert (config.steps, config.optimizer.max_grad_norm, config.data.rows) == (7, 0.5, 12)
+    assert config.plan == "plans/quickstart.json"
+    assert dataclasses.replace(config, steps=4, plan="").model == mmjax.load("tiny.gin").model
+
+
+def test_another_configuration_does_not_change_the_data_set_of_the_first(tmp_path):
+    for name, answer in (("first", "yes"), ("second", "no")):
+        turns = [{"from": "human", "value": "is it so?"}, {"from": "gpt", "value": answer}]
+        (tmp_path / f"{name}.json").write_text(json.dumps([{"id": name, "conversations": turns}]))
+    configs = [
+        mmjax.load("llava.gin", f"FILE = '{tmp_path / name}.json'", f"FOLDER = '{tmp_path}'")
+        for name in ("first", "second")
+    ]
+    records = [config.dataset("train").sources[0][1] for config in configs]
+    assert [record[0].turns[-1].parts[0].text for record in records] == ["yes", "no"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mmjax.load("tiny.gin", step=3), "TrainConfig has no field step; did you mean steps"),
+        (lambda: mmjax.load("models/mllm_9b.gin"), "TrainConfig.dataset"),
+        (lambda: mmjax.load("tinny.gin"), "tiny.gin"),
+        (lambda: mmjax.generate("nowhere", "why?"), "nowhere"),
+        (lambda: mmjax.plan("models/mllm_9b.gin", cluster="a8000"), "a800"),
+        (lambda: mmjax.use_cpu_devices(9), "jax has started with 8 devices"),
+    ],
+)
+def test_mistakes_are_errors_of_one_line(call, message):
+    with pytest.raises(UserError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plan_is_the_commands_and_its_simulated_step_is_the_simulators(tmp_path):
+    comparison = mmjax.plan("models/mllm_9b.gin", cluster="a800", devices=64, rows=128)
+    path = tmp_path / "plan.json"
+    line = ("--gin_file=models/mllm_9b.gin", "--cluster=a800", "--devices=64", "--batch_rows=128", f"--output={path}")
+    run_command("mmjax.plan", *line)
+    assert Plan.load(path) == comparison.plan
+    timeline = mmjax.simulate(path, "models/mllm_9b.gin", cluster="a800", rows=128)
+    assert timeline.step == comparison.timeline.step
+    assert [result.policy for result in comparison.results] == list(comparison.to_frame()["policy"])
+
+
+def test_a_training_run_is_planned_on_its_own_data():
+    config = mmjax.load("tiny.gin")
+    comparison = mmjax.plan(config, cluster="h100", devices=8)
+    assert comparison.problem.rows == config.data.rows and comparison.plan.device_count <= 8
+
+
+def test_a_data_set_is_described():
+    description = mmjax.describe_data(mmjax.load("tiny.gin"), samples=64)
+    assert description.samples == 64
+
+
+def test_layouts_are_verified(compiled_quickly):
+    config = mmjax.load("tiny.gin", plan="plans/quickstart.json", require_plan=False)
+    plan, _ = load_configured_plan(dataclasses.replace(config, plan=""), 1)
+    (report,) = mmjax.verify(config, {"one device": plan})
+    assert report.ok and report.layout == "one device"
