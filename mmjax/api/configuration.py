@@ -31,12 +31,8 @@ def load(gin_file: str | os.PathLike[str] = "quickstart.gin", *bindings: str, **
     Raises:
         UserError: There is no such file, nothing has the name of a binding or a field, or a value is refused.
     """
-    cli.parse_gin([os.fspath(gin_file)], bindings)
-    if not cli.is_bound("TrainConfig.dataset"):
-        raise UserError(f"{os.fspath(gin_file)} binds no TrainConfig.dataset: it is not the gin file of a training run")
-    return override(
-        dataclasses.replace(cli.configured(TrainConfig), dataset=_configured_dataset("TrainConfig.dataset")), **fields
-    )
+    config = cli.training_config(cli.GinArguments(gin_file=(os.fspath(gin_file),), gin=bindings))
+    return override(dataclasses.replace(config, dataset=_configured_dataset("TrainConfig.dataset")), **fields)
 
 
 def override(config: TrainConfig, **fields: Any) -> TrainConfig:

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from PIL import Image
 
-from configs.errors import UserError
 from data.media.images import to_uint8
 from data.records import Media
 from mmjax import cli
@@ -38,13 +37,7 @@ def load_model(workdir: Path, config: TrainConfig | None = None) -> TrainedModel
         UserError: The workdir has no checkpoint, or the configuration is another model's.
     """
     folder = pathlib.Path(workdir)
-    if config is None:
-        operative = folder / cli.OPERATIVE_CONFIG
-        if not operative.is_file():
-            raise UserError(f"{folder} has no {cli.OPERATIVE_CONFIG}, which only commands write; pass config=...")
-        cli.parse_gin([operative])
-        config = cli.configured(TrainConfig)
-    return load_trained_model(folder, config)
+    return load_trained_model(folder, config or cli.run_config(folder, ()))
 
 
 def generate(

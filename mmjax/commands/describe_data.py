@@ -38,21 +38,12 @@ def prepare(arguments: DescribeDataArguments) -> cli.Work:
 
 def describe_data(arguments: DescribeDataArguments, config: "TrainConfig") -> None:
     """Draws samples, reads their metadata, and shows a description."""
-    from data.datasets.dataset import SampleIndex
-    from data.packing.global_batch import capacity_for_model
-    from data.report.dataset_statistics import collect_statistics, flops_per_unit
-    from data.report.description import describe_dataset, description_json
+    from data.report.description import description_json
     from data.report.presentation import description_html, print_description
-    from data.samples.sample_format import SampleFormat
+    from mmjax.api import data
     from mmjax.planning.report import report_console
 
-    sample_format = SampleFormat.for_model(config.model, config.data.patches, config.data.frames)
-    sample_index = SampleIndex(config.dataset("train"), sample_format)
-    capacity = capacity_for_model(config.data.capacity, sample_format)
-    shares = config.data.shares(sample_index.counts)
-    statistics = collect_statistics(sample_index, capacity, shares, arguments.samples, config.data.seed)
-    costs = flops_per_unit(config.model, sample_format)
-    description = describe_dataset(statistics, config.data, capacity, costs, arguments.buckets)
+    description = data.describe_data(config, arguments.samples, arguments.buckets)
     if arguments.json:
         print(json.dumps(description_json(description)))
     else:

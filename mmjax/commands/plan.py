@@ -46,19 +46,15 @@ def prepare(arguments: PlanArguments) -> cli.Work:
 def plan(arguments: PlanArguments, problem: "PlanningProblem") -> int:
     """Prints the plan of every policy side by side, then the choice; raises PlanError if no plan fits."""
     from mmjax.planning.report import plan_document, print_comparison, report_console
-    from sharding.planners.auto import PLANNING_POLICIES, best_result, run_policy
-    from sharding.planners.relaxation import solve_relaxations
+    from sharding.planners.policy_comparison import compare_policies
 
-    names = tuple(PLANNING_POLICIES) if arguments.policy == "auto" else (arguments.policy,)
-    results = [run_policy(problem, name) for name in names]
-    choice = best_result(problem, results)
-    bound = float(solve_relaxations(problem).seconds.min())
+    comparison = compare_policies(problem, arguments.policy)
     if arguments.json:
-        print(json.dumps(plan_document(problem, results, choice, bound)))
+        print(json.dumps(plan_document(comparison)))
     else:
-        print_comparison(problem, results, choice, bound, report_console())
+        print_comparison(comparison, report_console())
     if arguments.output:
-        pathlib.Path(arguments.output).write_text(choice.plan.to_json(), encoding="utf-8")
+        pathlib.Path(arguments.output).write_text(comparison.plan.to_json(), encoding="utf-8")
         if not arguments.json:
             print(f"Written to {arguments.output}")
     return 0

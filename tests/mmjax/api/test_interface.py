@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
 import mmjax
@@ -19,8 +20,8 @@ HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
 OFFERS = """
 import sys
 import mmjax
-import mmjax.commands.plan
 started = {"jax", "gin", "numpy"} & set(sys.modules)
+import mmjax.commands.plan
 print(sorted(started), sorted(set(mmjax.__all__) - set(dir(mmjax))), mmjax.plan.__module__)
 """
 
@@ -43,8 +44,8 @@ def test_the_site_has_the_reference_of_every_name():
 
 
 def test_a_configuration_is_a_files_with_bindings_then_fields_over_it():
-    config = mmjax.load("tiny.gin", "OptimizerConfig.max_grad_norm = 0.5", steps=7, plan="plans/quickstart.json")
-    assert (config.steps, config.optimizer.max_grad_norm, config.data.rows) == (7, 0.5, 12)
+    config = mmjax.load("tiny.gin", "DataConfig.seed = 5", steps=7, plan="plans/quickstart.json")
+    assert (config.steps, config.data.seed, config.data.rows) == (7, 5, 12)
     assert config.plan == "plans/quickstart.json"
     assert dataclasses.replace(config, steps=4, plan="").model == mmjax.load("tiny.gin").model
 
@@ -73,6 +74,7 @@ def test_another_configuration_does_not_change_the_data_set_of_the_first(tmp_pat
     ],
 )
 def test_mistakes_are_errors_of_one_line(call, message):
+    assert jax.device_count() == 8  # the backend has started
     with pytest.raises(UserError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
