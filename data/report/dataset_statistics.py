@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -13,8 +14,12 @@ from data.errors import DataError
 from data.packing.refusals import Refusal, call_or_refuse, oversized_refusal
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
+from sharding.frames import make_frame
 from sharding.specs.layer import make_loads
 from sharding.specs.modules import module_graph
+
+if TYPE_CHECKING:
+    import pandas
 
 TOKEN_MODALITIES = ("text", "vision", "audio", "generation")
 """Modalities of backbone tokens: text and delimiters, encoder outputs, conditions of target images."""
@@ -25,11 +30,12 @@ STATISTICS_COLUMNS = (*CAPACITY_FIELDS, *TOKEN_MODALITIES, "encoder_images", "en
 _ENCODER_FIELDS = {"vision": "patches", "audio": "frames"}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class DatasetStatistics:
     """Samples as a training run draws them.
 
     Attributes:
+        sample_ids: Global id of every readable sample, in the order in which they were drawn.
         units: int64[n, 10], units of every readable sample, in the order of `STATISTICS_COLUMNS`.
         kinds: Number of samples drawn of each kind, unreadable ones included.
         counts: Number of samples of each kind in the data set.
@@ -37,6 +43,7 @@ class DatasetStatistics:
         refused: Unreadable and oversized samples, each once.
     """
 
+    sample_ids: Int[np.ndarray, " n"]
     units: Int[np.ndarray, "n 10"]
     kinds: Mapping[str, int]
     counts: Mapping[str, int]
@@ -46,6 +53,11 @@ class DatasetStatistics:
     def columns(self, *names: str) -> Int[np.ndarray, "n k"]:
         """The columns of these names."""
         return self.units[:, [STATISTICS_COLUMNS.index(name) for name in names]]
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """A frame with a row for every sample: its id, its units, and whether it fits; UserError without pandas."""
+        units = dict(zip(STATISTICS_COLUMNS, self.units.T, strict=True))
+        return make_frame({"sample_id": self.sample_ids, **units, "fits": self.fits})
 
 
 def collect_statistics(
@@ -87,7 +99,14 @@ def collect_statistics(
         raise DataError(f"not one of {samples} samples can be read; the first: {first.key}: {first.reason}")
     units = np.array([units_of_samples[sample_id] for sample_id in readable], np.int64)
     fits = np.array([sample_id not in refused for sample_id in readable])
-    return DatasetStatistics(units, kinds, dict(sample_index.counts), fits, tuple(refused.values()))
+    return DatasetStatistics(
+        sample_ids=np.array(readable, np.int64),
+        units=units,
+        kinds=kinds,
+        counts=dict(sample_index.counts),
+        fits=fits,
+        refused=tuple(refused.values()),
+    )
 
 
 def _quotas(shares: Mapping[str, float], samples: int) -> dict[str, int]:
@@ -133,3 +152,12 @@ def flops_per_unit(model: ModelConfig, sample_format: SampleFormat) -> dict[str,
     if sample_format.target_images:
         flops["images"] = float(graph[sample_format.target_images.module].forward_flops(one_item))
     return flops
+
+
+def modules_of_units(model: ModelConfig, sample_format: SampleFormat) -> dict[str, str]:
+    """Name of the module that reads the tokens, patches, mel frames and target images, for those that the model has."""
+    modules = {"tokens": model.backbone.name}
+    modules |= {field: encoder_format.module for field, encoder_format in sample_format.encoder_formats.items()}
+    if sample_format.target_images:
+        modules["images"] = sample_format.target_images.module
+    return modules

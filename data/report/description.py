@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
@@ -21,42 +21,19 @@ from data.report.capacity_advice import (
     suggest_searched_isf_capacity,
 )
 from data.report.dataset_statistics import TOKEN_MODALITIES, DatasetStatistics
+from data.report.examples import SampleExample
+from data.report.length_distribution import DISTRIBUTIONS, LengthDistribution, length_distribution
+from sharding.frames import make_frame
 
-PERCENTILES = (50, 90, 99)
-DISTRIBUTIONS = ("tokens", "text", "patches", "frames", "images", "encoder_images", "encoder_clips")
+if TYPE_CHECKING:
+    import pandas
+
 IMAGES_GROW_REMARK = (
     "Images that were scaled down to fit a row grow with its patches: describe the data again with the suggestion."
 )
 
-_MAX_BARS = 32
 _NEAR_CAPACITY = 0.75  # a sample of more of a row's patches may be an image that was scaled down
-_SKEWED = 6.0  # longest length in medians from which on the widths of bars are proportional to their positions
 _TOKEN_STEP = 8  # of buckets and of Q, where samples have a hundred tokens or more
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LengthDistribution:
-    """Distribution of the units of the samples that have any.
-
-    Attributes:
-        name: One of `DISTRIBUTIONS`: `images` are generated, `encoder_images` and `encoder_clips` are model inputs.
-        share: Share of the samples that have any.
-        mean: Mean of those samples.
-        minimum: Smallest number of units of those samples.
-        maximum: Largest number of units of those samples.
-        percentiles: Percentiles of those samples, by the number in a hundred.
-        edges: Edges of the histogram's bars.
-        counts: counts[i] samples have from edges[i] to below edges[i + 1] units.
-    """
-
-    name: str
-    share: float
-    mean: float
-    minimum: int
-    maximum: int
-    percentiles: Mapping[int, float]
-    edges: tuple[int, ...]
-    counts: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +70,10 @@ class DatasetDescription:
     Attributes:
         samples: Number of samples drawn and read, repetitions included.
         kinds: Kinds of samples.
-        refused: Distinct samples that are in no step, by cause and kind.
+        refusals: Every distinct sample that is in no step.
         token_shares: Share of all backbone tokens of each modality (`TOKEN_MODALITIES`).
         distributions: Distributions of the units that the samples have.
+        modules: Name of the module that reads each modality.
         rows: Rows of a step, as configured.
         flops_per_unit: FLOPs of a unit of each modality in a forward pass, without attention.
         capacity: Capacity of a row, as configured.
@@ -106,13 +84,15 @@ class DatasetDescription:
             none.
         row_suggestions: Suggested capacities for rows of once, twice and four times the configured tokens.
         buckets: By modality, the sizes of least padding for 1, 2, ... buckets of samples.
+        examples: Typical and extreme samples, decoded; none unless asked for.
     """
 
     samples: int
     kinds: tuple[KindCount, ...]
-    refused: tuple[RefusalSummary, ...]
+    refusals: tuple[Refusal, ...]
     token_shares: Mapping[str, float]
     distributions: tuple[LengthDistribution, ...]
+    modules: Mapping[str, str]
     rows: int
     flops_per_unit: Mapping[str, float]
     capacity: Mapping[str, int]
@@ -122,6 +102,17 @@ class DatasetDescription:
     searched_isf: SuggestedIsfCapacity | str
     row_suggestions: tuple[SuggestedRowCapacity, ...]
     buckets: Mapping[str, tuple[Buckets, ...]]
+    examples: tuple[SampleExample, ...] = ()
+
+    @property
+    def refused(self) -> tuple[RefusalSummary, ...]:
+        """Number of refused samples by cause and kind."""
+        return _summarize_refusals(self.refusals)
+
+    @property
+    def configured(self) -> GroupingResult:
+        """Result of the configured grouping policy."""
+        return next(each for each in self.grouping_results if each.policy == self.grouping and not each.padded)
 
     @property
     def remark(self) -> str:
@@ -140,13 +131,38 @@ class DatasetDescription:
         capacity = self.row_suggestions[0].capacity
         return ("data_config.DataConfig:", *(f"  {name} = {value}" for name, value in capacity.items()))
 
+    def to_frame(self) -> "pandas.DataFrame":
+        """A frame with a row for every grouping policy and modality: shares of padding; UserError without pandas."""
+        rows = [(result, name) for result in self.grouping_results for name in result.padding_share]
+        return make_frame(
+            {
+                "policy": [result.policy for result, _ in rows],
+                "padded": [result.padded for result, _ in rows],
+                "modality": [name for _, name in rows],
+                "samples_per_row": [result.samples_per_row for result, _ in rows],
+                **{
+                    share: [getattr(result, share)[name] for result, name in rows]
+                    for share in ("pad_ratio", "dist_ratio", "padding_share")
+                },
+                "wasted_flops_share": [result.wasted_flops_share for result, _ in rows],
+            }
+        )
+
+    def _repr_html_(self) -> str:
+        """The description in a notebook."""
+        from data.report.html_page import html_fragment  # it shows descriptions, so it imports this module
+
+        return html_fragment(self)
+
 
 def describe_dataset(
     statistics: DatasetStatistics,
     config: DataConfig,
     capacity: RowCapacity,
     flops_per_unit: Mapping[str, float],
+    modules: Mapping[str, str],
     max_buckets: int,
+    examples: Sequence[SampleExample] = (),
 ) -> DatasetDescription:
     """Describes a data set.
 
@@ -155,7 +171,9 @@ def describe_dataset(
         config: Rows, window, grouping and seed.
         capacity: Capacity of a row for the model (`data.packing.global_batch.capacity_for_model`).
         flops_per_unit: FLOPs of a unit of each modality (`data.report.dataset_statistics.flops_per_unit`).
+        modules: Module that reads each modality (`data.report.dataset_statistics.modules_of_units`).
         max_buckets: Largest number of sizes to which samples are padded.
+        examples: Decoded samples to show (`data.report.examples.decode_examples`).
     """
     in_capacity = [name for name in CAPACITY_FIELDS if getattr(capacity, name)]
     fitting_sizes = statistics.columns(*in_capacity)[statistics.fits].astype(float)
@@ -175,13 +193,14 @@ def describe_dataset(
     return DatasetDescription(
         samples=len(statistics.units),
         kinds=_count_kinds(statistics),
-        refused=_summarize_refusals(statistics.refused),
+        refusals=statistics.refused,
         token_shares=_token_shares(statistics.columns(*TOKEN_MODALITIES)),
         distributions=tuple(
             length_distribution(name, statistics.columns(name)[:, 0])
             for name in DISTRIBUTIONS
             if statistics.columns(name).any()
         ),
+        modules={name: modules[name] for name in in_capacity},
         rows=config.rows,
         flops_per_unit={name: flops_per_unit[name] for name in in_capacity},
         capacity={name: getattr(capacity, name) for name in (*in_capacity, "samples")},
@@ -194,6 +213,7 @@ def describe_dataset(
             name: choose_buckets(units[units > 0], max_buckets, multiple)
             for name, units, multiple in zip(in_samples, statistics.columns(*in_samples).T, multiples, strict=True)
         },
+        examples=tuple(examples),
     )
 
 
@@ -202,39 +222,6 @@ def _grouping_settings(
 ) -> GroupingSettings:
     flops = tuple(flops_per_unit[name] for name in modalities)
     return GroupingSettings(tuple(modalities), flops, config.rows, config.window, config.seed)
-
-
-def length_distribution(name: str, units: Int[np.ndarray, " n"]) -> LengthDistribution:
-    """The distribution of the samples that have any units; there must be one.
-
-    Args:
-        name: One of `DISTRIBUTIONS`.
-        units: Units of every sample.
-    """
-    positive = units[units > 0]
-    percentiles = np.percentile(positive, PERCENTILES).tolist()
-    edges = _bar_edges(positive)
-    return LengthDistribution(
-        name=name,
-        share=len(positive) / len(units),
-        mean=float(positive.mean()),
-        minimum=int(positive.min()),
-        maximum=int(positive.max()),
-        percentiles=dict(zip(PERCENTILES, percentiles, strict=True)),
-        edges=tuple(edges.tolist()),
-        counts=tuple(np.diff(np.searchsorted(np.sort(positive), edges)).tolist()),
-    )
-
-
-def _bar_edges(units: Int[np.ndarray, " n"]) -> Int[np.ndarray, " bars"]:
-    """Edges of a histogram: one value a bar where there are few, else equal steps, or equal ratios if skewed."""
-    minimum, end = int(units.min()), int(units.max()) + 1
-    if end - minimum <= _MAX_BARS:
-        return np.arange(minimum, end + 1)
-    if end > _SKEWED * float(np.median(units)):
-        return np.unique(np.rint(np.geomspace(minimum, end, _MAX_BARS + 1)).astype(np.int64))
-    step = -(-(end - minimum) // _MAX_BARS)
-    return np.arange(minimum, end + step, step)
 
 
 def _multiple(name: str, units: Int[np.ndarray, " n"]) -> int:
@@ -265,8 +252,3 @@ def _summarize_refusals(refusals: Sequence[Refusal]) -> tuple[RefusalSummary, ..
 def _token_shares(tokens: Int[np.ndarray, "n modalities"]) -> dict[str, float]:
     totals = tokens.sum(axis=0)
     return {name: float(total / totals.sum()) for name, total in zip(TOKEN_MODALITIES, totals, strict=True) if total}
-
-
-def description_json(description: DatasetDescription) -> dict[str, Any]:
-    """The whole description as JSON values."""
-    return dataclasses.asdict(description) | {"remark": description.remark, "gin": description.gin}

@@ -2,19 +2,23 @@
 
 from data.datasets.dataset import SampleIndex
 from data.packing.global_batch import capacity_for_model
-from data.report.dataset_statistics import collect_statistics, flops_per_unit
+from data.report.dataset_statistics import collect_statistics, flops_per_unit, modules_of_units
 from data.report.description import DatasetDescription, describe_dataset
+from data.report.examples import decode_examples
 from data.samples.sample_format import SampleFormat
 from mmjax.training.config import TrainConfig
 
 
-def describe_data(config: TrainConfig, samples: int = 4096, buckets: int = 4) -> DatasetDescription:
-    """What a run's samples hold, how grouping balances them, and what rows should hold; nothing is decoded.
+def describe_data(
+    config: TrainConfig, samples: int = 4096, buckets: int = 4, examples: bool = True
+) -> DatasetDescription:
+    """What a run's samples hold, how grouping balances them, and what rows should hold.
 
     Args:
         config: The run.
-        samples: Number of samples to draw, of every kind in the proportion of training.
+        samples: Number of samples to draw, of every kind in the proportion of training; their sizes alone are read.
         buckets: Largest number of sizes to which samples would be padded.
+        examples: Whether a few typical and extreme samples are decoded, to be shown.
 
     Raises:
         DataError: The data set does not fit the model or the data configuration.
@@ -24,4 +28,12 @@ def describe_data(config: TrainConfig, samples: int = 4096, buckets: int = 4) ->
     capacity = capacity_for_model(config.data.capacity, sample_format)
     shares = config.data.shares(sample_index.counts)
     statistics = collect_statistics(sample_index, capacity, shares, samples, config.data.seed)
-    return describe_dataset(statistics, config.data, capacity, flops_per_unit(config.model, sample_format), buckets)
+    return describe_dataset(
+        statistics,
+        config.data,
+        capacity,
+        flops_per_unit(config.model, sample_format),
+        modules_of_units(config.model, sample_format),
+        buckets,
+        decode_examples(sample_index, statistics) if examples else (),
+    )

@@ -1,6 +1,6 @@
 """`python -m mmjax.describe_data`: what a run's samples hold, how grouping balances them, what rows should hold.
 
-It reads metadata without decoding, and needs neither jax nor an accelerator.
+It reads metadata, decodes only the samples that a page shows, and needs neither jax nor an accelerator.
 """
 
 import dataclasses
@@ -28,7 +28,9 @@ class DescribeDataArguments(cli.GinArguments, cli.JsonArguments):
     buckets: int = cli.flag(
         4, "Largest number of sizes to which samples would be padded.", metavar="N", parse=cli.integer(1)
     )
-    page: str = cli.flag("", "HTML file to write histograms and tables to; it needs no other file.", metavar="FILE")
+    page: str = cli.flag(
+        "", "HTML file for histograms, tables and typical samples; it needs no other file.", metavar="FILE"
+    )
 
 
 def prepare(arguments: DescribeDataArguments) -> cli.Work:
@@ -38,19 +40,20 @@ def prepare(arguments: DescribeDataArguments) -> cli.Work:
 
 def describe_data(arguments: DescribeDataArguments, config: "TrainConfig") -> None:
     """Draws samples, reads their metadata, and shows a description."""
-    from data.report.description import description_json
-    from data.report.presentation import description_html, print_description
+    from data.report.console import print_description
+    from data.report.html_page import html_page
+    from data.report.json_document import description_json
     from mmjax.api import data
     from mmjax.planning.report import report_console
 
-    description = data.describe_data(config, arguments.samples, arguments.buckets)
+    description = data.describe_data(config, arguments.samples, arguments.buckets, examples=bool(arguments.page))
     if arguments.json:
         print(json.dumps(description_json(description)))
     else:
         print_description(description, report_console())
     if arguments.page:
         title = f"Data of {', '.join(arguments.gin_file or (cli.QUICKSTART,))}"
-        pathlib.Path(arguments.page).write_text(description_html(description, title), encoding="utf-8")
+        pathlib.Path(arguments.page).write_text(html_page(description, title), encoding="utf-8")
         if not arguments.json:
             print(f"Written to {arguments.page}")
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 from sharding.html.elements import Html, element, join
@@ -9,7 +10,7 @@ from sharding.html.elements import Html, element, join
 _STYLE = pathlib.Path(__file__).with_name("page.css")
 
 
-def page(title: str, *body: str, style: str = "", script: str = "") -> str:
+def page(title: str, *body: str | Iterable[str], style: str = "", script: str = "") -> str:
     """An HTML document.
 
     Args:

@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import json
-import re
 
 import numpy as np
 import pytest
@@ -11,13 +10,17 @@ from rich.console import Console
 
 from data.data_config import DataConfig, RowCapacity
 from data.packing.refusals import Refusal
+from data.report.console import print_description
 from data.report.dataset_statistics import STATISTICS_COLUMNS, DatasetStatistics
-from data.report.description import IMAGES_GROW_REMARK, KindCount, RefusalSummary, describe_dataset, length_distribution
-from data.report.presentation import description_html, print_description
+from data.report.description import IMAGES_GROW_REMARK, KindCount, RefusalSummary, describe_dataset
+from data.report.html_page import html_page
+from data.report.json_document import description_json
+from data.report.plain_words import counted, in_words
 
 CAPACITY = RowCapacity(tokens=64, patches=32, images=0, samples=8)
 CONFIG = DataConfig(rows=2, tokens=64, patches=32, images=0, samples=8)
 WORK = {"tokens": 3.0, "patches": 1.0}
+MODULES = {"tokens": "backbone", "patches": "vision", "images": "generator"}
 REFUSED = (
     Refusal("unreadable", "seen", "a.png", "truncated [bold]</script>"),
     Refusal("oversized", "seen", "sample 7", "90 tokens where a row holds 64; raise the row's capacity"),
@@ -37,12 +40,23 @@ def made_up(pictures=32, texts=32, refused=REFUSED):
     text = dict.fromkeys(STATISTICS_COLUMNS, 0) | {"tokens": 16, "text": 16}
     units = np.array([list(each.values()) for each in [seen, text] for _ in range(pictures)][: pictures + texts])
     counts = {"seen": 1000, "text": 50, "other": 3}
-    return DatasetStatistics(units, {"seen": pictures, "text": texts}, counts, np.ones(len(units), bool), refused)
+    return DatasetStatistics(
+        sample_ids=np.arange(len(units)),
+        units=units,
+        kinds={"seen": pictures, "text": texts},
+        counts=counts,
+        fits=np.ones(len(units), bool),
+        refused=refused,
+    )
+
+
+def described(statistics, capacity=CAPACITY):
+    return describe_dataset(statistics, CONFIG, capacity, WORK, MODULES, 3)
 
 
 @pytest.fixture(scope="module")
 def description():
-    return describe_dataset(made_up(), CONFIG, CAPACITY, WORK, 3)
+    return described(made_up())
 
 
 def test_kinds_refusals_and_units(description):
@@ -81,40 +95,54 @@ def test_terminal_output_fits_its_width(description):
     assert text.endswith("\n".join(description.gin) + "\n") and "…" not in text
 
 
-def test_the_page_is_self_contained_and_holds_the_description(description):
-    page = description_html(description, "Data of <b>")
-    assert not re.search(r"https?:|src=|url\(|@import|fetch\(", page)
-    held = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1].replace("<\\/", "</"))
-    assert held["title"] == "Data of <b>" and held["refused"][0]["example"].endswith("</script>")
-    assert held["gin"] == list(description.gin) and len(held["grouping_results"]) == len(description.grouping_results)
-
-
 def test_images_near_the_capacity_give_a_remark(description):
     assert description.remark == ""  # one of 16 patches is not shrunk to 32
-    tight = describe_dataset(made_up(), CONFIG, dataclasses.replace(CAPACITY, patches=16), WORK, 3)
+    tight = described(made_up(), dataclasses.replace(CAPACITY, patches=16))
     assert tight.row_suggestions[-1].capacity["patches"] > 16 and tight.remark == IMAGES_GROW_REMARK
     shown = io.StringIO()
     print_description(tight, Console(file=shown, width=120))
-    assert IMAGES_GROW_REMARK in shown.getvalue() and IMAGES_GROW_REMARK in description_html(tight, "")
+    assert IMAGES_GROW_REMARK in shown.getvalue() and IMAGES_GROW_REMARK in html_page(tight, "")
 
 
 def test_too_few_samples_for_a_step_give_no_suggestions():
-    few = describe_dataset(made_up(1, 0, ()), CONFIG, CAPACITY, WORK, 3)
+    few = described(made_up(1, 0, ()))
     assert few.row_suggestions == few.gin == () and {each.wasted_flops_share for each in few.grouping_results} == {None}
     shown = io.StringIO()
     print_description(few, Console(file=shown, width=120))
     assert "No sample is refused." in shown.getvalue() and "To paste" not in shown.getvalue()
 
 
-def test_distributions_cover_samples_that_have_any_units():
-    found = length_distribution("tokens", np.array([0, 2, 2, 4, 8]))
-    assert (found.share, found.mean, found.minimum, found.maximum) == (0.8, 4.0, 2, 8)
-    assert found.percentiles == {50: 3.0, 90: pytest.approx(6.8), 99: pytest.approx(7.88)}
-    assert found.edges == (2, 3, 4, 5, 6, 7, 8, 9) and found.counts == (2, 0, 1, 0, 0, 0, 1)
+def test_words_come_first_and_say_what_the_figures_say(description):
+    assert in_words(description) == [
+        "64 samples of the kinds seen (50.0%) and text (50.0%) were drawn as training draws them.",
+        "A step takes 2 rows. A row holds at most 64 tokens, 32 patches and 8 samples; on average the policy first_fit "
+        "puts 4 samples into it.",
+        "Padding makes up 0.0% of the tokens of backbone and 0.0% of the patches of vision; together they take 0.0% of "
+        "a step's FLOPs (waste, padding of static shapes).",
+        "If padding cost nothing, replicas would still wait for the fullest row: 0.0% for the tokens of backbone and "
+        "0.0% for the patches of vision (OmniBal's DistRatio).",
+        "With the suggested capacities, padding takes 0.0% of a step's FLOPs.",
+        "3 samples are refused: 2 unreadable of kind seen and 1 oversized of kind seen.",
+    ]
+    shown = io.StringIO()
+    print_description(description, Console(file=shown, width=120, highlight=False))
+    assert shown.getvalue().startswith("\n".join(in_words(description)))
+    assert counted(1, "images") == "1 target image" and counted(1200, "tokens") == "1,200 tokens"
 
 
-@pytest.mark.parametrize("units", [np.arange(1, 1001), np.exp(np.linspace(0, 9, 500)).astype(int)])
-def test_histograms_contain_every_sample_in_at_most_32_bars(units):
-    found = length_distribution("tokens", units)
-    assert sum(found.counts) == len(units) and len(found.counts) == len(found.edges) - 1 <= 32
-    assert (np.diff(found.edges) > 0).all()
+def test_the_json_document_has_all_but_the_pictures(description):
+    document = json.loads(json.dumps(description_json(description)))
+    assert [refusal["key"] for refusal in document["refusals"]] == ["a.png", "sample 7", "b.png"]
+    assert [summary["samples"] for summary in document["refused"]] == [2, 1]
+    assert document["gin"] == list(description.gin) and document["words"] == in_words(description)
+    assert "examples" not in document
+
+
+def test_frames_have_every_policy_and_every_sample(description):
+    frame = description.to_frame()
+    assert len(frame) == 2 * len(description.grouping_results) and set(frame.modality) == {"tokens", "patches"}
+    configured = frame[(frame.policy == "first_fit") & ~frame.padded]
+    assert dict(zip(configured.modality, configured.padding_share, strict=True)) == description.configured.padding_share
+    samples = made_up().to_frame()
+    assert list(samples.columns) == ["sample_id", *STATISTICS_COLUMNS, "fits"]
+    assert samples.tokens.sum() == 64 * 16 and samples.patches.sum() == 32 * 16 and samples.fits.all()

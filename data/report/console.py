@@ -1,7 +1,5 @@
-"""Presentation of a description: tables on a terminal, and a page for browsers."""
+"""A description of a data set on a terminal: plain words first, then tables, then lines to paste."""
 
-import json
-import pathlib
 from collections.abc import Mapping, Sequence
 
 from rich import box
@@ -10,9 +8,9 @@ from rich.table import Table
 
 from data.data_config import CAPACITY_FIELDS
 from data.report.capacity_advice import SuggestedIsfCapacity
-from data.report.description import PERCENTILES, DatasetDescription, description_json
-
-_HTML_TEMPLATE = pathlib.Path(__file__).with_name("description.html")
+from data.report.description import DatasetDescription
+from data.report.length_distribution import PERCENTILES
+from data.report.plain_words import in_words
 
 _UNIT_LABELS = {
     "tokens": "backbone tokens",
@@ -33,14 +31,11 @@ _MAX_REFUSED = 8
 _CELL_WIDTH = 5  # of tokens, patches, frames and images without their endings
 
 
-def description_html(description: DatasetDescription, title: str) -> str:
-    """The description as an HTML page that needs no server and no network; a script in it draws the plots."""
-    data = json.dumps({"title": title, **description_json(description)}, separators=(",", ":")).replace("</", "<\\/")
-    return _HTML_TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", data)
-
-
 def print_description(description: DatasetDescription, console: Console) -> None:
-    """Prints tables of samples, grouping and suggestions, and lines to paste at the end."""
+    """Prints the description in words, tables of samples, grouping and suggestions, and lines to paste at the end."""
+    for sentence in in_words(description):
+        console.print(sentence, soft_wrap=True, markup=False)
+    console.print()
     console.print(_kinds_table(description))
     console.print(_units_table(description))
     shares = ", ".join(f"{name} {share:.1%}" for name, share in description.token_shares.items())

@@ -1,0 +1,266 @@
+"""A description of a data set as one self-contained page, and as a fragment for notebooks. Neither has a script."""
+
+import base64
+from collections.abc import Iterator
+
+from data.packing.grouping.comparison import GroupingResult
+from data.report.capacity_advice import SuggestedIsfCapacity
+from data.report.charts import buckets_chart, colour_of, histogram, policy_bars, shares_stack
+from data.report.description import DatasetDescription
+from data.report.examples import MAX_KINDS, MediaExamples, SampleExample
+from data.report.length_distribution import LengthDistribution
+from data.report.plain_words import counted, in_words
+from sharding.html.elements import Html, element, figures, legend, table
+from sharding.html.numbers import count, percent
+from sharding.html.page import page
+
+_TITLES = {
+    "tokens": "Backbone tokens",
+    "text": "Text tokens",
+    "patches": "Patches",
+    "frames": "Mel frames",
+    "images": "Images to generate",
+    "encoder_images": "Encoder images (tiles count each)",
+    "encoder_clips": "Audio clips",
+}
+_SHOWN_REFUSALS = 10  # without opening the list
+
+_STYLE = """
+.sample { break-inside: avoid; }
+.sample img { max-width: 100%; image-rendering: auto; border-radius: 3px; vertical-align: top; margin: 0 6px 6px 0; }
+.sample p { overflow-wrap: anywhere; margin: 4px 0; font-size: 13px; }
+"""
+
+
+def html_page(description: DatasetDescription, title: str) -> str:
+    """The page."""
+    return page(
+        title,
+        (element("p", sentence) for sentence in in_words(description)),
+        _figures(description),
+        element("h2", "Samples"),
+        _samples(description),
+        _refusals(description),
+        _examples(description),
+        element("h2", "Sizes of samples"),
+        element("p", "Of the samples that have any. The median is dashed.", class_="note"),
+        element("div", map(_distribution, _ordered(description)), class_="grid"),
+        element("h2", "Padding and balance"),
+        _balance(description),
+        element("h2", "Suggestions"),
+        _suggestions(description),
+        style=_STYLE,
+    )
+
+
+def html_fragment(description: DatasetDescription) -> Html:
+    """The description for a notebook: without a style sheet or an id, so that it may occur several times."""
+    charts = (element("div", _distribution(each), style="flex:0 1 330px") for each in _ordered(description))
+    return element(
+        "div",
+        (element("p", sentence) for sentence in in_words(description)),
+        _samples(description),
+        element("div", charts, style="display:flex;flex-wrap:wrap;gap:14px"),
+        _examples(description),
+        _refusals(description),
+    )
+
+
+def _figures(description: DatasetDescription) -> Html:
+    configured = description.configured
+    suggested = description.row_suggestions[0].wasted_flops_share if description.row_suggestions else None
+    tokens = next(each for each in description.distributions if each.name == "tokens")
+    return figures(
+        [
+            ("FLOPs spent on padding", percent(configured.wasted_flops_share)),
+            ("with suggested capacities", percent(suggested)),
+            ("samples a row", count(configured.samples_per_row)),
+            ("tokens a sample", count(tokens.mean)),
+            ("samples drawn", count(description.samples)),
+            ("refused", count(len(description.refusals))),
+        ]
+    )
+
+
+def _samples(description: DatasetDescription) -> Html:
+    kinds = [(kind.name, count(kind.available), count(kind.drawn), percent(kind.share)) for kind in description.kinds]
+    shares = description.token_shares.items()
+    return element(
+        "div",
+        table(("kind", "#available", "#drawn", "#share of training"), kinds),
+        element("p", "Backbone tokens by modality:"),
+        shares_stack(description.token_shares),
+        legend((colour_of(name), f"{name} {percent(share)}") for name, share in shares),
+    )
+
+
+def _refusals(description: DatasetDescription) -> Html | str:
+    """Every refused sample; many of them in a list that scrolls."""
+    if not description.refusals:
+        return ""
+    listed = table(
+        ("sample", "kind", "cause", "reason"), ((r.key, r.kind, r.cause, r.reason) for r in description.refusals)
+    )
+    title = f"Refused samples ({count(len(description.refusals))})"
+    box = element("div", listed, class_="list", tabindex=0, style="max-height:340px;overflow:auto")
+    few = len(description.refusals) <= _SHOWN_REFUSALS
+    return element("details", element("summary", title), box, open=few)
+
+
+def _examples(description: DatasetDescription) -> Html | str:
+    """Typical and extreme samples."""
+    if not description.examples:
+        return ""
+    kinds = sum(kind.drawn > 0 for kind in description.kinds)
+    which = f", of the {MAX_KINDS} largest of {kinds} kinds" if kinds > MAX_KINDS else ""
+    cards = element(
+        "div",
+        map(_example, description.examples),
+        class_="grid",
+        style="display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,300px),1fr));gap:14px;align-items:start",
+    )
+    note = f"Typical and extreme samples{which}, as the model reads them; what it learns to predict is bold."
+    return element("div", element("h3", "Examples"), element("p", note, class_="note"), cards)
+
+
+def _example(example: SampleExample) -> Html:
+    sizes = ", ".join(counted(size, name) for name, size in example.sizes.items())
+    return element(
+        "div",
+        element("h3", f"{example.kind}: {example.role}"),
+        element("p", f"sample {example.sample_id}: {sizes or example.problem}", class_="note"),
+        map(_media, example.media),
+        _text(example),
+        class_="panel sample",
+    )
+
+
+def _text(example: SampleExample) -> Iterator[Html]:
+    """A paragraph for every branch."""
+    for branch in dict.fromkeys(run.branch for run in example.text):
+        runs = [run for run in example.text if run.branch == branch]
+        yield element("p", (element("b" if run.is_target else "span", run.text + " ") for run in runs))
+
+
+def _media(media: MediaExamples) -> Html:
+    pictures = (
+        element("img", src=f"data:{_media_type(file)};base64,{base64.b64encode(file).decode()}", alt=media.title)
+        for file in media.files
+    )
+    more = f" and {count(media.left_out)} more" if media.left_out else ""
+    return element("div", pictures, element("p", f"{media.title}{more}", class_="note"))
+
+
+def _media_type(file: bytes) -> str:
+    return "image/png" if file.startswith(b"\x89PNG") else "image/jpeg"
+
+
+def _ordered(description: DatasetDescription) -> list[LengthDistribution]:
+    """The distributions, those without a histogram last."""
+    return sorted(description.distributions, key=lambda each: each.minimum == each.maximum)
+
+
+def _distribution(each: LengthDistribution) -> Html:
+    title = element("h3", _TITLES.get(each.name, each.name))
+    if each.minimum == each.maximum:
+        same = f"{percent(each.share)} of samples have any, {count(each.maximum)} each."
+        return element("div", title, element("p", same, class_="note"), class_="panel")
+    percentiles = ", ".join(f"{rank}% {count(value)}" for rank, value in each.percentiles.items())
+    sizes = f"Mean {count(each.mean)}; percentiles {percentiles}; maximum {count(each.maximum)}."
+    told = f"{percent(each.share)} of samples have any. {sizes}"
+    if each.beyond:
+        told += f" The grey bar counts the {count(each.beyond)} that have {count(each.edges[-1])} or more."
+    return element("div", title, element("p", told, class_="note"), histogram(each), class_="panel")
+
+
+def _balance(description: DatasetDescription) -> Iterator[Html]:
+    results, configured = description.grouping_results, description.configured
+    panels = (
+        (
+            "FLOPs spent on padding, all modalities together (waste)",
+            lambda result: {"": result.wasted_flops_share},
+            results,
+        ),
+        ("Padding of rows of one shape (padding of static shapes)", lambda result: result.padding_share, results),
+        ("Replicas that wait for the fullest row (DistRatio)", lambda result: result.dist_ratio, results),
+        (
+            "Padding between the samples of a batch (PadRatio)",
+            lambda result: result.pad_ratio,
+            [r for r in results if r.padded],
+        ),
+    )
+    yield element(
+        "p",
+        "Shares by grouping policy, means over rows and steps; the configured policy is bold. Packed rows have no "
+        "padding between samples. Waste weighs the padding of every modality by the FLOPs of its module.",
+        class_="note",
+    )
+    yield legend((colour_of(name), f"{name} ({module})") for name, module in description.modules.items())
+    yield element("div", (_policy_panel(*panel, configured) for panel in panels), class_="grid")
+
+
+def _policy_panel(title, shares_of, results, configured: GroupingResult) -> Html:
+    return element("div", element("h3", title), policy_bars(title, results, shares_of, configured), class_="panel")
+
+
+def _suggestions(description: DatasetDescription) -> Iterator[Html]:
+    gin = "\n".join(description.gin) or "The samples drawn fill no step; draw more."
+    paste = element("div", element("h3", "Capacities of a row, to paste"), element("pre", gin), class_="panel")
+    key = legend((colour_of(name), name) for name in description.buckets)
+    chart = element(
+        "div", element("h3", "Padding of single samples"), buckets_chart(description.buckets), key, class_="panel"
+    )
+    yield element("div", paste, chart, class_="grid")
+    if description.remark:
+        yield element("p", description.remark)
+    if description.row_suggestions:
+        yield _rows_table(description)
+    if isinstance(description.searched_isf, str):
+        yield element("p", f"The search for Q and Q' found none: {description.searched_isf}.")
+    yield from _isf_table(description)
+    yield _buckets_table(description)
+
+
+def _rows_table(description: DatasetDescription) -> Html:
+    """A column for every suggestion, so that it fits a narrow page."""
+    rows = description.row_suggestions
+    names = [name for name in description.modules if any(name in row.capacity for row in rows)]
+    lines = [(name, *(count(row.capacity[name]) for row in rows)) for name in (*names, "samples")]
+    lines.append(("samples a row, on average", *(count(row.samples_per_row) for row in rows)))
+    lines.append(("samples that are too large", *(percent(row.oversized) for row in rows)))
+    lines.append(("FLOPs spent on padding (waste)", *(percent(row.wasted_flops_share) for row in rows)))
+    lines += [(f"padding of {name}", *(percent(row.padding_share.get(name)) for row in rows)) for name in names]
+    lines += [(f"DistRatio of {name}", *(percent(row.dist_ratio.get(name)) for row in rows)) for name in names]
+    columns = ("capacity of a row", *(f"#{count(row.capacity['tokens'])} tokens" for row in rows))
+    return table(
+        columns, lines, "Capacities that waste the fewest FLOPs, for rows of once, twice and four times the tokens"
+    )
+
+
+def _isf_table(description: DatasetDescription) -> Iterator[Html]:
+    found = {
+        "#of the longest sample": description.published_isf,
+        "#by search": description.searched_isf,
+    }
+    known = {title: each for title, each in found.items() if isinstance(each, SuggestedIsfCapacity)}
+    if known:
+        names = list(next(iter(known.values())).capacity)
+        lines = [(f"Q {name}", *(count(each.capacity[name]) for each in known.values())) for name in names]
+        lines += [(f"Q' {name}", *(count(each.threshold[name]) for each in known.values())) for name in names]
+        sizes = (each.samples_per_group for each in known.values())
+        lines.append(("samples a group", *("·" if size is None else count(size) for size in sizes)))
+        lines.append(("samples that are too large", *(percent(each.oversized) for each in known.values())))
+        yield table(("", *known), lines, "Limits of a group for iterative sampling and filtering (OmniBal's Q and Q')")
+
+
+def _buckets_table(description: DatasetDescription) -> Html:
+    lines = [
+        (name if number == 0 else "", str(len(choice.sizes)), percent(choice.padding), sizes)
+        for name, choices in description.buckets.items()
+        for number, choice in enumerate(choices)
+        for sizes in [
+            ", ".join(f"{count(s)} ({share:.0%})" for s, share in zip(choice.sizes, choice.shares, strict=True))
+        ]
+    ]
+    caption = "Buckets: sizes of least padding to which single samples are padded, and the share of samples in each"
+    return table(("units", "#buckets", "#padding", "sizes"), lines, caption)

@@ -1,0 +1,17 @@
+"""A description of a data set as a JSON document."""
+
+import dataclasses
+from typing import Any
+
+from data.report.description import DatasetDescription
+from data.report.plain_words import in_words
+
+
+def description_json(description: DatasetDescription) -> dict[str, Any]:
+    """The whole description but its examples as JSON values."""
+    fields = dataclasses.asdict(dataclasses.replace(description, examples=()))
+    del fields["examples"]
+    refused = [dataclasses.asdict(summary) for summary in description.refused]
+    refusals = [refusal._asdict() for refusal in description.refusals]
+    derived = {"remark": description.remark, "gin": description.gin, "words": in_words(description)}
+    return fields | {"refused": refused, "refusals": refusals} | derived
