@@ -46,7 +46,8 @@ def simulate(arguments: SimulateArguments, plan: "Plan", problem: "PlanningProbl
     from sharding.simulation.perfetto import perfetto_trace
 
     timeline = problem.simulate(plan, arguments.rendezvous)
-    title = f"{pathlib.Path(arguments.plan).name} on {problem.cluster.name}"
+    devices = f"{plan.device_count:,} devices of {problem.cluster.name}"
+    title = f"{problem.name}: {devices}, plan {pathlib.Path(arguments.plan).name}"
     written = []
     for path, text in (
         (arguments.page, lambda: html_page(timeline, title)),

@@ -1,6 +1,7 @@
 """Flags that `mmjax.plan` and `mmjax.simulate` share, and the planning problem that they describe."""
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ def problem_from_arguments(
     Raises:
         UserError: An unknown cluster, file, part or rank.
     """
-    config = _configuration(arguments)
+    config, data = _configuration(arguments)
     from configs.clusters import find_cluster
     from mmjax.planning.problem import make_problem, with_global_batch, workload_statistics
 
@@ -66,7 +67,9 @@ def problem_from_arguments(
     profile = _profile(arguments, cluster) if arguments.profile else None
     if arguments.batch_rows:
         config = with_global_batch(config, arguments.batch_rows)
-    return make_problem(config, workload_statistics(config), cluster, count, profile, fixed_ranks)
+    problem = make_problem(config, workload_statistics(config), cluster, count, profile, fixed_ranks)
+    files = (pathlib.Path(path).stem for path in arguments.gin_file or (DEFAULT_GIN_FILE,))
+    return dataclasses.replace(problem, name=" with ".join(files) + (f" on {data}" if data else ""))
 
 
 def _profile(arguments: ProblemArguments, cluster: "ClusterConfig") -> "Profile":
@@ -80,8 +83,11 @@ def _profile(arguments: ProblemArguments, cluster: "ClusterConfig") -> "Profile"
     return dataclasses.replace(profile, peak_flops=profile.peak_flops or cluster.peak_flops)
 
 
-def _configuration(arguments: ProblemArguments) -> Any:
-    """The training run, workload or model that the configuration binds, a model with described data as a workload."""
+def _configuration(arguments: ProblemArguments) -> tuple[Any, str]:
+    """The training run or workload that the configuration binds, and the name of its data unless a gin file says it.
+
+    A model becomes a workload with described data.
+    """
     files = arguments.gin_file or (DEFAULT_GIN_FILE,)
     cli.parse_gin(files, arguments.gin)
     from configs import architectures, workloads
@@ -89,14 +95,16 @@ def _configuration(arguments: ProblemArguments) -> Any:
     if cli.is_bound("TrainConfig.dataset"):
         from mmjax.training.config import TrainConfig
 
-        return cli.configured(TrainConfig)
+        config = cli.configured(TrainConfig)
+        return config, getattr(config.dataset, "__name__", "")
     if cli.is_bound("Workload.model"):
-        return cli.configured(workloads.Workload)
+        return cli.configured(workloads.Workload), ""
     from mmjax.planning.problem import default_data_file
 
-    model = cli.configured(architectures.ModelConfig)
+    model, name = cli.configured(architectures.ModelConfig), ""
     if not cli.is_bound("SyntheticData.kinds"):
-        cli.parse_gin((f"data/{arguments.data or default_data_file(model)}.gin", *files), arguments.gin)
+        name = arguments.data or default_data_file(model)
+        cli.parse_gin((f"data/{name}.gin", *files), arguments.gin)
         model = cli.configured(architectures.ModelConfig)
     data = cli.configured(workloads.SyntheticData)
-    return workloads.Workload(model, data, arguments.batch_rows or MODEL_ROWS, arguments.trainable)
+    return workloads.Workload(model, data, arguments.batch_rows or MODEL_ROWS, arguments.trainable), name

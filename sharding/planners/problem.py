@@ -44,6 +44,7 @@ class PlanningProblem:
         seed: Seed of the rows that plans are simulated with.
         row_positions: Positions of a row by module, where they are known; sequence parallelism is left out where the
             tensor ranks do not divide them.
+        name: Name of the model and its data for titles; may be empty.
     """
 
     graph: ModuleGraph
@@ -59,6 +60,7 @@ class PlanningProblem:
     fixed_ranks: Mapping[str, FixedRanks] = dataclasses.field(default_factory=dict)
     seed: int = 0
     row_positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    name: str = ""
 
     def __post_init__(self) -> None:
         for name in ("devices", "rows"):

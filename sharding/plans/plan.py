@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 
 from sharding.plans.json_fields import parse_json, read_file, read_record
+from sharding.plans.plan_html import plan_html
 from sharding.plans.unit_plan import PlanError, UnitPlan, check_unit
 from sharding.specs.modules import ModuleGraph
 
@@ -65,6 +66,10 @@ class Plan:
             }
             for unit in self.units
         ]
+
+    def _repr_html_(self) -> str:
+        """The plan in a notebook."""
+        return plan_html(self.units, self.table(), self.schedule, self.microbatches)
 
     def to_json(self) -> str:
         """The plan as JSON with one key a line."""

@@ -1,0 +1,63 @@
+"""A plan as HTML, without a script or style sheet: a table of its units and a drawing of modules over devices."""
+
+from collections.abc import Sequence
+
+from sharding.html.colours import series_colour
+from sharding.html.elements import Html, element, table
+from sharding.html.numbers import count
+from sharding.html.svg import Scale, bottom_axis, drawing, rectangle, text, text_width
+from sharding.plans.unit_plan import UnitPlan
+
+_WIDTH, _LABELS, _ROW = 820, 176, 26
+_SEAM = 2.0  # pixels between stages, where there is room
+
+
+def plan_html(units: Sequence[UnitPlan], rows: Sequence[dict[str, str]], schedule: str, microbatches: int) -> Html:
+    """A plan for notebooks and pages.
+
+    Args:
+        units: The units.
+        rows: What the table says of them (`Plan.table`).
+        schedule: Name of the schedule.
+        microbatches: Microbatches of a step.
+    """
+    devices = len({device for unit in units for device in unit.devices})
+    words = f"{count(devices)} devices, {count(microbatches)} microbatches, schedule {schedule}."
+    cells = [tuple(row.values()) for row in rows]
+    return element("div", element("p", words), placement_drawing(units), table(tuple(rows[0]), cells))
+
+
+def placement_drawing(units: Sequence[UnitPlan]) -> Html:
+    """Which devices hold which modules: a row for every unit, a rectangle for every run of devices of a stage.
+
+    A rectangle is labelled with the layers of its stages; where the pointer rests on it, it names the devices.
+    """
+    count_of_devices = 1 + max(device for unit in units for device in unit.devices)
+    scale = Scale(0, count_of_devices, _LABELS, _WIDTH - 12)
+    shapes = [_unit(unit, number, scale) for number, unit in enumerate(units)]
+    bottom = 4 + _ROW * len(units)
+    axis = bottom_axis(scale, bottom, "device")
+    return drawing(_WIDTH, bottom + 38, f"Devices of {len(units)} units", shapes, axis)
+
+
+def _unit(unit: UnitPlan, number: int, scale: Scale) -> Html:
+    top = 4 + _ROW * number
+    shapes = [text(0, top + 17, unit.name)]
+    for rank in range(unit.pp):
+        layers = "+".join(str(unit.layers[stage]) for stage in range(rank, unit.stage_count, unit.pp))
+        label = f"{layers} layers" if layers != "1" else "1 layer"
+        for first, last in _runs(sorted(unit.stage_devices(rank))):
+            left, wide = scale(first), scale(last + 1) - scale(first)
+            hint = f"{' > '.join(unit.modules)}, stage {rank}, {label}: devices {first} to {last}"
+            seam = _SEAM if wide > 3 * _SEAM else 0.0
+            shapes.append(rectangle(left, top + 2, wide - seam, _ROW - 6, series_colour(number), hint))
+            if text_width(label) < wide - 6:
+                shapes.append(text(left + wide / 2, top + 17, label, "middle", fill="#10151a"))
+    return element("g", shapes)
+
+
+def _runs(devices: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of the runs of consecutive devices."""
+    starts = [device for place, device in enumerate(devices) if not place or device != devices[place - 1] + 1]
+    ends = [device for place, device in enumerate(devices) if device + 1 not in devices[place + 1 : place + 2]]
+    return list(zip(starts, ends, strict=True))
