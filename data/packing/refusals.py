@@ -7,7 +7,7 @@ capacity of a row.
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
@@ -52,6 +52,16 @@ def oversized_refusal(
     return Refusal("oversized", samples.kind_of(sample_id), f"sample {sample_id}", excess) if excess else None
 
 
+def remove_refusal_lists(folder: str | os.PathLike[str]) -> None:
+    """Removes the lists of refused samples that an earlier run left in a folder."""
+    for cause in get_args(RefusalCause):
+        _list_file(folder, cause).unlink(missing_ok=True)
+
+
+def _list_file(folder: str | os.PathLike[str], cause: str) -> pathlib.Path:
+    return pathlib.Path(folder) / f"{cause}.jsonl"
+
+
 class RefusalLog:
     """All refused samples, each once, in one quarantine for each cause. Too many unreadable samples end a run."""
 
@@ -70,7 +80,7 @@ class RefusalLog:
     def list_in(self, folder: str | os.PathLike[str]) -> None:
         """Lists every refused sample in `unreadable.jsonl` or `oversized.jsonl` of a folder as it is added."""
         for cause, quarantine in self._quarantines.items():
-            quarantine.list_in(pathlib.Path(folder) / f"{cause}.jsonl")
+            quarantine.list_in(_list_file(folder, cause))
 
     def add(self, refusals: Iterable[Refusal]) -> None:
         """Adds the refusals of a batch."""

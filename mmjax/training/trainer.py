@@ -13,6 +13,7 @@ from configs.errors import UserError
 from data.packing.batch_spec import global_batch_spec
 from data.packing.global_batch import GlobalBatch
 from data.packing.pipeline import evaluation_batches
+from data.packing.refusals import remove_refusal_lists
 from mmjax.training.batches import open_batches, row_order_request
 from mmjax.training.checkpoints.manager import CheckpointManager, refuse_existing_checkpoints
 from mmjax.training.config import TrainConfig, load_configured_plan
@@ -140,6 +141,9 @@ class Trainer:
             # Each process refuses samples of its own rows, so each has lists of its own.
             process = jax.process_index()
             self._refused_folder = pathlib.Path(workdir) / (f"process_{process}" if process else "")
+            if not resume:
+                for lists in (self._refused_folder, self._refused_folder / "test"):
+                    remove_refusal_lists(lists)
             self.batches.list_refused_in(self._refused_folder)
         self.checkpoints = folder and CheckpointManager(folder, config.model, config.max_checkpoints_to_keep)
         self.steps_done, self._communication_checked = 0, False
