@@ -46,12 +46,14 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
     import jax
     from rich.console import Console
 
+    from mmjax.generation.sample_log import SampleLog
     from mmjax.planning import automatic
+    from mmjax.reporting.run_page import write_report
     from mmjax.training.config import tokenizer_mismatches_backbone
     from mmjax.training.metrics.parameters import flat_parameters
     from mmjax.training.metrics.progress import make_progress, print_plan
     from mmjax.training.metrics.writers import open_metrics_writer
-    from mmjax.training.summary import SUMMARY_FILE, run_summary
+    from mmjax.training.summary import SUMMARY_FILE, record_start, run_summary
     from mmjax.training.trainer import Trainer, describe_devices
 
     console = Console(highlight=False)
@@ -81,10 +83,12 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
                 soft_wrap=True,
             )
         cli.write_operative_config(str(workdir))
+        record_start(workdir, trainer.steps_done, config.steps, remark)
     metrics = open_metrics_writer(workdir, trainer.steps_done, first, config.writers, flat_parameters(config))
+    samples = SampleLog(workdir, config.sample_questions, config.sample_images, trainer.steps_done)
     progress = make_progress(config.steps, trainer.steps_done, config.log_interval, first, console)
     try:
-        result = trainer.fit(progress, metrics)
+        result = trainer.fit(progress, metrics, samples)
     finally:
         progress.close()
         metrics.close()
@@ -94,6 +98,7 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
             "prediction": automatic.compare_prediction(prediction, workdir)
         }
         (workdir / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n")
+        write_report(workdir, config)
         _print_outcome(console, summary, workdir)
     return 0
 
@@ -132,6 +137,7 @@ def _is_finished(workdir: pathlib.Path, steps: int, console: "Console | None") -
 
 
 def _print_outcome(console: "Console", summary: dict[str, Any], workdir: pathlib.Path) -> None:
+    from mmjax.reporting.run_page import PAGE_FILE
     from mmjax.training.summary import SUMMARY_FILE
 
     if not summary["stopped_by"]:
@@ -148,7 +154,7 @@ def _print_outcome(console: "Console", summary: dict[str, Any], workdir: pathlib
     else:
         console.print(f"Stopped by {summary['stopped_by']} before the first step; there is nothing to resume.")
     files = ", ".join(
-        (SUMMARY_FILE, "metrics.jsonl", "tensorboard/", "checkpoints/", cli.OPERATIVE_CONFIG, "plan.json")
+        (PAGE_FILE, SUMMARY_FILE, "metrics.jsonl", "tensorboard/", "checkpoints/", cli.OPERATIVE_CONFIG, "plan.json")
     )
     console.print(f"Written to {workdir}: {files}", soft_wrap=True)
 

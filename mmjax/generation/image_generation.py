@@ -56,16 +56,26 @@ class ImageGenerator:
             UserError: A description is empty, or longer than a row.
         """
         distinct = list(dict.fromkeys(descriptions))
-        row_of_description = [distinct.index(description) for description in descriptions]
-        conditions = self._conditions(distinct)[row_of_description]
+        samples = [self._sample(description, number) for number, description in enumerate(distinct)]
+        rows = [distinct.index(description) for description in descriptions]
+        return self._generate(self._conditions(samples)[rows], seeds, steps, guidance)
+
+    def generate_for_samples(
+        self, samples: Sequence[Sample], seeds: Sequence[int], steps: int = 50, guidance: float = 1.0
+    ) -> np.ndarray:
+        """The same for samples that end with the positions that condition one image, and that fit a row."""
+        return self._generate(self._conditions(samples), seeds, steps, guidance)
+
+    def _generate(
+        self, conditions: Float[np.ndarray, "b q c"], seeds: Sequence[int], steps: int, guidance: float
+    ) -> np.ndarray:
         return np.asarray(
             self._sample_program(self._model.parameters, conditions, np.asarray(seeds, np.int32), steps, guidance)
         )
 
-    def _conditions(self, descriptions: Sequence[str]) -> Float[np.ndarray, "b q c"]:
-        """The U-Net's conditions for each description."""
+    def _conditions(self, samples: Sequence[Sample]) -> Float[np.ndarray, "b q c"]:
+        """The U-Net's conditions for each sample."""
         model = self._model
-        samples = [self._sample(description, number) for number, description in enumerate(descriptions)]
         arrays = model.batch_arrays(samples, model.capacity.tokens)
         lengths = np.asarray([len(sample.layout.tokens) for sample in samples], np.int32)
         positions = np.stack([sample.condition_positions for sample in samples])

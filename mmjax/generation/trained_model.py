@@ -68,9 +68,11 @@ class Answer(NamedTuple):
     ended: bool
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(eq=False, kw_only=True)
 class TrainedModel:
     """A model with its parameters on one device.
+
+    Parameters and step may be replaced by those of another step of the same run; compiled programs stay.
 
     Attributes:
         config: The model, without adapters: they are merged into its parameters.
@@ -110,6 +112,16 @@ class TrainedModel:
             UserError: A prompt is empty, cannot be read, or is longer than a row.
         """
         samples = [self.prompt_sample(prompt, number) for number, prompt in enumerate(prompts)]
+        return self.continue_samples(samples, [prompt.seed for prompt in prompts], sampling, max_tokens)
+
+    def continue_samples(
+        self,
+        samples: Sequence[Sample],
+        seeds: Sequence[int] | None = None,
+        sampling: Sampling | None = None,
+        max_tokens: int | None = None,
+    ) -> list[Answer]:
+        """Decodes what follows each of several samples that fit a row; the other arguments are those of `answers`."""
         lengths = [len(sample.layout.tokens) for sample in samples]
         max_tokens = min(max_tokens or self.capacity.tokens, self.capacity.tokens)
         next_power_of_two = 1 << (max(lengths) + max_tokens - 2).bit_length()
@@ -118,7 +130,7 @@ class TrainedModel:
             self.parameters,
             self.batch_arrays(samples, row_tokens),
             np.asarray(lengths, np.int32),
-            np.asarray([prompt.seed for prompt in prompts], np.int32),
+            np.asarray(seeds or [0] * len(samples), np.int32),
             max_tokens=min(max_tokens, row_tokens),
             sampling=sampling or Sampling(),
         )

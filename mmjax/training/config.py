@@ -48,6 +48,8 @@ class TrainConfig:
         checkpoint_interval: Steps between checkpoints; one is always written at the end.
         max_checkpoints_to_keep: How many of the newest checkpoints are kept.
         evaluation_interval: Steps between evaluations on the split `test`; 0 for one at the end alone.
+        sample_questions: Held-out questions that are answered at every evaluation, for the run's page; 0 for none.
+        sample_images: Images that are generated at every evaluation from held-out descriptions; 0 for none.
         log_interval: Steps between lines of metrics.
         writers: Metrics writers beside the files of the workdir, such as `(@trackers.WandbWriter,)` of
             `mmjax.training.metrics.trackers`, or a class of one's own (`mmjax.training.metrics.interface`).
@@ -70,6 +72,8 @@ class TrainConfig:
     checkpoint_interval: int = 1000
     max_checkpoints_to_keep: int = 2
     evaluation_interval: int = 0
+    sample_questions: int = 4
+    sample_images: int = 2
     log_interval: int = 10
     writers: tuple[WriterFactory, ...] = ()
 
@@ -77,7 +81,7 @@ class TrainConfig:
         for name in ("steps", "checkpoint_interval", "max_checkpoints_to_keep", "log_interval"):
             if getattr(self, name) < 1:
                 raise UserError(f"TrainConfig.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("evaluation_interval", "seed"):
+        for name in ("evaluation_interval", "seed", "sample_questions", "sample_images"):
             if getattr(self, name) < 0:
                 raise UserError(f"TrainConfig.{name} is {getattr(self, name)}; it must not be negative")
         if self.reordering not in REORDERING_POLICIES:

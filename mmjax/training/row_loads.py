@@ -1,22 +1,26 @@
 """The loads that the rows of a training run bring to each module: what its planner and its profile count by."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from data.packing.global_batch import GlobalBatch
-from data.packing.pipeline import training_batches
 from mmjax.training.config import TrainConfig
-from mmjax.training.engine.placement import BatchSpec
 from sharding.specs.layer import make_loads
 from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
+
+if TYPE_CHECKING:  # it imports jax
+    from mmjax.training.engine.placement import BatchSpec
 
 HostArrays = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def first_batches(config: TrainConfig, count: int) -> list[GlobalBatch]:
     """The first global batches of a run."""
+    from data.packing.pipeline import training_batches  # its import takes seconds, and loads alone do without it
+
     batches = training_batches(config.data, config.model, config.dataset("train"))
     try:
         return [next(batches) for _ in range(count)]
@@ -24,7 +28,7 @@ def first_batches(config: TrainConfig, count: int) -> list[GlobalBatch]:
         batches.close()
 
 
-def capacity_row_loads(batch_spec: BatchSpec, graph: ModuleGraph) -> dict[str, np.ndarray]:
+def capacity_row_loads(batch_spec: "BatchSpec", graph: ModuleGraph) -> dict[str, np.ndarray]:
     """Loads [n, 3] of the rows of every module at full capacity: programs compute all of it, padding included."""
     loads = {}
     for module in graph.modules:

@@ -1,5 +1,6 @@
-"""The summary that a run leaves in its workdir."""
+"""What a run leaves in its workdir about itself: a line for every start, and a summary at its end."""
 
+import datetime
 import importlib.metadata
 import json
 import pathlib
@@ -17,6 +18,9 @@ PACKAGES = ("mmjax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grai
 
 SUMMARY_FILE = "summary.json"
 """File of a workdir with how its newest run ended."""
+
+STARTS_FILE = "starts.jsonl"
+"""File of a workdir with a line for every start."""
 
 
 def run_summary(result: TrainResult, plan: Plan, backbone: str, remark: str) -> dict[str, Any]:
@@ -43,10 +47,32 @@ def run_summary(result: TrainResult, plan: Plan, backbone: str, remark: str) -> 
         "data": result.data_counters,
         "plan": json.loads(plan.to_json()),
         "remark": remark,
+        **environment(),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """The devices of this run in words, and the versions of Python and of packages."""
+    return {
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "versions": {"python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in PACKAGES},
     }
+
+
+def record_start(workdir: pathlib.Path, step: int, steps: int, remark: str) -> None:
+    """Appends a line to `starts.jsonl` of a workdir: when, where and at which step a process starts or resumes its run.
+
+    Args:
+        workdir: Folder of the run.
+        step: Steps done.
+        steps: Steps of the whole run.
+        remark: Why the plan is not the configured one; empty if it is.
+    """
+    time = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    line = {"time": time, "step": step, "steps": steps, "processes": jax.process_count(), "remark": remark}
+    with (workdir / STARTS_FILE).open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(line | environment()) + "\n")
 
 
 def finished_steps(workdir: pathlib.Path) -> int | None:

@@ -12,6 +12,7 @@ from sharding.simulation.timeline import Timeline
 
 _BAR = 110  # pixels of a whole step
 _NAMED_CAUSES = 2
+_ROUNDING = 1e-9  # share of a step below which idle time is an error of rounding
 
 
 def in_words(timeline: Timeline) -> str:
@@ -43,7 +44,7 @@ def causes_table(timeline: Timeline) -> Html:
     rows += [
         _cause_row(cause, lost, step, CAUSE_COLOURS[cause], IDLE_CAUSES[cause])
         for cause, lost in timeline.idle.items()
-        if lost > 0
+        if lost > _ROUNDING * step
     ]
     columns = ("", "#share", "#time", "", "why devices are idle")
     return table(columns, rows, "Where the time of a step goes, the mean over all devices")

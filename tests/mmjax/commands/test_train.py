@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
+from tests.sharding.html.documents import parsed_page, tables, words
 from tests.xla_flags import xla_flags
 
 GIN = """
@@ -62,6 +64,22 @@ def test_the_summary_holds_what_was_measured(trained):
     assert set(summary["padding"]) == {"vision", "backbone", "generator"}
     assert [unit["devices"] for unit in summary["plan"]["units"]] == [[0], [0], [0]]
     assert {"python", "jax", "flax", "mmjax"} <= set(summary["versions"])
+
+
+def test_the_page_of_the_run_draws_each_step_once_and_shows_samples(trained):
+    workdir, _ = trained
+    root = parsed_page((workdir / "report.html").read_text())
+    for figure in root.iter("figure"):
+        if words(figure).startswith("Loss of"):
+            drawn = [point.find("title").text for point in figure.iter() if point.get("class") == "point"]
+            assert [re.search(r"step (\d+)", hint)[1] for hint in drawn] == ["1", "2", "3", "4"]
+    assert "Finished after 4 steps." in words(root) and "Predicted from a roofline of the cluster cpu" in words(root)
+    answers = [rows for rows in tables(root) if rows[0][:3] == ["", "question", "in the data set"]]
+    assert [len(rows) for rows in answers] == [5] and answers[0][0][3:] == ["step 4"]
+    sources = [node.get("src") for node in root.iter("img")]
+    assert len(sources) == 4 + 2 * 2, "an image for each question, two for each description"
+    start = json.loads((workdir / "starts.jsonl").read_text())
+    assert start["step"] == 0 and start["steps"] == 4 and start["devices"] == "1 x cpu" and "jax" in start["versions"]
 
 
 def test_a_second_run_in_the_workdir_is_refused_and_a_finished_one_resumes(trained):

@@ -1,0 +1,91 @@
+"""Which charts the metrics of a run make: losses by name, rates, times, padding, and whatever else was written."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from mmjax.reporting.line_chart import Series, line_chart
+from mmjax.reporting.run_folder import Run
+from sharding.html.colours import series_colour
+from sharding.html.elements import Html
+from sharding.html.numbers import count, percent, seconds, significant
+
+Write = Callable[[float], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """A chart of the metrics whose names begin with a prefix, or of that name alone."""
+
+    prefix: str
+    title: str
+    unit: str = ""
+    write: Write = significant
+    from_zero: bool = False
+
+
+_ACCURACY = _Group("accuracy", "Held-out accuracy", "share of questions", percent, True)
+_GROUPS = (
+    _Group("learning_rate", "Learning rate", write=lambda value: f"{value:.3g}", from_zero=True),
+    _Group("gradient_norm", "Gradient norm before clipping", from_zero=True),
+    _Group("tokens_per_second", "Throughput", "backbone tokens a second", count, True),
+    _Group("mfu", "Model FLOPs utilisation", "share of the peak", percent, True),
+    _Group("seconds", "Time of a step by part, as the host sees it", "seconds", seconds, True),
+    _Group("padding", "Padding of rows by module", "share of capacity", percent, True),
+)
+_LOSS = "loss/"
+_NOT_DRAWN = ("step", "tokens/")  # padding shows these counts
+
+
+def loss_charts(run: Run) -> list[Html]:
+    """A chart for each loss, and one of the accuracy."""
+    names = [name for name in _names(run) if name.startswith(_LOSS)]
+    charts = [
+        _chart(run, _Group(name, f"Loss of {name.removeprefix(_LOSS)}, mean since the point before"), [name], number)
+        for number, name in enumerate(names)
+    ]
+    accuracy = [_ACCURACY.prefix] if _ACCURACY.prefix in _names(run) else []
+    return charts + [_chart(run, _ACCURACY, accuracy, 2) for _ in accuracy]
+
+
+def other_charts(run: Run) -> list[Html]:
+    """A chart for each group of the other metrics, those of a user's own by the part before the slash."""
+    rest = [name for name in _names(run) if not name.startswith((_LOSS, *_NOT_DRAWN)) and name != _ACCURACY.prefix]
+    charts = []
+    for group in _GROUPS:
+        names = [name for name in rest if name.partition("/")[0] == group.prefix]
+        rest = [name for name in rest if name not in names]
+        if names:
+            charts.append(_chart(run, group, names))
+    for prefix in dict.fromkeys(name.partition("/")[0] for name in rest):
+        names = [name for name in rest if name.partition("/")[0] == prefix]
+        charts.append(_chart(run, _Group(prefix, prefix), names))
+    return charts
+
+
+def _names(run: Run) -> list[str]:
+    return list(dict.fromkeys(name for line in run.metrics for name in line))
+
+
+def _chart(run: Run, group: _Group, names: Sequence[str], colour: int = 0) -> Html:
+    series = [
+        Series(
+            name.removeprefix(f"{group.prefix}/"),
+            [(line["step"], line[name]) for line in run.metrics if line.get(name) is not None],
+            series_colour(colour + number),
+        )
+        for number, name in enumerate(names)
+    ]
+    return line_chart(
+        group.title,
+        series,
+        (0, run.metrics[-1]["step"]),
+        unit=group.unit,
+        marks=resume_marks(run),
+        write=group.write,
+        from_zero=group.from_zero,
+    )
+
+
+def resume_marks(run: Run) -> list[tuple[int, str]]:
+    """The steps at which the run was resumed, with the time."""
+    return [(start["step"], f"resumed at step {start['step']}, {start['time']}") for start in run.starts[1:]]

@@ -1,0 +1,54 @@
+"""The step of a run as the simulator predicts it: from the workdir's profile, else from a roofline of the cluster."""
+
+import dataclasses
+
+from configs.clusters import cluster_of_device_kind
+from configs.errors import UserError
+from data.packing.batch_spec import global_batch_spec
+from mmjax.planning.problem import make_problem
+from mmjax.reporting.run_folder import Run
+from mmjax.training.config import TrainConfig
+from mmjax.training.row_loads import capacity_row_loads
+from sharding.costs.profiled import Profile
+from sharding.simulation.timeline import Timeline
+from sharding.specs.modules import module_graph
+from sharding.specs.row_load_statistics import RowLoadStatistics
+
+PROFILE_FILE = "profile.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictedTimeline:
+    """A simulated step, and in words what its costs come from."""
+
+    timeline: Timeline
+    costs: str
+
+
+def predict_timeline(run: Run, config: TrainConfig) -> PredictedTimeline:
+    """Simulates a step of a run's plan; rows have their full capacity, because programs compute all of it.
+
+    Raises:
+        UserError: The run has no plan, or nothing is known about its devices.
+    """
+    if run.plan is None:
+        raise UserError("the workdir has no plan.json")
+    graph = module_graph(config.model)
+    loads = RowLoadStatistics(capacity_row_loads(global_batch_spec(config.data, config.model).arrays, graph))
+    path = run.workdir / PROFILE_FILE
+    profile = Profile.load(path) if path.is_file() else None
+    kind = profile.device_kind if profile else _device_kind(run)
+    cluster = cluster_of_device_kind(kind)
+    if cluster is None:
+        raise UserError(f"configs/clusters.py has no cluster of {kind or 'unknown'} devices, by which to cost a step")
+    problem = make_problem(config, loads, cluster, run.plan.device_count, profile)
+    costs = (
+        f"layers measured on this machine ({PROFILE_FILE})" if profile else f"a roofline of the cluster {cluster.name}"
+    )
+    return PredictedTimeline(problem.simulate(run.plan), costs)
+
+
+def _device_kind(run: Run) -> str:
+    """The kind of the run's devices, from words such as `8 x cpu`."""
+    described = run.starts[-1]["devices"] if run.starts else run.summary.get("devices", "")
+    return described.partition(" x ")[2]

@@ -1,0 +1,232 @@
+"""The page of a run: one self-contained HTML file; and its main charts as a fragment for notebooks."""
+
+import collections
+import os
+import pathlib
+import statistics
+from collections.abc import Sequence
+
+from configs.errors import UserError
+from mmjax.reporting.metrics_charts import loss_charts, other_charts
+from mmjax.reporting.plan_drawing import plan_drawing
+from mmjax.reporting.predicted_step import PredictedTimeline, predict_timeline
+from mmjax.reporting.run_folder import CONFIG_FILE, Run, open_run
+from mmjax.reporting.samples_section import samples_section
+from mmjax.training.config import TrainConfig
+from sharding.html.elements import Html, element, figures, table
+from sharding.html.numbers import count, percent, seconds, size
+from sharding.html.page import page
+from sharding.simulation.figures import causes_table, idle_legend, in_words, op_legend
+from sharding.simulation.overview import overview
+
+PAGE_FILE = "report.html"
+"""File of a workdir with the page that is written at the end of a run."""
+
+_STYLE = """
+.charts { display: grid; gap: 14px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 440px), 1fr)); }
+.charts figure { background: var(--panel); border: 1px solid var(--line); border-radius: 4px; padding: 8px 12px; }
+.answers td, .answers th { padding-right: 18px; }
+"""
+_MOST_REFUSALS = 200
+_TIME_PARTS = {
+    "seconds/wall": "the whole step, as measured",
+    "seconds/data": "waiting for the next batch",
+    "seconds/dispatch": "launching programs, while devices already work",
+    "seconds/device": "waiting for the devices after everything is launched",
+    "seconds/other": "the rest: logging, saving",
+}
+
+
+def run_page(run: Run, predicted: PredictedTimeline | str) -> str:
+    """The page of a finished, a running or a killed run.
+
+    Args:
+        run: The run.
+        predicted: A simulated step of its plan, or why there is none.
+    """
+    losses, others = loss_charts(run), other_charts(run)
+    return page(
+        f"Run {run.name}",
+        element("p", _status(run)),
+        _headline(run),
+        _section("Losses on training data, and held-out accuracy", _charts(losses, "Nothing is reported yet.")),
+        _section("Sample answers over time", element("div", samples_section(run), class_="answers")),
+        _section("Training", _charts(others, "Nothing is reported yet.")),
+        _section("Plan", *_plan(run)),
+        _section("A step, predicted and measured", *_step(run, predicted)),
+        _section("Data", *_data(run)),
+        _section("Checkpoints", _checkpoints(run)),
+        _section("Starts, devices and versions", *_starts(run)),
+        _section("Configuration", _configuration(run)),
+        style=_STYLE,
+    )
+
+
+def write_run_page(run: Run, predicted: PredictedTimeline | str, path: str | os.PathLike[str]) -> None:
+    """Writes the page to a file, which is replaced at once."""
+    whole = f"{os.fspath(path)}.tmp"
+    with open(whole, "w", encoding="utf-8") as file:
+        file.write(run_page(run, predicted))
+    os.replace(whole, path)
+
+
+def write_report(workdir: pathlib.Path, config: TrainConfig) -> None:
+    """Writes the page of a run whose configuration is at hand into its folder."""
+    run = open_run(workdir)
+    try:
+        predicted = predict_timeline(run, config)
+    except UserError as error:
+        predicted = str(error)
+    write_run_page(run, predicted, workdir / PAGE_FILE)
+
+
+def run_fragment(run: Run) -> str:
+    """Status, losses and accuracy for a notebook; nothing in it depends on a style sheet."""
+    title = element("b", f"Run {run.name}")
+    return element("div", title, element("div", _status(run)), loss_charts(run))
+
+
+def _section(title: str, *content: str) -> Html:
+    return element("section", element("h2", title), content)
+
+
+def _charts(charts: Sequence[Html], nothing: str) -> Html:
+    return element("div", charts, class_="charts") if charts else element("p", nothing)
+
+
+def _status(run: Run) -> str:
+    """How the run stands, in a sentence."""
+    reported = run.metrics[-1]["step"] if run.metrics else 0
+    total = run.starts[-1]["steps"] if run.starts else None
+    of_total = f" of {total}" if total else ""
+    if not run.summary:
+        saved = f"; the newest checkpoint is that of step {run.checkpoints[-1].step}" if run.checkpoints else ""
+        return f"Going on, or killed: no end is recorded. Reported up to step {reported}{of_total}{saved}."
+    if run.summary.get("stopped_by"):
+        return f"Stopped by {run.summary['stopped_by']} after step {run.summary['steps']}{of_total}, which is saved."
+    return f"Finished after {run.summary['steps']} steps."
+
+
+def _headline(run: Run) -> Html:
+    last = run.metrics[-1] if run.metrics else {}
+    known = {name: line[name] for line in run.metrics for name in line if line[name] is not None}
+    entries = [("step", count(last.get("step", 0)))]
+    entries += [
+        (f"loss of {name.removeprefix('loss/')}", f"{value:.4f}")
+        for name, value in known.items()
+        if name.startswith("loss/")
+    ]
+    if "accuracy" in known:
+        entries.append(("held-out accuracy", percent(known["accuracy"])))
+    if typical := _typical(run, "tokens_per_second"):
+        entries.append(("tokens a second, median", count(round(typical))))
+    if typical := _typical(run, "seconds/wall"):
+        entries.append(("step, median", seconds(typical)))
+    if "wall_seconds" in run.summary:
+        entries.append(("wall time of the newest start", seconds(run.summary["wall_seconds"])))
+    return figures(entries)
+
+
+def _typical(run: Run, name: str) -> float | None:
+    """The median over the reports."""
+    values = [line[name] for line in run.metrics if line.get(name) is not None]
+    return statistics.median(values) if values else None
+
+
+def _plan(run: Run) -> list[Html]:
+    if run.plan is None:
+        return [element("p", "The workdir has no plan.json.")]
+    rows = run.plan.table()
+    remark = run.starts[-1].get("remark", "") if run.starts else run.summary.get("remark", "")
+    words = f"{run.plan.microbatches} microbatches, schedule {run.plan.schedule}. {remark}"
+    return [
+        element("p", words.strip()),
+        plan_drawing(run.plan),
+        table(list(rows[0]), [list(row.values()) for row in rows]),
+    ]
+
+
+def _step(run: Run, predicted: PredictedTimeline | str) -> list[Html]:
+    measured = {name: value for name in _TIME_PARTS if (value := _typical(run, name)) is not None}
+    parts: list[Html] = []
+    if isinstance(predicted, str):
+        parts.append(element("p", f"The step is not predicted: {predicted.rstrip('.')}."))
+    else:
+        timeline = predicted.timeline
+        parts += [
+            element("h3", f"Predicted from {predicted.costs}"),
+            element("p", in_words(timeline)),
+            overview(timeline),
+            element("div", op_legend(timeline), idle_legend(timeline)),
+            causes_table(timeline),
+        ]
+    parts.append(element("h3", "Measured"))
+    if not measured:
+        parts.append(element("p", "No step is reported yet, so nothing is measured."))
+        return parts
+    rows = [(words, seconds(measured[name])) for name, words in _TIME_PARTS.items() if name in measured]
+    if not isinstance(predicted, str):
+        rows.insert(0, ("the whole step, as predicted", seconds(predicted.timeline.step)))
+    shared = ""
+    if not isinstance(predicted, str) and _is_emulated(run):
+        shared = " The devices share the cores of one host, so their steps take longer than predicted."
+    words = (
+        "A run measures whole steps and their parts as its host sees them, medians over the reports below. It does not "
+        f"measure single ops, so there is no measured timeline.{shared}"
+    )
+    return [*parts, element("p", words), table(("part of a step", "#time"), rows)]
+
+
+def _is_emulated(run: Run) -> bool:
+    """Whether the devices are those that JAX emulates on the cores of a host."""
+    devices = run.starts[-1]["devices"] if run.starts else ""
+    return devices.endswith(" x cpu") and devices != "1 x cpu"
+
+
+def _data(run: Run) -> list[Html]:
+    drawn = run.summary.get("data", {}).get("samples", {})
+    parts = []
+    if drawn:
+        rows = [(kind, count(samples)) for kind, samples in drawn.items()]
+        parts.append(table(("kind", "#samples"), rows, "Samples that the run was given"))
+    if not run.refusals:
+        return [*parts, element("p", "No sample was refused.")]
+    causes = collections.Counter(refusal["cause"] for refusal in run.refusals)
+    words = " and ".join(f"{count(number)} {cause}" for cause, number in causes.items())
+    rows = [
+        (refusal["cause"], refusal["source"], refusal["key"], refusal["reason"])
+        for refusal in run.refusals[:_MOST_REFUSALS]
+    ]
+    rest = f"; the first {_MOST_REFUSALS} are listed" if len(run.refusals) > _MOST_REFUSALS else ""
+    listed = table(("cause", "kind", "sample", "reason"), rows)
+    return [*parts, element("p", f"Refused samples: {words}{rest}."), element("div", listed, class_="list")]
+
+
+def _checkpoints(run: Run) -> Html:
+    if not run.checkpoints:
+        return element("p", "There are no checkpoints.")
+    rows = [
+        (count(checkpoint.step), checkpoint.time.isoformat(" ", "seconds"), size(checkpoint.size))
+        for checkpoint in run.checkpoints
+    ]
+    return table(("#step", "finished", "#size"), rows)
+
+
+def _starts(run: Run) -> list[Html]:
+    if not run.starts:
+        return [element("p", "The workdir does not say when and where the run was started.")]
+    rows = [
+        (start["time"], count(start["step"]), start["devices"], count(start["processes"]), start["remark"])
+        for start in run.starts
+    ]
+    versions = run.starts[-1]["versions"]
+    return [
+        table(("start", "#at step", "devices", "#processes", "remark"), rows),
+        element("p", ", ".join(f"{name} {version}" for name, version in versions.items()), class_="note"),
+    ]
+
+
+def _configuration(run: Run) -> Html:
+    if not run.config_text:
+        return element("p", f"The workdir has no {CONFIG_FILE}: the run was not configured by gin.")
+    return element("details", element("summary", CONFIG_FILE), element("pre", run.config_text))

@@ -1,0 +1,64 @@
+"""`python -m mmjax.report` as a user starts it: without jax, on the workdirs of runs, and what it refuses."""
+
+import pathlib
+
+from mmjax import cli
+from tests.commands import run_command, run_without_jax
+from tests.mmjax.reporting.workdirs import PLAN, write_start, write_steps
+from tests.sharding.html.documents import parsed_page, words
+
+# The model of configs/tiny.gin on a plan without a generator would be refused, so it has none.
+GIN = """
+from __gin__ import dynamic_registration
+from configs import architectures
+from data import data_config
+from data.datasets import easy_vqa
+from mmjax.training import config
+include "tiny.gin"
+config.TrainConfig:
+  dataset = @easy_vqa.EasyVQA
+  model = @architectures.ModelConfig()
+  data = @data_config.DataConfig()
+architectures.ModelConfig.generators = ()
+architectures.VisionConfig.depth = 2
+architectures.BackboneConfig.depth = 3
+"""
+
+
+def make_workdir(folder: pathlib.Path) -> pathlib.Path:
+    """The workdir of a run that goes on."""
+    write_start(folder, 0)
+    write_steps(folder, range(1, 4))
+    (folder / cli.OPERATIVE_CONFIG).write_text(GIN)
+    return folder
+
+
+def test_the_page_of_a_run_is_written_without_jax(tmp_path):
+    workdir = make_workdir(tmp_path / "run")
+    done = run_without_jax("mmjax.report", f"--workdir={workdir}")
+    assert done.stdout == f"Written to {workdir / 'report.html'}\n"
+    root = parsed_page((workdir / "report.html").read_text())
+    assert "Predicted from a roofline of the cluster cpu" in words(root)
+    assert "The devices share the cores of one host" in words(root)
+    assert [unit.name for unit in PLAN.units][0] in words(root)
+
+
+def test_a_run_whose_modules_are_not_here_has_a_page_without_a_prediction(tmp_path):
+    workdir, page = make_workdir(tmp_path / "run"), tmp_path / "page.html"
+    (workdir / cli.OPERATIVE_CONFIG).write_text("from __gin__ import dynamic_registration\nimport of_another_machine\n")
+    run_without_jax("mmjax.report", f"--workdir={workdir}", f"--page={page}")
+    told = words(parsed_page(page.read_text()))
+    assert "The step is not predicted:" in told and "of_another_machine" in told
+    assert not (workdir / "report.html").exists()
+
+
+def test_what_is_no_run_or_cannot_be_written_is_refused_in_a_line(tmp_path):
+    workdir = make_workdir(tmp_path / "run")
+    for arguments, message in {
+        (): "--workdir is missing",
+        ("--workdir=/nowhere",): "there is no folder /nowhere",
+        (f"--workdir={tmp_path}",): "is no run's workdir",
+        (f"--workdir={workdir}", f"--page={tmp_path}/nowhere/page.html"): "the page cannot be written to",
+    }.items():
+        done = run_command("mmjax.report", *arguments, code=cli.USAGE_ERROR)
+        assert done.stderr.startswith("error: ") and message in done.stderr and done.stderr.count("\n") == 1

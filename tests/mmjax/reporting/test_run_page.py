@@ -1,0 +1,134 @@
+"""The page of finished, running, killed and empty runs: well-formed, self-contained, each step drawn once."""
+
+import base64
+import collections
+import json
+import re
+
+from mmjax.reporting.run_folder import open_run
+from mmjax.reporting.run_page import run_page, write_run_page
+from tests.mmjax.reporting.workdirs import finished_run, write_start, write_steps, write_summary
+from tests.sharding.html.documents import parsed_page, tables, words
+
+
+def drawn_points(root) -> dict[str, list[tuple[str, int, str]]]:
+    """By title of a chart: series, step and value of its points."""
+    return {
+        words(figure.find("figcaption")): [
+            (found[1], int(found[2]), found[3])
+            for point in figure.iter()
+            if point.get("class") == "point"
+            for found in [re.fullmatch(r"(.*), step (\d+): (.*)", point.find("title").text)]
+        ]
+        for figure in root.iter("figure")
+    }
+
+
+def sections(root) -> dict[str, str]:
+    """The words of each section by its heading."""
+    return {words(node.find("h2")): words(node) for node in root.iter("section")}
+
+
+def test_each_step_of_a_run_that_was_resumed_twice_is_drawn_once(tmp_path):
+    root = parsed_page(run_page(open_run(finished_run(tmp_path / "run")), "no model"))
+    charts = drawn_points(root)
+    steps = list(range(1, 13))
+    assert [(step, value) for _, step, value in charts["Loss of backbone, mean since the point before"]] == [
+        (step, f"{4 / step:#.4g}") for step in steps
+    ]
+    assert [step for _, step, _ in charts["Held-out accuracy"]] == [10, 12]  # that of step 8 was after the checkpoint
+    for title, series in {
+        "Loss of generator, mean since the point before": ["loss/generator"],
+        "Learning rate": ["learning_rate"],
+        "Gradient norm before clipping": ["gradient_norm"],
+        "Throughput": ["tokens_per_second"],
+        "Time of a step by part, as the host sees it": ["wall", "dispatch"],
+        "Padding of rows by module": ["backbone"],
+        "mine": ["score"],
+    }.items():
+        found = collections.defaultdict(list)
+        for name, step, _ in charts.pop(title):
+            found[name].append(step)
+        assert found == dict.fromkeys(series, steps), title
+    assert set(charts) == {"Loss of backbone, mean since the point before", "Held-out accuracy"}
+    marks = [words(node) for node in root.iter("g") if node.get("class") == "mark"]
+    assert {mark.partition(",")[0] for mark in marks} == {"resumed at step 6", "resumed at step 10"}
+
+
+def test_the_page_tells_how_the_run_stands_and_what_it_left(tmp_path):
+    run = open_run(finished_run(tmp_path / "run"))
+    root = parsed_page(run_page(run, "there is no profile"))
+    told = sections(root)
+    assert "Finished after 12 steps." in words(root)
+    assert "The step is not predicted: there is no profile." in told["A step, predicted and measured"]
+    assert "there is no measured timeline" in told["A step, predicted and measured"]
+    assert "2 microbatches, schedule 1f1b." in told["Plan"]
+    assert "Refused samples: 1 unreadable." in told["Data"] and "image <3>" in told["Data"]
+    assert "jax 0.12.0" in told["Starts, devices and versions"]
+    by_heading = {tuple(rows[0]): rows[1:] for rows in tables(root)}
+    assert [row[0] for row in by_heading[("step", "finished", "size")]] == ["6", "12"]
+    assert [row[1] for row in by_heading[("start", "at step", "devices", "processes", "remark")]] == ["0", "6", "10"]
+    assert [row[0] for row in by_heading[tuple(run.plan.table()[0])]] == ["vision", "backbone"]
+    assert by_heading[("kind", "samples")] == [["vqa", "957"], ["text", "43"]]
+
+
+def test_answers_and_images_stand_beside_what_the_data_set_has(tmp_path):
+    run = open_run(finished_run(tmp_path / "run"))
+    root = parsed_page(run_page(run, ""))
+    by_heading = {tuple(rows[0]): rows[1:] for rows in tables(root)}
+    answers = by_heading[("", "question", "in the data set", "step 8", "step 12")]
+    assert answers == [["", "what is <it>?", "a circle", "nothing", "a circle"]]
+    assert [words(node) for node in root.iter("b") if words(node) == "a circle"], "right answers are bold"
+    shown = {node.get("alt"): node.get("src") for node in root.iter("img")}
+    assert set(shown) == {"input_0_0.png", "target_0.png", "step_000008_0.png", "step_000012_0.png"}
+    data = base64.b64decode(shown["step_000008_0.png"].removeprefix("data:image/png;base64,"))
+    assert data == run.sample_file("step_000008_0.png").read_bytes()
+
+
+def test_a_run_that_goes_on_or_was_killed_has_a_page(tmp_path):
+    write_start(tmp_path, 0)
+    write_steps(tmp_path, range(1, 4))
+    with (tmp_path / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 4, "loss/ba')
+    (tmp_path / "checkpoints" / "2").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "3.orbax-checkpoint-tmp").mkdir()
+    root = parsed_page(run_page(open_run(tmp_path), ""))
+    assert "Going on, or killed: no end is recorded. Reported up to step 3 of 60; the newest checkpoint is" in words(
+        root
+    )
+    assert [step for _, step, _ in drawn_points(root)["Throughput"]] == [1, 2, 3]
+    write_summary(tmp_path, 3, "Ctrl-C")
+    assert "Stopped by Ctrl-C after step 3 of 60, which is saved." in words(
+        parsed_page(run_page(open_run(tmp_path), ""))
+    )
+
+
+def test_a_run_that_has_only_begun_has_a_page_that_says_what_is_missing(tmp_path):
+    write_start(tmp_path, 0)
+    told = sections(parsed_page(run_page(open_run(tmp_path), "")))
+    assert "Nothing is reported yet." in told["Training"]
+    assert "no plan.json" in told["Plan"] and "There are no checkpoints." in told["Checkpoints"]
+    assert "No step is reported yet" in told["A step, predicted and measured"]
+    assert "sample_questions" in told["Sample answers over time"]
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "not_taken.txt").write_text("the model has 9,000,000,000 parameters\n")
+    told = sections(parsed_page(run_page(open_run(tmp_path), "")))
+    assert "There are none: the model has 9,000,000,000 parameters." in told["Sample answers over time"]
+
+
+def test_values_that_are_not_finite_are_left_out_of_charts(tmp_path):
+    write_steps(tmp_path, range(1, 4))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | {"loss/backbone": None})
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    root = parsed_page(run_page(open_run(tmp_path), ""))
+    assert [step for _, step, _ in drawn_points(root)["Loss of backbone, mean since the point before"]] == [1, 3]
+
+
+def test_the_file_is_replaced_at_once(tmp_path):
+    write_steps(tmp_path, range(1, 4))
+    path = tmp_path / "report.html"
+    path.write_text("an older page")
+    write_run_page(open_run(tmp_path), "", path)
+    parsed_page(path.read_text())
+    assert not list(tmp_path.glob("*.tmp"))
