@@ -47,7 +47,7 @@ def histogram(distribution: LengthDistribution) -> Html:
     height, floor, top, left, right = 168, 118, 12, 40, _WIDTH - 8
     edges, counts = distribution.edges, distribution.counts
     beyond = distribution.beyond
-    end = right - (34 if beyond else 0)
+    end = right - (52 if beyond else 0)
     scale = Scale(edges[0], edges[-1], left, end)
     tall = Scale(0, max(*counts, beyond, 1), floor, top)
     shapes = [left_axis(tall, left, right, most=3)]
@@ -58,8 +58,8 @@ def histogram(distribution: LengthDistribution) -> Html:
         shapes.append(rectangle(x, tall(samples), wide, floor - tall(samples), colour_of(distribution.name), hint))
     if beyond:
         hint = f"{count(edges[-1])} to {count(distribution.maximum)}: {count(beyond)} samples"
-        shapes.append(rectangle(end + 10, tall(beyond), 16, floor - tall(beyond), GREY, hint))
-        shapes.append(text(end + 18, floor + 15, "more", "middle", faint=True))
+        shapes.append(rectangle(end + 30, tall(beyond), 16, floor - tall(beyond), GREY, hint))
+        shapes.append(text(end + 38, floor + 15, "more", "middle", faint=True))
     median = scale(distribution.percentiles[50])
     shapes += [line(median, top, median, floor, strong=True, stroke_dasharray="2 3")]
     unit = "units of a sample; the bars count samples"

@@ -74,8 +74,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str = 
 
 
 def _cell(name: str, /, text: str, kind: str | None, **attributes: object) -> Html:
-    align = "right" if kind else "left"
-    return element(name, text, class_=kind, style=f"text-align:{align}", **attributes)
+    style = "text-align:right;white-space:nowrap" if kind else "text-align:left"
+    return element(name, text, class_=kind, style=style, **attributes)
 
 
 def swatch(colour: str) -> Html:

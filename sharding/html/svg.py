@@ -45,7 +45,7 @@ def drawing(width: Number, height: Number, label: str, *shapes: str | Iterable[s
         viewBox=f"0 0 {width:g} {height:g}",
         role="img",
         aria_label=label,
-        style=f"display:block;width:100%;max-width:{width:g}px;height:auto",
+        style=f"display:block;width:100%;max-width:{width:g}px;height:auto;overflow:visible",
         font_family="system-ui, sans-serif",
         font_size=FONT_SIZE,
         fill="currentColor",
@@ -85,6 +85,8 @@ def polyline(points: Iterable[tuple[Number, Number]], colour: str, **attributes:
 def bottom_axis(scale: Scale, y: Number, unit: str = "", most: int = 8) -> Html:
     """Even ticks along a horizontal line, as many as their labels leave room for; the unit stands below, once.
 
+    The outermost labels may extend beyond the line by half their width.
+
     Args:
         scale: Values to pixels; its start and end are those of the line.
         y: Where the line is; labels take the 16 pixels below, the unit 16 more.
@@ -99,9 +101,8 @@ def bottom_axis(scale: Scale, y: Number, unit: str = "", most: int = 8) -> Html:
             break
     shapes = [line(scale.start, y, scale.end, y)]
     for value, label in zip(values, labels, strict=True):
-        x, half = scale(value), text_width(label) / 2
-        anchor = "start" if x - half < scale.start - 8 else "end" if x + half > scale.end + 8 else "middle"
-        shapes += [line(x, y, x, y + 4), text(x, y + 15, label, anchor, faint=True, class_="tick")]
+        x = scale(value)
+        shapes += [line(x, y, x, y + 4), text(x, y + 15, label, "middle", faint=True, class_="tick")]
     if unit:
         shapes.append(text((scale.start + scale.end) / 2, y + 30, unit, "middle", faint=True))
     return element("g", shapes)
