@@ -28,7 +28,8 @@ from mmjax.generation.sampling import Sampling
 from mmjax.models.layers.lora import merge_model_adapters
 from mmjax.models.model import model_modules
 from mmjax.models.structure.module import Module
-from mmjax.training.checkpoints.manager import CheckpointManager, saved_steps
+from mmjax.training.checkpoints.discovery import saved_steps
+from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.config import TrainConfig
 from mmjax.training.trainer import PROMPT_FORMAT_FILE, TOKENIZER_FILE, Trainer
 from sharding.trees import Tree

@@ -15,7 +15,8 @@ from data.packing.global_batch import GlobalBatch
 from data.packing.pipeline import evaluation_batches
 from data.packing.refusals import remove_refusal_lists
 from mmjax.training.batches import open_batches, row_order_request
-from mmjax.training.checkpoints.manager import CheckpointManager, refuse_existing_checkpoints
+from mmjax.training.checkpoints.discovery import refuse_existing_checkpoints
+from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.config import TrainConfig, load_configured_plan
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.stage_layouts import trees_by_module

@@ -1,12 +1,11 @@
 """Checkpoints of a training run, saved while it goes on, that any plan of the same model can restore.
 
 A checkpoint is a folder named after its step. It has `parameters` and `optimizer` by module, piece and layer, `data`
-(the state of the data pipeline), `model` (the model's configuration, what trained and by which algorithm), and the
-sizes of all these files. It is written under another name and renamed when it is whole.
+(the state of the data pipeline), `model` (the model's configuration, what trained and by which algorithm), and a list
+of these files with sizes and checksums. It is written under another name and renamed when it is whole.
 """
 
 import functools
-import json
 import logging
 import pathlib
 import shutil
@@ -24,6 +23,14 @@ from configs.errors import UserError
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
 from mmjax.training.checkpoints.arrays import abstract_arrays_to_load, arrays_to_save, state_from_arrays
+from mmjax.training.checkpoints.discovery import (
+    UNFINISHED_MARK,
+    damage_found_by_any_process,
+    damage_of_parameters,
+    newest_whole,
+    saved_steps,
+)
+from mmjax.training.checkpoints.file_checksums import write_file_list
 from mmjax.training.checkpoints.model_identity import check_same_model, model_identity
 from mmjax.training.engine.engine import Engine
 from sharding.runtime.executor import TrainState
@@ -31,30 +38,8 @@ from sharding.trees import Tree
 
 _LOG = logging.getLogger(__name__)
 
-UNFINISHED_MARK = ".orbax-checkpoint-tmp"
-"""Part of the name of a checkpoint that is being written, or whose writing was interrupted."""
-
-FILE_SIZES = "files.json"
-"""File of a checkpoint with the size of every other file, by path."""
-
 SET_ASIDE = "set_aside"
 """Folder, next to the checkpoints, for those that a run does not continue."""
-
-
-def saved_steps(directory: pathlib.Path) -> list[int]:
-    """Steps with a checkpoint in the directory, ascending, whether they can be read or not."""
-    if not directory.is_dir():
-        return []
-    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit() and path.is_dir())
-
-
-def refuse_existing_checkpoints(directory: pathlib.Path) -> None:
-    """Raises UserError if a run that does not resume would mix its checkpoints with those of another run."""
-    if steps := saved_steps(directory):
-        raise UserError(
-            f"{directory} already holds checkpoints, the newest of step {steps[-1]}; "
-            "add --resume to continue from it, or choose another workdir"
-        )
 
 
 class CheckpointManager:
@@ -129,7 +114,7 @@ class CheckpointManager:
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("checkpoints set aside")
         context = _context()
-        context.asynchronous.post_finalization_callback = functools.partial(_write_sizes, self._directory)
+        context.asynchronous.post_finalization_callback = functools.partial(_finish, self._directory)
         return ocp.training.Checkpointer(
             str(self._directory),
             context=context,
@@ -152,7 +137,8 @@ class CheckpointManager:
     def restore(self, engine: Engine, step: int | None = None) -> tuple[TrainState, dict[str, Any], int]:
         """Restores the newest checkpoint that can be read, on the engine's plan; changes nothing in the directory.
 
-        Checkpoints that are half-written or damaged are passed over with a warning. Parts that train now but did not
+        Checkpoints that are half-written or damaged are passed over with a warning that names the file. All processes
+        call this together, and each compares the checksums of its share of the files. Parts that train now but did not
         train then get new optimizer state (moments and warm-up); that of parts that are frozen now is left out. Both
         are logged.
 
@@ -166,7 +152,8 @@ class CheckpointManager:
         Raises:
             UserError: There is no checkpoint, none that can be read, or it is another model's or another optimizer's.
         """
-        path = self._newest_whole(step)
+        self.wait()
+        path = newest_whole(self._directory, step, damage_found_by_any_process)
         loaded = self._read(engine, path)
         done = self._continued = self._newest_saved = int(path.name)
         return state_from_arrays(engine, loaded), loaded["data"], done
@@ -180,7 +167,8 @@ class CheckpointManager:
         Raises:
             UserError: As `restore`.
         """
-        path, sharding = self._newest_whole(None), SingleDeviceSharding(device)
+        self.wait()
+        path, sharding = newest_whole(self._directory, None, damage_of_parameters), SingleDeviceSharding(device)
         shapes = {module.name: abstract_module_parameters(module) for module in model_modules(self._config)}
         wanted = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
         self._check_model(path)
@@ -196,7 +184,8 @@ class CheckpointManager:
         Raises:
             UserError: As `restore`.
         """
-        path, sharding = self._newest_whole(step), SingleDeviceSharding(device)
+        self.wait()
+        path, sharding = newest_whole(self._directory, step, damage_of_parameters), SingleDeviceSharding(device)
         self._check_model(path)
         shapes = {module.name: abstract_module_parameters(module) for module in model_modules(self._config)}
 
@@ -210,26 +199,6 @@ class CheckpointManager:
             return jax.tree.map(np.asarray, loaded["parameters"][module][piece][layer])
 
         return read, int(path.name)
-
-    def _newest_whole(self, step: int | None) -> pathlib.Path:
-        """Path of the newest checkpoint, or that of a step, whose files are all there; warns of those passed over."""
-        self.wait()
-        steps = saved_steps(self._directory)
-        for path in sorted(self._directory.glob(f"*{UNFINISHED_MARK}*")):
-            _LOG.warning("%s passed over: half-written, its run was stopped while saving", path)
-        if step is not None and step not in steps:
-            raise UserError(f"{self._directory} has no checkpoint of step {step}; it has those of {steps}")
-        if not steps:
-            raise UserError(f"{self._directory} has no checkpoint to continue from; start without --resume")
-        reasons = []
-        for candidate in reversed(steps) if step is None else [step]:
-            path = self._directory / str(candidate)
-            problem = _problem(path)
-            if problem is None:
-                return path
-            reasons.append(f"{path} passed over: {problem}")
-            _LOG.warning(reasons[-1])
-        raise UserError("no checkpoint is whole; start anew in another workdir\n" + "\n".join(reasons))
 
     def _read(self, engine: Engine, path: pathlib.Path) -> dict[str, Any]:
         """Reads what the devices of this process hold, without waiting for the other processes."""
@@ -259,27 +228,11 @@ class CheckpointManager:
         return about
 
 
-def _write_sizes(directory: pathlib.Path) -> None:
-    """Adds the sizes of all files to the checkpoint that is about to be renamed; orbax writes one at a time."""
+def _finish(directory: pathlib.Path) -> None:
+    """Adds the list of files to the checkpoint that is about to be renamed; orbax writes one at a time."""
     if jax.process_index() == 0:
         (path,) = directory.glob(f"*{UNFINISHED_MARK}")
-        files = [file for part in path.iterdir() if part.is_dir() for file in part.rglob("*") if file.is_file()]
-        sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in sorted(files)}
-        (path / FILE_SIZES).write_text(json.dumps(sizes, indent=1))
-
-
-def _problem(path: pathlib.Path) -> str | None:
-    """Why a checkpoint is not whole, or None."""
-    try:
-        sizes = json.loads((path / FILE_SIZES).read_text())
-    except (FileNotFoundError, ValueError):
-        return f"half-written, it has no readable {FILE_SIZES}"
-    for name, size in sizes.items():
-        file = path / name
-        size_there = file.stat().st_size if file.is_file() else None
-        if size_there != size:
-            return f"damaged, {name} " + (f"has {size_there} of {size} bytes" if file.is_file() else "is missing")
-    return None
+        write_file_list(path)
 
 
 def _context(alone: bool = False) -> ocp.Context:

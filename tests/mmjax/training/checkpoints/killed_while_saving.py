@@ -5,7 +5,8 @@ import pathlib
 import signal
 import sys
 
-from mmjax.training.checkpoints.manager import UNFINISHED_MARK, CheckpointManager
+from mmjax.training.checkpoints.discovery import UNFINISHED_MARK
+from mmjax.training.checkpoints.manager import CheckpointManager
 from tests.mmjax.training import short_runs as runs
 
 

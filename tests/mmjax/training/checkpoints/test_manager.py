@@ -1,6 +1,7 @@
 import dataclasses
 import gc
 import logging
+import os
 import re
 import shutil
 import signal
@@ -25,14 +26,14 @@ from configs.optimizer import (
 from data.data_config import DataConfig
 from data.datasets.easy_vqa import EasyVQA
 from data.packing.pipeline import training_batches
-from mmjax.training.checkpoints.manager import (
-    FILE_SIZES,
-    SET_ASIDE,
+from mmjax.training.checkpoints.discovery import (
     UNFINISHED_MARK,
-    CheckpointManager,
+    damage_found_by_any_process,
     refuse_existing_checkpoints,
     saved_steps,
 )
+from mmjax.training.checkpoints.file_checksums import FILE_LIST
+from mmjax.training.checkpoints.manager import SET_ASIDE, CheckpointManager
 from mmjax.training.engine.engine import Engine
 from tests.mmjax.training import short_runs as runs
 from tests.tiny_model import tiny_batch, tiny_model
@@ -164,8 +165,45 @@ DAMAGE = {
     "truncated metadata": (lambda path: truncate(path / "parameters" / "_METADATA"), "parameters/_METADATA has"),
     "a missing file": (lambda path: (path / "data" / "data.json").unlink(), "data/data.json is missing"),
     "an empty folder": (lambda path: (shutil.rmtree(path), path.mkdir()), "half-written"),
-    "a truncated list of files": (lambda path: truncate(path / FILE_SIZES), "half-written"),
+    "a truncated list of files": (lambda path: truncate(path / FILE_LIST), "half-written"),
 }
+
+
+def flip_bit(path):
+    """Flips one bit in the middle of a file, as a failing disk does: its size and its times stay."""
+    times = path.stat()
+    with path.open("r+b") as file:
+        file.seek(times.st_size // 2)
+        (byte,) = file.read(1)
+        file.seek(times.st_size // 2)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def test_a_flipped_bit_in_any_file_is_found_and_the_checkpoint_before_is_taken(copy, caplog):
+    engine, newest = runs.engine("one"), copy / "4"
+    files = sorted(file for file in newest.rglob("*") if file.is_file() and file.parent != newest)
+    assert {"parameters", "optimizer", "data", "model"} == {file.relative_to(newest).parts[0] for file in files}
+    for file in files:
+        flip_bit(file)
+        damage = damage_found_by_any_process(newest)
+        assert damage and f"damaged, {file.relative_to(newest)} is not as it was written" in damage
+        flip_bit(file)
+    assert damage_found_by_any_process(newest) is None
+    flip_bit(newest / FILE_LIST)
+    assert FILE_LIST in (damage_found_by_any_process(newest) or "")
+    flip_bit(newest / FILE_LIST)
+
+    spoilt = largest_file(newest, "optimizer/ocdbt.process_0")
+    flip_bit(spoilt)
+    _, data, step = CheckpointManager(copy, runs.MODEL).restore(engine)
+    assert (data, step) == ({"batches": 2}, 2)
+    assert f"{newest} passed over: damaged, {spoilt.relative_to(newest)} is not as it was written" in caplog.text
+    _, step = CheckpointManager(copy, runs.MODEL).restore_parameters(jax.devices()[0])
+    assert step == 4  # the parameters are whole, and nothing else is read
+    flip_bit(largest_file(newest, "parameters/ocdbt.process_0"))
+    _, step = CheckpointManager(copy, runs.MODEL).restore_parameters(jax.devices()[0])
+    assert step == 2
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
