@@ -114,7 +114,7 @@ class CheckpointManager:
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("checkpoints set aside")
         context = _context()
-        context.asynchronous.post_finalization_callback = functools.partial(_finish, self._directory)
+        context.asynchronous.post_finalization_callback = functools.partial(_add_file_list, self._directory)
         return ocp.training.Checkpointer(
             str(self._directory),
             context=context,
@@ -228,7 +228,7 @@ class CheckpointManager:
         return about
 
 
-def _finish(directory: pathlib.Path) -> None:
+def _add_file_list(directory: pathlib.Path) -> None:
     """Adds the list of files to the checkpoint that is about to be renamed; orbax writes one at a time."""
     if jax.process_index() == 0:
         (path,) = directory.glob(f"*{UNFINISHED_MARK}")
