@@ -38,6 +38,9 @@ from sharding.trees import Tree
 
 _LOG = logging.getLogger(__name__)
 
+SAVE_TIMEOUT = 3600
+"""Seconds after which a save that is still being written fails."""
+
 SET_ASIDE = "set_aside"
 """Folder, next to the checkpoints, for those that a run does not continue."""
 
@@ -114,6 +117,8 @@ class CheckpointManager:
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("checkpoints set aside")
         context = _context()
+        # Process 0 reads all that was written for the checksums, and the other processes wait for it in the background.
+        context.asynchronous.timeout_secs = SAVE_TIMEOUT
         context.asynchronous.post_finalization_callback = functools.partial(_add_file_list, self._directory)
         return ocp.training.Checkpointer(
             str(self._directory),
