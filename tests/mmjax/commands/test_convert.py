@@ -33,6 +33,8 @@ include "llama.gin"
 config.TrainConfig:
   dataset = @small_vqa.SmallVQA
   steps = 1
+  sample_questions = 0
+  sample_images = 0
   trainable = ("projectors",)
 architectures.ModelConfig.generators = ()
 data_config.DataConfig.images = 0

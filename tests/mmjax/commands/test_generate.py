@@ -68,6 +68,8 @@ config.TrainConfig:
   optimizer = @optimizer.OptimizerConfig()
   plan = "plan.json"
   steps = 30
+  sample_questions = 0
+  sample_images = 0
 """ + "".join(
     f"{module}.{type(of).__name__}.{field.name} = {getattr(of, field.name)!r}\n"
     for module, of in (

@@ -29,6 +29,8 @@ config.TrainConfig:
   dataset = @test_serve_data.Unjudged
   steps = {STEPS}
   log_interval = {STEPS}
+  sample_questions = 0
+  sample_images = 0
 architectures.BackboneConfig.depth = 1
 architectures.ModelConfig.encoders = ()
 architectures.ModelConfig.generators = ()

@@ -20,6 +20,8 @@ config.TrainConfig:
   dataset = @small_vqa.SmallVQA
   steps = 3
   log_interval = 1
+  sample_questions = 0
+  sample_images = 0
 """
 
 

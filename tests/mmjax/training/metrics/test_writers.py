@@ -4,8 +4,12 @@ import math
 import pathlib
 import struct
 
+import pytest
+
+from configs.errors import UserError
+from mmjax.training.metrics.interface import RunStart
 from mmjax.training.metrics.metrics_file import read_metrics
-from mmjax.training.metrics.writers import open_metrics_writer
+from mmjax.training.metrics.writers import CombinedWriter, open_metrics_writer
 
 
 def tensorboard_records(workdir: pathlib.Path) -> bytes:
@@ -65,3 +69,58 @@ def test_other_processes_write_nothing(tmp_path):
     writer.write(1, {"loss": 1.0})
     writer.close()
     assert list(tmp_path.iterdir()) == []
+
+
+class OwnWriter:
+    """A writer of a user's own: it needs no base class."""
+
+    def __init__(self, start: RunStart) -> None:
+        self.start, self.written, self.closed = start, [], False
+
+    def write(self, step, scalars) -> None:
+        self.written.append((step, dict(scalars)))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_writer_of_the_users_own_receives_what_the_files_do(tmp_path):
+    made = []
+
+    def factory(start: RunStart) -> OwnWriter:
+        made.append(OwnWriter(start))
+        return made[0]
+
+    writer = open_metrics_writer(tmp_path, 3, True, [factory], {"model.width": 8})
+    writer.write(4, {"loss": 0.5})
+    writer.write(4, {"accuracy": 0.25})
+    writer.close()
+    (own,) = made
+    assert own.start == RunStart(workdir=tmp_path, resumed_step=3, parameters={"model.width": 8})
+    assert own.written == [(4, {"loss": 0.5}), (4, {"accuracy": 0.25})] and own.closed
+
+
+def test_a_writer_that_refuses_to_start_leaves_the_metrics_as_they_are(tmp_path):
+    writer = open_metrics_writer(tmp_path)
+    for step in (1, 2, 3):
+        writer.write(step, {"loss": 0.5})
+    writer.close()
+
+    def refuses(start: RunStart) -> OwnWriter:
+        raise UserError("nobody is logged in")
+
+    with pytest.raises(UserError, match="nobody"):
+        open_metrics_writer(tmp_path, 1, True, [refuses])
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
+
+
+def test_all_writers_are_closed_though_one_fails(tmp_path):
+    own = OwnWriter(RunStart(workdir=tmp_path))
+
+    class Failing(OwnWriter):
+        def close(self) -> None:
+            raise OSError("no connection")
+
+    with pytest.raises(OSError, match="no connection"):
+        CombinedWriter([own, Failing(own.start), last := OwnWriter(own.start)]).close()
+    assert own.closed and last.closed
