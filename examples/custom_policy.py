@@ -9,7 +9,6 @@ compares it with the built-in policies. For the commands, in the folder of this 
 """
 
 import mmjax
-from sharding.planners.auto import register_policy
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
@@ -39,7 +38,7 @@ def replicated(problem: PlanningProblem) -> list[Plan]:
     ]
 
 
-register_policy("replicated", replicated)
+mmjax.register_policy("replicated", replicated)
 
 
 def main() -> None:

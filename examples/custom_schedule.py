@@ -17,7 +17,6 @@ from sharding.plans.stage_graph import PipelineRank
 from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.list_scheduling import list_schedule
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
-from sharding.schedules.registry import register_schedule
 
 NAME = "eager_1f1b"
 
@@ -38,7 +37,7 @@ def eager_1f1b(op_graph: OpGraph) -> Schedule:
     return list_schedule(op_graph, max_in_flight(op_graph), priority)
 
 
-register_schedule(NAME, eager_1f1b, max_in_flight)
+mmjax.register_schedule(NAME, eager_1f1b, max_in_flight)
 
 
 def main() -> None:

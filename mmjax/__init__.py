@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mmjax.api.verification import verify
     from mmjax.training.config import TrainConfig
     from mmjax.training.trainer import Trainer
+    from sharding.planners.auto import register_policy
+    from sharding.schedules.registry import register_schedule
 
 __version__ = "0.1.0"
 
@@ -37,6 +39,8 @@ __all__ = [
     "load",
     "load_model",
     "plan",
+    "register_policy",
+    "register_schedule",
     "simulate",
     "use_cpu_devices",
     "verify",
@@ -51,6 +55,8 @@ _MODULES = {
     "mmjax.api.verification": ("verify",),
     "mmjax.training.config": ("TrainConfig",),
     "mmjax.training.trainer": ("Trainer",),
+    "sharding.planners.auto": ("register_policy",),
+    "sharding.schedules.registry": ("register_schedule",),
 }
 _MODULE_OF_NAME = {name: module for module, names in _MODULES.items() for name in names}
 
