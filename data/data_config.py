@@ -9,8 +9,14 @@ from jaxtyping import Float
 
 from data.errors import DataError
 
-CAPACITY_FIELDS = ("tokens", "patches", "frames", "images")
-"""Quantities of which a row has a capacity, in addition to the number of samples."""
+_NAMED_CAPACITIES = ("patches", "frames")  # of encoder inputs; others are in DataConfig.capacities
+
+
+def capacity_setting(name: str) -> str:
+    """The setting of a row's capacity of a quantity (`RowCapacity.names`), in messages."""
+    named = name in (*_NAMED_CAPACITIES, "tokens", "images")
+    return f"DataConfig.{name}" if named else f"DataConfig.capacities of {name}"
+
 
 GroupingPolicyName = Literal["first_fit", "isf", "random", "sorted", "device_group"]
 """Names of the policies in `data.packing.grouping.grouping_policies`."""
@@ -18,47 +24,53 @@ GroupingPolicyName = Literal["first_fit", "isf", "random", "sorted", "device_gro
 OversizedAction = Literal["skip", "error"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RowCapacity:
     """The most that one row holds of each quantity.
 
     Attributes:
         tokens: Backbone tokens s.
-        patches: Patches p of the vision encoder; 0 without one.
+        lengths: By encoder field, values of the encoder's inputs: patches p, mel frames f, ...
         images: Images g to generate; 0 without a generator.
         samples: Samples, whatever their size.
-        frames: Mel frames f of the audio encoder; 0 without one.
     """
 
     tokens: int
-    patches: int
-    images: int
+    lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    images: int = 0
     samples: int
-    frames: int = 0
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            minimum = 1 if field.name in ("tokens", "samples") else 0
-            if getattr(self, field.name) < minimum:
-                raise DataError(
-                    f"the capacity of a row is {getattr(self, field.name)} {field.name}; it must be at least {minimum}"
-                )
+        for name, size in {**self.units, "samples": self.samples}.items():
+            minimum = 1 if name in ("tokens", "samples") else 0
+            if size < minimum:
+                raise DataError(f"the capacity of a row is {size} {name}; it must be at least {minimum}")
 
     @property
-    def vector(self) -> Float[np.ndarray, " 4"]:
-        """The capacities in the order of `CAPACITY_FIELDS`."""
-        return np.array([getattr(self, name) for name in CAPACITY_FIELDS], float)
+    def units(self) -> dict[str, int]:
+        """The capacity of every quantity but samples, by name: `tokens`, the encoder fields, `images`."""
+        return {"tokens": self.tokens, **self.lengths, "images": self.images}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of these quantities."""
+        return tuple(self.units)
+
+    @property
+    def vector(self) -> Float[np.ndarray, " k"]:
+        """Their capacities."""
+        return np.array([*self.units.values()], float)
 
     def excess_reason(self, sizes: Mapping[str, int]) -> str | None:
         """Why a sample does not fit into a row and what would help; None if it fits.
 
         Args:
-            sizes: What the sample takes, by `CAPACITY_FIELDS`.
+            sizes: What the sample takes, by `names`; a quantity that is missing is 0.
         """
         excesses = [
-            f"{sizes[name]} {name} where a row holds {getattr(self, name)}"
-            for name in CAPACITY_FIELDS
-            if sizes[name] > getattr(self, name)
+            f"{sizes[name]} {name} where a row holds {size}"
+            for name, size in self.units.items()
+            if sizes.get(name, 0) > size
         ]
         return f"{' and '.join(excesses)}; raise the row's capacity" if excesses else None
 
@@ -69,7 +81,9 @@ class DataConfig:
 
     Attributes:
         rows: Rows n of a global batch.
-        tokens, patches, frames, images, samples: Capacity of a row (`RowCapacity`).
+        tokens, patches, frames, images, samples: Capacity of a row (`RowCapacity`): backbone tokens, patches of images,
+            mel frames of audio clips, images to generate, samples.
+        capacities: (field, capacity) pairs of the inputs of encoders of other kinds (`EncoderConfig.field`).
         mixture: (kind, weight) pairs: the proportions in which samples of each kind are drawn. Empty for all kinds of
             the data set, each in proportion to its number of samples.
         seed: Seed of the order of the samples.
@@ -92,6 +106,7 @@ class DataConfig:
     frames: int = 0
     images: int = 2
     samples: int = 16
+    capacities: tuple[tuple[str, int], ...] = ()
     mixture: tuple[tuple[str, float], ...] = ()
     seed: int = 0
     grouping: str = "first_fit"
@@ -120,14 +135,28 @@ class DataConfig:
         kinds = [kind for kind, _ in self.mixture]
         if len(set(kinds)) < len(kinds) or not all(0 < weight < float("inf") for _, weight in self.mixture):
             raise DataError(f"DataConfig.mixture is {self.mixture}; give each kind once, with a weight above zero")
+        fields = [*_NAMED_CAPACITIES, "tokens", "images", "samples", *(field for field, _ in self.capacities)]
+        if repeated := sorted({field for field in fields if fields.count(field) > 1}):
+            raise DataError(f"DataConfig.capacities names {', '.join(repeated)}, which has a capacity; give each once")
         _ = self.capacity  # checks itself
 
     @property
     def capacity(self) -> RowCapacity:
         """Capacity of a row."""
         return RowCapacity(
-            tokens=self.tokens, patches=self.patches, images=self.images, samples=self.samples, frames=self.frames
+            tokens=self.tokens, lengths=self.encoder_capacities, images=self.images, samples=self.samples
         )
+
+    @property
+    def encoder_capacities(self) -> dict[str, int]:
+        """By encoder field, the capacity of the encoder's inputs."""
+        return {name: getattr(self, name) for name in _NAMED_CAPACITIES} | dict(self.capacities)
+
+    def with_encoder_capacities(self, capacities: Mapping[str, int]) -> "DataConfig":
+        """The configuration with other capacities of these fields."""
+        changed = self.encoder_capacities | dict(capacities)
+        named = {name: changed.pop(name) for name in _NAMED_CAPACITIES}
+        return dataclasses.replace(self, **named, capacities=tuple(changed.items()))
 
     def shares(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Weight of every kind that is drawn.

@@ -5,8 +5,9 @@ import io
 import operator
 import os
 import pathlib
-from typing import Protocol, SupportsIndex, runtime_checkable
+from typing import ClassVar, Protocol, SupportsIndex, runtime_checkable
 
+from configs.encoders import AudioConfig, VisionConfig
 from data.errors import BadSampleError
 
 ROLES = ("system", "user", "assistant")
@@ -80,6 +81,9 @@ class ImagePart:
 
     media: Media
 
+    field: ClassVar[str] = VisionConfig.field
+    content: ClassVar[str] = "an image"
+
 
 @dataclasses.dataclass(frozen=True)
 class AudioPart:
@@ -87,9 +91,30 @@ class AudioPart:
 
     media: Media
 
+    field: ClassVar[str] = AudioConfig.field
+    content: ClassVar[str] = "audio"
 
-MediaPart = ImagePart | AudioPart
-ContentPart = TextPart | ImagePart | AudioPart
+
+@dataclasses.dataclass(frozen=True)
+class EncoderPart:
+    """A file within a turn that an encoder of another kind reads: model input.
+
+    Attributes:
+        media: The file.
+        field: What the encoder reads (`EncoderConfig.field`).
+    """
+
+    media: Media
+    field: str
+
+    @property
+    def content(self) -> str:
+        """What the file holds, in messages."""
+        return self.field
+
+
+MediaPart = ImagePart | AudioPart | EncoderPart
+ContentPart = TextPart | MediaPart
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 
 from data.datasets.dataset import RandomAccessSamples
 from data.datasets.easy_vqa import EasyVQA
-from data.samples.sample import EncoderInputs
+from data.samples.encoder_format import EncoderInputs
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 

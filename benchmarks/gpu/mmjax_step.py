@@ -28,7 +28,7 @@ from configs.optimizer import OptimizerConfig
 from data.data_config import RowCapacity
 from data.packing.global_batch import GlobalBatch, build_global_batch
 from data.packing.packed_rows import pack_rows
-from data.samples.media_items import image_item
+from data.samples.image_format import PatchFormat, image_item
 from data.samples.sample import Sample
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
@@ -126,8 +126,8 @@ def host_batches(steps: Sequence[gpu_batches.Step], sizes: BenchmarkSizes) -> li
     rows = [row for step in steps for row in step]
     patches = (1 + gpu_batches.picture_tokens(sizes)) * max(sum(sample.pictures for sample in row) for row in rows)
     patches += -patches % 8  # fast attention needs whole multiples
-    sample_format = SampleFormat.for_model(sizes.model, patches)
-    capacity = RowCapacity(sizes.tokens, patches, 0, max(map(len, rows)))
+    sample_format = SampleFormat.for_model(sizes.model, {"patches": patches})
+    capacity = RowCapacity(tokens=sizes.tokens, lengths={"patches": patches}, samples=max(map(len, rows)))
     loaded = ([[_load_sample(sample, sizes, sample_format) for sample in row] for row in step] for step in steps)
     return [build_global_batch(pack_rows(rows, capacity, sample_format), sizes.model, sample_format) for rows in loaded]
 
@@ -135,9 +135,9 @@ def host_batches(steps: Sequence[gpu_batches.Step], sizes: BenchmarkSizes) -> li
 def _load_sample(
     description: gpu_batches.SampleDescription, sizes: BenchmarkSizes, sample_format: SampleFormat
 ) -> Sample:
-    shape, items = (sizes.side, sizes.side), []
-    if description.pictures:
-        items.append(image_item(lambda: gpu_batches.sample_picture(description, sizes), shape, sample_format))
+    shape, items, patch_format = (sizes.side, sizes.side), [], sample_format.encoder_of(PatchFormat)
+    if description.pictures and patch_format:
+        items.append(image_item(lambda: gpu_batches.sample_picture(description, sizes), shape, patch_format))
     layout = gpu_batches.sample_layout(description, sizes)
     return SampleMetadata(kind="llava", layout=layout, sample_format=sample_format, items=items).load(
         description.number

@@ -9,13 +9,12 @@ import numpy as np
 from data.datasets.dataset import RandomAccessSamples
 from data.errors import BadSampleError, DataError
 from data.media.images import image_size, read_image
-from data.media.mel import split_into_chunks
 from data.media.patches import resize_to_square
 from data.media.tiling import ImageTiling
-from data.records import ImagePart, Media, Record, RecordSource
-from data.samples.media_items import audio_items, image_items
-from data.samples.sample_format import FrameFormat, PatchFormat, SampleFormat, TargetImageFormat
-from data.samples.sample_metadata import MediaItem, SampleMetadata, TargetImage, with_sample_key
+from data.records import Media, MediaPart, Record, RecordSource
+from data.samples.encoder_format import MediaItem
+from data.samples.sample_format import SampleFormat, TargetImageFormat
+from data.samples.sample_metadata import SampleMetadata, TargetImage, with_sample_key
 from data.samples.token_layout import lay_out_tokens
 from data.text.byte_tokenizer import ByteTokenizer
 from data.text.chat_template import (
@@ -32,9 +31,6 @@ from data.text.tokenizer import Tokenizer
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-
-# The special token that each part of a sample format needs.
-_SPECIAL_TOKEN_ROLES = {"patches": "image", "frames": "audio", "target_images": "generate"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,9 +87,11 @@ class Conversations:
 
     def samples_by_kind(self, sample_format: SampleFormat) -> Mapping[str, RandomAccessSamples]:
         """The samples of every kind; raises DataError if the tokenizer lacks a token that the model's modules need."""
-        for field, role in _SPECIAL_TOKEN_ROLES.items():
-            if getattr(sample_format, field):
-                self.tokenizer.special_tokens.require(role)
+        for role in (
+            *(encoder.special_token for encoder in sample_format.encoders),
+            *(("generate",) if sample_format.target_images else ()),
+        ):
+            self.tokenizer.special_tokens.require(role)
         builder = SampleBuilder(CHAT_TEMPLATES[self.template], self.tokenizer, sample_format, self.tiling)
         return {
             kind: join_records(records, builder, kind, self.join_tokens)
@@ -223,7 +221,8 @@ class SampleBuilder:
             raise with_sample_key(record.key, error) from error
         special_tokens = self.tokenizer.special_tokens
         placeholders = {
-            field: special_tokens.require(_SPECIAL_TOKEN_ROLES[field]) for field in self.sample_format.encoder_formats
+            field: special_tokens.require(encoder.special_token)
+            for field, encoder in self.sample_format.encoder_formats.items()
         }
         if 0 in draft.loss_positions:
             raise BadSampleError(record.key, "it begins with an answer, which nothing predicts without a bos token")
@@ -256,10 +255,8 @@ class _SampleDraft:
             self.tokens += element.ids
         elif element.generated:
             self._add_target_image(element.part.media)
-        elif isinstance(element.part, ImagePart):
-            self._add_image(element.part.media)
         else:
-            self._add_audio(element.part.media)
+            self._add_items(element.part)
 
     def add_empty_target_image(self) -> None:
         """Adds the place of an image that is yet to be generated."""
@@ -278,26 +275,16 @@ class _SampleDraft:
         positions = np.arange(first, len(self.tokens), dtype=np.int32)
         self.target_images.append(TargetImage(positions, lambda: load(target)))
 
-    def _add_image(self, media: Media) -> None:
-        patch_format = self._format.patches or self._refuse("it contains an image, and the model has no vision encoder")
-        size = image_size(media)
-        items = image_items(lambda: read_image(media), size, patch_format, media.where, self._tiling)
-        self._add_items("image", patch_format, items)
-
-    def _add_audio(self, media: Media) -> None:
-        frame_format = self._format.frames or self._refuse("it contains audio, and the model has no audio encoder")
-        from data.media.audio import audio_length, read_audio  # needs the extra `audio`
-
-        chunks = split_into_chunks(audio_length(media))
-        items = audio_items(lambda: read_audio(media), chunks, frame_format, media.where)
-        self._add_items("audio", frame_format, items)
-
-    def _add_items(self, role: str, encoder_format: PatchFormat | FrameFormat, items: list[MediaItem]) -> None:
-        """Adds the placeholders of each item between the tokenizer's delimiters, where it has them."""
-        start, end = (getattr(self._special_tokens, f"{role}_{side}") for side in ("start", "end"))
+    def _add_items(self, part: MediaPart) -> None:
+        """Adds the placeholders of each item of a file between the tokenizer's delimiters, where it has them."""
+        encoder = self._format.encoder_formats.get(part.field) or self._refuse(
+            f"it contains {part.content}, and the model has no encoder of {part.field}"
+        )
+        role, items = encoder.special_token, encoder.media_items(part.media, self._tiling)
+        start, end = (getattr(self._special_tokens, f"{role}_{side}", None) for side in ("start", "end"))
         for item in items:
             self.tokens += [token for token in (start,) if token is not None]
-            self.tokens += [self._special_tokens.require(role)] * encoder_format.token_count(item.length)
+            self.tokens += [self._special_tokens.require(role)] * encoder.token_count(item.length)
             self.tokens += [token for token in (end,) if token is not None]
         self.items += items
 

@@ -1,7 +1,7 @@
 """The data set interface, and global sample ids over the samples of a data set."""
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
@@ -25,6 +25,22 @@ class RandomAccessSamples(Protocol):
     def __getitem__(self, index: int) -> SampleMetadata:
         """Metadata of a sample, without decoding; raises BadSampleError if it cannot be used."""
         ...
+
+
+class LazySamples:
+    """Random access to the samples of one kind, each built on access."""
+
+    def __init__(self, length: int, build: Callable[[int], SampleMetadata]) -> None:
+        self._length = length
+        self._build = build
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> SampleMetadata:
+        if not 0 <= index < self._length:
+            raise IndexError(f"sample {index} of {self._length}")
+        return self._build(index)
 
 
 @runtime_checkable
@@ -80,7 +96,8 @@ class SampleIndex:
             self._starts.append(self._starts[-1] + count)
         if self._starts[-1] >= 2**31:
             raise DataError(f"the data set has {self._starts[-1]} samples; their ids must stay below 2**31")
-        self._sizes = np.full((self._starts[-1], len(SampleSizes._fields)), _NOT_READ, np.int64)
+        self._fields = tuple(sample_format.encoder_formats)
+        self._sizes = np.full((self._starts[-1], 3 + 2 * len(self._fields)), _NOT_READ, np.int64)
         self._reasons: dict[int, tuple[str, str]] = {}
 
     def ids_of_kind(self, kind: str) -> range:
@@ -111,13 +128,13 @@ class SampleIndex:
         cached = self._sizes[sample_id]
         if cached[0] == _NOT_READ:
             try:
-                cached[:] = self.metadata(sample_id).sizes
+                cached[:] = self.metadata(sample_id).sizes.to_numbers()
             except BadSampleError as error:
                 cached[:] = _BAD
                 self._reasons[sample_id] = error.where, error.reason
         if cached[0] == _BAD:
             raise BadSampleError(*self._reasons[sample_id])
-        return SampleSizes(*cached.tolist())
+        return SampleSizes.from_numbers(cached.tolist(), self._fields)
 
     def load(self, sample_id: SupportsIndex) -> Sample:
         """The decoded sample; errors as of `metadata` and `SampleMetadata.load`."""

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import easy_vqa
 import numpy as np
 
+from data.datasets.dataset import LazySamples
 from data.errors import DataError
 from data.media.images import read_image
 from data.media.patches import resize_to_square
 from data.records import Media
-from data.samples.media_items import image_item
+from data.samples.encoder_format import MediaItem
+from data.samples.image_format import PatchFormat, image_item
 from data.samples.sample_format import SampleFormat
-from data.samples.sample_metadata import MediaItem, SampleMetadata, TargetImage
+from data.samples.sample_metadata import SampleMetadata, TargetImage
 from data.samples.token_layout import lay_out_tokens
 from data.text.prompt_format import PromptFormat
 from data.text.word_tokenizer import ANSWER, BOS, EOS, GENERATE, IMAGE, WordTokenizer, split_words
@@ -28,22 +30,6 @@ _COLOUR_WORD, _SHAPE_WORD, _YES, _NO = "color", "shape", "yes", "no"
 _PLACEHOLDERS = {"patches": IMAGE}
 
 QuestionAnswer = tuple[str, str]
-
-
-class LazySamples:
-    """Random access to the samples of one kind, each built on access."""
-
-    def __init__(self, length: int, build: Callable[[int], SampleMetadata]) -> None:
-        self._length = length
-        self._build = build
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> SampleMetadata:
-        if not 0 <= index < self._length:
-            raise IndexError(f"sample {index} of {self._length}")
-        return self._build(index)
 
 
 class EasyVQA:
@@ -106,11 +92,12 @@ class EasyVQA:
 
     def samples_by_kind(self, sample_format: SampleFormat) -> dict[str, LazySamples]:
         """The samples of every kind for which the model has modules."""
-        target_format = sample_format.target_images
+        target_format, patch_format = sample_format.target_images, sample_format.encoder_of(PatchFormat)
 
         def vqa(index: int) -> SampleMetadata:
+            assert patch_format is not None
             image_id = self.image_ids[index]
-            image = image_item(lambda: self.image(image_id), self.image(image_id).shape[:2], sample_format)
+            image = image_item(lambda: self.image(image_id), self.image(image_id).shape[:2], patch_format)
             return vqa_sample(image, self.pairs[image_id], self.tokenizer, sample_format)
 
         def description(index: int) -> SampleMetadata:
@@ -124,7 +111,7 @@ class EasyVQA:
         def text(index: int) -> SampleMetadata:
             return text_sample(*self.questions[index], self.tokenizer, sample_format)
 
-        vqa_samples = {"vqa": LazySamples(len(self.image_ids), vqa)} if sample_format.patches else {}
+        vqa_samples = {"vqa": LazySamples(len(self.image_ids), vqa)} if patch_format else {}
         descriptions = {"description": LazySamples(len(self.image_ids), description)} if target_format else {}
         return vqa_samples | descriptions | {"text": LazySamples(len(self.questions), text)}
 
@@ -150,7 +137,7 @@ def vqa_sample(
     chat template `question` lays out prompts in the same way.
 
     Args:
-        image: The image (`data.samples.media_items.image_item`).
+        image: The image (`data.samples.image_format.image_item`).
         pairs: (question, answer) texts.
         tokenizer: Knows their words.
         sample_format: What the model requires; it has a vision encoder.

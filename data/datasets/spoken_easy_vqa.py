@@ -6,15 +6,16 @@ import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from data.datasets.dataset import RandomAccessSamples
-from data.datasets.easy_vqa import EasyVQA, LazySamples
+from data.datasets.dataset import LazySamples, RandomAccessSamples
+from data.datasets.easy_vqa import EasyVQA
 from data.datasets.spoken_clips import MANIFEST, SpokenClip, read_spoken_clips
 from data.errors import DataError
 from data.media.audio import read_audio
-from data.samples.media_items import audio_items, image_item
-from data.samples.sample import EncoderInputs
-from data.samples.sample_format import FrameFormat, SampleFormat
-from data.samples.sample_metadata import MediaItem, SampleMetadata
+from data.samples.audio_format import FrameFormat, audio_items
+from data.samples.encoder_format import EncoderInputs, MediaItem
+from data.samples.image_format import PatchFormat, image_item
+from data.samples.sample_format import SampleFormat
+from data.samples.sample_metadata import SampleMetadata
 from data.samples.token_layout import lay_out_tokens
 from data.sources.parsing import media_from_path
 from data.text.prompt_format import PromptFormat
@@ -76,23 +77,26 @@ class SpokenEasyVQA:
 
     def samples_by_kind(self, sample_format: SampleFormat) -> Mapping[str, RandomAccessSamples]:
         """The samples of every kind for which the model has modules."""
+        patch_format, frame_format = sample_format.encoder_of(PatchFormat), sample_format.encoder_of(FrameFormat)
 
         def spoken_vqa(index: int) -> SampleMetadata:
+            assert patch_format is not None and frame_format is not None
             image_id, questions = self._spoken_questions[index]
             image = self.easy_vqa.image(image_id)
-            item = image_item(lambda: image, image.shape[:2], sample_format)
-            clips = [(self._clip_item(clip, sample_format), answer) for clip, answer in questions]
+            item = image_item(lambda: image, image.shape[:2], patch_format)
+            clips = [(self._clip_item(clip, frame_format), answer) for clip, answer in questions]
             return spoken_vqa_sample(item, clips, self.tokenizer, sample_format)
 
         def transcription(index: int) -> SampleMetadata:
+            assert frame_format is not None
             clip = self._all_clips[index]
-            item = self._clip_item(clip, sample_format)
+            item = self._clip_item(clip, frame_format)
             return transcription_sample(item, clip.text, self.tokenizer, sample_format)
 
         spoken: dict[str, RandomAccessSamples] = {}
-        if sample_format.frames and sample_format.patches:
+        if frame_format and patch_format:
             spoken["spoken_vqa"] = LazySamples(len(self._spoken_questions), spoken_vqa)
-        if sample_format.frames:
+        if frame_format:
             spoken["transcription"] = LazySamples(len(self._all_clips), transcription)
         return spoken | self.easy_vqa.samples_by_kind(sample_format)
 
@@ -112,13 +116,12 @@ class SpokenEasyVQA:
             ]
         return samples
 
-    def _clip_item(self, clip: SpokenClip, sample_format: SampleFormat) -> MediaItem:
+    def _clip_item(self, clip: SpokenClip, frame_format: FrameFormat) -> MediaItem:
         """A clip as an encoder input whose frames are cached."""
-        assert sample_format.frames is not None
         media = media_from_path(MANIFEST, str(self._folder), clip.file)
         chunks = [range(clip.samples)]
-        (item,) = audio_items(lambda: read_audio(media), chunks, sample_format.frames, media.where)
-        key = clip.file, sample_format.frames
+        (item,) = audio_items(lambda: read_audio(media), chunks, frame_format, media.where)
+        key = clip.file, frame_format
 
         def load() -> EncoderInputs:
             # Two threads may both compute the frames of a clip; they store the same values.
@@ -140,8 +143,8 @@ def spoken_vqa_sample(
     Trunk: `<bos> <image>…`; each branch: `<audio>… <answer> answer <eos>`, the loss on the answer and `<eos>`.
 
     Args:
-        image: The image (`data.samples.media_items.image_item`).
-        questions: (clip of the question, one of `data.samples.media_items.audio_items`; text of the answer).
+        image: The image (`data.samples.image_format.image_item`).
+        questions: (clip of the question, one of `data.samples.audio_format.audio_items`; text of the answer).
         tokenizer: Knows the answers' words, and has an audio token.
         sample_format: What the model requires; it has a vision and an audio encoder.
     """

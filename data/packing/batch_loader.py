@@ -49,7 +49,9 @@ class BatchLoader:
             for row, ids in enumerate(plan.rows)
         ]
         refused = tuple(result for result in loaded.values() if isinstance(result, Refusal))
-        totals = BatchTotals.from_sizes(plan.sizes[sample_id] for ids in plan.rows for sample_id in ids)
+        totals = BatchTotals.from_sizes(
+            (plan.sizes[sample_id] for ids in plan.rows for sample_id in ids), sample_format
+        )
         packed = pack_rows(rows, self.capacity, sample_format)
         for row in set(range(len(plan.rows))) - needed_rows:
             packed.sample_ids[row, : len(plan.rows[row])] = plan.rows[row]

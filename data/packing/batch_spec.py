@@ -72,7 +72,7 @@ def global_batch_spec(config: DataConfig, model: ModelConfig) -> GlobalBatchSpec
     Raises:
         DataError: The data pipeline does not fit the model (`SampleFormat.for_model`).
     """
-    sample_format = SampleFormat.for_model(model, config.patches, config.frames)
+    sample_format = SampleFormat.for_model(model, config.encoder_capacities)
     capacity = capacity_for_model(config.capacity, sample_format)
     row = build_global_batch(empty_rows(1, capacity, sample_format), model, sample_format)
     return GlobalBatchSpec.from_batch(row).with_rows(config.rows)

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterable
 
-from data.data_config import CAPACITY_FIELDS, RowCapacity
+from data.data_config import RowCapacity, capacity_setting
 from data.datasets.dataset import SampleIndex
 from data.errors import DataError
 from data.packing.refusals import Refusal, call_or_refuse
@@ -32,7 +32,7 @@ def require_fitting_sample(
         sizes = call_or_refuse(sample_index.sizes, sample_index, sample_id)
         if isinstance(sizes, Refusal):
             continue
-        if capacity.excess_reason(sizes._asdict()) is None:
+        if capacity.excess_reason(sizes.row_units) is None:
             return
         oversized.append(sizes)
     if oversized:
@@ -45,9 +45,9 @@ def require_fitting_sample(
 def _needs(oversized: list[SampleSizes], capacity: RowCapacity) -> str:
     """The range of every size that exceeds its capacity, such as `31 to 40 tokens (DataConfig.tokens = 8)`."""
     needs = []
-    for name in CAPACITY_FIELDS:
-        values = [getattr(sizes, name) for sizes in oversized]
-        low, high, limit = min(values), max(values), getattr(capacity, name)
+    for name, limit in capacity.units.items():
+        values = [sizes.row_units.get(name, 0) for sizes in oversized]
+        low, high = min(values), max(values)
         if high > limit:
-            needs.append(f"{low} to {high} {name} (DataConfig.{name} = {limit})")
+            needs.append(f"{low} to {high} {name} ({capacity_setting(name)} = {limit})")
     return " and ".join(needs)

@@ -1,6 +1,5 @@
 """Fingerprints: everything that decides which samples form step k, to compare a saved state with a configuration."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,8 @@ def step_fingerprint(config: DataConfig, sample_index: SampleIndex, purpose: str
         "order": purpose,
         **{name: getattr(config, name) for name in ("seed", "rows", "window", "grouping")},
         "mixture": [list(share) for share in config.shares(sample_index.counts).items()],
-        **dataclasses.asdict(config.capacity),
+        **config.capacity.units,
+        "samples": config.samples,
         "samples_of_kinds": dict(sample_index.counts),
     }
 

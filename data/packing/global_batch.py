@@ -14,6 +14,7 @@ from configs.architectures import ModelConfig
 from data.data_config import RowCapacity
 from data.packing.packed_rows import PackedRows
 from data.packing.refusals import Refusal
+from data.samples.encoder_format import EncoderFormat
 from data.samples.sample import SampleSizes
 from data.samples.sample_format import SampleFormat
 
@@ -29,6 +30,7 @@ class GlobalBatch:
               number of the image within the row; `positions` int32[n, p, 2], (row, column) in the image, -1 of a
               class token.
             - `audio`: `frames` float32[n, f, mels]; `segments` int32[n, f/2], number of the clip; `positions`.
+            - any other encoder: likewise, its values under the name of its field.
             - `backbone`, each [n, s]: `tokens`; `segments`, 0 for padding, else number of the sample within the row;
               `branches`; `positions` in the sample; for every encoder `{name}_index`, -1 or the index within the row
               of the encoder output that replaces the token's embedding; `targets`; `weights` float32, the weight of
@@ -54,29 +56,36 @@ class GlobalBatch:
 
 @dataclasses.dataclass(frozen=True)
 class BatchTotals:
-    """Sums over the samples of a global batch, which every host computes before any of them is decoded."""
+    """Sums over the samples of a global batch, which every host computes before any of them is decoded.
+
+    Attributes:
+        tokens: Backbone tokens.
+        lengths: By encoder field, values of the encoder's inputs.
+        images: Images to generate.
+        targets: Tokens that count in the loss.
+    """
 
     tokens: int
-    patches: int
-    frames: int
+    lengths: Mapping[str, int]
     images: int
     targets: int
 
     @classmethod
-    def from_sizes(cls, sizes: Iterable[SampleSizes]) -> "BatchTotals":
+    def from_sizes(cls, sizes: Iterable[SampleSizes], sample_format: SampleFormat) -> "BatchTotals":
         """The sums over samples of these sizes."""
-        sizes_of_samples = list(sizes)
-        names = [field.name for field in dataclasses.fields(cls)]
-        return cls(**{name: sum(int(getattr(sizes, name)) for sizes in sizes_of_samples) for name in names})
+        samples = list(sizes)
+        return cls(
+            tokens=sum(each.tokens for each in samples),
+            lengths={field: sum(each.lengths[field] for each in samples) for field in sample_format.encoder_formats},
+            images=sum(each.images for each in samples),
+            targets=sum(each.targets for each in samples),
+        )
 
     @classmethod
     def from_rows(cls, rows: PackedRows, sample_format: SampleFormat) -> "BatchTotals":
         """The sums over rows that hold the whole batch."""
 
-        def value_count(field: str) -> int:
-            if field not in rows.encoder_inputs:
-                return 0
-            encoder_format = sample_format.encoder_formats[field]
+        def value_count(field: str, encoder_format: EncoderFormat) -> int:
             item_ids = rows.encoder_inputs[field].item_ids
             positions_per_token = encoder_format.values_per_token // encoder_format.values_per_position
             cells = item_ids.reshape(len(item_ids), -1, positions_per_token)  # a class token fills part of its cell
@@ -84,8 +93,7 @@ class BatchTotals:
 
         return cls(
             tokens=int((rows.token_segments > 0).sum()),
-            patches=value_count("patches"),
-            frames=value_count("frames"),
+            lengths={field: value_count(field, each) for field, each in sample_format.encoder_formats.items()},
             images=int((rows.target_image_samples >= 0).sum()),
             targets=int(rows.layout.target_mask.sum()),
         )
@@ -123,7 +131,7 @@ def build_global_batch(
     for field, encoder_format in sample_format.encoder_formats.items():
         values, item_ids, positions = rows.encoder_inputs[field]
         arrays[encoder_format.module] = {field: values, "segments": item_ids, "positions": positions}
-        counts[encoder_format.module] = (getattr(totals, field), row_count * values.shape[1])
+        counts[encoder_format.module] = (totals.lengths[field], row_count * values.shape[1])
     if sample_format.target_images:
         generator = sample_format.target_images.module
         is_image = rows.target_image_samples >= 0
@@ -153,10 +161,10 @@ def _backbone_arrays(rows: PackedRows, sample_format: SampleFormat) -> dict[str,
 
 
 def capacity_for_model(capacity: RowCapacity, sample_format: SampleFormat) -> RowCapacity:
-    """The capacity, 0 for quantities of modules that the model does not have."""
-    absent = {field: 0 for field in ("patches", "frames") if field not in sample_format.encoder_formats}
+    """The capacity without quantities of modules that the model does not have."""
+    lengths = {field: capacity.lengths[field] for field in sample_format.encoder_formats}
     images = capacity.images if sample_format.target_images else 0
-    return dataclasses.replace(capacity, **absent, images=images)
+    return dataclasses.replace(capacity, lengths=lengths, images=images)
 
 
 def _even_weights(mask: np.ndarray, weight: float, total: int) -> np.ndarray:

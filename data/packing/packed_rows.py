@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from data.data_config import CAPACITY_FIELDS, RowCapacity
+from data.data_config import RowCapacity
 from data.errors import DataError
-from data.samples.sample import EncoderInputs, Sample, empty_encoder_inputs
+from data.samples.encoder_format import EncoderInputs, empty_encoder_inputs
+from data.samples.sample import Sample
 from data.samples.sample_format import SampleFormat
 from data.samples.token_layout import TOKEN_COLUMNS, TokenLayout
 
@@ -20,7 +21,7 @@ class PackedRows:
         layout: The token columns, each [n, s].
         token_segments: int32[n, s], 0 for padding, else 1-based number of the sample within the row.
         encoder_inputs: By field: `values` [n, p, w]; `item_ids` [n, positions], 0 for padding, else 1-based number of
-            the image or clip within the row; `positions` [n, positions, ...].
+            the item within the row; `positions` [n, positions, ...].
         target_images: float32[n, g, z, z, 3].
         condition_positions: int32[n, g, q].
         target_image_samples: int32[n, g], sample id of each target image, -1 for padding.
@@ -41,7 +42,7 @@ def empty_rows(count: int, capacity: RowCapacity, sample_format: SampleFormat) -
     encoder_inputs = {}
     for field, encoder_format in sample_format.encoder_formats.items():
         values, item_ids, positions = empty_encoder_inputs(encoder_format)
-        length = getattr(capacity, field)
+        length = capacity.lengths[field]
         position_count = length // encoder_format.values_per_position
         encoder_inputs[field] = EncoderInputs(
             np.zeros((count, length, *values.shape[1:]), values.dtype),
@@ -140,7 +141,8 @@ def pack_samples(
     for sample in samples:
         if excess := capacity.excess_reason(sample.sizes):
             raise DataError(f"sample {sample.id} ({sample.kind}): {excess}")
-        needed = np.array([*(sample.sizes[name] for name in CAPACITY_FIELDS), 1.0])
+        sizes = sample.sizes
+        needed = np.array([*(sizes.get(name, 0) for name in capacity.names), 1.0])
         fitting = np.flatnonzero((room >= needed).all(axis=1))
         if not len(fitting):
             raise DataError(f"{len(samples)} samples do not fit into {rows} rows of {capacity}; use more rows")

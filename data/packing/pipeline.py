@@ -125,7 +125,7 @@ def evaluation_batches(
 
 def make_sample_index(config: DataConfig, model: ModelConfig, dataset: Dataset) -> SampleIndex:
     """The samples of a data set under global ids, laid out for a model; errors as of `training_batches`."""
-    sample_index = SampleIndex(dataset, SampleFormat.for_model(model, config.patches, config.frames))
+    sample_index = SampleIndex(dataset, SampleFormat.for_model(model, config.encoder_capacities))
     for kind in config.shares(sample_index.counts):
         sample_index.ids_of_kind(kind)
     if dataset.tokenizer.vocabulary_size > model.backbone.vocabulary:

@@ -48,7 +48,7 @@ def oversized_refusal(
     sizes: SampleSizes, capacity: RowCapacity, samples: SampleIndex, sample_id: int
 ) -> Refusal | None:
     """The refusal of a sample that does not fit into a row; None if it fits."""
-    excess = capacity.excess_reason(sizes._asdict())
+    excess = capacity.excess_reason(sizes.row_units)
     return Refusal("oversized", samples.kind_of(sample_id), f"sample {sample_id}", excess) if excess else None
 
 

@@ -51,11 +51,12 @@ class RowOrder:
             return np.array([sum(getattr(sizes, name) for sizes in row) for row in rows], float)
 
         loads = {self.backbone: make_loads(row_sums("tokens"), row_sums("token_squares"))}
-        if self.sample_format.patches:
-            loads[self.sample_format.patches.module] = make_loads(row_sums("patches"), row_sums("patch_squares"))
-        if self.sample_format.frames:
-            positions = row_sums("frames") / self.sample_format.frames.values_per_position
-            loads[self.sample_format.frames.module] = make_loads(positions, row_sums("frame_squares"))
+        for field, encoder in self.sample_format.encoder_formats.items():
+            lengths, squares = (
+                np.array([sum(getattr(sizes, name)[field] for sizes in row) for row in rows], float)
+                for name in ("lengths", "squares")
+            )
+            loads[encoder.module] = make_loads(lengths / encoder.values_per_position, squares)
         if self.sample_format.target_images:
             loads[self.sample_format.target_images.module] = make_loads(items=row_sums("images"))
         return loads

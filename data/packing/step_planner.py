@@ -13,7 +13,7 @@ import grain
 import numpy as np
 from jaxtyping import Int
 
-from data.data_config import CAPACITY_FIELDS, RowCapacity
+from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.errors import DataError
 from data.packing.grouping.algorithms import GroupingAlgorithm
@@ -188,7 +188,8 @@ class StepPlanner:
         limits = np.array([*self.capacity.vector, self.capacity.samples])
         in_use = limits > 0
         sample_sizes = np.array(  # [samples, capacities]
-            [[*(getattr(sizes[sample_id], name) for name in CAPACITY_FIELDS), 1] for sample_id in sample_ids], float
+            [[*(sizes[sample_id].row_units[name] for name in self.capacity.names), 1] for sample_id in sample_ids],
+            float,
         )
         window = form_window_steps(
             sample_sizes[:, in_use],

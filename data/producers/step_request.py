@@ -96,12 +96,13 @@ def batch_fingerprint(pipeline: BatchPipeline, config: DataConfig) -> dict[str, 
 
     The order of rows is not part of it, because it comes with the request.
     """
-    sample_format = json.loads(json.dumps(dataclasses.asdict(pipeline.sample_index.sample_format)))
+    sample_format = pipeline.sample_index.sample_format
+    formats = {**sample_format.encoder_formats, "target_images": sample_format.target_images}
     tokenizer = pipeline.sample_index.dataset.tokenizer.to_json().encode()
     return {
         **json.loads(json.dumps(pipeline.fingerprint)),
         **{name: getattr(config, name) for name in ("oversized", "language_weight", "generator_weight")},
-        **{f"model.{name}": value for name, value in sample_format.items()},
+        **{f"model.{name}": dataclasses.asdict(value) for name, value in formats.items() if value},
         "model.backbone": pipeline.loader.model.backbone.name,
         "tokenizer": hashlib.sha256(tokenizer).hexdigest()[:16],
         "wire": WIRE_VERSION,

@@ -6,7 +6,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from data.data_config import CAPACITY_FIELDS
 from data.report.capacity_advice import SuggestedIsfCapacity
 from data.report.description import DatasetDescription
 from data.report.length_distribution import PERCENTILES
@@ -83,7 +82,7 @@ def _units_table(description: DatasetDescription) -> Table:
             *distribution.percentiles.values(),
             distribution.maximum,
         )
-        table.add_row(_UNIT_LABELS[distribution.name], f"{distribution.share:.1%}", *map(_format_number, numbers))
+        table.add_row(_unit_label(distribution.name), f"{distribution.share:.1%}", *map(_format_number, numbers))
     return table
 
 
@@ -105,7 +104,7 @@ def _print_refused(description: DatasetDescription, console: Console) -> None:
 
 def _grouping_table(description: DatasetDescription, padded: bool) -> Table:
     """Results of the padded baselines or of the packing policies; the configured one in bold."""
-    modalities = [name for name in CAPACITY_FIELDS if name in description.capacity]
+    modalities = [name for name in description.capacity if name != "samples"]
     results = [result for result in description.grouping_results if result.padded == padded]
     title = "Before balancing: batches padded to their longest sample" if padded else "After: packed rows"
     table = _table(title, "policy", "samples a row", "waste")
@@ -130,7 +129,7 @@ def _isf_table(description: DatasetDescription) -> Table:
         suggestions.append(("longest sample, mean proportions", description.published_isf))
     if isinstance(description.searched_isf, SuggestedIsfCapacity):
         suggestions.append(("by search", description.searched_isf))
-    modalities = [name for name in CAPACITY_FIELDS if suggestions and name in suggestions[0][1].capacity]
+    modalities = list(suggestions[0][1].capacity) if suggestions else []
     sizes = [f"{quantity} {name}" for quantity in ("Q", "Q'") for name in modalities]
     columns = ("suggested", *sizes, "samples a group", "too large")
     table = _table("Q and Q' for iterative sampling and filtering (OmniBal)", *columns)
@@ -145,7 +144,7 @@ def _isf_table(description: DatasetDescription) -> Table:
 
 def _row_capacity_table(description: DatasetDescription) -> Table:
     suggestions = description.row_suggestions
-    modalities = [name for name in CAPACITY_FIELDS if any(name in row.capacity for row in suggestions)]
+    modalities = [name for name in (suggestions[0].capacity if suggestions else ()) if name != "samples"]
     columns = (*modalities, "samples at most", "samples a row", "too large", "waste")
     table = _table("Suggested capacities of a row", *columns)
     for ratio in ("DistRatio", "static"):
@@ -166,9 +165,13 @@ def _buckets_table(description: DatasetDescription) -> Table:
             sizes = "  ".join(
                 f"{size:,} ({share:.0%})" for size, share in zip(buckets.sizes, buckets.shares, strict=True)
             )
-            label = _UNIT_LABELS[name] if buckets is choices[0] else ""
+            label = _unit_label(name) if buckets is choices[0] else ""
             table.add_row(label, str(len(buckets.sizes)), f"{buckets.padding:.1%}", sizes)
     return table
+
+
+def _unit_label(name: str) -> str:
+    return _UNIT_LABELS.get(name, name.replace("_", " "))
 
 
 def _format_shares(shares: Mapping[str, float], modalities: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from configs.architectures import ModelConfig
-from data.data_config import CAPACITY_FIELDS, RowCapacity
+from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.errors import DataError
 from data.packing.refusals import Refusal, call_or_refuse, oversized_refusal
@@ -21,14 +21,6 @@ from sharding.specs.modules import module_graph
 if TYPE_CHECKING:
     import pandas
 
-TOKEN_MODALITIES = ("text", "vision", "audio", "generation")
-"""Modalities of backbone tokens: text and delimiters, encoder outputs, conditions of target images."""
-
-STATISTICS_COLUMNS = (*CAPACITY_FIELDS, *TOKEN_MODALITIES, "encoder_images", "encoder_clips")
-"""Units of a sample: what it takes of a row, its backbone tokens by modality, images and clips that encoders read."""
-
-_ENCODER_FIELDS = {"vision": "patches", "audio": "frames"}
-
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class DatasetStatistics:
@@ -36,7 +28,11 @@ class DatasetStatistics:
 
     Attributes:
         sample_ids: Global id of every readable sample, in the order in which they were drawn.
-        units: int64[n, 10], units of every readable sample, in the order of `STATISTICS_COLUMNS`.
+        units: By name, int64[n]: units of every readable sample. First what it takes of a row (`RowCapacity.names`),
+            then its backbone tokens by modality, then the items that each encoder reads (`EncoderFormat.item_name`).
+        token_modalities: Modalities of backbone tokens: text and delimiters, outputs of every encoder, conditions of
+            target images (`generation`).
+        distributed: Names of the units of which a description shows the distribution.
         kinds: Number of samples drawn of each kind, unreadable ones included.
         counts: Number of samples of each kind in the data set.
         fits: bool[n], whether each sample fits into a row.
@@ -44,7 +40,9 @@ class DatasetStatistics:
     """
 
     sample_ids: Int[np.ndarray, " n"]
-    units: Int[np.ndarray, "n 10"]
+    units: Mapping[str, Int[np.ndarray, " n"]]
+    token_modalities: tuple[str, ...]
+    distributed: tuple[str, ...]
     kinds: Mapping[str, int]
     counts: Mapping[str, int]
     fits: Bool[np.ndarray, " n"]
@@ -52,12 +50,11 @@ class DatasetStatistics:
 
     def columns(self, *names: str) -> Int[np.ndarray, "n k"]:
         """The columns of these names."""
-        return self.units[:, [STATISTICS_COLUMNS.index(name) for name in names]]
+        return np.stack([self.units[name] for name in names], axis=1)
 
     def to_frame(self) -> "pandas.DataFrame":
         """A frame with a row for every sample: its id, its units, and whether it fits; UserError without pandas."""
-        units = dict(zip(STATISTICS_COLUMNS, self.units.T, strict=True))
-        return make_frame({"sample_id": self.sample_ids, **units, "fits": self.fits})
+        return make_frame({"sample_id": self.sample_ids, **self.units, "fits": self.fits})
 
 
 def collect_statistics(
@@ -83,7 +80,7 @@ def collect_statistics(
     kinds = _quotas(shares, samples)
     drawn = [_draw(np.array(sample_index.ids_of_kind(kind)), count, random) for kind, count in kinds.items()]
     sample_ids = random.permutation(np.concatenate(drawn)).tolist()
-    units_of_samples: dict[int, tuple[int, ...]] = {}
+    units_of_samples: dict[int, dict[str, int]] = {}
     refused: dict[int, Refusal] = {}
     for sample_id in dict.fromkeys(sample_ids):
         metadata = call_or_refuse(sample_index.metadata, sample_index, sample_id)
@@ -97,11 +94,18 @@ def collect_statistics(
     if not readable:
         first = next(iter(refused.values()))
         raise DataError(f"not one of {samples} samples can be read; the first: {first.key}: {first.reason}")
-    units = np.array([units_of_samples[sample_id] for sample_id in readable], np.int64)
+    names = units_of_samples[readable[0]]
+    units = {name: np.array([units_of_samples[each][name] for each in readable], np.int64) for name in names}
     fits = np.array([sample_id not in refused for sample_id in readable])
+    encoders = sample_index.sample_format.encoders
     return DatasetStatistics(
         sample_ids=np.array(readable, np.int64),
         units=units,
+        token_modalities=("text", *(encoder.module for encoder in encoders), "generation"),
+        distributed=(
+            *("tokens", "text", *(encoder.field for encoder in encoders), "images"),
+            *(encoder.item_name for encoder in encoders),
+        ),
         kinds=kinds,
         counts=dict(sample_index.counts),
         fits=fits,
@@ -123,22 +127,22 @@ def _draw(sample_ids: Int[np.ndarray, " m"], count: int, random: np.random.Gener
     return np.concatenate([sample_ids[:0], *rounds])[:count]
 
 
-def _sample_units(metadata: SampleMetadata) -> tuple[int, ...]:
-    """The units of a sample in the order of `STATISTICS_COLUMNS`."""
-    sizes, indices = metadata.sizes, metadata.layout.encoder_indices
+def _sample_units(metadata: SampleMetadata) -> dict[str, int]:
+    """The units of a sample by name (`DatasetStatistics.units`)."""
+    sizes, formats = metadata.sizes, metadata.sample_format.encoder_formats
     tokens = {
-        modality: int((indices[field] >= 0).sum()) if field in indices else 0
-        for modality, field in _ENCODER_FIELDS.items()
+        encoder.module: int((metadata.layout.encoder_indices[field] >= 0).sum()) for field, encoder in formats.items()
     }
     tokens["generation"] = sum(len(target.condition_positions) for target in metadata.target_images)
-    tokens["text"] = sizes.tokens - sum(tokens.values())
-    items = [sum(item.field == field for item in metadata.items) for field in _ENCODER_FIELDS.values()]
-    row_units = (getattr(sizes, name) for name in CAPACITY_FIELDS)
-    return (*row_units, *(tokens[modality] for modality in TOKEN_MODALITIES), *items)
+    text = sizes.tokens - sum(tokens.values())
+    items = {
+        encoder.item_name: sum(item.field == field for item in metadata.items) for field, encoder in formats.items()
+    }
+    return {**sizes.row_units, "text": text, **tokens, **items}
 
 
 def flops_per_unit(model: ModelConfig, sample_format: SampleFormat) -> dict[str, float]:
-    """FLOPs of a forward pass for one token, patch, mel frame and target image, for those that the model has.
+    """FLOPs of a forward pass for one token, one value of each encoder and one target image, where the model has one.
 
     By them, padding of different units can be added up. Attention is left out: it depends on lengths, and padding
     hardly increases it.

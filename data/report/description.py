@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int
 
-from data.data_config import CAPACITY_FIELDS, DataConfig, RowCapacity
+from data.data_config import DataConfig, RowCapacity
 from data.packing.grouping.buckets import Buckets, choose_buckets
 from data.packing.grouping.comparison import GroupingResult, GroupingSettings, compare_grouping_policies
 from data.packing.grouping.grouping_policies import row_limits
@@ -20,9 +20,9 @@ from data.report.capacity_advice import (
     suggest_row_capacity,
     suggest_searched_isf_capacity,
 )
-from data.report.dataset_statistics import TOKEN_MODALITIES, DatasetStatistics
+from data.report.dataset_statistics import DatasetStatistics
 from data.report.examples import SampleExample
-from data.report.length_distribution import DISTRIBUTIONS, LengthDistribution, length_distribution
+from data.report.length_distribution import LengthDistribution, length_distribution
 from sharding.frames import make_frame
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class DatasetDescription:
         samples: Number of samples drawn and read, repetitions included.
         kinds: Kinds of samples.
         refusals: Every distinct sample that is in no step.
-        token_shares: Share of all backbone tokens of each modality (`TOKEN_MODALITIES`).
+        token_shares: Share of all backbone tokens of each modality (`DatasetStatistics.token_modalities`).
         distributions: Distributions of the units that the samples have.
         modules: Name of the module that reads each modality.
         rows: Rows of a step, as configured.
@@ -175,7 +175,7 @@ def describe_dataset(
         max_buckets: Largest number of sizes to which samples are padded.
         examples: Decoded samples to show (`data.report.examples.decode_examples`).
     """
-    in_capacity = [name for name in CAPACITY_FIELDS if getattr(capacity, name)]
+    in_capacity = [name for name, size in capacity.units.items() if size]
     fitting_sizes = statistics.columns(*in_capacity)[statistics.fits].astype(float)
     settings = _grouping_settings(in_capacity, config, flops_per_unit)
     results = compare_grouping_policies(fitting_sizes, row_limits(capacity), settings)
@@ -185,25 +185,25 @@ def describe_dataset(
     sizes = statistics.columns(*in_samples).astype(float)
     multiples = [_multiple(name, statistics.columns(name)[:, 0]) for name in in_samples]
     settings = _grouping_settings(in_samples, config, flops_per_unit)
-    start = np.array([getattr(capacity, name) for name in in_samples], float)
+    start = np.array([capacity.units[name] for name in in_samples], float)
     suggestions = [
         suggest_row_capacity(sizes, multiples, multiple * start, config.grouping, settings)
         for multiple in ROW_SIZE_MULTIPLES
     ]
     return DatasetDescription(
-        samples=len(statistics.units),
+        samples=len(statistics.fits),
         kinds=_count_kinds(statistics),
         refusals=statistics.refused,
-        token_shares=_token_shares(statistics.columns(*TOKEN_MODALITIES)),
+        token_shares=_token_shares(statistics),
         distributions=tuple(
             length_distribution(name, statistics.columns(name)[:, 0])
-            for name in DISTRIBUTIONS
+            for name in statistics.distributed
             if statistics.columns(name).any()
         ),
         modules={name: modules[name] for name in in_capacity},
         rows=config.rows,
         flops_per_unit={name: flops_per_unit[name] for name in in_capacity},
-        capacity={name: getattr(capacity, name) for name in (*in_capacity, "samples")},
+        capacity={name: capacity.units[name] for name in in_capacity} | {"samples": capacity.samples},
         grouping=config.grouping,
         grouping_results=results,
         published_isf=suggest_published_isf_capacity(sizes, in_samples),
@@ -249,6 +249,7 @@ def _summarize_refusals(refusals: Sequence[Refusal]) -> tuple[RefusalSummary, ..
     )
 
 
-def _token_shares(tokens: Int[np.ndarray, "n modalities"]) -> dict[str, float]:
-    totals = tokens.sum(axis=0)
-    return {name: float(total / totals.sum()) for name, total in zip(TOKEN_MODALITIES, totals, strict=True) if total}
+def _token_shares(statistics: DatasetStatistics) -> dict[str, float]:
+    names = statistics.token_modalities
+    totals = statistics.columns(*names).sum(axis=0)
+    return {name: float(total / totals.sum()) for name, total in zip(names, totals, strict=True) if total}

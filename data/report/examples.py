@@ -12,8 +12,9 @@ from data.datasets.dataset import SampleIndex
 from data.media.patches import to_uint8, unpatchify
 from data.packing.refusals import Refusal, call_or_refuse
 from data.report.dataset_statistics import DatasetStatistics
-from data.samples.sample import EncoderInputs, Sample
-from data.samples.sample_format import EncoderFormat, PatchFormat
+from data.samples.encoder_format import EncoderFormat, EncoderInputs
+from data.samples.image_format import PatchFormat
+from data.samples.sample import Sample
 from data.samples.token_layout import TokenLayout
 from data.text.tokenizer import Tokenizer
 

@@ -9,7 +9,6 @@ from jaxtyping import Int
 from sharding.html.numbers import nice_step
 
 PERCENTILES = (50, 90, 99)
-DISTRIBUTIONS = ("tokens", "text", "patches", "frames", "images", "encoder_images", "encoder_clips")
 
 _MAX_BARS = 30
 _CUT_PERCENTILE = 99
@@ -21,7 +20,7 @@ class LengthDistribution:
     """Distribution of the units of the samples that have any.
 
     Attributes:
-        name: One of `DISTRIBUTIONS`: `images` are generated, `encoder_images` and `encoder_clips` are model inputs.
+        name: Name of the units: `images` are generated, `encoder_images` and `encoder_clips` are model inputs.
         share: Share of the samples that have any.
         mean: Mean of those samples.
         minimum: Smallest number of units of those samples.
@@ -47,7 +46,7 @@ def length_distribution(name: str, units: Int[np.ndarray, " n"]) -> LengthDistri
     """The distribution of the samples that have any units; there must be one.
 
     Args:
-        name: One of `DISTRIBUTIONS`.
+        name: Name of the units.
         units: Units of every sample.
     """
     positive = units[units > 0]

@@ -2,56 +2,58 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from data.samples.sample_format import EncoderFormat, SampleFormat
+from data.samples.encoder_format import EncoderInputs
+from data.samples.sample_format import SampleFormat
 from data.samples.token_layout import TokenLayout
 
 
-class EncoderInputs(NamedTuple):
-    """Inputs of one encoder from a sample, of one image or clip after the other.
-
-    p is the number of values; an encoder position covers `EncoderFormat.values_per_position` of them.
-
-    Attributes:
-        values: float32[p, w], flattened patches or mel frames; every item has a multiple of `values_per_token`.
-        item_ids: int32[positions], 1-based number of the image or clip of each position; 0 for none.
-        positions: int32[positions, 2], (row, column) of a patch in its image, -1 for a class token; or
-            int32[positions], the position in the clip.
-    """
-
-    values: np.ndarray
-    item_ids: np.ndarray
-    positions: np.ndarray
-
-
-class SampleSizes(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampleSizes:
     """What a sample takes of a row and what balancing needs; known before anything is decoded.
 
     Attributes:
         tokens: Backbone tokens.
-        patches: Patches of the vision encoder.
-        frames: Mel frames of the audio encoder.
+        lengths: By encoder field, number of values: patches, mel frames, ...
         images: Images to generate.
         targets: Tokens that count in the loss.
-        patch_squares: Sum over images of the square of their attended positions.
-        frame_squares: Sum over audio clips of the square of their attended positions.
+        squares: By encoder field, sum over its items of the square of their attended positions.
     """
 
     tokens: int
-    patches: int = 0
-    frames: int = 0
+    lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
     images: int = 0
     targets: int = 0
-    patch_squares: int = 0
-    frame_squares: int = 0
+    squares: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def token_squares(self) -> int:
         """Square of the number of backbone tokens, for the backbone's attention."""
         return self.tokens**2
+
+    @property
+    def row_units(self) -> dict[str, int]:
+        """What the sample takes of a row, by `data.data_config.RowCapacity.names`."""
+        return {"tokens": self.tokens, **self.lengths, "images": self.images}
+
+    def to_numbers(self) -> list[int]:
+        """All sizes as a list of numbers for `from_numbers`."""
+        return [self.tokens, self.images, self.targets, *self.lengths.values(), *self.squares.values()]
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[int], fields: Sequence[str]) -> "SampleSizes":
+        """The sizes that `to_numbers` listed, of a sample with these encoder fields."""
+        tokens, images, targets, *others = numbers
+        lengths, squares = others[: len(fields)], others[len(fields) :]
+        return cls(
+            tokens=tokens,
+            lengths=dict(zip(fields, lengths, strict=True)),
+            images=images,
+            targets=targets,
+            squares=dict(zip(fields, squares, strict=True)),
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -62,7 +64,7 @@ class Sample:
         id: Global sample id; keys the noise of generators.
         kind: Kind of sample: the data set it came from.
         layout: Its t tokens.
-        encoder_inputs: By field, `patches` or `frames`: one for every encoder, empty where the sample has no media.
+        encoder_inputs: By field, such as `patches`: one for every encoder, empty where the sample has no items.
         target_images: float32[g, z, z, 3] in [-1, 1], the images to generate.
         condition_positions: int32[g, q], positions of the tokens whose hidden states condition each target image.
     """
@@ -76,30 +78,9 @@ class Sample:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What the sample takes of a row, by `data.data_config.CAPACITY_FIELDS`."""
-        lengths = {
-            field: len(self.encoder_inputs[field].values) if field in self.encoder_inputs else 0
-            for field in ("patches", "frames")
-        }
+        """What the sample takes of a row, by `data.data_config.RowCapacity.names`."""
+        lengths = {field: len(inputs.values) for field, inputs in self.encoder_inputs.items()}
         return {"tokens": len(self.layout.tokens), **lengths, "images": len(self.target_images)}
-
-
-def empty_encoder_inputs(encoder_format: EncoderFormat) -> EncoderInputs:
-    """Encoder inputs of a sample without an image or clip."""
-    return EncoderInputs(
-        np.zeros((0, encoder_format.value_width), np.float32),
-        np.zeros(0, np.int32),
-        np.zeros((0, *encoder_format.position_shape), np.int32),
-    )
-
-
-def concatenate_encoder_inputs(items: Sequence[EncoderInputs], encoder_format: EncoderFormat) -> EncoderInputs:
-    """Encoder inputs of several images or clips, numbered in their order."""
-    if not items:
-        return empty_encoder_inputs(encoder_format)
-    item_ids = [np.where(item.item_ids > 0, np.int32(number), 0) for number, item in enumerate(items, start=1)]
-    values, _, positions = zip(*items, strict=True)
-    return EncoderInputs(np.concatenate(values), np.concatenate(item_ids), np.concatenate(positions))
 
 
 def no_target_images(sample_format: SampleFormat) -> tuple[np.ndarray, np.ndarray]:

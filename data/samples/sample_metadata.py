@@ -6,32 +6,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from data.errors import BadSampleError
-from data.samples.sample import (
-    EncoderInputs,
-    Sample,
-    SampleSizes,
-    concatenate_encoder_inputs,
-    no_target_images,
-)
-from data.samples.sample_format import EncoderFormat, SampleFormat
+from data.samples.encoder_format import EncoderFormat, EncoderInputs, MediaItem, concatenate_encoder_inputs
+from data.samples.sample import Sample, SampleSizes, no_target_images
+from data.samples.sample_format import SampleFormat
 from data.samples.token_layout import TokenLayout
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class MediaItem:
-    """One image or audio clip that an encoder reads.
-
-    Attributes:
-        field: Field of its encoder's inputs, `patches` or `frames`.
-        length: Number of values (patches or frames) that it takes.
-        load: Decodes it.
-        where: Name in messages.
-    """
-
-    field: str
-    length: int
-    load: Callable[[], EncoderInputs]
-    where: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,7 +33,7 @@ class SampleMetadata:
         kind: Kind of sample: the data set it came from.
         layout: Its tokens.
         sample_format: What the model requires.
-        items: Images and clips that encoders read, those of each encoder in order.
+        items: Items that encoders read, such as images, those of each encoder in order.
         target_images: Images to generate, in order.
         key: Name in messages; empty for a sample whose files name themselves.
     """
@@ -78,12 +56,10 @@ class SampleMetadata:
         }
         return SampleSizes(
             tokens=len(self.layout.tokens),
-            patches=sum(lengths.get("patches", ())),
-            frames=sum(lengths.get("frames", ())),
+            lengths={field: sum(of_items) for field, of_items in lengths.items()},
             images=len(self.target_images),
             targets=int(self.layout.target_mask.sum()),
-            patch_squares=squares.get("patches", 0),
-            frame_squares=squares.get("frames", 0),
+            squares=squares,
         )
 
     def _item_lengths(self, field: str) -> list[int]:
@@ -141,7 +117,7 @@ class SampleMetadata:
 
 
 def cells_with_tokens(lengths: Sequence[int], encoder_format: EncoderFormat) -> np.ndarray:
-    """int32: the cells that become backbone tokens, of consecutive images or clips with these numbers of values."""
+    """int32: the cells that become backbone tokens, of consecutive items with these numbers of values."""
     ends = np.cumsum(lengths, dtype=np.int64) // encoder_format.values_per_token
     ranges = [
         np.arange(end - encoder_format.token_count(length), end) for end, length in zip(ends, lengths, strict=True)

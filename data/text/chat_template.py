@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 
 from data.errors import BadSampleError
-from data.records import ROLES, AudioPart, ContentPart, MediaPart, Record, TextPart, Turn
+from data.records import ROLES, ContentPart, ImagePart, MediaPart, Record, TextPart, Turn
 from data.text.tokenizer import Tokenizer
 
 
@@ -91,7 +91,7 @@ class TokenRun:
 
 @dataclasses.dataclass(frozen=True)
 class MediaPlaceholder:
-    """An image or audio clip between tokens.
+    """An image, an audio clip or another medium between tokens.
 
     Attributes:
         part: The medium.
@@ -196,8 +196,8 @@ def _with_loss(markup: Markup, in_loss: bool) -> Iterator[_Element]:
 def _content(part: ContentPart, is_answer: bool, key: str) -> str | MediaPlaceholder:
     if isinstance(part, TextPart):
         return part.text
-    if is_answer and isinstance(part, AudioPart):
-        raise BadSampleError(key, "the assistant's answer contains audio, which no generator here produces")
+    if is_answer and not isinstance(part, ImagePart):
+        raise BadSampleError(key, f"the assistant's answer contains {part.content}, which no generator here produces")
     return MediaPlaceholder(part, generated=is_answer)
 
 

@@ -23,7 +23,7 @@ def describe_data(
     Raises:
         DataError: The data set does not fit the model or the data configuration.
     """
-    sample_format = SampleFormat.for_model(config.model, config.data.patches, config.data.frames)
+    sample_format = SampleFormat.for_model(config.model, config.data.encoder_capacities)
     sample_index = SampleIndex(config.dataset("train"), sample_format)
     capacity = capacity_for_model(config.data.capacity, sample_format)
     shares = config.data.shares(sample_index.counts)

@@ -187,7 +187,7 @@ class TrainedModel:
     @functools.cached_property
     def sample_format(self) -> SampleFormat:
         """The format that the model's modules need samples in."""
-        return SampleFormat.for_model(self.config, self.capacity.patches, self.capacity.frames)
+        return SampleFormat.for_model(self.config, self.capacity.lengths)
 
     @functools.cached_property
     def _decode_program(self) -> Callable[..., DecodedTokens]:

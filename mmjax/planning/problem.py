@@ -88,7 +88,7 @@ def make_problem(
 
 def positions_per_row(config: "TrainConfig") -> dict[str, int]:
     """Positions of a packed row of each module that has some."""
-    sample_format = SampleFormat.for_model(config.model, config.data.patches, config.data.frames)
+    sample_format = SampleFormat.for_model(config.model, config.data.encoder_capacities)
     encoder_positions = {
         encoder.module: encoder.max_length // encoder.values_per_position
         for encoder in sample_format.encoder_formats.values()

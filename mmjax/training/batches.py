@@ -51,6 +51,6 @@ def open_batches(
         from data.producers.client import remote_batches  # needs the extra `service`
 
         return remote_batches(data, model, dataset, config.producers, config.producer_timeout, order, rows)
-    sample_format = SampleFormat.for_model(model, data.patches, data.frames)
+    sample_format = SampleFormat.for_model(model, data.encoder_capacities)
     row_order = order.make_row_order(model, sample_format) if order else None
     return training_batches(data, model, dataset, row_order, rows)

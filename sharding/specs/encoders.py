@@ -1,5 +1,6 @@
 """Encoders as layers, from the configurations that their Flax modules are built from."""
 
+import dataclasses
 import functools
 
 from configs.architectures import AudioConfig, BackboneConfig, EncoderConfig, VisionConfig
@@ -46,6 +47,28 @@ def transformer_encoder_spec(config: EncoderConfig, backbone: BackboneConfig, em
     )  # fmt: skip
 
 
+def linear_embedding_layer(config: EncoderConfig, value_width: int, vectors: int = 1) -> LayerSpec:
+    """An embedding that projects values to the encoder's width and adds positions.
+
+    Args:
+        config: The encoder.
+        value_width: Numbers in a value, of which each position has one.
+        vectors: Learned vectors of the encoder's width besides the kernel: 1 for a bias.
+    """
+    width = config.width
+    inputs = SavedActivations(replicated=PerLoad(value_width))
+    return LayerSpec(
+        name="embed",
+        part=config.name,
+        kernels=(matmul("values", value_width, width, split=False), memory_bound("positions", 2 * width, split=False)),
+        parameters=0,
+        replicated_parameters=width * (value_width + vectors),
+        saved=saved_by_policy(inputs, inputs),
+        output_elements=PerLoad(width),
+        sequence_parallel=False,
+    )
+
+
 @encoder_spec.register
 def _vision(config: VisionConfig, backbone: BackboneConfig) -> ModuleSpec:
     return transformer_encoder_spec(config, backbone, _patch_embedding(config))
@@ -57,20 +80,11 @@ def _audio(config: AudioConfig, backbone: BackboneConfig) -> ModuleSpec:
 
 
 def _patch_embedding(config: VisionConfig) -> LayerSpec:
-    pixels, width, learned = config.patch_width, config.width, config.positions == "learned"
-    inputs = SavedActivations(replicated=PerLoad(pixels))
+    learned = config.positions == "learned"
     vectors = config.patch_bias + config.class_token * (1 + learned) + config.grid**2 * learned
-    input_norm = norm_parameters(config, width) if config.input_norm else 0
-    return LayerSpec(
-        name="embed",
-        part=config.name,
-        kernels=(matmul("pixels", pixels, width, split=False), memory_bound("positions", 2 * width, split=False)),
-        parameters=0,
-        replicated_parameters=pixels * width + width * vectors + input_norm,
-        saved=saved_by_policy(inputs, inputs),
-        output_elements=PerLoad(width),
-        sequence_parallel=False,
-    )
+    layer = linear_embedding_layer(config, config.patch_width, vectors)
+    input_norm = norm_parameters(config, config.width) if config.input_norm else 0
+    return dataclasses.replace(layer, replicated_parameters=layer.replicated_parameters + input_norm)
 
 
 def _frame_embedding(config: AudioConfig) -> LayerSpec:

@@ -6,7 +6,8 @@ import numpy as np
 
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
-from data.datasets.easy_vqa import EasyVQA, LazySamples
+from data.datasets.dataset import LazySamples
+from data.datasets.easy_vqa import EasyVQA
 from data.errors import BadSampleError
 
 MODEL = ModelConfig()

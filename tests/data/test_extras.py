@@ -78,11 +78,12 @@ def test_a_clip_without_the_audio_extra_names_it(tmp_path):
 from data.datasets.conversations import SampleBuilder
 from data.errors import DataError
 from data.records import AudioPart, Media, Record, TextPart, Turn
-from data.samples.sample_format import FrameFormat, SampleFormat
+from data.samples.audio_format import FrameFormat
+from data.samples.sample_format import SampleFormat
 from data.text.byte_tokenizer import ByteTokenizer
 from data.text.chat_template import QUESTION
 turns = Turn("user", (AudioPart(Media.from_file("{tmp_path}/a.wav")),)), Turn("assistant", (TextPart("yes"),))
-builder = SampleBuilder(QUESTION, ByteTokenizer(), SampleFormat(None, FrameFormat(), None), None)
+builder = SampleBuilder(QUESTION, ByteTokenizer(), SampleFormat((FrameFormat(),), None), None)
 try:
     builder(Record("r", turns), "speech")
 except DataError as error:

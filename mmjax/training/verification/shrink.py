@@ -16,6 +16,7 @@ from configs.architectures import (
 )
 from configs.experts import ExpertsConfig
 from data.data_config import DataConfig
+from data.samples.sample_format import SampleFormat
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import LayerRun, UnitPlan, stage_layers
 from sharding.specs.modules import ModuleGraph, module_graph
@@ -28,12 +29,14 @@ MAX_GROUPS = 8  # groups of GroupNorm: as many as there are tensor ranks on one 
 
 def shrink_data(config: DataConfig, model: ModelConfig) -> DataConfig:
     """Smaller rows, but as many of them, because plans divide their number."""
-    values_per_token = math.lcm(*(encoder.positions_per_token for encoder in model.encoders))
+    positions_per_token = math.lcm(*(encoder.positions_per_token for encoder in model.encoders))
+    capacities = {
+        field: min(encoder.max_length, 16 * positions_per_token * encoder.values_per_position)
+        for field, encoder in SampleFormat.for_model(model, config.encoder_capacities).encoder_formats.items()
+    }
     return dataclasses.replace(
-        config,
+        config.with_encoder_capacities(capacities),
         tokens=min(config.tokens, 256),
-        patches=min(config.patches, 16 * values_per_token),
-        frames=min(config.frames, 32 * values_per_token),
         images=min(config.images, 4),
         samples=min(config.samples, 16),
     )

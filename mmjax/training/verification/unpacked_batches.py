@@ -1,7 +1,7 @@
 """Batches without packing, for the reference: every sample has a row of its own, and normalisers are counted again."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,12 +16,11 @@ HostArrays = dict[str, dict[str, np.ndarray]]
 
 @dataclasses.dataclass(frozen=True)
 class UnpackedShape:
-    """The most samples of a batch, and the most tokens, patches, frames and images of a sample."""
+    """The most samples of a batch, and the most tokens, encoder values (by field) and images of a sample."""
 
     samples: int
     tokens: int
-    patches: int
-    frames: int
+    lengths: Mapping[str, int]
     images: int
 
 
@@ -31,15 +30,12 @@ def unpacked_shape(batches: Sequence[Sequence[Sample]], sample_format: SampleFor
     def largest(name: str, minimum: int) -> int:
         return max((sample.sizes[name] for samples in batches for sample in samples), default=minimum) or minimum
 
-    minimum_values = {
-        field: sample_format.encoder_formats[field].values_per_token if field in sample_format.encoder_formats else 0
-        for field in ("patches", "frames")
-    }
     return UnpackedShape(
         samples=max(map(len, batches)),
         tokens=largest("tokens", 1),
-        patches=largest("patches", minimum_values["patches"]),
-        frames=largest("frames", minimum_values["frames"]),
+        lengths={
+            field: largest(field, encoder.values_per_token) for field, encoder in sample_format.encoder_formats.items()
+        },
         images=largest("images", 1),
     )
 
@@ -51,7 +47,7 @@ def unpacked_batch(
     arrays = {model.backbone.name: _backbone(samples, data, sample_format, shape, model.backbone.experts is not None)}
     for field, encoder in sample_format.encoder_formats.items():
         inputs = [sample.encoder_inputs[field] for sample in samples]
-        length = getattr(shape, field)
+        length = shape.lengths[field]
         positions = length // encoder.values_per_position
         arrays[encoder.module] = {
             field: _padded([item.values for item in inputs], (shape.samples, length, encoder.value_width)),

@@ -12,7 +12,9 @@ from data.datasets.dataset import Dataset, SampleIndex
 from data.errors import BadSampleError, DataError
 from data.media.tiling import DynamicTiling
 from data.records import AudioPart, ImagePart, Media, Record, TextPart, Turn
-from data.samples.sample_format import FrameFormat, PatchFormat, SampleFormat, TargetImageFormat
+from data.samples.audio_format import FrameFormat
+from data.samples.image_format import PatchFormat
+from data.samples.sample_format import SampleFormat, TargetImageFormat
 from data.sources.llava import LlavaJson
 from data.text.byte_tokenizer import ByteTokenizer
 from data.text.chat_template import CHAT_TEMPLATES
@@ -21,7 +23,11 @@ from tests.data.real_data import photographs
 TOKENIZER = ByteTokenizer()
 SPECIAL = TOKENIZER.special_tokens
 FORM = SampleFormat(
-    PatchFormat("vision", 4, 2, 256), FrameFormat("audio", 8, 5, 1000), TargetImageFormat("generator", 16, 3)
+    (
+        PatchFormat(module="vision", patch=4, merge=2, max_length=256),
+        FrameFormat(module="audio", mels=8, merge=5, max_length=1000),
+    ),
+    TargetImageFormat("generator", 16, 3),
 )
 
 
@@ -54,7 +60,7 @@ def check_sizes(outline):
     """What the header promised is what is decoded."""
     sample = outline.load(7)
     sizes = outline.sizes
-    assert sample.sizes == {name: getattr(sizes, name) for name in ("tokens", "patches", "frames", "images")}
+    assert sample.sizes == sizes.row_units
     for field, form in FORM.encoder_formats.items():
         if field in sample.layout.encoder_indices:
             cells = np.sort(sample.layout.encoder_indices[field][sample.layout.encoder_indices[field] >= 0])
@@ -78,7 +84,7 @@ def test_tiles_and_thumbnail_are_separate_images(picture):
     assert [item.length for item in outline.items] == [16] * 3
     sample = check_sizes(outline)
     assert sample.encoder_inputs["patches"].item_ids.tolist() == [1] * 16 + [2] * 16 + [3] * 16
-    assert outline.sizes.patch_squares == 3 * 16**2
+    assert outline.sizes.squares["patches"] == 3 * 16**2
 
 
 def test_long_clips_are_split_into_chunks(clip):
@@ -86,7 +92,7 @@ def test_long_clips_are_split_into_chunks(clip):
     assert [item.length for item in outline.items] == [1600, 1600]
     sample = check_sizes(outline)
     assert sample.encoder_inputs["frames"].positions.tolist() == [*range(800)] * 2
-    assert outline.sizes.frame_squares == 2 * 800**2
+    assert outline.sizes.squares["frames"] == 2 * 800**2
     assert (sample.layout.tokens == SPECIAL.audio).sum() == 2 * 160
 
 
@@ -98,15 +104,15 @@ def test_images_of_the_assistant_are_generated(picture):
 
 
 def test_records_for_missing_modules_are_refused(picture, clip):
-    blind = SampleFormat(None, None, None)
+    blind = SampleFormat((), None)
     for refused, message in (
-        (record(picture), "no vision encoder"),
-        (record(clip), "no audio encoder"),
+        (record(picture), "no encoder of patches"),
+        (record(clip), "no encoder of frames"),
         (record("draw", said=(picture,)), "no generator"),
     ):
         with pytest.raises(BadSampleError, match=f"r1 cannot be read .*{message}"):
             builder(form=blind)(refused, "any")
-    assert builder(form=blind)(record("only words"), "any").sizes.patches == 0
+    assert builder(form=blind)(record("only words"), "any").sizes.lengths == {}
 
 
 def test_undecodable_media_are_named_after_their_record(tmp_path, picture):

@@ -15,9 +15,9 @@ from data.datasets.easy_vqa import (
 )
 from data.errors import BadSampleError, DataError
 from data.media.patches import patchify, resize_to_square
-from data.samples.media_items import image_item
+from data.samples.image_format import PatchFormat, image_item
 from data.samples.sample import SampleSizes
-from data.samples.sample_format import PatchFormat, SampleFormat, TargetImageFormat
+from data.samples.sample_format import SampleFormat, TargetImageFormat
 from data.samples.token_layout import TOKEN_COLUMNS
 from data.text.word_tokenizer import ANSWER, BOS, EOS, GENERATE, IMAGE, UNKNOWN, WordTokenizer
 
@@ -120,7 +120,7 @@ def test_samples_hold_all_questions_of_their_image(train):
     for branch, (question, answer) in enumerate(pairs, start=1):
         tokens = sample.layout.tokens[sample.layout.branches == branch]
         assert train.tokenizer.decode(tokens) == f"{question} {answer}"
-    assert sample.sizes.patches == len(sample.load(0).encoder_inputs["patches"].values) == 64
+    assert sample.sizes.lengths["patches"] == len(sample.load(0).encoder_inputs["patches"].values) == 64
 
 
 def test_indices_outside_a_kind_are_an_index_error(train):
@@ -150,12 +150,14 @@ def test_missing_files_and_splits_are_named():
 
 TOKENIZER = WordTokenizer(("?", "blue", "circle", "is", "it", "what", "yes"))
 MARK, BLUE, CIRCLE, IS, IT, WHAT, YES = range(7, 14)
-SMALL_FORMAT = SampleFormat(PatchFormat("vision", 2, 2, 16), None, TargetImageFormat("generator", 4, 3))
+SMALL_FORMAT = SampleFormat(
+    (PatchFormat(module="vision", patch=2, merge=2, max_length=16),), TargetImageFormat("generator", 4, 3)
+)
 PICTURE = np.random.default_rng(0).integers(0, 256, (4, 8, 3), np.uint8)
 
 
 def shown(pixels):
-    return image_item(lambda: pixels, pixels.shape[:2], SMALL_FORMAT)
+    return image_item(lambda: pixels, pixels.shape[:2], SMALL_FORMAT.encoder_formats["patches"])
 
 
 def columns(layout):
@@ -186,8 +188,8 @@ def test_questions_are_branches_after_one_image():
         (0, 4, 4, 3),
         (0, 3),
     )
-    assert sample.sizes == {"tokens": 15, "patches": 8, "frames": 0, "images": 0}
-    assert outline.sizes == SampleSizes(tokens=15, patches=8, targets=5, patch_squares=64)
+    assert sample.sizes == {"tokens": 15, "patches": 8, "images": 0}
+    assert outline.sizes == SampleSizes(tokens=15, lengths={"patches": 8}, targets=5, squares={"patches": 64})
 
 
 def test_layout_of_a_question_without_an_image():
@@ -221,13 +223,13 @@ def test_descriptions_condition_their_target_image():
 def test_large_images_are_scaled_down_to_the_limit():
     outline = vqa_sample(shown(np.zeros((64, 64, 3), np.uint8)), [("what", "yes")], TOKENIZER, SMALL_FORMAT)
     assert (
-        outline.sizes.patches
+        outline.sizes.lengths["patches"]
         == len(outline.load(0).encoder_inputs["patches"].values)
-        == SMALL_FORMAT.patches.max_length
+        == SMALL_FORMAT.encoder_formats["patches"].max_length
     )
 
 
 def test_images_that_differ_from_their_header_are_refused():
-    liar = image_item(lambda: PICTURE, (4, 4), SMALL_FORMAT, "liar.png")
+    liar = image_item(lambda: PICTURE, (4, 4), SMALL_FORMAT.encoder_formats["patches"], "liar.png")
     with pytest.raises(BadSampleError, match=r"liar.png cannot be read \(8 patches where its header announced 4\)"):
         vqa_sample(liar, [("what", "yes")], TOKENIZER, SMALL_FORMAT).load(0)

@@ -11,13 +11,15 @@ from data.datasets.prompts import image_prompt_metadata, prompt_metadata, prompt
 from data.errors import DataError
 from data.media.tiling import DynamicTiling
 from data.records import AudioPart, ImagePart, Media, TextPart
-from data.samples.media_items import image_item
-from data.samples.sample_format import PatchFormat, SampleFormat, TargetImageFormat
+from data.samples.image_format import PatchFormat, image_item
+from data.samples.sample_format import SampleFormat, TargetImageFormat
 from data.text.prompt_format import PromptFormat
 from data.text.word_tokenizer import WordTokenizer
 
 TOKENIZER = WordTokenizer(("blue", "circle", "is", "it", "what", "?"))
-FORM = SampleFormat(PatchFormat(patch=2, merge=2, max_length=16), target_images=TargetImageFormat(size=4, conditions=3))
+FORM = SampleFormat(
+    (PatchFormat(patch=2, merge=2, max_length=16),), target_images=TargetImageFormat(size=4, conditions=3)
+)
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -40,7 +42,7 @@ def same_start(prompt, full, left: int) -> bool:
 
 def test_a_prompt_is_a_training_sample_without_its_answer():
     asking = prompt_metadata(prompt_record("what is it?", [SEEN]), PromptFormat(), TOKENIZER, FORM)
-    picture = image_item(lambda: PIXELS, PIXELS.shape[:2], FORM)
+    picture = image_item(lambda: PIXELS, PIXELS.shape[:2], FORM.encoder_formats["patches"])
     full = vqa_sample(picture, [("what is it?", "circle")], TOKENIZER, FORM)
     assert same_start(asking, full, left=2)
     assert not asking.layout.target_mask.any()

@@ -14,12 +14,14 @@ from data.errors import BadSampleError, DataError
 from data.media.audio import read_audio
 from data.media.mel import log_mel
 from data.records import Media
-from data.samples.sample_format import FrameFormat, SampleFormat
+from data.samples.audio_format import FrameFormat
+from data.samples.image_format import PatchFormat
+from data.samples.sample_format import SampleFormat
 from data.text.word_tokenizer import ANSWER, BOS, EOS, IMAGE
 from tests.data.real_data import espeak
 from tests.tones import VOICES, write_tones
 
-FORM = SampleFormat(frames=FrameFormat(mels=8, merge=2, max_length=400))
+FORM = SampleFormat((PatchFormat(), FrameFormat(mels=8, merge=2, max_length=400)))
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +121,8 @@ def test_loaded_samples_have_the_planned_sizes(train, kind):
         outline = samples[index]
         sample = outline.load(index)
         planned = outline.sizes
-        assert sample.sizes == {name: getattr(planned, name) for name in sample.sizes}
-        assert planned.frames == sample.encoder_inputs["frames"].values.shape[0]
+        assert sample.sizes == {name: planned.row_units[name] for name in sample.sizes}
+        assert planned.lengths["frames"] == sample.encoder_inputs["frames"].values.shape[0]
         # What was kept is what was made.
         again = samples[index].load(index)
         np.testing.assert_array_equal(again.encoder_inputs["frames"].values, sample.encoder_inputs["frames"].values)
@@ -135,7 +137,7 @@ def test_words_keep_their_ids_with_an_audio_token(train, easy_vqa):
 
 def test_kinds_of_missing_modules_are_left_out(train):
     assert set(train.samples_by_kind(SampleFormat())) == {"vqa", "description", "text"}
-    assert set(train.samples_by_kind(SampleFormat(None, FORM.frames, None))) == {"transcription", "text"}
+    assert set(train.samples_by_kind(SampleFormat(FORM.encoders[1:], None))) == {"transcription", "text"}
 
 
 def test_clips_that_differ_from_the_manifest_are_bad_samples(tmp_path, folder):

@@ -16,7 +16,7 @@ from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limit
 from data.packing.step_planner import PlannerState, StepPlanner
 from data.samples.sample import SampleSizes
 
-CAPACITY = RowCapacity(tokens=100, patches=40, images=2, samples=6, frames=30)
+CAPACITY = RowCapacity(tokens=100, lengths={"patches": 40, "frames": 30}, images=2, samples=6)
 
 
 class Sized(SampleIndex):
@@ -25,7 +25,7 @@ class Sized(SampleIndex):
     def __init__(self, count, seed):
         random = np.random.default_rng(seed)
         self.all = [
-            SampleSizes(int(t), int(p), int(f), int(i), 1)
+            SampleSizes(tokens=int(t), lengths={"patches": int(p), "frames": int(f)}, images=int(i), targets=1)
             for t, p, f, i in zip(
                 random.integers(1, 120, count),
                 random.integers(0, 40, count) * (random.random(count) < 0.5),
@@ -46,7 +46,7 @@ class Sized(SampleIndex):
 
     def usable(self):
         return {
-            n for n, sizes in enumerate(self.all) if n not in self.bad and not CAPACITY.excess_reason(sizes._asdict())
+            n for n, sizes in enumerate(self.all) if n not in self.bad and not CAPACITY.excess_reason(sizes.row_units)
         }
 
 
@@ -92,7 +92,9 @@ def test_a_pass_hands_out_every_usable_sample_once(case):
     for plan in plans:
         assert len(plan.rows) == case["rows"] or (not plan.rows and plan.refused)
         for row in plan.rows:
-            units = np.array([[*catalogue.all[number][:4], 1] for number in row]).reshape(-1, 5).sum(axis=0)
+            units = (
+                np.array([[*catalogue.all[number].row_units.values(), 1] for number in row]).reshape(-1, 5).sum(axis=0)
+            )
             assert (units <= [*CAPACITY.vector, CAPACITY.samples]).all()
 
 

@@ -9,7 +9,7 @@ from data.datasets.easy_vqa import description_sample, text_sample, vqa_sample
 from data.media.patches import resize_to_square
 from data.packing.global_batch import BatchTotals, build_global_batch
 from data.packing.packed_rows import pack_samples
-from data.samples.media_items import image_item
+from data.samples.image_format import image_item
 from data.samples.sample_format import SampleFormat
 from data.text.word_tokenizer import WordTokenizer
 
@@ -17,11 +17,11 @@ TOKENIZER = WordTokenizer(("a", "blue", "circle", "is", "it", "no", "yes"))
 MODEL = ModelConfig(
     encoders=(VisionConfig(patch=2, merge=2),), generators=(GeneratorConfig(image_size=8, conditions=2),)
 )
-FORM = SampleFormat.for_model(MODEL, 32)
-CAPACITY = RowCapacity(tokens=32, patches=32, images=2, samples=4)
+FORM = SampleFormat.for_model(MODEL, {"patches": 32})
+CAPACITY = RowCapacity(tokens=32, lengths={"patches": 32}, images=2, samples=4)
 PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
 
-SHOWN = image_item(lambda: PICTURE, (8, 8), FORM)
+SHOWN = image_item(lambda: PICTURE, (8, 8), FORM.encoder_formats["patches"])
 ASKED = vqa_sample(SHOWN, [("is it blue", "yes"), ("is it a circle", "no")], TOKENIZER, FORM).load(11)
 DRAWN = description_sample("a blue circle", lambda: resize_to_square(PICTURE, 8), TOKENIZER, FORM).load(12)
 TOLD = text_sample("is it blue", "no", TOKENIZER, FORM).load(13)
@@ -101,7 +101,9 @@ def test_arrays_are_named_after_the_models_modules():
         encoders=(VisionConfig(name="eye", patch=2, merge=2),),
         generators=(GeneratorConfig(name="brush", image_size=8, conditions=2),),
     )
-    batch = build_global_batch(pack_samples([ASKED], 1, CAPACITY, FORM), model, SampleFormat.for_model(model, 32))
+    batch = build_global_batch(
+        pack_samples([ASKED], 1, CAPACITY, FORM), model, SampleFormat.for_model(model, {"patches": 32})
+    )
     assert set(batch.arrays) == set(batch.counts) == {"eye", "backbone", "brush"}
 
 

@@ -6,13 +6,17 @@ from hypothesis import strategies as st
 from data.data_config import RowCapacity
 from data.errors import DataError
 from data.packing.packed_rows import pack_samples
-from data.samples.sample import EncoderInputs, Sample
-from data.samples.sample_format import PatchFormat, SampleFormat, TargetImageFormat
+from data.samples.encoder_format import EncoderInputs
+from data.samples.image_format import PatchFormat
+from data.samples.sample import Sample
+from data.samples.sample_format import SampleFormat, TargetImageFormat
 from data.samples.token_layout import lay_out_tokens
 from data.text.word_tokenizer import IMAGE
 
-FORM = SampleFormat(PatchFormat("vision", 1, 2, 16), None, TargetImageFormat("generator", 2, 2))
-CAPACITY = RowCapacity(tokens=12, patches=16, images=2, samples=3)
+FORM = SampleFormat(
+    (PatchFormat(module="vision", patch=1, merge=2, max_length=16),), TargetImageFormat("generator", 2, 2)
+)
+CAPACITY = RowCapacity(tokens=12, lengths={"patches": 16}, images=2, samples=3)
 
 
 def make(number, cells=(), text=1, branches=(), drawn=0):
@@ -151,4 +155,4 @@ def test_more_samples_than_the_rows_hold_are_refused():
 
 def test_capacities_of_nothing_are_refused():
     with pytest.raises(DataError, match="capacity of a row is 0 samples"):
-        RowCapacity(tokens=1, patches=1, images=0, samples=0)
+        RowCapacity(tokens=1, lengths={"patches": 1}, images=0, samples=0)

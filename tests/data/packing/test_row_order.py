@@ -41,7 +41,7 @@ def batches_of(arrange):
 def test_reordered_batches_hold_the_same_rows():
     arranger = RowReorderer(PLAN, GRAPH, COSTS, trained_parts(GRAPH, ("all",)), "search")
     given = batches_of(None)
-    ordered = batches_of(RowOrder(arranger, SampleFormat.for_model(MODEL, DATA.patches), "backbone"))
+    ordered = batches_of(RowOrder(arranger, SampleFormat.for_model(MODEL, DATA.encoder_capacities), "backbone"))
     moved = 0
     for before, after in zip(given, ordered, strict=True):
         place = {tuple(row): number for number, row in enumerate(before.sample_ids.tolist())}
@@ -64,7 +64,7 @@ def test_loads_from_sizes_are_those_of_the_batch():
         seen.append(order.row_loads(rows))
         return order(rows)
 
-    order = RowOrder(arranger, SampleFormat.for_model(MODEL, DATA.patches), "backbone")
+    order = RowOrder(arranger, SampleFormat.for_model(MODEL, DATA.encoder_capacities), "backbone")
     for batch, loads in zip(batches_of(spy), seen, strict=False):
         assert loads["backbone"][:, 0].sum() == batch.counts["backbone"][0]
         assert loads["vision"][:, 0].sum() == batch.counts["vision"][0]

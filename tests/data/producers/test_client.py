@@ -172,7 +172,7 @@ def test_producers_make_only_requested_steps(remote):
 def test_producers_order_rows_as_in_this_process(remote, source):
     order = RowOrderRequest(single_device_plan(module_graph(MODEL), 2), "h100", ("all",), "intra_microbatch")
     here = training_batches(
-        CONFIG, MODEL, source, order.make_row_order(MODEL, SampleFormat.for_model(MODEL, CONFIG.patches))
+        CONFIG, MODEL, source, order.make_row_order(MODEL, SampleFormat.for_model(MODEL, CONFIG.encoder_capacities))
     )
     with serving() as (_, address):
         there, plain = remote(address, row_order=order), remote(address)

@@ -8,14 +8,14 @@ from data.datasets.dataset import SampleIndex
 from data.datasets.easy_vqa import text_sample
 from data.errors import BadSampleError, DataError
 from data.packing.refusals import Refusal
-from data.report.dataset_statistics import STATISTICS_COLUMNS, collect_statistics, flops_per_unit
+from data.report.dataset_statistics import collect_statistics, flops_per_unit
 from data.samples.sample_format import SampleFormat
 from data.text.prompt_format import PromptFormat
 from data.text.word_tokenizer import WordTokenizer
 from tests.small_vqa import SmallVQA
 from tests.tiny_model import AUDIO, tiny_model
 
-ROOMY = RowCapacity(1000, 1000, 4, 16)
+ROOMY = RowCapacity(tokens=1000, lengths={"patches": 1000}, images=4, samples=16)
 
 
 @dataclasses.dataclass
@@ -53,13 +53,16 @@ def test_kinds_are_drawn_by_share_without_early_repetition():
     found = surveyed(Texts({"short": 3, "long": 40, "idle": 2}), ROOMY, {"short": 2.0, "long": 1.0}, 10)
     assert found.kinds == {"short": 7, "long": 3}
     assert found.counts == {"short": 3, "long": 40, "idle": 2}
-    assert found.units.shape == (10, len(STATISTICS_COLUMNS)) and found.fits.all() and found.refused == ()
+    assert len(found.fits) == 10 and {len(units) for units in found.units.values()} == {10}
+    assert found.fits.all() and found.refused == ()
     only = surveyed(Texts({"short": 3}), ROOMY, {"short": 1.0}, 7)
     assert sorted(np.unique(only.columns("tokens"), return_counts=True)[1].tolist()) == [2, 2, 3]
 
 
 def test_refused_samples_are_listed_once_and_unreadable_ones_left_out():
-    found = surveyed(Texts({"text": 4}, bad=(1,)), RowCapacity(6, 0, 0, 4), {"text": 1.0}, 8)
+    found = surveyed(
+        Texts({"text": 4}, bad=(1,)), RowCapacity(tokens=6, lengths={"patches": 0}, samples=4), {"text": 1.0}, 8
+    )
     assert sorted(found.columns("tokens")[:, 0].tolist()) == [4, 4, 6, 6, 7, 7]
     assert sorted(found.columns("tokens")[found.fits, 0].tolist()) == [4, 4, 6, 6]
     assert sorted(found.refused) == [
@@ -78,17 +81,17 @@ def test_data_sets_without_readable_samples_are_refused():
 def test_tokens_are_counted_by_modality_and_images_by_item():
     shares = {"vqa": 1.0, "description": 1.0, "text": 1.0}
     found = surveyed(SmallVQA("train", 4), ROOMY, shares, 12)
-    assert (found.columns("text", "vision", "audio", "generation").sum(axis=1) == found.columns("tokens")[:, 0]).all()
+    assert (found.columns(*found.token_modalities).sum(axis=1) == found.columns("tokens")[:, 0]).all()
     pictures = found.columns("encoder_images")[:, 0] > 0
     assert found.columns("patches", "vision", "encoder_images")[pictures].tolist() == [[64, 16, 1]] * 4
     drawn = found.columns("images")[:, 0] > 0
     assert found.columns("images", "generation")[drawn].tolist() == [[1, 4]] * 4
-    assert not (pictures & drawn).any() and not found.columns("frames", "audio", "encoder_clips").any()
+    assert not (pictures & drawn).any()
 
 
 def test_work_grows_with_the_module_and_only_with_it():
     model = tiny_model()
-    form = SampleFormat.for_model(model, 8)
+    form = SampleFormat.for_model(model, {"patches": 8})
     work, deeper = (flops_per_unit(each, form) for each in (model, tiny_model(depth=6)))
     assert set(work) == {"tokens", "patches", "images"} and min(work.values()) > 0
     assert deeper["tokens"] > work["tokens"]
@@ -99,9 +102,9 @@ def test_work_grows_with_the_module_and_only_with_it():
 
 def test_a_frame_is_half_of_a_position():
     model = dataclasses.replace(tiny_model(), encoders=(AUDIO,), generators=())
-    work = flops_per_unit(model, SampleFormat.for_model(model, 0, 8))
+    work = flops_per_unit(model, SampleFormat.for_model(model, {"frames": 8}))
     deeper = dataclasses.replace(model, encoders=(dataclasses.replace(AUDIO, depth=AUDIO.depth + 1),))
-    more = flops_per_unit(deeper, SampleFormat.for_model(deeper, 0, 8))
+    more = flops_per_unit(deeper, SampleFormat.for_model(deeper, {"frames": 8}))
     layer = 4 * AUDIO.width**2 + 2 * AUDIO.width * AUDIO.ffn  # multiply-adds of a position
     assert set(work) == {"tokens", "frames"}
     assert more["frames"] - work["frames"] == 2 * layer / 2

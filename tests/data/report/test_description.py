@@ -11,13 +11,13 @@ from rich.console import Console
 from data.data_config import DataConfig, RowCapacity
 from data.packing.refusals import Refusal
 from data.report.console import print_description
-from data.report.dataset_statistics import STATISTICS_COLUMNS, DatasetStatistics
+from data.report.dataset_statistics import DatasetStatistics
 from data.report.description import IMAGES_GROW_REMARK, KindCount, RefusalSummary, describe_dataset
 from data.report.html_page import html_page
 from data.report.json_document import description_json
 from data.report.plain_words import counted, in_words
 
-CAPACITY = RowCapacity(tokens=64, patches=32, images=0, samples=8)
+CAPACITY = RowCapacity(tokens=64, lengths={"patches": 32}, images=0, samples=8)
 CONFIG = DataConfig(rows=2, tokens=64, patches=32, images=0, samples=8)
 WORK = {"tokens": 3.0, "patches": 1.0}
 MODULES = {"tokens": "backbone", "patches": "vision", "images": "generator"}
@@ -30,22 +30,16 @@ REFUSED = (
 
 def made_up(pictures=32, texts=32, refused=REFUSED):
     """Pictures of 16 patches, 4 tokens of them and 12 of text, and texts of 16 tokens."""
-    seen = dict.fromkeys(STATISTICS_COLUMNS, 0) | {
-        "tokens": 16,
-        "patches": 16,
-        "text": 12,
-        "vision": 4,
-        "encoder_images": 1,
-    }
-    text = dict.fromkeys(STATISTICS_COLUMNS, 0) | {"tokens": 16, "text": 16}
-    units = np.array([list(each.values()) for each in [seen, text] for _ in range(pictures)][: pictures + texts])
-    counts = {"seen": 1000, "text": 50, "other": 3}
+    seen = {"tokens": 16, "patches": 16, "images": 0, "text": 12, "vision": 4, "generation": 0, "encoder_images": 1}
+    text = dict.fromkeys(seen, 0) | {"tokens": 16, "text": 16}
     return DatasetStatistics(
-        sample_ids=np.arange(len(units)),
-        units=units,
+        sample_ids=np.arange(pictures + texts),
+        units={name: np.array([seen[name]] * pictures + [text[name]] * texts) for name in seen},
+        token_modalities=("text", "vision", "generation"),
+        distributed=("tokens", "text", "patches", "images", "encoder_images"),
         kinds={"seen": pictures, "text": texts},
-        counts=counts,
-        fits=np.ones(len(units), bool),
+        counts={"seen": 1000, "text": 50, "other": 3},
+        fits=np.ones(pictures + texts, bool),
         refused=refused,
     )
 
@@ -97,7 +91,7 @@ def test_terminal_output_fits_its_width(description):
 
 def test_images_near_the_capacity_give_a_remark(description):
     assert description.remark == ""  # one of 16 patches is not shrunk to 32
-    tight = described(made_up(), dataclasses.replace(CAPACITY, patches=16))
+    tight = described(made_up(), dataclasses.replace(CAPACITY, lengths={"patches": 16}))
     assert tight.row_suggestions[-1].capacity["patches"] > 16 and tight.remark == IMAGES_GROW_REMARK
     shown = io.StringIO()
     print_description(tight, Console(file=shown, width=120))
@@ -144,5 +138,5 @@ def test_frames_have_every_policy_and_every_sample(description):
     configured = frame[(frame.policy == "first_fit") & ~frame.padded]
     assert dict(zip(configured.modality, configured.padding_share, strict=True)) == description.configured.padding_share
     samples = made_up().to_frame()
-    assert list(samples.columns) == ["sample_id", *STATISTICS_COLUMNS, "fits"]
+    assert list(samples.columns) == ["sample_id", *made_up().units, "fits"]
     assert samples.tokens.sum() == 64 * 16 and samples.patches.sum() == 32 * 16 and samples.fits.all()

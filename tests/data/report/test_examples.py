@@ -12,15 +12,16 @@ from data.datasets.easy_vqa import EasyVQA
 from data.errors import BadSampleError
 from data.report.dataset_statistics import collect_statistics
 from data.report.examples import TextRun, decode_examples, shortened, text_runs
-from data.samples.sample import EncoderInputs
-from data.samples.sample_format import FrameFormat, SampleFormat
-from data.samples.sample_metadata import MediaItem, SampleMetadata
+from data.samples.audio_format import FrameFormat
+from data.samples.encoder_format import EncoderInputs, MediaItem
+from data.samples.sample_format import SampleFormat
+from data.samples.sample_metadata import SampleMetadata
 from data.samples.token_layout import lay_out_tokens
 from data.text.byte_tokenizer import ByteTokenizer
 from data.text.prompt_format import PromptFormat
 from tests.small_vqa import SmallVQA
 
-CAPACITY = RowCapacity(1000, 1000, 4, 16)
+CAPACITY = RowCapacity(tokens=1000, lengths={"patches": 1000}, images=4, samples=16)
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +104,10 @@ class Clips:
 
 
 def test_audio_becomes_spectrograms_and_damaged_media_are_named():
-    index = SampleIndex(Clips(), SampleFormat(patches=None, frames=FrameFormat(), target_images=None))
+    index = SampleIndex(Clips(), SampleFormat((FrameFormat(),), None))
     shares = {"clip": 1.0, "damaged": 1.0}
-    statistics = collect_statistics(index, RowCapacity(100, 0, 0, 4, frames=1000), shares, 2, seed=0)
+    capacity = RowCapacity(tokens=100, lengths={"frames": 1000}, samples=4)
+    statistics = collect_statistics(index, capacity, shares, 2, seed=0)
     clip, damaged = decode_examples(index, statistics)
     assert (damaged.problem, damaged.media) == ("cut in the middle", ())
     (media,) = clip.media

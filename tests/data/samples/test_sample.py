@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from data.errors import DataError
-from data.samples.sample import EncoderInputs, concatenate_encoder_inputs, empty_encoder_inputs
-from data.samples.sample_format import FrameFormat
+from data.samples.audio_format import FrameFormat
+from data.samples.encoder_format import EncoderInputs, concatenate_encoder_inputs, empty_encoder_inputs
 from data.samples.token_layout import lay_out_tokens
 
 

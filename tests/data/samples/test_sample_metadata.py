@@ -10,19 +10,21 @@ from data.data_config import RowCapacity
 from data.media.patches import patchify, unpatchify
 from data.packing.global_batch import BatchTotals, build_global_batch
 from data.packing.packed_rows import pack_samples
-from data.samples.media_items import image_item
-from data.samples.sample_format import PatchFormat, SampleFormat
+from data.samples.image_format import PatchFormat, image_item
+from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata, cells_with_tokens
 from data.samples.token_layout import lay_out_tokens
 from data.text.word_tokenizer import IMAGE
 
 PATCH, MERGE = 2, 2
 UNIT = PATCH * MERGE
-CAPACITY = RowCapacity(tokens=24, patches=96, images=0, samples=4)
+CAPACITY = RowCapacity(tokens=24, lengths={"patches": 96}, images=0, samples=4)
 
 
 def form(class_token):
-    return SampleFormat(PatchFormat("vision", PATCH, MERGE, 96, class_token), None, None)
+    return SampleFormat(
+        (PatchFormat(module="vision", patch=PATCH, merge=MERGE, max_length=96, class_token=class_token),), None
+    )
 
 
 def picture(seed, rows, columns):
@@ -31,8 +33,10 @@ def picture(seed, rows, columns):
 
 def outline(pictures, of):
     """Two words before every image's tokens."""
-    items = [image_item(lambda seen=seen: seen, seen.shape[:2], of) for seen in pictures]
-    tokens = [token for item in items for token in (8, 9, *[IMAGE] * of.patches.token_count(item.length))]
+    items = [image_item(lambda seen=seen: seen, seen.shape[:2], of.encoder_formats["patches"]) for seen in pictures]
+    tokens = [
+        token for item in items for token in (8, 9, *[IMAGE] * of.encoder_formats["patches"].token_count(item.length))
+    ]
     return SampleMetadata(
         kind="seen", layout=lay_out_tokens([1, *tokens], [], [()], {"patches": IMAGE}), sample_format=of, items=items
     )
@@ -60,8 +64,8 @@ def test_a_text_sample_has_no_cells():
 
 
 def test_images_are_scaled_down_to_leave_room_for_the_class_token():
-    of = SampleFormat(PatchFormat("vision", PATCH, MERGE, 16, True), None, None)
-    shrunk = image_item(lambda: picture(0, 4, 4), (4 * UNIT, 4 * UNIT), of)
+    of = SampleFormat((PatchFormat(module="vision", patch=PATCH, merge=MERGE, max_length=16, class_token=True),), None)
+    shrunk = image_item(lambda: picture(0, 4, 4), (4 * UNIT, 4 * UNIT), of.encoder_formats["patches"])
     assert shrunk.length <= 16 and len(shrunk.load().values) == shrunk.length
 
 
@@ -78,9 +82,9 @@ def test_packed_rows_contain_every_image_and_the_planned_tokens(class_token, wan
     outlines = [outline(each, of) for each in pictures]
     loaded = [each.load(number) for number, each in enumerate(outlines)]
     for planned, sample in zip(outlines, loaded, strict=True):
-        assert {name: planned.sizes._asdict()[name] for name in sample.sizes} == sample.sizes
+        assert {name: planned.sizes.row_units[name] for name in sample.sizes} == sample.sizes
     rows = pack_samples(loaded, len(loaded), CAPACITY, of)
-    assert BatchTotals.from_rows(rows, of).patches == BatchTotals.from_sizes(each.sizes for each in outlines).patches
+    assert BatchTotals.from_rows(rows, of) == BatchTotals.from_sizes((each.sizes for each in outlines), of)
     batch = build_global_batch(rows, model, of).arrays
     vision, backbone = batch["vision"], batch["backbone"]
     squares = 0
@@ -99,4 +103,4 @@ def test_packed_rows_contain_every_image_and_the_planned_tokens(class_token, wan
             assert set(segment) - set(slots.tolist()) == ({slots[0] - MERGE**2} if class_token else set())
             squares += len(segment) ** 2
         assert next(cells, None) is None
-    assert squares == sum(each.sizes.patch_squares for each in outlines)
+    assert squares == sum(each.sizes.squares["patches"] for each in outlines)

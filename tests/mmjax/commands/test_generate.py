@@ -21,7 +21,7 @@ from data.media.images import read_image
 from data.packing.global_batch import GlobalBatch, build_global_batch
 from data.packing.packed_rows import pack_samples
 from data.records import Media
-from data.samples.media_items import image_item
+from data.samples.image_format import image_item
 from data.samples.sample_format import SampleFormat
 from data.text.word_tokenizer import EOS, WordTokenizer
 from mmjax.generation.image_generation import ImageGenerator
@@ -127,7 +127,7 @@ def trained(workdir) -> TrainedModel:
 @pytest.fixture(scope="module")
 def masters(workdir) -> dict:
     """The parameters that a training run on one device restores."""
-    form = SampleFormat.for_model(MODEL, DATA.patches)
+    form = SampleFormat.for_model(MODEL, DATA.encoder_capacities)
     empty = build_global_batch(pack_samples([], 1, DATA.capacity, form), MODEL, form)
     engine = Engine(MODEL, single_device_plan(module_graph(MODEL)), empty.arrays, EngineSettings())
     state, _, step = CheckpointManager(workdir / "checkpoints", MODEL).restore(engine)
@@ -149,7 +149,7 @@ def str_path(leaf) -> str:
 
 def count_correct(masters, tokenizer: WordTokenizer, sample) -> tuple[int, int]:
     """(answers whose every word is the argmax of the whole model, answers) of one sample, by teacher forcing."""
-    form = SampleFormat.for_model(MODEL, DATA.patches)
+    form = SampleFormat.for_model(MODEL, DATA.encoder_capacities)
     batch: GlobalBatch = build_global_batch(pack_samples([sample.load(0)], 1, DATA.capacity, form), MODEL, form)
     arrays = {name: {**of, "seed_and_step": np.zeros(2, np.int32)} for name, of in batch.arrays.items()}
     correct = jax.jit(lambda p, a: run_model(model_modules(MODEL), p, a)["backbone"].auxiliary_metrics["correct"])(
@@ -161,8 +161,8 @@ def count_correct(masters, tokenizer: WordTokenizer, sample) -> tuple[int, int]:
 @pytest.mark.parametrize("question", [QUESTION, "is there a blue circle?", "what is the red shape?"])
 def test_answers_are_the_most_likely_words_and_end(trained, masters, question):
     """Evaluated like held-out accuracy: in the training layout every word is the argmax of the whole model."""
-    image, form = read_image(Media.from_file(PICTURE)), SampleFormat.for_model(MODEL, DATA.patches)
-    picture = image_item(lambda: image, image.shape[:2], form)
+    image, form = read_image(Media.from_file(PICTURE)), SampleFormat.for_model(MODEL, DATA.encoder_capacities)
+    picture = image_item(lambda: image, image.shape[:2], form.encoder_formats["patches"])
     seen, told = trained.answer(question, [SHOWN]), trained.answer(question)
     assert seen.ended and told.ended
     sample = vqa_sample(picture, [(question, seen.text)], trained.tokenizer, form)
@@ -174,7 +174,7 @@ def test_answers_are_the_most_likely_words_and_end(trained, masters, question):
 
 
 def test_a_wrong_answer_is_not_the_most_likely(trained, masters):
-    form = SampleFormat.for_model(MODEL, DATA.patches)
+    form = SampleFormat.for_model(MODEL, DATA.encoder_capacities)
     said = trained.answer(QUESTION).text
     other = next(word for word in ("teal", "no", "triangle") if word != said)
     sample = text_sample(QUESTION, other, trained.tokenizer, form)

@@ -54,8 +54,8 @@ SCOPES = {
 @functools.cache
 def abstract_batch():
     """Shapes of the arrays of a batch of one row, by module."""
-    capacity = RowCapacity(tokens=32, patches=16, frames=32, images=1, samples=1)
-    sample_format = SampleFormat.for_model(MODEL, capacity.patches, capacity.frames)
+    capacity = RowCapacity(tokens=32, lengths={"patches": 16, "frames": 32}, images=1, samples=1)
+    sample_format = SampleFormat.for_model(MODEL, capacity.lengths)
     rows = pack_samples([], 1, capacity_for_model(capacity, sample_format), sample_format)
     arrays = build_global_batch(rows, MODEL, sample_format).arrays
     shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), arrays)

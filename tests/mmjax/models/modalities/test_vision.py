@@ -13,7 +13,7 @@ from data.data_config import RowCapacity
 from data.media.patches import patchify
 from data.packing.global_batch import build_global_batch
 from data.packing.packed_rows import pack_samples
-from data.samples.media_items import image_item
+from data.samples.image_format import image_item
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 from data.samples.token_layout import lay_out_tokens
@@ -92,16 +92,16 @@ def encoder(config):
 
 def encode(config, *pictures):
     """Backbone tokens of every image of a row."""
-    form = SampleFormat.for_model(ModelConfig((config,), BACKBONE, ()), PLACES)
-    items = [image_item(lambda seen=seen: seen, seen.shape[:2], form) for seen in pictures]
-    tokens = [form.patches.token_count(item.length) for item in items]
+    form = SampleFormat.for_model(ModelConfig((config,), BACKBONE, ()), {"patches": PLACES})
+    items = [image_item(lambda seen=seen: seen, seen.shape[:2], form.encoder_formats["patches"]) for seen in pictures]
+    tokens = [form.encoder_formats["patches"].token_count(item.length) for item in items]
     outline = SampleMetadata(
         kind="seen",
         layout=lay_out_tokens([IMAGE] * sum(tokens), [], [()], {"patches": IMAGE}),
         sample_format=form,
         items=items,
     )
-    capacity = RowCapacity(tokens=sum(tokens), patches=PLACES, images=0, samples=1)
+    capacity = RowCapacity(tokens=sum(tokens), lengths={"patches": PLACES}, images=0, samples=1)
     rows = pack_samples([outline.load(0)], 1, capacity, form)
     arrays = build_global_batch(rows, ModelConfig((config,), BACKBONE, ()), form).arrays
     out = np.asarray(encoder(config)(jax.tree.map(jnp.asarray, arrays[config.name])))[0]

@@ -37,8 +37,8 @@ def mixed_precisions():
 def engine() -> Engine:
     cli.parse_gin(("models/internvit_6b_qwen1_5_110b.gin",))
     config = cli.configured(ModelConfig)
-    form = SampleFormat.for_model(config, 2056)
-    capacity = capacity_for_model(RowCapacity(tokens=4096, patches=2056, images=0, samples=8), form)
+    form = SampleFormat.for_model(config, {"patches": 2056})
+    capacity = capacity_for_model(RowCapacity(tokens=4096, lengths={"patches": 2056}, images=0, samples=8), form)
     return Engine(
         config, PLAN, build_global_batch(pack_samples([], 4, capacity, form), config, form).arrays, EngineSettings()
     )

@@ -232,7 +232,7 @@ def test_bfloat16_is_measured_by_its_own_error():
 
 def test_every_sample_has_a_row_of_its_own_with_all_its_arrays():
     batch, samples = batch_and_samples()
-    form = SampleFormat.for_model(MODEL, DATA.patches)
+    form = SampleFormat.for_model(MODEL, DATA.encoder_capacities)
     shape = unpacked_shape([samples], form)
     arrays = unpacked_batch(samples, MODEL, DATA, form, shape)
     backbone = arrays["backbone"]
@@ -266,10 +266,10 @@ def test_a_batch_without_images_has_room_for_one_of_no_weight():
     text = batches.load_samples([80, 81])  # after 40 questioned and 40 described pictures
     batches.close()
     assert {sample.kind for sample in text} == {"text"}
-    form = SampleFormat.for_model(MODEL, DATA.patches)
+    form = SampleFormat.for_model(MODEL, DATA.encoder_capacities)
     shape = unpacked_shape([text], form)
     arrays = unpacked_batch(text, MODEL, DATA, form, shape)
-    assert (shape.patches, shape.images) == (4, 1)
+    assert (shape.lengths["patches"], shape.images) == (4, 1)
     assert not arrays["vision"]["segments"].any() and not arrays["generator"]["weights"].any()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from data.data_config import RowCapacity
 from data.packing.packed_rows import pack_samples
-from data.samples.media_items import audio_items
+from data.samples.audio_format import audio_items
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 from data.samples.token_layout import lay_out_tokens
@@ -81,15 +81,17 @@ def sound(seed):
 
 def packed(config, *sounds):
     """Arrays of one row of packed clips."""
-    form = SampleFormat.for_model(as_model(config), 0, 12 * 10**3)
+    form = SampleFormat.for_model(as_model(config), {"frames": 12 * 10**3})
     items = [
-        item for heard in sounds for item in audio_items(lambda heard=heard: heard, [range(len(heard))], form.frames)
+        item
+        for heard in sounds
+        for item in audio_items(lambda heard=heard: heard, [range(len(heard))], form.encoder_formats["frames"])
     ]
     length = sum(item.length for item in items)
     outline = SampleMetadata(
         kind="heard", layout=lay_out_tokens([1], [], [()], {"frames": AUDIO}), sample_format=form, items=items
     )
-    rows = pack_samples([outline.load(0)], 1, RowCapacity(1, 0, 0, 1, frames=length), form)
+    rows = pack_samples([outline.load(0)], 1, RowCapacity(tokens=1, lengths={"frames": length}, samples=1), form)
     values, segments, positions = rows.encoder_inputs["frames"]
     return {"frames": values, "segments": segments, "positions": positions}
 

@@ -9,7 +9,7 @@ import numpy as np
 from configs.architectures import VisionConfig
 from data.data_config import RowCapacity
 from data.packing.packed_rows import pack_samples
-from data.samples.media_items import image_item
+from data.samples.image_format import image_item
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 from data.samples.token_layout import lay_out_tokens
@@ -35,13 +35,13 @@ def published_pixels(pixels: np.ndarray, mean: tuple[float, ...], std: tuple[flo
 
 def packed(config: VisionConfig, *pictures: np.ndarray) -> dict[str, np.ndarray]:
     """One row of pictures as the data side packs them: what the encoder reads."""
-    form = SampleFormat.for_model(as_model(config), 10**4 * config.positions_per_token)
-    items = [image_item(lambda seen=seen: seen, seen.shape[:2], form) for seen in pictures]
+    form = SampleFormat.for_model(as_model(config), {"patches": 10**4 * config.positions_per_token})
+    items = [image_item(lambda seen=seen: seen, seen.shape[:2], form.encoder_formats["patches"]) for seen in pictures]
     length = sum(item.length for item in items)
     outline = SampleMetadata(
         kind="seen", layout=lay_out_tokens([1], [], [()], {"patches": IMAGE}), sample_format=form, items=items
     )
-    rows = pack_samples([outline.load(0)], 1, RowCapacity(1, length, 0, 1), form)
+    rows = pack_samples([outline.load(0)], 1, RowCapacity(tokens=1, lengths={"patches": length}, samples=1), form)
     values, segments, positions = rows.encoder_inputs["patches"]
     return {"patches": values, "segments": segments, "positions": positions}
 

@@ -12,7 +12,7 @@ from configs.architectures import ModelConfig
 from data.data_config import RowCapacity
 from data.packing.global_batch import build_global_batch
 from data.packing.packed_rows import pack_samples
-from data.samples.media_items import image_item
+from data.samples.image_format import image_item
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 from data.samples.token_layout import lay_out_tokens
@@ -51,14 +51,14 @@ def ours(folder: pathlib.Path) -> tuple[ModelConfig, tuple[Module, ...], Tree]:
 def packed(model: ModelConfig, asked: Sequence[Prompt], image: int) -> dict:
     """All prompts in one row, by the data side."""
     patches = 4 * sum(of.seen.shape[0] * of.seen.shape[1] for of in asked) // model.encoders[0].patch ** 2
-    form = SampleFormat.for_model(model, patches)
+    form = SampleFormat.for_model(model, {"patches": patches})
     samples = []
     for number, of in enumerate(asked):
-        item = image_item(lambda seen=of.seen: seen, of.seen.shape[:2], form)
+        item = image_item(lambda seen=of.seen: seen, of.seen.shape[:2], form.encoder_formats["patches"])
         layout = lay_out_tokens(of.tokens, [], [of.targets], {"patches": image})
         samples.append(SampleMetadata(kind="prompt", layout=layout, sample_format=form, items=[item]).load(number))
     length = sum(len(sample.layout.tokens) for sample in samples)
-    rows = pack_samples(samples, 1, RowCapacity(length, patches, 0, len(asked)), form)
+    rows = pack_samples(samples, 1, RowCapacity(tokens=length, lengths={"patches": patches}, samples=len(asked)), form)
     return jax.tree.map(jnp.asarray, build_global_batch(rows, model, form).arrays)
 
 

@@ -1,8 +1,8 @@
 import numpy as np
 
 from data.media.tiling import DynamicTiling, NativeResolution
-from data.samples.media_items import audio_items, image_item, image_items
-from data.samples.sample_format import FrameFormat, PatchFormat, SampleFormat
+from data.samples.audio_format import FrameFormat, audio_items
+from data.samples.image_format import PatchFormat, image_item, image_items
 
 PATCHES = PatchFormat(patch=4, merge=2, max_length=64)
 PICTURE = np.arange(24 * 40 * 3, dtype=np.uint8).reshape(24, 40, 3)
@@ -32,7 +32,7 @@ def test_an_image_is_decoded_once_for_all_of_its_tiles():
 
 
 def test_without_a_tiling_an_input_is_one_image_as_large_as_a_row_allows():
-    plain = image_item(lambda: PICTURE, (24, 40), SampleFormat(PATCHES), "it.png")
+    plain = image_item(lambda: PICTURE, (24, 40), PATCHES, "it.png")
     (ruled,) = image_items(lambda: PICTURE, (24, 40), PATCHES, "it.png", NativeResolution(64 // 4))
     assert (plain.field, plain.length, plain.where) == ("patches", 3 * 5 * 4, "it.png")
     np.testing.assert_array_equal(plain.load().values, ruled.load().values)

@@ -1,0 +1,141 @@
+"""Inputs of vision encoders: images of any size as flattened patches, sized from headers and decoded on loading."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+
+from configs.encoders import VisionConfig
+from data.errors import DataError
+from data.media.images import image_size, read_image
+from data.media.patches import patchify
+from data.media.tiling import ImageTiling, NativeResolution
+from data.records import Media
+from data.samples.decoded_once import DecodedOnce
+from data.samples.encoder_format import EncoderFormat, EncoderInputs, MediaItem, encoder_format
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PatchFormat(EncoderFormat):
+    """Inputs of a vision encoder: flattened patches, of which a cell of merge x merge becomes one backbone token.
+
+    A class token occupies a whole cell before the patches of its image, so that cells stay aligned: the first value
+    of that cell is the token's, at position (-1, -1), and the others belong to no image. Images of more than
+    `max_length` patches are scaled down.
+
+    Attributes:
+        patch: Side of a patch in pixels.
+        merge: Side of a cell in patches.
+        class_token: Whether a class token precedes the patches of every image.
+    """
+
+    module: str = "vision"
+    patch: int = 8
+    merge: int = 2
+    max_length: int = 128
+    class_token: bool = False
+
+    field: ClassVar[str] = VisionConfig.field
+    special_token: ClassVar[str] = "image"
+    position_shape: ClassVar[tuple[int, ...]] = (2,)
+    item_name: ClassVar[str] = "encoder_images"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.token_count(self.max_length):
+            raise DataError(f"a row of {self.max_length} patches holds a class token and no image; raise it")
+
+    @property
+    def values_per_token(self) -> int:
+        """Patches that become one backbone token."""
+        return self.merge * self.merge
+
+    @property
+    def prefix_length(self) -> int:
+        """Values before the patches of an image: those of the class token's cell."""
+        return self.values_per_token * self.class_token
+
+    def attended_positions(self, length: int) -> int:
+        """Number of positions that attend to each other in an image with `length` values, prefix included."""
+        return length - self.prefix_length + self.class_token
+
+    @property
+    def value_width(self) -> int:
+        """Numbers in a flattened patch."""
+        return self.patch * self.patch * 3
+
+    @property
+    def cell_size(self) -> int:
+        """Side of a cell in pixels."""
+        return self.patch * self.merge
+
+    def media_items(self, media: Media, tiling: ImageTiling | None = None) -> list[MediaItem]:
+        """The encoder images of an image file."""
+        return image_items(lambda: read_image(media), image_size(media), self, media.where, tiling)
+
+
+@encoder_format.register
+def _(config: VisionConfig, max_length: int) -> PatchFormat:
+    if config.channels != 3:
+        raise DataError(f"{config.name}.channels is {config.channels}; images are read as RGB, so it must be 3")
+    return PatchFormat(
+        module=config.name,
+        patch=config.patch,
+        merge=config.merge,
+        max_length=max_length,
+        class_token=config.class_token,
+    )
+
+
+def image_item(
+    pixels: Callable[[], np.ndarray], size: tuple[int, int], patch_format: PatchFormat, where: str = "image"
+) -> MediaItem:
+    """One image at its own resolution, scaled down if it does not fit a row; the arguments are `image_items`'."""
+    (item,) = image_items(pixels, size, patch_format, where)
+    return item
+
+
+def image_items(
+    pixels: Callable[[], np.ndarray],
+    size: tuple[int, int],
+    patch_format: PatchFormat,
+    where: str = "image",
+    tiling: ImageTiling | None = None,
+) -> list[MediaItem]:
+    """The encoder images of one input image.
+
+    Args:
+        pixels: Decodes the input: uint8[height, width, 3].
+        size: Its (height, width), from the header.
+        patch_format: What the encoder requires.
+        where: Name in messages.
+        tiling: How the input becomes encoder images; None for one at its own resolution, as large as a row allows.
+    """
+    tiling = tiling or NativeResolution(patch_format.token_count(patch_format.max_length))
+    sizes = tiling.image_sizes(*size, patch_format.cell_size)
+    images = DecodedOnce(lambda: tiling.cut_images(pixels(), patch_format.cell_size), len(sizes))
+
+    def loader(number: int) -> Callable[[], EncoderInputs]:
+        def load() -> EncoderInputs:
+            values, positions = patchify(images()[number], patch_format.patch, patch_format.merge)
+            return prepend_class_token(EncoderInputs(values, np.ones(len(values), np.int32), positions), patch_format)
+
+        return load
+
+    lengths = [patch_format.prefix_length + height * width // patch_format.patch**2 for height, width in sizes]
+    return [MediaItem(patch_format.field, length, loader(number), where) for number, length in enumerate(lengths)]
+
+
+def prepend_class_token(image: EncoderInputs, patch_format: PatchFormat) -> EncoderInputs:
+    """An image's patches preceded by the cell of its class token; unchanged for an encoder without one.
+
+    The class token's patch is zero, its position (-1, -1); the rest of the cell belongs to no image.
+    """
+    if not patch_format.class_token:
+        return image
+    values, item_ids, positions = (
+        np.zeros((patch_format.prefix_length, *column.shape[1:]), column.dtype) for column in image
+    )
+    item_ids[0], positions[0] = 1, -1
+    return EncoderInputs(*map(np.concatenate, zip((values, item_ids, positions), image, strict=True)))
