@@ -1,7 +1,10 @@
 """The whole step as a drawing that needs no script: for paper, for notebooks, and where scripts are off."""
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from sharding.html.colours import BLUE, EMPTY, GREEN, GREY, ORANGE, PINK, VIOLET
 from sharding.html.elements import Html, element
@@ -42,6 +45,20 @@ _IDLE_HEIGHT = 0.4  # of a row: idle time is drawn lower than ops
 
 _LIGHTER = 0.13  # of every one of four microbatches, so that neighbours differ
 
+_MANY_SHAPES = 500  # in a lane; more are drawn column by column, so that a drawing stays small
+_COLUMN = 2  # pixels
+
+
+class _Shape(NamedTuple):
+    """A rectangle of a lane: its time in seconds, and its height as a share of the lane's."""
+
+    colour: str
+    start: float
+    end: float
+    height: float
+    opacity: float = 1.0
+
+
 _Rectangles = dict[tuple[str, float], list[str]]  # commands of a path by colour and opacity
 
 
@@ -78,22 +95,58 @@ def _row(timeline: Timeline, lanes: tuple[DrawnLane, ...], number: int, scale: S
 
 
 def _paths(drawn: DrawnLane, step: float, scale: Scale, top: int, high: int) -> _Rectangles:
-    """The rectangles of a lane."""
+    """The rectangles of a lane; in a long lane one for each run of columns of pixels."""
+    shapes = list(_shapes(drawn, step, scale))
+    if len(shapes) > _MANY_SHAPES:
+        shapes = _in_columns(shapes, np.linspace(0.0, step, 1 + int(scale.end - scale.start) // _COLUMN))
     paths: _Rectangles = collections.defaultdict(list)
+    for shape in shapes:
+        left, wide = scale(shape.start), max(scale(shape.end) - scale(shape.start), 0.2)
+        lower, tall = top + high * (1 - shape.height), high * shape.height
+        paths[shape.colour, shape.opacity].append(f"M{left:.2f} {lower:.1f}h{wide:.2f}v{tall:.1f}h-{wide:.2f}z")
+    return paths
 
-    def add(colour: str, start: float, end: float, share: float, opacity: float = 1.0) -> None:
-        left, wide = scale(start), max(scale(end) - scale(start), 0.2)
-        lower, tall = top + high * (1 - share), high * share
-        paths[colour, opacity].append(f"M{left:.2f} {lower:.1f}h{wide:.2f}v{tall:.1f}h-{wide:.2f}z")
 
+def _shapes(drawn: DrawnLane, step: float, scale: Scale) -> Iterator[_Shape]:
     for cause, start, end in _idle(drawn, step):
-        add(CAUSE_COLOURS[cause], start, end, _IDLE_HEIGHT)
+        yield _Shape(CAUSE_COLOURS[cause], start, end, _IDLE_HEIGHT)
     for op in drawn.ops:
         if op.op.kind in KIND_COLOURS:
-            add(
-                KIND_COLOURS[op.op.kind], op.start, _seam(op, scale), 1.0, 1 - _LIGHTER * (max(op.op.microbatch, 0) % 4)
-            )
-    return paths
+            opacity = 1 - _LIGHTER * (max(op.op.microbatch, 0) % 4)
+            yield _Shape(KIND_COLOURS[op.op.kind], op.start, _seam(op, scale), 1.0, opacity)
+
+
+def _in_columns(shapes: Sequence[_Shape], edges: np.ndarray) -> list[_Shape]:
+    """One shape for every column between two edges, each as often as it covers time, equal neighbours joined."""
+    by_look: dict[tuple[str, float], list[_Shape]] = {}
+    for shape in sorted(shapes, key=lambda shape: shape.start):
+        by_look.setdefault((shape.colour, shape.height), []).append(shape)
+    covered = np.stack([_seconds_covered(alike, edges) for alike in by_look.values()])
+    empty = np.diff(edges) - covered.sum(axis=0)
+    looks = [None, *by_look]
+    chosen = _spread_evenly(np.concatenate([empty[None], covered]))
+    starts = np.flatnonzero(np.diff(chosen, prepend=-1))
+    ends = [*starts[1:], len(chosen)]
+    runs = ((looks[chosen[start]], edges[start], edges[end]) for start, end in zip(starts, ends, strict=True))
+    return [_Shape(look[0], start, end, look[1]) for look, start, end in runs if look]
+
+
+def _spread_evenly(covered: np.ndarray) -> np.ndarray:
+    """For every column the row [looks, columns] that has covered most of the time it was not yet chosen for."""
+    chosen, unpaid = [], np.zeros(len(covered))
+    for column in covered.T:
+        unpaid += column
+        chosen.append(int(np.argmax(unpaid)))
+        unpaid[chosen[-1]] -= column.sum()
+    return np.array(chosen)
+
+
+def _seconds_covered(shapes: Sequence[_Shape], edges: np.ndarray) -> np.ndarray:
+    """Seconds of every column that shapes cover, which do not overlap and are in order."""
+    ends = np.array([(shape.start, shape.end) for shape in shapes])
+    until_end = np.cumsum(ends[:, 1] - ends[:, 0])
+    until = np.stack([np.concatenate([[0.0], until_end[:-1]]), until_end], axis=1)
+    return np.diff(np.interp(edges, ends.ravel(), until.ravel()))
 
 
 def _seam(op: DrawnOp, scale: Scale) -> float:

@@ -3,8 +3,10 @@
 import collections
 import json
 
+import numpy as np
 import pytest
 
+from sharding.simulation import overview
 from sharding.simulation.drawing import drawn_hops, drawn_lanes
 from sharding.simulation.perfetto import perfetto_trace
 from sharding.simulation.timeline import Timeline
@@ -73,3 +75,16 @@ def test_events_of_a_thread_do_not_overlap_and_arrows_begin_and_end_inside_one()
         spans = slices[arrow["pid"], arrow["tid"]]
         assert any(first <= arrow["ts"] <= last for first, last in spans)
     assert all(starts[number]["ts"] <= ends[number]["ts"] for number in starts)
+
+
+def test_a_long_lane_is_drawn_column_by_column_with_the_same_shares_of_the_step():
+    """Alternating ops of 1 and 2 seconds with 1 second between them, far more than there are columns."""
+    shapes = []
+    for start in np.arange(0.0, 4000.0, 4.0):
+        shapes += [overview._Shape("blue", start, start + 1, 1.0), overview._Shape("orange", start + 1, start + 3, 1.0)]
+    drawn = overview._in_columns(shapes, np.linspace(0.0, 4000.0, 301))
+    assert len(drawn) <= 300
+    for colour, share in (("blue", 0.25), ("orange", 0.5)):
+        seconds = sum(shape.end - shape.start for shape in drawn if shape.colour == colour)
+        assert seconds == pytest.approx(share * 4000.0, rel=0.02)
+    assert all(one.end <= other.start for one, other in zip(drawn, drawn[1:], strict=False))
