@@ -34,7 +34,7 @@ def main(arguments: SpokenVQAArguments) -> int:
     import jax
 
     workdir = pathlib.Path(arguments.workdir)
-    config = cli.run_config(workdir, arguments.gin)
+    config = cli.run_config(workdir, arguments)
     print(f"{'commonest answer to each question':<36}{commonest_answer_accuracy():.1%}", flush=True)
     score = _scorer(config, workdir, jax.devices()[:1])
     with tempfile.TemporaryDirectory() as scratch:

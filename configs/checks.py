@@ -1,5 +1,11 @@
 """Checks that configurations share."""
 
+import collections.abc
+import inspect
+import types
+import typing
+from typing import Any, Literal
+
 
 def require_positive(config: object, *names: str) -> None:
     """Raises ValueError, naming the field, if one of these fields is below 1."""
@@ -35,3 +41,44 @@ def require_one_of(config: object, name: str, known: tuple[str, ...]) -> None:
     value = getattr(config, name)
     if value not in known:
         raise ValueError(f"{type(config).__name__}.{name} is {value!r}; choose from {', '.join(known)}")
+
+
+def conforms(value: object, annotation: Any) -> bool:
+    """Whether a value has the type of an annotation. Whole numbers are floats; booleans are no numbers.
+
+    Items of tuples, sequences and mappings are checked too. What no class describes, such as a protocol, is accepted.
+    """
+    origin, items = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(conforms(value, each) for each in items)
+    if origin is Literal:
+        return value in items
+    if annotation in (int, float) and isinstance(value, bool):
+        return False
+    if annotation is float:
+        return isinstance(value, (int, float))
+    if annotation is None:
+        return value is None
+    kind = origin or annotation
+    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return True
+    if not isinstance(value, kind) or (kind is not str and isinstance(value, str) and items):
+        return kind is object
+    return _items_conform(value, kind, items)
+
+
+def _items_conform(value: Any, kind: type, items: tuple) -> bool:
+    if kind is tuple and items and items[-1] is not Ellipsis:
+        return len(value) == len(items) and all(map(conforms, value, items))
+    if issubclass(kind, collections.abc.Mapping) and items:
+        return all(conforms(key, items[0]) and conforms(item, items[1]) for key, item in value.items())
+    if issubclass(kind, collections.abc.Sequence) and items:
+        return all(conforms(item, items[0]) for item in value)
+    return True
+
+
+def describe_type(annotation: Any) -> str:
+    """An annotation in the words of an error message."""
+    words = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
+    described = words.get(annotation) or inspect.formatannotation(annotation).replace("collections.abc.", "")
+    return f"{described}, such as (a, b) or (a,)" if typing.get_origin(annotation) is tuple else described

@@ -32,7 +32,7 @@ class GeneratedColoursArguments(cli.BindingArguments, cli.JsonArguments):
 def main(arguments: GeneratedColoursArguments) -> int:
     """Generates and classifies pictures and prints the table. Returns 1 if the classifier cannot be trusted."""
     workdir = pathlib.Path(arguments.workdir)
-    config = cli.run_config(workdir, arguments.gin)
+    config = cli.run_config(workdir, arguments)
     from mmjax.generation.image_generation import ImageGenerator
     from mmjax.generation.trained_model import load_trained_model
 

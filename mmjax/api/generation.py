@@ -37,7 +37,7 @@ def load_model(workdir: Path, config: TrainConfig | None = None) -> TrainedModel
         UserError: The workdir has no checkpoint, or the configuration is another model's.
     """
     folder = pathlib.Path(workdir)
-    return load_trained_model(folder, config or cli.run_config(folder, ()))
+    return load_trained_model(folder, config or cli.run_config(folder))
 
 
 def generate(

@@ -4,7 +4,7 @@ import os
 
 from configs.clusters import find_cluster
 from configs.workloads import Workload
-from mmjax.planning.arguments import ProblemArguments, problem_from_arguments
+from mmjax.planning.arguments import ProblemArguments, read_problem
 from mmjax.planning.problem import make_problem, with_global_batch, workload_statistics
 from mmjax.training.config import TrainConfig
 from sharding.planners.policy_comparison import AUTO, PolicyComparison, compare_policies
@@ -74,4 +74,4 @@ def _problem(subject: Subject, cluster: str, devices: int | None, rows: int | No
         found = find_cluster(cluster)
         return make_problem(config, workload_statistics(config), found, devices or found.devices_per_node)
     arguments = ProblemArguments(gin_file=(os.fspath(subject),), cluster=cluster, devices=devices, batch_rows=rows)
-    return problem_from_arguments(arguments)
+    return read_problem(arguments).problem()

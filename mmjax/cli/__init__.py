@@ -26,7 +26,7 @@ from mmjax.cli import import_guard
 import_guard.refuse_shadowed_packages()  # before the imports below can take another package for one of ours
 
 from configs.errors import UserError  # noqa: E402
-from mmjax.cli.command import USAGE_ERROR, Command, Work, run  # noqa: E402
+from mmjax.cli.command import USAGE_ERROR, Command, Work, exit_code, run  # noqa: E402
 from mmjax.cli.flags import BindingArguments, GinArguments, JsonArguments, flag  # noqa: E402
 from mmjax.cli.gin_config import (  # noqa: E402
     OPERATIVE_CONFIG,
@@ -35,12 +35,15 @@ from mmjax.cli.gin_config import (  # noqa: E402
     parse_gin,
     write_operative_config,
 )
-from mmjax.cli.training import QUICKSTART, run_config, training_config  # noqa: E402
+from mmjax.cli.paths import output_file, output_folder  # noqa: E402
+from mmjax.cli.proposals import nearest  # noqa: E402
+from mmjax.cli.training import QUICKSTART, RunArguments, run_config, training_config  # noqa: E402
 from mmjax.cli.values import integer, list_of, number, one_of  # noqa: E402
 
 __all__ = [
     "OPERATIVE_CONFIG",
     "QUICKSTART",
+    "RunArguments",
     "USAGE_ERROR",
     "BindingArguments",
     "Command",
@@ -49,12 +52,16 @@ __all__ = [
     "UserError",
     "Work",
     "configured",
+    "exit_code",
     "flag",
     "integer",
     "is_bound",
     "list_of",
+    "nearest",
     "number",
     "one_of",
+    "output_file",
+    "output_folder",
     "parse_gin",
     "run",
     "run_config",

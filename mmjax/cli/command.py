@@ -1,6 +1,7 @@
 """Running a command: its flags, its devices, the processes of a run, its exit code."""
 
 import dataclasses
+import os
 import sys
 import typing
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Generic
 from configs.errors import UserError
 from mmjax.cli.distributed import ensure_cpu_devices, initialize_distributed
 from mmjax.cli.flags import Arguments, parse_flags
+from mmjax.cli.gin_errors import without_call_chain
 from sharding.runtime.compilation_cache import enable_compilation_cache
 
 USAGE_ERROR = 2
@@ -42,31 +44,43 @@ class Command(Generic[Arguments]):
     prepare: Callable[[Arguments], Work]
     distributed: bool = True
 
-    def parse(self, argv: Sequence[str]) -> Arguments:
-        """The flags of a command line, without the program; raises UserError for one that is wrong."""
-        return parse_flags(self.arguments, argv, f"python -m {self.name}", self.summary, self.examples)
+    def parse(self, argv: Sequence[str], program: str = "") -> Arguments:
+        """The flags of a command line without its program; raises UserError for one that is wrong."""
+        return parse_flags(self.arguments, argv, program or f"python -m {self.name}", self.summary, self.examples)
 
 
-def run(command: Command, argv: Sequence[str] | None = None) -> typing.NoReturn:
-    """Prepares this process, runs a command and exits with the code it returns (0 for None).
-
-    An error of the user is printed without a traceback, and the exit code is 2.
+def run(command: Command, argv: Sequence[str] | None = None, program: str = "") -> typing.NoReturn:
+    """Prepares this process, runs a command and exits with its exit code.
 
     Args:
         command: The command.
         argv: Its command line without the program; that of this process by default.
+        program: What `--help` calls the program; `python -m` and the command's name by default.
     """
-    try:
-        arguments = command.parse(sys.argv[1:] if argv is None else argv)
+
+    def work() -> int | None:
+        arguments = command.parse(sys.argv[1:] if argv is None else argv, program)
         ensure_cpu_devices()
         enable_compilation_cache()
         if command.distributed:
             initialize_distributed()
-        code = command.prepare(arguments)()
+        return command.prepare(arguments)()
+
+    sys.exit(exit_code(work))
+
+
+def exit_code(work: Work) -> int:
+    """Does the work and returns the exit code; an error of the user, of a file, or ^C, is one line."""
+    try:
+        return work() or 0
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = USAGE_ERROR
+        print(f"error: {without_call_chain(str(error))}", file=sys.stderr)
+        return USAGE_ERROR
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {os.fspath(error.filename)}: {error.strerror}", file=sys.stderr)
+        return USAGE_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        code = INTERRUPTED
-    sys.exit(code or 0)
+        return INTERRUPTED

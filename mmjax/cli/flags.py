@@ -119,6 +119,8 @@ def parse_flags(
     for field, entry in flags.items():
         _add(shown, field, entry)
     shown.add_argument("--help", action="help", help="Prints this text and exits.")
+    if cut := [argument for argument in argv if argument == "--" or argument.endswith("=--")]:
+        raise UserError(f"{cut[0]!r} is neither a flag nor a value")  # argparse drops such values
     takes_bindings = any(entry.name == BINDING for entry in flags.values())
     values, rest = parser.parse_known_args(_join_bindings(argv) if takes_bindings else argv)
     if rest:

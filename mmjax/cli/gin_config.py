@@ -1,6 +1,6 @@
 """Gin configuration: files, bindings that override them, the operative config."""
 
-import difflib
+import contextlib
 import logging
 import pathlib
 import re
@@ -8,6 +8,7 @@ import sys
 import tokenize
 import typing
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import gin
 import gin.config
@@ -15,6 +16,9 @@ from gin import resource_reader
 
 import configs
 from configs.errors import UserError
+from mmjax.cli import gin_types  # noqa: F401  (registers a check of all values)
+from mmjax.cli.gin_errors import gin_message, known_parameters, without_call_chain
+from mmjax.cli.proposals import nearest
 
 CONFIGS = pathlib.Path(configs.__file__).parent
 """The configs package, in which configuration files are looked for."""
@@ -32,13 +36,19 @@ _referenced_macros: set[str] = set()  # gin passes the configuration alone to it
 def _resolve(gin_file: str) -> str:
     """The path of a configuration file: as given, else in the configs package."""
     for path in (pathlib.Path(gin_file), CONFIGS / gin_file):
-        if path.is_file():
-            return str(path)
-    names = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin"))
+        with contextlib.suppress(OSError, ValueError):  # a name that no file can have
+            if path.is_file():
+                return str(path)
+    names = _gin_files()
     raise UserError(
-        f"there is no gin file {gin_file}, neither here ({pathlib.Path.cwd()}) nor in the configs package, "
-        f"which has {', '.join(names) or 'none'}"
+        f"there is no gin file {gin_file}, neither here ({pathlib.Path.cwd()}) nor in the configs package"
+        + (nearest(gin_file, names) or f", which has {', '.join(name for name in names if '/' not in name)}")
     )
+
+
+def _gin_files() -> list[str]:
+    """Names of the configuration files in the configs package."""
+    return sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin"))
 
 
 def parse_workdir(workdir: pathlib.Path, bindings: Sequence[str] = ()) -> None:
@@ -88,14 +98,10 @@ def parse_gin(files: Sequence[str], bindings: Sequence[str] = ()) -> None:
 def _parse(source: str, parse: Callable[[], Parsed]) -> Parsed:
     try:
         return parse()
-    except SyntaxError as error:
-        where = f"{error.filename or source}, line {error.lineno}: {(error.text or '').strip()}"
-        reason = error.msg.splitlines()[-1].strip(" .")  # the lines before it name Python's own objects
-        raise UserError(f"{where}: {reason}. Values are Python literals: text is written in quotes") from error
     except tokenize.TokenError as error:
         raise UserError(f"{source}: {error.args[0]}; is a bracket or a quote left open?") from error
-    except (ValueError, TypeError, NameError, AttributeError, ImportError, OSError) as error:
-        raise UserError(f"{source}: {error}") from error
+    except (SyntaxError, ValueError, TypeError, NameError, AttributeError, ImportError, OSError, RuntimeError) as error:
+        raise UserError(gin_message(source, error, _gin_files())) from error
 
 
 def _is_not_a_search_by_gin(record: logging.LogRecord) -> bool:
@@ -118,8 +124,17 @@ def _refuse_unused_macros(config: dict) -> None:
     """Refuses a macro that nothing refers to: a misspelt one would otherwise be ignored."""
     defined = {scope for scope, selector in config if selector == "gin.macro"}
     for name in sorted(defined - _referenced_macros):
-        close = difflib.get_close_matches(name, _referenced_macros, n=1)
-        raise ValueError(f"nothing uses the macro {name}" + (f"; did you mean {close[0]}?" if close else ""))
+        raise ValueError(f"nothing uses the macro {name}{_proposal_for_macro(name)}")
+
+
+def _proposal_for_macro(name: str) -> str:
+    """What to write instead of a macro that nothing uses: another, or the parameter of this name (steps for STEPS)."""
+    if macro := nearest(name, _referenced_macros):
+        return macro
+    parameters = [f"{owner}.{name.lower()}" for owner, known in known_parameters().items() if name.lower() in known]
+    if parameters:
+        return f"; did you mean {' or '.join(parameters)}?"
+    return f"; the configuration's macros are {', '.join(sorted(_referenced_macros)) or 'none'}"
 
 
 def configured(constructor: Callable[..., Configured]) -> Configured:
@@ -134,8 +149,37 @@ def configured(constructor: Callable[..., Configured]) -> Configured:
         configurable = gin.external_configurable(constructor, module=constructor.__module__)
     try:
         return typing.cast(Configured, configurable())
-    except (ValueError, TypeError, RuntimeError) as error:  # gin raises the last for a value that has to be given
-        raise UserError(f"configuration: {error}") from error
+    except (UserError, ValueError, TypeError, RuntimeError) as error:  # gin raises the last for a value that is missing
+        raise UserError(f"configuration: {without_call_chain(str(error))}") from error
+
+
+def bind(constructor: type, path: str, value: Any) -> None:
+    """Binds a value over the configuration that was read, so that the operative config has it.
+
+    Args:
+        constructor: A dataclass that the configuration makes.
+        path: A field of it, such as `steps`, or a field of one of its dataclasses, such as `data.rows`. If the
+            configuration gives it no such dataclass, it gets one with defaults.
+        value: The value.
+    """
+    owner, _, name = path.rpartition(".")
+    target = constructor.__name__
+    with gin.unlock_config():
+        if owner:
+            if not is_bound(f"{target}.{owner}"):
+                _bind_new(constructor, owner, typing.get_type_hints(constructor)[owner])
+            reference = gin.query_parameter(f"{target}.{owner}")
+            target = "/".join([*reference.scopes, reference.configurable.selector])
+        gin.bind_parameter(f"{target}.{name}", value)
+
+
+def _bind_new(constructor: type, field: str, made: type) -> None:
+    """Binds a call of a dataclass to a field, as a file would, so that the operative config can import it."""
+    modules = [each.__module__.rpartition(".") for each in (constructor, made)]
+    imports = [f"from {package} import {module}" for package, _, module in modules]
+    (_, _, owner), (_, _, module) = modules
+    binding = f"{owner}.{constructor.__name__}.{field} = @{module}.{made.__name__}()"
+    gin.parse_config(["from __gin__ import dynamic_registration", *imports, binding])
 
 
 def is_bound(parameter: str) -> bool:

@@ -1,17 +1,43 @@
-"""The configuration of a training run, as the commands read it."""
+"""The configuration of a training run, as the commands read it, and the flags that set what everybody sets in it."""
 
+import dataclasses
 import pathlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configs.errors import UserError
-from mmjax.cli.flags import GinArguments
-from mmjax.cli.gin_config import configured, is_bound, parse_gin, parse_workdir
+from mmjax.cli.flags import BindingArguments, GinArguments, flag
+from mmjax.cli.gin_config import bind, configured, is_bound, parse_gin, parse_workdir
+from mmjax.cli.values import integer, number
 
 if TYPE_CHECKING:
     from mmjax.training.config import TrainConfig
 
 QUICKSTART = "quickstart.gin"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunArguments(GinArguments):
+    """A training run: its configuration, and parameters that are set over it."""
+
+    steps: int | None = flag(None, "Steps of the whole run (TrainConfig.steps).", metavar="N", parse=integer(1))
+    batch_rows: int | None = flag(None, "Rows of a global batch (DataConfig.rows).", metavar="N", parse=integer(1))
+    learning_rate: float | None = flag(
+        None, "Peak learning rate (OptimizerConfig.learning_rate).", metavar="X", parse=number(0)
+    )
+    plan: str | None = flag(
+        None, "Plan file, auto to measure and plan, or nothing for one device (TrainConfig.plan).", metavar="FILE"
+    )
+    seed: int | None = flag(None, "Seed of initial values and noise (TrainConfig.seed).", metavar="N", parse=integer(0))
+
+
+PARAMETERS = {
+    "steps": "steps",
+    "batch_rows": "data.rows",
+    "learning_rate": "optimizer.learning_rate",
+    "plan": "plan",
+    "seed": "seed",
+}
+"""Where a `TrainConfig` has the value of a flag of `RunArguments`."""
 
 
 def training_config(arguments: GinArguments) -> "TrainConfig":
@@ -27,20 +53,25 @@ def training_config(arguments: GinArguments) -> "TrainConfig":
             f"{', '.join(files)}: a training run needs TrainConfig.dataset, which is bound in llava.gin or "
             f"{QUICKSTART} for example; give such a file first: --gin_file=llava.gin --gin_file={files[-1]}"
         )
-    return _configured_run()
+    return _configured_run(arguments)
 
 
-def run_config(workdir: pathlib.Path, bindings: Sequence[str]) -> "TrainConfig":
-    """The configuration of the run that a workdir is of, with bindings over it.
+def run_config(workdir: pathlib.Path, arguments: BindingArguments | None = None) -> "TrainConfig":
+    """The configuration of the run that a workdir is of, with the values of a command line over it if there is one.
 
     Raises:
         UserError: The folder is not the workdir of a run, or a binding is wrong.
     """
-    parse_workdir(workdir, bindings)
-    return _configured_run()
+    arguments = arguments or BindingArguments()
+    parse_workdir(workdir, arguments.gin)
+    return _configured_run(arguments)
 
 
-def _configured_run() -> "TrainConfig":
+def _configured_run(arguments: BindingArguments) -> "TrainConfig":
     from mmjax.training.config import TrainConfig
 
+    if isinstance(arguments, RunArguments):
+        for name, path in PARAMETERS.items():
+            if getattr(arguments, name) is not None:
+                bind(TrainConfig, path, getattr(arguments, name))
     return configured(TrainConfig)

@@ -33,7 +33,9 @@ class ConvertArguments(cli.GinArguments):
     step: int | None = cli.flag(
         None, "Step of the checkpoint in --workdir; without the flag, the newest.", metavar="N", parse=cli.integer(0)
     )
-    output: str = cli.flag("", "Folder to write; it must not exist, or be empty.", metavar="FOLDER")
+    output: str = cli.flag(
+        "", "Folder to write; it must not exist, or be empty.", metavar="FOLDER", parse=cli.output_folder
+    )
     original: str = cli.flag(
         "",
         "Published checkpoint that --output is to be like; without the flag, the one that the run started from.",
@@ -101,7 +103,7 @@ def _prepare_export(arguments: ConvertArguments) -> cli.Work:
             "configuration; leave it out, and change single values by --gin.NAME=VALUE"
         )
     workdir = pathlib.Path(arguments.workdir)
-    config = cli.run_config(workdir, arguments.gin)
+    config = cli.run_config(workdir, arguments)
     return functools.partial(export, config, _export_target(arguments, config), workdir, arguments.step, output, limit)
 
 

@@ -29,7 +29,10 @@ class DescribeDataArguments(cli.GinArguments, cli.JsonArguments):
         4, "Largest number of sizes to which samples would be padded.", metavar="N", parse=cli.integer(1)
     )
     page: str = cli.flag(
-        "", "HTML file for histograms, tables and typical samples; it needs no other file.", metavar="FILE"
+        "",
+        "HTML file for histograms, tables and typical samples; it needs no other file.",
+        metavar="FILE",
+        parse=cli.output_file,
     )
 
 

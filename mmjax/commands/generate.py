@@ -64,7 +64,7 @@ def prepare(arguments: GenerateArguments) -> cli.Work:
     if not arguments.workdir:
         raise cli.UserError("--workdir is missing: the folder that python -m mmjax.train wrote to")
     workdir = pathlib.Path(arguments.workdir)
-    config = cli.run_config(workdir, arguments.gin)
+    config = cli.run_config(workdir, arguments)
     from mmjax.generation.requests import GenerationSettings
     from mmjax.generation.sampling import Sampling
 

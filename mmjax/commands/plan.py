@@ -10,11 +10,10 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from mmjax import cli
-from mmjax.planning.arguments import ProblemArguments, problem_from_arguments
+from mmjax.planning.arguments import ProblemArguments, ProblemInputs, read_problem
 
 if TYPE_CHECKING:
     from sharding.planners.fixed_ranks import FixedRanks
-    from sharding.planners.problem import PlanningProblem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,21 +33,26 @@ class PlanArguments(ProblemArguments, cli.JsonArguments):
         metavar="RANKS",
         parse=cli.list_of(str),
     )
-    output: str = cli.flag("", "File to write the chosen plan to.", metavar="FILE")
+    output: str = cli.flag("", "File to write the chosen plan to.", metavar="FILE", parse=cli.output_file)
 
 
 def prepare(arguments: PlanArguments) -> cli.Work:
     """Reads the problem and the policies."""
-    problem = problem_from_arguments(arguments, fixed_ranks=_fixed_ranks(arguments))
-    return functools.partial(plan, arguments, problem)
+    from sharding.planners.auto import PLANNING_POLICIES
+
+    if arguments.policy not in (known := ("auto", *PLANNING_POLICIES)):
+        raise cli.UserError(
+            f"--policy={arguments.policy} is not one of {', '.join(known)}{cli.nearest(arguments.policy, known)}"
+        )
+    return functools.partial(plan, arguments, read_problem(arguments), _fixed_ranks(arguments))
 
 
-def plan(arguments: PlanArguments, problem: "PlanningProblem") -> int:
+def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str, FixedRanks]") -> int:
     """Prints the plan of every policy side by side, then the choice; raises PlanError if no plan fits."""
     from mmjax.planning.report import plan_document, print_comparison, report_console
     from sharding.planners.policy_comparison import compare_policies
 
-    comparison = compare_policies(problem, arguments.policy)
+    comparison = compare_policies(inputs.problem(fixed_ranks=fixed_ranks), arguments.policy)
     if arguments.json:
         print(json.dumps(plan_document(comparison)))
     else:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class ProfileArguments(cli.GinArguments, cli.JsonArguments):
     """Flags of the command."""
 
-    output: str = cli.flag("profile.json", "File to write.", metavar="FILE")
+    output: str = cli.flag("profile.json", "File to write.", metavar="FILE", parse=cli.output_file)
     tp: tuple[int, ...] = cli.flag(
         (1, 2),
         "Tensor-parallel sizes to measure, up to the number of devices.",

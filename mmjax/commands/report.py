@@ -17,7 +17,12 @@ class ReportArguments:
     """Flags of the command."""
 
     workdir: str = cli.flag("", "Folder that python -m mmjax.train wrote to.", metavar="FOLDER")
-    page: str = cli.flag("", "HTML file to write; without the flag, report.html in the folder.", metavar="FILE")
+    page: str = cli.flag(
+        "",
+        "HTML file to write; without the flag, report.html in the folder.",
+        metavar="FILE",
+        parse=cli.output_file,
+    )
 
 
 def prepare(arguments: ReportArguments) -> cli.Work:
@@ -46,7 +51,7 @@ def _predicted(run: "Run") -> "PredictedTimeline | str":
     from mmjax.reporting.predicted_step import predict_timeline
 
     try:
-        return predict_timeline(run, cli.run_config(run.workdir, ()))
+        return predict_timeline(run, cli.run_config(run.workdir))
     except cli.UserError as error:  # such as a module of the user's that is not here
         return str(error)
 

@@ -7,10 +7,9 @@ import pathlib
 from typing import TYPE_CHECKING
 
 from mmjax import cli
-from mmjax.planning.arguments import ProblemArguments, problem_from_arguments
+from mmjax.planning.arguments import ProblemArguments, ProblemInputs, read_problem
 
 if TYPE_CHECKING:
-    from sharding.planners.problem import PlanningProblem
     from sharding.plans.plan import Plan
 
 
@@ -19,8 +18,12 @@ class SimulateArguments(ProblemArguments, cli.JsonArguments):
     """Flags of the command."""
 
     plan: str = cli.flag("", "Plan file, such as python -m mmjax.plan --output writes.", metavar="FILE")
-    page: str = cli.flag("", "HTML file to draw the timeline in; it needs no other file.", metavar="FILE")
-    trace: str = cli.flag("", "File to write the timeline to, as a trace for ui.perfetto.dev.", metavar="FILE")
+    page: str = cli.flag(
+        "", "HTML file to draw the timeline in; it needs no other file.", metavar="FILE", parse=cli.output_file
+    )
+    trace: str = cli.flag(
+        "", "File to write the timeline to, as a trace for ui.perfetto.dev.", metavar="FILE", parse=cli.output_file
+    )
     rendezvous: bool = cli.flag(False, "Lets hops occupy the devices at both ends, as ppermute programs do.")
 
 
@@ -31,23 +34,25 @@ def prepare(arguments: SimulateArguments) -> cli.Work:
             "--plan is missing: give a plan file, such as python -m mmjax.plan --output=plan.json writes"
         )
     from sharding.plans.plan import Plan, check_layout
+    from sharding.specs.modules import module_graph
 
     plan = Plan.load(arguments.plan)
     devices = 1 + max(device for unit in plan.units for device in unit.devices)
-    problem = problem_from_arguments(arguments, devices)
-    check_layout(plan, problem.graph, problem.devices)
-    return functools.partial(simulate, arguments, plan, problem)
+    inputs = read_problem(arguments)
+    check_layout(plan, module_graph(inputs.config.model), inputs.devices or devices)
+    return functools.partial(simulate, arguments, plan, inputs, devices)
 
 
-def simulate(arguments: SimulateArguments, plan: "Plan", problem: "PlanningProblem") -> int:
+def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, devices: int) -> int:
     """Simulates a step, writes the page and the trace if asked, and prints the step's times."""
     from mmjax.planning.report import print_timeline, report_console
     from sharding.simulation.html_page import html_page
     from sharding.simulation.perfetto import perfetto_trace
 
+    problem = inputs.problem(devices)
     timeline = problem.simulate(plan, arguments.rendezvous)
-    devices = f"{plan.device_count:,} devices of {problem.cluster.name}"
-    title = f"{problem.name}: {devices}, plan {pathlib.Path(arguments.plan).name}"
+    where = f"{plan.device_count:,} devices of {problem.cluster.name}"
+    title = f"{problem.name}: {where}, plan {pathlib.Path(arguments.plan).name}"
     written = []
     for path, text in (
         (arguments.page, lambda: html_page(timeline, title)),

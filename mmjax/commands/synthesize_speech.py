@@ -23,7 +23,9 @@ HELD_OUT_VOICES = ("en-us+m7", "en-gb+f4", "en-gb-scotland+m4")
 class SynthesizeSpeechArguments:
     """Flags of the command."""
 
-    folder: str = cli.flag("speech", "Folder to which the clips and their manifest are written.", metavar="FOLDER")
+    folder: str = cli.flag(
+        "speech", "Folder to which the clips and their manifest are written.", metavar="FOLDER", parse=cli.output_folder
+    )
     voices: tuple[str, ...] = cli.flag(
         VOICES,
         "Voices of the training split: languages and variants of espeak-ng.",

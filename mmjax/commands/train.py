@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainArguments(cli.GinArguments):
+class TrainArguments(cli.RunArguments):
     """Flags of the command."""
 
     workdir: str = cli.flag(
-        "", "Folder to which everything is written; without the flag, a new one under runs/.", metavar="FOLDER"
+        "",
+        "Folder to which everything is written; without the flag, a new one under runs/.",
+        metavar="FOLDER",
+        parse=cli.output_folder,
     )
     resume: bool = cli.flag(False, "Continues from the newest whole checkpoint of --workdir.")
     profile: str = cli.flag(
@@ -35,10 +38,23 @@ def prepare(arguments: TrainArguments) -> cli.Work:
     """Reads the configuration: that of the run in the workdir if it is resumed and no other is given."""
     workdir = _choose_workdir(arguments)
     if arguments.resume and not arguments.gin_file:
-        config = cli.run_config(workdir, arguments.gin)
+        config = cli.run_config(workdir, arguments)
     else:
         config = cli.training_config(arguments)
+    _check_inputs(arguments, config)
     return functools.partial(train, arguments, config, workdir)
+
+
+def _check_inputs(arguments: TrainArguments, config: "TrainConfig") -> None:
+    """Raises UserError for a plan or profile that cannot be read, before jax starts."""
+    from mmjax.training.config import find_plan_file
+    from sharding.costs.profiled import Profile
+    from sharding.plans.plan import Plan
+
+    if config.plan not in ("", "auto"):
+        Plan.load(find_plan_file(config.plan))
+    if arguments.profile:
+        Profile.load(arguments.profile)
 
 
 def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Path) -> int:

@@ -45,31 +45,57 @@ class ProblemArguments(cli.GinArguments):
     allow_other_device: bool = cli.flag(False, "Accepts a profile of other hardware than the cluster's.")
 
 
-def problem_from_arguments(
-    arguments: ProblemArguments, devices: int = 0, fixed_ranks: "Mapping[str, FixedRanks] | None" = None
-) -> "PlanningProblem":
-    """The planning problem that a command line describes.
+@dataclasses.dataclass(frozen=True)
+class ProblemInputs:
+    """What a command line says of a planning problem, checked.
 
-    Args:
-        arguments: The flags.
-        devices: Number of devices if the flags do not give it; 0 for that of a node.
-        fixed_ranks: Context-parallel and expert ranks by module.
-
-    Raises:
-        UserError: An unknown cluster, file, part or rank.
+    Attributes:
+        config: The training run or workload.
+        cluster: The cluster.
+        devices: Number of its devices; None if the flags do not give it.
+        profile: Measured times of layers, if there are some.
+        name: The configuration files and the data, for titles.
     """
+
+    config: Any
+    cluster: "ClusterConfig"
+    devices: int | None
+    profile: "Profile | None"
+    name: str
+
+    def problem(
+        self, devices: int | None = None, fixed_ranks: "Mapping[str, FixedRanks] | None" = None
+    ) -> "PlanningProblem":
+        """The planning problem, for which rows are drawn from the data.
+
+        Args:
+            devices: Number of devices if the flags do not give it; None for that of a node.
+            fixed_ranks: Context-parallel and expert ranks by module.
+
+        Raises:
+            PlanError: A module of `fixed_ranks` cannot have those ranks.
+        """
+        from mmjax.planning.problem import make_problem, workload_statistics
+
+        count = self.devices or devices or self.cluster.devices_per_node
+        statistics = workload_statistics(self.config)
+        problem = make_problem(self.config, statistics, self.cluster, count, self.profile, fixed_ranks)
+        return dataclasses.replace(problem, name=self.name)
+
+
+def read_problem(arguments: ProblemArguments) -> ProblemInputs:
+    """Reads what a command line says of a planning problem; raises UserError for an unknown cluster, file or part."""
     config, data = _configuration(arguments)
     from configs.clusters import find_cluster
-    from mmjax.planning.problem import make_problem, with_global_batch, workload_statistics
+    from mmjax.planning.problem import with_global_batch
 
     cluster = find_cluster(arguments.cluster)
-    count = arguments.devices or devices or cluster.devices_per_node
     profile = _profile(arguments, cluster) if arguments.profile else None
     if arguments.batch_rows:
         config = with_global_batch(config, arguments.batch_rows)
-    problem = make_problem(config, workload_statistics(config), cluster, count, profile, fixed_ranks)
     files = (pathlib.Path(path).stem for path in arguments.gin_file or (DEFAULT_GIN_FILE,))
-    return dataclasses.replace(problem, name=" with ".join(files) + (f" on {data}" if data else ""))
+    name = " with ".join(files) + (f" on {data}" if data else "")
+    return ProblemInputs(config, cluster, arguments.devices, profile, name)
 
 
 def _profile(arguments: ProblemArguments, cluster: "ClusterConfig") -> "Profile":

@@ -1,5 +1,6 @@
 """What a training run is made of: bound in gin files, checked here, and read without jax."""
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable
@@ -106,8 +107,9 @@ def tokenizer_mismatches_backbone(config: TrainConfig, tokenizer: Tokenizer) -> 
 def find_plan_file(name: str) -> pathlib.Path:
     """The path of a plan file: as given, else in the configs package; raises UserError if neither exists."""
     for path in (pathlib.Path(name), pathlib.Path(configs.__file__).parent / name):
-        if path.is_file():
-            return path
+        with contextlib.suppress(OSError, ValueError):  # a name that no file can have
+            if path.is_file():
+                return path
     raise UserError(f"there is no plan file {name}, neither here ({pathlib.Path.cwd()}) nor in the configs package")
 
 

@@ -75,6 +75,8 @@ def read_file(path: str | os.PathLike[str], what: str, parse: Callable[[str], T]
         return parse(pathlib.Path(path).read_text(encoding="utf-8"))
     except OSError as failure:
         raise error(f"{what} {os.fspath(path)} cannot be read: {failure.strerror}") from failure
+    except UnicodeDecodeError as failure:
+        raise error(f"{what} {os.fspath(path)} is not a text file") from failure
     except error as failure:
         raise error(f"{os.fspath(path)}: {failure}") from failure
 

@@ -1,0 +1,67 @@
+"""gin's errors as one line that names the file, the line and the nearest known name."""
+
+import inspect
+import re
+from collections.abc import Sequence
+
+import gin.config
+
+from mmjax.cli.proposals import nearest
+
+_CALL = re.compile(r"\n\s*In call to configurable .*")
+_PLACE = re.compile(r'In file "(?P<file>.*)", line (?P<line>\d+)')
+_UNKNOWN = re.compile(r"No configurable matching (?:reference )?'@?(?P<name>[^'()]*)")
+_PARAMETER = re.compile(r"Configurable '(?P<name>.*)' doesn't have a parameter named '(?P<parameter>.*)'")
+_ATTRIBUTE = re.compile(r"Couldn't resolve selector (?P<selector>.*); <module '(?P<module>[^']*)'.* has no attribute")
+_MACRO = re.compile(r"No bindings specified for '(?P<macro>.*)/gin\.macro'")
+_FILE = re.compile(r"Unable to open file: (?P<file>.*)\. Searched config paths")
+
+
+def gin_message(source: str, error: Exception, files: Sequence[str]) -> str:
+    """One line for an error that gin raised.
+
+    Args:
+        source: The file or the binding that was read.
+        error: The error.
+        files: Names of the configuration files that there are.
+    """
+    if isinstance(error, SyntaxError):
+        where = f"{error.filename or source}, line {error.lineno}: {(error.text or '').strip()}"
+        reason = error.msg.splitlines()[-1].strip(" .")  # the lines before it name Python's own objects
+        return f"{where}: {reason}. Values are Python literals: text is written in quotes"
+    text = str(error)
+    place = _PLACE.search(text)
+    where = f"{place['file']}, line {place['line']}" if place else source
+    return f"{where}: {_reason(text, files)}"
+
+
+def without_call_chain(message: str) -> str:
+    """A message without the lines in which gin says which configurable it was calling."""
+    return _CALL.sub("", message)
+
+
+def known_parameters() -> dict[str, list[str]]:
+    """Parameters of everything that the configuration can bind, by the name of the class or function."""
+    known = [each for each in gin.config._INVERSE_REGISTRY.values() if each.module != "gin"]
+    return {each.name: list(inspect.signature(each.wrapped).parameters) for each in known}
+
+
+def _reason(text: str, files: Sequence[str]) -> str:
+    first = text.splitlines()[0].rstrip(" .")
+    if found := _PARAMETER.search(first):
+        name = found["name"].rpartition(".")[2]
+        known = known_parameters()[name]
+        return f"{name} has no parameter {found['parameter']}" + (
+            nearest(found["parameter"], known) or f"; it has {', '.join(known)}"
+        )
+    if found := _UNKNOWN.search(first):
+        name = found["name"].rpartition(".")[2]
+        return f"no class or function of the configuration has the name {name}{nearest(name, known_parameters())}"
+    if found := _ATTRIBUTE.search(first):
+        name = found["selector"].rpartition(".")[2]
+        return f"{found['module']} has no attribute {name}{nearest(name, known_parameters())}"
+    if found := _MACRO.search(first):
+        return f"the macro {found['macro']} is used and has no value"
+    if found := _FILE.search(first):
+        return f"there is no file {found['file']} to include{nearest(found['file'], files)}"
+    return first

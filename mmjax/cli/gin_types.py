@@ -1,0 +1,79 @@
+"""Refuses values of a gin configuration whose type is not that of the parameter, before anything is made of them."""
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gin
+import gin.config
+
+from configs.checks import conforms, describe_type
+
+MACRO = "gin.macro"
+
+Bindings = Mapping[tuple[str, str], Mapping[str, Any]]
+"""gin's configuration: values by parameter, by (scope, configurable)."""
+
+
+@gin.config.register_finalize_hook
+def refuse_wrong_types(config: Bindings) -> None:
+    """Raises TypeError for the first parameter whose value does not conform to its annotation."""
+    for (scope, selector), parameters in config.items():
+        if selector == MACRO:
+            continue
+        configurable = gin.config._REGISTRY[selector]
+        annotations = _annotations(configurable.wrapped)
+        for parameter, value in parameters.items():
+            if parameter not in annotations:
+                continue
+            try:
+                resolved = _resolve(value, config)
+            except _UnknownTypeError:
+                continue
+            if not conforms(resolved, annotations[parameter]):
+                name = f"{scope}/{configurable.name}" if scope else configurable.name
+                shown = f"{resolved!r} (the macro {_macro_of(value)})" if _macro_of(value) else repr(value)
+                wanted = describe_type(annotations[parameter])
+                raise TypeError(f"{name}.{parameter} is {shown}; it must be {wanted}")
+
+
+class _UnknownTypeError(Exception):
+    """What a reference makes is known only when it is made."""
+
+
+def _macro_of(value: Any) -> str:
+    """Name of the macro that a value refers to; empty for another value."""
+    is_reference = isinstance(value, gin.config.ConfigurableReference)
+    return "/".join(value.scopes) if is_reference and _referent(value).selector == MACRO else ""
+
+
+def _referent(reference: gin.config.ConfigurableReference) -> gin.config.Configurable:
+    """What a reference refers to; gin has refused references to nothing before."""
+    return typing.cast(gin.config.Configurable, reference.configurable)
+
+
+def _resolve(value: Any, config: Bindings) -> Any:
+    """A value with macros replaced by theirs, and references by what has the type that they will make."""
+    if isinstance(value, tuple | list):
+        return type(value)(_resolve(item, config) for item in value)
+    if not isinstance(value, gin.config.ConfigurableReference):
+        return value
+    if macro := _macro_of(value):
+        return _resolve(config.get((macro, MACRO), {}).get("value"), config)
+    made = _referent(value).wrapped
+    if not value.evaluate:
+        return made
+    if not inspect.isclass(made) or made.__new__ is not object.__new__:
+        raise _UnknownTypeError
+    return object.__new__(made)
+
+
+@functools.cache
+def _annotations(function: Callable) -> dict[str, Any]:
+    """Annotations of a function's parameters, or of a class's constructor; empty where they cannot be read."""
+    try:
+        return typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    except (NameError, TypeError):  # a name that is imported for type checkers only
+        return {}
