@@ -99,8 +99,11 @@ def test_the_operative_config_can_be_read_back(folder):
 @pytest.mark.parametrize(
     ("argument", "culprit"),
     [
-        ("--gin.VisionConfig.widht=3", "--gin.VisionConfig.widht = 3: Configurable 'VisionConfig' doesn't have"),
-        ("--gin.VisionConfi.width=3", "No configurable matching 'VisionConfi'"),
+        (
+            "--gin.VisionConfig.widht=3",
+            "--gin.VisionConfig.widht = 3: VisionConfig has no parameter widht; did you mean width?",
+        ),
+        ("--gin.VisionConfi.width=3", "has the name VisionConfi; did you mean VisionConfig?"),
         ("--gin.WIDHT=3", "nothing uses the macro WIDHT; did you mean WIDTH?"),
         ("--gin.ModelConfig.dtype=float32", "Values are Python literals: text is written in quotes"),
         ("--gin.VisionConfig.width=(", "is a bracket or a quote left open?"),
@@ -118,11 +121,11 @@ def test_mistakes_of_a_command_line_are_named(folder, argument, culprit):
 @pytest.mark.parametrize(
     ("line", "culprit"),
     [
-        ("architectures.VisionConfig.widht = 3", "doesn't have a parameter named 'widht'"),
+        ("architectures.VisionConfig.widht = 3", "VisionConfig has no parameter widht; did you mean width?"),
         ("architectures.Vision.width = 3", "has no attribute Vision"),
         ("models.Vision.width = 3", "'models' was not provided by an import statement"),
         ("architectures.VisionConfig.width 3", "Couldn't parse statement"),
-        ("include 'nowhere.gin'", "Unable to open file: nowhere.gin"),
+        ("include 'nowhere.gin'", "there is no file nowhere.gin to include"),
         ("import nowhere", "No module named 'nowhere'"),
     ],
 )

@@ -110,7 +110,8 @@ def folder(tmp_path_factory) -> pathlib.Path:
     config = cli.configured(TrainConfig)
     cli.write_operative_config(str(folder / "run"))
     graph = module_graph(config.model)
-    single_device_plan(graph).save(folder / "plan.json")
+    for name in ("plan.json", "run/plan.json"):
+        single_device_plan(graph).save(folder / name)
     (folder / "profile.json").write_text(synthetic_profile(graph, "cpu").to_json())
     write_llama(folder / "llama", random_tensors(BACKBONE), BACKBONE)
     (folder / "requests.jsonl").write_text('{"prompt": "a circle"}\n')
