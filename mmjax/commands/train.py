@@ -90,6 +90,8 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
             f"{plan.microbatches} microbatches, schedule {plan.schedule}", *([remark] if remark else []), soft_wrap=True
         )
     trainer = Trainer(config, plan, workdir, arguments.resume)
+    # Before the operative config is written, which has the parameters of what was made until then.
+    metrics = open_metrics_writer(workdir, trainer.steps_done, first, config.writers, flat_parameters(config))
     if first:
         if tokenizer_mismatches_backbone(config, trainer.tokenizer):
             console.print(
@@ -100,7 +102,6 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
             )
         cli.write_operative_config(str(workdir))
         record_start(workdir, trainer.steps_done, config.steps, remark)
-    metrics = open_metrics_writer(workdir, trainer.steps_done, first, config.writers, flat_parameters(config))
     samples = SampleLog(workdir, config.sample_questions, config.sample_images, trainer.steps_done)
     progress = make_progress(config.steps, trainer.steps_done, config.log_interval, first, console)
     try:
