@@ -58,7 +58,7 @@ def test_what_is_no_run_or_cannot_be_written_is_refused_in_a_line(tmp_path):
         (): "--workdir is missing",
         ("--workdir=/nowhere",): "there is no folder /nowhere",
         (f"--workdir={tmp_path}",): "is no run's workdir",
-        (f"--workdir={workdir}", f"--page={tmp_path}/nowhere/page.html"): "the page cannot be written to",
+        (f"--workdir={workdir}", f"--page={tmp_path}/nowhere/page.html"): "--page: there is no folder",
     }.items():
         done = run_command("mmjax.report", *arguments, code=cli.USAGE_ERROR)
         assert done.stderr.startswith("error: ") and message in done.stderr and done.stderr.count("\n") == 1
