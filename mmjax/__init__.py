@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mmjax.api.configuration import load
     from mmjax.api.data import describe_data
     from mmjax.api.devices import use_cpu_devices
+    from mmjax.api.encoders import register_encoder
     from mmjax.api.generation import draw, generate, load_model
     from mmjax.api.planning import plan, simulate
     from mmjax.api.verification import verify
@@ -39,6 +40,7 @@ __all__ = [
     "load",
     "load_model",
     "plan",
+    "register_encoder",
     "register_policy",
     "register_schedule",
     "simulate",
@@ -50,6 +52,7 @@ _MODULES = {
     "mmjax.api.configuration": ("load",),
     "mmjax.api.data": ("describe_data",),
     "mmjax.api.devices": ("use_cpu_devices",),
+    "mmjax.api.encoders": ("register_encoder",),
     "mmjax.api.generation": ("draw", "generate", "load_model"),
     "mmjax.api.planning": ("plan", "simulate"),
     "mmjax.api.verification": ("verify",),

@@ -1,0 +1,124 @@
+"""Registration of new kinds of encoders: one call makes a kind known to planning, data pipeline and training."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+
+from configs.architectures import BackboneConfig, EncoderConfig, ModelConfig
+from configs.errors import UserError
+from data.samples.encoder_format import EncoderFormat, encoder_format
+from mmjax.models.modalities.encoder import encoder_module
+from mmjax.models.structure.module import Module
+from mmjax.models.structure.parameters import abstract_module_parameters
+from sharding.specs.encoders import encoder_spec
+from sharding.specs.module_spec import ModuleSpec
+
+_RESERVED_FIELDS = ("tokens", "images", "samples", "segments", "positions")  # names of capacities and batch arrays
+
+Config = TypeVar("Config", bound=EncoderConfig)
+
+
+def register_encoder(
+    kind: type[Config],
+    *,
+    specs: Callable[[Config, BackboneConfig], ModuleSpec],
+    sample_format: Callable[[Config, int], EncoderFormat],
+    modules: Callable[[Config, ModelConfig], Module],
+) -> None:
+    """Makes a kind of encoder known at every level; mmjax's own kinds are registered with the same functions.
+
+    Call it once, in the file that defines the kind, so that every process which imports the file knows it. The three
+    functions are compared with each other when a model uses the kind, before anything is compiled.
+
+    Args:
+        kind: Its configuration: a frozen dataclass that is an `EncoderConfig`, with a `field` and
+            `positions_per_token`.
+        specs: What its layers cost, for planners: of the configuration and the backbone
+            (`sharding.specs.encoders.transformer_encoder_spec`).
+        sample_format: What it reads of every sample: of the configuration and its capacity in a row.
+        modules: Its Flax module: of the configuration and the whole model
+            (`mmjax.models.modalities.encoder.transformer_encoder_module`).
+
+    Raises:
+        UserError: The kind is registered already, or its configuration lacks something.
+    """
+    _check_kind(kind)
+
+    def checked_specs(config: Config, backbone: BackboneConfig) -> ModuleSpec:
+        spec = specs(config, backbone)
+        if spec.name != config.name:
+            raise UserError(
+                f"{kind.__name__}: its layer specs are named {spec.name!r}, its configuration {config.name!r}"
+            )
+        return spec
+
+    def checked_format(config: Config, max_length: int) -> EncoderFormat:
+        made = sample_format(config, max_length)
+        _check_format(config, made)
+        return made
+
+    @functools.cache
+    def checked_modules(config: Config, model: ModelConfig) -> Module:
+        module = modules(config, model)
+        _check_parameters(config, module, checked_specs(config, model.backbone))
+        return module
+
+    encoder_spec.register(kind, checked_specs)
+    encoder_format.register(kind, checked_format)
+    encoder_module.register(kind, checked_modules)
+
+
+def _check_kind(kind: type[EncoderConfig]) -> None:
+    name = getattr(kind, "__name__", repr(kind))
+    if not isinstance(kind, type) or not issubclass(kind, EncoderConfig):
+        raise UserError(f"register_encoder: {name} is not a subclass of EncoderConfig")
+    if kind in encoder_spec.registry:
+        raise UserError(f"register_encoder: {name} is registered already; call it once, where the class is defined")
+    if "__dataclass_fields__" not in vars(kind):
+        raise UserError(f"register_encoder: {name} is no dataclass; add @dataclasses.dataclass(frozen=True)")
+    field = getattr(kind, "field", None)
+    if not isinstance(field, str) or not field.isidentifier() or field in _RESERVED_FIELDS:
+        raise UserError(
+            f"register_encoder: {name}.field is {field!r}; set it to a name for what the encoder reads, other than "
+            f"{', '.join(_RESERVED_FIELDS)}"
+        )
+    if kind.positions_per_token is EncoderConfig.positions_per_token:
+        raise UserError(f"register_encoder: {name} lacks the property positions_per_token; define it")
+
+
+def _check_format(config: EncoderConfig, made: EncoderFormat) -> None:
+    """Raises UserError if a format does not fit the configuration that it was made from."""
+    name = f"{type(config).__name__}: {type(made).__name__}"
+    if (made.module, made.field) != (config.name, config.field):
+        raise UserError(
+            f"{name} is of {made.field} for {made.module}, the configuration of {config.field} for {config.name}"
+        )
+    if made.values_per_token != config.positions_per_token * made.values_per_position:
+        raise UserError(
+            f"{name}.values_per_token is {made.values_per_token}; with {made.values_per_position} values in a position "
+            f"and {config.positions_per_token} positions in a token it must be "
+            f"{config.positions_per_token * made.values_per_position}"
+        )
+
+
+def _check_parameters(config: EncoderConfig, module: Module, spec: ModuleSpec) -> None:
+    """Raises UserError if the layer specs count other parameters than the module has."""
+    name = type(config).__name__
+    if module.name != config.name:
+        raise UserError(f"{name}: its module is named {module.name!r}, its configuration {config.name!r}")
+    counted: dict[str, int] = {}
+    for layer, count in spec.all_layers:
+        counted[layer.name] = counted.get(layer.name, 0) + layer.parameter_count * count
+    there = {
+        piece: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(layers))
+        for piece, layers in abstract_module_parameters(module).items()
+    }
+    for piece in {**there, **counted}:
+        if there.get(piece, 0) != counted.get(piece, 0):
+            raise UserError(
+                f"{name}: the layer specs count {counted.get(piece, 0):,} parameters in {piece!r}, the module has "
+                f"{there.get(piece, 0):,}; correct LayerSpec.parameters or replicated_parameters"
+            )
