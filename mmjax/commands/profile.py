@@ -52,6 +52,7 @@ def profile(arguments: ProfileArguments, config: "TrainConfig") -> int:
     import jax
     from rich.console import Console
 
+    from mmjax.training.metrics.activity import MEASURING, display_activity, progress_console
     from mmjax.training.profiling.layer_profile import MICROBATCHES, profile_model
     from mmjax.training.row_loads import first_batches
 
@@ -60,12 +61,15 @@ def profile(arguments: ProfileArguments, config: "TrainConfig") -> int:
     tps = _sizes("tp", arguments.tp, jax.local_device_count(), "devices")
     (batch,) = first_batches(config, 1)
     recompute = cast("RecomputePolicy", arguments.recompute)
-    measured = profile_model(config.model, batch.arrays, config.engine_settings, tps, rows, recompute, arguments.steps)
+    console = Console(highlight=False)
+    with display_activity(MEASURING, progress_console(console, arguments.json)) as show:
+        measured = profile_model(
+            config.model, batch.arrays, config.engine_settings, tps, rows, recompute, arguments.steps, show
+        )
     pathlib.Path(arguments.output).write_text(measured.to_json(), encoding="utf-8")
     if arguments.json:
         print(measured.to_json(), end="")
         return 0
-    console = Console(highlight=False)
     console.print(layer_table(measured))
     console.print(f"Written to {arguments.output}")
     return 0

@@ -77,7 +77,8 @@ def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, 
     try:
         with jax.default_matmul_precision("highest"):
             reference = run_reference(model, data, batches, arguments.steps, config.seed)
-            return _print_reports(verify_layouts(model, layouts, reference, config.seed), arguments.json)
+            reports = verify_layouts(model, layouts, reference, config.seed)
+            return _print_reports(reports, len(layouts), arguments.json)
     finally:
         batches.close()
 
@@ -113,14 +114,27 @@ def _layouts(
     return layouts
 
 
-def _print_reports(reports: "Iterator[LayoutReport]", as_json: bool) -> int:
-    """Prints the reports as they come; returns the exit code."""
-    from mmjax.training.verification.comparison import print_verification
+def _print_reports(reports: "Iterator[LayoutReport]", total: int, as_json: bool) -> int:
+    """Prints the reports as they come, and how many of how many there are; returns the exit code."""
+    from rich.console import Console
 
-    finished = list(reports) if as_json else print_verification(reports)
+    from mmjax.training.metrics.activity import VERIFYING, display_activity, progress_console
+    from mmjax.training.verification.comparison import print_report, print_verdict
+
+    console = Console()
+    finished: list[LayoutReport] = []
+    with display_activity(VERIFYING, progress_console(console, as_json)) as show:
+        show(0, total)
+        for report in reports:
+            finished.append(report)
+            if not as_json:
+                print_report(report, console)
+            show(len(finished), total)
     ok = all(report.ok for report in finished)
     if as_json:
         print(json.dumps({"ok": ok, "layouts": [report.to_json() for report in finished]}))
+    else:
+        print_verdict(finished, console)
     return 0 if ok else 1
 
 

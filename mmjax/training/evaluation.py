@@ -9,6 +9,7 @@ from jax.experimental import multihost_utils
 
 from data.packing.global_batch import GlobalBatch
 from mmjax.training.engine.engine import Engine
+from mmjax.training.metrics.activity import ActivityCallback
 from sharding.runtime.executor import TrainState
 
 
@@ -25,12 +26,25 @@ class AnswerScore:
         return self.correct / self.questions if self.questions else 0.0
 
 
-def evaluate_answers(engine: Engine, state: TrainState, batches: Iterable[GlobalBatch]) -> AnswerScore:
+def evaluate_answers(
+    engine: Engine,
+    state: TrainState,
+    batches: Iterable[GlobalBatch],
+    callback: ActivityCallback = lambda done, total: None,
+) -> AnswerScore:
     """Scores every question of the batches.
 
     An answer is correct if each of its tokens, the one that ends it included, is the likeliest after the tokens before
     it. That is what greedy decoding would write.
+
+    Args:
+        engine: The model on its plan.
+        state: The parameters.
+        batches: One pass over the questions.
+        callback: Called with the number of batches evaluated, whose total is known at the end only.
     """
+    callback(0, None)
+    done = 0
     weights = engine.executor.compute_weights(state)
     backbone = engine.config.backbone.name
     metric = f"{backbone}/correct"
@@ -46,6 +60,9 @@ def evaluate_answers(engine: Engine, state: TrainState, batches: Iterable[Global
         arrays = batch.arrays[backbone]
         batch_correct, batch_questions = count_answers(arrays, *_local_rows(correct_tokens, arrays["weights"].shape))
         correct, questions = correct + batch_correct, questions + batch_questions
+        done += 1
+        callback(done, None)
+    callback(done, done)
     if jax.process_count() > 1:
         counts = multihost_utils.process_allgather(np.array([correct, questions]))
         correct, questions = (int(count) for count in np.asarray(counts).sum(0))

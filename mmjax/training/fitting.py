@@ -3,11 +3,14 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mmjax.training.engine.compilation import compile_step
 from mmjax.training.evaluation import AnswerScore
+from mmjax.training.metrics.activity import COMPILING
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import ProgressDisplay
 from mmjax.training.metrics.step_report import TokenCounts, make_step_report, sum_counts
@@ -118,8 +121,9 @@ class Fitting:
             self._evaluate()
 
     def _dispatch_first(self) -> None:
-        """Makes the state and launches the first step, which compiles: its time belongs to no step."""
+        """Compiles, makes the state and launches the first step: this time belongs to no step."""
         with self._timer.excluded():
+            compile_step(self._trainer.engine, functools.partial(self._progress.show, COMPILING))
             self._in_flight.append(self._trainer.dispatch_step(StepTimer()))
         self._compile_seconds = time.perf_counter() - self._begin
 
@@ -145,7 +149,7 @@ class Fitting:
         """Scores the state between two steps, whose times do not contain it."""
         self._finish_until(0)
         with self._timer.excluded():
-            self._score = self._trainer.evaluate()
+            self._score = self._trainer.evaluate(self._progress)
             if self._score is not None:
                 self._metrics.write(self._trainer.steps_done, {"accuracy": self._score.accuracy})
             if self._on_evaluation:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Callable
@@ -18,10 +19,12 @@ from mmjax.training.batches import open_batches, row_order_request
 from mmjax.training.checkpoints.discovery import refuse_existing_checkpoints
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.config import TrainConfig, load_configured_plan
+from mmjax.training.engine.compilation import compile_evaluation
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.evaluation import AnswerScore, evaluate_answers
 from mmjax.training.fitting import Fitting, TrainResult
+from mmjax.training.metrics.activity import COMPILING, EVALUATING
 from mmjax.training.metrics.flops import full_batch_flops
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import NullProgress, ProgressDisplay
@@ -147,7 +150,8 @@ class Trainer:
                     remove_refusal_lists(lists)
             self.batches.list_refused_in(self._refused_folder)
         self.checkpoints = folder and CheckpointManager(folder, config.model, config.max_checkpoints_to_keep)
-        self.steps_done, self._communication_checked = 0, False
+        self.steps_done = 0
+        self._communication_checked = self._evaluation_compiled = False
         self._state: TrainState | None = None
         self._peeked: tuple[GlobalBatch, dict[str, Any]] | None = None
         if self.checkpoints and resume:
@@ -222,8 +226,13 @@ class Trainer:
         """
         return self.finish_step(self.dispatch_step(StepTimer()))
 
-    def evaluate(self) -> AnswerScore | None:
-        """The score on the split `test`; None where the data set has no questions to score."""
+    def evaluate(self, progress: ProgressDisplay | None = None) -> AnswerScore | None:
+        """The score on the split `test`; None where the data set has no questions to score.
+
+        Args:
+            progress: Shows the programs compiled, at the first evaluation, and the batches evaluated.
+        """
+        show = (progress or NullProgress()).show
         dataset = self.config.dataset("test")
         if not dataset.evaluated_kinds:
             return None
@@ -231,7 +240,10 @@ class Trainer:
         if self._refused_folder:
             batches.list_refused_in(self._refused_folder / "test")
         try:
-            return evaluate_answers(self.engine, self.state, batches)
+            if not self._evaluation_compiled:
+                compile_evaluation(self.engine, functools.partial(show, COMPILING))
+                self._evaluation_compiled = True
+            return evaluate_answers(self.engine, self.state, batches, functools.partial(show, EVALUATING))
         finally:
             batches.close()
 

@@ -39,8 +39,8 @@ class ExecutableStage:
         reduce: Unreduced gradients to gradients shaped and sharded like the master weights; None where nothing trains.
         loss_and_norm: `(reduced gradients or {}, losses by name, [replicas] each) -> [1, 1 + losses]`: the squared norm
             of the gradients, then the losses.
-        update: `(master weights, optimizer state, gradients, summary) -> (master weights, optimizer state)`; None where
-            nothing trains.
+        update: `(master weights, optimizer state, gradients, summary) -> (master weights, optimizer state)` of the keys
+            that train; None where nothing trains.
     """
 
     programs: StagePrograms
@@ -222,7 +222,8 @@ class Executor:
         self, compute_weights: dict[StageId, Tree], batch: Mapping[StageId, Microbatches]
     ) -> dict[StageId, list[StageEvaluation]]:
         """Losses and auxiliary metrics of every stage and microbatch; forward only."""
-        buffers = _StepBuffers(state=TrainState({}, {}, jnp.ones(())), batch=batch, compute_weights=compute_weights)
+        state = TrainState({}, {}, self.global_reduction.initial_flag())
+        buffers = _StepBuffers(state=state, batch=batch, compute_weights=compute_weights)
         results: dict[StageId, list[StageEvaluation]] = {stage_id: [] for stage_id in self.stages}
         for op in self.evaluation_schedule.ops:
             if op.kind == "hop":
@@ -362,12 +363,12 @@ class Executor:
             assert buffers.summary is not None
             summary = self.global_reduction.on_stage(buffers.summary, stage_id)
             assert summary is not None
-            state.master_weights[stage_id], state.optimizer_state[stage_id] = stage.update(
-                state.master_weights[stage_id],
-                state.optimizer_state[stage_id],
-                buffers.gradients.pop(stage_id),
-                summary,
+            masters, gradients = state.master_weights[stage_id], buffers.gradients.pop(stage_id)
+            trained = {key: masters[key] for key in gradients}
+            trained, state.optimizer_state[stage_id] = stage.update(
+                trained, state.optimizer_state[stage_id], gradients, summary
             )
+            state.master_weights[stage_id] = {**masters, **trained}
 
     # ------------------------------------------------------------------ helpers
 

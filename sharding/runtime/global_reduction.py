@@ -6,6 +6,7 @@ remembered on the devices (`all_finite` stays 0), so that no later step changes 
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from sharding.plans.stage_graph import StageId
 
 @dataclasses.dataclass(frozen=True)
 class StepSummary:
-    """The result of the reduction, replicated over all devices.
+    """The result of the reduction, replicated over all devices: arrays, or their shapes.
 
     Attributes:
         losses: `[losses]` of all stages, in the order of `GlobalReduction.loss_order`.
@@ -28,10 +29,10 @@ class StepSummary:
         all_finite: 1.0, or 0.0 once a loss or a gradient of this or an earlier step was not finite.
     """
 
-    losses: jax.Array
-    gradient_norm: jax.Array
-    clip_scale: jax.Array
-    all_finite: jax.Array
+    losses: Any
+    gradient_norm: Any
+    clip_scale: Any
+    all_finite: Any
 
 
 jax.tree_util.register_dataclass(StepSummary, ["losses", "gradient_norm", "clip_scale", "all_finite"], [])
@@ -49,6 +50,7 @@ class GlobalReduction:
     Attributes:
         stage_ids: All stages.
         loss_order: (stage, name) of every loss, in the order of `StepSummary.losses`.
+        program: The jitted program.
     """
 
     def __init__(
@@ -78,7 +80,23 @@ class GlobalReduction:
             return StepSummary(loss_sums, norm, scale, jnp.where(finite, all_finite, 0.0))
 
         specs = [P("all")] * len(self.stage_ids)
-        self._program = jax.jit(jax.shard_map(global_reduction, mesh=self._mesh, in_specs=(specs, P()), out_specs=P()))
+        self.program = jax.jit(jax.shard_map(global_reduction, mesh=self._mesh, in_specs=(specs, P()), out_specs=P()))
+
+    def abstract_arguments(self) -> tuple[list[jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
+        """What `program` is called with: the statistics of every stage on all devices, and the flag."""
+        by_device, replicated = NamedSharding(self._mesh, P("all")), NamedSharding(self._mesh, P())
+        statistics = [
+            jax.ShapeDtypeStruct((self._mesh.devices.size, self._widths[stage_id]), np.float32, sharding=by_device)
+            for stage_id in self.stage_ids
+        ]
+        return statistics, jax.ShapeDtypeStruct((), np.float32, sharding=replicated)
+
+    def abstract_summary(self, stage_id: StageId) -> StepSummary:
+        """Shapes and shardings of the result on a stage's submesh (`on_stage`)."""
+        sharding = NamedSharding(self._stage_meshes[stage_id], P())
+        losses = jax.ShapeDtypeStruct((len(self.loss_order),), np.float32, sharding=sharding)
+        scalar = jax.ShapeDtypeStruct((), np.float32, sharding=sharding)
+        return StepSummary(losses, scalar, scalar, scalar)
 
     def initial_flag(self, all_finite: bool = True) -> jax.Array:
         """The `all_finite` of a state in which everything was finite so far."""
@@ -92,7 +110,7 @@ class GlobalReduction:
                 of its gradients, then its losses. None or absent for the other stages.
             all_finite: What the step before left.
         """
-        return self._program(
+        return self.program(
             [self._on_all_devices(stage, statistics.get(stage)) for stage in self.stage_ids], all_finite
         )
 

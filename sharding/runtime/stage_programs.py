@@ -146,7 +146,9 @@ class StagePrograms:
     Attributes:
         output_shapes: Shape and dtype of each output channel of a microbatch.
         loss_names: Names of its losses, sorted; empty where it has none.
-        operand_shapes: Shapes of `(parameters, inputs, batch, index)`.
+        operand_shapes, operand_specs: Shapes and specs of `(parameters, inputs, batch, index)`.
+        output_specs, loss_spec: Specs of each output channel, and of all losses.
+        residual_specs: Specs of what `forward` saves for `backward`.
         channel_shardings: Shardings of the activations of each channel.
     """
 
@@ -163,14 +165,14 @@ class StagePrograms:
     ) -> None:
         self.definition, self.mesh, self.axes = definition, mesh, axes
         self.batch_shapes, self.differentiated_inputs = batch_shapes, differentiated_inputs
-        row_spec = P(axes.data)
+        row_spec = self.loss_spec = P(axes.data)
         batch_specs = Microbatches(jax.tree.map(lambda _: P(None, axes.data), batch_shapes.arrays), P())
         names = (*definition.input_channels, *definition.output_channels)
         channel_specs = {name: definition.channel_spec(name, axes) for name in names}
         self.channel_shardings = {name: NamedSharding(mesh, spec) for name, spec in channel_specs.items()}
         input_specs = {name: channel_specs[name] for name in definition.input_channels}
-        output_specs = {name: channel_specs[name] for name in definition.output_channels}
-        self._operand_specs = (definition.partition_specs, input_specs, batch_specs, P())
+        output_specs = self.output_specs = {name: channel_specs[name] for name in definition.output_channels}
+        self.operand_specs = (definition.partition_specs, input_specs, batch_specs, P())
         self.operand_shapes = (
             definition.shapes,
             dict(input_shapes),
@@ -178,26 +180,27 @@ class StagePrograms:
             jax.ShapeDtypeStruct((), jnp.int32),
         )
         self.evaluate = self._compile(
-            "evaluate", self._evaluate, self._operand_specs, StageOutput(output_specs, row_spec, row_spec)
+            "evaluate", self._evaluate, self.operand_specs, StageOutput(output_specs, row_spec, row_spec)
         )
         shapes: StageOutput = jax.eval_shape(self.evaluate, *self.operand_shapes)
         self.output_shapes, self.loss_names = shapes.outputs, tuple(sorted(shapes.losses))
         loss_specs = dict.fromkeys(self.loss_names, row_spec)
-        forward_specs = (*self._operand_specs, loss_specs)
+        forward_specs = (*self.operand_specs, loss_specs)
         self.backward: Callable[..., BackwardResult] | None = None
+        self.residual_specs: list[P] = []
         if not has_backward:
             result_specs = ForwardResult(output_specs, [], loss_specs)
             self.forward = self._compile("forward", self._forward_only, forward_specs, result_specs, donate=(4,))
             return
         self._vjp_structure, residual_axes = self._trace_residuals()
-        residual_specs = [P(names) for names in residual_axes]
-        result_specs = ForwardResult(output_specs, residual_specs, loss_specs)
+        self.residual_specs = [P(names) for names in residual_axes]
+        result_specs = ForwardResult(output_specs, self.residual_specs, loss_specs)
         self.forward = self._compile("forward", self._forward, forward_specs, result_specs, donate=(4,))
         gradient_specs = self.gradient_specs()
         self.backward = self._compile(
             "backward",
             self._backward,
-            (*self._operand_specs, residual_specs, output_specs, gradient_specs),
+            (*self.operand_specs, self.residual_specs, output_specs, gradient_specs),
             BackwardResult({name: channel_specs[name] for name in differentiated_inputs}, gradient_specs),
             donate=(6,),
         )
@@ -220,7 +223,7 @@ class StagePrograms:
             traced["axes"] = [self._in_mesh_order(varying_axes(leaf)) for leaf in result.residuals]
             return [make_varying(leaf, self.mesh.axis_names)[None] for leaf in result.residuals]
 
-        program = self._compile("residuals", body, self._operand_specs, P(self.mesh.axis_names))
+        program = self._compile("residuals", body, self.operand_specs, P(self.mesh.axis_names))
         jax.eval_shape(program, *self.operand_shapes)
         return traced["structure"], traced["axes"]
 

@@ -21,13 +21,13 @@ from mmjax.training.engine.stage_functions import make_stage_function
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.executor import Channel, ExecutableStage, Executor, TiedParameter
-from sharding.runtime.global_reduction import GlobalReduction, StepSummary
+from sharding.runtime.global_reduction import GlobalReduction
 from sharding.runtime.hops import make_hop
 from sharding.runtime.named_programs import named_jit
 from sharding.runtime.stage_programs import Microbatches, StageDefinition, StagePrograms
 from sharding.schedules.build import build_evaluation_schedule, build_schedule
 from sharding.specs.modules import ModuleGraph
-from sharding.trees import Tree, get_leaf
+from sharding.trees import get_leaf
 
 Stages = Mapping[StageId, PlacedStage]
 
@@ -203,7 +203,7 @@ def executable_stage(stage: PlacedStage, programs: StagePrograms, optimizers: La
     loss_and_norm = named_jit(squared_norm_and_losses, stage_id, "loss_and_norm", out_shardings=replicated)
     if not trained_keys:
         return ExecutableStage(programs, masters.gather, None, loss_and_norm, None)
-    update_trained = named_jit(
+    update = named_jit(
         make_stage_update(optimizers),
         stage_id,
         "update",
@@ -213,12 +213,6 @@ def executable_stage(stage: PlacedStage, programs: StagePrograms, optimizers: La
         ),
         donate_argnums=(0, 1),
     )
-
-    def update(masters: Tree, optimizer_state: Tree, gradients: Tree, summary: StepSummary) -> tuple[Tree, Tree]:
-        trained = {key: masters[key] for key in trained_keys}
-        trained, optimizer_state = update_trained(trained, optimizer_state, gradients, summary)
-        return {**masters, **trained}, optimizer_state
-
     return ExecutableStage(programs, masters.gather, masters.make_reduce(trained_keys), loss_and_norm, update)
 
 

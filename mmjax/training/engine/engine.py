@@ -151,7 +151,7 @@ class Engine:
     def state_from_masters(self, masters: dict[StageId, Tree]) -> TrainState:
         """A training state of given master weights, with the optimizer state of before the first step."""
         optimizer_state = {
-            stage_id: self._optimizer_init[stage_id](
+            stage_id: self.optimizer_init[stage_id](
                 {key: tree[key] for key in sorted(self.stages[stage_id].trained_keys)}
             )
             for stage_id, tree in masters.items()
@@ -160,7 +160,7 @@ class Engine:
         return TrainState(masters, optimizer_state, self.executor.global_reduction.initial_flag())
 
     @functools.cached_property
-    def _optimizer_init(self) -> dict[StageId, Callable[[Tree], Tree]]:
+    def optimizer_init(self) -> dict[StageId, Callable[[Tree], Tree]]:
         """Programs from the trained master weights of a stage to its optimizer state; compiled once."""
         return {
             stage_id: named_jit(

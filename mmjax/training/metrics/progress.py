@@ -12,6 +12,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from mmjax.training.metrics.activity import Activity, ActivityLine
 from mmjax.training.metrics.step_report import StepReport
 
 
@@ -47,6 +48,9 @@ class ProgressDisplay(Protocol):
     def update(self, report: StepReport) -> None:
         """Shows a window of steps."""
 
+    def show(self, activity: Activity, done: int, total: int | None) -> None:
+        """Shows how far work is that belongs to no step: so many items of so many, or of a number not known."""
+
     def close(self) -> None:
         """Ends the display, so that other output can follow."""
 
@@ -55,6 +59,9 @@ class NullProgress(ProgressDisplay):
     """Shows nothing: for every process but the first."""
 
     def update(self, report: StepReport) -> None:
+        """Does nothing."""
+
+    def show(self, activity: Activity, done: int, total: int | None) -> None:
         """Does nothing."""
 
     def close(self) -> None:
@@ -69,6 +76,7 @@ class PlainProgress(ProgressDisplay):
         self._interval = interval
         self._console = console
         self._next_step = 0
+        self._activity = ActivityLine()
 
     def update(self, report: StepReport) -> None:
         """Prints a line if the interval has passed."""
@@ -76,7 +84,15 @@ class PlainProgress(ProgressDisplay):
             return
         self._next_step = report.step + self._interval
         time_left = estimated_time_left(report, self._total)
-        line = f"step {report.step}/{self._total} | {describe_step(report)} | {time_left} left"
+        self._print(f"step {report.step}/{self._total} | {describe_step(report)} | {time_left} left")
+
+    def show(self, activity: Activity, done: int, total: int | None) -> None:
+        """Prints a line at the start and one at the end."""
+        self._activity.show(activity, done, total)
+        if done in (0, total):
+            self._print(self._activity.text())
+
+    def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def close(self) -> None:
@@ -84,7 +100,7 @@ class PlainProgress(ProgressDisplay):
 
 
 class LiveProgress(ProgressDisplay):
-    """A bar with the numbers below it, redrawn in place."""
+    """A bar with the numbers of the last steps and the current activity below it, redrawn in place."""
 
     def __init__(self, total: int, first_step: int, console: Console) -> None:
         time_left = TextColumn("{task.fields[left]} left")
@@ -93,13 +109,22 @@ class LiveProgress(ProgressDisplay):
             BarColumn(bar_width=None), MofNCompleteColumn(), TimeElapsedColumn(), time_left, console=console
         )
         self._task = self._bar.add_task("train", total=total, completed=first_step, left="-:--:--")
-        self._live = Live(self._bar, console=console, refresh_per_second=4)
+        self._numbers, self._activity = Text(), ActivityLine()
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._lines)
         self._live.start()
 
     def update(self, report: StepReport) -> None:
         """Redraws the bar and the numbers."""
         self._bar.update(self._task, completed=report.step, left=estimated_time_left(report, self._total))
-        self._live.update(Group(self._bar, Text(describe_step(report))))
+        self._numbers = Text(describe_step(report))
+        self._activity.hide()
+
+    def show(self, activity: Activity, done: int, total: int | None) -> None:
+        """Redraws the line of the activity."""
+        self._activity.show(activity, done, total)
+
+    def _lines(self) -> Group:
+        return Group(self._bar, *(line for line in (self._numbers, Text(self._activity.text())) if line.plain))
 
     def close(self) -> None:
         """Ends the live display."""

@@ -8,7 +8,7 @@ first and the last of these stages.
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,7 @@ def profile_model(
     rows: Sequence[int],
     recompute: RecomputePolicy,
     steps: int,
+    callback: Callable[[int, int], None] = lambda done, total: None,
 ) -> Profile:
     """Measures a model's layers on the devices of this process.
 
@@ -59,11 +60,12 @@ def profile_model(
         rows: Rows of a replica's microbatch.
         recompute: Recomputation policy of every layer.
         steps: Steps to time for each shallow model.
+        callback: As in `measure_round_robin`.
     """
     graph = module_graph(config)
     batch_rows = len(next(iter(next(iter(batch.values())).values())))
     models = _shallow_models(graph, tps, rows, batch_rows, recompute)
-    runs = measure_round_robin(config, models, batch, settings, steps)
+    runs = measure_round_robin(config, models, batch, settings, steps, callback)
     gradients = RequiredGradients(graph, trained_parts(graph, settings.trainable))
     device = jax.devices()[0]
     packages = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}

@@ -6,7 +6,7 @@ The copies take turns, step by step, so that a machine that slows down or speeds
 import collections
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
@@ -72,7 +72,12 @@ class MeasuredRun:
 
 
 def measure_round_robin(
-    config: ModelConfig, models: Sequence[ShallowModel], batch: HostBatch, settings: EngineSettings, rounds: int
+    config: ModelConfig,
+    models: Sequence[ShallowModel],
+    batch: HostBatch,
+    settings: EngineSettings,
+    rounds: int,
+    callback: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[MeasuredRun]:
     """Runs every shallow model once in every round, and takes the median over the rounds.
 
@@ -82,14 +87,19 @@ def measure_round_robin(
         batch: Arrays of a global batch, of which each model takes the first rows.
         settings: The optimizer, and what trains.
         rounds: Number of rounds.
+        callback: Called with the number of models that have run for the first time, when their programs compile, and
+            that of all models.
     """
+    callback(0, len(models))
     # An engine holds no state, so all of them fit; a state exists only while its model runs.
     engines = [_build_engine(config, model, batch, settings) for model in models]
     samples: list[dict[PipelineOp, list[float]]] = [collections.defaultdict(list) for _ in engines]
-    for _ in range(rounds):
-        for (engine, model_batch), times in zip(engines, samples, strict=True):
+    for round_index in range(rounds):
+        for number, ((engine, model_batch), times) in enumerate(zip(engines, samples, strict=True), start=1):
             for op, seconds in measure_op_times(engine, [model_batch], 1).items():
                 times[op].append(seconds)
+            if round_index == 0:
+                callback(number, len(models))
     return [
         MeasuredRun(
             model=model,

@@ -6,12 +6,11 @@ and gradients are compared on the host in float64.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-import rich
 from rich.console import Console
 from rich.table import Table
 
@@ -188,19 +187,18 @@ def compare_step(
 # ---------------------------------------------------------------------- the tables
 
 
-def print_verification(reports: Iterable[LayoutReport], console: Console | None = None) -> list[LayoutReport]:
-    """Prints a table of every report as it comes, then whether all layouts agree; returns the reports."""
-    console = console or rich.get_console()
-    finished = []
-    for report in reports:
-        finished.append(report)
-        console.print(_table(report))
-    wrong = [report.layout for report in finished if not report.ok]
+def print_report(report: LayoutReport, console: Console) -> None:
+    """Prints the table of a layout: the worst differences of each module, and their tolerances."""
+    console.print(_table(report))
+
+
+def print_verdict(reports: Sequence[LayoutReport], console: Console) -> None:
+    """Prints whether all layouts agree, or which do not."""
+    wrong = [report.layout for report in reports if not report.ok]
     if wrong:
-        console.print(f"{len(wrong)} of {len(finished)} layouts are wrong: {'; '.join(wrong)}", highlight=False)
+        console.print(f"{len(wrong)} of {len(reports)} layouts are wrong: {'; '.join(wrong)}", highlight=False)
     else:
-        console.print(f"all {len(finished)} layouts agree with the single-device reference", highlight=False)
-    return finished
+        console.print(f"all {len(reports)} layouts agree with the single-device reference", highlight=False)
 
 
 def _table(report: LayoutReport) -> Table:

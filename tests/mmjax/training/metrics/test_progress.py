@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from mmjax.training.metrics.activity import COMPILING, EVALUATING
 from mmjax.training.metrics.progress import make_progress, print_plan
 from mmjax.training.metrics.step_report import StepReport
 from mmjax.training.metrics.step_timer import StepTimes
@@ -84,3 +85,36 @@ def test_the_plan_is_a_table():
     ]
     assert ["unit", "devices", "dp"] in lines
     assert ["vision", "0-1", "2"] in lines and ["backbone", "2-7", "3"] in lines
+
+
+def test_compilation_is_shown_below_the_bar_until_the_first_steps_are():
+    screen = console(terminal=True, width=80)
+    progress = make_progress(total=100, console=screen)
+    progress.show(COMPILING, 0, 58)
+    progress.show(COMPILING, 12, 58)
+    progress._live.refresh()
+    assert "compiling 12 of 58 programs, 0:00" in text(screen)
+    assert "0/100" in text(screen) and "-:--:-- left" in text(screen), "no time left before a step has been timed"
+    progress.show(COMPILING, 58, 58)
+    progress._live.refresh()
+    assert "compiled 58 programs in 0:00" in text(screen)
+    screen.file.truncate(0)
+    progress.update(report(40))
+    progress.close()
+    assert "language 1.2500" in text(screen) and "compiled" not in text(screen)
+
+
+def test_a_pipe_gets_a_line_when_compilation_begins_and_one_when_it_ends():
+    pipe = console(terminal=False)
+    progress = make_progress(total=100, console=pipe)
+    for done in range(59):
+        progress.show(COMPILING, done, 58)
+    progress.show(EVALUATING, 0, None)
+    progress.show(EVALUATING, 3, None)
+    progress.show(EVALUATING, 3, 3)
+    assert text(pipe).splitlines() == [
+        "compiling 0 of 58 programs, 0:00",
+        "compiled 58 programs in 0:00",
+        "evaluating 0 batches, 0:00",
+        "evaluated 3 batches in 0:00",
+    ]

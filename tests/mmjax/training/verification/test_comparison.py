@@ -22,7 +22,8 @@ from mmjax.training.verification.comparison import (
     compare_step,
     compare_with_reference,
     losses_and_gradients,
-    print_verification,
+    print_report,
+    print_verdict,
 )
 from mmjax.training.verification.error_measures import gradient_errors
 from mmjax.training.verification.reference import Reference, run_reference, shuffle_rows
@@ -279,7 +280,9 @@ WRONG = ModuleReport(None, Difference(1.0, 2e-4, "projector/000/mlp/up/bias"))
 
 def printed(reports):
     console = Console(file=io.StringIO(), width=160)
-    assert print_verification(iter(reports), console) == reports
+    for report in reports:
+        print_report(report, console)
+    print_verdict(reports, console)
     return console.file.getvalue()
 
 

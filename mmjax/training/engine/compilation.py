@@ -1,0 +1,77 @@
+"""Compiles what an engine will run before it runs: the programs of a training step, or those of an evaluation."""
+
+import jax
+
+from mmjax.training.engine.engine import Engine
+from sharding.plans.stage_graph import StageId
+from sharding.runtime.compilation import (
+    CompilationCallback,
+    ProgramCall,
+    compile_programs,
+    evaluation_call,
+    stage_calls,
+)
+from sharding.trees import Tree
+
+
+def compile_step(engine: Engine, callback: CompilationCallback) -> None:
+    """Compiles the programs of a training step, and those that make optimizer state, on this process's stages.
+
+    Hops between processes, and one addition for each tied parameter, compile when they are first called.
+
+    Args:
+        engine: The model on its plan.
+        callback: Called with the number of compiled programs and that of all programs: at the start, and after each.
+    """
+    reduction = engine.executor.global_reduction
+    compiled = [ProgramCall(reduction.program, reduction.abstract_arguments())]
+    for stage_id in engine.local_stages:
+        calls, losses, gradients = stage_calls(engine.executor.stages[stage_id].programs)
+        compiled += [*calls, *_once_per_step(engine, stage_id, losses, gradients)]
+    compile_programs(compiled, callback)
+
+
+def compile_evaluation(engine: Engine, callback: CompilationCallback) -> None:
+    """Compiles the programs of an evaluation on this process's stages; see `compile_step`."""
+    calls = []
+    for stage_id in engine.local_stages:
+        stage = engine.executor.stages[stage_id]
+        calls += [evaluation_call(stage.programs), ProgramCall(stage.gather, (_abstract_masters(engine, stage_id),))]
+    compile_programs(calls, callback)
+
+
+def _once_per_step(engine: Engine, stage_id: StageId, losses: Tree, gradients: Tree | None) -> list[ProgramCall]:
+    """What a stage runs once a step, whatever the number of microbatches."""
+    stage, masters = engine.executor.stages[stage_id], _abstract_masters(engine, stage_id)
+    trained = {key: masters[key] for key in sorted(engine.stages[stage_id].trained_keys)}
+    calls = [ProgramCall(stage.gather, (masters,)), ProgramCall(stage.loss_and_norm, (trained, losses))]
+    if stage.reduce is not None:
+        init = engine.optimizer_init[stage_id]
+        states = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            jax.eval_shape(init, trained),
+            engine.optimizer_shardings(stage_id),
+        )
+        summary = engine.executor.global_reduction.abstract_summary(stage_id)
+        calls += [
+            ProgramCall(stage.reduce, (gradients,)),
+            ProgramCall(stage.update, (trained, states, trained, summary)),
+            ProgramCall(init, (trained,)),
+        ]
+    return calls
+
+
+def _abstract_masters(engine: Engine, stage_id: StageId) -> Tree:
+    """Shapes and shardings of a stage's master weights, `{key: {layer: {...}}}`; its gradients have the same."""
+    master_weights = engine.stages[stage_id].master_weights
+    return {
+        key: {
+            layer: jax.tree.map(
+                lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+                master_weights.layer_stacks[key].shapes,
+                shardings,
+            )
+            for layer, shardings in by_layer.items()
+        }
+        for key, by_layer in master_weights.shardings.items()
+    }

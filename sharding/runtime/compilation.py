@@ -1,0 +1,86 @@
+"""Compiling programs before they are first called, so that it can be seen how many there are.
+
+A program that is lowered and compiled here for some abstract arguments is found by its later call with such arguments,
+in the caches of `jax.jit`: nothing is compiled twice, and nothing else changes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from sharding.runtime.master_weights import is_partition_spec
+from sharding.runtime.stage_programs import StagePrograms
+
+CompilationCallback = Callable[[int, int], None]
+"""Called with the number of compiled programs and that of all programs."""
+
+
+class ProgramCall(NamedTuple):
+    """A jitted program and the arguments that it will be called with: shapes, types and shardings."""
+
+    program: Any
+    arguments: tuple[Any, ...]
+
+
+def compile_programs(calls: Sequence[ProgramCall], callback: CompilationCallback = lambda done, total: None) -> None:
+    """Compiles programs one after another.
+
+    XLA itself divides a program among the host's cores. Where it times kernels to choose among them, as on a GPU,
+    another compilation at the same time would disturb it.
+
+    Args:
+        calls: The programs of this process and their arguments.
+        callback: Called at the start, and after each program.
+    """
+    callback(0, len(calls))
+    for number, call in enumerate(calls, start=1):
+        call.program.lower(*call.arguments).compile()
+        callback(number, len(calls))
+
+
+def abstract_arrays(shapes: Any, specs: Any, mesh: Mesh) -> Any:
+    """Shapes with shardings: the specs are a tree like the shapes, or a prefix of it."""
+
+    def with_sharding(spec: Any, subtree: Any) -> Any:
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), subtree)
+
+    return jax.tree.map(with_sharding, specs, shapes, is_leaf=is_partition_spec)
+
+
+class StageCalls(NamedTuple):
+    """The programs of a stage in a training step that run for every microbatch.
+
+    Attributes:
+        calls: Forward and backward, and what makes zeros for them.
+        losses: Abstract losses by name, summed over all microbatches.
+        gradients: Abstract unreduced gradients, summed over all microbatches; None where there is no backward.
+    """
+
+    calls: list[ProgramCall]
+    losses: dict[str, Any]
+    gradients: Any
+
+
+def stage_calls(programs: StagePrograms) -> StageCalls:
+    """Forward and backward of a stage in a training step, and what they are called with."""
+    mesh = programs.mesh
+    operands = abstract_arrays(programs.operand_shapes, programs.operand_specs, mesh)
+    losses = abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_spec, mesh)
+    calls = [ProgramCall(programs.forward, (*operands, losses)), ProgramCall(programs.zero_losses, ())]
+    if programs.backward is None:
+        return StageCalls(calls, losses, None)
+    result = jax.eval_shape(programs.forward, *operands, losses)
+    gradients = abstract_arrays(jax.eval_shape(programs.zero_gradients), programs.gradient_specs(), mesh)
+    residuals = abstract_arrays(result.residuals, programs.residual_specs, mesh)
+    outputs = abstract_arrays(result.outputs, programs.output_specs, mesh)
+    backward = ProgramCall(programs.backward, (*operands, residuals, outputs, gradients))
+    return StageCalls([backward, *calls, ProgramCall(programs.zero_gradients, ())], losses, gradients)
+
+
+def evaluation_call(programs: StagePrograms) -> ProgramCall:
+    """The evaluation of a stage, and what it is called with."""
+    operands = abstract_arrays(programs.operand_shapes, programs.operand_specs, programs.mesh)
+    return ProgramCall(programs.evaluate, operands)

@@ -1,0 +1,66 @@
+"""Programs compiled ahead: how many they are, and that a step and an evaluation then compile nothing more."""
+
+import collections
+import contextlib
+
+import jax
+import numpy as np
+import pytest
+
+from mmjax.training.engine.compilation import compile_evaluation, compile_step
+from mmjax.training.engine.engine import Engine
+from sharding.runtime.communication_check import check_communication
+from tests.mmjax.training.engines import SETTINGS, STEP, TIED_EMBEDDINGS, TWO_UNITS
+from tests.tiny_model import tiny_batch
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@contextlib.contextmanager
+def compilations():
+    """Counts the programs that XLA compiles, by name."""
+    names: collections.Counter[str] = collections.Counter()
+
+    def listen(event, seconds, fun_name="", **_):
+        if event == COMPILED:
+            names[fun_name] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield names
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_after_compile_step_only_the_addition_of_tied_gradients_is_compiled():
+    batch = tiny_batch(TIED_EMBEDDINGS)
+    engine = Engine(TIED_EMBEDDINGS, TWO_UNITS, batch, SETTINGS)
+    reports = []
+    with compilations() as compiled:
+        compile_step(engine, lambda done, total: reports.append((done, total)))
+    # Each of 3 stages: forward, backward, 2 of zeros, gather, reduce, loss_and_norm, update, optimizer_init.
+    assert sum(compiled.values()) == 3 * 9 + 1, f"and the global reduction: {compiled}"
+    assert reports == [(done, 28) for done in range(29)]
+    with compilations() as compiled:
+        state, summary = engine.executor.step(engine.initial_state(), engine.place_batch(batch, STEP))
+        state, summary = engine.executor.step(state, engine.place_batch(batch, STEP + 1))
+    assert sum(compiled.values()) == 1, compiled
+    assert np.isfinite(float(summary.gradient_norm))
+
+    with compilations() as compiled:
+        compile_evaluation(engine, lambda done, total: reports.append((done, total)))
+    assert sum(compiled.values()) == 3, "evaluate of 3 stages; gather is compiled already"
+    assert reports[29:] == [(done, 6) for done in range(7)]
+    with compilations() as compiled:
+        engine.executor.evaluate(engine.executor.compute_weights(state), engine.place_batch(batch, STEP))
+    assert not compiled
+
+
+def test_the_communication_check_compiles_one_sum_for_each_axis_of_each_stage():
+    engine = Engine(TIED_EMBEDDINGS, TWO_UNITS, tiny_batch(TIED_EMBEDDINGS), SETTINGS)
+    axes = sum(len(stage.programs.mesh.axis_names) for stage in engine.executor.stages.values())
+    with compilations() as compiled:
+        check_communication(engine.executor)
+    assert sum(compiled.values()) == axes + 1, "and the global reduction"
