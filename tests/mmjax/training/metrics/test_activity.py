@@ -16,7 +16,7 @@ from mmjax.training.metrics.activity import (
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"), [(0, "0:00"), (14.4, "0:14"), (59.6, "1:00"), (754, "12:34"), (3723, "1:02:03")]
+    ("seconds", "expected"), [(0.0, "0:00"), (14.4, "0:14"), (59.6, "1:00"), (754.0, "12:34"), (3723.0, "1:02:03")]
 )
 def test_clock_time(seconds, expected):
     assert clock_time(seconds) == expected
