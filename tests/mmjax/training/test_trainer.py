@@ -90,6 +90,9 @@ class Recorder:
         if report.step == self._at:
             self._then()
 
+    def show(self, activity, done, total) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
