@@ -17,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from data.datasets.from_records import from_records
     from mmjax.api.configuration import load
     from mmjax.api.data import describe_data
     from mmjax.api.devices import use_cpu_devices
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mmjax.api.generation import draw, generate, load_model
     from mmjax.api.planning import plan, simulate
     from mmjax.api.verification import verify
+    from mmjax.reporting.run_folder import open_run
     from mmjax.training.config import TrainConfig
     from mmjax.training.trainer import Trainer
     from sharding.planners.auto import register_policy
@@ -36,9 +38,11 @@ __all__ = [
     "Trainer",
     "describe_data",
     "draw",
+    "from_records",
     "generate",
     "load",
     "load_model",
+    "open_run",
     "plan",
     "register_encoder",
     "register_policy",
@@ -49,6 +53,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "data.datasets.from_records": ("from_records",),
     "mmjax.api.configuration": ("load",),
     "mmjax.api.data": ("describe_data",),
     "mmjax.api.devices": ("use_cpu_devices",),
@@ -56,6 +61,7 @@ _MODULES = {
     "mmjax.api.generation": ("draw", "generate", "load_model"),
     "mmjax.api.planning": ("plan", "simulate"),
     "mmjax.api.verification": ("verify",),
+    "mmjax.reporting.run_folder": ("open_run",),
     "mmjax.training.config": ("TrainConfig",),
     "mmjax.training.trainer": ("Trainer",),
     "sharding.planners.auto": ("register_policy",),

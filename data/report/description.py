@@ -63,7 +63,7 @@ class RefusalSummary:
     example: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
 class DatasetDescription:
     """Description of a data set.
 
@@ -130,6 +130,9 @@ class DatasetDescription:
             return ()
         capacity = self.row_suggestions[0].capacity
         return ("data_config.DataConfig:", *(f"  {name} = {value}" for name, value in capacity.items()))
+
+    def __repr__(self) -> str:
+        return f"DatasetDescription({self.samples} samples of {', '.join(kind.name for kind in self.kinds)})"
 
     def to_frame(self) -> "pandas.DataFrame":
         """A frame with a row for every grouping policy and modality: shares of padding; UserError without pandas."""

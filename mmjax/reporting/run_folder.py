@@ -41,7 +41,7 @@ class Run:
     """A run's folder, whether the run is finished, going on, or was killed. Everything is read when it is asked for.
 
         run = open_run("runs/short")
-        run.frame()["loss/backbone"].plot()
+        run.to_frame()["loss/backbone"].plot()
 
     In a notebook it shows its main charts.
 
@@ -68,7 +68,7 @@ class Run:
             by_step.setdefault(line["step"], {}).update(line)
         return [by_step[step] for step in sorted(by_step)]
 
-    def frame(self) -> "pandas.DataFrame":
+    def to_frame(self) -> "pandas.DataFrame":
         """The metrics as a pandas frame, a row for each reported step; raises UserError if pandas is not installed."""
         names = list(dict.fromkeys(name for line in self.metrics for name in line))
         return make_frame({name: [line.get(name) for line in self.metrics] for name in names})

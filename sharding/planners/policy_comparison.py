@@ -20,7 +20,7 @@ AUTO = "auto"
 """Stands for all policies."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PolicyComparison:
     """What policies find for a problem. In a notebook it shows itself as a table, with the chosen plan's timeline.
 
@@ -46,6 +46,12 @@ class PolicyComparison:
     def timeline(self) -> Timeline:
         """Its simulated step."""
         return self.choice.timeline
+
+    def __repr__(self) -> str:
+        steps = ", ".join(
+            f"{result.policy} {numbers.seconds(result.timeline.step)}" for result in self.results if result.simulated
+        )
+        return f"PolicyComparison({steps}; choice: {self.choice.policy})"
 
     def to_frame(self) -> "pandas.DataFrame":
         """A frame with a row for every policy that has a plan; raises UserError without pandas."""

@@ -38,7 +38,7 @@ class Lane:
     replicas: int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Timeline:
     """Every op's start and end on every replica, and all that follows from them.
 
@@ -176,6 +176,9 @@ class Timeline:
             ],
             "stages": [self._lane_summary(lane) for lane in self.lanes],
         }
+
+    def __repr__(self) -> str:
+        return f"Timeline({self.step:.6g} s, {len(self.spans)} ops on {len(self.lanes)} pipeline ranks)"
 
     def to_frame(self) -> "pandas.DataFrame":
         """A frame with a row for every op on every replica: what ran where, and when in seconds.

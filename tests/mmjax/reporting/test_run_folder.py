@@ -39,7 +39,7 @@ def test_all_of_a_run_is_read_back(tmp_path):
 def test_metrics_are_a_frame_with_a_row_for_each_step(tmp_path):
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     write_steps(tmp_path, range(1, 4))
-    frame = open_run(tmp_path).frame()
+    frame = open_run(tmp_path).to_frame()
     assert isinstance(frame, pandas.DataFrame)
     assert frame["step"].tolist() == [1, 2, 3]
     assert frame["loss/backbone"].tolist() == [4.0, 2.0, 4.0 / 3]
