@@ -14,7 +14,7 @@ from mmjax.training.metrics.activity import COMPILING
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import ProgressDisplay
 from mmjax.training.metrics.step_report import TokenCounts, make_step_report, sum_counts
-from mmjax.training.metrics.step_timer import StepTimer
+from mmjax.training.metrics.step_timer import StepTimer, StepTimes
 from mmjax.training.metrics.step_window import StepWindow
 from mmjax.training.stop_signals import StoppedBeforeFirstStepError, StopSignals
 
@@ -33,7 +33,7 @@ class TrainResult:
         step: Steps done, those of earlier runs in the workdir included.
         steps_of_this_run: Steps that this call trained.
         seconds: Wall time, with compilation, evaluations and checkpoints.
-        compile_seconds: The part of it before the first step was dispatched, which is nearly all compilation.
+        compile_seconds: The part of it before the first step, which is nearly all compilation.
         step_seconds: The part of it that the steps took.
         losses: By name: means over the last window of steps that was reported.
         score: On the split `test`; None if the run was interrupted or the data set has no questions.
@@ -75,6 +75,7 @@ class Fitting:
         self._begin, self._first_step = time.perf_counter(), trainer.steps_done
         self._compile_seconds = self._step_seconds = 0.0
         self._timer, self._in_flight = StepTimer(), collections.deque["DispatchedStep"]()
+        self._times: dict[int, StepTimes] = {}  # of windows whose last step is dispatched, but not yet finished
         self._window = StepWindow(trainer.config.model.backbone.name)  # steps finished since the last report
         self._counts: TokenCounts = {}  # of all finished steps
         self._losses: dict[str, float] = {}
@@ -102,12 +103,15 @@ class Fitting:
         trainer, config = self._trainer, self._trainer.config
         if trainer.steps_done < config.steps:
             with stop.leaving_at_once():
-                self._dispatch_first()
+                self._prepare()
         while trainer.steps_done < config.steps and not stop.requested(trainer.steps_done):
             self._in_flight.append(trainer.dispatch_step(self._timer))
             # Only a step that is MAX_STEPS_IN_FLIGHT old is waited for, so the devices always have work.
             self._finish_until(MAX_STEPS_IN_FLIGHT)
+            self._timer.end_step()
             step = trainer.steps_done
+            if step % config.log_interval == 0 and step < config.steps:
+                self._times[step] = self._timer.take_window()
             if step % config.checkpoint_interval == 0 and step < config.steps:
                 self._save()
             if config.evaluation_interval and step % config.evaluation_interval == 0 and step < config.steps:
@@ -120,11 +124,11 @@ class Fitting:
         if trainer.steps_done == config.steps:
             self._evaluate()
 
-    def _dispatch_first(self) -> None:
-        """Compiles, makes the state and launches the first step: this time belongs to no step."""
+    def _prepare(self) -> None:
+        """Compiles and makes the state: this time belongs to no step."""
         with self._timer.excluded():
             compile_step(self._trainer.engine, functools.partial(self._progress.show, COMPILING))
-            self._in_flight.append(self._trainer.dispatch_step(StepTimer()))
+            _ = self._trainer.state
         self._compile_seconds = time.perf_counter() - self._begin
 
     def _finish_until(self, most_in_flight: int) -> None:
@@ -134,7 +138,6 @@ class Fitting:
             dispatched = self._in_flight.popleft()
             with self._timer.part("device"):
                 result = self._trainer.finish_step(dispatched)
-            self._timer.end_step()
             self._window.add(result.losses, result.gradient_norm, dispatched.batch)
             if result.step % config.log_interval == 0 or result.step == config.steps:
                 self._report(result.step)
@@ -158,7 +161,7 @@ class Fitting:
     def _report(self, step: int) -> None:
         """Shows and keeps the window of steps that ends with this one, and starts the next."""
         trainer, window = self._trainer, self._window
-        counts, times = window.counts, self._timer.take_window()
+        counts, times = window.counts, self._times.pop(step, None) or self._timer.take_window()
         report = make_step_report(
             step,
             window.losses,
