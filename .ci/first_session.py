@@ -67,7 +67,7 @@ def main() -> None:
         folder = pathlib.Path(name)
         os.chdir(folder)
         (folder / "picture.png").write_bytes(bytes(range(256)) * 4)
-        for part in (read_help, make_mistakes, train_and_resume, look, ask, run_examples, run_notebooks):
+        for part in PARTS:
             part_begin = time.monotonic()
             part()
             print(f"{part.__name__}: {time.monotonic() - part_begin:.0f} s", flush=True)
@@ -133,14 +133,25 @@ def ask() -> None:
     assert mmjax("generate --workdir=run --image=circle.png --prompt='what color is the shape?' --max_tokens=2")
 
 
+def follow_the_readme() -> None:
+    """The README's program trains, draws and plans."""
+    (program,) = re.findall(r"```python\n(.*?)```", (HOME / "README.md").read_text(), re.DOTALL)
+    pathlib.Path("readme.py").write_text(program)
+    run([sys.executable, "readme.py"])
+    assert pathlib.Path("circle.png").stat().st_size > 0 and pathlib.Path("runs/first/metrics.jsonl").exists()
+
+
 def run_examples() -> None:
-    """Every example runs as its first lines say."""
+    """Every example runs, as a program or by the command that its configuration is for."""
     shutil.copytree(HOME / "examples", "examples")
-    for path in sorted(pathlib.Path("examples").glob("*.py")):
-        commands = re.findall(r"^    (python .*|mmjax .*)$", path.read_text(), re.MULTILINE)
-        assert commands, f"{path}: its docstring shows no command"
-        for command in commands:
-            run(shlex.split(command))
+    os.chdir("examples")
+    for path in sorted(pathlib.Path().glob("*.py")):
+        if '__name__ == "__main__"' in path.read_text():
+            run([sys.executable, path.name])
+        if "mmjax.train --gin_file" in path.read_text() and "plan.json" not in path.read_text():
+            mmjax(f"train --gin_file={path.stem}.gin --steps=3 --workdir=runs/{path.stem}")
+    mmjax("plan --gin_file=custom_policy.gin --devices=8 --policy=replicated")
+    os.chdir("..")
 
 
 def run_notebooks() -> None:
@@ -168,6 +179,8 @@ def run(command: list[str], code: int = 0) -> str:
     )
     return done.stderr if code else done.stdout
 
+
+PARTS = (read_help, make_mistakes, train_and_resume, look, ask, follow_the_readme, run_examples, run_notebooks)
 
 if __name__ == "__main__":
     main()

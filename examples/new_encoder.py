@@ -1,4 +1,10 @@
-"""A kind of encoder of your own, with a data set for it: recordings of sensors, and questions about them."""
+"""A kind of encoder of your own, with a data set for it: recordings of sensors, and questions about them.
+
+In the folder of this file (copy it and new_encoder.gin):
+
+    python -m mmjax.train --gin_file=new_encoder.gin
+    python -m mmjax.verify --gin_file=new_encoder.gin
+"""
 
 import dataclasses
 import functools

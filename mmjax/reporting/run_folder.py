@@ -132,6 +132,9 @@ class Run:
         paths = [path for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
         return [_checkpoint(path) for path in sorted(paths, key=lambda path: int(path.name))]
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.workdir)!r})"
+
     def _repr_html_(self) -> str:
         from mmjax.reporting.run_page import run_fragment
 

@@ -27,9 +27,10 @@ from mmjax.training.fitting import Fitting, TrainResult
 from mmjax.training.metrics.activity import COMPILING, EVALUATING
 from mmjax.training.metrics.flops import full_batch_flops
 from mmjax.training.metrics.interface import MetricsWriter
-from mmjax.training.metrics.progress import NullProgress, ProgressDisplay
+from mmjax.training.metrics.parameters import flat_parameters
+from mmjax.training.metrics.progress import NullProgress, ProgressDisplay, make_progress
 from mmjax.training.metrics.step_timer import StepTimer
-from mmjax.training.metrics.writers import NullWriter
+from mmjax.training.metrics.writers import NullWriter, open_metrics_writer
 from mmjax.training.workdir_lock import locked_workdir
 from mmjax.weights.initialization import parameter_initializer
 from sharding.plans.plan import Plan
@@ -89,6 +90,7 @@ class Trainer:
 
     Attributes:
         config: The run.
+        workdir: Folder of the run; None if nothing is saved.
         engine: The model on the plan.
         batches: The iterator of global batches.
         steps_done: Steps that the current state has behind it.
@@ -111,21 +113,20 @@ class Trainer:
         resume: bool = False,
     ) -> None:
         self.config = config
+        self.workdir = None if workdir is None else pathlib.Path(workdir)
         plan = plan or load_configured_plan(config, jax.device_count())[0]
-        folder = None if workdir is None else pathlib.Path(workdir) / "checkpoints"
-        if resume and folder is None:
+        if resume and self.workdir is None:
             raise UserError("resume=True needs workdir: the folder of the run to continue")
         with contextlib.ExitStack() as lock:
-            if workdir is not None:
-                lock.enter_context(locked_workdir(pathlib.Path(workdir), takes=jax.process_index() == 0))
-            self._prepare(plan, workdir, folder, resume)
+            if self.workdir is not None:
+                lock.enter_context(locked_workdir(self.workdir, takes=jax.process_index() == 0))
+            self._prepare(plan, resume)
             self._lock = lock.pop_all()
 
-    def _prepare(
-        self, plan: Plan, workdir: str | os.PathLike[str] | None, folder: pathlib.Path | None, resume: bool
-    ) -> None:
+    def _prepare(self, plan: Plan, resume: bool) -> None:
         """Opens the data and the checkpoints, and places the model; the workdir is locked."""
-        config = self.config
+        config, workdir = self.config, self.workdir
+        folder = workdir and workdir / "checkpoints"
         if folder and not resume:
             refuse_existing_checkpoints(folder)
         self._refused_folder: pathlib.Path | None = None
@@ -144,7 +145,7 @@ class Trainer:
         if workdir is not None:
             # Each process refuses samples of its own rows, so each has lists of its own.
             process = jax.process_index()
-            self._refused_folder = pathlib.Path(workdir) / (f"process_{process}" if process else "")
+            self._refused_folder = workdir / (f"process_{process}" if process else "")
             if not resume:
                 for lists in (self._refused_folder, self._refused_folder / "test"):
                     remove_refusal_lists(lists)
@@ -164,7 +165,7 @@ class Trainer:
                 )
         self.full_batch_flops = full_batch_flops(self.engine.modules, batch_spec.arrays, jax.devices()[0].device_kind)
         if workdir is not None and jax.process_index() == 0:
-            self._write_run_files(pathlib.Path(workdir))
+            self._write_run_files(workdir)
 
     def __enter__(self) -> "Trainer":
         return self
@@ -258,15 +259,24 @@ class Trainer:
         The first SIGTERM or Ctrl-C lets the step end and saves; a second Ctrl-C leaves at once.
 
         Args:
-            progress: Shows each window of steps; nothing by default.
-            metrics: Keeps each window of steps; nothing by default.
+            progress: Shows how far the run is; by default on standard output. `NullProgress()` shows nothing.
+            metrics: Keeps each window of steps; by default in the files of the workdir, and by `TrainConfig.writers`.
             on_evaluation: Called after every evaluation.
 
         Raises:
             NonFiniteStepError: Names the step and its samples.
             CommunicationError: Two stages cannot exchange arrays; names them.
         """
-        return Fitting(self, progress or NullProgress(), metrics or NullWriter(), on_evaluation).run()
+        with contextlib.ExitStack() as opened:
+            if progress is None:
+                progress = make_progress(
+                    self.config.steps, self.steps_done, self.config.log_interval, jax.process_index() == 0
+                )
+                opened.callback(progress.close)
+            if metrics is None:
+                metrics = self._open_metrics()
+                opened.callback(metrics.close)
+            return Fitting(self, progress, metrics, on_evaluation).run()
 
     # ------------------------------------------------------------------ what steps are made of
 
@@ -276,6 +286,15 @@ class Trainer:
         self.engine.plan.save(workdir / PLAN_FILE)
         (workdir / TOKENIZER_FILE).write_text(self.tokenizer.to_json(), encoding="utf-8")
         (workdir / PROMPT_FORMAT_FILE).write_text(self.prompt_format.to_json(), encoding="utf-8")
+
+    def _open_metrics(self) -> MetricsWriter:
+        """The metrics writers of the workdir; what keeps nothing without one."""
+        if self.workdir is None:
+            return NullWriter()
+        config = self.config
+        return open_metrics_writer(
+            self.workdir, self.steps_done, jax.process_index() == 0, config.writers, flat_parameters(config)
+        )
 
     def _peek_batch(self) -> tuple[GlobalBatch, dict[str, Any]]:
         """The next batch, and the data state before it."""

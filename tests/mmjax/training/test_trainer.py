@@ -162,7 +162,7 @@ def test_every_logged_step_is_written_once_and_its_losses_are_means_over_the_win
     batches.close()
 
 
-def test_single_steps_and_gradients_leave_the_sequence_of_batches_as_it_is(uninterrupted):
+def test_single_steps_and_gradients_leave_the_sequence_of_batches_as_it_is(uninterrupted, capsys):
     _, _, losses = uninterrupted
     with Trainer(CONFIG, PLAN) as trainer:
         gradients, of_next = trainer.gradients()
@@ -175,6 +175,7 @@ def test_single_steps_and_gradients_leave_the_sequence_of_batches_as_it_is(unint
         assert shapes[0] == shapes[1] and set(gradients) == {"vision", "backbone", "generator"}
         trainer.gradients()
         assert trainer.fit().losses == losses[6]
+        assert "step 6/6" in capsys.readouterr().out
         with pytest.raises(UserError, match="no workdir"):
             trainer.save()
 
