@@ -13,6 +13,7 @@ from configs.errors import UserError
 from data.datasets.dataset import Dataset
 from mmjax import cli
 from mmjax.training.config import TrainConfig
+from sharding.runtime.compilation_cache import enable_compilation_cache
 
 
 def load(gin_file: str | os.PathLike[str] = "quickstart.gin", *bindings: str, **fields: Any) -> TrainConfig:
@@ -21,7 +22,8 @@ def load(gin_file: str | os.PathLike[str] = "quickstart.gin", *bindings: str, **
         mmjax.load("quickstart.gin", steps=60)
         mmjax.load("easy_vqa.gin", "OptimizerConfig.learning_rate = 1e-3", "STEPS = 100")
 
-    Later calls do not change the result.
+    Later calls do not change the result. Programs that are compiled afterwards are kept in the user's cache folder, as
+    those of commands are (docs/commands.md).
 
     Args:
         gin_file: A path, or the name of a file in the configs package.
@@ -31,6 +33,7 @@ def load(gin_file: str | os.PathLike[str] = "quickstart.gin", *bindings: str, **
     Raises:
         UserError: There is no such file, nothing has the name of a binding or a field, or a value is refused.
     """
+    enable_compilation_cache()
     config = cli.training_config(cli.GinArguments(gin_file=(os.fspath(gin_file),), gin=bindings))
     return override(dataclasses.replace(config, dataset=_configured_dataset("TrainConfig.dataset")), **fields)
 

@@ -133,7 +133,7 @@ COMMAND = cli.Command(
     name="mmjax.generate",
     summary="Asks a trained model about images and audio clips, or lets it generate images.",
     examples=(
-        '--workdir=runs/short --image=shape.png --prompt="what color is the shape?"',
+        '--workdir=runs/short --image=shape.png --prompt="what color is it?"',
         '--workdir=runs/short --prompt="a blue circle" --output=circle.png',
     ),
     arguments=GenerateArguments,

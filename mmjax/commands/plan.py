@@ -85,7 +85,7 @@ def _ranks(flag: str, entries: tuple[str, ...]) -> dict[str, int]:
 COMMAND = cli.Command(
     name="mmjax.plan",
     summary="Plans a configured model on a cluster by every policy, without that cluster.",
-    examples=("--gin_file=models/mllm_72b.gin --cluster=a800 --devices=1296 --output=plan.json",),
+    examples=("--gin_file=models/mllm_72b.gin --devices=1296 --output=plan.json",),
     arguments=PlanArguments,
     prepare=prepare,
 )

@@ -73,7 +73,7 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
 COMMAND = cli.Command(
     name="mmjax.simulate",
     summary="Simulates a step of a plan: how long it takes, where devices idle and why, as a page.",
-    examples=("--plan=plan.json --gin_file=models/mllm_72b.gin --cluster=a800 --page=timeline.html",),
+    examples=("--plan=plan.json --gin_file=models/mllm_72b.gin --page=timeline.html",),
     arguments=SimulateArguments,
     prepare=prepare,
 )
