@@ -129,7 +129,10 @@ class DatasetDescription:
         if not self.row_suggestions:
             return ()
         capacity = self.row_suggestions[0].capacity
-        return ("data_config.DataConfig:", *(f"  {name} = {value}" for name, value in capacity.items()))
+        named = {field.name for field in dataclasses.fields(DataConfig)}
+        lines = [f"  {name} = {value}" for name, value in capacity.items() if name in named]
+        others = tuple((name, int(value)) for name, value in capacity.items() if name not in named)
+        return ("data_config.DataConfig:", *lines, *([f"  capacities = {others}"] if others else []))
 
     def __repr__(self) -> str:
         return f"DatasetDescription({self.samples} samples of {', '.join(kind.name for kind in self.kinds)})"

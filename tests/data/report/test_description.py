@@ -140,3 +140,9 @@ def test_frames_have_every_policy_and_every_sample(description):
     samples = made_up().to_frame()
     assert list(samples.columns) == ["sample_id", *made_up().units, "fits"]
     assert samples.tokens.sum() == 64 * 16 and samples.patches.sum() == 32 * 16 and samples.fits.all()
+
+
+def test_capacities_of_other_encoders_are_suggested_as_the_configuration_takes_them(description):
+    suggestion = dataclasses.replace(description.row_suggestions[0], capacity={"tokens": 64, "windows": 32})
+    lines = dataclasses.replace(description, row_suggestions=(suggestion,)).gin
+    assert lines == ("data_config.DataConfig:", "  tokens = 64", "  capacities = (('windows', 32),)")
