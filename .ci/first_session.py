@@ -122,8 +122,8 @@ def look() -> None:
     mmjax("plan --gin_file=models/mllm_9b.gin --devices=64 --output=plan.json")
     mmjax("simulate --gin_file=models/mllm_9b.gin --plan=plan.json --page=timeline.html")
     mmjax("describe_data --gin_file=tiny.gin --samples=256 --page=data.html")
-    mmjax("report --workdir=run --output=report.html")
-    for page in ("timeline.html", "data.html", "report.html"):
+    mmjax("report --workdir=run")
+    for page in ("timeline.html", "data.html", "run/report.html"):
         assert "</html>" in pathlib.Path(page).read_text()
 
 
