@@ -128,7 +128,7 @@ def _in_columns(shapes: Sequence[_Shape], edges: np.ndarray) -> list[_Shape]:
     starts = np.flatnonzero(np.diff(chosen, prepend=-1))
     ends = [*starts[1:], len(chosen)]
     runs = ((looks[chosen[start]], edges[start], edges[end]) for start, end in zip(starts, ends, strict=True))
-    return [_Shape(look[0], start, end, look[1]) for look, start, end in runs if look]
+    return [_Shape(look[0], float(start), float(end), look[1]) for look, start, end in runs if look]
 
 
 def _spread_evenly(covered: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ DOCUMENT = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "training.md"
 
 
 def test_the_learning_rates_by_part_are_those_of_gin_and_of_python(tmp_path):
-    (gin_text,) = re.findall(r"```gin\n(.*?)```", DOCUMENT, re.DOTALL)
+    (gin_text,) = re.findall(r"```\n(.*?)```", DOCUMENT, re.DOTALL)
     (tmp_path / "llava_stage_2.gin").write_text(gin_text)
     cli.parse_gin((str(tmp_path / "llava_stage_2.gin"),))
     (python_text,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
