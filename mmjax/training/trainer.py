@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,8 @@ class Trainer:
                 lock.enter_context(locked_workdir(self.workdir, takes=jax.process_index() == 0))
             self._prepare(plan, resume)
             self._lock = lock.pop_all()
+        # A program that ends without `close` gives the workdir back before the interpreter takes its modules down.
+        weakref.finalize(self, self._lock.close)
 
     def _prepare(self, plan: Plan, resume: bool) -> None:
         """Opens the data and the checkpoints, and places the model; the workdir is locked."""
