@@ -38,13 +38,14 @@ class PlanArguments(ProblemArguments, cli.JsonArguments):
 
 def prepare(arguments: PlanArguments) -> cli.Work:
     """Reads the problem and the policies."""
+    inputs = read_problem(arguments)  # a gin file may import a file that registers a policy
     from sharding.planners.auto import PLANNING_POLICIES
 
     if arguments.policy not in (known := ("auto", *PLANNING_POLICIES)):
         raise cli.UserError(
             f"--policy={arguments.policy} is not one of {', '.join(known)}{cli.nearest(arguments.policy, known)}"
         )
-    return functools.partial(plan, arguments, read_problem(arguments), _fixed_ranks(arguments))
+    return functools.partial(plan, arguments, inputs, _fixed_ranks(arguments))
 
 
 def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str, FixedRanks]") -> int:
