@@ -11,7 +11,6 @@ import pytest
 
 import mmjax
 from configs.errors import UserError
-from mmjax.training.config import load_configured_plan
 from sharding.plans.plan import Plan
 from tests.commands import run_command
 
@@ -81,29 +80,22 @@ def test_mistakes_are_errors_of_one_line(call, message):
 
 
 def test_a_plan_is_the_commands_and_its_simulated_step_is_the_simulators(tmp_path):
-    comparison = mmjax.plan("models/mllm_9b.gin", cluster="a800", devices=64, rows=128)
+    comparison = mmjax.plan("models/mllm_9b.gin", cluster="a800", devices=24, rows=48, policy="disaggregated")
     path = tmp_path / "plan.json"
-    line = ("--gin_file=models/mllm_9b.gin", "--cluster=a800", "--devices=64", "--batch_rows=128", f"--output={path}")
-    run_command("mmjax.plan", *line)
+    line = ("--gin_file=models/mllm_9b.gin", "--cluster=a800", "--devices=24", "--batch_rows=48", f"--output={path}")
+    run_command("mmjax.plan", "--policy=disaggregated", *line)
     assert Plan.load(path) == comparison.plan
-    timeline = mmjax.simulate(path, "models/mllm_9b.gin", cluster="a800", rows=128)
+    timeline = mmjax.simulate(path, "models/mllm_9b.gin", cluster="a800", rows=48)
     assert timeline.step == comparison.timeline.step
     assert [result.policy for result in comparison.results] == list(comparison.to_frame()["policy"])
 
 
 def test_a_training_run_is_planned_on_its_own_data():
     config = mmjax.load("tiny.gin")
-    comparison = mmjax.plan(config, cluster="h100", devices=8)
+    comparison = mmjax.plan(config, cluster="h100", devices=8, policy="rigid")
     assert comparison.problem.rows == config.data.rows and comparison.plan.device_count <= 8
 
 
 def test_a_data_set_is_described():
     description = mmjax.describe_data(mmjax.load("tiny.gin"), samples=64)
     assert description.samples == 64
-
-
-def test_layouts_are_verified(compiled_quickly):
-    config = mmjax.load("tiny.gin", plan="plans/quickstart.json", require_plan=False)
-    plan, _ = load_configured_plan(dataclasses.replace(config, plan=""), 1)
-    (report,) = mmjax.verify(config, {"one device": plan})
-    assert report.ok and report.layout == "one device"
