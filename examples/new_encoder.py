@@ -4,16 +4,19 @@ In the folder of this file (copy it and new_encoder.gin):
 
     python -m mmjax.train --gin_file=new_encoder.gin
     python -m mmjax.verify --gin_file=new_encoder.gin
+    python -m mmjax.generate --workdir=runs/new_encoder --prompt="what happens ?" --item=windows=recording.npy
 """
 
 import dataclasses
 import functools
+import io
 from typing import ClassVar
 
 import numpy as np
 
 from configs.architectures import EncoderConfig
 from data.datasets.dataset import LazySamples
+from data.errors import BadSampleError
 from data.samples.encoder_format import EncoderFormat
 from data.samples.sample_metadata import SampleMetadata
 from data.samples.token_layout import lay_out_tokens
@@ -47,6 +50,14 @@ class WindowFormat(EncoderFormat):
     field: ClassVar[str] = SensorConfig.field
     value_width = property(lambda self: self.config.sensors * self.config.window)
     values_per_token = property(lambda self: self.config.merge)
+
+    def media_items(self, media, tiling=None):
+        """A recording in a file of NumPy, such as mmjax.generate gets: float[windows, sensors * window]."""
+        try:
+            values = np.load(io.BytesIO(media.read())).astype(np.float32)
+        except (ValueError, EOFError) as error:
+            raise BadSampleError(media.where, str(error)) from error
+        return [self.item(len(values), lambda: values, media.where)]
 
 
 class WindowEmbedding(PieceModule):

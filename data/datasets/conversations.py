@@ -12,7 +12,7 @@ from data.media.images import image_size, read_image
 from data.media.patches import resize_to_square
 from data.media.tiling import ImageTiling
 from data.records import Media, MediaPart, Record, RecordSource
-from data.samples.encoder_format import MediaItem
+from data.samples.encoder_format import EncoderFormat, MediaItem
 from data.samples.sample_format import SampleFormat, TargetImageFormat
 from data.samples.sample_metadata import SampleMetadata, TargetImage, with_sample_key
 from data.samples.token_layout import lay_out_tokens
@@ -181,12 +181,25 @@ class SampleBuilder:
         tokenizer: Encodes texts.
         sample_format: What the model requires.
         tiling: See `Conversations`.
+
+    Raises:
+        DataError: Two encoders have the same special token.
     """
 
     template: ChatTemplate
     tokenizer: Tokenizer
     sample_format: SampleFormat
     tiling: ImageTiling | None
+
+    def __post_init__(self) -> None:
+        encoder_of_token: dict[str, EncoderFormat] = {}
+        for encoder in self.sample_format.encoders:
+            other = encoder_of_token.setdefault(encoder.special_token, encoder)
+            if other is not encoder:
+                raise DataError(
+                    f"outputs of {other.module} and of {encoder.module} both take the place of the tokenizer's token "
+                    f"for {encoder.special_token!r}; set {type(encoder).__name__}.special_token to another one"
+                )
 
     def __call__(self, record: Record, kind: str) -> SampleMetadata:
         """The metadata of a record, from headers alone.

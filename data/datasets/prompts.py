@@ -1,49 +1,57 @@
-"""Prompts for a trained model: texts with placeholders for images and audio clips, laid out as training samples."""
+"""Prompts for a trained model: texts with placeholders for images and other media, laid out as training samples."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from data.datasets.conversations import SampleBuilder
 from data.errors import DataError
-from data.records import AudioPart, ContentPart, ImagePart, Media, Record, TextPart, Turn
+from data.records import AudioPart, ContentPart, EncoderPart, ImagePart, Media, Record, TextPart, Turn
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 from data.text.chat_template import CHAT_TEMPLATES
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer
 
-_PLACEHOLDERS = {"<image>": ("image", ImagePart), "<audio>": ("audio clip", AudioPart)}
+_PARTS: dict[str, Callable[[Media], ContentPart]] = {"image": ImagePart, "audio": AudioPart}
+_PLURALS = {"image": "images", "audio": "audio clips"}
 
 
-def prompt_record(text: str, images: Sequence[Media] = (), clips: Sequence[Media] = ()) -> Record:
-    """A prompt as a record of one user turn. `<image>` and `<audio>` stand for the images and clips.
+def prompt_record(text: str, media: Mapping[str, Sequence[Media]] | None = None) -> Record:
+    """A prompt as a record of one user turn, with placeholders such as `<image>` where media stand.
 
-    Media of a kind without placeholders in the text precede it, images first.
+    Media of a kind without placeholders in the text precede it: images, then audio clips, then the others.
+
+    Args:
+        text: Text with `<image>`, `<audio>` and, of encoders of other kinds, the field of each in angle brackets.
+        media: `image`, `audio` and fields of other encoders, with the media of each in the order of placeholders.
 
     Raises:
-        DataError: The number of placeholders differs from that of images or clips, or the prompt is empty.
+        DataError: The number of placeholders differs from that of media, or the prompt is empty.
     """
-    unplaced = {"<image>": list(images), "<audio>": list(clips)}
-    for placeholder, media in unplaced.items():
-        name, _ = _PLACEHOLDERS[placeholder]
-        count = text.count(placeholder)
-        if count not in (0, len(media)):
-            raise DataError(
-                f"the prompt has {count} {placeholder} placeholders and {len(media)} {name}s come with it; give as "
-                f"many of both, or no placeholder to put the {name}s in front"
-            )
+    unplaced = {name: list((media or {}).get(name, ())) for name in dict.fromkeys((*_PARTS, *(media or {})))}
     parts: list[ContentPart] = []
-    for placeholder, media in unplaced.items():
-        if placeholder not in text:
-            parts += [_PLACEHOLDERS[placeholder][1](medium) for medium in media]
-    for piece in re.split(f"({'|'.join(_PLACEHOLDERS)})", text):
-        if piece in _PLACEHOLDERS:
-            parts.append(_PLACEHOLDERS[piece][1](unplaced[piece].pop(0)))
+    for name, of_kind in unplaced.items():
+        plural, count = _PLURALS.get(name, f"files of {name}"), text.count(f"<{name}>")
+        if count not in (0, len(of_kind)):
+            raise DataError(
+                f"the prompt has {count} <{name}> placeholders and {len(of_kind)} {plural} come with it; give as many "
+                f"of both, or no placeholder to put the {plural} in front"
+            )
+        if not count:
+            parts += [_media_part(name, medium) for medium in of_kind]
+    # Of every two pieces the second is a name.
+    for number, piece in enumerate(re.split(f"<({'|'.join(map(re.escape, unplaced))})>", text)):
+        if number % 2:
+            parts.append(_media_part(piece, unplaced[piece].pop(0)))
         elif piece.strip():
             parts.append(TextPart(piece))
     if not parts:
         raise DataError(f"the prompt {text!r} is empty; write a question or a description")
     return Record("the prompt", (Turn("user", tuple(parts)),))
+
+
+def _media_part(name: str, medium: Media) -> ContentPart:
+    return _PARTS[name](medium) if name in _PARTS else EncoderPart(medium, name)
 
 
 def prompt_metadata(

@@ -21,5 +21,15 @@ def step_fingerprint(config: DataConfig, sample_index: SampleIndex, purpose: str
 
 def fingerprint_differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     """The differences between two fingerprints, as `name theirs -> ours`; empty if there are none."""
+    theirs, ours = _with_dotted_names(theirs), _with_dotted_names(ours)
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     return ", ".join(f"{name} {theirs.get(name)!r} -> {ours.get(name)!r}" for name in names)
+
+
+def _with_dotted_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of nested mappings, by names such as `model.patches.merge`."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = _with_dotted_names(value) if isinstance(value, Mapping) else None
+        flat |= {name: value} if nested is None else {f"{name}.{inner}": of for inner, of in nested.items()}
+    return flat

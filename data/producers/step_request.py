@@ -99,11 +99,12 @@ def batch_fingerprint(pipeline: BatchPipeline, config: DataConfig) -> dict[str, 
     sample_format = pipeline.sample_index.sample_format
     formats = {**sample_format.encoder_formats, "target_images": sample_format.target_images}
     tokenizer = pipeline.sample_index.dataset.tokenizer.to_json().encode()
-    return {
-        **json.loads(json.dumps(pipeline.fingerprint)),
+    fingerprint = {
+        **pipeline.fingerprint,
         **{name: getattr(config, name) for name in ("oversized", "language_weight", "generator_weight")},
         **{f"model.{name}": dataclasses.asdict(value) for name, value in formats.items() if value},
         "model.backbone": pipeline.loader.model.backbone.name,
         "tokenizer": hashlib.sha256(tokenizer).hexdigest()[:16],
         "wire": WIRE_VERSION,
     }
+    return json.loads(json.dumps(fingerprint))  # as a trainer sends it: tuples are lists

@@ -86,6 +86,11 @@ class SampleMetadata:
                 raise BadSampleError(
                     item.where, f"{len(inputs.values)} {item.field} where its header announced {item.length}"
                 )
+            width = encoder_formats[item.field].value_width
+            if inputs.values.shape[1:] != (width,):
+                raise BadSampleError(
+                    item.where, f"its {item.field} have shape {inputs.values.shape}; {width} numbers each are read"
+                )
             if not np.isfinite(inputs.values).all():
                 raise BadSampleError(item.where, f"some of its {item.field} are not finite")
             inputs_of_items[item.field].append(inputs)

@@ -16,7 +16,8 @@ from mmjax.models.structure.parameters import abstract_module_parameters
 from sharding.specs.encoders import encoder_spec
 from sharding.specs.module_spec import ModuleSpec
 
-_RESERVED_FIELDS = ("tokens", "images", "samples", "segments", "positions")  # names of capacities and batch arrays
+# Names of capacities and batch arrays, and of other placeholders in prompts.
+_RESERVED_FIELDS = ("tokens", "images", "samples", "segments", "positions", "image", "audio")
 
 Config = TypeVar("Config", bound=EncoderConfig)
 

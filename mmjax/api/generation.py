@@ -3,7 +3,7 @@
 import io
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -46,32 +46,35 @@ def generate(
     image: ImageInput | Sequence[ImageInput] = (),
     audio: Path | Sequence[Path] = (),
     *,
+    items: Mapping[str, Path | Sequence[Path]] | None = None,
     seed: int = 0,
     temperature: float = 0.0,
     top_p: float = 1.0,
     max_tokens: int | None = None,
 ) -> str:
-    """A trained model's answer to a question about images and audio clips.
+    """A trained model's answer to a question about images and other media.
 
         mmjax.generate("runs/short", "what color is the shape?", image="shape.png")
 
     Args:
         model: A run's workdir, a model of `load_model`, or a trainer.
-        prompt: Text, with `<image>` and `<audio>` where images and clips stand; without any, they come first.
-        image: One image or several, in the order of their placeholders.
-        audio: One file or several, likewise.
+        prompt: Text, with placeholders such as `<image>` where media stand; media without any come first.
+        image: One image or several, in the order of their placeholders `<image>`.
+        audio: One file or several, likewise, of `<audio>`.
+        items: By field of an encoder of another kind, such as `windows`, one file or several, of `<windows>`.
         seed: Seed of sampled tokens.
         temperature: Sampling temperature; 0 for the most likely tokens.
         top_p: Nucleus sampling: probability of the candidate tokens together; 1 for all.
         max_tokens: Tokens of the answer at most; None for as many as a row has room for.
 
     Raises:
-        UserError: There is no such model or file, or the prompt is longer than a row.
+        UserError: There is no such model or file, the model has no encoder of a field, or the prompt is longer than a
+            row.
     """
-    images = tuple(_image_media(one) for one in _as_tuple(image))
-    clips = tuple(Media.from_file(path) for path in ([audio] if isinstance(audio, str | os.PathLike) else audio))
+    media = {field: _file_media(files) for field, files in (items or {}).items()}
+    media |= {"image": tuple(_image_media(one) for one in _as_tuple(image)), "audio": _file_media(audio)}
     trained = _as_model(model)
-    (answer,) = trained.answers([Prompt(prompt, images, clips, seed)], Sampling(temperature, top_p), max_tokens)
+    (answer,) = trained.answers([Prompt(prompt, media, seed)], Sampling(temperature, top_p), max_tokens)
     return answer.text
 
 
@@ -107,6 +110,10 @@ def _as_tuple(value: ImageInput | Sequence[ImageInput]) -> tuple[ImageInput, ...
     if isinstance(value, str | os.PathLike | Image.Image | np.ndarray):
         return (value,)
     return tuple(value)
+
+
+def _file_media(files: Path | Sequence[Path]) -> tuple[Media, ...]:
+    return tuple(map(Media.from_file, [files] if isinstance(files, str | os.PathLike) else files))
 
 
 def _image_media(image: ImageInput) -> Media:

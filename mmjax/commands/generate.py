@@ -1,4 +1,4 @@
-"""`python -m mmjax.generate`: asks a trained model about images and audio clips, or lets it generate images."""
+"""`python -m mmjax.generate`: asks a trained model about images and other media, or lets it generate images."""
 
 import dataclasses
 import functools
@@ -12,6 +12,14 @@ from mmjax import cli
 if TYPE_CHECKING:  # these import jax
     from mmjax.generation.requests import GenerationSettings, Request
     from mmjax.training.config import TrainConfig
+
+
+def _item(text: str) -> tuple[str, str]:
+    """The field and the file of `FIELD=FILE`."""
+    field, _, file = text.partition("=")
+    if not (field.isidentifier() and file):
+        raise cli.UserError(f"{text!r} is no FIELD=FILE, such as windows=a.npy")
+    return field, file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,10 +42,19 @@ class GenerateArguments(cli.BindingArguments):
         metavar="FILE",
         repeatable=True,
     )
+    item: tuple[tuple[str, str], ...] = cli.flag(
+        (),
+        "File for an encoder of your own, with the field that the encoder reads, such as windows=a.npy. Repeatable, in "
+        "the order of placeholders such as <windows>.",
+        metavar="FIELD=FILE",
+        parse=_item,
+        repeatable=True,
+    )
     output: str = cli.flag("", "File to write a generated image to; its suffix gives the format.", metavar="FILE")
     requests: str = cli.flag(
         "",
-        'JSONL file of many requests: {"prompt": ..., "image": [...], "audio": [...], "output": ..., "seed": ...}.',
+        'JSONL file of many requests: {"prompt": ..., "image": [...], "audio": [...], "items": {FIELD: [...]}, '
+        '"output": ..., "seed": ...}.',
         metavar="FILE",
     )
     temperature: float = cli.flag(
@@ -110,12 +127,24 @@ def _read_requests(arguments: GenerateArguments) -> "list[Request]":
     from mmjax.generation.requests import Request, read_requests
 
     if arguments.requests:
-        if arguments.prompt or arguments.image or arguments.audio or arguments.output:
-            raise cli.UserError("--requests gives all requests: leave --prompt, --image, --audio and --output out")
+        if arguments.prompt or arguments.image or arguments.audio or arguments.item or arguments.output:
+            raise cli.UserError("--requests gives all requests: leave --prompt, --image, --audio, --item, --output out")
         return read_requests(pathlib.Path(arguments.requests))
-    if not (arguments.prompt.strip() or arguments.image or arguments.audio):
+    if not (arguments.prompt.strip() or arguments.image or arguments.audio or arguments.item):
         raise cli.UserError("--prompt is missing: a question, or with --output the description of an image")
-    return [Request(arguments.prompt, arguments.image, arguments.audio, arguments.output, arguments.seed)]
+    items: dict[str, tuple[str, ...]] = {}
+    for field, file in arguments.item:
+        items[field] = (*items.get(field, ()), file)
+    return [
+        Request(
+            prompt=arguments.prompt,
+            image=arguments.image,
+            audio=arguments.audio,
+            items=items,
+            output=arguments.output,
+            seed=arguments.seed,
+        )
+    ]
 
 
 def _warn_of_unknown_words(tokenizer: object, prompts: list[str]) -> None:
@@ -131,7 +160,7 @@ def _warn(message: str) -> None:
 
 COMMAND = cli.Command(
     name="mmjax.generate",
-    summary="Asks a trained model about images and audio clips, or lets it generate images.",
+    summary="Asks a trained model about images and other media, or lets it generate images.",
     examples=(
         '--workdir=runs/short --image=shape.png --prompt="what color is it?"',
         '--workdir=runs/short --prompt="a blue circle" --output=circle.png',

@@ -1,9 +1,10 @@
 """Requests to a trained model: one from the command line, or many from a JSONL file."""
 
 import dataclasses
+import itertools
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,15 @@ from mmjax.generation.trained_model import Answer, Prompt, TrainedModel
 MAX_SEED = 2**31 - 1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
     """A question, or with `output` a description of an image to generate.
 
     Attributes:
-        prompt: Text, with `<image>` and `<audio>` where images and clips stand.
+        prompt: Text, with placeholders such as `<image>` where media stand.
         image: Image files in the order of their placeholders.
         audio: Audio files in the order of their placeholders.
+        items: By field of an encoder of another kind (`EncoderConfig.field`), files in the order of placeholders.
         output: File to write the generated image to; empty for a question.
         seed: Seed of an image's noise, and of tokens that are sampled.
     """
@@ -35,35 +37,41 @@ class Request:
     prompt: str
     image: tuple[str, ...] = ()
     audio: tuple[str, ...] = ()
+    items: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     output: str = ""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:
             raise UserError(f"seed {self.seed} is not between 0 and {MAX_SEED}")
-        prompt_record(self.prompt, *self._media)  # raises if placeholders and files do not match
+        if reserved := [field for field in self.items if field in ("image", "audio")]:
+            raise UserError(f"items are files of encoders of other kinds; give {reserved[0]} beside them, not in them")
+        prompt_record(self.prompt, self._media)  # raises if placeholders and files do not match
         if self.output:
             self._check_output()
-        for path in (*self.image, *self.audio):
+        for path in itertools.chain.from_iterable(self._files.values()):
             if not pathlib.Path(path).is_file():
                 raise UserError(f"there is no file {path}")
 
     @property
-    def _media(self) -> tuple[tuple[Media, ...], tuple[Media, ...]]:
-        return tuple(map(Media.from_file, self.image)), tuple(map(Media.from_file, self.audio))
+    def _files(self) -> dict[str, tuple[str, ...]]:
+        return {"image": self.image, "audio": self.audio, **self.items}
+
+    @property
+    def _media(self) -> dict[str, tuple[Media, ...]]:
+        return {name: tuple(map(Media.from_file, files)) for name, files in self._files.items()}
 
     @property
     def question(self) -> Prompt:
         """The request as a prompt."""
-        images, clips = self._media
-        return Prompt(self.prompt, images, clips, self.seed)
+        return Prompt(self.prompt, self._media, self.seed)
 
     def _check_output(self) -> None:
         """Raises UserError for an output that could not be written, before the model is loaded."""
-        if self.image or self.audio:
+        if any(self._files.values()):
             raise UserError(
-                "a request with images or clips is a question, one with an output a description of an image; make two "
-                "requests for both"
+                "a request with media is a question, one with an output a description of an image; make two requests "
+                "for both"
             )
         output = pathlib.Path(self.output)
         formats = Image.registered_extensions()
@@ -76,8 +84,8 @@ class Request:
 def read_requests(path: pathlib.Path) -> list[Request]:
     """Reads a JSONL file of requests.
 
-    A line is `{"prompt": ..., "image": [...], "audio": [...], "output": ..., "seed": ...}`. Everything but the prompt
-    may be left out, and a single file needs no list.
+    A line is `{"prompt": ..., "image": [...], "audio": [...], "items": {FIELD: [...]}, "output": ..., "seed": ...}`.
+    Everything but the prompt may be left out, and a single file needs no list.
 
     Raises:
         UserError: A line is not a request; the message names the file and the line.
@@ -104,12 +112,16 @@ def _parse_request(values: Any) -> Request:
         raise UserError("a request is an object with a text as prompt")
     if unknown := sorted(set(values) - known):
         raise UserError(f"a request has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-    files = {
-        name: (values[name],) if isinstance(values[name], str) else tuple(map(str, values[name]))
-        for name in ("image", "audio")
-        if name in values
-    }
+    files: dict[str, Any] = {name: _file_names(values[name]) for name in ("image", "audio") if name in values}
+    if "items" in values:
+        if not isinstance(values["items"], dict):
+            raise UserError(f"items is {values['items']!r}; it must be an object of files by field of their encoder")
+        files["items"] = {field: _file_names(of_field) for field, of_field in values["items"].items()}
     return Request(**{**values, **files})
+
+
+def _file_names(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(map(str, value))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ from data.data_config import RowCapacity
 from data.datasets.prompts import prompt_metadata, prompt_record
 from data.packing.global_batch import build_global_batch, capacity_for_model
 from data.packing.packed_rows import pack_samples
-from data.records import Media
+from data.records import AudioPart, ImagePart, Media
 from data.samples.sample import Sample
 from data.samples.sample_format import SampleFormat
 from data.text.chat_template import CHAT_TEMPLATES
@@ -45,15 +45,13 @@ class Prompt:
     """A question to a model.
 
     Attributes:
-        text: Text with `<image>` and `<audio>` where images and clips stand; without any, they come first.
-        images: Images in the order of their placeholders.
-        clips: Audio clips in the order of their placeholders.
+        text: Text with placeholders such as `<image>` where media stand; media without any come first.
+        media: `image`, `audio` and fields of other encoders, with the media of each in the order of placeholders.
         seed: Seed of tokens that are sampled.
     """
 
     text: str
-    images: tuple[Media, ...] = ()
-    clips: tuple[Media, ...] = ()
+    media: Mapping[str, Sequence[Media]] = dataclasses.field(default_factory=dict)
     seed: int = 0
 
 
@@ -141,9 +139,9 @@ class TrainedModel:
             for ids, count, has_ended in zip(tokens, counts, ended, strict=True)
         ]
 
-    def answer(self, text: str, images: Sequence[Media] = (), clips: Sequence[Media] = ()) -> Answer:
+    def answer(self, text: str, media: Mapping[str, Sequence[Media]] | None = None) -> Answer:
         """The most likely answer to one prompt; errors as of `answers`."""
-        return self.answers([Prompt(text, tuple(images), tuple(clips))])[0]
+        return self.answers([Prompt(text, media or {})])[0]
 
     def prompt_sample(self, prompt: Prompt, number: int) -> Sample:
         """A prompt as a sample with this number.
@@ -151,7 +149,7 @@ class TrainedModel:
         Raises:
             UserError: The prompt is empty, cannot be read, or is longer than a row.
         """
-        record = prompt_record(prompt.text, prompt.images, prompt.clips)
+        record = prompt_record(prompt.text, dict.fromkeys(self._other_fields, ()) | dict(prompt.media))
         sample = prompt_metadata(record, self.prompt_format, self.tokenizer, self.sample_format).load(number)
         self.require_fit(sample)
         return sample
@@ -188,6 +186,13 @@ class TrainedModel:
     def sample_format(self) -> SampleFormat:
         """The format that the model's modules need samples in."""
         return SampleFormat.for_model(self.config, self.capacity.lengths)
+
+    @property
+    def _other_fields(self) -> list[str]:
+        """Fields of encoders that read neither images nor audio: placeholders of prompts."""
+        return [
+            field for field in self.sample_format.encoder_formats if field not in (ImagePart.field, AudioPart.field)
+        ]
 
     @functools.cached_property
     def _decode_program(self) -> Callable[..., DecodedTokens]:

@@ -1,6 +1,8 @@
 """Records become samples: texts by a chat template, media as placeholders counted from headers."""
 
+import dataclasses
 import json
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from data.errors import BadSampleError, DataError
 from data.media.tiling import DynamicTiling
 from data.records import AudioPart, ImagePart, Media, Record, TextPart, Turn
 from data.samples.audio_format import FrameFormat
+from data.samples.encoder_format import EncoderFormat
 from data.samples.image_format import PatchFormat
 from data.samples.sample_format import SampleFormat, TargetImageFormat
 from data.sources.llava import LlavaJson
@@ -29,6 +32,14 @@ FORM = SampleFormat(
     ),
     TargetImageFormat("generator", 16, 3),
 )
+
+
+class PointFormat(EncoderFormat):
+    """Inputs of an encoder of another kind, which has the special token of images as long as none is set."""
+
+    field: ClassVar[str] = "points"
+    value_width = property(lambda self: 3)
+    values_per_token = property(lambda self: 1)
 
 
 def builder(tiling=None, form=FORM):
@@ -113,6 +124,16 @@ def test_records_for_missing_modules_are_refused(picture, clip):
         with pytest.raises(BadSampleError, match=f"r1 cannot be read .*{message}"):
             builder(form=blind)(refused, "any")
     assert builder(form=blind)(record("only words"), "any").sizes.lengths == {}
+
+
+def test_two_encoders_of_one_placeholder_token_are_refused(llava):
+    form = dataclasses.replace(FORM, encoders=(*FORM.encoders, PointFormat(module="lidar", max_length=8)))
+    message = "outputs of vision and of lidar both .* token for 'image'; set PointFormat.special_token"
+    with pytest.raises(DataError, match=message) as caught:
+        Conversations("train", train=(("talk", llava),)).samples_by_kind(form)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match=message):
+        builder(form=form)
 
 
 def test_undecodable_media_are_named_after_their_record(tmp_path, picture):

@@ -10,7 +10,7 @@ from data.datasets.easy_vqa import description_sample, text_sample, vqa_sample
 from data.datasets.prompts import image_prompt_metadata, prompt_metadata, prompt_record
 from data.errors import DataError
 from data.media.tiling import DynamicTiling
-from data.records import AudioPart, ImagePart, Media, TextPart
+from data.records import AudioPart, EncoderPart, ImagePart, Media, TextPart
 from data.samples.image_format import PatchFormat, image_item
 from data.samples.sample_format import SampleFormat, TargetImageFormat
 from data.text.prompt_format import PromptFormat
@@ -41,7 +41,7 @@ def same_start(prompt, full, left: int) -> bool:
 
 
 def test_a_prompt_is_a_training_sample_without_its_answer():
-    asking = prompt_metadata(prompt_record("what is it?", [SEEN]), PromptFormat(), TOKENIZER, FORM)
+    asking = prompt_metadata(prompt_record("what is it?", {"image": [SEEN]}), PromptFormat(), TOKENIZER, FORM)
     picture = image_item(lambda: PIXELS, PIXELS.shape[:2], FORM.encoder_formats["patches"])
     full = vqa_sample(picture, [("what is it?", "circle")], TOKENIZER, FORM)
     assert same_start(asking, full, left=2)
@@ -65,14 +65,27 @@ def test_image_prompts_are_descriptions_with_an_empty_target_image():
 
 def test_media_are_placed_at_their_marks_or_in_front():
     first, second, clip = (Media(name) for name in ("first", "second", "clip"))
-    (turn,) = prompt_record("is <image> or <audio> like <image>?", [first, second], [clip]).turns
+    media = {"audio": [clip], "image": [first, second]}
+    (turn,) = prompt_record("is <image> or <audio> like <image>?", media).turns
     texts = [part.text if isinstance(part, TextPart) else part.media.where for part in turn.parts]
     assert texts == ["is ", "first", " or ", "clip", " like ", "second", "?"]
     assert [type(part) for part in turn.parts[1::2]] == [ImagePart, AudioPart, ImagePart]
-    (turn,) = prompt_record("which <audio>?", [first, second], [clip]).turns
+    (turn,) = prompt_record("which <audio>?", media).turns
     assert [type(part) for part in turn.parts] == [ImagePart, ImagePart, TextPart, AudioPart, TextPart]
-    (turn,) = prompt_record("", [first]).turns
+    (turn,) = prompt_record("", {"image": [first]}).turns
     assert [type(part) for part in turn.parts] == [ImagePart]
+
+
+def test_files_of_other_encoders_have_placeholders_of_their_own():
+    first, second, seen = (Media(name) for name in ("first", "second", "seen"))
+    media = {"windows": [first, second], "image": [seen]}
+    (turn,) = prompt_record("<windows>, then <windows>?", media).turns
+    parts = (ImagePart(seen), EncoderPart(first, "windows"), TextPart(", then "), EncoderPart(second, "windows"))
+    assert turn.parts == (*parts, TextPart("?"))
+    (turn,) = prompt_record("<image> <points>", media).turns  # without a placeholder of their own, in front
+    assert turn.parts == (*parts[1::2], ImagePart(seen), TextPart(" <points>"))
+    with pytest.raises(DataError, match="1 <windows> placeholders and 2 files of windows come with it"):
+        prompt_record("<windows>", media)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +99,7 @@ def test_media_are_placed_at_their_marks_or_in_front():
 )
 def test_marks_without_media_are_refused(text, pictures, clips, message):
     with pytest.raises(DataError, match=message):
-        prompt_record(text, [SEEN] * pictures, [SEEN] * clips)
+        prompt_record(text, {"image": [SEEN] * pictures, "audio": [SEEN] * clips})
 
 
 @pytest.mark.parametrize(

@@ -105,3 +105,8 @@ def test_the_fingerprint_names_everything_that_decides_a_batch(source, config, m
     assert name in fingerprint_differences(given, identity(dataclasses.replace(CONFIG, **config), model))
     faster = dataclasses.replace(CONFIG, threads=3, prefetch=7, workers=2)
     assert fingerprint_differences(given, identity(faster, MODEL)) == ""
+
+
+def test_nested_differences_are_named_alone():
+    theirs, ours = ({"model.windows": {"length": 8, "config": {"biases": biases}}} for biases in (["key"], []))
+    assert fingerprint_differences(theirs, ours) == "model.windows.config.biases ['key'] -> []"

@@ -26,6 +26,7 @@ convert --workdir={folder}/run --part=backbone --model_type=llama --output=out
 describe_data --gin_file=tiny.gin --samples=10 --buckets=2 --page=page.html
 generate --workdir={folder}/run --prompt=circle --temperature=1 --seed=3
 generate --workdir={folder}/run --requests={folder}/requests.jsonl
+generate --workdir={folder}/run --prompt=why --item=windows={folder}/token --top_p=0.5
 plan --gin_file=tiny.gin --cluster=cpu --devices=2 --policy=rigid --output=plan.json
 plan --gin_file=tiny.gin --cp=backbone:2 --profile={folder}/profile.json --cluster=cpu
 profile --gin_file=tiny.gin --tp=1,2 --microbatch_rows=1 --recompute=full --steps=1 --output=profile.json

@@ -163,7 +163,7 @@ def test_answers_are_the_most_likely_words_and_end(trained, masters, question):
     """Evaluated like held-out accuracy: in the training layout every word is the argmax of the whole model."""
     image, form = read_image(Media.from_file(PICTURE)), SampleFormat.for_model(MODEL, DATA.encoder_capacities)
     picture = image_item(lambda: image, image.shape[:2], form.encoder_formats["patches"])
-    seen, told = trained.answer(question, [SHOWN]), trained.answer(question)
+    seen, told = trained.answer(question, {"image": [SHOWN]}), trained.answer(question)
     assert seen.ended and told.ended
     sample = vqa_sample(picture, [(question, seen.text)], trained.tokenizer, form)
     assert count_correct(masters, trained.tokenizer, sample) == (1, 1)
@@ -184,7 +184,7 @@ def test_a_wrong_answer_is_not_the_most_likely(trained, masters):
 def test_the_command_prints_the_answer_alone(workdir, trained):
     done = generate(workdir, f"--image={PICTURE}", f"--prompt={QUESTION}")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == trained.answer(QUESTION, [SHOWN]).text + "\n"
+    assert done.stdout == trained.answer(QUESTION, {"image": [SHOWN]}).text + "\n"
     assert "warning" not in done.stderr
 
 
@@ -199,7 +199,7 @@ def test_many_requests_are_answered_in_order_a_line_each(workdir, trained):
     assert done.returncode == 0, done.stderr
     assert "warning: --guidance needs GeneratorConfig.condition_dropout" in done.stderr
     first, drawn, last = map(json.loads, done.stdout.splitlines())
-    assert first["answer"] == trained.answer(QUESTION, [SHOWN]).text and first["ended"]
+    assert first["answer"] == trained.answer(QUESTION, {"image": [SHOWN]}).text and first["ended"]
     assert drawn == {"prompt": "a blue circle", "output": "many.png"} and (workdir.parent / "many.png").is_file()
     assert last["answer"] == trained.answer("is there a blue circle?").text
 
@@ -246,6 +246,7 @@ def test_an_image_depends_on_its_own_description_and_seed_alone(trained):
         (("--prompt= ",), "--prompt is missing"),
         (("--prompt=a circle", "--gin_file=tiny.gin"), "there is no flag --gin_file"),
         (("--image=a.png", "--prompt=a circle", "--output=b.png"), "make two requests for both"),
+        (("--prompt=what?", f"--item=windows={PICTURE}"), "the model has no encoder of windows"),
         (("--prompt=a circle", "--output=picture.circle"), "suffix '.circle'"),
         (("--prompt=a circle", "--output=nowhere/b.png"), "no folder nowhere"),
     ],
@@ -265,7 +266,7 @@ def test_a_folder_that_is_no_workdir_is_refused(workdir):
 
 @pytest.mark.parametrize("image", [None, PICTURE])
 def test_a_prompt_longer_than_the_row_is_refused(trained, image):
-    shown = [Media.from_file(image)] if image else []
+    shown = {"image": [Media.from_file(image)] if image else []}
     with pytest.raises(UserError, match="holds 192 .* shorten the prompt"):
         trained.answer("blue " * 200, shown)
     with pytest.raises(UserError, match="shorten the prompt"):

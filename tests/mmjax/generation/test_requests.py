@@ -24,12 +24,14 @@ def test_requests_are_read_line_by_line(tmp_path):
         {"prompt": "what is <image>?", "image": PICTURE},
         "",
         {"prompt": "like <image> and <image>?", "image": [PICTURE, PICTURE], "seed": 3},
+        {"prompt": "what happens?", "items": {"windows": PICTURE, "points": [PICTURE, PICTURE]}},
         {"prompt": "a circle", "output": str(tmp_path / "circle.png")},
     )
     assert read_requests(path) == [
-        Request("what is <image>?", (PICTURE,)),
-        Request("like <image> and <image>?", (PICTURE, PICTURE), seed=3),
-        Request("a circle", output=str(tmp_path / "circle.png")),
+        Request(prompt="what is <image>?", image=(PICTURE,)),
+        Request(prompt="like <image> and <image>?", image=(PICTURE, PICTURE), seed=3),
+        Request(prompt="what happens?", items={"windows": (PICTURE,), "points": (PICTURE, PICTURE)}),
+        Request(prompt="a circle", output=str(tmp_path / "circle.png")),
     ]
 
 
@@ -38,9 +40,14 @@ def test_requests_are_read_line_by_line(tmp_path):
     [
         ("{", "asked.jsonl:2: Expecting"),
         ({"question": "why"}, "asked.jsonl:2: a request is an object with a text as prompt"),
-        ({"prompt": "why", "pictures": []}, "asked.jsonl:2: a request has no pictures; it has audio, image, output"),
+        ({"prompt": "why", "pictures": []}, "asked.jsonl:2: a request has no pictures; it has audio, image, items"),
         ({"prompt": "what is <image>?"}, "asked.jsonl:2: .*1 <image> placeholders and 0 images"),
         ({"prompt": "what?", "image": "nowhere.png"}, "asked.jsonl:2: there is no file nowhere.png"),
+        ({"prompt": "why", "items": ["a.npy"]}, "asked.jsonl:2: items is .* an object of files by field"),
+        ({"prompt": "<windows>?", "items": {"windows": []}}, "asked.jsonl:2: .*1 <windows> placeholders and 0 files"),
+        ({"prompt": "why", "items": {"windows": "nowhere.npy"}}, "asked.jsonl:2: there is no file nowhere.npy"),
+        ({"prompt": "why", "items": {"image": PICTURE}}, "asked.jsonl:2: .*give image beside them"),
+        ({"prompt": "why", "items": {"windows": PICTURE}, "output": "a.png"}, "make two requests for both"),
         ({"prompt": "why", "seed": -1}, "asked.jsonl:2: seed -1"),
         ({"prompt": "why", "output": "a.nothing"}, "asked.jsonl:2: .*suffix '.nothing'"),
     ],

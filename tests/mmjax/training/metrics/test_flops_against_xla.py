@@ -12,6 +12,7 @@ from mmjax.models.structure.parameters import abstract_module_parameters, piece_
 from mmjax.training.metrics.flops import count_flops
 from sharding.axes import Axes
 from sharding.specs.modules import module_graph
+from tests.examples.loading import load_example
 
 # Wide enough that matmuls are nearly all of the work, as they are in models of full size: XLA counts every addition.
 WIDTH, FFN, TOKENS = 512, 2048, 64
@@ -62,6 +63,21 @@ def test_a_layer_has_the_flops_that_xla_counts(kind):
     spec = module_graph(STACKS[kind])[name].layer
     squares = TOKENS**2 * (2 if name == "backbone" else 1)  # the plain form computes what a causal mask hides
     assert spec.flops.at(np.array([TOKENS, squares, 1.0])) == ours
+
+
+def test_an_encoder_of_a_users_own_has_the_flops_that_xla_counts():
+    config = load_example("new_encoder").SensorConfig(width=WIDTH, depth=2, heads=8, ffn=FFN, window=128)
+    model = ModelConfig((config,), BACKBONE, ())
+    module = model_modules(model)[0]
+    batch = arrays("vision") | {"windows": jax.ShapeDtypeStruct((1, TOKENS, 2 * 128), jnp.float32)}
+
+    def whole(parameters, batch):
+        return run_module(module, parameters, {}, batch).activations["backbone"]
+
+    given = abstract_module_parameters(module), batch
+    theirs, ours = xla_flops(whole, *given), count_flops(whole, *given)
+    assert abs(theirs / ours - 1) < TOLERANCE
+    assert module_graph(model)["sensor"].forward_flops(np.array([TOKENS, TOKENS**2, 1.0])) == ours
 
 
 def test_a_generator_has_the_flops_that_xla_counts():
