@@ -1,6 +1,7 @@
 """gin's errors as one line that names the file, the line and the nearest known name."""
 
 import inspect
+import pathlib
 import re
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ _UNKNOWN = re.compile(r"No configurable matching (?:reference )?'@?(?P<name>[^'(
 _PARAMETER = re.compile(r"Configurable '(?P<name>.*)' doesn't have a parameter named '(?P<parameter>.*)'")
 _ATTRIBUTE = re.compile(r"Couldn't resolve selector (?P<selector>.*); <module '(?P<module>[^']*)'.* has no attribute")
 _MACRO = re.compile(r"No bindings specified for '(?P<macro>.*)/gin\.macro'")
+_MODULE = re.compile(r"No module named '(?P<module>[^']*)'")
 _FILE = re.compile(r"Unable to open file: (?P<file>.*)\. Searched config paths")
 
 
@@ -62,6 +64,9 @@ def _reason(text: str, files: Sequence[str]) -> str:
         return f"{found['module']} has no attribute {name}{nearest(name, known_parameters())}"
     if found := _MACRO.search(first):
         return f"the macro {found['macro']} is used and has no value"
+    if found := _MODULE.search(first):
+        folder = pathlib.Path.cwd()
+        return f"No module named {found['module']!r} is in the current folder, {folder}, on PYTHONPATH, or installed"
     if found := _FILE.search(first):
         return f"there is no file {found['file']} to include{nearest(found['file'], files)}"
     return first

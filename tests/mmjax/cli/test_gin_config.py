@@ -126,7 +126,7 @@ def test_mistakes_of_a_command_line_are_named(folder, argument, culprit):
         ("models.Vision.width = 3", "'models' was not provided by an import statement"),
         ("architectures.VisionConfig.width 3", "Couldn't parse statement"),
         ("include 'nowhere.gin'", "there is no file nowhere.gin to include"),
-        ("import nowhere", "No module named 'nowhere'"),
+        ("import nowhere", "No module named 'nowhere' is in the current folder, /"),
     ],
 )
 def test_mistakes_of_a_file_are_named_with_their_line(folder, line, culprit):
