@@ -42,7 +42,7 @@ def test_a_question_is_the_prompt_that_a_user_would_write(held_out):
         question = next(
             q for q, _ in held_out.pairs[image_id] if held_out.tokenizer.encode(q) == encoded(prompt, held_out)
         )
-        record = prompt_record(question, [Media.from_file(paths[image_id])])
+        record = prompt_record(question, {"image": [Media.from_file(paths[image_id])]})
         typed = prompt_metadata(record, held_out.prompt_format, held_out.tokenizer, FORMAT).load(0)
         assert_same_layout(prompt.sample, typed)
         np.testing.assert_array_equal(
