@@ -28,7 +28,8 @@ def prompt_record(text: str, media: Mapping[str, Sequence[Media]] | None = None)
     Raises:
         DataError: The number of placeholders differs from that of media, or the prompt is empty.
     """
-    unplaced = {name: list((media or {}).get(name, ())) for name in dict.fromkeys((*_PARTS, *(media or {})))}
+    unplaced: dict[str, list[Media]] = {name: [] for name in _PARTS}
+    unplaced |= {name: list(of_kind) for name, of_kind in (media or {}).items()}
     parts: list[ContentPart] = []
     for name, of_kind in unplaced.items():
         plural, count = _PLURALS.get(name, f"files of {name}"), text.count(f"<{name}>")
