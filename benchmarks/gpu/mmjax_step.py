@@ -255,12 +255,12 @@ class _UnitStopwatch:
     def __init__(self, unit: str) -> None:
         self._unit, self._begin, self.seconds = unit, time.perf_counter(), 0.0
 
-    def __call__(self, op: PipelineOp, in_flight: Any) -> None:
-        jax.block_until_ready(in_flight)
+    def __call__(self, op: PipelineOp, outputs: Any) -> None:
+        jax.block_until_ready(outputs)
         now = time.perf_counter()
         if op.unit == self._unit and not op.target_unit:
             self.seconds += now - self._begin
-        jax.block_until_ready(in_flight)  # visiting all arrays takes time by itself, which is subtracted
+        jax.block_until_ready(outputs)  # visiting all arrays takes time by itself, which is subtracted
         visited = time.perf_counter()
         if op.unit == self._unit and not op.target_unit:
             self.seconds -= visited - now

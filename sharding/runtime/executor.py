@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.global_reduction import GlobalReduction, StepSummary
 from sharding.runtime.hops import Hop
-from sharding.runtime.stage_programs import Arrays, Microbatches, StagePrograms
+from sharding.runtime.stage_programs import Arrays, BackwardResult, ForwardResult, Microbatches, StagePrograms
 from sharding.schedules.ops import PipelineOp, Schedule
 from sharding.trees import Tree, get_leaf, set_leaf
 
@@ -26,7 +26,8 @@ ChannelKey = tuple[str, int]
 """(channel, microbatch)."""
 
 OpCallback = Callable[[PipelineOp, Any], None]
-"""Called after every op as `callback(op, arrays)`; `arrays` is a pytree of all live arrays, to wait for when timing."""
+"""Called after every op as `callback(op, outputs)`; `outputs` are the arrays that the op made, as what it returned them
+in (`ForwardResult`, `BackwardResult`, `StepSummary`, a tree of arrays), to wait for when timing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,10 +131,6 @@ class _StepBuffers:
     residuals: dict[tuple[StageId, int], list[jax.Array]] = dataclasses.field(default_factory=dict)
     summary: StepSummary | None = None
 
-    def arrays(self) -> Any:
-        """As a pytree, without the batch."""
-        return {**vars(self), "state": vars(self.state), "batch": None}
-
 
 class Executor:
     """Runs training and evaluation schedules over stages.
@@ -162,7 +159,7 @@ class Executor:
         for channel in channels:
             self._channels_by_stage_pair.setdefault((channel.source, channel.target), []).append(channel)
         self._indices: dict[tuple[StageId, int], jax.Array] = {}
-        self._run_op: dict[str, Callable[[_StepBuffers, PipelineOp], None]] = {
+        self._run_op: dict[str, Callable[[_StepBuffers, PipelineOp], Any]] = {
             "gather": self._gather,
             "share": self._share,
             "forward": self._forward,
@@ -213,9 +210,9 @@ class Executor:
         buffers = _StepBuffers(state=state, batch=batch, compute_weights={})
         for op in self.training_schedule.ops:
             if op.kind in kinds:
-                self._run_op[op.kind](buffers, op)
+                outputs = self._run_op[op.kind](buffers, op)
                 if callback:
-                    callback(op, buffers.arrays())
+                    callback(op, outputs)
         return buffers
 
     def evaluate(
@@ -232,31 +229,36 @@ class Executor:
                 results[op.stage_id].append(self._evaluate(buffers, op))
         return results
 
-    # ------------------------------------------------------------------ one method for each kind of op
+    # ------------------------------------------------------------------ one method for each kind of op: its outputs
 
-    def _gather(self, buffers: _StepBuffers, op: PipelineOp) -> None:
+    def _gather(self, buffers: _StepBuffers, op: PipelineOp) -> Tree | None:
         stage = self.stages[op.stage_id]
-        if stage.is_local:
-            buffers.compute_weights[op.stage_id] = stage.gather(buffers.state.master_weights[op.stage_id])
+        if not stage.is_local:
+            return None
+        weights = buffers.compute_weights[op.stage_id] = stage.gather(buffers.state.master_weights[op.stage_id])
+        return weights
 
-    def _share(self, buffers: _StepBuffers, op: PipelineOp) -> None:
+    def _share(self, buffers: _StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
+        sent = []
         for tied in self._tied_between(op):
             weight = None
             if tied.owner in buffers.compute_weights:
                 key, path = tied.owner_path
                 weight = get_leaf(buffers.compute_weights[tied.owner][key], path)
             received = tied.weight_hop(weight)
+            sent.append(received)
             if self.stages[tied.borrower].is_local:
                 key, path = tied.borrower_path
                 weights = buffers.compute_weights[tied.borrower]
                 buffers.compute_weights[tied.borrower] = {**weights, key: set_leaf(weights[key], path, received)}
+        return sent
 
-    def _forward(self, buffers: _StepBuffers, op: PipelineOp) -> None:
+    def _forward(self, buffers: _StepBuffers, op: PipelineOp) -> ForwardResult | None:
         stage_id, microbatch = op.stage_id, op.microbatch
         programs = self.stages[stage_id].programs
         if not self.stages[stage_id].is_local:
             buffers.outputs |= {(name, microbatch): None for name in programs.definition.output_channels}
-            return
+            return None
         losses = buffers.losses[stage_id] if stage_id in buffers.losses else programs.zero_losses()
         inputs = {name: buffers.inputs[name, microbatch] for name in programs.definition.input_channels}
         result = programs.forward(
@@ -273,6 +275,7 @@ class Executor:
                 del buffers.inputs[name, microbatch]
         else:
             buffers.residuals[stage_id, microbatch] = result.residuals
+        return result
 
     def _evaluate(self, buffers: _StepBuffers, op: PipelineOp) -> StageEvaluation:
         stage_id, microbatch = op.stage_id, op.microbatch
@@ -284,16 +287,18 @@ class Executor:
         buffers.outputs |= {(name, microbatch): array for name, array in output.outputs.items()}
         return StageEvaluation(output.losses, output.auxiliary_metrics)
 
-    def _hop(self, buffers: _StepBuffers, op: PipelineOp) -> None:
-        for channel in self._channels_by_stage_pair[op.stage_id, op.target_id]:
-            key = (channel.name, op.microbatch)
-            buffers.inputs[key] = channel.activation_hop(buffers.outputs.pop(key, None))
+    def _hop(self, buffers: _StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
+        channels = self._channels_by_stage_pair[op.stage_id, op.target_id]
+        hops = {(channel.name, op.microbatch): channel.activation_hop for channel in channels}
+        sent = {key: hop(buffers.outputs.pop(key, None)) for key, hop in hops.items()}
+        buffers.inputs |= sent
+        return list(sent.values())
 
-    def _backward(self, buffers: _StepBuffers, op: PipelineOp) -> None:
+    def _backward(self, buffers: _StepBuffers, op: PipelineOp) -> BackwardResult | None:
         stage_id, microbatch = op.stage_id, op.microbatch
         programs = self.stages[stage_id].programs
         if not self.stages[stage_id].is_local:
-            return
+            return None
         assert programs.backward is not None
         if stage_id not in buffers.gradients:
             buffers.gradients[stage_id] = programs.zero_gradients()
@@ -313,19 +318,25 @@ class Executor:
         )
         buffers.gradients[stage_id] = result.parameter_gradients
         buffers.input_gradients |= {(name, microbatch): array for name, array in result.input_gradients.items()}
+        return result
 
-    def _hop_back(self, buffers: _StepBuffers, op: PipelineOp) -> None:
+    def _hop_back(self, buffers: _StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         """The op goes from the stage that computed the gradient to the one that waits for it."""
-        for channel in self._channels_by_stage_pair[op.target_id, op.stage_id]:
-            key = (channel.name, op.microbatch)
-            buffers.output_gradients[key] = channel.gradient_hop(buffers.input_gradients.pop(key, None))
+        channels = self._channels_by_stage_pair[op.target_id, op.stage_id]
+        hops = {(channel.name, op.microbatch): channel.gradient_hop for channel in channels}
+        sent = {key: hop(buffers.input_gradients.pop(key, None)) for key, hop in hops.items()}
+        buffers.output_gradients |= sent
+        return list(sent.values())
 
-    def _reduce(self, buffers: _StepBuffers, op: PipelineOp) -> None:
+    def _reduce(self, buffers: _StepBuffers, op: PipelineOp) -> Tree | None:
         stage = self.stages[op.stage_id]
-        if stage.is_local and stage.reduce is not None:
-            buffers.gradients[op.stage_id] = stage.reduce(buffers.gradients[op.stage_id])
+        if not stage.is_local or stage.reduce is None:
+            return None
+        gradients = buffers.gradients[op.stage_id] = stage.reduce(buffers.gradients[op.stage_id])
+        return gradients
 
-    def _share_back(self, buffers: _StepBuffers, op: PipelineOp) -> None:
+    def _share_back(self, buffers: _StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
+        sent = []
         for tied in self._tied_between(op):
             if tied.borrower_path[0] not in self.stages[tied.borrower].programs.definition.trained_keys:
                 continue  # both stages train, but not this parameter
@@ -338,6 +349,7 @@ class Executor:
                 gradient = leaves.pop(path)
                 buffers.gradients[tied.borrower] = {**tree, key: {layer: traverse_util.unflatten_dict(leaves, sep="/")}}
             received = tied.gradient_hop(gradient)
+            sent.append(received)
             if self.stages[tied.owner].is_local:
                 assert received is not None
                 key, path = tied.owner_path
@@ -346,29 +358,31 @@ class Executor:
                 total = jnp.add(get_leaf(layers[tied.owner_layer], path), received)
                 layers = {**layers, tied.owner_layer: set_leaf(layers[tied.owner_layer], path, total)}
                 buffers.gradients[tied.owner] = {**tree, key: layers}
+        return sent
 
-    def _norm(self, buffers: _StepBuffers, op: PipelineOp) -> None:
+    def _norm(self, buffers: _StepBuffers, op: PipelineOp) -> StepSummary:
         statistics = {
             stage_id: stage.loss_and_norm(buffers.gradients[stage_id] if stage.reduce else {}, buffers.losses[stage_id])
             for stage_id, stage in self.stages.items()
             if stage.is_local
         }
-        buffers.summary = self.global_reduction.reduce(statistics, buffers.state.all_finite)
-        buffers.state.all_finite = buffers.summary.all_finite
+        summary = buffers.summary = self.global_reduction.reduce(statistics, buffers.state.all_finite)
+        buffers.state.all_finite = summary.all_finite
+        return summary
 
-    def _update(self, buffers: _StepBuffers, op: PipelineOp) -> None:
+    def _update(self, buffers: _StepBuffers, op: PipelineOp) -> tuple[Tree, Tree] | None:
         stage_id, state = op.stage_id, buffers.state
         stage = self.stages[stage_id]
-        if stage.is_local and stage.update is not None:
-            assert buffers.summary is not None
-            summary = self.global_reduction.on_stage(buffers.summary, stage_id)
-            assert summary is not None
-            masters, gradients = state.master_weights[stage_id], buffers.gradients.pop(stage_id)
-            trained = {key: masters[key] for key in gradients}
-            trained, state.optimizer_state[stage_id] = stage.update(
-                trained, state.optimizer_state[stage_id], gradients, summary
-            )
-            state.master_weights[stage_id] = {**masters, **trained}
+        if not stage.is_local or stage.update is None:
+            return None
+        assert buffers.summary is not None
+        summary = self.global_reduction.on_stage(buffers.summary, stage_id)
+        assert summary is not None
+        masters, gradients = state.master_weights[stage_id], buffers.gradients.pop(stage_id)
+        trained = {key: masters[key] for key in gradients}
+        updated = stage.update(trained, state.optimizer_state[stage_id], gradients, summary)
+        state.master_weights[stage_id], state.optimizer_state[stage_id] = {**masters, **updated[0]}, updated[1]
+        return updated
 
     # ------------------------------------------------------------------ helpers
 

@@ -24,12 +24,14 @@ def in_words(timeline: Timeline) -> str:
 
 
 def headline_figures(timeline: Timeline) -> Html:
-    """Step time, MFU, throughput, devices and microbatches."""
+    """Step time, MFU and throughput of a simulated step, devices and microbatches."""
+    rates = []
+    if timeline.costs is not None:
+        rates = [("MFU", percent(timeline.mfu)), ("tokens per second", count(round(timeline.tokens_per_second)))]
     return figures(
         [
             ("step", seconds(timeline.step)),
-            ("MFU", percent(timeline.mfu)),
-            ("tokens per second", count(round(timeline.tokens_per_second))),
+            *rates,
             ("devices", count(timeline.groups.device_count)),
             ("microbatches", count(timeline.op_graph.microbatches)),
             ("busy", percent(timeline.busy / timeline.step)),
@@ -61,19 +63,22 @@ def _bar(share: float, colour: str) -> Html:
 
 
 def units_table(timeline: Timeline) -> Html:
-    """Devices, busy share and MFU of every unit."""
+    """Devices and busy share of every unit; of a simulated step MFU and memory too."""
     rows = []
-    for unit, mfu in timeline.mfu_by_unit.items():
-        lanes = [lane for lane in timeline.lanes if lane.rank[0] == unit]
+    for unit, lanes in timeline.lanes_of_units.items():
         busy = timeline.busy_by_unit[unit] / timeline.step
-        memory = max(timeline.lane_peak_memory(lane) for lane in lanes)
         devices = count(len({device for lane in lanes for device in lane.devices}))
-        rows.append((unit, devices, str(len(lanes)), percent(busy), _bar(busy, BLUE), percent(mfu), size(memory)))
-    return table(("unit", "#devices", "#stages", "#busy", "", "#MFU", "#memory a device"), rows, "Units")
+        row = (unit, devices, str(len(lanes)), percent(busy), _bar(busy, BLUE))
+        if timeline.costs is not None:
+            memory = max(timeline.lane_peak_memory(lane) for lane in lanes)
+            row += (percent(timeline.mfu_by_unit[unit]), size(memory))
+        rows.append(row)
+    simulated = () if timeline.costs is None else ("#MFU", "#memory a device")
+    return table(("unit", "#devices", "#stages", "#busy", "", *simulated), rows, "Units")
 
 
 def lanes_table(timeline: Timeline) -> Html:
-    """Devices, replicas, busy and idle share and peak memory of every lane."""
+    """Devices, replicas, busy and idle share of every lane; of a simulated step peak memory too."""
     rows = []
     for lane in timeline.lanes:
         unit, stage = lane.rank
@@ -81,9 +86,10 @@ def lanes_table(timeline: Timeline) -> Html:
         shares = (percent(busy / timeline.step), percent(idle / timeline.step))
         devices = (count(len(lane.devices)), device_ranges(sorted(lane.devices)))
         sizes = (str(lane.replicas), str(len(lane.stages)))
-        rows.append((f"{unit} {stage}", *devices, *sizes, *shares, size(timeline.lane_peak_memory(lane))))
-    columns = ("stage", "#devices", "numbers", "#replicas", "#chunks", "#busy", "#idle", "#memory a device")
-    return table(columns, rows)
+        memory = () if timeline.costs is None else (size(timeline.lane_peak_memory(lane)),)
+        rows.append((f"{unit} {stage}", *devices, *sizes, *shares, *memory))
+    simulated = () if timeline.costs is None else ("#memory a device",)
+    return table(("stage", "#devices", "numbers", "#replicas", "#chunks", "#busy", "#idle", *simulated), rows)
 
 
 def op_legend(timeline: Timeline) -> Html:

@@ -62,13 +62,18 @@ class _Shape(NamedTuple):
 _Rectangles = dict[tuple[str, float], list[str]]  # commands of a path by colour and opacity
 
 
-def overview(timeline: Timeline) -> Html:
-    """Every lane of a timeline with its busy share; idle time is a low strip in the colour of its cause."""
-    lanes, step = drawn_lanes(timeline), timeline.step
+def overview(timeline: Timeline, until: float | None = None) -> Html:
+    """Every lane of a timeline with its busy share; idle time is a low strip in the colour of its cause.
+
+    Args:
+        timeline: The timeline.
+        until: Seconds at the end of the axis, at least those of the step, which are the default.
+    """
+    lanes, end = drawn_lanes(timeline), until or timeline.step
     high = _ROW_HEIGHTS[len(lanes) > _MANY_LANES]
-    unit_seconds, unit = seconds_unit(step)
-    to_pixels = Scale(0.0, step / unit_seconds, _LABELS, _WIDTH - 12)
-    scale = Scale(0.0, step, to_pixels.start, to_pixels.end)
+    unit_seconds, unit = seconds_unit(end)
+    to_pixels = Scale(0.0, end / unit_seconds, _LABELS, _WIDTH - 12)
+    scale = Scale(0.0, end, to_pixels.start, to_pixels.end)
     bottom = _TOP + high * len(lanes)
     rows = [_row(timeline, lanes, number, scale, high) for number in range(len(lanes))]
     axis = bottom_axis(to_pixels, bottom + 2, f"time in {unit}")
@@ -79,7 +84,7 @@ def overview(timeline: Timeline) -> Html:
 def _row(timeline: Timeline, lanes: tuple[DrawnLane, ...], number: int, scale: Scale, high: int) -> Html:
     drawn, top = lanes[number], _TOP + high * number
     unit, stage = drawn.lane.rank
-    shapes = [rectangle(scale.start, top + 1, scale.end - scale.start, high - 2, EMPTY)]
+    shapes = [rectangle(scale.start, top + 1, scale(timeline.step) - scale.start, high - 2, EMPTY)]
     if number and lanes[number - 1].lane.rank[0] != unit:
         shapes.append(line(0, top, _WIDTH, top))
     if high == _ROW_HEIGHTS[0]:
@@ -98,7 +103,7 @@ def _paths(drawn: DrawnLane, step: float, scale: Scale, top: int, high: int) -> 
     """The rectangles of a lane; in a long lane one for each run of columns of pixels."""
     shapes = list(_shapes(drawn, step, scale))
     if len(shapes) > _MANY_SHAPES:
-        shapes = _in_columns(shapes, np.linspace(0.0, step, 1 + int(scale.end - scale.start) // _COLUMN))
+        shapes = _in_columns(shapes, np.linspace(0.0, step, 1 + int(scale(step) - scale.start) // _COLUMN))
     paths: _Rectangles = collections.defaultdict(list)
     for shape in shapes:
         left, wide = scale(shape.start), max(scale(shape.end) - scale(shape.start), 0.2)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from configs.errors import UserError
 from sharding.costs.step_costs import StepCosts
 from sharding.frames import make_frame
 from sharding.plans.device_groups import DeviceGroups, group_devices
@@ -49,14 +50,15 @@ class Timeline:
     Attributes:
         op_graph: What the step did.
         devices: Devices of every stage, as [replicas, ranks of a replica].
-        costs: FLOPs and bytes of the stages.
+        costs: FLOPs and bytes of the stages; None if the step was measured. MFU, tokens per second and peak memory then
+            raise UserError.
         spans: When each op ran, in an order that every device followed.
         rendezvous: Whether hops and shares occupied the devices of both their ends.
     """
 
     op_graph: OpGraph
     devices: Mapping[StageId, Int[np.ndarray, "_ _"]]
-    costs: StepCosts
+    costs: StepCosts | None
     spans: tuple[Span, ...]
     rendezvous: bool = False
 
@@ -84,6 +86,12 @@ class Timeline:
             devices = self.devices[stages_of[rank][0]]
             lanes.append(Lane(rank, stages_of[rank], tuple(map(int, devices.ravel())), len(devices)))
         return tuple(lanes)
+
+    @functools.cached_property
+    def lanes_of_units(self) -> Mapping[str, tuple[Lane, ...]]:
+        """The lanes of each unit."""
+        units = dict.fromkeys(lane.rank[0] for lane in self.lanes)
+        return {unit: tuple(lane for lane in self.lanes if lane.rank[0] == unit) for unit in units}
 
     @functools.cached_property
     def idle_periods(self) -> tuple[IdlePeriod, ...]:
@@ -121,9 +129,14 @@ class Timeline:
         """Idle seconds by cause, the mean over a lane's devices, whichever unit they then wait for."""
         return {cause: self.groups.stage_mean(lane.stages[0], seconds) for cause, seconds in self.idle_by_group.items()}
 
+    def _known_costs(self) -> StepCosts:
+        if self.costs is None:
+            raise UserError("a measured timeline knows no FLOPs and bytes; simulate the step for its MFU and memory")
+        return self.costs
+
     @functools.cached_property
     def _peak_memory(self) -> Float[np.ndarray, " n"]:
-        return peak_memory(self.op_graph, self.groups, self.costs.stages, self.spans)
+        return peak_memory(self.op_graph, self.groups, self._known_costs().stages, self.spans)
 
     def lane_peak_memory(self, lane: Lane) -> float:
         """Peak bytes on any of a lane's devices, over all the stages that they hold."""
@@ -132,25 +145,24 @@ class Timeline:
     @property
     def mfu(self) -> float:
         """Model FLOPs utilisation: useful FLOPs over what all allocated devices could compute in the step."""
-        return self.costs.flops / (self.step * self.groups.device_count * self.costs.peak_flops)
+        costs = self._known_costs()
+        return costs.flops / (self.step * self.groups.device_count * costs.peak_flops)
 
     @functools.cached_property
     def mfu_by_unit(self) -> dict[str, float]:
         """A unit's useful FLOPs over what its devices could compute in the step; units may share devices."""
-        shares = {}
-        for unit in dict.fromkeys(lane.rank[0] for lane in self.lanes):
-            lanes = [lane for lane in self.lanes if lane.rank[0] == unit]
-            flops = sum(float(self.costs.stages[stage].flops.sum()) for lane in lanes for stage in lane.stages)
+        costs, shares = self._known_costs(), {}
+        for unit, lanes in self.lanes_of_units.items():
+            flops = sum(float(costs.stages[stage].flops.sum()) for lane in lanes for stage in lane.stages)
             count = len({device for lane in lanes for device in lane.devices})
-            shares[unit] = flops / (self.step * count * self.costs.peak_flops)
+            shares[unit] = flops / (self.step * count * costs.peak_flops)
         return shares
 
     @functools.cached_property
     def busy_by_unit(self) -> dict[str, float]:
         """Busy seconds of each unit, the mean over its devices; units may share devices."""
         busy = {}
-        for unit in self.mfu_by_unit:
-            lanes = [lane for lane in self.lanes if lane.rank[0] == unit]
+        for unit, lanes in self.lanes_of_units.items():
             count = len({device for lane in lanes for device in lane.devices})
             busy[unit] = sum(self.lane_busy(lane) * len(lane.devices) for lane in lanes) / count
         return busy
@@ -158,21 +170,24 @@ class Timeline:
     @property
     def tokens_per_second(self) -> float:
         """Backbone tokens per second without padding, on all devices together."""
-        return self.costs.tokens / self.step
+        return self._known_costs().tokens / self.step
 
     def summary(self) -> dict[str, Any]:
-        """The figures for JSON, in seconds, shares of the step and bytes: by cause, by unit and by lane."""
+        """The figures for JSON, in seconds, shares of the step and bytes: by cause, by unit and by lane.
+
+        A measured timeline is without MFU, tokens per second and memory.
+        """
+        simulated = self.costs is not None
         return {
             "step_seconds": self.step,
             "devices": self.groups.device_count,
             "microbatches": self.op_graph.microbatches,
-            "mfu": self.mfu,
-            "tokens_per_second": self.tokens_per_second,
+            **({"mfu": self.mfu, "tokens_per_second": self.tokens_per_second} if simulated else {}),
             "busy": {"seconds": self.busy, "share": self.busy / self.step},
             "idle": {cause: {"seconds": s, "share": s / self.step} for cause, s in self.idle.items()},
             "units": [
-                {"unit": unit, "busy_seconds": self.busy_by_unit[unit], "mfu": mfu}
-                for unit, mfu in self.mfu_by_unit.items()
+                {"unit": unit, "busy_seconds": busy, **({"mfu": self.mfu_by_unit[unit]} if simulated else {})}
+                for unit, busy in self.busy_by_unit.items()
             ],
             "stages": [self._lane_summary(lane) for lane in self.lanes],
         }
@@ -211,5 +226,5 @@ class Timeline:
             "replicas": lane.replicas,
             "busy_seconds": self.lane_busy(lane),
             "idle_seconds": self.lane_idle(lane),
-            "memory_bytes": self.lane_peak_memory(lane),
+            **({} if self.costs is None else {"memory_bytes": self.lane_peak_memory(lane)}),
         }

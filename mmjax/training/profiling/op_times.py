@@ -47,10 +47,10 @@ class _Stopwatch:
         self.seconds: dict[PipelineOp, float] = {}
         self._begin = time.perf_counter()
 
-    def __call__(self, op: PipelineOp, arrays_in_flight: Any) -> None:
-        jax.block_until_ready(arrays_in_flight)
+    def __call__(self, op: PipelineOp, outputs: Any) -> None:
+        jax.block_until_ready(outputs)
         end = time.perf_counter()
-        jax.block_until_ready(arrays_in_flight)  # going through all arrays takes time that is not the op's
+        jax.block_until_ready(outputs)  # going through all arrays takes time that is not the op's
         waiting = time.perf_counter() - end
         self.seconds[op] = max(end - self._begin - waiting, 0.0)
         self._begin = time.perf_counter()

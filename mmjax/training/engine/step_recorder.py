@@ -1,0 +1,107 @@
+"""The measured timeline of a training step: recorded by every process, and put together on all of them."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jaxtyping import Float, Int
+
+from mmjax.training.engine.engine import Engine
+from sharding.plans.device_groups import replica_devices
+from sharding.plans.stage_graph import StageId
+from sharding.runtime.executor import OpCallback
+from sharding.runtime.hops import PermuteHop
+from sharding.runtime.op_recorder import OpRecorder
+from sharding.schedules.build import build_schedule
+from sharding.schedules.ops import NORM, TRANSFERS, PipelineOp
+from sharding.simulation.measured import measured_timeline, replica_count
+from sharding.simulation.timeline import Timeline
+
+_LAUNCHED, _FINISHED = 0, 1
+
+
+class StepRecorder:
+    """Records one training step of an engine.
+
+        recorder = StepRecorder(engine)
+        with recorder.record(state, placed_batch) as callback:
+            state, summary = engine.executor.step(state, placed_batch, callback)
+        recorder.timeline()
+
+    The step runs the same programs on the same arrays as any other, so its results have the same bits. It begins when
+    the devices have nothing else to do, and is waited for.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        graph = engine.executor.training_schedule.op_graph
+        self._schedule = build_schedule(engine.plan, engine.graph, graph.trained_stages, graph.shares)
+        self._devices = replica_devices(engine.plan, graph.stage_graph.stages)
+        self._recorder: OpRecorder | None = None
+
+    @contextlib.contextmanager
+    def record(self, *arrays: Any) -> Iterator[OpCallback]:
+        """Records the step that runs within, with the callback given.
+
+        Args:
+            *arrays: What the step is called with; it is waited for first.
+        """
+        jax.block_until_ready(arrays)
+        with OpRecorder(self._engine.executor, self._engine.devices) as self._recorder:
+            yield self._recorder
+
+    def timeline(self) -> Timeline:
+        """The step that was recorded, the same on all processes, which call this together."""
+        assert self._recorder is not None
+        times = _by_replica(self._schedule.ops, self._devices, self._recorder)
+        if jax.process_count() > 1:
+            times = _merge(multihost_utils.process_allgather(times), self._schedule.ops.index(NORM))
+        counts = [replica_count(self._devices, op) for op in self._schedule.ops]
+        launched, finished = (
+            {
+                op: times[kind, number, :count]
+                for number, (op, count) in enumerate(zip(self._schedule.ops, counts, strict=True))
+            }
+            for kind in (_LAUNCHED, _FINISHED)
+        )
+        hops = [
+            hop for channel in self._engine.executor.channels for hop in (channel.activation_hop, channel.gradient_hop)
+        ]
+        # Programs that permute take their turn among a device's programs; device_put copies beside them.
+        rendezvous = any(isinstance(hop, PermuteHop) for hop in hops)
+        return measured_timeline(self._devices, self._schedule, launched, finished, rendezvous)
+
+
+def _by_replica(
+    ops: tuple[PipelineOp, ...], devices: Mapping[StageId, Int[np.ndarray, "_ _"]], recorder: OpRecorder
+) -> Float[np.ndarray, "2 n i"]:
+    """When this process launched each op and each replica had finished it; NaN for what other processes know."""
+    times = np.full((2, len(ops), max(replica_count(devices, op) for op in ops)), np.nan)
+    for number, op in enumerate(ops):
+        finished = recorder.finished.get(op, {})
+        for replica, held in enumerate(_replicas(op, devices)):
+            ends = [finished[device] for device in held if device in finished]
+            if ends:
+                times[:, number, replica] = recorder.launched[op], max(ends)
+    return times
+
+
+def _replicas(op: PipelineOp, devices: Mapping[StageId, Int[np.ndarray, "_ _"]]) -> list[list[int]]:
+    """The devices that finish an op, by replica."""
+    if op.kind == "norm":
+        return [sorted({device for table in devices.values() for device in table.ravel().tolist()})]
+    return devices[op.target_id if op.kind in TRANSFERS else op.stage_id].tolist()
+
+
+def _merge(by_process: Float[np.ndarray, "_ 2 n i"], norm: int) -> Float[np.ndarray, "2 n i"]:
+    """The times of all processes on the clock of the first.
+
+    The clocks of hosts differ, and so do the moments at which processes begin the step. All devices end the norm of the
+    gradients together, so each process's times are moved by what it saw that end later than the first process.
+    """
+    ends = by_process[:, _FINISHED, norm, 0]
+    aligned = by_process - (ends - ends[0])[:, None, None, None]
+    return np.fmax.reduce(aligned, axis=0)

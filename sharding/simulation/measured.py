@@ -1,0 +1,48 @@
+"""A step as it was measured: a timeline from the moments at which ops were launched and had finished."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sharding.plans.stage_graph import StageId
+from sharding.schedules.ops import TRANSFERS, PipelineOp, Schedule
+from sharding.simulation.schedule_replay import Seconds, replay_schedule
+from sharding.simulation.spans import Span
+from sharding.simulation.timeline import Timeline
+
+
+def replica_count(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op: PipelineOp) -> int:
+    """Number of entries of a span of an op: replicas of its stage, of a transfer's target, or 1 of the norm."""
+    if op.kind == "norm":
+        return 1
+    return len(devices[op.target_id if op.kind in TRANSFERS else op.stage_id])
+
+
+def measured_timeline(
+    devices: Mapping[StageId, Int[np.ndarray, "_ _"]],
+    schedule: Schedule,
+    launched: Mapping[PipelineOp, Seconds],
+    finished: Mapping[PipelineOp, Seconds],
+    rendezvous: bool,
+) -> Timeline:
+    """The timeline of a step whose ops were launched and had finished at these moments.
+
+    Ends are measured. Starts are derived, because no clock on the host sees them: an op starts when its launch began,
+    when its devices had finished the op before it in the schedule, and when its inputs had arrived, whichever is last.
+    So an op that waits inside its program, as for other ranks of its unit, counts as busy; `Span.communication` is 0.
+
+    Args:
+        devices: Devices of every stage, as [replicas, ranks of a replica].
+        schedule: The ops of all devices.
+        launched: When the host began to launch each op, in seconds since it began the step; NaN if it is not known.
+        finished: When each op had finished on each replica; NaN if the replica had nothing to do for it.
+        rendezvous: Whether hops occupied the devices of both their ends.
+    """
+
+    def clock(op: PipelineOp, start: Float[np.ndarray, " i"]) -> Span:
+        began = np.fmax(start, launched[op])
+        # A thread may notice an end later than another thread that of an op which needed it, by microseconds.
+        return Span(op, began, np.fmax(began, finished[op]), np.zeros_like(began))
+
+    return Timeline(schedule.op_graph, devices, None, replay_schedule(devices, schedule, clock, rendezvous), rendezvous)

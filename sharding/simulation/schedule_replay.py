@@ -1,0 +1,156 @@
+"""The replay of a schedule: when every op can start on every replica, given when the ops before it ended."""
+
+import collections
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sharding.plans.device_groups import group_devices, latest_of_sources
+from sharding.plans.stage_graph import StageId
+from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, ScheduleError
+from sharding.simulation.spans import Span
+
+Seconds = Float[np.ndarray, " i"]
+"""One entry for each replica of a stage."""
+
+OpClock = Callable[[PipelineOp, Seconds], Span]
+"""Called with an op and the moments at which each replica could start it; says when each did, and when it ended."""
+
+
+def replay_schedule(
+    devices: Mapping[StageId, Int[np.ndarray, "_ _"]], schedule: Schedule, clock: OpClock, rendezvous: bool
+) -> tuple[Span, ...]:
+    """The span of every op of a schedule, in its order.
+
+    An op can start once its devices have run the ops before it in the schedule and its inputs have arrived. The
+    replicas of a stage run independently; those of a hop's target wait for the source replicas whose rows they take.
+    `gather` and `reduce` join the replicas of a stage, a share joins those of both its stages, `norm` all devices.
+
+    Args:
+        devices: Devices of every stage, as [replicas, ranks of a replica].
+        schedule: A schedule that `check_schedule` accepts.
+        clock: How long ops take.
+        rendezvous: Whether a hop occupies the devices of both its ends; if not, it occupies none.
+    """
+    state = _ScheduleRun(devices, schedule.op_graph, clock, rendezvous)
+    return tuple(_RUN[op.kind](state, op) for op in schedule.ops)
+
+
+class _ScheduleRun:
+    """When each group of devices is free, and which inputs have arrived where."""
+
+    def __init__(
+        self, devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op_graph: OpGraph, clock: OpClock, rendezvous: bool
+    ) -> None:
+        self._graph = op_graph.stage_graph
+        self._clock = clock
+        self._rendezvous = rendezvous
+        groups = group_devices(devices)
+        self._groups_of = groups.groups_of
+        self._free = np.zeros(len(groups.sizes))
+        self._ends: dict[tuple[OpKind, StageId, int], Seconds] = {}
+        # For a forward or backward to come: how many inputs have arrived, and when the last of them did.
+        self._arrived: dict[tuple[OpKind, StageId, int], tuple[int, Seconds]] = {}
+        self._borrowed_weights: dict[StageId, float] = collections.defaultdict(float)
+        self._returned_gradients = 0.0
+
+    def compute(self, op: PipelineOp) -> Span:
+        """Runs a forward or a backward."""
+        stage, number, is_forward = op.stage_id, op.microbatch, op.kind == "forward"
+        inputs = self._graph.sources[stage] if is_forward else self._graph.targets[stage]
+        groups = self._groups_of[stage]
+        start = self._free[groups].max(axis=1)
+        if inputs:
+            count, ready = self._arrived.pop((op.kind, stage, number), (0, start))
+            if count < len(inputs):
+                raise ScheduleError(
+                    f"{op} is scheduled before what it needs; only {count} of {len(inputs)} inputs came"
+                )
+            start = np.maximum(start, ready)
+        if is_forward and stage in self._borrowed_weights:
+            start = np.maximum(start, self._borrowed_weights[stage])
+        span = self._clock(op, start)
+        self._free[groups] = span.end[:, None]
+        self._ends[op.kind, stage, number] = span.end
+        return span
+
+    def hop(self, op: PipelineOp) -> Span:
+        """Sends an activation, or a gradient back."""
+        kind: OpKind = "forward" if op.kind == "hop" else "backward"
+        produced = self._ends.get((kind, op.stage_id, op.microbatch))
+        if produced is None:
+            raise ScheduleError(f"{op} is scheduled before the {kind} it follows")
+        start = latest_of_sources(produced, len(self._groups_of[op.target_id]))
+        if self._rendezvous:
+            start = np.maximum(start, self._both_ends_free(op))
+        span = self._clock(op, start)
+        if self._rendezvous:
+            self._occupy_both_ends(op, span.end)
+        key = (kind, op.target_id, op.microbatch)
+        count, ready = self._arrived.get(key, (0, span.end))
+        self._arrived[key] = (count + 1, np.maximum(ready, span.end))
+        return span
+
+    def _both_ends_free(self, op: PipelineOp) -> Seconds:
+        """When both ends of a hop are free, for every replica of its target."""
+        source = self._free[self._groups_of[op.stage_id]].max(axis=1)
+        target = self._free[self._groups_of[op.target_id]].max(axis=1)
+        return np.maximum(target, latest_of_sources(source, len(target)))
+
+    def _occupy_both_ends(self, op: PipelineOp, end: Seconds) -> None:
+        source, target = self._groups_of[op.stage_id], self._groups_of[op.target_id]
+        np.maximum.at(self._free, target, end[:, None])
+        np.maximum.at(self._free, source, latest_of_sources(end, len(source))[:, None])
+
+    def share(self, op: PipelineOp) -> Span:
+        """Sends a tied weight or its gradient from all replicas of a stage to all of another."""
+        ready_after: OpKind = "gather" if op.kind == "share" else "reduce"
+        ends = (op.stage_id, op.target_id)
+        moment = max(float(self._ends[ready_after, stage, -1].max()) for stage in ends)
+        if self._rendezvous:
+            moment = max(float(self._free[self._groups_of[stage]].max()) for stage in ends)
+        span = self._clock(op, np.full(len(self._groups_of[op.target_id]), moment))
+        moment = float(span.end.max())
+        if self._rendezvous:
+            self._free[self._groups_of[op.stage_id]] = self._free[self._groups_of[op.target_id]] = moment
+        if op.kind == "share":
+            self._borrowed_weights[op.target_id] = max(self._borrowed_weights[op.target_id], moment)
+        else:
+            self._returned_gradients = max(self._returned_gradients, moment)
+        return span
+
+    def collective(self, op: PipelineOp) -> Span:
+        """Runs a gather or a reduction, which joins the replicas of a stage."""
+        groups = self._groups_of[op.stage_id]
+        span = self._clock(op, np.full(len(groups), float(self._free[groups].max())))
+        self._free[groups] = span.end[:, None]
+        self._ends[op.kind, op.stage_id, -1] = span.end
+        return span
+
+    def update(self, op: PipelineOp) -> Span:
+        """Runs the optimizer of a stage."""
+        groups = self._groups_of[op.stage_id]
+        span = self._clock(op, self._free[groups].max(axis=1))
+        self._free[groups] = span.end[:, None]
+        return span
+
+    def norm(self, op: PipelineOp) -> Span:
+        """Runs the norm of the gradients, which joins all devices."""
+        span = self._clock(op, np.full(1, max(float(self._free.max()), self._returned_gradients)))
+        self._free[:] = span.end
+        return span
+
+
+_RUN: dict[OpKind, Callable[[_ScheduleRun, PipelineOp], Span]] = {
+    "forward": _ScheduleRun.compute,
+    "backward": _ScheduleRun.compute,
+    "hop": _ScheduleRun.hop,
+    "hop_back": _ScheduleRun.hop,
+    "share": _ScheduleRun.share,
+    "share_back": _ScheduleRun.share,
+    "gather": _ScheduleRun.collective,
+    "reduce": _ScheduleRun.collective,
+    "update": _ScheduleRun.update,
+    "norm": _ScheduleRun.norm,
+}

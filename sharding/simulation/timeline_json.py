@@ -1,0 +1,81 @@
+"""A timeline as a JSON document, with all that is needed to draw it again; without costs."""
+
+from typing import Any, get_args
+
+import numpy as np
+
+from configs.errors import UserError
+from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.schedules.ops import OpGraph, OpKind, PipelineOp
+from sharding.simulation.spans import Span
+from sharding.simulation.timeline import Timeline
+
+_TIMES = ("start", "end", "communication")
+
+
+def timeline_document(timeline: Timeline) -> dict[str, Any]:
+    """Stages, edges between them as pairs of their numbers, and the ops with their seconds by replica."""
+    op_graph, graph = timeline.op_graph, timeline.op_graph.stage_graph
+    number = {stage: number for number, stage in enumerate(graph.stages)}
+    return {
+        "microbatches": op_graph.microbatches,
+        "rendezvous": timeline.rendezvous,
+        "with_update": op_graph.with_update,
+        "stages": [
+            {
+                "unit": stage[0],
+                "stage": stage[1],
+                "devices": timeline.devices[stage].tolist(),
+                "has_backward": stage in op_graph.backward_stages,
+                "trains": stage in op_graph.trained_stages,
+            }
+            for stage in graph.stages
+        ],
+        "edges": [[number[source], number[target]] for source, target in graph.edges],
+        "shares": [[number[owner], number[borrower]] for owner, borrower in op_graph.shares],
+        "pipeline_ranks": dict(graph.pp),
+        "ops": [
+            {**span.op._asdict(), **{name: getattr(span, name).round(9).tolist() for name in _TIMES}}
+            for span in timeline.spans
+        ],
+    }
+
+
+def read_timeline(document: Any) -> Timeline:
+    """The timeline of a document of `timeline_document`; raises UserError if it is none."""
+    try:
+        return _read(document)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise UserError(f"this is no timeline: {type(error).__name__} {error}") from error
+
+
+def _read(document: Any) -> Timeline:
+    entries = document["stages"]
+    stages: list[StageId] = [(entry["unit"], entry["stage"]) for entry in entries]
+    devices = {stage: np.array(entry["devices"], int) for stage, entry in zip(stages, entries, strict=True)}
+    graph = StageGraph(
+        {stage: frozenset(held.ravel().tolist()) for stage, held in devices.items()},
+        tuple((stages[source], stages[target]) for source, target in document["edges"]),
+        document["pipeline_ranks"],
+    )
+
+    def having(name: str) -> frozenset[StageId]:
+        return frozenset(stage for stage, entry in zip(stages, entries, strict=True) if entry[name])
+
+    op_graph = OpGraph(
+        stage_graph=graph,
+        microbatches=document["microbatches"],
+        backward_stages=having("has_backward"),
+        trained_stages=having("trains"),
+        shares=tuple((stages[owner], stages[borrower]) for owner, borrower in document["shares"]),
+        with_update=document["with_update"],
+    )
+    spans = tuple(_read_span(entry) for entry in document["ops"])
+    return Timeline(op_graph, devices, None, spans, document["rendezvous"])
+
+
+def _read_span(entry: Any) -> Span:
+    op = PipelineOp(**{name: entry[name] for name in PipelineOp._fields})
+    if op.kind not in get_args(OpKind):
+        raise ValueError(f"there is no kind of op {op.kind!r}")
+    return Span(op, *(np.array(entry[name], float) for name in _TIMES))

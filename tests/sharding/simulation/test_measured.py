@@ -1,0 +1,37 @@
+"""Timelines from measured moments: those of a simulated step give its timeline; launches and late threads move ops."""
+
+import numpy as np
+from hypothesis import given, settings
+
+from sharding.simulation.measured import measured_timeline, replica_count
+from tests.sharding.steps import SimulatedStep, build_step, step_recipes
+
+
+def measured(step: SimulatedStep, launched, finished, rendezvous=False):
+    counts = {op: replica_count(step.devices, op) for op in step.schedule.ops}
+    begins = {op: np.full(count, launched.get(op, 0.0)) for op, count in counts.items()}
+    return measured_timeline(step.devices, step.schedule, begins, finished, rendezvous)
+
+
+@settings(max_examples=25, deadline=None)
+@given(step_recipes())
+def test_the_ends_of_a_simulated_step_give_its_timeline(recipe):
+    step = build_step(recipe)
+    for rendezvous in (False, True):
+        simulated = step.run(rendezvous)
+        found = measured(step, {}, {span.op: span.end for span in simulated.spans}, rendezvous)
+        for span, again in zip(simulated.spans, found.spans, strict=True):
+            assert again.op == span.op and not again.communication.any()
+            np.testing.assert_array_equal([again.start, again.end], [span.start, span.end], err_msg=str(span.op))
+
+
+@settings(max_examples=15, deadline=None)
+@given(step_recipes())
+def test_an_op_starts_no_earlier_than_its_launch_and_ends_no_earlier_than_it_starts(recipe):
+    step = build_step(recipe)
+    launched = {op: number / 8 for number, op in enumerate(step.schedule.ops)}
+    unknown = {op: np.full(replica_count(step.devices, op), np.nan) for op in step.schedule.ops}
+    timeline = measured(step, launched, unknown)
+    for span in timeline.spans:  # launched one after another, and each takes no time
+        assert (span.start == launched[span.op]).all() and (span.end == span.start).all()
+    assert timeline.step == (len(step.schedule.ops) - 1) / 8 and timeline.busy == 0

@@ -1,0 +1,47 @@
+"""Timelines as JSON: read back they draw the same; without costs there is no MFU; damage is an error of a line."""
+
+import json
+
+import numpy as np
+import pytest
+
+from configs.errors import UserError
+from sharding.simulation.html_page import html_page
+from sharding.simulation.perfetto import perfetto_trace
+from sharding.simulation.timeline_json import read_timeline, timeline_document
+from tests.sharding.html.documents import parsed_page, words
+from tests.sharding.steps import uneven_timeline
+
+
+@pytest.fixture(scope="module")
+def document():
+    return json.loads(json.dumps(timeline_document(uneven_timeline(rendezvous=True))))
+
+
+def test_a_timeline_is_read_back(document):
+    written, read = uneven_timeline(rendezvous=True), read_timeline(document)
+    assert read.op_graph == written.op_graph and read.rendezvous
+    for before, after in zip(written.spans, read.spans, strict=True):
+        assert before.op == after.op
+        np.testing.assert_allclose([after.start, after.end], [before.start, before.end], atol=1e-9)
+    assert read.idle == pytest.approx(written.idle) and read.busy_by_unit == pytest.approx(written.busy_by_unit)
+
+
+def test_it_is_drawn_without_what_only_a_simulation_knows(document):
+    timeline = read_timeline(document)
+    told = words(parsed_page(html_page(timeline, "measured")))
+    assert "MFU" not in told and "memory" not in told and "busy" in told
+    figures = json.loads(perfetto_trace(timeline))["otherData"]
+    assert figures["step_seconds"] == timeline.step and "mfu" not in json.dumps(figures)
+    with pytest.raises(UserError, match="a measured timeline knows no FLOPs"):
+        _ = timeline.mfu
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("stages", []), ("ops", []), ("ops", [{"kind": "forward"}]), ("edges", [[1, 0]]), ("microbatches", 0)],
+)
+def test_damage_is_an_error_of_a_line(document, key, value):
+    with pytest.raises(UserError) as caught:
+        read_timeline({**document, key: value})
+    assert "\n" not in str(caught.value)
