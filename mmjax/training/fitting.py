@@ -4,16 +4,21 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import pathlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from mmjax.training.engine.compilation import compile_step
+from mmjax.training.engine.step_recorder import StepRecorder
 from mmjax.training.evaluation import AnswerScore
 from mmjax.training.metrics.activity import COMPILING
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import ProgressDisplay
 from mmjax.training.metrics.step_report import TokenCounts, make_step_report, sum_counts
+from mmjax.training.metrics.step_timeline_file import write_step_timeline
 from mmjax.training.metrics.step_timer import StepTimer, StepTimes
 from mmjax.training.metrics.step_window import StepWindow
 from mmjax.training.stop_signals import StoppedBeforeFirstStepError, StopSignals
@@ -23,6 +28,9 @@ if TYPE_CHECKING:  # it imports this file
 
 MAX_STEPS_IN_FLIGHT = 2
 """Steps dispatched before the oldest is waited for: devices need not wait for the host, and memory stays bounded."""
+
+RECORDED_STEP = 5
+"""Step of each call of `Trainer.fit` whose timeline is recorded: the first ones warm up. A shorter call's last one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +81,7 @@ class Fitting:
     ) -> None:
         self._trainer, self._progress, self._metrics, self._on_evaluation = trainer, progress, metrics, on_evaluation
         self._begin, self._first_step = time.perf_counter(), trainer.steps_done
+        self._recorded_step = min(self._first_step + RECORDED_STEP, trainer.config.steps)
         self._compile_seconds = self._step_seconds = 0.0
         self._timer, self._in_flight = StepTimer(), collections.deque["DispatchedStep"]()
         self._times: dict[int, StepTimes] = {}  # of windows whose last step is dispatched, but not yet finished
@@ -105,10 +114,13 @@ class Fitting:
             with stop.leaving_at_once():
                 self._prepare()
         while trainer.steps_done < config.steps and not stop.requested(trainer.steps_done):
-            self._in_flight.append(trainer.dispatch_step(self._timer))
-            # Only a step that is MAX_STEPS_IN_FLIGHT old is waited for, so the devices always have work.
-            self._finish_until(MAX_STEPS_IN_FLIGHT)
-            self._timer.end_step()
+            if trainer.workdir and trainer.steps_done + 1 == self._recorded_step:
+                self._record_step(trainer.workdir)
+            else:
+                self._in_flight.append(trainer.dispatch_step(self._timer))
+                # Only a step that is MAX_STEPS_IN_FLIGHT old is waited for, so the devices always have work.
+                self._finish_until(MAX_STEPS_IN_FLIGHT)
+                self._timer.end_step()
             step = trainer.steps_done
             if step % config.log_interval == 0 and step < config.steps:
                 self._times[step] = self._timer.take_window()
@@ -130,6 +142,17 @@ class Fitting:
             compile_step(self._trainer.engine, functools.partial(self._progress.show, COMPILING))
             _ = self._trainer.state
         self._compile_seconds = time.perf_counter() - self._begin
+
+    def _record_step(self, workdir: pathlib.Path) -> None:
+        """Trains a step between two that are waited for, and keeps its timeline; its time is left out of the means."""
+        self._finish_until(0)
+        recorder = StepRecorder(self._trainer.engine)
+        with self._timer.left_out_step():
+            self._in_flight.append(self._trainer.dispatch_step(StepTimer(), recorder))
+        with self._timer.excluded():
+            timeline = recorder.timeline()
+            if jax.process_index() == 0:
+                write_step_timeline(workdir, self._trainer.steps_done, timeline)
 
     def _finish_until(self, most_in_flight: int) -> None:
         """Waits for the oldest steps until so many are in flight; each is reported once, in order."""

@@ -23,6 +23,7 @@ from mmjax.training.config import TrainConfig, load_configured_plan
 from mmjax.training.engine.compilation import compile_evaluation
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.stage_layouts import trees_by_module
+from mmjax.training.engine.step_recorder import StepRecorder
 from mmjax.training.evaluation import AnswerScore, evaluate_answers
 from mmjax.training.fitting import Fitting, TrainResult
 from mmjax.training.metrics.activity import COMPILING, EVALUATING
@@ -38,6 +39,7 @@ from sharding.plans.plan import Plan
 from sharding.runtime.communication_check import check_communication
 from sharding.runtime.executor import TrainState
 from sharding.runtime.global_reduction import StepSummary
+from sharding.simulation.timeline import Timeline
 from sharding.trees import Tree
 
 PLAN_FILE = "plan.json"
@@ -79,6 +81,7 @@ class Trainer:
 
         trainer = Trainer(config)
         trainer.step()           # one step
+        trainer.timeline()       # one step, and when each of its ops ran
         trainer.gradients()      # of the next batch, which stays the next
         trainer.fit()            # all steps that are left, then the evaluation
 
@@ -230,6 +233,18 @@ class Trainer:
         """
         return self.finish_step(self.dispatch_step(StepTimer()))
 
+    def timeline(self) -> Timeline:
+        """Trains one step as `step` does, and says when each of its ops ran; in a notebook, a drawing.
+
+        Ends of ops are measured, starts derived (`sharding.simulation.measured`). The first step of a trainer compiles.
+
+        Raises:
+            NonFiniteStepError: Names the step and its samples.
+        """
+        recorder = StepRecorder(self.engine)
+        self.finish_step(self.dispatch_step(StepTimer(), recorder))
+        return recorder.timeline()
+
     def evaluate(self, progress: ProgressDisplay | None = None) -> AnswerScore | None:
         """The score on the split `test`; None where the data set has no questions to score.
 
@@ -310,15 +325,17 @@ class Trainer:
         """The data state from which the next batch is the next."""
         return self._peeked[1] if self._peeked else self.batches.get_state()
 
-    def dispatch_step(self, timer: StepTimer) -> DispatchedStep:
-        """Takes the next batch and launches a step on it, without waiting for the devices."""
+    def dispatch_step(self, timer: StepTimer, recorder: StepRecorder | None = None) -> DispatchedStep:
+        """Takes the next batch and launches a step on it; waits for the devices only where the step is recorded."""
         with timer.part("data"):
             batch, data_state = self._peek_batch()
             self._peeked = None
         state = self.state
         with timer.part("dispatch"):
             placed = self.engine.place_batch(batch.arrays, self.steps_done)
-            self._state, summary = self.engine.executor.step(state, placed)
+            recording = recorder.record(vars(state), placed) if recorder else contextlib.nullcontext()
+            with recording as callback:
+                self._state, summary = self.engine.executor.step(state, placed, callback)
         self.steps_done += 1
         return DispatchedStep(step=self.steps_done, summary=summary, batch=batch, data_state=data_state)
 

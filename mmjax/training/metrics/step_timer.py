@@ -13,7 +13,7 @@ class StepTimes:
     """Means over a window of steps, in seconds a step.
 
     Attributes:
-        steps: Number of steps in the window.
+        steps: Number of steps in the window, with those that are left out of the means.
         wall: The whole step, on the host's clock.
         data: Waiting for the next batch.
         dispatch: Launching programs, while devices already work.
@@ -53,6 +53,7 @@ class StepTimer:
     def _restart(self) -> None:
         self._begin = self._clock()
         self._steps = 0
+        self._left_out: list[float] = []  # seconds of each step
         self._seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
 
     @contextlib.contextmanager
@@ -74,15 +75,29 @@ class StepTimer:
         finally:
             self._begin += self._clock() - begin
 
+    @contextlib.contextmanager
+    def left_out_step(self) -> Iterator[None]:
+        """Counts a `with` block as a step that takes longer than others, and leaves it out of the means.
+
+        If there is no other step in the window, the window's means are its own.
+        """
+        begin = self._clock()
+        with self.excluded():
+            yield
+        self._left_out.append(self._clock() - begin)
+
     def end_step(self) -> None:
         """Counts one step."""
         self._steps += 1
 
     def take_window(self) -> StepTimes:
         """The means since the last call; starts a new window. Raises ValueError if no step has ended since."""
-        if not self._steps:
+        steps = self._steps + len(self._left_out)
+        if not steps:
             raise ValueError("no step has ended since the last window")
-        seconds = {name: total / self._steps for name, total in self._seconds.items()}
-        times = StepTimes(steps=self._steps, wall=(self._clock() - self._begin) / self._steps, **seconds)
+        wall = self._clock() - self._begin if self._steps else sum(self._left_out)
+        counted = self._steps or steps
+        seconds = {name: total / counted for name, total in self._seconds.items()}
+        times = StepTimes(steps=steps, wall=wall / counted, **seconds)
         self._restart()
         return times

@@ -29,6 +29,27 @@ def test_a_window_holds_the_means_of_its_steps():
     assert times.other == 1.0
 
 
+def test_a_step_that_is_left_out_counts_but_its_time_only_where_it_is_alone():
+    clock = Clock()
+    timer = StepTimer(clock)
+
+    def step(seconds: float) -> None:
+        with timer.part("device"):
+            clock.now += seconds
+        timer.end_step()
+
+    step(2.0)
+    with timer.left_out_step():
+        clock.now += 50.0
+    step(4.0)
+    times = timer.take_window()
+    assert (times.steps, times.wall, times.device) == (3, 3.0, 3.0)
+    with timer.left_out_step():
+        clock.now += 50.0
+    times = timer.take_window()
+    assert (times.steps, times.wall, times.device, times.other) == (1, 50.0, 0.0, 50.0)
+
+
 def test_the_next_window_starts_empty():
     clock = Clock()
     timer = StepTimer(clock)

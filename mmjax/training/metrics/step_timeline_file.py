@@ -1,0 +1,39 @@
+"""The file of a workdir with the measured timeline of one of its run's steps."""
+
+import dataclasses
+import json
+import pathlib
+
+from configs.errors import UserError
+from sharding.simulation.timeline import Timeline
+from sharding.simulation.timeline_json import read_timeline, timeline_document
+
+TIMELINE_FILE = "timeline.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredStep:
+    """A step of a run, and when each of its ops ran."""
+
+    step: int
+    timeline: Timeline
+
+
+def write_step_timeline(workdir: pathlib.Path, step: int, timeline: Timeline) -> None:
+    """Writes the timeline of a step; the file is replaced at once."""
+    path = workdir / TIMELINE_FILE
+    whole = path.with_suffix(".tmp")
+    whole.write_text(json.dumps({"step": step, **timeline_document(timeline)}), encoding="utf-8")
+    whole.replace(path)
+
+
+def read_step_timeline(workdir: pathlib.Path) -> MeasuredStep | None:
+    """The step that a run has recorded last; None if it has not yet; raises UserError if the file is damaged."""
+    path = workdir / TIMELINE_FILE
+    if not path.is_file():
+        return None
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return MeasuredStep(int(document["step"]), read_timeline(document))
+    except (ValueError, KeyError, TypeError, UserError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error
