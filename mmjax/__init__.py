@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from mmjax.api.encoders import register_encoder
     from mmjax.api.generation import draw, generate, load_model
     from mmjax.api.planning import plan, simulate
+    from mmjax.api.training import Trainer
     from mmjax.api.verification import verify
     from mmjax.reporting.run_folder import open_run
     from mmjax.training.config import TrainConfig
-    from mmjax.training.trainer import Trainer
     from sharding.planners.auto import register_policy
     from sharding.schedules.registry import register_schedule
 
@@ -60,10 +60,10 @@ _MODULES = {
     "mmjax.api.encoders": ("register_encoder",),
     "mmjax.api.generation": ("draw", "generate", "load_model"),
     "mmjax.api.planning": ("plan", "simulate"),
+    "mmjax.api.training": ("Trainer",),
     "mmjax.api.verification": ("verify",),
     "mmjax.reporting.run_folder": ("open_run",),
     "mmjax.training.config": ("TrainConfig",),
-    "mmjax.training.trainer": ("Trainer",),
     "sharding.planners.auto": ("register_policy",),
     "sharding.schedules.registry": ("register_schedule",),
 }

@@ -5,7 +5,7 @@ import datetime
 import functools
 import json
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mmjax import cli
 
@@ -62,15 +62,13 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
     import jax
     from rich.console import Console
 
-    from mmjax.generation.sample_log import SampleLog
     from mmjax.planning import automatic
-    from mmjax.reporting.run_page import write_report
+    from mmjax.reporting.run_trainer import RunTrainer
     from mmjax.training.config import tokenizer_mismatches_backbone
     from mmjax.training.metrics.parameters import flat_parameters
     from mmjax.training.metrics.progress import make_progress, print_plan
     from mmjax.training.metrics.writers import open_metrics_writer
-    from mmjax.training.summary import SUMMARY_FILE, record_start, run_summary
-    from mmjax.training.trainer import Trainer, describe_devices
+    from mmjax.training.trainer import describe_devices
 
     console = Console(highlight=False)
     first = jax.process_index() == 0
@@ -89,7 +87,7 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
         console.print(
             f"{plan.microbatches} microbatches, schedule {plan.schedule}", *([remark] if remark else []), soft_wrap=True
         )
-    trainer = Trainer(config, plan, workdir, arguments.resume)
+    trainer = RunTrainer(config, plan, workdir, arguments.resume, remark=remark, prediction=prediction)
     # Before the operative config is written, which has the parameters of what was made until then.
     metrics = open_metrics_writer(workdir, trainer.steps_done, first, config.writers, flat_parameters(config))
     if first:
@@ -101,22 +99,15 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
                 soft_wrap=True,
             )
         cli.write_operative_config(str(workdir))
-        record_start(workdir, trainer.steps_done, config.steps, remark)
-    samples = SampleLog(workdir, config.sample_questions, config.sample_images, trainer.steps_done)
     progress = make_progress(config.steps, trainer.steps_done, config.log_interval, first, console)
     try:
-        result = trainer.fit(progress, metrics, samples)
+        trainer.fit(progress, metrics)
     finally:
         progress.close()
         metrics.close()
         trainer.close()
     if first:
-        summary = run_summary(result, plan, config.model.backbone.name, remark) | {
-            "prediction": automatic.compare_prediction(prediction, workdir)
-        }
-        (workdir / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n")
-        write_report(workdir, config)
-        _print_outcome(console, summary, workdir)
+        _print_outcome(console, workdir)
     return 0
 
 
@@ -153,10 +144,11 @@ def _is_finished(workdir: pathlib.Path, steps: int, console: "Console | None") -
     return True
 
 
-def _print_outcome(console: "Console", summary: dict[str, Any], workdir: pathlib.Path) -> None:
+def _print_outcome(console: "Console", workdir: pathlib.Path) -> None:
     from mmjax.reporting.run_page import PAGE_FILE
     from mmjax.training.summary import SUMMARY_FILE
 
+    summary = json.loads((workdir / SUMMARY_FILE).read_text(encoding="utf-8"))
     if not summary["stopped_by"]:
         accuracy = ""
         if summary["accuracy"] is not None:

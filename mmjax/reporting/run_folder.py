@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.errors import UserError
 from mmjax.training.metrics.metrics_file import METRICS_FILE, read_metrics
+from mmjax.training.metrics.step_timeline_file import MeasuredStep, read_step_timeline
 from sharding.frames import make_frame
 from sharding.plans.plan import Plan
 
@@ -91,6 +92,11 @@ class Run:
         """The plan of its newest start; None without one."""
         path = self.workdir / PLAN_FILE
         return Plan.load(path) if path.is_file() else None
+
+    @functools.cached_property
+    def measured_step(self) -> MeasuredStep | None:
+        """A step of the run, and its measured timeline; None if none is recorded; UserError if the file is damaged."""
+        return read_step_timeline(self.workdir)
 
     @property
     def config_text(self) -> str:

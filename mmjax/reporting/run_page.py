@@ -3,7 +3,6 @@
 import collections
 import os
 import pathlib
-import statistics
 from collections.abc import Sequence
 
 from configs.errors import UserError
@@ -12,12 +11,11 @@ from mmjax.reporting.plan_drawing import plan_drawing
 from mmjax.reporting.predicted_step import PredictedTimeline, predict_timeline
 from mmjax.reporting.run_folder import CONFIG_FILE, Run, open_run
 from mmjax.reporting.samples_section import samples_section
+from mmjax.reporting.step_section import step_section, typical
 from mmjax.training.config import TrainConfig
 from sharding.html.elements import Html, element, figures, table
 from sharding.html.numbers import count, percent, seconds, size
 from sharding.html.page import page
-from sharding.simulation.figures import causes_table, idle_legend, in_words, op_legend
-from sharding.simulation.overview import overview
 
 PAGE_FILE = "report.html"
 """File of a workdir with the page that is written at the end of a run."""
@@ -28,13 +26,6 @@ _STYLE = """
 .answers td, .answers th { padding-right: 18px; }
 """
 _MOST_REFUSALS = 200
-_TIME_PARTS = {
-    "seconds/wall": "the whole step, as measured",
-    "seconds/data": "waiting for the next batch",
-    "seconds/dispatch": "launching programs, while devices already work",
-    "seconds/device": "waiting for the devices after everything is launched",
-    "seconds/other": "the rest: logging, saving",
-}
 
 
 def run_page(run: Run, predicted: PredictedTimeline | str) -> str:
@@ -53,7 +44,7 @@ def run_page(run: Run, predicted: PredictedTimeline | str) -> str:
         _section("Sample answers over time", element("div", samples_section(run), class_="answers")),
         _section("Training", _charts(others, "Nothing is reported yet.")),
         _section("Plan", *_plan(run)),
-        _section("A step, predicted and measured", *_step(run, predicted)),
+        _section("A step, predicted and measured", *step_section(run, predicted)),
         _section("Data", *_data(run)),
         _section("Checkpoints", _checkpoints(run)),
         _section("Starts, devices and versions", *_starts(run)),
@@ -118,19 +109,13 @@ def _headline(run: Run) -> Html:
     ]
     if "accuracy" in known:
         entries.append(("held-out accuracy", percent(known["accuracy"])))
-    if typical := _typical(run, "tokens_per_second"):
-        entries.append(("tokens a second, median", count(round(typical))))
-    if typical := _typical(run, "seconds/wall"):
-        entries.append(("step, median", seconds(typical)))
+    if rate := typical(run, "tokens_per_second"):
+        entries.append(("tokens a second, median", count(round(rate))))
+    if wall := typical(run, "seconds/wall"):
+        entries.append(("step, median", seconds(wall)))
     if "wall_seconds" in run.summary:
         entries.append(("wall time of the newest start", seconds(run.summary["wall_seconds"])))
     return figures(entries)
-
-
-def _typical(run: Run, name: str) -> float | None:
-    """The median over the reports."""
-    values = [line[name] for line in run.metrics if line.get(name) is not None]
-    return statistics.median(values) if values else None
 
 
 def _plan(run: Run) -> list[Html]:
@@ -144,43 +129,6 @@ def _plan(run: Run) -> list[Html]:
         plan_drawing(run.plan),
         table(list(rows[0]), [list(row.values()) for row in rows]),
     ]
-
-
-def _step(run: Run, predicted: PredictedTimeline | str) -> list[Html]:
-    measured = {name: value for name in _TIME_PARTS if (value := _typical(run, name)) is not None}
-    parts: list[Html] = []
-    if isinstance(predicted, str):
-        parts.append(element("p", f"The step is not predicted: {predicted.rstrip('.')}."))
-    else:
-        timeline = predicted.timeline
-        parts += [
-            element("h3", f"Predicted from {predicted.costs}"),
-            element("p", in_words(timeline)),
-            overview(timeline),
-            element("div", op_legend(timeline), idle_legend(timeline)),
-            causes_table(timeline),
-        ]
-    parts.append(element("h3", "Measured"))
-    if not measured:
-        parts.append(element("p", "No step is reported yet, so nothing is measured."))
-        return parts
-    rows = [(words, seconds(measured[name])) for name, words in _TIME_PARTS.items() if name in measured]
-    if not isinstance(predicted, str):
-        rows.insert(0, ("the whole step, as predicted", seconds(predicted.timeline.step)))
-    shared = ""
-    if not isinstance(predicted, str) and _is_emulated(run):
-        shared = " The devices share the cores of one host, so their steps take longer than predicted."
-    words = (
-        "A run measures whole steps and their parts as its host sees them, medians over the reports below. It does not "
-        f"measure single ops, so there is no measured timeline.{shared}"
-    )
-    return [*parts, element("p", words), table(("part of a step", "#time"), rows)]
-
-
-def _is_emulated(run: Run) -> bool:
-    """Whether the devices are those that JAX emulates on the cores of a host."""
-    devices = run.starts[-1]["devices"] if run.starts else ""
-    return devices.endswith(" x cpu") and devices != "1 x cpu"
 
 
 def _data(run: Run) -> list[Html]:

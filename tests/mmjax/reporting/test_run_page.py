@@ -2,13 +2,18 @@
 
 import base64
 import collections
+import dataclasses
 import json
 import re
 
+from mmjax.reporting.predicted_step import PredictedTimeline
 from mmjax.reporting.run_folder import open_run
 from mmjax.reporting.run_page import run_page, write_run_page
+from mmjax.training.metrics.step_timeline_file import write_step_timeline
+from sharding.html.numbers import percent
 from tests.mmjax.reporting.workdirs import finished_run, write_start, write_steps, write_summary
 from tests.sharding.html.documents import parsed_page, tables, words
+from tests.sharding.steps import uneven_timeline
 
 
 def drawn_points(root) -> dict[str, list[tuple[str, int, str]]]:
@@ -61,7 +66,7 @@ def test_the_page_tells_how_the_run_stands_and_what_it_left(tmp_path):
     told = sections(root)
     assert "Finished after 12 steps." in words(root)
     assert "The step is not predicted: there is no profile." in told["A step, predicted and measured"]
-    assert "there is no measured timeline" in told["A step, predicted and measured"]
+    assert "no step of this run is recorded" in told["A step, predicted and measured"]
     assert "2 microbatches, schedule 1f1b." in told["Plan"]
     assert "Refused samples: 1 unreadable." in told["Data"] and "image <3>" in told["Data"]
     assert "jax 0.12.0" in told["Starts, devices and versions"]
@@ -108,12 +113,36 @@ def test_a_run_that_has_only_begun_has_a_page_that_says_what_is_missing(tmp_path
     told = sections(parsed_page(run_page(open_run(tmp_path), "")))
     assert "Nothing is reported yet." in told["Training"]
     assert "no plan.json" in told["Plan"] and "There are no checkpoints." in told["Checkpoints"]
-    assert "No step is reported yet" in told["A step, predicted and measured"]
+    assert "No step is reported yet." in told["A step, predicted and measured"]
     assert "sample_questions" in told["Sample answers over time"]
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "not_taken.txt").write_text("the model has 9,000,000,000 parameters\n")
     told = sections(parsed_page(run_page(open_run(tmp_path), "")))
     assert "There are none: the model has 9,000,000,000 parameters." in told["Sample answers over time"]
+
+
+def test_both_timelines_of_a_step_are_drawn_and_compared(tmp_path):
+    timeline = uneven_timeline()
+    predicted = PredictedTimeline(timeline, "a roofline")
+    write_start(tmp_path, 0)
+    for factor, scale in ((1.5, "Both are drawn on one scale."), (10.0, "Each is drawn on a scale of its own.")):
+        slower = tuple(dataclasses.replace(s, start=factor * s.start, end=factor * s.end) for s in timeline.spans)
+        write_step_timeline(tmp_path, 5, dataclasses.replace(timeline, spans=slower, costs=None))
+        root = parsed_page(run_page(open_run(tmp_path), predicted))
+        told = sections(root)["A step, predicted and measured"]
+        assert "Predicted from a roofline" in told and "Measured, step 5" in told and "slow each other" in told
+        assert f"{factor:#.3g} times the predicted" in told and scale in told
+        drawn = [node for node in root.iter("svg") if (node.get("aria-label") or "").startswith("Timeline of a step")]
+        assert len(drawn) == 2
+        rows = {row[0]: row[1] for rows in tables(root) if rows[0][0] == "unit" for row in rows[1:]}
+        shares = {unit: percent(busy / timeline.step) for unit, busy in timeline.busy_by_unit.items()}
+        assert rows == {**shares, "all devices": percent(timeline.busy / timeline.step)}
+
+
+def test_a_damaged_timeline_is_named(tmp_path):
+    write_start(tmp_path, 0)
+    (tmp_path / "timeline.json").write_text('{"step": 5, "sta')
+    assert "timeline.json is damaged" in words(parsed_page(run_page(open_run(tmp_path), "")))
 
 
 def test_values_that_are_not_finite_are_left_out_of_charts(tmp_path):

@@ -9,15 +9,18 @@ import jax
 import numpy as np
 import pytest
 
+import mmjax
 from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
 from configs.errors import UserError
 from configs.optimizer import OptimizerConfig
 from data.data_config import DataConfig
 from data.packing.pipeline import training_batches
+from mmjax.reporting.run_folder import open_run
 from mmjax.training import trainer as trainer_module
 from mmjax.training.config import TrainConfig, find_plan_file, load_configured_plan
 from mmjax.training.engine.engine import Engine
 from mmjax.training.metrics.metrics_file import read_metrics
+from mmjax.training.metrics.step_timeline_file import read_step_timeline
 from mmjax.training.metrics.writers import open_metrics_writer
 from mmjax.training.trainer import NonFiniteStepError, Trainer
 from mmjax.training.workdir_lock import LOCK_FILE, WorkdirInUseError
@@ -25,7 +28,10 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime import communication_check as rehearsal
 from sharding.runtime.hops import DevicePutHop
+from sharding.schedules.build import build_schedule
+from sharding.specs.modules import module_graph
 from tests.compilation import quick_compilation
+from tests.sharding.html.documents import parsed_page, words
 from tests.small_vqa import SmallVQA
 
 MODEL = ModelConfig(
@@ -178,6 +184,61 @@ def test_single_steps_and_gradients_leave_the_sequence_of_batches_as_it_is(unint
         assert "step 6/6" in capsys.readouterr().out
         with pytest.raises(UserError, match="no workdir"):
             trainer.save()
+
+
+def check_measured(timeline, schedule):
+    """Every op of a schedule once, on each device one after another, and after what it depends on."""
+    spans = {span.op: span for span in timeline.spans}
+    assert [span.op for span in timeline.spans] == list(schedule.ops) and len(spans) == len(schedule.ops)
+    free = {}
+    for span in timeline.spans:
+        assert (span.start >= 0).all() and (span.end >= span.start).all(), span.op
+        if span.op.kind in ("forward", "backward", "norm"):
+            assert (span.end > span.start).all(), span.op
+        if not span.op.target_unit:
+            for device in schedule.op_graph.devices_of(span.op):
+                assert span.start.min() >= free.get(device, 0.0), span.op
+                free[device] = span.end.max()
+    for op, needed in schedule.op_graph.dependencies.items():
+        for one in needed:
+            assert spans[op].start.min() >= spans[one].end.max(), (one, op)
+
+
+def test_a_run_keeps_the_timeline_of_its_fifth_step(uninterrupted):
+    workdir, *_ = uninterrupted
+    measured = read_step_timeline(workdir)
+    assert measured.step == 5 and not list(workdir.glob("*.tmp"))
+    check_measured(
+        measured.timeline, build_schedule(PLAN, module_graph(MODEL), measured.timeline.op_graph.trained_stages)
+    )
+    assert len(measured.timeline.lanes) == 4 and measured.timeline.costs is None
+
+
+def test_a_recorded_step_has_the_same_bits(uninterrupted):
+    _, _, losses = uninterrupted
+    with Trainer(CONFIG, PLAN) as plain, Trainer(CONFIG, PLAN) as recorded:
+        assert plain.step().losses == losses[1]
+        timeline = recorded.timeline()
+        check_measured(timeline, plain.engine.executor.training_schedule)
+        assert (recorded.steps_done, plain.steps_done) == (1, 1)
+        jax.tree.map(np.testing.assert_array_equal, recorded.parameters(), plain.parameters())
+        jax.tree.map(np.testing.assert_array_equal, recorded.state.optimizer_state, plain.state.optimizer_state)
+        assert recorded.step().losses == losses[2]
+
+
+def test_fit_of_the_python_interface_leaves_what_the_command_leaves(uninterrupted, tmp_path):
+    _, _, losses = uninterrupted
+    evaluated = []
+    config = dataclasses.replace(CONFIG, sample_questions=1, sample_images=0)
+    with mmjax.Trainer(config, PLAN, tmp_path) as trainer:
+        result = trainer.fit(Recorder(), on_evaluation=lambda trainer: evaluated.append(trainer.steps_done))
+    assert result.losses == losses[6] and evaluated == [6]
+    run = open_run(tmp_path)
+    assert (run.summary["steps"], run.starts[0]["step"], run.starts[0]["steps"]) == (6, 0, 6)
+    assert [(answer["step"], answer["kind"]) for answer in run.answers] == [(6, "answer")]
+    told = words(parsed_page((tmp_path / "report.html").read_text()))
+    assert "Finished after 6 steps." in told
+    assert "Predicted from a roofline of the cluster cpu" in told and "Measured, step 5" in told
 
 
 def test_fewer_steps_than_are_done_are_refused(uninterrupted):

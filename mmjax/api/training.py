@@ -1,0 +1,5 @@
+"""Training runs, for programs and notebooks."""
+
+from mmjax.reporting.run_trainer import RunTrainer as Trainer
+
+__all__ = ["Trainer"]

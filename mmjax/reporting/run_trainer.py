@@ -1,0 +1,83 @@
+"""The trainer of commands and of the Python interface: its workdir gets all that is known about the run."""
+
+import json
+import os
+from collections.abc import Callable
+
+import jax
+
+from mmjax.generation.sample_log import SampleLog
+from mmjax.planning.automatic import PredictedStep, compare_prediction
+from mmjax.reporting.run_page import write_report
+from mmjax.training.config import TrainConfig
+from mmjax.training.fitting import TrainResult
+from mmjax.training.metrics.interface import MetricsWriter
+from mmjax.training.metrics.progress import ProgressDisplay
+from mmjax.training.summary import SUMMARY_FILE, record_start, run_summary
+from mmjax.training.trainer import Trainer
+from sharding.plans.plan import Plan
+
+
+class RunTrainer(Trainer):
+    """A configured run on a plan.
+
+        trainer = mmjax.Trainer(config, workdir="runs/short")
+        trainer.step()           # one step
+        trainer.timeline()       # one step, and when each of its ops ran
+        trainer.gradients()      # of the next batch, which stays the next
+        trainer.fit()            # all steps that are left, then the evaluation
+
+    With a workdir, `fit` leaves there what `python -m mmjax.train` leaves (docs/runs.md): metrics, sample answers, the
+    timeline of a step, checkpoints, a summary and the page `report.html`. Only the gin configuration is missing.
+
+    Args:
+        config: The run.
+        plan: The placement of the model; that of the configuration by default.
+        workdir: Folder of the run; None to write nothing.
+        resume: Whether to continue from the newest whole checkpoint.
+        remark: For the summary and the page: why the plan is not the configured one.
+        prediction: For the summary: the predicted step, to be compared with the measured ones.
+
+    Attributes and errors are those of `mmjax.training.trainer.Trainer`.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        plan: Plan | None = None,
+        workdir: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        *,
+        remark: str = "",
+        prediction: PredictedStep | None = None,
+    ) -> None:
+        super().__init__(config, plan, workdir, resume)
+        self._remark, self._prediction = remark, prediction
+
+    def fit(
+        self,
+        progress: ProgressDisplay | None = None,
+        metrics: MetricsWriter | None = None,
+        on_evaluation: Callable[[Trainer], None] | None = None,
+    ) -> TrainResult:
+        """See `mmjax.training.trainer.Trainer.fit`; writes the summary and the page of the run at its end."""
+        config, workdir, first = self.config, self.workdir, jax.process_index() == 0
+        if workdir is None:
+            return super().fit(progress, metrics, on_evaluation)
+        if first:
+            record_start(workdir, self.steps_done, config.steps, self._remark)
+        samples = SampleLog(workdir, config.sample_questions, config.sample_images, self.steps_done)
+
+        def sample_and_call(trainer: Trainer) -> None:
+            samples(trainer)
+            if on_evaluation:
+                on_evaluation(trainer)
+
+        result = super().fit(progress, metrics, sample_and_call)
+        if first:
+            summary = run_summary(result, self.engine.plan, config.model.backbone.name, self._remark) | {
+                "prediction": compare_prediction(self._prediction, workdir)
+            }
+            (workdir / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+            write_report(workdir, config)
+        return result
