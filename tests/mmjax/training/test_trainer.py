@@ -193,8 +193,6 @@ def check_measured(timeline, schedule):
     free = {}
     for span in timeline.spans:
         assert (span.start >= 0).all() and (span.end >= span.start).all(), span.op
-        if span.op.kind in ("forward", "backward", "norm"):
-            assert (span.end > span.start).all(), span.op
         if not span.op.target_unit:
             for device in schedule.op_graph.devices_of(span.op):
                 assert span.start.min() >= free.get(device, 0.0), span.op
@@ -202,6 +200,7 @@ def check_measured(timeline, schedule):
     for op, needed in schedule.op_graph.dependencies.items():
         for one in needed:
             assert spans[op].start.min() >= spans[one].end.max(), (one, op)
+    assert all(timeline.busy_by_unit.values())
 
 
 def test_a_run_keeps_the_timeline_of_its_fifth_step(uninterrupted):
