@@ -114,7 +114,7 @@ class Fitting:
             with stop.leaving_at_once():
                 self._prepare()
         while trainer.steps_done < config.steps and not stop.requested(trainer.steps_done):
-            if trainer.workdir and trainer.steps_done + 1 == self._recorded_step:
+            if trainer.workdir and jax.process_count() == 1 and trainer.steps_done + 1 == self._recorded_step:
                 self._record_step(trainer.workdir)
             else:
                 self._in_flight.append(trainer.dispatch_step(self._timer))
@@ -151,8 +151,7 @@ class Fitting:
             self._in_flight.append(self._trainer.dispatch_step(StepTimer(), recorder))
         with self._timer.excluded():
             timeline = recorder.timeline()
-            if jax.process_index() == 0:
-                write_step_timeline(workdir, self._trainer.steps_done, timeline)
+            write_step_timeline(workdir, self._trainer.steps_done, timeline)
 
     def _finish_until(self, most_in_flight: int) -> None:
         """Waits for the oldest steps until so many are in flight; each is reported once, in order."""

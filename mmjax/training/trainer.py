@@ -240,6 +240,7 @@ class Trainer:
 
         Raises:
             NonFiniteStepError: Names the step and its samples.
+            UserError: The run has several processes.
         """
         recorder = StepRecorder(self.engine)
         self.finish_step(self.dispatch_step(StepTimer(), recorder))

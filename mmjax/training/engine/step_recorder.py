@@ -1,4 +1,4 @@
-"""The measured timeline of a training step: recorded by every process, and put together on all of them."""
+"""The measured timeline of a training step of one process."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jaxtyping import Float, Int
 
+from configs.errors import UserError
 from mmjax.training.engine.engine import Engine
 from sharding.plans.device_groups import replica_devices
 from sharding.plans.stage_graph import StageId
@@ -16,7 +16,7 @@ from sharding.runtime.executor import OpCallback
 from sharding.runtime.hops import PermuteHop
 from sharding.runtime.op_recorder import OpRecorder
 from sharding.schedules.build import build_schedule
-from sharding.schedules.ops import NORM, TRANSFERS, PipelineOp
+from sharding.schedules.ops import TRANSFERS, PipelineOp
 from sharding.simulation.measured import measured_timeline, replica_count
 from sharding.simulation.timeline import Timeline
 
@@ -36,6 +36,9 @@ class StepRecorder:
     """
 
     def __init__(self, engine: Engine) -> None:
+        """Prepares the recording; raises UserError in a run of several processes, which would see only its own ops."""
+        if jax.process_count() > 1:
+            raise UserError("timelines are measured in runs of one process only, and this one has several")
         self._engine = engine
         graph = engine.executor.training_schedule.op_graph
         self._schedule = build_schedule(engine.plan, engine.graph, graph.trained_stages, graph.shares)
@@ -54,11 +57,9 @@ class StepRecorder:
             yield self._recorder
 
     def timeline(self) -> Timeline:
-        """The step that was recorded, the same on all processes, which call this together."""
+        """The step that was recorded."""
         assert self._recorder is not None
         times = _by_replica(self._schedule.ops, self._devices, self._recorder)
-        if jax.process_count() > 1:
-            times = _merge(multihost_utils.process_allgather(times), self._schedule.ops.index(NORM))
         counts = [replica_count(self._devices, op) for op in self._schedule.ops]
         launched, finished = (
             {
@@ -78,7 +79,7 @@ class StepRecorder:
 def _by_replica(
     ops: tuple[PipelineOp, ...], devices: Mapping[StageId, Int[np.ndarray, "_ _"]], recorder: OpRecorder
 ) -> Float[np.ndarray, "2 n i"]:
-    """When this process launched each op and each replica had finished it; NaN for what other processes know."""
+    """When each op was launched and each replica had finished it; NaN where a replica has nothing to do for it."""
     times = np.full((2, len(ops), max(replica_count(devices, op) for op in ops)), np.nan)
     for number, op in enumerate(ops):
         finished = recorder.finished.get(op, {})
@@ -94,14 +95,3 @@ def _replicas(op: PipelineOp, devices: Mapping[StageId, Int[np.ndarray, "_ _"]])
     if op.kind == "norm":
         return [sorted({device for table in devices.values() for device in table.ravel().tolist()})]
     return devices[op.target_id if op.kind in TRANSFERS else op.stage_id].tolist()
-
-
-def _merge(by_process: Float[np.ndarray, "_ 2 n i"], norm: int) -> Float[np.ndarray, "2 n i"]:
-    """The times of all processes on the clock of the first.
-
-    The clocks of hosts differ, and so do the moments at which processes begin the step. All devices end the norm of the
-    gradients together, so each process's times are moved by what it saw that end later than the first process.
-    """
-    ends = by_process[:, _FINISHED, norm, 0]
-    aligned = by_process - (ends - ends[0])[:, None, None, None]
-    return np.fmax.reduce(aligned, axis=0)

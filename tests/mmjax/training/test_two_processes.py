@@ -5,7 +5,6 @@ import pickle
 import numpy as np
 import pytest
 
-from sharding.simulation.timeline_json import read_timeline
 from tests.mmjax.training import short_runs as runs
 from tests.sharding.runtime.processes import run_cluster
 
@@ -30,12 +29,6 @@ def test_two_processes_train_save_and_restore_as_one_does(tmp_path):
     assert saved.keys() == after_two.keys()
     for name, array in saved.items():
         np.testing.assert_allclose(array, after_two[name], rtol=1e-5, atol=1e-7, err_msg=name)
-    # One timeline of all devices, the same in both processes.
-    assert zero["timeline"] == one["timeline"]
-    timeline = read_timeline(zero["timeline"])
-    assert {span.op for span in timeline.spans} == set(timeline.op_graph.dependencies) and timeline.rendezvous
-    assert all(timeline.busy_by_unit.values())
-
     # Every value came from a file: vision's are now placed on the other process.
     vision = [name for name in saved if "vision/blocks" in name]
     assert vision and all(name in zero["saved"] and name not in zero["restored"] for name in vision)
