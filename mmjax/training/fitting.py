@@ -17,10 +17,9 @@ from mmjax.training.evaluation import AnswerScore
 from mmjax.training.metrics.activity import COMPILING
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import ProgressDisplay
-from mmjax.training.metrics.step_report import TokenCounts, make_step_report, sum_counts
+from mmjax.training.metrics.step_report import StepReport, TokenCounts, make_step_report, sum_counts
 from mmjax.training.metrics.step_timeline_file import write_step_timeline
 from mmjax.training.metrics.step_timer import StepTimer, StepTimes
-from mmjax.training.metrics.step_window import StepWindow
 from mmjax.training.stop_signals import StoppedBeforeFirstStepError, StopSignals
 
 if TYPE_CHECKING:  # it imports this file
@@ -43,7 +42,7 @@ class TrainResult:
         seconds: Wall time, with compilation, evaluations and checkpoints.
         compile_seconds: The part of it before the first step, which is nearly all compilation.
         step_seconds: The part of it that the steps took.
-        losses: By name: means over the last window of steps that was reported.
+        losses: By name: means over the last window of steps; it ends early if the run was interrupted.
         score: On the split `test`; None if the run was interrupted or the data set has no questions.
         counts: Real tokens (patches, frames, images) and capacity of each module, over this call's steps.
         stopped_by: What interrupted it, `Ctrl-C` or `SIGTERM`; empty if it trained to its end.
@@ -85,7 +84,6 @@ class Fitting:
         self._compile_seconds = self._step_seconds = 0.0
         self._timer, self._in_flight = StepTimer(), collections.deque["DispatchedStep"]()
         self._times: dict[int, StepTimes] = {}  # of windows whose last step is dispatched, but not yet finished
-        self._window = StepWindow(trainer.config.model.backbone.name)  # steps finished since the last report
         self._counts: TokenCounts = {}  # of all finished steps
         self._losses: dict[str, float] = {}
         self._score: AnswerScore | None = None
@@ -124,13 +122,15 @@ class Fitting:
             step = trainer.steps_done
             if step % config.log_interval == 0 and step < config.steps:
                 self._times[step] = self._timer.take_window()
-            if step % config.checkpoint_interval == 0 and step < config.steps:
-                self._save()
+            # A run that resumes does not evaluate at its checkpoint, so the checkpoint comes after the evaluation.
             if config.evaluation_interval and step % config.evaluation_interval == 0 and step < config.steps:
                 self._evaluate()
+            if step % config.checkpoint_interval == 0 and step < config.steps:
+                self._save()
         self._save()
-        if self._window.steps:  # the run was stopped between two reports
-            self._report(trainer.steps_done)
+        if trainer.window.steps and trainer.steps_done > self._first_step:
+            # The run was stopped between two reports. The checkpoint has the window, so no metrics are written of it.
+            self._show(self._make_report(trainer.steps_done))
         if trainer.checkpoints:
             trainer.checkpoints.wait()
         if trainer.steps_done == config.steps:
@@ -160,7 +160,7 @@ class Fitting:
             dispatched = self._in_flight.popleft()
             with self._timer.part("device"):
                 result = self._trainer.finish_step(dispatched)
-            self._window.add(result.losses, result.gradient_norm, dispatched.batch)
+            self._counts = sum_counts([self._counts, dispatched.batch.counts])
             if result.step % config.log_interval == 0 or result.step == config.steps:
                 self._report(result.step)
 
@@ -182,13 +182,26 @@ class Fitting:
 
     def _report(self, step: int) -> None:
         """Shows and keeps the window of steps that ends with this one, and starts the next."""
-        trainer, window = self._trainer, self._window
-        counts, times = window.counts, self._times.pop(step, None) or self._timer.take_window()
-        report = make_step_report(
+        report = self._make_report(step)
+        self._show(report)
+        self._metrics.write(step, report.scalars())
+        self._trainer.window.clear()
+
+    def _show(self, report: StepReport) -> None:
+        self._progress.update(report)
+        self._step_seconds += report.times.steps * report.times.wall
+        self._losses = dict(report.losses)
+
+    def _make_report(self, step: int) -> StepReport:
+        """The report of the window of steps that ends with this one."""
+        trainer, window = self._trainer, self._trainer.window
+        counts = window.counts
+        return make_step_report(
             step,
             window.losses,
-            times,
+            self._times.pop(step, None) or self._timer.take_window(),
             counts,
+            window.steps,
             trainer.full_batch_flops,
             [device.device_kind for device in trainer.engine.plan_devices],
             trainer.config.model.backbone.name,
@@ -199,8 +212,3 @@ class Fitting:
                 **trainer.engine.part_optimizers.learning_rates(step - 1),
             },
         )
-        self._progress.update(report)
-        self._metrics.write(report.step, report.scalars())
-        self._step_seconds += times.steps * times.wall
-        self._losses, self._counts = window.losses, sum_counts([self._counts, counts])
-        self._window = StepWindow(trainer.config.model.backbone.name)

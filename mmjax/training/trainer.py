@@ -32,6 +32,7 @@ from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.parameters import flat_parameters
 from mmjax.training.metrics.progress import NullProgress, ProgressDisplay, make_progress
 from mmjax.training.metrics.step_timer import StepTimer
+from mmjax.training.metrics.step_window import StepWindow
 from mmjax.training.metrics.writers import NullWriter, open_metrics_writer
 from mmjax.training.workdir_lock import locked_workdir
 from mmjax.weights.initialization import parameter_initializer
@@ -98,6 +99,7 @@ class Trainer:
         engine: The model on the plan.
         batches: The iterator of global batches.
         steps_done: Steps that the current state has behind it.
+        window: Those of them that no report has yet.
         checkpoints: The checkpoints in the workdir; None without one.
         full_batch_flops: Model FLOPs of each module for one full global batch.
 
@@ -157,13 +159,14 @@ class Trainer:
                     remove_refusal_lists(lists)
             self.batches.list_refused_in(self._refused_folder)
         self.checkpoints = folder and CheckpointManager(folder, config.model, config.max_checkpoints_to_keep)
-        self.steps_done = 0
+        self.steps_done, self.window = 0, StepWindow(config.model.backbone.name)
         self._communication_checked = self._evaluation_compiled = False
         self._state: TrainState | None = None
         self._peeked: tuple[GlobalBatch, dict[str, Any]] | None = None
         if self.checkpoints and resume:
-            self._state, data_state, self.steps_done = self.checkpoints.restore(self.engine)
-            self.batches.set_state(data_state)
+            self._state, host_state, self.steps_done = self.checkpoints.restore(self.engine)
+            self.batches.set_state(host_state["data"])
+            self.window.set_state(host_state["window"])
             if self.steps_done > config.steps:
                 raise UserError(
                     f"TrainConfig.steps is {config.steps}, and {self.steps_done} steps are done in {workdir}; "
@@ -214,7 +217,7 @@ class Trainer:
         """
         if self.checkpoints is None:
             raise UserError("this trainer has no workdir to save to; pass workdir=...")
-        self.checkpoints.save(self.steps_done, self.engine, self.state, self._data_state())
+        self._save(self.steps_done, self._data_state())
 
     def close(self) -> None:
         """Ends the data pipeline's threads and the writing of checkpoints, and gives the workdir back."""
@@ -322,6 +325,12 @@ class Trainer:
             self._peeked = next(self.batches), data_state
         return self._peeked
 
+    def _save(self, steps_done: int, data_state: dict[str, Any]) -> None:
+        """Saves the state after so many steps, which are all finished."""
+        assert self.checkpoints is not None
+        host_state = {"data": data_state, "window": self.window.get_state()}
+        self.checkpoints.save(steps_done, self.engine, self.state, host_state)
+
     def _data_state(self) -> dict[str, Any]:
         """The data state from which the next batch is the next."""
         return self._peeked[1] if self._peeked else self.batches.get_state()
@@ -345,10 +354,11 @@ class Trainer:
         summary = dispatched.summary
         losses, gradient_norm = self.engine.losses_by_name(summary), float(summary.gradient_norm)
         if float(summary.all_finite) > 0:
+            self.window.add(losses, gradient_norm, dispatched.batch)
             return StepResult(step=dispatched.step, losses=losses, gradient_norm=gradient_norm)
         steps_before, saved = dispatched.step - 1, ""
         if self.checkpoints:
-            self.checkpoints.save(steps_before, self.engine, self.state, dispatched.data_state)
+            self._save(steps_before, dispatched.data_state)
             self.checkpoints.wait()
             saved = f", and the state after step {steps_before} is saved"
         samples = sorted({int(sample) for sample in dispatched.batch.sample_ids.flat if sample >= 0})

@@ -1,8 +1,9 @@
 """Checkpoints of a training run, saved while it goes on, that any plan of the same model can restore.
 
-A checkpoint is a folder named after its step. It has `parameters` and `optimizer` by module, piece and layer, `data`
-(the state of the data pipeline), `model` (the model's configuration, what trained and by which algorithm), and a list
-of these files with sizes and checksums. It is written under another name and renamed when it is whole.
+A checkpoint is a folder named after its step. It has `parameters` and `optimizer` by module, piece and layer, `host`
+(the state of the data pipeline and of the metrics), `model` (the model's configuration, what trained and by which
+algorithm), and a list of these files with sizes and checksums. It is written under another name and renamed when it is
+whole.
 """
 
 import functools
@@ -69,7 +70,7 @@ class CheckpointManager:
 
     # ------------------------------------------------------------------ saving
 
-    def save(self, step: int, engine: Engine, state: TrainState, data_state: dict[str, Any]) -> None:
+    def save(self, step: int, engine: Engine, state: TrainState, host_state: dict[str, Any]) -> None:
         """Starts to save the state after `step` steps, and returns when it has been copied to the host.
 
         The next step, which donates the state, may then be dispatched at once; the files are written in the
@@ -81,7 +82,7 @@ class CheckpointManager:
             step: Number of updates that made the state.
             engine: The engine that made the state.
             state: The state to save. Steps that are not finite leave it unchanged, so it is finite.
-            data_state: State of the data pipeline after as many batches, a small JSON value.
+            host_state: What the host knows after as many steps: a small JSON value.
         """
         if step == self._newest_saved:
             return
@@ -93,7 +94,7 @@ class CheckpointManager:
             "optimizer": _algorithm(engine),
         }
         self._writer.save_checkpointables_async(
-            step, {**arrays_to_save(engine, state), "data": data_state, "model": about}, force=True
+            step, {**arrays_to_save(engine, state), "host": host_state, "model": about}, force=True
         )
         self._newest_saved = step
 
@@ -152,7 +153,7 @@ class CheckpointManager:
             step: Restore this step's checkpoint and no other.
 
         Returns:
-            The training state, the state of the data pipeline, and the number of steps done.
+            The training state, the state on the host, and the number of steps done.
 
         Raises:
             UserError: There is no checkpoint, none that can be read, or it is another model's or another optimizer's.
@@ -161,7 +162,7 @@ class CheckpointManager:
         path = newest_whole(self._directory, step, damage_found_by_any_process)
         loaded = self._read(engine, path)
         done = self._continued = self._newest_saved = int(path.name)
-        return state_from_arrays(engine, loaded), loaded["data"], done
+        return state_from_arrays(engine, loaded), loaded["host"], done
 
     def restore_parameters(self, device: jax.Device) -> tuple[Tree, int]:
         """Restores the parameters of the newest checkpoint that can be read, on one device, whatever plan wrote it.
@@ -216,7 +217,7 @@ class CheckpointManager:
             )
         saved_keys, trained_keys = frozenset(about["trained"]), _trained_keys(engine)
         with _context(alone=True):
-            loaded = ocp.load_checkpointables(str(path), {**abstract_arrays_to_load(engine, saved_keys), "data": None})
+            loaded = ocp.load_checkpointables(str(path), {**abstract_arrays_to_load(engine, saved_keys), "host": None})
         for names, what in (
             (trained_keys - saved_keys, "starts fresh, as it has none of it"),
             (saved_keys - trained_keys, "is left out"),
@@ -243,7 +244,7 @@ def _add_file_list(directory: pathlib.Path) -> None:
 def _context(alone: bool = False) -> ocp.Context:
     """Orbax's options; `alone` for a call that each process makes on its own."""
     registry = ocp.handlers.local_registry()
-    for name in ("data", "model"):
+    for name in ("host", "model"):
         registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
     context = ocp.Context()
     context.checkpointables.registry = registry

@@ -33,9 +33,10 @@ def _parse(line: bytes, path: pathlib.Path, number: int) -> dict[str, Any]:
     return values
 
 
-def drop_later_metrics(workdir: pathlib.Path, step: int) -> None:
-    """Leaves in `metrics.jsonl` only the whole lines up to a step; the file is replaced at once, never half-written."""
+def drop_later_metrics(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
+    """Leaves in `metrics.jsonl` only the whole lines up to a step, and returns them; the file is replaced at once."""
     kept = [line for line in read_metrics(workdir) if line["step"] <= step]
     whole = workdir / f"{METRICS_FILE}.tmp"
     whole.write_text("".join(json.dumps(line) + "\n" for line in kept))
     whole.replace(workdir / METRICS_FILE)
+    return kept

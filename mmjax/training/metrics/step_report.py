@@ -65,6 +65,7 @@ def make_step_report(
     losses: Mapping[str, float],
     times: StepTimes,
     counts: TokenCounts,
+    steps: int,
     full_batch_flops: Mapping[str, float],
     device_kinds: Sequence[str],
     backbone: str,
@@ -75,8 +76,9 @@ def make_step_report(
     Args:
         step: Steps done when the window ended.
         losses: By name, means over the target tokens and target images of the window (`StepWindow`).
-        times: Of the window.
+        times: Of the window, or of its part since the run was resumed.
         counts: Summed over the window's batches (`sum_counts`).
+        steps: Steps of the window.
         full_batch_flops: Model FLOPs of each module for one full global batch; for MFU, its real share counts.
         device_kinds: Kinds of the devices allocated to the run.
         backbone: Name of the module whose real tokens give the throughput.
@@ -89,7 +91,7 @@ def make_step_report(
         step=step,
         losses=losses,
         times=times,
-        tokens_per_second=real_tokens / (times.wall * times.steps),
+        tokens_per_second=real_tokens / (times.wall * steps),
         padding=padding,
         mfu=model_flops_utilization(real_flops, times.wall, device_kinds),
         extra_scalars=extra_scalars or {},

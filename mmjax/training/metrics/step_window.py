@@ -1,6 +1,7 @@
 """The finished steps since the last report, and their means."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from data.packing.global_batch import GlobalBatch
 from mmjax.training.metrics.step_report import TokenCounts, sum_counts
@@ -12,6 +13,8 @@ class StepWindow:
     A step's loss is the mean over the items that it judges: target tokens of the backbone, target images of a
     generator. The mean over steps is weighted by the number of these items, so it is the mean over all items of the
     window; steps without such items do not count.
+
+    Its state is part of a checkpoint, so a run that resumes between two reports continues the window.
     """
 
     def __init__(self, backbone: str) -> None:
@@ -21,11 +24,32 @@ class StepWindow:
             backbone: Name of the backbone, whose loss is a mean over target tokens and not over all tokens.
         """
         self._backbone = backbone
+        self.clear()
+
+    def clear(self) -> None:
+        """Starts the next window."""
         self._loss_sums: dict[str, float] = {}
         self._loss_items: dict[str, int] = {}
         self._gradient_norm_sum = 0.0
         self.counts: TokenCounts = {}
         self.steps = 0
+
+    def get_state(self) -> dict[str, Any]:
+        """The sums, a small JSON value."""
+        return {
+            "loss_sums": dict(self._loss_sums),
+            "loss_items": dict(self._loss_items),
+            "gradient_norm_sum": self._gradient_norm_sum,
+            "counts": {module: list(counts) for module, counts in self.counts.items()},
+            "steps": self.steps,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues the window of a state."""
+        self._loss_sums, self._loss_items = dict(state["loss_sums"]), dict(state["loss_items"])
+        self._gradient_norm_sum = state["gradient_norm_sum"]
+        self.counts = {module: (real, capacity) for module, (real, capacity) in state["counts"].items()}
+        self.steps = state["steps"]
 
     def add(self, losses: Mapping[str, float], gradient_norm: float, batch: GlobalBatch) -> None:
         """Adds a finished step: its losses by name, the norm of its gradients, and its batch."""

@@ -32,12 +32,15 @@ class NullWriter(MetricsWriter):
 class FileWriter(MetricsWriter):
     """Writes `metrics.jsonl` and TensorBoard files into the workdir.
 
-    A run that resumes after step k drops what an earlier run wrote about later steps: it will write them again.
+    A run that resumes after step k drops what an earlier run wrote about later steps: it will write them again. What
+    was written about step k itself, such as its accuracy, is not written twice.
     """
 
     def __init__(self, start: RunStart) -> None:
         start.workdir.mkdir(parents=True, exist_ok=True)
-        drop_later_metrics(start.workdir, start.resumed_step)
+        kept = drop_later_metrics(start.workdir, start.resumed_step)
+        self._resumed_step = start.resumed_step
+        self._names_of_resumed_step = {name for line in kept if line["step"] == start.resumed_step for name in line}
         self._lines = (start.workdir / METRICS_FILE).open("a")
         self._events = tensorboardX.SummaryWriter(
             str(start.workdir / TENSORBOARD_FOLDER), purge_step=start.resumed_step + 1
@@ -45,6 +48,10 @@ class FileWriter(MetricsWriter):
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Appends one line `{"step": …, NAME: …}`; a NaN or an infinity, which JSON lacks, is null there."""
+        if step == self._resumed_step:
+            scalars = {name: value for name, value in scalars.items() if name not in self._names_of_resumed_step}
+            if not scalars:
+                return
         finite = {name: float(value) if math.isfinite(value) else None for name, value in scalars.items()}
         self._lines.write(json.dumps({"step": step, **finite}) + "\n")
         self._lines.flush()

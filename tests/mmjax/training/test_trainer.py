@@ -1,5 +1,6 @@
 """The loop: resuming, being told to stop, stopping at NaN, and what it refuses."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -168,6 +169,84 @@ def test_every_logged_step_is_written_once_and_its_losses_are_means_over_the_win
     batches.close()
 
 
+class Killed(BaseException):
+    """Ends a run where kill -9 would: nothing is saved, reported or closed after it."""
+
+
+class KilledTrainer(Trainer):
+    """A trainer that does something when it is about to dispatch the step after `at`."""
+
+    at, then = 0, staticmethod(lambda: None)
+
+    def dispatch_step(self, timer):
+        if self.steps_done == self.at:
+            self.then()
+        return super().dispatch_step(timer)
+
+
+def kill() -> None:
+    raise Killed
+
+
+TIMED = ("seconds/", "tokens_per_second", "mfu")
+
+
+def written(workdir) -> list[dict[str, float]]:
+    """The lines of metrics without what was measured by a clock."""
+    return [{n: v for n, v in line.items() if not n.startswith(TIMED)} for line in read_metrics(workdir)]
+
+
+def interrupted_config(**intervals: int) -> TrainConfig:
+    small = functools.partial(SmallVQA, images=8)  # evaluations are short
+    return dataclasses.replace(CONFIG, dataset=small, evaluation_interval=3, **intervals)
+
+
+@pytest.fixture(scope="module")
+def whole_lines(tmp_path_factory):
+    """By log interval, what an uninterrupted run writes; which checkpoints it has makes no difference."""
+    folders = {interval: tmp_path_factory.mktemp(f"every_{interval}") for interval in (2, 4)}
+    for interval, folder in folders.items():
+        run(folder, config=interrupted_config(log_interval=interval, checkpoint_interval=6))
+    return {interval: written(folder) for interval, folder in folders.items()}
+
+
+@pytest.mark.parametrize(
+    ("log_interval", "checkpoint_interval", "at", "then"),
+    [
+        pytest.param(2, 3, 5, kill, id="a line after the checkpoint has a step before it"),
+        pytest.param(4, 3, 5, kill, id="a line after the checkpoint has all steps before it"),
+        pytest.param(2, 2, 3, kill, id="checkpoints after lines"),
+        pytest.param(4, 6, 2, functools.partial(os.kill, os.getpid(), signal.SIGTERM), id="stopped by a signal"),
+    ],
+)
+def test_a_killed_and_resumed_run_writes_the_metrics_of_an_uninterrupted_one(
+    tmp_path, whole_lines, log_interval, checkpoint_interval, at, then
+):
+    config = interrupted_config(log_interval=log_interval, checkpoint_interval=checkpoint_interval)
+    trainer = KilledTrainer(config, PLAN, tmp_path)
+    trainer.at, trainer.then = at, then
+    metrics = open_metrics_writer(tmp_path)
+    with contextlib.closing(metrics):  # only after the resumed run
+        with contextlib.suppress(Killed):
+            trainer.fit(Recorder(), metrics)
+        assert trainer.steps_done < 6
+        trainer.close()  # a process that is killed gives the lock and its threads back too
+        run(tmp_path, resume=True, config=config)
+        lines = written(tmp_path)
+    assert lines == whole_lines[log_interval]
+    reported = [line["step"] for line in lines if "gradient_norm" in line]
+    assert reported == sorted({*range(log_interval, 7, log_interval), 6})
+    assert [line["step"] for line in lines if "accuracy" in line] == [3, 6]
+
+
+def test_a_run_that_was_killed_after_its_evaluation_does_not_write_it_twice(uninterrupted):
+    workdir, result, _ = uninterrupted
+    before = written(workdir)
+    again, reported = run(workdir, resume=True)
+    assert again.score == result.score and not reported
+    assert written(workdir) == before
+
+
 def test_single_steps_and_gradients_leave_the_sequence_of_batches_as_it_is(uninterrupted, capsys):
     _, _, losses = uninterrupted
     with Trainer(CONFIG, PLAN) as trainer:
@@ -258,12 +337,12 @@ def test_resuming_on_another_plan_gives_the_same_losses(uninterrupted, tmp_path)
 
 
 def test_nan_stops_with_step_and_samples_and_saves_the_state_before(tmp_path):
-    poisoned = dataclasses.replace(CONFIG, dataset=functools.partial(SmallVQA, poisoned=7), steps=40)
+    poisoned = dataclasses.replace(CONFIG, dataset=functools.partial(SmallVQA, poisoned=7), steps=40, log_interval=100)
     with pytest.raises(NonFiniteStepError, match=r"step (\d+): .*Its samples: \[.*\b7\b.*\]") as caught:
         run(tmp_path, config=poisoned)
     step = int(str(caught.value).split("step ")[1].split(":")[0])
     trainer = Trainer(dataclasses.replace(poisoned), PLAN, tmp_path, resume=True)
-    assert trainer.steps_done == step - 1
+    assert trainer.steps_done == step - 1 and trainer.window.steps == step - 1
     with pytest.raises(WorkdirInUseError, match="in use by this process: close its other Trainer"):
         Trainer(poisoned, PLAN, tmp_path, resume=True)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(trainer.state.master_weights))

@@ -163,7 +163,7 @@ def largest_file(checkpoint, part):
 DAMAGE = {
     "a truncated data file": (lambda path: truncate(largest_file(path, "optimizer/ocdbt.process_0")), "of .* bytes"),
     "truncated metadata": (lambda path: truncate(path / "parameters" / "_METADATA"), "parameters/_METADATA has"),
-    "a missing file": (lambda path: (path / "data" / "data.json").unlink(), "data/data.json is missing"),
+    "a missing file": (lambda path: (path / "host" / "host.json").unlink(), "host/host.json is missing"),
     "an empty folder": (lambda path: (shutil.rmtree(path), path.mkdir()), "half-written"),
     "a truncated list of files": (lambda path: truncate(path / FILE_LIST), "half-written"),
 }
@@ -183,7 +183,7 @@ def flip_bit(path):
 def test_a_flipped_bit_in_any_file_is_found_and_the_checkpoint_before_is_taken(copy, caplog):
     engine, newest = runs.engine("one"), copy / "4"
     files = sorted(file for file in newest.rglob("*") if file.is_file() and file.parent != newest)
-    assert {"parameters", "optimizer", "data", "model"} == {file.relative_to(newest).parts[0] for file in files}
+    assert {"parameters", "optimizer", "host", "model"} == {file.relative_to(newest).parts[0] for file in files}
     for file in files:
         flip_bit(file)
         damage = damage_found_by_any_process(newest)
@@ -217,7 +217,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(saved, copy, caplog, kind):
 
 
 def test_no_whole_checkpoint_is_an_error_that_says_why(copy):
-    truncate(copy / "2" / "data" / "data.json")
+    truncate(copy / "2" / "host" / "host.json")
     shutil.rmtree(copy / "4" / "model")
     with pytest.raises(UserError, match="(?s)no checkpoint is whole.*4 passed over.*model/.*2 passed over.*data.json"):
         CheckpointManager(copy, runs.MODEL).restore(runs.engine("spread"))

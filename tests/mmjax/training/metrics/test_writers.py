@@ -56,6 +56,22 @@ def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(tmp_path):
     ]
 
 
+def test_a_resumed_run_does_not_repeat_what_is_written_about_its_checkpoint(tmp_path):
+    first = open_metrics_writer(tmp_path)
+    first.write(3, {"loss": 3.0})
+    first.write(3, {"accuracy": 0.5})
+    first.close()
+    resumed = open_metrics_writer(tmp_path, resumed_step=3)
+    resumed.write(3, {"accuracy": 0.5})
+    resumed.write(3, {"accuracy": 0.5, "rouge": 0.25})
+    resumed.close()
+    assert read_metrics(tmp_path) == [
+        {"step": 3, "loss": 3.0},
+        {"step": 3, "accuracy": 0.5},
+        {"step": 3, "rouge": 0.25},
+    ]
+
+
 def test_numbers_that_are_not_finite_are_null_in_json(tmp_path):
     writer = open_metrics_writer(str(tmp_path))
     writer.write(1, {"loss": math.nan, "norm": math.inf, "rate": 0.5})
