@@ -78,11 +78,20 @@ def _prepare_check(arguments: ConvertArguments) -> cli.Work:
 
 
 def check(checkpoint: "PublishedCheckpoint", model: "ModelConfig", parts: "Sequence[str]") -> None:
-    """Compares a published checkpoint with the parts of a model."""
-    from mmjax.weights.compatibility import compatible_matches
+    """Compares a published checkpoint with the parts of a model, and prints all that does not fit."""
+    from mmjax.weights.compatibility import IncompatibleCheckpointError, compatible_matches
 
     for part in parts:
-        tensors = sum(len(match.tensor_names) for match in compatible_matches(checkpoint, model, part))
+        try:
+            matches = compatible_matches(checkpoint, model, part)
+        except IncompatibleCheckpointError as error:
+            if len(error.problems) < 2:
+                raise
+            print(*error.problems, sep="\n")
+            raise cli.UserError(
+                f"{checkpoint.folder.path} does not fit {part!r}; the {len(error.problems)} problems are listed above"
+            ) from error
+        tensors = sum(len(match.tensor_names) for match in matches)
         print(
             f"{checkpoint.folder.path} is a {checkpoint.architecture.name}; {tensors} tensors give {part} all that it "
             "needs"

@@ -1,6 +1,6 @@
 """Checks that a published checkpoint has what a model needs, before any tensor is read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
@@ -24,7 +24,15 @@ READABLE_DTYPES = ("F32", "F16", "BF16")
 
 
 class IncompatibleCheckpointError(UserError):
-    """A published checkpoint does not fit a model; the message lists all problems."""
+    """A published checkpoint does not fit a model; the message names the first problem.
+
+    Attributes:
+        problems: All that were found, a line each; empty if the checkpoint could not be compared at all.
+    """
+
+    def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
 
 
 def compatible_matches(checkpoint: PublishedCheckpoint, model: ModelConfig, part: str) -> tuple[TensorMatch, ...]:
@@ -37,7 +45,7 @@ def compatible_matches(checkpoint: PublishedCheckpoint, model: ModelConfig, part
 
     Raises:
         IncompatibleCheckpointError: The architectures differ, or tensors are missing, extra, or of another shape or
-            type. All problems are listed.
+            type.
     """
     path = checkpoint.folder.path
     module = module_of_part(model, part)
@@ -57,8 +65,13 @@ def compatible_matches(checkpoint: PublishedCheckpoint, model: ModelConfig, part
     problems += tensor_problems(checkpoint, matches, parameter_shapes(model))
     problems += _extra_tensors(checkpoint, all_matches, config)
     if problems:
-        lines = "\n".join(f"  {problem}" for problem in problems)
-        raise IncompatibleCheckpointError(f"{path} does not fit {part!r}; {len(problems)} problems:\n{lines}")
+        others = (
+            f"; {len(problems) - 1} more are listed by python -m mmjax.convert --folder={path} --part={part} with the "
+            "gin file of the model"
+        )
+        raise IncompatibleCheckpointError(
+            f"{path} does not fit {part!r}: {problems[0]}{others if problems[1:] else ''}", problems
+        )
     return matches
 
 

@@ -83,7 +83,8 @@ def run(capsys):
             cli.run(convert.COMMAND, arguments)
         said = capsys.readouterr()
         assert left.value.code == code, said
-        return said.err if code else said.out
+        assert said.err.count("\n") == bool(code), "an error is one line"
+        return said.out + said.err
 
     yield called
     gin.clear_config()
@@ -141,6 +142,11 @@ def test_a_checkpoint_that_lacks_tensors_is_refused_before_the_run(run, tmp_path
     path = write_llama(tmp_path / "llama", tensors, BACKBONE)
     said = run(f"--folder={path}", code=2)
     assert "missing: model.norm.weight, which is backbone/head/000/norm/scale" in said
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    path = write_llama(tmp_path / "other", tensors, BACKBONE)
+    listed = [line.partition(",")[0] for line in run(f"--folder={path}", code=2).splitlines()]
+    assert sorted(listed[:-1]) == ["missing: model.layers.1.mlp.up_proj.weight", "missing: model.norm.weight"]
+    assert listed[-1] == f"error: {path} does not fit 'backbone'; the 2 problems are listed above"
     assert dataclasses.asdict(open_checkpoint(path).config) == dataclasses.asdict(model(BACKBONE).backbone)
 
 

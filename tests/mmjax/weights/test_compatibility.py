@@ -17,9 +17,11 @@ from tests.mmjax.weights.llama_checkpoint import BACKBONE, model, random_tensors
 
 
 def refused(path, ours: ModelConfig | None = None, part: str = "backbone") -> str:
+    """The message, which is one line, and all problems."""
     with pytest.raises(IncompatibleCheckpointError) as found:
         compatible_matches(open_checkpoint(path), ours or model(), part)
-    return str(found.value)
+    assert "\n" not in str(found.value)
+    return "\n".join([str(found.value), *found.value.problems])
 
 
 def test_a_compatible_checkpoint_is_matched(tmp_path):
@@ -43,7 +45,7 @@ def test_all_problems_are_listed_with_tensor_and_parameter(tmp_path):
         "shape: model.layers.0.self_attn.k_proj.weight is [4, 16], and backbone/blocks/000/attention/key/kernel needs "
         "[8, 16]",
         "dtype: lm_head.weight, which is backbone/head/000/embedding, is I8",
-        "5 problems",
+        "4 more are listed by python -m mmjax.convert --folder=",
     ):
         assert line in said
 
