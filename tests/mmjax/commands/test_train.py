@@ -30,10 +30,27 @@ config.TrainConfig:
 """
 
 
+# Runs a module with a list of the files of a workdir that were opened or removed, in that order.
+LISTING_FILES = """
+import pathlib, runpy, sys
+workdir, module, *sys.argv[1:] = sys.argv[1:]
+def note(event, arguments):
+    if event in ("open", "os.remove") and isinstance(arguments[0], str) and arguments[0].startswith(workdir):
+        touched.append(pathlib.Path(arguments[0]).name)
+touched = []
+sys.addaudithook(note)
+try:
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+finally:
+    pathlib.Path(workdir + ".files").write_text(" ".join(touched))
+"""
+
+
 def train(workdir, *arguments: str, devices: int = 1) -> subprocess.CompletedProcess:
     gin = workdir.parent / "run.gin"
     gin.write_text(GIN)
-    command = [sys.executable, "-m", "mmjax.train", f"--gin_file={gin}", f"--workdir={workdir}", *arguments]
+    python = [sys.executable, "-c", LISTING_FILES, str(workdir)]
+    command = [*python, "mmjax.train", f"--gin_file={gin}", f"--workdir={workdir}", *arguments]
     flags = xla_flags(devices)
     return subprocess.run(
         command, env=os.environ | {"XLA_FLAGS": flags}, capture_output=True, text=True, timeout=300, check=False
@@ -54,6 +71,14 @@ def test_it_prints_devices_and_plan_then_progress_then_files(trained):
     assert places == sorted(places), done.stdout
     for name in ("summary.json", "metrics.jsonl", "tensorboard", "checkpoints", "operative.gin", "plan.json"):
         assert (workdir / name).exists(), name
+
+
+def test_the_lock_is_given_back_when_everything_is_written(trained):
+    workdir, _ = trained
+    files = (workdir.parent / "run.files").read_text().split()
+    lock = len(files) - 1 - files[::-1].index("run.lock")
+    assert not (workdir / "run.lock").exists()
+    assert {"summary.json", "report.html.tmp", "metrics.jsonl"} <= set(files[:lock]) and not files[lock + 1 :]
 
 
 def test_the_summary_holds_what_was_measured(trained):
