@@ -22,8 +22,7 @@ def main() -> NoReturn:
     names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
     name, *argv = sys.argv[1:] or ["--help"]
     if name == "--help":
-        print(_overview(program, names))
-        sys.exit(0)
+        sys.exit(cli.exit_code(lambda: print(_overview(program, names))))
     if name not in names:
         proposal = cli.nearest(name, names) or f"; {program} --help lists the commands"
         print(f"error: there is no command {name}{proposal}", file=sys.stderr)

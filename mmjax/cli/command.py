@@ -2,22 +2,18 @@
 
 import dataclasses
 import os
+import select
 import sys
 import typing
 from collections.abc import Callable, Sequence
 from typing import Generic
 
 from configs.errors import UserError
+from configs.exit_codes import INTERRUPTED, OUTPUT_CLOSED, USAGE_ERROR
 from mmjax.cli.distributed import ensure_cpu_devices, initialize_distributed
 from mmjax.cli.flags import Arguments, parse_flags
 from mmjax.cli.gin_errors import without_call_chain
 from sharding.runtime.compilation_cache import enable_compilation_cache
-
-USAGE_ERROR = 2
-"""Exit code after a `UserError`: a wrong flag, configuration or input."""
-
-INTERRUPTED = 130
-"""Exit code after ^C, as of a shell: 128 and the number of SIGINT."""
 
 Work = Callable[[], int | None]
 """What a command does after its checks: returns the exit code, or None for 0."""
@@ -70,17 +66,52 @@ def run(command: Command, argv: Sequence[str] | None = None, program: str = "") 
 
 
 def exit_code(work: Work) -> int:
-    """Does the work and returns the exit code; an error of the user, of a file, or ^C, is one line."""
+    """Does the work and returns the exit code; an error of the user, of a file, or Ctrl-C, is one line."""
     try:
-        return work() or 0
+        code = work() or 0
     except UserError as error:
         print(f"error: {without_call_chain(str(error))}", file=sys.stderr)
-        return USAGE_ERROR
+        code = USAGE_ERROR
+    except BrokenPipeError:
+        if not _is_output_closed():  # another pipe, such as one to a worker process
+            raise
+        code = OUTPUT_CLOSED
     except OSError as error:
         if error.filename is None:
             raise
         print(f"error: {os.fspath(error.filename)}: {error.strerror}", file=sys.stderr)
-        return USAGE_ERROR
+        code = USAGE_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        code = INTERRUPTED
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):  # so rich's console ends a program whose output is closed
+            code = OUTPUT_CLOSED
+        elif leaving.code:
+            raise
+        else:  # argparse, after `--help`
+            code = 0
+    closed = _flush_output()
+    return code or closed
+
+
+def _is_output_closed() -> bool:
+    """Whether standard output is a pipe that nobody reads any more."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+
+
+def _flush_output() -> int:
+    """Writes what is buffered for standard output; returns an exit code if nobody reads it any more, else 0.
+
+    The interpreter would do so when it exits, and print a traceback. As Python's documentation of SIGPIPE advises, its
+    attempt goes to the null device then.
+    """
+    try:
+        if sys.stdout is not None:  # it was not closed before the program started
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OUTPUT_CLOSED
+    return 0

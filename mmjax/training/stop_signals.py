@@ -12,8 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-EXIT_CODE_INTERRUPTED = 130
-"""Exit code of a process that Ctrl-C ended: 128 + SIGINT, as shells have it."""
+from configs.exit_codes import INTERRUPTED
 
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -102,6 +101,6 @@ def _answer_signals(read_end: int) -> None:
             interrupts += numbers[0] == signal.SIGINT
             if interrupts > 1:
                 os.write(sys.stderr.fileno(), f"{_SHOW_CURSOR * sys.stderr.isatty()}\nleft at once\n".encode())
-                os._exit(EXIT_CODE_INTERRUPTED)
+                os._exit(INTERRUPTED)
             if interrupts:
                 os.write(sys.stderr.fileno(), b"\nstopping after this step; Ctrl-C again leaves at once\n")

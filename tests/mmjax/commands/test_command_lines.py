@@ -1,10 +1,13 @@
 """Mistyped command lines of every command, through the real parsing and checking, up to where the work would start."""
 
 import importlib
+import os
 import pathlib
 import pkgutil
 import random
 import shlex
+import subprocess
+import sys
 
 import gin
 import pytest
@@ -230,3 +233,48 @@ def test_an_interrupted_command_says_so_in_one_line(capfd):
 
     assert cli.exit_code(interrupted) == 130
     assert capfd.readouterr().err == "interrupted\n"
+
+
+@pytest.fixture
+def closed_pipe():
+    """The end to write to of a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
+PRINTING_A_LOT = "from mmjax import cli; raise SystemExit(cli.exit_code(lambda: print('line\\n' * 100_000)))"
+MISTAKEN = """
+from mmjax import cli
+def work():
+    print("a line that fits into the buffer")
+    raise cli.UserError("wrong")
+raise SystemExit(cli.exit_code(work))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ending"),
+    [
+        pytest.param(("-m", "mmjax", "--help"), (141, ""), id="the list of commands"),
+        pytest.param(("-m", "mmjax.verify", "--help"), (141, ""), id="argparse"),
+        pytest.param(
+            ("-m", "mmjax.plan", "--gin_file=models/mllm_9b.gin", "--devices=24", "--policy=rigid"),
+            (141, ""),
+            id="rich",
+        ),
+        pytest.param(("-c", PRINTING_A_LOT), (141, ""), id="print"),
+        pytest.param(("-c", MISTAKEN), (2, "error: wrong\n"), id="a mistake"),
+    ],
+)
+def test_a_command_whose_output_is_closed_ends_silently(arguments, ending, closed_pipe):
+    environment = os.environ | {"PYTHONUNBUFFERED": ""}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=environment, stdout=closed_pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == ending
+
+
+def test_other_broken_pipes_are_no_silent_end(closed_pipe):
+    with pytest.raises(BrokenPipeError):
+        cli.exit_code(lambda: os.write(closed_pipe, b"to a worker") and None)

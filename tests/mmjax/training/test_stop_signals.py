@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from mmjax.training.stop_signals import EXIT_CODE_INTERRUPTED, StoppedBeforeFirstStepError, StopSignals
+from configs.exit_codes import INTERRUPTED
+from mmjax.training.stop_signals import StoppedBeforeFirstStepError, StopSignals
 
 COMPUTING = """
 import hashlib
@@ -28,7 +29,7 @@ def test_the_first_interrupt_is_answered_at_once_and_the_second_ends_the_process
             "stopping after this step; Ctrl-C again leaves at once\n",
         ]
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == EXIT_CODE_INTERRUPTED
+        assert process.wait(timeout=60) == INTERRUPTED
         assert process.stderr.read() == "\nleft at once\n"
 
 

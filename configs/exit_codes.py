@@ -1,0 +1,10 @@
+"""Exit codes that every command has (docs/commands.md); in the lowest import level, as training ends processes too."""
+
+USAGE_ERROR = 2
+"""After a `UserError`: a wrong flag, configuration or input."""
+
+INTERRUPTED = 130
+"""After Ctrl-C, as of a shell: 128 and the number of SIGINT."""
+
+OUTPUT_CLOSED = 141
+"""After what reads standard output has closed it, as of a shell: 128 and the number of SIGPIPE."""
