@@ -3,14 +3,10 @@
 import dataclasses
 from collections.abc import Mapping
 
-import jax
-
-from data.packing.pipeline import training_batches
 from mmjax.training.config import TrainConfig
-from mmjax.training.verification.comparison import LayoutReport, verify_layouts
-from mmjax.training.verification.layouts import NamedLayout, default_layouts
-from mmjax.training.verification.reference import run_reference
-from sharding.plans.plan import Plan, check_plan
+from mmjax.training.verification.comparison import LayoutReport
+from mmjax.training.verification.configured_run import layouts_to_verify, verify_run
+from sharding.plans.plan import Plan
 from sharding.specs.modules import module_graph
 
 
@@ -29,17 +25,7 @@ def verify(config: TrainConfig, plans: Mapping[str, Plan] | None = None, steps: 
         PlanError: A plan cannot hold the model or the batch.
     """
     model = dataclasses.replace(config.model, dtype="float32")
-    graph, rows, devices = module_graph(model), config.data.rows, jax.device_count()
-    if plans is None:
-        layouts, _ = default_layouts(graph, rows, devices)
-    else:
-        for plan in plans.values():
-            check_plan(plan, graph, rows, devices)
-        layouts = [NamedLayout(name, plan, config.transport) for name, plan in plans.items()]
-    batches = training_batches(config.data, model, config.dataset("train"))
-    try:
-        with jax.default_matmul_precision("highest"):
-            reference = run_reference(model, config.data, batches, steps, config.seed)
-            return list(verify_layouts(model, layouts, reference, config.seed))
-    finally:
-        batches.close()
+    layouts, _ = layouts_to_verify(
+        plans or {}, module_graph(model), config.data.rows, config.transport, with_defaults=plans is None
+    )
+    return list(verify_run(model, config.data, config.dataset("train"), layouts, steps=steps, seed=config.seed))

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
     from mmjax.training.config import TrainConfig
     from mmjax.training.verification.comparison import LayoutReport
-    from mmjax.training.verification.layouts import NamedLayout
     from sharding.plans.plan import Plan
-    from sharding.specs.modules import ModuleGraph
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,11 +53,7 @@ def prepare(arguments: VerifyArguments) -> cli.Work:
 
 def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, Plan]") -> int:
     """Returns 0 if all layouts agree with the reference, else 1."""
-    import jax
-
-    from data.packing.pipeline import training_batches
-    from mmjax.training.verification.comparison import verify_layouts
-    from mmjax.training.verification.reference import run_reference
+    from mmjax.training.verification.configured_run import layouts_to_verify, verify_run
     from mmjax.training.verification.shrink import shrink_data, shrink_model, shrink_plan
     from sharding.specs.modules import module_graph
 
@@ -70,17 +64,13 @@ def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, 
         model = shrink_model(model, dataset.tokenizer.vocabulary_size, tuple(plans.values()))
         plans = {name: shrink_plan(plan, large, module_graph(model)) for name, plan in plans.items()}
         data = shrink_data(data, model)
-    layouts = _layouts(
-        plans, module_graph(model), data.rows, jax.device_count(), config.transport, given=bool(arguments.plan)
+    layouts, refused = layouts_to_verify(
+        plans, module_graph(model), data.rows, config.transport, with_defaults=not arguments.plan
     )
-    batches = training_batches(data, model, dataset)
-    try:
-        with jax.default_matmul_precision("highest"):
-            reference = run_reference(model, data, batches, arguments.steps, config.seed)
-            reports = verify_layouts(model, layouts, reference, config.seed)
-            return _print_reports(reports, len(layouts), arguments.json)
-    finally:
-        batches.close()
+    for name, reason in refused.items():
+        print(f"left out: {name}: {reason}", file=sys.stderr)
+    reports = verify_run(model, data, dataset, layouts, steps=arguments.steps, seed=config.seed)
+    return _print_reports(reports, len(layouts), arguments.json)
 
 
 def _plan_files(arguments: VerifyArguments, config: "TrainConfig") -> "dict[str, str | pathlib.Path]":
@@ -90,28 +80,6 @@ def _plan_files(arguments: VerifyArguments, config: "TrainConfig") -> "dict[str,
     if arguments.plan:
         return {path: path for path in arguments.plan}
     return {config.plan: find_plan_file(config.plan)} if config.plan else {}
-
-
-def _layouts(
-    plans: "dict[str, Plan]", graph: "ModuleGraph", rows: int, devices: int, transport: str, given: bool
-) -> "list[NamedLayout]":
-    """The layouts of the plans and, unless `--plan` gave these, the default ones; prints those that are impossible."""
-    from mmjax.training.verification.layouts import NamedLayout, default_layouts
-    from sharding.plans.plan import check_plan
-    from sharding.plans.unit_plan import PlanError
-
-    layouts, refused = ([], {}) if given else default_layouts(graph, rows, devices)
-    for name, plan in plans.items():
-        try:
-            check_plan(plan, graph, rows, devices)
-            layouts.append(NamedLayout(name, plan, transport))
-        except PlanError as error:
-            if given:
-                raise PlanError(f"{name}: {error}") from error
-            refused[name] = str(error)
-    for kind, reason in refused.items():
-        print(f"left out: {kind}: {reason}", file=sys.stderr)
-    return layouts
 
 
 def _print_reports(reports: "Iterator[LayoutReport]", total: int, as_json: bool) -> int:

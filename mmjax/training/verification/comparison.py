@@ -21,7 +21,7 @@ from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
 from mmjax.training.verification.error_measures import gradient_errors, loss_errors
 from mmjax.training.verification.layouts import NamedLayout
-from mmjax.training.verification.reference import Reference, ReferenceStep, RoundingErrors
+from mmjax.training.verification.reference import MATMUL_PRECISION, Reference, ReferenceStep, RoundingErrors
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.runtime.executor import TrainState
 from sharding.trees import Tree
@@ -134,7 +134,7 @@ def verify_layouts(
         implementation = (
             use_attention_implementation(layout.attention) if layout.attention else contextlib.nullcontext()
         )
-        with implementation:
+        with jax.default_matmul_precision(MATMUL_PRECISION), implementation:
             settings = EngineSettings(seed=seed, transport=layout.transport)
             engine = Engine(config, layout.plan, reference.steps[0].batch.arrays, settings)
             modules = compare_with_reference(engine, reference)

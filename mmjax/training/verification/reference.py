@@ -33,6 +33,7 @@ LossesAndGradients = Callable[[Tree, Mapping[str, Any], jax.Array], tuple[dict[s
 
 INITIAL_NOISE = 0.05
 LEARNING_RATE = 1e-2
+MATMUL_PRECISION = "highest"  # that of the platform may be lower than float32
 PERTURBATIONS = 4
 
 

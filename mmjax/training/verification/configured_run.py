@@ -1,0 +1,73 @@
+"""Verification of a configured run: which layouts are compared, and their comparison with a reference on its data."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax
+
+from configs.architectures import ModelConfig
+from data.data_config import DataConfig
+from data.datasets.dataset import Dataset
+from data.packing.pipeline import training_batches
+from mmjax.training.verification.comparison import LayoutReport, verify_layouts
+from mmjax.training.verification.layouts import NamedLayout, default_layouts
+from mmjax.training.verification.reference import MATMUL_PRECISION, run_reference
+from sharding.plans.plan import Plan, check_plan
+from sharding.plans.unit_plan import PlanError
+from sharding.specs.modules import ModuleGraph
+
+
+def layouts_to_verify(
+    plans: Mapping[str, Plan], graph: ModuleGraph, rows: int, transport: str, *, with_defaults: bool
+) -> tuple[list[NamedLayout], dict[str, str]]:
+    """The layouts of plans, after those of `default_layouts` if they are wanted.
+
+    Args:
+        plans: Plans by name.
+        graph: The model's modules.
+        rows: Rows of a global batch.
+        transport: What sends the arrays of the plans' hops.
+        with_defaults: Whether the default layouts are compared too; a plan that is impossible is then left out.
+
+    Returns:
+        The layouts, and by name why others are impossible.
+
+    Raises:
+        PlanError: A plan is impossible, and there are no default layouts; names it.
+    """
+    devices = jax.device_count()
+    layouts, refused = default_layouts(graph, rows, devices) if with_defaults else ([], {})
+    for name, plan in plans.items():
+        try:
+            check_plan(plan, graph, rows, devices)
+            layouts.append(NamedLayout(name, plan, transport))
+        except PlanError as error:
+            if not with_defaults:
+                raise PlanError(f"{name}: {error}") from error
+            refused[name] = str(error)
+    return layouts, refused
+
+
+def verify_run(
+    model: ModelConfig, data: DataConfig, dataset: Dataset, layouts: Sequence[NamedLayout], *, steps: int, seed: int
+) -> Iterator[LayoutReport]:
+    """Runs the reference on the first batches of a run, and returns the comparisons with it, made one after another.
+
+    Args:
+        model: The model, in the precision to compute in.
+        data: How samples become batches.
+        dataset: The samples.
+        layouts: The layouts to compare.
+        steps: Steps; between them, training on one device moves the parameters.
+        seed: Seed of the initial values and of all randomness in the steps.
+
+    Raises:
+        PlanError: A plan cannot hold the model or the batch.
+        DataError: The data set does not fit the model or the data configuration.
+    """
+    batches = training_batches(data, model, dataset)
+    try:
+        with jax.default_matmul_precision(MATMUL_PRECISION):
+            reference = run_reference(model, data, batches, steps, seed)
+    finally:
+        batches.close()
+    return verify_layouts(model, layouts, reference, seed)
