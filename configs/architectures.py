@@ -3,6 +3,7 @@
 import dataclasses
 
 from configs.backbone import BackboneConfig
+from configs.checks import require_types
 from configs.encoders import AudioConfig, EncoderConfig, VisionConfig
 from configs.experts import ExpertsConfig
 from configs.generator import AutoencoderConfig, CosineSchedule, GeneratorConfig, ScaledLinearSchedule
@@ -46,6 +47,7 @@ class ModelConfig:
     lora: tuple[LoraConfig, ...] = ()
 
     def __post_init__(self) -> None:
+        require_types(self)
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"ModelConfig.dtype is {self.dtype!r}; choose one of {', '.join(DTYPE_BYTES)}")
         names = [module.name for module in (*self.encoders, self.backbone, *self.generators)]

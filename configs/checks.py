@@ -1,10 +1,16 @@
 """Checks that configurations share."""
 
 import collections.abc
+import dataclasses
+import functools
 import inspect
+import numbers
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, Literal
+
+from configs.errors import UserError
 
 
 def require_positive(config: object, *names: str) -> None:
@@ -43,6 +49,29 @@ def require_one_of(config: object, name: str, known: tuple[str, ...]) -> None:
         raise ValueError(f"{type(config).__name__}.{name} is {value!r}; choose from {', '.join(known)}")
 
 
+def require_types(config: Any) -> None:
+    """Raises UserError, naming the field, if a field of a dataclass has not the type of its annotation."""
+    annotations = annotations_of(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in annotations and not conforms(value, annotations[field.name]):
+            raise UserError(wrong_type(f"{type(config).__name__}.{field.name}", repr(value), annotations[field.name]))
+
+
+def wrong_type(name: str, shown: str, annotation: Any) -> str:
+    """The message for a parameter whose value, shown like this, has not the type of its annotation."""
+    return f"{name} is {shown}; it must be {describe_type(annotation)}"
+
+
+@functools.cache
+def annotations_of(function: Callable) -> dict[str, Any]:
+    """Annotations of a function's parameters, or of a class's constructor; empty where they cannot be read."""
+    try:
+        return typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    except (NameError, TypeError):  # a name that is imported for type checkers only
+        return {}
+
+
 def conforms(value: object, annotation: Any) -> bool:
     """Whether a value has the type of an annotation. Whole numbers are floats; booleans are no numbers.
 
@@ -53,10 +82,9 @@ def conforms(value: object, annotation: Any) -> bool:
         return any(conforms(value, each) for each in items)
     if origin is Literal:
         return value in items
-    if annotation in (int, float) and isinstance(value, bool):
-        return False
-    if annotation is float:
-        return isinstance(value, (int, float))
+    if annotation in (int, float):  # of NumPy too
+        number = numbers.Integral if annotation is int else numbers.Real
+        return isinstance(value, number) and not isinstance(value, bool)
     if annotation is None:
         return value is None
     kind = origin or annotation

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from configs.checks import require_positive
+from configs.checks import require_positive, require_types
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,7 @@ class ExpertsConfig:
     balance_weight: float = 0.01
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(self, "count", "top_k", "ffn")
         if self.top_k > self.count:
             raise ValueError(f"ExpertsConfig.top_k = {self.top_k} is more than count = {self.count}")

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from configs.checks import require_loss, require_one_of, require_positive
+from configs.checks import require_loss, require_one_of, require_positive, require_types
 
 PREDICTIONS = ("velocity", "epsilon")
 
@@ -31,6 +31,7 @@ class ScaledLinearSchedule:
     prediction: str = "velocity"
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(self, "timesteps")
         if not 0 < self.beta_start <= self.beta_end < 1:
             raise ValueError(
@@ -62,6 +63,7 @@ class AutoencoderConfig:
     scaling_factor: float = 0.18215
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(self, "latent_channels", "blocks", "groups")
         if not self.widths:
             raise ValueError("AutoencoderConfig.widths is empty; give at least one resolution")
@@ -133,6 +135,7 @@ class GeneratorConfig:
     loss: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(self, "channels", "patch", "blocks", "groups", "conditions", "condition_width")
         require_one_of(self, "second_attention", SECOND_ATTENTIONS)
         require_one_of(self, "pooled", POOLED)

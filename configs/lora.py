@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from configs.checks import require_positive
+from configs.checks import require_positive, require_types
 
 TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
 
@@ -25,6 +25,7 @@ class LoraConfig:
     targets: tuple[str, ...] = TARGETS
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(self, "rank")
         unknown = [name for name in self.targets if name not in TARGETS]
         if unknown or not self.targets:

@@ -5,6 +5,7 @@
 
 import dataclasses
 
+from configs.checks import require_types
 from configs.errors import UserError
 
 
@@ -41,6 +42,7 @@ class AdamW:
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
+        require_types(self)
         _require_range(self, 0, 1, "beta1", "beta2")
 
 
@@ -59,6 +61,7 @@ class Lion:
     beta2: float = 0.99
 
     def __post_init__(self) -> None:
+        require_types(self)
         _require_range(self, 0, 1, "beta1", "beta2")
 
 
@@ -75,6 +78,7 @@ class SGD:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
+        require_types(self)
         _require_range(self, 0, 1, "momentum")
 
 
@@ -93,6 +97,7 @@ class Adafactor:
     relative_step: bool = True
 
     def __post_init__(self) -> None:
+        require_types(self)
         _require_range(self, 0, 1, "decay_exponent")
         if self.clipping_threshold <= 0:
             raise UserError(f"Adafactor.clipping_threshold is {self.clipping_threshold}; it must be above 0")
@@ -120,6 +125,7 @@ class Muon:
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
+        require_types(self)
         _require_range(self, 0, 1, "momentum", "beta1", "beta2")
         _require_range(self, 1, float("inf"), "iterations")
 
@@ -142,6 +148,7 @@ class CosineDecay:
     final_fraction: float = 0.05
 
     def __post_init__(self) -> None:
+        require_types(self)
         _require_range(self, 0, 1, "final_fraction")
 
 
@@ -152,6 +159,7 @@ class LinearDecay:
     final_fraction: float = 0.0
 
     def __post_init__(self) -> None:
+        require_types(self)
         _require_range(self, 0, 1, "final_fraction")
 
 
@@ -162,6 +170,7 @@ class InverseSquareRootDecay:
     timescale: float = 10_000.0
 
     def __post_init__(self) -> None:
+        require_types(self)
         if self.timescale <= 0:
             raise UserError(f"InverseSquareRootDecay.timescale is {self.timescale}; it must be above 0")
 
@@ -182,6 +191,7 @@ class PartOptimizer:
     schedule: RateSchedule | None = None
 
     def __post_init__(self) -> None:
+        require_types(self)
         _require_rates(self)
 
 
@@ -211,6 +221,7 @@ class OptimizerConfig:
     parts: tuple[tuple[str, PartOptimizer], ...] = ()
 
     def __post_init__(self) -> None:
+        require_types(self)
         _require_rates(self)
         _require_range(self, 0, float("inf"), "max_grad_norm")
         _require_range(self, 0, 1, "warmup_fraction")

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from configs.checks import require_one_of, require_positive
+from configs.checks import require_one_of, require_positive, require_types
 from configs.transformer import ACTIVATIONS
 
 
@@ -19,6 +19,7 @@ class MLPProjectorConfig:
     activation: str = "gelu_tanh"
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_one_of(self, "activation", ACTIVATIONS)
 
 
@@ -36,6 +37,7 @@ class ResamplerConfig:
     heads: int = 8
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(self, "heads")
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from configs.checks import require_divides, require_one_of, require_positive
+from configs.checks import require_divides, require_one_of, require_positive, require_types
 
 NORMS = ("layernorm", "rmsnorm")
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu")
@@ -54,6 +54,7 @@ class TransformerConfig:
     inner_norms: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        require_types(self)
         require_positive(self, "width", "depth", "heads", "ffn")
         require_divides(self, "heads", "width")
         if self.kv_heads:

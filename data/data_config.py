@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Float
 
+from configs.checks import require_types
 from data.errors import DataError
 
 _NAMED_CAPACITIES = ("patches", "frames")  # of encoder inputs; others are in DataConfig.capacities
@@ -120,6 +121,7 @@ class DataConfig:
     prefetch: int = 2
 
     def __post_init__(self) -> None:
+        require_types(self)
         minima = {"rows": 1, "window": 1, "seed": 0, "workers": 0, "threads": 0, "prefetch": 0}
         for name, minimum in minima.items():
             if getattr(self, name) < minimum:

@@ -1,15 +1,14 @@
 """Refuses values of a gin configuration whose type is not that of the parameter, before anything is made of them."""
 
-import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gin
 import gin.config
 
-from configs.checks import conforms, describe_type
+from configs.checks import annotations_of, conforms, wrong_type
 
 MACRO = "gin.macro"
 
@@ -24,7 +23,7 @@ def refuse_wrong_types(config: Bindings) -> None:
         if selector == MACRO:
             continue
         configurable = gin.config._REGISTRY[selector]
-        annotations = _annotations(configurable.wrapped)
+        annotations = annotations_of(configurable.wrapped)
         for parameter, value in parameters.items():
             if parameter not in annotations:
                 continue
@@ -35,8 +34,7 @@ def refuse_wrong_types(config: Bindings) -> None:
             if not conforms(resolved, annotations[parameter]):
                 name = f"{scope}/{configurable.name}" if scope else configurable.name
                 shown = f"{resolved!r} (the macro {_macro_of(value)})" if _macro_of(value) else repr(value)
-                wanted = describe_type(annotations[parameter])
-                raise TypeError(f"{name}.{parameter} is {shown}; it must be {wanted}")
+                raise TypeError(wrong_type(f"{name}.{parameter}", shown, annotations[parameter]))
 
 
 class _UnknownTypeError(Exception):
@@ -68,12 +66,3 @@ def _resolve(value: Any, config: Bindings) -> Any:
     if not inspect.isclass(made) or made.__new__ is not object.__new__:
         raise _UnknownTypeError
     return object.__new__(made)
-
-
-@functools.cache
-def _annotations(function: Callable) -> dict[str, Any]:
-    """Annotations of a function's parameters, or of a class's constructor; empty where they cannot be read."""
-    try:
-        return typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
-    except (NameError, TypeError):  # a name that is imported for type checkers only
-        return {}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import configs
 from configs.architectures import ModelConfig
+from configs.checks import require_types
 from configs.errors import UserError
 from configs.optimizer import OptimizerConfig
 from data.data_config import DataConfig
@@ -79,6 +80,7 @@ class TrainConfig:
     writers: tuple[WriterFactory, ...] = ()
 
     def __post_init__(self) -> None:
+        require_types(self)
         for name in ("steps", "checkpoint_interval", "max_checkpoints_to_keep", "log_interval"):
             if getattr(self, name) < 1:
                 raise UserError(f"TrainConfig.{name} is {getattr(self, name)}; it must be at least 1")
