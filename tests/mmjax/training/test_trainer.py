@@ -178,10 +178,10 @@ class KilledTrainer(Trainer):
 
     at, then = 0, staticmethod(lambda: None)
 
-    def dispatch_step(self, timer):
+    def dispatch_step(self, *arguments):
         if self.steps_done == self.at:
             self.then()
-        return super().dispatch_step(timer)
+        return super().dispatch_step(*arguments)
 
 
 def kill() -> None:
