@@ -8,6 +8,7 @@ from tests.xla_flags import xla_flags
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = xla_flags(8)
 os.environ.setdefault("NPROC", "16")  # XLA's thread pool: fewer threads than participants hang in collectives
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # most programs run once; half the time to compile them
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 
 from jaxtyping import install_import_hook  # noqa: E402
@@ -16,9 +17,6 @@ install_import_hook(["mmjax", "sharding", "pallas_kernels", "data"], "beartype.b
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
-import pytest  # noqa: E402
-
-from tests.compilation import quick_compilation  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -26,10 +24,3 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # No test judges how long something takes, and neither does hypothesis: machines are slow and shared.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
-
-
-@pytest.fixture(scope="module")
-def compiled_quickly():
-    """For a whole file of tests whose programs run once: `pytestmark = pytest.mark.usefixtures("compiled_quickly")`."""
-    with quick_compilation():
-        yield

@@ -4,6 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import TypeCheckError
+
+from mmjax.models.layers.positions import image_grid_sizes, sinusoidal_positions_1d
+from sharding.plans.unit_plan import UnitPlan
 
 
 def test_eight_cpu_devices():
@@ -27,3 +31,15 @@ def test_programs_are_not_taken_from_a_cache_on_disk():
 def test_warnings_are_errors():
     with pytest.raises(RuntimeWarning):
         np.float32(1) / np.float32(0)
+
+
+def test_types_and_shapes_are_checked():
+    positions, segments = jnp.zeros((1, 4, 2), jnp.int32), jnp.ones((1, 4), jnp.int32)
+    assert image_grid_sizes(positions, segments).shape == (1, 4, 2)
+    for call in (
+        lambda: image_grid_sizes(positions, segments[:, :3]),  # dimensions of two arguments
+        lambda: sinusoidal_positions_1d(segments, 5),  # a result of four columns, whose name is an argument's value
+        lambda: UnitPlan("all", ("vision",), (0,), dp="2"),  # a field of a dataclass
+    ):
+        with pytest.raises(TypeCheckError):
+            call()

@@ -52,7 +52,6 @@ def test_the_command_simulates_a_plan_file_that_names_it(tmp_path):
     assert printed["plan"]["schedule"] == "eager_1f1b" and printed["step_seconds"] > 0
 
 
-@pytest.mark.usefixtures("compiled_quickly")
 def test_the_executor_runs_it_with_the_gradients_of_one_device(example):
     batch = tiny_batch(WITHOUT_GENERATOR)
     losses, gradients = reference(WITHOUT_GENERATOR)(noisy_parameters(WITHOUT_GENERATOR), batch)

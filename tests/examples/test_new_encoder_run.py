@@ -25,8 +25,6 @@ from sharding.plans.unit_plan import UnitPlan
 from tests.examples.loading import EXAMPLES, load_example
 from tests.producers import address_of, end
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 SMALL = ("DataConfig.rows = 4", "Recordings.count = 40", "SensorConfig.width = 16", "BackboneConfig.depth = 1")
 DATA_AND_PIPELINE = Plan(
     (

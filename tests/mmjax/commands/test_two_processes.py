@@ -28,8 +28,7 @@ config.TrainConfig:
 def start(folder: pathlib.Path, name: str, devices: int, **environment: str) -> subprocess.Popen:
     gin = folder / "run.gin"
     gin.write_text(GIN)
-    # most of the time would go into optimizing programs that run three times
-    variables = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} | environment
+    variables = os.environ | environment
     variables["XLA_FLAGS"] = xla_flags(devices)
     with (folder / f"{name}.log").open("w") as log:
         command = [sys.executable, "-m", "mmjax.train", f"--gin_file={gin}", f"--workdir={folder / name.split('-')[0]}"]

@@ -17,7 +17,6 @@ from mmjax.training.config import TrainConfig
 from mmjax.training.trainer import Trainer
 from sharding.plans.plan import single_device_plan
 from sharding.specs.modules import module_graph
-from tests.compilation import quick_compilation
 from tests.small_vqa import SmallVQA
 
 MODEL = ModelConfig(
@@ -35,7 +34,7 @@ CONFIG = TrainConfig(
 
 @pytest.fixture(scope="module")
 def trainer():
-    with quick_compilation(), Trainer(CONFIG, single_device_plan(module_graph(MODEL))) as trainer:
+    with Trainer(CONFIG, single_device_plan(module_graph(MODEL))) as trainer:
         yield trainer
 
 

@@ -19,7 +19,6 @@ from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
-from tests.compilation import quick_compilation
 from tests.data import mixed_sources
 
 MODEL = ModelConfig(
@@ -48,7 +47,7 @@ def source(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once_and_quickly():
+def compiled_once():
     @functools.cache
     def engine(model, plan, settings):
         return Engine(model, plan, engine.example, settings)
@@ -57,7 +56,7 @@ def compiled_once_and_quickly():
         engine.example = example
         return engine(model, plan, settings)
 
-    with quick_compilation(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer_module, "Engine", shared)
         yield
 

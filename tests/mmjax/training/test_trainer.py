@@ -31,7 +31,6 @@ from sharding.runtime import communication_check as rehearsal
 from sharding.runtime.hops import DevicePutHop
 from sharding.schedules.build import build_schedule
 from sharding.specs.modules import module_graph
-from tests.compilation import quick_compilation
 from tests.sharding.html.documents import parsed_page, words
 from tests.small_vqa import SmallVQA
 
@@ -77,8 +76,8 @@ def shared_engine(model, plan, settings):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once_and_quickly():
-    with quick_compilation(), pytest.MonkeyPatch.context() as patch:
+def compiled_once():
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             trainer_module, "Engine", lambda model, plan, example, settings: shared_engine(model, plan, settings)
         )

@@ -3,12 +3,9 @@
 import pickle
 
 import numpy as np
-import pytest
 
 from tests.mmjax.training import short_runs as runs
 from tests.sharding.runtime.processes import run_cluster
-
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 def test_two_processes_train_save_and_restore_as_one_does(tmp_path):

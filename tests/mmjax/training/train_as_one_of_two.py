@@ -11,7 +11,6 @@ import sys
 import jax
 
 from mmjax.training.checkpoints.manager import CheckpointManager
-from tests.compilation import quick_compilation
 from tests.mmjax.training import short_runs as runs
 
 
@@ -19,8 +18,7 @@ def main(rank: int, port: str, directory: pathlib.Path) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank)
     assert (len(jax.local_devices()), len(jax.devices())) == (4, 8)
-    with quick_compilation():
-        train(rank, directory)
+    train(rank, directory)
     jax.distributed.shutdown()
 
 

@@ -12,7 +12,6 @@ from mmjax.models.modalities.generator import ConditionedLatents, generator_modu
 from mmjax.models.modalities.losses import LossTerms
 from mmjax.models.structure.parameters import init_layer_parameters, piece_definition
 from sharding.axes import Axes
-from tests.compilation import quick_compilation
 from tests.tiny_model import BACKBONE, GENERATOR, LATENT_GENERATOR, tiny_batch
 
 MODULE = generator_module(LATENT_GENERATOR, BACKBONE)
@@ -40,11 +39,10 @@ def test_pieces_are_projector_optional_autoencoder_and_unet():
 
 
 def test_latents_depend_on_their_image_and_sample_alone():
-    with quick_compilation():
-        images = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, (1, 3, 4, 4, 3)), jnp.float32)
-        first = encoded(images, jnp.array([[7, 8, 9]]))
-        moved = encoded(images[:, ::-1], jnp.array([[9, 8, 7]]))
-        other = encoded(images, jnp.array([[7, 8, 1]]))
+    images = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, (1, 3, 4, 4, 3)), jnp.float32)
+    first = encoded(images, jnp.array([[7, 8, 9]]))
+    moved = encoded(images[:, ::-1], jnp.array([[9, 8, 7]]))
+    other = encoded(images, jnp.array([[7, 8, 1]]))
     assert isinstance(first, ConditionedLatents) and first.latents.shape == (3, 2, 2, 2)
     np.testing.assert_array_equal(first.conditions, np.ones((1, 3, 1, 8)))
     np.testing.assert_allclose(moved.latents[::-1], first.latents, atol=1e-6)
@@ -103,10 +101,9 @@ def test_a_loss_gets_the_images_noise_and_scales_that_the_target_is_made_of():
     piece = generator_module(dataclasses.replace(GENERATOR, loss=loss), BACKBONE).pieces[-1]
     batch = tiny_batch(ModelConfig((), BACKBONE, (GENERATOR,)), rows=1)["generator"]
     batch = {name: jnp.asarray(array) for name, array in batch.items()} | {"seed_and_step": jnp.array([3, 5])}
-    with quick_compilation():
-        parameters = init_layer_parameters(0, generator_module(GENERATOR, BACKBONE), piece, 0)
-        run = jax.jit(lambda *operands: piece_definition(piece).apply(*operands, Axes()))
-        output = run(parameters, jnp.ones((1, 2, 2, 8)), batch)
+    parameters = init_layer_parameters(0, generator_module(GENERATOR, BACKBONE), piece, 0)
+    run = jax.jit(lambda *operands: piece_definition(piece).apply(*operands, Axes()))
+    output = run(parameters, jnp.ones((1, 2, 2, 8)), batch)
     weighted = jnp.sum(batch["weights"] * output.auxiliary_metrics["errors"])
     assert weighted > 0
     np.testing.assert_allclose(output.loss, 2 * weighted, rtol=1e-6)

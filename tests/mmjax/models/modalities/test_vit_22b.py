@@ -24,9 +24,6 @@ HEADS, HEAD_WIDTH = 3, 4
 SIZES = {"width": HEADS * HEAD_WIDTH, "depth": 2, "heads": HEADS, "ffn": 20, "patch": 4, "grid": 2}
 
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
-
 def part(name):
     cli.parse_gin(("models/parts/vision.gin",))
     with gin.config_scope(name):

@@ -38,8 +38,6 @@ from mmjax.training.engine.engine import Engine
 from tests.mmjax.training import short_runs as runs
 from tests.tiny_model import tiny_batch, tiny_model
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):

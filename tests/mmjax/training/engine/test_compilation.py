@@ -5,15 +5,12 @@ import contextlib
 
 import jax
 import numpy as np
-import pytest
 
 from mmjax.training.engine.compilation import compile_evaluation, compile_step
 from mmjax.training.engine.engine import Engine
 from sharding.runtime.communication_check import check_communication
 from tests.mmjax.training.engines import SETTINGS, STEP, TIED_EMBEDDINGS, TWO_UNITS
 from tests.tiny_model import tiny_batch
-
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 

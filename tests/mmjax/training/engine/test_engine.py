@@ -46,9 +46,6 @@ def check(engine):
     assert float(decision.all_finite) == 1
 
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
-
 @pytest.mark.parametrize(("microbatches", "recompute"), [(1, "none"), (2, "selective"), (4, "full")])
 def test_neither_accumulation_nor_recomputation_changes_a_gradient(microbatches, recompute):
     check(shared_engine(single_unit_plan(WITHOUT_GENERATOR, microbatches, recompute), WITHOUT_GENERATOR))

@@ -40,9 +40,6 @@ PLANS = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
-
 @pytest.mark.parametrize("name", PLANS)
 def test_losses_and_gradients_are_those_of_one_device(name):
     engine, batch = shared_engine(PLANS[name], CONFIG), tiny_batch(CONFIG)

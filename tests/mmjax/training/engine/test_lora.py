@@ -34,9 +34,6 @@ PLANS = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
-
 def training(plan: Plan, *trainable: str):
     return shared_engine(plan, CONFIG, dataclasses.replace(SETTINGS, trainable=trainable))
 

@@ -4,7 +4,6 @@ import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from configs.architectures import ModelConfig
 from mmjax.models.modalities.losses import LossTerms
@@ -14,8 +13,6 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import STEP, noisy_parameters, noisy_state, reference, shared_engine
 from tests.tiny_model import BACKBONE, tiny_batch
-
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 PLAN = Plan(
     (UnitPlan("backbone", ("backbone",), tuple(range(8)), dp=2, tp=2, layers=(1, 1), recompute=("none", "full")),), 2

@@ -21,8 +21,6 @@ from tests.mmjax.training.engines import (
 )
 from tests.tiny_model import tiny_batch
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 def on_host(tree):
     return jax.tree.map(np.array, tree)

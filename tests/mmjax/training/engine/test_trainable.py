@@ -41,9 +41,6 @@ APART = Plan(
 )
 
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
-
 def training(*trainable, plan=CHAIN, config=TINY) -> Engine:
     return shared_engine(plan, config, dataclasses.replace(SETTINGS, trainable=trainable))
 

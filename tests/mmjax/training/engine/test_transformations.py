@@ -35,8 +35,6 @@ from sharding.runtime.global_reduction import StepSummary
 from tests.mmjax.training.engines import noisy_state
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 STEPS = 10
 # Adafactor factors the second moments of matrices of 128 x 128 and more alone, so the backbone is wide.
 CONFIG = ModelConfig(

@@ -27,9 +27,6 @@ SETTINGS = EngineSettings(trainable=("backbone", "generator"))  # a frozen encod
 TRAINS = trained_parts(GRAPH, SETTINGS.trainable)
 
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
-
 @pytest.fixture(scope="module")
 def batch():
     batches = training_batches(DATA, MODEL, SmallVQA("train"))

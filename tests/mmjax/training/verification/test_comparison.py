@@ -51,9 +51,6 @@ PLAN = Plan(
 SEED = 5
 
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
-
 @functools.cache
 def batch_and_samples():
     batches = training_batches(DATA, MODEL, SmallVQA("train"))
