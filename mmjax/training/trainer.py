@@ -40,6 +40,7 @@ from sharding.plans.plan import Plan
 from sharding.runtime.communication_check import check_communication
 from sharding.runtime.executor import TrainState
 from sharding.runtime.global_reduction import StepSummary
+from sharding.runtime.process_barrier import wait_for_processes
 from sharding.simulation.timeline import Timeline
 from sharding.trees import Tree
 
@@ -192,6 +193,7 @@ class Trainer:
             CommunicationError: Two stages cannot exchange arrays; names them.
         """
         if not self._communication_checked:
+            wait_for_processes("the communication check")
             check_communication(self.engine.executor)
             self._communication_checked = True
         if self._state is None:
@@ -265,6 +267,7 @@ class Trainer:
         try:
             if not self._evaluation_compiled:
                 compile_evaluation(self.engine, functools.partial(show, COMPILING))
+                wait_for_processes("the evaluation")
                 self._evaluation_compiled = True
             return evaluate_answers(self.engine, self.state, batches, functools.partial(show, EVALUATING))
         finally:

@@ -1,8 +1,7 @@
 """A training state as the arrays of a checkpoint, `{module: {piece: {layer: ...}}}`, whatever the plan.
 
 Master weights and moments are arrays of one layer each, so nothing is taken apart and nothing is computed: a save takes
-the arrays as they are. Across processes it adds, on devices of another process, one buffer of zeros for each shape and
-dtype of a layer's shards (`_saveable`).
+the arrays as they are. A stage is on any devices of any processes; across processes each array is an `ArrayPart`.
 """
 
 import itertools
@@ -10,18 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding
 
-from configs.errors import UserError
+from mmjax.training.checkpoints.array_part import ArrayPart
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.executor import TrainState
 from sharding.trees import Tree
-
-MakeZeros = Callable[[jax.Device, tuple[int, ...], Any], jax.Array]
-"""`(device, shape, dtype) -> zeros`."""
 
 
 def abstract_masters(engine: Engine, stage_id: StageId) -> Tree:
@@ -58,64 +52,19 @@ def arrays_to_save(engine: Engine, state: TrainState) -> dict[str, Tree]:
             "parameters": trees_by_module(state.master_weights),
             "optimizer": trees_by_module(state.optimizer_state),
         }
-    buffers: dict[tuple[jax.Device, tuple[int, ...], Any], jax.Array] = {}
 
-    def make_zeros(device: jax.Device, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        key = (device, shape, dtype)
-        if key not in buffers:
-            buffers[key] = jax.device_put(np.zeros(shape, dtype), device)
-        return buffers[key]
-
-    def saveable(trees: Mapping[StageId, Tree], abstract: Callable[[Engine, StageId], Tree]) -> Tree:
+    def parts(trees: Mapping[StageId, Tree], abstract: Callable[[Engine, StageId], Tree]) -> Tree:
         by_stage = {}
         for stage_id in engine.stages:
             leaves, structure = jax.tree.flatten(abstract(engine, stage_id))
             arrays = structure.flatten_up_to(trees[stage_id]) if stage_id in trees else itertools.repeat(None)
-            by_stage[stage_id] = structure.unflatten(
-                [_saveable(leaf, array, make_zeros) for leaf, array in zip(leaves, arrays, strict=False)]
-            )
+            by_stage[stage_id] = structure.unflatten(list(map(ArrayPart, leaves, arrays)))
         return trees_by_module(by_stage)
 
     return {
-        "parameters": saveable(state.master_weights, abstract_masters),
-        "optimizer": saveable(state.optimizer_state, abstract_optimizer_state),
+        "parameters": parts(state.master_weights, abstract_masters),
+        "optimizer": parts(state.optimizer_state, abstract_optimizer_state),
     }
-
-
-def _saveable(abstract: jax.ShapeDtypeStruct, array: jax.Array | None, make_zeros: MakeZeros) -> jax.Array:
-    """An array as orbax saves it when there are several processes: it refuses one whose devices are all of one process.
-
-    Such an array becomes the first of two copies on a mesh that has devices of other processes too; the second copy
-    is zeros. Only the first is written, because replicas do not share the writing (`_context` in manager.py).
-
-    Args:
-        abstract: Shape, dtype and sharding.
-        array: The array, or None where this process has no part of it.
-        make_zeros: Makes the second copy.
-    """
-    sharding = abstract.sharding
-    assert isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
-    shards = {} if array is None else {shard.device: shard.data for shard in array.addressable_shards}
-    owners = {device.process_index for device in sharding.device_set}
-    if len(owners) == 1:
-        devices = sharding.mesh.devices
-        others = [device for device in jax.devices() if device.process_index not in owners][: devices.size]
-        if len(others) < devices.size:
-            raise UserError(
-                f"process {owners.pop()} alone holds a stage of {devices.size} devices, more than the {len(others)} of "
-                "all other processes, and its checkpoint needs as many there; spread the stage over processes"
-            )
-        copies = np.stack([devices, np.array(others).reshape(devices.shape)])
-        sharding = NamedSharding(Mesh(copies, ("copy", *sharding.mesh.axis_names)), sharding.spec)
-        shard_shape = sharding.shard_shape(abstract.shape)
-        shards |= {
-            device: make_zeros(device, shard_shape, abstract.dtype)
-            for device in others
-            if device.process_index == jax.process_index()
-        }
-    return jax.make_array_from_single_device_arrays(
-        abstract.shape, sharding, list(shards.values()), dtype=abstract.dtype
-    )
 
 
 def abstract_arrays_to_load(engine: Engine, saved_keys: frozenset[str]) -> dict[str, Tree]:

@@ -11,6 +11,7 @@ from jax.experimental import multihost_utils
 
 from configs.errors import UserError
 from mmjax.training.checkpoints.file_checksums import find_damage
+from sharding.runtime.process_barrier import wait_for_processes
 
 _LOG = logging.getLogger(__name__)
 
@@ -77,5 +78,6 @@ def damage_found_by_any_process(checkpoint: pathlib.Path) -> str | None:
     damage = find_damage(checkpoint, lambda name: zlib.crc32(name.encode()) % processes == process)
     if processes == 1:
         return damage
+    wait_for_processes("the choice of a checkpoint")
     found = multihost_utils.process_allgather(np.array(damage is not None))
     return damage or (f"damaged, as process {int(np.argmax(found))} reports" if np.any(found) else None)

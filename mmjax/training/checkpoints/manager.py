@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint import v1 as ocp
 
@@ -35,6 +34,7 @@ from mmjax.training.checkpoints.file_checksums import write_file_list
 from mmjax.training.checkpoints.model_identity import check_same_model, model_identity
 from mmjax.training.engine.engine import Engine
 from sharding.runtime.executor import TrainState
+from sharding.runtime.process_barrier import wait_for_processes
 from sharding.trees import Tree
 
 _LOG = logging.getLogger(__name__)
@@ -75,8 +75,7 @@ class CheckpointManager:
 
         The next step, which donates the state, may then be dispatched at once; the files are written in the
         background. Waits for an earlier save that is still being written. Layers are arrays of their own, so a save
-        takes no device memory; across processes it takes zeros of one layer's size (see `arrays_to_save`). Saving the
-        newest step again does nothing.
+        takes no device memory. Saving the newest step again does nothing.
 
         Args:
             step: Number of updates that made the state.
@@ -115,8 +114,7 @@ class CheckpointManager:
             for step in saved_steps(self._directory):
                 if self._continued is None or step > self._continued:
                     self._set_aside(step)
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("checkpoints set aside")
+        wait_for_processes("the first checkpoint")
         context = _context()
         # Process 0 reads all that was written for the checksums, and the other processes wait for it in the background.
         context.asynchronous.timeout_secs = SAVE_TIMEOUT
@@ -248,7 +246,7 @@ def _context(alone: bool = False) -> ocp.Context:
         registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
     context = ocp.Context()
     context.checkpointables.registry = registry
-    # Replicas that share the writing would write the zeros of `arrays_to_save` too (orbax 0.12.8).
+    # Replicas that share the writing would each need shards of every array (`ArrayPart`).
     context.array.saving.use_replica_parallel = False
     context.pytree.loading.partial_load = True
     if alone:

@@ -1,4 +1,4 @@
-"""One of two processes with four devices each that train together; run by test_processes.
+"""One of several processes that train together on eight of their devices; run by test_several_processes.
 
 It trains five steps on one plan, saving after two, restores that on another plan, and trains the three again. What it
 saw goes to a file: losses, and its part of the state when it was saved and when it was restored.
@@ -14,10 +14,10 @@ from mmjax.training.checkpoints.manager import CheckpointManager
 from tests.mmjax.training import short_runs as runs
 
 
-def main(rank: int, port: str, directory: pathlib.Path) -> None:
+def main(rank: int, port: str, processes: int, directory: pathlib.Path) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank)
-    assert (len(jax.local_devices()), len(jax.devices())) == (4, 8)
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=processes, process_id=rank)
+    assert jax.process_count() == processes
     train(rank, directory)
     jax.distributed.shutdown()
 
@@ -45,4 +45,4 @@ def train(rank: int, directory: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3]))
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), pathlib.Path(sys.argv[4]))

@@ -1,4 +1,7 @@
-"""`python -m mmjax.train` as a launcher starts it: two processes, the quickstart's model and plan, the same losses."""
+"""`python -m mmjax.train` as a launcher starts it: four processes, the quickstart's model and plan, the same losses.
+
+No stage of that plan has devices of all four.
+"""
 
 import os
 import pathlib
@@ -25,13 +28,14 @@ config.TrainConfig:
 """
 
 
-def start(folder: pathlib.Path, name: str, devices: int, **environment: str) -> subprocess.Popen:
+def start(folder: pathlib.Path, name: str, devices: int, *flags: str, **environment: str) -> subprocess.Popen:
     gin = folder / "run.gin"
     gin.write_text(GIN)
     variables = os.environ | environment
     variables["XLA_FLAGS"] = xla_flags(devices)
     with (folder / f"{name}.log").open("w") as log:
-        command = [sys.executable, "-m", "mmjax.train", f"--gin_file={gin}", f"--workdir={folder / name.split('-')[0]}"]
+        workdir = folder / name.split("-")[0]
+        command = [sys.executable, "-m", "mmjax.train", f"--gin_file={gin}", f"--workdir={workdir}", *flags]
         return subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT)
 
 
@@ -52,18 +56,20 @@ def losses(workdir: pathlib.Path) -> dict[int, dict[str, float]]:
     return {line["step"]: {k: line[k] for k in keys} for line in read_metrics(str(workdir)) if keys[0] in line}
 
 
-def test_two_processes_train_the_quickstart_to_the_losses_of_one(tmp_path):
+def test_four_processes_train_the_quickstart_to_the_losses_of_one_which_goes_on_from_there(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    coordinates = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
-    pair = {
-        f"two-{rank}": start(tmp_path, f"two-{rank}", 4, **coordinates, JAX_PROCESS_ID=str(rank)) for rank in (0, 1)
+    coordinates = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "4"}
+    processes = {
+        name: start(tmp_path, name, 2, "--steps=2", **coordinates, JAX_PROCESS_ID=name[-1])
+        for name in ("several-0", "several-1", "several-2", "several-3")
     }
-    finish(tmp_path, pair)
+    finish(tmp_path, processes)
+    finish(tmp_path, {"several": start(tmp_path, "several", 8, "--resume", "--steps=3")})
     finish(tmp_path, {"one": start(tmp_path, "one", 8)})
-    two, one = losses(tmp_path / "two"), losses(tmp_path / "one")
-    assert two and set(two) == set(one)
+    several, one = losses(tmp_path / "several"), losses(tmp_path / "one")
+    assert list(several) == list(one) == [1, 2, 3]
     for step, values in one.items():
         for name, value in values.items():
-            assert two[step][name] == pytest.approx(value, rel=1e-5), (step, name)
+            assert several[step][name] == pytest.approx(value, rel=1e-5), (step, name)

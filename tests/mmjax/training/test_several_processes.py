@@ -1,0 +1,52 @@
+"""Training, saving and restoring in real processes that form one cluster."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from mmjax.training.checkpoints.manager import CheckpointManager
+from tests.mmjax.training import short_runs as runs
+from tests.sharding.runtime.processes import run_cluster
+
+
+
+PROCESSES = 3
+
+
+def test_several_processes_train_save_and_restore_as_one_does(tmp_path):
+    # No stage has devices of all processes, some have devices of one alone, and one device has no stage.
+    run_cluster(
+        "tests.mmjax.training.train_as_one_of_several",
+        (3,) * PROCESSES,
+        str(PROCESSES),
+        str(tmp_path),
+        timeout=300,
+    )
+    ranks = [pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(PROCESSES)]
+
+    alone = runs.engine("spread")
+    state, first = runs.run(alone, alone.initial_state(), range(2))
+    after_two = runs.assembled(runs.local_arrays(state))
+    _, later = runs.run(alone, state, range(2, 5))
+    for seen in ranks:
+        np.testing.assert_allclose(seen["losses"], [*first, *later], rtol=1e-5)
+        np.testing.assert_allclose(seen["again"], later, rtol=1e-5)
+        assert seen["data"] == ({"batches": 2}, 2)
+
+    saved, restored = (runs.assembled(*(seen[when] for seen in ranks)) for when in ("saved", "restored"))
+    runs.assert_same(saved, restored)
+    assert saved.keys() == after_two.keys()
+    for name, array in saved.items():
+        np.testing.assert_allclose(array, after_two[name], rtol=1e-5, atol=1e-7, err_msg=name)
+    # Every value came from a file: vision's are now placed on another process.
+    vision = [name for name in saved if "vision/blocks" in name]
+    assert vision
+    assert all(name in ranks[0]["saved"] and name not in ranks[0]["restored"] for name in vision)
+
+    # One process goes on where several left off.
+    checkpoints = CheckpointManager(tmp_path / "checkpoints", runs.MODEL)
+    state, data, step = checkpoints.restore(alone)
+    assert (data, step) == ({"batches": 2}, 2)
+    runs.assert_same(saved, runs.assembled(runs.local_arrays(state)))
+    checkpoints.close()
