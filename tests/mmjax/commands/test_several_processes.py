@@ -16,6 +16,7 @@ from tests.xla_flags import xla_flags
 
 GIN = """
 from __gin__ import dynamic_registration
+from configs import optimizer
 from mmjax.training import config
 from tests import small_vqa
 include "quickstart.gin"
@@ -25,6 +26,9 @@ config.TrainConfig:
   log_interval = 1
   sample_questions = 0
   sample_images = 0
+optimizer.OptimizerConfig:
+  schedule = @optimizer.ConstantRate()  # does not depend on the number of steps
+  warmup_fraction = 0
 """
 
 
