@@ -3,13 +3,10 @@
 import pickle
 
 import numpy as np
-import pytest
 
 from mmjax.training.checkpoints.manager import CheckpointManager
 from tests.mmjax.training import short_runs as runs
 from tests.sharding.runtime.processes import run_cluster
-
-
 
 PROCESSES = 3
 

@@ -161,7 +161,7 @@ def largest_file(checkpoint, part):
 DAMAGE = {
     "a truncated data file": (lambda path: truncate(largest_file(path, "optimizer/ocdbt.process_0")), "of .* bytes"),
     "truncated metadata": (lambda path: truncate(path / "parameters" / "_METADATA"), "parameters/_METADATA has"),
-    "a missing file": (lambda path: (path / "host" / "host.json").unlink(), "host/host.json is missing"),
+    "a missing file": (lambda path: (path / "host" / "data.json").unlink(), "host/data.json is missing"),
     "an empty folder": (lambda path: (shutil.rmtree(path), path.mkdir()), "half-written"),
     "a truncated list of files": (lambda path: truncate(path / FILE_LIST), "half-written"),
 }
@@ -215,7 +215,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(saved, copy, caplog, kind):
 
 
 def test_no_whole_checkpoint_is_an_error_that_says_why(copy):
-    truncate(copy / "2" / "host" / "host.json")
+    truncate(copy / "2" / "host" / "data.json")
     shutil.rmtree(copy / "4" / "model")
     with pytest.raises(UserError, match="(?s)no checkpoint is whole.*4 passed over.*model/.*2 passed over.*data.json"):
         CheckpointManager(copy, runs.MODEL).restore(runs.engine("spread"))
