@@ -27,15 +27,20 @@ class RunArguments(GinArguments):
     plan: str | None = flag(
         None, "Plan file, auto to measure and plan, or nothing for one device (TrainConfig.plan).", metavar="FILE"
     )
-    seed: int | None = flag(None, "Seed of initial values and noise (TrainConfig.seed).", metavar="N", parse=integer(0))
+    seed: int | None = flag(
+        None,
+        "Seed of all randomness: initial values and noise (TrainConfig.seed), order of samples (DataConfig.seed).",
+        metavar="N",
+        parse=integer(0),
+    )
 
 
 PARAMETERS = {
-    "steps": "steps",
-    "batch_rows": "data.rows",
-    "learning_rate": "optimizer.learning_rate",
-    "plan": "plan",
-    "seed": "seed",
+    "steps": ("steps",),
+    "batch_rows": ("data.rows",),
+    "learning_rate": ("optimizer.learning_rate",),
+    "plan": ("plan",),
+    "seed": ("seed", "data.seed"),
 }
 """Where a `TrainConfig` has the value of a flag of `RunArguments`."""
 
@@ -71,7 +76,8 @@ def _configured_run(arguments: BindingArguments) -> "TrainConfig":
     from mmjax.training.config import TrainConfig
 
     if isinstance(arguments, RunArguments):
-        for name, path in PARAMETERS.items():
+        for name, paths in PARAMETERS.items():
             if getattr(arguments, name) is not None:
-                bind(TrainConfig, path, getattr(arguments, name))
+                for path in paths:
+                    bind(TrainConfig, path, getattr(arguments, name))
     return configured(TrainConfig)

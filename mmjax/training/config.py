@@ -34,7 +34,7 @@ class TrainConfig:
         plan: A plan file, from here or from the configs package; `auto` to measure and plan; empty for one device.
         require_plan: Whether fewer devices than the plan needs are an error; if not, the run uses one device.
         steps: Steps of the whole run.
-        seed: Seed of initial values, and of noise and diffusion times.
+        seed: Seed of initial values, and of noise and diffusion times; the order of samples has `DataConfig.seed`.
         pretrained_weights: What starts from published weights and not from the seed: pairs (part, folder), where a part
             is one that trains by name, such as `backbone`, or `model` for all that the folder has (docs/weights.md). A
             resumed run starts from its checkpoint instead.

@@ -48,10 +48,11 @@ def test_what_everybody_sets_has_a_flag_on_every_configuration(gin_file, tmp_pat
     flags = ["--steps=123", "--batch_rows", "24", "--learning_rate=0.5", "--plan=x.json", "--seed=9", "--gin.STEPS=7"]
     config = cli.training_config(command("train").parse([f"--gin_file={gin_file}", *flags]))
     assert (config.steps, config.data.rows, config.optimizer.learning_rate) == (123, 24, 0.5)
-    assert (config.plan, config.seed) == ("x.json", 9)
+    assert (config.plan, config.seed, config.data.seed) == ("x.json", 9, 9)
     cli.write_operative_config(str(tmp_path))
     again = cli.run_config(tmp_path, TrainArguments(seed=10))
-    assert (again.steps, again.data, again.optimizer, again.seed) == (123, config.data, config.optimizer, 10)
+    assert (again.steps, again.data.rows, again.optimizer) == (123, 24, config.optimizer)
+    assert (again.seed, again.data.seed) == (10, 10)
     assert cli.training_config(cli.GinArguments(gin_file=(gin_file,), gin=("STEPS = 7",))).steps == 7
     gin.clear_config()
 
