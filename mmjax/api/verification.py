@@ -1,6 +1,5 @@
 """Comparison of layouts with one device, for programs and notebooks."""
 
-import dataclasses
 from collections.abc import Mapping
 
 from mmjax.training.config import TrainConfig
@@ -11,21 +10,19 @@ from sharding.specs.modules import module_graph
 
 
 def verify(config: TrainConfig, plans: Mapping[str, Plan] | None = None, steps: int = 1) -> list[LayoutReport]:
-    """Compares losses and gradients on plans, in float32, with those of plain jax on one device.
+    """Compares losses and gradients on plans with those of plain jax on one device.
 
         reports = mmjax.verify(mmjax.load("tiny.gin"), {"mine": plan})
         assert all(report.ok for report in reports)
 
     Args:
-        config: The run: its model, data, seed and transport of hops.
+        config: The run: its model and precision, data, seed, parts that train, and transport of hops.
         plans: Plans by name; by default layouts of every kind that these devices and this model allow.
         steps: Steps; between them, training on one device moves the parameters.
 
     Raises:
         PlanError: A plan cannot hold the model or the batch.
     """
-    model = dataclasses.replace(config.model, dtype="float32")
-    layouts, _ = layouts_to_verify(
-        plans or {}, module_graph(model), config.data.rows, config.transport, with_defaults=plans is None
-    )
-    return list(verify_run(model, config.data, config.dataset("train"), layouts, steps=steps, seed=config.seed))
+    model, data, dataset = config.model, config.data, config.dataset("train")
+    layouts, _ = layouts_to_verify(plans or {}, module_graph(model), data.rows, with_defaults=plans is None)
+    return list(verify_run(model, data, dataset, layouts, config.engine_settings, steps))

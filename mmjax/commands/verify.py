@@ -31,8 +31,8 @@ class VerifyArguments(cli.GinArguments, cli.JsonArguments):
         repeatable=True,
     )
     dtype: str = cli.flag(
-        "float32",
-        "Compute precision, float32 or bfloat16, whose own rounding is tolerated.",
+        "",
+        "Compute precision, float32 or bfloat16; without the flag, the configuration's.",
         metavar="NAME",
         parse=cli.one_of("float32", "bfloat16"),
     )
@@ -57,19 +57,17 @@ def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, 
     from mmjax.training.verification.shrink import shrink_data, shrink_model, shrink_plan
     from sharding.specs.modules import module_graph
 
-    model, data = dataclasses.replace(config.model, dtype=arguments.dtype), config.data
+    model, data = dataclasses.replace(config.model, dtype=arguments.dtype or config.model.dtype), config.data
     dataset = config.dataset("train")
     if arguments.shrink:
         large = module_graph(model)
         model = shrink_model(model, dataset.tokenizer.vocabulary_size, tuple(plans.values()))
         plans = {name: shrink_plan(plan, large, module_graph(model)) for name, plan in plans.items()}
         data = shrink_data(data, model)
-    layouts, refused = layouts_to_verify(
-        plans, module_graph(model), data.rows, config.transport, with_defaults=not arguments.plan
-    )
+    layouts, refused = layouts_to_verify(plans, module_graph(model), data.rows, with_defaults=not arguments.plan)
     for name, reason in refused.items():
         print(f"left out: {name}: {reason}", file=sys.stderr)
-    reports = verify_run(model, data, dataset, layouts, steps=arguments.steps, seed=config.seed)
+    reports = verify_run(model, data, dataset, layouts, config.engine_settings, arguments.steps)
     return _print_reports(reports, len(layouts), arguments.json)
 
 

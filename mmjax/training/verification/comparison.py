@@ -6,7 +6,7 @@ and gradients are compared on the host in float64.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -62,11 +62,11 @@ class ModuleReport:
 
     Attributes:
         loss: Of its loss, or of the loss of its layers if that is worse; None if it has neither.
-        gradient: Of the parameter whose error is the largest relative to its tolerance.
+        gradient: Of the parameter whose error is the largest relative to its tolerance; None if the module is frozen.
     """
 
     loss: Difference | None
-    gradient: Difference
+    gradient: Difference | None
 
     @property
     def ok(self) -> bool:
@@ -75,12 +75,11 @@ class ModuleReport:
 
     def worse(self, other: "ModuleReport") -> "ModuleReport":
         """The worse loss and the worse gradient of two steps."""
-        losses = [loss for loss in (self.loss, other.loss) if loss]
-        return ModuleReport(_worst(losses), max(self.gradient, other.gradient, key=lambda gradient: gradient.excess))
+        return ModuleReport(_worst((self.loss, other.loss)), _worst((self.gradient, other.gradient)))
 
 
-def _worst(differences: Sequence[Difference]) -> Difference | None:
-    return max(differences, key=lambda difference: difference.excess, default=None)
+def _worst(differences: Iterable[Difference | None]) -> Difference | None:
+    return max(filter(None, differences), key=lambda difference: difference.excess, default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +104,9 @@ class LayoutReport:
         modules = {
             name: {
                 "loss": report.loss.error if report.loss else None,
-                "gradient": report.gradient.error,
-                "parameter": report.gradient.what,
-                "tolerance": report.gradient.tolerance,
+                "gradient": report.gradient.error if report.gradient else None,
+                "parameter": report.gradient.what if report.gradient else None,
+                "tolerance": report.gradient.tolerance if report.gradient else None,
                 "loss_tolerance": report.loss.tolerance if report.loss else None,
                 "ok": report.ok,
             }
@@ -117,7 +116,7 @@ class LayoutReport:
 
 
 def verify_layouts(
-    config: ModelConfig, layouts: Sequence[NamedLayout], reference: Reference, seed: int
+    config: ModelConfig, layouts: Sequence[NamedLayout], reference: Reference, settings: EngineSettings
 ) -> Iterator[LayoutReport]:
     """Compares layouts with a reference, one after another.
 
@@ -125,7 +124,7 @@ def verify_layouts(
         config: The model, in the precision whose rounding errors the reference has measured.
         layouts: The layouts to compare.
         reference: From `run_reference`.
-        seed: The seed that the reference was run with.
+        settings: The settings that the reference was run with; a layout can have a transport of its own.
 
     Raises:
         PlanError: A plan cannot hold this model or batch.
@@ -135,8 +134,8 @@ def verify_layouts(
             use_attention_implementation(layout.attention) if layout.attention else contextlib.nullcontext()
         )
         with jax.default_matmul_precision(MATMUL_PRECISION), implementation:
-            settings = EngineSettings(seed=seed, transport=layout.transport)
-            engine = Engine(config, layout.plan, reference.steps[0].batch.arrays, settings)
+            own_settings = dataclasses.replace(settings, transport=layout.transport or settings.transport)
+            engine = Engine(config, layout.plan, reference.steps[0].batch.arrays, own_settings)
             modules = compare_with_reference(engine, reference)
         yield LayoutReport(layout.name, modules)
 
@@ -173,14 +172,12 @@ def compare_step(
     reports = {}
     for module, errors in gradient_errors(gradients, step.gradients).items():
         module_rounding = rounding.gradients[module]
-        typical = float(np.median(list(module_rounding.values())))
+        typical = float(np.median(list(module_rounding.values()))) if module_rounding else 0.0
         differences = [
             Difference(error, GRADIENT_TOLERANCE + ROUNDING_FACTOR * max(module_rounding.get(path, 0.0), typical), path)
             for path, error in errors.items()
         ]
-        reports[module] = ModuleReport(
-            _worst(loss_differences.get(module, [])), max(differences, key=lambda difference: difference.excess)
-        )
+        reports[module] = ModuleReport(_worst(loss_differences.get(module, [])), _worst(differences))
     return reports
 
 
@@ -209,6 +206,10 @@ def _table(report: LayoutReport) -> Table:
     for name, module in report.modules.items():
         loss = "-" if module.loss is None else f"{module.loss.error:.1e}"
         verdict = "ok" if module.ok else "WRONG"
-        gradient = module.gradient
-        table.add_row(name, loss, f"{gradient.error:.1e}", f"{gradient.tolerance:.1e}", verdict, gradient.what)
+        gradient = (
+            ("-", "-")
+            if module.gradient is None
+            else (f"{module.gradient.error:.1e}", f"{module.gradient.tolerance:.1e}")
+        )
+        table.add_row(name, loss, *gradient, verdict, module.gradient.what if module.gradient else "frozen")
     return table

@@ -8,6 +8,7 @@ from configs.architectures import ModelConfig
 from data.data_config import DataConfig
 from data.datasets.dataset import Dataset
 from data.packing.pipeline import training_batches
+from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.verification.comparison import LayoutReport, verify_layouts
 from mmjax.training.verification.layouts import NamedLayout, default_layouts
 from mmjax.training.verification.reference import MATMUL_PRECISION, run_reference
@@ -17,7 +18,7 @@ from sharding.specs.modules import ModuleGraph
 
 
 def layouts_to_verify(
-    plans: Mapping[str, Plan], graph: ModuleGraph, rows: int, transport: str, *, with_defaults: bool
+    plans: Mapping[str, Plan], graph: ModuleGraph, rows: int, *, with_defaults: bool
 ) -> tuple[list[NamedLayout], dict[str, str]]:
     """The layouts of plans, after those of `default_layouts` if they are wanted.
 
@@ -25,7 +26,6 @@ def layouts_to_verify(
         plans: Plans by name.
         graph: The model's modules.
         rows: Rows of a global batch.
-        transport: What sends the arrays of the plans' hops.
         with_defaults: Whether the default layouts are compared too; a plan that is impossible is then left out.
 
     Returns:
@@ -39,7 +39,7 @@ def layouts_to_verify(
     for name, plan in plans.items():
         try:
             check_plan(plan, graph, rows, devices)
-            layouts.append(NamedLayout(name, plan, transport))
+            layouts.append(NamedLayout(name, plan))
         except PlanError as error:
             if not with_defaults:
                 raise PlanError(f"{name}: {error}") from error
@@ -48,7 +48,12 @@ def layouts_to_verify(
 
 
 def verify_run(
-    model: ModelConfig, data: DataConfig, dataset: Dataset, layouts: Sequence[NamedLayout], *, steps: int, seed: int
+    model: ModelConfig,
+    data: DataConfig,
+    dataset: Dataset,
+    layouts: Sequence[NamedLayout],
+    settings: EngineSettings,
+    steps: int,
 ) -> Iterator[LayoutReport]:
     """Runs the reference on the first batches of a run, and returns the comparisons with it, made one after another.
 
@@ -57,8 +62,8 @@ def verify_run(
         data: How samples become batches.
         dataset: The samples.
         layouts: The layouts to compare.
+        settings: The seed, which parts train, and the transport of layouts without one of their own.
         steps: Steps; between them, training on one device moves the parameters.
-        seed: Seed of the initial values and of all randomness in the steps.
 
     Raises:
         PlanError: A plan cannot hold the model or the batch.
@@ -67,7 +72,7 @@ def verify_run(
     batches = training_batches(data, model, dataset)
     try:
         with jax.default_matmul_precision(MATMUL_PRECISION):
-            reference = run_reference(model, data, batches, steps, seed)
+            reference = run_reference(model, data, batches, steps, settings)
     finally:
         batches.close()
-    return verify_layouts(model, layouts, reference, seed)
+    return verify_layouts(model, layouts, reference, settings)

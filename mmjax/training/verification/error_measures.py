@@ -26,13 +26,14 @@ def loss_errors(losses: Mapping[str, float], expected: Mapping[str, float]) -> d
 def gradient_errors(gradients: Tree, expected: Tree) -> ParameterErrors:
     """By module and parameter, `norm(g - e) / max(norm(e), 1e-3 rms(e of the module) sqrt(size))`.
 
-    A parameter that only one side has, or whose shape differs, has the error `LARGEST_ERROR`.
+    A parameter that only one side has, or whose shape differs, has the error `LARGEST_ERROR`. A module of which nothing
+    trains has no errors.
     """
     errors = {}
-    for module in expected:
-        actual_leaves, expected_leaves = _leaves(gradients.get(module, {})), _leaves(expected[module])
+    for module in dict.fromkeys((*expected, *gradients)):
+        actual_leaves, expected_leaves = _leaves(gradients.get(module, {})), _leaves(expected.get(module, {}))
         squares = sum(float(np.sum(np.square(leaf))) for leaf in expected_leaves.values())
-        rms = np.sqrt(squares / sum(leaf.size for leaf in expected_leaves.values()))
+        rms = np.sqrt(squares / max(1, sum(leaf.size for leaf in expected_leaves.values())))
         errors[module] = {
             path: _error(actual_leaves.get(path), expected_leaves.get(path), rms)
             for path in dict.fromkeys((*expected_leaves, *actual_leaves))

@@ -19,13 +19,13 @@ class NamedLayout:
     Attributes:
         name: Its parallelism in words, or the name of its plan file.
         plan: The placement of the modules.
-        transport: What sends the arrays of hops (`sharding.runtime.hops`).
+        transport: What sends the arrays of hops (`sharding.runtime.hops`); empty for the configuration's.
         attention: Implementation of `pallas_kernels.packed_attention`; empty for the one that suits shapes and devices.
     """
 
     name: str
     plan: Plan
-    transport: str = "auto"
+    transport: str = ""
     attention: str = ""
 
 
@@ -217,7 +217,7 @@ def _each_its_own(
     *choices: tuple[Sequence[Parallelism], int],
     schedule: str = "1f1b",
     together: bool = False,
-    transport: str = "auto",
+    transport: str = "",
     attention: str = "",
 ) -> LayoutKind:
     """Every module divided its own way; a choice is (encoder, backbone, generator) and the number of microbatches."""
@@ -227,7 +227,7 @@ def _each_its_own(
             words = [describe_parallelism(divisions, m)]
             words += [schedule] if schedule != "1f1b" else []
             words += ["sharing devices"] if together else []
-            words += [transport] if transport != "auto" else []
+            words += [transport] if transport else []
             words += [f"{attention} attention"] if attention else []
             name = ", ".join(words)
             yield lambda divisions=divisions, m=m, name=name: NamedLayout(

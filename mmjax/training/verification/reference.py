@@ -45,7 +45,7 @@ class ReferenceStep:
         batch: The packed batch.
         parameters: `{module: {piece: {layer: {...}}}}`, float32.
         losses: By name: of the modules that have a loss, and of layers that have their own.
-        gradients: Like the parameters.
+        gradients: Like the parameters, of the pieces that train.
     """
 
     batch: GlobalBatch
@@ -75,13 +75,10 @@ class Reference:
     rounding: RoundingErrors
 
 
-def reference_value_and_grad(config: ModelConfig) -> LossesAndGradients:
-    """The model as one compiled program.
-
-    Parts that are frozen unless they are named (an autoencoder) have no gradients.
-    """
+def reference_value_and_grad(config: ModelConfig, trainable: tuple[str, ...]) -> LossesAndGradients:
+    """The model as one compiled program, which gives gradients of the parts that train alone."""
     modules, dtype = model_modules(config), jnp.dtype(config.dtype)
-    trained = trained_parts(module_graph(config), EngineSettings().trainable)
+    trained = trained_parts(module_graph(config), trainable)
     part_of_piece = {module.name: {piece.name: piece.part for piece in module.pieces} for module in modules}
 
     def total_loss(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> tuple[jax.Array, dict]:
@@ -129,7 +126,9 @@ def shuffle_rows(batch: GlobalBatch, seed: int) -> GlobalBatch:
     return reorder_rows(batch, order)
 
 
-def run_reference(config: ModelConfig, data: DataConfig, batches: BatchIterator, steps: int, seed: int) -> Reference:
+def run_reference(
+    config: ModelConfig, data: DataConfig, batches: BatchIterator, steps: int, settings: EngineSettings
+) -> Reference:
     """Some steps of plain training on one device; Adam moves the parameters between them.
 
     Args:
@@ -137,13 +136,14 @@ def run_reference(config: ModelConfig, data: DataConfig, batches: BatchIterator,
         data: What the batches were made with.
         batches: The batches, and the samples that they are made of.
         steps: Number of steps.
-        seed: Seed of the initial values and of all randomness in the steps.
+        settings: The seed, and which parts train.
     """
     packed = [shuffle_rows(next(batches), number) for number in range(steps)]
     samples_of_steps = [batches.load_samples(batch.sample_ids[batch.sample_ids >= 0]) for batch in packed]
     shape = unpacked_shape(samples_of_steps, batches.sample_format)
-    exact = reference_value_and_grad(dataclasses.replace(config, dtype="float32"))
-    measure = _RoundingMeasure(config, exact if config.dtype == "float32" else reference_value_and_grad(config))
+    exact = reference_value_and_grad(dataclasses.replace(config, dtype="float32"), settings.trainable)
+    rounded = exact if config.dtype == "float32" else reference_value_and_grad(config, settings.trainable)
+    measure = _RoundingMeasure(config, rounded)
     optimizer = optax.adam(LEARNING_RATE)
 
     @jax.jit
@@ -153,12 +153,12 @@ def run_reference(config: ModelConfig, data: DataConfig, batches: BatchIterator,
         return {name: {**pieces, **trained[name]} for name, pieces in parameters.items()}, moments
 
     device = jax.devices()[0]
-    parameters = jax.device_put(noisy_initial_parameters(config, seed), device)
+    parameters = jax.device_put(noisy_initial_parameters(config, settings.seed), device)
     moments = None
     reference_steps = []
     for number, (batch, samples) in enumerate(zip(packed, samples_of_steps, strict=True)):
         arrays = unpacked_batch(samples, config, data, batches.sample_format, shape)
-        seed_and_step = jnp.array([seed, number], jnp.int32)
+        seed_and_step = jnp.array([settings.seed, number], jnp.int32)
         losses, gradients = exact(parameters, arrays, seed_and_step)
         step = ReferenceStep(batch, parameters, losses, gradients)
         reference_steps.append(step)

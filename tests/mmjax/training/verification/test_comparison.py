@@ -64,7 +64,7 @@ def batch_and_samples():
 def reference(model=MODEL):
     batches = training_batches(DATA, model, SmallVQA("train"))
     with jax.default_matmul_precision("highest"):
-        done = run_reference(model, DATA, batches, 2, SEED)
+        done = run_reference(model, DATA, batches, 2, EngineSettings(seed=SEED))
     batches.close()
     return done
 

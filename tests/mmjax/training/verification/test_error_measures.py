@@ -36,3 +36,8 @@ def test_losses_are_compared_relatively_except_where_zero_is_expected():
     found = {"a": 2.2, "b": 0.5, "c": float("nan")}
     assert loss_errors(found, {"a": 2.0, "b": 0.0, "c": 1.0}) == {"a": pytest.approx(0.1), "b": 0.5, "c": LARGEST_ERROR}
     assert gradient_errors(tree([0.0]), tree([0.0]))["vision"]["blocks/000"] == 0
+
+
+def test_a_frozen_module_has_no_errors_but_if_a_layout_has_gradients_of_it():
+    assert gradient_errors({}, {"vision": {}}) == {"vision": {}}
+    assert gradient_errors(tree([0.0]), {"vision": {}}) == {"vision": {"blocks/000": LARGEST_ERROR}}

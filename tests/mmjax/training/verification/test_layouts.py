@@ -28,7 +28,7 @@ def test_eight_devices_allow_a_layout_of_every_kind():
     assert {layout.plan.microbatches for layout in layouts} == {1, 2, 4}
     assert {layout.plan.schedule for layout in layouts} == {"1f1b", "interleaved", "gpipe"}
     assert max(unit.chunks for unit in units(layouts, "backbone")) == 2
-    assert {layout.transport for layout in layouts} == {"auto", "device_put", "ppermute"}
+    assert {layout.transport for layout in layouts} == {"", "device_put", "ppermute"}
     assert {kind for unit in units(layouts, "backbone") for kind in unit.recompute} == {"none", "selective", "full"}
     assert any(len(set(unit.layers)) > 1 for unit in units(layouts, "backbone"))
     chains = {unit.modules for layout in layouts for unit in layout.plan.units if len(unit.modules) > 1}
