@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import jax
 
 from configs.architectures import ModelConfig
+from configs.errors import UserError
 from data.data_config import DataConfig
 from data.datasets.dataset import Dataset
 from data.packing.pipeline import training_batches
@@ -66,9 +67,12 @@ def verify_run(
         steps: Steps; between them, training on one device moves the parameters.
 
     Raises:
+        UserError: There are several processes.
         PlanError: A plan cannot hold the model or the batch.
         DataError: The data set does not fit the model or the data configuration.
     """
+    if jax.process_count() > 1:
+        raise UserError(f"layouts are verified in one process, and there are {jax.process_count()}; start verify alone")
     batches = training_batches(data, model, dataset)
     try:
         with jax.default_matmul_precision(MATMUL_PRECISION):

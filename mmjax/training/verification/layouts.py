@@ -196,15 +196,23 @@ def plan_with_chain(
 # ---------------------------------------------------------------------- kinds of layouts
 
 
+# Microbatches that are swapped, dropped or counted twice show only where there are several, so layouts have one only if
+# nothing else is possible.
+_SEVERAL = (2, 3)
+
+
 def _one_device(graph: ModuleGraph) -> Alternatives:
-    yield lambda: NamedLayout("one device", single_device_plan(graph))
+    for m in (*_SEVERAL, 1):
+        yield lambda m=m: NamedLayout(
+            f"one device, {m} microbatches", dataclasses.replace(single_device_plan(graph), microbatches=m)
+        )
 
 
-def _all_alike(divisions: Sequence[Parallelism], microbatches: Sequence[int] = (1,)) -> LayoutKind:
+def _all_alike(divisions: Sequence[Parallelism]) -> LayoutKind:
     """Every module divided in the same way, on the same devices."""
 
     def alternatives(graph: ModuleGraph) -> Alternatives:
-        for division, m in itertools.product(divisions, microbatches):
+        for m, division in itertools.product((*_SEVERAL, 1), divisions):
             name = f"all on the same devices, {describe_parallelism([division], m)}"
             yield lambda division=division, m=m, name=name: NamedLayout(
                 name, plan_by_module(graph, [division] * 3, m, together=True)
@@ -214,16 +222,17 @@ def _all_alike(divisions: Sequence[Parallelism], microbatches: Sequence[int] = (
 
 
 def _each_its_own(
-    *choices: tuple[Sequence[Parallelism], int],
+    *choices: Sequence[Parallelism],
+    microbatches: Sequence[int] = _SEVERAL,
     schedule: str = "1f1b",
     together: bool = False,
     transport: str = "",
     attention: str = "",
 ) -> LayoutKind:
-    """Every module divided its own way; a choice is (encoder, backbone, generator) and the number of microbatches."""
+    """Every module divided its own way; a choice is (encoder, backbone, generator)."""
 
     def alternatives(graph: ModuleGraph) -> Alternatives:
-        for divisions, m in choices:
+        for m, divisions in itertools.product((*microbatches, 1), choices):
             words = [describe_parallelism(divisions, m)]
             words += [schedule] if schedule != "1f1b" else []
             words += ["sharing devices"] if together else []
@@ -253,7 +262,7 @@ def _in_one_unit(
             return
         chain = [encoders[-1], *(name for name in graph.names if roles[name] in roles_after_encoder)]
         first = 1 if cut_in_encoder else graph[encoders[-1]].layer_count + 1
-        for m in (4, 2, 1):
+        for m in (4, *_SEVERAL, 1):
             words = f"{' > '.join(chain)} in one unit, {describe_parallelism([division], m)}"
             yield lambda m=m, name=f"{words}, first stage {first} layers": NamedLayout(
                 name, plan_with_chain(graph, chain, division, first, m, schedule)
@@ -297,45 +306,40 @@ _SELECTIVE_RING = Parallelism(tp=2, recompute="selective", collectives="ring")
 LAYOUT_KINDS: dict[str, LayoutKind] = {
     "one device": _one_device,
     "data parallelism": _all_alike([Parallelism(dp=n) for n in (8, 6, 4, 3, 2)]),
-    "tensor parallelism": _all_alike([Parallelism(tp=n) for n in (8, 4, 2)], (2, 1)),
-    "uneven pipeline, 1F1B": _each_its_own(((UNDIVIDED, _PP3, UNDIVIDED), 4), ((UNDIVIDED, _PP2, UNDIVIDED), 4)),
+    "tensor parallelism": _all_alike([Parallelism(tp=n) for n in (8, 4, 2)]),
+    "uneven pipeline, 1F1B": _each_its_own(
+        (UNDIVIDED, _PP3, UNDIVIDED), (UNDIVIDED, _PP2, UNDIVIDED), microbatches=(4, *_SEVERAL)
+    ),
     "uneven pipeline, GPipe": _each_its_own(
-        ((_PP2, _PP3, UNDIVIDED), 4), ((UNDIVIDED, _PP2, UNDIVIDED), 2), schedule="gpipe"
+        (_PP2, _PP3, UNDIVIDED), (UNDIVIDED, _PP2, UNDIVIDED), microbatches=(4, *_SEVERAL), schedule="gpipe"
     ),
     "interleaved pipeline": _either(
-        _each_its_own(
-            ((UNDIVIDED, _CHUNKS, UNDIVIDED), 4), ((UNDIVIDED, _CHUNKS, UNDIVIDED), 2), schedule="interleaved"
-        ),
+        _each_its_own((UNDIVIDED, _CHUNKS, UNDIVIDED), microbatches=(4, *_SEVERAL), schedule="interleaved"),
         _in_one_unit((ModuleRole.BACKBONE,), _CHUNKS, cut_in_encoder=True, schedule="interleaved"),
     ),
     "fewer replicas downstream": _each_its_own(
-        ((_DP3, _DP2, UNDIVIDED), 2), ((_DP4, _DP2, UNDIVIDED), 1), transport="device_put"
+        (_DP3, _DP2, UNDIVIDED), (_DP4, _DP2, UNDIVIDED), transport="device_put"
     ),
-    "more replicas downstream": _each_its_own(
-        ((_DP2, _DP3, _DP2), 2), ((UNDIVIDED, _DP2, _DP4), 1), ((UNDIVIDED, _DP2, _DP2), 1)
-    ),
-    "fewer and more tensor ranks": _each_its_own(
-        ((_TP2, UNDIVIDED, _TP2), 2), ((_TP2, UNDIVIDED, _TP2), 1), transport="ppermute"
-    ),
+    "more replicas downstream": _each_its_own((_DP2, _DP3, _DP2), (UNDIVIDED, _DP2, _DP4), (UNDIVIDED, _DP2, _DP2)),
+    "fewer and more tensor ranks": _each_its_own((_TP2, UNDIVIDED, _TP2), transport="ppermute"),
     "sequence parallelism": _each_its_own(
-        ((_GATHER, Parallelism(tp=4, collectives="ring"), _RING), 2),
-        ((_GATHER, _RING_PP, _RING), 2),
-        ((_GATHER, _RING, UNDIVIDED), 2),
-        ((UNDIVIDED, _RING, UNDIVIDED), 2),
+        (_GATHER, Parallelism(tp=4, collectives="ring"), _RING),
+        (_GATHER, _RING_PP, _RING),
+        (_GATHER, _RING, UNDIVIDED),
+        (UNDIVIDED, _RING, UNDIVIDED),
         attention="blocked",
     ),
     "more and fewer tensor ranks, selective recomputation": _each_its_own(
-        ((_SELECTIVE, dataclasses.replace(_SELECTIVE_RING, pp=2), _SELECTIVE), 2),
-        ((_SELECTIVE, _SELECTIVE_RING, _SELECTIVE), 1),
+        (_SELECTIVE, dataclasses.replace(_SELECTIVE_RING, pp=2), _SELECTIVE),
+        (_SELECTIVE, _SELECTIVE_RING, _SELECTIVE),
     ),
     "fewer and more replicas, full recomputation": _each_its_own(
-        ((_FULL, Parallelism(tp=2, pp=2, recompute="full"), _FULL), 2),
-        ((_FULL, Parallelism(recompute="full"), _FULL), 1),
+        (_FULL, Parallelism(tp=2, pp=2, recompute="full"), _FULL), (_FULL, Parallelism(recompute="full"), _FULL)
     ),
     "replicas and tensor ranks differ": _each_its_own(
-        ((_TP2, Parallelism(dp=2, tp=2), UNDIVIDED), 2), ((_TP2, _DP2, UNDIVIDED), 1), transport="ppermute"
+        (_TP2, Parallelism(dp=2, tp=2), UNDIVIDED), (_TP2, _DP2, UNDIVIDED), transport="ppermute"
     ),
-    "shared devices": _each_its_own(((_DP2, _PP2, _TP2), 2), ((_DP2, UNDIVIDED, _DP2), 1), together=True),
+    "shared devices": _each_its_own((_DP2, _PP2, _TP2), (_DP2, UNDIVIDED, _DP2), together=True),
     "chain cut in the backbone": _in_one_unit((ModuleRole.BACKBONE,), _PP2, cut_in_encoder=False),
     "chain cut in the encoder": _in_one_unit(
         (ModuleRole.BACKBONE, ModuleRole.GENERATOR), Parallelism(dp=2, pp=2), cut_in_encoder=True
@@ -346,12 +350,10 @@ _EP_TP_PP = Parallelism(dp=2, tp=2, pp=2, recompute="selective", ep=2, collectiv
 
 EXPERT_LAYOUT_KINDS: dict[str, LayoutKind] = {
     "expert ranks that are all replicas": _each_its_own(
-        ((UNDIVIDED, Parallelism(dp=4, ep=4), UNDIVIDED), 1),
-        ((UNDIVIDED, Parallelism(dp=2, ep=2), UNDIVIDED), 2),
-        ((UNDIVIDED, Parallelism(dp=2, ep=2), UNDIVIDED), 1),
+        (UNDIVIDED, Parallelism(dp=4, ep=4), UNDIVIDED), (UNDIVIDED, Parallelism(dp=2, ep=2), UNDIVIDED)
     ),
-    "expert ranks that are some of the replicas": _each_its_own(((_DP2, Parallelism(dp=4, ep=2), UNDIVIDED), 1)),
+    "expert ranks that are some of the replicas": _each_its_own((_DP2, Parallelism(dp=4, ep=2), UNDIVIDED)),
     "expert and tensor ranks in a pipeline": _each_its_own(
-        ((_DP2, _EP_TP_PP, _TP2), 2), ((_DP2, Parallelism(dp=2, pp=2, ep=2), UNDIVIDED), 2), together=True
+        (_DP2, _EP_TP_PP, _TP2), (_DP2, Parallelism(dp=2, pp=2, ep=2), UNDIVIDED), together=True
     ),
 }
