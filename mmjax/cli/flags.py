@@ -23,6 +23,9 @@ HELP_WIDTH = 100
 BINDING = "gin.NAME"
 """Name of the flag `--gin.NAME=VALUE`, whose NAME is any parameter or macro."""
 
+REST = "--"
+"""Name of what follows `--` on a command line: the command line of another command."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Flag:
@@ -106,9 +109,12 @@ def parse_flags(
         UserError: An unknown flag, a bad value, or an argument that is no flag.
     """
     flags = _flags_of(arguments)
+    rest_field = next((field for field, entry in flags.items() if entry.name == REST), None)
+    follows = f" {REST} {flags.pop(rest_field).metavar}" if rest_field else ""
+    argv, values_of_rest = _split_rest(argv, rest_field)
     parser = _FlagParser(
         prog=program,
-        usage="%(prog)s [--name=value ...]",
+        usage=f"%(prog)s [--name=value ...]{follows}",
         description=summary,
         epilog="\n".join(["examples:", *(f"  {program} {example}" for example in examples)]) if examples else None,
         formatter_class=_HelpFormatter,
@@ -126,8 +132,19 @@ def parse_flags(
     if rest:
         raise UserError(_unknown(rest[0], parser.options()))
     return arguments(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in vars(values).items()}
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in vars(values).items()},
+        **values_of_rest,
     )
+
+
+def _split_rest(
+    argv: Sequence[str], field: dataclasses.Field | None
+) -> tuple[Sequence[str], dict[str, tuple[str, ...]]]:
+    """The flags of a command line, and by the field's name what follows `--`, for commands that take it."""
+    if field is None or REST not in argv:
+        return argv, {}
+    end = argv.index(REST)
+    return argv[:end], {field.name: tuple(argv[end + 1 :])}
 
 
 def _flags_of(arguments: type) -> "dict[dataclasses.Field, _Flag]":

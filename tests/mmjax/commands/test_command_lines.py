@@ -30,6 +30,8 @@ describe_data --gin_file=tiny.gin --samples=10 --buckets=2 --page=page.html
 generate --workdir={folder}/run --prompt=circle --temperature=1 --seed=3
 generate --workdir={folder}/run --requests={folder}/requests.jsonl
 generate --workdir={folder}/run --prompt=why --item=windows={folder}/token --top_p=0.5
+launch --processes=2 --devices=4 --restarts=1 --restart_window=60 -- train --gin_file=tiny.gin --workdir=run
+launch -- verify --gin_file=tiny.gin
 plan --gin_file=tiny.gin --cluster=cpu --devices=2 --policy=rigid --output=plan.json
 plan --gin_file=tiny.gin --cp=backbone:2 --profile={folder}/profile.json --cluster=cpu
 profile --gin_file=tiny.gin --tp=1,2 --microbatch_rows=1 --recompute=full --steps=1 --output=profile.json
@@ -218,6 +220,11 @@ def test_valid_command_lines_pass(name, folder, tmp_path, monkeypatch, capfd):
         ("simulate --plan={folder}", "cannot be read: Is a directory"),
         ("plan --gin_file={folder}/binary", "binary: "),
         ("plan --policy=rigit", "did you mean rigid?"),
+        ("launch --processes=2 -- trian", "there is no command 'trian'; did you mean train?"),
+        ("launch --processes=2", "no command follows --: write mmjax launch"),
+        ("launch --processes=2 -- train --stepz=3", "there is no flag --stepz; did you mean --steps?"),
+        ("launch --restarts=1 -- train", "--restarts=1 needs -- train --workdir=FOLDER"),
+        ("launch --restarts=1 -- generate --workdir={folder}/run --prompt=a", "--restarts=1 needs -- train --workdir"),
         ("generate --workdir={folder}/run --requests={folder}/list.json", "list.json:1: a request is an object"),
     ],
 )

@@ -29,7 +29,7 @@ def test_help_fits_a_screen_and_shows_every_flag(name, capsys):
     flags = [line for line in lines if line.startswith("  --")]
     assert len(lines) <= SCREEN[0] and max(map(len, lines)) <= SCREEN[1]
     assert "examples:" in lines and f"  python -m mmjax.{name} --" in "\n".join(lines)
-    own = {field.name for field in command(name).arguments.__dataclass_fields__.values()} - {"gin"}
+    own = {field.name for field in command(name).arguments.__dataclass_fields__.values()} - {"gin", "command"}
     assert {flag.split("=")[0].split()[0].removeprefix("--") for flag in flags} - {"gin.NAME", "help"} == own
     for example in command(name).examples:
         if "FOLDER" not in example and "prompt" not in example:

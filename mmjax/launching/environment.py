@@ -1,0 +1,46 @@
+"""The environment variables of each process of a run on this host."""
+
+import os
+import re
+import socket
+
+from mmjax.cli.distributed import HOST_DEVICES_FLAG, TASK_COUNT_VARIABLES, has_accelerator
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return probe.getsockname()[1]
+
+
+def process_environment(rank: int, processes: int, devices: int | None, port: int) -> dict[str, str]:
+    """The variables of this process, with those that place one process in the run.
+
+    The counts of other launchers are left out: a shell in an allocation of Slurm has one of 1, for example.
+
+    Args:
+        rank: Number of the process, from 0.
+        processes: How many there are.
+        devices: Devices of each process: so many simulated ones on a host without accelerators, else the next so many
+            of the host. None leaves the choice to jax.
+        port: Port of jax's coordination service, in process 0; it listens on the loopback interface only.
+    """
+    variables = {name: value for name, value in os.environ.items() if name not in TASK_COUNT_VARIABLES}
+    if processes > 1:
+        address = f"{LOOPBACK}:{port}"
+        variables |= {
+            "JAX_COORDINATOR_ADDRESS": address,
+            "JAX_COORDINATOR_BIND_ADDRESS": address,
+            "JAX_NUM_PROCESSES": str(processes),
+            "JAX_PROCESS_ID": str(rank),
+        }
+    if devices is None:
+        return variables
+    if has_accelerator():
+        first = rank * devices
+        return variables | {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(first, first + devices)))}
+    others = re.sub(rf"{HOST_DEVICES_FLAG}=\S+", "", variables.get("XLA_FLAGS", ""))
+    return variables | {"XLA_FLAGS": f"{others} {HOST_DEVICES_FLAG}={devices}".strip()}

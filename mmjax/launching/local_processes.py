@@ -1,0 +1,108 @@
+"""The processes of one start of a run on this host."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+
+from mmjax.launching.environment import free_port, process_environment
+from mmjax.launching.process_end import ProcessEnd
+
+TERMINATION_SECONDS = 5.0
+"""Seconds that processes have between SIGTERM and SIGKILL when another of their run has failed."""
+
+Events = queue.SimpleQueue[ProcessEnd | signal.Signals]
+"""What a supervisor waits for: ends of processes, and signals that it received."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LaunchSettings:
+    """What is started.
+
+    Attributes:
+        processes: How many processes.
+        devices: Devices of each; None leaves the choice to jax.
+        logs: Folder of the logs of all processes but the first, whose output is that of the launcher.
+    """
+
+    processes: int
+    devices: int | None
+    logs: pathlib.Path
+
+    def log(self, rank: int) -> pathlib.Path:
+        """Path of the log of a process; it is appended to at a restart."""
+        return self.logs / f"process-{rank}.log"
+
+
+class LocalProcesses:
+    """Starts the processes of a run; each is the leader of a session, so that it ends with all that it started.
+
+    Args:
+        command: What each process runs.
+        settings: How many, and with what.
+        events: Receives a `ProcessEnd` for every process that ends.
+    """
+
+    def __init__(self, command: Sequence[str], settings: LaunchSettings, events: Events) -> None:
+        port = free_port()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._reporters: list[threading.Thread] = []
+        try:
+            for rank in range(settings.processes):
+                self._processes.append(_start(command, settings, rank, port))
+        except BaseException:
+            self.kill()
+            raise
+        self._reporters = [
+            threading.Thread(target=_report_end, args=(rank, process, events), daemon=True)
+            for rank, process in enumerate(self._processes)
+        ]
+        for reporter in self._reporters:
+            reporter.start()
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to every process that has not ended."""
+        for process in self._processes:
+            process.send_signal(number)
+
+    def end(self) -> None:
+        """Ends all processes: SIGTERM, and SIGKILL for those that go on for `TERMINATION_SECONDS` longer."""
+        self.send(signal.SIGTERM)
+        deadline = time.monotonic() + TERMINATION_SECONDS
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0))
+        self.kill()
+
+    def kill(self) -> None:
+        """Kills all processes, and what they started; their ends are in the queue of events then."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for reporter in self._reporters:
+            reporter.join()
+
+
+def _start(command: Sequence[str], settings: LaunchSettings, rank: int, port: int) -> "subprocess.Popen[bytes]":
+    environment = process_environment(rank, settings.processes, settings.devices, port)
+    with contextlib.ExitStack() as opened:
+        log = opened.enter_context(settings.log(rank).open("ab")) if rank else None
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _report_end(rank: int, process: "subprocess.Popen[bytes]", events: Events) -> None:
+    events.put(ProcessEnd(rank, process.wait()))

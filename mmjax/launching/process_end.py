@@ -1,0 +1,42 @@
+"""How a process ended: in words, as an exit code, and by the last lines of its log."""
+
+import collections
+import dataclasses
+import pathlib
+import signal
+
+LAST_LINES = 10
+"""Lines of a log that are shown of a process that failed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessEnd:
+    """The end of a process.
+
+    Attributes:
+        rank: Number of the process in its run.
+        status: Its exit code, or minus the number of the signal that ended it (as `subprocess.Popen.returncode`).
+    """
+
+    rank: int
+    status: int
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell reports it: 128 and its number for a signal."""
+        return self.status if self.status >= 0 else 128 - self.status
+
+    def describe(self) -> str:
+        """Such as `was ended by SIGKILL` or `exited with code 1`."""
+        if self.status >= 0:
+            return f"exited with code {self.status}"
+        try:
+            return f"was ended by {signal.Signals(-self.status).name}"
+        except ValueError:  # a real-time signal has no name
+            return f"was ended by signal {-self.status}"
+
+
+def last_lines(log: pathlib.Path) -> list[str]:
+    """The last lines of a log that are not empty."""
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        return list(collections.deque((line.rstrip() for line in lines if line.strip()), maxlen=LAST_LINES))

@@ -1,0 +1,105 @@
+"""`python -m mmjax.launch` of a training run, one process of which is killed: it goes on from the last checkpoint."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from mmjax.training.metrics.metrics_file import read_metrics
+
+GIN = """
+from __gin__ import dynamic_registration
+from configs import architectures
+from data import data_config
+from mmjax.training import config
+from tests import small_vqa
+include "tiny.gin"
+small_vqa.SmallVQA.images = 4
+architectures.ModelConfig.generators = ()
+data_config.DataConfig.mixture = (("vqa", 1.0),)
+config.TrainConfig:
+  dataset = @small_vqa.SmallVQA
+  plan = "{plan}"
+  steps = 5
+  checkpoint_interval = 2
+  log_interval = 1
+  sample_questions = 0
+"""
+UNIT = {"dp": 1, "tp": 1, "recompute": ["none"]}
+PLAN = {
+    "microbatches": 1,
+    "schedule": "1f1b",
+    "units": [
+        UNIT | {"name": "vision", "modules": ["vision"], "devices": [0], "layers": [3]},
+        UNIT | {"name": "backbone", "modules": ["backbone"], "devices": [1], "layers": [4]},
+    ],
+}
+
+
+def launch(folder: pathlib.Path, workdir: str, *flags: str) -> "subprocess.Popen[str]":
+    (folder / "plan.json").write_text(json.dumps(PLAN))
+    (folder / "run.gin").write_text(GIN.format(plan=folder / "plan.json"))
+    environment = os.environ | {
+        "JAX_ENABLE_COMPILATION_CACHE": "true",  # a restart finds the programs
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    train = ["--", "train", f"--gin_file={folder}/run.gin", f"--workdir={folder / workdir}", "--batch_rows=4"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "mmjax.launch", *flags, *train],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_line(launcher: "subprocess.Popen[str]", beginning: str) -> None:
+    """Reads the output up to the first line with this beginning."""
+    assert launcher.stdout
+    assert any(line.startswith(beginning) for line in launcher.stdout), launcher.communicate()
+
+
+def process_id(launcher: "subprocess.Popen[str]", rank: int) -> int:
+    """The id of a process of the run."""
+    children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    place = f"JAX_PROCESS_ID={rank}".encode()
+    return next(int(pid) for pid in children if place in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+
+
+def losses(workdir: pathlib.Path) -> dict[int, dict[str, float]]:
+    keys = ("loss/backbone", "gradient_norm")
+    return {line["step"]: {k: line[k] for k in keys} for line in read_metrics(str(workdir)) if keys[0] in line}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict[int, dict[str, float]]:
+    """The losses of the run in one process."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    launcher = launch(folder, "run", "--devices=2")
+    said = launcher.communicate(timeout=300)
+    assert launcher.returncode == 0, said
+    return losses(folder / "run")
+
+
+def test_a_run_goes_on_after_a_process_was_killed(tmp_path, undisturbed):
+    launcher = launch(tmp_path, "run", "--processes=2", "--devices=1", "--restarts=1")
+    try:
+        wait_for_line(launcher, "step 3/5")
+        os.kill(process_id(launcher, 1), signal.SIGKILL)
+        output, errors = launcher.communicate(timeout=300)
+    finally:
+        launcher.terminate()
+    assert launcher.returncode == 0, output + errors
+    assert f"mmjax launch: process 1 on {socket.gethostname()} was ended by SIGKILL; all others were ended" in errors
+    restart = next(line for line in errors.splitlines() if "restart 1 of at most 1 within 3600 s: " in line)
+    assert restart.endswith(" --resume")
+    disturbed = losses(tmp_path / "run")
+    assert list(disturbed) == list(undisturbed) == [1, 2, 3, 4, 5]
+    for step, values in undisturbed.items():
+        assert disturbed[step] == pytest.approx(values, rel=1e-5), step
