@@ -6,7 +6,13 @@ from configs.backbone import BackboneConfig
 from configs.checks import require_types
 from configs.encoders import AudioConfig, EncoderConfig, VisionConfig
 from configs.experts import ExpertsConfig
-from configs.generator import AutoencoderConfig, CosineSchedule, GeneratorConfig, ScaledLinearSchedule
+from configs.generator import (
+    AutoencoderConfig,
+    CosineSchedule,
+    GeneratorConfig,
+    ScaledLinearSchedule,
+    UNetConfig,
+)
 from configs.lora import LoraConfig
 
 __all__ = [
@@ -18,6 +24,7 @@ __all__ = [
     "EncoderConfig",
     "ExpertsConfig",
     "GeneratorConfig",
+    "UNetConfig",
     "LoraConfig",
     "ModelConfig",
     "ScaledLinearSchedule",
@@ -42,7 +49,7 @@ class ModelConfig:
 
     encoders: tuple[EncoderConfig, ...] = (VisionConfig(),)
     backbone: BackboneConfig = BackboneConfig()
-    generators: tuple[GeneratorConfig, ...] = (GeneratorConfig(),)
+    generators: tuple[GeneratorConfig, ...] = (UNetConfig(),)
     dtype: str = "float32"
     lora: tuple[LoraConfig, ...] = ()
 

@@ -1,12 +1,63 @@
-"""Generators: latent diffusion with a noise schedule, a U-Net and an autoencoder."""
+"""Generators of images: what every kind has, and mmjax's own kind, latent diffusion by a U-Net."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from configs.checks import require_loss, require_one_of, require_positive, require_types
+from configs.errors import UserError
 
 PREDICTIONS = ("velocity", "epsilon")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GeneratorConfig:
+    """A generator of images, conditioned on hidden states of the backbone, with the output projector before it.
+
+    A kind of generator is a subclass. What is built from it at each level is registered by its class
+    (`mmjax.api.generators.register_generator`).
+
+    Attributes:
+        name: Module name; batches and plans refer to it.
+        image_size: Size of the generated image in pixels: a side, or (height, width).
+        channels: Colour channels of a pixel.
+        conditions: Backbone positions q whose hidden states condition one image.
+        condition_width: Width to which the output projector maps them.
+        condition_dropout: Share of training images whose conditions are set to zero, for guidance (arXiv 2207.12598).
+        loss: Computes the loss of every image from `mmjax.models.modalities.losses.DenoisingPredictions`
+            (docs/extending.md); None for the kind's own.
+    """
+
+    name: str = "generator"
+    image_size: int | tuple[int, int] = 32
+    channels: int = 3
+    conditions: int = 4
+    condition_width: int = 64
+    condition_dropout: float = 0.0
+    loss: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        require_positive(self, "channels", "conditions", "condition_width")
+        require_loss(self, "loss")
+        kind = type(self).__name__
+        if not 0 <= self.condition_dropout < 1:
+            raise ValueError(f"{kind}.condition_dropout is {self.condition_dropout}; give 0 or more, below 1")
+        if any(side < 1 for side in self.image_sides):
+            raise ValueError(f"{kind}.image_size is {self.image_size}; sides must be above 0")
+
+    @property
+    def image_sides(self) -> tuple[int, int]:
+        """Height and width of the image in pixels."""
+        return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
+
+
+def unregistered_generator(config: GeneratorConfig) -> UserError:
+    """The error for a generator of a kind that nothing is registered for."""
+    name = type(config).__name__
+    return UserError(
+        f"{name} is no known kind of generator; call mmjax.register_generator({name}, ...) where it is defined"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,15 +135,12 @@ POOLED = ("added", "concatenated", "none")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GeneratorConfig:
-    """A conditional U-Net that denoises, with the output projector before it and perhaps an autoencoder.
+class UNetConfig(GeneratorConfig):
+    """A conditional U-Net that denoises pixels, or the latents of an autoencoder.
 
     Sizes are a side, or (height, width): frames and mel bands where the image is a spectrogram.
 
     Attributes:
-        name: Module name; batches and plans refer to it.
-        image_size: Size of the generated image in pixels, with an autoencoder too.
-        channels: Colour channels of a pixel.
         patch: Side of the pixels or latents folded into channels before the first convolution.
         widths: Channels of each resolution, finest first; each resolution halves the one before.
         blocks: Residual blocks per resolution and direction.
@@ -106,18 +154,10 @@ class GeneratorConfig:
             or equivalent 1 x 1 convolutions (Stable Diffusion 1.x, AudioLDM); the shapes of published weights differ.
         pooled: How the mean of the conditions joins the time embedding: `added` to it, `concatenated`
             (arXiv 2301.12503), or `none`.
-        conditions: Backbone positions q whose hidden states condition one image.
-        condition_width: Width to which the output projector maps them.
-        condition_dropout: Share of training images whose conditions are set to zero, for guidance (arXiv 2207.12598).
         schedule: The noise schedule.
         autoencoder: Encodes images to the latents that the U-Net denoises; None for pixels.
-        loss: Computes the loss of every image from `mmjax.models.modalities.losses.DenoisingPredictions`
-            (docs/extending.md); None for the mean squared error.
     """
 
-    name: str = "generator"
-    image_size: int | tuple[int, int] = 32
-    channels: int = 3
     patch: int = 2
     widths: tuple[int, ...] = (32, 64)
     blocks: int = 1
@@ -127,25 +167,18 @@ class GeneratorConfig:
     second_attention: str = "conditions"
     linear_projection: bool = True
     pooled: str = "added"
-    conditions: int = 4
-    condition_width: int = 64
-    condition_dropout: float = 0.0
     schedule: NoiseSchedule = CosineSchedule()
     autoencoder: AutoencoderConfig | None = None
-    loss: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        require_types(self)
-        require_positive(self, "channels", "patch", "blocks", "groups", "conditions", "condition_width")
+        super().__post_init__()
+        require_positive(self, "patch", "blocks", "groups")
         require_one_of(self, "second_attention", SECOND_ATTENTIONS)
         require_one_of(self, "pooled", POOLED)
-        require_loss(self, "loss")
-        if not 0 <= self.condition_dropout < 1:
-            raise ValueError(f"GeneratorConfig.condition_dropout is {self.condition_dropout}; give 0 or more, below 1")
         self._check_size()
         for width in self.widths:
             if width % self.groups:
-                raise ValueError(f"GeneratorConfig.groups = {self.groups} does not divide the width {width}")
+                raise ValueError(f"UNetConfig.groups = {self.groups} does not divide the width {width}")
         self._check_heads()
 
     def _check_size(self) -> None:
@@ -155,21 +188,17 @@ class GeneratorConfig:
             coarsest *= self.autoencoder.downsampling_factor
             reason = f"{reason}, and the autoencoder's {len(self.autoencoder.widths)}"
         if any(side < 1 or side % coarsest for side in self.image_sides):
-            raise ValueError(f"GeneratorConfig.image_size = {self.image_size} is no multiple of {coarsest}, {reason}")
+            raise ValueError(f"UNetConfig.image_size = {self.image_size} is no multiple of {coarsest}, {reason}")
 
     def _check_heads(self) -> None:
         if isinstance(self.head_width, tuple) and len(self.head_width) != len(self.widths):
-            raise ValueError(
-                f"GeneratorConfig.head_width has {len(self.head_width)} entries for {len(self.widths)} widths"
-            )
+            raise ValueError(f"UNetConfig.head_width has {len(self.head_width)} entries for {len(self.widths)} widths")
         for level in self.all_attention_levels:
             if not 0 <= level < len(self.widths):
-                raise ValueError(
-                    f"GeneratorConfig.attention_levels names resolution {level}; there are {len(self.widths)}"
-                )
+                raise ValueError(f"UNetConfig.attention_levels names resolution {level}; there are {len(self.widths)}")
             width, head = self.widths[level], self.head_widths[level]
             if head < 1 or width % head:
-                raise ValueError(f"GeneratorConfig.head_width = {head} does not divide the width {width}")
+                raise ValueError(f"UNetConfig.head_width = {head} does not divide the width {width}")
 
     @property
     def all_attention_levels(self) -> tuple[int, ...]:
@@ -184,11 +213,6 @@ class GeneratorConfig:
     def heads(self, level: int) -> int:
         """Attention heads at a resolution."""
         return self.widths[level] // self.head_widths[level]
-
-    @property
-    def image_sides(self) -> tuple[int, int]:
-        """Height and width of the image in pixels."""
-        return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mmjax.api.devices import use_cpu_devices
     from mmjax.api.encoders import register_encoder
     from mmjax.api.generation import draw, generate, load_model
+    from mmjax.api.generators import register_generator
     from mmjax.api.planning import plan, simulate
     from mmjax.api.training import Trainer
     from mmjax.api.verification import verify
@@ -45,6 +46,7 @@ __all__ = [
     "open_run",
     "plan",
     "register_encoder",
+    "register_generator",
     "register_policy",
     "register_schedule",
     "simulate",
@@ -58,6 +60,7 @@ _MODULES = {
     "mmjax.api.data": ("describe_data",),
     "mmjax.api.devices": ("use_cpu_devices",),
     "mmjax.api.encoders": ("register_encoder",),
+    "mmjax.api.generators": ("register_generator",),
     "mmjax.api.generation": ("draw", "generate", "load_model"),
     "mmjax.api.planning": ("plan", "simulate"),
     "mmjax.api.training": ("Trainer",),

@@ -1,18 +1,15 @@
 """Registration of new kinds of encoders: one call makes a kind known to planning, data pipeline and training."""
 
 import functools
-import math
 from collections.abc import Callable
 from typing import TypeVar
-
-import jax
 
 from configs.architectures import BackboneConfig, EncoderConfig, ModelConfig
 from configs.errors import UserError
 from data.samples.encoder_format import EncoderFormat, encoder_format
+from mmjax.api.registration import check_parameters
 from mmjax.models.modalities.encoder import encoder_module
 from mmjax.models.structure.module import Module
-from mmjax.models.structure.parameters import abstract_module_parameters
 from sharding.specs.encoders import encoder_spec
 from sharding.specs.module_spec import ModuleSpec
 
@@ -64,7 +61,7 @@ def register_encoder(
     @functools.cache
     def checked_modules(config: Config, model: ModelConfig) -> Module:
         module = modules(config, model)
-        _check_parameters(config, module, checked_specs(config, model.backbone))
+        check_parameters(config, module, checked_specs(config, model.backbone))
         return module
 
     encoder_spec.register(kind, checked_specs)
@@ -103,23 +100,3 @@ def _check_format(config: EncoderConfig, made: EncoderFormat) -> None:
             f"and {config.positions_per_token} positions in a token it must be "
             f"{config.positions_per_token * made.values_per_position}"
         )
-
-
-def _check_parameters(config: EncoderConfig, module: Module, spec: ModuleSpec) -> None:
-    """Raises UserError if the layer specs count other parameters than the module has."""
-    name = type(config).__name__
-    if module.name != config.name:
-        raise UserError(f"{name}: its module is named {module.name!r}, its configuration {config.name!r}")
-    counted: dict[str, int] = {}
-    for layer, count in spec.all_layers:
-        counted[layer.name] = counted.get(layer.name, 0) + layer.parameter_count * count
-    there = {
-        piece: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(layers))
-        for piece, layers in abstract_module_parameters(module).items()
-    }
-    for piece in {**there, **counted}:
-        if there.get(piece, 0) != counted.get(piece, 0):
-            raise UserError(
-                f"{name}: the layer specs count {counted.get(piece, 0):,} parameters in {piece!r}, the module has "
-                f"{there.get(piece, 0):,}; correct LayerSpec.parameters or replicated_parameters"
-            )

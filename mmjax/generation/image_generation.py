@@ -111,11 +111,9 @@ class ImageGenerator:
 
         def sample(parameters: Tree, conditions: jax.Array, seeds: jax.Array, steps: int, guidance: float) -> jax.Array:
             layers = parameters[self._module.name]
-            modules: dict[str, Any] = {
+            bound: dict[str, Any] = {
                 name: piece_definition(piece).bind(layers[name][layer_name(0)]) for name, piece in pieces.items()
             }
-            autoencoder = modules["vae"].autoencoder if "vae" in modules else None
-            keys = jax.vmap(jax.random.key)(seeds)
-            return generate_images(self.config, modules["unet"].unet, autoencoder, conditions, keys, steps, guidance)
+            return generate_images(self.config, bound, conditions, jax.vmap(jax.random.key)(seeds), steps, guidance)
 
         return jax.jit(sample, static_argnums=(3, 4))

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator
 
-from configs.architectures import AutoencoderConfig, GeneratorConfig
+from configs.architectures import AutoencoderConfig, UNetConfig
 from sharding.specs.image_kernels import ImageKernel, attention, convolution, linear, norm, residual_block
 from sharding.specs.layer import LayerSpec, PerLoad, SavedActivations, saved_by_policy
 
 
-def autoencoder_layer(config: GeneratorConfig, autoencoder: AutoencoderConfig) -> LayerSpec:
+def autoencoder_layer(config: UNetConfig, autoencoder: AutoencoderConfig) -> LayerSpec:
     """The autoencoder, counted per image. It is frozen unless its part is named.
 
     Args:

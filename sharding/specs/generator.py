@@ -1,24 +1,60 @@
-"""A generator as layers, from the dataclass that its Flax modules are built from: everything is counted per image."""
+"""Generators as layers, from the configurations that their Flax modules are built from, counted per image."""
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from configs.architectures import BackboneConfig, GeneratorConfig
+from configs.architectures import BackboneConfig, GeneratorConfig, UNetConfig
+from configs.generator import unregistered_generator
 from sharding.specs.autoencoder import autoencoder_layer
 from sharding.specs.image_kernels import ImageKernel, attention, convolution, linear, norm, residual_block
 from sharding.specs.layer import ZERO, Kernel, LayerSpec, PerLoad, SavedActivations, saved_by_policy
+from sharding.specs.module_spec import ModuleSpec
 
 
-def generator_layers(
-    config: GeneratorConfig, backbone: BackboneConfig
-) -> tuple[tuple[LayerSpec, ...], LayerSpec, tuple[LayerSpec, ...]]:
-    """The output projector and the autoencoder if there is one; the U-Net with its loss; and nothing after."""
+@functools.singledispatch
+def generator_spec(config: GeneratorConfig, backbone: BackboneConfig) -> ModuleSpec:
+    """The costs of a generator. A new kind registers its own function, by the type of its configuration."""
+    raise unregistered_generator(config)
+
+
+def image_generator_spec(
+    config: GeneratorConfig,
+    backbone: BackboneConfig,
+    layer: LayerSpec,
+    *,
+    before: tuple[LayerSpec, ...] = (),
+    tensor_splits: tuple[tuple[str, int], ...] = (),
+) -> ModuleSpec:
+    """The costs of a generator that is one layer behind the output projector.
+
+    Args:
+        config: The generator.
+        backbone: The language model, from whose width the projector maps.
+        layer: The generator with its loss.
+        before: Layers between projector and generator.
+        tensor_splits: What tensor parallelism divides: pairs (name, size).
+    """
+    return ModuleSpec(
+        config.name,
+        layer_count=1,
+        inputs=(backbone.name,),
+        tensor_splits=tensor_splits,
+        divisible=False,
+        leading_layers=(_projector(config, backbone), *before),
+        layer=layer,
+        trailing_layers=(),
+        extra_input=PerLoad(items=config.conditions * backbone.width),
+    )
+
+
+@generator_spec.register
+def _unet_spec(config: UNetConfig, backbone: BackboneConfig) -> ModuleSpec:
     autoencoder = (autoencoder_layer(config, config.autoencoder),) if config.autoencoder else ()
-    return (_projector(config, backbone), *autoencoder), _unet(config), ()
+    return image_generator_spec(config, backbone, _unet(config), before=autoencoder, tensor_splits=_unet_splits(config))
 
 
-def generator_splits(config: GeneratorConfig) -> tuple[tuple[str, int], ...]:
-    """What tensor parallelism divides: pairs (name, size)."""
+def _unet_splits(config: UNetConfig) -> tuple[tuple[str, int], ...]:
     widths = tuple((f"widths[{level}]", width) for level, width in enumerate(config.widths))
     heads = tuple((f"heads[{level}]", config.heads(level)) for level in config.all_attention_levels)
     autoencoder = (("autoencoder.groups", config.autoencoder.groups),) if config.autoencoder else ()
@@ -47,12 +83,19 @@ def _projector(config: GeneratorConfig, backbone: BackboneConfig) -> LayerSpec:
     )
 
 
-def _unet(config: GeneratorConfig) -> LayerSpec:
-    steps = tuple(_unet_kernels(config))
+def image_layer(config: GeneratorConfig, name: str, kernels: Iterable[ImageKernel], inputs: int) -> LayerSpec:
+    """A layer of kernels that are counted per image, ending in the loss.
+
+    Args:
+        config: The generator.
+        name: Name of its piece.
+        kernels: The kernels.
+        inputs: Elements that enter it for each image: with full recomputation they alone are saved.
+    """
+    steps = tuple(kernels)
     saved = SavedActivations(PerLoad(items=sum(step.saved for step in steps)))
-    inputs = math.prod(config.latent_shape) + config.conditions * config.condition_width
     return LayerSpec(
-        name="unet",
+        name=name,
         part=config.name,
         kernels=tuple(step.kernel for step in steps),
         parameters=sum(step.parameters for step in steps),
@@ -63,7 +106,12 @@ def _unet(config: GeneratorConfig) -> LayerSpec:
     )
 
 
-def _unet_kernels(config: GeneratorConfig) -> Iterator[ImageKernel]:
+def _unet(config: UNetConfig) -> LayerSpec:
+    inputs = math.prod(config.latent_shape) + config.conditions * config.condition_width
+    return image_layer(config, "unet", _unet_kernels(config), inputs)
+
+
+def _unet_kernels(config: UNetConfig) -> Iterator[ImageKernel]:
     """The kernels in the order of `mmjax.models.modalities.unet.UNet`."""
     height, side, channels = config.latent_shape
     widths, hidden, folded = config.widths, 4 * config.widths[0], channels * config.patch**2
@@ -97,7 +145,7 @@ def _unet_kernels(config: GeneratorConfig) -> Iterator[ImageKernel]:
     yield convolution("conv_out", widths[0], folded, area, split=False)
 
 
-def transformer_blocks(config: GeneratorConfig) -> Iterator[tuple[int, int]]:
+def transformer_blocks(config: UNetConfig) -> Iterator[tuple[int, int]]:
     """(width, area) of every transformer block: in each level with attention, down and up, and in the middle."""
     height, side, _ = config.latent_shape
     for level, width in enumerate(config.widths):
@@ -106,14 +154,14 @@ def transformer_blocks(config: GeneratorConfig) -> Iterator[tuple[int, int]]:
         yield from [(width, area)] * count
 
 
-def _block(config: GeneratorConfig, inputs: int, level: int, area: int, attends: bool) -> Iterator[ImageKernel]:
+def _block(config: UNetConfig, inputs: int, level: int, area: int, attends: bool) -> Iterator[ImageKernel]:
     """A residual block, followed by a transformer block where the level has attention."""
     yield from residual_block(inputs, config.widths[level], area, config.embedding_width)
     if attends:
         yield from _transformer_block(config, config.widths[level], area)
 
 
-def _transformer_block(config: GeneratorConfig, width: int, area: int) -> Iterator[ImageKernel]:
+def _transformer_block(config: UNetConfig, width: int, area: int) -> Iterator[ImageKernel]:
     yield norm("norm", width, area)
     yield _projection(config, "input_proj", width, area)
     yield norm("self_norm", width, area)
@@ -129,7 +177,7 @@ def _transformer_block(config: GeneratorConfig, width: int, area: int) -> Iterat
     yield _projection(config, "output_proj", width, area)
 
 
-def _projection(config: GeneratorConfig, name: str, width: int, area: int) -> ImageKernel:
+def _projection(config: UNetConfig, name: str, width: int, area: int) -> ImageKernel:
     if config.linear_projection:
         return linear(name, width, width, area, bias=True, split=False)
     return convolution(name, width, width, area, taps=1, split=False)
@@ -141,7 +189,7 @@ def _self_attention(width: int, area: int) -> Iterator[ImageKernel]:
     yield linear("output", width, width, area, bias=True, split_by_rows=True)
 
 
-def _cross_attention(config: GeneratorConfig, width: int, area: int) -> Iterator[ImageKernel]:
+def _cross_attention(config: UNetConfig, width: int, area: int) -> Iterator[ImageKernel]:
     condition_width, conditions = config.condition_width, config.conditions
     yield linear("query", width, width, area)
     yield linear("key_value", condition_width, 2 * width, conditions)

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from configs.architectures import BackboneConfig, GeneratorConfig
+from configs.architectures import BackboneConfig, GeneratorConfig, UNetConfig
 from configs.lora import LoraConfig
 from configs.transformer import TransformerConfig
 from sharding.specs.generator import transformer_blocks
@@ -49,7 +49,7 @@ def _backbone(config: BackboneConfig) -> Iterator[AdaptedProjection]:
 
 
 @adapted_projections.register
-def _generator(config: GeneratorConfig) -> Iterator[AdaptedProjection]:
+def _generator(config: UNetConfig) -> Iterator[AdaptedProjection]:
     for width, area in transformer_blocks(config):
         pixels = PerLoad(items=area)
         yield from _attention(width, width, width, pixels, pixels)

@@ -5,8 +5,7 @@ import dataclasses
 from configs.architectures import BackboneConfig, EncoderConfig, GeneratorConfig, ModelConfig
 from sharding.specs.encoders import encoder_spec
 from sharding.specs.experts import expert_splits
-from sharding.specs.generator import generator_layers, generator_splits
-from sharding.specs.layer import PerLoad
+from sharding.specs.generator import generator_spec
 from sharding.specs.lora import adapter_layer
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.transformer import backbone_layers
@@ -56,7 +55,7 @@ def module_graph(config: ModelConfig) -> ModuleGraph:
     """The graph of a model: every encoder feeds the backbone, the backbone feeds every generator."""
     encoders = tuple(encoder_spec(encoder, config.backbone) for encoder in config.encoders)
     backbone = _backbone_spec(config)
-    generators = tuple(_generator_spec(generator, config.backbone) for generator in config.generators)
+    generators = tuple(generator_spec(generator, config.backbone) for generator in config.generators)
     specs = (*encoders, backbone, *generators)
     configs = (*config.encoders, config.backbone, *config.generators)
     return ModuleGraph(tuple(_with_adapters(*pair, config) for pair in zip(specs, configs, strict=True)))
@@ -86,18 +85,3 @@ def _backbone_spec(model: ModelConfig) -> ModuleSpec:
         is_backbone=True,
         expert_count=config.experts.count if config.experts else 0,
     )  # fmt: skip
-
-
-def _generator_spec(config: GeneratorConfig, backbone: BackboneConfig) -> ModuleSpec:
-    leading, layer, trailing = generator_layers(config, backbone)
-    return ModuleSpec(
-        config.name,
-        layer_count=1,
-        inputs=(backbone.name,),
-        tensor_splits=generator_splits(config),
-        divisible=False,
-        leading_layers=leading,
-        layer=layer,
-        trailing_layers=trailing,
-        extra_input=PerLoad(items=config.conditions * backbone.width),
-    )

@@ -12,7 +12,7 @@ import pytest
 
 import configs
 from configs import architectures
-from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from mmjax import cli
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
@@ -47,7 +47,7 @@ COMPUTED_AS = {
     "internvit_6b_qwen1_5_110b": "internvl_chat/qwen2",
 }
 
-Part = VisionConfig | AudioConfig | BackboneConfig | GeneratorConfig
+Part = VisionConfig | AudioConfig | BackboneConfig | UNetConfig
 
 
 @functools.cache
@@ -86,7 +86,7 @@ def part_parameters(part: Part) -> int:
         VisionConfig: lambda: ModelConfig((part,), SMALL, ()),
         AudioConfig: lambda: ModelConfig((part,), SMALL, ()),
         BackboneConfig: lambda: ModelConfig((), part, ()),
-        GeneratorConfig: lambda: ModelConfig((), SMALL, (part,)),
+        UNetConfig: lambda: ModelConfig((), SMALL, (part,)),
     }
     return parameters(wholes[type(part)]())[part.name]
 
@@ -182,7 +182,7 @@ def part_rows() -> str:
     """Table of the parts for the document."""
     rows = ["| part | width x layers | parameters | published | difference | source |", "|---|---|---|---|---|---|"]
     for name, part in parts().items():
-        shape = "U-Net" if isinstance(part, GeneratorConfig) else f"{part.width:,} x {part.depth}"
+        shape = "U-Net" if isinstance(part, UNetConfig) else f"{part.width:,} x {part.depth}"
         rows.append(f"| `{name}` | {shape} | {against(part_parameters(part), PARTS[name])} |")
     return "\n".join(rows)
 

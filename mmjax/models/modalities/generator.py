@@ -1,12 +1,15 @@
-"""The generator: its projector, an autoencoder if it has one, and the diffusion loss around a U-Net."""
+"""Generators: the projector of every kind; of latent diffusion the autoencoder and the loss around a U-Net."""
 
-from typing import NamedTuple
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from configs.architectures import BackboneConfig, GeneratorConfig
+from configs.architectures import BackboneConfig, GeneratorConfig, UNetConfig
+from configs.generator import unregistered_generator
 from mmjax.models.modalities.autoencoder import Autoencoder
 from mmjax.models.modalities.diffusion import (
     add_noise,
@@ -47,7 +50,7 @@ class LatentSampler(PieceModule):
 
     batch_keys = ("images", "samples", "seed_and_step")
 
-    def __init__(self, config: GeneratorConfig) -> None:
+    def __init__(self, config: UNetConfig) -> None:
         """Creates the autoencoder."""
         assert config.autoencoder is not None, "the piece is built only where the generator has an autoencoder"
         self.autoencoder = Autoencoder(config.autoencoder, config.channels)
@@ -63,7 +66,7 @@ class LatentSampler(PieceModule):
 class DiffusionLoss(PieceModule):
     """The loss of the U-Net's predictions, by default their mean squared errors, summed with the images' weights."""
 
-    def __init__(self, config: GeneratorConfig) -> None:
+    def __init__(self, config: UNetConfig) -> None:
         """Creates the U-Net."""
         self.unet = UNet(config)
         self.schedule, self.dropout = config.schedule, config.condition_dropout
@@ -110,58 +113,83 @@ class DiffusionLoss(PieceModule):
         return ModuleOutput({}, loss, {"errors": errors.reshape(weights.shape)}, auxiliary_losses)
 
 
+@functools.singledispatch
 def generator_module(config: GeneratorConfig, backbone: BackboneConfig) -> Module:
-    """A generator: projector, autoencoder (if any) and U-Net.
+    """Builds the generator that a configuration describes; a new kind registers its own function, by its type."""
+    raise unregistered_generator(config)
 
-    The autoencoder is a part of its own, `{name}_vae`, which trains only if `TrainConfig.trainable` names it.
+
+def image_generator_module(config: GeneratorConfig, backbone: BackboneConfig, *pieces: Piece) -> Module:
+    """A generator of the pieces behind its output projector, whose outputs `[r, g, q, c]` enter the first of them.
+
+    Args:
+        config: The generator.
+        backbone: The language model whose hidden states are the conditions.
+        *pieces: The last of them returns a `ModuleOutput` with the loss.
     """
-    pieces = [
-        Piece(
-            name="projector",
-            part=f"{config.name}_projector",
-            build=lambda: ConditionProjector(config, backbone),
-        )
-    ]
-    if config.autoencoder:
-        pieces.append(Piece(name="vae", part=f"{config.name}_vae", build=lambda: LatentSampler(config)))
-    pieces.append(Piece(name="unet", part=config.name, build=lambda: DiffusionLoss(config)))
-    return Module(config.name, tuple(pieces), inputs=(backbone.name,))
+    projector = Piece(
+        name="projector", part=f"{config.name}_projector", build=lambda: ConditionProjector(config, backbone)
+    )
+    return Module(config.name, (projector, *pieces), inputs=(backbone.name,))
 
 
+@generator_module.register
+def _unet_module(config: UNetConfig, backbone: BackboneConfig) -> Module:
+    """The autoencoder is a part of its own, `{name}_vae`, which trains only if `TrainConfig.trainable` names it."""
+    unet = Piece(name="unet", part=config.name, build=lambda: DiffusionLoss(config))
+    if not config.autoencoder:
+        return image_generator_module(config, backbone, unet)
+    autoencoder = Piece(name="vae", part=f"{config.name}_vae", build=lambda: LatentSampler(config))
+    return image_generator_module(config, backbone, autoencoder, unet)
+
+
+@functools.singledispatch
 def generate_images(
     config: GeneratorConfig,
-    unet: UNet,
-    autoencoder: Autoencoder | None,
+    pieces: Mapping[str, Any],
     conditions: Float[Array, "b q k"],
     keys: jax.Array,
     steps: int,
     guidance: float = 1.0,
 ) -> Images:
-    """Generates images in [-1, 1] by DDIM.
+    """Generates images in [-1, 1]. A new kind registers its own function, by the type of its configuration.
 
     Args:
         config: The generator.
-        unet: U-Net with its parameters.
-        autoencoder: Autoencoder with its parameters; None if the U-Net works on pixels.
+        pieces: Its pieces by name, with their parameters.
         conditions: Projected conditions of each image.
         keys: Random key of each image's noise.
-        steps: Number of DDIM steps, at least 1.
+        steps: Number of sampling steps, at least 1.
         guidance: Scale of classifier-free guidance (arXiv 2207.12598); 1 for none.
     """
+    raise unregistered_generator(config)
+
+
+@generate_images.register
+def _sample_unet(
+    config: UNetConfig,
+    pieces: Mapping[str, Any],
+    conditions: Float[Array, "b q k"],
+    keys: jax.Array,
+    steps: int,
+    guidance: float = 1.0,
+) -> Images:
+    """By DDIM (arXiv 2010.02502)."""
 
     def predict(x: jax.Array, time: jax.Array, conditions: jax.Array) -> jax.Array:
-        return unet(x, time, conditions, Axes()).astype(jnp.float32)
+        return pieces["unet"].unet(x, time, conditions, Axes()).astype(jnp.float32)
 
     generated = ddim_sample(
         noise_schedule(config.schedule),
         classifier_free_guidance(predict, conditions, guidance),
         standard_normals(keys, config.latent_shape),
         steps,
-        clip=autoencoder is None,
+        clip=config.autoencoder is None,
     )
-    if autoencoder is None:
+    if config.autoencoder is None:
         return generated
-    return jnp.clip(autoencoder.decode(generated.astype(conditions.dtype), Axes()).astype(jnp.float32), -1.0, 1.0)
+    decoded = pieces["vae"].autoencoder.decode(generated.astype(conditions.dtype), Axes())
+    return jnp.clip(decoded.astype(jnp.float32), -1.0, 1.0)
 
 
 def flatten_rows(x: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs.architectures import GeneratorConfig
+from configs.architectures import UNetConfig
 from mmjax.models.layers.feed_forward import MLP
 from mmjax.models.layers.linear import Convolution, Linear
 from mmjax.models.layers.normalization import GroupNorm
@@ -32,7 +32,7 @@ class UNet(nnx.Module):
     concatenated to the input of the block that mirrors it.
     """
 
-    def __init__(self, config: GeneratorConfig) -> None:
+    def __init__(self, config: UNetConfig) -> None:
         """Creates the layers.
 
         `enter` and `leave` are the first and last convolution, `shrink` and `grow` the convolutions between levels.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from configs.architectures import GeneratorConfig
+from configs.architectures import UNetConfig
 from mmjax.models.layers.attention import Attention
 from mmjax.models.layers.feed_forward import GatedMLP
 from mmjax.models.layers.linear import Convolution, Linear
@@ -54,7 +54,7 @@ class ResidualBlock(nnx.Module):
 class SpatialTransformer(nnx.Module):
     """Self-attention over the map, a second attention and GEGLU, between two projections (arXiv 2112.10752)."""
 
-    def __init__(self, width: int, heads: int, config: GeneratorConfig) -> None:
+    def __init__(self, width: int, heads: int, config: UNetConfig) -> None:
         """Creates the layers; `enter` and `leave` are the two projections."""
         self.norm = GroupNorm(width, config.groups, epsilon=SPATIAL_NORM_EPSILON)
         self.enter, self.leave = (_projection(width, config.linear_projection) for _ in range(2))
@@ -79,7 +79,7 @@ class SpatialTransformer(nnx.Module):
 class UNetBlock(nnx.Module):
     """A residual block, followed by a spatial transformer at the levels that have attention."""
 
-    def __init__(self, inputs: int, level: int, has_attention: bool, config: GeneratorConfig) -> None:
+    def __init__(self, inputs: int, level: int, has_attention: bool, config: UNetConfig) -> None:
         """Creates the layers; the level (0 for the finest resolution) gives the output's width."""
         width = config.widths[level]
         self.residual = ResidualBlock(inputs, width, config.groups, embedding=config.embedding_width)

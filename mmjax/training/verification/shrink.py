@@ -4,6 +4,7 @@ Heads and levels stay, because tensor parallelism divides them; widths shrink to
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from configs.architectures import (
     EncoderConfig,
     GeneratorConfig,
     ModelConfig,
+    UNetConfig,
 )
 from configs.experts import ExpertsConfig
 from data.data_config import DataConfig
@@ -124,7 +126,14 @@ def _experts(config: ExpertsConfig, heads: int) -> ExpertsConfig:
     return dataclasses.replace(config, ffn=_ffn(config.ffn, heads), shared_ffn=shared)
 
 
+@functools.singledispatch
 def _generator(config: GeneratorConfig) -> GeneratorConfig:
+    """Kinds of a user's own keep their sizes."""
+    return config
+
+
+@_generator.register
+def _unet(config: UNetConfig) -> UNetConfig:
     groups = math.gcd(config.groups, MAX_GROUPS)
     divisor = math.gcd(*config.widths, *config.head_widths)
     multiple = _smallest_multiple(config.widths, divisor, groups)

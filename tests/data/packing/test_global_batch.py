@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from configs.architectures import ExpertsConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import ExpertsConfig, ModelConfig, UNetConfig, VisionConfig
 from data.data_config import RowCapacity
 from data.datasets.easy_vqa import description_sample, text_sample, vqa_sample
 from data.media.patches import resize_to_square
@@ -14,9 +14,7 @@ from data.samples.sample_format import SampleFormat
 from data.text.word_tokenizer import WordTokenizer
 
 TOKENIZER = WordTokenizer(("a", "blue", "circle", "is", "it", "no", "yes"))
-MODEL = ModelConfig(
-    encoders=(VisionConfig(patch=2, merge=2),), generators=(GeneratorConfig(image_size=8, conditions=2),)
-)
+MODEL = ModelConfig(encoders=(VisionConfig(patch=2, merge=2),), generators=(UNetConfig(image_size=8, conditions=2),))
 FORM = SampleFormat.for_model(MODEL, {"patches": 32})
 CAPACITY = RowCapacity(tokens=32, lengths={"patches": 32}, images=2, samples=4)
 PICTURE = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
@@ -99,7 +97,7 @@ def test_weights_are_zero_without_images_or_targets():
 def test_arrays_are_named_after_the_models_modules():
     model = ModelConfig(
         encoders=(VisionConfig(name="eye", patch=2, merge=2),),
-        generators=(GeneratorConfig(name="brush", image_size=8, conditions=2),),
+        generators=(UNetConfig(name="brush", image_size=8, conditions=2),),
     )
     batch = build_global_batch(
         pack_samples([ASKED], 1, CAPACITY, FORM), model, SampleFormat.for_model(model, {"patches": 32})

@@ -1,6 +1,6 @@
 import pytest
 
-from configs.architectures import AudioConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, ModelConfig, UNetConfig, VisionConfig
 from data.errors import DataError
 from data.samples.audio_format import FrameFormat
 from data.samples.image_format import PatchFormat
@@ -10,7 +10,7 @@ from data.samples.sample_format import SampleFormat, TargetImageFormat
 def test_the_format_follows_the_model():
     model = ModelConfig(
         encoders=(VisionConfig(patch=4, merge=3), AudioConfig(mels=8, merge=5)),
-        generators=(GeneratorConfig(image_size=16, conditions=2),),
+        generators=(UNetConfig(image_size=16, conditions=2),),
     )
     form = SampleFormat.for_model(model, {"patches": 36, "frames": 40})
     assert form == SampleFormat(
@@ -47,14 +47,14 @@ def test_a_model_without_a_modality_has_no_format_for_it():
     ("model", "patches", "message"),
     [
         (ModelConfig(encoders=(VisionConfig(), VisionConfig(name="second"))), 16, "the model has vision and second"),
-        (ModelConfig(generators=(GeneratorConfig(), GeneratorConfig(name="other"))), 16, "has generator and other"),
+        (ModelConfig(generators=(UNetConfig(), UNetConfig(name="other"))), 16, "has generator and other"),
         (
             ModelConfig(encoders=(VisionConfig(channels=1, pixel_mean=(0.0,), pixel_std=(1.0,)),)),
             16,
             "vision.channels is 1",
         ),
         (
-            ModelConfig(generators=(GeneratorConfig(image_size=(16, 8)),)),
+            ModelConfig(generators=(UNetConfig(image_size=(16, 8)),)),
             16,
             r"generator.image_size is \(16, 8\); target images are square",
         ),

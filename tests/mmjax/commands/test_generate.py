@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.errors import UserError
 from data.data_config import DataConfig
 from data.datasets.easy_vqa import text_sample, vqa_sample
@@ -41,7 +41,7 @@ from tests.small_vqa import SmallVQA
 MODEL = ModelConfig(
     (VisionConfig(width=16, depth=1, heads=2, ffn=32),),
     BackboneConfig(vocabulary=48, width=16, depth=1, heads=4, kv_heads=2, ffn=32, tie_embeddings=True),
-    (GeneratorConfig(image_size=8, widths=(8,), head_width=4, groups=4, conditions=2, condition_width=8),),
+    (UNetConfig(image_size=8, widths=(8,), head_width=4, groups=4, conditions=2, condition_width=8),),
 )
 DATA = DataConfig(rows=4, tokens=192, patches=64, images=2)
 
@@ -56,7 +56,7 @@ from tests import small_vqa
 architectures.ModelConfig:
   encoders = (@architectures.VisionConfig(),)
   backbone = @architectures.BackboneConfig()
-  generators = (@architectures.GeneratorConfig(),)
+  generators = (@architectures.UNetConfig(),)
 optimizer.OptimizerConfig:
   learning_rate = 1e-2
   warmup_steps = 1
@@ -197,7 +197,7 @@ def test_many_requests_are_answered_in_order_a_line_each(workdir, trained):
     (workdir.parent / "asked.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
     done = generate(workdir, "--requests=asked.jsonl", "--sampling_steps=3", "--guidance=2")
     assert done.returncode == 0, done.stderr
-    assert "warning: --guidance needs GeneratorConfig.condition_dropout" in done.stderr
+    assert "warning: --guidance needs UNetConfig.condition_dropout" in done.stderr
     first, drawn, last = map(json.loads, done.stdout.splitlines())
     assert first["answer"] == trained.answer(QUESTION, {"image": [SHOWN]}).text and first["ended"]
     assert drawn == {"prompt": "a blue circle", "output": "many.png"} and (workdir.parent / "many.png").is_file()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from data.data_config import DataConfig
 from mmjax.generation import sample_log
 from mmjax.generation.sample_log import SampleLog
@@ -22,7 +22,7 @@ from tests.small_vqa import SmallVQA
 MODEL = ModelConfig(
     (VisionConfig(width=16, depth=1, heads=2, ffn=32, patch=16),),
     BackboneConfig(vocabulary=48, width=16, depth=1, heads=2, kv_heads=2, ffn=32),
-    (GeneratorConfig(image_size=8, patch=2, widths=(8,), groups=2, head_width=4, conditions=2, condition_width=8),),
+    (UNetConfig(image_size=8, patch=2, widths=(8,), groups=2, head_width=4, conditions=2, condition_width=8),),
 )
 CONFIG = TrainConfig(
     dataset=SmallVQA,

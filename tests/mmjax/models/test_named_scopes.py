@@ -11,8 +11,8 @@ from configs.architectures import (
     AutoencoderConfig,
     BackboneConfig,
     ExpertsConfig,
-    GeneratorConfig,
     ModelConfig,
+    UNetConfig,
     VisionConfig,
 )
 from configs.lora import LoraConfig
@@ -31,7 +31,7 @@ MODEL = ModelConfig(
     (VisionConfig(width=16, depth=1, heads=2, ffn=32), AudioConfig(width=16, depth=1, heads=2, ffn=32)),
     BACKBONE,
     (
-        GeneratorConfig(
+        UNetConfig(
             image_size=8, patch=1, widths=(8, 8), head_width=4, groups=4, condition_width=8, autoencoder=AUTOENCODER
         ),
     ),

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 
-from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from data.data_config import DataConfig
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES
 from data.packing.pipeline import training_batches
@@ -27,7 +27,7 @@ MODEL = ModelConfig(
         AudioConfig(width=8, depth=1, heads=2, ffn=8, mels=8, merge=10),
     ),
     BackboneConfig(vocabulary=267, width=16, depth=2, heads=2, kv_heads=2, ffn=16),
-    (GeneratorConfig(image_size=8, patch=2, widths=(8,), groups=2, head_width=4, conditions=2, condition_width=8),),
+    (UNetConfig(image_size=8, patch=2, widths=(8,), groups=2, head_width=4, conditions=2, condition_width=8),),
 )
 DATA = DataConfig(rows=4, tokens=384, patches=64, frames=1600, images=2, samples=8, window=32)
 PLAN = Plan(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mmjax
-from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.errors import UserError
 from configs.optimizer import OptimizerConfig
 from data.data_config import DataConfig
@@ -37,7 +37,7 @@ from tests.small_vqa import SmallVQA
 MODEL = ModelConfig(
     (VisionConfig(width=16, depth=1, heads=2, ffn=32, patch=16),),
     BackboneConfig(vocabulary=48, width=16, depth=2, heads=2, kv_heads=2, ffn=32),
-    (GeneratorConfig(image_size=8, patch=2, widths=(8,), groups=2, head_width=4, conditions=2, condition_width=8),),
+    (UNetConfig(image_size=8, patch=2, widths=(8,), groups=2, head_width=4, conditions=2, condition_width=8),),
 )
 DATA = DataConfig(rows=4, tokens=256, patches=32, images=2, mixture=(("vqa", 1.0), ("description", 0.5)))
 PLAN = Plan(

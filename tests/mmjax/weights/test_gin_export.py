@@ -5,7 +5,7 @@ import dataclasses
 import gin
 import pytest
 
-from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from mmjax import cli
 from mmjax.training.config import TrainConfig
 from mmjax.weights.gin_export import gin_text
@@ -19,7 +19,7 @@ MODELS = {
         (),
         "bfloat16",
     ),
-    "generator": ModelConfig((), BACKBONE, (GeneratorConfig(conditions=3),)),
+    "generator": ModelConfig((), BACKBONE, (UNetConfig(conditions=3),)),
 }
 
 

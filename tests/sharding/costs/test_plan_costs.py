@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.clusters import CLUSTERS
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.cost_model import LayerParallelism
@@ -22,7 +22,7 @@ from tests.sharding.expert_graphs import with_experts
 MODEL = ModelConfig(
     (VisionConfig(width=64, depth=3, heads=4, ffn=128),),
     BackboneConfig(vocabulary=256, width=128, depth=4, heads=4, kv_heads=2, ffn=256),
-    (GeneratorConfig(image_size=16),),
+    (UNetConfig(image_size=16),),
 )
 GRAPH = module_graph(MODEL)
 COSTS = AnalyticCostModel(CLUSTERS["a100"])

@@ -4,7 +4,7 @@ import dataclasses
 
 from hypothesis import strategies as st
 
-from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.clusters import ClusterConfig, Link
 from configs.workloads import Lognormal, SampleKind, SyntheticData
 from sharding.costs.analytic import AnalyticCostModel
@@ -18,7 +18,7 @@ from tests.sharding.expert_graphs import with_experts
 VISION = VisionConfig(width=64, depth=3, heads=2, ffn=128, patch=16)
 AUDIO = AudioConfig(width=64, depth=2, heads=2, ffn=128)
 BACKBONE = BackboneConfig(vocabulary=512, width=128, depth=4, heads=4, kv_heads=2, ffn=256)
-GENERATOR = GeneratorConfig(image_size=16, widths=(32,), head_width=16, groups=4, condition_width=32)
+GENERATOR = UNetConfig(image_size=16, widths=(32,), head_width=16, groups=4, condition_width=32)
 MODEL = ModelConfig((VISION,), BACKBONE, (GENERATOR,))
 ENCODERS = ((), (VISION,), (VISION, AUDIO))
 TRAINABLE = (("all",), ("projectors",), ("projectors", "backbone"), ("generator_projector", "generator"))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.architectures import GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import ModelConfig, UNetConfig, VisionConfig
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph, device_classes, stage_graph
 from sharding.plans.unit_plan import PlanError, UnitPlan
@@ -20,7 +20,7 @@ def unit(name, modules, devices, layers, **more):
 def test_edges_join_the_stages_that_own_last_and_first_layers():
     config = ModelConfig(
         encoders=(VisionConfig(name="near"), VisionConfig(name="far")),
-        generators=(GeneratorConfig(name="paint"), GeneratorConfig(name="draw")),
+        generators=(UNetConfig(name="paint"), UNetConfig(name="draw")),
     )
     units = (
         unit("front", ("near", "backbone", "paint"), (0, 1, 2), (1, 3, 3)),  # near | near backbone | backbone paint

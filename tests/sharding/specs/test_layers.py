@@ -13,10 +13,10 @@ from configs.architectures import (
     AudioConfig,
     AutoencoderConfig,
     BackboneConfig,
-    GeneratorConfig,
     LoraConfig,
     ModelConfig,
     ScaledLinearSchedule,
+    UNetConfig,
     VisionConfig,
 )
 from configs.projectors import MLPProjectorConfig, ResamplerConfig
@@ -29,7 +29,7 @@ from sharding.specs.modules import module_graph
 VISION = VisionConfig(width=24, depth=3, heads=2, ffn=40, patch=4, merge=2)
 AUDIO = AudioConfig(width=16, depth=2, heads=2, ffn=24, mels=6, merge=2)
 BACKBONE = BackboneConfig(vocabulary=48, width=32, depth=3, heads=4, kv_heads=2, ffn=56)
-GENERATOR = GeneratorConfig(
+GENERATOR = UNetConfig(
     image_size=16,
     patch=2,
     widths=(8, 16, 32),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from sharding.axes import Axes
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph, module_graph
@@ -12,7 +12,7 @@ def test_encoders_feed_the_backbone_which_feeds_the_generators():
     config = ModelConfig(
         encoders=(VisionConfig(name="near", depth=3), VisionConfig(name="far")),
         backbone=BackboneConfig(depth=5),
-        generators=(GeneratorConfig(name="paint"), GeneratorConfig(name="draw")),
+        generators=(UNetConfig(name="paint"), UNetConfig(name="draw")),
     )
     graph = module_graph(config)
     assert graph.names == ("near", "far", "backbone", "paint", "draw")

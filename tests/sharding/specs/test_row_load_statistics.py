@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.workloads import Lognormal, SampleKind, SyntheticData
 from sharding.specs.row_load_statistics import RowLoadStatistics, draw_row_loads
 
 MODEL = ModelConfig(
     (VisionConfig(patch=16, merge=2), AudioConfig(merge=2)),
     BackboneConfig(),
-    (GeneratorConfig(conditions=4),),
+    (UNetConfig(conditions=4),),
 )
 TEXT = SampleKind(text_tokens=Lognormal(30, 0.5))
 

@@ -6,7 +6,7 @@ It is a part of a generator; its config.json is read as that of a generator whos
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from configs.architectures import AutoencoderConfig, GeneratorConfig
+from configs.architectures import AutoencoderConfig, UNetConfig
 from mmjax.weights.published.generators.diffusers_format import (
     DIFFUSERS_FILE_STEM,
     require_equal,
@@ -33,7 +33,7 @@ REQUIRED_VALUES = {
 OLD_ATTENTION_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
-def read_config(values: Mapping[str, Any]) -> GeneratorConfig:
+def read_config(values: Mapping[str, Any]) -> UNetConfig:
     """Reads the config.json of diffusers' AutoencoderKL."""
     require_values(values, REQUIRED_VALUES)
     require_equal(values, ("in_channels", "out_channels"))
@@ -48,7 +48,7 @@ def read_config(values: Mapping[str, Any]) -> GeneratorConfig:
         groups=values["norm_num_groups"],
         scaling_factor=float(values.get("scaling_factor", 0.18215)),
     )
-    return GeneratorConfig(
+    return UNetConfig(
         image_size=autoencoder.downsampling_factor,
         channels=values["in_channels"],
         patch=1,
@@ -57,7 +57,7 @@ def read_config(values: Mapping[str, Any]) -> GeneratorConfig:
     )
 
 
-def write_config(config: GeneratorConfig) -> dict[str, Any]:
+def write_config(config: UNetConfig) -> dict[str, Any]:
     """Writes the config.json of diffusers' AutoencoderKL, without `sample_size`: the weights are for any size."""
     autoencoder = config.autoencoder
     if autoencoder is None:
@@ -77,7 +77,7 @@ def write_config(config: GeneratorConfig) -> dict[str, Any]:
     }
 
 
-def rules(config: GeneratorConfig) -> Rules:
+def rules(config: UNetConfig) -> Rules:
     """Rules of the autoencoder; none for a generator without one."""
     return {config.name: tuple(_autoencoder_rules(config.autoencoder)) if config.autoencoder else ()}
 
@@ -138,7 +138,7 @@ PUBLISHED = (
     PublishedArchitecture(
         name="AutoencoderKL",
         model_types=("AutoencoderKL",),
-        config_type=GeneratorConfig,
+        config_type=UNetConfig,
         read_config=read_config,
         write_config=write_config,
         rules=rules,

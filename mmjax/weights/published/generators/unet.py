@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from configs.architectures import GeneratorConfig
+from configs.architectures import UNetConfig
 from mmjax.weights.published.generators.diffusers_format import (
     DIFFUSERS_FILE_STEM,
     heads_per_level,
@@ -54,7 +54,7 @@ UP_BLOCK_TYPES = {True: "CrossAttnUpBlock2D", False: "UpBlock2D"}
 """Types of a level's blocks, by whether the level has attention."""
 
 
-def read_config(values: Mapping[str, Any]) -> GeneratorConfig:
+def read_config(values: Mapping[str, Any]) -> UNetConfig:
     """Reads the config.json of diffusers' UNet2DConditionModel.
 
     The number of conditions and the noise schedule are not in it; they have the values of Stable Diffusion.
@@ -81,7 +81,7 @@ def read_config(values: Mapping[str, Any]) -> GeneratorConfig:
             "ones can be computed"
         )
     size = values.get("sample_size") or 2 ** (len(widths) - 1)
-    return GeneratorConfig(
+    return UNetConfig(
         image_size=size if isinstance(size, int) else tuple(size),
         channels=values["in_channels"],
         patch=1,
@@ -124,7 +124,7 @@ def _pooled(values: Mapping[str, Any]) -> tuple[str, int]:
     return combination, values["projection_class_embeddings_input_dim"]
 
 
-def write_config(config: GeneratorConfig) -> dict[str, Any]:
+def write_config(config: UNetConfig) -> dict[str, Any]:
     """Writes the config.json of diffusers' UNet2DConditionModel, without `sample_size`: weights are for any size."""
     if config.patch != 1:
         raise ValueError(f"patch is {config.patch}; diffusers moves no pixels into the channels, so it must be 1")
@@ -157,12 +157,12 @@ def write_config(config: GeneratorConfig) -> dict[str, Any]:
     }
 
 
-def rules(config: GeneratorConfig) -> Rules:
+def rules(config: UNetConfig) -> Rules:
     """Rules of the U-Net."""
     return {config.name: tuple(_unet_rules(config))}
 
 
-def _unet_rules(config: GeneratorConfig) -> Iterator[Rule]:
+def _unet_rules(config: UNetConfig) -> Iterator[Rule]:
     for tensor, name in (("linear_1", "up"), ("linear_2", "down")):
         yield from linear_rules(f"time_embedding.{tensor}", f"{UNET}/time/{name}", LINEAR, bias=True)
     if config.pooled != "none":
@@ -190,15 +190,13 @@ def _unet_rules(config: GeneratorConfig) -> Iterator[Rule]:
     yield from residual_block_rules("mid_block.resnets.1", f"{middle_out}/residual", embedding=True, skip=False)
 
 
-def _block_rules(
-    config: GeneratorConfig, tensor: str, block: int, parameter: str, level: int, skip: bool
-) -> Iterator[Rule]:
+def _block_rules(config: UNetConfig, tensor: str, block: int, parameter: str, level: int, skip: bool) -> Iterator[Rule]:
     yield from residual_block_rules(f"{tensor}.resnets.{block}", f"{parameter}/residual", embedding=True, skip=skip)
     if level in config.attention_levels:
         yield from _transformer_rules(config, f"{tensor}.attentions.{block}", f"{parameter}/transformer")
 
 
-def _transformer_rules(config: GeneratorConfig, tensor: str, parameter: str) -> Iterator[Rule]:
+def _transformer_rules(config: UNetConfig, tensor: str, parameter: str) -> Iterator[Rule]:
     projection = LINEAR if config.linear_projection else CONVOLUTION
     yield from norm_rules(f"{tensor}.norm", f"{parameter}/norm", bias=True)
     yield from linear_rules(f"{tensor}.proj_in", f"{parameter}/enter", projection, bias=True)
@@ -221,7 +219,7 @@ PUBLISHED = (
     PublishedArchitecture(
         name="UNet2DConditionModel",
         model_types=("UNet2DConditionModel",),
-        config_type=GeneratorConfig,
+        config_type=UNetConfig,
         read_config=read_config,
         write_config=write_config,
         rules=rules,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.architectures import AutoencoderConfig, GeneratorConfig, ModelConfig
+from configs.architectures import AutoencoderConfig, ModelConfig, UNetConfig
 from mmjax.models.modalities.generator import ConditionedLatents, generator_module
 from mmjax.models.modalities.losses import LossTerms
 from mmjax.models.structure.parameters import init_layer_parameters, piece_definition
@@ -75,7 +75,7 @@ def test_sizes_of_latents():
 def test_invalid_generators_are_refused(changed, message):
     fields = {"image_size": 8, "widths": (8, 16), "head_width": 4, "groups": 4} | changed
     with pytest.raises(ValueError, match=message):
-        GeneratorConfig(**fields)
+        UNetConfig(**fields)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from configs.architectures import BackboneConfig, GeneratorConfig
+from configs.architectures import BackboneConfig, UNetConfig
 from configs.errors import UserError
 from mmjax.models.modalities.losses import (
     DenoisingPredictions,
@@ -173,7 +173,7 @@ def test_a_loss_of_images_is_weighted_by_image():
     np.testing.assert_allclose(loss, np.sum(weights * np.minimum(ratio, 2) / (ratio + 1) * errors), rtol=1e-5)
 
 
-@pytest.mark.parametrize("config", [BackboneConfig, GeneratorConfig])
+@pytest.mark.parametrize("config", [BackboneConfig, UNetConfig])
 @pytest.mark.parametrize(
     ("loss", "message"),
     [

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from configs.architectures import GeneratorConfig
+from configs.architectures import UNetConfig
 from mmjax.models.modalities.unet import UNet, depth_to_space, space_to_depth, timestep_embedding
 from sharding.axes import Axes
 
-SMALL = GeneratorConfig(
+SMALL = UNetConfig(
     image_size=8, patch=2, widths=(8, 16), blocks=1, attention_levels=(0,), head_width=4, groups=4, condition_width=8
 )
 
@@ -68,7 +68,7 @@ def test_predictions_have_the_images_shape_and_depend_on_all_inputs():
 @pytest.mark.parametrize("widths", [(8,), (8, 16), (8, 16, 24)])
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_any_number_of_resolutions_and_blocks(widths, blocks):
-    config = GeneratorConfig(image_size=16, patch=2, widths=widths, blocks=blocks, head_width=4, groups=4)
+    config = UNetConfig(image_size=16, patch=2, widths=widths, blocks=blocks, head_width=4, groups=4)
     shapes = ((2, 16, 16, 3), (2,), (2, 4, config.condition_width))
     out = nnx.eval_shape(
         lambda *arguments: UNet(config)(*arguments, Axes()), *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)

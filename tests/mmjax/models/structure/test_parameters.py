@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from configs.architectures import BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from mmjax.models.model import model_modules, run_model
 from mmjax.models.structure.module import ModuleOutput
 from mmjax.models.structure.parameters import (
@@ -108,11 +108,7 @@ FULL_SIZE = {
     "7B with an encoder of 300 M": ModelConfig(
         (VisionConfig(width=1024, depth=24, heads=16, ffn=4096, patch=14),),
         BackboneConfig(vocabulary=32000, width=4096, depth=32, heads=32, kv_heads=32, ffn=11008),
-        (
-            GeneratorConfig(
-                image_size=64, widths=(320, 640, 1280), blocks=2, head_width=64, groups=32, condition_width=768
-            ),
-        ),
+        (UNetConfig(image_size=64, widths=(320, 640, 1280), blocks=2, head_width=64, groups=32, condition_width=768),),
         "bfloat16",
     ),
     "70B, two encoders, two generators": ModelConfig(
@@ -121,7 +117,7 @@ FULL_SIZE = {
             VisionConfig(name="document", width=1024, depth=24, heads=16, ffn=4096, patch=16),
         ),
         BackboneConfig(vocabulary=128256, width=8192, depth=80, heads=64, kv_heads=8, ffn=28672),
-        (GeneratorConfig(), GeneratorConfig(name="painter", image_size=64, widths=(64, 128, 256))),
+        (UNetConfig(), UNetConfig(name="painter", image_size=64, widths=(64, 128, 256))),
         "bfloat16",
     ),
 }

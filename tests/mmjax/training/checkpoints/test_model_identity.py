@@ -8,10 +8,10 @@ import pytest
 from configs.architectures import (
     BackboneConfig,
     ExpertsConfig,
-    GeneratorConfig,
     LoraConfig,
     ModelConfig,
     ScaledLinearSchedule,
+    UNetConfig,
 )
 from configs.errors import UserError
 from configs.rope import LinearScaling, Llama3Scaling
@@ -62,7 +62,7 @@ def without_kinds(stored):
 
 LINEAR, LLAMA3 = (ModelConfig(backbone=BackboneConfig(rope_scaling=of(4.0))) for of in (LinearScaling, Llama3Scaling))
 EXPERTS = ModelConfig(backbone=BackboneConfig(experts=ExpertsConfig()))
-SCALED = ModelConfig(generators=(GeneratorConfig(schedule=ScaledLinearSchedule()),))
+SCALED = ModelConfig(generators=(UNetConfig(schedule=ScaledLinearSchedule()),))
 
 
 @pytest.mark.parametrize("config", [ModelConfig(), LLAMA3, EXPERTS, SCALED])

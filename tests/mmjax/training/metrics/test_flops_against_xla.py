@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.module import Module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
@@ -24,7 +24,7 @@ GPT = BackboneConfig(
     width=WIDTH, depth=2, heads=8, kv_heads=8, ffn=FFN, norm="layernorm", activation="gelu_tanh", gated=False
 )
 # Large maps: XLA leaves out the taps of convolutions over padding, a share of 2 / 3 / side in each direction.
-GENERATOR = GeneratorConfig(image_size=128, widths=(128, 256), head_width=64, conditions=4, condition_width=WIDTH)
+GENERATOR = UNetConfig(image_size=128, widths=(128, 256), head_width=64, conditions=4, condition_width=WIDTH)
 STACKS = {
     "vision": ModelConfig((VISION,), BACKBONE, ()),
     "audio": ModelConfig((AUDIO,), BACKBONE, ()),

@@ -6,7 +6,7 @@ import math
 import jax
 import pytest
 
-from configs.architectures import AudioConfig, BackboneConfig, GeneratorConfig, ModelConfig, VisionConfig
+from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from data.data_config import DataConfig
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
@@ -20,7 +20,7 @@ LARGE = ModelConfig(
     backbone=BackboneConfig(
         vocabulary=92552, width=8192, depth=80, heads=64, kv_heads=8, ffn=28672, tie_embeddings=True
     ),
-    generators=(GeneratorConfig(image_size=512, widths=(320, 640, 1280, 1280), blocks=2, head_width=160, groups=32),),
+    generators=(UNetConfig(image_size=512, widths=(320, 640, 1280, 1280), blocks=2, head_width=160, groups=32),),
 )
 PLAN = Plan(
     (

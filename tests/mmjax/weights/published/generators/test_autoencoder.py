@@ -90,7 +90,7 @@ def test_unsupported_values_are_refused_by_key(changed, message):
 
 
 def test_writing_a_generator_without_an_autoencoder_is_refused():
-    from configs.architectures import GeneratorConfig
+    from configs.architectures import UNetConfig
 
     with pytest.raises(ValueError, match=r"generator.autoencoder is None"):
-        autoencoder.write_config(GeneratorConfig())
+        autoencoder.write_config(UNetConfig())

@@ -63,7 +63,7 @@ def test_a_guided_image_matches_diffusers(prediction, tmp_path):
     @jax.jit
     def draw(parameters, conditions, keys):
         parts = [module_of(config, parameters, name) for name in ("unet", "vae")]
-        return generate_images(config, parts[0].unet, parts[1].autoencoder, conditions, keys, STEPS, GUIDANCE)
+        return generate_images(config, {"unet": parts[0], "vae": parts[1]}, conditions, keys, STEPS, GUIDANCE)
 
     ours = draw(parameters, conditions, keys)
 
