@@ -48,10 +48,10 @@ class BackboneConfig(TransformerConfig):
     loss: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
+        require_loss(self, "loss")
         super().__post_init__()
         require_positive(self, "vocabulary", "kv_heads", "max_positions")
         require_one_of(self, "positions", POSITIONS)
-        require_loss(self, "loss")
         if self.positions == "rotary" and self.head_width % 2:
             raise ValueError(f"BackboneConfig: head width {self.head_width} is odd; rotary positions need pairs")
         if self.experts and (not self.gated or "mlp" in (*self.biases, *self.inner_norms)):

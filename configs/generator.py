@@ -37,9 +37,9 @@ class GeneratorConfig:
     loss: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
+        require_loss(self, "loss")
         require_types(self)
         require_positive(self, "channels", "conditions", "condition_width")
-        require_loss(self, "loss")
         kind = type(self).__name__
         if not 0 <= self.condition_dropout < 1:
             raise ValueError(f"{kind}.condition_dropout is {self.condition_dropout}; give 0 or more, below 1")
