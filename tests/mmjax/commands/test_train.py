@@ -30,12 +30,13 @@ config.TrainConfig:
 """
 
 
-# Runs a module with a list of the files of a workdir that were opened or removed, in that order.
+# Runs a module with a list of the files of a workdir that were written or removed, in that order.
 LISTING_FILES = """
-import pathlib, runpy, sys
+import os, pathlib, runpy, sys
 workdir, module, *sys.argv[1:] = sys.argv[1:]
 def note(event, arguments):
-    if event in ("open", "os.remove") and isinstance(arguments[0], str) and arguments[0].startswith(workdir):
+    changes = event == "os.remove" or event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+    if changes and isinstance(arguments[0], str) and arguments[0].startswith(workdir):
         touched.append(pathlib.Path(arguments[0]).name)
 touched = []
 sys.addaudithook(note)
