@@ -42,7 +42,7 @@ from mmjax.weights.initialization import SeedInitializer
 from sharding.costs.memory import GRADIENT_BYTES, MASTER_BYTES, MOMENT_BYTES
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.stage_graph import StageId
-from sharding.runtime.executor import TrainState
+from sharding.runtime.pipeline import TrainState
 from sharding.schedules.ops import PipelineOp
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree

@@ -31,7 +31,8 @@ from mmjax.models.structure.module import Module
 from mmjax.training.checkpoints.discovery import saved_steps
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.config import TrainConfig
-from mmjax.training.trainer import PROMPT_FORMAT_FILE, TOKENIZER_FILE, Trainer
+from mmjax.training.run_files import PROMPT_FORMAT_FILE, TOKENIZER_FILE
+from mmjax.training.trainer import Trainer
 from sharding.trees import Tree
 
 MIN_ROW_TOKENS = 32

@@ -10,7 +10,7 @@ from jax.experimental import multihost_utils
 from data.packing.global_batch import GlobalBatch
 from mmjax.training.engine.engine import Engine
 from mmjax.training.metrics.activity import ActivityCallback
-from sharding.runtime.executor import TrainState
+from sharding.runtime.pipeline import TrainState
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import logging
 import pathlib
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from mmjax.training.engine.compilation import compile_step
-from mmjax.training.engine.step_recorder import StepRecorder
+from mmjax.training.engine.step_recorder import StepNotRecordedError, StepRecorder
 from mmjax.training.evaluation import AnswerScore
 from mmjax.training.metrics.activity import COMPILING
 from mmjax.training.metrics.interface import MetricsWriter
@@ -20,10 +21,13 @@ from mmjax.training.metrics.progress import ProgressDisplay
 from mmjax.training.metrics.step_report import StepReport, TokenCounts, make_step_report, sum_counts
 from mmjax.training.metrics.step_timeline_file import write_step_timeline
 from mmjax.training.metrics.step_timer import StepTimer, StepTimes
+from mmjax.training.steps import DispatchedStep
 from mmjax.training.stop_signals import StoppedBeforeFirstStepError, StopSignals
 
 if TYPE_CHECKING:  # it imports this file
-    from mmjax.training.trainer import DispatchedStep, Trainer
+    from mmjax.training.trainer import Trainer
+
+_LOG = logging.getLogger(__name__)
 
 MAX_STEPS_IN_FLIGHT = 2
 """Steps dispatched before the oldest is waited for: devices need not wait for the host, and memory stays bounded."""
@@ -82,7 +86,7 @@ class Fitting:
         self._begin, self._first_step = time.perf_counter(), trainer.steps_done
         self._recorded_step = min(self._first_step + RECORDED_STEP, trainer.config.steps)
         self._compile_seconds = self._step_seconds = 0.0
-        self._timer, self._in_flight = StepTimer(), collections.deque["DispatchedStep"]()
+        self._timer, self._in_flight = StepTimer(), collections.deque[DispatchedStep]()
         self._times: dict[int, StepTimes] = {}  # of windows whose last step is dispatched, but not yet finished
         self._counts: TokenCounts = {}  # of all finished steps
         self._losses: dict[str, float] = {}
@@ -112,7 +116,7 @@ class Fitting:
             with stop.leaving_at_once():
                 self._prepare()
         while trainer.steps_done < config.steps and not stop.requested(trainer.steps_done):
-            if trainer.workdir and jax.process_count() == 1 and trainer.steps_done + 1 == self._recorded_step:
+            if trainer.workdir and trainer.steps_done + 1 == self._recorded_step:
                 self._record_step(trainer.workdir)
             else:
                 self._in_flight.append(trainer.dispatch_step(self._timer))
@@ -150,8 +154,12 @@ class Fitting:
         with self._timer.left_out_step():
             self._in_flight.append(self._trainer.dispatch_step(StepTimer(), recorder))
         with self._timer.excluded():
-            timeline = recorder.timeline()
-            write_step_timeline(workdir, self._trainer.steps_done, timeline)
+            try:
+                timeline = recorder.timeline()
+                if jax.process_index() == 0:
+                    write_step_timeline(workdir, self._trainer.steps_done, timeline)
+            except (StepNotRecordedError, OSError) as error:  # what the run can do without
+                _LOG.warning("no timeline of step %d: %s", self._trainer.steps_done, error)
 
     def _finish_until(self, most_in_flight: int) -> None:
         """Waits for the oldest steps until so many are in flight; each is reported once, in order."""

@@ -1,7 +1,6 @@
 """The trainer: a configured run on a plan, trained step by step or to its end, saved and resumed."""
 
 import contextlib
-import dataclasses
 import functools
 import os
 import pathlib
@@ -34,48 +33,16 @@ from mmjax.training.metrics.progress import NullProgress, ProgressDisplay, make_
 from mmjax.training.metrics.step_timer import StepTimer
 from mmjax.training.metrics.step_window import StepWindow
 from mmjax.training.metrics.writers import NullWriter, open_metrics_writer
+from mmjax.training.run_files import write_run_files
+from mmjax.training.steps import DispatchedStep, NonFiniteStepError, StepResult
 from mmjax.training.workdir_lock import locked_workdir
 from mmjax.weights.initialization import parameter_initializer
 from sharding.plans.plan import Plan
 from sharding.runtime.communication_check import check_communication
-from sharding.runtime.executor import TrainState
-from sharding.runtime.global_reduction import StepSummary
+from sharding.runtime.pipeline import TrainState
 from sharding.runtime.process_barrier import wait_for_processes
 from sharding.simulation.timeline import Timeline
 from sharding.trees import Tree
-
-PLAN_FILE = "plan.json"
-TOKENIZER_FILE = "tokenizer.json"
-PROMPT_FORMAT_FILE = "prompt_format.json"
-
-
-class NonFiniteStepError(UserError):
-    """A loss or a gradient was not finite; the state before that step is kept, and saved if there is a workdir."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """What a step did.
-
-    Attributes:
-        step: Number of the step, from 1.
-        losses: By name: means over the target tokens, or target images, of the step's batch.
-        gradient_norm: Norm of the gradients of all units together, before clipping.
-    """
-
-    step: int
-    losses: dict[str, float]
-    gradient_norm: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DispatchedStep:
-    """A step that the devices work on: its number, its summary on the devices, its batch, and the data state before."""
-
-    step: int
-    summary: StepSummary
-    batch: GlobalBatch
-    data_state: dict[str, Any]
 
 
 class Trainer:
@@ -175,7 +142,7 @@ class Trainer:
                 )
         self.full_batch_flops = full_batch_flops(self.engine.modules, batch_spec.arrays, jax.devices()[0].device_kind)
         if workdir is not None and jax.process_index() == 0:
-            self._write_run_files(workdir)
+            write_run_files(workdir, self.engine.plan, self.tokenizer, self.prompt_format)
 
     def __enter__(self) -> "Trainer":
         return self
@@ -245,7 +212,7 @@ class Trainer:
 
         Raises:
             NonFiniteStepError: Names the step and its samples.
-            UserError: The run has several processes.
+            StepNotRecordedError: The recording failed on some process; the step is trained.
         """
         recorder = StepRecorder(self.engine)
         self.finish_step(self.dispatch_step(StepTimer(), recorder))
@@ -304,13 +271,6 @@ class Trainer:
             return Fitting(self, progress, metrics, on_evaluation).run()
 
     # ------------------------------------------------------------------ what steps are made of
-
-    def _write_run_files(self, workdir: pathlib.Path) -> None:
-        """Writes what inference with the run's checkpoints needs, and the plan."""
-        workdir.mkdir(parents=True, exist_ok=True)
-        self.engine.plan.save(workdir / PLAN_FILE)
-        (workdir / TOKENIZER_FILE).write_text(self.tokenizer.to_json(), encoding="utf-8")
-        (workdir / PROMPT_FORMAT_FILE).write_text(self.prompt_format.to_json(), encoding="utf-8")
 
     def _open_metrics(self) -> MetricsWriter:
         """The metrics writers of the workdir; what keeps nothing without one."""

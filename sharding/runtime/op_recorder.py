@@ -4,6 +4,7 @@ Nothing in the step waits for anything else than without it: threads wait for ar
 programs of each device and one for what it receives, in the order of the schedule.
 """
 
+import contextlib
 import functools
 import queue
 import sys
@@ -44,6 +45,7 @@ class OpRecorder:
         launched: By op of this process, when its launch began, in seconds since the recorder was entered.
         finished: By op and number of the device, when the device had finished it. Where a device receives in a
             transfer, when all had arrived. Devices that an op gives no array to are absent.
+        failure: Why the record is incomplete; the step itself is not affected.
     """
 
     def __init__(self, executor: Executor, devices: Sequence[jax.Device]) -> None:
@@ -52,8 +54,9 @@ class OpRecorder:
         self._numbers = {device: number for number, device in enumerate(devices)}
         self._queues: dict[tuple[int, bool], queue.SimpleQueue[_Waiting | None]] = {}
         self._threads: list[threading.Thread] = []
-        self._failure: BaseException | None = None
-        _compile_marks(executor)
+        self.failure: Exception | None = None
+        with self._keeping_failure():
+            _compile_marks(executor)
 
     def __enter__(self) -> "OpRecorder":
         self._switch_interval = sys.getswitchinterval()
@@ -64,10 +67,13 @@ class OpRecorder:
 
     def __call__(self, op: PipelineOp, outputs: Any) -> None:
         """Hands the arrays of an op that was just launched to the threads."""
+        if self.failure is not None:
+            return
         self.launched[op], self.finished[op] = self._launch, {}
-        for array in _arrays_to_wait_for(outputs):
-            for shard in array.addressable_shards:
-                self._queue(self._numbers[shard.device], op.kind in TRANSFERS).put((op, shard.data))
+        with self._keeping_failure():
+            for array in _arrays_to_wait_for(outputs):
+                for shard in array.addressable_shards:
+                    self._queue(self._numbers[shard.device], op.kind in TRANSFERS).put((op, shard.data))
         self._launch = self._now()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -77,8 +83,14 @@ class OpRecorder:
             for thread in self._threads:
                 thread.join()
         sys.setswitchinterval(self._switch_interval)
-        if error is None and self._failure is not None:
-            raise self._failure
+
+    @contextlib.contextmanager
+    def _keeping_failure(self) -> Iterator[None]:
+        """Keeps an error of the recording from the step, which other processes train too."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = self.failure or error
 
     def _now(self) -> float:
         return time.perf_counter() - self._begin
@@ -90,18 +102,16 @@ class OpRecorder:
             self._queues[key] = queue.SimpleQueue()
             # A daemon, so that a second Ctrl-C leaves at once.
             thread = threading.Thread(target=self._wait, args=(device, self._queues[key]), daemon=True)
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
         return self._queues[key]
 
     def _wait(self, device: int, waiting: "queue.SimpleQueue[_Waiting | None]") -> None:
-        try:
+        with self._keeping_failure():
             while (item := waiting.get()) is not None:
                 op, array = item
                 array.block_until_ready()
                 self.finished[op][device] = self._now()
-        except BaseException as error:  # raised again where the recorder is left
-            self._failure = error
 
 
 def _arrays_to_wait_for(outputs: Any) -> Iterator[jax.Array]:

@@ -20,10 +20,11 @@ from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_functions import make_stage_function
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
-from sharding.runtime.executor import Channel, ExecutableStage, Executor, TiedParameter
+from sharding.runtime.executor import Executor
 from sharding.runtime.global_reduction import GlobalReduction
 from sharding.runtime.hops import make_hop
 from sharding.runtime.named_programs import named_jit
+from sharding.runtime.pipeline import Channel, ExecutableStage, TiedParameter
 from sharding.runtime.stage_programs import Microbatches, StageDefinition, StagePrograms
 from sharding.schedules.build import build_evaluation_schedule, build_schedule
 from sharding.specs.modules import ModuleGraph

@@ -27,10 +27,10 @@ from mmjax.weights.initialization import ParameterInitializer, SeedInitializer
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
-from sharding.runtime.executor import TrainState
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.meshes import STAGE_AXES
 from sharding.runtime.named_programs import named_jit
+from sharding.runtime.pipeline import TrainState
 from sharding.runtime.stage_programs import Microbatches
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree

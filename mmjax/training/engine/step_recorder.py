@@ -1,4 +1,4 @@
-"""The measured timeline of a training step of one process."""
+"""The measured timeline of a training step, of all processes together."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jaxtyping import Float, Int
 
 from configs.errors import UserError
@@ -15,12 +16,17 @@ from sharding.plans.stage_graph import StageId
 from sharding.runtime.executor import OpCallback
 from sharding.runtime.hops import PermuteHop
 from sharding.runtime.op_recorder import OpRecorder
+from sharding.runtime.process_barrier import wait_for_processes
 from sharding.schedules.build import build_schedule
-from sharding.schedules.ops import TRANSFERS, PipelineOp
+from sharding.schedules.ops import NORM, TRANSFERS, PipelineOp
 from sharding.simulation.measured import measured_timeline, replica_count
 from sharding.simulation.timeline import Timeline
 
 _LAUNCHED, _FINISHED = 0, 1
+
+
+class StepNotRecordedError(UserError):
+    """The recording of a step is incomplete; the step itself was trained like any other."""
 
 
 class StepRecorder:
@@ -36,9 +42,6 @@ class StepRecorder:
     """
 
     def __init__(self, engine: Engine) -> None:
-        """Prepares the recording; raises UserError in a run of several processes, which would see only its own ops."""
-        if jax.process_count() > 1:
-            raise UserError("timelines are measured in runs of one process only, and this one has several")
         self._engine = engine
         graph = engine.executor.training_schedule.op_graph
         self._schedule = build_schedule(engine.plan, engine.graph, graph.trained_stages, graph.shares)
@@ -57,9 +60,13 @@ class StepRecorder:
             yield self._recorder
 
     def timeline(self) -> Timeline:
-        """The step that was recorded."""
+        """The step that was recorded, the same on all processes, which call this together.
+
+        Raises:
+            StepNotRecordedError: The recording failed on some process; names it.
+        """
         assert self._recorder is not None
-        times = _by_replica(self._schedule.ops, self._devices, self._recorder)
+        times = self._gather_times(self._recorder)
         counts = [replica_count(self._devices, op) for op in self._schedule.ops]
         launched, finished = (
             {
@@ -75,11 +82,25 @@ class StepRecorder:
         rendezvous = any(isinstance(hop, PermuteHop) for hop in hops)
         return measured_timeline(self._devices, self._schedule, launched, finished, rendezvous)
 
+    def _gather_times(self, recorder: OpRecorder) -> Float[np.ndarray, "2 n i"]:
+        """When each op was launched and each replica had finished it, by what all processes have seen."""
+        failed = np.array(recorder.failure is not None)
+        times = _by_replica(self._schedule.ops, self._devices, recorder)
+        if jax.process_count() > 1:
+            # A process whose recording failed comes here too, so that none waits for it in vain.
+            wait_for_processes("the gathering of a measured step")
+            failed, times = multihost_utils.process_allgather((failed, times))
+            times = _merge(times, self._schedule.ops.index(NORM))
+        if np.any(failed):
+            reason = f": {recorder.failure}" if recorder.failure else ""
+            raise StepNotRecordedError(f"process {int(np.argmax(failed))} could not record the step{reason}")
+        return times
+
 
 def _by_replica(
     ops: tuple[PipelineOp, ...], devices: Mapping[StageId, Int[np.ndarray, "_ _"]], recorder: OpRecorder
 ) -> Float[np.ndarray, "2 n i"]:
-    """When each op was launched and each replica had finished it; NaN where a replica has nothing to do for it."""
+    """When this process launched each op and each replica had finished it; NaN for what it has not seen."""
     times = np.full((2, len(ops), max(replica_count(devices, op) for op in ops)), np.nan)
     for number, op in enumerate(ops):
         finished = recorder.finished.get(op, {})
@@ -95,3 +116,14 @@ def _replicas(op: PipelineOp, devices: Mapping[StageId, Int[np.ndarray, "_ _"]])
     if op.kind == "norm":
         return [sorted({device for table in devices.values() for device in table.ravel().tolist()})]
     return devices[op.target_id if op.kind in TRANSFERS else op.stage_id].tolist()
+
+
+def _merge(by_process: Float[np.ndarray, "_ 2 n i"], norm: int) -> Float[np.ndarray, "2 n i"]:
+    """The times of all processes on the clock of the first that has devices of the plan.
+
+    The clocks of hosts differ, and so do the moments at which processes begin the step. All devices end the norm of the
+    gradients together, so each process's times are moved by what it saw that end later than the first process.
+    """
+    ends = by_process[:, _FINISHED, norm, 0]
+    aligned = by_process - (ends - ends[np.argmax(np.isfinite(ends))])[:, None, None, None]
+    return np.fmax.reduce(aligned, axis=0)

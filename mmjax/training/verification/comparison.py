@@ -23,7 +23,7 @@ from mmjax.training.verification.error_measures import gradient_errors, loss_err
 from mmjax.training.verification.layouts import NamedLayout
 from mmjax.training.verification.reference import MATMUL_PRECISION, Reference, ReferenceStep, RoundingErrors
 from pallas_kernels.packed_attention import use_attention_implementation
-from sharding.runtime.executor import TrainState
+from sharding.runtime.pipeline import TrainState
 from sharding.trees import Tree
 
 # Float32 sums in another order differ by a few 1e-7 of their terms. Of gradients that cancel (a key's bias changes no

@@ -11,7 +11,7 @@ from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from sharding.runtime.executor import TrainState
+from sharding.runtime.pipeline import TrainState
 from sharding.trees import Tree
 from tests.tiny_model import tiny_batch, tiny_model
 

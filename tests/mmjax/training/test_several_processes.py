@@ -5,7 +5,11 @@ import pickle
 import numpy as np
 
 from mmjax.training.checkpoints.manager import CheckpointManager
+from sharding.schedules.build import build_schedule
+from sharding.simulation.timeline_json import read_timeline
+from sharding.specs.modules import module_graph
 from tests.mmjax.training import short_runs as runs
+from tests.mmjax.training.measured_steps import check_measured
 from tests.sharding.runtime.processes import run_cluster
 
 PROCESSES = 3
@@ -40,6 +44,19 @@ def test_several_processes_train_save_and_restore_as_one_does(tmp_path):
     vision = [name for name in saved if "vision/blocks" in name]
     assert vision
     assert all(name in ranks[0]["saved"] and name not in ranks[0]["restored"] for name in vision)
+
+    # One timeline of all devices, the same in all processes; the ops are in order and after what they depend on.
+    assert all(seen["timeline"] == ranks[0]["timeline"] for seen in ranks)
+    timeline = read_timeline(ranks[0]["timeline"])
+    assert timeline.rendezvous and all(timeline.busy_by_unit.values())
+    graph = timeline.op_graph
+    check_measured(
+        timeline,
+        build_schedule(runs.PLANS["swapped"], module_graph(runs.MODEL), graph.trained_stages, graph.shares),
+    )
+    # One process that cannot record keeps no other waiting.
+    assert [seen["not_recorded"].startswith("process 1 could not record the step") for seen in ranks] == [True] * 3
+    assert "no attribute 'addressable_shards'" in ranks[1]["not_recorded"]
 
     # One process goes on where several left off.
     checkpoints = CheckpointManager(tmp_path / "checkpoints", runs.MODEL)

@@ -23,7 +23,8 @@ from mmjax.training.engine.engine import Engine
 from mmjax.training.metrics.metrics_file import read_metrics
 from mmjax.training.metrics.step_timeline_file import read_step_timeline
 from mmjax.training.metrics.writers import open_metrics_writer
-from mmjax.training.trainer import NonFiniteStepError, Trainer
+from mmjax.training.steps import NonFiniteStepError
+from mmjax.training.trainer import Trainer
 from mmjax.training.workdir_lock import LOCK_FILE, WorkdirInUseError
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
@@ -31,6 +32,7 @@ from sharding.runtime import communication_check as rehearsal
 from sharding.runtime.hops import DevicePutHop
 from sharding.schedules.build import build_schedule
 from sharding.specs.modules import module_graph
+from tests.mmjax.training.measured_steps import check_measured
 from tests.sharding.html.documents import parsed_page, words
 from tests.small_vqa import SmallVQA
 
@@ -260,23 +262,6 @@ def test_single_steps_and_gradients_leave_the_sequence_of_batches_as_it_is(unint
         assert "step 6/6" in capsys.readouterr().out
         with pytest.raises(UserError, match="no workdir"):
             trainer.save()
-
-
-def check_measured(timeline, schedule):
-    """Every op of a schedule once, on each device one after another, and after what it depends on."""
-    spans = {span.op: span for span in timeline.spans}
-    assert [span.op for span in timeline.spans] == list(schedule.ops) and len(spans) == len(schedule.ops)
-    free = {}
-    for span in timeline.spans:
-        assert (span.start >= 0).all() and (span.end >= span.start).all(), span.op
-        if not span.op.target_unit:
-            for device in schedule.op_graph.devices_of(span.op):
-                assert span.start.min() >= free.get(device, 0.0), span.op
-                free[device] = span.end.max()
-    for op, needed in schedule.op_graph.dependencies.items():
-        for one in needed:
-            assert spans[op].start.min() >= spans[one].end.max(), (one, op)
-    assert all(timeline.busy_by_unit.values())
 
 
 def test_a_run_keeps_the_timeline_of_its_fifth_step(uninterrupted):

@@ -1,7 +1,8 @@
 """One of several processes that train together on eight of their devices; run by test_several_processes.
 
-It trains five steps on one plan, saving after two, restores that on another plan, and trains the three again. What it
-saw goes to a file: losses, and its part of the state when it was saved and when it was restored.
+It trains five steps on one plan, saving after two, restores that on another plan, trains the three again and records
+another twice, the second time with a process that cannot. What it saw goes to a file: losses, its part of the state
+when it was saved and when it was restored, the recorded timeline and why there is no second one.
 """
 
 import pathlib
@@ -9,9 +10,15 @@ import pickle
 import sys
 
 import jax
+import pytest
 
 from mmjax.training.checkpoints.manager import CheckpointManager
+from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.step_recorder import StepNotRecordedError, StepRecorder
+from sharding.runtime.pipeline import TrainState
+from sharding.simulation.timeline_json import timeline_document
 from tests.mmjax.training import short_runs as runs
+from tests.tiny_model import tiny_batch
 
 
 def main(rank: int, port: str, processes: int, directory: pathlib.Path) -> None:
@@ -32,7 +39,12 @@ def train(rank: int, directory: pathlib.Path) -> None:
     checkpoints.wait()
     state, data, step = checkpoints.restore(swapped)
     restored = runs.local_arrays(state)
-    _, again = runs.run(swapped, state, range(2, 5))
+    state, again = runs.run(swapped, state, range(2, 5))
+    recorder, state = record(swapped, state, spoiled=False)
+    timeline = timeline_document(recorder.timeline())
+    recorder, _ = record(swapped, state, spoiled=rank == 1)
+    with pytest.raises(StepNotRecordedError) as not_recorded:
+        recorder.timeline()
     checkpoints.close()
     seen = {
         "losses": [*first, *later],
@@ -40,8 +52,20 @@ def train(rank: int, directory: pathlib.Path) -> None:
         "saved": saved,
         "restored": restored,
         "data": (data, step),
+        "timeline": timeline,
+        "not_recorded": str(not_recorded.value),
     }
     (directory / f"{rank}.pickle").write_bytes(pickle.dumps(seen))
+
+
+def record(engine: Engine, state: TrainState, spoiled: bool) -> tuple[StepRecorder, TrainState]:
+    """Records a step; a spoiled recording is given what is no array."""
+    recorder, placed = StepRecorder(engine), engine.place_batch(tiny_batch(runs.MODEL, seed=5), 5)
+    with recorder.record(vars(state), placed) as callback:
+        state, _ = engine.executor.step(
+            state, placed, (lambda op, _: callback(op, ["nothing"])) if spoiled else callback
+        )
+    return recorder, state
 
 
 if __name__ == "__main__":

@@ -1,0 +1,19 @@
+"""The files of a workdir that inference with the run's checkpoints needs, and its plan."""
+
+import pathlib
+
+from data.text.prompt_format import PromptFormat
+from data.text.tokenizer import Tokenizer
+from sharding.plans.plan import Plan
+
+PLAN_FILE = "plan.json"
+TOKENIZER_FILE = "tokenizer.json"
+PROMPT_FORMAT_FILE = "prompt_format.json"
+
+
+def write_run_files(workdir: pathlib.Path, plan: Plan, tokenizer: Tokenizer, prompt_format: PromptFormat) -> None:
+    """Writes the plan, the tokenizer and the prompt format; makes the folder if it is not there."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    plan.save(workdir / PLAN_FILE)
+    (workdir / TOKENIZER_FILE).write_text(tokenizer.to_json(), encoding="utf-8")
+    (workdir / PROMPT_FORMAT_FILE).write_text(prompt_format.to_json(), encoding="utf-8")

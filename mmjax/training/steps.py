@@ -1,0 +1,37 @@
+"""One training step: what was dispatched, what came of it, and the error of one that was not finite."""
+
+import dataclasses
+from typing import Any
+
+from configs.errors import UserError
+from data.packing.global_batch import GlobalBatch
+from sharding.runtime.global_reduction import StepSummary
+
+
+class NonFiniteStepError(UserError):
+    """A loss or a gradient was not finite; the state before that step is kept, and saved if there is a workdir."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step did.
+
+    Attributes:
+        step: Number of the step, from 1.
+        losses: By name: means over the target tokens, or target images, of the step's batch.
+        gradient_norm: Norm of the gradients of all units together, before clipping.
+    """
+
+    step: int
+    losses: dict[str, float]
+    gradient_norm: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DispatchedStep:
+    """A step that the devices work on: its number, its summary on the devices, its batch, and the data state before."""
+
+    step: int
+    summary: StepSummary
+    batch: GlobalBatch
+    data_state: dict[str, Any]

@@ -1,0 +1,85 @@
+"""A pipeline on devices: its stages, what passes between them, and the state that training changes."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+
+from sharding.plans.stage_graph import StageId
+from sharding.runtime.global_reduction import StepSummary
+from sharding.runtime.hops import Hop
+from sharding.runtime.stage_programs import StagePrograms
+from sharding.trees import Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutableStage:
+    """The programs of one stage, all jitted on its submesh; every field but `programs` takes and returns global arrays.
+
+    Attributes:
+        programs: Forward, backward and evaluation.
+        gather: Master weights to compute weights.
+        reduce: Unreduced gradients to gradients shaped and sharded like the master weights; None where nothing trains.
+        loss_and_norm: `(reduced gradients or {}, losses by name, [replicas] each) -> [1, 1 + losses]`: the squared norm
+            of the gradients, then the losses.
+        update: `(master weights, optimizer state, gradients, summary) -> (master weights, optimizer state)` of the keys
+            that train; None where nothing trains.
+    """
+
+    programs: StagePrograms
+    gather: Callable[[Tree], Tree]
+    reduce: Callable[[Tree], Tree] | None
+    loss_and_norm: Callable[[Tree, dict[str, jax.Array]], jax.Array]
+    update: Callable[[Tree, Tree, Tree, StepSummary], tuple[Tree, Tree]] | None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this process has devices of the stage."""
+        return any(device.process_index == jax.process_index() for device in self.programs.mesh.devices.flat)
+
+
+@dataclasses.dataclass(frozen=True)
+class Channel:
+    """Activations from one stage to another, and the hops that carry them forward and their gradients back."""
+
+    name: str
+    source: StageId
+    target: StageId
+    activation_hop: Hop
+    gradient_hop: Hop
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TiedParameter:
+    """A parameter of one stage that another stage computes with too (tied embeddings).
+
+    Attributes:
+        owner, borrower: The stage that has the master weight, and the other one.
+        owner_path, borrower_path: (key, path) of the parameter in either stage's parameters.
+        owner_layer: Name of the owner's layer that holds it.
+        weight_hop: Carries the compute weight to the borrower.
+        gradient_hop: Carries the borrower's reduced gradient to the owner.
+    """
+
+    owner: StageId
+    borrower: StageId
+    owner_path: tuple[str, str]
+    borrower_path: tuple[str, str]
+    owner_layer: str
+    weight_hop: Hop
+    gradient_hop: Hop
+
+
+@dataclasses.dataclass
+class TrainState:
+    """What training changes.
+
+    Attributes:
+        master_weights: By stage, key and layer.
+        optimizer_state: By stage, key and layer, of the trained ones.
+        all_finite: 1.0 while all losses and gradients were finite (`StepSummary.all_finite`).
+    """
+
+    master_weights: dict[StageId, Tree]
+    optimizer_state: dict[StageId, Tree]
+    all_finite: jax.Array
