@@ -4,13 +4,16 @@ import dataclasses
 import itertools
 import json
 import pathlib
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from configs.checks import annotations_of, conforms, wrong_type
 from configs.errors import UserError
+from configs.strict_json import parse_json, read_bounded
 from data.datasets.prompts import prompt_record
 from data.media.images import save_image
 from data.records import Media
@@ -90,17 +93,16 @@ def read_requests(path: pathlib.Path) -> list[Request]:
     Raises:
         UserError: A line is not a request; the message names the file and the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
     requests = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_bounded(path).splitlines(), start=1):
         if line.strip():
+            where = f"{path}:{number}"
+            values = parse_json(line, where)
             try:
-                requests.append(_parse_request(json.loads(line)))
-            except (UserError, ValueError, TypeError) as error:
-                raise UserError(f"{path}:{number}: {error}") from error
+                requests.append(_parse_request(values))
+            except (UserError, ValueError, TypeError, OSError) as error:
+                message = " ".join(str(error).split())  # a name in it may hold line breaks
+                raise UserError(f"{where}: {message}") from error
     if not requests:
         raise UserError(f"{path} holds no request; write one a line, such as {json.dumps({'prompt': 'a question'})}")
     return requests
@@ -115,9 +117,16 @@ def _parse_request(values: Any) -> Request:
     files: dict[str, Any] = {name: _file_names(values[name]) for name in ("image", "audio") if name in values}
     if "items" in values:
         if not isinstance(values["items"], dict):
-            raise UserError(f"items is {values['items']!r}; it must be an object of files by field of their encoder")
+            raise UserError(
+                f"items is {reprlib.repr(values['items'])}; it must be an object of files by field of their encoder"
+            )
         files["items"] = {field: _file_names(of_field) for field, of_field in values["items"].items()}
-    return Request(**{**values, **files})
+    fields = {**values, **files}
+    annotations = annotations_of(Request)
+    for name, value in fields.items():
+        if not conforms(value, annotations[name]):
+            raise UserError(wrong_type(name, reprlib.repr(value), annotations[name]))
+    return Request(**fields)
 
 
 def _file_names(value: Any) -> tuple[str, ...]:

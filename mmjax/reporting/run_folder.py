@@ -3,22 +3,22 @@
 import dataclasses
 import datetime
 import functools
-import json
 import os
 import pathlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from configs.errors import UserError
+from configs.strict_json import read_json_file, read_json_lines
 from mmjax.training.metrics.metrics_file import METRICS_FILE, read_metrics
 from mmjax.training.metrics.step_timeline_file import MeasuredStep, read_step_timeline
+from mmjax.training.run_files import PLAN_FILE
 from sharding.frames import make_frame
 from sharding.plans.plan import Plan
 
 if TYPE_CHECKING:
     import pandas
 
-PLAN_FILE, SUMMARY_FILE, STARTS_FILE, CONFIG_FILE = "plan.json", "summary.json", "starts.jsonl", "operative.gin"
+SUMMARY_FILE, STARTS_FILE, CONFIG_FILE = "summary.json", "starts.jsonl", "operative.gin"
 SAMPLES_FOLDER, CHECKPOINTS_FOLDER, NOT_TAKEN_FILE = "samples", "checkpoints", "not_taken.txt"
 REFUSAL_FILES = ("unreadable.jsonl", "oversized.jsonl")
 
@@ -80,7 +80,7 @@ class Run:
         path = self.workdir / SUMMARY_FILE
         if not path.is_file() or (self.starts and path.stat().st_mtime < _timestamp(self.starts[-1]["time"])):
             return {}
-        return json.loads(path.read_text(encoding="utf-8"))
+        return _require_object(read_json_file(path), str(path))
 
     @functools.cached_property
     def starts(self) -> list[dict[str, Any]]:
@@ -163,11 +163,13 @@ def open_run(workdir: str | os.PathLike[str]) -> Run:
 
 def _read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
     """The whole lines of a JSONL file; none without the file."""
-    lines: Sequence[bytes] = path.read_bytes().split(b"\n")[:-1] if path.is_file() else ()
-    try:
-        return [json.loads(line) for line in lines]
-    except ValueError as error:
-        raise UserError(f"{path} is damaged: {error}") from error
+    return [_require_object(line, f"{path}:{number}") for number, line in read_json_lines(path)]
+
+
+def _require_object(document: Any, where: str) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise UserError(f"{where} is no JSON object")
+    return document
 
 
 def _timestamp(time: str) -> float:

@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+from configs.errors import UserError
+from configs.strict_json import read_json_file
 from mmjax.training.fitting import TrainResult
 from mmjax.training.metrics.step_report import padding_fractions
 from sharding.plans.plan import Plan
@@ -78,7 +80,7 @@ def record_start(workdir: pathlib.Path, step: int, steps: int, remark: str) -> N
 def finished_steps(workdir: pathlib.Path) -> int | None:
     """Steps of the run in a workdir that trained to its end and was evaluated; None if there is none."""
     try:
-        summary = json.loads((workdir / SUMMARY_FILE).read_text(encoding="utf-8"))
+        summary = read_json_file(workdir / SUMMARY_FILE)
         return None if summary["stopped_by"] else int(summary["steps"])
-    except (OSError, ValueError, KeyError):
+    except (UserError, ValueError, TypeError, KeyError):
         return None

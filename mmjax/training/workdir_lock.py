@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator
 
 from configs.errors import UserError
+from configs.strict_json import read_json_file
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,8 +60,8 @@ class LockHolder:
     def read(cls, path: pathlib.Path) -> "LockHolder | None":
         """The holder that a lock file names; None if it is empty or cut off, as a killed writer leaves it."""
         try:
-            return cls(**json.loads(path.read_text()))
-        except (FileNotFoundError, ValueError, TypeError):
+            return cls(**read_json_file(path))
+        except (UserError, TypeError):
             return None
 
     def __str__(self) -> str:

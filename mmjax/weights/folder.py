@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from configs.errors import UserError
+from configs.strict_json import read_json_file
 from mmjax.weights.safetensors_file import TensorHeader, read_header, read_tensor, write_safetensors
 
 CONFIG_FILE = "config.json"
@@ -112,10 +113,7 @@ def _open_indexed(path: pathlib.Path, index: pathlib.Path) -> CheckpointFolder:
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} can't be read as JSON: {error}") from error
+    values = read_json_file(path)
     if not isinstance(values, dict):
         raise UserError(f"{path} is not a JSON object")
     return values

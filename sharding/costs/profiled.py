@@ -7,8 +7,9 @@ import os
 import numpy as np
 
 from configs.errors import UserError
+from configs.strict_json import parse_json
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times
-from sharding.plans.json_fields import parse_json, read_file, read_record
+from sharding.plans.json_fields import read_file, read_record
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import CollectivesName
 from sharding.specs.layer import LayerSpec, LoadColumn, Loads, RecomputePolicy
@@ -145,14 +146,14 @@ class Profile:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
     @staticmethod
-    def from_json(text: str) -> "Profile":
+    def from_json(text: str | bytes) -> "Profile":
         """Reads the format of `to_json`; ProfileError names a key that is unknown, missing or of another type."""
         return read_record(parse_json(text, "the profile", ProfileError), Profile, "the profile", ProfileError)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Profile":
         """Reads a profile; errors name the file."""
-        return read_file(path, "profile", Profile.from_json, ProfileError)
+        return read_file(path, Profile.from_json, ProfileError)
 
     def check_device(self, device_kind: str) -> None:
         """Raises ProfileError if the profile is of other hardware."""

@@ -6,33 +6,18 @@ value; cattrs takes the string "x" for a list of strings and `true` for 1.
 
 import dataclasses
 import functools
-import json
 import os
-import pathlib
+import reprlib
 import typing
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from configs.errors import UserError
+from configs.strict_json import read_bounded
 
 T = TypeVar("T")
 
 _NOUNS = {int: "whole number", float: "number", str: "string", bool: "boolean"}
-
-
-def parse_json(text: str, where: str, error: type[UserError]) -> Any:
-    """Parses JSON.
-
-    Args:
-        text: The text.
-        where: Names the document in messages, such as `the plan`.
-        error: Type of the exception that is raised.
-    """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as failure:
-        place = f"line {failure.lineno}, column {failure.colno}"
-        raise error(f"{where} is not JSON: {place}: {failure.msg}") from failure
 
 
 def read_record(document: object, record: type[T], where: str, error: type[UserError]) -> T:
@@ -48,11 +33,11 @@ def read_record(document: object, record: type[T], where: str, error: type[UserE
         error: Type of the exception that is raised.
     """
     if not isinstance(document, dict):
-        raise error(f"{where} must be a JSON object, not {document!r}")
+        raise error(f"{where} must be a JSON object, not {reprlib.repr(document)}")
     hints = _field_types(record)
     for key in document:
         if key not in hints:
-            raise error(f"{where} has the unknown key {key!r}; known are {', '.join(hints)}")
+            raise error(f"{where} has the unknown key {reprlib.repr(key)}; known are {', '.join(hints)}")
     values: dict[str, Any] = {}
     for field in dataclasses.fields(record):  # pyright: ignore[reportArgumentType]  # a TypeVar has no dataclass bound
         if field.name in document:
@@ -62,21 +47,17 @@ def read_record(document: object, record: type[T], where: str, error: type[UserE
     return record(**values)
 
 
-def read_file(path: str | os.PathLike[str], what: str, parse: Callable[[str], T], error: type[UserError]) -> T:
-    """Reads a text file; errors, also those of the parser, name the file.
+def read_file(path: str | os.PathLike[str], parse: Callable[[bytes], T], error: type[UserError]) -> T:
+    """Reads a file; errors, also those of the parser, name it.
 
     Args:
         path: The file.
-        what: What the file is, in messages.
-        parse: Parses its text.
+        parse: Parses its contents.
         error: Type of the exception that is raised, and that `parse` raises.
     """
+    content = read_bounded(path, error)
     try:
-        return parse(pathlib.Path(path).read_text(encoding="utf-8"))
-    except OSError as failure:
-        raise error(f"{what} {os.fspath(path)} cannot be read: {failure.strerror}") from failure
-    except UnicodeDecodeError as failure:
-        raise error(f"{what} {os.fspath(path)} is not a text file") from failure
+        return parse(content)
     except error as failure:
         raise error(f"{os.fspath(path)}: {failure}") from failure
 
@@ -98,7 +79,7 @@ def _read_value(value: Any, kind: Any, where: str, name: str, error: type[UserEr
             read_record(item, typing.cast(type, arguments[0]), f"{nested}[{n}]", error) for n, item in enumerate(value)
         )
     if not _fits(value, kind):
-        raise error(f"{where}: {name} is {value!r}; it must be {_describe(kind)}")
+        raise error(f"{where}: {name} is {reprlib.repr(value)}; it must be {_describe(kind)}")
     return _convert(value, kind)
 
 

@@ -6,7 +6,8 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from sharding.plans.json_fields import parse_json, read_file, read_record
+from configs.strict_json import parse_json
+from sharding.plans.json_fields import read_file, read_record
 from sharding.plans.plan_html import plan_html
 from sharding.plans.unit_plan import PlanError, UnitPlan, check_unit
 from sharding.specs.modules import ModuleGraph
@@ -82,14 +83,14 @@ class Plan:
         return "\n".join(["{", *lines, '  "units": [', ",\n".join(units), "  ]", "}", ""])
 
     @staticmethod
-    def from_json(text: str) -> "Plan":
+    def from_json(text: str | bytes) -> "Plan":
         """Reads the format of `to_json`; raises PlanError naming a key that is unknown, missing or of another type."""
         return read_record(parse_json(text, "the plan", PlanError), Plan, "the plan", PlanError)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Plan":
         """Reads a plan file; errors name the file."""
-        return read_file(path, "plan file", Plan.from_json, PlanError)
+        return read_file(path, Plan.from_json, PlanError)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a plan file."""

@@ -1,16 +1,39 @@
 """A timeline as a JSON document, with all that is needed to draw it again; without costs."""
 
-from typing import Any, get_args
+import reprlib
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from configs.checks import conforms, wrong_type
 from configs.errors import UserError
 from sharding.plans.stage_graph import StageGraph, StageId
-from sharding.schedules.ops import OpGraph, OpKind, PipelineOp
+from sharding.schedules.ops import OpGraph, PipelineOp
+from sharding.simulation.measured import replica_count
 from sharding.simulation.spans import Span
 from sharding.simulation.timeline import Timeline
 
 _TIMES = ("start", "end", "communication")
+_TIMELINE_FIELDS = {
+    "microbatches": int,
+    "rendezvous": bool,
+    "with_update": bool,
+    "stages": Sequence,
+    "edges": Sequence[Sequence[int]],
+    "shares": Sequence[Sequence[int]],
+    "pipeline_ranks": Mapping[str, int],
+    "ops": Sequence,
+}
+_STAGE_FIELDS = {
+    "unit": str,
+    "stage": int,
+    "devices": Sequence[Sequence[int]],
+    "has_backward": bool,
+    "trains": bool,
+}
+_OP_FIELDS = {**typing.get_type_hints(PipelineOp), **dict.fromkeys(_TIMES, Sequence[float])}
 
 
 def timeline_document(timeline: Timeline) -> dict[str, Any]:
@@ -50,7 +73,12 @@ def read_timeline(document: Any) -> Timeline:
 
 
 def _read(document: Any) -> Timeline:
-    entries = document["stages"]
+    _check_fields(document, _TIMELINE_FIELDS)
+    entries, ops = document["stages"], document["ops"]
+    for entry in entries:
+        _check_fields(entry, _STAGE_FIELDS)
+    if document["microbatches"] > len(ops):
+        raise ValueError(f"it has {len(ops)} ops for {document['microbatches']} microbatches")
     stages: list[StageId] = [(entry["unit"], entry["stage"]) for entry in entries]
     devices = {stage: np.array(entry["devices"], int) for stage, entry in zip(stages, entries, strict=True)}
     graph = StageGraph(
@@ -70,12 +98,22 @@ def _read(document: Any) -> Timeline:
         shares=tuple((stages[owner], stages[borrower]) for owner, borrower in document["shares"]),
         with_update=document["with_update"],
     )
-    spans = tuple(_read_span(entry) for entry in document["ops"])
+    spans = tuple(_read_span(entry, devices) for entry in ops)
+    if sorted(span.op for span in spans) != sorted(op_graph.dependencies):
+        raise ValueError("its ops are not those of its stages and microbatches, once each")
     return Timeline(op_graph, devices, None, spans, document["rendezvous"])
 
 
-def _read_span(entry: Any) -> Span:
+def _read_span(entry: Any, devices: Mapping[StageId, np.ndarray]) -> Span:
+    _check_fields(entry, _OP_FIELDS)
     op = PipelineOp(**{name: entry[name] for name in PipelineOp._fields})
-    if op.kind not in get_args(OpKind):
-        raise ValueError(f"there is no kind of op {op.kind!r}")
-    return Span(op, *(np.array(entry[name], float) for name in _TIMES))
+    times = [np.array(entry[name], float) for name in _TIMES]
+    if any(len(seconds) != replica_count(devices, op) for seconds in times):
+        raise ValueError(f"{op} has not one time for each of {replica_count(devices, op)} replicas")
+    return Span(op, *times)
+
+
+def _check_fields(entry: Any, fields: Mapping[str, Any]) -> None:
+    for name, annotation in fields.items():
+        if not conforms(entry[name], annotation):
+            raise ValueError(wrong_type(name, reprlib.repr(entry[name]), annotation))

@@ -11,6 +11,9 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from configs.errors import UserError
+from configs.strict_json import read_json_file
+
 FILE_LIST = "files.json"
 """File of a checkpoint with the size and checksum of every other file, by path, and a checksum of this list."""
 
@@ -49,10 +52,10 @@ def find_damage(checkpoint: pathlib.Path, is_read: Callable[[str], bool] = lambd
         is_read: Whether the contents of a file are compared, by its path; sizes are compared of all.
     """
     try:
-        document = json.loads((checkpoint / FILE_LIST).read_text(encoding="utf-8"))
+        document = read_json_file(checkpoint / FILE_LIST)
         records = {name: FileRecord(*record) for name, record in document["files"].items()}
         list_is_whole = document["crc32"] == _list_crc32(records)
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+    except (UserError, ValueError, KeyError, TypeError, AttributeError):
         return f"half-written, it has no readable {FILE_LIST}"
     if not list_is_whole:
         return f"damaged, {FILE_LIST} is not as it was written"

@@ -6,6 +6,7 @@ import pathlib
 from typing import Any
 
 from configs.errors import UserError
+from configs.strict_json import read_json_lines
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -18,19 +19,13 @@ def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Raises:
         UserError: Another line is not a JSON object with a step; the message names it.
     """
-    path = pathlib.Path(workdir) / METRICS_FILE
-    whole_lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [_parse(line, path, number) for number, line in enumerate(whole_lines, start=1)]
-
-
-def _parse(line: bytes, path: pathlib.Path, number: int) -> dict[str, Any]:
-    try:
-        values = json.loads(line)
-    except ValueError:  # a UnicodeDecodeError is one too
-        values = None
-    if not isinstance(values, dict) or not isinstance(values.get("step"), int):
-        raise UserError(f"{path}:{number} is damaged: {line[:60]!r} is not a JSON object with a step; remove the line")
-    return values
+    path, lines = pathlib.Path(workdir) / METRICS_FILE, []
+    # A mean over nothing is not a number.
+    for number, values in read_json_lines(path, finite=False):
+        if not isinstance(values, dict) or not isinstance(values.get("step"), int):
+            raise UserError(f"{path}:{number} is no JSON object with a step; remove the line")
+        lines.append(values)
+    return lines
 
 
 def drop_later_metrics(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:

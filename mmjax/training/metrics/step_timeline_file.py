@@ -5,6 +5,7 @@ import json
 import pathlib
 
 from configs.errors import UserError
+from configs.strict_json import read_json_file
 from sharding.simulation.timeline import Timeline
 from sharding.simulation.timeline_json import read_timeline, timeline_document
 
@@ -32,8 +33,8 @@ def read_step_timeline(workdir: pathlib.Path) -> MeasuredStep | None:
     path = workdir / TIMELINE_FILE
     if not path.is_file():
         return None
+    document = read_json_file(path)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
         return MeasuredStep(int(document["step"]), read_timeline(document))
     except (ValueError, KeyError, TypeError, UserError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
+        raise UserError(f"{path} is no timeline of a step: {error}") from error

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import UserError
+from configs.strict_json import read_json_file
 from data.extras import missing_extra
 from mmjax.training.metrics.interface import MetricsWriter, RunStart
 from mmjax.training.metrics.metrics_file import read_metrics
@@ -44,7 +45,7 @@ class TrackedRun:
     def __init__(self, start: RunStart, tracker: str) -> None:
         self._path = start.workdir / TRACKERS_FOLDER / f"{tracker}.json"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        state = json.loads(self._path.read_text()) if start.resumed_step and self._path.exists() else {}
+        state = read_json_file(self._path) if start.resumed_step and self._path.exists() else {}
         self.run_id: str = state.get("run_id", "")
         self.is_new = not self.run_id
         self.open_folder: str = state.get("open_folder", "")

@@ -38,7 +38,7 @@ def test_requests_are_read_line_by_line(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "asked.jsonl:2: Expecting"),
+        ("{", "asked.jsonl:2 is not JSON"),
         ({"question": "why"}, "asked.jsonl:2: a request is an object with a text as prompt"),
         ({"prompt": "why", "pictures": []}, "asked.jsonl:2: a request has no pictures; it has audio, image, items"),
         ({"prompt": "what is <image>?"}, "asked.jsonl:2: .*1 <image> placeholders and 0 images"),

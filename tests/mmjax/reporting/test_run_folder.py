@@ -62,7 +62,7 @@ def test_a_folder_that_no_run_wrote_is_refused(tmp_path):
     write_start(tmp_path, 0)
     with (tmp_path / "starts.jsonl").open("a") as lines:
         lines.write("[\n")
-    with pytest.raises(UserError, match=r"starts\.jsonl is damaged"):
+    with pytest.raises(UserError, match=r"starts\.jsonl:2 is not JSON"):
         _ = open_run(tmp_path).starts
 
 

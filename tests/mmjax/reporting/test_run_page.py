@@ -142,7 +142,7 @@ def test_both_timelines_of_a_step_are_drawn_and_compared(tmp_path):
 def test_a_damaged_timeline_is_named(tmp_path):
     write_start(tmp_path, 0)
     (tmp_path / "timeline.json").write_text('{"step": 5, "sta')
-    assert "timeline.json is damaged" in words(parsed_page(run_page(open_run(tmp_path), "")))
+    assert "timeline.json is not JSON" in words(parsed_page(run_page(open_run(tmp_path), "")))
 
 
 def test_values_that_are_not_finite_are_left_out_of_charts(tmp_path):

@@ -117,5 +117,5 @@ def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match="there is no folder"):
         read_config_json(tmp_path / "absent")
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="can't be read as JSON"):
+    with pytest.raises(UserError, match="is not JSON"):
         read_config_json(tmp_path)

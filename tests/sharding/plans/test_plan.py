@@ -180,7 +180,7 @@ def test_errors_name_an_invalid_or_missing_file(tmp_path):
     (tmp_path / "bad.json").write_text("{}")
     with refused(f"{tmp_path / 'bad.json'}: the plan lacks the key 'units'"):
         Plan.load(tmp_path / "bad.json")
-    with refused(f"plan file {tmp_path / 'none.json'} cannot be read"):
+    with refused(f"{tmp_path / 'none.json'} cannot be read"):
         Plan.load(tmp_path / "none.json")
 
 

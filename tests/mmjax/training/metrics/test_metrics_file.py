@@ -23,7 +23,7 @@ def test_a_half_written_last_line_is_left_out(tmp_path):
 @pytest.mark.parametrize("line", ["\x00\x00\x00", "[1]", '{"loss": 1}', '{"step": "1"}', ""])
 def test_another_damaged_line_is_named(tmp_path, line):
     write(tmp_path, f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
-    with pytest.raises(UserError, match=rf"{METRICS_FILE}:2 is damaged") as caught:
+    with pytest.raises(UserError, match=rf"{METRICS_FILE}:2") as caught:
         read_metrics(tmp_path)
     assert "\n" not in str(caught.value)
 
