@@ -6,7 +6,6 @@ from mmjax.training.config import TrainConfig
 from mmjax.training.verification.comparison import LayoutReport
 from mmjax.training.verification.configured_run import layouts_to_verify, verify_run
 from sharding.plans.plan import Plan
-from sharding.specs.modules import module_graph
 
 
 def verify(config: TrainConfig, plans: Mapping[str, Plan] | None = None, steps: int = 1) -> list[LayoutReport]:
@@ -16,7 +15,8 @@ def verify(config: TrainConfig, plans: Mapping[str, Plan] | None = None, steps: 
         assert all(report.ok for report in reports)
 
     Args:
-        config: The run: its model and precision, data, seed, parts that train, and transport of hops.
+        config: The run: its model, data, seed, parts that train, and transport of hops. A model in bfloat16 is compared
+            in float32 too, and has two reports for each plan.
         plans: Plans by name; by default layouts of every kind that these devices and this model allow.
         steps: Steps; between them, training on one device moves the parameters.
 
@@ -24,5 +24,5 @@ def verify(config: TrainConfig, plans: Mapping[str, Plan] | None = None, steps: 
         PlanError: A plan cannot hold the model or the batch.
     """
     model, data, dataset = config.model, config.data, config.dataset("train")
-    layouts, _ = layouts_to_verify(plans or {}, module_graph(model), data.rows, with_defaults=plans is None)
+    layouts, _ = layouts_to_verify(plans or {}, model, data.rows, with_defaults=plans is None)
     return list(verify_run(model, data, dataset, layouts, config.engine_settings, steps))

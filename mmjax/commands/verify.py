@@ -64,7 +64,7 @@ def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, 
         model = shrink_model(model, dataset.tokenizer.vocabulary_size, tuple(plans.values()))
         plans = {name: shrink_plan(plan, large, module_graph(model)) for name, plan in plans.items()}
         data = shrink_data(data, model)
-    layouts, refused = layouts_to_verify(plans, module_graph(model), data.rows, with_defaults=not arguments.plan)
+    layouts, refused = layouts_to_verify(plans, model, data.rows, with_defaults=not arguments.plan)
     for name, reason in refused.items():
         print(f"left out: {name}: {reason}", file=sys.stderr)
     reports = verify_run(model, data, dataset, layouts, config.engine_settings, arguments.steps)

@@ -15,17 +15,17 @@ from mmjax.training.verification.layouts import NamedLayout, default_layouts
 from mmjax.training.verification.reference import MATMUL_PRECISION, run_reference
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.unit_plan import PlanError
-from sharding.specs.modules import ModuleGraph
+from sharding.specs.modules import module_graph
 
 
 def layouts_to_verify(
-    plans: Mapping[str, Plan], graph: ModuleGraph, rows: int, *, with_defaults: bool
+    plans: Mapping[str, Plan], model: ModelConfig, rows: int, *, with_defaults: bool
 ) -> tuple[list[NamedLayout], dict[str, str]]:
     """The layouts of plans, after those of `default_layouts` if they are wanted.
 
     Args:
         plans: Plans by name.
-        graph: The model's modules.
+        model: The model; if it computes in bfloat16, every layout is compared in float32 too.
         rows: Rows of a global batch.
         with_defaults: Whether the default layouts are compared too; a plan that is impossible is then left out.
 
@@ -35,7 +35,7 @@ def layouts_to_verify(
     Raises:
         PlanError: A plan is impossible, and there are no default layouts; names it.
     """
-    devices = jax.device_count()
+    graph, devices = module_graph(model), jax.device_count()
     layouts, refused = default_layouts(graph, rows, devices) if with_defaults else ([], {})
     for name, plan in plans.items():
         try:
@@ -45,7 +45,7 @@ def layouts_to_verify(
             if not with_defaults:
                 raise PlanError(f"{name}: {error}") from error
             refused[name] = str(error)
-    return layouts, refused
+    return [each for layout in layouts for each in layout.in_precisions(model.dtype)], refused
 
 
 def verify_run(
@@ -59,7 +59,7 @@ def verify_run(
     """Runs the reference on the first batches of a run, and returns the comparisons with it, made one after another.
 
     Args:
-        model: The model, in the precision to compute in.
+        model: The model.
         data: How samples become batches.
         dataset: The samples.
         layouts: The layouts to compare.

@@ -32,20 +32,59 @@ def gradient_errors(gradients: Tree, expected: Tree) -> ParameterErrors:
     errors = {}
     for module in dict.fromkeys((*expected, *gradients)):
         actual_leaves, expected_leaves = _leaves(gradients.get(module, {})), _leaves(expected.get(module, {}))
-        squares = sum(float(np.sum(np.square(leaf))) for leaf in expected_leaves.values())
-        rms = np.sqrt(squares / max(1, sum(leaf.size for leaf in expected_leaves.values())))
+        smallest = _smallest_norms(expected_leaves)
         errors[module] = {
-            path: _error(actual_leaves.get(path), expected_leaves.get(path), rms)
+            path: _error(actual_leaves.get(path), expected_leaves.get(path), smallest.get(path, 0.0))
             for path in dict.fromkeys((*expected_leaves, *actual_leaves))
         }
     return errors
 
 
-def _error(actual: np.ndarray | None, expected: np.ndarray | None, rms: float) -> float:
+def zero_gradients(expected: Tree) -> dict[str, frozenset[str]]:
+    """By module, the parameters whose gradient is zero but for rounding (a key's bias changes no softmax).
+
+    They are those whose norm is less than `1e-3 rms(e of the module) sqrt(size)`, by which their errors are divided.
+    """
+    zero = {}
+    for module, tree in expected.items():
+        leaves = _leaves(tree)
+        smallest = _smallest_norms(leaves)
+        zero[module] = frozenset(path for path, leaf in leaves.items() if np.linalg.norm(leaf) < smallest[path])
+    return zero
+
+
+def scale_errors(gradients: Tree, expected: Tree) -> dict[str, float]:
+    """By module, `|<g, e> / <e, e> - 1|` over all its parameters: the error in the direction of the gradient.
+
+    Rounding errors mostly average out in it, unlike a wrong factor. Modules without gradients are left out.
+    """
+    errors = {}
+    for module, tree in expected.items():
+        actual_leaves, expected_leaves = _leaves(gradients.get(module, {})), _leaves(tree)
+        pairs = [(actual_leaves.get(path), leaf) for path, leaf in expected_leaves.items()]
+        squares = sum(float(np.vdot(leaf, leaf)) for leaf in expected_leaves.values())
+        if squares:
+            product = sum(float(np.vdot(g, e)) for g, e in pairs if g is not None and g.shape == e.shape)
+            errors[module] = _finite(abs(product / squares - 1))
+    return errors
+
+
+def global_norm(gradients: Tree) -> float:
+    """The norm of all gradients of all modules, in float64."""
+    return float(np.sqrt(sum(np.vdot(leaf, leaf) for tree in gradients.values() for leaf in _leaves(tree).values())))
+
+
+def _smallest_norms(leaves: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """By path, the norm that a parameter's gradient counts as at least."""
+    squares = sum(float(np.vdot(leaf, leaf)) for leaf in leaves.values())
+    rms = np.sqrt(squares / max(1, sum(leaf.size for leaf in leaves.values())))
+    return {path: SMALLEST_RELATIVE_GRADIENT * float(rms) * np.sqrt(leaf.size) for path, leaf in leaves.items()}
+
+
+def _error(actual: np.ndarray | None, expected: np.ndarray | None, smallest_norm: float) -> float:
     if actual is None or expected is None or actual.shape != expected.shape:
         return LARGEST_ERROR
     difference = float(np.linalg.norm(actual - expected))
-    smallest_norm = SMALLEST_RELATIVE_GRADIENT * rms * np.sqrt(expected.size)
     norm = max(float(np.linalg.norm(expected)), smallest_norm)
     return _finite(difference / norm if norm else difference and LARGEST_ERROR)
 

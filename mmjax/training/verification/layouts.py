@@ -21,12 +21,21 @@ class NamedLayout:
         plan: The placement of the modules.
         transport: What sends the arrays of hops (`sharding.runtime.hops`); empty for the configuration's.
         attention: Implementation of `pallas_kernels.packed_attention`; empty for the one that suits shapes and devices.
+        dtype: Compute precision.
     """
 
     name: str
     plan: Plan
     transport: str = ""
     attention: str = ""
+    dtype: str = "float32"
+
+    def in_precisions(self, dtype: str) -> "list[NamedLayout]":
+        """The layout in float32, whose tolerances are narrow, and then in the precision that a model computes in."""
+        if dtype == self.dtype:
+            return [self]
+        precisions = (self.dtype, dtype)
+        return [dataclasses.replace(self, name=f"{self.name}, {each}", dtype=each) for each in precisions]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -350,7 +359,9 @@ _EP_TP_PP = Parallelism(dp=2, tp=2, pp=2, recompute="selective", ep=2, collectiv
 
 EXPERT_LAYOUT_KINDS: dict[str, LayoutKind] = {
     "expert ranks that are all replicas": _each_its_own(
-        (UNDIVIDED, Parallelism(dp=4, ep=4), UNDIVIDED), (UNDIVIDED, Parallelism(dp=2, ep=2), UNDIVIDED)
+        (UNDIVIDED, Parallelism(dp=4, ep=4), UNDIVIDED),
+        (UNDIVIDED, Parallelism(dp=2, ep=2), UNDIVIDED),
+        microbatches=(3, 2),
     ),
     "expert ranks that are some of the replicas": _each_its_own((_DP2, Parallelism(dp=4, ep=2), UNDIVIDED)),
     "expert and tensor ranks in a pipeline": _each_its_own(

@@ -56,23 +56,25 @@ class ReferenceStep:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RoundingErrors:
-    """The largest errors that rounding to the layouts' precision makes on one device.
+    """The largest errors that rounding to a precision makes on one device.
 
     Attributes:
+        dtype: The precision.
         losses: By name.
         gradients: By module and parameter.
     """
 
+    dtype: str
     losses: dict[str, float]
     gradients: ParameterErrors
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reference:
-    """Some steps, and the rounding errors that layouts may have in them."""
+    """Some steps in float32, and by precision the rounding errors that layouts may have in them."""
 
     steps: tuple[ReferenceStep, ...]
-    rounding: RoundingErrors
+    rounding: Mapping[str, RoundingErrors]
 
 
 def reference_value_and_grad(config: ModelConfig, trainable: tuple[str, ...]) -> LossesAndGradients:
@@ -132,7 +134,7 @@ def run_reference(
     """Some steps of plain training on one device; Adam moves the parameters between them.
 
     Args:
-        config: The model, in the precision that layouts compute in.
+        config: The model. Steps are computed in float32; of its own precision, rounding errors are measured.
         data: What the batches were made with.
         batches: The batches, and the samples that they are made of.
         steps: Number of steps.
@@ -142,8 +144,9 @@ def run_reference(
     samples_of_steps = [batches.load_samples(batch.sample_ids[batch.sample_ids >= 0]) for batch in packed]
     shape = unpacked_shape(samples_of_steps, batches.sample_format)
     exact = reference_value_and_grad(dataclasses.replace(config, dtype="float32"), settings.trainable)
-    rounded = exact if config.dtype == "float32" else reference_value_and_grad(config, settings.trainable)
-    measure = _RoundingMeasure(config, rounded)
+    measures = [_RoundingMeasure("float32", exact)]
+    if config.dtype != "float32":
+        measures.append(_RoundingMeasure(config.dtype, reference_value_and_grad(config, settings.trainable)))
     optimizer = optax.adam(LEARNING_RATE)
 
     @jax.jit
@@ -162,12 +165,14 @@ def run_reference(
         losses, gradients = exact(parameters, arrays, seed_and_step)
         step = ReferenceStep(batch, parameters, losses, gradients)
         reference_steps.append(step)
-        measure.add(step, arrays, seed_and_step)
+        for measure in measures:
+            measure.add(step, arrays, seed_and_step)
         if moments is None:
             moments = jax.device_put(jax.jit(optimizer.init)(_with_gradients(gradients, parameters)), device)
         with jax.numpy_dtype_promotion("standard"):  # optax computes float ** integer
             parameters, moments = update(parameters, moments, gradients)
-    return Reference(tuple(reference_steps), RoundingErrors(measure.losses, measure.gradients))
+    rounding = {each.dtype: RoundingErrors(each.dtype, each.losses, each.gradients) for each in measures}
+    return Reference(tuple(reference_steps), rounding)
 
 
 def _with_gradients(gradients: Tree, parameters: Tree) -> Tree:
@@ -183,10 +188,11 @@ class _RoundingMeasure:
     [-eps, eps] for float32, to which parameters are not rounded themselves, and in [-eps / 4, eps / 4] otherwise.
     """
 
-    def __init__(self, config: ModelConfig, compute: LossesAndGradients) -> None:
+    def __init__(self, dtype: str, compute: LossesAndGradients) -> None:
+        self.dtype = dtype
         self.losses: dict[str, float] = {}
         self.gradients: ParameterErrors = {}
-        self._scale = float(jnp.finfo(config.dtype).eps) / (1 if config.dtype == "float32" else 4)
+        self._scale = float(jnp.finfo(dtype).eps) / (1 if dtype == "float32" else 4)
         self._compute = compute
         self._random = np.random.default_rng(0)
 

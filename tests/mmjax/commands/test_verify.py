@@ -16,6 +16,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 
+MODULES = ("vision", "backbone", "generator")
 HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
 
 FAULTY = """
@@ -66,16 +67,16 @@ def test_layouts_of_the_default_list_agree(tmp_path):
     assert set(found) == {"ok", "layouts"} and found["ok"] is True
     assert [layout["layout"] for layout in found["layouts"]] == list(chosen) and len(chosen) == 2
     for layout in found["layouts"]:
-        assert layout["ok"] is True and set(layout["modules"]) == {"vision", "backbone", "generator"}
+        assert layout["ok"] is True and set(layout["modules"]) == {*MODULES, "all modules"}
         assert layout["modules"]["vision"]["loss"] is None
-        for module in layout["modules"].values():
-            assert 0 < module["gradient"] <= module["tolerance"] < 1e-3 and module["parameter"]
+        for name, module in layout["modules"].items():
+            assert module["gradient"] <= module["tolerance"] < 1e-3 and module["parameter"]
+            assert module["gradient"] > 0 or name == "all modules"
 
 
 @pytest.fixture
 def plan(tmp_path):
-    modules = ("vision", "backbone", "generator")
-    Plan((UnitPlan("all", modules, (0, 1), dp=2, layers=(8,)),)).save(tmp_path / "plan.json")
+    Plan((UnitPlan("all", MODULES, (0, 1), dp=2, layers=(8,)),)).save(tmp_path / "plan.json")
     return tmp_path / "plan.json"
 
 
@@ -86,8 +87,8 @@ def test_a_missing_reduction_ends_with_1_and_says_where(tmp_path, plan):
     found = json.loads(result.stdout)
     (layout,) = found["layouts"]
     assert (found["ok"], layout["ok"], layout["layout"]) == (False, False, str(plan))
-    for module in layout["modules"].values():
-        assert module["gradient"] > 0.1 and not module["ok"]
+    for name in MODULES:
+        assert layout["modules"][name]["gradient"] > 0.1 and not layout["modules"][name]["ok"]
     assert layout["modules"]["backbone"]["loss"] < 1e-5
 
 

@@ -1,0 +1,163 @@
+"""What verification must notice: faults injected into the programs of an engine, each found in the right modules.
+
+The vision stage is partly frozen: its encoder has no gradients, its projector trains.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from data.data_config import DataConfig
+from data.packing.pipeline import training_batches
+from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.settings import EngineSettings
+from mmjax.training.verification.comparison import ALL_MODULES, compare_with_reference
+from mmjax.training.verification.reference import run_reference
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
+from tests.faulty_hop import faulty
+from tests.small_vqa import SmallVQA
+from tests.tiny_model import VISION, tiny_model
+
+DATA = DataConfig(rows=6, tokens=160, patches=32, samples=8)
+MODEL = dataclasses.replace(tiny_model(vocabulary=48), encoders=(dataclasses.replace(VISION, patch=8),), generators=())
+PLAN = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,)),
+        UnitPlan("backbone", ("backbone",), (2, 3, 4, 5), dp=2, layers=(1, 2), recompute=("none",) * 2),
+    ),
+    microbatches=3,
+)
+SETTINGS = EngineSettings(seed=5, trainable=("projectors", "backbone"))
+LAST = PLAN.microbatches - 1
+
+
+@pytest.fixture(scope="module")
+def reference():
+    batches = training_batches(DATA, MODEL, SmallVQA("train"))
+    with jax.default_matmul_precision("highest"):
+        done = run_reference(MODEL, DATA, batches, 1, SETTINGS)
+    batches.close()
+    return done
+
+
+@pytest.fixture(scope="module")
+def engine(reference):
+    return Engine(MODEL, PLAN, reference.steps[0].batch.arrays, SETTINGS)
+
+
+def test_without_a_fault_a_layout_with_a_partly_frozen_stage_agrees(engine, reference):
+    reports = compare_with_reference(engine, reference)
+    assert all(report.ok for report in reports.values()), reports
+    assert set(reports) == {"vision", "backbone", ALL_MODULES}
+    assert set(reference.steps[0].gradients["vision"]) == {"projector"}
+    assert reports["vision"].gradient.error > 0
+
+
+# ---------------------------------------------------------------------- faults: what changes in an engine
+
+
+def stage_function(stage_id, name, change):
+    """Wraps a function of a stage: `change(function, *arguments)` is called instead."""
+
+    def inject(engine, patch):
+        stage = engine.executor.stages[stage_id]
+        wrapped = functools.partial(change, getattr(stage, name))
+        patch.setitem(engine.executor.stages, stage_id, dataclasses.replace(stage, **{name: wrapped}))
+
+    return inject
+
+
+def stage_programs(stage_id, **changes):
+    """Wraps compiled programs of a stage in the same way."""
+
+    def inject(engine, patch):
+        programs = engine.executor.stages[stage_id].programs
+        for name, change in changes.items():
+            patch.setattr(programs, name, functools.partial(change, getattr(programs, name)))
+
+    return inject
+
+
+def scaled_hop(channel_name, direction):
+    """Multiplies what a channel carries by 1.01."""
+
+    def inject(engine, patch):
+        (channel,) = [each for each in engine.executor.channels if each.name == channel_name]
+        bad = faulty(getattr(channel, direction), lambda array: array * 1.01)
+        pair = (channel.source, channel.target)
+        patch.setitem(engine.executor._channels_by_stage_pair, pair, [dataclasses.replace(channel, **{direction: bad})])
+
+    return inject
+
+
+def larger_weights(engine, patch):
+    """Divides the losses of tokens by a count that is 0.05% too small."""
+    place = engine.place_batch
+
+    def placed(arrays, step):
+        backbone = {**arrays["backbone"], "weights": arrays["backbone"]["weights"] * np.float32(1.0005)}
+        return place({**arrays, "backbone": backbone}, step)
+
+    patch.setattr(engine, "place_batch", placed)
+
+
+def first_replica_only(reduce, gradients):
+    return reduce(jax.tree.map(lambda leaf: leaf.at[1:].set(0), gradients))
+
+
+def doubled(reduce, gradients):
+    return jax.tree.map(lambda leaf: 2 * leaf, reduce(gradients))
+
+
+def next_microbatch(program, parameters, inputs, batch, index, *rest):
+    return program(parameters, inputs, batch, (index + 1) % PLAN.microbatches, *rest)
+
+
+def without_last_microbatch(backward, *arguments):
+    *others, index, residuals, output_gradients, gradients = arguments
+    kept = jax.tree.map(jnp.copy, gradients)
+    result = backward(*others, index, residuals, output_gradients, gradients)
+    return result._replace(parameter_gradients=kept) if int(index) == LAST else result
+
+
+def without_norm(loss_and_norm, gradients, losses):
+    return loss_and_norm(gradients, losses).at[:, 0].set(0)
+
+
+VISION_STAGE, FIRST, SECOND = ("vision", 0), ("backbone", 0), ("backbone", 1)
+
+FAULTS = {
+    "sum over replicas dropped": (stage_function(FIRST, "reduce", first_replica_only), {"backbone"}),
+    "gradient doubled beside a frozen part": (stage_function(VISION_STAGE, "reduce", doubled), {"vision"}),
+    "activations scaled by 1.01 between stages": (scaled_hop("backbone#1", "activation_hop"), {"vision", "backbone"}),
+    "activations scaled by 1.01 between modules": (
+        scaled_hop("vision>backbone", "activation_hop"),
+        {"vision", "backbone"},
+    ),
+    "gradients scaled by 1.01 between stages": (scaled_hop("backbone#1", "gradient_hop"), {"vision", "backbone"}),
+    "gradients scaled by 1.01 between modules": (scaled_hop("vision>backbone", "gradient_hop"), {"vision"}),
+    "microbatches swapped": (
+        stage_programs(VISION_STAGE, forward=next_microbatch, backward=next_microbatch),
+        {"vision", "backbone"},
+    ),
+    "last microbatch dropped in one stage": (stage_programs(SECOND, backward=without_last_microbatch), {"backbone"}),
+    "last microbatch dropped beside a frozen part": (
+        stage_programs(VISION_STAGE, backward=without_last_microbatch),
+        {"vision"},
+    ),
+    "normaliser off by 0.05%": (larger_weights, {"vision", "backbone"}),
+    "stage left out of the global norm": (stage_function(SECOND, "loss_and_norm", without_norm), {ALL_MODULES}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_in_the_modules_it_changes_and_in_no_other(fault, engine, reference, monkeypatch):
+    inject, modules = FAULTS[fault]
+    inject(engine, monkeypatch)
+    reports = compare_with_reference(engine, reference)
+    assert {name for name, report in reports.items() if not report.ok} == modules, reports
