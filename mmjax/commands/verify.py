@@ -37,6 +37,9 @@ class VerifyArguments(cli.GinArguments, cli.JsonArguments):
         parse=cli.one_of("float32", "bfloat16"),
     )
     shrink: bool = cli.flag(False, "Shrinks widths and depths; kinds of layers and stages stay.")
+    random: int = cli.flag(
+        0, "Number of random plans to verify too, drawn with TrainConfig.seed.", metavar="N", parse=cli.integer(0)
+    )
     steps: int = cli.flag(
         2, "Steps; between them, training on one device moves the parameters.", metavar="N", parse=cli.integer(1)
     )
@@ -53,7 +56,10 @@ def prepare(arguments: VerifyArguments) -> cli.Work:
 
 def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, Plan]") -> int:
     """Returns 0 if all layouts agree with the reference, else 1."""
+    import jax
+
     from mmjax.training.verification.configured_run import layouts_to_verify, verify_run
+    from mmjax.training.verification.random_plans import random_plans
     from mmjax.training.verification.shrink import shrink_data, shrink_model, shrink_plan
     from sharding.specs.modules import module_graph
 
@@ -64,6 +70,7 @@ def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, 
         model = shrink_model(model, dataset.tokenizer.vocabulary_size, tuple(plans.values()))
         plans = {name: shrink_plan(plan, large, module_graph(model)) for name, plan in plans.items()}
         data = shrink_data(data, model)
+    plans |= random_plans(module_graph(model), data.rows, jax.device_count(), config.seed, arguments.random)
     layouts, refused = layouts_to_verify(plans, model, data.rows, with_defaults=not arguments.plan)
     for name, reason in refused.items():
         print(f"left out: {name}: {reason}", file=sys.stderr)
@@ -107,7 +114,7 @@ def _print_reports(reports: "Iterator[LayoutReport]", total: int, as_json: bool)
 COMMAND = cli.Command(
     name="mmjax.verify",
     summary="Compares losses and gradients of every layout with those of plain jax on one device.",
-    examples=("--gin_file=tiny.gin", "--gin_file=tiny.gin --plan=my-plan.json"),
+    examples=("--gin_file=tiny.gin", "--gin_file=tiny.gin --plan=my-plan.json", "--gin_file=tiny.gin --random=20"),
     arguments=VerifyArguments,
     prepare=prepare,
 )

@@ -21,7 +21,7 @@ from data.packing.row_order import reorder_rows
 from mmjax.models.model import losses_by_name, model_modules, run_model
 from mmjax.models.structure.parameters import init_module_parameters
 from mmjax.training.engine.settings import EngineSettings
-from mmjax.training.verification.error_measures import ParameterErrors, gradient_errors, loss_errors
+from mmjax.training.verification.error_measures import ParameterErrors, gradient_errors, loss_errors, scale_errors
 from mmjax.training.verification.unpacked_batches import HostArrays, unpacked_batch, unpacked_shape
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.plans.trained_parts import trained_parts
@@ -43,7 +43,8 @@ class ReferenceStep:
 
     Attributes:
         batch: The packed batch.
-        parameters: `{module: {piece: {layer: {...}}}}`, float32.
+        parameters: `{module: {piece: {layer: {...}}}}`, in float32; numbers of the layouts' precision, so that casting
+            them adds no error.
         losses: By name: of the modules that have a loss, and of layers that have their own.
         gradients: Like the parameters, of the pieces that train.
     """
@@ -62,11 +63,13 @@ class RoundingErrors:
         dtype: The precision.
         losses: By name.
         gradients: By module and parameter.
+        scales: By module (`scale_errors`).
     """
 
     dtype: str
     losses: dict[str, float]
     gradients: ParameterErrors
+    scales: dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -144,9 +147,9 @@ def run_reference(
     samples_of_steps = [batches.load_samples(batch.sample_ids[batch.sample_ids >= 0]) for batch in packed]
     shape = unpacked_shape(samples_of_steps, batches.sample_format)
     exact = reference_value_and_grad(dataclasses.replace(config, dtype="float32"), settings.trainable)
-    measures = [_RoundingMeasure("float32", exact)]
+    measures = [_RoundingMeasure("float32", exact, exact)]
     if config.dtype != "float32":
-        measures.append(_RoundingMeasure(config.dtype, reference_value_and_grad(config, settings.trainable)))
+        measures.append(_RoundingMeasure(config.dtype, reference_value_and_grad(config, settings.trainable), exact))
     optimizer = optax.adam(LEARNING_RATE)
 
     @jax.jit
@@ -162,6 +165,7 @@ def run_reference(
     for number, (batch, samples) in enumerate(zip(packed, samples_of_steps, strict=True)):
         arrays = unpacked_batch(samples, config, data, batches.sample_format, shape)
         seed_and_step = jnp.array([settings.seed, number], jnp.int32)
+        parameters = jax.tree.map(lambda leaf: leaf.astype(config.dtype).astype(jnp.float32), parameters)
         losses, gradients = exact(parameters, arrays, seed_and_step)
         step = ReferenceStep(batch, parameters, losses, gradients)
         reference_steps.append(step)
@@ -171,7 +175,7 @@ def run_reference(
             moments = jax.device_put(jax.jit(optimizer.init)(_with_gradients(gradients, parameters)), device)
         with jax.numpy_dtype_promotion("standard"):  # optax computes float ** integer
             parameters, moments = update(parameters, moments, gradients)
-    rounding = {each.dtype: RoundingErrors(each.dtype, each.losses, each.gradients) for each in measures}
+    rounding = {each.dtype: each.errors() for each in measures}
     return Reference(tuple(reference_steps), rounding)
 
 
@@ -184,32 +188,42 @@ class _RoundingMeasure:
     """The rounding errors of a precision on one device: the largest over several perturbations of the parameters.
 
     Rounding errors can be correlated, so a single computation may underestimate them. Therefore every parameter is
-    multiplied by 1 + u, and all intermediate results round differently. With eps that of the precision, u is uniform in
-    [-eps, eps] for float32, to which parameters are not rounded themselves, and in [-eps / 4, eps / 4] otherwise.
+    multiplied by 1 + u, with u uniform in [-eps, eps], where eps is that of the precision, and all intermediate results
+    round differently. In float32 the errors are the differences from the step itself. In another precision the
+    perturbed parameters are rounded to it, and the errors are those of its results for them.
     """
 
-    def __init__(self, dtype: str, compute: LossesAndGradients) -> None:
+    def __init__(self, dtype: str, compute: LossesAndGradients, exact: LossesAndGradients) -> None:
         self.dtype = dtype
-        self.losses: dict[str, float] = {}
-        self.gradients: ParameterErrors = {}
-        self._scale = float(jnp.finfo(dtype).eps) / (1 if dtype == "float32" else 4)
-        self._compute = compute
+        self._losses: dict[str, float] = {}
+        self._gradients: ParameterErrors = {}
+        self._scales: dict[str, float] = {}
+        self._eps = float(jnp.finfo(dtype).eps)
+        self._compute, self._exact = compute, exact
         self._random = np.random.default_rng(0)
+
+    def errors(self) -> RoundingErrors:
+        """The largest errors so far."""
+        return RoundingErrors(self.dtype, self._losses, self._gradients, self._scales)
 
     def add(self, step: ReferenceStep, arrays: HostArrays, seed_and_step: jax.Array) -> None:
         """Adds the errors of one step under `PERTURBATIONS` perturbations."""
+        expected = step.losses, step.gradients
         for _ in range(PERTURBATIONS):
             perturbed = jax.device_put(jax.tree.map(self._perturb, step.parameters), jax.devices()[0])
             losses, gradients = self._compute(perturbed, arrays, seed_and_step)
-            self._keep_largest(loss_errors(losses, step.losses), gradient_errors(gradients, step.gradients))
+            if self.dtype != "float32":
+                expected = self._exact(perturbed, arrays, seed_and_step)
+            self._losses = _largest(self._losses, loss_errors(losses, expected[0]))
+            self._scales = _largest(self._scales, scale_errors(gradients, expected[1]))
+            for module, errors in gradient_errors(gradients, expected[1]).items():
+                self._gradients[module] = _largest(self._gradients.get(module, {}), errors)
 
     def _perturb(self, leaf: jax.Array) -> np.ndarray:
-        relative = self._random.uniform(-self._scale, self._scale, leaf.shape)
-        return np.asarray(leaf) * (1 + relative).astype(np.float32)
+        relative = self._random.uniform(-self._eps, self._eps, leaf.shape)
+        perturbed = np.asarray(leaf) * (1 + relative).astype(np.float32)
+        return perturbed.astype(jnp.dtype(self.dtype)).astype(np.float32)
 
-    def _keep_largest(self, losses: dict[str, float], gradients: ParameterErrors) -> None:
-        self.losses = {name: max(error, self.losses.get(name, 0.0)) for name, error in losses.items()}
-        self.gradients = {
-            module: {path: max(error, self.gradients.get(module, {}).get(path, 0.0)) for path, error in errors.items()}
-            for module, errors in gradients.items()
-        }
+
+def _largest(errors: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(error, errors.get(name, 0.0)) for name, error in others.items()}

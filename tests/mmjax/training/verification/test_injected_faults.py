@@ -11,20 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from data.data_config import DataConfig
-from data.packing.pipeline import training_batches
 from mmjax.training.engine.engine import Engine
-from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.verification.comparison import ALL_MODULES, compare_with_reference
-from mmjax.training.verification.reference import run_reference
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.faulty_hop import faulty
-from tests.small_vqa import SmallVQA
-from tests.tiny_model import VISION, tiny_model
+from tests.verified_run import MODEL, SETTINGS
 
-DATA = DataConfig(rows=6, tokens=160, patches=32, samples=8)
-MODEL = dataclasses.replace(tiny_model(vocabulary=48), encoders=(dataclasses.replace(VISION, patch=8),), generators=())
 PLAN = Plan(
     (
         UnitPlan("vision", ("vision",), (0, 1), dp=2, layers=(2,)),
@@ -32,17 +25,7 @@ PLAN = Plan(
     ),
     microbatches=3,
 )
-SETTINGS = EngineSettings(seed=5, trainable=("projectors", "backbone"))
 LAST = PLAN.microbatches - 1
-
-
-@pytest.fixture(scope="module")
-def reference():
-    batches = training_batches(DATA, MODEL, SmallVQA("train"))
-    with jax.default_matmul_precision("highest"):
-        done = run_reference(MODEL, DATA, batches, 1, SETTINGS)
-    batches.close()
-    return done
 
 
 @pytest.fixture(scope="module")

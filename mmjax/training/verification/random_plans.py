@@ -1,0 +1,128 @@
+"""Random plans: combinations of parallelism that nobody wrote down, valid for a model, its rows and its devices."""
+
+import itertools
+import random
+from collections.abc import Sequence
+
+from sharding.plans.plan import Plan, check_plan, device_ranges
+from sharding.plans.unit_plan import CollectivesName, PlanError, UnitPlan, check_unit
+from sharding.schedules.registry import BUILT_IN_SCHEDULES
+from sharding.specs.layer import RECOMPUTE_POLICIES
+from sharding.specs.modules import ModuleGraph
+
+MOST_MICROBATCHES = 4
+LARGEST_SIZES = {"tp": 4, "pp": 4, "chunks": 2}
+COLLECTIVES: tuple[CollectivesName, ...] = ("reduce", "gather", "ring")
+UNIT_ATTEMPTS = 100
+PLAN_ATTEMPTS = 100
+
+
+def random_plans(graph: ModuleGraph, rows: int, devices: int, seed: int, count: int) -> dict[str, Plan]:
+    """Random plans by a name that describes them; plan i depends on the seed and i alone.
+
+    Args:
+        graph: The model's modules.
+        rows: Rows of the global batch.
+        devices: Number of devices there are.
+        seed: Seed of the plans.
+        count: Number of plans.
+
+    Raises:
+        PlanError: No valid plan was found.
+    """
+    plans = [random_plan(graph, rows, devices, random.Random(f"{seed}/{number}")) for number in range(count)]
+    return {f"random plan {number} of seed {seed}: {_describe(plan)}": plan for number, plan in enumerate(plans)}
+
+
+def random_plan(graph: ModuleGraph, rows: int, devices: int, generator: random.Random) -> Plan:
+    """One random plan: units, their devices and order, dp, tp, ep, stages, recomputation, microbatches and schedule."""
+    for _ in range(PLAN_ATTEMPTS):
+        microbatches = generator.choice([m for m in range(1, MOST_MICROBATCHES + 1) if rows % m == 0])
+        chains = _random_chains(graph, generator)
+        units = tuple(_random_unit(chain, graph, rows // microbatches, devices, generator) for chain in chains)
+        plan = Plan(units, microbatches, generator.choice(list(BUILT_IN_SCHEDULES)))
+        try:
+            check_plan(plan, graph, rows, devices)
+        except PlanError:
+            continue
+        return plan
+    raise PlanError(f"no valid plan for {rows} rows on {devices} devices was found in {PLAN_ATTEMPTS} random attempts")
+
+
+def _random_chains(graph: ModuleGraph, generator: random.Random) -> list[tuple[str, ...]]:
+    """The modules, each in a unit of its own or behind one that feeds it."""
+    chains: list[tuple[str, ...]] = []
+    for module in graph.modules:
+        feeding = [chain for chain in chains if chain[-1] in module.inputs]
+        if feeding and generator.random() < 0.4:
+            before = generator.choice(feeding)
+            chains[chains.index(before)] = (*before, module.name)
+        else:
+            chains.append((module.name,))
+    return chains
+
+
+def _random_unit(
+    chain: tuple[str, ...], graph: ModuleGraph, rows: int, devices: int, generator: random.Random
+) -> UnitPlan:
+    """A valid unit of a chain; undivided on one device if none is found.
+
+    Args:
+        chain: Names of its modules.
+        graph: The model's modules.
+        rows: Rows of a microbatch.
+        devices: Number of devices there are.
+        generator: Source of all choices.
+    """
+    name, total = "_".join(chain), sum(graph[module].layer_count for module in chain)
+    for _ in range(UNIT_ATTEMPTS):
+        dp = generator.choice([size for size in range(1, devices + 1) if rows % size == 0])
+        tp, pp, chunks = (generator.randint(1, largest) for largest in LARGEST_SIZES.values())
+        if dp * tp * pp > devices or pp * chunks > total:
+            continue
+        experts = any(graph[module].expert_count for module in chain)
+        unit = UnitPlan(
+            name,
+            chain,
+            tuple(generator.sample(range(devices), dp * tp * pp)),
+            dp=dp,
+            tp=tp,
+            layers=_random_layers(total, pp * chunks, generator),
+            recompute=tuple(generator.choices(RECOMPUTE_POLICIES, k=pp * chunks)),
+            chunks=chunks,
+            ep=generator.choice([size for size in range(1, dp + 1) if dp % size == 0]) if experts else 1,
+            collectives=generator.choice(COLLECTIVES) if tp > 1 else "reduce",
+        )
+        try:
+            check_unit(unit, graph, devices)
+        except PlanError:
+            continue
+        return unit
+    return UnitPlan(name, chain, (generator.randrange(devices),), layers=(total,))
+
+
+def _random_layers(total: int, stages: int, generator: random.Random) -> tuple[int, ...]:
+    """Numbers of layers of the stages, at least 1 each."""
+    cuts = sorted(generator.sample(range(1, total), stages - 1))
+    return tuple(end - first for first, end in itertools.pairwise((0, *cuts, total)))
+
+
+def _describe(plan: Plan) -> str:
+    """All that is in a plan, so that it can be written down again."""
+    return "; ".join([f"{plan.microbatches} microbatches, {plan.schedule}", *map(_describe_unit, plan.units)])
+
+
+def _describe_unit(unit: UnitPlan) -> str:
+    sizes = [f"{name} {getattr(unit, name)}" for name in ("dp", "tp", "ep", "chunks") if getattr(unit, name) > 1]
+    words = [
+        f"devices {device_ranges(unit.devices)}",
+        *sizes,
+        f"layers {_joined(unit.layers)}",
+        _joined(unit.recompute),
+    ]
+    words += [unit.collectives] if unit.tp > 1 else []
+    return f"{' > '.join(unit.modules)}: {', '.join(words)}"
+
+
+def _joined(values: Sequence[object]) -> str:
+    return " ".join(map(str, values))

@@ -1,0 +1,68 @@
+"""Random plans: each can run, all kinds of division occur, and the executor agrees with one device on them."""
+
+import itertools
+
+import pytest
+
+from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig
+from mmjax.training.verification.comparison import verify_layouts
+from mmjax.training.verification.layouts import NamedLayout
+from mmjax.training.verification.random_plans import COLLECTIVES, random_plans
+from sharding.plans.plan import check_plan
+from sharding.schedules.registry import BUILT_IN_SCHEDULES
+from sharding.specs.layer import RECOMPUTE_POLICIES
+from sharding.specs.modules import module_graph
+from tests.tiny_model import tiny_model
+from tests.verified_run import DATA, MODEL, SETTINGS
+
+DEEP = tiny_model(depth=4)
+EXPERTS = tiny_model(depth=4, experts=ExpertsConfig(count=4, top_k=2, ffn=8))
+
+
+@pytest.mark.parametrize("rows", [1, 6, 7, 12])
+@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("model", [DEEP, EXPERTS, ModelConfig(encoders=(), backbone=BackboneConfig(), generators=())])
+def test_every_plan_can_run(model, devices, rows):
+    graph = module_graph(model)
+    plans = random_plans(graph, rows, devices, seed=3, count=20)
+    assert len(plans) == 20
+    for plan in plans.values():
+        check_plan(plan, graph, rows, devices)
+
+
+def test_all_kinds_of_division_occur_and_combine():
+    plans = list(random_plans(module_graph(EXPERTS), rows=12, devices=8, seed=0, count=300).values())
+    units = list(itertools.chain.from_iterable(plan.units for plan in plans))
+    assert {plan.microbatches for plan in plans} == {1, 2, 3, 4}
+    assert {plan.schedule for plan in plans} == set(BUILT_IN_SCHEDULES)
+    assert {unit.dp for unit in units} >= {1, 2, 3, 4} and {unit.tp for unit in units} == {1, 2}  # of 2 key-value heads
+    assert {unit.pp for unit in units} == {1, 2, 3, 4} and {unit.chunks for unit in units} == {1, 2}
+    assert {unit.ep for unit in units} >= {1, 2, 4}
+    assert {policy for unit in units for policy in unit.recompute} == set(RECOMPUTE_POLICIES)
+    assert {unit.collectives for unit in units} == set(COLLECTIVES)
+    assert {unit.modules for unit in units} == {
+        *(("vision",), ("backbone",), ("generator",), ("vision", "backbone"), ("backbone", "generator")),
+        ("vision", "backbone", "generator"),
+    }
+    assert any(sorted(unit.devices) != list(unit.devices) for unit in units)
+    shared = [plan.device_count < sum(len(unit.devices) for unit in plan.units) for plan in plans]
+    assert any(shared) and not all(shared)
+    assert any(unit.dp > 1 and unit.tp > 1 and unit.pp > 1 for unit in units)
+
+
+def test_plans_depend_on_seed_and_number_alone():
+    graph = module_graph(DEEP)
+    few, many = random_plans(graph, 12, 8, seed=1, count=2), random_plans(graph, 12, 8, seed=1, count=9)
+    assert list(many.items())[:2] == list(few.items())
+    assert list(random_plans(graph, 12, 8, seed=2, count=2).values()) != list(few.values())
+
+
+def test_the_executor_agrees_with_one_device_on_random_plans(reference):
+    plans = random_plans(module_graph(MODEL), DATA.rows, 8, SETTINGS.seed, 2)
+    layouts = [NamedLayout(name, plan) for name, plan in plans.items()]
+    reports = list(verify_layouts(MODEL, layouts, reference, SETTINGS))
+    assert [report.layout for report in reports] == list(plans)
+    for report in reports:
+        assert report.ok, report
+        gradients = [module.gradient for name, module in report.modules.items() if name in ("vision", "backbone")]
+        assert all(gradient and gradient.error > 0 for gradient in gradients)
