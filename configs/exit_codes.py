@@ -3,6 +3,9 @@
 USAGE_ERROR = 2
 """After a `UserError`: a wrong flag, configuration or input."""
 
+PROCESS_LOST = 75
+"""After another process of the run died or froze; as `EX_TEMPFAIL` of sysexits.h, it may work when tried again."""
+
 INTERRUPTED = 130
 """After Ctrl-C, as of a shell: 128 and the number of SIGINT."""
 

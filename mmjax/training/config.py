@@ -53,6 +53,8 @@ class TrainConfig:
         sample_questions: Held-out questions that are answered at every evaluation, for the run's page; 0 for none.
         sample_images: Images that are generated at every evaluation from held-out descriptions; 0 for none.
         log_interval: Steps between lines of metrics.
+        heartbeat_timeout: Seconds within which a process that dies or freezes ends a run of several processes
+            (`mmjax.training.heartbeat`).
         writers: Metrics writers beside the files of the workdir, such as `(@trackers.WandbWriter,)` of
             `mmjax.training.metrics.trackers`, or a class of one's own (`mmjax.training.metrics.interface`).
     """
@@ -77,6 +79,7 @@ class TrainConfig:
     sample_questions: int = 4
     sample_images: int = 2
     log_interval: int = 10
+    heartbeat_timeout: float = 60.0
     writers: tuple[WriterFactory, ...] = ()
 
     def __post_init__(self) -> None:
@@ -87,6 +90,8 @@ class TrainConfig:
         for name in ("evaluation_interval", "seed", "sample_questions", "sample_images"):
             if getattr(self, name) < 0:
                 raise UserError(f"TrainConfig.{name} is {getattr(self, name)}; it must not be negative")
+        if not 1 <= self.heartbeat_timeout < float("inf"):
+            raise UserError(f"TrainConfig.heartbeat_timeout is {self.heartbeat_timeout}; it must be at least 1 second")
         if self.reordering not in REORDERING_POLICIES:
             raise UserError(
                 f"TrainConfig.reordering is {self.reordering!r}; choose one of {', '.join(REORDERING_POLICIES)}"

@@ -15,6 +15,7 @@ import jax
 from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.step_recorder import StepNotRecordedError, StepRecorder
 from mmjax.training.evaluation import AnswerScore
+from mmjax.training.heartbeat.heartbeat import Heartbeat
 from mmjax.training.metrics.activity import COMPILING
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import ProgressDisplay
@@ -86,6 +87,7 @@ class Fitting:
         self._begin, self._first_step = time.perf_counter(), trainer.steps_done
         self._recorded_step = min(self._first_step + RECORDED_STEP, trainer.config.steps)
         self._compile_seconds = self._step_seconds = 0.0
+        self._heartbeat = Heartbeat(trainer.config.heartbeat_timeout, trainer.steps_done)
         self._timer, self._in_flight = StepTimer(), collections.deque[DispatchedStep]()
         self._times: dict[int, StepTimes] = {}  # of windows whose last step is dispatched, but not yet finished
         self._counts: TokenCounts = {}  # of all finished steps
@@ -94,9 +96,9 @@ class Fitting:
 
     def run(self) -> TrainResult:
         """Trains the steps that are left, evaluates, and says how it went."""
-        with StopSignals() as stop, contextlib.suppress(StoppedBeforeFirstStepError):
-            self._train(stop)
         trainer = self._trainer
+        with StopSignals() as stop, contextlib.suppress(StoppedBeforeFirstStepError), self._heartbeat:
+            self._train(stop)
         return TrainResult(
             step=trainer.steps_done,
             steps_of_this_run=trainer.steps_done - self._first_step,
@@ -124,6 +126,7 @@ class Fitting:
                 self._finish_until(MAX_STEPS_IN_FLIGHT)
                 self._timer.end_step()
             step = trainer.steps_done
+            self._heartbeat.show("training", step)
             if step % config.log_interval == 0 and step < config.steps:
                 self._times[step] = self._timer.take_window()
             # A run that resumes does not evaluate at its checkpoint, so the checkpoint comes after the evaluation.
@@ -176,17 +179,21 @@ class Fitting:
         """A checkpoint holds finite states alone, so all steps before it are waited for."""
         self._finish_until(0)
         if self._trainer.checkpoints:
+            self._heartbeat.show("saving", self._trainer.steps_done)
             self._trainer.save()
+            self._heartbeat.show("training", self._trainer.steps_done)
 
     def _evaluate(self) -> None:
         """Scores the state between two steps, whose times do not contain it."""
         self._finish_until(0)
+        self._heartbeat.show("evaluating", self._trainer.steps_done)
         with self._timer.excluded():
             self._score = self._trainer.evaluate(self._progress)
             if self._score is not None:
                 self._metrics.write(self._trainer.steps_done, {"accuracy": self._score.accuracy})
             if self._on_evaluation:
                 self._on_evaluation(self._trainer)
+        self._heartbeat.show("training", self._trainer.steps_done)
 
     def _report(self, step: int) -> None:
         """Shows and keeps the window of steps that ends with this one, and starts the next."""

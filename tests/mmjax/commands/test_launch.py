@@ -1,8 +1,9 @@
-"""`python -m mmjax.launch` of a training run, one process of which is killed: it goes on from the last checkpoint."""
+"""`python -m mmjax.launch` of a training run that goes on after a killed and after a frozen process."""
 
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -25,9 +26,10 @@ data_config.DataConfig.mixture = (("vqa", 1.0),)
 config.TrainConfig:
   dataset = @small_vqa.SmallVQA
   plan = "{plan}"
-  steps = 5
+  steps = 6
   checkpoint_interval = 2
   log_interval = 1
+  heartbeat_timeout = 20.0
   sample_questions = 0
 """
 UNIT = {"dp": 1, "tp": 1, "recompute": ["none"]}
@@ -65,11 +67,27 @@ def wait_for_line(launcher: "subprocess.Popen[str]", beginning: str) -> None:
     assert any(line.startswith(beginning) for line in launcher.stdout), launcher.communicate()
 
 
+def children(launcher: "subprocess.Popen[str]") -> list[int]:
+    """The ids of the processes of the run."""
+    listed = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+    return [int(pid) for pid in listed.read_text().split()] if listed.exists() else []
+
+
 def process_id(launcher: "subprocess.Popen[str]", rank: int) -> int:
     """The id of a process of the run."""
-    children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
     place = f"JAX_PROCESS_ID={rank}".encode()
-    return next(int(pid) for pid in children if place in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    return next(
+        pid for pid in children(launcher) if place in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    )
+
+
+def kill(launcher: "subprocess.Popen[str]") -> None:
+    """Ends everything that is left of a run."""
+    running = children(launcher)
+    launcher.kill()
+    for pid in running:
+        os.killpg(pid, signal.SIGKILL)
+    launcher.wait()
 
 
 def losses(workdir: pathlib.Path) -> dict[int, dict[str, float]]:
@@ -87,19 +105,29 @@ def undisturbed(tmp_path_factory) -> dict[int, dict[str, float]]:
     return losses(folder / "run")
 
 
-def test_a_run_goes_on_after_a_process_was_killed(tmp_path, undisturbed):
-    launcher = launch(tmp_path, "run", "--processes=2", "--devices=1", "--restarts=1")
+def test_a_run_goes_on_after_a_process_was_killed_and_another_froze(tmp_path, undisturbed):
+    launcher = launch(tmp_path, "run", "--processes=2", "--devices=1", "--restarts=2")
     try:
-        wait_for_line(launcher, "step 3/5")
+        wait_for_line(launcher, "step 3/6")
         os.kill(process_id(launcher, 1), signal.SIGKILL)
+        wait_for_line(launcher, "1 microbatches")  # of the second start
+        wait_for_line(launcher, "step 4/6")
+        os.kill(process_id(launcher, 1), signal.SIGSTOP)
         output, errors = launcher.communicate(timeout=300)
     finally:
-        launcher.terminate()
+        kill(launcher)
     assert launcher.returncode == 0, output + errors
-    assert f"mmjax launch: process 1 on {socket.gethostname()} was ended by SIGKILL; all others were ended" in errors
-    restart = next(line for line in errors.splitlines() if "restart 1 of at most 1 within 3600 s: " in line)
-    assert restart.endswith(" --resume")
+    host = socket.gethostname()
+    assert f"mmjax launch: process 1 on {host} was ended by SIGKILL; all others were ended" in errors
+    assert re.search(
+        rf"error: process 1 \(on {host}, \w+ after step \d\) has given no sign of life for 1\d s; "
+        rf"process 0 \(on {host}, \w+ after step \d\) ends; continue with --resume\n",
+        errors,
+    )
+    assert f"mmjax launch: process 0 on {host} exited with code 75; all others were ended" in errors
+    restarts = [line for line in errors.splitlines() if "of at most 2 within 3600 s: " in line]
+    assert len(restarts) == 2 and all(line.endswith(" --resume") for line in restarts)
     disturbed = losses(tmp_path / "run")
-    assert list(disturbed) == list(undisturbed) == [1, 2, 3, 4, 5]
+    assert list(disturbed) == list(undisturbed) == [1, 2, 3, 4, 5, 6]
     for step, values in undisturbed.items():
         assert disturbed[step] == pytest.approx(values, rel=1e-5), step

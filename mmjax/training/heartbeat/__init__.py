@@ -1,0 +1,1 @@
+"""Signs of life that the processes of a run give each other."""
