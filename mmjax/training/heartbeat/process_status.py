@@ -5,6 +5,9 @@ import json
 import socket
 from typing import Literal, get_args
 
+from configs.errors import UserError
+from configs.strict_json import parse_json
+
 Phase = Literal["compiling", "training", "saving", "evaluating", "ended"]
 LONGEST_STATUS = 1000
 """Characters of the longest text that is read as a status."""
@@ -44,8 +47,8 @@ def parse_status(text: str) -> ProcessStatus | None:
     if len(text) > LONGEST_STATUS:
         return None
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
+        fields = parse_json(text, "the status")
+    except UserError:
         return None
     types = {"host": str, "phase": str, "step": int, "beat": int}
     if not isinstance(fields, dict) or {name: type(value) for name, value in fields.items()} != types:
