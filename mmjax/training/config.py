@@ -48,7 +48,8 @@ class TrainConfig:
         producer_timeout: Seconds that producers may take for a step, and that all of them may be silent before the run
             ends with an error.
         checkpoint_interval: Steps between checkpoints; one is always written at the end.
-        max_checkpoints_to_keep: How many of the newest checkpoints are kept.
+        keep_checkpoints: How many of the newest checkpoints are kept.
+        keep_checkpoints_every: Checkpoints of multiples of so many steps are kept too; 0 for none.
         evaluation_interval: Steps between evaluations on the split `test`; 0 for one at the end alone.
         sample_questions: Held-out questions that are answered at every evaluation, for the run's page; 0 for none.
         sample_images: Images that are generated at every evaluation from held-out descriptions; 0 for none.
@@ -74,7 +75,8 @@ class TrainConfig:
     producers: tuple[str, ...] = ()
     producer_timeout: float = 120.0
     checkpoint_interval: int = 1000
-    max_checkpoints_to_keep: int = 2
+    keep_checkpoints: int = 2
+    keep_checkpoints_every: int = 0
     evaluation_interval: int = 0
     sample_questions: int = 4
     sample_images: int = 2
@@ -84,10 +86,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require_types(self)
-        for name in ("steps", "checkpoint_interval", "max_checkpoints_to_keep", "log_interval"):
+        for name in ("steps", "checkpoint_interval", "keep_checkpoints", "log_interval"):
             if getattr(self, name) < 1:
                 raise UserError(f"TrainConfig.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("evaluation_interval", "seed", "sample_questions", "sample_images"):
+        for name in ("keep_checkpoints_every", "evaluation_interval", "seed", "sample_questions", "sample_images"):
             if getattr(self, name) < 0:
                 raise UserError(f"TrainConfig.{name} is {getattr(self, name)}; it must not be negative")
         if not 1 <= self.heartbeat_timeout < float("inf"):

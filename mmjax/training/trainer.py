@@ -17,7 +17,7 @@ from data.packing.pipeline import evaluation_batches
 from data.packing.refusals import remove_refusal_lists
 from mmjax.training.batches import open_batches, row_order_request
 from mmjax.training.checkpoints.discovery import refuse_existing_checkpoints
-from mmjax.training.checkpoints.manager import CheckpointManager
+from mmjax.training.checkpoints.manager import CheckpointManager, CheckpointNotWrittenError
 from mmjax.training.config import TrainConfig, load_configured_plan
 from mmjax.training.engine.compilation import compile_evaluation
 from mmjax.training.engine.engine import Engine
@@ -126,7 +126,9 @@ class Trainer:
                 for lists in (self._refused_folder, self._refused_folder / "test"):
                     remove_refusal_lists(lists)
             self.batches.list_refused_in(self._refused_folder)
-        self.checkpoints = folder and CheckpointManager(folder, config.model, config.max_checkpoints_to_keep)
+        self.checkpoints = folder and CheckpointManager(
+            folder, config.model, config.keep_checkpoints, config.keep_checkpoints_every
+        )
         self.steps_done, self.window = 0, StepWindow(config.model.backbone.name)
         self._communication_checked = self._evaluation_compiled = False
         self._state: TrainState | None = None
@@ -258,6 +260,7 @@ class Trainer:
         Raises:
             NonFiniteStepError: Names the step and its samples.
             CommunicationError: Two stages cannot exchange arrays; names them.
+            CheckpointNotWrittenError: The last checkpoint, or that of a stop signal, could not be written.
         """
         with contextlib.ExitStack() as opened:
             if progress is None:
@@ -321,9 +324,12 @@ class Trainer:
             return StepResult(step=dispatched.step, losses=losses, gradient_norm=gradient_norm)
         steps_before, saved = dispatched.step - 1, ""
         if self.checkpoints:
-            self._save(steps_before, dispatched.data_state)
-            self.checkpoints.wait()
-            saved = f", and the state after step {steps_before} is saved"
+            try:
+                self._save(steps_before, dispatched.data_state)
+                self.checkpoints.wait()
+                saved = f", and the state after step {steps_before} is saved"
+            except CheckpointNotWrittenError as error:
+                saved = f", and {error}"
         samples = sorted({int(sample) for sample in dispatched.batch.sample_ids.flat if sample >= 0})
         raise NonFiniteStepError(
             f"step {dispatched.step}: losses {losses}, gradient norm {gradient_norm}; "

@@ -6,11 +6,11 @@ algorithm), and a list of these files with sizes and checksums. It is written un
 whole.
 """
 
-import functools
+import contextlib
 import logging
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -42,26 +42,44 @@ _LOG = logging.getLogger(__name__)
 SAVE_TIMEOUT = 3600
 """Seconds after which a save that is still being written fails."""
 
+FORMAT = 1
+"""Number of the layout of checkpoints; it grows when a checkpoint can no longer be read by what read it before."""
+
 SET_ASIDE = "set_aside"
 """Folder, next to the checkpoints, for those that a run does not continue."""
+
+
+_MOST_SHOWN = 300  # characters of another library's error in a message
+
+
+class CheckpointNotWrittenError(UserError):
+    """A checkpoint could not be written; those before it are as they were."""
 
 
 class CheckpointManager:
     """The checkpoints of one run. All processes make every call, in the same order.
 
+    A save that fails, as when the disk is full, does not end a run of one process: the next save says so in a warning
+    and is tried. `wait` and `close` raise the error of the last save. In a run of several processes the next call of
+    any kind raises it, for the others would wait for the one whose disk is full.
+
     Args:
         directory: Folder of the checkpoints, on a file system that all processes share.
         config: The model; checkpoints of another model are refused.
         keep: How many of the newest checkpoints are kept.
+        keep_every: Checkpoints of multiples of so many steps are kept too; 0 for none.
     """
 
-    def __init__(self, directory: pathlib.Path, config: ModelConfig, keep: int = 2) -> None:
+    def __init__(self, directory: pathlib.Path, config: ModelConfig, keep: int = 2, keep_every: int = 0) -> None:
         if keep < 1:
             raise UserError(f"a run that keeps {keep} checkpoints could not be resumed; keep at least 1")
         self._directory, self._config, self._keep = directory.absolute(), config, keep
+        self._keep_every = keep_every
         self._continued: int | None = None
         self._newest_saved: int | None = None
         self._writer: ocp.training.Checkpointer | None = None
+        self._has_set_aside = False
+        self._failure: CheckpointNotWrittenError | None = None
 
     def latest(self) -> int | None:
         """Step of the newest checkpoint, or None if there is none."""
@@ -75,7 +93,7 @@ class CheckpointManager:
 
         The next step, which donates the state, may then be dispatched at once; the files are written in the
         background. Waits for an earlier save that is still being written. Layers are arrays of their own, so a save
-        takes no device memory. Saving the newest step again does nothing.
+        takes no device memory. Saving the newest step again does nothing. A failure is kept for `wait`.
 
         Args:
             step: Number of updates that made the state.
@@ -83,49 +101,103 @@ class CheckpointManager:
             state: The state to save. Steps that are not finite leave it unchanged, so it is finite.
             host_state: What the host knows after as many steps: a small JSON value.
         """
+        self._end_save()
         if step == self._newest_saved:
             return
-        if self._writer is None:
-            self._writer = self._open()
+        if self._failure is not None:
+            _LOG.warning("%s; the run goes on", self._failure)
+            self._failure = None
+        self._newest_saved = step
         about = {
+            "format": FORMAT,
             "model": model_identity(self._config),
             "trained": sorted(_trained_keys(engine)),
             "optimizer": _algorithm(engine),
         }
-        self._writer.save_checkpointables_async(
-            step, {**arrays_to_save(engine, state), "host": host_state, "model": about}, force=True
-        )
-        self._newest_saved = step
+        arrays = arrays_to_save(engine, state)
+        with self._keeping_failure():
+            if self._writer is None:
+                self._writer = self._open()
+            self._writer.save_checkpointables_async(step, {**arrays, "host": host_state, "model": about}, force=True)
 
     def wait(self) -> None:
-        """Waits until all saves are written; raises the error of one that failed."""
-        if self._writer is not None:
-            self._writer.wait()
+        """Waits until the last save is written; raises CheckpointNotWrittenError if it was not."""
+        self._end_save()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
-        """Waits for all saves and frees all resources; the object cannot save after that."""
+        """Waits as `wait` does and frees all resources; the object cannot save after that."""
+        try:
+            self.wait()
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+
+    def _end_save(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with self._keeping_failure():
+                self._writer.wait()
+
+    @contextlib.contextmanager
+    def _keeping_failure(self) -> Iterator[None]:
+        """Keeps why the newest save failed; the next one gets a writer that knows only what the directory has."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # orbax and tensorstore raise what the system says as errors of many types
+            reason = " ".join(str(error).split())[:_MOST_SHOWN]
+            self._failure = CheckpointNotWrittenError(
+                f"the checkpoint of step {self._newest_saved} was not written to {self._directory}: {reason}; "
+                f"the newest there is that of step {self.latest()}"
+            )
+            writer, self._writer, self._newest_saved = self._writer, None, None
+            if jax.process_count() > 1:
+                raise self._failure from error
+            if writer is not None:
+                with contextlib.suppress(Exception):  # it raises the same error again
+                    writer.close()
 
     def _open(self) -> ocp.training.Checkpointer:
-        """Makes the writer, after setting aside the checkpoints that this run does not continue."""
+        """Makes the writer; the first time, after setting aside the checkpoints that this run does not continue."""
+        first = not self._has_set_aside
+        if first:
+            self._prepare_directory()
+            self._has_set_aside = True
+        for left in self._directory.glob(f"*{UNFINISHED_MARK}") if not first else ():
+            # Threads of the failed save may still write there, so orbax would fail to remove it.
+            shutil.rmtree(left, ignore_errors=True)
+        context = _context()
+        # Process 0 reads all that was written for the checksums, and the other processes wait for it in the background.
+        context.asynchronous.timeout_secs = SAVE_TIMEOUT
+        # Not the method itself: orbax copies its options deeply, and a method with its object.
+        context.asynchronous.post_finalization_callback = lambda: self._add_file_list()
+        policies = ocp.training.preservation_policies
+        kept = [policies.LatestN(self._keep)]
+        if self._keep_every:
+            kept.append(policies.EveryNSteps(self._keep_every))
+        return ocp.training.Checkpointer(
+            str(self._directory),
+            context=context,
+            # Orbax's protocol asks for another type of sequence than its own policies take.
+            preservation_policy=policies.AnyPreservationPolicy(kept),  # pyright: ignore[reportArgumentType]
+            cleanup_tmp_directories=first,
+        )
+
+    def _prepare_directory(self) -> None:
         if jax.process_index() == 0:
             self._directory.mkdir(parents=True, exist_ok=True)
             for step in saved_steps(self._directory):
                 if self._continued is None or step > self._continued:
                     self._set_aside(step)
         wait_for_processes("the first checkpoint")
-        context = _context()
-        # Process 0 reads all that was written for the checksums, and the other processes wait for it in the background.
-        context.asynchronous.timeout_secs = SAVE_TIMEOUT
-        context.asynchronous.post_finalization_callback = functools.partial(_add_file_list, self._directory)
-        return ocp.training.Checkpointer(
-            str(self._directory),
-            context=context,
-            # Orbax's protocol asks for another type of sequence than its own policies take.
-            preservation_policy=ocp.training.preservation_policies.LatestN(self._keep),  # pyright: ignore[reportArgumentType]
-            cleanup_tmp_directories=True,
-        )
+
+    def _add_file_list(self) -> None:
+        """Adds the list of files to the checkpoint that is about to be renamed; orbax writes one at a time."""
+        if jax.process_index() == 0:
+            write_file_list(self._directory / f"{self._newest_saved}{UNFINISHED_MARK}")
 
     def _set_aside(self, step: int) -> None:
         """Moves a checkpoint out of the way; it is not deleted, for its training may be worth more than this run's."""
@@ -228,15 +300,13 @@ class CheckpointManager:
         """What a checkpoint says of its model, what trained and how; raises UserError if it is another model's."""
         with _context(alone=True):
             about = ocp.load_checkpointables(str(path), {"model": None})["model"]
+        if about.get("format") != FORMAT:
+            raise UserError(
+                f"{path} has the checkpoint format {about.get('format')}, and this version of mmjax reads format "
+                f"{FORMAT}; use the version that wrote it"
+            )
         check_same_model(path, about["model"], self._config)
         return about
-
-
-def _add_file_list(directory: pathlib.Path) -> None:
-    """Adds the list of files to the checkpoint that is about to be renamed; orbax writes one at a time."""
-    if jax.process_index() == 0:
-        (path,) = directory.glob(f"*{UNFINISHED_MARK}")
-        write_file_list(path)
 
 
 def _context(alone: bool = False) -> ocp.Context:

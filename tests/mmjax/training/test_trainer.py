@@ -360,7 +360,7 @@ def test_a_missing_plan_file_is_named():
         find_plan_file("nowhere.json")
 
 
-@pytest.mark.parametrize("field", ["steps", "checkpoint_interval", "max_checkpoints_to_keep", "log_interval"])
+@pytest.mark.parametrize("field", ["steps", "checkpoint_interval", "keep_checkpoints", "log_interval"])
 def test_counts_must_be_positive(field):
     with pytest.raises(UserError, match=field):
         dataclasses.replace(CONFIG, **{field: 0})
