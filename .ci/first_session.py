@@ -28,6 +28,7 @@ COMMANDS = (
     "convert",
     "describe_data",
     "generate",
+    "launch",
     "plan",
     "profile",
     "report",
