@@ -216,7 +216,7 @@ def test_valid_command_lines_pass(name, folder, tmp_path, monkeypatch, capfd):
         ("train --workdir={folder}/token", "is not the path of a folder"),
         ("describe_data --page={folder}", "is not the path of a file"),
         ("plan --output=nowhere/plan.json", "there is no folder nowhere to write plan.json to"),
-        ("simulate --plan={folder}/binary", "is not UTF-8: byte 0"),
+        ("simulate --plan={folder}/binary", "is not UTF-8: byte 128"),
         ("simulate --plan={folder}", "cannot be read: Is a directory"),
         ("plan --gin_file={folder}/binary", "binary: "),
         ("plan --policy=rigit", "did you mean rigid?"),

@@ -197,7 +197,7 @@ def test_many_requests_are_answered_in_order_a_line_each(workdir, trained):
     (workdir.parent / "asked.jsonl").write_text("".join(json.dumps(each) + "\n" for each in asked))
     done = generate(workdir, "--requests=asked.jsonl", "--sampling_steps=3", "--guidance=2")
     assert done.returncode == 0, done.stderr
-    assert "warning: --guidance needs UNetConfig.condition_dropout" in done.stderr
+    assert "warning: --guidance needs GeneratorConfig.condition_dropout" in done.stderr
     first, drawn, last = map(json.loads, done.stdout.splitlines())
     assert first["answer"] == trained.answer(QUESTION, {"image": [SHOWN]}).text and first["ended"]
     assert drawn == {"prompt": "a blue circle", "output": "many.png"} and (workdir.parent / "many.png").is_file()
