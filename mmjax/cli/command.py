@@ -108,9 +108,10 @@ def _flush_output() -> int:
     The interpreter would do so when it exits, and print a traceback. As Python's documentation of SIGPIPE advises, its
     attempt goes to the null device then.
     """
+    if sys.stdout is None:  # it was closed before the program started
+        return 0
     try:
-        if sys.stdout is not None:  # it was not closed before the program started
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OUTPUT_CLOSED

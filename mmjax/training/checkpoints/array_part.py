@@ -1,6 +1,7 @@
 """An array of a stage as one process hands it to orbax, whether it has shards of it or not."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,9 +34,6 @@ class ArrayPart(jax.Array):
         array: The array, or None where this process has no device of its sharding.
     """
 
-    is_fully_addressable = False
-    """What orbax refuses arrays by; it writes the shards whose `replica_id` is 0, wherever they are."""
-
     def __init__(self, abstract: jax.ShapeDtypeStruct, array: jax.Array | None) -> None:
         assert abstract.sharding is not None
         self._abstract = abstract
@@ -59,9 +57,14 @@ class ArrayPart(jax.Array):
         return self._abstract.sharding
 
     @property
-    def addressable_shards(self) -> list[Any]:
+    def addressable_shards(self) -> Sequence[Any]:
         """The shards of this process, or an `AbsentShard`."""
         return self._shards
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """False: orbax refuses arrays of one process by this. It writes shards whose `replica_id` is 0, wherever."""
+        return False
 
     @property
     def ndim(self) -> int:

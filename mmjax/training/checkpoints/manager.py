@@ -175,14 +175,12 @@ class CheckpointManager:
         # Not the method itself: orbax copies its options deeply, and a method with its object.
         context.asynchronous.post_finalization_callback = lambda: self._add_file_list()
         policies = ocp.training.preservation_policies
-        kept = [policies.LatestN(self._keep)]
-        if self._keep_every:
-            kept.append(policies.EveryNSteps(self._keep_every))
+        periodic = (policies.EveryNSteps(self._keep_every),) if self._keep_every else ()
         return ocp.training.Checkpointer(
             str(self._directory),
             context=context,
             # Orbax's protocol asks for another type of sequence than its own policies take.
-            preservation_policy=policies.AnyPreservationPolicy(kept),  # pyright: ignore[reportArgumentType]
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(self._keep), *periodic]),  # pyright: ignore[reportArgumentType]
             cleanup_tmp_directories=first,
         )
 
