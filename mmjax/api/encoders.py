@@ -7,7 +7,7 @@ from typing import TypeVar
 from configs.architectures import BackboneConfig, EncoderConfig, ModelConfig
 from configs.errors import UserError
 from data.samples.encoder_format import EncoderFormat, encoder_format
-from mmjax.api.registration import check_parameters
+from mmjax.api.registration import check_kind, check_parameters
 from mmjax.models.modalities.encoder import encoder_module
 from mmjax.models.structure.module import Module
 from sharding.specs.encoders import encoder_spec
@@ -70,13 +70,7 @@ def register_encoder(
 
 
 def _check_kind(kind: type[EncoderConfig]) -> None:
-    name = getattr(kind, "__name__", repr(kind))
-    if not isinstance(kind, type) or not issubclass(kind, EncoderConfig):
-        raise UserError(f"register_encoder: {name} is not a subclass of EncoderConfig")
-    if kind in encoder_spec.registry:
-        raise UserError(f"register_encoder: {name} is registered already; call it once, where the class is defined")
-    if "__dataclass_fields__" not in vars(kind):
-        raise UserError(f"register_encoder: {name} is no dataclass; add @dataclasses.dataclass(frozen=True)")
+    name = check_kind(kind, EncoderConfig, "register_encoder", encoder_spec.registry)
     field = getattr(kind, "field", None)
     if not isinstance(field, str) or not field.isidentifier() or field in _RESERVED_FIELDS:
         raise UserError(

@@ -8,7 +8,7 @@ import jax
 
 from configs.architectures import BackboneConfig, GeneratorConfig
 from configs.errors import UserError
-from mmjax.api.registration import check_parameters
+from mmjax.api.registration import check_kind, check_parameters
 from mmjax.models.modalities.generator import generate_images, generator_module
 from mmjax.models.structure.module import Module
 from sharding.specs.generator import generator_spec
@@ -42,13 +42,7 @@ def register_generator(
     Raises:
         UserError: The kind is registered already, or it is no dataclass of its own.
     """
-    name = getattr(kind, "__name__", repr(kind))
-    if not isinstance(kind, type) or not issubclass(kind, GeneratorConfig):
-        raise UserError(f"register_generator: {name} is not a subclass of GeneratorConfig")
-    if kind in generator_spec.registry:
-        raise UserError(f"register_generator: {name} is registered already; call it once, where the class is defined")
-    if "__dataclass_fields__" not in vars(kind):
-        raise UserError(f"register_generator: {name} is no dataclass; add @dataclasses.dataclass(frozen=True)")
+    name = check_kind(kind, GeneratorConfig, "register_generator", generator_spec.registry)
 
     def checked_specs(config: Config, backbone: BackboneConfig) -> ModuleSpec:
         spec = specs(config, backbone)

@@ -1,6 +1,8 @@
-"""What registered kinds of encoders and generators have in common: their costs and their modules must agree."""
+"""What registrations of encoders and generators have in common: checks of the class, and of costs and modules."""
 
 import math
+from collections.abc import Container
+from typing import Any
 
 import jax
 
@@ -9,6 +11,28 @@ from configs.errors import UserError
 from mmjax.models.structure.module import Module
 from mmjax.models.structure.parameters import abstract_module_parameters
 from sharding.specs.module_spec import ModuleSpec
+
+
+def check_kind(kind: Any, base: type, function: str, registered: Container[Any]) -> str:
+    """The name of the class of a new kind.
+
+    Args:
+        kind: The class.
+        base: What it must be a subclass of.
+        function: Name of the registering function, for messages.
+        registered: The kinds that are known already.
+
+    Raises:
+        UserError: It is no subclass, no dataclass of its own, or registered already.
+    """
+    name = getattr(kind, "__name__", repr(kind))
+    if not isinstance(kind, type) or not issubclass(kind, base):
+        raise UserError(f"{function}: {name} is not a subclass of {base.__name__}")
+    if kind in registered:
+        raise UserError(f"{function}: {name} is registered already; call it once, where the class is defined")
+    if "__dataclass_fields__" not in vars(kind):
+        raise UserError(f"{function}: {name} is no dataclass; add @dataclasses.dataclass(frozen=True)")
+    return name
 
 
 def check_parameters(config: EncoderConfig | GeneratorConfig, module: Module, spec: ModuleSpec) -> None:
