@@ -17,6 +17,7 @@ install_import_hook(["mmjax", "sharding", "pallas_kernels", "data"], "beartype.b
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -24,3 +25,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # No test judges how long something takes, and neither does hypothesis: machines are slow and shared.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="module")
+def compiled_as_users_do():
+    """For a file of tests about rounding: without optimizations jax 0.12 computes a less accurate tanh."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.clear_caches()

@@ -9,6 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from mmjax.models.layers.activations import ACTIVATIONS, erf
 
+pytestmark = pytest.mark.usefixtures("compiled_as_users_do")
+
 X = np.linspace(-6, 6, 4001).astype(np.float32)
 
 

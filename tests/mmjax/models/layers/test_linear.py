@@ -12,6 +12,8 @@ from mmjax.models.layers.linear import Convolution, Linear
 from mmjax.models.layers.normalization import GroupNorm, LayerNorm, RMSNorm
 from sharding.axes import Axes
 
+pytestmark = pytest.mark.usefixtures("compiled_as_users_do")
+
 TENSOR = Axes(tensor=("model",))
 
 
