@@ -1,8 +1,23 @@
-"""The base class of errors that a user can fix; it is in the lowest import level so that all packages can raise it."""
+"""Errors that a user can fix, and the exit codes of commands (docs/commands.md), in the lowest import level.
+
+All packages raise the errors, and training ends processes too.
+"""
+
+USAGE_ERROR = 2
+"""After a `UserError`: a wrong flag, configuration or input."""
+
+PROCESS_LOST = 75
+"""After another process of the run died or froze; as `EX_TEMPFAIL` of sysexits.h, it may work when tried again."""
+
+INTERRUPTED = 130
+"""After Ctrl-C, as of a shell: 128 and the number of SIGINT."""
+
+OUTPUT_CLOSED = 141
+"""After what reads standard output has closed it, as of a shell: 128 and the number of SIGPIPE."""
 
 
 class UserError(Exception):
     """The user asked for something that cannot be done; the message names the culprit and the remedy.
 
-    Commands print the message alone and exit with code 2. Any other exception is a bug and keeps its traceback.
+    Commands print the message alone and exit with `USAGE_ERROR`. Any other exception is a bug and keeps its traceback.
     """

@@ -8,8 +8,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Generic
 
-from configs.errors import UserError
-from configs.exit_codes import INTERRUPTED, OUTPUT_CLOSED, USAGE_ERROR
+from configs.errors import INTERRUPTED, OUTPUT_CLOSED, USAGE_ERROR, UserError
 from mmjax.cli.distributed import ensure_cpu_devices, initialize_distributed
 from mmjax.cli.flags import Arguments, parse_flags
 from mmjax.cli.gin_errors import without_call_chain

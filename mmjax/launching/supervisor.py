@@ -10,7 +10,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 
-from configs.exit_codes import USAGE_ERROR
+from configs.errors import USAGE_ERROR
 from mmjax.launching.local_processes import Events, LaunchSettings, LocalProcesses
 from mmjax.launching.process_end import ProcessEnd, last_lines
 from mmjax.launching.restart_limit import RestartLimit

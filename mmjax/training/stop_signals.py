@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from configs.exit_codes import INTERRUPTED
+from configs.errors import INTERRUPTED
 
 _SHOW_CURSOR = "\x1b[?25h"
 

@@ -39,8 +39,8 @@ from mmjax.training.workdir_lock import locked_workdir
 from mmjax.weights.initialization import parameter_initializer
 from sharding.plans.plan import Plan
 from sharding.runtime.communication_check import check_communication
+from sharding.runtime.coordination import wait_for_processes
 from sharding.runtime.pipeline import TrainState
-from sharding.runtime.process_barrier import wait_for_processes
 from sharding.simulation.timeline import Timeline
 from sharding.trees import Tree
 

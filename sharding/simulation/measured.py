@@ -12,11 +12,16 @@ from sharding.simulation.spans import Span
 from sharding.simulation.timeline import Timeline
 
 
-def replica_count(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op: PipelineOp) -> int:
-    """Number of entries of a span of an op: replicas of its stage, of a transfer's target, or 1 of the norm."""
+def replicas_that_finish(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op: PipelineOp) -> list[list[int]]:
+    """The devices that finish an op, by replica: of its stage, of a transfer's target; of the norm all, as one."""
     if op.kind == "norm":
-        return 1
-    return len(devices[op.target_id if op.kind in TRANSFERS else op.stage_id])
+        return [sorted({device for table in devices.values() for device in table.ravel().tolist()})]
+    return devices[op.target_id if op.kind in TRANSFERS else op.stage_id].tolist()
+
+
+def replica_count(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op: PipelineOp) -> int:
+    """Number of entries of a span of an op."""
+    return len(replicas_that_finish(devices, op))
 
 
 def measured_timeline(

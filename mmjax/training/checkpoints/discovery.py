@@ -11,7 +11,7 @@ from jax.experimental import multihost_utils
 
 from configs.errors import UserError
 from mmjax.training.checkpoints.file_checksums import find_damage
-from sharding.runtime.process_barrier import wait_for_processes
+from sharding.runtime.coordination import wait_for_processes
 
 _LOG = logging.getLogger(__name__)
 

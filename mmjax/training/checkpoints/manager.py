@@ -33,8 +33,8 @@ from mmjax.training.checkpoints.discovery import (
 from mmjax.training.checkpoints.file_checksums import write_file_list
 from mmjax.training.checkpoints.model_identity import check_same_model, model_identity
 from mmjax.training.engine.engine import Engine
+from sharding.runtime.coordination import wait_for_processes
 from sharding.runtime.pipeline import TrainState
-from sharding.runtime.process_barrier import wait_for_processes
 from sharding.trees import Tree
 
 _LOG = logging.getLogger(__name__)

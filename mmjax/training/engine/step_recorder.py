@@ -13,13 +13,13 @@ from configs.errors import UserError
 from mmjax.training.engine.engine import Engine
 from sharding.plans.device_groups import replica_devices
 from sharding.plans.stage_graph import StageId
+from sharding.runtime.coordination import wait_for_processes
 from sharding.runtime.executor import OpCallback
 from sharding.runtime.hops import PermuteHop
 from sharding.runtime.op_recorder import OpRecorder
-from sharding.runtime.process_barrier import wait_for_processes
 from sharding.schedules.build import build_schedule
-from sharding.schedules.ops import NORM, TRANSFERS, PipelineOp
-from sharding.simulation.measured import measured_timeline, replica_count
+from sharding.schedules.ops import NORM, PipelineOp
+from sharding.simulation.measured import measured_timeline, replica_count, replicas_that_finish
 from sharding.simulation.timeline import Timeline
 
 _LAUNCHED, _FINISHED = 0, 1
@@ -104,18 +104,11 @@ def _by_replica(
     times = np.full((2, len(ops), max(replica_count(devices, op) for op in ops)), np.nan)
     for number, op in enumerate(ops):
         finished = recorder.finished.get(op, {})
-        for replica, held in enumerate(_replicas(op, devices)):
+        for replica, held in enumerate(replicas_that_finish(devices, op)):
             ends = [finished[device] for device in held if device in finished]
             if ends:
                 times[:, number, replica] = recorder.launched[op], max(ends)
     return times
-
-
-def _replicas(op: PipelineOp, devices: Mapping[StageId, Int[np.ndarray, "_ _"]]) -> list[list[int]]:
-    """The devices that finish an op, by replica."""
-    if op.kind == "norm":
-        return [sorted({device for table in devices.values() for device in table.ravel().tolist()})]
-    return devices[op.target_id if op.kind in TRANSFERS else op.stage_id].tolist()
 
 
 def _merge(by_process: Float[np.ndarray, "_ 2 n i"], norm: int) -> Float[np.ndarray, "2 n i"]:

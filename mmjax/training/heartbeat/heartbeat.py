@@ -14,11 +14,10 @@ import time
 
 import jax
 
-from configs.errors import UserError
-from configs.exit_codes import PROCESS_LOST
+from configs.errors import PROCESS_LOST, UserError
 from mmjax.training.heartbeat.liveness import Liveness, describe_loss
 from mmjax.training.heartbeat.process_status import Phase, ProcessStatus, parse_status
-from sharding.runtime.process_store import ProcessStore
+from sharding.runtime.coordination import ProcessStore
 
 _LOG = logging.getLogger(__name__)
 _VERDICT = "verdict"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from configs.exit_codes import INTERRUPTED
+from configs.errors import INTERRUPTED
 from mmjax.training.stop_signals import StoppedBeforeFirstStepError, StopSignals
 
 COMPUTING = """

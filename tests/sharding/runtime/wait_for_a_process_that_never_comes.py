@@ -1,10 +1,10 @@
-"""Process 0 of two waits for the other, which is busy elsewhere; run by test_process_barrier. Prints the error."""
+"""Process 0 of two waits for the other, which is busy elsewhere; run by test_coordination. Prints the error."""
 
 import sys
 
 import jax
 
-from sharding.runtime.process_barrier import MissingProcessError, wait_for_processes
+from sharding.runtime.coordination import MissingProcessError, wait_for_processes
 
 if __name__ == "__main__":
     rank, port = int(sys.argv[1]), sys.argv[2]

@@ -1,0 +1,68 @@
+"""What the processes of a run tell each other through jax's coordination service, which runs in process 0."""
+
+import collections
+import re
+
+import jax
+from orbax.checkpoint import multihost
+
+from configs.errors import UserError
+
+PATIENCE = 1800
+"""Seconds that a process waits for the others: one may compile, read or initialize for so long."""
+
+_times_waited: collections.Counter[str] = collections.Counter()
+
+
+class MissingProcessError(UserError):
+    """Another process did not arrive at a point that all processes pass."""
+
+
+def wait_for_processes(phase: str, patience: float = PATIENCE) -> None:
+    """Returns when all processes have called this as often for the same phase.
+
+    The first use of a communicator allows a late process 30 seconds only on CPUs, and names nobody when they are over.
+    So this is called before whatever follows a phase whose duration differs between processes.
+
+    Args:
+        phase: What follows, in words; the error names it.
+        patience: Seconds to wait.
+
+    Raises:
+        MissingProcessError: The time is over; names the processes that were awaited, as far as they are known.
+    """
+    if jax.process_count() == 1:
+        return
+    _times_waited[phase] += 1
+    client = multihost.get_jax_distributed_client()
+    try:
+        client.wait_at_barrier(f"mmjax: {phase} ({_times_waited[phase]})", round(patience * 1000))
+    except jax.errors.JaxRuntimeError as error:
+        named = re.search(r"timed out task names:\s*([\d,\s]+)", str(error))
+        missing = ", ".join(re.findall(r"\d+", named[1])) if named else "unknown"
+        raise MissingProcessError(
+            f"process {jax.process_index()} waited {patience:g} s for all {jax.process_count()} processes "
+            f"before {phase}; missing: process {missing}; its log says why"
+        ) from error
+
+
+class ProcessStore:
+    """A folder of texts by name, which every process of the run can write and read.
+
+    All methods raise `jax.errors.JaxRuntimeError` if process 0 refuses, and wait while it does not answer.
+
+    Args:
+        folder: Name of the folder.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._prefix = f"mmjax/{folder}/"
+        self._client = multihost.get_jax_distributed_client()
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a text over what has the name."""
+        self._client.key_value_set(self._prefix + name, text, allow_overwrite=True)
+
+    def read(self) -> dict[str, str]:
+        """All texts by name."""
+        return {key.removeprefix(self._prefix): text for key, text in self._client.key_value_dir_get(self._prefix)}
