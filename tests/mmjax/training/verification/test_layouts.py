@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
-from mmjax.training.verification.layouts import LAYOUT_KINDS, default_layouts, module_roles
+from mmjax.training.verification.divided_plans import module_roles
+from mmjax.training.verification.layouts import LAYOUT_KINDS, default_layouts
 from sharding.plans.plan import check_plan
 from sharding.specs.modules import module_graph
 from tests.tiny_model import GENERATOR, tiny_model

@@ -1,0 +1,139 @@
+"""Plans made of a division of every module: parallelism and recomputation of encoders, backbone and generators."""
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import CollectivesName, UnitPlan
+from sharding.specs.layer import RecomputePolicy
+from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.modules import ModuleGraph
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parallelism:
+    """How one module is divided: ranks of every kind, and recomputation; as in `UnitPlan`."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    recompute: RecomputePolicy = "none"
+    chunks: int = 1
+    ep: int = 1
+    collectives: CollectivesName = "reduce"
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return self.dp * self.tp * self.pp
+
+
+UNDIVIDED = Parallelism()
+
+
+class ModuleRole(enum.IntEnum):
+    """What a module is to the model."""
+
+    ENCODER = 0
+    BACKBONE = 1
+    GENERATOR = 2
+
+
+def module_roles(graph: ModuleGraph) -> dict[str, ModuleRole]:
+    """The role of every module by name."""
+
+    def role(module: ModuleSpec) -> ModuleRole:
+        if module.is_backbone:
+            return ModuleRole.BACKBONE
+        return ModuleRole.GENERATOR if graph.backbone.name in module.inputs else ModuleRole.ENCODER
+
+    return {module.name: role(module) for module in graph.modules}
+
+
+def uneven_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """One layer a stage and the rest on the last stage; zero there if there are too few, which a unit refuses."""
+    return (*[1] * (stages - 1), max(0, layers - stages + 1))
+
+
+def plan_by_module(
+    graph: ModuleGraph,
+    parallelism: Sequence[Parallelism],
+    microbatches: int = 1,
+    schedule: str = "1f1b",
+    together: bool = False,
+) -> Plan:
+    """A plan with every module a unit of its own.
+
+    Args:
+        graph: The modules.
+        parallelism: Of every encoder, of the backbone and of every generator.
+        microbatches: As in `Plan`.
+        schedule: As in `Plan`.
+        together: Whether all units start at device 0. Otherwise each starts after the last device of the one before,
+            generators first: the modules that take longest to compile then have the same devices in many layouts, and
+            the compilation cache has their programs.
+    """
+    roles = module_roles(graph)
+    divided = {}
+    for module in graph.modules:
+        of_role = parallelism[roles[module.name]]
+        divided[module.name] = of_role if module.divisible else dataclasses.replace(of_role, pp=1, chunks=1)
+    device_order = (ModuleRole.GENERATOR, ModuleRole.ENCODER, ModuleRole.BACKBONE)
+    starts, first_free = {}, 0
+    for name in sorted(graph.names, key=lambda name: device_order.index(roles[name])):
+        starts[name] = first_free
+        first_free += 0 if together else divided[name].size
+    units = []
+    for module in graph.modules:
+        division, start = divided[module.name], starts[module.name]
+        layers = uneven_layers(module.layer_count, division.pp * division.chunks)
+        units.append(
+            UnitPlan(
+                name=module.name,
+                modules=(module.name,),
+                devices=tuple(range(start, start + division.size)),
+                dp=division.dp,
+                tp=division.tp,
+                layers=layers,
+                recompute=(division.recompute,) * len(layers),
+                chunks=division.chunks,
+                ep=division.ep,
+                collectives=division.collectives,
+            )
+        )
+    return Plan(tuple(units), microbatches, schedule)
+
+
+def plan_with_chain(
+    graph: ModuleGraph,
+    chain: Sequence[str],
+    division: Parallelism,
+    first_layers: int,
+    microbatches: int,
+    schedule: str = "1f1b",
+) -> Plan:
+    """A plan with the modules of a chain in one unit, whose first stage has so many layers.
+
+    Every other module is a unit on a device of its own.
+    """
+    total = sum(graph[name].layer_count for name in chain)
+    layers = (first_layers, *uneven_layers(total - first_layers, division.pp * division.chunks - 1))
+    others = [module for module in reversed(graph.modules) if module.name not in chain]
+    units = [
+        UnitPlan(name=module.name, modules=(module.name,), devices=(device,), layers=(module.layer_count,))
+        for device, module in enumerate(others)
+    ]
+    units.append(
+        UnitPlan(
+            name="chain",
+            modules=tuple(chain),
+            devices=tuple(range(len(others), len(others) + division.size)),
+            dp=division.dp,
+            tp=division.tp,
+            layers=layers,
+            recompute=(division.recompute,) * len(layers),
+            chunks=division.chunks,
+        )
+    )
+    return Plan(tuple(units), microbatches, schedule)
