@@ -48,6 +48,7 @@ MISTAKES = {
     "train --gin_file=tiny.gin --stepps=3": "--steps",
     "train --gin_file=tiny.gin --steps=3 --plan=picture.png": "picture.png",
     "train --gin_file=tiny.gin --steps=3 --workdir=picture.png": "picture.png",
+    "train --gin_file=tiny.gin --steps=3 --workdir=gs://bucket/run": "not a local folder",
     "train --gin_file=tiny.gin --steps=3 --gin.DataConfig.tokens=8": "tokens",
     "train --gin_file=models/mllm_9b.gin": "TrainConfig.dataset",
     "train --resume": "--workdir",

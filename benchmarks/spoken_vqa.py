@@ -114,9 +114,9 @@ def _scorer(config, workdir: pathlib.Path, devices):
 
     plan = single_device_plan(module_graph(config.model))
     first = batches(config.dataset("test"))
-    engine = Engine(config.model, plan, next(first).arrays, config.settings)
+    engine = Engine(config.model, plan, next(first).arrays, config.engine_settings)
     first.close()
-    checkpoints = CheckpointManager(workdir / "checkpoints", config.model, config.keep)
+    checkpoints = CheckpointManager(workdir / "checkpoints", config.model)
     state, _, _ = checkpoints.restore(engine)
     checkpoints.close()
 

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from configs.errors import UserError
@@ -79,6 +79,18 @@ def parse_json(text: str | bytes, where: str, error: type[UserError] = UserError
     except RecursionError as failure:
         raise error(f"{where} cannot be parsed: it nests lists or objects too deeply") from failure
     return value
+
+
+def parse_record(text: str, where: str, types: Mapping[str, type]) -> dict[str, Any]:
+    """The object of a text, which must have exactly these fields, each of exactly its type.
+
+    Raises:
+        UserError: As `parse_json`, or it is another value.
+    """
+    fields = parse_json(text, where)
+    if not isinstance(fields, dict) or {name: type(value) for name, value in fields.items()} != dict(types):
+        raise UserError(f"{where} does not have the fields {', '.join(types)}")
+    return fields
 
 
 def read_json_file(path: str | os.PathLike[str], error: type[UserError] = UserError) -> Any:

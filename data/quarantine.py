@@ -1,5 +1,6 @@
 """Quarantine: the samples that are refused, each counted and listed once, in memory and in a file."""
 
+import contextlib
 import json
 import logging
 import os
@@ -56,7 +57,8 @@ class Quarantine:
         self._lock = threading.Lock()
         self._reasons: dict[str, dict[str, str]] = {name: {} for name in sizes}
         self._path: pathlib.Path | None = None
-        self._listed: set[tuple[str, str]] = set()  # what the file has
+        self._listed: set[tuple[str, str]] = set()  # what the file has, or gets as soon as it can be written
+        self._unlisted: list[QuarantineEntry] = []  # what it could not be given yet
 
     def __len__(self) -> int:
         return sum(self.counts.values())
@@ -83,7 +85,7 @@ class Quarantine:
         What the file lists already, from an earlier run, stays and is not repeated.
 
         Raises:
-            DataError: The file cannot be read or written; `add` raises it too.
+            DataError: The file cannot be read. One that cannot be written is a warning.
         """
         with self._lock:
             self._path = pathlib.Path(path)
@@ -134,15 +136,25 @@ class Quarantine:
         return ""
 
     def _append(self, entry: QuarantineEntry) -> None:
+        """Lists an entry, after those that could not be listed before; a warning says when it begins to fail."""
         if self._path is None or (entry.source, entry.key) in self._listed:
             return
         self._listed.add((entry.source, entry.key))
+        self._unlisted.append(entry)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry._asdict()) + "\n")
-        except OSError as error:
-            raise DataError(f"{self._path}, the list of refused samples, cannot be written ({error})") from error
+            _append_whole(self._path, "".join(json.dumps(waiting._asdict()) + "\n" for waiting in self._unlisted))
+        except OSError as error:  # a full disk must not end a run
+            if len(self._unlisted) == 1:
+                _LOG.warning(
+                    "%s, the list of refused samples, cannot be written (%s); training goes on, and what it lacks is "
+                    "tried again with the next refused sample",
+                    *(self._path, error.strerror or error),
+                )
+            return
+        if len(self._unlisted) > 1:
+            _LOG.warning("%s: can be written again, and has all refused samples", self._path)
+        self._unlisted.clear()
 
     def _where_listed(self, words: str) -> str:
         return f"{words} {self._path}" if self._path else ""
@@ -150,11 +162,25 @@ class Quarantine:
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
             reasons = {name: dict(reasons_by_key) for name, reasons_by_key in self._reasons.items()}
-        return self.__dict__ | {"_reasons": reasons, "_listed": set(self._listed), "_lock": None}
+            copied = {"_listed": set(self._listed), "_unlisted": list(self._unlisted)}
+        return self.__dict__ | copied | {"_reasons": reasons, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
+
+
+def _append_whole(path: pathlib.Path, text: str) -> None:
+    """Appends all of a text to a file, or nothing: what a full disk leaves of it is removed."""
+    with path.open("ab", buffering=0) as file:
+        size, rest = file.seek(0, os.SEEK_END), memoryview(text.encode())
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):  # of a device
+                file.truncate(size)
+            raise
 
 
 def _listed_in(path: pathlib.Path) -> set[tuple[str, str]]:
@@ -170,7 +196,7 @@ def _listed_in(path: pathlib.Path) -> set[tuple[str, str]]:
         try:
             entry = json.loads(line)
             listed.add((entry["source"], entry["key"]))
-        except (ValueError, TypeError, KeyError):  # such a last line: its sample is listed again
+        except (ValueError, TypeError, KeyError, RecursionError):  # such a last line: its sample is listed again
             continue
     return listed
 

@@ -40,7 +40,6 @@ BEFORE_JAX = {
     "mmjax",
     "mmjax.cli",
     "mmjax.cli.command",
-    "mmjax.cli.distributed",
     "mmjax.cli.flags",
     "mmjax.cli.gin_config",
     "mmjax.cli.gin_errors",
@@ -50,6 +49,12 @@ BEFORE_JAX = {
     "mmjax.cli.proposals",
     "mmjax.cli.training",
     "mmjax.cli.values",
+    "mmjax.distributed",
+    "mmjax.distributed.devices",
+    "mmjax.distributed.environments",
+    "mmjax.distributed.joining",
+    "mmjax.distributed.placement",
+    "mmjax.distributed.variables",
 }
 
 

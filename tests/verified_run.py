@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 
+from configs.architectures import ModelConfig
 from data.data_config import DataConfig
 from data.packing.pipeline import training_batches
 from mmjax.training.engine.settings import EngineSettings
@@ -16,10 +17,10 @@ MODEL = dataclasses.replace(tiny_model(vocabulary=48), encoders=(dataclasses.rep
 SETTINGS = EngineSettings(seed=5, trainable=("projectors", "backbone"))
 
 
-def run_small_reference() -> Reference:
+def run_small_reference(model: ModelConfig = MODEL) -> Reference:
     """One step of the run on one device."""
-    batches = training_batches(DATA, MODEL, SmallVQA("train"))
+    batches = training_batches(DATA, model, SmallVQA("train"))
     with jax.default_matmul_precision("highest"):
-        reference = run_reference(MODEL, DATA, batches, 1, SETTINGS)
+        reference = run_reference(model, DATA, batches, 1, SETTINGS)
     batches.close()
     return reference

@@ -146,7 +146,6 @@ COMMAND = cli.Command(
     examples=("--only=mmjax,pytorch",),
     arguments=GpuArguments,
     prepare=lambda arguments: lambda: main(arguments),
-    distributed=False,
 )
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from configs.strict_json import read_json_file
 from data.errors import BadSampleError, DataError
 from data.extras import missing_extra
 from data.media.audio import audio_length
@@ -138,9 +139,9 @@ def read_spoken_clips(folder: str | os.PathLike[str], split: str) -> tuple[Spoke
             f"mmjax.synthesize_speech --folder={path.parent} writes it, or continues where it stopped"
         )
     try:
-        document = json.loads(path.read_bytes())
+        document = read_json_file(path, DataError)
         version, clips = document["format"], tuple(_parse_clip(fields) for fields in document["clips"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (DataError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path} is not a manifest of speech ({error!r}); remove it and write the folder anew"
         ) from error

@@ -11,6 +11,7 @@ from typing import Any, SupportsInt
 
 import tokenizers
 
+from configs.strict_json import parse_json
 from data.errors import DataError
 from data.text.tokenizer import (
     SpecialTokens,
@@ -180,9 +181,11 @@ class HuggingFaceTokenizer:
     def from_json(cls, text: str) -> "HuggingFaceTokenizer":
         """The tokenizer that `to_json` wrote; raises DataError for another text."""
         try:
-            fields = json.loads(text)
+            fields = parse_json(text, "the tokenizer", DataError)
             content, names = fields["content"], SpecialTokenNames(**fields["names"])
-        except (ValueError, KeyError, TypeError) as error:
+            if not all(isinstance(value, str | None) for value in (content, *dataclasses.asdict(names).values())):
+                raise TypeError("the file and the names of tokens are texts")
+        except (KeyError, TypeError) as error:
             raise DataError(f"not a tokenizer written by HuggingFaceTokenizer.to_json: {error!r}") from error
         return cls(content, names)
 

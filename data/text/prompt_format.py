@@ -3,9 +3,11 @@
 import dataclasses
 import json
 
+from configs.strict_json import parse_json
 from data.errors import DataError
-from data.media import tiling as tilings
-from data.media.tiling import ImageTiling
+from data.media.tiling import DynamicTiling, ImageTiling, NativeResolution
+
+_TILINGS = {tiling.__name__: tiling for tiling in (DynamicTiling, NativeResolution)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +34,14 @@ class PromptFormat:
     def from_json(cls, text: str) -> "PromptFormat":
         """The format that `to_json` wrote; raises DataError for another text."""
         try:
-            fields = json.loads(text)
-            tiling = fields["tiling"]
+            fields = parse_json(text, "the prompt format", DataError)
+            tiling, template, generation_template = (
+                fields[name] for name in ("tiling", "template", "generation_template")
+            )
             if tiling is not None:
-                tiling = getattr(tilings, tiling.pop("kind"))(**tiling)
-            return cls(fields["template"], fields["generation_template"], tiling)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+                tiling = _TILINGS[tiling.pop("kind")](**tiling)
+            if not (isinstance(template, str) and isinstance(generation_template, str)):
+                raise TypeError("a template's name is a text")
+            return cls(template, generation_template, tiling)
+        except (KeyError, TypeError, AttributeError) as error:
             raise DataError(f"not written by PromptFormat.to_json: {error!r}") from error

@@ -2,10 +2,10 @@
 
 import dataclasses
 import importlib
-import json
 from collections.abc import Iterable
 from typing import Protocol, SupportsInt, runtime_checkable
 
+from configs.strict_json import parse_json
 from data.errors import DataError
 
 
@@ -120,12 +120,9 @@ _SAVED_KINDS = {
 
 def tokenizer_from_json(text: str) -> Tokenizer:
     """The tokenizer, of any kind, whose `to_json` wrote the text; raises DataError for another text."""
-    try:
-        fields = json.loads(text)
-    except ValueError as error:
-        raise DataError(f"not a tokenizer written by to_json: {error}") from error
+    fields = parse_json(text, "the tokenizer", DataError)
     kind = fields.get("kind") if isinstance(fields, dict) else None
-    if kind not in _SAVED_KINDS:
+    if not isinstance(kind, str) or kind not in _SAVED_KINDS:
         raise DataError(f"a tokenizer of kind {kind!r}; this version supports {', '.join(_SAVED_KINDS)}")
     module, name = _SAVED_KINDS[kind]
     return getattr(importlib.import_module(module), name).from_json(text)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import SupportsInt
 
+from configs.strict_json import parse_json
 from data.errors import DataError
 from data.text.tokenizer import SpecialTokens, missing_control_token_error, validate_token_ids
 
@@ -111,10 +112,12 @@ class WordTokenizer:
             DataError: Another text, or one with other special tokens.
         """
         try:
-            fields = json.loads(text)
+            fields = parse_json(text, "the tokenizer", DataError)
             special_tokens, words = tuple(fields["special_tokens"]), tuple(fields["words"])
             has_audio_token = bool(fields["has_audio_token"])
-        except (ValueError, KeyError, TypeError) as error:
+            if not all(isinstance(word, str) for word in words):
+                raise TypeError("a word is a text")
+        except (KeyError, TypeError) as error:
             raise DataError(f"not a tokenizer written by WordTokenizer.to_json: {error!r}") from error
         if special_tokens != SPECIAL_TOKENS:
             raise DataError(f"a tokenizer with special tokens {special_tokens}; this version has {SPECIAL_TOKENS}")

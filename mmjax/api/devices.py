@@ -3,7 +3,7 @@
 import sys
 
 from configs.errors import UserError
-from mmjax.cli.distributed import ensure_cpu_devices
+from mmjax.distributed.devices import ensure_cpu_devices
 
 
 def use_cpu_devices(count: int = 8) -> None:

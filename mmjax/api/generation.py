@@ -26,18 +26,19 @@ ModelInput = Path | TrainedModel | Trainer
 """A run's workdir; a model of `load_model`, which saves loading it for every question; or a trainer."""
 
 
-def load_model(workdir: Path, config: TrainConfig | None = None) -> TrainedModel:
-    """The model of a run's newest whole checkpoint, on this process's first device.
+def load_model(workdir: Path, config: TrainConfig | None = None, step: int | None = None) -> TrainedModel:
+    """The model of a run's newest whole checkpoint, or of that of a step, on this process's first device.
 
     Args:
         workdir: Workdir of the run.
         config: Configuration of the run; by default the one that `python -m mmjax.train` wrote to the workdir.
+        step: Take this step's checkpoint and no other.
 
     Raises:
-        UserError: The workdir has no checkpoint, or the configuration is another model's.
+        UserError: The workdir has no such checkpoint, or the configuration is another model's.
     """
     folder = pathlib.Path(workdir)
-    return load_trained_model(folder, config or cli.run_config(folder))
+    return load_trained_model(folder, config or cli.run_config(folder), step)
 
 
 def generate(

@@ -3,20 +3,20 @@
 from collections.abc import Mapping
 
 from mmjax.training.config import TrainConfig
-from mmjax.training.verification.comparison import LayoutReport
 from mmjax.training.verification.configured_run import layouts_to_verify, verify_run
+from mmjax.training.verification.reports import LayoutReport
 from sharding.plans.plan import Plan
 
 
 def verify(config: TrainConfig, plans: Mapping[str, Plan] | None = None, steps: int = 1) -> list[LayoutReport]:
-    """Compares losses and gradients on plans with those of plain jax on one device.
+    """Compares losses, gradients, an update and an evaluation on plans with those of plain jax on one device.
 
         reports = mmjax.verify(mmjax.load("tiny.gin"), {"mine": plan})
         assert all(report.ok for report in reports)
 
     Args:
-        config: The run: its model, data, seed, parts that train, and transport of hops. A model in bfloat16 is compared
-            in float32 too, and has two reports for each plan.
+        config: The run: its model, data, seed, parts that train, optimizer, and transport of hops. A model in
+            bfloat16 is compared in float32 too, and has two reports for each plan.
         plans: Plans by name; by default layouts of every kind that these devices and this model allow.
         steps: Steps; between them, training on one device moves the parameters.
 

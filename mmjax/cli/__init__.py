@@ -30,6 +30,7 @@ from mmjax.cli.command import USAGE_ERROR, Command, Work, exit_code, run  # noqa
 from mmjax.cli.flags import BindingArguments, GinArguments, JsonArguments, flag  # noqa: E402
 from mmjax.cli.gin_config import (  # noqa: E402
     OPERATIVE_CONFIG,
+    configuration_text,
     configured,
     is_bound,
     parse_gin,
@@ -51,6 +52,7 @@ __all__ = [
     "JsonArguments",
     "UserError",
     "Work",
+    "configuration_text",
     "configured",
     "exit_code",
     "flag",

@@ -1,5 +1,6 @@
 """Running a command: its flags, its devices, the processes of a run, its exit code."""
 
+import atexit
 import dataclasses
 import os
 import select
@@ -8,10 +9,12 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Generic
 
-from configs.errors import INTERRUPTED, OUTPUT_CLOSED, USAGE_ERROR, UserError
-from mmjax.cli.distributed import ensure_cpu_devices, initialize_distributed
+from configs.errors import DEVICE_FAILED, INTERRUPTED, OUTPUT_CLOSED, PROCESS_LOST, USAGE_ERROR, UserError
 from mmjax.cli.flags import Arguments, parse_flags
 from mmjax.cli.gin_errors import without_call_chain
+from mmjax.distributed.devices import ensure_cpu_devices
+from mmjax.distributed.joining import initialize_distributed
+from mmjax.training.heartbeat.leaving import leave_at_once
 from sharding.runtime.compilation_cache import enable_compilation_cache
 
 Work = Callable[[], int | None]
@@ -29,7 +32,7 @@ class Command(Generic[Arguments]):
         arguments: Dataclass whose fields are the command's flags (`mmjax.cli.flags`).
         prepare: Reads and checks what the user gave, and returns the work, which reads the flags no more.
         distributed: Whether the tasks that a launcher started are the processes of one run of jax; if not, each
-            runs the command on its own.
+            runs the command on its own, beside a run whose variables it inherits.
     """
 
     name: str
@@ -37,7 +40,7 @@ class Command(Generic[Arguments]):
     examples: tuple[str, ...]
     arguments: type[Arguments]
     prepare: Callable[[Arguments], Work]
-    distributed: bool = True
+    distributed: bool = False
 
     def parse(self, argv: Sequence[str], program: str = "") -> Arguments:
         """The flags of a command line without its program; raises UserError for one that is wrong."""
@@ -47,21 +50,32 @@ class Command(Generic[Arguments]):
 def run(command: Command, argv: Sequence[str] | None = None, program: str = "") -> typing.NoReturn:
     """Prepares this process, runs a command and exits with its exit code.
 
+    One of several processes that ends by an error does not wait for the others, as jax does at exit: they may wait for
+    it. They end because it is gone.
+
     Args:
         command: The command.
         argv: Its command line without the program; that of this process by default.
         program: What `--help` calls the program; `python -m` and the command's name by default.
     """
+    code = 1  # that of an exception which leaves this function
+
+    def leave_after_error() -> None:
+        # After a failed device check all processes end, and a launcher must see the code of the failed one first.
+        if code not in (0, DEVICE_FAILED, PROCESS_LOST):
+            leave_at_once(code)
 
     def work() -> int | None:
         arguments = command.parse(sys.argv[1:] if argv is None else argv, program)
         ensure_cpu_devices()
         enable_compilation_cache()
-        if command.distributed:
-            initialize_distributed()
+        if command.distributed and initialize_distributed():
+            # At exit the last that was registered comes first: this one after the heartbeat's, and before jax's.
+            atexit.register(leave_after_error)
         return command.prepare(arguments)()
 
-    sys.exit(exit_code(work))
+    code = exit_code(work)
+    sys.exit(code)
 
 
 def exit_code(work: Work) -> int:
@@ -70,7 +84,7 @@ def exit_code(work: Work) -> int:
         code = work() or 0
     except UserError as error:
         print(f"error: {without_call_chain(str(error))}", file=sys.stderr)
-        code = USAGE_ERROR
+        code = error.exit_code
     except BrokenPipeError:
         if not _is_output_closed():  # another pipe, such as one to a worker process
             raise

@@ -191,6 +191,11 @@ def is_bound(parameter: str) -> bool:
     return True
 
 
+def configuration_text() -> str:
+    """Everything that the configuration binds, as text."""
+    return gin.config_str()
+
+
 def write_operative_config(workdir: str) -> str:
     """Writes every parameter used so far, defaults included, to a file that `--gin_file` takes.
 

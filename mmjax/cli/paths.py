@@ -25,6 +25,10 @@ def output_file(text: str) -> str:
 def output_folder(text: str) -> str:
     """Parses the path of a folder to write to, which need not exist, and tries to write where it is or will be."""
     path = pathlib.Path(text).absolute()
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a local folder, and files are written to local folders alone"
+        )
     try:
         base = next(each for each in (path, *path.parents) if each.exists())
         if not text.strip() or not base.is_dir():

@@ -127,11 +127,10 @@ def export(
     """Writes the parameters of a run as a published checkpoint."""
     import jax
 
-    from mmjax.training.checkpoints.manager import CheckpointManager
+    from mmjax.training.checkpoints.restoring import layer_reader
     from mmjax.weights.export import export_checkpoint, with_merged_adapters
 
-    checkpoints = CheckpointManager(workdir / "checkpoints", config.model)
-    read_layer, found = checkpoints.layer_reader(jax.local_devices()[0], step)
+    read_layer, found = layer_reader(workdir / "checkpoints", config.model, jax.local_devices()[0], step)
     files = export_checkpoint(target, with_merged_adapters(read_layer, config.model), output, limit)
     print(f"Written to {output}: {target.architecture.name}, step {found}; config.json, {', '.join(files)}")
 

@@ -26,7 +26,10 @@ def _item(text: str) -> tuple[str, str]:
 class GenerateArguments(cli.BindingArguments):
     """Flags of the command."""
 
-    workdir: str = cli.flag("", "Workdir of python -m mmjax.train; its newest checkpoint is used.", metavar="FOLDER")
+    workdir: str = cli.flag("", "Workdir of python -m mmjax.train.", metavar="FOLDER")
+    step: int | None = cli.flag(
+        None, "Step of the checkpoint in --workdir; without the flag, the newest.", metavar="N", parse=cli.integer(0)
+    )
     prompt: str = cli.flag(
         "", "Question, with <image> and <audio> where they stand; with --output, description of an image."
     )
@@ -92,12 +95,13 @@ def prepare(arguments: GenerateArguments) -> cli.Work:
         arguments.sampling_steps,
         arguments.guidance,
     )
-    return functools.partial(generate, config, workdir, requests, settings, bool(arguments.requests))
+    return functools.partial(generate, config, workdir, arguments.step, requests, settings, bool(arguments.requests))
 
 
 def generate(
     config: "TrainConfig",
     workdir: pathlib.Path,
+    step: int | None,
     requests: "list[Request]",
     settings: "GenerationSettings",
     as_json: bool,
@@ -109,7 +113,7 @@ def generate(
     from mmjax.generation.requests import serve_requests
     from mmjax.generation.trained_model import load_trained_model
 
-    model = load_trained_model(workdir, config)
+    model = load_trained_model(workdir, config, step)
     _warn_of_unknown_words(model.tokenizer, [request.prompt for request in requests])
     if settings.guidance != 1 and any(not generator.condition_dropout for generator in model.config.generators):
         _warn("--guidance needs GeneratorConfig.condition_dropout in training; this model was always given conditions")

@@ -62,5 +62,4 @@ COMMAND = cli.Command(
     examples=("--workdir=runs/short",),
     arguments=ReportArguments,
     prepare=prepare,
-    distributed=False,
 )

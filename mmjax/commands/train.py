@@ -1,5 +1,6 @@
 """`python -m mmjax.train`: trains a configured model on its plan; without arguments, the quickstart on this machine."""
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -68,7 +69,8 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
     from mmjax.training.metrics.parameters import flat_parameters
     from mmjax.training.metrics.progress import make_progress, print_plan
     from mmjax.training.metrics.writers import open_metrics_writer
-    from mmjax.training.trainer import describe_devices
+    from mmjax.training.start_checks.checks import check_alike, check_start
+    from mmjax.training.start_checks.identity import run_identity, text_digest
 
     console = Console(highlight=False)
     first = jax.process_index() == 0
@@ -82,30 +84,35 @@ def train(arguments: TrainArguments, config: "TrainConfig", workdir: pathlib.Pat
         config, workdir, arguments.profile, arguments.allow_other_device
     )
     if first:
-        console.print(describe_devices())
+        devices = jax.devices()
+        console.print(f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} process(es)")
         print_plan(plan.table(), console)
         console.print(
             f"{plan.microbatches} microbatches, schedule {plan.schedule}", *([remark] if remark else []), soft_wrap=True
         )
-    trainer = RunTrainer(config, plan, workdir, arguments.resume, remark=remark, prediction=prediction)
-    # Before the operative config is written, which has the parameters of what was made until then.
-    metrics = open_metrics_writer(workdir, trainer.steps_done, first, config.writers, flat_parameters(config))
-    if first:
-        if tokenizer_mismatches_backbone(config, trainer.tokenizer):
-            console.print(
-                f"warning: {config.model.backbone.name} starts from published weights, and the tokens are those of a "
-                f"{type(trainer.tokenizer).__name__}: give the data set the model's own (HuggingFaceTokenizer.file)",
-                style="yellow",
-                soft_wrap=True,
-            )
-        cli.write_operative_config(str(workdir))
-    progress = make_progress(config.steps, trainer.steps_done, config.log_interval, first, console)
-    try:
+    check_start(run_identity(cli.configuration_text(), plan.to_json()))
+    with contextlib.ExitStack() as opened:
+        # Leaves this block last, and tells the other processes of any error in it.
+        trainer = opened.enter_context(
+            RunTrainer(config, plan, workdir, arguments.resume, remark=remark, prediction=prediction)
+        )
+        check_alike("data", {"data": text_digest(json.dumps(trainer.batches.get_state(), sort_keys=True))})
+        # Before the operative config is written, which has the parameters of what was made until then.
+        metrics = open_metrics_writer(workdir, trainer.steps_done, first, config.writers, flat_parameters(config))
+        opened.callback(metrics.close)
+        if first:
+            if tokenizer_mismatches_backbone(config, trainer.tokenizer):
+                console.print(
+                    f"warning: {config.model.backbone.name} starts from published weights, and the tokens are those of "
+                    f"a {type(trainer.tokenizer).__name__}: give the data set the model's own "
+                    "(HuggingFaceTokenizer.file)",
+                    style="yellow",
+                    soft_wrap=True,
+                )
+            cli.write_operative_config(str(workdir))
+        progress = make_progress(config.steps, trainer.steps_done, config.log_interval, first, console)
+        opened.callback(progress.close)
         trainer.fit(progress, metrics)
-    finally:
-        progress.close()
-        metrics.close()
-        trainer.close()
     if first:
         _print_outcome(console, workdir)
     return 0
@@ -177,4 +184,5 @@ COMMAND = cli.Command(
     ),
     arguments=TrainArguments,
     prepare=prepare,
+    distributed=True,
 )

@@ -1,6 +1,6 @@
-"""`python -m mmjax.verify`: compares losses and gradients of every layout with those of plain jax on one device.
+"""`python -m mmjax.verify`: compares what every layout computes with plain jax on one device.
 
-Exits with code 1 if a layout exceeds a tolerance.
+Exits with code 1, in all processes of a run, if a layout exceeds a tolerance.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pathlib
 
     from mmjax.training.config import TrainConfig
-    from mmjax.training.verification.comparison import LayoutReport
+    from mmjax.training.verification.reports import LayoutReport
     from sharding.plans.plan import Plan
 
 
@@ -72,9 +72,12 @@ def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, 
         data = shrink_data(data, model)
     plans |= random_plans(module_graph(model), data.rows, jax.device_count(), config.seed, arguments.random)
     layouts, refused = layouts_to_verify(plans, model, data.rows, with_defaults=not arguments.plan)
+    reports = verify_run(model, data, dataset, layouts, config.engine_settings, arguments.steps)
+    if jax.process_index():  # process 0 prints the reports, which are the same in all processes
+        finished = list(reports)
+        return 0 if all(report.ok for report in finished) else 1
     for name, reason in refused.items():
         print(f"left out: {name}: {reason}", file=sys.stderr)
-    reports = verify_run(model, data, dataset, layouts, config.engine_settings, arguments.steps)
     return _print_reports(reports, len(layouts), arguments.json)
 
 
@@ -92,7 +95,7 @@ def _print_reports(reports: "Iterator[LayoutReport]", total: int, as_json: bool)
     from rich.console import Console
 
     from mmjax.training.metrics.activity import VERIFYING, display_activity, progress_console
-    from mmjax.training.verification.comparison import print_report, print_verdict
+    from mmjax.training.verification.reports import print_report, print_verdict
 
     console = Console()
     finished: list[LayoutReport] = []
@@ -113,8 +116,9 @@ def _print_reports(reports: "Iterator[LayoutReport]", total: int, as_json: bool)
 
 COMMAND = cli.Command(
     name="mmjax.verify",
-    summary="Compares losses and gradients of every layout with those of plain jax on one device.",
+    summary="Compares losses, gradients, update and evaluation of every layout with plain jax on one device.",
     examples=("--gin_file=tiny.gin", "--gin_file=tiny.gin --plan=my-plan.json", "--gin_file=tiny.gin --random=20"),
     arguments=VerifyArguments,
     prepare=prepare,
+    distributed=True,
 )

@@ -66,7 +66,16 @@ class SampleLog:
                 path.unlink()
 
     def __call__(self, trainer: Trainer) -> None:
-        """Answers the questions and generates the images with the parameters that a trainer has now."""
+        """Answers the questions and generates the images with the parameters that a trainer has now.
+
+        What cannot be written, because the disk is full for instance, is a warning; the next evaluation tries again.
+        """
+        try:
+            self._sample(trainer)
+        except OSError as error:
+            _LOG.warning("no sample answers in %s after step %d: %s", self._folder, trainer.steps_done, error)
+
+    def _sample(self, trainer: Trainer) -> None:
         if self._is_off:
             return
         if jax.process_count() > 1:

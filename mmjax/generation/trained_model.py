@@ -29,7 +29,7 @@ from mmjax.models.layers.lora import merge_model_adapters
 from mmjax.models.model import model_modules
 from mmjax.models.structure.module import Module
 from mmjax.training.checkpoints.discovery import saved_steps
-from mmjax.training.checkpoints.manager import CheckpointManager
+from mmjax.training.checkpoints.restoring import restore_parameters
 from mmjax.training.config import TrainConfig
 from mmjax.training.run_files import PROMPT_FORMAT_FILE, TOKENIZER_FILE
 from mmjax.training.trainer import Trainer
@@ -209,26 +209,27 @@ class TrainedModel:
         return jax.jit(decode, static_argnames=("max_tokens", "sampling"))
 
 
-def load_trained_model(workdir: pathlib.Path, config: TrainConfig) -> TrainedModel:
-    """Loads the newest complete checkpoint of a run onto this process's first device.
+def load_trained_model(workdir: pathlib.Path, config: TrainConfig, step: int | None = None) -> TrainedModel:
+    """Loads the newest complete checkpoint of a run, or that of a step, onto this process's first device.
 
     Args:
         workdir: Working directory of `mmjax.train`.
         config: Configuration of the run.
+        step: Take this step's checkpoint and no other.
 
     Raises:
-        UserError: The directory has no checkpoint or no tokenizer, or they belong to another model.
+        UserError: The directory has no such checkpoint or no tokenizer, or they belong to another model.
     """
     directory = workdir / "checkpoints"
     if not saved_steps(directory):
         raise UserError(f"{directory} holds no checkpoint; train first: python -m mmjax.train --workdir={workdir}")
-    masters, step = CheckpointManager(directory, config.model).restore_parameters(jax.local_devices()[0])
+    masters, found = restore_parameters(directory, config.model, jax.local_devices()[0], step)
     return _merged_model(
         config,
         masters,
         tokenizer_from_json(_read_file(workdir, TOKENIZER_FILE)),
         PromptFormat.from_json(_read_file(workdir, PROMPT_FORMAT_FILE)),
-        step,
+        found,
     )
 
 

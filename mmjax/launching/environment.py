@@ -4,7 +4,8 @@ import os
 import re
 import socket
 
-from mmjax.cli.distributed import HOST_DEVICES_FLAG, TASK_COUNT_VARIABLES, has_accelerator
+from mmjax.distributed.devices import HOST_DEVICES_FLAG, has_accelerator
+from mmjax.distributed.environments import LAUNCHER_VARIABLES
 
 LOOPBACK = "127.0.0.1"
 
@@ -16,10 +17,10 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def process_environment(rank: int, processes: int, devices: int | None, port: int) -> dict[str, str]:
+def process_environment(rank: int, processes: int, devices: int | None, port: int, slot: int) -> dict[str, str]:
     """The variables of this process, with those that place one process in the run.
 
-    The counts of other launchers are left out: a shell in an allocation of Slurm has one of 1, for example.
+    What other launchers say is left out: a shell in an allocation of Slurm has a count of 1, for example.
 
     Args:
         rank: Number of the process, from 0.
@@ -27,8 +28,9 @@ def process_environment(rank: int, processes: int, devices: int | None, port: in
         devices: Devices of each process: so many simulated ones on a host without accelerators, else the next so many
             of the host. None leaves the choice to jax.
         port: Port of jax's coordination service, in process 0; it listens on the loopback interface only.
+        slot: Which share of the host's devices the process has.
     """
-    variables = {name: value for name, value in os.environ.items() if name not in TASK_COUNT_VARIABLES}
+    variables = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
     if processes > 1:
         address = f"{LOOPBACK}:{port}"
         variables |= {
@@ -40,7 +42,7 @@ def process_environment(rank: int, processes: int, devices: int | None, port: in
     if devices is None:
         return variables
     if has_accelerator():
-        first = rank * devices
+        first = slot * devices
         return variables | {"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, range(first, first + devices)))}
     others = re.sub(rf"{HOST_DEVICES_FLAG}=\S+", "", variables.get("XLA_FLAGS", ""))
     return variables | {"XLA_FLAGS": f"{others} {HOST_DEVICES_FLAG}={devices}".strip()}

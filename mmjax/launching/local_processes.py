@@ -26,12 +26,10 @@ class LaunchSettings:
     """What is started.
 
     Attributes:
-        processes: How many processes.
         devices: Devices of each; None leaves the choice to jax.
         logs: Folder of the logs of all processes but the first, whose output is that of the launcher.
     """
 
-    processes: int
     devices: int | None
     logs: pathlib.Path
 
@@ -45,17 +43,18 @@ class LocalProcesses:
 
     Args:
         command: What each process runs.
-        settings: How many, and with what.
+        slots: The slot of each process.
+        settings: With what.
         events: Receives a `ProcessEnd` for every process that ends.
     """
 
-    def __init__(self, command: Sequence[str], settings: LaunchSettings, events: Events) -> None:
+    def __init__(self, command: Sequence[str], slots: Sequence[int], settings: LaunchSettings, events: Events) -> None:
         port = free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._reporters: list[threading.Thread] = []
         try:
-            for rank in range(settings.processes):
-                self._processes.append(_start(command, settings, rank, port))
+            for rank in range(len(slots)):
+                self._processes.append(_start(command, slots, settings, rank, port))
         except BaseException:
             self.kill()
             raise
@@ -90,8 +89,10 @@ class LocalProcesses:
             reporter.join()
 
 
-def _start(command: Sequence[str], settings: LaunchSettings, rank: int, port: int) -> "subprocess.Popen[bytes]":
-    environment = process_environment(rank, settings.processes, settings.devices, port)
+def _start(
+    command: Sequence[str], slots: Sequence[int], settings: LaunchSettings, rank: int, port: int
+) -> "subprocess.Popen[bytes]":
+    environment = process_environment(rank, len(slots), settings.devices, port, slots[rank])
     with contextlib.ExitStack() as opened:
         log = opened.enter_context(settings.log(rank).open("ab")) if rank else None
         return subprocess.Popen(

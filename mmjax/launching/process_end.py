@@ -4,6 +4,9 @@ import collections
 import dataclasses
 import pathlib
 import signal
+from collections.abc import Sequence
+
+from configs.errors import DEVICE_FAILED, PROCESS_LOST
 
 LAST_LINES = 10
 """Lines of a log that are shown of a process that failed."""
@@ -34,6 +37,20 @@ class ProcessEnd:
             return f"was ended by {signal.Signals(-self.status).name}"
         except ValueError:  # a real-time signal has no name
             return f"was ended by signal {-self.status}"
+
+
+def cause_of_failure(first: ProcessEnd, others: Sequence[ProcessEnd]) -> ProcessEnd:
+    """The end of the process that made a run fail: another one may have noticed it and ended before it.
+
+    Args:
+        first: The first that failed.
+        others: Ends of the others, which got SIGTERM then, and SIGKILL if that did not end them.
+    """
+    by_check = [end for end in (first, *others) if end.exit_code == DEVICE_FAILED]
+    if by_check or first.exit_code != PROCESS_LOST:
+        return (by_check or [first])[0]
+    suspects = [end for end in others if end.status not in (0, PROCESS_LOST, -signal.SIGTERM)]
+    return suspects[0] if len(suspects) == 1 else first
 
 
 def last_lines(log: pathlib.Path) -> list[str]:

@@ -10,10 +10,11 @@ import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 
-from configs.errors import USAGE_ERROR
+from configs.errors import DEVICE_FAILED, USAGE_ERROR
 from mmjax.launching.local_processes import Events, LaunchSettings, LocalProcesses
-from mmjax.launching.process_end import ProcessEnd, last_lines
+from mmjax.launching.process_end import ProcessEnd, cause_of_failure, last_lines
 from mmjax.launching.restart_limit import RestartLimit
+from mmjax.launching.slots import Slots
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that every process of the run gets when the launcher gets them."""
@@ -25,6 +26,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def supervise(
     first_command: Sequence[str],
     restart_command: Callable[[], Sequence[str]],
+    slots: Slots,
     settings: LaunchSettings,
     limit: RestartLimit,
 ) -> int:
@@ -33,7 +35,8 @@ def supervise(
     Args:
         first_command: What each process runs.
         restart_command: Makes what each process runs after a failure.
-        settings: How many processes, and with what.
+        slots: Those of the first start, and how few may be left.
+        settings: With what the processes are started.
         limit: How often the run may start again.
 
     Returns:
@@ -42,23 +45,33 @@ def supervise(
     command = first_command
     with _signals() as events:
         while True:
-            processes = LocalProcesses(command, settings, events)
+            processes = LocalProcesses(command, slots.used, settings, events)
             try:
-                failed, stopping = _wait(processes, settings.processes, events)
-                if failed is None:
+                first, stopping = _wait(processes, len(slots.used), events)
+                if first is None:
                     return 0
                 processes.end()
             finally:
                 processes.kill()
-            stopping |= _drain(events)
-            _print_failure(failed, settings)
+            stopped_later, ends = _drain(events)
+            stopping |= stopped_later
+            cause = cause_of_failure(first, ends)
+            failed = cause if cause.exit_code == DEVICE_FAILED else first
+            _print_failure(failed, len(slots.used), settings)
             if stopping or failed.exit_code == USAGE_ERROR:  # the same command line would fail again
+                return failed.exit_code
+            remaining = slots.after(cause)
+            if remaining is None:
+                if limit.count:
+                    _say(f"not started again: at least {slots.minimum} processes must be left")
                 return failed.exit_code
             if not limit.take(time.monotonic()):
                 if limit.count:
                     _say(f"not started again: {limit.used} restarts within {limit.window:g} s are the most allowed")
                 return failed.exit_code
-            command = restart_command()
+            if len(remaining.used) < len(slots.used):
+                _say(f"process {cause.rank} is left out; {len(remaining.used)} processes go on")
+            slots, command = remaining, restart_command()
             _say(f"restart {limit.used} of at most {limit.count} within {limit.window:g} s: {shlex.join(command)}")
 
 
@@ -97,17 +110,21 @@ def _signals() -> Iterator[Events]:
             signal.signal(number, handler)
 
 
-def _drain(events: Events) -> bool:
-    """Forgets the ends of the processes of an ended start; returns whether a signal asked for the end meanwhile."""
-    stopping = False
+def _drain(events: Events) -> tuple[bool, list[ProcessEnd]]:
+    """Whether a signal asked for the end meanwhile, and how the processes of an ended start ended."""
+    stopping, ends = False, list[ProcessEnd]()
     with contextlib.suppress(queue.Empty):
         while True:
-            stopping |= events.get_nowait() in STOPPING
-    return stopping
+            event = events.get_nowait()
+            if isinstance(event, ProcessEnd):
+                ends.append(event)
+            else:
+                stopping |= event in STOPPING
+    return stopping, ends
 
 
-def _print_failure(failed: ProcessEnd, settings: LaunchSettings) -> None:
-    others = "; all others were ended" if settings.processes > 1 else ""
+def _print_failure(failed: ProcessEnd, processes: int, settings: LaunchSettings) -> None:
+    others = "; all others were ended" if processes > 1 else ""
     said = f"process {failed.rank} on {socket.gethostname()} {failed.describe()}{others}"
     if failed.rank == 0:
         _say(said)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 
+from configs.errors import UserError
 from mmjax.generation.sample_log import SampleLog
 from mmjax.planning.automatic import PredictedStep, compare_prediction
 from mmjax.reporting.run_page import write_report
@@ -76,8 +77,21 @@ class RunTrainer(Trainer):
         result = super().fit(progress, metrics, sample_and_call)
         if first:
             summary = run_summary(result, self.engine.plan, config.model.backbone.name, self._remark) | {
-                "prediction": compare_prediction(self._prediction, workdir)
+                "prediction": compare_prediction(self._prediction, workdir),
+                "best_checkpoint": self._best_checkpoint(),
             }
-            (workdir / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-            write_report(workdir, config)
+            try:
+                (workdir / SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+                write_report(workdir, config)
+            except OSError as error:
+                reason = error.strerror or error
+                raise UserError(
+                    f"the run is done and saved, but its {SUMMARY_FILE} and page cannot be written to {workdir} "
+                    f"({reason}); make room and run the same command with --resume"
+                ) from error
         return result
+
+    def _best_checkpoint(self) -> dict[str, int | float] | None:
+        """Step and held-out accuracy of the best checkpoint in the workdir, for the summary."""
+        best = self.checkpoints and self.checkpoints.best()
+        return {"step": best[0], "accuracy": round(best[1], 4)} if best else None

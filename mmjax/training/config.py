@@ -15,11 +15,15 @@ from data.datasets.dataset import Dataset
 from data.text.byte_tokenizer import ByteTokenizer
 from data.text.tokenizer import Tokenizer
 from data.text.word_tokenizer import WordTokenizer
+from mmjax.training.checkpoints.retention import Retention, check_remote_folder
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.metrics.interface import WriterFactory
 from sharding.balancing.reordering.row_reorderer import REORDERING_POLICIES
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.specs.modules import module_graph
+
+LONGEST_HEARTBEAT_TIMEOUT = 100
+"""Seconds: a process is lost after half of it, before jax aborts all others after 60 seconds and names none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,12 +54,19 @@ class TrainConfig:
         checkpoint_interval: Steps between checkpoints; one is always written at the end.
         keep_checkpoints: How many of the newest checkpoints are kept.
         keep_checkpoints_every: Checkpoints of multiples of so many steps are kept too; 0 for none.
+        keep_best_checkpoints: How many checkpoints with the highest held-out accuracy are kept too. It needs steps at
+            which the run evaluates and saves.
+        remote_checkpoints: Folder to which each whole checkpoint is copied in the background, and from which a run
+            resumes if its own are gone: a plain folder, or one of `gs://` or `s3://`; empty for none.
+        keep_remote_checkpoints: How many of the newest copies are kept there; the other rules hold there too.
         evaluation_interval: Steps between evaluations on the split `test`; 0 for one at the end alone.
         sample_questions: Held-out questions that are answered at every evaluation, for the run's page; 0 for none.
         sample_images: Images that are generated at every evaluation from held-out descriptions; 0 for none.
         log_interval: Steps between lines of metrics.
         heartbeat_timeout: Seconds within which a process that dies or freezes ends a run of several processes
             (`mmjax.training.heartbeat`).
+        progress_timeout: Seconds after which a run of several processes ends if none of them finishes anything: a step,
+            a program that compiles, a batch of an evaluation, a save.
         writers: Metrics writers beside the files of the workdir, such as `(@trackers.WandbWriter,)` of
             `mmjax.training.metrics.trackers`, or a class of one's own (`mmjax.training.metrics.interface`).
     """
@@ -77,28 +88,62 @@ class TrainConfig:
     checkpoint_interval: int = 1000
     keep_checkpoints: int = 2
     keep_checkpoints_every: int = 0
+    keep_best_checkpoints: int = 0
+    remote_checkpoints: str = ""
+    keep_remote_checkpoints: int = 2
     evaluation_interval: int = 0
     sample_questions: int = 4
     sample_images: int = 2
     log_interval: int = 10
     heartbeat_timeout: float = 60.0
+    progress_timeout: float = 3600.0
     writers: tuple[WriterFactory, ...] = ()
 
     def __post_init__(self) -> None:
         require_types(self)
-        for name in ("steps", "checkpoint_interval", "keep_checkpoints", "log_interval"):
+        for name in ("steps", "checkpoint_interval", "keep_checkpoints", "keep_remote_checkpoints", "log_interval"):
             if getattr(self, name) < 1:
                 raise UserError(f"TrainConfig.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("keep_checkpoints_every", "evaluation_interval", "seed", "sample_questions", "sample_images"):
+        for name in (
+            "keep_checkpoints_every",
+            "keep_best_checkpoints",
+            "evaluation_interval",
+            "seed",
+            "sample_questions",
+            "sample_images",
+        ):
             if getattr(self, name) < 0:
                 raise UserError(f"TrainConfig.{name} is {getattr(self, name)}; it must not be negative")
-        if not 1 <= self.heartbeat_timeout < float("inf"):
-            raise UserError(f"TrainConfig.heartbeat_timeout is {self.heartbeat_timeout}; it must be at least 1 second")
+        if not 1 <= self.heartbeat_timeout <= LONGEST_HEARTBEAT_TIMEOUT:
+            raise UserError(
+                f"TrainConfig.heartbeat_timeout is {self.heartbeat_timeout}; it must be between 1 and "
+                f"{LONGEST_HEARTBEAT_TIMEOUT} seconds: jax itself would end the run soon after"
+            )
+        if not 1 <= self.progress_timeout < float("inf"):
+            raise UserError(f"TrainConfig.progress_timeout is {self.progress_timeout}; it must be at least 1 second")
         if self.reordering not in REORDERING_POLICIES:
             raise UserError(
                 f"TrainConfig.reordering is {self.reordering!r}; choose one of {', '.join(REORDERING_POLICIES)}"
             )
+        check_remote_folder(self.remote_checkpoints)
+        if self.keep_best_checkpoints and not self.evaluation_interval:
+            raise UserError(
+                f"TrainConfig.keep_best_checkpoints is {self.keep_best_checkpoints} and evaluation_interval is 0: only "
+                "steps that are evaluated have an accuracy; set evaluation_interval, best to checkpoint_interval"
+            )
         self.optimizer.check_warmup(self.steps)
+
+    @property
+    def retention(self) -> Retention:
+        """Which checkpoints are kept in the workdir."""
+        return Retention(
+            newest=self.keep_checkpoints, every=self.keep_checkpoints_every, best=self.keep_best_checkpoints
+        )
+
+    @property
+    def remote_retention(self) -> Retention:
+        """Which checkpoints are kept in the remote folder."""
+        return dataclasses.replace(self.retention, newest=self.keep_remote_checkpoints)
 
     @property
     def engine_settings(self) -> EngineSettings:

@@ -1,7 +1,7 @@
 """Held-out accuracy: the share of questions whose answer the model gets right, word for word."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -10,6 +10,8 @@ from jax.experimental import multihost_utils
 from data.packing.global_batch import GlobalBatch
 from mmjax.training.engine.engine import Engine
 from mmjax.training.metrics.activity import ActivityCallback
+from sharding.plans.stage_graph import StageId
+from sharding.runtime.executor import StageEvaluation
 from sharding.runtime.pipeline import TrainState
 
 
@@ -46,20 +48,11 @@ def evaluate_answers(
     callback(0, None)
     done = 0
     weights = engine.executor.compute_weights(state)
-    backbone = engine.config.backbone.name
-    metric = f"{backbone}/correct"
     correct = questions = 0
     for batch in batches:
         evaluations = engine.executor.evaluate(weights, engine.place_batch(batch.arrays, 0))
-        correct_tokens = [
-            evaluation.auxiliary_metrics[metric]
-            for microbatches in evaluations.values()
-            for evaluation in microbatches
-            if metric in evaluation.auxiliary_metrics
-        ]
-        arrays = batch.arrays[backbone]
-        batch_correct, batch_questions = count_answers(arrays, *_local_rows(correct_tokens, arrays["weights"].shape))
-        correct, questions = correct + batch_correct, questions + batch_questions
+        local = local_score(evaluations, batch, engine.config.backbone.name)
+        correct, questions = correct + local.correct, questions + local.questions
         done += 1
         callback(done, None)
     callback(done, done)
@@ -67,6 +60,27 @@ def evaluate_answers(
         counts = multihost_utils.process_allgather(np.array([correct, questions]))
         correct, questions = (int(count) for count in np.asarray(counts).sum(0))
     return AnswerScore(correct, questions)
+
+
+def local_score(
+    evaluations: Mapping[StageId, Sequence[StageEvaluation]], batch: GlobalBatch, backbone: str
+) -> AnswerScore:
+    """The score on the rows of a batch that this process alone counts; those of all processes add up to the batch's.
+
+    Args:
+        evaluations: From `Executor.evaluate`.
+        batch: The batch.
+        backbone: Name of the module that answers.
+    """
+    metric = f"{backbone}/correct"
+    correct_tokens = [
+        evaluation.auxiliary_metrics[metric]
+        for microbatches in evaluations.values()
+        for evaluation in microbatches
+        if metric in evaluation.auxiliary_metrics
+    ]
+    arrays = batch.arrays[backbone]
+    return AnswerScore(*count_answers(arrays, *_local_rows(correct_tokens, arrays["weights"].shape)))
 
 
 def _local_rows(microbatches: Sequence[jax.Array], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

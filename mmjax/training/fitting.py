@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import functools
 import logging
 import pathlib
 import time
@@ -15,7 +14,7 @@ import jax
 from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.step_recorder import StepNotRecordedError, StepRecorder
 from mmjax.training.evaluation import AnswerScore
-from mmjax.training.heartbeat.heartbeat import Heartbeat
+from mmjax.training.heartbeat.op_stragglers import find_slow_op
 from mmjax.training.metrics.activity import COMPILING
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import ProgressDisplay
@@ -24,6 +23,7 @@ from mmjax.training.metrics.step_timeline_file import write_step_timeline
 from mmjax.training.metrics.step_timer import StepTimer, StepTimes
 from mmjax.training.steps import DispatchedStep
 from mmjax.training.stop_signals import StoppedBeforeFirstStepError, StopSignals
+from sharding.simulation.timeline import Timeline
 
 if TYPE_CHECKING:  # it imports this file
     from mmjax.training.trainer import Trainer
@@ -35,6 +35,9 @@ MAX_STEPS_IN_FLIGHT = 2
 
 RECORDED_STEP = 5
 """Step of each call of `Trainer.fit` whose timeline is recorded: the first ones warm up. A shorter call's last one."""
+
+RECORDING_INTERVAL = 1000
+"""Steps between later recordings, which are compared with the first to find ops that have become slower."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,8 +89,9 @@ class Fitting:
         self._trainer, self._progress, self._metrics, self._on_evaluation = trainer, progress, metrics, on_evaluation
         self._begin, self._first_step = time.perf_counter(), trainer.steps_done
         self._recorded_step = min(self._first_step + RECORDED_STEP, trainer.config.steps)
+        self._first_recording: tuple[int, Timeline] | None = None
         self._compile_seconds = self._step_seconds = 0.0
-        self._heartbeat = Heartbeat(trainer.config.heartbeat_timeout, trainer.steps_done)
+        self._heartbeat = trainer.heartbeat
         self._timer, self._in_flight = StepTimer(), collections.deque[DispatchedStep]()
         self._times: dict[int, StepTimes] = {}  # of windows whose last step is dispatched, but not yet finished
         self._counts: TokenCounts = {}  # of all finished steps
@@ -97,7 +101,12 @@ class Fitting:
     def run(self) -> TrainResult:
         """Trains the steps that are left, evaluates, and says how it went."""
         trainer = self._trainer
-        with StopSignals() as stop, contextlib.suppress(StoppedBeforeFirstStepError), self._heartbeat:
+        with (
+            self._heartbeat.reporting_errors(),
+            self._heartbeat.phase("training"),
+            StopSignals() as stop,
+            contextlib.suppress(StoppedBeforeFirstStepError),
+        ):
             self._train(stop)
         return TrainResult(
             step=trainer.steps_done,
@@ -126,9 +135,9 @@ class Fitting:
                 self._finish_until(MAX_STEPS_IN_FLIGHT)
                 self._timer.end_step()
             step = trainer.steps_done
-            self._heartbeat.show("training", step)
             if step % config.log_interval == 0 and step < config.steps:
-                self._times[step] = self._timer.take_window()
+                times = self._times[step] = self._timer.take_window()
+                self._heartbeat.window_finished(step, times.wall, times.data, times.dispatch)
             # A run that resumes does not evaluate at its checkpoint, so the checkpoint comes after the evaluation.
             if config.evaluation_interval and step % config.evaluation_interval == 0 and step < config.steps:
                 self._evaluate()
@@ -139,19 +148,29 @@ class Fitting:
             # The run was stopped between two reports. The checkpoint has the window, so no metrics are written of it.
             self._show(self._make_report(trainer.steps_done))
         if trainer.checkpoints:
-            trainer.checkpoints.wait()
+            with self._heartbeat.phase("saving"):
+                trainer.checkpoints.wait()
         if trainer.steps_done == config.steps:
             self._evaluate()
+            if trainer.checkpoints:
+                with self._heartbeat.phase("saving"):
+                    trainer.checkpoints.wait_for_remote()
 
     def _prepare(self) -> None:
         """Compiles and makes the state: this time belongs to no step."""
-        with self._timer.excluded():
-            compile_step(self._trainer.engine, functools.partial(self._progress.show, COMPILING))
+
+        def show(done: int, total: int | None) -> None:
+            self._heartbeat.progressed()
+            self._progress.show(COMPILING, done, total)
+
+        with self._timer.excluded(), self._heartbeat.phase("compiling"):
+            compile_step(self._trainer.engine, show)
             _ = self._trainer.state
         self._compile_seconds = time.perf_counter() - self._begin
 
     def _record_step(self, workdir: pathlib.Path) -> None:
         """Trains a step between two that are waited for, and keeps its timeline; its time is left out of the means."""
+        self._recorded_step += RECORDING_INTERVAL
         self._finish_until(0)
         recorder = StepRecorder(self._trainer.engine)
         with self._timer.left_out_step():
@@ -161,8 +180,30 @@ class Fitting:
                 timeline = recorder.timeline()
                 if jax.process_index() == 0:
                     write_step_timeline(workdir, self._trainer.steps_done, timeline)
+                    self._warn_of_slow_op(timeline)
             except (StepNotRecordedError, OSError) as error:  # what the run can do without
                 _LOG.warning("no timeline of step %d: %s", self._trainer.steps_done, error)
+
+    def _warn_of_slow_op(self, timeline: Timeline) -> None:
+        """Compares a recorded step with the first one of this call."""
+        step = self._trainer.steps_done
+        if self._first_recording is None:
+            self._first_recording = step, timeline
+            return
+        first_step, first = self._first_recording
+        if slow := find_slow_op(first, timeline):
+            process = self._trainer.engine.devices[slow.devices[0]].process_index
+            _LOG.warning(
+                "%s is a straggler: %s takes its devices %s %.3g s in step %d, %.3g times the %.3g s of step %d",
+                self._heartbeat.name(process),
+                slow.op,
+                ", ".join(map(str, slow.devices)),
+                slow.after,
+                step,
+                slow.after / max(slow.before, 1e-9),
+                slow.before,
+                first_step,
+            )
 
     def _finish_until(self, most_in_flight: int) -> None:
         """Waits for the oldest steps until so many are in flight; each is reported once, in order."""
@@ -179,21 +220,17 @@ class Fitting:
         """A checkpoint holds finite states alone, so all steps before it are waited for."""
         self._finish_until(0)
         if self._trainer.checkpoints:
-            self._heartbeat.show("saving", self._trainer.steps_done)
             self._trainer.save()
-            self._heartbeat.show("training", self._trainer.steps_done)
 
     def _evaluate(self) -> None:
         """Scores the state between two steps, whose times do not contain it."""
         self._finish_until(0)
-        self._heartbeat.show("evaluating", self._trainer.steps_done)
-        with self._timer.excluded():
+        with self._timer.excluded(), self._heartbeat.phase("evaluating"):
             self._score = self._trainer.evaluate(self._progress)
             if self._score is not None:
                 self._metrics.write(self._trainer.steps_done, {"accuracy": self._score.accuracy})
             if self._on_evaluation:
                 self._on_evaluation(self._trainer)
-        self._heartbeat.show("training", self._trainer.steps_done)
 
     def _report(self, step: int) -> None:
         """Shows and keeps the window of steps that ends with this one, and starts the next."""

@@ -1,7 +1,9 @@
 """The files of a workdir that inference with the run's checkpoints needs, and its plan."""
 
+import os
 import pathlib
 
+from configs.errors import UserError
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer
 from sharding.plans.plan import Plan
@@ -9,6 +11,16 @@ from sharding.plans.plan import Plan
 PLAN_FILE = "plan.json"
 TOKENIZER_FILE = "tokenizer.json"
 PROMPT_FORMAT_FILE = "prompt_format.json"
+
+
+def local_workdir(workdir: str | os.PathLike[str]) -> pathlib.Path:
+    """The path of a workdir; raises UserError if its name is that of a folder in an object store."""
+    if "://" in os.fspath(workdir):
+        raise UserError(
+            f"the workdir {workdir} is not a local folder: give one, and for copies of its checkpoints elsewhere "
+            "TrainConfig.remote_checkpoints"
+        )
+    return pathlib.Path(workdir)
 
 
 def write_run_files(workdir: pathlib.Path, plan: Plan, tokenizer: Tokenizer, prompt_format: PromptFormat) -> None:

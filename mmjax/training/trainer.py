@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import os
 import pathlib
 import weakref
@@ -18,14 +19,17 @@ from data.packing.refusals import remove_refusal_lists
 from mmjax.training.batches import open_batches, row_order_request
 from mmjax.training.checkpoints.discovery import refuse_existing_checkpoints
 from mmjax.training.checkpoints.manager import CheckpointManager, CheckpointNotWrittenError
+from mmjax.training.checkpoints.remote_folder import RemoteFolder
 from mmjax.training.config import TrainConfig, load_configured_plan
 from mmjax.training.engine.compilation import compile_evaluation
 from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.placement import check_processes
 from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.engine.step_recorder import StepRecorder
 from mmjax.training.evaluation import AnswerScore, evaluate_answers
 from mmjax.training.fitting import Fitting, TrainResult
-from mmjax.training.metrics.activity import COMPILING, EVALUATING
+from mmjax.training.heartbeat.heartbeat import Heartbeat
+from mmjax.training.metrics.activity import COMPILING, EVALUATING, Activity
 from mmjax.training.metrics.flops import full_batch_flops
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.parameters import flat_parameters
@@ -33,7 +37,7 @@ from mmjax.training.metrics.progress import NullProgress, ProgressDisplay, make_
 from mmjax.training.metrics.step_timer import StepTimer
 from mmjax.training.metrics.step_window import StepWindow
 from mmjax.training.metrics.writers import NullWriter, open_metrics_writer
-from mmjax.training.run_files import write_run_files
+from mmjax.training.run_files import local_workdir, write_run_files
 from mmjax.training.steps import DispatchedStep, NonFiniteStepError, StepResult
 from mmjax.training.workdir_lock import locked_workdir
 from mmjax.weights.initialization import parameter_initializer
@@ -43,6 +47,8 @@ from sharding.runtime.coordination import wait_for_processes
 from sharding.runtime.pipeline import TrainState
 from sharding.simulation.timeline import Timeline
 from sharding.trees import Tree
+
+_LOG = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -68,6 +74,7 @@ class Trainer:
         batches: The iterator of global batches.
         steps_done: Steps that the current state has behind it.
         window: Those of them that no report has yet.
+        heartbeat: Tells the other processes of the run what this one does, until the trainer is closed.
         checkpoints: The checkpoints in the workdir; None without one.
         full_batch_flops: Model FLOPs of each module for one full global batch.
 
@@ -87,24 +94,29 @@ class Trainer:
         resume: bool = False,
     ) -> None:
         self.config = config
-        self.workdir = None if workdir is None else pathlib.Path(workdir)
+        self.workdir = None if workdir is None else local_workdir(workdir)
         plan = plan or load_configured_plan(config, jax.device_count())[0]
         if resume and self.workdir is None:
             raise UserError("resume=True needs workdir: the folder of the run to continue")
-        with contextlib.ExitStack() as lock:
+        self._opened = contextlib.ExitStack()
+        # A program that ends without `close` gives the workdir back: as this is registered first, it happens after the
+        # heartbeat has found out whether an error ends the program.
+        weakref.finalize(self, self._opened.close)
+        with contextlib.ExitStack() as opened:
+            self.heartbeat = opened.enter_context(Heartbeat(config.heartbeat_timeout, config.progress_timeout))
             if self.workdir is not None:
-                lock.enter_context(locked_workdir(self.workdir, takes=jax.process_index() == 0))
+                opened.enter_context(locked_workdir(self.workdir, takes=jax.process_index() == 0))
             self._prepare(plan, resume)
-            self._lock = lock.pop_all()
-        # A program that ends without `close` gives the workdir back before the interpreter takes its modules down.
-        weakref.finalize(self, self._lock.close)
+            self.heartbeat.started()
+            self._opened.push(opened.pop_all())
 
     def _prepare(self, plan: Plan, resume: bool) -> None:
         """Opens the data and the checkpoints, and places the model; the workdir is locked."""
         config, workdir = self.config, self.workdir
         folder = workdir and workdir / "checkpoints"
+        remote = RemoteFolder(config.remote_checkpoints, config.remote_retention) if config.remote_checkpoints else None
         if folder and not resume:
-            refuse_existing_checkpoints(folder)
+            refuse_existing_checkpoints(folder, remote)
         self._refused_folder: pathlib.Path | None = None
         self._initializer = (
             None if resume else parameter_initializer(config.model, config.seed, config.pretrained_weights)
@@ -112,7 +124,9 @@ class Trainer:
         dataset = config.dataset("train")
         self.tokenizer, self.prompt_format = dataset.tokenizer, dataset.prompt_format
         batch_spec = global_batch_spec(config.data, config.model)
+        check_processes(plan, jax.devices())
         self.engine = Engine(config.model, plan, batch_spec.arrays, config.engine_settings)
+        self.heartbeat.op_log = self.engine.executor.op_log
         local_rows = self.engine.local_rows(config.data.rows)
         row_order = row_order_request(config, plan, jax.devices()[0].device_kind)
         self.batches = open_batches(
@@ -126,17 +140,23 @@ class Trainer:
                 for lists in (self._refused_folder, self._refused_folder / "test"):
                     remove_refusal_lists(lists)
             self.batches.list_refused_in(self._refused_folder)
-        self.checkpoints = folder and CheckpointManager(
-            folder, config.model, config.keep_checkpoints, config.keep_checkpoints_every
-        )
+        self.checkpoints = folder and CheckpointManager(folder, config.model, config.retention, remote)
         self.steps_done, self.window = 0, StepWindow(config.model.backbone.name)
         self._communication_checked = self._evaluation_compiled = False
         self._state: TrainState | None = None
         self._peeked: tuple[GlobalBatch, dict[str, Any]] | None = None
         if self.checkpoints and resume:
-            self._state, host_state, self.steps_done = self.checkpoints.restore(self.engine)
-            self.batches.set_state(host_state["data"])
-            self.window.set_state(host_state["window"])
+            with self.heartbeat.phase("restoring"):
+                self._state, host_state, self.steps_done = self.checkpoints.restore(self.engine)
+            self.heartbeat.step = self.steps_done
+            try:
+                self.batches.set_state(host_state["data"])
+                self.window.set_state(host_state["window"])
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+                raise UserError(
+                    f"the checkpoint of step {self.steps_done} in {folder} has the state of another data pipeline: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
             if self.steps_done > config.steps:
                 raise UserError(
                     f"TrainConfig.steps is {config.steps}, and {self.steps_done} steps are done in {workdir}; "
@@ -149,8 +169,15 @@ class Trainer:
     def __enter__(self) -> "Trainer":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            self.heartbeat.fail(error)
+        try:
+            self.close()
+        except CheckpointNotWrittenError as not_written:
+            if error is None:
+                raise
+            _LOG.error("%s", not_written)  # the first error is the one that leaves
 
     # ------------------------------------------------------------------ the state
 
@@ -162,11 +189,13 @@ class Trainer:
             CommunicationError: Two stages cannot exchange arrays; names them.
         """
         if not self._communication_checked:
-            wait_for_processes("the communication check")
-            check_communication(self.engine.executor)
+            with self.heartbeat.phase("checking communication"):
+                wait_for_processes("the communication check")
+                check_communication(self.engine.executor)
             self._communication_checked = True
         if self._state is None:
-            self._state = self.engine.initial_state(self._initializer)
+            with self.heartbeat.phase("initializing"):
+                self._state = self.engine.initial_state(self._initializer)
         return self._state
 
     def parameters(self) -> Tree:
@@ -192,7 +221,7 @@ class Trainer:
 
     def close(self) -> None:
         """Ends the data pipeline's threads and the writing of checkpoints, and gives the workdir back."""
-        with self._lock:
+        with self._opened:
             self.batches.close()
             if self.checkpoints:
                 self.checkpoints.close()
@@ -205,7 +234,8 @@ class Trainer:
         Raises:
             NonFiniteStepError: Names the step and its samples.
         """
-        return self.finish_step(self.dispatch_step(StepTimer()))
+        with self.heartbeat.phase("training"):
+            return self.finish_step(self.dispatch_step(StepTimer()))
 
     def timeline(self) -> Timeline:
         """Trains one step as `step` does, and says when each of its ops ran; in a notebook, a drawing.
@@ -217,8 +247,9 @@ class Trainer:
             StepNotRecordedError: The recording failed on some process; the step is trained.
         """
         recorder = StepRecorder(self.engine)
-        self.finish_step(self.dispatch_step(StepTimer(), recorder))
-        return recorder.timeline()
+        with self.heartbeat.phase("training"):
+            self.finish_step(self.dispatch_step(StepTimer(), recorder))
+            return recorder.timeline()
 
     def evaluate(self, progress: ProgressDisplay | None = None) -> AnswerScore | None:
         """The score on the split `test`; None where the data set has no questions to score.
@@ -226,21 +257,26 @@ class Trainer:
         Args:
             progress: Shows the programs compiled, at the first evaluation, and the batches evaluated.
         """
-        show = (progress or NullProgress()).show
+
+        def show(activity: Activity, done: int, total: int | None) -> None:
+            self.heartbeat.progressed()
+            (progress or NullProgress()).show(activity, done, total)
+
         dataset = self.config.dataset("test")
         if not dataset.evaluated_kinds:
             return None
         batches = evaluation_batches(self.config.data, self.config.model, dataset)
         if self._refused_folder:
             batches.list_refused_in(self._refused_folder / "test")
-        try:
+        with contextlib.closing(batches), self.heartbeat.phase("evaluating"):
             if not self._evaluation_compiled:
                 compile_evaluation(self.engine, functools.partial(show, COMPILING))
                 wait_for_processes("the evaluation")
                 self._evaluation_compiled = True
-            return evaluate_answers(self.engine, self.state, batches, functools.partial(show, EVALUATING))
-        finally:
-            batches.close()
+            score = evaluate_answers(self.engine, self.state, batches, functools.partial(show, EVALUATING))
+        if self.checkpoints:
+            self.checkpoints.add_score(self.steps_done, score.accuracy)
+        return score
 
     def fit(
         self,
@@ -295,7 +331,8 @@ class Trainer:
         """Saves the state after so many steps, which are all finished."""
         assert self.checkpoints is not None
         host_state = {"data": data_state, "window": self.window.get_state()}
-        self.checkpoints.save(steps_done, self.engine, self.state, host_state)
+        with self.heartbeat.phase("saving"):
+            self.checkpoints.save(steps_done, self.engine, self.state, host_state)
 
     def _data_state(self) -> dict[str, Any]:
         """The data state from which the next batch is the next."""
@@ -306,6 +343,7 @@ class Trainer:
         with timer.part("data"):
             batch, data_state = self._peek_batch()
             self._peeked = None
+            self.heartbeat.progressed()
         state = self.state
         with timer.part("dispatch"):
             placed = self.engine.place_batch(batch.arrays, self.steps_done)
@@ -313,12 +351,16 @@ class Trainer:
             with recording as callback:
                 self._state, summary = self.engine.executor.step(state, placed, callback)
         self.steps_done += 1
+        self.heartbeat.step = self.steps_done
         return DispatchedStep(step=self.steps_done, summary=summary, batch=batch, data_state=data_state)
 
     def finish_step(self, dispatched: DispatchedStep) -> StepResult:
         """Waits for a step. If it was not finite, the devices have kept the state before it: saves that and raises."""
         summary = dispatched.summary
         losses, gradient_norm = self.engine.losses_by_name(summary), float(summary.gradient_norm)
+        self.heartbeat.step_finished(
+            dispatched.step, f"{losses} {gradient_norm} {dispatched.batch.counts} {dispatched.batch.targets}"
+        )
         if float(summary.all_finite) > 0:
             self.window.add(losses, gradient_norm, dispatched.batch)
             return StepResult(step=dispatched.step, losses=losses, gradient_norm=gradient_norm)
@@ -335,9 +377,3 @@ class Trainer:
             f"step {dispatched.step}: losses {losses}, gradient norm {gradient_norm}; "
             f"no parameter was changed by it{saved}. Its samples: {samples}"
         )
-
-
-def describe_devices() -> str:
-    """The devices of this run in words, such as `8 x cpu, 1 process(es)`."""
-    devices = jax.devices()
-    return f"{len(devices)} x {devices[0].device_kind}, {jax.process_count()} process(es)"

@@ -41,12 +41,14 @@ class LockHolder:
     Attributes:
         host: Name of the host.
         pid: Process id there.
+        birth: Which of the processes that ever had this id there it is (`process_birth`).
         started: When the lock was taken, in the host's local time.
         command: The command line.
     """
 
     host: str
     pid: int
+    birth: str
     started: str
     command: str
 
@@ -54,7 +56,14 @@ class LockHolder:
     def this_process(cls) -> "LockHolder":
         """This process, from now on."""
         started = datetime.datetime.now().isoformat(" ", "seconds")
-        return cls(host=socket.gethostname(), pid=os.getpid(), started=started, command=" ".join(sys.argv))
+        pid = os.getpid()
+        return cls(
+            host=socket.gethostname(),
+            pid=pid,
+            birth=process_birth(pid) or "",
+            started=started,
+            command=" ".join(sys.argv),
+        )
 
     @classmethod
     def read(cls, path: pathlib.Path) -> "LockHolder | None":
@@ -66,6 +75,19 @@ class LockHolder:
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.started} ({self.command})"
+
+
+def process_birth(pid: int) -> str | None:
+    """Boot and clock ticks at which the process of an id on this host started; None if it or Linux is not there.
+
+    In each start of a container the command has the same id, and the name of the host may be the same too.
+    """
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()  # without id and name
+        return f"{boot} {int(fields[19])}"
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 @contextlib.contextmanager
@@ -127,7 +149,7 @@ def _refuse_unless_stale(path: pathlib.Path, locked: bool) -> None:
             f"{path.parent} was locked by {holder}, and this host cannot tell whether that run goes on: "
             f"if it has ended, delete {path}; if not, choose another workdir"
         )
-    if not locked and _is_alive(holder.pid):
+    if not locked and _is_alive(holder):
         raise _in_use(path, holder)
     _LOG.warning("%s was left by %s, which has ended; this run takes the workdir over", path, holder)
 
@@ -143,11 +165,11 @@ def _in_use(path: pathlib.Path, holder: LockHolder | None) -> WorkdirInUseError:
     )
 
 
-def _is_alive(pid: int) -> bool:
+def _is_alive(holder: LockHolder) -> bool:
     try:
-        os.kill(pid, 0)
+        os.kill(holder.pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:  # another user's
-        return True
-    return True
+        pass
+    return process_birth(holder.pid) in (None, holder.birth)

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from configs.errors import UserError
+from configs.strict_json import parse_json
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
@@ -79,15 +80,15 @@ def read_header(path: pathlib.Path) -> dict[str, TensorHeader]:
                 "copy it again"
             )
         try:
-            entries = json.loads(file.read(length))
+            entries = parse_json(file.read(length), "it")
             entries.pop("__metadata__", None)
-            offsets = {name: entry["data_offsets"] for name, entry in entries.items()}
+            offsets = {name: _whole_numbers(entry["data_offsets"], count=2) for name, entry in entries.items()}
             headers = {
-                name: TensorHeader(entry["dtype"], tuple(entry["shape"]), data_start + offsets[name][0])
+                name: TensorHeader(_text(entry["dtype"]), _whole_numbers(entry["shape"]), data_start + offsets[name][0])
                 for name, entry in entries.items()
             }
             data_end = max((data_start + end for _, end in offsets.values()), default=data_start)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a safetensors file: its header can't be read ({error!r})") from error
     if file_size < data_end:
         missing = sorted(name for name, (_, end) in offsets.items() if data_start + end > file_size)
@@ -100,6 +101,20 @@ def read_header(path: pathlib.Path) -> dict[str, TensorHeader]:
         if header.dtype in DTYPES and size != header.size:
             raise UserError(f"{path}: {name} of shape {list(header.shape)} and {header.dtype} can't be {size} bytes")
     return headers
+
+
+def _whole_numbers(values: object, count: int | None = None) -> tuple[int, ...]:
+    if not isinstance(values, list) or (count is not None and len(values) != count):
+        raise TypeError(f"{values!r:.60} instead of a list of numbers")
+    if not all(type(value) is int and value >= 0 for value in values):
+        raise ValueError(f"{values!r:.60} instead of whole numbers, 0 or more")
+    return tuple(values)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.60} instead of a text")
+    return value
 
 
 def read_tensor(path: pathlib.Path, header: TensorHeader, part: tuple[slice, ...] | None = None) -> np.ndarray:

@@ -6,7 +6,7 @@ import re
 import jax
 from orbax.checkpoint import multihost
 
-from configs.errors import UserError
+from configs.errors import PROCESS_LOST, UserError
 
 PATIENCE = 1800
 """Seconds that a process waits for the others: one may compile, read or initialize for so long."""
@@ -16,6 +16,8 @@ _times_waited: collections.Counter[str] = collections.Counter()
 
 class MissingProcessError(UserError):
     """Another process did not arrive at a point that all processes pass."""
+
+    exit_code = PROCESS_LOST
 
 
 def wait_for_processes(phase: str, patience: float = PATIENCE) -> None:
@@ -29,7 +31,8 @@ def wait_for_processes(phase: str, patience: float = PATIENCE) -> None:
         patience: Seconds to wait.
 
     Raises:
-        MissingProcessError: The time is over; names the processes that were awaited, as far as they are known.
+        MissingProcessError: The time is over, and the error names the processes that were awaited; or the service ends
+            the wait, because jax has found that a process is lost.
     """
     if jax.process_count() == 1:
         return
@@ -39,7 +42,12 @@ def wait_for_processes(phase: str, patience: float = PATIENCE) -> None:
         client.wait_at_barrier(f"mmjax: {phase} ({_times_waited[phase]})", round(patience * 1000))
     except jax.errors.JaxRuntimeError as error:
         named = re.search(r"timed out task names:\s*([\d,\s]+)", str(error))
-        missing = ", ".join(re.findall(r"\d+", named[1])) if named else "unknown"
+        if not named:
+            reason = str(error).partition("\n")[0]
+            raise MissingProcessError(
+                f"process {jax.process_index()} cannot wait for the others before {phase}: {reason}"
+            ) from error
+        missing = ", ".join(re.findall(r"\d+", named[1]))
         raise MissingProcessError(
             f"process {jax.process_index()} waited {patience:g} s for all {jax.process_count()} processes "
             f"before {phase}; missing: process {missing}; its log says why"
@@ -66,3 +74,24 @@ class ProcessStore:
     def read(self) -> dict[str, str]:
         """All texts by name."""
         return {key.removeprefix(self._prefix): text for key, text in self._client.key_value_dir_get(self._prefix)}
+
+
+def exchange_texts(phase: str, text: str, patience: float = PATIENCE) -> dict[int, str]:
+    """What each process says when all have called this as often for the same phase, by process.
+
+    Args:
+        phase: What follows, in words; errors name it.
+        text: What this process says.
+        patience: Seconds to wait for the others.
+
+    Raises:
+        MissingProcessError: As `wait_for_processes`.
+    """
+    process = jax.process_index()
+    if jax.process_count() == 1:
+        return {process: text}
+    # Nobody is two exchanges ahead of a process that still reads, so two folders are enough for any number of them.
+    store = ProcessStore(f"exchange/{phase}/{_times_waited[phase] % 2}")
+    store.write(str(process), text)
+    wait_for_processes(phase, patience)
+    return {int(name): said for name, said in store.read().items()}

@@ -17,8 +17,10 @@ from jax.sharding import PartitionSpec as P
 
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.global_reduction import GlobalReduction, StepSummary
+from sharding.runtime.hops import PermuteHop
 from sharding.runtime.pipeline import Channel, ExecutableStage, TiedParameter, TrainState
 from sharding.runtime.stage_programs import Arrays, BackwardResult, ForwardResult, Microbatches
+from sharding.schedules.op_log import OpLog
 from sharding.schedules.ops import PipelineOp, Schedule
 from sharding.trees import Tree, get_leaf, set_leaf
 
@@ -28,6 +30,11 @@ ChannelKey = tuple[str, int]
 OpCallback = Callable[[PipelineOp, Any], None]
 """Called after every op as `callback(op, outputs)`; `outputs` are the arrays that the op made, as what it returned them
 in (`ForwardResult`, `BackwardResult`, `StepSummary`, a tree of arrays), to wait for when timing."""
+
+
+_HOPS = ("hop", "hop_back")
+_LOGGED_STEPS = 4
+"""More than training has in flight."""
 
 
 class StageEvaluation(NamedTuple):
@@ -68,6 +75,9 @@ class Executor:
         tied_parameters: All parameters that a stage borrows from another.
         global_reduction: Norm, clipping and finiteness, once a step.
         training_schedule, evaluation_schedule: Already restricted to this process's devices.
+
+    Attributes:
+        op_log: The ops of the last steps dispatched, which other threads may read.
     """
 
     def __init__(
@@ -82,6 +92,7 @@ class Executor:
         self.stages, self.channels, self.tied_parameters = stages, channels, tied_parameters
         self.global_reduction = global_reduction
         self.training_schedule, self.evaluation_schedule = training_schedule, evaluation_schedule
+        self.op_log = OpLog(_LOGGED_STEPS * len(training_schedule.ops))
         self._channels_by_stage_pair: dict[tuple[StageId, StageId], list[Channel]] = {}
         for channel in channels:
             self._channels_by_stage_pair.setdefault((channel.source, channel.target), []).append(channel)
@@ -109,7 +120,8 @@ class Executor:
             batch: Every local stage's part of the global batch.
             callback: Called after every op, to time it.
         """
-        buffers = self._run_training_ops(state, batch, frozenset(self._run_op), callback)
+        buffers = _StepBuffers(state=state, batch=batch, compute_weights={})
+        buffers = self._run_training_ops(buffers, frozenset(self._run_op), callback)
         assert buffers.summary is not None
         return buffers.state, buffers.summary
 
@@ -117,27 +129,38 @@ class Executor:
         self, state: TrainState, batch: Mapping[StageId, Microbatches]
     ) -> tuple[dict[StageId, Tree], StepSummary]:
         """Reduced gradients by stage, key and layer, and the losses, without an update; the state stays as it is."""
-        buffers = self._run_training_ops(state, batch, frozenset(self._run_op) - {"update"})
+        buffers = _StepBuffers(state=state, batch=batch, compute_weights={})
+        buffers = self._run_training_ops(buffers, frozenset(self._run_op) - {"update"})
         assert buffers.summary is not None
         return buffers.gradients, buffers.summary
 
+    def update(self, state: TrainState, gradients: Mapping[StageId, Tree]) -> tuple[TrainState, StepSummary]:
+        """The update of a step whose reduced gradients are given, clipped by their global norm; losses count as zero.
+
+        The buffers of the state are donated.
+        """
+        losses = {stage_id: stage.programs.zero_losses() for stage_id, stage in self.stages.items() if stage.is_local}
+        given = _StepBuffers(state=state, batch={}, compute_weights={}, losses=losses, gradients=dict(gradients))
+        buffers = self._run_training_ops(given, frozenset({"norm", "update"}))
+        assert buffers.summary is not None
+        return buffers.state, buffers.summary
+
     def compute_weights(self, state: TrainState) -> dict[StageId, Tree]:
         """The compute weights of all stages, for several evaluations of one state."""
-        return self._run_training_ops(state, {}, frozenset({"gather", "share"})).compute_weights
+        buffers = _StepBuffers(state=state, batch={}, compute_weights={})
+        return self._run_training_ops(buffers, frozenset({"gather", "share"})).compute_weights
 
     def _run_training_ops(
-        self,
-        state: TrainState,
-        batch: Mapping[StageId, Microbatches],
-        kinds: frozenset[str],
-        callback: OpCallback | None = None,
+        self, buffers: _StepBuffers, kinds: frozenset[str], callback: OpCallback | None = None
     ) -> _StepBuffers:
-        """Runs the ops of some kinds in the order of the training schedule."""
-        state = TrainState(dict(state.master_weights), dict(state.optimizer_state), state.all_finite)
-        buffers = _StepBuffers(state=state, batch=batch, compute_weights={})
+        """Runs the ops of some kinds in the order of the training schedule, on buffers whose state is copied first."""
+        state = buffers.state
+        buffers.state = TrainState(dict(state.master_weights), dict(state.optimizer_state), state.all_finite)
         for op in self.training_schedule.ops:
             if op.kind in kinds:
+                self.op_log.begin(op)
                 outputs = self._run_op[op.kind](buffers, op)
+                self.op_log.end(op, self._mark(op, outputs))
                 if callback:
                     callback(op, outputs)
         return buffers
@@ -150,10 +173,12 @@ class Executor:
         buffers = _StepBuffers(state=state, batch=batch, compute_weights=compute_weights)
         results: dict[StageId, list[StageEvaluation]] = {stage_id: [] for stage_id in self.stages}
         for op in self.evaluation_schedule.ops:
+            self.op_log.begin(op)
             if op.kind == "hop":
                 self._hop(buffers, op)
             elif op.kind == "forward":
                 results[op.stage_id].append(self._evaluate(buffers, op))
+            self.op_log.end(op, self._mark(op, None))
         return results
 
     # ------------------------------------------------------------------ one method for each kind of op: its outputs
@@ -316,6 +341,18 @@ class Executor:
     def _tied_between(self, op: PipelineOp) -> list[TiedParameter]:
         endpoints = {op.stage_id, op.target_id}
         return [tied for tied in self.tied_parameters if {tied.owner, tied.borrower} == endpoints]
+
+    def _mark(self, op: PipelineOp, outputs: Any) -> Any:
+        """A small array that is ready when an op is finished, of the ops in which devices of processes meet."""
+        if op.kind == "norm":
+            return outputs.gradient_norm
+        if op.kind not in _HOPS:
+            return None
+        if op.kind == "hop":
+            hop = self._channels_by_stage_pair[op.stage_id, op.target_id][-1].activation_hop
+        else:
+            hop = self._channels_by_stage_pair[op.target_id, op.stage_id][-1].gradient_hop
+        return hop.arrived if isinstance(hop, PermuteHop) else None
 
     def _index(self, stage_id: StageId, microbatch: int) -> jax.Array:
         """The number of a microbatch on a stage's submesh, made once."""

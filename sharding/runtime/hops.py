@@ -58,6 +58,10 @@ class PermuteHop:
     The union's devices are ordered by id, so that both directions between two meshes use one communicator. All
     processes that own devices of either mesh must call the hop, and call the hops of one pair of meshes in the same
     order.
+
+    Attributes:
+        arrived: `[1]` on each device, of what the last call moved: small, so that it can be kept to see whether that
+            call is finished. None before the first call.
     """
 
     def __init__(self, source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -80,6 +84,7 @@ class PermuteHop:
         self._program = jax.jit(
             jax.shard_map(body, mesh=union, in_specs=P(_AXIS), out_specs=P(_AXIS), axis_names={_AXIS}, check_vma=True)
         )
+        self.arrived: jax.Array | None = None
 
     def __call__(self, array: jax.Array | None) -> jax.Array | None:
         """The array on the target.
@@ -99,7 +104,8 @@ class PermuteHop:
             [shards[device] for device in endpoints.local_devices],
             dtype=endpoints.dtype,
         )
-        received = {shard.device: shard.data for shard in self._program(operand).addressable_shards}
+        moved, self.arrived = self._program(operand)
+        received = {shard.device: shard.data for shard in moved.addressable_shards}
         if not endpoints.shape:
             received = {device: jnp.reshape(shard, ()) for device, shard in received.items()}
         return endpoints.assemble(received)
@@ -202,8 +208,11 @@ def _at_least_1d(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _permute_in_rounds(
     transfer: Transfer, devices: list[int], target_shard_shape: tuple[int, ...], dtype: np.dtype
-) -> Callable[[jax.Array], jax.Array]:
-    """What every device runs: in each round it cuts out a chunk, permutes, and writes what it received in its place."""
+) -> Callable[[jax.Array], tuple[jax.Array, jax.Array]]:
+    """What every device runs: in each round it cuts out a chunk, permutes, and writes what it received in its place.
+
+    It returns the target's shard, and one number of it.
+    """
     rank_of = {device: rank for rank, device in enumerate(devices)}
     chunk = _at_least_1d(transfer.chunk)
     table_shape = (len(transfer.rounds), len(devices), len(chunk))
@@ -220,7 +229,7 @@ def _permute_in_rounds(
             write_starts[round_index, receiver] = move.target_start or (0,)
             receives[round_index, receiver] = True
 
-    def body(source_shard: jax.Array) -> jax.Array:
+    def body(source_shard: jax.Array) -> tuple[jax.Array, jax.Array]:
         rank = lax.axis_index(_AXIS)
         target_shard = lax.pcast(jnp.zeros(target_shard_shape, dtype), _AXIS, to="varying")
         for round_index, permutation in enumerate(permutations):
@@ -232,6 +241,7 @@ def _permute_in_rounds(
                 jnp.asarray(receives)[round_index, rank], received, lax.dynamic_slice(target_shard, write_start, chunk)
             )
             target_shard = lax.dynamic_update_slice(target_shard, new_chunk, write_start)
-        return target_shard
+        first = lax.slice(target_shard, (0,) * target_shard.ndim, (1,) * target_shard.ndim)
+        return target_shard, jnp.reshape(first, 1)
 
     return body

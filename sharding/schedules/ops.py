@@ -51,6 +51,8 @@ class PipelineOp(NamedTuple):
         return (self.target_unit, self.target_stage)
 
     def __str__(self) -> str:
+        if not self.unit:
+            return self.kind
         target = f" -> {self.target_unit} {self.target_stage}" if self.target_unit else ""
         microbatch = f" of microbatch {self.microbatch}" if self.microbatch >= 0 else ""
         return f"{self.kind} {self.unit} {self.stage}{target}{microbatch}"

@@ -2,6 +2,7 @@ import concurrent.futures
 import json
 import logging
 import pickle
+import resource
 
 import pytest
 from hypothesis import given
@@ -86,12 +87,28 @@ def test_a_later_run_lists_only_what_is_new_even_if_the_last_line_was_cut(tmp_pa
     assert len(lines) == 4 and json.loads(lines[-1])["reason"] == "cut again"
 
 
-def test_a_list_that_cannot_be_written_is_an_error(tmp_path):
-    (tmp_path / "file").write_text("")
+def test_a_list_that_cannot_be_written_is_a_warning_and_is_complete_once_it_can(tmp_path, caplog):
+    path = tmp_path / "q.jsonl"
     quarantine = Quarantine({"s": 9}, None)
-    quarantine.list_in(tmp_path / "file" / "q.jsonl")
-    with pytest.raises(DataError, match=r"q\.jsonl, the list of refused samples, cannot be written"):
-        quarantine.add("s", "a", "cut")
+    quarantine.list_in(path)
+    path.symlink_to("/dev/full")
+    for key in "ab":
+        quarantine.add("s", key, "cut")
+    path.unlink()
+    path.touch()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))  # the disk takes a part of a line
+    try:
+        quarantine.add("s", "c", "cut")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == ""
+    pickle.loads(pickle.dumps(quarantine)).add("s", "d", "cut")
+    assert [entry["key"] for entry in listed(path)] == list("abcd")
+    said = [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
+    assert len(said) == 2
+    assert "the list of refused samples, cannot be written (No space left on device)" in said[0]
+    assert "can be written again" in said[1]
 
 
 def listed(path):

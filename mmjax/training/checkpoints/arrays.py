@@ -1,10 +1,10 @@
 """A training state as the arrays of a checkpoint, `{module: {piece: {layer: ...}}}`, whatever the plan.
 
 Master weights and moments are arrays of one layer each, so nothing is taken apart and nothing is computed: a save takes
-the arrays as they are. A stage is on any devices of any processes; across processes each array is an `ArrayPart`.
+the arrays as they are. A stage is on any devices of any processes; each process has an `ArrayPart` of every array.
 """
 
-import itertools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +16,19 @@ from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.pipeline import TrainState
 from sharding.trees import Tree
+
+_ABSENT: weakref.WeakKeyDictionary[Engine, tuple[dict[StageId, Tree], dict[StageId, Tree]]]
+_ABSENT = weakref.WeakKeyDictionary()  # `_absent_parts`: to trace optimizers at every save would hold the steps
+
+
+def trained_keys(engine: Engine) -> frozenset[str]:
+    """The keys `module/piece` of all that has optimizer state."""
+    return frozenset().union(*(stage.trained_keys for stage in engine.stages.values()))
+
+
+def optimizer_algorithm(engine: Engine) -> str:
+    """Name of the algorithm that an engine's optimizer state is of."""
+    return type(engine.settings.optimizer.algorithm).__name__
 
 
 def abstract_masters(engine: Engine, stage_id: StageId) -> Tree:
@@ -46,25 +59,32 @@ def _abstract(shapes: Any, shardings: Any) -> Any:
 
 
 def arrays_to_save(engine: Engine, state: TrainState) -> dict[str, Tree]:
-    """The trees `parameters` and `optimizer` of a checkpoint, the same on every process."""
-    if jax.process_count() == 1:
-        return {
-            "parameters": trees_by_module(state.master_weights),
-            "optimizer": trees_by_module(state.optimizer_state),
-        }
+    """The trees `parameters` and `optimizer` of a checkpoint, of the same arrays in every process, on the host."""
+    if engine not in _ABSENT:
+        _ABSENT[engine] = _absent_parts(engine)
 
-    def parts(trees: Mapping[StageId, Tree], abstract: Callable[[Engine, StageId], Tree]) -> Tree:
-        by_stage = {}
-        for stage_id in engine.stages:
-            leaves, structure = jax.tree.flatten(abstract(engine, stage_id))
-            arrays = structure.flatten_up_to(trees[stage_id]) if stage_id in trees else itertools.repeat(None)
-            by_stage[stage_id] = structure.unflatten(list(map(ArrayPart, leaves, arrays)))
-        return trees_by_module(by_stage)
+    def parts(trees: Mapping[StageId, Tree], absent: Mapping[StageId, Tree]) -> Tree:
+        local = jax.tree.map(ArrayPart.of, dict(trees))
+        # In the order of stages in all processes: of a layer that two stages have, the later one's is saved.
+        return trees_by_module({stage_id: (local | absent).get(stage_id, {}) for stage_id in engine.stages})
 
-    return {
-        "parameters": parts(state.master_weights, abstract_masters),
-        "optimizer": parts(state.optimizer_state, abstract_optimizer_state),
+    absent_masters, absent_state = _ABSENT[engine]
+    trees = {
+        "parameters": parts(state.master_weights, absent_masters),
+        "optimizer": parts(state.optimizer_state, absent_state),
     }
+    # All copies are under way before the first is waited for.
+    return jax.tree.map(ArrayPart.on_host, trees, is_leaf=lambda leaf: isinstance(leaf, ArrayPart))
+
+
+def _absent_parts(engine: Engine) -> tuple[dict[StageId, Tree], dict[StageId, Tree]]:
+    """Parts without shards, of the parameters and the optimizer state of stages of which this process has no device."""
+    stages = [stage_id for stage_id in engine.stages if stage_id not in engine.local_stages]
+
+    def absent(abstract: Callable[[Engine, StageId], Tree]) -> dict[StageId, Tree]:
+        return {stage_id: jax.tree.map(ArrayPart.absent, abstract(engine, stage_id)) for stage_id in stages}
+
+    return absent(abstract_masters), absent(abstract_optimizer_state)
 
 
 def abstract_arrays_to_load(engine: Engine, saved_keys: frozenset[str]) -> dict[str, Tree]:

@@ -1,22 +1,30 @@
 """Which checkpoints a directory has, and which of them is the newest that is whole."""
 
+import itertools
 import logging
 import pathlib
+import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
 from configs.errors import UserError
-from mmjax.training.checkpoints.file_checksums import find_damage
-from sharding.runtime.coordination import wait_for_processes
+from mmjax.training.checkpoints.array_files import describe_failure
+from mmjax.training.checkpoints.file_checksums import FILE_LIST, file_crc32, find_damage
+from mmjax.training.checkpoints.json_files import MODEL_FILE
+from mmjax.training.checkpoints.remote_folder import RemoteFolder, RemoteNotListedError
+from sharding.runtime.coordination import exchange_texts, wait_for_processes
 
 _LOG = logging.getLogger(__name__)
 
-UNFINISHED_MARK = ".orbax-checkpoint-tmp"
-"""Part of the name of a checkpoint that is being written, or whose writing was interrupted."""
+UNFINISHED_MARK = ".unfinished"
+"""End of the name of a checkpoint that is being written, or whose writing was interrupted."""
+
+SET_ASIDE = "set_aside"
+"""Folder, next to the checkpoints, for those that a run does not continue."""
 
 FindDamage = Callable[[pathlib.Path], str | None]
 """What is wrong with the checkpoint in a folder, or None."""
@@ -29,17 +37,18 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
     return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit() and path.is_dir())
 
 
-def refuse_existing_checkpoints(directory: pathlib.Path) -> None:
+def refuse_existing_checkpoints(directory: pathlib.Path, remote: RemoteFolder | None = None) -> None:
     """Raises UserError if a run that does not resume would mix its checkpoints with those of another run."""
-    if steps := saved_steps(directory):
-        raise UserError(
-            f"{directory} already holds checkpoints, the newest of step {steps[-1]}; "
-            "add --resume to continue from it, or choose another workdir"
-        )
+    for place, steps in ((directory, saved_steps(directory)), (remote, remote.steps() if remote else [])):
+        if steps:
+            raise UserError(
+                f"{place} already holds checkpoints, the newest of step {steps[-1]}; "
+                f"add --resume to continue from it, or choose another {'workdir' if place is directory else 'folder'}"
+            )
 
 
 def newest_whole(directory: pathlib.Path, step: int | None, damage_of: FindDamage) -> pathlib.Path:
-    """Path of the newest whole checkpoint, or of that of a step; warns of those passed over.
+    """Path of the newest whole checkpoint, or of that of a step, for this process alone; warns of those passed over.
 
     Args:
         directory: Folder of the checkpoints.
@@ -49,8 +58,48 @@ def newest_whole(directory: pathlib.Path, step: int | None, damage_of: FindDamag
     Raises:
         UserError: There is no checkpoint, or none that is whole.
     """
-    steps = saved_steps(directory)
-    for path in sorted(directory.glob(f"*{UNFINISHED_MARK}*")):
+    return _choose(directory, step, damage_of, saved_steps(directory))
+
+
+def newest_whole_for_all(directory: pathlib.Path, step: int | None, remote: RemoteFolder | None = None) -> pathlib.Path:
+    """As `newest_whole`, of files that any process finds damaged, and the same in all processes, which all call this.
+
+    Args:
+        directory: Folder of the checkpoints.
+        step: Take this step's checkpoint and no other.
+        remote: Has copies, which are fetched where the directory has none that is whole.
+
+    Raises:
+        UserError: There is no checkpoint, or none that is whole, or the processes see different ones.
+    """
+    local = steps_for_all(directory)
+    copies = remote_steps(remote, bool(local)) if remote else []
+    path = _choose(directory, step, damage_found_by_any_process, local, remote, copies)
+    try:
+        seen = f"CRC-32 {file_crc32(path / FILE_LIST):08x}"
+    except OSError as error:
+        seen = f"not readable: {error.strerror}"
+    choices = exchange_texts("the chosen checkpoint", f"step {path.name} ({FILE_LIST}: {seen})")
+    for process, choice in sorted(choices.items()):
+        if choice != choices[0]:
+            raise UserError(
+                f"the processes see different checkpoints in {directory}: process 0 {choices[0]}, process {process} "
+                f"{choice}; all processes need one workdir on a shared file system"
+            )
+    return path
+
+
+def _choose(
+    directory: pathlib.Path,
+    step: int | None,
+    damage_of: FindDamage,
+    local: list[int],
+    remote: RemoteFolder | None = None,
+    copies: Collection[int] = (),
+) -> pathlib.Path:
+    """The choice of the two above: of the steps in the directory, and of the copies in a remote folder."""
+    steps = sorted({*local, *copies})
+    for path in sorted(directory.glob(f"*{UNFINISHED_MARK}")):
         _LOG.warning("%s passed over: half-written, its run was stopped while saving", path)
     if step is not None and step not in steps:
         raise UserError(f"{directory} has no checkpoint of step {step}; it has those of {steps}")
@@ -59,17 +108,90 @@ def newest_whole(directory: pathlib.Path, step: int | None, damage_of: FindDamag
     reasons = []
     for candidate in reversed(steps) if step is None else [step]:
         path = directory / str(candidate)
-        damage = damage_of(path)
-        if damage is None:
-            return path
-        reasons.append(f"{path} passed over: {damage}")
-        _LOG.warning(reasons[-1])
+        damage = damage_of(path) if candidate in local else None
+        if candidate in local:
+            if damage is None:
+                return path
+            reasons.append(f"{path} passed over: {damage}")
+            _LOG.warning(reasons[-1])
+        if remote and candidate in copies:
+            damage = fetch_checkpoint(remote, directory, candidate) or damage_of(path)
+            if damage is None:
+                return path
+            reasons.append(f"step {candidate} of {remote} passed over: {damage}")
+            _LOG.warning(reasons[-1])
     raise UserError(f"no checkpoint is whole; start anew in another workdir ({'; '.join(reasons)})")
+
+
+def steps_for_all(directory: pathlib.Path) -> list[int]:
+    """As `saved_steps`, as process 0 lists them; all processes call this.
+
+    Raises:
+        UserError: The directory cannot be listed.
+    """
+    steps, failure = "", ""
+    if jax.process_index() == 0:
+        try:
+            steps = " ".join(map(str, saved_steps(directory)))
+        except OSError as error:
+            failure = f"{directory} cannot be listed: {error.strerror}"
+    if failure := exchange_texts("a failure to list the checkpoints", failure)[0]:
+        raise UserError(failure)
+    return [int(step) for step in exchange_texts("the checkpoints", steps)[0].split()]
+
+
+def remote_steps(remote: RemoteFolder, can_do_without: bool) -> list[int]:
+    """Steps of the copies in a remote folder, as process 0 lists them; all processes call this.
+
+    Raises:
+        UserError: As `RemoteFolder.steps`, if the run cannot do without it; if it can, that is a warning.
+    """
+    steps, failure = "", None
+    if jax.process_index() == 0:
+        try:
+            steps = " ".join(map(str, remote.steps()))
+        except UserError as error:
+            failure = error
+    said = exchange_texts("a failure to list the remote checkpoints", str(failure or ""))[0]
+    steps = exchange_texts("the remote checkpoints", steps)[0]
+    if said and not can_do_without:
+        raise failure or RemoteNotListedError(said)
+    if said and jax.process_index() == 0:
+        _LOG.warning("%s; its checkpoints are left out", said)
+    return [int(step) for step in steps.split()]
+
+
+def fetch_checkpoint(remote: RemoteFolder, directory: pathlib.Path, step: int) -> str | None:
+    """Process 0 copies a checkpoint from the remote folder; all processes learn why it could not, if it could not."""
+    failure = ""
+    if jax.process_index() == 0:
+        unfinished = directory / f"{step}-fetched{UNFINISHED_MARK}"
+        try:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            remote.fetch(step, unfinished)
+            if (directory / str(step)).exists():
+                set_aside(directory, step)
+            unfinished.rename(directory / str(step))
+            _LOG.warning("step %d is fetched from %s", step, remote)
+        except Exception as error:  # file systems of object stores raise errors of many types
+            failure = f"it cannot be fetched: {describe_failure(error)}"
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return exchange_texts("the fetched checkpoint", failure)[0] or None
+
+
+def set_aside(directory: pathlib.Path, step: int) -> pathlib.Path:
+    """Moves a checkpoint out of the way, and returns where to; its training may be worth more than this run's."""
+    folder = directory / SET_ASIDE
+    folder.mkdir(exist_ok=True)
+    names = (f"{step}-{number}" if number > 1 else str(step) for number in itertools.count(1))
+    target = next(path for name in names if not (path := folder / name).exists())
+    (directory / str(step)).rename(target)
+    return target
 
 
 def damage_of_parameters(checkpoint: pathlib.Path) -> str | None:
     """What is wrong with a checkpoint of which the parameters alone are read, by this process alone."""
-    return find_damage(checkpoint, lambda name: name.partition("/")[0] in ("parameters", "model"))
+    return find_damage(checkpoint, lambda name: name == MODEL_FILE or name.startswith("parameters/"))
 
 
 def damage_found_by_any_process(checkpoint: pathlib.Path) -> str | None:

@@ -9,7 +9,7 @@ import json
 import pathlib
 import zlib
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from configs.errors import UserError
 from configs.strict_json import read_json_file
@@ -17,7 +17,9 @@ from configs.strict_json import read_json_file
 FILE_LIST = "files.json"
 """File of a checkpoint with the size and checksum of every other file, by path, and a checksum of this list."""
 
+_Result = TypeVar("_Result")
 _THREADS = 8
+_SHOWN = 100  # characters of a file's name in a message
 _CHUNK = 1 << 24  # bytes that a thread reads at once
 
 
@@ -29,13 +31,8 @@ class FileRecord(NamedTuple):
 
 
 def write_file_list(checkpoint: pathlib.Path) -> None:
-    """Writes the sizes and checksums of all files in the folders of a checkpoint.
-
-    Orbax's own files beside these folders are left out: it writes them last, and nothing is read from them.
-    """
-    files = sorted(
-        file for folder in checkpoint.iterdir() if folder.is_dir() for file in folder.rglob("*") if file.is_file()
-    )
+    """Writes the sizes and checksums of all files of a checkpoint."""
+    files = sorted(file for file in checkpoint.rglob("*") if file.is_file())
     records = {
         file.relative_to(checkpoint).as_posix(): FileRecord(file.stat().st_size, crc32)
         for file, crc32 in zip(files, _in_parallel(file_crc32, files), strict=True)
@@ -52,24 +49,47 @@ def find_damage(checkpoint: pathlib.Path, is_read: Callable[[str], bool] = lambd
         is_read: Whether the contents of a file are compared, by its path; sizes are compared of all.
     """
     try:
-        document = read_json_file(checkpoint / FILE_LIST)
-        records = {name: FileRecord(*record) for name, record in document["files"].items()}
-        list_is_whole = document["crc32"] == _list_crc32(records)
-    except (UserError, ValueError, KeyError, TypeError, AttributeError):
-        return f"half-written, it has no readable {FILE_LIST}"
-    if not list_is_whole:
-        return f"damaged, {FILE_LIST} is not as it was written"
+        records = read_file_records(checkpoint)
+    except UserError as error:
+        return str(error)
     for name, record in records.items():
         file = checkpoint / name
-        if not file.is_file():
-            return f"damaged, {name} is missing"
-        if file.stat().st_size != record.size:
-            return f"damaged, {name} has {file.stat().st_size} of {record.size} bytes"
+        try:
+            if not file.is_file():
+                return f"damaged, {name} is missing"
+            size = file.stat().st_size
+        except OSError as error:
+            return _unreadable(name, error)
+        if size != record.size:
+            return f"damaged, {name} has {size} of {record.size} bytes"
     names = [name for name in records if is_read(name)]
-    for name, crc32 in zip(names, _in_parallel(file_crc32, [checkpoint / name for name in names]), strict=True):
+    for name, crc32 in zip(names, _in_parallel(_crc32_or_error, [checkpoint / name for name in names]), strict=True):
+        if isinstance(crc32, OSError):
+            return _unreadable(name, crc32)
         if crc32 != records[name].crc32:
             return f"damaged, {name} is not as it was written (CRC-32 {crc32:08x}, written {records[name].crc32:08x})"
     return None
+
+
+def read_file_records(checkpoint: pathlib.Path) -> dict[str, FileRecord]:
+    """The list of a checkpoint's files.
+
+    Raises:
+        UserError: There is none that is whole, or it names what is no file of a checkpoint; says what is wrong.
+    """
+    try:
+        document = read_json_file(checkpoint / FILE_LIST)
+        records = {name: FileRecord(*record) for name, record in document["files"].items()}
+        list_is_whole = document["crc32"] == _list_crc32(records)
+    except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"half-written, it has no readable {FILE_LIST}") from error
+    if not list_is_whole:
+        raise UserError(f"damaged, {FILE_LIST} is not as it was written")
+    for name in records:
+        parts = pathlib.PurePosixPath(name).parts
+        if not parts or name.startswith("/") or ".." in parts or "\0" in name:
+            raise UserError(f"damaged, {FILE_LIST} names {name!r:.60}, which is no file of it")
+    return records
 
 
 def file_crc32(path: pathlib.Path) -> int:
@@ -81,7 +101,18 @@ def file_crc32(path: pathlib.Path) -> int:
     return crc32
 
 
-def _in_parallel(function: Callable[[pathlib.Path], int], paths: Iterable[pathlib.Path]) -> list[int]:
+def _crc32_or_error(path: pathlib.Path) -> int | OSError:
+    try:
+        return file_crc32(path)
+    except OSError as error:
+        return error
+
+
+def _unreadable(name: str, error: OSError) -> str:
+    return f"damaged, {name[:_SHOWN]} cannot be read: {error.strerror}"
+
+
+def _in_parallel(function: Callable[[pathlib.Path], _Result], paths: Iterable[pathlib.Path]) -> list[_Result]:
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
         return list(threads.map(function, paths))
 

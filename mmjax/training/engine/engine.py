@@ -17,7 +17,6 @@ from mmjax.training.engine.part_optimizers import make_part_optimizers
 from mmjax.training.engine.placement import (
     BatchSpec,
     PlacedStage,
-    check_processes,
     check_sequence_parallelism,
     place_stages,
 )
@@ -66,7 +65,6 @@ class Engine:
         self.devices = list(devices or jax.devices())
         self.graph = module_graph(config)
         check_plan(plan, self.graph, _row_count(batch_spec), len(self.devices))
-        check_processes(plan, self.devices)
         self.modules = model_modules(config)
         trained = trained_parts(self.graph, settings.trainable)
         self.stages: dict[StageId, PlacedStage] = place_stages(

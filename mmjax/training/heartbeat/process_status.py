@@ -3,14 +3,28 @@
 import dataclasses
 import json
 import socket
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from configs.errors import UserError
-from configs.strict_json import parse_json
+from configs.strict_json import parse_record
 
-Phase = Literal["compiling", "training", "saving", "evaluating", "ended"]
-LONGEST_STATUS = 1000
+Phase = Literal[
+    "starting",
+    "restoring",
+    "checking communication",
+    "initializing",
+    "compiling",
+    "training",
+    "saving",
+    "evaluating",
+    "idle",
+    "ended",
+]
+LONGEST_STATUS = 4000
 """Characters of the longest text that is read as a status."""
+
+LONGEST_FAILURE = 300
+"""Characters of an error that other processes repeat."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,27 +33,51 @@ class ProcessStatus:
 
     Attributes:
         host: Name of its host.
-        phase: What it does; `ended` is the last word of a process that is done.
+        phase: What it does; `idle` between the calls of a program that uses a trainer, `ended` is its last word.
         step: Steps that it has dispatched.
         beat: Number of the heartbeat: one that stays the same is no sign of life.
+        op: The op that it waits for or dispatches, in words; empty where it does neither.
+        idle: Seconds since it last finished a step, a program, a batch or a phase.
+        failure: The error that ends it, in one line; empty while it runs.
+        digests: Digests of what it knows of its steps (`StepDigests`), by step.
+        window: Means over its last window of steps, in seconds by part of a step, and the window's last step, `step`.
     """
 
     host: str
     phase: Phase
     step: int
     beat: int
+    op: str = ""
+    idle: float = 0.0
+    failure: str = ""
+    digests: dict[str, str] = dataclasses.field(default_factory=dict)
+    window: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of_this_process(cls, phase: Phase, step: int, beat: int) -> "ProcessStatus":
-        """The status of this process on this host."""
-        return cls(host=socket.gethostname(), phase=phase, step=step, beat=beat)
+    def of_this_process(cls, phase: Phase, step: int, beat: int, **more: Any) -> "ProcessStatus":
+        """The status of this process on this host; `more` are the other fields."""
+        return cls(host=socket.gethostname(), phase=phase, step=step, beat=beat, **more)
 
     def to_json(self) -> str:
         """As text for the other processes."""
         return json.dumps(dataclasses.asdict(self))
 
     def __str__(self) -> str:
-        return f"on {self.host}, {self.phase} after step {self.step}"
+        waiting = f", waiting for {self.op}" if self.op else ""
+        return f"on {self.host}, {self.phase} after step {self.step}{waiting}"
+
+
+_TYPES = {
+    "host": str,
+    "phase": str,
+    "step": int,
+    "beat": int,
+    "op": str,
+    "idle": float,
+    "failure": str,
+    "digests": dict,
+    "window": dict,
+}
 
 
 def parse_status(text: str) -> ProcessStatus | None:
@@ -47,10 +85,11 @@ def parse_status(text: str) -> ProcessStatus | None:
     if len(text) > LONGEST_STATUS:
         return None
     try:
-        fields = parse_json(text, "the status")
+        fields = parse_record(text, "the status", _TYPES)
     except UserError:
         return None
-    types = {"host": str, "phase": str, "step": int, "beat": int}
-    if not isinstance(fields, dict) or {name: type(value) for name, value in fields.items()} != types:
+    if not all(type(digest) is str for digest in fields["digests"].values()):
+        return None
+    if not all(type(value) is float for value in fields["window"].values()):
         return None
     return ProcessStatus(**fields) if fields["phase"] in get_args(Phase) else None

@@ -16,7 +16,10 @@ class MetricsWriter(Protocol):
     """Keeps the numbers of a run."""
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Keeps numbers of a step, by name. Steps never decrease; a step may come twice, with other names."""
+        """Keeps numbers of a step, by name. Steps never decrease; a step may come twice, with other names.
+
+        After an OSError, as of a full disk, the run goes on and passes the same numbers again before the next ones.
+        """
 
     def close(self) -> None:
         """Flushes and closes what the numbers are written to."""

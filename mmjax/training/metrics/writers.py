@@ -3,20 +3,19 @@
 `TrainConfig.writers` names more of them: those of `mmjax.training.metrics.trackers`, or the user's own.
 """
 
+import collections
 import contextlib
-import json
-import math
+import logging
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
 
-import tensorboardX
-
 from mmjax.training.metrics.interface import MetricsWriter, RunStart, WriterFactory
-from mmjax.training.metrics.metrics_file import METRICS_FILE, drop_later_metrics
+from mmjax.training.metrics.metric_files import TENSORBOARD_FOLDER, JsonLinesWriter, TensorBoardWriter
+from mmjax.training.metrics.metrics_file import METRICS_FILE
 from mmjax.training.metrics.parameters import Parameter
 
-TENSORBOARD_FOLDER = "tensorboard"
+_LOG = logging.getLogger(__name__)
 
 
 class NullWriter(MetricsWriter):
@@ -29,39 +28,59 @@ class NullWriter(MetricsWriter):
         """Does nothing."""
 
 
-class FileWriter(MetricsWriter):
-    """Writes `metrics.jsonl` and TensorBoard files into the workdir.
+class RetryingWriter(MetricsWriter):
+    """Writes through a writer that may fail, on a full disk for instance, without ending the run.
 
-    A run that resumes after step k drops what an earlier run wrote about later steps: it will write them again. What
-    was written about step k itself, such as its accuracy, is not written twice.
+    What could not be written is kept and written first the next time, in the same order.
+
+    Args:
+        writer: What writes. After an OSError of its `write` it is given the same numbers again.
+        name: Names it in messages, such as its file.
     """
 
-    def __init__(self, start: RunStart) -> None:
-        start.workdir.mkdir(parents=True, exist_ok=True)
-        kept = drop_later_metrics(start.workdir, start.resumed_step)
-        self._resumed_step = start.resumed_step
-        self._names_of_resumed_step = {name for line in kept if line["step"] == start.resumed_step for name in line}
-        self._lines = (start.workdir / METRICS_FILE).open("a")
-        self._events = tensorboardX.SummaryWriter(
-            str(start.workdir / TENSORBOARD_FOLDER), purge_step=start.resumed_step + 1
-        )
+    def __init__(self, writer: MetricsWriter, name: str) -> None:
+        self._writer, self._name = writer, name
+        self._waiting: collections.deque[tuple[int, dict[str, float]]] = collections.deque()
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Appends one line `{"step": …, NAME: …}`; a NaN or an infinity, which JSON lacks, is null there."""
-        if step == self._resumed_step:
-            scalars = {name: value for name, value in scalars.items() if name not in self._names_of_resumed_step}
-            if not scalars:
-                return
-        finite = {name: float(value) if math.isfinite(value) else None for name, value in scalars.items()}
-        self._lines.write(json.dumps({"step": step, **finite}) + "\n")
-        self._lines.flush()
-        for name, value in scalars.items():
-            self._events.add_scalar(name, float(value), step)
+        """Writes the numbers, after those that could not be written before; a warning says when it begins to fail."""
+        self._waiting.append((step, dict(scalars)))
+        failed_before, first = len(self._waiting) > 1, self._waiting[0][0]
+        if not (error := self._write_waiting()):
+            if failed_before:
+                _LOG.warning("%s: can be written again: nothing of steps %d to %d is lost", self._name, first, step)
+        elif not failed_before:
+            _LOG.warning(
+                "%s: the metrics of step %d cannot be written (%s); training goes on, they are kept and tried again",
+                *(self._name, step, error.strerror or error),
+            )
 
     def close(self) -> None:
-        """Closes both files."""
-        self._lines.close()
-        self._events.close()
+        """Tries what could not be written once more, names the steps that are lost, and closes the writer."""
+        failed_before = bool(self._waiting)
+        error = self._write_waiting()
+        try:
+            self._writer.close()
+        except OSError as failure:
+            error = error or failure
+            _LOG.warning("%s: cannot be closed (%s)", self._name, failure.strerror or failure)
+        if self._waiting:
+            _LOG.warning(
+                "%s: %d reports, of steps %d to %d, are lost (%s)",
+                *(self._name, len(self._waiting), self._waiting[0][0], self._waiting[-1][0], error),
+            )
+        elif failed_before:
+            _LOG.warning("%s: could be written again at the end: nothing is lost", self._name)
+
+    def _write_waiting(self) -> OSError | None:
+        """Writes what waits, in order, until something fails; returns why."""
+        while self._waiting:
+            try:
+                self._writer.write(*self._waiting[0])
+            except OSError as error:
+                return error
+            self._waiting.popleft()
+        return None
 
 
 class CombinedWriter(MetricsWriter):
@@ -103,4 +122,10 @@ def open_metrics_writer(
     start = RunStart(workdir=pathlib.Path(workdir), resumed_step=resumed_step, parameters=parameters or {})
     # They may refuse to start, and the files drop lines of an earlier run.
     others = [factory(start) for factory in factories]
-    return CombinedWriter([FileWriter(start), *others])
+    return CombinedWriter(
+        [
+            RetryingWriter(JsonLinesWriter(start), str(start.workdir / METRICS_FILE)),
+            RetryingWriter(TensorBoardWriter(start), str(start.workdir / TENSORBOARD_FOLDER)),
+            *(RetryingWriter(writer, type(writer).__name__) for writer in others),
+        ]
+    )

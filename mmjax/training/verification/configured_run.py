@@ -1,18 +1,22 @@
 """Verification of a configured run: which layouts are compared, and their comparison with a reference on its data."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
 from configs.architectures import ModelConfig
-from configs.errors import UserError
 from data.data_config import DataConfig
 from data.datasets.dataset import Dataset
 from data.packing.pipeline import training_batches
+from mmjax.models.model import model_modules
+from mmjax.models.structure.parameters import abstract_module_parameters
 from mmjax.training.engine.settings import EngineSettings
-from mmjax.training.verification.comparison import LayoutReport, verify_layouts
+from mmjax.training.verification.comparison import verify_layouts
 from mmjax.training.verification.layouts import NamedLayout, default_layouts
 from mmjax.training.verification.reference import MATMUL_PRECISION, run_reference
+from mmjax.training.verification.reports import LayoutReport
+from mmjax.training.verification.whole_arrays import check_message_size
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.unit_plan import PlanError
 from sharding.specs.modules import module_graph
@@ -45,7 +49,16 @@ def layouts_to_verify(
             if not with_defaults:
                 raise PlanError(f"{name}: {error}") from error
             refused[name] = str(error)
+    if jax.process_count() > 1:
+        layouts = [layout.across_processes() for layout in layouts]
     return [each for layout in layouts for each in layout.in_precisions(model.dtype)], refused
+
+
+def message_size(model: ModelConfig, steps: int) -> int:
+    """Bytes of the longest message between processes: of all steps' parameters and two moments, or a step's results."""
+    shapes = jax.tree.leaves([abstract_module_parameters(module) for module in model_modules(model)])
+    arrays_of_all_steps, arrays_of_a_step = 3 * steps, 4  # a step's results have gradients too
+    return 4 * sum(math.prod(leaf.shape) for leaf in shapes) * max(arrays_of_all_steps, arrays_of_a_step)
 
 
 def verify_run(
@@ -58,6 +71,8 @@ def verify_run(
 ) -> Iterator[LayoutReport]:
     """Runs the reference on the first batches of a run, and returns the comparisons with it, made one after another.
 
+    All processes of a run call this together, and get the same reports.
+
     Args:
         model: The model.
         data: How samples become batches.
@@ -67,16 +82,16 @@ def verify_run(
         steps: Steps; between them, training on one device moves the parameters.
 
     Raises:
-        UserError: There are several processes.
         PlanError: A plan cannot hold the model or the batch.
         DataError: The data set does not fit the model or the data configuration.
+        UserError: Several processes cannot exchange the arrays of so large a model.
     """
     if jax.process_count() > 1:
-        raise UserError(f"layouts are verified in one process, and there are {jax.process_count()}; start verify alone")
+        check_message_size(message_size(model, steps))
     batches = training_batches(data, model, dataset)
     try:
         with jax.default_matmul_precision(MATMUL_PRECISION):
             reference = run_reference(model, data, batches, steps, settings)
     finally:
         batches.close()
-    return verify_layouts(model, layouts, reference, settings)
+    return verify_layouts(model, layouts, reference)

@@ -1,7 +1,8 @@
 """Relative errors of losses and gradients."""
 
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -19,8 +20,13 @@ ParameterErrors = dict[str, dict[str, float]]
 
 
 def loss_errors(losses: Mapping[str, float], expected: Mapping[str, float]) -> dict[str, float]:
-    """By name of a loss, `|loss - expected| / |expected|`; where zero is expected, the difference itself."""
-    return {name: _finite(abs(losses[name] - loss) / (abs(loss) or 1.0)) for name, loss in expected.items()}
+    """By name of a loss, `|loss - expected| / |expected|`; where zero is expected, the difference itself.
+
+    A loss that is missing has the error `LARGEST_ERROR`.
+    """
+    return {
+        name: _finite(abs(losses.get(name, math.nan) - loss) / (abs(loss) or 1.0)) for name, loss in expected.items()
+    }
 
 
 def gradient_errors(gradients: Tree, expected: Tree) -> ParameterErrors:
@@ -53,20 +59,62 @@ def zero_gradients(expected: Tree) -> dict[str, frozenset[str]]:
     return zero
 
 
-def scale_errors(gradients: Tree, expected: Tree) -> dict[str, float]:
-    """By module, `|<g, e> / <e, e> - 1|` over all its parameters: the error in the direction of the gradient.
+def gradient_scales(gradients: Tree, expected: Tree) -> dict[str, float]:
+    """By module, `<g, e> / <e, e>` over all its parameters: 1 if the gradient is right in its own direction.
 
     Rounding errors mostly average out in it, unlike a wrong factor. Modules without gradients are left out.
     """
-    errors = {}
+    scales = {}
     for module, tree in expected.items():
         actual_leaves, expected_leaves = _leaves(gradients.get(module, {})), _leaves(tree)
         pairs = [(actual_leaves.get(path), leaf) for path, leaf in expected_leaves.items()]
         squares = sum(float(np.vdot(leaf, leaf)) for leaf in expected_leaves.values())
         if squares:
             product = sum(float(np.vdot(g, e)) for g, e in pairs if g is not None and g.shape == e.shape)
-            errors[module] = _finite(abs(product / squares - 1))
-    return errors
+            scales[module] = product / squares
+    return scales
+
+
+def mean_scale_error(scales: Sequence[float], expected: Sequence[float]) -> float:
+    """The difference of the means of two samples of scales (`gradient_scales`)."""
+    return _finite(abs(float(np.mean(scales)) - float(np.mean(expected))))
+
+
+def standard_error(expected: Sequence[float]) -> float:
+    """The standard deviation of `mean_scale_error` between two samples like the one given."""
+    return float(np.std(expected) * np.sqrt(2 / len(expected)))
+
+
+def change_error(before: np.ndarray, after: np.ndarray | None, expected: np.ndarray, tolerance: float) -> float:
+    """The error of a parameter's change: `norm(a - e) / (norm(e - before) + eps / tolerance norm(e))`.
+
+    Here a is the parameter after the update, and e what it should be. An error of `tolerance` thus allows for rounding
+    the float32 parameter itself, which may be far larger than its change.
+
+    Args:
+        before: The parameter before the update.
+        after: After it; None if it is missing.
+        expected: What it should be after it.
+        tolerance: The largest error that is accepted.
+    """
+    if after is None or after.shape != expected.shape:
+        return LARGEST_ERROR
+    old, new, right = (array.astype(np.float64) for array in (before, after, expected))
+    rounding = float(np.finfo(np.float32).eps) / tolerance * float(np.linalg.norm(right))
+    norm = float(np.linalg.norm(right - old)) + rounding
+    difference = float(np.linalg.norm(new - right))
+    return _finite(difference / norm if norm else difference and LARGEST_ERROR)
+
+
+def state_error(state: np.ndarray | None, expected: np.ndarray) -> float:
+    """The error of a leaf of the optimizer state, `norm(s - e) / norm(e)`; whole numbers must be equal."""
+    if state is None or state.shape != expected.shape:
+        return LARGEST_ERROR
+    if np.issubdtype(expected.dtype, np.integer):
+        return 0.0 if np.array_equal(state, expected) else LARGEST_ERROR
+    right = expected.astype(np.float64)
+    norm = max(float(np.linalg.norm(right)), float(np.finfo(np.float32).tiny))
+    return _finite(float(np.linalg.norm(state.astype(np.float64) - right)) / norm)
 
 
 def global_norm(gradients: Tree) -> float:

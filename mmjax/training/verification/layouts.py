@@ -35,6 +35,13 @@ class NamedLayout:
     attention: str = ""
     dtype: str = "float32"
 
+    def across_processes(self) -> "NamedLayout":
+        """The layout for a run of several processes, between which `device_put` cannot send."""
+        if self.transport != "device_put":
+            return self
+        name = self.name.replace("device_put", "ppermute")
+        return dataclasses.replace(self, name=name, transport="ppermute")
+
     def in_precisions(self, dtype: str) -> "list[NamedLayout]":
         """The layout in float32, whose tolerances are narrow, and then in the precision that a model computes in."""
         if dtype == self.dtype:

@@ -2,16 +2,19 @@
 
 It shares no executor, no packing and no accumulation with the layouts that are compared with it: every sample of a
 batch is read again and has a row of its own, so indices start at the sample and normalisers are counted again.
+
+The targets of about every second answer are replaced by the likeliest tokens, so that some answers are right.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
@@ -20,39 +23,76 @@ from data.packing.global_batch import GlobalBatch
 from data.packing.row_order import reorder_rows
 from mmjax.models.model import losses_by_name, model_modules, run_model
 from mmjax.models.structure.parameters import init_module_parameters
+from mmjax.training.engine.placement import BatchSpec
 from mmjax.training.engine.settings import EngineSettings
-from mmjax.training.verification.error_measures import ParameterErrors, gradient_errors, loss_errors, scale_errors
-from mmjax.training.verification.unpacked_batches import HostArrays, unpacked_batch, unpacked_shape
+from mmjax.training.evaluation import AnswerScore, count_answers
+from mmjax.training.verification.error_measures import (
+    ParameterErrors,
+    global_norm,
+    gradient_errors,
+    gradient_scales,
+    loss_errors,
+)
+from mmjax.training.verification.layout_results import Leaves, StepInputs, host_leaves, leaves_by_name, perturb
+from mmjax.training.verification.likely_targets import in_packed_rows, likely_tokens, replace_packed_targets
+from mmjax.training.verification.reference_optimizer import ReferenceOptimizer
+from mmjax.training.verification.unpacked_batches import unpacked_batch, unpacked_shape
+from mmjax.training.verification.whole_arrays import share_from_first_process
 from pallas_kernels.packed_attention import use_attention_implementation
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree
 
-LossesAndGradients = Callable[[Tree, Mapping[str, Any], jax.Array], tuple[dict[str, float], Tree]]
-"""`(parameters, arrays by module, [seed, step]) -> (losses by name, gradients)`."""
 
-INITIAL_NOISE = 0.05
-LEARNING_RATE = 1e-2
-MATMUL_PRECISION = "highest"  # that of the platform may be lower than float32
-PERTURBATIONS = 4
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ReferenceStep:
-    """The inputs of one step, which every layout gets, and the results that it should compute.
+class ModelResults(NamedTuple):
+    """What one device computes for a batch.
 
     Attributes:
-        batch: The packed batch.
-        parameters: `{module: {piece: {layer: {...}}}}`, in float32; numbers of the layouts' precision, so that casting
-            them adds no error.
         losses: By name: of the modules that have a loss, and of layers that have their own.
-        gradients: Like the parameters, of the pieces that train.
+        gradients: Of the pieces that train, `{module: {piece: {layer: ...}}}`.
+        correct: [samples, s], whether each target token is the likeliest.
     """
 
-    batch: GlobalBatch
-    parameters: Tree
     losses: dict[str, float]
     gradients: Tree
+    correct: np.ndarray
+
+
+ModelFunction = Callable[[Tree, Mapping[str, Any], jax.Array], ModelResults]
+"""`(parameters, arrays by module, [seed, step]) -> results`."""
+
+INITIAL_NOISE = 0.05
+CLIPPED_SHARE = 0.1  # of the global norm of the first step is the norm to which gradients are clipped
+MATMUL_PRECISION = "highest"  # that of the platform may be lower than float32
+PERTURBATIONS = 4
+AVERAGED = 24  # perturbations over which gradients are averaged in lower precisions, of all steps together
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ReferenceStep:
+    """One step on one device; trees are `{module: {piece: {layer: ...}}}`.
+
+    Attributes:
+        parameters: In float32; numbers of the layouts' precision, so that casting them adds no error.
+        optimizer_state: Of the pieces that train, before the step.
+        losses: By name.
+        gradients: Of the pieces that train.
+        perturbed_gradients: Of parameters perturbed in a lower precision (`perturb`), if the model has one.
+        score: Of the questions of the batch.
+        targets: Of the packed rows, [n, s].
+        correct: [n, s], whether each target is the likeliest token.
+        margins: [n, s], by how much it is or is not (`LikelyTokens`); below zero without a target.
+    """
+
+    parameters: Tree
+    optimizer_state: Tree
+    losses: dict[str, float]
+    gradients: Tree
+    perturbed_gradients: tuple[Leaves, ...]
+    score: AnswerScore
+    targets: np.ndarray
+    correct: np.ndarray
+    margins: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,49 +103,69 @@ class RoundingErrors:
         dtype: The precision.
         losses: By name.
         gradients: By module and parameter.
-        scales: By module (`scale_errors`).
+        scales: By module, of all perturbations (`gradient_scales`).
     """
 
     dtype: str
     losses: dict[str, float]
     gradients: ParameterErrors
-    scales: dict[str, float]
+    scales: dict[str, list[float]]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Reference:
-    """Some steps in float32, and by precision the rounding errors that layouts may have in them."""
+    """Some steps in float32, and by precision the rounding errors that layouts may have in them.
 
+    Attributes:
+        inputs: Of every step, for the layouts.
+        steps: The steps; none in other processes than the first, which alone compares.
+        rounding: By precision.
+        settings: Of the layouts; their gradients are clipped in every step.
+        optimizer: The optimizer on one device.
+    """
+
+    inputs: tuple[StepInputs, ...]
     steps: tuple[ReferenceStep, ...]
     rounding: Mapping[str, RoundingErrors]
+    settings: EngineSettings
+    optimizer: ReferenceOptimizer
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """Shapes and dtypes of the batches."""
+        return self.inputs[0].batch.arrays
 
 
-def reference_value_and_grad(config: ModelConfig, trainable: tuple[str, ...]) -> LossesAndGradients:
+def reference_value_and_grad(config: ModelConfig, trainable: tuple[str, ...]) -> ModelFunction:
     """The model as one compiled program, which gives gradients of the parts that train alone."""
     modules, dtype = model_modules(config), jnp.dtype(config.dtype)
     trained = trained_parts(module_graph(config), trainable)
     part_of_piece = {module.name: {piece.name: piece.part for piece in module.pieces} for module in modules}
 
-    def total_loss(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> tuple[jax.Array, dict]:
+    def total_loss(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> tuple[jax.Array, Any]:
         weights = jax.tree.map(lambda leaf: leaf.astype(dtype), parameters)
         batch = {name: {**module_arrays, "seed_and_step": seed_and_step} for name, module_arrays in arrays.items()}
         # Every layout is compared with dense attention, whichever implementation it uses itself.
         with use_attention_implementation("dense"):
             outputs = run_model(modules, weights, batch)
         losses = losses_by_name(outputs)
-        return sum(losses.values(), start=jnp.zeros(())), losses
+        correct = outputs[config.backbone.name].auxiliary_metrics["correct"]
+        return sum(losses.values(), start=jnp.zeros(())), (losses, correct)
 
     @jax.jit
-    def compiled(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> tuple[dict, Tree]:
-        (_, losses), gradients = jax.value_and_grad(total_loss, has_aux=True)(parameters, arrays, seed_and_step)
-        return losses, {
+    def compiled(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> tuple[Any, ...]:
+        (_, (losses, correct)), gradients = jax.value_and_grad(total_loss, has_aux=True)(
+            parameters, arrays, seed_and_step
+        )
+        trained_gradients = {
             name: {piece: tree for piece, tree in pieces.items() if part_of_piece[name][piece] in trained}
             for name, pieces in gradients.items()
         }
+        return losses, trained_gradients, correct
 
-    def run(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> tuple[dict, Tree]:
-        losses, gradients = compiled(parameters, arrays, seed_and_step)
-        return {name: float(loss) for name, loss in losses.items()}, gradients
+    def run(parameters: Tree, arrays: Mapping[str, Any], seed_and_step: jax.Array) -> ModelResults:
+        losses, gradients, correct = compiled(parameters, arrays, seed_and_step)
+        return ModelResults({name: float(loss) for name, loss in losses.items()}, gradients, np.asarray(correct))
 
     return run
 
@@ -131,52 +191,100 @@ def shuffle_rows(batch: GlobalBatch, seed: int) -> GlobalBatch:
     return reorder_rows(batch, order)
 
 
+def repeats(dtype: str, steps: int) -> int:
+    """How many perturbations of each of so many steps are averaged in a precision."""
+    return 0 if dtype == "float32" else math.ceil(AVERAGED / steps)
+
+
 def run_reference(
     config: ModelConfig, data: DataConfig, batches: BatchIterator, steps: int, settings: EngineSettings
 ) -> Reference:
-    """Some steps of plain training on one device; Adam moves the parameters between them.
+    """Some steps of plain training on one device, with the configured optimizer.
+
+    In a run of several processes the first one computes them, and the others get their inputs: all call this together.
 
     Args:
         config: The model. Steps are computed in float32; of its own precision, rounding errors are measured.
         data: What the batches were made with.
         batches: The batches, and the samples that they are made of.
         steps: Number of steps.
-        settings: The seed, and which parts train.
+        settings: The seed, the optimizer, which parts train, and the transport of hops.
     """
     packed = [shuffle_rows(next(batches), number) for number in range(steps)]
+    optimizer = ReferenceOptimizer(config, settings)
+    done, rounding, shared = [], {}, {}
+    if jax.process_index() == 0:
+        done, rounding, max_norm = _train(config, data, batches, packed, settings, optimizer)
+        shared["max_norm",] = np.array(max_norm, np.float32)
+        for number, step in enumerate(done):
+            shared[str(number), "targets"] = step.targets
+            for kind, tree in (("parameters", step.parameters), ("optimizer_state", step.optimizer_state)):
+                shared |= {(str(number), kind, *name): leaf for name, leaf in leaves_by_name(tree).items()}
+    shared = share_from_first_process(shared)
+    clipping = dataclasses.replace(settings.optimizer, max_grad_norm=float(shared.pop(("max_norm",))))
+    backbone = config.backbone.name
+    packed = [
+        replace_packed_targets(batch, backbone, shared.pop((str(number), "targets")))
+        for number, batch in enumerate(packed)
+    ]
+    leaves: list[dict[str, Leaves]] = [{"parameters": {}, "optimizer_state": {}} for _ in packed]
+    for (number, kind, *name), leaf in shared.items():
+        leaves[int(number)][kind][tuple(name)] = leaf
+    return Reference(
+        inputs=tuple(StepInputs(batch, **each) for batch, each in zip(packed, leaves, strict=True)),
+        steps=tuple(done),
+        rounding=rounding,
+        settings=dataclasses.replace(settings, optimizer=clipping),
+        optimizer=optimizer,
+    )
+
+
+def _train(
+    config: ModelConfig,
+    data: DataConfig,
+    batches: BatchIterator,
+    packed: Sequence[GlobalBatch],
+    settings: EngineSettings,
+    optimizer: ReferenceOptimizer,
+) -> tuple[list[ReferenceStep], dict[str, RoundingErrors], float]:
+    """The steps, the rounding errors by precision, and the norm to which gradients are clipped."""
     samples_of_steps = [batches.load_samples(batch.sample_ids[batch.sample_ids >= 0]) for batch in packed]
     shape = unpacked_shape(samples_of_steps, batches.sample_format)
-    exact = reference_value_and_grad(dataclasses.replace(config, dtype="float32"), settings.trainable)
-    measures = [_RoundingMeasure("float32", exact, exact)]
+    in_float32 = dataclasses.replace(config, dtype="float32")
+    exact, predict = reference_value_and_grad(in_float32, settings.trainable), likely_tokens(in_float32)
+    measures = [_RoundingMeasure("float32", exact, exact, PERTURBATIONS)]
     if config.dtype != "float32":
-        measures.append(_RoundingMeasure(config.dtype, reference_value_and_grad(config, settings.trainable), exact))
-    optimizer = optax.adam(LEARNING_RATE)
-
-    @jax.jit
-    def update(parameters: Tree, moments: optax.OptState, gradients: Tree) -> tuple[Tree, optax.OptState]:
-        updates, moments = optimizer.update(gradients, moments)
-        trained: Any = optax.apply_updates(_with_gradients(gradients, parameters), updates)
-        return {name: {**pieces, **trained[name]} for name, pieces in parameters.items()}, moments
-
-    device = jax.devices()[0]
-    parameters = jax.device_put(noisy_initial_parameters(config, settings.seed), device)
-    moments = None
-    reference_steps = []
-    for number, (batch, samples) in enumerate(zip(packed, samples_of_steps, strict=True)):
+        own = reference_value_and_grad(config, settings.trainable)
+        measures.append(_RoundingMeasure(config.dtype, own, exact, repeats(config.dtype, len(packed))))
+    parameters = jax.device_put(noisy_initial_parameters(config, settings.seed), jax.local_devices()[0])
+    state, max_norm, steps = None, 0.0, []
+    for number, samples in enumerate(samples_of_steps):
         arrays = unpacked_batch(samples, config, data, batches.sample_format, shape)
         seed_and_step = jnp.array([settings.seed, number], jnp.int32)
         parameters = jax.tree.map(lambda leaf: leaf.astype(config.dtype).astype(jnp.float32), parameters)
-        losses, gradients = exact(parameters, arrays, seed_and_step)
-        step = ReferenceStep(batch, parameters, losses, gradients)
-        reference_steps.append(step)
-        for measure in measures:
-            measure.add(step, arrays, seed_and_step)
-        if moments is None:
-            moments = jax.device_put(jax.jit(optimizer.init)(_with_gradients(gradients, parameters)), device)
-        with jax.numpy_dtype_promotion("standard"):  # optax computes float ** integer
-            parameters, moments = update(parameters, moments, gradients)
-    rounding = {each.dtype: each.errors() for each in measures}
-    return Reference(tuple(reference_steps), rounding)
+        answers = arrays[config.backbone.name]
+        answers["targets"], margins = predict(parameters, arrays, seed_and_step).replace_targets(answers)
+        losses, gradients, correct = exact(parameters, arrays, seed_and_step)
+        if state is None:
+            state = optimizer.initial_state(_with_gradients(gradients, parameters))
+            max_norm = float(np.float32(CLIPPED_SHARE * global_norm(gradients)))
+        in_rows = functools.partial(in_packed_rows, packed[number], config.backbone.name)
+        packed_targets = packed[number].arrays[config.backbone.name]["targets"]
+        step = ReferenceStep(
+            parameters=parameters,
+            optimizer_state=state,
+            losses=losses,
+            gradients=gradients,
+            perturbed_gradients=(),
+            score=AnswerScore(*count_answers(answers, correct, np.ones(len(correct), bool))),
+            targets=in_rows(answers["targets"], packed_targets),
+            correct=in_rows(correct, np.zeros(packed_targets.shape, bool)),
+            margins=in_rows(margins, np.full(packed_targets.shape, -1.0)),
+        )
+        perturbed = [leaves for each in measures for leaves in each.add(number, step, arrays, seed_and_step)]
+        steps.append(dataclasses.replace(step, perturbed_gradients=tuple(perturbed)))
+        parameters, state = optimizer.update(parameters, state, gradients, max_norm)
+    return steps, {each.dtype: each.errors() for each in measures}, max_norm
 
 
 def _with_gradients(gradients: Tree, parameters: Tree) -> Tree:
@@ -187,42 +295,45 @@ def _with_gradients(gradients: Tree, parameters: Tree) -> Tree:
 class _RoundingMeasure:
     """The rounding errors of a precision on one device: the largest over several perturbations of the parameters.
 
-    Rounding errors can be correlated, so a single computation may underestimate them. Therefore every parameter is
-    multiplied by 1 + u, with u uniform in [-eps, eps], where eps is that of the precision, and all intermediate results
-    round differently. In float32 the errors are the differences from the step itself. In another precision the
-    perturbed parameters are rounded to it, and the errors are those of its results for them.
+    Rounding errors can be correlated, so a single computation may underestimate them. In float32 the errors are the
+    differences from the step itself, in another precision from float32 results for the same perturbed parameters.
+
+    Args:
+        dtype: The precision.
+        compute, exact: The model in this precision and in float32.
+        count: Perturbations of each step.
     """
 
-    def __init__(self, dtype: str, compute: LossesAndGradients, exact: LossesAndGradients) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: str, compute: ModelFunction, exact: ModelFunction, count: int) -> None:
+        self.dtype, self._compute, self._exact, self._count = dtype, compute, exact, count
         self._losses: dict[str, float] = {}
         self._gradients: ParameterErrors = {}
-        self._scales: dict[str, float] = {}
-        self._eps = float(jnp.finfo(dtype).eps)
-        self._compute, self._exact = compute, exact
-        self._random = np.random.default_rng(0)
+        self._scales: dict[str, list[float]] = {}
 
     def errors(self) -> RoundingErrors:
         """The largest errors so far."""
         return RoundingErrors(self.dtype, self._losses, self._gradients, self._scales)
 
-    def add(self, step: ReferenceStep, arrays: HostArrays, seed_and_step: jax.Array) -> None:
-        """Adds the errors of one step under `PERTURBATIONS` perturbations."""
-        expected = step.losses, step.gradients
-        for _ in range(PERTURBATIONS):
-            perturbed = jax.device_put(jax.tree.map(self._perturb, step.parameters), jax.devices()[0])
-            losses, gradients = self._compute(perturbed, arrays, seed_and_step)
+    def add(
+        self, number: int, step: ReferenceStep, arrays: Mapping[str, Any], seed_and_step: jax.Array
+    ) -> list[Leaves]:
+        """Adds the errors of a step; returns the float32 gradients with which those of the perturbations compare."""
+        leaves, structure = host_leaves(step.parameters), jax.tree.structure(step.parameters)
+        losses, gradients, compared = step.losses, step.gradients, []
+        for repeat in range(self._count):
+            perturbed = perturb(leaves, self.dtype, (number, repeat))
+            tree = jax.tree.unflatten(structure, [perturbed[name] for name in leaves])
+            parameters = jax.device_put(tree, jax.local_devices()[0])
+            found = self._compute(parameters, arrays, seed_and_step)
             if self.dtype != "float32":
-                expected = self._exact(perturbed, arrays, seed_and_step)
-            self._losses = _largest(self._losses, loss_errors(losses, expected[0]))
-            self._scales = _largest(self._scales, scale_errors(gradients, expected[1]))
-            for module, errors in gradient_errors(gradients, expected[1]).items():
+                losses, gradients, _ = self._exact(parameters, arrays, seed_and_step)
+                compared.append(host_leaves(gradients))
+            self._losses = _largest(self._losses, loss_errors(found.losses, losses))
+            for module, scale in gradient_scales(found.gradients, gradients).items():
+                self._scales.setdefault(module, []).append(scale)
+            for module, errors in gradient_errors(found.gradients, gradients).items():
                 self._gradients[module] = _largest(self._gradients.get(module, {}), errors)
-
-    def _perturb(self, leaf: jax.Array) -> np.ndarray:
-        relative = self._random.uniform(-self._eps, self._eps, leaf.shape)
-        perturbed = np.asarray(leaf) * (1 + relative).astype(np.float32)
-        return perturbed.astype(jnp.dtype(self.dtype)).astype(np.float32)
+        return compared
 
 
 def _largest(errors: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:

@@ -27,10 +27,11 @@ VALID = """
 convert --folder={folder}/llama --print
 convert --workdir={folder}/run --part=backbone --model_type=llama --output=out
 describe_data --gin_file=tiny.gin --samples=10 --buckets=2 --page=page.html
-generate --workdir={folder}/run --prompt=circle --temperature=1 --seed=3
+generate --workdir={folder}/run --prompt=circle --temperature=1 --seed=3 --step=30
 generate --workdir={folder}/run --requests={folder}/requests.jsonl
 generate --workdir={folder}/run --prompt=why --item=windows={folder}/token --top_p=0.5
 launch --processes=2 --devices=4 --restarts=1 --restart_window=60 -- train --gin_file=tiny.gin --workdir=run
+launch --restarts=1 --min_processes=1 -- train --workdir=run --plan=auto --profile={folder}/profile.json
 launch -- verify --gin_file=tiny.gin
 plan --gin_file=tiny.gin --cluster=cpu --devices=2 --policy=rigid --output=plan.json
 plan --gin_file=tiny.gin --cp=backbone:2 --profile={folder}/profile.json --cluster=cpu
@@ -223,6 +224,7 @@ def test_valid_command_lines_pass(name, folder, tmp_path, monkeypatch, capfd):
         ("launch --processes=2 -- trian", "there is no command 'trian'; did you mean train?"),
         ("launch --processes=2", "no command follows --: write mmjax launch"),
         ("launch --processes=2 -- train --stepz=3", "there is no flag --stepz; did you mean --steps?"),
+        ("launch --processes=2 -- plan", "--processes=2 needs a command of several processes: train or verify"),
         ("launch --restarts=1 -- train", "--restarts=1 needs -- train --workdir=FOLDER"),
         ("launch --restarts=1 -- generate --workdir={folder}/run --prompt=a", "--restarts=1 needs -- train --workdir"),
         ("generate --workdir={folder}/run --requests={folder}/list.json", "list.json:1: a request is an object"),

@@ -99,7 +99,7 @@ def python(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess
 
 
 def generate(workdir: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
-    return python(workdir.parent, "mmjax.generate", f"--workdir={workdir}", *arguments)
+    return python(workdir.parent, "mmjax.generate", f"--workdir={workdir.name}", *arguments)
 
 
 def refusal(done: subprocess.CompletedProcess) -> str:
@@ -135,8 +135,11 @@ def masters(workdir) -> dict:
     return trees_by_module(state.master_weights)
 
 
-def test_loaded_parameters_equal_those_of_a_resumed_run(trained, masters):
+def test_loaded_parameters_equal_those_of_a_resumed_run(workdir, trained, masters):
     mine, theirs = (jax.tree_util.tree_leaves_with_path(tree) for tree in (trained.parameters, masters))
+    config = TrainConfig(dataset=SmallVQA, model=MODEL, data=DATA)
+    with pytest.raises(UserError, match=r"has no checkpoint of step 29; it has those of \[.*30\]"):
+        load_trained_model(workdir, config, 29)
     assert trained.step == 30 and len(mine) == len(theirs) > 30
     for (path, value), (there, expected) in zip(sorted(mine, key=str_path), sorted(theirs, key=str_path), strict=True):
         assert path == there and value.devices() == {jax.devices()[0]}

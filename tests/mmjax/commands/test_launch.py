@@ -1,4 +1,8 @@
-"""`python -m mmjax.launch` of a training run that goes on after a killed and after a frozen process."""
+"""`python -m mmjax.launch` of a training run that goes on after a killed and after a frozen process.
+
+Process 0 is killed while it trains, process 1 is frozen while it opens the data before it restores: each is noticed by
+another way than that of any other process at any other time.
+"""
 
 import json
 import os
@@ -11,7 +15,11 @@ import sys
 
 import pytest
 
+from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from mmjax.training.metrics.metrics_file import read_metrics
+from sharding.specs.modules import module_graph
+from tests.faulty_device import CHECKPOINTS_VARIABLE
+from tests.profiles import synthetic_profile
 
 STEPS = 30
 """So many that the run is not over before the test has read a line of it and sent a signal."""
@@ -21,20 +29,28 @@ from __gin__ import dynamic_registration
 from configs import architectures
 from data import data_config
 from mmjax.training import config
-from tests import small_vqa
+from tests import faulty_device
+from tests.mmjax.commands import freezing_vqa
 include "tiny.gin"
-small_vqa.SmallVQA.images = 4
+freezing_vqa.FreezingVQA.freeze = "{folder}/freeze"
 architectures.ModelConfig.generators = ()
 data_config.DataConfig.mixture = (("vqa", 1.0),)
 config.TrainConfig:
-  dataset = @small_vqa.SmallVQA
-  plan = "{plan}"
+  dataset = @freezing_vqa.FreezingVQA
+  plan = "{folder}/plan.json"
   steps = {steps}
   checkpoint_interval = 2
   log_interval = 1
   heartbeat_timeout = 20.0
   sample_questions = 0
 """
+MODEL = ModelConfig(
+    encoders=(VisionConfig(width=16, depth=3, heads=2, ffn=32),),
+    backbone=BackboneConfig(width=16, depth=4, heads=4, kv_heads=2, ffn=32),
+    generators=(),
+)
+"""That of tiny.gin without generators."""
+
 UNIT = {"dp": 1, "tp": 1, "recompute": ["none"]}
 PLAN = {
     "microbatches": 1,
@@ -46,15 +62,25 @@ PLAN = {
 }
 
 
-def launch(folder: pathlib.Path, workdir: str, *flags: str) -> "subprocess.Popen[str]":
+def launch(
+    folder: pathlib.Path, workdir: str, *flags: str, train_flags: tuple[str, ...] = ()
+) -> "subprocess.Popen[str]":
     (folder / "plan.json").write_text(json.dumps(PLAN))
-    (folder / "run.gin").write_text(GIN.format(plan=folder / "plan.json", steps=STEPS))
+    (folder / "run.gin").write_text(GIN.format(folder=folder, steps=STEPS))
     environment = os.environ | {
         "JAX_ENABLE_COMPILATION_CACHE": "true",  # a restart finds the programs
         "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        CHECKPOINTS_VARIABLE: str(folder / workdir / "checkpoints") if train_flags else str(folder / "none"),
     }
-    train = ["--", "train", f"--gin_file={folder}/run.gin", f"--workdir={folder / workdir}", "--batch_rows=4"]
+    train = [
+        "--",
+        "train",
+        f"--gin_file={folder}/run.gin",
+        f"--workdir={folder / workdir}",
+        "--batch_rows=4",
+        *train_flags,
+    ]
     return subprocess.Popen(
         [sys.executable, "-m", "mmjax.launch", *flags, *train],
         env=environment,
@@ -98,6 +124,12 @@ def losses(workdir: pathlib.Path) -> dict[int, dict[str, float]]:
     return {line["step"]: {k: line[k] for k in keys} for line in read_metrics(str(workdir)) if keys[0] in line}
 
 
+def assert_same_losses(disturbed: dict[int, dict[str, float]], undisturbed: dict[int, dict[str, float]]) -> None:
+    assert list(disturbed) == list(undisturbed) == list(range(1, STEPS + 1))
+    for step, values in undisturbed.items():
+        assert disturbed[step] == pytest.approx(values, rel=1e-5), step
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> dict[int, dict[str, float]]:
     """The losses of the run in one process."""
@@ -108,29 +140,64 @@ def undisturbed(tmp_path_factory) -> dict[int, dict[str, float]]:
     return losses(folder / "run")
 
 
-def test_a_run_goes_on_after_a_process_was_killed_and_another_froze(tmp_path, undisturbed):
+def test_a_run_goes_on_after_process_0_was_killed_and_process_1_froze_at_the_start(tmp_path, undisturbed):
     launcher = launch(tmp_path, "run", "--processes=2", "--devices=1", "--restarts=2")
     try:
         wait_for_line(launcher, f"step 5/{STEPS}")  # saving step 4 has waited for the checkpoint of step 2
-        os.kill(process_id(launcher, 1), signal.SIGKILL)
-        wait_for_line(launcher, "1 microbatches")  # of the second start
-        wait_for_line(launcher, f"step 6/{STEPS}")
-        os.kill(process_id(launcher, 1), signal.SIGSTOP)
+        (tmp_path / "freeze").write_text("1")  # at the second start
+        os.kill(process_id(launcher, 0), signal.SIGKILL)
         output, errors = launcher.communicate(timeout=300)
     finally:
         kill(launcher)
     assert launcher.returncode == 0, output + errors
     host = socket.gethostname()
-    assert f"mmjax launch: process 1 on {host} was ended by SIGKILL; all others were ended" in errors
+    log = (tmp_path / "run" / "process-1.log").read_text()
+    assert f"mmjax launch: process 0 on {host} was ended by SIGKILL; all others were ended" in errors
     assert re.search(
-        rf"error: process 1 \(on {host}, \w+ after step \d+\) has given no sign of life for \d+ s; "
-        rf"process 0 \(on {host}, \w+ after step \d+\) ends; continue with --resume\n",
+        rf"error: process 0 \(on {host}, [\w ]+ after step \d+(, waiting for .+)?\) has ended; its log says why; "
+        rf"process 1 \(on {host}, [\w ]+ after step \d+(, waiting for .+)?\) ends; continue with --resume\n",
+        log,
+    )
+    assert re.search(
+        rf"error: process 1 \(on {host}, starting after step 0\) has given no sign of life for \d+ s; "
+        rf"process 0 \(on {host}, [\w ]+ after step \d+\) ends; continue with --resume\n",
         errors,
     )
     assert f"mmjax launch: process 0 on {host} exited with code 75; all others were ended" in errors
+    for said in (log, errors):
+        assert re.search(r"\nlast ops dispatched: .*\nerror: process", said)
+        assert re.search(r'\(most recent call first\):\n(  File .+\n)*  File ".+/trainer\.py", line \d+ in', said)
     restarts = [line for line in errors.splitlines() if "of at most 2 within 3600 s: " in line]
     assert len(restarts) == 2 and all(line.endswith(" --resume") for line in restarts)
-    disturbed = losses(tmp_path / "run")
-    assert list(disturbed) == list(undisturbed) == list(range(1, STEPS + 1))
-    for step, values in undisturbed.items():
-        assert disturbed[step] == pytest.approx(values, rel=1e-5), step
+    assert_same_losses(losses(tmp_path / "run"), undisturbed)
+
+
+def test_a_run_goes_on_without_a_process_whose_device_computes_wrongly(tmp_path, undisturbed):
+    profile = tmp_path / "profile.json"
+    profile.write_text(synthetic_profile(module_graph(MODEL), "cpu").to_json())
+    launcher = launch(
+        tmp_path,
+        "run",
+        "--processes=3",
+        "--devices=1",
+        "--restarts=2",
+        "--min_processes=2",
+        train_flags=("--plan=auto", f"--profile={profile}"),
+    )
+    try:
+        wait_for_line(launcher, f"step 5/{STEPS}")
+        os.kill(process_id(launcher, 2), signal.SIGKILL)
+        output, errors = launcher.communicate(timeout=300)
+    finally:
+        kill(launcher)
+    assert launcher.returncode == 0, output + errors
+    host = socket.gethostname()
+    assert f"mmjax launch: process 2 on {host} was ended by SIGKILL; all others were ended" in errors
+    assert f"mmjax launch: process 1 on {host} exited with code 69; all others were ended" in errors
+    wrong = rf"process 1 \({host}\): device \S+ multiplies wrongly in float32"
+    assert re.search(rf"    error: {wrong}", errors) and re.search(
+        rf"\nerror: {wrong}.*continue without that host", errors
+    )
+    assert "mmjax launch: process 1 is left out; 2 processes go on" in errors
+    assert "3 x cpu, 3 process(es)" in output and "2 x cpu, 2 process(es)" in output
+    assert_same_losses(losses(tmp_path / "run"), undisturbed)

@@ -8,8 +8,12 @@ from tests.commands import run_command, run_without_jax
 COMMAND = "mmjax.plan"
 
 
-def test_a_model_is_planned_by_every_policy_without_jax(tmp_path):
+def test_a_model_is_planned_by_every_policy_without_jax(tmp_path, monkeypatch):
+    """In the environment of a process of a run too, as in its pod: joining that run would end it."""
     path = tmp_path / "plan.json"
+    for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "MMJAX_START_TIMEOUT"):
+        monkeypatch.setenv(name, "2" if name == "JAX_NUM_PROCESSES" else "1")
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1")
     wanted = ("--gin_file=models/mllm_9b.gin", "--devices=48", "--batch_rows=48", f"--output={path}", "--json")
     found = json.loads(run_without_jax(COMMAND, *wanted).stdout)
     policies = {each["policy"]: each for each in found["policies"]}

@@ -70,8 +70,12 @@ def test_layouts_of_the_default_list_agree(tmp_path):
         assert layout["ok"] is True and set(layout["modules"]) == {*MODULES, "all modules"}
         assert layout["modules"]["vision"]["loss"] is None
         for name, module in layout["modules"].items():
-            assert module["gradient"] <= module["tolerance"] < 1e-3 and module["parameter"]
-            assert module["gradient"] > 0 or name == "all modules"
+            gradient = module["gradient"]
+            assert gradient["error"] <= gradient["tolerance"] < 1e-3 and gradient["what"]
+            assert gradient["error"] > 0 or name == "all modules"
+            assert bool(module["update"]) == (name != "all modules") and bool(module["evaluation"]) == (
+                name != "vision"
+            )
 
 
 @pytest.fixture
@@ -88,8 +92,8 @@ def test_a_missing_reduction_ends_with_1_and_says_where(tmp_path, plan):
     (layout,) = found["layouts"]
     assert (found["ok"], layout["ok"], layout["layout"]) == (False, False, str(plan))
     for name in MODULES:
-        assert layout["modules"][name]["gradient"] > 0.1 and not layout["modules"][name]["ok"]
-    assert layout["modules"]["backbone"]["loss"] < 1e-5
+        assert layout["modules"][name]["gradient"]["error"] > 0.1 and not layout["modules"][name]["ok"]
+    assert layout["modules"]["backbone"]["loss"]["error"] < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def records(workdir, step: int) -> list[dict]:
     return [json.loads(line) for line in (workdir / "samples" / f"step_{step:06d}.jsonl").read_text().splitlines()]
 
 
-def test_the_same_prompts_are_answered_by_the_parameters_of_each_step(trainer, tmp_path):
+def test_the_same_prompts_are_answered_by_the_parameters_of_each_step(trainer, tmp_path, caplog):
     log = SampleLog(tmp_path, questions=2, images=1)
     log(trainer)
     first = records(tmp_path, 0)
@@ -62,6 +62,11 @@ def test_the_same_prompts_are_answered_by_the_parameters_of_each_step(trainer, t
         trainer.state, master_weights=jax.tree.map(lambda leaf: leaf + 0.05, trainer.state.master_weights)
     )
     trainer.steps_done = 5
+    full = tmp_path / "samples" / "step_000005.tmp"
+    full.symlink_to("/dev/full")
+    log(trainer)  # a full disk does not end the run
+    assert "after step 5: [Errno 28] No space left on device" in caplog.text
+    full.unlink()
     log(trainer)
     second = records(tmp_path, 5)
     assert [record["prompt"] for record in second] == [record["prompt"] for record in first]

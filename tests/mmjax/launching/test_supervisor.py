@@ -12,6 +12,7 @@ import pytest
 from mmjax.launching import local_processes
 from mmjax.launching.local_processes import LaunchSettings
 from mmjax.launching.restart_limit import RestartLimit
+from mmjax.launching.slots import Slots
 from mmjax.launching.supervisor import supervise
 
 HOST = socket.gethostname()
@@ -22,10 +23,11 @@ def impatient(monkeypatch):
     monkeypatch.setattr(local_processes, "TERMINATION_SECONDS", 0.1)
 
 
-def run(folder, script: str, processes: int = 3, restarts: int = 0, again: str = "exit 0") -> int:
-    settings = LaunchSettings(processes=processes, devices=None, logs=folder)
+def run(folder, script: str, processes: int = 3, restarts: int = 0, again: str = "exit 0", minimum: int = 0) -> int:
+    settings = LaunchSettings(devices=None, logs=folder)
+    slots = Slots(tuple(range(processes)), minimum or processes)
     shell = ["sh", "-c"]
-    return supervise([*shell, script], lambda: [*shell, again], settings, RestartLimit(restarts, 60.0))
+    return supervise([*shell, script], lambda: [*shell, again], slots, settings, RestartLimit(restarts, 60.0))
 
 
 def test_all_processes_run_to_their_end_with_logs_of_all_but_the_first(tmp_path, capfd):
@@ -108,6 +110,28 @@ def test_signals_are_passed_on_and_end_restarts(tmp_path, capfd):
 
 
 def test_a_program_that_is_not_there_leaves_nothing_behind(tmp_path):
-    settings = LaunchSettings(processes=2, devices=None, logs=tmp_path)
+    settings = LaunchSettings(devices=None, logs=tmp_path)
     with pytest.raises(FileNotFoundError):
-        supervise([f"{sys.executable}-no"], list, settings, RestartLimit(0, 1.0))
+        supervise([f"{sys.executable}-no"], list, Slots((0, 1), 2), settings, RestartLimit(0, 1.0))
+
+
+def test_a_process_whose_device_check_failed_is_left_out_although_another_one_ended_first(tmp_path, capfd):
+    script = """
+    if [ $JAX_PROCESS_ID = 1 ]; then trap '' TERM; touch $0/found; sleep 0.05; exit 69; fi
+    while [ ! -e $0/found ]; do sleep 0.01; done
+    exit 75
+    """
+    again = f"echo $JAX_NUM_PROCESSES > {tmp_path}/again-$JAX_PROCESS_ID"
+    settings = LaunchSettings(devices=None, logs=tmp_path)
+    command = ["sh", "-c", script, str(tmp_path)]
+    slots = Slots((0, 1, 2), 2)
+    assert supervise(command, lambda: ["sh", "-c", again], slots, settings, RestartLimit(1, 60.0)) == 0
+    said = capfd.readouterr().err
+    assert f"process 1 on {HOST} exited with code 69; all others were ended" in said
+    assert "mmjax launch: process 1 is left out; 2 processes go on\n" in said
+    assert {path.name: path.read_text() for path in tmp_path.glob("again-*")} == {"again-0": "2\n", "again-1": "2\n"}
+
+
+def test_without_a_minimum_a_failed_device_check_ends_the_run(tmp_path, capfd):
+    assert run(tmp_path, "[ $JAX_PROCESS_ID = 0 ] && exit 69; sleep 1000", restarts=3) == 69
+    assert "not started again: at least 3 processes must be left" in capfd.readouterr().err

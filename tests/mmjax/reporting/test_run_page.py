@@ -96,7 +96,7 @@ def test_a_run_that_goes_on_or_was_killed_has_a_page(tmp_path):
     with (tmp_path / "metrics.jsonl").open("a") as lines:
         lines.write('{"step": 4, "loss/ba')
     (tmp_path / "checkpoints" / "2").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "3.orbax-checkpoint-tmp").mkdir()
+    (tmp_path / "checkpoints" / "3-1.unfinished").mkdir()
     root = parsed_page(run_page(open_run(tmp_path), ""))
     assert "Going on, or killed: no end is recorded. Reported up to step 3 of 60; the newest checkpoint is" in words(
         root

@@ -1,6 +1,7 @@
 """Training, saving and restoring in real processes that form one cluster."""
 
 import pickle
+import re
 
 import numpy as np
 
@@ -58,9 +59,39 @@ def test_several_processes_train_save_and_restore_as_one_does(tmp_path):
     assert [seen["not_recorded"].startswith("process 1 could not record the step") for seen in ranks] == [True] * 3
     assert "no attribute 'addressable_shards'" in ranks[1]["not_recorded"]
 
+    # All processes name the one that could not write; what it left is gone.
+    (said,) = {seen["not_written"] for seen in ranks}
+    folder = tmp_path / "checkpoints"
+    assert re.fullmatch(
+        rf"the checkpoint of step 4 was not written to {folder} by process 1: .*File too large.* of step 2", said
+    )
+    assert sorted(path.name for path in folder.iterdir()) == ["2", "5"]
+
+    # What process 0 does not see is no part of a checkpoint: nothing gets the name of one.
+    assert all(
+        re.search(
+            r"of step 5 was not written to .* by process 0: process 1 wrote [1-9]\d* files of \d+ bytes of \w+, and "
+            r"process 0 sees 0 of 0 bytes: all processes need one workdir",
+            seen["not_shared"],
+        )
+        for seen in ranks
+    )
+    # All consider the steps that process 0 lists, and nobody restores what the others do not.
+    for seen in ranks:
+        assert re.fullmatch(
+            r"the processes see different checkpoints in .*: process 0 step 5 \(files.json: CRC-32 [0-9a-f]{8}\), "
+            r"process 1 step 5 \(files.json: .*\); all processes need one workdir on a shared file system",
+            seen["other_checkpoint"],
+        )
+
+    # A folder that has nothing gets the copy of the newest.
+    assert [seen["fetched"] for seen in ranks] == [{"batches": 5}] * PROCESSES
+    for place in ("remote", "elsewhere"):
+        assert [path.name for path in (tmp_path / place).iterdir()] == ["5"]
+
     # One process goes on where several left off.
-    checkpoints = CheckpointManager(tmp_path / "checkpoints", runs.MODEL)
-    state, data, step = checkpoints.restore(alone)
+    checkpoints = CheckpointManager(folder, runs.MODEL)
+    state, data, step = checkpoints.restore(alone, 2)
     assert (data, step) == ({"batches": 2}, 2)
     runs.assert_same(saved, runs.assembled(runs.local_arrays(state)))
     checkpoints.close()

@@ -295,6 +295,7 @@ def test_fit_of_the_python_interface_leaves_what_the_command_leaves(uninterrupte
     assert result.losses == losses[6] and evaluated == [6]
     run = open_run(tmp_path)
     assert (run.summary["steps"], run.starts[0]["step"], run.starts[0]["steps"]) == (6, 0, 6)
+    assert run.summary["best_checkpoint"] == {"step": 6, "accuracy": run.summary["accuracy"]}
     assert [(answer["step"], answer["kind"]) for answer in run.answers] == [(6, "answer")]
     told = words(parsed_page((tmp_path / "report.html").read_text()))
     assert "Finished after 6 steps." in told

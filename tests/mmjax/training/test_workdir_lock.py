@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from mmjax.training.workdir_lock import LOCK_FILE, LockHolder, WorkdirInUseError, locked_workdir
+from mmjax.training.workdir_lock import LOCK_FILE, LockHolder, WorkdirInUseError, locked_workdir, process_birth
 
 HOLD = """
 import pathlib, sys
@@ -47,7 +47,13 @@ def holder(tmp_path):
 
 def write_holder(workdir, **changed):
     workdir.mkdir(exist_ok=True)
-    fields = {"host": socket.gethostname(), "pid": 1, "started": "2030-01-01 10:00:00", "command": "train"} | changed
+    fields = {
+        "host": socket.gethostname(),
+        "pid": 1,
+        "birth": "",
+        "started": "2030-01-01 10:00:00",
+        "command": "train",
+    } | changed
     (workdir / LOCK_FILE).write_text(json.dumps(fields))
 
 
@@ -136,8 +142,11 @@ def test_without_locks_of_the_file_system_the_process_id_decides(tmp_path, monke
         raise OSError(errno.ENOLCK, "no locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    write_holder(tmp_path, pid=os.getppid())
+    write_holder(tmp_path, pid=os.getppid(), birth=process_birth(os.getppid()))
     with pytest.raises(WorkdirInUseError, match=f"in use by process {os.getppid()}"):
+        locked_workdir(tmp_path).__enter__()
+    write_holder(tmp_path, pid=os.getpid(), birth="another boot 1")  # as in a container that starts again
+    with locked_workdir(tmp_path), pytest.raises(WorkdirInUseError, match="in use by this process"):
         locked_workdir(tmp_path).__enter__()
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

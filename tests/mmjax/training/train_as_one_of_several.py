@@ -5,19 +5,28 @@ another twice, the second time with a process that cannot. What it saw goes to a
 when it was saved and when it was restored, the recorded timeline and why there is no second one.
 """
 
+import contextlib
+import json
 import pathlib
 import pickle
+import shutil
 import sys
 
 import jax
 import pytest
 
-from mmjax.training.checkpoints.manager import CheckpointManager
+from configs.errors import UserError
+from mmjax.training.checkpoints.file_checksums import FILE_LIST, write_file_list
+from mmjax.training.checkpoints.json_files import HOST_FILE
+from mmjax.training.checkpoints.manager import CheckpointManager, CheckpointNotWrittenError
+from mmjax.training.checkpoints.remote_folder import RemoteFolder
+from mmjax.training.checkpoints.retention import Retention
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.step_recorder import StepNotRecordedError, StepRecorder
 from sharding.runtime.pipeline import TrainState
 from sharding.simulation.timeline_json import timeline_document
 from tests.mmjax.training import short_runs as runs
+from tests.mmjax.training.checkpoints.failing_writes import small_files
 from tests.tiny_model import tiny_batch
 
 
@@ -31,7 +40,8 @@ def main(rank: int, port: str, processes: int, directory: pathlib.Path) -> None:
 
 def train(rank: int, directory: pathlib.Path) -> None:
     spread, swapped = runs.engine("spread"), runs.engine("swapped")
-    checkpoints = CheckpointManager(directory / "checkpoints", runs.MODEL)
+    remote = RemoteFolder(str(directory / "remote"), Retention(newest=1))
+    checkpoints = CheckpointManager(directory / "checkpoints", runs.MODEL, remote=remote)
     state, first = runs.run(spread, spread.initial_state(), range(2))
     saved = runs.local_arrays(state)
     checkpoints.save(2, spread, state, {"batches": 2})
@@ -42,18 +52,45 @@ def train(rank: int, directory: pathlib.Path) -> None:
     state, again = runs.run(swapped, state, range(2, 5))
     recorder, state = record(swapped, state, spoiled=False)
     timeline = timeline_document(recorder.timeline())
-    recorder, _ = record(swapped, state, spoiled=rank == 1)
+    recorder, state = record(swapped, state, spoiled=rank == 1)
     with pytest.raises(StepNotRecordedError) as not_recorded:
         recorder.timeline()
+    # One process that cannot write fails the save for all, at once, and the next one is written.
+    with small_files(0) if rank == 1 else contextlib.nullcontext():
+        checkpoints.save(4, swapped, state, {"batches": 4})
+        with pytest.raises(CheckpointNotWrittenError) as not_written:
+            checkpoints.wait()
+    checkpoints.save(5, swapped, state, {"batches": 5})
+    checkpoints.wait_for_remote()
     checkpoints.close()
+    # Each process has a folder of its own, as where the hosts share no file system.
+    own_folder = directory / (f"apart_{rank}" if rank else "shared")
+    apart = CheckpointManager(own_folder, runs.MODEL)
+    apart.save(5, swapped, state, {})
+    with pytest.raises(CheckpointNotWrittenError) as not_shared:
+        apart.wait()
+    shutil.copytree(directory / "checkpoints" / "5", own_folder / "5", dirs_exist_ok=True)
+    if rank == 1:  # whole, and another checkpoint of the same step
+        (own_folder / "5" / HOST_FILE).write_text(json.dumps({"batches": 6}))
+        (own_folder / "5" / FILE_LIST).unlink()
+        write_file_list(own_folder / "5")
+    if rank == 2:  # whole, and not known to process 0
+        shutil.copytree(own_folder / "5", own_folder / "6")
+    with pytest.raises(UserError) as other_checkpoint:
+        apart.restore(spread)
+    _, fetched, _ = CheckpointManager(directory / "elsewhere", runs.MODEL, remote=remote).restore(spread)
     seen = {
         "losses": [*first, *later],
         "again": list(again),
         "saved": saved,
         "restored": restored,
         "data": (data, step),
+        "fetched": fetched,
         "timeline": timeline,
         "not_recorded": str(not_recorded.value),
+        "not_shared": str(not_shared.value),
+        "other_checkpoint": str(other_checkpoint.value),
+        "not_written": str(not_written.value),
     }
     (directory / f"{rank}.pickle").write_bytes(pickle.dumps(seen))
 

@@ -14,7 +14,7 @@ VARIABLES = (compilation_cache.FOLDER, compilation_cache.ENABLE, *compilation_ca
 
 TRAIN = """
 import collections, os, sys
-from mmjax.cli.distributed import ensure_cpu_devices
+from mmjax.distributed.devices import ensure_cpu_devices
 from sharding.runtime.compilation_cache import enable_compilation_cache
 ensure_cpu_devices()
 enable_compilation_cache()

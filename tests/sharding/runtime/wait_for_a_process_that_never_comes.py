@@ -4,6 +4,7 @@ import sys
 
 import jax
 
+from configs.errors import PROCESS_LOST
 from sharding.runtime.coordination import MissingProcessError, wait_for_processes
 
 if __name__ == "__main__":
@@ -14,6 +15,7 @@ if __name__ == "__main__":
         try:
             wait_for_processes("the second meeting", patience=1)
         except MissingProcessError as error:
+            assert error.exit_code == PROCESS_LOST  # a launcher tries again
             print(error)
     wait_for_processes("the end")
     jax.distributed.shutdown()

@@ -18,7 +18,7 @@ def main(directory: pathlib.Path) -> None:
     checkpoints.wait()
     checkpoints.save(2, engine, state, {"batches": 2})
     while not (directory / "2").exists():
-        if any(directory.glob(f"2{UNFINISHED_MARK}/parameters/*")):
+        if any(directory.glob(f"2-*{UNFINISHED_MARK}/parameters/*")):
             os.kill(os.getpid(), signal.SIGKILL)
 
 

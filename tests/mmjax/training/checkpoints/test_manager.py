@@ -27,13 +27,16 @@ from data.data_config import DataConfig
 from data.datasets.easy_vqa import EasyVQA
 from data.packing.pipeline import training_batches
 from mmjax.training.checkpoints.discovery import (
+    SET_ASIDE,
     UNFINISHED_MARK,
     damage_found_by_any_process,
     refuse_existing_checkpoints,
     saved_steps,
 )
 from mmjax.training.checkpoints.file_checksums import FILE_LIST
-from mmjax.training.checkpoints.manager import SET_ASIDE, CheckpointManager
+from mmjax.training.checkpoints.manager import CheckpointManager
+from mmjax.training.checkpoints.restoring import restore_parameters
+from mmjax.training.checkpoints.retention import Retention
 from mmjax.training.engine.engine import Engine
 from tests.mmjax.training import short_runs as runs
 from tests.tiny_model import tiny_batch, tiny_model
@@ -133,7 +136,7 @@ def test_a_run_killed_while_saving_resumes_from_the_checkpoint_before(tmp_path, 
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     (unfinished,) = tmp_path.glob(f"*{UNFINISHED_MARK}*")
     checkpoints = CheckpointManager(tmp_path, runs.MODEL)
-    assert checkpoints.latest() == 1
+    assert saved_steps(tmp_path) == [1]
     engine = runs.engine("one")
     state, data, step = checkpoints.restore(engine)
     assert (data, step) == ({"batches": 1}, 1)
@@ -161,7 +164,7 @@ def largest_file(checkpoint, part):
 DAMAGE = {
     "a truncated data file": (lambda path: truncate(largest_file(path, "optimizer/ocdbt.process_0")), "of .* bytes"),
     "truncated metadata": (lambda path: truncate(path / "parameters" / "_METADATA"), "parameters/_METADATA has"),
-    "a missing file": (lambda path: (path / "host" / "data.json").unlink(), "host/data.json is missing"),
+    "a missing file": (lambda path: (path / "host.json").unlink(), "host.json is missing"),
     "an empty folder": (lambda path: (shutil.rmtree(path), path.mkdir()), "half-written"),
     "a truncated list of files": (lambda path: truncate(path / FILE_LIST), "half-written"),
 }
@@ -180,8 +183,10 @@ def flip_bit(path):
 
 def test_a_flipped_bit_in_any_file_is_found_and_the_checkpoint_before_is_taken(copy, caplog):
     engine, newest = runs.engine("one"), copy / "4"
-    files = sorted(file for file in newest.rglob("*") if file.is_file() and file.parent != newest)
-    assert {"parameters", "optimizer", "host", "model"} == {file.relative_to(newest).parts[0] for file in files}
+    files = sorted(file for file in newest.rglob("*") if file.is_file() and file.name != FILE_LIST)
+    assert {"parameters", "optimizer", "host.json", "model.json"} == {
+        file.relative_to(newest).parts[0] for file in files
+    }
     for file in files:
         flip_bit(file)
         damage = damage_found_by_any_process(newest)
@@ -197,10 +202,10 @@ def test_a_flipped_bit_in_any_file_is_found_and_the_checkpoint_before_is_taken(c
     _, data, step = CheckpointManager(copy, runs.MODEL).restore(engine)
     assert (data, step) == ({"batches": 2}, 2)
     assert f"{newest} passed over: damaged, {spoilt.relative_to(newest)} is not as it was written" in caplog.text
-    _, step = CheckpointManager(copy, runs.MODEL).restore_parameters(jax.devices()[0])
+    _, step = restore_parameters(copy, runs.MODEL, jax.devices()[0])
     assert step == 4  # the parameters are whole, and nothing else is read
     flip_bit(largest_file(newest, "parameters/ocdbt.process_0"))
-    _, step = CheckpointManager(copy, runs.MODEL).restore_parameters(jax.devices()[0])
+    _, step = restore_parameters(copy, runs.MODEL, jax.devices()[0])
     assert step == 2
 
 
@@ -215,9 +220,11 @@ def test_a_damaged_newest_checkpoint_is_passed_over(saved, copy, caplog, kind):
 
 
 def test_no_whole_checkpoint_is_an_error_that_says_why(copy):
-    truncate(copy / "2" / "host" / "data.json")
-    shutil.rmtree(copy / "4" / "model")
-    with pytest.raises(UserError, match="(?s)no checkpoint is whole.*4 passed over.*model/.*2 passed over.*data.json"):
+    truncate(copy / "2" / "host.json")
+    (copy / "4" / "model.json").unlink()
+    with pytest.raises(
+        UserError, match="(?s)no checkpoint is whole.*4 passed over.*model.json.*2 passed over.*host.json"
+    ):
         CheckpointManager(copy, runs.MODEL).restore(runs.engine("spread"))
 
 
@@ -225,7 +232,7 @@ def test_no_checkpoint_at_all(tmp_path, saved):
     engine = runs.engine("spread")
     for directory in (tmp_path, tmp_path / "not there"):
         checkpoints = CheckpointManager(directory, runs.MODEL)
-        assert checkpoints.latest() is None
+        assert saved_steps(directory) == []
         with pytest.raises(UserError, match="no checkpoint to continue from; start without --resume"):
             checkpoints.restore(engine)
         refuse_existing_checkpoints(directory)
@@ -281,13 +288,13 @@ def test_a_directory_in_use_is_refused_without_resume(saved):
 def test_only_the_newest_are_kept(tmp_path):
     engine = runs.engine("one")
     state = engine.initial_state()
-    checkpoints = CheckpointManager(tmp_path, runs.MODEL, keep=2)
+    checkpoints = CheckpointManager(tmp_path, runs.MODEL, Retention(newest=2))
     for step in (1, 2, 3, 3, 5):
         checkpoints.save(step, engine, state, {})
     checkpoints.close()
     assert saved_steps(tmp_path) == [3, 5]
     with pytest.raises(UserError, match="keep at least 1"):
-        CheckpointManager(tmp_path, runs.MODEL, keep=0)
+        Retention(newest=0)
 
 
 def test_checkpoints_that_a_run_does_not_continue_are_set_aside(copy, caplog):

@@ -6,7 +6,17 @@ from hypothesis import strategies
 
 from mmjax.training.heartbeat.process_status import LONGEST_STATUS, ProcessStatus, parse_status
 
-STATUS = ProcessStatus(host="node1", phase="training", step=3, beat=9)
+STATUS = ProcessStatus(
+    host="node1",
+    phase="training",
+    step=3,
+    beat=9,
+    op="hop a 0 -> b 0 of microbatch 2",
+    idle=1.5,
+    failure="ValueError: x",
+    digests={"2": "0a"},
+    window={"wall": 0.5},
+)
 FIELDS = json.loads(STATUS.to_json())
 VALUES = strategies.recursive(
     strategies.none() | strategies.booleans() | strategies.integers() | strategies.floats() | strategies.text(),
@@ -23,7 +33,7 @@ def test_other_texts_are_no_status(text):
     assert parse_status(text) is None
 
 
-@hypothesis.given(strategies.integers(0, 60), strategies.text(max_size=3))
+@hypothesis.given(strategies.integers(0, len(STATUS.to_json())), strategies.text(max_size=3))
 def test_a_damaged_status_is_none_or_a_whole_one(place, inserted):
     text = STATUS.to_json()
     read = parse_status(text[:place] + inserted + text[place + 1 :])
@@ -37,6 +47,8 @@ def test_a_damaged_status_is_none_or_a_whole_one(place, inserted):
         json.dumps(FIELDS | {"step": True}),
         json.dumps(FIELDS | {"phase": "sleeping"}),
         json.dumps(FIELDS | {"more": 1}),
+        json.dumps(FIELDS | {"digests": {"2": 3}}),
+        json.dumps(FIELDS | {"window": {"wall": "long"}}),
         json.dumps({name: FIELDS[name] for name in ("host", "phase", "step")}),
         json.dumps(FIELDS | {"host": "x" * LONGEST_STATUS}),
         "[" * LONGEST_STATUS,

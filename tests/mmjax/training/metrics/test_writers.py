@@ -1,7 +1,9 @@
 """The files of a run are read back, also after a resume, a kill and a NaN."""
 
+import contextlib
 import math
 import pathlib
+import resource
 import struct
 
 import pytest
@@ -85,6 +87,49 @@ def test_other_processes_write_nothing(tmp_path):
     writer.write(1, {"loss": 1.0})
     writer.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@contextlib.contextmanager
+def no_file_grows_beyond(size: int):
+    """Writes beyond a size fail, as on a full disk; one that crosses it is cut there."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_ends_no_run_and_loses_nothing_once_it_has_room_again(tmp_path, caplog):
+    full, undisturbed = (open_metrics_writer(tmp_path / name) for name in ("full", "undisturbed"))
+    for step in range(1, 7):
+        undisturbed.write(step, {"loss": 1.0 / step})
+        with no_file_grows_beyond(34) if step in (2, 3, 4) else contextlib.nullcontext():
+            full.write(step, {"loss": 1.0 / step})
+        steps = [line["step"] for line in read_metrics(tmp_path / "full")]
+        assert steps == ([1] if step < 5 else list(range(1, step + 1)))
+    for writer in (full, undisturbed):
+        writer.close()
+    lines, expected = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("full", "undisturbed"))
+    assert lines == expected
+    records = tensorboard_records(tmp_path / "full")
+    assert all(records.count(struct.pack("<f", 1.0 / step)) == 1 for step in (3, 5, 6))
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 4 and sum("metrics.jsonl" in text for text in warnings) == 2
+    assert sum("the metrics of step 2 cannot be written (File too large)" in text for text in warnings) == 2
+    assert sum("nothing of steps 2 to 5 is lost" in text for text in warnings) == 2
+
+
+def test_reports_that_a_disk_never_took_are_named_at_the_end(tmp_path, caplog):
+    writer = open_metrics_writer(tmp_path)
+    writer.write(1, {"loss": 1.0})
+    with no_file_grows_beyond((tmp_path / "metrics.jsonl").stat().st_size + 9):
+        for step in (2, 3):
+            writer.write(step, {"loss": 1.0})
+        writer.close()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+    assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"\n")
+    assert "metrics.jsonl: 2 reports, of steps 2 to 3, are lost" in caplog.text
 
 
 class OwnWriter:

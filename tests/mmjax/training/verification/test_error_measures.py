@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from mmjax.training.verification.error_measures import LARGEST_ERROR, gradient_errors, loss_errors
+from mmjax.training.verification.error_measures import (
+    LARGEST_ERROR,
+    change_error,
+    gradient_errors,
+    loss_errors,
+    state_error,
+)
 
 
 def tree(*leaves):
@@ -41,3 +47,22 @@ def test_losses_are_compared_relatively_except_where_zero_is_expected():
 def test_a_frozen_module_has_no_errors_but_if_a_layout_has_gradients_of_it():
     assert gradient_errors({}, {"vision": {}}) == {"vision": {}}
     assert gradient_errors(tree([0.0]), {"vision": {}}) == {"vision": {"blocks/000": LARGEST_ERROR}}
+
+
+def test_a_change_counts_relative_to_what_it_should_be_and_to_the_rounding_of_the_parameter():
+    before, expected = np.ones(4, np.float32), np.full(4, 1.001, np.float32)
+    assert change_error(before, expected, expected, 1e-4) == 0
+    assert change_error(before, np.full(4, 1.00101, np.float32), expected, 1e-4) == pytest.approx(0.01 / 2.19, rel=0.02)
+    one_step = np.nextafter(expected, np.float32(2))
+    assert change_error(before, one_step, expected, 1e-4) < 1e-4
+    assert change_error(before, one_step + np.float32(1e-6), before, 1e-4) > 1e-4  # it should have stayed
+    for missing in (None, expected[:2], np.full(4, np.nan, np.float32)):
+        assert change_error(before, missing, expected, 1e-4) == LARGEST_ERROR
+
+
+def test_optimizer_states_are_compared_relatively_and_counts_exactly():
+    assert state_error(np.full(4, 1e-12, np.float32), np.full(4, 2e-12, np.float32)) == pytest.approx(0.5)
+    assert state_error(np.array(3), np.array(3)) == 0 and state_error(np.array(4), np.array(3)) == LARGEST_ERROR
+    assert state_error(np.zeros(2, np.float32), np.zeros(2, np.float32)) == 0
+    for missing in (None, np.zeros(3, np.float32), np.full(2, np.nan, np.float32)):
+        assert state_error(missing, np.ones(2, np.float32)) == LARGEST_ERROR

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from mmjax.training.engine.engine import Engine
-from mmjax.training.verification.comparison import ALL_MODULES, compare_with_reference
+from mmjax.training.verification.comparison import ALL_MODULES, LIMITS, compare_with_reference
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.faulty_hop import faulty
-from tests.verified_run import MODEL, SETTINGS
+from tests.verified_run import MODEL
 
 PLAN = Plan(
     (
@@ -30,15 +30,19 @@ LAST = PLAN.microbatches - 1
 
 @pytest.fixture(scope="module")
 def engine(reference):
-    return Engine(MODEL, PLAN, reference.steps[0].batch.arrays, SETTINGS)
+    return Engine(MODEL, PLAN, reference.batch_spec, reference.settings)
 
 
 def test_without_a_fault_a_layout_with_a_partly_frozen_stage_agrees(engine, reference):
-    reports = compare_with_reference(engine, reference)
+    reports = compare_with_reference(engine, reference, "float32")
     assert all(report.ok for report in reports.values()), reports
     assert set(reports) == {"vision", "backbone", ALL_MODULES}
     assert set(reference.steps[0].gradients["vision"]) == {"projector"}
     assert reports["vision"].gradient.error > 0
+    (step,) = reference.steps
+    compared = step.margins > LIMITS["float32"].margin
+    assert 0.3 < step.correct[compared].mean() < 0.7 and compared.sum() > 0.9 * (step.margins >= 0).sum()
+    assert 0.3 < step.score.accuracy < 0.7
 
 
 # ---------------------------------------------------------------------- faults: what changes in an engine
@@ -112,6 +116,66 @@ def without_norm(loss_and_norm, gradients, losses):
     return loss_and_norm(gradients, losses).at[:, 0].set(0)
 
 
+# ---------------------------------------------------------------------- faults of the update and of the evaluation
+
+
+def clipped_by_its_own_norm(update, masters, states, gradients, summary):
+    squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf)), gradients)
+    own_norm = jnp.sqrt(sum(jax.tree.leaves(squares)))
+    scale = summary.clip_scale * summary.gradient_norm / own_norm
+    return update(masters, states, gradients, dataclasses.replace(summary, clip_scale=scale))
+
+
+def twice(update, masters, states, gradients, summary):
+    return update(*update(masters, states, gradients, summary), gradients, summary)
+
+
+def higher_learning_rate(update, masters, states, gradients, summary):
+    before = jax.tree.map(jnp.copy, masters)
+    after, states = update(masters, states, gradients, summary)
+    return jax.tree.map(lambda old, new: new + 0.01 * (new - old), before, after), states
+
+
+def changed_states(change):
+    def changed(update, *arguments):
+        masters, states = update(*arguments)
+        return masters, jax.tree.map(change, states)
+
+    return changed
+
+
+def next_shard(leaf):
+    return jax.device_put(jnp.roll(leaf, leaf.shape[0] // 2, 0), leaf.sharding) if leaf.ndim else leaf
+
+
+def next_count(leaf):
+    return leaf if leaf.ndim else leaf + 1
+
+
+def without_first_row(evaluate, parameters, inputs, batch, index):
+    backbone = batch.arrays["backbone"]
+    kept = {**backbone, "weights": backbone["weights"].at[:, 0].set(0)}
+    return evaluate(parameters, inputs, dataclasses.replace(batch, arrays={**batch.arrays, "backbone": kept}), index)
+
+
+def without_last_answers(evaluate, *arguments):
+    output = evaluate(*arguments)
+    return output._replace(auxiliary_metrics={}) if int(arguments[-1]) == LAST else output
+
+
+def changed_correct(change):
+    """Changes which targets of a microbatch, [r, s], an evaluation calls the likeliest tokens."""
+
+    def changed(evaluate, *arguments):
+        output = evaluate(*arguments)
+        metrics = {
+            name: jax.device_put(change(array), array.sharding) for name, array in output.auxiliary_metrics.items()
+        }
+        return output._replace(auxiliary_metrics=metrics)
+
+    return changed
+
+
 VISION_STAGE, FIRST, SECOND = ("vision", 0), ("backbone", 0), ("backbone", 1)
 
 FAULTS = {
@@ -134,7 +198,26 @@ FAULTS = {
         {"vision"},
     ),
     "normaliser off by 0.05%": (larger_weights, {"vision", "backbone"}),
-    "stage left out of the global norm": (stage_function(SECOND, "loss_and_norm", without_norm), {ALL_MODULES}),
+    "clipped by the norm of one stage": (stage_function(FIRST, "update", clipped_by_its_own_norm), {"backbone"}),
+    "update applied twice": (stage_function(VISION_STAGE, "update", twice), {"vision"}),
+    "learning rate off by 1%": (stage_function(SECOND, "update", higher_learning_rate), {"backbone"}),
+    "moments on the wrong replica": (stage_function(SECOND, "update", changed_states(next_shard)), {"backbone"}),
+    "step count off by one": (stage_function(VISION_STAGE, "update", changed_states(next_count)), {"vision"}),
+    "row dropped in the evaluation": (stage_programs(SECOND, evaluate=without_first_row), {"backbone"}),
+    "microbatches swapped in the evaluation": (
+        stage_programs(VISION_STAGE, evaluate=next_microbatch),
+        {"backbone", ALL_MODULES},
+    ),
+    "answers of a microbatch not scored": (stage_programs(SECOND, evaluate=without_last_answers), {ALL_MODULES}),
+    "no token called correct": (stage_programs(SECOND, evaluate=changed_correct(jnp.zeros_like)), {ALL_MODULES}),
+    "rows of correct tokens swapped": (
+        stage_programs(SECOND, evaluate=changed_correct(lambda correct: jnp.roll(correct, 1, axis=0))),
+        {ALL_MODULES},
+    ),
+    "stage left out of the global norm": (
+        stage_function(SECOND, "loss_and_norm", without_norm),
+        {"vision", "backbone", ALL_MODULES},  # all are clipped by it
+    ),
 }
 
 
@@ -142,5 +225,5 @@ FAULTS = {
 def test_a_fault_is_found_in_the_modules_it_changes_and_in_no_other(fault, engine, reference, monkeypatch):
     inject, modules = FAULTS[fault]
     inject(engine, monkeypatch)
-    reports = compare_with_reference(engine, reference)
+    reports = compare_with_reference(engine, reference, "float32")
     assert {name for name, report in reports.items() if not report.ok} == modules, reports

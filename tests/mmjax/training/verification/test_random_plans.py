@@ -60,7 +60,7 @@ def test_plans_depend_on_seed_and_number_alone():
 def test_the_executor_agrees_with_one_device_on_random_plans(reference):
     plans = random_plans(module_graph(MODEL), DATA.rows, 8, SETTINGS.seed, 2)
     layouts = [NamedLayout(name, plan) for name, plan in plans.items()]
-    reports = list(verify_layouts(MODEL, layouts, reference, SETTINGS))
+    reports = list(verify_layouts(MODEL, layouts, reference))
     assert [report.layout for report in reports] == list(plans)
     for report in reports:
         assert report.ok, report

@@ -14,6 +14,8 @@ import pytest
 from mmjax.training.metrics.metrics_file import read_metrics
 from tests.xla_flags import xla_flags
 
+pytestmark = pytest.mark.processes
+
 GIN = """
 from __gin__ import dynamic_registration
 from configs import optimizer

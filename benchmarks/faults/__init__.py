@@ -1,0 +1,1 @@
+"""Randomized faults over runs of several local processes, and whether every run still ends as an undisturbed one."""

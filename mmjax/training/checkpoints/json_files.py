@@ -1,0 +1,73 @@
+"""The JSON files of a checkpoint, and what is in them."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+from configs.errors import UserError
+from configs.strict_json import parse_json, read_bounded
+
+MODEL_FILE = "model.json"
+"""File of a checkpoint with the model's configuration, what trained and by which algorithm."""
+
+HOST_FILE = "host.json"
+"""File of a checkpoint with the state of the data pipeline and of the metrics."""
+
+FORMAT = 1
+"""Number of the layout of checkpoints; it grows when a checkpoint can no longer be read by what read it before."""
+
+JsonDocument = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelDocument:
+    """What a checkpoint says of its model.
+
+    Attributes:
+        model: The model's identity (`model_identity`).
+        trained: Keys `module/piece` of all that has optimizer state.
+        optimizer: Name of the algorithm that the optimizer state is of.
+    """
+
+    model: Any
+    trained: frozenset[str]
+    optimizer: str
+
+    @classmethod
+    def read(cls, checkpoint: pathlib.Path) -> "ModelDocument":
+        """Reads it from a checkpoint; raises UserError if it is of another format or holds something else."""
+        document = read_json_object(checkpoint / MODEL_FILE)
+        if document.get("format") != FORMAT:
+            raise UserError(
+                f"{checkpoint} has the checkpoint format {document.get('format')!r:.40}, and this version of mmjax "
+                f"reads format {FORMAT}; use the version that wrote it"
+            )
+        trained, optimizer = document.get("trained"), document.get("optimizer")
+        keys = [key for key in trained if isinstance(key, str)] if isinstance(trained, list) else None
+        if keys is None or keys != trained or not isinstance(optimizer, str):
+            raise UserError(f"{checkpoint / MODEL_FILE} does not say what trained and by which algorithm")
+        return cls(document.get("model"), frozenset(keys), optimizer)
+
+    def document(self) -> JsonDocument:
+        """What `read` reads."""
+        return {
+            "format": FORMAT,
+            "model": self.model,
+            "trained": sorted(self.trained),
+            "optimizer": self.optimizer,
+        }
+
+
+def read_json_object(path: pathlib.Path) -> JsonDocument:
+    """The JSON object in a file; raises UserError, naming the file, if it holds none."""
+    document = parse_json(read_bounded(path), os.fspath(path), finite=False)
+    if not isinstance(document, dict):
+        raise UserError(f"{path} holds {type(document).__name__}, not an object")
+    return document
+
+
+def write_json_file(path: pathlib.Path, document: JsonDocument) -> None:
+    """Writes a document to a file."""
+    path.write_text(json.dumps(document, indent=1), encoding="utf-8")

@@ -1,0 +1,111 @@
+"""Reading checkpoints: the whole state on a plan, or parameters alone on one device."""
+
+import logging
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from configs.architectures import ModelConfig
+from configs.errors import UserError
+from mmjax.models.model import model_modules
+from mmjax.models.structure.parameters import abstract_module_parameters
+from mmjax.training.checkpoints.array_files import read_arrays
+from mmjax.training.checkpoints.arrays import (
+    abstract_arrays_to_load,
+    optimizer_algorithm,
+    state_from_arrays,
+    trained_keys,
+)
+from mmjax.training.checkpoints.discovery import damage_of_parameters, newest_whole, newest_whole_for_all
+from mmjax.training.checkpoints.json_files import HOST_FILE, ModelDocument, read_json_object
+from mmjax.training.checkpoints.model_identity import check_same_model
+from mmjax.training.checkpoints.remote_folder import RemoteFolder
+from mmjax.training.engine.engine import Engine
+from sharding.runtime.pipeline import TrainState
+from sharding.trees import Tree
+
+_LOG = logging.getLogger(__name__)
+
+
+def restore_state(
+    directory: pathlib.Path,
+    config: ModelConfig,
+    engine: Engine,
+    step: int | None = None,
+    remote: RemoteFolder | None = None,
+) -> tuple[TrainState, dict[str, Any], int]:
+    """The training state, the state on the host and the steps done; as `CheckpointManager.restore`."""
+    path = newest_whole_for_all(directory, step, remote)
+    about, ours, trained = ModelDocument.read(path), optimizer_algorithm(engine), trained_keys(engine)
+    check_same_model(path, about.model, config)
+    if about.optimizer != ours:
+        raise UserError(
+            f"{path} has the optimizer state of {about.optimizer} and this run trains with {ours}: "
+            f"set OptimizerConfig.algorithm to {about.optimizer}, or start anew in another workdir"
+        )
+    wanted = abstract_arrays_to_load(engine, about.trained)
+    # Each process reads what its devices hold, without waiting for the others.
+    loaded = {name: read_arrays(path / name, tree) for name, tree in wanted.items()}
+    for names, what in (
+        (trained - about.trained, "starts fresh, as it has none of it"),
+        (about.trained - trained, "is left out"),
+    ):
+        if names:
+            _LOG.warning("%s: optimizer state of %s %s", path, ", ".join(sorted(names)), what)
+    return state_from_arrays(engine, loaded), read_json_object(path / HOST_FILE), int(path.name)
+
+
+def restore_parameters(
+    directory: pathlib.Path, config: ModelConfig, device: jax.Device, step: int | None = None
+) -> tuple[Tree, int]:
+    """Restores the parameters of the newest checkpoint that can be read, or of a step, on one device.
+
+    Returns:
+        `{module: {piece: {layer: {...}}}}` in float32, and the number of steps done.
+
+    Raises:
+        UserError: As `CheckpointManager.restore`.
+    """
+    path = _parameters_of(directory, config, step)
+    return read_arrays(path / "parameters", _on_device(_shapes(config), device)), int(path.name)
+
+
+def layer_reader(
+    directory: pathlib.Path, config: ModelConfig, device: jax.Device, step: int | None = None
+) -> tuple[Callable[[str, str, str], Tree], int]:
+    """Makes a function that reads the parameters of one (module, piece, layer) to the host, through a device.
+
+    Returns:
+        The function, and the number of steps of the checkpoint: that of `step`, or the newest that can be read.
+
+    Raises:
+        UserError: As `CheckpointManager.restore`.
+    """
+    path = _parameters_of(directory, config, step)
+    shapes = _shapes(config)
+
+    def read(module: str, piece: str, layer: str) -> Tree:
+        wanted = {module: {piece: {layer: _on_device(shapes[module][piece][layer], device)}}}
+        return jax.tree.map(np.asarray, read_arrays(path / "parameters", wanted)[module][piece][layer])
+
+    return read, int(path.name)
+
+
+def _parameters_of(directory: pathlib.Path, config: ModelConfig, step: int | None) -> pathlib.Path:
+    """The newest checkpoint with whole parameters, or that of a step, of this model."""
+    path = newest_whole(directory, step, damage_of_parameters)
+    check_same_model(path, ModelDocument.read(path).model, config)
+    return path
+
+
+def _shapes(config: ModelConfig) -> Tree:
+    return {module.name: abstract_module_parameters(module) for module in model_modules(config)}
+
+
+def _on_device(shapes: Tree, device: jax.Device) -> Tree:
+    sharding = SingleDeviceSharding(device)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)

@@ -1,0 +1,37 @@
+"""The held-out accuracy of the steps that were evaluated, in a file beside the checkpoints."""
+
+import logging
+import os
+import pathlib
+
+from configs.errors import UserError
+from mmjax.training.checkpoints.json_files import read_json_object, write_json_file
+
+_LOG = logging.getLogger(__name__)
+
+SCORE_FILE = "scores.json"
+"""File beside the checkpoints: `{"accuracy": {"<step>": accuracy}}`, of every evaluated step."""
+
+
+def read_scores(directory: pathlib.Path) -> dict[int, float]:
+    """Accuracy by step; none without the file, nor, after a warning, where it holds something else."""
+    path = directory / SCORE_FILE
+    if not path.exists():
+        return {}
+    try:
+        return {int(step): float(score) for step, score in read_json_object(path)["accuracy"].items()}
+    except (UserError, KeyError, AttributeError, TypeError, ValueError) as error:
+        _LOG.warning("%s is left out, no checkpoint counts as evaluated: %s", path, error)
+        return {}
+
+
+def write_scores(directory: pathlib.Path, scores: dict[int, float]) -> None:
+    """Replaces the file; a failure is a warning, for the metrics have the scores too."""
+    path = directory / SCORE_FILE
+    new = path.with_suffix(".new")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json_file(new, {"accuracy": {str(step): score for step, score in sorted(scores.items())}})
+        os.replace(new, path)
+    except OSError as error:
+        _LOG.warning("%s is not written: %s", path, error)

@@ -1,0 +1,209 @@
+"""What a layout computes for a step: losses and gradients, an update by these gradients, and an evaluation."""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from data.packing.global_batch import GlobalBatch
+from mmjax.models.structure.parameters import place_host_array
+from mmjax.training.engine.compilation import compile_evaluation, compile_step
+from mmjax.training.engine.engine import Engine
+from mmjax.training.evaluation import AnswerScore, local_score
+from mmjax.training.verification.whole_arrays import Name, gather_whole_arrays
+from sharding.runtime.coordination import wait_for_processes
+from sharding.runtime.pipeline import TrainState
+from sharding.trees import Tree
+
+Leaves = dict[Name, np.ndarray]
+"""By module, piece, layer and the path below: parameters, gradients, or leaves of the optimizer state."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepInputs:
+    """What every layout gets for a step.
+
+    Attributes:
+        batch: The packed batch.
+        parameters: In float32; numbers of the layouts' precision, so that casting them adds no error.
+        optimizer_state: Of the pieces that train.
+    """
+
+    batch: GlobalBatch
+    parameters: Leaves
+    optimizer_state: Leaves
+
+    def perturbed_parameters(self, dtype: str, number: int, count: int) -> Iterator[Leaves]:
+        """The parameters of step `number` with so many perturbations in a precision, the same in every process."""
+        return (perturb(self.parameters, dtype, (number, repeat)) for repeat in range(count))
+
+
+def perturb(leaves: Leaves, dtype: str, seed: tuple[int, ...]) -> Leaves:
+    """Parameters multiplied by 1 + u, rounded to a precision, with u uniform in [-eps, eps] of the precision.
+
+    All intermediate results then round differently, so that rounding errors become independent of each other.
+    """
+    random, eps = np.random.default_rng(seed), float(jnp.finfo(dtype).eps)
+
+    def perturbed(leaf: np.ndarray) -> np.ndarray:
+        factors = (1 + random.uniform(-eps, eps, leaf.shape)).astype(np.float32)
+        return (np.asarray(leaf) * factors).astype(jnp.dtype(dtype)).astype(np.float32)
+
+    return {name: perturbed(leaves[name]) for name in sorted(leaves)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class StepResults:
+    """What a layout computes for a step.
+
+    Attributes:
+        losses: By name.
+        gradients: Of the pieces that train.
+        gradient_norm: The global norm, of which the factor that clips gradients is made.
+        parameters: After the update, frozen ones included.
+        optimizer_state: After the update.
+        evaluation_losses: By name.
+        score: Of the questions of the batch.
+        correct: int8[n, s], 1 where the evaluation calls the target the likeliest token, 0 where not, else invalid.
+    """
+
+    losses: dict[str, float]
+    gradients: Leaves
+    gradient_norm: float
+    parameters: Leaves
+    optimizer_state: Leaves
+    evaluation_losses: dict[str, float]
+    score: AnswerScore
+    correct: np.ndarray
+
+
+def leaves_by_name(tree: Any) -> dict[Name, Any]:
+    """The leaves of a tree by their path; keys such as `module/piece` are several parts of it."""
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def host_leaves(tree: Any) -> Leaves:
+    """`leaves_by_name` as NumPy arrays."""
+    return {name: np.asarray(leaf) for name, leaf in leaves_by_name(tree).items()}
+
+
+def _name(path: tuple[Any, ...]) -> Name:
+    return tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/"))
+
+
+def by_module(leaves: Leaves) -> Tree:
+    """`{module: {path: leaf}}`."""
+    modules: Tree = {}
+    for (module, *path), leaf in leaves.items():
+        modules.setdefault(module, {})["/".join(path)] = leaf
+    return modules
+
+
+def step_results(engine: Engine | None, inputs: StepInputs, number: int) -> StepResults:
+    """The results of all processes together, which call this together.
+
+    Args:
+        engine: The layout's; None if this process has no device of it.
+        inputs: Of the step.
+        number: Of the step.
+    """
+    found = gather_whole_arrays(dict(_local_results(engine, inputs, number)) if engine else {})
+
+    def part(kind: str) -> dict[Name, np.ndarray]:
+        return {name[1:]: array for name, array in found.items() if name[0] == kind}
+
+    evaluation_losses: dict[str, float] = {}
+    for (_, _, name), losses in part("evaluation").items():
+        evaluation_losses[name] = evaluation_losses.get(name, 0.0) + float(losses.sum(dtype=np.float64))
+    return StepResults(
+        losses={name: float(loss) for (name,), loss in part("losses").items()},
+        gradients=part("gradients"),
+        gradient_norm=float(found["gradient_norm",]),
+        parameters=part("parameters"),
+        optimizer_state=part("optimizer_state"),
+        evaluation_losses=evaluation_losses,
+        score=AnswerScore(*np.sum(list(part("answers").values()), axis=0).tolist()),
+        correct=_join_microbatches(part("correct"), inputs.batch.sample_ids.shape[0]),
+    )
+
+
+def _join_microbatches(microbatches: dict[Name, np.ndarray], rows: int) -> np.ndarray:
+    """The rows `[n, s]` of microbatches `[n / m, s]` by their number; rows of those that are missing are invalid."""
+    first = next(iter(microbatches.values()), np.zeros((1, 1), np.int8))
+    joined = np.full((rows, first.shape[1]), np.iinfo(np.int8).min, np.int8)
+    for (number,), array in microbatches.items():
+        start = int(number) * len(array)
+        joined[start : start + len(array)] = array
+    return joined
+
+
+def step_gradients(engine: Engine | None, inputs: StepInputs, number: int) -> Leaves:
+    """Only the gradients of `step_results`."""
+    local = {}
+    if engine:
+        state, batch = _place_state(engine, inputs), engine.place_batch(inputs.batch.arrays, number)
+        local = dict(_leaves_of_stages(engine.executor.gradients(state, batch)[0]))
+    return gather_whole_arrays(local)
+
+
+def _local_results(engine: Engine, inputs: StepInputs, number: int) -> Iterator[tuple[Name, Any]]:
+    """The results on this process's devices: the kind of result and what it is of, and the array."""
+    executor, state = engine.executor, _place_state(engine, inputs)
+    batch = engine.place_batch(inputs.batch.arrays, number)
+    gradients, summary = executor.gradients(state, batch)
+    evaluations = executor.evaluate(executor.compute_weights(state), batch)
+    yield ("gradient_norm",), summary.gradient_norm
+    for name, loss in engine.losses_by_name(summary).items():
+        yield ("losses", name), np.array(loss)
+    for (unit, stage), microbatches in evaluations.items():
+        for name in microbatches[0].losses if microbatches else ():
+            total = functools.reduce(operator.add, (evaluation.losses[name] for evaluation in microbatches))
+            yield ("evaluation", unit, str(stage), name), total
+    backbone = engine.config.backbone.name
+    for microbatches in evaluations.values():
+        for number, evaluation in enumerate(microbatches):
+            if f"{backbone}/correct" in evaluation.auxiliary_metrics:
+                yield ("correct", str(number)), evaluation.auxiliary_metrics[f"{backbone}/correct"]
+    score = local_score(evaluations, inputs.batch, backbone)
+    yield ("answers", str(jax.process_index())), np.array([score.correct, score.questions])
+    for name, leaf in _leaves_of_stages(gradients):
+        yield ("gradients", *name), leaf
+    state, _ = executor.update(state, gradients)
+    for name, leaf in _leaves_of_stages(state.master_weights):
+        yield ("parameters", *name), leaf
+    for name, leaf in _leaves_of_stages(state.optimizer_state):
+        yield ("optimizer_state", *name), leaf
+
+
+def _leaves_of_stages(trees: dict[tuple[str, int], Tree]) -> Iterator[tuple[Name, Any]]:
+    for tree in trees.values():
+        yield from leaves_by_name(tree).items()
+
+
+def _place_state(engine: Engine, inputs: StepInputs) -> TrainState:
+    def place(leaves: Leaves, shardings: Tree) -> Tree:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, sharding: place_host_array(leaves[_name(path)], sharding), shardings
+        )
+
+    masters, optimizer_state = {}, {}
+    for stage_id, stage in engine.local_stages.items():
+        masters[stage_id] = place(inputs.parameters, stage.master_weights.shardings)
+        if stage.trained_keys:
+            optimizer_state[stage_id] = place(inputs.optimizer_state, engine.optimizer_shardings(stage_id))
+    return TrainState(masters, optimizer_state, engine.executor.global_reduction.initial_flag())
+
+
+def prepare_processes(engine: Engine | None) -> None:
+    """Compiles what the layout runs, and waits until all processes have: their first exchange has a time limit."""
+    if jax.process_count() == 1:
+        return  # programs are compiled when they first run
+    if engine:
+        compile_step(engine, lambda done, total: None)
+        compile_evaluation(engine, lambda done, total: None)
+    wait_for_processes("the verification of a layout")

@@ -1,0 +1,146 @@
+"""What verification finds of a layout: by module, differences from the reference and their tolerances; their tables."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """The error of a result relative to the reference, and its tolerance.
+
+    Attributes:
+        error: The relative error.
+        tolerance: The largest error that is accepted.
+        what: The parameter; of losses the part of the loss name after the module's.
+    """
+
+    error: float
+    tolerance: float
+    what: str = ""
+
+    @property
+    def excess(self) -> float:
+        """Error over tolerance; above 1 it is too large."""
+        return self.error / self.tolerance
+
+
+def worst(differences: Iterable[Difference | None]) -> Difference | None:
+    """The difference that is the largest relative to its tolerance; None without one."""
+    return max(filter(None, differences), key=lambda difference: difference.excess, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleReport:
+    """The differences of one module of a layout, the worst of all steps; None for what a module does not have.
+
+    Attributes:
+        loss: Of its loss, or of another loss of the module or its layers if that is worse.
+        gradient: Of the parameter whose gradient's error is the largest relative to its tolerance.
+        update: Likewise of the change of a parameter by one update, or of its optimizer state after it.
+        evaluation: Of its loss in an evaluation, which has programs of its own; of all modules, of the score and of
+            the tokens that are called correct.
+    """
+
+    loss: Difference | None = None
+    gradient: Difference | None = None
+    update: Difference | None = None
+    evaluation: Difference | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether all differences are within their tolerances."""
+        return all(difference.excess <= 1 for difference in self.differences().values() if difference)
+
+    def differences(self) -> dict[str, Difference | None]:
+        """The differences by what they are of."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def worse(self, other: "ModuleReport") -> "ModuleReport":
+        """The worse of each difference of two steps."""
+        others = other.differences()
+        return ModuleReport(**{name: worst((mine, others[name])) for name, mine in self.differences().items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutReport:
+    """The differences of all modules of a layout.
+
+    Attributes:
+        layout: Name of the layout.
+        modules: By module name.
+    """
+
+    layout: str
+    modules: dict[str, ModuleReport]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all modules are within their tolerances."""
+        return all(module.ok for module in self.modules.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """What `python -m mmjax.verify --json` prints of the layout."""
+        modules = {name: {"ok": module.ok, **dataclasses.asdict(module)} for name, module in self.modules.items()}
+        return {"layout": self.layout, "ok": self.ok, "modules": modules}
+
+    def to_message(self) -> bytes:
+        """The report for another process."""
+        return json.dumps(self.to_json()).encode()
+
+    @classmethod
+    def from_message(cls, message: bytes) -> "LayoutReport":
+        """The inverse of `to_message`."""
+        read = json.loads(message)
+        modules = {
+            name: ModuleReport(
+                **{what: found and Difference(**found) for what, found in differences.items() if what != "ok"}
+            )
+            for name, differences in read["modules"].items()
+        }
+        return cls(read["layout"], modules)
+
+
+# ---------------------------------------------------------------------- the tables
+
+
+def print_report(report: LayoutReport, console: Console) -> None:
+    """Prints the table of a layout: the worst differences of each module, and the tolerances that are exceeded."""
+    console.print(_table(report))
+
+
+def print_verdict(reports: Sequence[LayoutReport], console: Console) -> None:
+    """Prints whether all layouts agree, or which do not."""
+    wrong = [report.layout for report in reports if not report.ok]
+    if wrong:
+        console.print(f"{len(wrong)} of {len(reports)} layouts are wrong: {'; '.join(wrong)}", highlight=False)
+    else:
+        console.print(f"all {len(reports)} layouts agree with the single-device reference", highlight=False)
+
+
+def _table(report: LayoutReport) -> Table:
+    table = Table(title=report.layout, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in ("module", "loss", "evaluation", "gradient", "update", ""):
+        table.add_column(name, no_wrap=True)
+    table.add_column("worst parameter", overflow="fold")
+    for name, module in report.modules.items():
+        errors = [_error(each) for each in (module.loss, module.evaluation, module.gradient, module.update)]
+        table.add_row(name, *errors, "ok" if module.ok else "WRONG", "; ".join(_remarks(module)))
+    return table
+
+
+def _error(difference: Difference | None) -> str:
+    return f"{difference.error:.1e}" if difference else "-"
+
+
+def _remarks(module: ModuleReport) -> Iterator[str]:
+    """What differs too much, with its tolerance; if nothing does, the parameter whose gradient is the worst."""
+    for name, difference in module.differences().items():
+        if difference and difference.excess > 1:
+            yield f"{name}: at most {difference.tolerance:.1e} {difference.what}".strip()
+    if module.ok:
+        yield module.gradient.what if module.gradient else "frozen"
