@@ -1,7 +1,7 @@
 """Held-out accuracy: the share of questions whose answer the model gets right, word for word."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -28,11 +28,16 @@ class AnswerScore:
         return self.correct / self.questions if self.questions else 0.0
 
 
+class EvaluationStoppedError(Exception):
+    """An evaluation was stopped before its last batch."""
+
+
 def evaluate_answers(
     engine: Engine,
     state: TrainState,
     batches: Iterable[GlobalBatch],
     callback: ActivityCallback = lambda done, total: None,
+    stop_requested: Callable[[], bool] = lambda: False,
 ) -> AnswerScore:
     """Scores every question of the batches.
 
@@ -44,12 +49,18 @@ def evaluate_answers(
         state: The parameters.
         batches: One pass over the questions.
         callback: Called with the number of batches evaluated, whose total is known at the end only.
+        stop_requested: Asked before every batch, and in all processes with the same answer.
+
+    Raises:
+        EvaluationStoppedError: A stop was requested.
     """
     callback(0, None)
     done = 0
     weights = engine.executor.compute_weights(state)
     correct = questions = 0
     for batch in batches:
+        if stop_requested():
+            raise EvaluationStoppedError
         evaluations = engine.executor.evaluate(weights, engine.place_batch(batch.arrays, 0))
         local = local_score(evaluations, batch, engine.config.backbone.name)
         correct, questions = correct + local.correct, questions + local.questions

@@ -13,7 +13,7 @@ import jax
 
 from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.step_recorder import StepNotRecordedError, StepRecorder
-from mmjax.training.evaluation import AnswerScore
+from mmjax.training.evaluation import AnswerScore, EvaluationStoppedError
 from mmjax.training.heartbeat.op_stragglers import find_slow_op
 from mmjax.training.metrics.activity import COMPILING
 from mmjax.training.metrics.interface import MetricsWriter
@@ -117,7 +117,7 @@ class Fitting:
             losses=self._losses,
             score=self._score,
             counts=self._counts,
-            stopped_by=stop.reason if trainer.steps_done < trainer.config.steps else "",
+            stopped_by=stop.reason if trainer.steps_done < trainer.config.steps or trainer.evaluation_is_due else "",
             data_counters=trainer.batches.counters(),
         )
 
@@ -126,7 +126,9 @@ class Fitting:
         if trainer.steps_done < config.steps:
             with stop.leaving_at_once():
                 self._prepare()
-        while trainer.steps_done < config.steps and not stop.requested(trainer.steps_done):
+            if trainer.evaluation_is_due:
+                self._evaluate(stop)
+        while trainer.steps_done < config.steps and not stop.requested():
             if trainer.workdir and trainer.steps_done + 1 == self._recorded_step:
                 self._record_step(trainer.workdir)
             else:
@@ -140,7 +142,7 @@ class Fitting:
                 self._heartbeat.window_finished(step, times.wall, times.data, times.dispatch)
             # A run that resumes does not evaluate at its checkpoint, so the checkpoint comes after the evaluation.
             if config.evaluation_interval and step % config.evaluation_interval == 0 and step < config.steps:
-                self._evaluate()
+                self._evaluate(stop)
             if step % config.checkpoint_interval == 0 and step < config.steps:
                 self._save()
         self._save()
@@ -151,7 +153,7 @@ class Fitting:
             with self._heartbeat.phase("saving"):
                 trainer.checkpoints.wait()
         if trainer.steps_done == config.steps:
-            self._evaluate()
+            self._evaluate(stop)
             if trainer.checkpoints:
                 with self._heartbeat.phase("saving"):
                     trainer.checkpoints.wait_for_remote()
@@ -222,15 +224,21 @@ class Fitting:
         if self._trainer.checkpoints:
             self._trainer.save()
 
-    def _evaluate(self) -> None:
-        """Scores the state between two steps, whose times do not contain it."""
+    def _evaluate(self, stop: StopSignals) -> None:
+        """Scores the state between two steps, whose times do not contain it; a run that is resumed makes up for it."""
         self._finish_until(0)
+        trainer = self._trainer
         with self._timer.excluded(), self._heartbeat.phase("evaluating"):
-            self._score = self._trainer.evaluate(self._progress)
+            try:
+                self._score = trainer.evaluate(self._progress, stop.requested)
+            except EvaluationStoppedError:
+                trainer.evaluation_is_due = True
+                return
+            trainer.evaluation_is_due = False
             if self._score is not None:
-                self._metrics.write(self._trainer.steps_done, {"accuracy": self._score.accuracy})
+                self._metrics.write(trainer.steps_done, {"accuracy": self._score.accuracy})
             if self._on_evaluation:
-                self._on_evaluation(self._trainer)
+                self._on_evaluation(trainer)
 
     def _report(self, step: int) -> None:
         """Shows and keeps the window of steps that ends with this one, and starts the next."""

@@ -1,6 +1,7 @@
 """Ending a run in order: SIGTERM and Ctrl-C let the step end and the run save, a second Ctrl-C leaves at once."""
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -16,6 +17,8 @@ from configs.errors import INTERRUPTED
 
 _SHOW_CURSOR = "\x1b[?25h"
 
+_ASKED = itertools.count(1)  # how often this process has asked; jax's preemption service wants rising numbers
+
 
 class StoppedBeforeFirstStepError(KeyboardInterrupt):
     """A stop was asked for when this process had not trained a step yet, so there is nothing to save."""
@@ -27,12 +30,13 @@ class StopSignals:
     Python runs signal handlers between bytecodes only, and compiling one program may take seconds. So a thread reads
     the signals too: it answers at once, and ends the process at the second SIGINT.
 
-    Across processes jax's preemption service, which watches for SIGTERM, agrees on the step at which all stop. Outside
+    Across processes jax's preemption service, which watches for SIGTERM, agrees on when all stop. Outside
     the main thread, where Python cannot handle signals, nothing is watched for.
     """
 
     def __init__(self) -> None:
         self._received: signal.Signals | None = None
+        self._agreed = False
         self._leave_at_once = False
         self._previous_handlers: dict[signal.Signals, Any] = {}
         self._previous_wakeup = -1
@@ -58,11 +62,13 @@ class StopSignals:
         os.close(self._pipe[1])  # the thread reads the end of the pipe, and closes the other end
         self._pipe = None
 
-    def requested(self, step: int) -> bool:
-        """Whether to save and stop now, after `step` steps; every process asks before every step."""
+    def requested(self) -> bool:
+        """Whether to save and stop now; every process asks equally often, before every step and batch to evaluate."""
         if jax.process_count() == 1:
             return self._received is not None
-        return bool(multihost_utils.reached_preemption_sync_point(step))
+        if not self._agreed:  # jax says so once
+            self._agreed = bool(multihost_utils.reached_preemption_sync_point(next(_ASKED)))
+        return self._agreed
 
     @property
     def reason(self) -> str:

@@ -74,6 +74,7 @@ class Trainer:
         batches: The iterator of global batches.
         steps_done: Steps that the current state has behind it.
         window: Those of them that no report has yet.
+        evaluation_is_due: Whether the evaluation after the last of them was stopped.
         heartbeat: Tells the other processes of the run what this one does, until the trainer is closed.
         checkpoints: The checkpoints in the workdir; None without one.
         full_batch_flops: Model FLOPs of each module for one full global batch.
@@ -142,7 +143,7 @@ class Trainer:
             self.batches.list_refused_in(self._refused_folder)
         self.checkpoints = folder and CheckpointManager(folder, config.model, config.retention, remote)
         self.steps_done, self.window = 0, StepWindow(config.model.backbone.name)
-        self._communication_checked = self._evaluation_compiled = False
+        self._communication_checked = self._evaluation_compiled = self.evaluation_is_due = False
         self._state: TrainState | None = None
         self._peeked: tuple[GlobalBatch, dict[str, Any]] | None = None
         if self.checkpoints and resume:
@@ -152,6 +153,7 @@ class Trainer:
             try:
                 self.batches.set_state(host_state["data"])
                 self.window.set_state(host_state["window"])
+                self.evaluation_is_due = bool(host_state["evaluation_is_due"])
             except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
                 raise UserError(
                     f"the checkpoint of step {self.steps_done} in {folder} has the state of another data pipeline: "
@@ -251,11 +253,17 @@ class Trainer:
             self.finish_step(self.dispatch_step(StepTimer(), recorder))
             return recorder.timeline()
 
-    def evaluate(self, progress: ProgressDisplay | None = None) -> AnswerScore | None:
+    def evaluate(
+        self, progress: ProgressDisplay | None = None, stop_requested: Callable[[], bool] = lambda: False
+    ) -> AnswerScore | None:
         """The score on the split `test`; None where the data set has no questions to score.
 
         Args:
             progress: Shows the programs compiled, at the first evaluation, and the batches evaluated.
+            stop_requested: As `evaluate_answers` asks for it.
+
+        Raises:
+            EvaluationStoppedError: A stop was requested before the last batch.
         """
 
         def show(activity: Activity, done: int, total: int | None) -> None:
@@ -273,7 +281,8 @@ class Trainer:
                 compile_evaluation(self.engine, functools.partial(show, COMPILING))
                 wait_for_processes("the evaluation")
                 self._evaluation_compiled = True
-            score = evaluate_answers(self.engine, self.state, batches, functools.partial(show, EVALUATING))
+            show_batches = functools.partial(show, EVALUATING)
+            score = evaluate_answers(self.engine, self.state, batches, show_batches, stop_requested)
         if self.checkpoints:
             self.checkpoints.add_score(self.steps_done, score.accuracy)
         return score
@@ -330,7 +339,11 @@ class Trainer:
     def _save(self, steps_done: int, data_state: dict[str, Any]) -> None:
         """Saves the state after so many steps, which are all finished."""
         assert self.checkpoints is not None
-        host_state = {"data": data_state, "window": self.window.get_state()}
+        host_state = {
+            "data": data_state,
+            "window": self.window.get_state(),
+            "evaluation_is_due": self.evaluation_is_due,
+        }
         with self.heartbeat.phase("saving"):
             self.checkpoints.save(steps_done, self.engine, self.state, host_state)
 

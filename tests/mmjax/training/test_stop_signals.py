@@ -15,7 +15,7 @@ from mmjax.training.stop_signals import StopSignals
 with StopSignals() as stop:
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", {rounds})  # a long call that runs no Python code, as compiling is one
-    print(stop.requested(0), stop.reason, flush=True)
+    print(stop.requested(), stop.reason, flush=True)
 """
 
 
@@ -36,9 +36,9 @@ def test_the_first_interrupt_is_answered_at_once_and_the_second_ends_the_process
 @pytest.mark.parametrize(("number", "reason"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 def test_one_signal_asks_for_a_stop(number, reason):
     with StopSignals() as stop:
-        assert not stop.requested(0)
+        assert not stop.requested()
         signal.raise_signal(number)
-        assert stop.requested(0) and stop.reason == reason
+        assert stop.requested() and stop.reason == reason
         with pytest.raises(StoppedBeforeFirstStepError), stop.leaving_at_once():
             raise AssertionError("it was entered after the stop had been asked for")
 

@@ -20,6 +20,7 @@ from mmjax.reporting.run_folder import open_run
 from mmjax.training import trainer as trainer_module
 from mmjax.training.config import TrainConfig, find_plan_file, load_configured_plan
 from mmjax.training.engine.engine import Engine
+from mmjax.training.metrics.activity import EVALUATING
 from mmjax.training.metrics.metrics_file import read_metrics
 from mmjax.training.metrics.step_timeline_file import read_step_timeline
 from mmjax.training.metrics.writers import open_metrics_writer
@@ -236,6 +237,32 @@ def test_a_killed_and_resumed_run_writes_the_metrics_of_an_uninterrupted_one(
         lines = written(tmp_path)
     assert lines == whole_lines[log_interval]
     assert [line["step"] for line in lines] == sorted([*range(log_interval, 7, log_interval), 6][:3] + [3, 6])
+
+
+class StopsWhileEvaluating(Recorder):
+    """Sends SIGTERM at the beginning of the evaluation of this number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._number = number
+
+    def show(self, activity, done, total) -> None:
+        if activity is EVALUATING and done == 0:
+            self._number -= 1
+            if not self._number:
+                signal.raise_signal(signal.SIGTERM)
+
+
+def test_an_evaluation_that_is_stopped_is_made_up_for_when_the_run_is_resumed(tmp_path, whole_lines):
+    config = interrupted_config(log_interval=2, checkpoint_interval=6)
+    first, _ = run(tmp_path, recorder=StopsWhileEvaluating(1), config=config)
+    assert (first.step, first.score, first.stopped_by) == (3, None, "SIGTERM")
+    # Makes up for the evaluation after step 3, and is stopped in the last one.
+    second, _ = run(tmp_path, resume=True, recorder=StopsWhileEvaluating(2), config=config)
+    assert (second.step, second.stopped_by) == (6, "SIGTERM")
+    third, _ = run(tmp_path, resume=True, config=config)
+    assert third.step == 6 and third.score is not None and not third.stopped_by
+    assert written(tmp_path) == whole_lines[2]
 
 
 def test_a_run_that_was_killed_after_its_evaluation_does_not_write_it_twice(uninterrupted):
