@@ -1,5 +1,6 @@
 """The loads that rows of a global batch bring to each module: drawn from a description of data, or measured."""
 
+import bisect
 import dataclasses
 import functools
 import math
@@ -12,7 +13,7 @@ from jaxtyping import Float
 from configs.architectures import AudioConfig, EncoderConfig, ModelConfig, VisionConfig
 from configs.errors import UserError
 from configs.workloads import Lognormal, SampleKind, SyntheticData
-from sharding.specs.layer import LoadColumn, Loads, make_loads
+from sharding.specs.layer import LoadColumn, Loads
 
 POSITIONS_PER_SECOND = 50  # of Whisper's encoder: 100 mel frames, halved
 MAX_MISSES = 16  # samples that a packer tries before it closes a row
@@ -65,14 +66,15 @@ def draw_row_loads(data: SyntheticData, model: ModelConfig, rows: int, seed: int
                 f"DescribedItems({encoder.field!r}, ...) to SampleKind.items"
             )
     random = np.random.default_rng(seed)
-    shares = np.array([share for _, share in data.kinds])
-    drawn = [_fill_row(data, shares / shares.sum(), model, random) for _ in range(rows)]
-    return RowLoadStatistics({name: np.stack([row[name] for row in drawn]) for name in drawn[0]})
+    drawn = [_fill_row(data, model, random) for _ in range(rows)]
+    return RowLoadStatistics({name: np.array([row[name] for row in drawn], float) for name in drawn[0]})
 
 
-def _fill_row(
-    data: SyntheticData, shares: Float[np.ndarray, " k"], model: ModelConfig, random: np.random.Generator
-) -> dict[str, Load]:
+_RowLoad = list[float]
+"""The columns of a load; a list, because a row is filled with tens of samples, each with a load for every module."""
+
+
+def _fill_row(data: SyntheticData, model: ModelConfig, random: np.random.Generator) -> dict[str, _RowLoad]:
     """Fills one row as a packer with a buffer does.
 
     Samples are taken in random order; those that do not fit are left for other rows, until MAX_MISSES have not fitted.
@@ -80,16 +82,17 @@ def _fill_row(
     """
     loads = _no_loads(model)
     backbone, misses = model.backbone.name, 0
+    shares = tuple(share for _, share in data.kinds)
     while misses < MAX_MISSES:
-        kind = data.kinds[random.choice(len(shares), p=shares)][0]
+        kind = data.kinds[_choose(shares, random)][0]
         sample = _sample_loads(kind, model, random)
         room = data.row_tokens - loads[backbone][LoadColumn.TOKENS]
         length = sample[backbone][LoadColumn.TOKENS]
         if length <= room:
             for name, load in sample.items():
-                loads[name] += load
+                loads[name] = _add(loads[name], load)
         elif length > data.row_tokens and not loads[backbone][LoadColumn.TOKENS]:
-            sample[backbone] = make_loads(room, room**2, 1.0)
+            sample[backbone] = [room, room**2, 1.0]
             return sample
         else:
             misses += 1
@@ -98,41 +101,56 @@ def _fill_row(
     return loads
 
 
-def _no_loads(model: ModelConfig) -> dict[str, Load]:
+def _no_loads(model: ModelConfig) -> dict[str, _RowLoad]:
     modules = (*model.encoders, model.backbone, *model.generators)
-    return {module.name: np.zeros(len(LoadColumn)) for module in modules}
+    return {module.name: [0.0] * len(LoadColumn) for module in modules}
 
 
-def _sample_loads(kind: SampleKind, model: ModelConfig, random: np.random.Generator) -> dict[str, Load]:
+def _add(load: _RowLoad, other: _RowLoad) -> _RowLoad:
+    return [left + right for left, right in zip(load, other, strict=True)]
+
+
+def _sample_loads(kind: SampleKind, model: ModelConfig, random: np.random.Generator) -> dict[str, _RowLoad]:
     """The load of one random sample on every module."""
     loads = _no_loads(model)
-    images = random.choice(len(kind.image_counts), p=np.array(kind.image_counts))
-    clips = random.choice(len(kind.clip_counts), p=np.array(kind.clip_counts))
+    images = _choose(kind.image_counts, random)
+    clips = _choose(kind.clip_counts, random)
     sides = [_draw(kind.image_side, random) for _ in range(images)]
     seconds = [_draw(kind.clip_seconds, random) for _ in range(clips)]
     length = round(_draw(kind.text_tokens, random))
     others = {
-        items.field: [
-            _draw(items.positions, random) for _ in range(random.choice(len(items.counts), p=np.array(items.counts)))
-        ]
+        items.field: [_draw(items.positions, random) for _ in range(_choose(items.counts, random))]
         for items in kind.items
     }
+    drawn = DrawnItems(sides, seconds, others)
     for encoder in model.encoders:
-        items = encoder_items(encoder, kind, DrawnItems(sides, seconds, others))
+        items = encoder_items(encoder, kind, drawn)
         squared_lengths = sum(item.attended**2 for item in items)
-        loads[encoder.name] += make_loads(sum(item.positions for item in items), squared_lengths, len(items))
+        load = [float(sum(item.positions for item in items)), float(squared_lengths), float(len(items))]
+        loads[encoder.name] = _add(loads[encoder.name], load)
         length += sum(item.tokens for item in items) + DELIMITERS * len(items)
-    generated = random.binomial(images, kind.generated_share)
+    generated = int(random.binomial(images, kind.generated_share))
     for generator in model.generators:
-        loads[generator.name] += make_loads(items=generated)
+        loads[generator.name][LoadColumn.ITEMS] += generated
         length += generator.conditions * generated
-    loads[model.backbone.name] += make_loads(length, length**2, 1)
+    loads[model.backbone.name] = _add(loads[model.backbone.name], [float(length), float(length**2), 1.0])
     return loads
+
+
+def _choose(shares: tuple[float, ...], random: np.random.Generator) -> int:
+    """One of several by their shares: the number that `Generator.choice` draws, without its checks of every call."""
+    return bisect.bisect_right(_cumulative(shares), random.random())
+
+
+@functools.cache
+def _cumulative(shares: tuple[float, ...]) -> tuple[float, ...]:
+    total = np.cumsum(np.array(shares) / np.sum(shares))
+    return tuple((total / total[-1]).tolist())
 
 
 def _draw(size: Lognormal, random: np.random.Generator) -> float:
     value = size.median * math.exp(size.sigma * random.standard_normal())
-    return float(np.clip(value, size.minimum, size.maximum))
+    return min(max(value, size.minimum), size.maximum)
 
 
 class DrawnItems(NamedTuple):
