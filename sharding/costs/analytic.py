@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -125,16 +125,21 @@ class AnalyticCostModel:
         """
         loads, ranks = loads / ranks.cp, ranks.for_layer(layer)
         compute, waiting = np.zeros(loads.shape[:-1]), np.zeros(loads.shape[:-1])
-        for number, kernel in enumerate(layer.kernels):
+        is_loaded = (loads != 0).any(axis=-1)
+        kernel_seconds = [
+            0.0 if kernel.kind in COLLECTIVE_KINDS else is_loaded * self._kernel(kernel, loads, ranks)
+            for kernel in layer.kernels
+        ]
+        for number, (kernel, seconds) in enumerate(zip(layer.kernels, kernel_seconds, strict=True)):
             forward, backward = passes(kernel)
             if not forward + backward:
                 continue
             if kernel.kind in COLLECTIVE_KINDS:
                 if ranks.group_size(kernel) > 1:
-                    exposed = self._kernel(kernel, loads, ranks) - self._overlapped(layer, number, loads, ranks)
+                    overlapped = self._overlapped(layer, number, kernel_seconds, ranks)
+                    exposed = self._collective(kernel, loads, ranks) - overlapped
                     waiting = waiting + (forward + backward) * np.maximum(exposed, 0.0)
                 continue
-            seconds = self._kernel(kernel, loads, ranks)
             compute = compute + (forward + backward) * seconds
             if ranks.cp > 1 and kernel.ring_elements != ZERO:
                 ring = self._ring_attention(kernel, loads, ranks)
@@ -144,9 +149,7 @@ class AnalyticCostModel:
         return LayerSeconds(compute, waiting)
 
     def _kernel(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
-        """Seconds of one kernel's forward on a device, for the loads of a context-parallel rank."""
-        if kernel.kind in COLLECTIVE_KINDS:
-            return self._collective(kernel, loads, ranks)
+        """Seconds of one kernel's forward on a device, for loads of a context-parallel rank that are not empty."""
         share = 1 / (ranks.tp if kernel.split else ranks.sequence_shards if kernel.kind == "memory" else 1)
         cluster, efficiency = self.cluster, self.efficiency
         weights = kernel.weights * (share if kernel.split else 1.0) / (ranks.ep if kernel.rank_group == "expert" else 1)
@@ -156,7 +159,7 @@ class AnalyticCostModel:
             arithmetic = kernel.flops.at(loads) * share / (cluster.peak_flops * getattr(efficiency, kernel.kind))
             seconds = np.maximum(seconds, arithmetic)
         launches = ranks.cp if kernel.ring_elements != ZERO else 1
-        return np.asarray(np.where((loads != 0).any(axis=-1), seconds + launches * efficiency.launch, 0.0))
+        return np.asarray(seconds + launches * efficiency.launch)
 
     def _collective(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
         size = self.element_bytes * kernel.activations.at(loads)
@@ -170,7 +173,9 @@ class AnalyticCostModel:
         size = self.element_bytes * kernel.ring_elements.at(loads) / (ranks.tp if kernel.split else 1)
         return ring_seconds(size * ranks.cp, ranks.cp, self._link_over(ranks.tp * ranks.cp))
 
-    def _overlapped(self, layer: LayerSpec, number: int, loads: Loads, ranks: LayerParallelism) -> Times:
+    def _overlapped(
+        self, layer: LayerSpec, number: int, kernel_seconds: Sequence[Times], ranks: LayerParallelism
+    ) -> Times:
         """Seconds of matmuls that a collective overlaps with: in all steps of a ring but one.
 
         In the backward there are as many matmuls for each of the two gradients, and as much to send during each.
@@ -178,9 +183,10 @@ class AnalyticCostModel:
         kernel = layer.kernels[number]
         if kernel.rank_group != "tensor" or not ranks.overlaps_collectives:
             return 0.0
-        neighbours = layer.kernels[number + 1 :] if kernel.kind == "all_gather" else layer.kernels[:number][::-1]
-        matmuls = itertools.takewhile(lambda other: other.kind == "matmul", neighbours)
-        seconds = sum((self._kernel(other, loads, ranks) for other in matmuls), start=np.zeros(loads.shape[:-1]))
+        count = len(layer.kernels)
+        neighbours = range(number + 1, count) if kernel.kind == "all_gather" else range(number - 1, -1, -1)
+        matmuls = itertools.takewhile(lambda other: layer.kernels[other].kind == "matmul", neighbours)
+        seconds = sum((kernel_seconds[other] for other in matmuls), start=0.0)
         return seconds * (ranks.tp - 1) / ranks.tp
 
     def gather_weights(self, parameters: float, dp: int, inside: bool) -> float:

@@ -1,41 +1,35 @@
 """A plan's costs from those of its layers: what every op of a step takes, for given rows of the global batch."""
 
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from sharding.costs.cost_model import CostModel, LayerParallelism, LayerSeconds, Times, useful_flops
-from sharding.costs.memory import saved_activation_bytes, train_state_bytes
+from sharding.costs.batch_costs import BatchCosts
+from sharding.costs.cost_model import LayerParallelism, LayerSeconds
+from sharding.costs.memory import train_state_bytes
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StepCosts
 from sharding.plans.device_groups import source_replicas
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph, StageId, stage_graph
 from sharding.plans.trained_parts import Gradient, RequiredGradients, trained_stages
-from sharding.plans.unit_plan import PlanError, UnitPlan, stage_layers
-from sharding.specs.layer import ZERO, LoadColumn, Loads, RecomputePolicy
-from sharding.specs.modules import ModuleGraph
-
-LoadsByModule = Mapping[str, Float[np.ndarray, "n 3"]]
-"""For every module, the load of each row of the global batch."""
+from sharding.plans.unit_plan import UnitPlan, stage_layers
+from sharding.specs.layer import ZERO, LayerSpec, LoadColumn, PerLoad, RecomputePolicy
 
 
-def plan_costs(
-    plan: Plan, graph: ModuleGraph, costs: CostModel, rows: LoadsByModule, trained_parts: frozenset[str]
-) -> StepCosts:
+def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> StepCosts:
     """Costs of every op of a step.
 
     Args:
         plan: The plan.
-        graph: The modules with their layers.
-        costs: The cost model.
-        rows: Loads of the global batch's rows, in the order in which the step takes them.
+        batch: Costs of the layers for the rows of a global batch.
         trained_parts: Parts that train.
     """
+    graph = batch.graph
     stages = stage_graph(plan, graph)
     backward_stages = stages.with_descendants(trained_stages(plan, graph, trained_parts))
-    builder = _PlanCosts(plan, graph, costs, rows, RequiredGradients(graph, trained_parts), stages)
+    builder = _PlanCosts(plan, batch, RequiredGradients(graph, trained_parts), stages)
     return StepCosts(
         stages={stage: builder.stage(stage) for stage in stages.stages},
         hops={(source, target): builder.hop(source, target) for source, target in stages.edges},
@@ -44,35 +38,10 @@ def plan_costs(
             for source, target in stages.edges
             if source in backward_stages
         },
-        peak_flops=costs.peak_flops,
-        tokens=float(rows[graph.backbone.name][:, LoadColumn.TOKENS].sum()),
-        norm=costs.gradient_norm(len(stages.stages)),
+        peak_flops=batch.costs.peak_flops,
+        tokens=float(batch.rows[graph.backbone.name][:, LoadColumn.TOKENS].sum()),
+        norm=batch.costs.gradient_norm(len(stages.stages)),
     )
-
-
-def replica_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray, "m i 3"]:
-    """The load of every replica in every microbatch.
-
-    Rows go to replicas in order. Where there are more replicas than rows, each row's items are divided among several
-    replicas (as in Megatron-LM's replicated encoders), and its tokens and squared lengths in proportion.
-
-    Args:
-        rows: Loads of the global batch's rows, [rows, 3].
-        microbatches: Number of microbatches m.
-        dp: Number of replicas i.
-    """
-    microbatch_rows = len(rows) // microbatches
-    if microbatch_rows * microbatches != len(rows):
-        raise PlanError(f"{len(rows)} rows of the global batch are not divisible by {microbatches} microbatches")
-    if microbatch_rows % dp == 0:
-        return rows.reshape(microbatches, dp, microbatch_rows // dp, 3).sum(axis=2)
-    if dp % microbatch_rows:
-        raise PlanError(f"dp {dp} neither divides the {microbatch_rows} rows of a microbatch nor is a multiple of them")
-    replicas = dp // microbatch_rows
-    items = rows[:, None, LoadColumn.ITEMS]
-    dealt = np.floor((items + np.arange(replicas)[::-1]) / replicas)
-    share = dealt / np.maximum(items, 1)
-    return (rows[:, None, :] * share[:, :, None]).reshape(microbatches, dp, 3)
 
 
 def _parallelism(unit: UnitPlan) -> LayerParallelism:
@@ -95,73 +64,83 @@ def _total_seconds(
     )
 
 
+class _LayersOfStage(NamedTuple):
+    """Equal layers of a stage.
+
+    Attributes:
+        module: Their module.
+        layer: One of them.
+        count: How many there are.
+        gradients: What their backward computes.
+    """
+
+    module: str
+    layer: LayerSpec
+    count: int
+    gradients: tuple[Gradient, ...]
+
+
 class _PlanCosts:
     """Costs of a plan's stages and hops."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        graph: ModuleGraph,
-        costs: CostModel,
-        rows: LoadsByModule,
-        required: RequiredGradients,
-        stages: StageGraph,
-    ) -> None:
-        self._plan, self._graph, self._stages = plan, graph, stages
-        self._costs, self._rows, self._required = costs, rows, required
+    def __init__(self, plan: Plan, batch: BatchCosts, required: RequiredGradients, stages: StageGraph) -> None:
+        self._plan, self._batch, self._stages = plan, batch, stages
+        self._graph, self._costs = batch.graph, batch.costs
         self._units = {unit.name: unit for unit in plan.units}
-        self._runs = {unit.name: stage_layers(unit, graph) for unit in plan.units}
+        self._runs = {unit.name: stage_layers(unit, batch.graph) for unit in plan.units}
+        self._required = required
+        self._sums: dict[tuple, tuple[dict[str, Float[np.ndarray, "m i"]], float]] = {}
 
-    @functools.cache  # noqa: B019  lives as long as one call of plan_costs
-    def _loads(self, module: str, dp: int) -> Float[np.ndarray, "m i 3"]:
-        return replica_loads(self._rows[module], self._plan.microbatches, dp)
+    def _layers(self, stage: StageId) -> tuple[_LayersOfStage, ...]:
+        runs = self._runs[stage[0]][stage[1]]
+        return tuple(_LayersOfStage(run.module, *of) for run in runs for of in self._required.of_layers(*run))
 
-    @functools.cache  # noqa: B019
-    def _layer(
-        self,
-        module: str,
-        name: str,
-        stack: int,
-        gradients: tuple[Gradient, ...],
-        ranks: LayerParallelism,
-        recompute: RecomputePolicy,
-    ) -> dict[str, Times]:
-        """The PER_MICROBATCH fields of one of `stack` equal layers; equal stacks of all stages share them."""
-        layer, loads = self._graph[module].layer_named(name), self._loads(module, ranks.dp)
-        forward = self._costs.forward(layer, loads, ranks, stack)
-        backward = self._costs.backward(layer, loads, ranks, gradients, recompute, stack)
-        if layer.expert_parameters:
-            forward, backward = (_wait_for_slowest(seconds, ranks.ep) for seconds in (forward, backward))
-        saved = np.zeros(loads.shape[:-1])
-        if gradients:
-            saved = saved_activation_bytes(layer, loads, ranks, recompute, self._costs)
-        return {
-            "forward": forward.total,
-            "forward_communication": forward.communication,
-            "backward": backward.total,
-            "backward_communication": backward.communication,
-            "flops": useful_flops(layer, loads, gradients),
-            "saved_bytes": saved,
-        }
+    def _layer_sums(
+        self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism, recompute: RecomputePolicy
+    ) -> tuple[dict[str, Float[np.ndarray, "m i"]], float]:
+        """The PER_MICROBATCH fields of a stage with these layers, and its workspace; equal stages share them."""
+        key = (tuple((of.module, of.layer.name, of.count, of.gradients) for of in layers), ranks, recompute)
+        if key not in self._sums:
+            self._sums[key] = self._add_layers(layers, ranks, recompute)
+        return self._sums[key]
+
+    def _add_layers(
+        self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism, recompute: RecomputePolicy
+    ) -> tuple[dict[str, Float[np.ndarray, "m i"]], float]:
+        microbatches = self._plan.microbatches
+        sums = {field: np.zeros((microbatches, ranks.dp)) for field in PER_MICROBATCH}
+        workspace = 0.0
+        for module, layer, count, gradients in layers:
+            of = self._batch.layer(module, layer.name, count, gradients, ranks, recompute, microbatches)
+            index = self._batch.loads(module, microbatches, ranks.dp).index
+            forward, backward = (
+                LayerSeconds(np.asarray(seconds.compute)[index], np.asarray(seconds.communication)[index])
+                for seconds in (of.forward, of.backward)
+            )
+            if layer.expert_parameters:
+                forward, backward = (_wait_for_slowest(seconds, ranks.ep) for seconds in (forward, backward))
+            per_layer = {
+                "forward": forward.total,
+                "forward_communication": forward.communication,
+                "backward": backward.total,
+                "backward_communication": backward.communication,
+                "flops": np.asarray(of.flops)[index],
+                "saved_bytes": np.asarray(of.saved_bytes)[index],
+            }
+            for field, values in per_layer.items():
+                sums[field] += count * values
+            workspace = max(workspace, float(np.max(of.recomputed_bytes)))  # one layer at a time is recomputed
+        return sums, workspace
 
     def stage(self, stage: StageId) -> StageCosts:
         """Costs of one stage."""
         name, number = stage
-        unit, recompute, ranks = self._units[name], self._units[name].recompute[number], _parallelism(self._units[name])
-        sums = {field: np.zeros((self._plan.microbatches, unit.dp)) for field in PER_MICROBATCH}
-        sizes, workspace = np.zeros((2, 2)), 0.0  # [all but experts | experts, all | those that train]
-        for run in self._runs[name][number]:
-            for layer, count, gradients in self._required.of_layers(*run):
-                layer_costs = self._layer(run.module, layer.name, count, gradients, ranks, recompute)
-                for field in PER_MICROBATCH:
-                    sums[field] = sums[field] + count * layer_costs[field]
-                per_rank = [layer.parameters_per_rank(unit.tp), layer.expert_parameters_per_rank(unit.tp, unit.ep)]
-                sizes += count * np.outer(per_rank, [1.0, "wgrad" in gradients])
-                if gradients and recompute != "none":  # one layer at a time is recomputed
-                    recomputed = saved_activation_bytes(
-                        layer, self._loads(run.module, unit.dp), ranks, "none", self._costs
-                    )
-                    workspace = max(workspace, float(np.max(recomputed)))
+        unit, layers = self._units[name], self._layers(stage)
+        sums, workspace = self._layer_sums(layers, _parallelism(unit), unit.recompute[number])
+        sizes = np.zeros((2, 2))  # [all but experts | experts, all | those that train]
+        for _, layer, count, gradients in layers:
+            per_rank = [layer.parameters_per_rank(unit.tp), layer.expert_parameters_per_rank(unit.tp, unit.ep)]
+            sizes += count * np.outer(per_rank, [1.0, "wgrad" in gradients])
         exposed = float(number < unit.pp)  # those of a rank's other chunks are hidden by its computation
         inside = self._on_one_node(unit.stage_devices(number))
         replicas = np.array([unit.dp, unit.dp // unit.ep]) * unit.cp  # ranks with the same parameters
@@ -195,10 +174,13 @@ class _PlanCosts:
         last_layer, _ = self._graph[module].layers_between(max(last - 1, 0), last)[-1]
         target_module, first, _ = self._runs[target[0]][target[1]][0]
         extra_input = ZERO if first else self._graph[target_module].extra_input
-        elements = last_layer.output_elements.at(self._loads(module, dp)) + extra_input.at(
-            self._loads(target_module, dp)
-        )
+        elements = self._at(last_layer.output_elements, module, dp) + self._at(extra_input, target_module, dp)
         return self._costs.element_bytes * elements
+
+    def _at(self, quantity: PerLoad, module: str, dp: int) -> Float[np.ndarray, "m i"]:
+        """A quantity at each of `dp` replicas of a module."""
+        loads = self._batch.loads(module, self._plan.microbatches, dp)
+        return quantity.at(loads.distinct)[loads.index]
 
     def _on_one_node(self, devices: Iterable[int]) -> bool:
         return len({device // self._costs.devices_per_node for device in devices}) == 1

@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Int
 
 from configs.clusters import ClusterConfig
+from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
-from sharding.costs.plan_costs import LoadsByModule, plan_costs
+from sharding.costs.plan_costs import plan_costs
 from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
 from sharding.planners.module_table import ModuleTable, module_table
 from sharding.plans.plan import Plan
@@ -116,6 +117,13 @@ class PlanningProblem:
         """Loads of the global batch's rows that plans are simulated with."""
         return self.data.sample_batch(self.rows, self.seed)
 
+    @functools.cached_property
+    def _sampled_costs(self) -> BatchCosts:
+        return self._batch_costs(self.sampled_rows)
+
+    def _batch_costs(self, rows: LoadsByModule) -> BatchCosts:
+        return BatchCosts(self.graph, self.costs, rows)
+
     def simulate(self, plan: Plan, rendezvous: bool = False, rows: LoadsByModule | None = None) -> Timeline:
         """Simulates one step of a plan.
 
@@ -126,7 +134,7 @@ class PlanningProblem:
         """
         stages = trained_stages(plan, self.graph, self.trained_parts)
         schedule = build_schedule(plan, self.graph, stages)
-        costs = plan_costs(plan, self.graph, self.costs, rows or self.sampled_rows, self.trained_parts)
+        costs = plan_costs(plan, self._batch_costs(rows) if rows else self._sampled_costs, self.trained_parts)
         return simulate(plan, schedule, costs, rendezvous)
 
     def memory_fraction(self, timeline: Timeline) -> float:

@@ -14,8 +14,9 @@ from sharding.balancing.reordering.inter_microbatch import IntervalFillingOrder
 from sharding.balancing.reordering.intra_microbatch import balanced_groups
 from sharding.balancing.reordering.local_search import search_orders
 from sharding.balancing.reordering.replay import CellSeconds, ScheduleReplay, build_replay
+from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
-from sharding.costs.plan_costs import LoadsByModule, plan_costs
+from sharding.costs.plan_costs import plan_costs
 from sharding.plans.device_groups import replica_devices
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_stages
@@ -76,7 +77,7 @@ class RowReorderer:
 
     def replay_with_costs(self, rows: LoadsByModule) -> tuple[ScheduleReplay, IntervalFillingOrder, CellSeconds]:
         """The plan's replay, which depends on the number of rows alone, and the seconds of these rows' cells."""
-        step_costs = plan_costs(self.plan, self.graph, self._costs, rows, self._trained_parts)
+        step_costs = plan_costs(self.plan, BatchCosts(self.graph, self._costs, rows), self._trained_parts)
         count = _row_count(rows)
         if count not in self._replays:
             trained = trained_stages(self.plan, self.graph, self._trained_parts)

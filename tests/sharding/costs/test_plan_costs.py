@@ -8,12 +8,13 @@ import pytest
 from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.clusters import CLUSTERS
 from sharding.costs.analytic import AnalyticCostModel
+from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.memory import saved_activation_bytes
-from sharding.costs.plan_costs import plan_costs, replica_loads
+from sharding.costs.plan_costs import plan_costs
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.trained_parts import RequiredGradients, trained_parts, trained_stages
-from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.build import build_schedule
 from sharding.simulation.simulator import simulate
 from sharding.specs.modules import module_graph
@@ -31,6 +32,7 @@ ROWS = {
     "backbone": np.array([[200.0, 100.0**2 * 2, 2.0]] * 4),
     "generator": np.array([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]] * 2),
 }
+BATCH = BatchCosts(GRAPH, COSTS, ROWS)
 ALL = trained_parts(GRAPH, ("all",))
 CUT = Plan(
     (
@@ -42,28 +44,10 @@ CUT = Plan(
 )
 
 
-def test_rows_go_to_replicas_in_order():
-    rows = np.arange(24.0).reshape(8, 3)
-    np.testing.assert_array_equal(replica_loads(rows, 2, 2)[1, 0], rows[4] + rows[5])
-    assert replica_loads(rows, 4, 1).sum() == rows.sum()
-
-
-def test_more_replicas_than_rows_share_the_items_of_a_row():
-    rows = np.array([[50.0, 500.0, 5.0], [0.0, 0.0, 0.0]])
-    dealt = replica_loads(rows, 2, 4)
-    np.testing.assert_array_equal(dealt[0, :, 2], [2, 1, 1, 1])
-    np.testing.assert_array_equal(dealt[0, :, 0], [20, 10, 10, 10])
-    assert not dealt[1].any()
-    with pytest.raises(PlanError, match="dp 3 neither divides the 2 rows"):
-        replica_loads(np.ones((2, 3)), 1, 3)
-    with pytest.raises(PlanError, match="5 rows of the global batch are not divisible by 2 microbatches"):
-        replica_loads(np.ones((5, 3)), 2, 1)
-
-
 def test_stages_add_up_to_one_device_but_for_recomputation():
     whole, cut = (
-        plan_costs(single_device_plan(GRAPH, 2), GRAPH, COSTS, ROWS, ALL),
-        plan_costs(CUT, GRAPH, COSTS, ROWS, ALL),
+        plan_costs(single_device_plan(GRAPH, 2), BATCH, ALL),
+        plan_costs(CUT, BATCH, ALL),
     )
     one, two = whole.stages["backbone", 0], [cut.stages["backbone", stage] for stage in (0, 1)]
     np.testing.assert_allclose(two[0].forward + two[1].forward, one.forward)
@@ -74,7 +58,7 @@ def test_stages_add_up_to_one_device_but_for_recomputation():
 
 
 def test_flops_are_three_forwards_where_all_trains_and_attention_has_no_parameters():
-    of = plan_costs(single_device_plan(GRAPH), GRAPH, COSTS, ROWS, ALL)
+    of = plan_costs(single_device_plan(GRAPH), BATCH, ALL)
     for module in GRAPH.modules:
         forward = module.forward_flops(ROWS[module.name]).sum()
         assert of.stages[module.name, 0].flops.sum() <= 3 * forward
@@ -88,13 +72,13 @@ def test_full_recomputation_saves_least_and_none_saves_most():
     held = {}
     for choice in ("none", "selective", "full"):
         units = tuple(dataclasses.replace(unit, recompute=(choice,) * unit.stage_count) for unit in CUT.units)
-        of = plan_costs(dataclasses.replace(CUT, units=units), GRAPH, COSTS, ROWS, ALL)
+        of = plan_costs(dataclasses.replace(CUT, units=units), BATCH, ALL)
         held[choice] = of.stages["backbone", 1].saved_bytes[0, 0]
     assert held["full"] < held["selective"] < held["none"]
 
 
 def test_static_bytes_are_weights_gradients_and_a_share_of_the_optimizer_state():
-    of = plan_costs(CUT, GRAPH, COSTS, ROWS, ALL).stages["vision", 0]
+    of = plan_costs(CUT, BATCH, ALL).stages["vision", 0]
     parameters = GRAPH["vision"].parameter_count
     assert of.static_bytes == pytest.approx(parameters * (2 + 4 + (4 + 8) / 2))
 
@@ -102,7 +86,7 @@ def test_static_bytes_are_weights_gradients_and_a_share_of_the_optimizer_state()
 def test_only_the_first_chunk_exposes_its_gather_and_reduction():
     unit = UnitPlan("backbone", ("backbone",), (2, 3), dp=2, layers=(2, 2), recompute=("none", "none"), chunks=2)
     plan = Plan((CUT.units[0], unit, CUT.units[2]), 2, "interleaved")
-    of = plan_costs(plan, GRAPH, COSTS, ROWS, ALL)
+    of = plan_costs(plan, BATCH, ALL)
     first, second = of.stages["backbone", 0], of.stages["backbone", 1]
     assert first.gather > 0 and first.reduce > first.gather and second.gather == second.reduce == 0
 
@@ -116,12 +100,12 @@ def ranked(dp: int = 2, cp: int = 1, tp: int = 1, ep: int = 1, recompute: str = 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_sequence_ranks_divide_activations_and_optimizer_state_and_do_the_same_work(recompute):
-    one, four = (plan_costs(ranked(2, cp, 1, 1, recompute), GRAPH, COSTS, ROWS, ALL) for cp in (1, 4))
+    one, four = (plan_costs(ranked(2, cp, 1, 1, recompute), BATCH, ALL) for cp in (1, 4))
     a, b = one.stages["backbone", 0], four.stages["backbone", 0]
     np.testing.assert_allclose(b.saved_bytes, a.saved_bytes / 4)
     np.testing.assert_allclose(b.flops, a.flops)
     parameters = GRAPH.backbone.parameter_count
-    static = plan_costs(ranked(2, 4), GRAPH, COSTS, ROWS, ALL).stages["backbone", 0].static_bytes
+    static = plan_costs(ranked(2, 4), BATCH, ALL).stages["backbone", 0].static_bytes
     assert static == pytest.approx(parameters * (2 + 4 + (4 + 8) / 8))
     assert b.update == pytest.approx(a.update / 4)
     link, bandwidth = COSTS.cluster.inter_node, COSTS.cluster.inter_node.bandwidth * COSTS.efficiency.link
@@ -130,18 +114,21 @@ def test_sequence_ranks_divide_activations_and_optimizer_state_and_do_the_same_w
 
 def test_hops_between_units_with_other_sequence_ranks_carry_the_larger_part():
     edge = (("vision", 0), ("backbone", 0))
-    seconds = [plan_costs(ranked(2, cp), GRAPH, COSTS, ROWS, ALL).hops[edge] for cp in (1, 2)]
+    seconds = [plan_costs(ranked(2, cp), BATCH, ALL).hops[edge] for cp in (1, 2)]
     np.testing.assert_allclose(seconds[0], seconds[1])  # the encoder's replicas have one device each
     encoder = UnitPlan("vision", ("vision",), (0, 1, 6, 7), dp=2, layers=(3,), cp=2)
     both = Plan((encoder, *ranked(2, 2).units[1:]), 2)
-    halves = plan_costs(both, GRAPH, COSTS, ROWS, ALL).hops[edge]
+    halves = plan_costs(both, BATCH, ALL).hops[edge]
     assert (halves < seconds[0]).all() and (halves > seconds[0] / 2).all()
 
 
 def test_expert_ranks_divide_experts_and_only_the_others_reduce_them():
     graph = with_experts(GRAPH, 8)
     trains = trained_parts(graph, ("all",))
-    found = [plan_costs(ranked(4, ep=ep), graph, COSTS, _four(ROWS), trains).stages["backbone", 0] for ep in (1, 2, 4)]
+    found = [
+        plan_costs(ranked(4, ep=ep), BatchCosts(graph, COSTS, _four(ROWS)), trains).stages["backbone", 0]
+        for ep in (1, 2, 4)
+    ]
     experts = graph.backbone.layer.expert_parameters * graph.backbone.layer_count
     rest = graph.backbone.parameter_count - experts
     for ep, stage in zip((1, 2, 4), found, strict=True):
@@ -160,7 +147,9 @@ def test_replicas_that_exchange_tokens_wait_for_the_slowest():
     graph = with_experts(GRAPH, 8)
     trains = trained_parts(graph, ("all",))
     uneven = {**_four(ROWS), "backbone": np.array([[900.0 * n, (900.0 * n) ** 2, 1.0] for n in range(1, 9)])}
-    free, bound = (plan_costs(ranked(4, ep=ep), graph, COSTS, uneven, trains).stages["backbone", 0] for ep in (1, 2))
+    free, bound = (
+        plan_costs(ranked(4, ep=ep), BatchCosts(graph, COSTS, uneven), trains).stages["backbone", 0] for ep in (1, 2)
+    )
     assert (np.diff(free.forward, axis=1) > 0).all()
     waited = bound.forward.reshape(2, 2, 2)
     assert (waited[..., 1] >= waited[..., 0]).all()  # the head waits for nobody
@@ -192,7 +181,7 @@ def test_frozen_layers_compute_only_the_gradients_that_others_need(trainable):
 
 
 def test_layers_without_gradients_have_no_backward_and_save_nothing():
-    of = plan_costs(CUT, GRAPH, COSTS, ROWS, trained_parts(GRAPH, ("generator",)))
+    of = plan_costs(CUT, BATCH, trained_parts(GRAPH, ("generator",)))
     for node in (("vision", 0), ("backbone", 0), ("backbone", 1)):
         stage = of.stages[node]
         assert not stage.backward.any() and not stage.saved_bytes.any() and stage.reduce == stage.update == 0
@@ -200,7 +189,7 @@ def test_layers_without_gradients_have_no_backward_and_save_nothing():
 
 
 def test_hops_carry_the_input_of_the_next_stage():
-    of = plan_costs(CUT, GRAPH, COSTS, ROWS, ALL)
+    of = plan_costs(CUT, BATCH, ALL)
     link = COSTS.cluster.intra_node
     seconds = of.hops[("vision", 0), ("backbone", 0)][0, 0]
     size = 2 * 128 * (64 + 128) / 4  # bfloat16, backbone width, merged patches of both rows
@@ -231,7 +220,9 @@ def published(width, depth, heads, batch, tp, pp, chunks):
     trains = trained_parts(graph, ("all",))
     nodes = trained_stages(plan, graph, trains)
     rows = {"backbone": np.tile([2048.0, 2048.0**2, 1.0], (batch, 1))}
-    return simulate(plan, build_schedule(plan, graph, nodes), plan_costs(plan, graph, COSTS, rows, trains)).mfu
+    return simulate(
+        plan, build_schedule(plan, graph, nodes), plan_costs(plan, BatchCosts(graph, COSTS, rows), trains)
+    ).mfu
 
 
 @pytest.mark.parametrize(
@@ -248,7 +239,11 @@ def test_sequence_parallelism_divides_hops_and_saved_activations():
     unit = UnitPlan("backbone", ("backbone",), (0, 1, 2, 3), tp=2, layers=(2, 2), recompute=("none", "none"))
     others = [UnitPlan("vision", ("vision",), (4,), layers=(3,)), UnitPlan("generator", ("generator",), (5,))]
     whole, divided = (
-        plan_costs(Plan((others[0], dataclasses.replace(unit, collectives=how), others[1]), 2), GRAPH, COSTS, ROWS, ALL)
+        plan_costs(
+            Plan((others[0], dataclasses.replace(unit, collectives=how), others[1]), 2),
+            BATCH,
+            ALL,
+        )
         for how in ("reduce", "ring")
     )
     node, hop = ("backbone", 0), (("backbone", 0), ("backbone", 1))
@@ -261,7 +256,7 @@ def test_layers_without_sequence_parallelism_are_not_divided():
     unit = UnitPlan("vision", ("vision",), (0, 1), tp=2, layers=(3,))
     others = [UnitPlan("backbone", ("backbone",), (2,), layers=(4,)), UnitPlan("generator", ("generator",), (3,))]
     whole, divided = (
-        plan_costs(Plan((dataclasses.replace(unit, collectives=how), *others), 2), GRAPH, COSTS, ROWS, ALL)
+        plan_costs(Plan((dataclasses.replace(unit, collectives=how), *others), 2), BATCH, ALL)
         for how in ("reduce", "ring")
     )
     hop = (("vision", 0), ("backbone", 0))

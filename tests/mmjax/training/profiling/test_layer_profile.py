@@ -12,6 +12,7 @@ from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.profiling.layer_profile import profile_model, separate_layer_times
 from mmjax.training.profiling.line_fits import fit_line
 from mmjax.training.row_loads import batch_statistics, capacity_row_loads
+from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.plan_costs import plan_costs
 from sharding.costs.profiled import LinearFit, Profile, ProfiledCostModel
 from sharding.plans.plan import single_device_plan
@@ -57,7 +58,7 @@ def test_a_profile_has_every_layer_and_stacks_take_time(measured):
 def test_it_costs_a_plan_after_a_round_trip(measured, batch):
     costs = ProfiledCostModel(Profile.from_json(measured.to_json()))
     rows = capacity_row_loads(batch.arrays, GRAPH)
-    of = plan_costs(single_device_plan(GRAPH), GRAPH, costs, rows, TRAINS)
+    of = plan_costs(single_device_plan(GRAPH), BatchCosts(GRAPH, costs, rows), TRAINS)
     for (module, _), stage in of.stages.items():
         trains = module != "vision"
         assert stage.forward > 0 and stage.gather > 0

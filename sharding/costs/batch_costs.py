@@ -1,0 +1,139 @@
+"""What layers take for the rows of a global batch: equal loads and equal layers are costed once, for all plans."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sharding.costs.cost_model import CostModel, LayerParallelism, LayerSeconds, Times, useful_flops
+from sharding.costs.memory import saved_activation_bytes
+from sharding.plans.trained_parts import Gradient
+from sharding.plans.unit_plan import PlanError
+from sharding.specs.layer import LoadColumn, Loads, RecomputePolicy
+from sharding.specs.modules import ModuleGraph
+
+LoadsByModule = Mapping[str, Float[np.ndarray, "n 3"]]
+"""For every module, the load of each row of the global batch."""
+
+
+def replica_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray, "m i 3"]:
+    """The load of every replica in every microbatch.
+
+    Rows go to replicas in order. Where there are more replicas than rows, each row's items are divided among several
+    replicas (as in Megatron-LM's replicated encoders), and its tokens and squared lengths in proportion.
+
+    Args:
+        rows: Loads of the global batch's rows, [rows, 3].
+        microbatches: Number of microbatches m.
+        dp: Number of replicas i.
+    """
+    microbatch_rows = len(rows) // microbatches
+    if microbatch_rows * microbatches != len(rows):
+        raise PlanError(f"{len(rows)} rows of the global batch are not divisible by {microbatches} microbatches")
+    if microbatch_rows % dp == 0:
+        return rows.reshape(microbatches, dp, microbatch_rows // dp, 3).sum(axis=2)
+    if dp % microbatch_rows:
+        raise PlanError(f"dp {dp} neither divides the {microbatch_rows} rows of a microbatch nor is a multiple of them")
+    replicas = dp // microbatch_rows
+    items = rows[:, None, LoadColumn.ITEMS]
+    dealt = np.floor((items + np.arange(replicas)[::-1]) / replicas)
+    share = dealt / np.maximum(items, 1)
+    return (rows[:, None, :] * share[:, :, None]).reshape(microbatches, dp, 3)
+
+
+class ReplicaLoads(NamedTuple):
+    """The loads of a module's replicas.
+
+    Attributes:
+        distinct: Those that differ.
+        index: Which of them each replica has in each microbatch.
+    """
+
+    distinct: Float[np.ndarray, "d 3"]
+    index: Int[np.ndarray, "m i"]
+
+
+def distinct_loads(loads: Float[np.ndarray, "n 3"]) -> tuple[Float[np.ndarray, "d 3"], Int[np.ndarray, " n"]]:
+    """The loads that differ, and which of them each one is."""
+    order = np.lexsort(loads.T)
+    ordered = loads[order]
+    is_new = np.ones(len(loads), bool)
+    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    index = np.empty(len(loads), int)
+    index[order] = np.cumsum(is_new) - 1
+    return ordered[is_new], index
+
+
+class LayerCosts(NamedTuple):
+    """Costs of one of a stack of equal layers, for every distinct load.
+
+    Attributes:
+        forward: Seconds of the forward.
+        backward: Seconds of the backward.
+        flops: Useful FLOPs of both.
+        saved_bytes: Bytes saved from the forward to the backward.
+        recomputed_bytes: Bytes saved without recomputation, where there is some; else 0.
+    """
+
+    forward: LayerSeconds
+    backward: LayerSeconds
+    flops: Times
+    saved_bytes: Times
+    recomputed_bytes: Times
+
+
+class BatchCosts:
+    """Costs of layers for the rows of a global batch.
+
+    Planners cost tens of plans for the same rows. Which rows a replica takes depends only on how many parts all
+    microbatches and replicas divide the batch into, so plans that agree in that share what their layers take.
+
+    Args:
+        graph: The modules with their layers.
+        costs: The cost model.
+        rows: Loads of the global batch's rows, in the order in which the step takes them.
+    """
+
+    def __init__(self, graph: ModuleGraph, costs: CostModel, rows: LoadsByModule) -> None:
+        self.graph, self.costs, self.rows = graph, costs, rows
+        self._distinct: dict[tuple[str, int], tuple[Float[np.ndarray, "d 3"], Int[np.ndarray, " n"]]] = {}
+        self._layers: dict[tuple, LayerCosts] = {}
+
+    def loads(self, module: str, microbatches: int, dp: int) -> ReplicaLoads:
+        """The loads of a module's replicas; raises PlanError if they cannot divide the rows."""
+        key = (module, microbatches * dp)
+        if key not in self._distinct or len(self.rows[module]) % microbatches:
+            flat = replica_loads(self.rows[module], microbatches, dp).reshape(-1, 3)
+            self._distinct[key] = distinct_loads(flat)
+        distinct, index = self._distinct[key]
+        return ReplicaLoads(distinct, index.reshape(microbatches, dp))
+
+    def layer(
+        self,
+        module: str,
+        name: str,
+        stack: int,
+        gradients: tuple[Gradient, ...],
+        ranks: LayerParallelism,
+        recompute: RecomputePolicy,
+        microbatches: int,
+    ) -> LayerCosts:
+        """Costs of one of `stack` equal layers of a module on `ranks.dp` replicas."""
+        key = (module, name, stack, gradients, ranks, recompute, microbatches * ranks.dp)
+        if key not in self._layers:
+            layer, costs = self.graph[module].layer_named(name), self.costs
+            loads = self.loads(module, microbatches, ranks.dp).distinct
+            saved = recomputed = np.zeros(len(loads))
+            if gradients:
+                saved = saved_activation_bytes(layer, loads, ranks, recompute, costs)
+                if recompute != "none":
+                    recomputed = saved_activation_bytes(layer, loads, ranks, "none", costs)
+            self._layers[key] = LayerCosts(
+                costs.forward(layer, loads, ranks, stack),
+                costs.backward(layer, loads, ranks, gradients, recompute, stack),
+                useful_flops(layer, loads, gradients),
+                saved,
+                recomputed,
+            )
+        return self._layers[key]
