@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.faults.audited_data import image_path
+from sharding.plans.device_ranges import device_ranges
 
 PROCESSES = (2, 3, 4)
 STEPS = 40
@@ -65,12 +66,12 @@ def plan_document(processes: int) -> dict:
     """The plan for so many processes of one device: the encoder on the first, the backbone's stages on the others."""
     stages = processes - 1
     recompute = ["none"] * stages
-    backbone = {"name": "backbone", "modules": ["backbone"], "devices": list(range(1, processes))}
+    backbone = {"name": "backbone", "modules": ["backbone"], "devices": device_ranges(range(1, processes))}
     return {
         "microbatches": 2,
         "schedule": "1f1b",
         "units": [
-            _UNIT | {"name": "vision", "modules": ["vision"], "devices": [0], "layers": [3]},
+            _UNIT | {"name": "vision", "modules": ["vision"], "devices": "0", "layers": [3]},
             _UNIT | backbone | {"layers": _BACKBONE_LAYERS[stages], "recompute": recompute},
         ],
     }

@@ -10,21 +10,36 @@ import os
 import reprlib
 import typing
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from configs.errors import UserError
 from configs.strict_json import read_bounded
 
 T = TypeVar("T")
 
+FROM_TEXT = "from_text"
+"""Key of a field's metadata whose value is a `TextForm`."""
+
 _NOUNS = {int: "whole number", float: "number", str: "string", bool: "boolean"}
+
+
+class TextForm(NamedTuple):
+    """How a field is written as a JSON string.
+
+    Attributes:
+        parse: Makes the field's value of the string; raises ValueError with what must be changed.
+        example: Such a string.
+    """
+
+    parse: Callable[[str], Any]
+    example: str
 
 
 def read_record(document: object, record: type[T], where: str, error: type[UserError]) -> T:
     """Reads a JSON object into a dataclass, as its annotations say; nested dataclasses too.
 
-    Fields may be numbers, strings, booleans, `Literal`s, dataclasses, and tuples and dictionaries of these. An integer
-    serves as a float.
+    Fields may be numbers, strings, booleans, `Literal`s, dataclasses, and tuples and dictionaries of these, or have a
+    `TextForm`. An integer serves as a float.
 
     Args:
         document: What the JSON parser returned.
@@ -40,7 +55,9 @@ def read_record(document: object, record: type[T], where: str, error: type[UserE
             raise error(f"{where} has the unknown key {reprlib.repr(key)}; known are {', '.join(hints)}")
     values: dict[str, Any] = {}
     for field in dataclasses.fields(record):  # pyright: ignore[reportArgumentType]  # a TypeVar has no dataclass bound
-        if field.name in document:
+        if field.name in document and FROM_TEXT in field.metadata:
+            values[field.name] = _read_text(document[field.name], field, where, error)
+        elif field.name in document:
             values[field.name] = _read_value(document[field.name], hints[field.name], where, field.name, error)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise error(f"{where} lacks the key {field.name!r}; add it")
@@ -66,6 +83,17 @@ def read_file(path: str | os.PathLike[str], parse: Callable[[bytes], T], error: 
 def _field_types(record: type) -> dict[str, Any]:
     hints = typing.get_type_hints(record)
     return {field.name: hints[field.name] for field in dataclasses.fields(record)}
+
+
+def _read_text(value: Any, field: dataclasses.Field, where: str, error: type[UserError]) -> Any:
+    """The value of a field with a `TextForm`."""
+    form: TextForm = field.metadata[FROM_TEXT]
+    if not isinstance(value, str):
+        raise error(f"{where}: {field.name} is {reprlib.repr(value)}; it must be a string such as {form.example!r}")
+    try:
+        return form.parse(value)
+    except ValueError as failure:
+        raise error(f"{where}: {field.name} is {reprlib.repr(value)}; {failure}") from failure
 
 
 def _read_value(value: Any, kind: Any, where: str, name: str, error: type[UserError]) -> Any:

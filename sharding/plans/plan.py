@@ -1,16 +1,21 @@
 """The plan: which devices hold which modules, how they are divided, and in how many microbatches a step runs."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from typing import Any
 
 from configs.strict_json import parse_json
+from sharding.plans.device_ranges import MAX_DEVICES, device_ranges, parse_ranges
 from sharding.plans.json_fields import read_file, read_record
 from sharding.plans.plan_html import plan_html
 from sharding.plans.unit_plan import PlanError, UnitPlan, check_unit
 from sharding.specs.modules import ModuleGraph
+
+MAX_LISTED_DEVICES = 4 * MAX_DEVICES
+"""Devices of all units of a plan file together, each as often as a unit lists it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +83,17 @@ class Plan:
         lines = [f'  "{key}": {json.dumps(value)},' for key, value in fields.items()]
         units = []
         for unit in self.units:
-            entries = [f'      "{key}": {json.dumps(value)}' for key, value in dataclasses.asdict(unit).items()]
+            values = dataclasses.asdict(unit) | {"devices": device_ranges(unit.devices)}
+            entries = [f'      "{key}": {json.dumps(value)}' for key, value in values.items()]
             units.append("    {\n" + ",\n".join(entries) + "\n    }")
         return "\n".join(["{", *lines, '  "units": [', ",\n".join(units), "  ]", "}", ""])
 
     @staticmethod
     def from_json(text: str | bytes) -> "Plan":
         """Reads the format of `to_json`; raises PlanError naming a key that is unknown, missing or of another type."""
-        return read_record(parse_json(text, "the plan", PlanError), Plan, "the plan", PlanError)
+        document = parse_json(text, "the plan", PlanError)
+        _check_listed_devices(document)
+        return read_record(document, Plan, "the plan", PlanError)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Plan":
@@ -95,6 +103,22 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a plan file."""
         pathlib.Path(path).write_text(self.to_json(), encoding="utf-8")
+
+
+def _check_listed_devices(document: Any) -> None:
+    """Raises PlanError if the units of a document list more devices than memory is for, before any is expanded.
+
+    What is wrong with their text is said when it is read.
+    """
+    units = document.get("units") if isinstance(document, dict) else None
+    listed = 0
+    for unit in units if isinstance(units, list) else ():
+        text = unit.get("devices") if isinstance(unit, dict) else None
+        if isinstance(text, str):
+            with contextlib.suppress(ValueError):
+                listed += sum(map(len, parse_ranges(text)))
+        if listed > MAX_LISTED_DEVICES:
+            raise PlanError(f"the plan's units list more than {MAX_LISTED_DEVICES} devices together; list fewer")
 
 
 def single_device_plan(graph: ModuleGraph, microbatches: int = 1) -> Plan:
@@ -158,14 +182,3 @@ def _check_rows(plan: Plan, unit: UnitPlan, rows: int) -> None:
             f"unit {unit.name}: {rows} rows of the global batch are not divisible by {plan.microbatches} microbatches "
             f"x dp {unit.dp} = {share}; use a multiple of {share} rows, or another dp"
         )
-
-
-def device_ranges(devices: Sequence[int]) -> str:
-    """Device numbers for people: `0-3 7` for (0, 1, 2, 3, 7), in the order given."""
-    runs: list[list[int]] = []
-    for device in devices:
-        if runs and device == runs[-1][-1] + 1:
-            runs[-1].append(device)
-        else:
-            runs.append([device])
-    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -1,5 +1,6 @@
 """One unit of a plan: a chain of modules on devices of its own, its stages, and the checks that a model fits it."""
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -7,6 +8,8 @@ from typing import Literal, NamedTuple
 
 from configs.errors import UserError
 from sharding.axes import CollectiveMatmul
+from sharding.plans.device_ranges import MAX_DEVICES, parse_device_ranges
+from sharding.plans.json_fields import FROM_TEXT, TextForm
 from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
@@ -73,7 +76,7 @@ class UnitPlan:
 
     name: str
     modules: tuple[str, ...]
-    devices: tuple[int, ...]
+    devices: tuple[int, ...] = dataclasses.field(metadata={FROM_TEXT: TextForm(parse_device_ranges, "0-3,8-11")})
     _: dataclasses.KW_ONLY
     dp: int = 1
     tp: int = 1
@@ -123,8 +126,12 @@ class UnitPlan:
                 f"unit {self.name}: dp {self.dp}{sequence} x tp {self.tp} x pp {self.pp} (stages in layers) needs "
                 f"{needed} devices, but it lists {len(self.devices)}"
             )
-        if len(set(self.devices)) != needed or min(self.devices) < 0:
-            raise PlanError(f"unit {self.name}: devices {list(self.devices)} must differ and not be negative")
+        if len(set(self.devices)) != needed:
+            repeated = next(device for device, count in collections.Counter(self.devices).items() if count > 1)
+            raise PlanError(f"unit {self.name}: devices must differ, but {repeated} is listed more than once")
+        for device in (min(self.devices), max(self.devices)):
+            if not 0 <= device < MAX_DEVICES:
+                raise PlanError(f"unit {self.name}: there is no device {device}; they are 0 to {MAX_DEVICES - 1}")
 
     @property
     def replica_size(self) -> int:

@@ -4,7 +4,7 @@ from sharding.html.colours import BLUE, EMPTY
 from sharding.html.elements import Html, element, figures, legend, swatch, table
 from sharding.html.numbers import count, percent, seconds, size
 from sharding.html.svg import rectangle
-from sharding.plans.plan import device_ranges
+from sharding.plans.device_ranges import device_ranges
 from sharding.schedules.ops import OpKind
 from sharding.simulation.idle_time import IDLE_CAUSES
 from sharding.simulation.overview import CAUSE_COLOURS, KIND_COLOURS

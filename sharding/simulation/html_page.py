@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from sharding.html.elements import Html, element
 from sharding.html.page import embedded_json, page
-from sharding.plans.plan import device_ranges
+from sharding.plans.device_ranges import device_ranges
 from sharding.schedules.ops import OpKind
 from sharding.simulation.drawing import DrawnLane, DrawnOp, drawn_hops, drawn_lanes
 from sharding.simulation.figures import (

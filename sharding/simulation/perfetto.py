@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sharding.plans.plan import device_ranges
+from sharding.plans.device_ranges import device_ranges
 from sharding.simulation.drawing import DrawnHop, DrawnLane, DrawnOp, drawn_hops, drawn_lanes
 from sharding.simulation.idle_time import IdleCause
 from sharding.simulation.timeline import Timeline

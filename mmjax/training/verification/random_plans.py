@@ -4,7 +4,8 @@ import itertools
 import random
 from collections.abc import Sequence
 
-from sharding.plans.plan import Plan, check_plan, device_ranges
+from sharding.plans.device_ranges import device_ranges
+from sharding.plans.plan import Plan, check_plan
 from sharding.plans.unit_plan import CollectivesName, PlanError, UnitPlan, check_unit
 from sharding.schedules.registry import BUILT_IN_SCHEDULES
 from sharding.specs.layer import RECOMPUTE_POLICIES

@@ -56,8 +56,8 @@ PLAN = {
     "microbatches": 1,
     "schedule": "1f1b",
     "units": [
-        UNIT | {"name": "vision", "modules": ["vision"], "devices": [0], "layers": [3]},
-        UNIT | {"name": "backbone", "modules": ["backbone"], "devices": [1], "layers": [4]},
+        UNIT | {"name": "vision", "modules": ["vision"], "devices": "0", "layers": [3]},
+        UNIT | {"name": "backbone", "modules": ["backbone"], "devices": "1", "layers": [4]},
     ],
 }
 

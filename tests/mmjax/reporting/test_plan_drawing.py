@@ -23,7 +23,7 @@ def test_each_stage_says_its_devices_and_layout():
 
 def test_devices_that_are_apart_are_drawn_apart():
     unit = UnitPlan("all", ("vision", "backbone"), (0, 1, 6, 7), dp=4, layers=(5,))
-    assert hints(Plan((unit,))) == ["all (vision > backbone): devices 0-1 6-7, 5 layers, dp 4"] * 2
+    assert hints(Plan((unit,))) == ["all (vision > backbone): devices 0-1,6-7, 5 layers, dp 4"] * 2
 
 
 def test_chunks_of_a_pipeline_rank_share_its_row():

@@ -56,7 +56,7 @@ def test_json_has_one_key_per_line_and_reads_back(tmp_path):
     path = tmp_path / "plan.json"
     PLAN.save(path)
     assert Plan.load(path) == PLAN
-    assert '      "devices": [2, 3, 4, 5],\n' in path.read_text()
+    assert '      "devices": "2-5",\n' in path.read_text()
 
 
 def experts_and_sequence() -> ModuleGraph:
@@ -136,7 +136,7 @@ def test_json_round_trip_of_any_plan(layers, dp, tp, data):
 
 
 def test_defaults_may_be_left_out_of_the_json():
-    text = json.dumps({"units": [{"name": "all", "modules": ["vision"], "devices": [3]}]})
+    text = json.dumps({"units": [{"name": "all", "modules": ["vision"], "devices": "3"}]})
     assert Plan.from_json(text) == Plan((UnitPlan("all", ("vision",), (3,)),))
 
 
@@ -151,22 +151,29 @@ def test_defaults_may_be_left_out_of_the_json():
         ('{"units": []}', "the plan has no units"),
         ('{"units": [{"name": "a", "modules": ["x"]}]}', "units[0] lacks the key 'devices'"),
         (
-            '{"units": [{"name": "a", "modules": ["x"], "devices": [0], "ddp": 1}]}',
+            '{"units": [{"name": "a", "modules": ["x"], "devices": "0", "ddp": 1}]}',
             "units[0] has the unknown key 'ddp'",
         ),
-        ('{"units": [{"name": "a", "modules": "x", "devices": [0]}]}', "units[0]: modules is 'x'"),
-        ('{"units": [{"name": "a", "modules": ["x"], "devices": [0.5]}]}', "units[0]: devices is [0.5]"),
-        ('{"units": [{"name": "a", "modules": ["x"], "devices": [0], "dp": true}]}', "units[0]: dp is True"),
+        ('{"units": [{"name": "a", "modules": "x", "devices": "0"}]}', "units[0]: modules is 'x'"),
         (
-            '{"units": [{"name": "a", "modules": ["x"], "devices": [0], "recompute": ["some"]}]}',
+            '{"units": [{"name": "a", "modules": ["x"], "devices": [0, 1]}]}',
+            "units[0]: devices is [0, 1]; it must be a string such as '0-3,8-11'",
+        ),
+        (
+            '{"units": [{"name": "a", "modules": ["x"], "devices": "3-1"}]}',
+            "units[0]: devices is '3-1'; the range 3-1 descends: write 1-3, or each number in the order wanted",
+        ),
+        ('{"units": [{"name": "a", "modules": ["x"], "devices": "0", "dp": true}]}', "units[0]: dp is True"),
+        (
+            '{"units": [{"name": "a", "modules": ["x"], "devices": "0", "recompute": ["some"]}]}',
             "units[0]: recompute is ['some']; it must be a list of none, selective, full",
         ),
         (
-            '{"units": [{"name": "a", "modules": ["x"], "devices": [0], "collectives": "rings"}]}',
+            '{"units": [{"name": "a", "modules": ["x"], "devices": "0", "collectives": "rings"}]}',
             "units[0]: collectives is 'rings'; it must be one of reduce, gather, ring, mosaic",
         ),
         (
-            '{"units": [{"name": "a", "modules": ["x"], "devices": [0]}], "schedule": 2}',
+            '{"units": [{"name": "a", "modules": ["x"], "devices": "0"}], "schedule": 2}',
             "the plan: schedule is 2; it must be a string",
         ),
     ],
@@ -188,8 +195,8 @@ def test_errors_name_an_invalid_or_missing_file(tmp_path):
     ("fields", "message"),
     [
         ({"devices": (0, 1, 2)}, "dp 2 x tp 1 x pp 1 (stages in layers) needs 2 devices, but it lists 3"),
-        ({"devices": (1, 1)}, "unit eyes: devices [1, 1] must differ"),
-        ({"devices": (-1, 1)}, "unit eyes: devices [-1, 1] must differ and not be negative"),
+        ({"devices": (1, 1)}, "unit eyes: devices must differ, but 1 is listed more than once"),
+        ({"devices": (-1, 1)}, "unit eyes: there is no device -1; they are 0 to 1048575"),
         ({"dp": 0}, "unit eyes: dp is 0"),
         ({"layers": (2, 0)}, "unit eyes: layers [2, 0]; every stage must own at least one"),
         ({"chunks": 0}, "unit eyes: chunks is 0; it must be at least 1"),
