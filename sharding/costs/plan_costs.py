@@ -1,6 +1,6 @@
 """A plan's costs from those of its layers: what every op of a step takes, for given rows of the global batch."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -182,5 +182,5 @@ class _PlanCosts:
         loads = self._batch.loads(module, self._plan.microbatches, dp)
         return quantity.at(loads.distinct)[loads.index]
 
-    def _on_one_node(self, devices: Iterable[int]) -> bool:
-        return len({device // self._costs.devices_per_node for device in devices}) == 1
+    def _on_one_node(self, devices: Collection[int]) -> bool:
+        return min(devices) // self._costs.devices_per_node == max(devices) // self._costs.devices_per_node

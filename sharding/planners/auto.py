@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from configs.errors import UserError
 from sharding.planners import disaggregated, rigid
 from sharding.planners.problem import PlanningProblem
@@ -97,12 +99,28 @@ def run_policy(problem: PlanningProblem, policy: str) -> PolicyResult:
 
 
 def best_simulated(problem: PlanningProblem, plans: Sequence[Plan]) -> SimulatedPlan:
-    """The plan with the shortest simulated step of those that fit the memory; raises PlanError if none does."""
-    simulated = [SimulatedPlan(plan, problem.simulate(plan)) for plan in plans]
-    fitting = [result for result in simulated if problem.memory_fraction(result.timeline) <= 1]
+    """The plan with the shortest simulated step of those that fit the memory; raises PlanError if none does.
+
+    Plans are simulated in the order of their lower bounds, until none that is left could be chosen.
+    """
+    bounds = np.array([problem.least_step_seconds(plan) for plan in plans])
+    fitting: dict[int, SimulatedPlan] = {}
+    too_large: list[SimulatedPlan] = []
+    longest = np.inf
+    for index in np.argsort(bounds, kind="stable"):
+        if bounds[index] > longest:
+            break
+        simulated = SimulatedPlan(plans[index], problem.simulate(plans[index]))
+        if simulated.timeline.step > longest:
+            continue
+        if problem.memory_fraction(simulated.timeline) > 1:
+            too_large.append(simulated)
+            continue
+        fitting[int(index)] = simulated
+        longest = min(longest, simulated.timeline.step * (1 + TIE))
     if not fitting:
-        raise _memory_error(problem, min(simulated, key=lambda result: problem.memory_fraction(result.timeline)))
-    return shortest_step(fitting)
+        raise _memory_error(problem, min(too_large, key=lambda result: problem.memory_fraction(result.timeline)))
+    return shortest_step([fitting[index] for index in sorted(fitting)])
 
 
 def shortest_step(simulated: Sequence[SimulatedPlan]) -> SimulatedPlan:

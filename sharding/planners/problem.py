@@ -14,10 +14,12 @@ from sharding.costs.plan_costs import plan_costs
 from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
 from sharding.planners.module_table import ModuleTable, module_table
 from sharding.plans.plan import Plan
+from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
 from sharding.plans.unit_plan import CollectivesName
-from sharding.schedules.build import build_schedule
+from sharding.schedules.build import build_schedule, training_op_graph
 from sharding.simulation.simulator import simulate
+from sharding.simulation.step_bound import least_step_seconds
 from sharding.simulation.timeline import Timeline
 from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
 from sharding.specs.modules import ModuleGraph
@@ -132,10 +134,17 @@ class PlanningProblem:
             rendezvous: See `sharding.simulation.simulator.simulate`.
             rows: Loads of the global batch's rows; `sampled_rows` by default.
         """
-        stages = trained_stages(plan, self.graph, self.trained_parts)
-        schedule = build_schedule(plan, self.graph, stages)
+        schedule = build_schedule(plan, self.graph, self._trained_stages(plan))
         costs = plan_costs(plan, self._batch_costs(rows) if rows else self._sampled_costs, self.trained_parts)
         return simulate(plan, schedule, costs, rendezvous)
+
+    def least_step_seconds(self, plan: Plan) -> float:
+        """Seconds that the simulated step of a plan is not shorter than; takes a fraction of the simulation's time."""
+        op_graph = training_op_graph(plan, self.graph, self._trained_stages(plan))
+        return least_step_seconds(op_graph, plan_costs(plan, self._sampled_costs, self.trained_parts))
+
+    def _trained_stages(self, plan: Plan) -> frozenset[StageId]:
+        return trained_stages(plan, self.graph, self.trained_parts)
 
     def memory_fraction(self, timeline: Timeline) -> float:
         """The largest share of a device's memory that a step takes; more than 1 does not fit."""

@@ -1,0 +1,81 @@
+"""A lower bound of a simulated step from its costs alone, without a schedule."""
+
+import numpy as np
+
+from sharding.costs.step_costs import StepCosts
+from sharding.plans.stage_graph import PipelineRank, StageId
+from sharding.schedules.ops import OpGraph
+
+
+def least_step_seconds(op_graph: OpGraph, costs: StepCosts) -> float:
+    """Seconds that no schedule of a training step takes less than.
+
+        max_rank(arrival + work + return) + norm + max_rank(update)
+
+    `work` is all forwards and backwards of a pipeline rank on the slowest of its replicas. It starts no earlier than
+    weights are gathered and the shortest microbatch has arrived through the stages before it (`arrival`). After its
+    last op the shortest microbatch still returns through them, and gradients are reduced (`return`).
+
+    Args:
+        op_graph: The ops of a step.
+        costs: What they take.
+    """
+    bound, ranks = _StepBound(op_graph, costs), op_graph.stage_graph.stages_of
+    updates = max(bound.once_per_step(rank, "update") for rank in ranks)
+    return max(bound.end(rank) for rank in ranks) + costs.norm + updates
+
+
+class _StepBound:
+    """How early each stage can start, and how much follows its last op."""
+
+    def __init__(self, op_graph: OpGraph, costs: StepCosts) -> None:
+        self._op_graph, self._graph, self._costs = op_graph, op_graph.stage_graph, costs
+        self._arrival: dict[StageId, float] = {}
+        self._return: dict[StageId, float] = {}
+        for stage in self._graph.stages:
+            arrivals = [self._arrive(source, stage) for source in self._graph.sources[stage]]
+            self._arrival[stage] = max(arrivals + [self.once_per_step(self._graph.rank_of[stage], "gather")])
+        has_backward = op_graph.backward_stages
+        for stage in self._graph.stages:
+            if stage in has_backward:
+                sources = [source for source in self._graph.sources[stage] if source in has_backward]
+                returns = [self._go_back(source, stage) for source in sources]
+                self._return[stage] = max(returns + [self.once_per_step(self._graph.rank_of[stage], "reduce")])
+        for stage in reversed(self._graph.stages):
+            if stage not in has_backward:
+                returns = [self._go_on(stage, target) for target in self._graph.targets[stage]]
+                self._return[stage] = max(returns, default=0.0)
+
+    def _arrive(self, source: StageId, target: StageId) -> float:
+        """When the shortest microbatch can reach the target of an edge."""
+        hop = self._costs.hops[source, target].min()
+        return self._arrival[source] + float(self._costs.stages[source].forward.min() + hop)
+
+    def _go_back(self, source: StageId, target: StageId) -> float:
+        """What follows the last backward of the target of an edge."""
+        hop = self._costs.hops_back[source, target].min()
+        return float(hop + self._costs.stages[source].backward.min()) + self._return[source]
+
+    def _go_on(self, source: StageId, target: StageId) -> float:
+        """What follows the last forward of the source of an edge, where it runs no backward."""
+        stage, hop = self._costs.stages[target], self._costs.hops[source, target].min()
+        backward = stage.backward.min() if target in self._op_graph.backward_stages else 0.0
+        return float(hop + stage.forward.min() + backward) + self._return[target]
+
+    def once_per_step(self, rank: PipelineRank, kind: str) -> float:
+        """Seconds of the gathers, reductions or updates of a rank's stages."""
+        stages = self._graph.stages_of[rank]
+        if kind != "gather":
+            stages = tuple(stage for stage in stages if stage in self._op_graph.trained_stages)
+        return sum((getattr(self._costs.stages[stage], kind) for stage in stages), start=0.0)
+
+    def end(self, rank: PipelineRank) -> float:
+        """When the norm can start, as far as a rank and what follows its last op are concerned."""
+        stages = self._graph.stages_of[rank]
+        work = np.zeros(self._costs.stages[stages[0]].forward.shape[1])
+        for stage in stages:
+            work += self._costs.stages[stage].forward.sum(axis=0)
+            if stage in self._op_graph.backward_stages:
+                work += self._costs.stages[stage].backward.sum(axis=0)
+        start = min(self._arrival[stage] for stage in stages)
+        return start + float(work.max()) + min(self._return[stage] for stage in stages)

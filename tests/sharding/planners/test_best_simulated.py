@@ -1,0 +1,51 @@
+"""Candidates that their bounds exclude are not simulated, and the choice is that of simulating all."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+
+from sharding.planners.auto import PLANNING_POLICIES, SimulatedPlan, best_simulated, shortest_step
+from sharding.planners.problem import PlanningProblem
+from sharding.plans.unit_plan import PlanError
+from tests.sharding.planners.problems import build_problem, problem, recipes
+
+
+class CountingProblem(PlanningProblem):
+    """Counts the plans that it simulates."""
+
+    simulated = 0
+
+    def simulate(self, plan, rendezvous=False, rows=None):
+        CountingProblem.simulated += 1
+        return super().simulate(plan, rendezvous, rows)
+
+
+def counting(of):
+    CountingProblem.simulated = 0
+    return CountingProblem(**{field.name: getattr(of, field.name) for field in dataclasses.fields(of)})
+
+
+@given(recipes())
+@settings(max_examples=10, deadline=None)
+def test_the_choice_is_that_of_simulating_all_candidates(recipe):
+    of = build_problem(recipe)
+    for policy in PLANNING_POLICIES.values():
+        try:
+            plans = policy(of)
+        except PlanError:
+            continue
+        simulated = [SimulatedPlan(plan, of.simulate(plan)) for plan in plans]
+        fitting = [result for result in simulated if of.memory_fraction(result.timeline) <= 1]
+        if not fitting:
+            with pytest.raises(PlanError, match="with the rows that were drawn"):
+                best_simulated(of, plans)
+            continue
+        assert best_simulated(of, plans).plan == shortest_step(fitting).plan
+
+
+def test_fewer_plans_are_simulated_than_there_are():
+    of = counting(problem(devices=14, rows=24))
+    plans = [plan for policy in PLANNING_POLICIES.values() for plan in policy(of)]
+    best_simulated(of, plans)
+    assert CountingProblem.simulated < len(plans) / 2

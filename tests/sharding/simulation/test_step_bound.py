@@ -1,0 +1,40 @@
+"""No simulated step is shorter than its bound, and a bound is met where nothing waits."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+
+from configs.architectures import ModelConfig
+from sharding.planners.auto import PLANNING_POLICIES
+from sharding.plans.unit_plan import PlanError
+from tests.sharding.planners.problems import BACKBONE, build_problem, problem, recipes
+
+
+def all_plans(of):
+    """The candidates of every policy that has some."""
+    plans = []
+    for policy in PLANNING_POLICIES.values():
+        try:
+            plans += policy(of)
+        except PlanError:
+            continue
+    return plans
+
+
+@given(recipes())
+@settings(max_examples=15, deadline=None)
+def test_no_step_is_shorter(recipe):
+    of = build_problem(recipe)
+    for plan in all_plans(of):
+        bound = of.least_step_seconds(plan)
+        orders = [plan] if plan.schedule == "interleaved" else [plan, dataclasses.replace(plan, schedule="gpipe")]
+        for order in orders:
+            for rendezvous in (False, True):
+                assert of.simulate(order, rendezvous).step >= bound * (1 - 1e-9)
+
+
+def test_one_stage_takes_its_bound():
+    of = problem(ModelConfig((), BACKBONE, ()), devices=1)
+    (plan,) = {plan for plan in all_plans(of) if plan.device_count == 1 and len(plan.units[0].layers) == 1}
+    assert of.least_step_seconds(plan) == pytest.approx(of.simulate(plan).step, rel=1e-9)
