@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from sharding.plans.stage_graph import PipelineRank, device_classes
-from sharding.schedules.list_scheduling import InFlightMicrobatches
+from sharding.schedules.in_flight import InFlightMicrobatches
 from sharding.schedules.ops import PipelineOp, Schedule, ScheduleError
 
 

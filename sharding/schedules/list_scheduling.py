@@ -1,63 +1,20 @@
-"""List scheduling in slots of equal length: in each slot every free stage runs the most urgent op that is ready."""
+"""List scheduling: devices that are free run the most urgent op that is ready; an op takes a slot or its seconds."""
 
 import collections
+import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sharding.plans.stage_graph import PipelineRank, StageId, device_classes
-from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, ScheduleError
+from sharding.schedules.in_flight import InFlightMicrobatches
+from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, ScheduleError, StageSeconds
 
 Priority = Callable[[PipelineOp], tuple[Any, ...]]
 """Sort key of a forward or backward; the least is the most urgent. It grows with the microbatch in every stage."""
 
-
-class InFlightMicrobatches:
-    """Counts the microbatches that every pipeline rank holds; one that is in several chunks of a rank counts in each.
-
-    A stage that runs a backward holds the residuals of a microbatch from its forward to its backward. A stage that
-    runs none holds its output until the forward of every stage it feeds has run.
-    """
-
-    def __init__(self, op_graph: OpGraph) -> None:
-        self._op_graph = op_graph
-        stages = op_graph.stage_graph.stages
-        self._forwards = dict.fromkeys(stages, 0)
-        self._backwards = dict.fromkeys(stages, 0)
-        self._by_stage = dict.fromkeys(stages, 0)
-        self._by_rank = dict.fromkeys(op_graph.stage_graph.stages_of, 0)
-
-    def record(self, op: PipelineOp) -> None:
-        """Counts an op that has run; kinds other than forward and backward change nothing."""
-        if op.kind == "forward":
-            self._forwards[op.stage_id] += 1
-            for source in self._op_graph.stage_graph.sources[op.stage_id]:
-                self._recount(source)
-        elif op.kind == "backward":
-            self._backwards[op.stage_id] += 1
-        else:
-            return
-        self._recount(op.stage_id)
-
-    def _recount(self, stage: StageId) -> None:
-        graph, forwards = self._op_graph.stage_graph, self._forwards[stage]
-        if stage in self._op_graph.backward_stages:
-            in_flight = forwards - self._backwards[stage]
-        else:
-            in_flight = forwards - min((self._forwards[target] for target in graph.targets[stage]), default=forwards)
-        self._by_rank[graph.rank_of[stage]] += in_flight - self._by_stage[stage]
-        self._by_stage[stage] = in_flight
-
-    def __getitem__(self, rank: PipelineRank) -> int:
-        return self._by_rank[rank]
-
-    def is_oldest(self, microbatch: int) -> bool:
-        """Whether every stage has finished all microbatches before this one."""
-        backward_stages = self._op_graph.backward_stages
-        return all(
-            (self._backwards if stage in backward_stages else self._forwards)[stage] >= microbatch
-            for stage in self._op_graph.stage_graph.stages
-        )
+ONE_SLOT = StageSeconds(forward=1.0, backward=1.0)
+"""Where no seconds are known, all forwards and backwards take as long as each other."""
 
 
 def list_schedule(
@@ -65,58 +22,43 @@ def list_schedule(
     max_in_flight: Mapping[PipelineRank, int],
     priority: Priority,
     fixed_orders: Mapping[PipelineRank, Sequence[PipelineOp]] | None = None,
+    seconds: Mapping[StageId, StageSeconds] | None = None,
 ) -> Schedule:
-    """Orders all ops of a pass.
+    """Orders all ops of a pass by when they start.
 
-    In each slot the ready forwards and backwards are taken by priority; an op needs all its devices free. Hops follow
-    right after the op that produces their array and take no slot. A rank that holds as many microbatches as it may
-    starts no forward. Where limits and fixed orders leave nothing that may run, the oldest microbatch in flight runs
-    its next op in spite of them: it depends on no other microbatch.
+    Whenever devices become free, the ready forwards and backwards are taken by priority; an op needs all its devices
+    free. A hop takes no time and follows the ops that end with the one that produces its array, so that no op in
+    between waits for it where hops occupy both ends. A rank that holds as many microbatches as it may starts no
+    forward. Where limits and fixed orders leave nothing that may run, the oldest microbatch in flight runs its next op
+    in spite of them: it depends on no other microbatch.
 
     Args:
         op_graph: The ops and their dependencies.
         max_in_flight: How many microbatches each rank may hold at once; at least 1.
         priority: Which ops run first.
-        fixed_orders: For some ranks, all their forwards and backwards in an order to keep, even if slots stay empty.
+        fixed_orders: For some ranks, all their forwards and backwards in an order to keep, even if devices stay idle.
+        seconds: How long the ops of every stage take; by default all take one slot.
     """
-    graph = op_graph.stage_graph
-    for rank in graph.stages_of:
+    for rank in op_graph.stage_graph.stages_of:
         if max_in_flight[rank] < 1:
             raise ScheduleError(f"stage {rank} may hold {max_in_flight[rank]} microbatches; it must hold at least 1")
-    ready, in_flight, device_bits = (
-        _ReadyOps(op_graph, priority),
-        InFlightMicrobatches(op_graph),
-        _device_bits(op_graph),
-    )
-    remaining = {rank: collections.deque(ops) for rank, ops in (fixed_orders or {}).items()}
-    order: list[PipelineOp] = []
-
-    def run(ops: Iterable[PipelineOp]) -> None:
-        for op in ops:
+    ready = _ReadyOps(op_graph, priority)
+    running = _RunningOps(op_graph, seconds or dict.fromkeys(op_graph.stage_graph.stages, ONE_SLOT))
+    limits = _Limits(op_graph, max_in_flight, fixed_orders or {})
+    order = list(op_graph.prologue)
+    while ready or running:
+        started = [op for op in ready if limits.allow(op) and running.start(op)]
+        if not started and not running:
+            started = [op for op in ready if limits.is_oldest(op) and running.start(op)]
+        for op in started:
             order.append(op)
-            ready.finish(op)
-
-    def may_run(op: PipelineOp) -> bool:
-        rank = graph.rank_of[op.stage_id]
-        next_in_order = rank not in remaining or remaining[rank][0] == op
-        return next_in_order and (op.kind == "backward" or in_flight[rank] < max_in_flight[rank])
-
-    def fill_slot(allowed: Callable[[PipelineOp], bool]) -> list[PipelineOp]:
-        busy, chosen = 0, []
-        for op in ready:
-            if not busy & device_bits[op.stage_id] and allowed(op):
-                busy |= device_bits[op.stage_id]
-                chosen.append(op)
-        return chosen
-
-    run(op_graph.prologue)
-    while ready:
-        for op in fill_slot(may_run) or fill_slot(lambda op: in_flight.is_oldest(op.microbatch)):
+            ready.remove(op)
+            limits.record_start(op)
+        for op in running.finish_next():
             hops = op_graph.forward_hops if op.kind == "forward" else op_graph.backward_hops
-            run((op, *hops(op.stage_id, op.microbatch)))
-            in_flight.record(op)
-            if graph.rank_of[op.stage_id] in remaining:
-                remaining[graph.rank_of[op.stage_id]].remove(op)
+            order.extend(hops(op.stage_id, op.microbatch))
+            ready.add_dependents(op)
+            limits.record_end(op)
     return Schedule(op_graph, (*order, *op_graph.epilogue))
 
 
@@ -139,42 +81,54 @@ def warm_up_order(op_graph: OpGraph, rank: PipelineRank, warm_up: int) -> list[P
 
 
 class _ReadyOps:
-    """The forwards and backwards whose dependencies have run: the first of each stage and kind, most urgent first."""
+    """The forwards and backwards whose inputs are there: the first of each stage and kind, most urgent first."""
 
     def __init__(self, op_graph: OpGraph, priority: Priority) -> None:
-        self._priority = priority
-        stages = op_graph.stage_graph.stages
-        self._position = {stage: position for position, stage in enumerate(stages)}
-        self._unmet = {op: len(dependencies) for op, dependencies in op_graph.dependencies.items()}
-        self._dependents: dict[PipelineOp, list[PipelineOp]] = collections.defaultdict(list)
-        for op, dependencies in op_graph.dependencies.items():
-            for dependency in dependencies:
-                self._dependents[dependency].append(op)
+        self._op_graph, self._priority = op_graph, priority
+        graph = op_graph.stage_graph
+        self._position = {stage: position for position, stage in enumerate(graph.stages)}
+        self._missing: dict[PipelineOp, int] = {}  # inputs that have not come
         # Microbatches pass a stage in order, so they become ready in order.
         self._ready: dict[tuple[OpKind, StageId], collections.deque[PipelineOp]] = collections.defaultdict(
             collections.deque
         )
         self._heads: dict[tuple[OpKind, StageId], tuple[tuple[Any, ...], int, PipelineOp]] = {}
-        self._unfinished = op_graph.microbatches * (len(stages) + len(op_graph.backward_stages))
+        for stage, number in itertools.product(graph.stages, range(op_graph.microbatches)):
+            forward, backward = (PipelineOp(kind, *stage, number) for kind in ("forward", "backward"))
+            self._missing[forward] = len(graph.sources[stage])
+            if stage in op_graph.backward_stages:
+                self._missing[backward] = 1 + len(graph.targets[stage])
+            if not graph.sources[stage]:
+                self._add(forward)
 
     def __len__(self) -> int:
-        """Number of forwards and backwards that have not run."""
-        return self._unfinished
+        """Number of ops that are ready, the first of each stage and kind."""
+        return len(self._heads)
 
     def __iter__(self) -> Iterator[PipelineOp]:
         return (op for _, _, op in sorted(self._heads.values()))
 
-    def finish(self, op: PipelineOp) -> None:
-        """Records that an op has run; forwards and backwards that waited for nothing else become ready."""
-        if op.kind in ("forward", "backward"):
-            self._unfinished -= 1
-            self._ready[op.kind, op.stage_id].popleft()
-            self._update_head(op.kind, op.stage_id)
-        for dependent in self._dependents[op]:
-            self._unmet[dependent] -= 1
-            if not self._unmet[dependent] and dependent.kind in ("forward", "backward"):
-                self._ready[dependent.kind, dependent.stage_id].append(dependent)
-                self._update_head(dependent.kind, dependent.stage_id)
+    def remove(self, op: PipelineOp) -> None:
+        """Takes out an op that starts."""
+        self._ready[op.kind, op.stage_id].popleft()
+        self._update_head(op.kind, op.stage_id)
+
+    def add_dependents(self, op: PipelineOp) -> None:
+        """Records that an op has ended; forwards and backwards that waited for nothing else become ready."""
+        graph, backward_stages = self._op_graph.stage_graph, self._op_graph.backward_stages
+        waiting: list[PipelineOp] = []
+        if op.kind == "forward":
+            waiting += [PipelineOp("forward", *target, op.microbatch) for target in graph.targets[op.stage_id]]
+        before = (op.stage_id,) if op.kind == "forward" else graph.sources[op.stage_id]
+        waiting += [PipelineOp("backward", *stage, op.microbatch) for stage in before if stage in backward_stages]
+        for dependent in waiting:
+            self._missing[dependent] -= 1
+            if not self._missing[dependent]:
+                self._add(dependent)
+
+    def _add(self, op: PipelineOp) -> None:
+        self._ready[op.kind, op.stage_id].append(op)
+        self._update_head(op.kind, op.stage_id)
 
     def _update_head(self, kind: OpKind, stage: StageId) -> None:
         ready = self._ready[kind, stage]
@@ -182,6 +136,76 @@ class _ReadyOps:
             self._heads[kind, stage] = (self._priority(ready[0]), self._position[stage], ready[0])
         else:
             del self._heads[kind, stage]
+
+
+class _RunningOps:
+    """The ops that run at a moment, and the devices that they occupy."""
+
+    def __init__(self, op_graph: OpGraph, seconds: Mapping[StageId, StageSeconds]) -> None:
+        self._seconds, self._bits = seconds, _device_bits(op_graph)
+        self._now, self._busy = 0.0, 0
+        self._ends: list[tuple[float, int, PipelineOp]] = []
+        self._started = 0
+
+    def __len__(self) -> int:
+        """Number of ops that run."""
+        return len(self._ends)
+
+    def start(self, op: PipelineOp) -> bool:
+        """Starts an op if its devices are free; whether it did."""
+        bits = self._bits[op.stage_id]
+        if self._busy & bits:
+            return False
+        self._busy |= bits
+        self._started += 1
+        heapq.heappush(self._ends, (self._now + self._seconds[op.stage_id].of(op.kind), self._started, op))
+        return True
+
+    def finish_next(self) -> list[PipelineOp]:
+        """Goes on to the moment when the next op ends; the ops that end then, in the order in which they started."""
+        self._now = self._ends[0][0]
+        ended = []
+        while self._ends and self._ends[0][0] <= self._now:
+            ended.append(heapq.heappop(self._ends)[2])
+            self._busy &= ~self._bits[ended[-1].stage_id]
+        return ended
+
+
+class _Limits:
+    """Which ops the limits of microbatches in flight and the fixed orders allow."""
+
+    def __init__(
+        self,
+        op_graph: OpGraph,
+        max_in_flight: Mapping[PipelineRank, int],
+        fixed_orders: Mapping[PipelineRank, Sequence[PipelineOp]],
+    ) -> None:
+        self._rank_of, self._max_in_flight = op_graph.stage_graph.rank_of, max_in_flight
+        self._in_flight = InFlightMicrobatches(op_graph)
+        self._remaining = {rank: collections.deque(ops) for rank, ops in fixed_orders.items()}
+
+    def allow(self, op: PipelineOp) -> bool:
+        """Whether an op may start."""
+        rank = self._rank_of[op.stage_id]
+        next_in_order = rank not in self._remaining or self._remaining[rank][0] == op
+        return next_in_order and (op.kind == "backward" or self._in_flight[rank] < self._max_in_flight[rank])
+
+    def is_oldest(self, op: PipelineOp) -> bool:
+        """Whether an op is of the oldest microbatch in flight."""
+        return self._in_flight.is_oldest(op.microbatch)
+
+    def record_start(self, op: PipelineOp) -> None:
+        """A forward holds its microbatch from its start."""
+        rank = self._rank_of[op.stage_id]
+        if rank in self._remaining:
+            self._remaining[rank].remove(op)
+        if op.kind == "forward":
+            self._in_flight.record(op)
+
+    def record_end(self, op: PipelineOp) -> None:
+        """A backward holds its microbatch until its end."""
+        if op.kind == "backward":
+            self._in_flight.record(op)
 
 
 def _device_bits(op_graph: OpGraph) -> dict[StageId, int]:

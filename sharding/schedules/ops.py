@@ -62,6 +62,22 @@ NORM = PipelineOp("norm", "", -1)
 """The one op that runs on every device."""
 
 
+class StageSeconds(NamedTuple):
+    """How long a stage's ops take; only the proportions between stages matter to an order.
+
+    Attributes:
+        forward: Seconds of the forward of a microbatch.
+        backward: Seconds of its backward.
+    """
+
+    forward: float
+    backward: float
+
+    def of(self, kind: OpKind) -> float:
+        """Seconds of a forward or a backward."""
+        return self.forward if kind == "forward" else self.backward
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OpGraph:
     """All ops of one pass over the pipeline; what each depends on follows from the fields.
