@@ -13,28 +13,28 @@ import dataclasses
 
 import mmjax
 from sharding.plans.plan import Plan
-from sharding.plans.stage_graph import PipelineRank
 from sharding.plans.unit_plan import UnitPlan
+from sharding.schedules.in_flight import InFlightLimits
 from sharding.schedules.list_scheduling import list_schedule
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
 
 NAME = "eager_1f1b"
 
 
-def max_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
+def max_in_flight(op_graph: OpGraph) -> InFlightLimits:
     """How many microbatches each rank holds at once: 2 (p - i) - 1 on a chain of p stages, where 1F1B holds p - i."""
     graph = op_graph.stage_graph
     return {rank: 2 * graph.heights[stages[0]] - 1 for rank, stages in graph.stages_of.items()}
 
 
-def eager_1f1b(op_graph: OpGraph) -> Schedule:
+def eager_1f1b(op_graph: OpGraph, limits: InFlightLimits) -> Schedule:
     """Eager 1F1B (arXiv 2211.05322, section 4): a backward as soon as one is ready, else the next forward."""
     depths = op_graph.stage_graph.depths
 
     def priority(op: PipelineOp) -> tuple[bool, int, int]:  # the least is the most urgent
         return op.kind != "backward", op.microbatch, -depths[op.stage_id]
 
-    return list_schedule(op_graph, max_in_flight(op_graph), priority)
+    return list_schedule(op_graph, limits, priority)
 
 
 mmjax.register_schedule(NAME, eager_1f1b, max_in_flight)

@@ -41,6 +41,15 @@ class Plan:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise PlanError(f"unit names must differ, but {', '.join(repeated)} is used more than once")
+        for unit in self.units:
+            if unit.extra_in_flight >= self.microbatches * unit.chunks:
+                raise PlanError(
+                    f"unit {unit.name}: extra_in_flight is {unit.extra_in_flight}, but a step has only "
+                    f"{self.microbatches * unit.chunks} (microbatches x chunks); use at most one less"
+                )
+        without = [unit.name for unit in self.units if not unit.forward_seconds]
+        if 0 < len(without) < len(self.units):
+            raise PlanError(f"give forward_seconds for all units or for none; {', '.join(without)} has none")
 
     @property
     def device_count(self) -> int:
@@ -56,7 +65,7 @@ class Plan:
 
     def table(self) -> list[dict[str, str]]:
         """One row per unit, for people; options at their default in all units are left out."""
-        defaults = {"cp": 1, "ep": 1, "chunks": 1, "collectives": "reduce"}
+        defaults = {"cp": 1, "ep": 1, "chunks": 1, "collectives": "reduce", "extra_in_flight": 0}
         shown = [key for key, value in defaults.items() if any(getattr(unit, key) != value for unit in self.units)]
         return [
             {

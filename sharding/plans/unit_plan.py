@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -72,6 +73,11 @@ class UnitPlan:
             all-reduced. `gather`: ranks divide the positions (sequence parallelism, arXiv 2205.05198), which are
             gathered before a matmul and scattered after one. `ring`: the same, in parts that are sent while others are
             multiplied. `mosaic`: the same by Hopper kernels where the unit has all devices of one process, else `ring`.
+        extra_in_flight: How many microbatches each pipeline rank may hold at once beyond what the schedule needs; one
+            that is in several of its chunks counts in each.
+        forward_seconds: What a microbatch's forward takes on each virtual stage, by which `interleaved` orders ops;
+            only the proportions between stages matter. Empty: as long as any other op.
+        backward_seconds: The same for the backward.
     """
 
     name: str
@@ -86,6 +92,9 @@ class UnitPlan:
     cp: int = 1
     ep: int = 1
     collectives: CollectivesName = "reduce"
+    extra_in_flight: int = 0
+    forward_seconds: tuple[float, ...] = ()
+    backward_seconds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or not self.modules or not self.layers:
@@ -117,6 +126,25 @@ class UnitPlan:
             raise PlanError(
                 f"unit {self.name}: collectives {self.collectives!r}; choose from {', '.join(TENSOR_COLLECTIVES)}"
             )
+        if self.extra_in_flight < 0:
+            raise PlanError(
+                f"unit {self.name}: extra_in_flight is {self.extra_in_flight}; it must be at least 0, because with "
+                "fewer microbatches in flight than the schedule needs its stages would wait for each other"
+            )
+        self._check_seconds()
+
+    def _check_seconds(self) -> None:
+        for key in ("forward_seconds", "backward_seconds"):
+            seconds = getattr(self, key)
+            if len(seconds) not in (0, self.stage_count):
+                raise PlanError(
+                    f"unit {self.name}: {key} has {len(seconds)} entries for {self.stage_count} stages; give one for "
+                    "each, or none"
+                )
+            if not all(math.isfinite(value) and value >= 0 for value in seconds):
+                raise PlanError(f"unit {self.name}: {key} {list(seconds)} must be finite and not negative")
+        if bool(self.forward_seconds) != bool(self.backward_seconds):
+            raise PlanError(f"unit {self.name}: give both forward_seconds and backward_seconds, or neither")
 
     def _check_device_list(self) -> None:
         sequence = f" x cp {self.cp}" if self.cp > 1 else ""

@@ -3,8 +3,9 @@
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageEdge, StageGraph, StageId, stage_graph
 from sharding.schedules.checks import check_schedule
+from sharding.schedules.in_flight import InFlightLimits, check_limits
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
-from sharding.schedules.ops import OpGraph, Schedule, ScheduleError
+from sharding.schedules.ops import OpGraph, Schedule, ScheduleError, StageSeconds
 from sharding.schedules.registry import find_schedule
 from sharding.specs.modules import ModuleGraph
 
@@ -20,6 +21,11 @@ def training_op_graph(
         backward_stages=stages.with_descendants(trained_stages),
         trained_stages=trained_stages,
         shares=shares,
+        seconds={
+            (unit.name, number): StageSeconds(forward, backward)
+            for unit in plan.units
+            for number, (forward, backward) in enumerate(zip(unit.forward_seconds, unit.backward_seconds, strict=True))
+        },
     )
 
 
@@ -43,13 +49,21 @@ def build_schedule(
     policy = find_schedule(plan.schedule)
     op_graph = training_op_graph(plan, graph, trained_stages, shares)
     try:
-        schedule, max_in_flight = policy.order(op_graph), policy.max_in_flight(op_graph)
+        max_in_flight = _with_extra(plan, policy.max_in_flight(op_graph))
+        check_limits(op_graph, max_in_flight)
+        schedule = policy.order(op_graph, max_in_flight)
         if not isinstance(schedule, Schedule) or schedule.op_graph is not op_graph:
             raise ScheduleError(f"it returns {type(schedule).__name__}; return a Schedule of the op graph that it gets")
         check_schedule(schedule, max_in_flight)
     except ScheduleError as error:
         raise ScheduleError(f"schedule {plan.schedule!r}: {error}") from error
     return schedule
+
+
+def _with_extra(plan: Plan, max_in_flight: InFlightLimits) -> InFlightLimits:
+    """The limits of a schedule, raised by what the plan allows the units to hold beyond them."""
+    extra = {unit.name: unit.extra_in_flight for unit in plan.units}
+    return {rank: limit + extra.get(rank[0], 0) for rank, limit in max_in_flight.items()}
 
 
 def build_evaluation_schedule(plan: Plan, graph: ModuleGraph, shares: tuple[StageEdge, ...] = ()) -> Schedule:

@@ -3,14 +3,14 @@
 import collections
 import graphlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from sharding.plans.stage_graph import PipelineRank, device_classes
-from sharding.schedules.in_flight import InFlightMicrobatches
+from sharding.plans.stage_graph import device_classes
+from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches, check_limits
 from sharding.schedules.ops import PipelineOp, Schedule, ScheduleError
 
 
-def check_schedule(schedule: Schedule, max_in_flight: Mapping[PipelineRank, int]) -> None:
+def check_schedule(schedule: Schedule, max_in_flight: InFlightLimits) -> None:
     """Raises ScheduleError, naming the op at fault, if a schedule cannot run.
 
     Args:
@@ -19,9 +19,7 @@ def check_schedule(schedule: Schedule, max_in_flight: Mapping[PipelineRank, int]
     """
     op_graph = schedule.op_graph
     dependencies, rank_of = op_graph.dependencies, op_graph.stage_graph.rank_of
-    unlimited = [rank for rank in op_graph.stage_graph.stages_of if rank not in max_in_flight]
-    if unlimited:
-        raise ScheduleError(f"the limits of microbatches in flight have none for stage {unlimited[0]}")
+    check_limits(op_graph, max_in_flight)
     finished: set[PipelineOp] = set()
     in_flight = InFlightMicrobatches(op_graph)
     for op in schedule.ops:

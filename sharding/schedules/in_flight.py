@@ -1,7 +1,21 @@
 """How many microbatches every pipeline rank holds while a schedule runs."""
 
+from collections.abc import Mapping
+
 from sharding.plans.stage_graph import PipelineRank, StageId
-from sharding.schedules.ops import OpGraph, PipelineOp
+from sharding.schedules.ops import OpGraph, PipelineOp, ScheduleError
+
+InFlightLimits = Mapping[PipelineRank, int]
+"""How many microbatches each pipeline rank may hold at once; one that is in several of its chunks counts in each."""
+
+
+def check_limits(op_graph: OpGraph, max_in_flight: InFlightLimits) -> None:
+    """Raises ScheduleError, naming the rank, if one has no limit or may not hold a single microbatch."""
+    for rank in op_graph.stage_graph.stages_of:
+        if rank not in max_in_flight:
+            raise ScheduleError(f"the limits of microbatches in flight have none for stage {rank}")
+        if max_in_flight[rank] < 1:
+            raise ScheduleError(f"stage {rank} may hold {max_in_flight[rank]} microbatches; it must hold at least 1")
 
 
 class InFlightMicrobatches:

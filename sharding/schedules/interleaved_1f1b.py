@@ -5,18 +5,43 @@ second, and so on; its backwards go the other way. A unit without chunks has one
 """
 
 from sharding.plans.stage_graph import PipelineRank, StageId
+from sharding.schedules.in_flight import InFlightLimits
 from sharding.schedules.list_scheduling import Priority, list_schedule, warm_up_order
+from sharding.schedules.one_f_one_b import backwards_first
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
+from sharding.schedules.pass_seconds import pass_seconds
+
+_WORTHWHILE = 0.99
+"""An order by seconds must take at most this share of the order by slots: where hops occupy both their ends, ranks
+that work in slots wait less for each other."""
 
 
-def interleaved(op_graph: OpGraph) -> Schedule:
+def interleaved(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) -> Schedule:
     """1F1B over ranks with chunks; on a chain, where pp divides the microbatches, exactly the paper's order.
+
+    That order supposes that all ops take as long as each other. A stage without chunks does not: of a generator that
+    is as slow as a rank of the backbone with v chunks, an op takes as long as v of the backbone's, which then wait for
+    it. Where the seconds of ops are known, orders by these are made too, forwards first or backwards first, and the
+    one that takes the shortest time is returned.
+    """
+    limits = max_in_flight or interleaved_in_flight(op_graph)
+    in_slots = _interleaved_in_slots(op_graph, limits)
+    if not op_graph.seconds:
+        return in_slots
+    priorities = (_by_group(op_graph), backwards_first(op_graph))
+    by_seconds = [list_schedule(op_graph, limits, priority, seconds=op_graph.seconds) for priority in priorities]
+    shortest = min(by_seconds, key=pass_seconds)
+    return shortest if pass_seconds(shortest) <= _WORTHWHILE * pass_seconds(in_slots) else in_slots
+
+
+def _interleaved_in_slots(op_graph: OpGraph, max_in_flight: InFlightLimits) -> Schedule:
+    """The order where all ops take as long as each other.
 
     Where pp divides the microbatches, ranks keep strictly to the paper's order. Elsewhere the last group is smaller
     and that order would make ranks wait for each other, so they run what is ready: forwards as far as their in-flight
     limit allows, then backwards.
     """
-    graph, max_in_flight = op_graph.stage_graph, interleaved_in_flight(op_graph)
+    graph = op_graph.stage_graph
     fixed_orders = {
         rank: warm_up_order(op_graph, rank, max_in_flight[rank] - 1)
         for rank in graph.stages_of

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sharding.plans.stage_graph import PipelineRank, StageId, device_classes
-from sharding.schedules.in_flight import InFlightMicrobatches
-from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, ScheduleError, StageSeconds
+from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches, check_limits
+from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, StageSeconds
 
 Priority = Callable[[PipelineOp], tuple[Any, ...]]
 """Sort key of a forward or backward; the least is the most urgent. It grows with the microbatch in every stage."""
@@ -19,7 +19,7 @@ ONE_SLOT = StageSeconds(forward=1.0, backward=1.0)
 
 def list_schedule(
     op_graph: OpGraph,
-    max_in_flight: Mapping[PipelineRank, int],
+    max_in_flight: InFlightLimits,
     priority: Priority,
     fixed_orders: Mapping[PipelineRank, Sequence[PipelineOp]] | None = None,
     seconds: Mapping[StageId, StageSeconds] | None = None,
@@ -39,9 +39,7 @@ def list_schedule(
         fixed_orders: For some ranks, all their forwards and backwards in an order to keep, even if devices stay idle.
         seconds: How long the ops of every stage take; by default all take one slot.
     """
-    for rank in op_graph.stage_graph.stages_of:
-        if max_in_flight[rank] < 1:
-            raise ScheduleError(f"stage {rank} may hold {max_in_flight[rank]} microbatches; it must hold at least 1")
+    check_limits(op_graph, max_in_flight)
     ready = _ReadyOps(op_graph, priority)
     running = _RunningOps(op_graph, seconds or dict.fromkeys(op_graph.stage_graph.stages, ONE_SLOT))
     limits = _Limits(op_graph, max_in_flight, fixed_orders or {})
@@ -177,7 +175,7 @@ class _Limits:
     def __init__(
         self,
         op_graph: OpGraph,
-        max_in_flight: Mapping[PipelineRank, int],
+        max_in_flight: InFlightLimits,
         fixed_orders: Mapping[PipelineRank, Sequence[PipelineOp]],
     ) -> None:
         self._rank_of, self._max_in_flight = op_graph.stage_graph.rank_of, max_in_flight

@@ -1,15 +1,16 @@
 """GPipe and 1F1B, over whole graphs of stages instead of one chain."""
 
 from sharding.plans.stage_graph import PipelineRank
+from sharding.schedules.in_flight import InFlightLimits
 from sharding.schedules.list_scheduling import Priority, list_schedule, warm_up_order
 from sharding.schedules.ops import OpGraph, Schedule
 
 
-def gpipe(op_graph: OpGraph) -> Schedule:
+def gpipe(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) -> Schedule:
     """All forwards of a rank, then all its backwards (GPipe, arXiv 1811.06965, section 2.3)."""
-    max_in_flight = gpipe_in_flight(op_graph)
+    max_in_flight = max_in_flight or gpipe_in_flight(op_graph)
     order = {rank: warm_up_order(op_graph, rank, warm_up=forwards) for rank, forwards in max_in_flight.items()}
-    return list_schedule(op_graph, max_in_flight, _by_microbatch(op_graph), order)
+    return list_schedule(op_graph, max_in_flight, backwards_first(op_graph), order)
 
 
 def gpipe_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
@@ -17,9 +18,13 @@ def gpipe_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     return {rank: len(stages) * op_graph.microbatches for rank, stages in op_graph.stage_graph.stages_of.items()}
 
 
-def one_f_one_b(op_graph: OpGraph) -> Schedule:
-    """A backward as soon as one is ready (PipeDream-Flush, arXiv 2006.09503, section 2.2), over a graph of stages."""
-    return list_schedule(op_graph, one_f_one_b_in_flight(op_graph), _by_microbatch(op_graph))
+def one_f_one_b(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) -> Schedule:
+    """A backward as soon as one is ready (PipeDream-Flush, arXiv 2006.09503, section 2.2), over a graph of stages.
+
+    With higher limits than `one_f_one_b_in_flight`, ranks run more forwards while they wait for their first backward,
+    so that later they wait less for late inputs (eager 1F1B, arXiv 2211.05322, section 4).
+    """
+    return list_schedule(op_graph, max_in_flight or one_f_one_b_in_flight(op_graph), backwards_first(op_graph))
 
 
 def one_f_one_b_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
@@ -32,7 +37,7 @@ def one_f_one_b_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     return {rank: graph.heights[stages[0]] for rank, stages in graph.stages_of.items()}
 
 
-def _by_microbatch(op_graph: OpGraph) -> Priority:
+def backwards_first(op_graph: OpGraph) -> Priority:
     """Backwards first; then the lowest microbatch and the deepest stage."""
     depths = op_graph.stage_graph.depths
     return lambda op: (op.kind != "backward", op.microbatch, -depths[op.stage_id])

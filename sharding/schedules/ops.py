@@ -88,6 +88,7 @@ class OpGraph:
         backward_stages: Stages that run a backward.
         trained_stages: Stages with parameters to update; each of them runs a backward.
         shares: Pairs (owner, borrower) of stages with a tied parameter. Its gradient returns if both stages train.
+        seconds: How long every stage's forward and backward take, where the plan says so; else empty.
         with_update: True for a training step, which ends with reductions, the norm and updates; False for evaluation.
     """
 
@@ -96,6 +97,7 @@ class OpGraph:
     backward_stages: frozenset[StageId] = frozenset()
     trained_stages: frozenset[StageId] = frozenset()
     shares: tuple[StageEdge, ...] = ()
+    seconds: Mapping[StageId, StageSeconds] = dataclasses.field(default_factory=dict)
     with_update: bool = True
 
     def __post_init__(self) -> None:

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from configs.errors import UserError
-from sharding.plans.stage_graph import PipelineRank
 from sharding.plans.unit_plan import PlanError
+from sharding.schedules.in_flight import InFlightLimits
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
 from sharding.schedules.one_f_one_b import gpipe, gpipe_in_flight, one_f_one_b, one_f_one_b_in_flight
 from sharding.schedules.ops import OpGraph, Schedule
@@ -16,12 +16,12 @@ class SchedulePolicy:
     """A named schedule.
 
     Attributes:
-        order: Orders the ops of a pass.
-        max_in_flight: How many microbatches each pipeline rank may then hold at once.
+        order: Orders the ops of a pass, given how many microbatches each pipeline rank may hold at once.
+        max_in_flight: How many these are where the plan allows no more (`UnitPlan.extra_in_flight`).
     """
 
-    order: Callable[[OpGraph], Schedule]
-    max_in_flight: Callable[[OpGraph], Mapping[PipelineRank, int]]
+    order: Callable[[OpGraph, InFlightLimits], Schedule]
+    max_in_flight: Callable[[OpGraph], InFlightLimits]
 
 
 BUILT_IN_SCHEDULES: Mapping[str, SchedulePolicy] = {
@@ -35,18 +35,20 @@ _schedules = dict(BUILT_IN_SCHEDULES)
 
 def register_schedule(
     name: str,
-    order: Callable[[OpGraph], Schedule],
-    max_in_flight: Callable[[OpGraph], Mapping[PipelineRank, int]],
+    order: Callable[[OpGraph, InFlightLimits], Schedule],
+    max_in_flight: Callable[[OpGraph], InFlightLimits],
 ) -> None:
     """Registers a schedule, so that plans can name it; a name of one's own may be registered again.
 
-    Every process of a run calls both functions, so they must depend on the op graph alone.
+    Every process of a run calls both functions, so they must depend on their arguments alone.
 
     Args:
         name: Value of `Plan.schedule`.
-        order: Orders the ops of a training step, for instance by `sharding.schedules.list_scheduling.list_schedule`.
-            The order is checked before anything runs (`sharding/schedules/checks.py`).
-        max_in_flight: How many microbatches each pipeline rank may hold at once; the order is held to it.
+        order: Orders the ops of a training step within the limits that it gets, for instance by
+            `sharding.schedules.list_scheduling.list_schedule`. The order is checked before anything runs
+            (`sharding/schedules/checks.py`).
+        max_in_flight: How many microbatches each pipeline rank must be able to hold at once; a plan may add to that
+            (`UnitPlan.extra_in_flight`).
 
     Raises:
         UserError: The name is that of a built-in schedule.

@@ -37,8 +37,8 @@ def example(monkeypatch):
 
 
 def test_the_order_is_valid_and_warms_up_with_more_microbatches_than_1f1b(example):
-    schedule = example.eager_1f1b(op_graph := training(chain(3), 8))
-    check_schedule(schedule, limits := example.max_in_flight(op_graph))
+    limits = example.max_in_flight(op_graph := training(chain(3), 8))
+    check_schedule(schedule := example.eager_1f1b(op_graph, limits), limits)
     assert [*limits.values()] == [5, 3, 1]
     assert max(bubble_slots(schedule).values()) == 2 * (3 - 1)
 

@@ -128,10 +128,25 @@ def test_json_round_trip_of_any_plan(layers, dp, tp, data):
     devices = tuple(data.draw(st.permutations(range(count))))
     recompute = tuple(data.draw(st.sampled_from(("none", "selective", "full"))) for _ in layers)
     name = data.draw(st.text(min_size=1))
+    seconds = st.lists(st.floats(0, 1e6), min_size=len(layers), max_size=len(layers)).map(tuple)
+    both_seconds = data.draw(st.just(((), ())) | st.tuples(seconds, seconds))
+    microbatches = data.draw(st.integers(1, 99))
     unit = UnitPlan(
-        name, ("a", "b"), devices, dp=dp, tp=tp, layers=tuple(layers), recompute=recompute, chunks=chunks, cp=cp, ep=ep
+        name,
+        ("a", "b"),
+        devices,
+        dp=dp,
+        tp=tp,
+        layers=tuple(layers),
+        recompute=recompute,
+        chunks=chunks,
+        cp=cp,
+        ep=ep,
+        extra_in_flight=data.draw(st.integers(0, microbatches * chunks - 1)),
+        forward_seconds=both_seconds[0],
+        backward_seconds=both_seconds[1],
     )
-    plan = Plan((unit,), data.draw(st.integers(1, 99)), data.draw(st.sampled_from(("1f1b", "interleaved", "gpipe"))))
+    plan = Plan((unit,), microbatches, data.draw(st.sampled_from(("1f1b", "interleaved", "gpipe"))))
     assert Plan.from_json(plan.to_json()) == plan
 
 
@@ -203,6 +218,11 @@ def test_errors_name_an_invalid_or_missing_file(tmp_path):
         ({"chunks": 2}, "unit eyes: 2 chunks a stage need a multiple of 2 entries in layers, not 1"),
         ({"recompute": ("none", "none")}, "unit eyes: recompute has 2 entries for 1 stages"),
         ({"modules": ()}, "needs a name, at least one module"),
+        ({"extra_in_flight": -1}, "unit eyes: extra_in_flight is -1; it must be at least 0, because with fewer"),
+        ({"forward_seconds": (1.0, 2.0)}, "unit eyes: forward_seconds has 2 entries for 1 stages; give one for each"),
+        ({"forward_seconds": (float("nan"),)}, r"unit eyes: forward_seconds [nan] must be finite and not negative"),
+        ({"backward_seconds": (-1.0,)}, r"unit eyes: backward_seconds [-1.0] must be finite and not negative"),
+        ({"forward_seconds": (1.0,)}, "unit eyes: give both forward_seconds and backward_seconds, or neither"),
     ],
 )
 def test_an_invalid_unit_is_refused(fields, message):
@@ -215,6 +235,14 @@ def test_an_invalid_unit_is_refused(fields, message):
     [
         ({"microbatches": 0}, "microbatches is 0"),
         ({"units": (VISION, VISION)}, "unit names must differ, but eyes"),
+        (
+            {"units": (dataclasses.replace(VISION, extra_in_flight=4), BACKBONE)},
+            "unit eyes: extra_in_flight is 4, but a step has only 4 (microbatches x chunks); use at most one less",
+        ),
+        (
+            {"units": (dataclasses.replace(VISION, forward_seconds=(1.0,), backward_seconds=(2.0,)), BACKBONE)},
+            "give forward_seconds for all units or for none; mind has none",
+        ),
     ],
 )
 def test_an_invalid_plan_is_refused(fields, message):

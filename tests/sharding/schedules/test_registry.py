@@ -26,20 +26,20 @@ def without_registrations(monkeypatch):
     monkeypatch.setattr(registry, "_schedules", dict(registry.BUILT_IN_SCHEDULES))
 
 
-def backwards(op_graph: OpGraph) -> Schedule:
+def backwards(op_graph: OpGraph, _) -> Schedule:
     return Schedule(op_graph, gpipe(op_graph).ops[::-1])
 
 
-def without_last_op(op_graph: OpGraph) -> Schedule:
+def without_last_op(op_graph: OpGraph, _) -> Schedule:
     return Schedule(op_graph, gpipe(op_graph).ops[:-1])
 
 
-def with_an_op_twice(op_graph: OpGraph) -> Schedule:
+def with_an_op_twice(op_graph: OpGraph, _) -> Schedule:
     ops = gpipe(op_graph).ops
     return Schedule(op_graph, (*ops[:5], ops[4], *ops[5:]))
 
 
-def of_half_a_step(op_graph: OpGraph) -> Schedule:
+def of_half_a_step(op_graph: OpGraph, _) -> Schedule:
     return gpipe(dataclasses.replace(op_graph, microbatches=2))
 
 
@@ -57,9 +57,13 @@ def test_a_plan_names_a_registered_schedule_in_its_file():
         (backwards, gpipe_in_flight, r"schedule 'mine': update backbone 1 is scheduled before norm"),
         (without_last_op, gpipe_in_flight, "schedule 'mine': update backbone 1 is missing, and 0 more"),
         (with_an_op_twice, gpipe_in_flight, "schedule 'mine': .* is scheduled twice"),
-        (gpipe, interleaved_in_flight, "schedule 'mine': forward backbone 1 .* then holds 2, not 1 at most"),
+        (
+            lambda op_graph, _: gpipe(op_graph),
+            interleaved_in_flight,
+            "schedule 'mine': forward backbone 1 .* then holds 2, not 1 at most",
+        ),
         (of_half_a_step, gpipe_in_flight, "schedule 'mine': it returns Schedule; return a Schedule of the op graph"),
-        (lambda op_graph: list(gpipe(op_graph).ops), gpipe_in_flight, "schedule 'mine': it returns list"),
+        (lambda op_graph, _: list(gpipe(op_graph).ops), gpipe_in_flight, "schedule 'mine': it returns list"),
         (gpipe, lambda op_graph: {("backbone", 0): 4}, r"have none for stage \('backbone', 1\)"),
     ],
 )
