@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from mmjax.planning.choice import explain_choice
 from sharding.planners.auto import PolicyResult
 from sharding.planners.policy_comparison import PolicyComparison
 from sharding.planners.problem import PlanningProblem
@@ -72,7 +73,7 @@ def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     for result in results:
         if not result.simulated:
             console.print(f"{result.policy}: {result.reason}", soft_wrap=True)
-    console.print(_why(simulated, choice, bound), soft_wrap=True)
+    console.print(explain_choice(comparison), soft_wrap=True)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -186,35 +187,6 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
                 f"device, {_bytes(needed - room)} too many",
                 soft_wrap=True,
             )
-
-
-def _why(simulated: Sequence[PolicyResult], choice: PolicyResult, bound: float) -> str:
-    step = choice.timeline.step
-    idle = sorted(IDLE_CAUSES, key=lambda cause: -choice.timeline.idle[cause])[:2]
-    lost_time = " and ".join(f"{cause} ({_share(choice.timeline, cause):.0%})" for cause in idle)
-    others = [result for result in simulated if result is not choice]
-    runner_up = ""
-    if others:
-        next_best = min(others, key=lambda result: result.timeline.step)
-        runner_up = (
-            f" The next best, {next_best.policy}, takes {next_best.timeline.step / step:.2f} times as long at "
-            f"{next_best.timeline.mfu:.1%} MFU."
-        )
-    distance = "There are too few devices to give each module its own."
-    if math.isfinite(bound):
-        side = "above" if step >= bound else "below"
-        distance = (
-            f"Its step is {abs(step / bound - 1):.0%} {side} the bound, {bound:.3g} s: the optimum if every module had "
-            "devices of its own, could be divided at will, and all rows were equal."
-        )
-    ring_units = ", ".join(unit.name for unit in choice.plan.units if unit.cp > 1)
-    remark = (
-        f" It cannot be trained yet: context parallelism (of {ring_units}) is simulated only." if ring_units else ""
-    )
-    return (
-        f"Choice: {choice.policy}, the shortest simulated step.{runner_up} {distance} "
-        f"Most time is lost to {lost_time}.{remark}"
-    )
 
 
 def _bytes(size: float) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from configs.errors import UserError
 from sharding.planners import disaggregated, rigid
-from sharding.planners.problem import PlanningProblem
+from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan, check_layout, check_plan
 from sharding.plans.unit_plan import PlanError
 from sharding.simulation.timeline import Timeline
@@ -24,9 +24,6 @@ BUILT_IN_POLICIES: Mapping[str, PlanningPolicy] = {
 
 PLANNING_POLICIES = dict(BUILT_IN_POLICIES)
 """All policies by name: the built-in ones, and those that a user registers (`register_policy`)."""
-
-TIE = 0.001
-"""Steps that differ by less than this share count as equal; then fewer devices win."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -99,9 +96,11 @@ def run_policy(problem: PlanningProblem, policy: str) -> PolicyResult:
 
 
 def best_simulated(problem: PlanningProblem, plans: Sequence[Plan]) -> SimulatedPlan:
-    """The plan with the shortest simulated step of those that fit the memory; raises PlanError if none does.
+    """The best plan by its simulated step of those that fit the memory (`most_economical`).
 
     Plans are simulated in the order of their lower bounds, until none that is left could be chosen.
+
+    Raises PlanError if none fits.
     """
     bounds = np.array([problem.least_step_seconds(plan) for plan in plans])
     fitting: dict[int, SimulatedPlan] = {}
@@ -117,17 +116,20 @@ def best_simulated(problem: PlanningProblem, plans: Sequence[Plan]) -> Simulated
             too_large.append(simulated)
             continue
         fitting[int(index)] = simulated
-        longest = min(longest, simulated.timeline.step * (1 + TIE))
+        longest = min(longest, simulated.timeline.step * (1 + STEP_SLACK))
     if not fitting:
         raise _memory_error(problem, min(too_large, key=lambda result: problem.memory_fraction(result.timeline)))
-    return shortest_step([fitting[index] for index in sorted(fitting)])
+    return most_economical([fitting[index] for index in sorted(fitting)])
 
 
-def shortest_step(simulated: Sequence[SimulatedPlan]) -> SimulatedPlan:
-    """The plan with the shortest step; of equal ones that on the fewest devices."""
-    shortest = min(result.timeline.step for result in simulated)
-    equal = [result for result in simulated if result.timeline.step <= shortest * (1 + TIE)]
-    return min(equal, key=lambda result: (result.plan.device_count, result.timeline.step))
+def most_economical(simulated: Sequence[SimulatedPlan]) -> SimulatedPlan:
+    """Of the plans whose step is within STEP_SLACK of the shortest, that with the fewest device-seconds."""
+    longest = min(result.timeline.step for result in simulated) * (1 + STEP_SLACK)
+    return min((result for result in simulated if result.timeline.step <= longest), key=_device_seconds)
+
+
+def _device_seconds(result: SimulatedPlan) -> float:
+    return result.plan.device_count * result.timeline.step
 
 
 def _memory_error(problem: PlanningProblem, nearest: SimulatedPlan) -> PlanError:
@@ -143,15 +145,20 @@ def _memory_error(problem: PlanningProblem, nearest: SimulatedPlan) -> PlanError
 
 def is_trainable(problem: PlanningProblem, plan: Plan) -> bool:
     """Whether the trainer can run a plan; one that it cannot run still serves for comparison."""
+    return not why_untrainable(problem, plan)
+
+
+def why_untrainable(problem: PlanningProblem, plan: Plan) -> str:
+    """Why the trainer cannot run a plan; empty if it can."""
     try:
         check_plan(plan, problem.graph, problem.rows, problem.devices)
-    except PlanError:
-        return False
-    return True
+    except PlanError as error:
+        return str(error)
+    return ""
 
 
 def best_result(problem: PlanningProblem, results: Sequence[PolicyResult]) -> PolicyResult:
-    """The shortest step of the plans that the trainer can run, if there are any; of equal ones the fewest devices.
+    """The most economical of the plans that the trainer can run, if there are any; else of all.
 
     Raises PlanError if no policy has a plan.
     """
@@ -162,7 +169,7 @@ def best_result(problem: PlanningProblem, results: Sequence[PolicyResult]) -> Po
             reasons.setdefault(result.reason, []).append(result.policy)
         raise PlanError("; ".join(f"{', '.join(policies)}: {reason}" for reason, policies in reasons.items()))
     eligible = [result for result in with_plan if is_trainable(problem, result.plan)] or with_plan
-    best = shortest_step([result.simulated for result in eligible if result.simulated])
+    best = most_economical([result.simulated for result in eligible if result.simulated])
     return next(result for result in eligible if result.simulated is best)
 
 

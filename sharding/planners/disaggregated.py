@@ -7,11 +7,13 @@ generators have fewer replicas, so that each takes whole rows of a microbatch. M
 in proportion to its FLOPs.
 """
 
+from collections.abc import Mapping
+
 from sharding.costs.cost_model import useful_flops
 from sharding.planners.infeasible import infeasible_error
-from sharding.planners.layout_search import search_layouts
+from sharding.planners.layout_search import DisjointLayout, economical_layouts, search_layouts
 from sharding.planners.placement import plan_of_layout
-from sharding.planners.problem import PlanningProblem
+from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import RequiredGradients
 from sharding.plans.unit_plan import PlanError
@@ -24,7 +26,7 @@ def plans(problem: PlanningProblem) -> list[Plan]:
     layouts = search_layouts(problem, _SIMULATED)
     if not layouts:
         raise infeasible_error(problem)
-    return [plan_of_layout(problem, layout) for layout in layouts]
+    return _plans_of(problem, layouts)
 
 
 def flops_proportional_plans(problem: PlanningProblem) -> list[Plan]:
@@ -37,7 +39,18 @@ def flops_proportional_plans(problem: PlanningProblem) -> list[Plan]:
             raise infeasible_error(problem)
         counts = ", ".join(f"{name} {count}" for name, count in max_devices.items())
         raise PlanError(f"by their FLOPs the units get {counts} devices, on which they do not all fit")
-    return [plan_of_layout(problem, layout) for layout in layouts]
+    return _plans_of(problem, layouts, max_devices)
+
+
+def _plans_of(
+    problem: PlanningProblem, layouts: list[DisjointLayout], max_devices: Mapping[str, int] | None = None
+) -> list[Plan]:
+    """The plans of the best layouts, and of those that do with fewer device-seconds within the slack of the step."""
+    distinct: list[DisjointLayout] = []
+    for layout in (*layouts, *economical_layouts(problem, layouts, STEP_SLACK, max_devices)):
+        if layout not in distinct:
+            distinct.append(layout)
+    return [plan_of_layout(problem, layout) for layout in distinct]
 
 
 def flops_shares(problem: PlanningProblem) -> dict[str, float]:

@@ -9,7 +9,7 @@ the memory allows downstream); then the fronts are combined pairwise.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -80,6 +80,30 @@ def search_layouts(
         if layout:
             best = sorted([*best, layout], key=lambda layout: (layout.seconds, layout.devices))[:keep]
     return best
+
+
+def economical_layouts(
+    problem: PlanningProblem,
+    layouts: Sequence[DisjointLayout],
+    slack: float,
+    max_devices: Mapping[str, int] | None = None,
+) -> list[DisjointLayout]:
+    """For each layout, that with the fewest device-seconds of those with the same (dp, tp, chunks) of the backbone.
+
+    Args:
+        problem: The problem.
+        layouts: Layouts that `search_layouts` finds with `max_devices`.
+        slack: Share by which a layout may take longer.
+        max_devices: The most devices of each module; by default all devices.
+    """
+    table, found = problem.module_tables[problem.graph.backbone.name], []
+    for layout in layouts:
+        choice = layout.choices[table.module.name]
+        sizes = choice.dp, int(table.tp[choice.candidate]), int(table.chunks[choice.candidate])
+        economical = _BackboneSearch(problem, *sizes, max_devices or {}).economical_layout(layout.seconds * (1 + slack))
+        assert economical, "the layout itself is one"
+        found.append(economical)
+    return found
 
 
 def _backbone_sizes(problem: PlanningProblem, optima: RelaxedOptima) -> list[tuple[float, tuple[int, int, int]]]:
@@ -186,33 +210,59 @@ class _BackboneSearch:
                 return layout
         return None
 
+    def economical_layout(self, target: float) -> DisjointLayout | None:
+        """The layout with the fewest device-seconds of those that take at most `target` seconds."""
+        total = self._all_within(target)
+        if total is None:
+            return None
+        return self._layout(total, int((total.devices * self._step_seconds(total)).argmin()))
+
     def _best_within(self, target: float) -> DisjointLayout | None:
-        """The best layout of at most `target` seconds."""
+        """The best layout of at most `target` seconds; of equal ones that on the fewest devices."""
+        total = self._all_within(target)
+        if total is None:
+            return None
+        seconds = self._step_seconds(total)
+        shortest = np.flatnonzero(seconds <= seconds.min() * (1 + _TOLERANCE))
+        return self._layout(total, int(shortest[total.devices[shortest].argmin()]))
+
+    def _layout(self, total: ParetoFront, index: int) -> DisjointLayout:
+        """One of the combinations of candidates."""
+        choices = {
+            name: self._choice(name, *chosen)
+            for name, chosen in zip(self._names, total.choices[index].tolist(), strict=True)
+        }
+        return DisjointLayout(
+            float(self._step_seconds(total)[index]),
+            self._microbatches,
+            {name: choices[name] for name in self._candidates},
+        )
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The modules in the order in which they are combined."""
+        backbone = self._problem.graph.backbone.name
+        return (backbone, *(name for name in self._candidates if name != backbone))
+
+    def _all_within(self, target: float) -> ParetoFront | None:
+        """The combinations of at most `target` seconds that could be best in devices and seconds; None without one."""
         fronts = self._promising(target)
         if fronts is None:
             return None
-        backbone = self._problem.graph.backbone.name
+        backbone, *others = self._names
         total = fronts.pop(backbone)
         table = self._problem.module_tables[backbone]
         downstream = table.downstream_stages_of_sources(total.choices[:, 0, 0], int(self._problem.has_generators))
         total = total._replace(downstream_stages=downstream)
         other_devices = sum(int(front.devices.min()) for front in fronts.values())
         other_fill = sum(float(front.fill.min()) for front in fronts.values())
-        for front in fronts.values():
+        for front in (fronts[name] for name in others):
             other_devices -= int(front.devices.min())
             other_fill -= float(front.fill.min())
             total = self._combine(total, front, self._problem.devices - other_devices, target - other_fill)
             if not len(total.devices):
                 return None
-        seconds = self._step_seconds(total)
-        shortest = seconds <= seconds.min() * (1 + _TOLERANCE)
-        index = int(np.flatnonzero(shortest)[total.devices[shortest].argmin()])
-        choices = dict(zip((backbone, *fronts), total.choices[index].tolist(), strict=True))
-        return DisjointLayout(
-            float(seconds[index]),
-            self._microbatches,
-            {name: self._choice(name, *choices[name]) for name in self._candidates},
-        )
+        return total
 
     def _step_seconds(self, front: ParetoFront) -> Float[np.ndarray, " n"]:
         return front.fill + (self._microbatches - 1) * front.stage

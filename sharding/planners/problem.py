@@ -27,6 +27,9 @@ from sharding.specs.row_load_statistics import RowLoadStatistics
 
 TENSOR_SIZES = (1, 2, 4, 8)
 
+STEP_SLACK = 0.01
+"""Share by which a plan may take longer than the shortest step, to take fewer device-seconds."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PlanningProblem:

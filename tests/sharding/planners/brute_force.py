@@ -1,6 +1,7 @@
 """The best integer layout by trying all layouts."""
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -45,9 +46,13 @@ def options(problem: PlanningProblem, dp: int, name: str) -> list[ModuleChoice]:
 
 def best_layout(problem: PlanningProblem) -> DisjointLayout | None:
     """The best of all layouts that fit; None if none does."""
+    return min(all_layouts(problem), key=lambda layout: layout.seconds, default=None)
+
+
+def all_layouts(problem: PlanningProblem) -> Iterator[DisjointLayout]:
+    """All layouts that fit; of those with equal devices and seconds of every module, one."""
     backbone, deep = problem.graph.backbone.name, int(problem.has_generators)
     others = [name for name in problem.graph.names if name != backbone]
-    best = None
     for dp in map(int, problem.row_divisors):
         for own in options(problem, dp, backbone):
             if own.devices > problem.devices or not fits(problem, dp, backbone, own, deep):
@@ -68,10 +73,7 @@ def best_layout(problem: PlanningProblem) -> DisjointLayout | None:
             for chosen in itertools.product(*lists):
                 if sum(each.devices for each in chosen) <= room:
                     choices = {backbone: own, **dict(zip(others, chosen, strict=True))}
-                    seconds = seconds_of(problem, dp, choices)
-                    if best is None or seconds < best.seconds:
-                        best = DisjointLayout(seconds, problem.rows // dp, choices)
-    return best
+                    yield DisjointLayout(seconds_of(problem, dp, choices), problem.rows // dp, choices)
 
 
 def _thin(problem: PlanningProblem, dp: int, name: str, found: list[ModuleChoice]) -> list[ModuleChoice]:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 
-from sharding.planners.auto import PLANNING_POLICIES, SimulatedPlan, best_simulated, shortest_step
+from sharding.planners.auto import PLANNING_POLICIES, SimulatedPlan, best_simulated, most_economical
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.unit_plan import PlanError
 from tests.sharding.planners.problems import build_problem, problem, recipes
@@ -41,7 +41,11 @@ def test_the_choice_is_that_of_simulating_all_candidates(recipe):
             with pytest.raises(PlanError, match="with the rows that were drawn"):
                 best_simulated(of, plans)
             continue
-        assert best_simulated(of, plans).plan == shortest_step(fitting).plan
+        best, shortest = best_simulated(of, plans), min(result.timeline.step for result in fitting)
+        assert best.plan == most_economical(fitting).plan and best.timeline.step <= shortest * 1.01
+        for result in fitting:
+            if result.plan.device_count * result.timeline.step < best.plan.device_count * best.timeline.step:
+                assert result.timeline.step > shortest * 1.01
 
 
 def test_fewer_plans_are_simulated_than_there_are():

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 
 from configs.architectures import ModelConfig
-from sharding.planners.layout_search import ModuleChoice, search_layouts
+from sharding.planners.layout_search import ModuleChoice, economical_layouts, search_layouts
 from sharding.planners.relaxation import solve_relaxations
-from tests.sharding.planners.brute_force import best_layout, fits, options, seconds_of
+from tests.sharding.planners.brute_force import all_layouts, best_layout, fits, options, seconds_of
 from tests.sharding.planners.problems import BACKBONE, RANKED, VISION, build_problem, problem, recipes
 
 
@@ -33,6 +33,26 @@ def equals_brute_force(of):
             seconds_of(of, of.rows // found[0].microbatches, dict(found[0].choices)), rel=1e-9
         )
         assert found[0].seconds >= solve_relaxations(of).seconds.min() * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("slack", [0.0, 0.05, 0.5])
+@pytest.mark.parametrize("recipe", [{"devices": 9, "rows": 6}, {"devices": 8, "rows": 8, "memory": 1.2e7}])
+def test_economical_layouts_take_the_fewest_device_seconds_within_the_slack(recipe, slack):
+    of = problem(chunks=(1, 2), **recipe)
+    table = of.module_tables["backbone"]
+
+    def sizes(layout):
+        choice = layout.choices["backbone"]
+        return choice.dp, table.tp[choice.candidate], table.chunks[choice.candidate]
+
+    shortest = search_layouts(of, 4)
+    possible = list(all_layouts(of))
+    for best, found in zip(shortest, economical_layouts(of, shortest, slack), strict=True):
+        alike = [layout for layout in possible if sizes(layout) == sizes(best)]
+        within = [layout for layout in alike if layout.seconds <= best.seconds * (1 + slack) * (1 + 1e-9)]
+        fewest = min(layout.seconds * layout.devices for layout in within)
+        assert sizes(found) == sizes(best) and found.seconds <= best.seconds * (1 + slack) * (1 + 1e-9)
+        assert found.seconds * found.devices == pytest.approx(fewest, rel=1e-9)
 
 
 def rounded(of, candidates, index):

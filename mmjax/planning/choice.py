@@ -1,0 +1,67 @@
+"""Why a plan was chosen among those of several policies, in sentences."""
+
+import math
+from collections.abc import Sequence
+
+from sharding.planners.auto import PolicyResult, is_trainable, why_untrainable
+from sharding.planners.policy_comparison import PolicyComparison
+from sharding.planners.problem import STEP_SLACK
+from sharding.simulation.idle_time import IDLE_CAUSES
+
+
+def explain_choice(comparison: PolicyComparison) -> str:
+    """The choice, the next best plan, how far its step is from the bound, and what most time is lost to."""
+    choice = comparison.choice
+    sentences = [*_compare_with_others(comparison), _distance_from_bound(comparison)]
+    idle = choice.timeline.idle
+    largest = sorted(IDLE_CAUSES, key=lambda cause: -idle[cause])[:2]
+    lost_time = " and ".join(f"{cause} ({idle[cause] / choice.timeline.step:.0%})" for cause in largest)
+    sentences.append(f"Most time is lost to {lost_time}.")
+    reason = why_untrainable(comparison.problem, choice.plan)
+    if reason:
+        sentences.append(f"It can be simulated, but not trained: {reason}.")
+    return " ".join(sentences)
+
+
+def _compare_with_others(comparison: PolicyComparison) -> list[str]:
+    problem, choice = comparison.problem, comparison.choice
+    step = choice.timeline.step
+    others = [result for result in comparison.results if result.simulated and result is not choice]
+    is_limited = is_trainable(problem, choice.plan)  # then only trainable plans were compared
+    excluded = [result for result in others if is_limited and not is_trainable(problem, result.plan)]
+    compared = [result for result in others if result not in excluded]
+    reason = "the shortest simulated step"
+    if any(result.timeline.step <= step * (1 + STEP_SLACK) for result in compared):
+        reason = f"the fewest device-seconds among steps within {STEP_SLACK:.0%} of the shortest"
+    if excluded:
+        reason += " of the plans that can be trained"
+    sentences = [f"Choice: {choice.policy}, {reason}."]
+    if compared:
+        best = _shortest(compared)
+        sentences.append(f"The next best, {best.policy}, takes {_times_as_long(best, choice)}.")
+    if excluded and (best := _shortest(excluded)).timeline.step < step:
+        sentences.append(
+            f"{best.policy} takes {_times_as_long(best, choice)}, but cannot be trained: "
+            f"{why_untrainable(problem, best.plan)}."
+        )
+    return sentences
+
+
+def _shortest(results: Sequence[PolicyResult]) -> PolicyResult:
+    return min(results, key=lambda result: result.timeline.step)
+
+
+def _times_as_long(result: PolicyResult, choice: PolicyResult) -> str:
+    ratio = result.timeline.step / choice.timeline.step
+    return f"{ratio:.2f} times as long on {result.plan.device_count:,} devices, at {result.timeline.mfu:.1%} MFU"
+
+
+def _distance_from_bound(comparison: PolicyComparison) -> str:
+    step, bound = comparison.timeline.step, comparison.bound
+    if not math.isfinite(bound):
+        return "There are too few devices to give each module its own."
+    side = "above" if step >= bound else "below"
+    return (
+        f"Its step is {abs(step / bound - 1):.0%} {side} the bound, {bound:.3g} s: the optimum if every module had "
+        "devices of its own, could be divided at will, and all rows were equal."
+    )

@@ -1,0 +1,45 @@
+"""What is said of a choice: true where a shorter plan cannot be trained, and where fewer devices won."""
+
+import pytest
+
+from mmjax.planning.choice import explain_choice
+from sharding.planners.auto import PolicyResult, SimulatedPlan, best_result
+from sharding.planners.policy_comparison import PolicyComparison, compare_policies
+from sharding.plans.plan import single_device_plan
+from tests.sharding.planners.problems import problem
+
+OF = problem(devices=12)
+
+
+def compared(*results):
+    return PolicyComparison(problem=OF, results=results, choice=best_result(OF, results), bound=1.0)
+
+
+def result(name, plan):
+    return PolicyResult(name, SimulatedPlan(plan, OF.simulate(plan)))
+
+
+@pytest.fixture(scope="module")
+def every_policy():
+    return compare_policies(OF)
+
+
+def test_the_best_of_all_policies_is_the_shortest_step(every_policy):
+    said = explain_choice(every_policy)
+    assert said.startswith(f"Choice: {every_policy.choice.policy}, ") and "times as long on" in said
+
+
+def test_a_shorter_plan_that_cannot_be_trained_is_named_with_the_reason(every_policy):
+    (rigid,) = [each for each in every_policy.results if each.policy == "rigid"]
+    said = explain_choice(compared(rigid, result("mine", single_device_plan(OF.graph))))
+    ratio = rigid.timeline.step / OF.simulate(single_device_plan(OF.graph)).step
+    assert said.startswith("Choice: mine, the shortest simulated step of the plans that can be trained. rigid takes ")
+    assert f"rigid takes {ratio:.2f} times as long" in said and ratio < 1
+    assert "but cannot be trained: unit vision: 8 rows of the global batch are not divisible by" in said
+    assert "The next best" not in said
+
+
+def test_a_choice_that_cannot_be_trained_says_so(every_policy):
+    (rigid,) = [each for each in every_policy.results if each.policy == "rigid"]
+    said = explain_choice(compared(rigid))
+    assert "Choice: rigid, the shortest simulated step. " in said and "but not trained: unit vision: 8 rows" in said
