@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from mmjax.launching.environment import free_port, process_environment
 from mmjax.launching.process_end import ProcessEnd
+from mmjax.launching.stopped_processes import StoppedProcesses
 
 TERMINATION_SECONDS = 5.0
 """Seconds that processes have between SIGTERM and SIGKILL when another of their run has failed."""
@@ -52,14 +53,17 @@ class LocalProcesses:
         port = free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._reporters: list[threading.Thread] = []
+        self._stopped: StoppedProcesses | None = None
         try:
             for rank in range(len(slots)):
                 self._processes.append(_start(command, slots, settings, rank, port))
         except BaseException:
             self.kill()
             raise
+        # A single process keeps nobody waiting while it is stopped.
+        self._stopped = StoppedProcesses(self._processes if len(slots) > 1 else ())
         self._reporters = [
-            threading.Thread(target=_report_end, args=(rank, process, events), daemon=True)
+            threading.Thread(target=_report_end, args=(rank, process, self._stopped, events), daemon=True)
             for rank, process in enumerate(self._processes)
         ]
         for reporter in self._reporters:
@@ -87,6 +91,8 @@ class LocalProcesses:
             process.wait()
         for reporter in self._reporters:
             reporter.join()
+        if self._stopped:
+            self._stopped.close()
 
 
 def _start(
@@ -105,5 +111,6 @@ def _start(
         )
 
 
-def _report_end(rank: int, process: "subprocess.Popen[bytes]", events: Events) -> None:
-    events.put(ProcessEnd(rank, process.wait()))
+def _report_end(rank: int, process: "subprocess.Popen[bytes]", stopped: StoppedProcesses, events: Events) -> None:
+    status = process.wait()
+    events.put(ProcessEnd(rank, status, was_stopped=rank in stopped.killed))

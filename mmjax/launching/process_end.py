@@ -7,6 +7,7 @@ import signal
 from collections.abc import Sequence
 
 from configs.errors import DEVICE_FAILED, PROCESS_LOST
+from mmjax.launching import stopped_processes
 
 LAST_LINES = 10
 """Lines of a log that are shown of a process that failed."""
@@ -19,10 +20,12 @@ class ProcessEnd:
     Attributes:
         rank: Number of the process in its run.
         status: Its exit code, or minus the number of the signal that ended it (as `subprocess.Popen.returncode`).
+        was_stopped: Whether it was killed because it had been stopped (SIGSTOP) for too long.
     """
 
     rank: int
     status: int
+    was_stopped: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -31,6 +34,8 @@ class ProcessEnd:
 
     def describe(self) -> str:
         """Such as `was ended by SIGKILL` or `exited with code 1`."""
+        if self.was_stopped:
+            return f"was stopped (SIGSTOP) for {stopped_processes.STOPPED_SECONDS:g} s and then killed"
         if self.status >= 0:
             return f"exited with code {self.status}"
         try:

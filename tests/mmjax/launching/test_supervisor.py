@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from mmjax.launching import local_processes
+from mmjax.launching import local_processes, stopped_processes
 from mmjax.launching.local_processes import LaunchSettings
 from mmjax.launching.restart_limit import RestartLimit
 from mmjax.launching.slots import Slots
@@ -75,6 +75,21 @@ def test_a_stopped_process_is_ended_with_all_that_it_started(tmp_path):
     )
     assert run(tmp_path, script, processes=2) == 1
     assert has_ended(int((tmp_path / "pids").read_text()))
+
+
+def test_a_process_that_stays_stopped_is_killed_and_ends_the_others(tmp_path, capfd, monkeypatch):
+    """Also before the processes know each other; one that goes on in time is left alone."""
+    monkeypatch.setattr(stopped_processes, "STOPPED_SECONDS", 1.0)
+    monkeypatch.setattr(stopped_processes, "_INTERVAL", 0.05)
+    script = f"""
+    if [ $JAX_PROCESS_ID = 1 ]; then (while ! kill -CONT $$; do :; done; touch {tmp_path}/went-on) & kill -STOP $$; fi
+    while [ ! -e {tmp_path}/went-on ]; do sleep 0.01; done
+    [ $JAX_PROCESS_ID = 2 ] && kill -STOP $$
+    exec sleep 1000
+    """
+    assert run(tmp_path, script) == 137
+    said = capfd.readouterr().err
+    assert f"process 2 on {HOST} was stopped (SIGSTOP) for 1 s and then killed; all others were ended" in said
 
 
 def test_a_failed_run_starts_again_as_often_as_allowed(tmp_path, capfd):

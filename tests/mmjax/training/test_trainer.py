@@ -1,6 +1,5 @@
 """The loop: resuming, being told to stop, stopping at NaN, and what it refuses."""
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -11,19 +10,12 @@ import numpy as np
 import pytest
 
 import mmjax
-from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.errors import UserError
-from configs.optimizer import OptimizerConfig
-from data.data_config import DataConfig
 from data.packing.pipeline import training_batches
 from mmjax.reporting.run_folder import open_run
-from mmjax.training import trainer as trainer_module
-from mmjax.training.config import TrainConfig, find_plan_file, load_configured_plan
-from mmjax.training.engine.engine import Engine
-from mmjax.training.metrics.activity import EVALUATING
+from mmjax.training.config import find_plan_file, load_configured_plan
 from mmjax.training.metrics.metrics_file import read_metrics
 from mmjax.training.metrics.step_timeline_file import read_step_timeline
-from mmjax.training.metrics.writers import open_metrics_writer
 from mmjax.training.steps import NonFiniteStepError
 from mmjax.training.trainer import Trainer
 from mmjax.training.workdir_lock import LOCK_FILE, WorkdirInUseError
@@ -34,87 +26,26 @@ from sharding.runtime.hops import DevicePutHop
 from sharding.schedules.build import build_schedule
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.measured_steps import check_measured
+from tests.mmjax.training.trainer_runs import (  # noqa: F401
+    CONFIG,
+    DATA,
+    MODEL,
+    PLAN,
+    Recorder,
+    compiled_once,
+    run,
+    shared_engine,
+    written,
+)
 from tests.sharding.html.documents import parsed_page, words
 from tests.small_vqa import SmallVQA
 
-MODEL = ModelConfig(
-    (VisionConfig(width=16, depth=1, heads=2, ffn=32, patch=16),),
-    BackboneConfig(vocabulary=48, width=16, depth=2, heads=2, kv_heads=2, ffn=32),
-    (UNetConfig(image_size=8, patch=2, widths=(8,), groups=2, head_width=4, conditions=2, condition_width=8),),
-)
-DATA = DataConfig(rows=4, tokens=256, patches=32, images=2, mixture=(("vqa", 1.0), ("description", 0.5)))
-PLAN = Plan(
-    (
-        UnitPlan("vision", ("vision",), (0,)),
-        UnitPlan("backbone", ("backbone",), (1, 2), layers=(1, 1), recompute=("none", "none")),
-        UnitPlan("generator", ("generator",), (3,)),
-    ),
-    microbatches=2,
-)
 OTHER_PLAN = Plan(
     (
         UnitPlan("trunk", ("vision", "backbone"), (4, 5), dp=2, layers=(3,)),
         UnitPlan("generator", ("generator",), (6,)),
     ),
 )
-CONFIG = TrainConfig(
-    dataset=SmallVQA,
-    model=MODEL,
-    data=DATA,
-    optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=2),
-    steps=6,
-    checkpoint_interval=3,
-    log_interval=1,
-)
-
-
-@functools.cache
-def shared_engine(model, plan, settings):
-    """The engine of a model on a plan: compiling its programs takes most of a run's time here."""
-    batches = training_batches(DATA, model, SmallVQA("train"))
-    try:
-        return Engine(model, plan, next(batches).arrays, settings)
-    finally:
-        batches.close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            trainer_module, "Engine", lambda model, plan, example, settings: shared_engine(model, plan, settings)
-        )
-        yield
-
-
-class Recorder:
-    """A progress display that keeps what it is shown, and may do something at a step."""
-
-    def __init__(self, at: int = -1, then=lambda: None) -> None:
-        self.losses: dict[int, dict[str, float]] = {}
-        self._at, self._then = at, then
-
-    def update(self, report) -> None:
-        self.losses[report.step] = dict(report.losses)
-        if report.step == self._at:
-            self._then()
-
-    def show(self, activity, done, total) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def run(workdir, plan=PLAN, resume=False, recorder=None, config=CONFIG):
-    recorder = recorder or Recorder()
-    trainer = Trainer(config, plan, workdir, resume)
-    metrics = open_metrics_writer(str(workdir), trainer.steps_done)
-    try:
-        return trainer.fit(recorder, metrics), recorder.losses
-    finally:
-        metrics.close()
-        trainer.close()
 
 
 @pytest.fixture(scope="module")
@@ -137,22 +68,6 @@ def test_a_run_reports_every_step_and_scores_every_question(uninterrupted):
     assert capacity == 6 * DATA.rows * DATA.tokens and 0 < real < capacity
 
 
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
-def test_a_signal_saves_and_resuming_gives_the_same_losses(uninterrupted, tmp_path, number, name):
-    _, whole, losses = uninterrupted
-    stop = Recorder(1, functools.partial(os.kill, os.getpid(), number))
-    first, before = run(tmp_path, recorder=stop)
-    assert first.stopped_by == name and 2 <= first.step < 6 and first.score is None
-    second, after = run(tmp_path, resume=True)
-    assert second.step == 6 and not second.stopped_by
-    for step, of in (before | after).items():
-        assert of == losses[step], step
-    assert second.score == whole.score
-    assert [line["step"] for line in read_metrics(str(tmp_path)) if "accuracy" not in line] == [1, 2, 3, 4, 5, 6]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-
-
 def test_every_logged_step_is_written_once_and_its_losses_are_means_over_the_window(uninterrupted, tmp_path):
     _, _, losses = uninterrupted
     config = dataclasses.replace(CONFIG, log_interval=2, checkpoint_interval=5)
@@ -169,100 +84,6 @@ def test_every_logged_step_is_written_once_and_its_losses_are_means_over_the_win
             mean = sum(of[name] * count for (of, _), count in zip(window, items, strict=True)) / sum(items)
             assert line[f"loss/{name}"] == pytest.approx(mean, rel=1e-12)
     batches.close()
-
-
-class Killed(BaseException):
-    """Ends a run where kill -9 would: nothing is saved, reported or closed after it."""
-
-
-class KilledTrainer(Trainer):
-    """A trainer that does something when it is about to dispatch the step after `at`."""
-
-    at, then = 0, staticmethod(lambda: None)
-
-    def dispatch_step(self, *arguments):
-        if self.steps_done == self.at:
-            self.then()
-        return super().dispatch_step(*arguments)
-
-
-def kill() -> None:
-    raise Killed
-
-
-TIMED = ("seconds/", "tokens_per_second", "mfu")
-
-
-def written(workdir) -> list[dict[str, float]]:
-    """The lines of metrics without what was measured by a clock."""
-    return [{n: v for n, v in line.items() if not n.startswith(TIMED)} for line in read_metrics(workdir)]
-
-
-def interrupted_config(**intervals: int) -> TrainConfig:
-    small = functools.partial(SmallVQA, images=8)  # evaluations are short
-    return dataclasses.replace(CONFIG, dataset=small, evaluation_interval=3, **intervals)
-
-
-@pytest.fixture(scope="module")
-def whole_lines(tmp_path_factory):
-    """By log interval, what an uninterrupted run writes; which checkpoints it has makes no difference."""
-    folders = {interval: tmp_path_factory.mktemp(f"every_{interval}") for interval in (2, 4)}
-    for interval, folder in folders.items():
-        run(folder, config=interrupted_config(log_interval=interval, checkpoint_interval=6))
-    return {interval: written(folder) for interval, folder in folders.items()}
-
-
-@pytest.mark.parametrize(
-    ("log_interval", "checkpoint_interval", "at", "then"),
-    [
-        pytest.param(2, 3, 5, kill, id="a line after the checkpoint has a step before it"),
-        pytest.param(4, 3, 5, kill, id="a line after the checkpoint has all steps before it"),
-        pytest.param(2, 2, 3, kill, id="checkpoints after lines"),
-        pytest.param(4, 6, 2, functools.partial(os.kill, os.getpid(), signal.SIGTERM), id="stopped by a signal"),
-    ],
-)
-def test_a_killed_and_resumed_run_writes_the_metrics_of_an_uninterrupted_one(
-    tmp_path, whole_lines, log_interval, checkpoint_interval, at, then
-):
-    config = interrupted_config(log_interval=log_interval, checkpoint_interval=checkpoint_interval)
-    trainer = KilledTrainer(config, PLAN, tmp_path)
-    trainer.at, trainer.then = at, then
-    metrics = open_metrics_writer(tmp_path)
-    with contextlib.closing(metrics):  # only after the resumed run
-        with contextlib.suppress(Killed):
-            trainer.fit(Recorder(), metrics)
-        assert trainer.steps_done < 6
-        trainer.close()  # a process that is killed gives the lock and its threads back too
-        run(tmp_path, resume=True, config=config)
-        lines = written(tmp_path)
-    assert lines == whole_lines[log_interval]
-    assert [line["step"] for line in lines] == sorted([*range(log_interval, 7, log_interval), 6][:3] + [3, 6])
-
-
-class StopsWhileEvaluating(Recorder):
-    """Sends SIGTERM at the beginning of the evaluation of this number."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self._number = number
-
-    def show(self, activity, done, total) -> None:
-        if activity is EVALUATING and done == 0:
-            self._number -= 1
-            if not self._number:
-                signal.raise_signal(signal.SIGTERM)
-
-
-def test_an_evaluation_that_is_stopped_is_made_up_for_when_the_run_is_resumed(tmp_path, whole_lines):
-    config = interrupted_config(log_interval=2, checkpoint_interval=6)
-    first, _ = run(tmp_path, recorder=StopsWhileEvaluating(1), config=config)
-    assert (first.step, first.score, first.stopped_by) == (3, None, "SIGTERM")
-    # Makes up for the evaluation after step 3, and is stopped in the last one.
-    second, _ = run(tmp_path, resume=True, recorder=StopsWhileEvaluating(2), config=config)
-    assert (second.step, second.stopped_by) == (6, "SIGTERM")
-    third, _ = run(tmp_path, resume=True, config=config)
-    assert third.step == 6 and third.score is not None and not third.stopped_by
-    assert written(tmp_path) == whole_lines[2]
 
 
 def test_a_run_that_was_killed_after_its_evaluation_does_not_write_it_twice(uninterrupted):

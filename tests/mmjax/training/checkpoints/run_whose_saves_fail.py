@@ -18,7 +18,7 @@ from mmjax.training.checkpoints.manager import CheckpointNotWrittenError
 from mmjax.training.metrics.progress import NullProgress
 from mmjax.training.trainer import Trainer
 from tests.mmjax.training.checkpoints.failing_writes import read_only, small_files
-from tests.mmjax.training.test_trainer import CONFIG
+from tests.mmjax.training.trainer_runs import CONFIG
 
 
 class Warnings(logging.Handler):
