@@ -3,13 +3,15 @@
 import os
 
 from configs.clusters import find_cluster
+from configs.errors import UserError
 from configs.workloads import Workload
-from mmjax.planning.arguments import ProblemArguments, read_problem
+from mmjax.planning.arguments import DEFAULT_CLUSTER, ProblemArguments, read_problem
 from mmjax.planning.problem import make_problem, with_global_batch, workload_statistics
 from mmjax.training.config import TrainConfig
 from sharding.planners.policy_comparison import AUTO, PolicyComparison, compare_policies
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan, check_layout
+from sharding.plans.plan_purpose import PlanPurpose
 from sharding.simulation.timeline import Timeline
 
 Path = str | os.PathLike[str]
@@ -19,7 +21,7 @@ Subject = Path | TrainConfig | Workload
 
 def plan(
     subject: Subject,
-    cluster: str = "a800",
+    cluster: str = DEFAULT_CLUSTER,
     devices: int | None = None,
     policy: str = AUTO,
     rows: int | None = None,
@@ -46,8 +48,8 @@ def plan(
 
 def simulate(
     plan: Plan | Path,
-    subject: Subject,
-    cluster: str = "a800",
+    subject: Subject | None = None,
+    cluster: str = "",
     rows: int | None = None,
     rendezvous: bool = False,
 ) -> Timeline:
@@ -55,23 +57,31 @@ def simulate(
 
     Args:
         plan: A plan, or a plan file.
-        subject, cluster, rows: As of `plan`; it needs the devices that the plan names.
+        subject, cluster, rows: As of `plan`; by default what the plan was made for.
         rendezvous: Whether hops occupy the devices at both ends, as ppermute programs do.
 
     Raises:
+        UserError: No subject is given, and the plan was made for none that mmjax has.
         PlanError: The plan does not hold the model.
     """
     laid_out = plan if isinstance(plan, Plan) else Plan.load(os.fspath(plan))
+    made_for = laid_out.made_for or PlanPurpose()
+    if subject is None and not made_for.configuration.gin_file:
+        raise UserError("mmjax.simulate needs a subject: the plan does not name the configuration it was made for")
     devices = 1 + max(device for unit in laid_out.units for device in unit.devices)
-    problem = _problem(subject, cluster, devices, rows)
+    problem = _problem(subject, cluster, devices, rows, made_for)
     check_layout(laid_out, problem.graph, problem.devices)
     return problem.simulate(laid_out, rendezvous)
 
 
-def _problem(subject: Subject, cluster: str, devices: int | None, rows: int | None) -> PlanningProblem:
+def _problem(
+    subject: Subject | None, cluster: str, devices: int | None, rows: int | None, made_for: PlanPurpose | None = None
+) -> PlanningProblem:
+    """The planning problem of a subject, or of what a plan was made for."""
     if isinstance(subject, TrainConfig | Workload):
         config = with_global_batch(subject, rows) if rows else subject
-        found = find_cluster(cluster)
+        found = find_cluster(cluster or (made_for and made_for.cluster) or DEFAULT_CLUSTER)
         return make_problem(config, workload_statistics(config), found, devices or found.devices_per_node)
-    arguments = ProblemArguments(gin_file=(os.fspath(subject),), cluster=cluster, devices=devices, batch_rows=rows)
-    return read_problem(arguments).problem()
+    files = () if subject is None else (os.fspath(subject),)
+    arguments = ProblemArguments(gin_file=files, cluster=cluster, devices=devices, batch_rows=rows)
+    return read_problem(arguments, made_for).problem()

@@ -33,6 +33,7 @@ from mmjax.cli.gin_config import (  # noqa: E402
     configuration_text,
     configured,
     is_bound,
+    is_packaged,
     parse_gin,
     write_operative_config,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "flag",
     "integer",
     "is_bound",
+    "is_packaged",
     "list_of",
     "nearest",
     "number",

@@ -46,6 +46,13 @@ def _resolve(gin_file: str) -> str:
     )
 
 
+def is_packaged(gin_file: str) -> bool:
+    """Whether a name of a configuration file is that of a file in the configs package."""
+    with contextlib.suppress(UserError):
+        return pathlib.Path(_resolve(gin_file)).resolve().is_relative_to(CONFIGS.resolve())
+    return False
+
+
 def _gin_files() -> list[str]:
     """Names of the configuration files in the configs package."""
     return sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin"))

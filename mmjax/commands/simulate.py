@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import json
 import pathlib
+import sys
 from typing import TYPE_CHECKING
 
 from mmjax import cli
 from mmjax.planning.arguments import ProblemArguments, ProblemInputs, read_problem
 
 if TYPE_CHECKING:
+    from sharding.planners.problem import PlanningProblem
     from sharding.plans.plan import Plan
 
 
@@ -17,7 +19,12 @@ if TYPE_CHECKING:
 class SimulateArguments(ProblemArguments, cli.JsonArguments):
     """Flags of the command."""
 
-    plan: str = cli.flag("", "Plan file, such as python -m mmjax.plan --output writes.", metavar="FILE")
+    plan: str = cli.flag(
+        "",
+        "Plan file, such as python -m mmjax.plan --output writes. Flags that are left out have the values that it was "
+        "made for.",
+        metavar="FILE",
+    )
     page: str = cli.flag(
         "", "HTML file to draw the timeline in; it needs no other file.", metavar="FILE", parse=cli.output_file
     )
@@ -37,9 +44,9 @@ def prepare(arguments: SimulateArguments) -> cli.Work:
     from sharding.specs.modules import module_graph
 
     plan = Plan.load(arguments.plan)
-    devices = 1 + max(device for unit in plan.units for device in unit.devices)
-    inputs = read_problem(arguments)
-    check_layout(plan, module_graph(inputs.config.model), inputs.devices or devices)
+    inputs = read_problem(arguments, plan.made_for)
+    devices = inputs.devices or 1 + max(device for unit in plan.units for device in unit.devices)
+    check_layout(plan, module_graph(inputs.config.model), devices)
     return functools.partial(simulate, arguments, plan, inputs, devices)
 
 
@@ -50,9 +57,10 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
     from sharding.simulation.perfetto import perfetto_trace
 
     problem = inputs.problem(devices)
+    _print_purpose(arguments.plan, plan, inputs, problem)
     timeline = problem.simulate(plan, arguments.rendezvous)
     where = f"{plan.device_count:,} devices of {problem.cluster.name}"
-    title = f"{problem.name}: {where}, plan {pathlib.Path(arguments.plan).name}"
+    title = f"{problem.configuration.title}: {where}, plan {pathlib.Path(arguments.plan).name}"
     written = []
     for path, text in (
         (arguments.page, lambda: html_page(timeline, title)),
@@ -70,10 +78,21 @@ def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, 
     return 0
 
 
+def _print_purpose(path: str, plan: "Plan", inputs: ProblemInputs, problem: "PlanningProblem") -> None:
+    """Says on standard error what was taken from the plan, and where the simulated step is another than the plan's."""
+    from sharding.plans.plan_purpose import differences
+
+    name = pathlib.Path(path).name
+    if inputs.from_plan:
+        print(f"from {name}: {inputs.from_plan}", file=sys.stderr)
+    if plan.made_for and (other := differences(plan.made_for, problem.purpose)):
+        print(f"note: {name} was made for {', '.join(other)}", file=sys.stderr)
+
+
 COMMAND = cli.Command(
     name="mmjax.simulate",
     summary="Simulates a step of a plan: how long it takes, where devices idle and why, as a page.",
-    examples=("--plan=plan.json --gin_file=models/mllm_72b.gin --page=timeline.html",),
+    examples=("--plan=plan.json --page=timeline.html", "--plan=plan.json --cluster=h100"),
     arguments=SimulateArguments,
     prepare=prepare,
 )

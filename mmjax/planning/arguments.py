@@ -1,34 +1,43 @@
 """Flags that `mmjax.plan` and `mmjax.simulate` share, and the planning problem that they describe."""
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mmjax import cli
+from mmjax.planning.plan_flags import CONFIGURATION_FLAGS, MODEL_FLAGS, flags_from_plan, taken_flags
 
 if TYPE_CHECKING:
     from configs.clusters import ClusterConfig
+    from configs.workloads import Workload
     from sharding.costs.profiled import Profile
     from sharding.planners.fixed_ranks import FixedRanks
     from sharding.planners.problem import PlanningProblem
+    from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose
 
 MODEL_ROWS = 1920
 """Rows of the global batch of a model without a workload: DistTrain's."""
 
 DEFAULT_GIN_FILE = "models/mllm_72b.gin"
+DEFAULT_CLUSTER = "a800"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProblemArguments(cli.GinArguments):
     """A planning problem: a configuration and a cluster."""
 
-    cluster: str = cli.flag("a800", "Name of a cluster (configs/clusters.py).", metavar="NAME")
+    cluster: str = cli.flag(
+        "",
+        f"Name of a cluster (configs/clusters.py); without the flag, {DEFAULT_CLUSTER}.",
+        metavar="NAME",
+    )
     devices: int | None = cli.flag(
         None, "Devices of the cluster; without the flag a node's, or the plan's.", metavar="N", parse=cli.integer(1)
     )
     data: str = cli.flag(
-        "", "Described data for a model: a file of configs/data; without the flag, one that suits it.", metavar="NAME"
+        "",
+        "Described data for a model: a file of configs/data; without the flag, one that suits it.",
+        metavar="NAME",
     )
     batch_rows: int | None = cli.flag(
         None,
@@ -37,31 +46,38 @@ class ProblemArguments(cli.GinArguments):
         parse=cli.integer(1),
     )
     trainable: tuple[str, ...] = cli.flag(
-        ("all",), "Parts of a model that train, or all, or projectors.", metavar="PARTS", parse=cli.list_of(str)
+        (),
+        "Parts of a model that train, or all, or projectors; without the flag, all.",
+        metavar="PARTS",
+        parse=cli.list_of(str),
     )
     profile: str = cli.flag(
-        "", "Profile (python -m mmjax.profile) to cost layers by; without the flag, a roofline.", metavar="FILE"
+        "",
+        "Profile (python -m mmjax.profile) to cost layers by; without the flag, a roofline.",
+        metavar="FILE",
     )
     allow_other_device: bool = cli.flag(False, "Accepts a profile of other hardware than the cluster's.")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ProblemInputs:
     """What a command line says of a planning problem, checked.
 
     Attributes:
         config: The training run or workload.
         cluster: The cluster.
-        devices: Number of its devices; None if the flags do not give it.
+        devices: Number of its devices; None if neither the flags nor the plan give it.
         profile: Measured times of layers, if there are some.
-        name: The configuration files and the data, for titles.
+        configuration: What `config` was read from.
+        from_plan: The flags whose values are those of the plan, as they would be written; empty for none.
     """
 
     config: Any
     cluster: "ClusterConfig"
     devices: int | None
     profile: "Profile | None"
-    name: str
+    configuration: "NamedConfiguration"
+    from_plan: str
 
     def problem(
         self, devices: int | None = None, fixed_ranks: "Mapping[str, FixedRanks] | None" = None
@@ -69,7 +85,7 @@ class ProblemInputs:
         """The planning problem, for which rows are drawn from the data.
 
         Args:
-            devices: Number of devices if the flags do not give it; None for that of a node.
+            devices: Number of devices if neither the flags nor the plan give it; None for that of a node.
             fixed_ranks: Context-parallel and expert ranks by module.
 
         Raises:
@@ -80,22 +96,48 @@ class ProblemInputs:
         count = self.devices or devices or self.cluster.devices_per_node
         statistics = workload_statistics(self.config)
         problem = make_problem(self.config, statistics, self.cluster, count, self.profile, fixed_ranks)
-        return dataclasses.replace(problem, name=self.name)
+        return dataclasses.replace(problem, configuration=self.configuration)
 
 
-def read_problem(arguments: ProblemArguments) -> ProblemInputs:
-    """Reads what a command line says of a planning problem; raises UserError for an unknown cluster, file or part."""
-    config, data = _configuration(arguments)
+def read_problem(given: ProblemArguments, made_for: "PlanPurpose | None" = None) -> ProblemInputs:
+    """Reads what a command line says of a planning problem.
+
+    Args:
+        given: The command line.
+        made_for: What the plan was made for, if there is one: it gives values that the command line leaves out.
+
+    Raises:
+        UserError: An unknown cluster, file or part.
+    """
+    names = CONFIGURATION_FLAGS if given.gin_file else (*CONFIGURATION_FLAGS, "batch_rows")
+    arguments = flags_from_plan(given, made_for, names)
+    files = arguments.gin_file or (DEFAULT_GIN_FILE,)
+    cli.parse_gin(files, arguments.gin)
+    if cli.is_bound("TrainConfig.dataset"):
+        from mmjax.training.config import TrainConfig
+
+        config = cli.configured(TrainConfig)
+        data = getattr(config.dataset, "__name__", "")
+    else:
+        arguments = flags_from_plan(arguments, made_for, MODEL_FLAGS)
+        config, data = _workload(arguments, files)
     from configs.clusters import find_cluster
     from mmjax.planning.problem import with_global_batch
+    from sharding.plans.plan_purpose import NamedConfiguration
 
-    cluster = find_cluster(arguments.cluster)
-    profile = _profile(arguments, cluster) if arguments.profile else None
+    cluster = find_cluster(arguments.cluster or DEFAULT_CLUSTER)
     if arguments.batch_rows:
         config = with_global_batch(config, arguments.batch_rows)
-    files = (pathlib.Path(path).stem for path in arguments.gin_file or (DEFAULT_GIN_FILE,))
-    name = " with ".join(files) + (f" on {data}" if data else "")
-    return ProblemInputs(config, cluster, arguments.devices, profile, name)
+    return ProblemInputs(
+        config=config,
+        cluster=cluster,
+        devices=arguments.devices,
+        profile=_profile(arguments, cluster) if arguments.profile else None,
+        configuration=NamedConfiguration(
+            gin_file=files, gin=arguments.gin, data=data, trainable=config.trainable, profile=arguments.profile
+        ),
+        from_plan=taken_flags(given, arguments),
+    )
 
 
 def _profile(arguments: ProblemArguments, cluster: "ClusterConfig") -> "Profile":
@@ -109,20 +151,13 @@ def _profile(arguments: ProblemArguments, cluster: "ClusterConfig") -> "Profile"
     return dataclasses.replace(profile, peak_flops=profile.peak_flops or cluster.peak_flops)
 
 
-def _configuration(arguments: ProblemArguments) -> tuple[Any, str]:
-    """The training run or workload that the configuration binds, and the name of its data unless a gin file says it.
+def _workload(arguments: ProblemArguments, files: tuple[str, ...]) -> "tuple[Workload, str]":
+    """The workload that the configuration binds, and the name of its data unless a gin file says it.
 
     A model becomes a workload with described data.
     """
-    files = arguments.gin_file or (DEFAULT_GIN_FILE,)
-    cli.parse_gin(files, arguments.gin)
     from configs import architectures, workloads
 
-    if cli.is_bound("TrainConfig.dataset"):
-        from mmjax.training.config import TrainConfig
-
-        config = cli.configured(TrainConfig)
-        return config, getattr(config.dataset, "__name__", "")
     if cli.is_bound("Workload.model"):
         return cli.configured(workloads.Workload), ""
     from mmjax.planning.problem import default_data_file
@@ -133,4 +168,5 @@ def _configuration(arguments: ProblemArguments) -> tuple[Any, str]:
         cli.parse_gin((f"data/{name}.gin", *files), arguments.gin)
         model = cli.configured(architectures.ModelConfig)
     data = cli.configured(workloads.SyntheticData)
-    return workloads.Workload(model, data, arguments.batch_rows or MODEL_ROWS, arguments.trainable), name
+    rows, trainable = arguments.batch_rows or MODEL_ROWS, arguments.trainable or ("all",)
+    return workloads.Workload(model, data, rows, trainable), name

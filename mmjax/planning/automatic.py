@@ -20,6 +20,7 @@ from sharding.costs.profiled import Profile
 from sharding.planners import auto
 from sharding.planners.problem import TENSOR_SIZES, PlanningProblem
 from sharding.plans.plan import Plan
+from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose, differences, module_sizes
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
@@ -95,13 +96,29 @@ def plan_and_predict(
         profile_path: A profile to use instead of measuring; empty for none.
         any_device: Whether the profile may be of other hardware.
     """
-    configured = None if config.plan == AUTO else load_configured_plan(config, jax.device_count())
+    configured = None
+    if config.plan != AUTO:
+        plan, remark = load_configured_plan(config, jax.device_count())
+        configured = plan, remark or _remark_on_purpose(plan, config)
     if configured and not profile_path:
         return *configured, None
     profile = _load_or_measure_profile(config, workdir / PROFILE_FILE, profile_path, any_device)
     problem = problem_from_profile(config, profile, jax.device_count())
     plan, remark = configured or plan_automatically(problem)
     return plan, remark, predict_step(problem, plan)
+
+
+def _remark_on_purpose(plan: Plan, config: TrainConfig) -> str:
+    """Where a run differs from what its plan was made for; empty if it does not, or the plan does not say."""
+    cluster = cluster_of_device_kind(jax.devices()[0].device_kind)
+    here = PlanPurpose(
+        configuration=NamedConfiguration(data=getattr(config.dataset, "__name__", ""), trainable=config.trainable),
+        model=module_sizes(module_graph(config.model)),
+        rows=config.data.rows,
+        cluster=cluster.name if cluster else "",
+    )
+    other = differences(plan.made_for or PlanPurpose(), here)
+    return f"the plan was made for {', '.join(other)}" if other else ""
 
 
 def _load_or_measure_profile(

@@ -13,6 +13,7 @@ from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.profiled import Profile, ProfiledCostModel
 from sharding.planners.fixed_ranks import FixedRanks
 from sharding.planners.problem import PlanningProblem
+from sharding.plans.plan_purpose import NamedConfiguration
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics, draw_row_loads
@@ -74,6 +75,7 @@ def make_problem(
         trained_parts=trained_parts(graph, config.trainable),
         chunk_choices=CHUNK_CHOICES,
         fixed_ranks=fixed_ranks or {},
+        configuration=NamedConfiguration(trainable=config.trainable),
         row_positions={} if isinstance(config, Workload) else positions_per_row(config),
     )
     if profile is None:

@@ -36,7 +36,7 @@ class RunTrainer(Trainer):
         plan: The placement of the model; that of the configuration by default.
         workdir: Folder of the run; None to write nothing.
         resume: Whether to continue from the newest whole checkpoint.
-        remark: For the summary and the page: why the plan is not the configured one.
+        remark: For the summary and the page: why the plan is not the configured one, or what else it was made for.
         prediction: For the summary: the predicted step, to be compared with the measured ones.
 
     Attributes and errors are those of `mmjax.training.trainer.Trainer`.

@@ -32,7 +32,7 @@ def run_summary(result: TrainResult, plan: Plan, backbone: str, remark: str) -> 
         result: How the run ended.
         plan: The plan it ran on.
         backbone: Name of the module whose real tokens give the throughput.
-        remark: Why the plan is not the configured one; empty if it is.
+        remark: Why the plan is not the configured one, or what else it was made for; may be empty.
     """
     score = result.score
     real_tokens, _ = result.counts.get(backbone, (0, 0))
@@ -69,7 +69,7 @@ def record_start(workdir: pathlib.Path, step: int, steps: int, remark: str) -> N
         workdir: Folder of the run.
         step: Steps done.
         steps: Steps of the whole run.
-        remark: Why the plan is not the configured one; empty if it is.
+        remark: Why the plan is not the configured one, or what else it was made for; may be empty.
     """
     time = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     line = {"time": time, "step": step, "steps": steps, "processes": jax.process_count(), "remark": remark}

@@ -90,9 +90,11 @@ def run_policy(problem: PlanningProblem, policy: str) -> PolicyResult:
     if policy not in PLANNING_POLICIES:
         raise UserError(f"there is no policy {policy!r}; choose from auto, {', '.join(PLANNING_POLICIES)}")
     try:
-        return PolicyResult(policy, best_simulated(problem, PLANNING_POLICIES[policy](problem)))
+        best = best_simulated(problem, PLANNING_POLICIES[policy](problem))
     except PlanError as error:
         return PolicyResult(policy, None, str(error))
+    plan = dataclasses.replace(best.plan, made_for=problem.purpose)
+    return PolicyResult(policy, dataclasses.replace(best, plan=plan))
 
 
 def best_simulated(problem: PlanningProblem, plans: Sequence[Plan]) -> SimulatedPlan:

@@ -14,6 +14,7 @@ from sharding.costs.plan_costs import plan_costs
 from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
 from sharding.planners.module_table import ModuleTable, module_table
 from sharding.plans.plan import Plan
+from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose, mean_loads, module_sizes
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
 from sharding.plans.unit_plan import CollectivesName
@@ -50,7 +51,7 @@ class PlanningProblem:
         seed: Seed of the rows that plans are simulated with.
         row_positions: Positions of a row by module, where they are known; sequence parallelism is left out where the
             tensor ranks do not divide them.
-        name: Name of the model and its data for titles; may be empty.
+        configuration: What it was read from, which its plans name.
     """
 
     graph: ModuleGraph
@@ -66,7 +67,7 @@ class PlanningProblem:
     fixed_ranks: Mapping[str, FixedRanks] = dataclasses.field(default_factory=dict)
     seed: int = 0
     row_positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    name: str = ""
+    configuration: NamedConfiguration = NamedConfiguration()
 
     def __post_init__(self) -> None:
         for name in ("devices", "rows"):
@@ -76,6 +77,18 @@ class PlanningProblem:
             if not getattr(self, name):
                 raise ValueError(f"PlanningProblem.{name} is empty; name at least one choice")
         check_fixed_ranks(self.fixed_ranks, self.graph, self.rows)
+
+    @functools.cached_property
+    def purpose(self) -> PlanPurpose:
+        """What its plans are made for."""
+        return PlanPurpose(
+            configuration=self.configuration,
+            model=module_sizes(self.graph),
+            mean_row=mean_loads(self.data),
+            rows=self.rows,
+            cluster=self.cluster.name,
+            devices=self.devices,
+        )
 
     def fixed_ranks_of(self, module: str) -> FixedRanks:
         """The context-parallel and expert ranks of a module."""

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import os
 import reprlib
+import types
 import typing
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -39,7 +40,8 @@ def read_record(document: object, record: type[T], where: str, error: type[UserE
     """Reads a JSON object into a dataclass, as its annotations say; nested dataclasses too.
 
     Fields may be numbers, strings, booleans, `Literal`s, dataclasses, and tuples and dictionaries of these, or have a
-    `TextForm`. An integer serves as a float.
+    `TextForm`. An integer serves as a float. A field that may be None is None where its key is left out: null is
+    refused.
 
     Args:
         document: What the JSON parser returned.
@@ -98,6 +100,7 @@ def _read_text(value: Any, field: dataclasses.Field, where: str, error: type[Use
 
 def _read_value(value: Any, kind: Any, where: str, name: str, error: type[UserError]) -> Any:
     """One field's value; `where` and `name` say in messages which field of which object it is."""
+    kind = _present(kind)
     nested = f"{where}.{name}" if "'s " in where else f"{where}'s {name}"
     if dataclasses.is_dataclass(kind):
         return read_record(value, typing.cast(type, kind), nested, error)
@@ -109,6 +112,13 @@ def _read_value(value: Any, kind: Any, where: str, name: str, error: type[UserEr
     if not _fits(value, kind):
         raise error(f"{where}: {name} is {reprlib.repr(value)}; it must be {_describe(kind)}")
     return _convert(value, kind)
+
+
+def _present(kind: Any) -> Any:
+    """The type of a value that is there, of a field that may be None where its key is left out."""
+    if typing.get_origin(kind) is types.UnionType:
+        (kind,) = (choice for choice in typing.get_args(kind) if choice is not type(None))
+    return kind
 
 
 def _fits(value: Any, kind: Any) -> bool:

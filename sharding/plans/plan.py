@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 from typing import Any
@@ -10,7 +9,9 @@ from typing import Any
 from configs.strict_json import parse_json
 from sharding.plans.device_ranges import MAX_DEVICES, device_ranges, parse_ranges
 from sharding.plans.json_fields import read_file, read_record
+from sharding.plans.json_text import json_text
 from sharding.plans.plan_html import plan_html
+from sharding.plans.plan_purpose import PlanPurpose, differences, module_sizes
 from sharding.plans.unit_plan import PlanError, UnitPlan, check_unit
 from sharding.specs.modules import ModuleGraph
 
@@ -26,11 +27,13 @@ class Plan:
         units: The units; every module of the model is in exactly one.
         microbatches: Number of microbatches of a step.
         schedule: Name of the schedule: `1f1b`, `interleaved`, `gpipe` or a registered one (`register_schedule`).
+        made_for: The model, rows, data and cluster it was made for; nothing of it is used to run the plan.
     """
 
     units: tuple[UnitPlan, ...]
     microbatches: int = 1
     schedule: str = "1f1b"
+    made_for: PlanPurpose | None = None
 
     def __post_init__(self) -> None:
         if not self.units:
@@ -87,15 +90,11 @@ class Plan:
         return plan_html(self.units, self.table(), self.schedule, self.microbatches)
 
     def to_json(self) -> str:
-        """The plan as JSON with one key a line."""
-        fields = {"microbatches": self.microbatches, "schedule": self.schedule}
-        lines = [f'  "{key}": {json.dumps(value)},' for key, value in fields.items()]
-        units = []
-        for unit in self.units:
-            values = dataclasses.asdict(unit) | {"devices": device_ranges(unit.devices)}
-            entries = [f'      "{key}": {json.dumps(value)}' for key, value in values.items()]
-            units.append("    {\n" + ",\n".join(entries) + "\n    }")
-        return "\n".join(["{", *lines, '  "units": [', ",\n".join(units), "  ]", "}", ""])
+        """The plan as JSON, with one key a line."""
+        units = [dataclasses.asdict(unit) | {"devices": device_ranges(unit.devices)} for unit in self.units]
+        made_for = {"made_for": self.made_for.document()} if self.made_for else {}
+        fields = made_for | {"microbatches": self.microbatches, "schedule": self.schedule, "units": units}
+        return json_text(fields) + "\n"
 
     @staticmethod
     def from_json(text: str | bytes) -> "Plan":
@@ -155,9 +154,15 @@ def check_plan(plan: Plan, graph: ModuleGraph, rows: int, devices: int) -> None:
 
 def check_layout(plan: Plan, graph: ModuleGraph, devices: int) -> None:
     """Raises PlanError if the units of a plan cannot hold the model on `devices` devices, whatever rows they get."""
-    _check_placement(plan, graph)
-    for unit in plan.units:
-        check_unit(unit, graph, devices)
+    try:
+        _check_placement(plan, graph)
+        for unit in plan.units:
+            check_unit(unit, graph, devices)
+    except PlanError as error:
+        there, here = plan.made_for or PlanPurpose(), PlanPurpose(model=module_sizes(graph))
+        if other := differences(there, here):
+            raise PlanError(f"{error}; the plan was made for another model: {', '.join(other)}") from error
+        raise
 
 
 def _check_placement(plan: Plan, graph: ModuleGraph) -> None:

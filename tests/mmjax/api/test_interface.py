@@ -12,9 +12,12 @@ import pytest
 import mmjax
 from configs.errors import UserError
 from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
 from tests.commands import run_command
 
 HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
+
+ONE_UNIT = Plan((UnitPlan("all", ("vision",), (0,)),))
 
 OFFERS = """
 import sys
@@ -68,6 +71,8 @@ def test_another_configuration_does_not_change_the_data_set_of_the_first(tmp_pat
         (lambda: mmjax.load("models/mllm_9b.gin"), "TrainConfig.dataset"),
         (lambda: mmjax.load("tinny.gin"), "tiny.gin"),
         (lambda: mmjax.generate("nowhere", "why?"), "nowhere"),
+        (lambda: mmjax.simulate("configs/nowhere.json"), "nowhere.json cannot be read"),
+        (lambda: mmjax.simulate(ONE_UNIT), "needs a subject: the plan does not name the configuration"),
         (lambda: mmjax.plan("models/mllm_9b.gin", cluster="a8000"), "a800"),
         (lambda: mmjax.use_cpu_devices(9), "jax has started with 8 devices"),
     ],
@@ -86,7 +91,7 @@ def test_a_plan_is_the_commands_and_its_simulated_step_is_the_simulators(tmp_pat
     run_command("mmjax.plan", "--policy=disaggregated", *line)
     assert Plan.load(path) == comparison.plan
     timeline = mmjax.simulate(path, "models/mllm_9b.gin", cluster="a800", rows=48)
-    assert timeline.step == comparison.timeline.step
+    assert timeline.step == mmjax.simulate(path).step == comparison.timeline.step
     assert [result.policy for result in comparison.results] == list(comparison.to_frame()["policy"])
 
 

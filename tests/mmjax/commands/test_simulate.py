@@ -78,6 +78,84 @@ def test_mistakes_are_refused_in_one_line(plan, arguments, message):
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """A plan file of the planner, and the step that it printed."""
+    path = tmp_path_factory.mktemp("planned") / "plan.json"
+    flags = ("--gin_file=models/mllm_9b.gin", "--cluster=h100", "--devices=24", "--batch_rows=48")
+    done = run_command("mmjax.plan", *flags, "--policy=disaggregated", f"--output={path}", "--json")
+    return path, json.loads(done.stdout)["policies"][0]["step_seconds"]
+
+
+def test_a_plan_file_is_all_that_a_simulation_needs(planned):
+    path, step = planned
+    done = simulate(f"--plan={path}", "--json")
+    assert json.loads(done.stdout)["step_seconds"] == step
+    assert done.stderr == (
+        "from plan.json: --gin_file=models/mllm_9b.gin --cluster=h100 --devices=24 --data=laion_like --batch_rows=48 "
+        "--trainable=all\n"
+    )
+
+
+def test_flags_override_what_a_plan_was_made_for_and_the_difference_is_said(planned):
+    done = simulate(f"--plan={planned[0]}", "--json", "--cluster=a800", "--batch_rows=96", "--trainable=projectors")
+    assert json.loads(done.stdout)["step_seconds"] > 0
+    assert done.stderr.splitlines() == [
+        "from plan.json: --gin_file=models/mllm_9b.gin --devices=24 --data=laion_like",
+        "note: plan.json was made for trainable parts all (here projectors), rows 48 (here 96), "
+        "cluster h100 (here a800)",
+    ]
+
+
+def test_a_plan_for_another_model_is_refused_with_the_numbers_of_both(planned):
+    done = simulate(f"--plan={planned[0]}", "--gin_file=models/mllm_15b.gin")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "the plan was made for another model: " in done.stderr and "layers of backbone 32 (here 40)" in done.stderr
+
+
+def test_another_width_of_the_same_layers_is_said(planned):
+    width = "--gin.llama2_7b/BackboneConfig.ffn=8192"
+    done = simulate(f"--plan={planned[0]}", "--gin_file=models/mllm_9b.gin", width, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "note: plan.json was made for parameters of backbone 6,738,415,616 (here " in done.stderr
+
+
+def test_a_plan_edited_to_devices_that_its_cluster_lacks_is_refused(planned, tmp_path):
+    text = planned[0].read_text()
+    (tmp_path / "plan.json").write_text(text.replace('"devices": 24\n', '"devices": 20\n'))
+    done = simulate(f"--plan={tmp_path / 'plan.json'}")
+    assert done.returncode == 2 and "needs device 20, but there are 20 devices" in done.stderr
+
+
+CONFIGURATION_OF_A_USER = """
+from __gin__ import dynamic_registration
+from mmjax.training import config
+include "tiny.gin"
+config.TrainConfig.seed = 3
+"""
+
+
+def test_a_configuration_of_the_user_is_not_run_by_the_word_of_a_plan(tmp_path):
+    (tmp_path / "mine.gin").write_text(CONFIGURATION_OF_A_USER)
+    flags = ("--gin_file=mine.gin", "--gin.DataConfig.seed=5")
+    line = [sys.executable, "-m", "mmjax.plan", *flags, "--cluster=cpu", "--devices=4", "--output=plan.json"]
+    root = {"PYTHONPATH": os.environ.get("PYTHONPATH", os.getcwd())}
+    subprocess.run(line, cwd=tmp_path, env=os.environ | root, check=True, capture_output=True)
+    refused = simulate("--plan=plan.json", cwd=tmp_path, env=os.environ | root)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert refused.stderr.endswith(f"so it is read only by flags: {' '.join(flags)}\n")
+    done = simulate("--plan=plan.json", *flags, cwd=tmp_path, env=os.environ | root)
+    assert done.returncode == 0 and done.stderr == "from plan.json: --cluster=cpu --devices=4\n"
+
+
+def test_the_rows_of_a_training_run_win_over_those_of_a_plan(tmp_path):
+    path = tmp_path / "plan.json"
+    run_command("mmjax.plan", "--gin_file=tiny.gin", "--batch_rows=24", "--cluster=cpu", f"--output={path}")
+    made_for = "note: plan.json was made for rows 24 (here 12)"
+    assert made_for in simulate(f"--plan={path}", "--gin_file=tiny.gin").stderr
+    assert "note" not in simulate(f"--plan={path}").stderr
+
+
 def test_a_profile_is_taken_for_its_own_hardware_and_plans_keep_to_what_it_measured(tmp_path):
     path, kept = tmp_path / "profile.json", tmp_path / "plan.json"
     path.write_text(synthetic_profile(module_graph(tiny_model()), "cpu", (1, 2)).to_json())

@@ -13,6 +13,7 @@ from mmjax.training.config import TrainConfig
 from mmjax.training.metrics.metrics_file import METRICS_FILE
 from sharding.costs.profiled import ProfileError
 from sharding.plans.plan import check_plan, single_device_plan
+from sharding.plans.plan_purpose import PlanPurpose, module_sizes
 from sharding.specs.modules import module_graph
 from tests.profiles import synthetic_profile
 from tests.small_vqa import SmallVQA
@@ -65,6 +66,16 @@ def test_without_a_profile_a_plan_is_not_predicted(tmp_path):
     plan, remark, prediction = automatic.plan_and_predict(dataclasses.replace(CONFIG, plan=""), tmp_path, "", False)
     assert plan == single_device_plan(GRAPH) and remark == "" and prediction is None
     assert automatic.compare_prediction(prediction, tmp_path) is None
+
+
+def test_a_plan_that_was_made_for_another_step_is_told_so(tmp_path):
+    path = tmp_path / "plan.json"
+    made_for = PlanPurpose(model=module_sizes(GRAPH), rows=CONFIG.data.rows, cluster="cpu")
+    for rows, expected in ((CONFIG.data.rows, ""), (16, "the plan was made for rows 16 (here 8)")):
+        plan = dataclasses.replace(single_device_plan(GRAPH), made_for=dataclasses.replace(made_for, rows=rows))
+        plan.save(path)
+        found = automatic.plan_and_predict(dataclasses.replace(CONFIG, plan=str(path)), tmp_path, "", False)
+        assert found == (plan, expected, None)
 
 
 def test_the_summary_has_the_median_of_the_steps_after_the_first_window(tmp_path):

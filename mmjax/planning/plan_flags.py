@@ -1,0 +1,65 @@
+"""Values of flags that a command line leaves out, from what the plan that it names was made for."""
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmjax import cli
+
+if TYPE_CHECKING:
+    from mmjax.planning.arguments import ProblemArguments
+    from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose
+
+CONFIGURATION_FLAGS = ("gin_file", "cluster", "devices", "profile")
+"""Flags of any configuration that a plan may give; without `--gin_file` also `batch_rows`."""
+
+MODEL_FLAGS = ("data", "batch_rows", "trainable")
+"""Flags of a model without a workload that a plan may give; another configuration has these values itself."""
+
+
+def flags_from_plan(
+    arguments: "ProblemArguments", made_for: "PlanPurpose | None", names: Sequence[str]
+) -> "ProblemArguments":
+    """A command line on which flags of these names that it leaves out have the values that a plan was made for.
+
+    Raises:
+        UserError: It leaves out `--gin_file`, and the plan was made for files that may run any program.
+    """
+    if made_for is None:
+        return arguments
+    offered: dict[str, Any] = {
+        **dataclasses.asdict(made_for.configuration),
+        "cluster": made_for.cluster,
+        "devices": made_for.devices,
+        "batch_rows": made_for.rows,
+    }
+    if "gin_file" in names and not arguments.gin_file:
+        _require_own_files(made_for.configuration)
+    if not cli.is_packaged(f"data/{offered['data']}.gin"):  # the name of a training run's data set
+        offered["data"] = ""
+    return dataclasses.replace(
+        arguments, **{name: offered[name] for name in names if offered[name] and not getattr(arguments, name)}
+    )
+
+
+def _require_own_files(configuration: "NamedConfiguration") -> None:
+    """Raises UserError unless a configuration is of mmjax's own files: a gin file is a program, and a plan is not."""
+    if configuration.gin or not all(map(cli.is_packaged, configuration.gin_file)):
+        files = [f"--gin_file={name}" for name in configuration.gin_file]
+        bindings = [f"--gin.{binding.replace(' = ', '=', 1)}" for binding in configuration.gin]
+        raise cli.UserError(
+            "--gin_file is missing: the plan was made with a configuration of your own, which may run any program, so "
+            f"it is read only by flags: {' '.join(map(shlex.quote, files + bindings))}"
+        )
+
+
+def taken_flags(given: "ProblemArguments", completed: "ProblemArguments") -> str:
+    """The flags of a completed command line that were not given, as they would be written; empty for none."""
+    written = []
+    for field in dataclasses.fields(completed):
+        value = getattr(completed, field.name)
+        if value != getattr(given, field.name):
+            values = value if field.name == "gin_file" else [",".join(value) if isinstance(value, tuple) else value]
+            written += [f"--{field.name}={each}" for each in values]
+    return " ".join(map(shlex.quote, written))

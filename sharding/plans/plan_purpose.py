@@ -1,0 +1,165 @@
+"""What a plan was made for: a model, the rows of a step, their data and a cluster; and where another step differs."""
+
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+from sharding.plans.unit_plan import PlanError
+from sharding.specs.layer import LoadColumn
+from sharding.specs.modules import ModuleGraph
+from sharding.specs.row_load_statistics import RowLoadStatistics
+
+LOAD_TOLERANCE = 0.05
+"""Share by which mean loads may differ without a word: those of other samples of the same data do."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NamedConfiguration:
+    """The configuration that a planning problem was read from: the values of the flags of `mmjax.plan`.
+
+    Attributes:
+        gin_file: Configuration files.
+        gin: Parameters and macros set over them.
+        data: Name of the described data, or of the training run's data set.
+        trainable: Parts that train.
+        profile: Profile by which layers are costed; a roofline of the cluster without one.
+    """
+
+    gin_file: tuple[str, ...] = ()
+    gin: tuple[str, ...] = ()
+    data: str = ""
+    trainable: tuple[str, ...] = ()
+    profile: str = ""
+
+    @property
+    def title(self) -> str:
+        """The configuration in a few words."""
+        files = " with ".join(pathlib.PurePath(name).stem for name in self.gin_file)
+        return files + (f" on {self.data}" if self.data else "")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModuleSize:
+    """A module's name, layers that stages divide, and number of parameters."""
+
+    module: str
+    layers: int
+    parameters: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeanLoad:
+    """What the mean row brings to a module (`LoadColumn`)."""
+
+    module: str
+    tokens: float = 0.0
+    squared_lengths: float = 0.0
+    items: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanPurpose:
+    """What a plan was made for. A plan made by hand may leave out any of it.
+
+    Attributes:
+        configuration: What it was read from.
+        model: Its modules.
+        mean_row: The mean load of its rows.
+        rows: Rows of the global batch.
+        cluster: Name of the cluster.
+        devices: Devices of the cluster, of which the plan takes some or all.
+    """
+
+    configuration: NamedConfiguration = NamedConfiguration()
+    model: tuple[ModuleSize, ...] = ()
+    mean_row: tuple[MeanLoad, ...] = ()
+    rows: int | None = None
+    cluster: str = ""
+    devices: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "devices"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise PlanError(f"the plan's made_for: {name} is {value}; it must be at least 1")
+
+    def document(self) -> dict[str, Any]:
+        """It as JSON values, without what is left out."""
+        return _without_defaults(self)
+
+
+def module_sizes(graph: ModuleGraph) -> tuple[ModuleSize, ...]:
+    """The sizes of a model's modules."""
+    return tuple(
+        ModuleSize(module=module.name, layers=module.layer_count, parameters=module.parameter_count)
+        for module in graph.modules
+    )
+
+
+def mean_loads(statistics: RowLoadStatistics) -> tuple[MeanLoad, ...]:
+    """The mean row of statistics, to four digits."""
+    return tuple(
+        MeanLoad(
+            module=module,
+            **{column.name.lower(): float(f"{statistics.mean_load(module)[column]:.4g}") for column in LoadColumn},
+        )
+        for module in statistics.loads
+    )
+
+
+def differences(made_for: PlanPurpose, here: PlanPurpose) -> list[str]:
+    """Where a step differs from the one that a plan was made for, such as `rows 1,920 (here 960)`.
+
+    What one of them leaves out is not compared, neither are names of files, and of other data no loads.
+    """
+    words, words_here = _words(made_for), _words(here)
+    other = {what: (there, words_here.get(what, there)) for what, there in words.items()}
+    if words.get("data") == words_here.get("data"):
+        loads, loads_here = _loads(made_for), _loads(here)
+        other |= {
+            what: (f"{there:,.4g}", f"{loads_here[what]:,.4g}")
+            for what, there in loads.items()
+            if not math.isclose(there, loads_here.get(what, there), rel_tol=LOAD_TOLERANCE)
+        }
+    return [f"{what} {there} (here {this})" for what, (there, this) in other.items() if there != this]
+
+
+def _words(purpose: PlanPurpose) -> dict[str, str]:
+    """What is compared exactly, by what it is."""
+    sizes = {
+        f"{name} of {module.module}": f"{getattr(module, name):,}"
+        for module in purpose.model
+        for name in ("layers", "parameters")
+    }
+    named = {
+        "trainable parts": ", ".join(purpose.configuration.trainable),
+        "data": purpose.configuration.data,
+        "rows": f"{purpose.rows:,}" if purpose.rows else "",
+        "cluster": purpose.cluster,
+    }
+    return sizes | {what: word for what, word in named.items() if word}
+
+
+def _loads(purpose: PlanPurpose) -> dict[str, float]:
+    """Means of a row, by what they are."""
+    return {
+        f"{name.replace('_', ' ')} of {load.module} in the mean row": getattr(load, name)
+        for load in purpose.mean_row
+        for name in ("tokens", "squared_lengths", "items")
+    }
+
+
+def _without_defaults(record: Any) -> dict[str, Any]:
+    """The fields of a record that are not at their default, records within it likewise, as JSON values."""
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if value == field.default:
+            continue
+        if dataclasses.is_dataclass(value):
+            value = _without_defaults(value)
+        elif isinstance(value, tuple):
+            value = [_without_defaults(item) if dataclasses.is_dataclass(item) else item for item in value]
+        fields[field.name] = value
+    return fields
