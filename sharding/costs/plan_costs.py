@@ -1,15 +1,15 @@
 """A plan's costs from those of its layers: what every op of a step takes, for given rows of the global batch."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds
 from sharding.costs.memory import train_state_bytes
-from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StepCosts
+from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork
 from sharding.plans.device_groups import source_replicas
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph, StageId, stage_graph
@@ -44,8 +44,28 @@ def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> 
     )
 
 
+def plan_work(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> StepWork:
+    """What bounds a step from below; the arguments are those of `plan_costs`, and it takes a fraction of its time."""
+    stages = stage_graph(plan, batch.graph)
+    builder = _PlanCosts(plan, batch, RequiredGradients(batch.graph, trained_parts), stages)
+    return StepWork(
+        stages={stage: builder.work(stage) for stage in stages.stages},
+        hops={(source, target): builder.least_hop(source, target) for source, target in stages.edges},
+        hops_back={(source, target): builder.least_hop(source, target, back=True) for source, target in stages.edges},
+        norm=batch.costs.gradient_norm(len(stages.stages)),
+    )
+
+
 def _parallelism(unit: UnitPlan) -> LayerParallelism:
     return LayerParallelism(unit.tp, unit.cp, unit.ep, unit.dp, unit.collectives)
+
+
+def _on_replicas(
+    seconds: LayerSeconds, layer: LayerSpec, index: Int[np.ndarray, "m i"], ranks: LayerParallelism
+) -> LayerSeconds:
+    """Seconds of a layer on every replica, from those of the distinct loads."""
+    of_replicas = LayerSeconds(np.asarray(seconds.compute)[index], np.asarray(seconds.communication)[index])
+    return _wait_for_slowest(of_replicas, ranks.ep) if layer.expert_parameters else of_replicas
 
 
 def _wait_for_slowest(seconds: LayerSeconds, ep: int) -> LayerSeconds:
@@ -80,6 +100,23 @@ class _LayersOfStage(NamedTuple):
     gradients: tuple[Gradient, ...]
 
 
+class _OncePerStep(NamedTuple):
+    """Seconds of a stage's ops that run once a step."""
+
+    gather: float
+    reduce: float
+    update: float
+
+
+def _layer_key(layers: tuple[_LayersOfStage, ...]) -> tuple:
+    return tuple((of.module, of.layer.name, of.count, of.gradients) for of in layers)
+
+
+def _same_parameter_ranks(unit: UnitPlan) -> Int[np.ndarray, " 2"]:
+    """How many ranks have the same parameters: all but experts', and experts'."""
+    return np.array([unit.dp, unit.dp // unit.ep]) * unit.cp
+
+
 class _PlanCosts:
     """Costs of a plan's stages and hops."""
 
@@ -89,6 +126,8 @@ class _PlanCosts:
         self._units = {unit.name: unit for unit in plan.units}
         self._runs = {unit.name: stage_layers(unit, batch.graph) for unit in plan.units}
         self._required = required
+        self._nodes: dict[StageId, int | None] = {}
+        self._work: dict[tuple, tuple[Float[np.ndarray, " i"], float, float]] = {}
         self._sums: dict[tuple, tuple[dict[str, Float[np.ndarray, "m i"]], float]] = {}
 
     def _layers(self, stage: StageId) -> tuple[_LayersOfStage, ...]:
@@ -99,7 +138,7 @@ class _PlanCosts:
         self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism, recompute: RecomputePolicy
     ) -> tuple[dict[str, Float[np.ndarray, "m i"]], float]:
         """The PER_MICROBATCH fields of a stage with these layers, and its workspace; equal stages share them."""
-        key = (tuple((of.module, of.layer.name, of.count, of.gradients) for of in layers), ranks, recompute)
+        key = (_layer_key(layers), ranks, recompute)
         if key not in self._sums:
             self._sums[key] = self._add_layers(layers, ranks, recompute)
         return self._sums[key]
@@ -113,12 +152,7 @@ class _PlanCosts:
         for module, layer, count, gradients in layers:
             of = self._batch.layer(module, layer.name, count, gradients, ranks, recompute, microbatches)
             index = self._batch.loads(module, microbatches, ranks.dp).index
-            forward, backward = (
-                LayerSeconds(np.asarray(seconds.compute)[index], np.asarray(seconds.communication)[index])
-                for seconds in (of.forward, of.backward)
-            )
-            if layer.expert_parameters:
-                forward, backward = (_wait_for_slowest(seconds, ranks.ep) for seconds in (forward, backward))
+            forward, backward = (_on_replicas(seconds, layer, index, ranks) for seconds in (of.forward, of.backward))
             per_layer = {
                 "forward": forward.total,
                 "forward_communication": forward.communication,
@@ -137,50 +171,114 @@ class _PlanCosts:
         name, number = stage
         unit, layers = self._units[name], self._layers(stage)
         sums, workspace = self._layer_sums(layers, _parallelism(unit), unit.recompute[number])
-        sizes = np.zeros((2, 2))  # [all but experts | experts, all | those that train]
+        (parameters, trained), replicas = self._parameters(unit, layers).T, _same_parameter_ranks(unit)
+        state_bytes = np.sum(train_state_bytes(parameters, trained, replicas, self._costs))
+        once = self._once_per_step(unit, number, layers)
+        return StageCosts(**sums, **once._asdict(), static_bytes=workspace + float(state_bytes))
+
+    def work(self, stage: StageId) -> StageWork:
+        """What bounds the step from below of one stage."""
+        name, number = stage
+        unit, layers = self._units[name], self._layers(stage)
+        key = (_layer_key(layers), unit.recompute[number], name)
+        if key not in self._work:
+            self._work[key] = self._add_work(layers, _parallelism(unit), unit.recompute[number])
+        return StageWork(*self._work[key], **self._once_per_step(unit, number, layers)._asdict())
+
+    def _add_work(
+        self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism, recompute: RecomputePolicy
+    ) -> tuple[Float[np.ndarray, " i"], float, float]:
+        """Seconds of all microbatches on each replica, and of the shortest forward and backward."""
+        microbatches, work, forward, backward = self._plan.microbatches, np.zeros(ranks.dp), 0.0, 0.0
+        by_module: dict[str, Float[np.ndarray, " d"]] = {}
+        for module, layer, count, gradients in layers:
+            of = self._batch.layer(module, layer.name, count, gradients, ranks, recompute, microbatches)
+            forward += count * float(np.min(of.forward.total))
+            backward += count * float(np.min(of.backward.total))
+            if layer.expert_parameters:
+                index = self._batch.loads(module, microbatches, ranks.dp).index
+                for seconds in (of.forward, of.backward):
+                    work += count * _on_replicas(seconds, layer, index, ranks).total.sum(axis=0)
+            else:
+                by_module[module] = by_module.get(module, 0.0) + count * (of.forward.total + of.backward.total)
+        for module, seconds in by_module.items():
+            work += seconds[self._batch.loads(module, microbatches, ranks.dp).index].sum(axis=0)
+        return work, forward, backward
+
+    def _parameters(self, unit: UnitPlan, layers: tuple[_LayersOfStage, ...]) -> Float[np.ndarray, "2 2"]:
+        """Elements of parameters on a device: [all but experts', experts'] by [all, those that train]."""
+        sizes = np.zeros((2, 2))
         for _, layer, count, gradients in layers:
             per_rank = [layer.parameters_per_rank(unit.tp), layer.expert_parameters_per_rank(unit.tp, unit.ep)]
             sizes += count * np.outer(per_rank, [1.0, "wgrad" in gradients])
+        return sizes
+
+    def _once_per_step(self, unit: UnitPlan, number: int, layers: tuple[_LayersOfStage, ...]) -> _OncePerStep:
         exposed = float(number < unit.pp)  # those of a rank's other chunks are hidden by its computation
-        inside = self._on_one_node(unit.stage_devices(number))
-        replicas = np.array([unit.dp, unit.dp // unit.ep]) * unit.cp  # ranks with the same parameters
-        (parameters, trained), counts = sizes.T, replicas.tolist()
+        inside = self._node_of(unit.name, number) is not None
+        (parameters, trained), counts = self._parameters(unit, layers).T, _same_parameter_ranks(unit).tolist()
         gather = _total_seconds(lambda size, n: self._costs.gather_weights(size, n, inside), parameters, counts)
         reduce = _total_seconds(lambda size, n: self._costs.reduce_gradients(size, n, inside), trained, counts)
-        state_bytes = np.sum(train_state_bytes(parameters, trained, replicas, self._costs))
-        return StageCosts(
-            **sums,
-            gather=exposed * gather,
-            reduce=exposed * reduce,
-            update=_total_seconds(lambda size, n: self._costs.optimizer_update(size / n, n), trained, counts),
-            static_bytes=workspace + float(state_bytes),
-        )
+        update = _total_seconds(lambda size, n: self._costs.optimizer_update(size / n, n), trained, counts)
+        return _OncePerStep(exposed * gather, exposed * reduce, update)
 
     def hop(self, source: StageId, target: StageId, back: bool = False) -> Float[np.ndarray, "m _"]:
         """Seconds of an activation's hop, or of its gradient's hop back, for each replica that receives."""
         ends = [self._units[unit] for unit, _ in (source, target)]
         ends = ends[::-1] if back else ends
         sent, received = (self._hop_bytes(source, target, unit.dp) for unit in ends)
-        within_module = self._runs[target[0]][target[1]][0].first > 0  # between modules all ranks have all positions
+        within_module = self._is_within_module(target)
         shards = [unit.cp * (_parallelism(unit).sequence_shards if within_module else 1) for unit in ends]
         slowest = (sent / shards[0])[:, source_replicas(sent.shape[1], received.shape[1])].max(axis=2)
-        devices = self._stages.devices[source] | self._stages.devices[target]
-        seconds = self._costs.hop(np.maximum(slowest, received / shards[1]), self._on_one_node(devices), len(devices))
-        return np.asarray(seconds)
+        return self._hop_seconds(source, target, np.maximum(slowest, received / shards[1]))
+
+    def least_hop(self, source: StageId, target: StageId, back: bool = False) -> float:
+        """A lower bound of `hop`: what receiving the smallest activation takes."""
+        unit = self._units[(source if back else target)[0]]
+        shards = unit.cp * (_parallelism(unit).sequence_shards if self._is_within_module(target) else 1)
+        output, extra = self._hop_elements(source, target)
+        elements = sum(
+            float(quantity.at(self._batch.loads(module, self._plan.microbatches, unit.dp).distinct).min())
+            for module, quantity in (output, extra)
+        )
+        return float(self._hop_seconds(source, target, np.asarray(self._costs.element_bytes * elements / shards)))
+
+    def _is_within_module(self, target: StageId) -> bool:
+        """Whether a hop to a stage is between stages of one module; between modules all ranks have all positions."""
+        return self._runs[target[0]][target[1]][0].first > 0
+
+    def _hop_seconds(
+        self, source: StageId, target: StageId, size: Float[np.ndarray, "..."]
+    ) -> Float[np.ndarray, "..."]:
+        node, devices = self._node_of(*source), self._stages.devices
+        count = len(devices[source]) + len(devices[target])
+        if not devices[source].isdisjoint(devices[target]):
+            count = len(devices[source] | devices[target])
+        inside = node is not None and node == self._node_of(*target)
+        return np.asarray(self._costs.hop(size, inside, count))
 
     def _hop_bytes(self, source: StageId, target: StageId, dp: int) -> Float[np.ndarray, "m i"]:
         """Bytes of the activation between two stages at each of `dp` replicas."""
+        output, extra = self._hop_elements(source, target)
+        return self._costs.element_bytes * (self._at(*output, dp) + self._at(*extra, dp))
+
+    def _hop_elements(self, source: StageId, target: StageId) -> tuple[tuple[str, PerLoad], tuple[str, PerLoad]]:
+        """What a hop sends, by the loads of the module before it and of the module after it."""
         module, _, last = self._runs[source[0]][source[1]][-1]
         last_layer, _ = self._graph[module].layers_between(max(last - 1, 0), last)[-1]
         target_module, first, _ = self._runs[target[0]][target[1]][0]
         extra_input = ZERO if first else self._graph[target_module].extra_input
-        elements = self._at(last_layer.output_elements, module, dp) + self._at(extra_input, target_module, dp)
-        return self._costs.element_bytes * elements
+        return (module, last_layer.output_elements), (target_module, extra_input)
 
-    def _at(self, quantity: PerLoad, module: str, dp: int) -> Float[np.ndarray, "m i"]:
+    def _at(self, module: str, quantity: PerLoad, dp: int) -> Float[np.ndarray, "m i"]:
         """A quantity at each of `dp` replicas of a module."""
         loads = self._batch.loads(module, self._plan.microbatches, dp)
         return quantity.at(loads.distinct)[loads.index]
 
-    def _on_one_node(self, devices: Collection[int]) -> bool:
-        return min(devices) // self._costs.devices_per_node == max(devices) // self._costs.devices_per_node
+    def _node_of(self, unit: str, stage: int) -> int | None:
+        """The node that has all devices of a stage; None if several do."""
+        if (unit, stage) not in self._nodes:
+            devices, size = self._units[unit].stage_devices(stage), self._costs.devices_per_node
+            first, last = min(devices) // size, max(devices) // size
+            self._nodes[unit, stage] = first if first == last else None
+        return self._nodes[unit, stage]

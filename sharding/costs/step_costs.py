@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -75,3 +76,39 @@ class StepCosts:
     def flops(self) -> float:
         """Useful FLOPs of the step."""
         return float(sum(stage.flops.sum() for stage in self.stages.values()))
+
+
+class StageWork(NamedTuple):
+    """What bounds a step from below of one stage.
+
+    Attributes:
+        work: Seconds of all its forwards and backwards on each replica.
+        least_forward: Seconds that no forward of a microbatch takes less than.
+        least_backward: The same of its backwards.
+        gather: As in `StageCosts`.
+        reduce: As in `StageCosts`.
+        update: As in `StageCosts`.
+    """
+
+    work: Float[np.ndarray, " i"]
+    least_forward: float
+    least_backward: float
+    gather: float
+    reduce: float
+    update: float
+
+
+class StepWork(NamedTuple):
+    """What bounds a step from below of all stages, and seconds that no hop takes less than.
+
+    Attributes:
+        stages: Of every stage.
+        hops: For every edge of the stage graph, of its activations.
+        hops_back: For every edge, of its gradients, whether these return or not.
+        norm: As in `StepCosts`.
+    """
+
+    stages: Mapping[StageId, StageWork]
+    hops: Mapping[StageEdge, float]
+    hops_back: Mapping[StageEdge, float]
+    norm: float

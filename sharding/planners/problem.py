@@ -10,7 +10,7 @@ from jaxtyping import Int
 from configs.clusters import ClusterConfig
 from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
-from sharding.costs.plan_costs import plan_costs
+from sharding.costs.plan_costs import plan_costs, plan_work
 from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
 from sharding.planners.module_table import ModuleTable, module_table
 from sharding.plans.plan import Plan
@@ -157,7 +157,7 @@ class PlanningProblem:
     def least_step_seconds(self, plan: Plan) -> float:
         """Seconds that the simulated step of a plan is not shorter than; takes a fraction of the simulation's time."""
         op_graph = training_op_graph(plan, self.graph, self._trained_stages(plan))
-        return least_step_seconds(op_graph, plan_costs(plan, self._sampled_costs, self.trained_parts))
+        return least_step_seconds(op_graph, plan_work(plan, self._sampled_costs, self.trained_parts))
 
     def _trained_stages(self, plan: Plan) -> frozenset[StageId]:
         return trained_stages(plan, self.graph, self.trained_parts)

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from sharding.costs.step_costs import StepCosts
+from sharding.costs.step_costs import StepWork
 from sharding.plans.stage_graph import PipelineRank, StageId
 from sharding.schedules.ops import OpGraph
 
 
-def least_step_seconds(op_graph: OpGraph, costs: StepCosts) -> float:
+def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
     """Seconds that no schedule of a training step takes less than.
 
         max_rank(arrival + work + return) + norm + max_rank(update)
@@ -18,18 +18,18 @@ def least_step_seconds(op_graph: OpGraph, costs: StepCosts) -> float:
 
     Args:
         op_graph: The ops of a step.
-        costs: What they take.
+        work: What they take.
     """
-    bound, ranks = _StepBound(op_graph, costs), op_graph.stage_graph.stages_of
+    bound, ranks = _StepBound(op_graph, work), op_graph.stage_graph.stages_of
     updates = max(bound.once_per_step(rank, "update") for rank in ranks)
-    return max(bound.end(rank) for rank in ranks) + costs.norm + updates
+    return max(bound.end(rank) for rank in ranks) + work.norm + updates
 
 
 class _StepBound:
     """How early each stage can start, and how much follows its last op."""
 
-    def __init__(self, op_graph: OpGraph, costs: StepCosts) -> None:
-        self._op_graph, self._graph, self._costs = op_graph, op_graph.stage_graph, costs
+    def __init__(self, op_graph: OpGraph, work: StepWork) -> None:
+        self._op_graph, self._graph, self._work = op_graph, op_graph.stage_graph, work
         self._arrival: dict[StageId, float] = {}
         self._return: dict[StageId, float] = {}
         for stage in self._graph.stages:
@@ -48,34 +48,29 @@ class _StepBound:
 
     def _arrive(self, source: StageId, target: StageId) -> float:
         """When the shortest microbatch can reach the target of an edge."""
-        hop = self._costs.hops[source, target].min()
-        return self._arrival[source] + float(self._costs.stages[source].forward.min() + hop)
+        return self._arrival[source] + self._work.stages[source].least_forward + self._work.hops[source, target]
 
     def _go_back(self, source: StageId, target: StageId) -> float:
         """What follows the last backward of the target of an edge."""
-        hop = self._costs.hops_back[source, target].min()
-        return float(hop + self._costs.stages[source].backward.min()) + self._return[source]
+        backward = self._work.stages[source].least_backward
+        return self._work.hops_back[source, target] + backward + self._return[source]
 
     def _go_on(self, source: StageId, target: StageId) -> float:
         """What follows the last forward of the source of an edge, where it runs no backward."""
-        stage, hop = self._costs.stages[target], self._costs.hops[source, target].min()
-        backward = stage.backward.min() if target in self._op_graph.backward_stages else 0.0
-        return float(hop + stage.forward.min() + backward) + self._return[target]
+        stage = self._work.stages[target]
+        backward = stage.least_backward if target in self._op_graph.backward_stages else 0.0
+        return self._work.hops[source, target] + stage.least_forward + backward + self._return[target]
 
     def once_per_step(self, rank: PipelineRank, kind: str) -> float:
         """Seconds of the gathers, reductions or updates of a rank's stages."""
         stages = self._graph.stages_of[rank]
         if kind != "gather":
             stages = tuple(stage for stage in stages if stage in self._op_graph.trained_stages)
-        return sum((getattr(self._costs.stages[stage], kind) for stage in stages), start=0.0)
+        return sum((getattr(self._work.stages[stage], kind) for stage in stages), start=0.0)
 
     def end(self, rank: PipelineRank) -> float:
         """When the norm can start, as far as a rank and what follows its last op are concerned."""
         stages = self._graph.stages_of[rank]
-        work = np.zeros(self._costs.stages[stages[0]].forward.shape[1])
-        for stage in stages:
-            work += self._costs.stages[stage].forward.sum(axis=0)
-            if stage in self._op_graph.backward_stages:
-                work += self._costs.stages[stage].backward.sum(axis=0)
+        work = sum(self._work.stages[stage].work for stage in stages)
         start = min(self._arrival[stage] for stage in stages)
-        return start + float(work.max()) + min(self._return[stage] for stage in stages)
+        return start + float(np.max(work)) + min(self._return[stage] for stage in stages)
