@@ -134,7 +134,11 @@ def read_problem(given: ProblemArguments, made_for: "PlanPurpose | None" = None)
         devices=arguments.devices,
         profile=_profile(arguments, cluster) if arguments.profile else None,
         configuration=NamedConfiguration(
-            gin_file=files, gin=arguments.gin, data=data, trainable=config.trainable, profile=arguments.profile
+            gin_file=files,
+            gin=tuple(" ".join(binding.split()) for binding in arguments.gin),
+            data=data,
+            trainable=config.trainable,
+            profile=arguments.profile,
         ),
         from_plan=taken_flags(given, arguments),
     )

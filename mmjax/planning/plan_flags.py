@@ -1,6 +1,7 @@
 """Values of flags that a command line leaves out, from what the plan that it names was made for."""
 
 import dataclasses
+import pathlib
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,8 @@ def flags_from_plan(
     """A command line on which flags of these names that it leaves out have the values that a plan was made for.
 
     Raises:
-        UserError: It leaves out `--gin_file`, and the plan was made for files that may run any program.
+        UserError: It leaves out `--gin_file`, and the plan was made for files that may run any program; or the profile
+            or cluster, which are not here.
     """
     if made_for is None:
         return arguments
@@ -38,9 +40,25 @@ def flags_from_plan(
         _require_own_files(made_for.configuration)
     if not cli.is_packaged(f"data/{offered['data']}.gin"):  # the name of a training run's data set
         offered["data"] = ""
-    return dataclasses.replace(
-        arguments, **{name: offered[name] for name in names if offered[name] and not getattr(arguments, name)}
-    )
+    taken = {name: offered[name] for name in names if offered[name] and not getattr(arguments, name)}
+    _require_known(taken)
+    return dataclasses.replace(arguments, **taken)
+
+
+def _require_known(taken: dict[str, Any]) -> None:
+    """Raises UserError if the profile or the cluster of a plan is not here."""
+    from configs.clusters import CLUSTERS
+
+    if "cluster" in taken and taken["cluster"] not in CLUSTERS:
+        raise cli.UserError(
+            f"the plan was made for the cluster {taken['cluster']!r}, which configs/clusters.py does not have; give "
+            f"--cluster, one of {', '.join(CLUSTERS)}"
+        )
+    if "profile" in taken and not pathlib.Path(taken["profile"]).is_file():
+        raise cli.UserError(
+            f"the plan was made by the profile {taken['profile']!r}, which is not here; give --profile, or remove it "
+            "from the plan's made_for.configuration to cost layers by a roofline"
+        )
 
 
 def _require_own_files(configuration: "NamedConfiguration") -> None:

@@ -3,12 +3,17 @@
 import dataclasses
 import math
 import pathlib
+import reprlib
 from typing import Any
 
+from sharding.plans.device_ranges import MAX_DEVICES
 from sharding.plans.unit_plan import PlanError
 from sharding.specs.layer import LoadColumn
 from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
+
+MAX_ROWS = 1 << 22
+"""Rows of the largest global batch that a plan may be made for: a simulation draws the load of each."""
 
 LOAD_TOLERANCE = 0.05
 """Share by which mean loads may differ without a word: those of other samples of the same data do."""
@@ -79,10 +84,16 @@ class PlanPurpose:
     devices: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rows", "devices"):
+        for name, most in (("rows", MAX_ROWS), ("devices", MAX_DEVICES)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise PlanError(f"the plan's made_for: {name} is {value}; it must be at least 1")
+            if value is not None and not 1 <= value <= most:
+                raise PlanError(f"the plan's made_for: {name} is {value}; it must be from 1 to {most}")
+        names = {"cluster": self.cluster} | dataclasses.asdict(self.configuration)
+        names |= {"module": tuple(each.module for each in (*self.model, *self.mean_row))}
+        for key, value in names.items():
+            for text in value if isinstance(value, tuple) else (value,):
+                if not text.isprintable():
+                    raise PlanError(f"the plan's made_for: {key} has {reprlib.repr(text)}; use printable characters")
 
     def document(self) -> dict[str, Any]:
         """It as JSON values, without what is left out."""

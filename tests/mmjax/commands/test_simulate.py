@@ -127,6 +127,37 @@ def test_a_plan_edited_to_devices_that_its_cluster_lacks_is_refused(planned, tmp
     assert done.returncode == 2 and "needs device 20, but there are 20 devices" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("written", "edited", "message"),
+    [
+        (
+            '"cluster": "h100"',
+            '"cluster": "tpu9"',
+            "the plan was made for the cluster 'tpu9', which configs/clusters.py does not have; give --cluster, one of",
+        ),
+        (
+            '"data": "laion_like"',
+            '"profile": "none.json"',
+            "the plan was made by the profile 'none.json', which is not here; give --profile, or remove it",
+        ),
+        ('"models/mllm_9b.gin"', '"/dev/stdin"', "so it is read only by flags: --gin_file=/dev/stdin"),
+        ('"models/mllm_9b.gin"', '"models/none.gin"', "so it is read only by flags: --gin_file=models/none.gin"),
+        ('"data": "laion_like"', '"gin": ["X = @os.system()"]', "'--gin.X=@os.system()'"),
+        (
+            '"models/mllm_9b.gin"',
+            '"quickstart.gin"',
+            "made for another model: layers of vision 32 (here 2)",
+        ),
+    ],
+)
+def test_what_a_plan_names_and_is_not_here_is_refused_in_one_line(planned, tmp_path, written, edited, message):
+    text = planned[0].read_text()
+    assert written in text
+    (tmp_path / "plan.json").write_text(text.replace(written, edited))
+    done = simulate(f"--plan={tmp_path / 'plan.json'}")
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
 CONFIGURATION_OF_A_USER = """
 from __gin__ import dynamic_registration
 from mmjax.training import config

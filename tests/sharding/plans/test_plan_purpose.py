@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from configs.architectures import BackboneConfig, ModelConfig
 from mmjax import cli
 from mmjax.training.config import TrainConfig, find_plan_file
+from sharding.plans.device_ranges import MAX_DEVICES
 from sharding.plans.plan import Plan, check_layout, single_device_plan
 from sharding.plans.plan_purpose import (
+    MAX_ROWS,
     MeanLoad,
     ModuleSize,
     NamedConfiguration,
@@ -27,7 +29,7 @@ from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
 UNIT = UnitPlan("all", ("vision",), (0,))
-NAMES = st.text(max_size=8)
+NAMES = st.text(max_size=8).filter(str.isprintable)
 NUMBERS = st.integers(1, 10**12)
 LOADS = st.floats(0, 1e15)
 
@@ -55,9 +57,9 @@ PURPOSES = st.fixed_dictionaries(
         "mean_row": tuples(
             st.fixed_dictionaries({"module": NAMES, "tokens": LOADS, "squared_lengths": LOADS, "items": LOADS})
         ),
-        "rows": maybe(NUMBERS),
+        "rows": maybe(st.integers(1, MAX_ROWS)),
         "cluster": NAMES,
-        "devices": maybe(NUMBERS),
+        "devices": maybe(st.integers(1, MAX_DEVICES)),
     }
 )
 """Fields of purposes: the type checks of tests draw random numbers, which strategies must not."""
@@ -158,8 +160,12 @@ def test_a_plan_of_another_model_is_refused_with_the_numbers_of_both():
 @pytest.mark.parametrize(
     ("made_for", "message"),
     [
-        ({"rows": 0}, "the plan's made_for: rows is 0; it must be at least 1"),
-        ({"devices": -1}, "the plan's made_for: devices is -1; it must be at least 1"),
+        ({"rows": 0}, "the plan's made_for: rows is 0; it must be from 1 to 4194304"),
+        ({"devices": -1}, "the plan's made_for: devices is -1; it must be from 1 to 1048576"),
+        ({"rows": 10**15}, "the plan's made_for: rows is 1000000000000000; it must be from 1 to 4194304"),
+        ({"cluster": "a\n800"}, r"the plan's made_for: cluster has 'a\n800'; use printable characters"),
+        ({"configuration": {"gin": ["\x1b[31m"]}}, r"the plan's made_for: gin has '\x1b[31m'; use printable"),
+        ({"mean_row": [{"module": "\r"}]}, r"the plan's made_for: module has '\r'; use printable characters"),
         ({"rows": None}, "the plan's made_for: rows is None; it must be a whole number"),
         ({"row": 1}, "the plan's made_for has the unknown key 'row'; known are configuration, model,"),
         ({"configuration": {"gin_files": []}}, "made_for.configuration has the unknown key 'gin_files'"),
