@@ -27,6 +27,7 @@ class PlannerArguments(cli.JsonArguments):
 def main(arguments: PlannerArguments) -> int:
     """Prints the table. Returns 0 if every goal is met, else 1."""
     from benchmarks.planner.disttrain_models import explain_difference, simulate_model
+    from benchmarks.planner.interleaving import measure_interleaving
     from benchmarks.planner.speed import measure_speed
     from benchmarks.rows import package_versions
     from configs.architectures import ModelConfig
@@ -40,6 +41,7 @@ def main(arguments: PlannerArguments) -> int:
     for name in arguments.models:
         rows += simulate_model(name, *described[name])
     rows += explain_difference("mllm_72b", *described["mllm_72b"])
+    rows += measure_interleaving(*described["mllm_72b"])
     if arguments.json:
         print(json.dumps({"rows": rows, "versions": package_versions()}))
     else:

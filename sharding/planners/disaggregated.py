@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from sharding.costs.cost_model import useful_flops
 from sharding.planners.infeasible import infeasible_error
 from sharding.planners.layout_search import DisjointLayout, economical_layouts, search_layouts
-from sharding.planners.placement import plan_of_layout
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
+from sharding.planners.schedule_fields import scheduled_plan
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import RequiredGradients
 from sharding.plans.unit_plan import PlanError
@@ -50,7 +50,7 @@ def _plans_of(
     for layout in (*layouts, *economical_layouts(problem, layouts, STEP_SLACK, max_devices)):
         if layout not in distinct:
             distinct.append(layout)
-    return [plan_of_layout(problem, layout) for layout in distinct]
+    return [scheduled_plan(problem, layout) for layout in distinct]
 
 
 def flops_shares(problem: PlanningProblem) -> dict[str, float]:

@@ -141,11 +141,31 @@ class ModuleTable:
             memory: Bytes of a device.
             microbatches: Microbatches of a step; more are never in flight.
         """
-        room = memory - self.static_bytes(candidates, rows, dp)
-        in_flight = self.saved.select(candidates).max_rows(room) / rows[:, None]
+        in_flight = self._in_flight_that_fit(candidates, rows, dp, memory)
         chunks = self.chunks[candidates][:, None]
         stages = np.floor((in_flight - self.in_flight[candidates]) / np.where(chunks > 1, 2, 1) + 1e-9)
         return np.where(in_flight >= microbatches[:, None] * chunks, np.inf, stages).min(axis=1)
+
+    def spare_in_flight(self, candidate: int, rows: int, dp: int, memory: float, downstream_stages: float) -> float:
+        """How many microbatches beyond the schedule's limits the memory allows; negative where it is too small.
+
+        The arguments are those of `peak_bytes`, for one candidate, and the bytes of a device.
+        """
+        one = np.array([candidate])
+        needed = self.in_flight[one] + downstream_stages * (2 if self.chunks[candidate] > 1 else 1)
+        fits = self._in_flight_that_fit(one, np.array([rows]), np.array([dp]), memory)
+        return float(np.floor(fits - needed + 1e-9).min())
+
+    def _in_flight_that_fit(
+        self,
+        candidates: Int[np.ndarray, " n"],
+        rows: Shaped[np.ndarray, " n"],
+        dp: Int[np.ndarray, " n"],
+        memory: float,
+    ) -> Float[np.ndarray, "n g"]:
+        """How many microbatches each stage can hold in `memory` bytes; negative where its state alone is too large."""
+        room = memory - self.static_bytes(candidates, rows, dp)
+        return self.saved.select(candidates).max_rows(room) / rows[:, None]
 
     def downstream_stages_of_sources(
         self, candidates: Int[np.ndarray, " n"], downstream_stages: int

@@ -11,6 +11,7 @@ from configs.clusters import ClusterConfig
 from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
 from sharding.costs.plan_costs import plan_costs, plan_work
+from sharding.costs.step_costs import StepCosts
 from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
 from sharding.planners.module_table import ModuleTable, module_table
 from sharding.plans.plan import Plan
@@ -151,8 +152,11 @@ class PlanningProblem:
             rows: Loads of the global batch's rows; `sampled_rows` by default.
         """
         schedule = build_schedule(plan, self.graph, self._trained_stages(plan))
-        costs = plan_costs(plan, self._batch_costs(rows) if rows else self._sampled_costs, self.trained_parts)
-        return simulate(plan, schedule, costs, rendezvous)
+        return simulate(plan, schedule, self.step_costs(plan, rows), rendezvous)
+
+    def step_costs(self, plan: Plan, rows: LoadsByModule | None = None) -> StepCosts:
+        """What every op of a plan's step takes, with `sampled_rows` by default."""
+        return plan_costs(plan, self._batch_costs(rows) if rows else self._sampled_costs, self.trained_parts)
 
     def least_step_seconds(self, plan: Plan) -> float:
         """Seconds that the simulated step of a plan is not shorter than; takes a fraction of the simulation's time."""

@@ -13,7 +13,7 @@ from sharding.specs.modules import ModuleGraph
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """How one module is divided: ranks of every kind, and recomputation; as in `UnitPlan`."""
+    """How one module is divided and how many microbatches it may hold; as in `UnitPlan`, where a step has so many."""
 
     dp: int = 1
     tp: int = 1
@@ -22,6 +22,7 @@ class Parallelism:
     chunks: int = 1
     ep: int = 1
     collectives: CollectivesName = "reduce"
+    extra_in_flight: int = 0
 
     @property
     def size(self) -> int:
@@ -100,6 +101,7 @@ def plan_by_module(
                 chunks=division.chunks,
                 ep=division.ep,
                 collectives=division.collectives,
+                extra_in_flight=min(division.extra_in_flight, microbatches * division.chunks - 1),
             )
         )
     return Plan(tuple(units), microbatches, schedule)

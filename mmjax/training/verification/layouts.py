@@ -178,6 +178,8 @@ def describe_parallelism(divisions: Sequence[Parallelism], microbatches: int) ->
         sizes = [getattr(division, name) for division in divisions]
         if max(sizes) > 1:
             words.append(f"{name} {' -> '.join(map(str, sizes))}")
+    extra = max(division.extra_in_flight for division in divisions)
+    words += [f"{extra} extra in flight"] if extra else []
     policies = dict.fromkeys(division.recompute for division in divisions if division.recompute != "none")
     words += [f"{policy} recomputation" for policy in policies]
     collectives = dict.fromkeys(division.collectives for division in divisions if division.collectives != "reduce")
@@ -188,6 +190,7 @@ def describe_parallelism(divisions: Sequence[Parallelism], microbatches: int) ->
 _DP2, _DP3, _DP4 = Parallelism(dp=2), Parallelism(dp=3), Parallelism(dp=4)
 _TP2, _PP2, _PP3 = Parallelism(tp=2), Parallelism(pp=2), Parallelism(pp=3)
 _CHUNKS = Parallelism(pp=2, chunks=2)
+_EXTRA, _EXTRA_PP2, _EXTRA_PP3 = (Parallelism(pp=pp, extra_in_flight=1) for pp in (1, 2, 3))
 _GATHER, _RING = Parallelism(tp=2, collectives="gather"), Parallelism(tp=2, collectives="ring")
 _RING_PP = Parallelism(tp=2, pp=2, collectives="ring")
 _SELECTIVE, _FULL = Parallelism(recompute="selective"), Parallelism(dp=2, recompute="full")
@@ -199,7 +202,7 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
     "data parallelism": _all_alike([Parallelism(dp=n) for n in (8, 6, 4, 3, 2)]),
     "tensor parallelism": _all_alike([Parallelism(tp=n) for n in (8, 4, 2)]),
     "uneven pipeline, 1F1B": _each_its_own(
-        (UNDIVIDED, _PP3, UNDIVIDED), (UNDIVIDED, _PP2, UNDIVIDED), microbatches=(4, *_SEVERAL)
+        (_EXTRA, _EXTRA_PP3, UNDIVIDED), (_EXTRA, _EXTRA_PP2, UNDIVIDED), microbatches=(4, *_SEVERAL)
     ),
     "uneven pipeline, GPipe": _each_its_own(
         (_PP2, _PP3, UNDIVIDED), (UNDIVIDED, _PP2, UNDIVIDED), microbatches=(4, *_SEVERAL), schedule="gpipe"

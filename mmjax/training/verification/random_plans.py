@@ -1,5 +1,6 @@
 """Random plans: combinations of parallelism that nobody wrote down, valid for a model, its rows and its devices."""
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Sequence
@@ -36,12 +37,14 @@ def random_plans(graph: ModuleGraph, rows: int, devices: int, seed: int, count: 
 
 
 def random_plan(graph: ModuleGraph, rows: int, devices: int, generator: random.Random) -> Plan:
-    """One random plan: units, their devices and order, dp, tp, ep, stages, recomputation, microbatches and schedule."""
+    """One random plan: units, their devices and order, dp, tp, ep, stages, recomputation, microbatches, schedule."""
     for _ in range(PLAN_ATTEMPTS):
         microbatches = generator.choice([m for m in range(1, MOST_MICROBATCHES + 1) if rows % m == 0])
         chains = _random_chains(graph, generator)
         units = tuple(_random_unit(chain, graph, rows // microbatches, devices, generator) for chain in chains)
-        plan = Plan(units, microbatches, generator.choice(list(BUILT_IN_SCHEDULES)))
+        schedule = generator.choice(list(BUILT_IN_SCHEDULES))
+        units = tuple(_with_random_order(unit, microbatches, schedule, generator) for unit in units)
+        plan = Plan(units, microbatches, schedule)
         try:
             check_plan(plan, graph, rows, devices)
         except PlanError:
@@ -102,6 +105,15 @@ def _random_unit(
     return UnitPlan(name, chain, (generator.randrange(devices),), layers=(total,))
 
 
+def _with_random_order(unit: UnitPlan, microbatches: int, schedule: str, generator: random.Random) -> UnitPlan:
+    """The unit with random microbatches in flight, and for `interleaved` with random seconds of its stages."""
+    seconds = [tuple(generator.choices((0.5, 1.0, 4.0), k=unit.stage_count)) for _ in ("forward", "backward")]
+    extra = generator.randrange(microbatches)
+    if schedule != "interleaved":
+        return dataclasses.replace(unit, extra_in_flight=extra)
+    return dataclasses.replace(unit, extra_in_flight=extra, forward_seconds=seconds[0], backward_seconds=seconds[1])
+
+
 def _random_layers(total: int, stages: int, generator: random.Random) -> tuple[int, ...]:
     """Numbers of layers of the stages, at least 1 each."""
     cuts = sorted(generator.sample(range(1, total), stages - 1))
@@ -122,6 +134,10 @@ def _describe_unit(unit: UnitPlan) -> str:
         _joined(unit.recompute),
     ]
     words += [unit.collectives] if unit.tp > 1 else []
+    words += [f"{unit.extra_in_flight} extra in flight"] if unit.extra_in_flight else []
+    words += (
+        [f"seconds {_joined(unit.forward_seconds)} / {_joined(unit.backward_seconds)}"] if unit.forward_seconds else []
+    )
     return f"{' > '.join(unit.modules)}: {', '.join(words)}"
 
 

@@ -31,6 +31,7 @@ def test_eight_devices_allow_a_layout_of_every_kind():
     assert max(unit.chunks for unit in units(layouts, "backbone")) == 2
     assert {layout.transport for layout in layouts} == {"", "device_put", "ppermute"}
     assert {kind for unit in units(layouts, "backbone") for kind in unit.recompute} == {"none", "selective", "full"}
+    assert {unit.extra_in_flight for unit in units(layouts, "backbone")} == {0, 1}
     assert any(len(set(unit.layers)) > 1 for unit in units(layouts, "backbone"))
     chains = {unit.modules for layout in layouts for unit in layout.plan.units if len(unit.modules) > 1}
     assert chains == {("vision", "backbone"), ("vision", "backbone", "generator")}

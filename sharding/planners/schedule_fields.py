@@ -1,0 +1,70 @@
+"""What a planner writes into a plan for its schedule: microbatches for which memory is left, and seconds of stages."""
+
+import dataclasses
+
+import numpy as np
+
+from sharding.planners.layout_search import DisjointLayout, ModuleChoice
+from sharding.planners.placement import plan_of_layout
+from sharding.planners.problem import PlanningProblem
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
+
+MOST_EXTRA = 4
+"""Microbatches; with more, the shortest simulated steps of DistTrain's models stay the same."""
+
+
+def scheduled_plan(problem: PlanningProblem, layout: DisjointLayout) -> Plan:
+    """The plan of a layout, with in-flight limits as the memory allows and, for chunks, the seconds of its stages."""
+    plan, extra = plan_of_layout(problem, layout), extra_in_flight(problem, layout)
+    if any(unit.chunks > 1 for unit in plan.units):
+        plan = with_stage_seconds(problem, plan)
+    units = tuple(dataclasses.replace(unit, extra_in_flight=extra[unit.name]) for unit in plan.units)
+    return dataclasses.replace(plan, units=units)
+
+
+def extra_in_flight(problem: PlanningProblem, layout: DisjointLayout) -> dict[str, int]:
+    """By module, how many microbatches beyond the schedule's limits fit into the memory that the layout leaves.
+
+    The modules that feed the backbone hold a microbatch for as long as the backbone does, so they get as many as it
+    does, and all as many as the fullest of them holds. Generators return a microbatch before they take the next.
+    """
+    backbone, generators = problem.graph.backbone, int(problem.has_generators)
+    own = layout.choices[backbone.name]
+    table = problem.module_tables[backbone.name]
+    chunks = int(table.chunks[own.candidate])
+    downstream = float(table.downstream_stages_of_sources(np.array([own.candidate]), generators)[0])
+    sources = [module.name for module in problem.graph.modules if not module.inputs and not module.is_backbone]
+    spare = [_spare(problem, backbone.name, own, float(generators)) // chunks]
+    spare += [_spare(problem, name, layout.choices[name], downstream) for name in sources]
+    count = max(0, int(min(MOST_EXTRA, layout.microbatches - 1, *spare)))
+    return dict.fromkeys(problem.graph.names, 0) | dict.fromkeys(sources, count) | {backbone.name: count * chunks}
+
+
+def _spare(problem: PlanningProblem, name: str, choice: ModuleChoice, downstream_stages: float) -> float:
+    """How many more microbatches fit into the memory of a module's fullest stage, each in one of its chunks."""
+    return problem.module_tables[name].spare_in_flight(
+        choice.candidate, choice.rows, choice.dp, problem.cluster.memory, downstream_stages
+    )
+
+
+def with_stage_seconds(problem: PlanningProblem, plan: Plan) -> Plan:
+    """The plan with the seconds of every stage's forward and backward of a microbatch of mean rows, to three digits.
+
+    Args:
+        problem: The problem.
+        plan: A plan without microbatches in flight beyond the schedule's limits.
+    """
+    count = problem.rows // plan.microbatches
+    rows = {name: np.tile(problem.data.mean_load(name), (count, 1)) for name in problem.graph.names}
+    stages = problem.step_costs(dataclasses.replace(plan, microbatches=1), rows).stages
+
+    def of_unit(unit: UnitPlan, kind: str) -> tuple[float, ...]:
+        means = (np.mean(getattr(stages[unit.name, number], kind)) for number in range(unit.stage_count))
+        return tuple(float(f"{mean:.3g}") for mean in means)
+
+    units = tuple(
+        dataclasses.replace(unit, forward_seconds=of_unit(unit, "forward"), backward_seconds=of_unit(unit, "backward"))
+        for unit in plan.units
+    )
+    return dataclasses.replace(plan, units=units)

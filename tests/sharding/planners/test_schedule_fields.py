@@ -1,0 +1,73 @@
+"""What planned plans tell their schedule: microbatches that fit the memory that is left, and the seconds of stages."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharding.planners.layout_search import search_layouts
+from sharding.planners.placement import plan_of_layout
+from sharding.planners.schedule_fields import MOST_EXTRA, extra_in_flight, scheduled_plan
+from tests.sharding.planners.problems import build_problem, problem, recipes, uniform
+
+
+@given(st.floats(1e6, 3e7), st.sampled_from([1, 2]), st.integers(1, 4), st.integers(0, 3), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_spare_microbatches_fit_and_one_more_does_not(memory, chunks, dp, downstream, uneven):
+    of = problem(chunks=(chunks,), spread=0.4 if uneven else 0.0)
+    for table in of.module_tables.values():
+        for candidate in range(len(table.tp)):
+            one, step = np.array([candidate]), 2 if table.chunks[candidate] > 1 else 1
+            spare = table.spare_in_flight(candidate, 1, dp, memory, float(downstream))
+            static = table.static_bytes(one, np.array([1]), np.array([dp]))[0]
+            for count, fits in ((spare, True), (spare + 1, False)):
+                rows = table.in_flight[one][0] + downstream * step + count
+                if rows.min() < 0:
+                    continue  # not even one microbatch has room
+                held = static + table.saved.select(one).upper_bound(rows[None])[0]
+                assert (held <= memory * (1 + 1e-6)).all() == fits
+
+
+@given(recipes())
+@settings(max_examples=8, deadline=None)
+def test_more_in_flight_still_fits_where_rows_are_equal(recipe):
+    of = uniform(build_problem(recipe))
+    for layout in search_layouts(of, 3):
+        extra = extra_in_flight(of, layout)
+        assert all(0 <= count <= MOST_EXTRA * max(of.chunk_choices) for count in extra.values())
+        assert of.memory_fraction(of.simulate(scheduled_plan(of, layout))) <= 1 + 1e-9
+
+
+def test_memory_and_microbatches_limit_what_is_in_flight():
+    of = uniform(problem(rows=8, devices=4))
+    (layout,) = search_layouts(of)
+    plain, more = plan_of_layout(of, layout), scheduled_plan(of, layout)
+    extra = {unit.name: unit.extra_in_flight for unit in more.units}
+    count = min(MOST_EXTRA, layout.microbatches - 1)
+    assert count > 1 and extra == {"vision": count, "backbone": count, "generator": 0}
+    timelines = [of.simulate(plan) for plan in (plain, more)]
+    peaks = [max(timeline.lane_peak_memory(lane) for lane in timeline.lanes[:2]) for timeline in timelines]
+    assert peaks[0] < peaks[1]
+    tight = dataclasses.replace(of, cluster=dataclasses.replace(of.cluster, memory=peaks[0]))
+    assert not any(extra_in_flight(tight, layout).values())
+
+
+def test_plans_with_chunks_have_the_mean_seconds_of_their_stages():
+    of = uniform(problem(chunks=(1, 2), devices=6, rows=8))
+    with_chunks = 0
+    for layout in search_layouts(of, 20):
+        plan = scheduled_plan(of, layout)
+        if plan.schedule != "interleaved":
+            assert not any(unit.forward_seconds for unit in plan.units)
+            continue
+        with_chunks += 1
+        stages = of.step_costs(plan).stages
+        for unit, (key, kind) in itertools.product(
+            plan.units, (("forward_seconds", "forward"), ("backward_seconds", "backward"))
+        ):
+            means = [float(np.mean(getattr(stages[unit.name, number], kind))) for number in range(unit.stage_count)]
+            assert getattr(unit, key) == pytest.approx(means, rel=5e-3)
+    assert with_chunks
