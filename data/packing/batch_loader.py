@@ -10,6 +10,7 @@ from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.packing.global_batch import BatchTotals, GlobalBatch, build_global_batch
 from data.packing.packed_rows import pack_rows
+from data.packing.phase_rows import DealtPhases
 from data.packing.refusals import Refusal, call_or_refuse
 from data.packing.step_planner import StepPlan
 from data.samples.sample import Sample
@@ -29,6 +30,7 @@ class BatchLoader:
         loss_weights: Weights of the language loss and of the generator's loss.
         threads: Decoding threads; 0 decodes sequentially, the fastest for small images.
         rows: Rows that this host needs; None for all.
+        phases: Modules whose items are dealt over rows of their own.
     """
 
     sample_index: SampleIndex
@@ -37,6 +39,7 @@ class BatchLoader:
     loss_weights: tuple[float, float]
     threads: int = 0
     rows: Sequence[int] | None = None
+    phases: DealtPhases = DealtPhases()
 
     def __call__(self, plan: StepPlan) -> GlobalBatch:
         """The batch of a step."""
@@ -56,7 +59,12 @@ class BatchLoader:
         for row in set(range(len(plan.rows))) - needed_rows:
             packed.sample_ids[row, : len(plan.rows[row])] = plan.rows[row]
         batch = build_global_batch(packed, self.model, sample_format, *self.loss_weights, totals)
-        return dataclasses.replace(batch, state=plan.state_after.to_json(), refused=(*plan.refused, *refused))
+        return dataclasses.replace(
+            batch,
+            arrays=self.phases.deal(batch.arrays),
+            state=plan.state_after.to_json(),
+            refused=(*plan.refused, *refused),
+        )
 
     def _load(self, sample_ids: Sequence[int]) -> list[Sample | Refusal]:
         load = functools.partial(call_or_refuse, self.sample_index.load, self.sample_index)

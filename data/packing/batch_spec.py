@@ -5,6 +5,7 @@ They follow from the data configuration and the model alone, so that programs ca
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,6 +14,25 @@ from data.data_config import DataConfig
 from data.packing.global_batch import GlobalBatch, build_global_batch, capacity_for_model
 from data.packing.packed_rows import empty_rows
 from data.samples.sample_format import SampleFormat
+
+
+@runtime_checkable
+class HasShapeAndDtype(Protocol):
+    """An array, or something that only describes one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of every dimension."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the elements."""
+        ...
+
+
+BatchSpec = Mapping[str, Mapping[str, HasShapeAndDtype]]
+"""`{module: {name: [n, ...]}}`: shape and dtype of every array of a global batch of n rows."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from data.packing.capacity_check import require_fitting_sample
 from data.packing.fingerprint import step_fingerprint
 from data.packing.global_batch import GlobalBatch, capacity_for_model
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
+from data.packing.phase_rows import DealtPhases
 from data.packing.refusals import RefusalLog
 from data.packing.step_planner import OrderRows, PlannerState, StepPlan, StepPlanner
 from data.packing.workers import batches_ahead
@@ -58,6 +59,7 @@ def training_batches(
     dataset: Dataset,
     order_rows: OrderRows | None = None,
     rows: Sequence[int] | None = None,
+    phases: DealtPhases | None = None,
 ) -> BatchIterator:
     """Endless batches: every kind is shuffled anew each epoch, and kinds are mixed in proportion to `config.mixture`.
 
@@ -67,13 +69,15 @@ def training_batches(
         dataset: The samples.
         order_rows: Orders the rows of a step from the sizes of their samples; None to keep them as they are planned.
         rows: Rows that this host needs, numbered in that order; the others stay empty. None for all.
+        phases: Modules whose items are dealt over rows of their own, by `DealtPhases.deal`.
 
     Raises:
         DataError: The data set lacks a kind of the mixture, no sample of a kind fits into a row, or the model does not
             fit the pipeline or the vocabulary.
     """
     pipeline = training_pipeline(config, model, dataset, order_rows)
-    return _run_pipeline(dataclasses.replace(pipeline, loader=dataclasses.replace(pipeline.loader, rows=rows)), config)
+    loader = dataclasses.replace(pipeline.loader, rows=rows, phases=phases or DealtPhases())
+    return _run_pipeline(dataclasses.replace(pipeline, loader=loader), config)
 
 
 def training_pipeline(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from configs.clusters import CLUSTERS, cluster_of_device_kind
 from data.datasets.dataset import Dataset
 from data.packing.batch_iterator import BatchIterator
+from data.packing.phase_rows import DealtPhases
 from data.packing.pipeline import training_batches
 from data.packing.row_order import RowOrderRequest
 from data.samples.sample_format import SampleFormat
@@ -34,6 +35,7 @@ def open_batches(
     dataset: Dataset,
     order: RowOrderRequest | None = None,
     rows: Sequence[int] | None = None,
+    phases: DealtPhases | None = None,
 ) -> BatchIterator:
     """The run's batches, made by `TrainConfig.producers` if there are any, else in this process; they are the same.
 
@@ -42,6 +44,7 @@ def open_batches(
         dataset: Its training split.
         order: Order of a step's rows; None to keep them as they are packed.
         rows: Rows that this process needs, in that order; the others stay empty. None for all.
+        phases: Modules whose items are dealt over rows of their own here; those of producers' batches are not yet.
 
     Raises:
         DataError: As `training_batches` and `remote_batches`.
@@ -53,4 +56,4 @@ def open_batches(
         return remote_batches(data, model, dataset, config.producers, config.producer_timeout, order, rows)
     sample_format = SampleFormat.for_model(model, data.encoder_capacities)
     row_order = order.make_row_order(model, sample_format) if order else None
-    return training_batches(data, model, dataset, row_order, rows)
+    return training_batches(data, model, dataset, row_order, rows, phases)

@@ -12,7 +12,7 @@ from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
 if TYPE_CHECKING:  # it imports jax
-    from mmjax.training.engine.placement import BatchSpec
+    from data.packing.batch_spec import BatchSpec
 
 HostArrays = Mapping[str, Mapping[str, np.ndarray]]
 

@@ -131,7 +131,11 @@ class Trainer:
         local_rows = self.engine.local_rows(config.data.rows)
         row_order = row_order_request(config, plan, jax.devices()[0].device_kind)
         self.batches = open_batches(
-            config, dataset, row_order, local_rows if len(local_rows) < config.data.rows else None
+            config,
+            dataset,
+            row_order,
+            local_rows if len(local_rows) < config.data.rows else None,
+            self.engine.dealt_phases,
         )
         if workdir is not None:
             # Each process refuses samples of its own rows, so each has lists of its own.

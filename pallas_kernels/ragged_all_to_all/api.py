@@ -7,6 +7,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Int
 
 from pallas_kernels.ragged_all_to_all.implementations import (
@@ -49,10 +50,7 @@ def ragged_all_to_all(
     Raises:
         ValueError: There is no such axis or implementation, or `send_sizes` has not one entry for each rank.
     """
-    chosen = implementation or ("gather" if jax.default_backend() == "cpu" else "padded")
-    if chosen not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation is {chosen!r}; choose one of {', '.join(IMPLEMENTATIONS)}")
-    ranks = rank_count((axis,))
+    chosen, ranks = _choose_implementation(implementation), rank_count((axis,))
     if send_sizes.shape != (ranks,) or not jnp.issubdtype(send_sizes.dtype, jnp.integer):
         actual = f"{send_sizes.dtype}{list(send_sizes.shape)}"
         raise ValueError(f"send_sizes is {actual}; the axis {axis!r} needs one whole number for each of {ranks} ranks")
@@ -61,9 +59,35 @@ def ragged_all_to_all(
     return _exchange(x, send_sizes, rows, axis, chosen)
 
 
+def exchange_rows(
+    x: jax.Array, sizes: Int[Array, "d d"], *, rows: int, axis: str, implementation: str | None = None
+) -> jax.Array:
+    """`ragged_all_to_all` without a gradient, where every rank knows what each rank sends to each other.
+
+    Args:
+        x: This rank's rows `[n, ...]`, in the order of the ranks that they go to.
+        sizes: How many rows go from each rank to each rank, the same in all ranks.
+        rows: Rows of the result.
+        axis: The mesh axis.
+        implementation: As there.
+    """
+    chosen, ranks = _choose_implementation(implementation), rank_count((axis,))
+    if sizes.shape != (ranks, ranks):
+        raise ValueError(f"sizes is {list(sizes.shape)}; the axis {axis!r} needs [{ranks}, {ranks}]")
+    return IMPLEMENTATIONS[chosen](x, exchange_sizes(sizes, axis), rows, axis)
+
+
+def _choose_implementation(name: str | None) -> str:
+    chosen = name or ("gather" if jax.default_backend() == "cpu" else "padded")
+    if chosen not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation is {chosen!r}; choose one of {', '.join(IMPLEMENTATIONS)}")
+    return chosen
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _exchange(x: jax.Array, send_sizes: jax.Array, rows: int, axis: str, implementation: str) -> jax.Array:
-    return IMPLEMENTATIONS[implementation](x, exchange_sizes(send_sizes, axis), rows, axis)
+    sizes = exchange_sizes(lax.all_gather(send_sizes, axis), axis)
+    return IMPLEMENTATIONS[implementation](x, sizes, rows, axis)
 
 
 def _forward(x: jax.Array, send_sizes: jax.Array, rows: int, axis: str, implementation: str) -> tuple:
@@ -74,7 +98,7 @@ def _forward(x: jax.Array, send_sizes: jax.Array, rows: int, axis: str, implemen
 def _backward(rows: int, axis: str, implementation: str, residuals: tuple, cotangent: jax.Array) -> tuple:
     """What came from a rank goes back to it, in the order in which it was sent."""
     shape_of_x, send_sizes = residuals
-    receive_sizes = exchange_sizes(send_sizes, axis).receive_sizes
+    receive_sizes = exchange_sizes(lax.all_gather(send_sizes, axis), axis).receive_sizes
     gradient = _exchange(cotangent, receive_sizes, shape_of_x.shape[0], axis, implementation)
     return gradient, np.zeros(send_sizes.shape, jax.dtypes.float0)
 

@@ -30,12 +30,11 @@ class ExchangeSizes(NamedTuple):
     source_offsets: Int[Array, " d"]
 
 
-def exchange_sizes(send_sizes: Int[Array, " d"], axis: str) -> ExchangeSizes:
-    """This rank's view, from what each rank sends.
+def exchange_sizes(sizes: Int[Array, "d d"], axis: str) -> ExchangeSizes:
+    """This rank's view of what each rank sends to each other.
 
     The rows for rank 0 come first in every input, and the rows from rank 0 come first in every output.
     """
-    sizes = lax.all_gather(send_sizes, axis)  # [d sources, d targets]
     rank = lax.axis_index(axis)
     input_offsets = _exclusive_cumsum(sizes, axis=1)  # [d, d]
     output_offsets = _exclusive_cumsum(sizes, axis=0)  # [d, d]

@@ -83,6 +83,18 @@ class LayerCosts(NamedTuple):
     recomputed_bytes: Times
 
 
+def dealt_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray, "m i 3"]:
+    """`replica_loads` where the items of a microbatch are dealt over the replicas (`UnitPlan.rows`).
+
+    Replicas get whole items, equally many but for one, and tokens and squared lengths in proportion.
+    """
+    totals = replica_loads(rows, microbatches, 1)  # [m, 1, 3]
+    items = totals[:, :, LoadColumn.ITEMS]
+    dealt = np.floor((items + np.arange(dp)[::-1]) / dp)  # [m, i]
+    share = np.where(items > 0, dealt / np.maximum(items, 1), 1 / dp)
+    return totals * share[:, :, None]
+
+
 class BatchCosts:
     """Costs of layers for the rows of a global batch.
 
@@ -97,14 +109,22 @@ class BatchCosts:
 
     def __init__(self, graph: ModuleGraph, costs: CostModel, rows: LoadsByModule) -> None:
         self.graph, self.costs, self.rows = graph, costs, rows
-        self._distinct: dict[tuple[str, int], tuple[Float[np.ndarray, "d 3"], Int[np.ndarray, " n"]]] = {}
+        self._distinct: dict[tuple, tuple[Float[np.ndarray, "d 3"], Int[np.ndarray, " n"]]] = {}
         self._layers: dict[tuple, LayerCosts] = {}
 
-    def loads(self, module: str, microbatches: int, dp: int) -> ReplicaLoads:
-        """The loads of a module's replicas; raises PlanError if they cannot divide the rows."""
-        key = (module, microbatches * dp)
+    def loads(self, module: str, microbatches: int, dp: int, dealt: bool = False) -> ReplicaLoads:
+        """The loads of a module's replicas; raises PlanError if they cannot divide the rows.
+
+        Args:
+            module: The module.
+            microbatches: Number of microbatches.
+            dp: Number of replicas.
+            dealt: Whether items are dealt over the replicas (`UnitPlan.rows`).
+        """
+        key = (module, microbatches, dp) if dealt else (module, microbatches * dp)
         if key not in self._distinct or len(self.rows[module]) % microbatches:
-            flat = replica_loads(self.rows[module], microbatches, dp).reshape(-1, 3)
+            divide = dealt_loads if dealt else replica_loads
+            flat = divide(self.rows[module], microbatches, dp).reshape(-1, 3)
             self._distinct[key] = distinct_loads(flat)
         distinct, index = self._distinct[key]
         return ReplicaLoads(distinct, index.reshape(microbatches, dp))
@@ -118,12 +138,14 @@ class BatchCosts:
         ranks: LayerParallelism,
         recompute: RecomputePolicy,
         microbatches: int,
+        dealt: bool = False,
     ) -> LayerCosts:
-        """Costs of one of `stack` equal layers of a module on `ranks.dp` replicas."""
-        key = (module, name, stack, gradients, ranks, recompute, microbatches * ranks.dp)
+        """Costs of one of `stack` equal layers of a module on `ranks.dp` replicas, as `loads` divides its loads."""
+        parts = (microbatches, ranks.dp) if dealt else microbatches * ranks.dp
+        key = (module, name, stack, gradients, ranks, recompute, parts)
         if key not in self._layers:
             layer, costs = self.graph[module].layer_named(name), self.costs
-            loads = self.loads(module, microbatches, ranks.dp).distinct
+            loads = self.loads(module, microbatches, ranks.dp, dealt).distinct
             saved = recomputed = np.zeros(len(loads))
             if gradients:
                 saved = saved_activation_bytes(layer, loads, ranks, recompute, costs)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.costs.batch_costs import BatchCosts
+from sharding.costs.batch_costs import BatchCosts, LayerCosts, ReplicaLoads
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds
 from sharding.costs.memory import train_state_bytes
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork
@@ -134,6 +134,25 @@ class _PlanCosts:
         runs = self._runs[stage[0]][stage[1]]
         return tuple(_LayersOfStage(run.module, *of) for run in runs for of in self._required.of_layers(*run))
 
+    def _has_own_rows(self, module: str) -> bool:
+        return bool(self._plan.unit_of(module).rows)
+
+    def _replica_loads(self, module: str, dp: int, exchanged: bool = False) -> ReplicaLoads:
+        """A module's loads on `dp` replicas, over which its items are dealt if it, or the hop in question, asks so."""
+        return self._batch.loads(module, self._plan.microbatches, dp, exchanged or self._has_own_rows(module))
+
+    def _layer_costs(
+        self,
+        module: str,
+        layer: LayerSpec,
+        count: int,
+        gradients: tuple[Gradient, ...],
+        ranks: LayerParallelism,
+        recompute: RecomputePolicy,
+    ) -> LayerCosts:
+        dealt = self._has_own_rows(module)
+        return self._batch.layer(module, layer.name, count, gradients, ranks, recompute, self._plan.microbatches, dealt)
+
     def _layer_sums(
         self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism, recompute: RecomputePolicy
     ) -> tuple[dict[str, Float[np.ndarray, "m i"]], float]:
@@ -150,8 +169,8 @@ class _PlanCosts:
         sums = {field: np.zeros((microbatches, ranks.dp)) for field in PER_MICROBATCH}
         workspace = 0.0
         for module, layer, count, gradients in layers:
-            of = self._batch.layer(module, layer.name, count, gradients, ranks, recompute, microbatches)
-            index = self._batch.loads(module, microbatches, ranks.dp).index
+            of = self._layer_costs(module, layer, count, gradients, ranks, recompute)
+            index = self._replica_loads(module, ranks.dp).index
             forward, backward = (_on_replicas(seconds, layer, index, ranks) for seconds in (of.forward, of.backward))
             per_layer = {
                 "forward": forward.total,
@@ -189,20 +208,20 @@ class _PlanCosts:
         self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism, recompute: RecomputePolicy
     ) -> tuple[Float[np.ndarray, " i"], float, float]:
         """Seconds of all microbatches on each replica, and of the shortest forward and backward."""
-        microbatches, work, forward, backward = self._plan.microbatches, np.zeros(ranks.dp), 0.0, 0.0
+        work, forward, backward = np.zeros(ranks.dp), 0.0, 0.0
         by_module: dict[str, Float[np.ndarray, " d"]] = {}
         for module, layer, count, gradients in layers:
-            of = self._batch.layer(module, layer.name, count, gradients, ranks, recompute, microbatches)
+            of = self._layer_costs(module, layer, count, gradients, ranks, recompute)
             forward += count * float(np.min(of.forward.total))
             backward += count * float(np.min(of.backward.total))
             if layer.expert_parameters:
-                index = self._batch.loads(module, microbatches, ranks.dp).index
+                index = self._replica_loads(module, ranks.dp).index
                 for seconds in (of.forward, of.backward):
                     work += count * _on_replicas(seconds, layer, index, ranks).total.sum(axis=0)
             else:
                 by_module[module] = by_module.get(module, 0.0) + count * (of.forward.total + of.backward.total)
         for module, seconds in by_module.items():
-            work += seconds[self._batch.loads(module, microbatches, ranks.dp).index].sum(axis=0)
+            work += seconds[self._replica_loads(module, ranks.dp).index].sum(axis=0)
         return work, forward, backward
 
     def _parameters(self, unit: UnitPlan, layers: tuple[_LayersOfStage, ...]) -> Float[np.ndarray, "2 2"]:
@@ -229,7 +248,8 @@ class _PlanCosts:
         sent, received = (self._hop_bytes(source, target, unit.dp) for unit in ends)
         within_module = self._is_within_module(target)
         shards = [unit.cp * (_parallelism(unit).sequence_shards if within_module else 1) for unit in ends]
-        slowest = (sent / shards[0])[:, source_replicas(sent.shape[1], received.shape[1])].max(axis=2)
+        exchanged = self._stages.is_exchange(source, target)
+        slowest = (sent / shards[0])[:, source_replicas(sent.shape[1], received.shape[1], exchanged)].max(axis=2)
         return self._hop_seconds(source, target, np.maximum(slowest, received / shards[1]))
 
     def least_hop(self, source: StageId, target: StageId, back: bool = False) -> float:
@@ -237,8 +257,9 @@ class _PlanCosts:
         unit = self._units[(source if back else target)[0]]
         shards = unit.cp * (_parallelism(unit).sequence_shards if self._is_within_module(target) else 1)
         output, extra = self._hop_elements(source, target)
+        exchanged = self._stages.is_exchange(source, target)
         elements = sum(
-            float(quantity.at(self._batch.loads(module, self._plan.microbatches, unit.dp).distinct).min())
+            float(quantity.at(self._replica_loads(module, unit.dp, exchanged).distinct).min())
             for module, quantity in (output, extra)
         )
         return float(self._hop_seconds(source, target, np.asarray(self._costs.element_bytes * elements / shards)))
@@ -260,7 +281,8 @@ class _PlanCosts:
     def _hop_bytes(self, source: StageId, target: StageId, dp: int) -> Float[np.ndarray, "m i"]:
         """Bytes of the activation between two stages at each of `dp` replicas."""
         output, extra = self._hop_elements(source, target)
-        return self._costs.element_bytes * (self._at(*output, dp) + self._at(*extra, dp))
+        exchanged = self._stages.is_exchange(source, target)
+        return self._costs.element_bytes * (self._at(*output, dp, exchanged) + self._at(*extra, dp, exchanged))
 
     def _hop_elements(self, source: StageId, target: StageId) -> tuple[tuple[str, PerLoad], tuple[str, PerLoad]]:
         """What a hop sends, by the loads of the module before it and of the module after it."""
@@ -270,9 +292,9 @@ class _PlanCosts:
         extra_input = ZERO if first else self._graph[target_module].extra_input
         return (module, last_layer.output_elements), (target_module, extra_input)
 
-    def _at(self, module: str, quantity: PerLoad, dp: int) -> Float[np.ndarray, "m i"]:
+    def _at(self, module: str, quantity: PerLoad, dp: int, exchanged: bool) -> Float[np.ndarray, "m i"]:
         """A quantity at each of `dp` replicas of a module."""
-        loads = self._batch.loads(module, self._plan.microbatches, dp)
+        loads = self._replica_loads(module, dp, exchanged)
         return quantity.at(loads.distinct)[loads.index]
 
     def _node_of(self, unit: str, stage: int) -> int | None:

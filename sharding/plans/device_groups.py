@@ -89,12 +89,15 @@ def replica_devices(plan: Plan, stages: Iterable[StageId]) -> dict[StageId, Int[
 
 
 @functools.cache
-def source_replicas(sources: int, targets: int) -> Int[np.ndarray, "_ _"]:
+def source_replicas(sources: int, targets: int, exchanged: bool = False) -> Int[np.ndarray, "_ _"]:
     """For every replica of a target stage, the replicas of the source stage whose rows it takes.
 
     Each of n replicas holds an n-th of a microbatch's rows, in order; target j takes rows of every source whose share
     overlaps [j / targets, (j + 1) / targets). A target with fewer sources than another repeats its last.
+    Where rows are exchanged (`StageGraph.exchanges`), any source may hold items of any target.
     """
+    if exchanged:
+        return np.tile(np.arange(sources), (targets, 1))
     target = np.arange(targets)
     first = target * sources // targets
     last = -(-(target + 1) * sources // targets) - 1
@@ -102,8 +105,10 @@ def source_replicas(sources: int, targets: int) -> Int[np.ndarray, "_ _"]:
     return np.minimum(first[:, None] + np.arange(width), last[:, None])
 
 
-def latest_of_sources(ends: Float[np.ndarray, " i"], targets: int) -> Float[np.ndarray, " j"]:
+def latest_of_sources(ends: Float[np.ndarray, " i"], targets: int, exchanged: bool = False) -> Float[np.ndarray, " j"]:
     """For every replica of a target stage, when the last of its source replicas is ready."""
+    if exchanged:
+        return np.full(targets, ends.max())
     if len(ends) == targets:
         return ends
     return ends[source_replicas(len(ends), targets)].max(axis=1)

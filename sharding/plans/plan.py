@@ -68,7 +68,8 @@ class Plan:
 
     def table(self) -> list[dict[str, str]]:
         """One row per unit, for people; options at their default in all units are left out."""
-        defaults = {"cp": 1, "ep": 1, "chunks": 1, "collectives": "reduce", "extra_in_flight": 0}
+        defaults = {"cp": 1, "ep": 1, "chunks": 1, "collectives": "reduce"}
+        defaults |= {"extra_in_flight": 0, "rows": 0, "capacity": 0}
         shown = [key for key, value in defaults.items() if any(getattr(unit, key) != value for unit in self.units)]
         return [
             {
@@ -190,9 +191,9 @@ def _check_trainable(unit: UnitPlan) -> None:
 
 
 def _check_rows(plan: Plan, unit: UnitPlan, rows: int) -> None:
-    share = plan.microbatches * unit.dp
+    share = plan.microbatches * (1 if unit.rows else unit.dp)
     if rows % share:
         raise PlanError(
             f"unit {unit.name}: {rows} rows of the global batch are not divisible by {plan.microbatches} microbatches "
-            f"x dp {unit.dp} = {share}; use a multiple of {share} rows, or another dp"
+            f"x dp {share // plan.microbatches} = {share}; use a multiple of {share} rows, or another dp"
         )

@@ -28,11 +28,13 @@ class StageGraph:
         devices: Devices of every stage; stages in topological order.
         edges: Pairs (feeding stage, fed stage).
         pp: Number of pipeline ranks of the units with chunks; in other units each stage is a rank of its own.
+        exchanges: The edges between stages whose rows hold different items (`UnitPlan.rows`).
     """
 
     devices: Mapping[StageId, frozenset[int]]
     edges: tuple[StageEdge, ...]
     pp: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    exchanges: frozenset[StageEdge] = frozenset()
 
     def __post_init__(self) -> None:
         order = {stage: position for position, stage in enumerate(self.devices)}
@@ -54,6 +56,10 @@ class StageGraph:
     def stages(self) -> tuple[StageId, ...]:
         """All stages, each after those that feed it."""
         return tuple(self.devices)
+
+    def is_exchange(self, one: StageId, other: StageId) -> bool:
+        """Whether the edge between two stages, in either direction, is an exchange."""
+        return (one, other) in self.exchanges or (other, one) in self.exchanges
 
     @functools.cached_property
     def all_devices(self) -> frozenset[int]:
@@ -149,7 +155,9 @@ def stage_graph(plan: Plan, graph: ModuleGraph) -> StageGraph:
     edges = list(dict.fromkeys([*edges, *(edge for edge in module_edges if edge[0] != edge[1])]))
     order = _topological_order(tuple(devices), edges)
     pp = {unit.name: unit.pp for unit in plan.units if unit.chunks > 1}
-    return StageGraph({stage: devices[stage] for stage in order}, tuple(edges), pp)
+    own_rows = {unit.name for unit in plan.units if unit.rows}
+    exchanges = (edge for edge in edges if edge[0][0] != edge[1][0] and own_rows.intersection((edge[0][0], edge[1][0])))
+    return StageGraph({stage: devices[stage] for stage in order}, tuple(edges), pp, frozenset(exchanges))
 
 
 def _topological_order(stages: tuple[StageId, ...], edges: list[StageEdge]) -> list[StageId]:

@@ -78,6 +78,10 @@ class UnitPlan:
         forward_seconds: What a microbatch's forward takes on each virtual stage, by which `interleaved` orders ops;
             only the proportions between stages matter. Empty: as long as any other op.
         backward_seconds: The same for the backward.
+        rows: Rows of a microbatch in this unit, over which its items are dealt anew: of an encoder or generator in a
+            unit of its own. 0 for the rows of the global batch, and samples stay in theirs.
+        capacity: What such a row holds: patches, frames or target images. 0 for what suffices for every batch: rows of
+            the global batch fit as wholes.
     """
 
     name: str
@@ -95,6 +99,8 @@ class UnitPlan:
     extra_in_flight: int = 0
     forward_seconds: tuple[float, ...] = ()
     backward_seconds: tuple[float, ...] = ()
+    rows: int = 0
+    capacity: int = 0
 
     def __post_init__(self) -> None:
         if not self.name or not self.modules or not self.layers:
@@ -102,6 +108,7 @@ class UnitPlan:
         for key in ("dp", "tp", "chunks", "cp", "ep"):
             if getattr(self, key) < 1:
                 raise PlanError(f"unit {self.name}: {key} is {getattr(self, key)}; it must be at least 1")
+        self._check_phase_rows()
         if self.stage_count % self.chunks:
             raise PlanError(
                 f"unit {self.name}: {self.chunks} chunks a stage need a multiple of {self.chunks} entries in layers, "
@@ -145,6 +152,18 @@ class UnitPlan:
                 raise PlanError(f"unit {self.name}: {key} {list(seconds)} must be finite and not negative")
         if bool(self.forward_seconds) != bool(self.backward_seconds):
             raise PlanError(f"unit {self.name}: give both forward_seconds and backward_seconds, or neither")
+
+    def _check_phase_rows(self) -> None:
+        for key in ("rows", "capacity"):
+            if getattr(self, key) < 0:
+                raise PlanError(f"unit {self.name}: {key} is {getattr(self, key)}; it must not be negative")
+        if self.capacity and not self.rows:
+            raise PlanError(f"unit {self.name}: capacity {self.capacity} is that of rows of its own; set rows too")
+        if self.rows % self.dp:
+            raise PlanError(
+                f"unit {self.name}: dp {self.dp} does not divide its {self.rows} rows of a microbatch; use a multiple "
+                f"of {self.dp} rows"
+            )
 
     def _check_device_list(self) -> None:
         sequence = f" x cp {self.cp}" if self.cp > 1 else ""
@@ -235,6 +254,11 @@ def check_unit(unit: UnitPlan, graph: ModuleGraph, devices: int) -> None:
     _check_chain(unit, graph)
     stage_layers(unit, graph)
     _check_ranks(unit, graph)
+    if unit.rows and (len(unit.modules) > 1 or graph[unit.modules[0]].is_backbone):
+        raise PlanError(
+            f"unit {unit.name} holds {', '.join(unit.modules)} and has rows of its own; only a unit of one encoder or "
+            "one generator can"
+        )
 
 
 def _check_devices(unit: UnitPlan, devices: int) -> None:

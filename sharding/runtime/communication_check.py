@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 from configs.errors import UserError
 from sharding.plans.stage_graph import StageId
+from sharding.runtime.exchange.hop import ExchangeHop
 from sharding.runtime.executor import Executor
-from sharding.runtime.hops import Hop, zeros_at_source
+from sharding.runtime.hops import Hop
 
 
 class CommunicationError(UserError):
@@ -46,9 +47,11 @@ def check_communication(executor: Executor) -> None:
     _try("the reduction over all devices", reduction.reduce, no_statistics, reduction.initial_flag())
 
 
-def _try_both_ways(what: str, source: StageId, target: StageId, hop: Hop, hop_back: Hop) -> None:
-    _try(f"{what} from {_describe(source)} to {_describe(target)}", lambda: hop(zeros_at_source(hop)))
-    _try(f"{what} back from {_describe(target)} to {_describe(source)}", lambda: hop_back(zeros_at_source(hop_back)))
+def _try_both_ways(
+    what: str, source: StageId, target: StageId, hop: Hop | ExchangeHop, hop_back: Hop | ExchangeHop
+) -> None:
+    _try(f"{what} from {_describe(source)} to {_describe(target)}", hop.send_zeros)
+    _try(f"{what} back from {_describe(target)} to {_describe(source)}", hop_back.send_zeros)
 
 
 def _describe(stage_id: StageId) -> str:

@@ -5,6 +5,7 @@ the last op that needs them has been dispatched.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,10 +17,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.plans.stage_graph import StageId
+from sharding.runtime.exchange.hop import ExchangeHop
 from sharding.runtime.global_reduction import GlobalReduction, StepSummary
 from sharding.runtime.hops import PermuteHop
-from sharding.runtime.pipeline import Channel, ExecutableStage, TiedParameter, TrainState
-from sharding.runtime.stage_programs import Arrays, BackwardResult, ForwardResult, Microbatches
+from sharding.runtime.pipeline import Channel, ExecutableStage, PlacedBatch, TiedParameter, TrainState
+from sharding.runtime.stage_programs import Arrays, BackwardResult, ForwardResult
 from sharding.schedules.op_log import OpLog
 from sharding.schedules.ops import PipelineOp, Schedule
 from sharding.trees import Tree, get_leaf, set_leaf
@@ -54,7 +56,7 @@ class _StepBuffers:
     """All arrays that are alive during one pass over the schedule."""
 
     state: TrainState
-    batch: Mapping[StageId, Microbatches]
+    batch: PlacedBatch
     compute_weights: dict[StageId, Tree]
     losses: dict[StageId, Arrays] = dataclasses.field(default_factory=dict)
     gradients: dict[StageId, Tree] = dataclasses.field(default_factory=dict)
@@ -111,13 +113,13 @@ class Executor:
         }
 
     def step(
-        self, state: TrainState, batch: Mapping[StageId, Microbatches], callback: OpCallback | None = None
+        self, state: TrainState, batch: PlacedBatch, callback: OpCallback | None = None
     ) -> tuple[TrainState, StepSummary]:
         """One training step. The buffers of the state are donated; the summary is not read here.
 
         Args:
             state: Master weights and optimizer state.
-            batch: Every local stage's part of the global batch.
+            batch: The global batch.
             callback: Called after every op, to time it.
         """
         buffers = _StepBuffers(state=state, batch=batch, compute_weights={})
@@ -125,9 +127,7 @@ class Executor:
         assert buffers.summary is not None
         return buffers.state, buffers.summary
 
-    def gradients(
-        self, state: TrainState, batch: Mapping[StageId, Microbatches]
-    ) -> tuple[dict[StageId, Tree], StepSummary]:
+    def gradients(self, state: TrainState, batch: PlacedBatch) -> tuple[dict[StageId, Tree], StepSummary]:
         """Reduced gradients by stage, key and layer, and the losses, without an update; the state stays as it is."""
         buffers = _StepBuffers(state=state, batch=batch, compute_weights={})
         buffers = self._run_training_ops(buffers, frozenset(self._run_op) - {"update"})
@@ -140,14 +140,16 @@ class Executor:
         The buffers of the state are donated.
         """
         losses = {stage_id: stage.programs.zero_losses() for stage_id, stage in self.stages.items() if stage.is_local}
-        given = _StepBuffers(state=state, batch={}, compute_weights={}, losses=losses, gradients=dict(gradients))
+        given = _StepBuffers(
+            state=state, batch=PlacedBatch({}), compute_weights={}, losses=losses, gradients=dict(gradients)
+        )
         buffers = self._run_training_ops(given, frozenset({"norm", "update"}))
         assert buffers.summary is not None
         return buffers.state, buffers.summary
 
     def compute_weights(self, state: TrainState) -> dict[StageId, Tree]:
         """The compute weights of all stages, for several evaluations of one state."""
-        buffers = _StepBuffers(state=state, batch={}, compute_weights={})
+        buffers = _StepBuffers(state=state, batch=PlacedBatch({}), compute_weights={})
         return self._run_training_ops(buffers, frozenset({"gather", "share"})).compute_weights
 
     def _run_training_ops(
@@ -166,7 +168,7 @@ class Executor:
         return buffers
 
     def evaluate(
-        self, compute_weights: dict[StageId, Tree], batch: Mapping[StageId, Microbatches]
+        self, compute_weights: dict[StageId, Tree], batch: PlacedBatch
     ) -> dict[StageId, list[StageEvaluation]]:
         """Losses and auxiliary metrics of every stage and microbatch; forward only."""
         state = TrainState({}, {}, self.global_reduction.initial_flag())
@@ -216,7 +218,7 @@ class Executor:
         result = programs.forward(
             buffers.compute_weights[stage_id],
             inputs,
-            buffers.batch[stage_id],
+            buffers.batch.stages[stage_id],
             self._index(stage_id, microbatch),
             losses,
         )
@@ -234,15 +236,19 @@ class Executor:
         programs = self.stages[stage_id].programs
         inputs = {name: buffers.inputs.pop((name, microbatch)) for name in programs.definition.input_channels}
         output = programs.evaluate(
-            buffers.compute_weights[stage_id], inputs, buffers.batch[stage_id], self._index(stage_id, microbatch)
+            buffers.compute_weights[stage_id], inputs, buffers.batch.stages[stage_id], self._index(stage_id, microbatch)
         )
         buffers.outputs |= {(name, microbatch): array for name, array in output.outputs.items()}
         return StageEvaluation(output.losses, output.auxiliary_metrics)
 
     def _hop(self, buffers: _StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         channels = self._channels_by_stage_pair[op.stage_id, op.target_id]
-        hops = {(channel.name, op.microbatch): channel.activation_hop for channel in channels}
-        sent = {key: hop(buffers.outputs.pop(key, None)) for key, hop in hops.items()}
+        sent = {}
+        for channel in channels:
+            key, hop = (channel.name, op.microbatch), channel.activation_hop
+            if exchanges := buffers.batch.exchanges.get(channel.name):
+                hop = functools.partial(hop, tables=exchanges[op.microbatch].activation_tables)
+            sent[key] = hop(buffers.outputs.pop(key, None))
         buffers.inputs |= sent
         return list(sent.values())
 
@@ -262,7 +268,7 @@ class Executor:
         result = programs.backward(
             buffers.compute_weights[stage_id],
             inputs,
-            buffers.batch[stage_id],
+            buffers.batch.stages[stage_id],
             self._index(stage_id, microbatch),
             buffers.residuals.pop((stage_id, microbatch)),
             output_gradients,
@@ -275,8 +281,12 @@ class Executor:
     def _hop_back(self, buffers: _StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
         """The op goes from the stage that computed the gradient to the one that waits for it."""
         channels = self._channels_by_stage_pair[op.target_id, op.stage_id]
-        hops = {(channel.name, op.microbatch): channel.gradient_hop for channel in channels}
-        sent = {key: hop(buffers.input_gradients.pop(key, None)) for key, hop in hops.items()}
+        sent = {}
+        for channel in channels:
+            key, hop = (channel.name, op.microbatch), channel.gradient_hop
+            if exchanges := buffers.batch.exchanges.get(channel.name):
+                hop = functools.partial(hop, tables=exchanges[op.microbatch].gradient_tables)
+            sent[key] = hop(buffers.input_gradients.pop(key, None))
         buffers.output_gradients |= sent
         return list(sent.values())
 
@@ -352,7 +362,7 @@ class Executor:
             hop = self._channels_by_stage_pair[op.stage_id, op.target_id][-1].activation_hop
         else:
             hop = self._channels_by_stage_pair[op.target_id, op.stage_id][-1].gradient_hop
-        return hop.arrived if isinstance(hop, PermuteHop) else None
+        return hop.arrived if isinstance(hop, PermuteHop | ExchangeHop) else None
 
     def _index(self, stage_id: StageId, microbatch: int) -> jax.Array:
         """The number of a microbatch on a stage's submesh, made once."""

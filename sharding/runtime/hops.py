@@ -33,6 +33,10 @@ class IdentityHop:
             return None
         return self.endpoints.assemble(self.endpoints.source_shards(array))
 
+    def send_zeros(self) -> jax.Array | None:
+        """Sends zeros, to try the hop."""
+        return self(self.endpoints.zeros())
+
 
 class DevicePutHop:
     """`jax.device_put`, the quickest where one process owns all devices; shards that stay may share their buffers."""
@@ -50,6 +54,10 @@ class DevicePutHop:
         """The array on the target."""
         self.endpoints.source_shards(array)  # checks it
         return jax.device_put(array, self.endpoints.target)
+
+    def send_zeros(self) -> jax.Array | None:
+        """Sends zeros, to try the hop."""
+        return self(self.endpoints.zeros())
 
 
 class PermuteHop:
@@ -110,6 +118,10 @@ class PermuteHop:
             received = {device: jnp.reshape(shard, ()) for device, shard in received.items()}
         return endpoints.assemble(received)
 
+    def send_zeros(self) -> jax.Array | None:
+        """Sends zeros, to try the hop."""
+        return self(self.endpoints.zeros())
+
 
 Hop = IdentityHop | DevicePutHop | PermuteHop
 
@@ -146,11 +158,6 @@ def make_hop(
         one_process = all(device.process_index == jax.process_index() for device in devices)
         transport = "device_put" if one_process else "ppermute"
     return (DevicePutHop if transport == "device_put" else PermuteHop)(source, target, shape, array_dtype)
-
-
-def zeros_at_source(hop: Hop) -> jax.Array | None:
-    """Zeros on the source of a hop, to try it with; None where this process owns no device of the source."""
-    return hop.endpoints.zeros()
 
 
 class _Endpoints:

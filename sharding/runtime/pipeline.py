@@ -1,14 +1,15 @@
 """A pipeline on devices: its stages, what passes between them, and the state that training changes."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
 from sharding.plans.stage_graph import StageId
+from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.hops import Hop
-from sharding.runtime.stage_programs import StagePrograms
+from sharding.runtime.stage_programs import Microbatches, StagePrograms
 from sharding.trees import Tree
 
 
@@ -40,13 +41,41 @@ class ExecutableStage:
 
 @dataclasses.dataclass(frozen=True)
 class Channel:
-    """Activations from one stage to another, and the hops that carry them forward and their gradients back."""
+    """Activations from one stage to another, and the hops that carry them forward and their gradients back.
+
+    Exchange hops where the rows of the two stages hold different items.
+    """
 
     name: str
     source: StageId
     target: StageId
-    activation_hop: Hop
-    gradient_hop: Hop
+    activation_hop: Hop | ExchangeHop
+    gradient_hop: Hop | ExchangeHop
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeMicrobatch:
+    """What an exchange hop needs to know of a microbatch: the tables of both directions."""
+
+    activation_tables: PlacedTables | None
+    gradient_tables: PlacedTables | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedBatch:
+    """A global batch on the devices of this process.
+
+    Attributes:
+        stages: By stage, the arrays that it reads.
+        exchanges: By channel with an exchange hop, what each microbatch exchanges.
+    """
+
+    stages: Mapping[StageId, Microbatches]
+    exchanges: Mapping[str, Sequence[ExchangeMicrobatch]] = dataclasses.field(default_factory=dict)
+
+
+jax.tree_util.register_dataclass(ExchangeMicrobatch, ["activation_tables", "gradient_tables"], [])
+jax.tree_util.register_dataclass(PlacedBatch, ["stages", "exchanges"], [])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sharding.plans.device_groups import DeviceGroups, source_replicas
-from sharding.plans.stage_graph import StageId
+from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.schedules.ops import TRANSFERS, OpKind, PipelineOp
 from sharding.simulation.spans import Span
 
@@ -80,15 +80,18 @@ def idle_by_cause(periods: Sequence[IdlePeriod], groups: int) -> dict[IdleCause,
     return totals
 
 
-def idle_times(groups: DeviceGroups, spans: Sequence[Span], rendezvous: bool) -> Iterator[IdlePeriod]:
+def idle_times(
+    groups: DeviceGroups, stages: StageGraph, spans: Sequence[Span], rendezvous: bool
+) -> Iterator[IdlePeriod]:
     """All idle time of a step.
 
     Args:
         groups: The devices.
+        stages: Which stages feed which.
         spans: When each op ran, in an order that every device followed.
         rendezvous: Whether hops and shares occupied the devices of both their ends.
     """
-    replay = _Replay(groups, spans)
+    replay = _Replay(groups, stages, spans)
     for number, span in enumerate(spans):
         if span.op.kind in TRANSFERS:
             replay.record_transfer(span)
@@ -104,8 +107,8 @@ def idle_times(groups: DeviceGroups, spans: Sequence[Span], rendezvous: bool) ->
 class _Replay:
     """Goes through the spans in order and records when each group of devices was last busy."""
 
-    def __init__(self, groups: DeviceGroups, spans: Sequence[Span]) -> None:
-        self._groups = groups
+    def __init__(self, groups: DeviceGroups, stages: StageGraph, spans: Sequence[Span]) -> None:
+        self._groups, self._stages = groups, stages
         count = len(groups.sizes)
         self._all_groups = (np.arange(count)[None], np.ones((1, count), bool))
         self._free = np.zeros(count)
@@ -166,7 +169,8 @@ class _Replay:
         """The most that each cause can account for of the wait for one input, on each replica."""
         op, kind = hop.op, _PRODUCER[hop.op.kind]
         produced = self._ran[kind, op.stage_id, op.microbatch]
-        sources = source_replicas(len(produced.end), len(hop.end))
+        exchanged = self._stages.is_exchange(op.stage_id, op.target_id)
+        sources = source_replicas(len(produced.end), len(hop.end), exchanged)
         last = np.take_along_axis(sources, produced.end[sources].argmax(axis=1)[:, None], axis=1)[:, 0]
         seconds, mean = produced.seconds, produced.seconds.mean()
         return {
@@ -215,7 +219,8 @@ class _Replay:
         """From when to when a transfer occupies each group; infinite where it does not."""
         source, target = self._groups.groups_of[span.op.stage_id], self._groups.groups_of[span.op.target_id]
         start, end = np.full(len(self._free), np.inf), np.full(len(self._free), -np.inf)
-        targets_of_source = source_replicas(len(target), len(source))
+        exchanged = self._stages.is_exchange(span.op.stage_id, span.op.target_id)
+        targets_of_source = source_replicas(len(target), len(source), exchanged)
         np.minimum.at(start, target, span.start[:, None])
         np.minimum.at(start, source, span.start[targets_of_source].min(axis=1)[:, None])
         np.maximum.at(end, target, span.end[:, None])

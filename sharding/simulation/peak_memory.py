@@ -68,7 +68,8 @@ def _release_times(op_graph: OpGraph, starts: _Table, ends: _Table, stage: Stage
     released = ends["forward", stage]
     for target in op_graph.stage_graph.targets[stage]:
         taken = starts["forward", target]
-        released = np.maximum(released, taken[:, source_replicas(taken.shape[1], released.shape[1])].max(axis=2))
+        takers = source_replicas(taken.shape[1], released.shape[1], op_graph.stage_graph.is_exchange(stage, target))
+        released = np.maximum(released, taken[:, takers].max(axis=2))
     return released
 
 

@@ -81,7 +81,8 @@ class _ScheduleRun:
         produced = self._ends.get((kind, op.stage_id, op.microbatch))
         if produced is None:
             raise ScheduleError(f"{op} is scheduled before the {kind} it follows")
-        start = latest_of_sources(produced, len(self._groups_of[op.target_id]))
+        exchanged = self._graph.is_exchange(op.stage_id, op.target_id)
+        start = latest_of_sources(produced, len(self._groups_of[op.target_id]), exchanged)
         if self._rendezvous:
             start = np.maximum(start, self._both_ends_free(op))
         span = self._clock(op, start)
@@ -96,12 +97,14 @@ class _ScheduleRun:
         """When both ends of a hop are free, for every replica of its target."""
         source = self._free[self._groups_of[op.stage_id]].max(axis=1)
         target = self._free[self._groups_of[op.target_id]].max(axis=1)
-        return np.maximum(target, latest_of_sources(source, len(target)))
+        exchanged = self._graph.is_exchange(op.stage_id, op.target_id)
+        return np.maximum(target, latest_of_sources(source, len(target), exchanged))
 
     def _occupy_both_ends(self, op: PipelineOp, end: Seconds) -> None:
         source, target = self._groups_of[op.stage_id], self._groups_of[op.target_id]
         np.maximum.at(self._free, target, end[:, None])
-        np.maximum.at(self._free, source, latest_of_sources(end, len(source))[:, None])
+        exchanged = self._graph.is_exchange(op.stage_id, op.target_id)
+        np.maximum.at(self._free, source, latest_of_sources(end, len(source), exchanged)[:, None])
 
     def share(self, op: PipelineOp) -> Span:
         """Sends a tied weight or its gradient from all replicas of a stage to all of another."""

@@ -96,7 +96,7 @@ class Timeline:
     @functools.cached_property
     def idle_periods(self) -> tuple[IdlePeriod, ...]:
         """All idle time, span by span."""
-        return tuple(idle_times(self.groups, self.spans, self.rendezvous))
+        return tuple(idle_times(self.groups, self.op_graph.stage_graph, self.spans, self.rendezvous))
 
     @functools.cached_property
     def idle_by_group(self) -> Mapping[IdleCause, Float[np.ndarray, " n"]]:

@@ -22,6 +22,7 @@ _TIMELINE_FIELDS = {
     "with_update": bool,
     "stages": Sequence,
     "edges": Sequence[Sequence[int]],
+    "exchanges": Sequence[Sequence[int]],
     "shares": Sequence[Sequence[int]],
     "pipeline_ranks": Mapping[str, int],
     "ops": Sequence,
@@ -55,6 +56,9 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
             for stage in graph.stages
         ],
         "edges": [[number[source], number[target]] for source, target in graph.edges],
+        "exchanges": [
+            [number[source], number[target]] for source, target in graph.edges if (source, target) in graph.exchanges
+        ],
         "shares": [[number[owner], number[borrower]] for owner, borrower in op_graph.shares],
         "pipeline_ranks": dict(graph.pp),
         "ops": [
@@ -85,6 +89,7 @@ def _read(document: Any) -> Timeline:
         {stage: frozenset(held.ravel().tolist()) for stage, held in devices.items()},
         tuple((stages[source], stages[target]) for source, target in document["edges"]),
         document["pipeline_ranks"],
+        frozenset((stages[source], stages[target]) for source, target in document["exchanges"]),
     )
 
     def having(name: str) -> frozenset[StageId]:

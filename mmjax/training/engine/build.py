@@ -13,13 +13,16 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from data.packing.batch_spec import BatchSpec
+from data.packing.phase_rows import PhaseRows
 from mmjax.training.engine.optimizer import make_stage_update, squared_norm_and_losses, stage_optimizer_shardings
 from mmjax.training.engine.part_optimizers import LayerOptimizers
-from mmjax.training.engine.placement import BatchSpec, PlacedStage
+from mmjax.training.engine.placement import PlacedStage
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_functions import make_stage_function
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
+from sharding.runtime.exchange.hop import ExchangeEnd, ExchangeHop
 from sharding.runtime.executor import Executor
 from sharding.runtime.global_reduction import GlobalReduction
 from sharding.runtime.hops import make_hop
@@ -67,6 +70,7 @@ def build_executor(
     optimizers: LayerOptimizers,
     settings: EngineSettings,
     devices: Sequence[jax.Device],
+    phases: Mapping[str, PhaseRows],
 ) -> Executor:
     """The executor of a plan, with the schedules of this process's devices.
 
@@ -74,10 +78,11 @@ def build_executor(
         plan: The plan.
         graph: The model's modules.
         stages: The plan's stages on their devices, each after those that feed it.
-        batch_spec: Shapes and dtypes of a global batch.
+        batch_spec: Shapes and dtypes of a global batch, its items dealt over the rows of the phases.
         optimizers: The optimizer of every layer that trains.
         settings: Clipping, and the transport of hops.
         devices: The devices that the plan's numbers index.
+        phases: The modules with rows of their own.
     """
     channels, tied = find_channels(stages), find_tied_parameters(stages)
     sharing_stages = tuple(dict.fromkeys((parameter.owner, parameter.borrower) for parameter in tied))
@@ -85,7 +90,9 @@ def build_executor(
     training = build_schedule(plan, graph, trained_stages, sharing_stages)
     evaluation = build_evaluation_schedule(plan, graph, sharing_stages)
     stages_with_backward = frozenset(op.stage_id for op in training.ops if op.kind == "backward")
-    programs = build_stage_programs(stages, channels, batch_spec, plan.microbatches, stages_with_backward)
+    rows = batch_spec[graph.backbone.name]["tokens"].shape[0] // plan.microbatches
+    exchanged = exchanged_rows(phases, graph.backbone.name, rows)
+    programs = build_stage_programs(stages, channels, batch_spec, plan.microbatches, stages_with_backward, exchanged)
     global_reduction = GlobalReduction(
         plan_devices(plan, devices),
         {stage_id: stage.mesh for stage_id, stage in stages.items()},
@@ -97,7 +104,7 @@ def build_executor(
         stages={
             stage_id: executable_stage(stage, programs[stage_id], optimizers) for stage_id, stage in stages.items()
         },
-        channels=tuple(make_channel(endpoints, programs, settings.transport) for endpoints in channels),
+        channels=tuple(make_channel(endpoints, programs, settings.transport, exchanged) for endpoints in channels),
         tied_parameters=tuple(make_tied_parameter(parameter, stages, settings.transport) for parameter in tied),
         global_reduction=global_reduction,
         training_schedule=training.restricted_to(local),
@@ -149,9 +156,14 @@ def build_stage_programs(
     batch_spec: BatchSpec,
     microbatches: int,
     stages_with_backward: frozenset[StageId],
+    exchanged: Mapping[str, tuple[int, int]],
 ) -> dict[StageId, StagePrograms]:
     """Forward, backward and evaluation of every stage; each stage's input shapes are output shapes of earlier ones."""
     sources = {channel.name: channel.source for channel in channels}
+
+    def input_shape(name: str) -> jax.ShapeDtypeStruct:
+        return _arriving(programs[sources[name]].output_shapes[name], exchanged.get(name))
+
     programs: dict[StageId, StagePrograms] = {}
     for stage_id, stage in stages.items():
         layout = stage.layout
@@ -159,7 +171,7 @@ def build_stage_programs(
             _stage_definition(stage_id, stage),
             mesh=stage.mesh,
             axes=stage.axes,
-            input_shapes={name: programs[sources[name]].output_shapes[name] for name in layout.inputs},
+            input_shapes={name: input_shape(name) for name in layout.inputs},
             batch_shapes=_microbatch_shapes(layout.batch_arrays(), batch_spec, microbatches),
             differentiated_inputs=frozenset(name for name in layout.inputs if sources[name] in stages_with_backward),
             has_backward=stage_id in stages_with_backward,
@@ -217,11 +229,40 @@ def executable_stage(stage: PlacedStage, programs: StagePrograms, optimizers: La
     return ExecutableStage(programs, masters.gather, masters.make_reduce(trained_keys), loss_and_norm, update)
 
 
-def make_channel(endpoints: ChannelEndpoints, programs: Mapping[StageId, StagePrograms], transport: str) -> Channel:
+def exchanged_rows(phases: Mapping[str, PhaseRows], backbone: str, rows: int) -> dict[str, tuple[int, int]]:
+    """By channel with an exchange hop, the rows of a microbatch and the places of a row where it arrives.
+
+    Args:
+        phases: The modules with rows of their own.
+        backbone: Name of the backbone, which has the rows of the global batch.
+        rows: Those of a microbatch.
+    """
+    return {
+        f"{backbone}>{name}" if phase.is_generator else f"{name}>{backbone}": (
+            (phase.rows, phase.capacity) if phase.is_generator else (rows, phase.cells)
+        )
+        for name, phase in phases.items()
+    }
+
+
+def _arriving(sent: jax.ShapeDtypeStruct, rows_and_places: tuple[int, int] | None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((*rows_and_places, *sent.shape[2:]), sent.dtype) if rows_and_places else sent
+
+
+def make_channel(
+    endpoints: ChannelEndpoints,
+    programs: Mapping[StageId, StagePrograms],
+    transport: str,
+    exchanged: Mapping[str, tuple[int, int]],
+) -> Channel:
     """A channel with the hops that carry its activations and their gradients."""
     stage_ids = (endpoints.source, endpoints.target)
     source, target = (programs[stage_id].channel_shardings[endpoints.name] for stage_id in stage_ids)
     shape = programs[endpoints.source].output_shapes[endpoints.name]
+    if endpoints.name in exchanged:
+        ends = ExchangeEnd(source, shape.shape), ExchangeEnd(target, _arriving(shape, exchanged[endpoints.name]).shape)
+        there, back = ExchangeHop(*ends, shape.dtype), ExchangeHop(*ends[::-1], shape.dtype)
+        return Channel(endpoints.name, endpoints.source, endpoints.target, there, back)
     hop = functools.partial(make_hop, shape=shape.shape, dtype=shape.dtype, transport=transport)
     return Channel(endpoints.name, endpoints.source, endpoints.target, hop(source, target), hop(target, source))
 

@@ -9,13 +9,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import ModelConfig
+from data.packing.batch_spec import BatchSpec
+from data.packing.phase_rows import PhaseRows, cell_numbers, microbatch_items, plan_phase_rows
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import place_host_array
 from mmjax.training.engine.build import build_executor, plan_devices
 from mmjax.training.engine.optimizer import init_stage, stage_optimizer_shardings
 from mmjax.training.engine.part_optimizers import make_part_optimizers
 from mmjax.training.engine.placement import (
-    BatchSpec,
     PlacedStage,
     check_sequence_parallelism,
     place_stages,
@@ -26,10 +27,11 @@ from mmjax.weights.initialization import ParameterInitializer, SeedInitializer
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
+from sharding.runtime.exchange.hop import ExchangeHop
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.meshes import STAGE_AXES
 from sharding.runtime.named_programs import named_jit
-from sharding.runtime.pipeline import TrainState
+from sharding.runtime.pipeline import Channel, ExchangeMicrobatch, PlacedBatch, TrainState
 from sharding.runtime.stage_programs import Microbatches
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree
@@ -70,12 +72,26 @@ class Engine:
         self.stages: dict[StageId, PlacedStage] = place_stages(
             config, self.modules, self.graph, plan, trained, self.devices
         )
+        self.dealt_phases = plan_phase_rows(plan, config, batch_spec)
+        batch_spec = self.dealt_phases.batch_spec(batch_spec)
         check_sequence_parallelism(plan, self.modules, self.stages, batch_spec)
         self.part_optimizers = make_part_optimizers(settings.optimizer, self.graph, trained, settings.steps)
         self.optimizers = self.part_optimizers.for_layers(self.modules)
         self.executor = build_executor(
-            plan, self.graph, self.stages, batch_spec, self.optimizers, settings, self.devices
+            plan,
+            self.graph,
+            self.stages,
+            batch_spec,
+            self.optimizers,
+            settings,
+            self.devices,
+            self.phases,
         )
+
+    @property
+    def phases(self) -> Mapping[str, PhaseRows]:
+        """The modules with rows of their own."""
+        return self.dealt_phases.phases
 
     @property
     def plan_devices(self) -> list[jax.Device]:
@@ -104,6 +120,8 @@ class Engine:
 
     def local_rows(self, rows: int) -> list[int]:
         """Numbers of the rows, of a global batch of `rows` rows, that a stage of this process reads."""
+        if self.phases:  # an item of any row may be computed here
+            return list(range(rows))
         needed = np.zeros((self.plan.microbatches, rows // self.plan.microbatches), bool)
         for stage in self.local_stages.values():
             sharding = NamedSharding(stage.mesh, P(None, STAGE_AXES.data))
@@ -111,13 +129,16 @@ class Engine:
                 needed[index] = True
         return np.flatnonzero(needed).tolist()
 
-    def place_batch(self, batch: HostBatch, step: int) -> dict[StageId, Microbatches]:
+    def place_batch(self, batch: HostBatch, step: int) -> PlacedBatch:
         """The arrays of a global batch on the stages of this process that read them.
+
+        Where modules have rows of their own, their items are dealt over these first, if they are not yet.
 
         Args:
             batch: The arrays; row i belongs to microbatch i // (n / m).
             step: Number of the step; its randomness is derived from the seed and this number.
         """
+        batch = self.dealt_phases.deal(batch)
         placed = {}
         seed_and_step = np.array([self.settings.seed, step], np.int32)
         for stage_id, stage in self.local_stages.items():
@@ -127,7 +148,27 @@ class Engine:
                 for module, names in self.executor.stages[stage_id].programs.batch_shapes.arrays.items()
             }
             placed[stage_id] = Microbatches(arrays, place_host_array(seed_and_step, NamedSharding(stage.mesh, P())))
-        return placed
+        return PlacedBatch(
+            placed, {channel.name: self._exchanges(channel, batch) for channel in self.exchange_channels}
+        )
+
+    @property
+    def exchange_channels(self) -> list[Channel]:
+        """The channels whose ends have different rows."""
+        return [channel for channel in self.executor.channels if isinstance(channel.activation_hop, ExchangeHop)]
+
+    def _exchanges(self, channel: Channel, batch: HostBatch) -> list[ExchangeMicrobatch]:
+        """What each microbatch exchanges in a channel between the backbone and a module with rows of its own."""
+        (phase,) = (self.phases[module] for module in channel.name.split(">") if module in self.phases)
+        there, back = channel.activation_hop, channel.gradient_hop
+        assert isinstance(there, ExchangeHop) and isinstance(back, ExchangeHop)
+        exchanges = []
+        for items in microbatch_items(batch[phase.table_name]["items"], self.plan.microbatches):
+            in_batch, in_phase = cell_numbers(items, phase)
+            sent, received = (in_batch, in_phase) if phase.is_generator else (in_phase, in_batch)
+            tables = there.place_tables(sent, received), back.place_tables(received, sent)
+            exchanges.append(ExchangeMicrobatch(*tables))
+        return exchanges
 
     def _microbatched(self, array: np.ndarray) -> np.ndarray:
         """[n, ...] -> [m, n / m, ...]."""

@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from configs.architectures import ModelConfig
+from data.packing.batch_spec import BatchSpec
 from mmjax.models.structure.module import Module
 from mmjax.training.engine.stage_layouts import StageLayout, layer_stack_shapes, make_stage_layouts
 from sharding.axes import Axes
@@ -18,25 +18,6 @@ from sharding.plans.unit_plan import PlanError
 from sharding.runtime.master_weights import StageMasterWeights
 from sharding.runtime.meshes import stage_meshes, unit_axes
 from sharding.specs.modules import ModuleGraph
-
-
-@runtime_checkable
-class HasShapeAndDtype(Protocol):
-    """An array, or something that only describes one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Length of every dimension."""
-        ...
-
-    @property
-    def dtype(self) -> Any:
-        """Type of the elements."""
-        ...
-
-
-BatchSpec = Mapping[str, Mapping[str, HasShapeAndDtype]]
-"""`{module: {name: [n, ...]}}`: shape and dtype of every array of a global batch of n rows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from mmjax.training.engine.engine import Engine
 from sharding.plans.device_groups import replica_devices
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.coordination import wait_for_processes
+from sharding.runtime.exchange.hop import ExchangeHop
 from sharding.runtime.executor import OpCallback
 from sharding.runtime.hops import PermuteHop
 from sharding.runtime.op_recorder import OpRecorder
@@ -79,7 +80,7 @@ class StepRecorder:
             hop for channel in self._engine.executor.channels for hop in (channel.activation_hop, channel.gradient_hop)
         ]
         # Programs that permute take their turn among a device's programs; device_put copies beside them.
-        rendezvous = any(isinstance(hop, PermuteHop) for hop in hops)
+        rendezvous = any(isinstance(hop, PermuteHop | ExchangeHop) for hop in hops)
         return measured_timeline(self._devices, self._schedule, launched, finished, rendezvous)
 
     def _gather_times(self, recorder: OpRecorder) -> Float[np.ndarray, "2 n i"]:

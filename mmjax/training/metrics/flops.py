@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from configs.clusters import cluster_of_device_kind
+from data.packing.batch_spec import BatchSpec
 from mmjax.models.model import run_module
 from mmjax.models.structure.module import Module
 from mmjax.models.structure.parameters import abstract_module_parameters
-from mmjax.training.engine.placement import BatchSpec
 from pallas_kernels.packed_attention import use_attention_implementation
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 
 from mmjax.training.engine.engine import Engine, HostBatch
-from sharding.plans.stage_graph import StageId
-from sharding.runtime.stage_programs import Microbatches
+from sharding.runtime.pipeline import PlacedBatch
 from sharding.schedules.ops import PipelineOp
 
 COMPILING_STEPS = 1
@@ -42,8 +41,8 @@ def measure_op_times(engine: Engine, batches: Sequence[HostBatch], steps: int) -
 class _Stopwatch:
     """Times ops one by one; the executor calls it after each."""
 
-    def __init__(self, placed: Mapping[StageId, Microbatches]) -> None:
-        jax.block_until_ready([vars(microbatches) for microbatches in placed.values()])
+    def __init__(self, placed: PlacedBatch) -> None:
+        jax.block_until_ready(placed)
         self.seconds: dict[PipelineOp, float] = {}
         self._begin = time.perf_counter()
 

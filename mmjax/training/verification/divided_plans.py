@@ -13,7 +13,10 @@ from sharding.specs.modules import ModuleGraph
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """How one module is divided and how many microbatches it may hold; as in `UnitPlan`, where a step has so many."""
+    """How one module is divided, its rows, and how many microbatches it may hold where a step has so many.
+
+    As in `UnitPlan`.
+    """
 
     dp: int = 1
     tp: int = 1
@@ -23,6 +26,7 @@ class Parallelism:
     ep: int = 1
     collectives: CollectivesName = "reduce"
     extra_in_flight: int = 0
+    rows: int = 0
 
     @property
     def size(self) -> int:
@@ -102,6 +106,7 @@ def plan_by_module(
                 ep=division.ep,
                 collectives=division.collectives,
                 extra_in_flight=min(division.extra_in_flight, microbatches * division.chunks - 1),
+                rows=division.rows,
             )
         )
     return Plan(tuple(units), microbatches, schedule)

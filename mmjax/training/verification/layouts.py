@@ -174,9 +174,9 @@ def _no_encoder() -> NamedLayout:
 def describe_parallelism(divisions: Sequence[Parallelism], microbatches: int) -> str:
     """Such as `dp 3 -> 2 -> 1, 2 microbatches`; sizes that are 1 for all are left out."""
     words = []
-    for name in ("dp", "tp", "pp", "chunks", "ep"):
+    for name, default in (("dp", 1), ("tp", 1), ("pp", 1), ("chunks", 1), ("ep", 1), ("rows", 0)):
         sizes = [getattr(division, name) for division in divisions]
-        if max(sizes) > 1:
+        if max(sizes) > default:
             words.append(f"{name} {' -> '.join(map(str, sizes))}")
     extra = max(division.extra_in_flight for division in divisions)
     words += [f"{extra} extra in flight"] if extra else []
@@ -215,6 +215,19 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
         (_DP3, _DP2, UNDIVIDED), (_DP4, _DP2, UNDIVIDED), transport="device_put"
     ),
     "more replicas downstream": _each_its_own((_DP2, _DP3, _DP2), (UNDIVIDED, _DP2, _DP4), (UNDIVIDED, _DP2, _DP2)),
+    "rows of their own, fewer replicas downstream": _each_its_own(
+        (Parallelism(dp=3, rows=3), _DP2, Parallelism(rows=5)), (Parallelism(dp=2, rows=4), UNDIVIDED, UNDIVIDED)
+    ),
+    "rows of their own, more replicas than the batch has rows": _each_its_own(
+        (Parallelism(tp=2, rows=1), UNDIVIDED, Parallelism(dp=5, rows=5)),
+        (Parallelism(tp=2, rows=1), UNDIVIDED, UNDIVIDED),
+        microbatches=(4, *_SEVERAL),
+    ),
+    "rows of their own on shared devices": _each_its_own(
+        (Parallelism(dp=8, rows=8), Parallelism(dp=2, pp=2), Parallelism(dp=2, tp=2, rows=2)),
+        (Parallelism(dp=2, rows=2), UNDIVIDED, Parallelism(dp=2, rows=2)),
+        together=True,
+    ),
     "fewer and more tensor ranks": _each_its_own((_TP2, UNDIVIDED, _TP2), transport="ppermute"),
     "sequence parallelism": _each_its_own(
         (_GATHER, Parallelism(tp=4, collectives="ring"), _RING),

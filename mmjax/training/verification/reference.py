@@ -19,11 +19,11 @@ import numpy as np
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
 from data.packing.batch_iterator import BatchIterator
+from data.packing.batch_spec import BatchSpec
 from data.packing.global_batch import GlobalBatch
 from data.packing.row_order import reorder_rows
 from mmjax.models.model import losses_by_name, model_modules, run_model
 from mmjax.models.structure.parameters import init_module_parameters
-from mmjax.training.engine.placement import BatchSpec
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.evaluation import AnswerScore, count_answers
 from mmjax.training.verification.error_measures import (

@@ -176,7 +176,7 @@ def build_replay(
         costs: Only what does not depend on the order is taken of them: gathers, reductions, updates.
         rows: Of a microbatch; every pipeline gets at least one.
     """
-    pipelines = count_pipelines(devices, rows)
+    pipelines = 1 if op_graph.stage_graph.exchanges else count_pipelines(devices, rows)
     replicas = {stage: len(stage_devices) // pipelines for stage, stage_devices in devices.items()}
     groups = {stage: groups[: replicas[stage]] for stage, groups in group_devices(devices).groups_of.items()}
     builder = _ReplayBuilder(op_graph, costs, replicas, groups)
@@ -265,7 +265,8 @@ class _ReplayBuilder:
         for other in (graph.sources if is_forward else graph.targets)[stage]:
             edge = (other, stage) if is_forward else (stage, other)
             hop = self._slot(("hop" if is_forward else "hop_back", edge, replica), position)
-            sources = source_replicas(self._replicas[other], self._replicas[stage])[replica]
+            exchanged = graph.is_exchange(other, stage)
+            sources = source_replicas(self._replicas[other], self._replicas[stage], exchanged)[replica]
             for source in np.unique(sources).tolist():
                 producers.append(self._slot((kind, other, source), position))
                 hops.append(hop)

@@ -19,13 +19,13 @@ MODEL = tiny_model(tie_embeddings=True)
 SETTINGS = EngineSettings(OptimizerConfig(learning_rate=1e-2, warmup_steps=2, max_grad_norm=1.0), steps=20, seed=1)
 
 
-def spread(devices: tuple[int, ...]) -> Plan:
+def spread(devices: tuple[int, ...], vision_rows: int = 0, generator_rows: int = 0) -> Plan:
     """Vision on two of the eight devices, the backbone in two stages of two, the generator on two."""
     return Plan(
         (
-            UnitPlan("vision", ("vision",), devices[:2], dp=2, layers=(2,)),
+            UnitPlan("vision", ("vision",), devices[:2], dp=2, layers=(2,), rows=vision_rows),
             UnitPlan("backbone", ("backbone",), devices[2:6], tp=2, layers=(1, 2), recompute=("none", "none")),
-            UnitPlan("generator", ("generator",), devices[6:], dp=2),
+            UnitPlan("generator", ("generator",), devices[6:], dp=2, rows=generator_rows),
         ),
         microbatches=2,
     )
@@ -34,7 +34,7 @@ def spread(devices: tuple[int, ...]) -> Plan:
 PLANS = {
     "spread": spread((0, 1, 2, 3, 4, 5, 6, 7)),
     # With four devices a process, everything is placed on the other one; the generator on both.
-    "swapped": spread((4, 5, 6, 7, 0, 1, 2, 7)),
+    "swapped": spread((4, 5, 6, 7, 0, 1, 2, 7), vision_rows=2, generator_rows=6),
     "one": Plan(
         (
             UnitPlan("trunk", ("vision", "backbone"), (0,), layers=(5,)),

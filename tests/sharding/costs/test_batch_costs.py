@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from configs.clusters import CLUSTERS
 from sharding.costs.analytic import AnalyticCostModel
-from sharding.costs.batch_costs import BatchCosts, distinct_loads, replica_loads
+from sharding.costs.batch_costs import BatchCosts, dealt_loads, distinct_loads, replica_loads
 from sharding.costs.cost_model import LayerParallelism
 from sharding.plans.unit_plan import PlanError
 from sharding.specs.modules import module_graph
@@ -69,3 +69,12 @@ def test_plans_that_divide_the_batch_into_as_many_parts_share_what_layers_take()
     assert CountingCosts.calls == 1 and found[0].flops.shape == (2,)
     with pytest.raises(PlanError, match="not divisible by 24 microbatches"):
         batch.loads("vision", 24, 1)
+
+
+def test_items_of_a_microbatch_are_dealt_over_any_number_of_replicas():
+    rows = np.array([[50.0, 500.0, 5.0], [20.0, 100.0, 2.0], [0.0, 0.0, 0.0], [8.0, 8.0, 0.0]])
+    dealt = dealt_loads(rows, 2, 3)
+    np.testing.assert_array_equal(dealt[0, :, 2], [3, 2, 2])
+    np.testing.assert_allclose(dealt[0, :, 0], [30, 20, 20])
+    np.testing.assert_allclose(dealt[1, :, 0], [8 / 3] * 3)  # a load without items is divided evenly
+    np.testing.assert_allclose(dealt.sum(axis=(0, 1)), rows.sum(axis=0))

@@ -29,7 +29,7 @@ def layouts() -> list[NamedLayout]:
     """Of 2 devices in each of 3 processes: all of them, one device of the first, those of the last two."""
     spread = Plan(
         (
-            UnitPlan("vision", ("vision",), (4, 5), dp=2, layers=(2,)),
+            UnitPlan("vision", ("vision",), (4, 5), dp=2, layers=(2,), rows=2),  # sends to other processes by items
             UnitPlan("backbone", ("backbone",), (0, 3, 1, 2), dp=2, layers=(1, 2), recompute=("none",) * 2),
         ),
         microbatches=3,

@@ -1,0 +1,238 @@
+"""Phases with rows of their own: the items of a batch dealt over the rows in which a module computes them.
+
+In a global batch a sample lies in one row, the same in every module. A plan may give an encoder or a generator other
+rows, as many as suit its replicas, over which the images or clips of a microbatch are dealt anew. What was decided
+stands beside the arrays, so that activations can be exchanged (`sharding.runtime.exchange`). Losses are sums over items
+with weights of their own, and random numbers are keyed by sample ids, so neither changes.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from configs.architectures import ModelConfig
+from data.errors import DataError
+from data.packing.batch_spec import ArraySpec, BatchSpec, HasShapeAndDtype
+from data.samples.encoder_format import encoder_format
+from sharding.balancing.dealing import DealingError, deal_items
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError
+
+HostArrays = Mapping[str, Mapping[str, np.ndarray]]
+"""`{module: {name: [rows, ...]}}`."""
+
+ITEM_FIELDS = ("microbatch", "row", "place", "phase_row", "phase_place", "length")
+"""Columns of an item table: where an item's cells lie in a microbatch of the global batch, and where in the phase."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhaseRows:
+    """The rows of one phase. A cell is what one place of its activations covers: the values of a token, or an image.
+
+    Attributes:
+        module: The encoder or generator.
+        is_generator: Whether activations come to the phase, and do not leave it.
+        rows: Rows of a microbatch.
+        replicas: Replicas that divide them.
+        cells: Cells of a row of the global batch.
+        capacity: Cells of a row of the phase.
+        values_per_cell: Values of a cell, as the plan counts them.
+    """
+
+    module: str
+    is_generator: bool
+    rows: int
+    replicas: int
+    cells: int
+    capacity: int
+    values_per_cell: int
+
+    @property
+    def table_name(self) -> str:
+        """Name under which a batch keeps the table of the phase's items, as if it were a module."""
+        return f"{self.module} items"
+
+
+@dataclasses.dataclass(frozen=True)
+class DealtPhases:
+    """All phases of a plan that have rows of their own.
+
+    Attributes:
+        phases: By module.
+        microbatches: Number of microbatches of a step.
+    """
+
+    phases: Mapping[str, PhaseRows] = dataclasses.field(default_factory=dict)
+    microbatches: int = 1
+
+    def deal(self, arrays: HostArrays) -> dict[str, Mapping[str, np.ndarray]]:
+        """The arrays of a global batch with the items of the phases in their rows; those of a dealt batch as they are.
+
+        Returns:
+            The arrays; under `PhaseRows.table_name`, `{"items": int32[k, 6]}` with the columns `ITEM_FIELDS`, in cells.
+
+        Raises:
+            DataError: The items of a microbatch do not fit into the rows of a phase.
+        """
+        dealt = dict(arrays)
+        for phase in self.phases.values():
+            if phase.table_name not in arrays:
+                dealt |= _deal_phase_arrays(arrays[phase.module], phase, self.microbatches)
+        return dealt
+
+    def batch_spec(self, batch_spec: BatchSpec) -> BatchSpec:
+        """The spec of a batch after `deal`, without the item tables."""
+
+        def in_phase(phase: PhaseRows, spec: HasShapeAndDtype) -> ArraySpec:
+            _, length, *rest = spec.shape
+            shape = (self.microbatches * phase.rows, length * phase.capacity // phase.cells, *rest)
+            return ArraySpec(shape, spec.dtype)
+
+        return {
+            module: {
+                name: in_phase(self.phases[module], spec) if module in self.phases else spec
+                for name, spec in fields.items()
+            }
+            for module, fields in batch_spec.items()
+        }
+
+
+def plan_phase_rows(plan: Plan, model: ModelConfig, batch_spec: BatchSpec) -> DealtPhases:
+    """The phases with rows of their own in a plan.
+
+    Args:
+        plan: The plan.
+        model: The model.
+        batch_spec: Of a global batch.
+
+    Raises:
+        PlanError: A capacity is no multiple of what a cell takes.
+    """
+    phases = {}
+    for unit in plan.units:
+        if not unit.rows:
+            continue
+        (module,) = unit.modules
+        encoder = next((encoder for encoder in model.encoders if encoder.name == module), None)
+        if encoder is None:
+            length, per_cell, what = batch_spec[module]["images"].shape[1], 1, "images"
+        else:
+            length, what = batch_spec[module][encoder.field].shape[1], encoder.field
+            per_cell = encoder_format(encoder, length).values_per_token
+        rows = batch_spec[model.backbone.name]["tokens"].shape[0] // plan.microbatches
+        capacity = unit.capacity or length * -(-rows // unit.rows)
+        if capacity % per_cell:
+            raise PlanError(
+                f"unit {unit.name}: capacity {capacity} must be a multiple of {per_cell}, the {what} of a backbone "
+                f"token of {module}"
+            )
+        phases[module] = PhaseRows(
+            module=module,
+            is_generator=encoder is None,
+            rows=unit.rows,
+            replicas=unit.dp,
+            cells=length // per_cell,
+            capacity=capacity // per_cell,
+            values_per_cell=per_cell,
+        )
+    return DealtPhases(phases, plan.microbatches)
+
+
+def _deal_phase_arrays(
+    fields: Mapping[str, np.ndarray], phase: PhaseRows, microbatches: int
+) -> dict[str, Mapping[str, np.ndarray]]:
+    """The arrays of a phase in its rows, and its table of items."""
+    items = deal_phase(_filled_cells(fields, phase), phase, microbatches)
+    moved = {name: _move_items(array, items, phase, microbatches) for name, array in fields.items()}
+    if not phase.is_generator:
+        moved["segments"] = _renumber(moved["segments"], items, phase)
+    return {phase.module: moved, phase.table_name: {"items": items}}
+
+
+def deal_phase(item_of_cell: Int[np.ndarray, "n cells"], phase: PhaseRows, microbatches: int) -> Int[np.ndarray, "k 6"]:
+    """Deals the items of a batch: the table that `DealtPhases.deal` returns.
+
+    Where items cannot be dealt apart, rows of the batch stay together if they fit as wholes.
+
+    Args:
+        item_of_cell: For every cell of the global batch's rows the number of its item in the row, 0 for padding.
+        phase: The phase.
+        microbatches: Number of microbatches.
+    """
+    rows_of_microbatch = len(item_of_cell) // microbatches
+    begins = (item_of_cell > 0) & (np.diff(item_of_cell, axis=1, prepend=0) != 0)
+    ends = (item_of_cell > 0) & (np.diff(item_of_cell, axis=1, append=0) != 0)
+    row, place = np.nonzero(begins)
+    length = np.nonzero(ends)[1] - place + 1
+    items = np.zeros((len(row), len(ITEM_FIELDS)), np.int32)
+    items[:, 0], items[:, 1] = np.divmod(row, rows_of_microbatch)
+    items[:, 2], items[:, 5] = place, length
+    bounds = np.searchsorted(items[:, 0], np.arange(microbatches + 1))
+    for number, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        try:
+            dealt = deal_items(length[first:last], phase.rows, phase.replicas, phase.capacity)
+        except DealingError as error:
+            together = phase.capacity // phase.cells  # rows of the batch that fit into one of the phase
+            if together * phase.rows >= rows_of_microbatch:
+                items[first:last, 3], turn = np.divmod(items[first:last, 1], together)
+                items[first:last, 4] = turn * phase.cells + items[first:last, 2]
+                continue
+            unit = "images" if phase.is_generator else f"backbone tokens, each of {phase.values_per_cell} values"
+            raise DataError(
+                f"microbatch {number} of {phase.module}: {error} ({unit}); raise the capacity of its unit in the plan, "
+                "or its rows"
+            ) from error
+        items[first:last, 3], items[first:last, 4] = dealt.rows, dealt.places
+    return items
+
+
+def microbatch_items(items: Int[np.ndarray, "k 6"], microbatches: int) -> list[Int[np.ndarray, "_ 6"]]:
+    """The items of each microbatch."""
+    return np.split(items, np.searchsorted(items[:, 0], np.arange(1, microbatches)))
+
+
+def cell_numbers(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
+    """Every cell of some items of one microbatch: its number in the global batch's rows, and in those of the phase."""
+    length = items[:, 5]
+    step = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+    in_batch = np.repeat(items[:, 1].astype(np.int64) * phase.cells + items[:, 2], length) + step
+    in_phase = np.repeat(items[:, 3].astype(np.int64) * phase.capacity + items[:, 4], length) + step
+    return in_batch, in_phase
+
+
+def _filled_cells(fields: Mapping[str, np.ndarray], phase: PhaseRows) -> Int[np.ndarray, "n cells"]:
+    """The item of every cell of the global batch's rows, by its number in the row; 0 for padding."""
+    if phase.is_generator:
+        is_image = fields["weights"] != 0
+        return np.where(is_image, np.arange(1, is_image.shape[1] + 1), 0)
+    segments = fields["segments"]  # [n, positions]; a class token fills part of its cell
+    return segments.reshape(len(segments), phase.cells, -1).max(axis=2)
+
+
+def _move_items(array: np.ndarray, items: Int[np.ndarray, "k 6"], phase: PhaseRows, microbatches: int) -> np.ndarray:
+    """[n, length, ...] -> [m * rows, ...]: the items at their places in the phase; all else is zero."""
+    per_cell, rest = array.shape[1] // phase.cells, array.shape[2:]
+    source = array.reshape(microbatches, -1, per_cell, *rest)  # [m, cells of a microbatch, ...]
+    moved = np.zeros((microbatches, phase.rows * phase.capacity, per_cell, *rest), array.dtype)
+    for number, of_microbatch in enumerate(microbatch_items(items, microbatches)):
+        in_batch, in_phase = cell_numbers(of_microbatch, phase)
+        moved[number, in_phase] = source[number, in_batch]
+    return moved.reshape(microbatches * phase.rows, phase.capacity * per_cell, *rest)
+
+
+def _renumber(
+    segments: Int[np.ndarray, "n positions"], items: Int[np.ndarray, "k 6"], phase: PhaseRows
+) -> Int[np.ndarray, "n positions"]:
+    """Numbers the items of a row of the phase by 1, 2, ...; what was 0 stays so."""
+    row = items[:, 0].astype(np.int64) * phase.rows + items[:, 3]
+    order = np.lexsort((items[:, 4], row))
+    number = np.empty(len(items), np.int32)
+    number[order] = np.arange(len(items)) - np.searchsorted(row[order], row[order]) + 1
+    cells = np.zeros((len(segments), phase.capacity), np.int32)
+    length = items[:, 5]
+    step = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+    cells[np.repeat(row, length), np.repeat(items[:, 4], length) + step] = np.repeat(number, length)
+    is_item: Bool[np.ndarray, "n positions"] = segments > 0
+    return np.where(is_item, np.repeat(cells, segments.shape[1] // phase.capacity, axis=1), 0).astype(segments.dtype)

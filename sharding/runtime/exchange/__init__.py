@@ -1,0 +1,1 @@
+"""Exchange hops: activations between two phases whose rows hold different items."""

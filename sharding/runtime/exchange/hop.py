@@ -1,0 +1,173 @@
+"""The exchange hop: activations from the rows of one phase to those of another, as host-made tables say.
+
+It is a gather on the global array: the transpose, for gradients, is the exchange with both ends swapped. A place of the
+target that no token comes to is zero.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Int
+
+from pallas_kernels.ragged_all_to_all import exchange_rows
+from sharding.runtime.exchange.tables import TokenShards, exchange_tables
+
+_AXIS = "device"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeEnd:
+    """The array at one end of an exchange.
+
+    Attributes:
+        sharding: Divides the rows, and nothing else.
+        shape: `[rows, places, ...]`.
+    """
+
+    sharding: NamedSharding
+    shape: tuple[int, ...]
+
+    @property
+    def shard_shape(self) -> tuple[int, ...]:
+        """Shape of a device's part."""
+        return self.sharding.shard_shape(self.shape)
+
+    @property
+    def devices(self) -> frozenset[jax.Device]:
+        """Devices that hold a part."""
+        return frozenset(self.sharding.device_set)
+
+    def token_shards(self, rank_of: Mapping[jax.Device, int]) -> TokenShards:
+        """The end by the ranks of its devices."""
+        held: dict[int, list[int]] = {}
+        for device, index in self.sharding.devices_indices_map(self.shape).items():
+            held.setdefault(index[0].indices(self.shape[0])[0], []).append(rank_of[device])
+        rows, places, *_ = self.shard_shape
+        return TokenShards(tuple(tuple(sorted(held[first])) for first in sorted(held)), rows * places)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["send", "sizes", "receive"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class PlacedTables:
+    """`ExchangeTables` on the devices of both ends, those of a device on itself."""
+
+    send: Int[Array, "u s"]
+    sizes: Int[Array, "u u"]
+    receive: Int[Array, "u r"]
+
+
+class ExchangeHop:
+    """One program on the mesh over both ends: gather, ragged all-to-all, gather.
+
+    All processes that own devices of either end must call it, in the same order.
+
+    Args:
+        source, target: Both ends.
+        dtype: Type of the array.
+
+    Attributes:
+        arrived: `[1]` on each device, of what the last call moved; None before the first call.
+    """
+
+    def __init__(self, source: ExchangeEnd, target: ExchangeEnd, dtype: jax.typing.DTypeLike) -> None:
+        self.source, self.target, self.dtype = source, target, np.dtype(dtype)
+        self._devices = sorted(source.devices | target.devices, key=lambda device: device.id)
+        self._local = [device for device in self._devices if device.process_index == jax.process_index()]
+        union = Mesh(np.array(self._devices), (_AXIS,))
+        self._by_device, self._replicated = NamedSharding(union, P(_AXIS)), NamedSharding(union, P())
+        rank_of = {device: rank for rank, device in enumerate(self._devices)}
+        self._source_shards, self._target_shards = source.token_shards(rank_of), target.token_shards(rank_of)
+        shard_shape = source.shard_shape
+        self._operand_shape = (len(self._devices) * shard_shape[0], *shard_shape[1:])
+        self._zero_shards = {
+            device: jax.device_put(np.zeros(shard_shape, self.dtype), device)
+            for device in self._local
+            if device not in source.devices
+        }
+        body = functools.partial(_exchange, target_shape=target.shard_shape, implementation=_implementation())
+        specs = (P(_AXIS), P(_AXIS), P(), P(_AXIS))
+        self._program = jax.jit(
+            jax.shard_map(body, mesh=union, in_specs=specs, out_specs=P(_AXIS), axis_names={_AXIS}, check_vma=True)
+        )
+        self.arrived: jax.Array | None = None
+
+    def place_tables(self, sent: Int[np.ndarray, " k"], received: Int[np.ndarray, " k"]) -> PlacedTables | None:
+        """The tables of a call, in which token `sent[i]` of the source becomes token `received[i]` of the target.
+
+        Tokens are numbered through all rows. None if this process owns no device of either end.
+        """
+        if not self._local:
+            return None
+        tables = exchange_tables(sent, received, self._source_shards, self._target_shards, len(self._devices))
+
+        def place(table: np.ndarray, sharding: NamedSharding) -> jax.Array:
+            return jax.make_array_from_callback(table.shape, sharding, lambda index: table[index])
+
+        return PlacedTables(
+            place(tables.send, self._by_device),
+            place(tables.sizes, self._replicated),
+            place(tables.receive, self._by_device),
+        )
+
+    def __call__(self, array: jax.Array | None, tables: PlacedTables | None) -> jax.Array | None:
+        """The array on the target, as `make_hop`'s hops return it.
+
+        Args:
+            array: The array on the source; None if this process owns no device of it.
+            tables: From `place_tables`.
+        """
+        if not self._local:
+            return None
+        assert tables is not None
+        shards = dict(self._zero_shards)
+        if array is not None:
+            shards |= {shard.device: shard.data for shard in array.addressable_shards}
+        operand = jax.make_array_from_single_device_arrays(
+            self._operand_shape, self._by_device, [shards[device] for device in self._local], dtype=self.dtype
+        )
+        moved, self.arrived = self._program(operand, tables.send, tables.sizes, tables.receive)
+        received = {shard.device: shard.data for shard in moved.addressable_shards}
+        return jax.make_array_from_single_device_arrays(
+            self.target.shape,
+            self.target.sharding,
+            [received[device] for device in self._local if device in self.target.devices],
+            dtype=self.dtype,
+        )
+
+    def send_zeros(self) -> jax.Array | None:
+        """Sends all tokens that both ends have room for, as zeros, to try the hop."""
+        count = min(np.prod(self.source.shape[:2]), np.prod(self.target.shape[:2]))
+        zeros = None
+        if any(device in self.source.devices for device in self._local):
+            shard = np.zeros(self.source.shard_shape, self.dtype)
+            zeros = jax.make_array_from_callback(self.source.shape, self.source.sharding, lambda _: shard)
+        return self(zeros, self.place_tables(np.arange(count), np.arange(count)))
+
+
+def _implementation() -> str:
+    """What sends only the tokens there are, where XLA has it; its reported wrong gradients do not matter here."""
+    return "gather" if jax.default_backend() == "cpu" else "ragged"
+
+
+def _exchange(
+    source_shard: jax.Array,
+    send: jax.Array,
+    sizes: jax.Array,
+    receive: jax.Array,
+    target_shape: tuple[int, ...],
+    implementation: str,
+) -> tuple[jax.Array, jax.Array]:
+    """What every device runs; it returns its part of the target, and one number of it."""
+    tokens = source_shard.reshape(-1, *source_shard.shape[2:])  # [tokens, ...]
+    received = exchange_rows(
+        tokens[send[0]], sizes, rows=receive.shape[1], axis=_AXIS, implementation=implementation
+    )  # [r, ...]
+    is_token = (receive[0] >= 0).reshape(-1, *(1,) * (received.ndim - 1))
+    placed = jnp.where(is_token, received[jnp.maximum(receive[0], 0)], jnp.zeros((), received.dtype))
+    return placed.reshape(target_shape), placed.reshape(-1)[:1]

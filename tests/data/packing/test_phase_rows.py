@@ -1,0 +1,105 @@
+"""Dealing the items of a batch over rows of a phase: every item once, with its own values, at a place that holds it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from configs.architectures import ModelConfig
+from data.errors import DataError
+from data.packing.phase_rows import DealtPhases, PhaseRows, cell_numbers, microbatch_items, plan_phase_rows
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError, UnitPlan
+from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
+
+MODEL = ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,))
+BATCH = tiny_batch(MODEL)
+MICROBATCHES = 2
+
+
+def dealt_phases(rows: dict[str, int], capacities: dict[str, int], dp: int = 1) -> DealtPhases:
+    units = [
+        UnitPlan(name, (name,), tuple(range(dp)), dp=dp, rows=rows[name], capacity=capacities.get(name, 0))
+        for name in rows
+    ]
+    return plan_phase_rows(Plan(tuple(units), MICROBATCHES), MODEL, BATCH)
+
+
+def items_of(phase: PhaseRows, arrays) -> list[tuple[int, tuple[bytes, ...]]]:
+    """(microbatch, the bytes of all fields but the numbering) of every item, which lies in one piece."""
+    fields = arrays[phase.module]
+    found = []
+    for row, segments in enumerate(fields["segments"]):
+        for item in range(1, segments.max(initial=0) + 1):
+            positions = np.flatnonzero(segments == item)
+            assert len(positions) and (np.diff(positions) == 1).all()
+            values = [
+                array[row].reshape(len(segments), -1)[positions] for name, array in fields.items() if name != "segments"
+            ]
+            found.append((row * MICROBATCHES // len(fields["segments"]), tuple(each.tobytes() for each in values)))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("module", ["vision", "audio"])
+@pytest.mark.parametrize(("rows", "dp"), [(3, 3), (1, 1), (8, 4)])
+def test_every_item_of_an_encoder_is_in_its_microbatch_once(module, rows, dp):
+    phases = dealt_phases({module: rows}, {}, dp)
+    phase = phases.phases[module]
+    dealt = phases.deal(BATCH)
+    assert items_of(phase, dealt) == items_of(phase, BATCH)
+    for name, array in dealt[module].items():
+        spec = phases.batch_spec(BATCH)[module][name]
+        assert (array.shape, array.dtype) == (spec.shape, spec.dtype)
+    assert dealt["backbone"] is BATCH["backbone"]
+    assert phases.deal(dealt) == dealt  # only once
+
+
+def test_target_images_keep_their_weights_and_sample_ids():
+    phases = dealt_phases({"generator": 6}, {"generator": 1}, 3)
+    dealt = phases.deal(BATCH)["generator"]
+    assert dealt["images"].shape[:2] == (12, 1)
+
+    def weighted(fields):
+        rows, images = np.nonzero(fields["weights"])
+        return {
+            int(fields["samples"][row, image]): (fields["weights"][row, image], fields["images"][row, image].tobytes())
+            for row, image in zip(rows, images, strict=True)
+        }
+
+    assert weighted(dealt) == weighted(BATCH["generator"])
+
+
+def test_the_table_leads_from_every_cell_of_the_batch_to_its_place_in_the_phase():
+    phases = dealt_phases({"vision": 3}, {"vision": 12})
+    phase, dealt = phases.phases["vision"], phases.deal(BATCH)
+    before = BATCH["vision"]["patches"].reshape(MICROBATCHES, -1, 4 * VISION.patch_width)  # [m, cells, values]
+    after = dealt["vision"]["patches"].reshape(MICROBATCHES, -1, 4 * VISION.patch_width)
+    for number, items in enumerate(microbatch_items(dealt[phase.table_name]["items"], MICROBATCHES)):
+        in_batch, in_phase = cell_numbers(items, phase)
+        assert len(set(in_phase.tolist())) == len(in_phase) > 4
+        np.testing.assert_array_equal(after[number, in_phase], before[number, in_batch])
+
+
+def test_items_that_do_not_fit_are_refused_with_what_would_hold_them():
+    with pytest.raises(DataError, match=r"microbatch 0 of vision: .* do not fit into 3 rows of 2; rows of 3 hold them"):
+        dealt_phases({"vision": 3}, {"vision": 8}).deal(crowded(BATCH))
+    with pytest.raises(PlanError, match="unit vision: capacity 6 must be a multiple of 4, the patches of a backbone"):
+        dealt_phases({"vision": 3}, {"vision": 6})
+
+
+def crowded(batch):
+    """A batch all of whose rows are full of images."""
+    segments = np.tile(np.repeat([1, 2], 4).astype(np.int32), (len(batch["vision"]["segments"]), 1))
+    return {**batch, "vision": {**batch["vision"], "segments": segments}}
+
+
+def test_any_batch_fits_without_a_capacity_in_the_plan():
+    """Three images of two cells and one of three do not pack into rows of three; whole rows of the batch do."""
+    phase = PhaseRows(module="vision", is_generator=False, rows=2, replicas=1, cells=3, capacity=6, values_per_cell=4)
+    segments = np.array([[1, 1, 1], [1, 1, 2], [1, 2, 2], [1, 1, 0]], np.int32).repeat(4, axis=1)
+    patches = np.arange(4 * 12, dtype=np.float32).reshape(4, 12, 1)
+    arrays = {"vision": {"patches": patches, "segments": segments}}
+    tight = dataclasses.replace(phase, capacity=3, rows=4)
+    for each in (phase, tight):
+        dealt = DealtPhases({"vision": each}).deal(arrays)["vision"]
+        assert sorted(dealt["patches"][dealt["segments"] > 0].ravel()) == sorted(patches[segments > 0].ravel())

@@ -1,0 +1,106 @@
+"""Plans whose modules have rows of their own, against plain differentiation of the whole model on one device."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from configs.architectures import ModelConfig
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
+from tests.mmjax.training.engine.test_engine import check
+from tests.mmjax.training.engines import (
+    SETTINGS,
+    STEP,
+    WITHOUT_GENERATOR,
+    gradients_and_summary,
+    noisy_state,
+    shared_engine,
+)
+from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
+
+BACKBONE_UNIT = UnitPlan("backbone", ("backbone",), (3, 4, 5, 6), dp=2, tp=2, layers=(3,))
+TWO_ENCODERS = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=1), (GENERATOR,))
+
+PLANS = {
+    "3 replicas to 2": (
+        WITHOUT_GENERATOR,
+        Plan(
+            (UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3, capacity=12), BACKBONE_UNIT),
+            microbatches=2,
+        ),
+    ),
+    "an encoder of two stages and tensor ranks, on devices of the backbone": (
+        WITHOUT_GENERATOR,
+        Plan(
+            (
+                UnitPlan(
+                    "vision",
+                    ("vision",),
+                    tuple(range(8)),
+                    dp=2,
+                    tp=2,
+                    layers=(1, 1),
+                    recompute=("full", "none"),
+                    rows=8,
+                    capacity=4,
+                    collectives="gather",
+                ),
+                BACKBONE_UNIT,
+            ),
+            microbatches=2,
+        ),
+    ),
+    "two encoders, and a generator with more replicas than the batch has rows": (
+        TWO_ENCODERS,
+        Plan(
+            (
+                UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3, capacity=12),
+                UnitPlan("audio", ("audio",), (3,), layers=(2,), rows=1, capacity=32),
+                UnitPlan("backbone", ("backbone",), (4,), layers=(1,)),
+                UnitPlan("generator", ("generator",), (5, 6, 7, 0, 1, 2), dp=6, rows=6, capacity=1),
+            ),
+            microbatches=2,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "plan"), PLANS.values(), ids=list(PLANS))
+def test_losses_and_gradients_are_those_of_one_device(config, plan):
+    engine = shared_engine(plan, config)
+    assert len(engine.exchange_channels) == len(engine.phases) == sum(unit.rows > 0 for unit in plan.units)
+    check(engine)
+
+
+def test_no_gradient_is_sent_to_an_encoder_that_does_not_train():
+    config, plan = PLANS["3 replicas to 2"]
+    engine = shared_engine(plan, config, dataclasses.replace(SETTINGS, trainable=("backbone",)))
+    gradients, _ = gradients_and_summary(engine, tiny_batch(config))
+    (channel,) = engine.exchange_channels
+    assert set(gradients) == {"backbone"}
+    assert channel.activation_hop.arrived is not None and channel.gradient_hop.arrived is None
+
+
+def test_an_evaluation_answers_as_without_rows_of_its_own():
+    config, plan = PLANS["3 replicas to 2"]
+    whole = Plan((dataclasses.replace(plan.units[0], rows=0, capacity=0, dp=1, devices=(0,)), BACKBONE_UNIT), 2)
+    found = []
+    for each in (plan, whole):
+        engine = shared_engine(each, config)
+        batch = engine.place_batch(tiny_batch(config), STEP)
+        results = engine.executor.evaluate(engine.executor.compute_weights(noisy_state(engine)), batch)
+        found.append([np.asarray(result.auxiliary_metrics["backbone/correct"]) for result in results["backbone", 0]])
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_batch_without_an_image_is_an_ordinary_one():
+    config, plan = PLANS["3 replicas to 2"]
+    engine, batch = shared_engine(plan, config), tiny_batch(config)
+    batch["vision"]["segments"][:] = 0
+    batch["backbone"]["vision_index"][:] = -1
+    gradients, summary = engine.executor.gradients(noisy_state(engine), engine.place_batch(batch, STEP))
+    assert float(summary.all_finite) == 1
+    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(gradients["vision", 0]))
