@@ -91,8 +91,12 @@ class Plan:
         return plan_html(self.units, self.table(), self.schedule, self.microbatches)
 
     def to_json(self) -> str:
-        """The plan as JSON, with one key a line."""
-        units = [dataclasses.asdict(unit) | {"devices": device_ranges(unit.devices)} for unit in self.units]
+        """The plan as JSON, with one key a line, without lists that are empty."""
+        units = [
+            {key: value for key, value in dataclasses.asdict(unit).items() if value != ()}
+            | {"devices": device_ranges(unit.devices)}
+            for unit in self.units
+        ]
         made_for = {"made_for": self.made_for.document()} if self.made_for else {}
         fields = made_for | {"microbatches": self.microbatches, "schedule": self.schedule, "units": units}
         return json_text(fields) + "\n"

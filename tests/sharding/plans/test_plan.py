@@ -57,6 +57,7 @@ def test_json_has_one_key_per_line_and_reads_back(tmp_path):
     PLAN.save(path)
     assert Plan.load(path) == PLAN
     assert '      "devices": "2-5",\n' in path.read_text()
+    assert "[]" not in path.read_text()
 
 
 def experts_and_sequence() -> ModuleGraph:
