@@ -25,7 +25,7 @@ def flags_from_plan(
     """A command line on which flags of these names that it leaves out have the values that a plan was made for.
 
     Raises:
-        UserError: It leaves out `--gin_file`, and the plan was made for files that may run any program; or the profile
+        UserError: It leaves out `--gin_file`, and the plan names none or files that may run any program; or the profile
             or cluster, which are not here.
     """
     if made_for is None:
@@ -63,6 +63,10 @@ def _require_known(taken: dict[str, Any]) -> None:
 
 def _require_own_files(configuration: "NamedConfiguration") -> None:
     """Raises UserError unless a configuration is of mmjax's own files: a gin file is a program, and a plan is not."""
+    if not configuration.gin_file:
+        raise cli.UserError(
+            "--gin_file is missing: the plan does not name the configuration that it was made for; give --gin_file"
+        )
     if configuration.gin or not all(map(cli.is_packaged, configuration.gin_file)):
         files = [f"--gin_file={name}" for name in configuration.gin_file]
         bindings = [f"--gin.{binding.replace(' = ', '=', 1)}" for binding in configuration.gin]

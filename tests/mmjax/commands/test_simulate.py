@@ -140,6 +140,7 @@ def test_a_plan_edited_to_devices_that_its_cluster_lacks_is_refused(planned, tmp
             '"profile": "none.json"',
             "the plan was made by the profile 'none.json', which is not here; give --profile, or remove it",
         ),
+        ('"gin_file": ["models/mllm_9b.gin"], ', "", "the plan does not name the configuration that it was made for"),
         ('"models/mllm_9b.gin"', '"/dev/stdin"', "so it is read only by flags: --gin_file=/dev/stdin"),
         ('"models/mllm_9b.gin"', '"models/none.gin"', "so it is read only by flags: --gin_file=models/none.gin"),
         ('"data": "laion_like"', '"gin": ["X = @os.system()"]', "'--gin.X=@os.system()'"),
