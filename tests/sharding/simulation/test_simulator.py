@@ -44,10 +44,11 @@ def pipeline(
     return SimulatedStep(single_devices(graph), policy(op_graph), step_costs(op_graph, stages, **hop))
 
 
+@pytest.mark.parametrize("rendezvous", [False, True])
 @pytest.mark.parametrize("policy", [gpipe, one_f_one_b])
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (4, 4), (4, 9), (8, 3)])
-def test_equal_stages_take_the_textbook_time(policy, stages, microbatches):
-    step = pipeline(policy, chain(stages), microbatches, [1.0] * stages, [2.0] * stages).run()
+def test_equal_stages_take_the_textbook_time(policy, stages, microbatches, rendezvous):
+    step = pipeline(policy, chain(stages), microbatches, [1.0] * stages, [2.0] * stages).run(rendezvous)
     assert step.step == (microbatches + stages - 1) * 3.0
 
 
