@@ -35,7 +35,6 @@ class PhaseRows:
         module: The encoder or generator.
         is_generator: Whether activations come to the phase, and do not leave it.
         rows: Rows of a microbatch.
-        replicas: Replicas that divide them.
         cells: Cells of a row of the global batch.
         capacity: Cells of a row of the phase.
         values_per_cell: Values of a cell, as the plan counts them.
@@ -44,7 +43,6 @@ class PhaseRows:
     module: str
     is_generator: bool
     rows: int
-    replicas: int
     cells: int
     capacity: int
     values_per_cell: int
@@ -132,7 +130,6 @@ def plan_phase_rows(plan: Plan, model: ModelConfig, batch_spec: BatchSpec) -> De
             module=module,
             is_generator=encoder is None,
             rows=unit.rows,
-            replicas=unit.dp,
             cells=length // per_cell,
             capacity=capacity // per_cell,
             values_per_cell=per_cell,
@@ -172,7 +169,7 @@ def deal_phase(item_of_cell: Int[np.ndarray, "n cells"], phase: PhaseRows, micro
     bounds = np.searchsorted(items[:, 0], np.arange(microbatches + 1))
     for number, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         try:
-            dealt = deal_items(length[first:last], phase.rows, phase.replicas, phase.capacity)
+            dealt = deal_items(length[first:last], phase.rows, phase.capacity)
         except DealingError as error:
             together = phase.capacity // phase.cells  # rows of the batch that fit into one of the phase
             if together * phase.rows >= rows_of_microbatch:
@@ -193,12 +190,17 @@ def microbatch_items(items: Int[np.ndarray, "k 6"], microbatches: int) -> list[I
     return np.split(items, np.searchsorted(items[:, 0], np.arange(1, microbatches)))
 
 
-def cell_numbers(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
-    """Every cell of some items of one microbatch: its number in the global batch's rows, and in those of the phase."""
+def first_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
+    """The first cell of some items of one microbatch: its number in the global batch's rows, and in the phase's."""
+    _, row, place, phase_row, phase_place, _ = items.T.astype(np.int64)
+    return row * phase.cells + place, phase_row * phase.capacity + phase_place
+
+
+def _all_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
+    """As `first_cells`, of every cell."""
     length = items[:, 5]
     step = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-    in_batch = np.repeat(items[:, 1].astype(np.int64) * phase.cells + items[:, 2], length) + step
-    in_phase = np.repeat(items[:, 3].astype(np.int64) * phase.capacity + items[:, 4], length) + step
+    in_batch, in_phase = (np.repeat(first, length) + step for first in first_cells(items, phase))
     return in_batch, in_phase
 
 
@@ -217,7 +219,7 @@ def _move_items(array: np.ndarray, items: Int[np.ndarray, "k 6"], phase: PhaseRo
     source = array.reshape(microbatches, -1, per_cell, *rest)  # [m, cells of a microbatch, ...]
     moved = np.zeros((microbatches, phase.rows * phase.capacity, per_cell, *rest), array.dtype)
     for number, of_microbatch in enumerate(microbatch_items(items, microbatches)):
-        in_batch, in_phase = cell_numbers(of_microbatch, phase)
+        in_batch, in_phase = _all_cells(of_microbatch, phase)
         moved[number, in_phase] = source[number, in_batch]
     return moved.reshape(microbatches * phase.rows, phase.capacity * per_cell, *rest)
 

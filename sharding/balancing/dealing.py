@@ -1,7 +1,7 @@
 """Dealing items to the rows of a phase: which row of which replica computes an item, and where in it.
 
-A phase has rows of its own, of a fixed capacity and as many in every replica. Items are dealt so that the replicas get
-even sums of lengths. Everything is decided from lengths, so that every host decides the same.
+A phase has rows of its own, of a fixed capacity and as many in every replica. Items are dealt so that rows get even
+sums of lengths. Everything is decided from lengths, so that every host decides the same.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from configs.errors import UserError
+from sharding.balancing.postbalancing.greedy import largest_first
 
 
 class DealingError(UserError):
@@ -29,35 +30,33 @@ class DealtItems:
     places: Int[np.ndarray, " k"]
 
 
-def deal_items(lengths: Int[np.ndarray, " k"], rows: int, replicas: int, capacity: int) -> DealtItems:
-    """Deals items, longest first, to the replica with the least sum that has room, and to its first row that has room.
+def deal_items(lengths: Int[np.ndarray, " k"], rows: int, capacity: int) -> DealtItems:
+    """Deals items, longest first, to the row with the least sum, so that rows and replicas get even sums.
 
-    Where that leaves an item without room, rows are filled first-fit, longest first, whatever replica they belong to.
-    The items of a row lie side by side, in the order given.
+    Where a row would hold more than its capacity then, rows are filled first-fit, longest first. The items of a row lie
+    side by side, in the order given.
 
     Args:
         lengths: Lengths of the items.
-        rows: Rows of the phase, those of a replica side by side.
-        replicas: Replicas, which divide the rows evenly.
+        rows: Rows of the phase.
         capacity: Sum of the lengths that a row holds.
 
     Raises:
         DealingError: The items do not fit.
     """
-    if rows % replicas:
-        raise ValueError(f"{replicas} replicas do not divide {rows} rows")
-    descending = np.argsort(-lengths, kind="stable").tolist()
-    row_of = _deal_evenly(lengths, descending, rows, replicas, capacity)
-    if row_of is None:
-        row_of = _deal_first_fit(lengths, descending, rows, capacity)
-    if row_of is None:
-        longest = int(lengths.max())
-        if longest > capacity:
-            raise DealingError(f"an item takes {longest}, and a row of the phase holds {capacity}")
-        raise DealingError(
-            f"{len(lengths)} items, which take {int(lengths.sum())} in all, do not fit into {rows} rows of {capacity}; "
-            f"rows of {_sufficient_capacity(lengths, descending, rows)} hold them"
-        )
+    descending = np.argsort(-lengths, kind="stable")
+    row_of = np.empty(len(lengths), np.int64)
+    row_of[descending], sums = largest_first(lengths[descending], np.zeros(rows, np.int64))
+    if sums.max() > capacity:
+        fitting = _deal_first_fit(lengths, descending.tolist(), rows, capacity)
+        if fitting is None:
+            if lengths.max() > capacity:
+                raise DealingError(f"an item takes {lengths.max()}, and a row of the phase holds {capacity}")
+            raise DealingError(
+                f"{len(lengths)} items, which take {lengths.sum()} in all, do not fit into {rows} rows of {capacity}; "
+                f"rows of {sums.max()} hold them"
+            )
+        row_of = fitting
     by_row = np.argsort(row_of, kind="stable")
     ends = np.cumsum(lengths[by_row])
     begins = ends - lengths[by_row]
@@ -66,24 +65,6 @@ def deal_items(lengths: Int[np.ndarray, " k"], rows: int, replicas: int, capacit
     places = np.empty(len(lengths), np.int64)
     places[by_row] = begins - row_begins[row_of[by_row]]
     return DealtItems(row_of, places)
-
-
-def _deal_evenly(
-    lengths: Int[np.ndarray, " k"], descending: list[int], rows: int, replicas: int, capacity: int
-) -> Int[np.ndarray, " k"] | None:
-    """The row of each item, with even sums over replicas; None if an item finds no room."""
-    room = np.full((replicas, rows // replicas), capacity)
-    row_of = np.zeros(len(lengths), np.int64)
-    for item in descending:
-        length = lengths[item]
-        free = np.where(room.max(axis=1) >= length, room.sum(axis=1), -1)
-        replica = int(free.argmax())
-        if free[replica] < 0:
-            return None
-        row = int((room[replica] >= length).argmax())
-        room[replica, row] -= length
-        row_of[item] = replica * room.shape[1] + row
-    return row_of
 
 
 def _deal_first_fit(
@@ -100,11 +81,3 @@ def _deal_first_fit(
         room[row] -= lengths[item]
         row_of[item] = row
     return row_of
-
-
-def _sufficient_capacity(lengths: Int[np.ndarray, " k"], descending: list[int], rows: int) -> int:
-    """A capacity with which the items fit: the longest row if each item goes to the row with the least sum."""
-    sums = np.zeros(rows, np.int64)
-    for item in descending:
-        sums[sums.argmin()] += lengths[item]
-    return int(sums.max())

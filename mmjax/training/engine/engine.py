@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from configs.architectures import ModelConfig
 from data.packing.batch_spec import BatchSpec
-from data.packing.phase_rows import PhaseRows, cell_numbers, microbatch_items, plan_phase_rows
+from data.packing.phase_rows import PhaseRows, first_cells, microbatch_items, plan_phase_rows
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import place_host_array
 from mmjax.training.engine.build import build_executor, plan_devices
@@ -28,6 +28,7 @@ from sharding.plans.plan import Plan, check_plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
 from sharding.runtime.exchange.hop import ExchangeHop
+from sharding.runtime.exchange.tables import TokenRuns
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.meshes import STAGE_AXES
 from sharding.runtime.named_programs import named_jit
@@ -164,10 +165,10 @@ class Engine:
         assert isinstance(there, ExchangeHop) and isinstance(back, ExchangeHop)
         exchanges = []
         for items in microbatch_items(batch[phase.table_name]["items"], self.plan.microbatches):
-            in_batch, in_phase = cell_numbers(items, phase)
-            sent, received = (in_batch, in_phase) if phase.is_generator else (in_phase, in_batch)
-            tables = there.place_tables(sent, received), back.place_tables(received, sent)
-            exchanges.append(ExchangeMicrobatch(*tables))
+            in_batch, in_phase = first_cells(items, phase)
+            ends = (in_batch, in_phase) if phase.is_generator else (in_phase, in_batch)
+            runs = TokenRuns(*ends, items[:, -1])
+            exchanges.append(ExchangeMicrobatch(there.place_tables(runs), back.place_tables(runs.reversed)))
         return exchanges
 
     def _microbatched(self, array: np.ndarray) -> np.ndarray:

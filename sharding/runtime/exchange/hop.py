@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
 from pallas_kernels.ragged_all_to_all import exchange_rows
-from sharding.runtime.exchange.tables import TokenShards, exchange_tables
+from sharding.runtime.exchange.tables import TokenRuns, TokenShards, exchange_tables
 
 _AXIS = "device"
 
@@ -97,23 +97,27 @@ class ExchangeHop:
         )
         self.arrived: jax.Array | None = None
 
-    def place_tables(self, sent: Int[np.ndarray, " k"], received: Int[np.ndarray, " k"]) -> PlacedTables | None:
-        """The tables of a call, in which token `sent[i]` of the source becomes token `received[i]` of the target.
+    def place_tables(self, runs: TokenRuns) -> PlacedTables | None:
+        """The tables of a call, in which these tokens are exchanged, numbered through all rows at either end.
 
-        Tokens are numbered through all rows. None if this process owns no device of either end.
+        None if this process owns no device of either end.
         """
         if not self._local:
             return None
-        tables = exchange_tables(sent, received, self._source_shards, self._target_shards, len(self._devices))
+        count = len(self._devices)
+        local = [rank for rank, device in enumerate(self._devices) if device in self._local]
+        tables = exchange_tables(runs, self._source_shards, self._target_shards, count, local)
+        row_of = {rank: row for row, rank in enumerate(local)}
 
-        def place(table: np.ndarray, sharding: NamedSharding) -> jax.Array:
-            return jax.make_array_from_callback(table.shape, sharding, lambda index: table[index])
+        def place(table: np.ndarray) -> jax.Array:
+            def of_device(index: tuple[slice, ...]) -> np.ndarray:
+                row = row_of[index[0].indices(count)[0]]
+                return table[row : row + 1]
 
-        return PlacedTables(
-            place(tables.send, self._by_device),
-            place(tables.sizes, self._replicated),
-            place(tables.receive, self._by_device),
-        )
+            return jax.make_array_from_callback((count, table.shape[1]), self._by_device, of_device)
+
+        sizes = jax.make_array_from_callback(tables.sizes.shape, self._replicated, lambda index: tables.sizes[index])
+        return PlacedTables(place(tables.send), sizes, place(tables.receive))
 
     def __call__(self, array: jax.Array | None, tables: PlacedTables | None) -> jax.Array | None:
         """The array on the target, as `make_hop`'s hops return it.
@@ -142,12 +146,14 @@ class ExchangeHop:
 
     def send_zeros(self) -> jax.Array | None:
         """Sends all tokens that both ends have room for, as zeros, to try the hop."""
-        count = min(np.prod(self.source.shape[:2]), np.prod(self.target.shape[:2]))
+        count = min(int(np.prod(self.source.shape[:2])), int(np.prod(self.target.shape[:2])))
         zeros = None
         if any(device in self.source.devices for device in self._local):
             shard = np.zeros(self.source.shard_shape, self.dtype)
             zeros = jax.make_array_from_callback(self.source.shape, self.source.sharding, lambda _: shard)
-        return self(zeros, self.place_tables(np.arange(count), np.arange(count)))
+        return self(
+            zeros, self.place_tables(TokenRuns(*np.arange(2 * count).reshape(2, -1) % count, np.ones(count, int)))
+        )
 
 
 def _implementation() -> str:

@@ -5,6 +5,8 @@ numbered by their rank in the mesh over both ends.
 """
 
 import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -28,20 +30,39 @@ class TokenShards:
         return len(self.devices[0])
 
 
-@dataclasses.dataclass(frozen=True)
-class ExchangeTables:
-    """What u devices do.
+class TokenRuns(NamedTuple):
+    """Tokens to exchange, in runs that lie in one row at both ends; each token once.
 
     Attributes:
-        send: For every device, the tokens of its shard in the order in which it sends them: first those to device 0;
-            padded by 0.
-        sizes: Tokens from each device to each other.
-        receive: For every device and token of its shard, which of the tokens received it is, by sender; -1 for none.
+        sent, received: Number of the first token of each run, at the source and at the target.
+        lengths: Tokens of each run.
     """
 
-    send: Int[np.ndarray, "u s"]
+    sent: Int[np.ndarray, " k"]
+    received: Int[np.ndarray, " k"]
+    lengths: Int[np.ndarray, " k"]
+
+    @property
+    def reversed(self) -> "TokenRuns":
+        """The same tokens on their way back."""
+        return TokenRuns(self.received, self.sent, self.lengths)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeTables:
+    """What some of u devices do.
+
+    Attributes:
+        send: For each of these devices, the tokens of its shard in the order in which it sends them: first those to
+            device 0; padded by 0.
+        receive: For each of these devices and each token of its shard, which of the tokens received it is, by sender;
+            -1 for none.
+        sizes: Tokens from each of all devices to each other.
+    """
+
+    send: Int[np.ndarray, "l s"]
+    receive: Int[np.ndarray, "l r"]
     sizes: Int[np.ndarray, "u u"]
-    receive: Int[np.ndarray, "u r"]
 
 
 def most_sent(source: TokenShards, target: TokenShards) -> int:
@@ -50,38 +71,47 @@ def most_sent(source: TokenShards, target: TokenShards) -> int:
 
 
 def exchange_tables(
-    sent: Int[np.ndarray, " k"], received: Int[np.ndarray, " k"], source: TokenShards, target: TokenShards, devices: int
+    runs: TokenRuns, source: TokenShards, target: TokenShards, devices: int, local: Sequence[int]
 ) -> ExchangeTables:
-    """The tables of an exchange in which token `sent[i]` of the source becomes token `received[i]` of the target.
+    """The tables of an exchange.
 
-    The devices of a target shard take turns among those of a source shard. Tokens between two devices keep their order.
+    The devices of a target shard take turns among those of a source shard. Between two devices runs keep their order.
 
     Args:
-        sent, received: Each token once.
+        runs: The tokens.
         source, target: Both ends.
         devices: Number u of devices.
+        local: Those whose tables are wanted.
     """
-    send: list[list[np.ndarray]] = [[] for _ in range(devices)]
-    sizes = np.zeros((devices, devices), np.int32)
-    receive = np.full((devices, target.size), -1, np.int32)
-    source_shard, target_shard = sent // source.size, received // target.size
-    shards = np.array(source.devices)  # [shards, copies]
-    shard_and_copy = {
-        device: (shard, copy) for shard, held in enumerate(target.devices) for copy, device in enumerate(held)
-    }
-    for device in sorted(shard_and_copy):
-        shard, copy = shard_and_copy[device]
-        tokens = np.flatnonzero(target_shard == shard)
-        senders = shards[source_shard[tokens], copy % source.copies]
-        by_sender = np.argsort(senders, kind="stable")
-        tokens, senders = tokens[by_sender], senders[by_sender]
-        receive[device, received[tokens] % target.size] = np.arange(len(tokens))
-        sizes[:, device] = np.bincount(senders, minlength=devices)
-        ends = np.cumsum(sizes[:, device])
-        for sender in np.flatnonzero(sizes[:, device]).tolist():
-            send[sender].append(sent[tokens[ends[sender] - sizes[sender, device] : ends[sender]]] % source.size)
-    padded = np.zeros((devices, most_sent(source, target)), np.int32)
-    for sender, parts in enumerate(send):
-        if parts:
-            padded[sender, : sum(map(len, parts))] = np.concatenate(parts)
-    return ExchangeTables(padded, sizes, receive)
+    senders, receivers = _ends_of_runs(runs, source, target)  # [copies of the target, k] each
+    pairs = (senders * devices + receivers).ravel()
+    lengths = np.tile(runs.lengths, target.copies)
+    sizes = np.bincount(pairs, lengths, devices**2).astype(np.int32).reshape(devices, devices)
+    run_of = np.tile(np.arange(len(runs.lengths)), target.copies)
+    senders, receivers = senders.ravel(), receivers.ravel()
+    send = np.zeros((len(local), most_sent(source, target)), np.int32)
+    receive = np.full((len(local), target.size), -1, np.int32)
+    for row, device in enumerate(local):
+        outgoing = np.flatnonzero(senders == device)
+        outgoing = run_of[outgoing[np.argsort(receivers[outgoing], kind="stable")]]
+        tokens = _tokens(runs.sent[outgoing] % source.size, runs.lengths[outgoing])
+        send[row, : len(tokens)] = tokens
+        incoming = np.flatnonzero(receivers == device)
+        incoming = run_of[incoming[np.argsort(senders[incoming], kind="stable")]]
+        tokens = _tokens(runs.received[incoming] % target.size, runs.lengths[incoming])
+        receive[row, tokens] = np.arange(len(tokens))
+    return ExchangeTables(send, receive, sizes)
+
+
+def _ends_of_runs(
+    runs: TokenRuns, source: TokenShards, target: TokenShards
+) -> tuple[Int[np.ndarray, "c k"], Int[np.ndarray, "c k"]]:
+    """For every copy of the target's shards, the device that sends each run, and the one that receives it."""
+    copies = np.arange(target.copies)[:, None]
+    senders = np.array(source.devices)[runs.sent // source.size, copies % source.copies]
+    return senders, np.array(target.devices)[runs.received // target.size, copies]
+
+
+def _tokens(first: Int[np.ndarray, " k"], lengths: Int[np.ndarray, " k"]) -> Int[np.ndarray, " n"]:
+    """The numbers of all tokens of runs, one run after the other."""
+    return np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))

@@ -7,7 +7,7 @@ import pytest
 
 from configs.architectures import ModelConfig
 from data.errors import DataError
-from data.packing.phase_rows import DealtPhases, PhaseRows, cell_numbers, microbatch_items, plan_phase_rows
+from data.packing.phase_rows import DealtPhases, PhaseRows, first_cells, microbatch_items, plan_phase_rows
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
@@ -75,8 +75,8 @@ def test_the_table_leads_from_every_cell_of_the_batch_to_its_place_in_the_phase(
     before = BATCH["vision"]["patches"].reshape(MICROBATCHES, -1, 4 * VISION.patch_width)  # [m, cells, values]
     after = dealt["vision"]["patches"].reshape(MICROBATCHES, -1, 4 * VISION.patch_width)
     for number, items in enumerate(microbatch_items(dealt[phase.table_name]["items"], MICROBATCHES)):
-        in_batch, in_phase = cell_numbers(items, phase)
-        assert len(set(in_phase.tolist())) == len(in_phase) > 4
+        in_batch, in_phase = first_cells(items, phase)
+        assert (items[:, -1] == 1).all() and len(set(in_phase.tolist())) == len(in_phase) > 4
         np.testing.assert_array_equal(after[number, in_phase], before[number, in_batch])
 
 
@@ -95,7 +95,7 @@ def crowded(batch):
 
 def test_any_batch_fits_without_a_capacity_in_the_plan():
     """Three images of two cells and one of three do not pack into rows of three; whole rows of the batch do."""
-    phase = PhaseRows(module="vision", is_generator=False, rows=2, replicas=1, cells=3, capacity=6, values_per_cell=4)
+    phase = PhaseRows(module="vision", is_generator=False, rows=2, cells=3, capacity=6, values_per_cell=4)
     segments = np.array([[1, 1, 1], [1, 1, 2], [1, 2, 2], [1, 1, 0]], np.int32).repeat(4, axis=1)
     patches = np.arange(4 * 12, dtype=np.float32).reshape(4, 12, 1)
     arrays = {"vision": {"patches": patches, "segments": segments}}

@@ -8,6 +8,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.runtime.exchange.hop import ExchangeEnd, ExchangeHop
+from sharding.runtime.exchange.tables import TokenRuns
 
 
 def end(devices: list[int], dp: int, rows: int, places: int) -> ExchangeEnd:
@@ -38,7 +39,9 @@ def test_it_is_a_gather_and_the_way_back_its_transpose(source, target, dtype):
             (back, (target, source), (received, sent)),
         ):
             values = jnp.asarray(random.normal(size=begin.shape), dtype)
-            moved = hop(jax.device_put(values, begin.sharding), hop.place_tables(*tokens))
+            moved = hop(
+                jax.device_put(values, begin.sharding), hop.place_tables(TokenRuns(*tokens, np.ones(count, int)))
+            )
             expected = np.zeros((int(np.prod(goal.shape[:2])), 3), values.dtype)
             expected[tokens[1]] = np.asarray(values).reshape(-1, 3)[tokens[0]]
             assert moved.sharding == goal.sharding and moved.dtype == values.dtype

@@ -4,12 +4,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.runtime.exchange.tables import ExchangeTables, TokenShards, exchange_tables, most_sent
+from sharding.runtime.exchange.tables import ExchangeTables, TokenRuns, TokenShards, exchange_tables, most_sent
 
 
 @st.composite
 def exchanges(draw):
-    """Arguments of two `TokenShards` on devices that they may share, and pairs of tokens."""
+    """Arguments of two `TokenShards` on devices that they may share, and the runs of tokens between them."""
     devices = draw(st.integers(1, 6))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     ends = []
@@ -19,10 +19,16 @@ def exchanges(draw):
         held = random.permutation(devices).tolist()
         rows = [tuple(sorted(held[shard * copies : (shard + 1) * copies])) for shard in range(shards)]
         ends.append((tuple(rows), draw(st.integers(1, 5))))
-    sizes = [len(rows) * size for rows, size in ends]
-    count = draw(st.integers(0, min(sizes)))
-    sent, received = (random.permutation(size)[:count] for size in sizes)
-    return (*ends, sent, received, devices)
+    runs = []  # (first token at the source, at the target, length): next to each other, in another order at the target
+    rooms = [list(range(0, size * len(rows), size)) for rows, size in ends]  # each row has one shard's tokens
+    for sent, received in zip(*(random.permutation(room).tolist() for room in rooms), strict=False):
+        lengths = random.multinomial(min(size for _, size in ends), [0.3, 0.4, 0.3])
+        begins = np.cumsum(lengths) - lengths
+        turned = np.cumsum(lengths[::-1]) - lengths[::-1]
+        runs += zip(sent + begins, received + turned[::-1], lengths, strict=True)
+    random.shuffle(runs)
+    sent, received, lengths = np.array([run for run in runs if run[2]], int).reshape(-1, 3).T
+    return (*ends, sent, received, lengths, devices)
 
 
 def carry_out(tables: ExchangeTables, source: TokenShards, target: TokenShards) -> dict[int, list[int]]:
@@ -42,17 +48,27 @@ def carry_out(tables: ExchangeTables, source: TokenShards, target: TokenShards) 
     }
 
 
+def every_token(first: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    return np.array([token for begin, n in zip(first, lengths, strict=True) for token in range(begin, begin + n)], int)
+
+
 @given(exchanges())
 def test_every_device_of_the_target_gets_its_tokens_each_once(exchange):
-    *ends, sent, received, devices = exchange
+    *ends, sent, received, lengths, devices = exchange
     source, target = (TokenShards(*end) for end in ends)
-    tables = exchange_tables(sent, received, source, target, devices)
+    runs = TokenRuns(sent, received, lengths)
+    tables = exchange_tables(runs, source, target, devices, range(devices))
+    sent, received = (every_token(first, lengths) for first in (sent, received))
     expected = np.full(len(target.devices) * target.size, -1)
     expected[received] = sent
     found = carry_out(tables, source, target)
     for shard, held in enumerate(target.devices):
         for device in held:
             assert found[device] == expected[shard * target.size : (shard + 1) * target.size].tolist()
+    for device in range(devices):  # a process makes the tables of its own devices alone
+        of_device = exchange_tables(runs, source, target, devices, [device])
+        np.testing.assert_array_equal(of_device.send[0], tables.send[device])
+        np.testing.assert_array_equal(of_device.receive[0], tables.receive[device])
     # No byte too much, and no device sends more than its table holds.
     assert tables.sizes.sum() == len(sent) * target.copies
     assert tables.sizes.sum(axis=1).max(initial=0) <= most_sent(source, target) == tables.send.shape[1]
