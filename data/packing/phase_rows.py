@@ -8,6 +8,7 @@ with weights of their own, and random numbers are keyed by sample ids, so neithe
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -141,38 +142,62 @@ def _deal_phase_arrays(
     fields: Mapping[str, np.ndarray], phase: PhaseRows, microbatches: int
 ) -> dict[str, Mapping[str, np.ndarray]]:
     """The arrays of a phase in its rows, and its table of items."""
-    items = deal_phase(_filled_cells(fields, phase), phase, microbatches)
+    rows = len(next(iter(fields.values()))) // microbatches
+    items = deal_phase(find_items(fields, phase), phase, rows, microbatches)
     moved = {name: _move_items(array, items, phase, microbatches) for name, array in fields.items()}
     if not phase.is_generator:
         moved["segments"] = _renumber(moved["segments"], items, phase)
     return {phase.module: moved, phase.table_name: {"items": items}}
 
 
-def deal_phase(item_of_cell: Int[np.ndarray, "n cells"], phase: PhaseRows, microbatches: int) -> Int[np.ndarray, "k 6"]:
+class BatchItems(NamedTuple):
+    """The items of a module in the rows of a global batch, in order.
+
+    Attributes:
+        rows: Row of each.
+        places: Its first cell in the row.
+        lengths: Number of its cells.
+    """
+
+    rows: Int[np.ndarray, " k"]
+    places: Int[np.ndarray, " k"]
+    lengths: Int[np.ndarray, " k"]
+
+
+def find_items(fields: Mapping[str, np.ndarray], phase: PhaseRows) -> BatchItems:
+    """The items in the arrays of a module: runs of cells of one number, or images that count in the loss."""
+    if phase.is_generator:
+        rows, places = np.nonzero(fields["weights"])
+        return BatchItems(rows, places, np.ones_like(rows))
+    segments = fields["segments"]  # [n, positions]; a class token fills part of its cell
+    number = segments.reshape(len(segments), phase.cells, -1).max(axis=2)  # [n, cells], 0 for padding
+    changes = np.diff(number, axis=1, prepend=0, append=0) != 0  # [n, cells + 1]
+    rows, places = np.nonzero(changes[:, :-1] & (number > 0))
+    ends = np.nonzero(changes[:, 1:] & (number > 0))[1] + 1
+    return BatchItems(rows, places, ends - places)
+
+
+def deal_phase(found: BatchItems, phase: PhaseRows, rows: int, microbatches: int) -> Int[np.ndarray, "k 6"]:
     """Deals the items of a batch: the table that `DealtPhases.deal` returns.
 
     Where items cannot be dealt apart, rows of the batch stay together if they fit as wholes.
 
     Args:
-        item_of_cell: For every cell of the global batch's rows the number of its item in the row, 0 for padding.
+        found: The items.
         phase: The phase.
+        rows: Rows of a microbatch in the global batch.
         microbatches: Number of microbatches.
     """
-    rows_of_microbatch = len(item_of_cell) // microbatches
-    begins = (item_of_cell > 0) & (np.diff(item_of_cell, axis=1, prepend=0) != 0)
-    ends = (item_of_cell > 0) & (np.diff(item_of_cell, axis=1, append=0) != 0)
-    row, place = np.nonzero(begins)
-    length = np.nonzero(ends)[1] - place + 1
-    items = np.zeros((len(row), len(ITEM_FIELDS)), np.int32)
-    items[:, 0], items[:, 1] = np.divmod(row, rows_of_microbatch)
-    items[:, 2], items[:, 5] = place, length
+    items = np.zeros((len(found.rows), len(ITEM_FIELDS)), np.int32)
+    items[:, 0], items[:, 1] = np.divmod(found.rows, rows)
+    items[:, 2], items[:, 5] = found.places, found.lengths
     bounds = np.searchsorted(items[:, 0], np.arange(microbatches + 1))
     for number, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         try:
-            dealt = deal_items(length[first:last], phase.rows, phase.capacity)
+            dealt = deal_items(found.lengths[first:last], phase.rows, phase.capacity)
         except DealingError as error:
             together = phase.capacity // phase.cells  # rows of the batch that fit into one of the phase
-            if together * phase.rows >= rows_of_microbatch:
+            if together * phase.rows >= rows:
                 items[first:last, 3], turn = np.divmod(items[first:last, 1], together)
                 items[first:last, 4] = turn * phase.cells + items[first:last, 2]
                 continue
@@ -202,15 +227,6 @@ def _all_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndar
     step = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
     in_batch, in_phase = (np.repeat(first, length) + step for first in first_cells(items, phase))
     return in_batch, in_phase
-
-
-def _filled_cells(fields: Mapping[str, np.ndarray], phase: PhaseRows) -> Int[np.ndarray, "n cells"]:
-    """The item of every cell of the global batch's rows, by its number in the row; 0 for padding."""
-    if phase.is_generator:
-        is_image = fields["weights"] != 0
-        return np.where(is_image, np.arange(1, is_image.shape[1] + 1), 0)
-    segments = fields["segments"]  # [n, positions]; a class token fills part of its cell
-    return segments.reshape(len(segments), phase.cells, -1).max(axis=2)
 
 
 def _move_items(array: np.ndarray, items: Int[np.ndarray, "k 6"], phase: PhaseRows, microbatches: int) -> np.ndarray:

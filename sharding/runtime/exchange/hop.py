@@ -6,7 +6,7 @@ target that no token comes to is zero.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
 from pallas_kernels.ragged_all_to_all import exchange_rows
-from sharding.runtime.exchange.tables import TokenRuns, TokenShards, exchange_tables
+from sharding.runtime.exchange.tables import TokenRuns, TokenShards, exchange_tables, most_sent
 
 _AXIS = "device"
 
@@ -78,18 +78,20 @@ class ExchangeHop:
     def __init__(self, source: ExchangeEnd, target: ExchangeEnd, dtype: jax.typing.DTypeLike) -> None:
         self.source, self.target, self.dtype = source, target, np.dtype(dtype)
         self._devices = sorted(source.devices | target.devices, key=lambda device: device.id)
-        self._local = [device for device in self._devices if device.process_index == jax.process_index()]
+        rank_of = {device: rank for rank, device in enumerate(self._devices)}
+        self._local = {device: rank for device, rank in rank_of.items() if device.process_index == jax.process_index()}
         union = Mesh(np.array(self._devices), (_AXIS,))
         self._by_device, self._replicated = NamedSharding(union, P(_AXIS)), NamedSharding(union, P())
-        rank_of = {device: rank for rank, device in enumerate(self._devices)}
         self._source_shards, self._target_shards = source.token_shards(rank_of), target.token_shards(rank_of)
         shard_shape = source.shard_shape
         self._operand_shape = (len(self._devices) * shard_shape[0], *shard_shape[1:])
-        self._zero_shards = {
-            device: jax.device_put(np.zeros(shard_shape, self.dtype), device)
-            for device in self._local
-            if device not in source.devices
-        }
+        # What devices contribute that do not send, or do not receive: made once.
+        only_target = [device for device in self._local if device not in source.devices]
+        only_source = [device for device in self._local if device not in target.devices]
+        most, places = most_sent(self._source_shards, self._target_shards), self._target_shards.size
+        self._zero_shards = _on_each(only_target, np.zeros(shard_shape, self.dtype))
+        self._no_send = _on_each(only_target, np.zeros((1, most), np.int32))
+        self._no_receive = _on_each(only_source, np.full((1, places), -1, np.int32))
         body = functools.partial(_exchange, target_shape=target.shard_shape, implementation=_implementation())
         specs = (P(_AXIS), P(_AXIS), P(), P(_AXIS))
         self._program = jax.jit(
@@ -104,20 +106,22 @@ class ExchangeHop:
         """
         if not self._local:
             return None
-        count = len(self._devices)
-        local = [rank for rank, device in enumerate(self._devices) if device in self._local]
-        tables = exchange_tables(runs, self._source_shards, self._target_shards, count, local)
-        row_of = {rank: row for row, rank in enumerate(local)}
-
-        def place(table: np.ndarray) -> jax.Array:
-            def of_device(index: tuple[slice, ...]) -> np.ndarray:
-                row = row_of[index[0].indices(count)[0]]
-                return table[row : row + 1]
-
-            return jax.make_array_from_callback((count, table.shape[1]), self._by_device, of_device)
-
+        tables = exchange_tables(
+            runs, self._source_shards, self._target_shards, len(self._devices), list(self._local.values())
+        )
         sizes = jax.make_array_from_callback(tables.sizes.shape, self._replicated, lambda index: tables.sizes[index])
-        return PlacedTables(place(tables.send), sizes, place(tables.receive))
+        return PlacedTables(
+            self._place(tables.send, self._no_send), sizes, self._place(tables.receive, self._no_receive)
+        )
+
+    def _place(self, tables: Mapping[int, np.ndarray], idle: Mapping[jax.Device, jax.Array]) -> jax.Array:
+        """A table for each device; those without one do nothing."""
+        placed = [
+            jax.device_put(tables[rank][None], device) if rank in tables else idle[device]
+            for device, rank in self._local.items()
+        ]
+        shape = (len(self._devices), placed[0].shape[1])
+        return jax.make_array_from_single_device_arrays(shape, self._by_device, placed)
 
     def __call__(self, array: jax.Array | None, tables: PlacedTables | None) -> jax.Array | None:
         """The array on the target, as `make_hop`'s hops return it.
@@ -154,6 +158,10 @@ class ExchangeHop:
         return self(
             zeros, self.place_tables(TokenRuns(*np.arange(2 * count).reshape(2, -1) % count, np.ones(count, int)))
         )
+
+
+def _on_each(devices: Iterable[jax.Device], array: np.ndarray) -> dict[jax.Device, jax.Array]:
+    return {device: jax.device_put(array, device) for device in devices}
 
 
 def _implementation() -> str:

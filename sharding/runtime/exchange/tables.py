@@ -5,7 +5,7 @@ numbered by their rank in the mesh over both ends.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -53,15 +53,15 @@ class ExchangeTables:
     """What some of u devices do.
 
     Attributes:
-        send: For each of these devices, the tokens of its shard in the order in which it sends them: first those to
-            device 0; padded by 0.
-        receive: For each of these devices and each token of its shard, which of the tokens received it is, by sender;
+        send: For those of the source, the tokens of their shard in the order in which they send them, first those to
+            device 0; padded by 0 to `most_sent`.
+        receive: For those of the target, and each token of their shard, which of the tokens received it is, by sender;
             -1 for none.
         sizes: Tokens from each of all devices to each other.
     """
 
-    send: Int[np.ndarray, "l s"]
-    receive: Int[np.ndarray, "l r"]
+    send: Mapping[int, Int[np.ndarray, " s"]]
+    receive: Mapping[int, Int[np.ndarray, " r"]]
     sizes: Int[np.ndarray, "u u"]
 
 
@@ -71,7 +71,7 @@ def most_sent(source: TokenShards, target: TokenShards) -> int:
 
 
 def exchange_tables(
-    runs: TokenRuns, source: TokenShards, target: TokenShards, devices: int, local: Sequence[int]
+    runs: TokenRuns, source: TokenShards, target: TokenShards, devices: int, local: Collection[int]
 ) -> ExchangeTables:
     """The tables of an exchange.
 
@@ -83,24 +83,25 @@ def exchange_tables(
         devices: Number u of devices.
         local: Those whose tables are wanted.
     """
-    senders, receivers = _ends_of_runs(runs, source, target)  # [copies of the target, k] each
-    pairs = (senders * devices + receivers).ravel()
+    senders, receivers = (ends.ravel() for ends in _ends_of_runs(runs, source, target))  # [copies of the target * k]
     lengths = np.tile(runs.lengths, target.copies)
-    sizes = np.bincount(pairs, lengths, devices**2).astype(np.int32).reshape(devices, devices)
-    run_of = np.tile(np.arange(len(runs.lengths)), target.copies)
-    senders, receivers = senders.ravel(), receivers.ravel()
-    send = np.zeros((len(local), most_sent(source, target)), np.int32)
-    receive = np.full((len(local), target.size), -1, np.int32)
-    for row, device in enumerate(local):
-        outgoing = np.flatnonzero(senders == device)
-        outgoing = run_of[outgoing[np.argsort(receivers[outgoing], kind="stable")]]
-        tokens = _tokens(runs.sent[outgoing] % source.size, runs.lengths[outgoing])
-        send[row, : len(tokens)] = tokens
-        incoming = np.flatnonzero(receivers == device)
-        incoming = run_of[incoming[np.argsort(senders[incoming], kind="stable")]]
-        tokens = _tokens(runs.received[incoming] % target.size, runs.lengths[incoming])
-        receive[row, tokens] = np.arange(len(tokens))
-    return ExchangeTables(send, receive, sizes)
+    sizes = np.bincount(senders * devices + receivers, lengths, devices**2)
+    members = [_members(end, local) for end in (source, target)]
+    send = np.zeros((len(members[0]), most_sent(source, target)), np.int32)
+    row, number, token = _tokens(senders, receivers, np.tile(runs.sent, target.copies), lengths, members[0])
+    send[row, number] = token % source.size
+    receive = np.full((len(members[1]), target.size), -1, np.int32)
+    row, number, token = _tokens(receivers, senders, np.tile(runs.received, target.copies), lengths, members[1])
+    receive[row, token % target.size] = number
+    return ExchangeTables(
+        dict(zip(members[0], send, strict=True)),
+        dict(zip(members[1], receive, strict=True)),
+        sizes.astype(np.int32).reshape(devices, devices),
+    )
+
+
+def _members(end: TokenShards, local: Collection[int]) -> list[int]:
+    return [device for shard in end.devices for device in shard if device in local]
 
 
 def _ends_of_runs(
@@ -112,6 +113,30 @@ def _ends_of_runs(
     return senders, np.array(target.devices)[runs.received // target.size, copies]
 
 
-def _tokens(first: Int[np.ndarray, " k"], lengths: Int[np.ndarray, " k"]) -> Int[np.ndarray, " n"]:
-    """The numbers of all tokens of runs, one run after the other."""
-    return np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
+def _tokens(
+    ends: Int[np.ndarray, " n"],
+    others: Int[np.ndarray, " n"],
+    first: Int[np.ndarray, " n"],
+    lengths: Int[np.ndarray, " n"],
+    devices: Sequence[int],
+) -> tuple[Int[np.ndarray, " t"], Int[np.ndarray, " t"], Int[np.ndarray, " t"]]:
+    """All tokens of the runs that have one of some devices at one end, in the order of the devices at the other.
+
+    Args:
+        ends, others: Devices of each run at this end, and at the other.
+        first, lengths: First token and length of each run.
+        devices: Those that count.
+
+    Returns:
+        For each token the position of its device in `devices`, its number among the tokens of that device, and itself.
+    """
+    position_of = np.full(max(ends.max(initial=0), *devices, 0) + 1, -1)
+    position_of[devices] = np.arange(len(devices))
+    position = position_of[ends]
+    order = np.lexsort((others, position))
+    order = order[np.searchsorted(position[order], 0) :]  # without those of other devices
+    position, lengths = position[order], lengths[order]
+    begins = np.cumsum(lengths) - lengths
+    within = np.arange(int(lengths.sum())) - np.repeat(begins, lengths)
+    begins -= begins[np.searchsorted(position, position)]  # from the device's first token on
+    return np.repeat(position, lengths), np.repeat(begins, lengths) + within, np.repeat(first[order], lengths) + within
