@@ -26,8 +26,9 @@ def scheduled_plan(problem: PlanningProblem, layout: DisjointLayout) -> Plan:
 def extra_in_flight(problem: PlanningProblem, layout: DisjointLayout) -> dict[str, int]:
     """By module, how many microbatches beyond the schedule's limits fit into the memory that the layout leaves.
 
-    The modules that feed the backbone hold a microbatch for as long as the backbone does, so they get as many as it
-    does, and all as many as the fullest of them holds. Generators return a microbatch before they take the next.
+    The modules that feed the backbone hold a microbatch for as long as the backbone does, so they get at least as many
+    as it does, and all as many as the fullest of them holds. Generators return a microbatch before they take the next.
+    In 1F1B a stage of h from it to the end never holds more than 2h - 1, which is h - 1 more than its limit.
     """
     backbone, generators = problem.graph.backbone, int(problem.has_generators)
     own = layout.choices[backbone.name]
@@ -38,7 +39,8 @@ def extra_in_flight(problem: PlanningProblem, layout: DisjointLayout) -> dict[st
     spare = [_spare(problem, backbone.name, own, float(generators)) // chunks]
     spare += [_spare(problem, name, layout.choices[name], downstream) for name in sources]
     count = max(0, int(min(MOST_EXTRA, layout.microbatches - 1, *spare)))
-    return dict.fromkeys(problem.graph.names, 0) | dict.fromkeys(sources, count) | {backbone.name: count * chunks}
+    of_backbone = count * chunks if chunks > 1 else min(count, int(table.pp[own.candidate]) + generators - 1)
+    return dict.fromkeys(problem.graph.names, 0) | dict.fromkeys(sources, count) | {backbone.name: of_backbone}
 
 
 def _spare(problem: PlanningProblem, name: str, choice: ModuleChoice, downstream_stages: float) -> float:
