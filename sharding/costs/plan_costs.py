@@ -56,6 +56,15 @@ def plan_work(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> S
     )
 
 
+def unit_work(
+    unit: UnitPlan, microbatches: int, batch: BatchCosts, trained_parts: frozenset[str]
+) -> tuple[StageWork, ...]:
+    """What bounds a step from below of every stage of one unit, wherever the others are."""
+    plan, required = Plan((unit,), microbatches), RequiredGradients(batch.graph, trained_parts)
+    builder = _PlanCosts(plan, batch, required, StageGraph({}, ()))
+    return tuple(builder.work((unit.name, number)) for number in range(unit.stage_count))
+
+
 def _parallelism(unit: UnitPlan) -> LayerParallelism:
     return LayerParallelism(unit.tp, unit.cp, unit.ep, unit.dp, unit.collectives)
 
@@ -100,6 +109,18 @@ class _LayersOfStage(NamedTuple):
     gradients: tuple[Gradient, ...]
 
 
+class _PassWork(NamedTuple):
+    """Seconds of a stage's forwards, or of its backwards.
+
+    Attributes:
+        total: Of all microbatches, on each replica.
+        least: What none of a microbatch takes less than.
+    """
+
+    total: Float[np.ndarray, " i"]
+    least: float
+
+
 class _OncePerStep(NamedTuple):
     """Seconds of a stage's ops that run once a step."""
 
@@ -127,7 +148,7 @@ class _PlanCosts:
         self._runs = {unit.name: stage_layers(unit, batch.graph) for unit in plan.units}
         self._required = required
         self._nodes: dict[StageId, int | None] = {}
-        self._work: dict[tuple, tuple[Float[np.ndarray, " i"], float, float]] = {}
+        self._work: dict[tuple, tuple[_PassWork, _PassWork]] = {}
         self._sums: dict[tuple, tuple[dict[str, Float[np.ndarray, "m i"]], float]] = {}
 
     def _layers(self, stage: StageId) -> tuple[_LayersOfStage, ...]:
@@ -202,27 +223,34 @@ class _PlanCosts:
         key = (_layer_key(layers), unit.recompute[number], name)
         if key not in self._work:
             self._work[key] = self._add_work(layers, _parallelism(unit), unit.recompute[number])
-        return StageWork(*self._work[key], **self._once_per_step(unit, number, layers)._asdict())
+        forward, backward = self._work[key]
+        return StageWork(
+            forward=forward.total,
+            backward=backward.total,
+            least_forward=forward.least,
+            least_backward=backward.least,
+            **self._once_per_step(unit, number, layers)._asdict(),
+        )
 
     def _add_work(
         self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism, recompute: RecomputePolicy
-    ) -> tuple[Float[np.ndarray, " i"], float, float]:
-        """Seconds of all microbatches on each replica, and of the shortest forward and backward."""
-        work, forward, backward = np.zeros(ranks.dp), 0.0, 0.0
-        by_module: dict[str, Float[np.ndarray, " d"]] = {}
+    ) -> tuple[_PassWork, _PassWork]:
+        """Seconds of all microbatches' forwards and backwards on each replica, and of the shortest of each."""
+        total, least = np.zeros((2, ranks.dp)), np.zeros(2)
+        by_module: dict[str, Float[np.ndarray, "2 d"]] = {}
         for module, layer, count, gradients in layers:
             of = self._layer_costs(module, layer, count, gradients, ranks, recompute)
-            forward += count * float(np.min(of.forward.total))
-            backward += count * float(np.min(of.backward.total))
+            passes = (of.forward, of.backward)
+            least += [count * np.min(seconds.total) for seconds in passes]
             if layer.expert_parameters:
                 index = self._replica_loads(module, ranks.dp).index
-                for seconds in (of.forward, of.backward):
-                    work += count * _on_replicas(seconds, layer, index, ranks).total.sum(axis=0)
+                total += [count * _on_replicas(each, layer, index, ranks).total.sum(axis=0) for each in passes]
             else:
-                by_module[module] = by_module.get(module, 0.0) + count * (of.forward.total + of.backward.total)
+                seconds = count * np.stack([each.total for each in passes])
+                by_module[module] = by_module.get(module, 0.0) + seconds
         for module, seconds in by_module.items():
-            work += seconds[self._replica_loads(module, ranks.dp).index].sum(axis=0)
-        return work, forward, backward
+            total += seconds[:, self._replica_loads(module, ranks.dp).index].sum(axis=1)
+        return _PassWork(total[0], float(least[0])), _PassWork(total[1], float(least[1]))
 
     def _parameters(self, unit: UnitPlan, layers: tuple[_LayersOfStage, ...]) -> Float[np.ndarray, "2 2"]:
         """Elements of parameters on a device: [all but experts', experts'] by [all, those that train]."""

@@ -82,7 +82,8 @@ class StageWork(NamedTuple):
     """What bounds a step from below of one stage.
 
     Attributes:
-        work: Seconds of all its forwards and backwards on each replica.
+        forward: Seconds of all its forwards on each replica.
+        backward: The same of its backwards.
         least_forward: Seconds that no forward of a microbatch takes less than.
         least_backward: The same of its backwards.
         gather: As in `StageCosts`.
@@ -90,12 +91,18 @@ class StageWork(NamedTuple):
         update: As in `StageCosts`.
     """
 
-    work: Float[np.ndarray, " i"]
+    forward: Float[np.ndarray, " i"]
+    backward: Float[np.ndarray, " i"]
     least_forward: float
     least_backward: float
     gather: float
     reduce: float
     update: float
+
+    @property
+    def work(self) -> Float[np.ndarray, " i"]:
+        """Seconds of both on each replica."""
+        return self.forward + self.backward
 
 
 class StepWork(NamedTuple):

@@ -107,18 +107,21 @@ def best_simulated(problem: PlanningProblem, plans: Sequence[Plan]) -> Simulated
     bounds = np.array([problem.least_step_seconds(plan) for plan in plans])
     fitting: dict[int, SimulatedPlan] = {}
     too_large: list[SimulatedPlan] = []
-    longest = np.inf
-    for index in np.argsort(bounds, kind="stable"):
-        if bounds[index] > longest:
+    shortest = np.inf
+    for index in np.argsort(bounds, kind="stable").tolist():
+        bound, plan = bounds[index], plans[index]
+        if bound > shortest * (1 + STEP_SLACK):
             break
-        simulated = SimulatedPlan(plans[index], problem.simulate(plans[index]))
-        if simulated.timeline.step > longest:
+        if any(_is_no_worse(result, bound, bound * plan.device_count) for result in fitting.values()):
+            continue
+        simulated = SimulatedPlan(plan, problem.simulate(plan))
+        if simulated.timeline.step > shortest * (1 + STEP_SLACK):
             continue
         if problem.memory_fraction(simulated.timeline) > 1:
             too_large.append(simulated)
             continue
-        fitting[int(index)] = simulated
-        longest = min(longest, simulated.timeline.step * (1 + STEP_SLACK))
+        fitting[index] = simulated
+        shortest = min(shortest, simulated.timeline.step)
     if not fitting:
         raise _memory_error(problem, min(too_large, key=lambda result: problem.memory_fraction(result.timeline)))
     return most_economical([fitting[index] for index in sorted(fitting)])
@@ -132,6 +135,11 @@ def most_economical(simulated: Sequence[SimulatedPlan]) -> SimulatedPlan:
 
 def _device_seconds(result: SimulatedPlan) -> float:
     return result.plan.device_count * result.timeline.step
+
+
+def _is_no_worse(result: SimulatedPlan, step: float, device_seconds: float) -> bool:
+    """Whether a plan is as short and takes as few device-seconds as these figures."""
+    return result.timeline.step <= step and _device_seconds(result) <= device_seconds
 
 
 def _memory_error(problem: PlanningProblem, nearest: SimulatedPlan) -> PlanError:

@@ -9,48 +9,74 @@ in proportion to its FLOPs.
 
 from collections.abc import Mapping
 
+import numpy as np
+from jaxtyping import Float, Int
+
 from sharding.costs.cost_model import useful_flops
 from sharding.planners.infeasible import infeasible_error
-from sharding.planners.layout_search import DisjointLayout, economical_layouts, search_layouts
+from sharding.planners.layout_search import DisjointLayout, search_layouts, similar_layouts
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.planners.schedule_fields import scheduled_plan
+from sharding.planners.step_estimate import StepEstimate
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import RequiredGradients
 from sharding.plans.unit_plan import PlanError
 
-_SIMULATED, _SIMULATED_BY_FLOPS = 8, 4  # how many of the best layouts are simulated
+_COUNT, _COUNT_BY_FLOPS = 8, 4  # of the best sizes of the backbone
+_ESTIMATED = 2  # times as many sizes are estimated
+_SLACKS = (0.0, STEP_SLACK, 0.03)  # within which device-seconds count; an estimate is a few percent off
+_SIMILAR = 0.1  # share by which layouts that are estimated may take longer by the objective
 
 
 def plans(problem: PlanningProblem) -> list[Plan]:
     """The best layouts by DistTrain's objective."""
-    layouts = search_layouts(problem, _SIMULATED)
+    layouts = search_layouts(problem, _ESTIMATED * _COUNT)
     if not layouts:
         raise infeasible_error(problem)
-    return _plans_of(problem, layouts)
+    return _plans_of(problem, layouts, _COUNT)
 
 
 def flops_proportional_plans(problem: PlanningProblem) -> list[Plan]:
     """The best layouts in which no module has more devices than its share of the FLOPs."""
     shares = flops_shares(problem)
     max_devices = {name: max(1, int(share * problem.devices)) for name, share in shares.items()}
-    layouts = search_layouts(problem, _SIMULATED_BY_FLOPS, max_devices)
+    layouts = search_layouts(problem, _ESTIMATED * _COUNT_BY_FLOPS, max_devices)
     if not layouts:
         if not search_layouts(problem):
             raise infeasible_error(problem)
         counts = ", ".join(f"{name} {count}" for name, count in max_devices.items())
         raise PlanError(f"by their FLOPs the units get {counts} devices, on which they do not all fit")
-    return _plans_of(problem, layouts, max_devices)
+    return _plans_of(problem, layouts, _COUNT_BY_FLOPS, max_devices)
 
 
 def _plans_of(
-    problem: PlanningProblem, layouts: list[DisjointLayout], max_devices: Mapping[str, int] | None = None
+    problem: PlanningProblem, layouts: list[DisjointLayout], count: int, max_devices: Mapping[str, int] | None = None
 ) -> list[Plan]:
-    """The plans of the best layouts, and of those that do with fewer device-seconds within the slack of the step."""
+    """Plans worth simulating: the best layouts by the objective, and by an estimate that sees more than it does.
+
+    For every layout those with the same sizes of the backbone are estimated. Of each of the `count` best sizes the
+    shortest is taken, and the fewest device-seconds near it, by the objective and by the estimate.
+    """
+    estimate = StepEstimate(problem)
+    refined: list[tuple[float, list[DisjointLayout]]] = []
+    for layout in layouts:
+        similar = similar_layouts(problem, layout, _SIMILAR, max_devices)
+        devices = np.array([each.devices for each in similar])
+        estimated = np.array([estimate.seconds(each) for each in similar])
+        chosen = [_economical(estimated, devices, slack) for slack in _SLACKS]
+        chosen.append(_economical(np.array([each.seconds for each in similar]), devices, STEP_SLACK))
+        refined.append((float(estimated.min()), [similar[index] for index in chosen]))
+    refined.sort(key=lambda entry: entry[0])
     distinct: list[DisjointLayout] = []
-    for layout in (*layouts, *economical_layouts(problem, layouts, STEP_SLACK, max_devices)):
+    for layout in (*layouts[:count], *(each for _, chosen in refined[:count] for each in chosen)):
         if layout not in distinct:
             distinct.append(layout)
     return [scheduled_plan(problem, layout) for layout in distinct]
+
+
+def _economical(seconds: Float[np.ndarray, " n"], devices: Int[np.ndarray, " n"], slack: float) -> int:
+    """Which layout takes the fewest device-seconds of those at most `slack` longer than the shortest."""
+    return int(np.where(seconds <= seconds.min() * (1 + slack), devices * seconds, np.inf).argmin())
 
 
 def flops_shares(problem: PlanningProblem) -> dict[str, float]:

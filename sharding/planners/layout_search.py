@@ -9,7 +9,7 @@ the memory allows downstream); then the fronts are combined pairwise.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ from sharding.planners.relaxation import RelaxedOptima, solve_relaxations
 # Multiples of the lower bound that are tried as upper limit of a step's seconds; a tight limit prunes most candidates.
 _TARGETS = (1.02, 1.06, 1.2, 2.0, 10.0, np.inf)
 _TOLERANCE = 1e-9
+MAX_SIMILAR = 200
+"""How many layouts of one (dp, tp, chunks) of the backbone are compared."""
 _BLOCK = 128  # candidates that are compared with all others at once
 
 
@@ -82,28 +84,23 @@ def search_layouts(
     return best
 
 
-def economical_layouts(
-    problem: PlanningProblem,
-    layouts: Sequence[DisjointLayout],
-    slack: float,
-    max_devices: Mapping[str, int] | None = None,
+def similar_layouts(
+    problem: PlanningProblem, layout: DisjointLayout, slack: float, max_devices: Mapping[str, int] | None = None
 ) -> list[DisjointLayout]:
-    """For each layout, that with the fewest device-seconds of those with the same (dp, tp, chunks) of the backbone.
+    """Layouts with the same (dp, tp, chunks) of the backbone, best first: at most `MAX_SIMILAR`.
+
+    No module of theirs can do with fewer devices without a longer stage or fill latency.
 
     Args:
         problem: The problem.
-        layouts: Layouts that `search_layouts` finds with `max_devices`.
-        slack: Share by which a layout may take longer.
+        layout: One that `search_layouts` finds with `max_devices`.
+        slack: Share by which they may take longer.
         max_devices: The most devices of each module; by default all devices.
     """
-    table, found = problem.module_tables[problem.graph.backbone.name], []
-    for layout in layouts:
-        choice = layout.choices[table.module.name]
-        sizes = choice.dp, int(table.tp[choice.candidate]), int(table.chunks[choice.candidate])
-        economical = _BackboneSearch(problem, *sizes, max_devices or {}).economical_layout(layout.seconds * (1 + slack))
-        assert economical, "the layout itself is one"
-        found.append(economical)
-    return found
+    table = problem.module_tables[problem.graph.backbone.name]
+    choice = layout.choices[table.module.name]
+    sizes = choice.dp, int(table.tp[choice.candidate]), int(table.chunks[choice.candidate])
+    return _BackboneSearch(problem, *sizes, max_devices or {}).layouts_within(layout.seconds * (1 + slack))
 
 
 def _backbone_sizes(problem: PlanningProblem, optima: RelaxedOptima) -> list[tuple[float, tuple[int, int, int]]]:
@@ -210,12 +207,13 @@ class _BackboneSearch:
                 return layout
         return None
 
-    def economical_layout(self, target: float) -> DisjointLayout | None:
-        """The layout with the fewest device-seconds of those that take at most `target` seconds."""
+    def layouts_within(self, target: float) -> list[DisjointLayout]:
+        """The best layouts of at most `target` seconds, at most `MAX_SIMILAR`."""
         total = self._all_within(target)
         if total is None:
-            return None
-        return self._layout(total, int((total.devices * self._step_seconds(total)).argmin()))
+            return []
+        order = np.argsort(self._step_seconds(total), kind="stable")[:MAX_SIMILAR]
+        return [self._layout(total, int(index)) for index in order]
 
     def _best_within(self, target: float) -> DisjointLayout | None:
         """The best layout of at most `target` seconds; of equal ones that on the fewest devices."""

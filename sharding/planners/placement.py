@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks
-from sharding.planners.layout_search import DisjointLayout
+from sharding.planners.layout_search import DisjointLayout, ModuleChoice
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import CollectivesName, UnitPlan
@@ -56,23 +56,25 @@ def make_unit(
 
 def plan_of_layout(problem: PlanningProblem, layout: DisjointLayout) -> Plan:
     """A plan that gives each module a unit of its own."""
-    units = []
-    for name, choice in layout.choices.items():
-        table, candidate = problem.module_tables[name], choice.candidate
-        tp = int(table.tp[candidate])
-        units.append(
-            make_unit(
-                (name,),
-                dp=choice.dp,
-                tp=tp,
-                layers=table.layers[candidate],
-                recompute=table.recompute[candidate],
-                chunks=int(table.chunks[candidate]),
-                fixed_ranks=table.fixed_ranks,
-                collectives=problem.collectives_of(name, tp),
-            )
-        )
-    return place_units(units, layout.microbatches)
+    return place_units(
+        [unit_of_choice(problem, name, choice) for name, choice in layout.choices.items()], layout.microbatches
+    )
+
+
+def unit_of_choice(problem: PlanningProblem, name: str, choice: ModuleChoice) -> UnitPlan:
+    """A unit of one module, with devices numbered from 0."""
+    table, candidate = problem.module_tables[name], choice.candidate
+    tp = int(table.tp[candidate])
+    return make_unit(
+        (name,),
+        dp=choice.dp,
+        tp=tp,
+        layers=table.layers[candidate],
+        recompute=table.recompute[candidate],
+        chunks=int(table.chunks[candidate]),
+        fixed_ranks=table.fixed_ranks,
+        collectives=problem.collectives_of(name, tp),
+    )
 
 
 def _move(unit: UnitPlan, first_device: int) -> UnitPlan:

@@ -10,16 +10,17 @@ from jaxtyping import Int
 from configs.clusters import ClusterConfig
 from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
-from sharding.costs.plan_costs import plan_costs, plan_work
-from sharding.costs.step_costs import StepCosts
+from sharding.costs.plan_costs import plan_costs, plan_work, unit_work
+from sharding.costs.step_costs import StageWork, StepCosts
 from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
 from sharding.planners.module_table import ModuleTable, module_table
 from sharding.plans.plan import Plan
 from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose, mean_loads, module_sizes
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
-from sharding.plans.unit_plan import CollectivesName
+from sharding.plans.unit_plan import CollectivesName, UnitPlan
 from sharding.schedules.build import build_schedule, training_op_graph
+from sharding.schedules.ops import PipelineOp, Schedule
 from sharding.simulation.simulator import simulate
 from sharding.simulation.step_bound import least_step_seconds
 from sharding.simulation.timeline import Timeline
@@ -28,6 +29,9 @@ from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
 TENSOR_SIZES = (1, 2, 4, 8)
+
+_REPLICA_FIELDS = ("devices", "dp", "tp", "cp", "ep", "recompute", "collectives")
+"""Fields of a unit on which the order of its ops does not depend."""
 
 STEP_SLACK = 0.01
 """Share by which a plan may take longer than the shortest step, to take fewer device-seconds."""
@@ -151,17 +155,36 @@ class PlanningProblem:
             rendezvous: See `sharding.simulation.simulator.simulate`.
             rows: Loads of the global batch's rows; `sampled_rows` by default.
         """
-        schedule = build_schedule(plan, self.graph, self._trained_stages(plan))
-        return simulate(plan, schedule, self.step_costs(plan, rows), rendezvous)
+        return simulate(plan, self._schedule(plan), self.step_costs(plan, rows), rendezvous)
 
     def step_costs(self, plan: Plan, rows: LoadsByModule | None = None) -> StepCosts:
         """What every op of a plan's step takes, with `sampled_rows` by default."""
         return plan_costs(plan, self._batch_costs(rows) if rows else self._sampled_costs, self.trained_parts)
 
+    def _schedule(self, plan: Plan) -> Schedule:
+        """The schedule of a plan. Plans whose stages are alike and on devices of their own share its order."""
+        trained = self._trained_stages(plan)
+        if plan.device_count < sum(len(unit.devices) for unit in plan.units):
+            return build_schedule(plan, self.graph, trained)
+        fields = [field.name for field in dataclasses.fields(UnitPlan) if field.name not in _REPLICA_FIELDS]
+        units = tuple(tuple(getattr(unit, name) for name in fields) for unit in plan.units)
+        key = (plan.schedule, plan.microbatches, units)
+        if key not in self._orders:
+            self._orders[key] = build_schedule(plan, self.graph, trained).ops
+        return Schedule(training_op_graph(plan, self.graph, trained), self._orders[key])
+
+    @functools.cached_property
+    def _orders(self) -> dict[tuple, tuple[PipelineOp, ...]]:
+        return {}
+
     def least_step_seconds(self, plan: Plan) -> float:
         """Seconds that the simulated step of a plan is not shorter than; takes a fraction of the simulation's time."""
         op_graph = training_op_graph(plan, self.graph, self._trained_stages(plan))
         return least_step_seconds(op_graph, plan_work(plan, self._sampled_costs, self.trained_parts))
+
+    def unit_work(self, unit: UnitPlan, microbatches: int) -> tuple[StageWork, ...]:
+        """What bounds a step from below of every stage of a unit, on the rows that plans are simulated with."""
+        return unit_work(unit, microbatches, self._sampled_costs, self.trained_parts)
 
     def _trained_stages(self, plan: Plan) -> frozenset[StageId]:
         return trained_stages(plan, self.graph, self.trained_parts)

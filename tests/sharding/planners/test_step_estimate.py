@@ -1,0 +1,45 @@
+"""The estimate of a layout's step against its simulation, and what it sees that the search's objective does not."""
+
+import pytest
+from hypothesis import given, settings
+
+from configs.architectures import ModelConfig
+from sharding.planners.layout_search import search_layouts
+from sharding.planners.placement import plan_of_layout
+from sharding.planners.step_estimate import StepEstimate
+from tests.sharding.planners.problems import BACKBONE, build_problem, problem, recipes, uniform
+
+
+@given(recipes())
+@settings(max_examples=8, deadline=None)
+def test_one_microbatch_alone_takes_its_estimate(recipe):
+    """Without a second microbatch nothing waits for a device: only hops are left out."""
+    of = uniform(build_problem({**recipe, "chunks": (1,)}))
+    for layout in search_layouts(of, 6):
+        if layout.microbatches == 1:
+            timeline = of.simulate(plan_of_layout(of, layout))
+            hops = sum(
+                float(seconds.max())
+                for table in (timeline.costs.hops, timeline.costs.hops_back)
+                for seconds in table.values()
+            )
+            estimate = StepEstimate(of).seconds(layout)
+            assert timeline.step * (1 - 1e-9) - hops <= estimate
+            assert estimate <= timeline.step * 1.2
+
+
+def test_a_pipeline_of_one_stage_takes_its_estimate():
+    of = problem(ModelConfig((), BACKBONE, ()), devices=1)
+    (layout,) = search_layouts(of)
+    simulated = of.simulate(plan_of_layout(of, layout)).step
+    assert StepEstimate(of).seconds(layout) == pytest.approx(simulated, rel=0.05)
+
+
+def test_it_is_nearer_to_the_simulation_than_the_objective():
+    of = problem(devices=14, rows=24, spread=0.6)
+    layouts = search_layouts(of, 6)
+    steps = [of.simulate(plan_of_layout(of, layout)).step for layout in layouts]
+    estimate = StepEstimate(of)
+    errors = [abs(estimate.seconds(layout) / step - 1) for layout, step in zip(layouts, steps, strict=True)]
+    of_objective = [abs(layout.seconds / step - 1) for layout, step in zip(layouts, steps, strict=True)]
+    assert sum(errors) < sum(of_objective) and max(errors) < 0.1
