@@ -35,12 +35,12 @@ class DeviceGroups:
 
     def mean(self, seconds: Float[np.ndarray, " n"]) -> float:
         """The mean over all devices of a figure of each group."""
-        return float(seconds @ self.sizes / self.device_count)
+        return float((seconds * self.sizes).sum() / self.device_count)
 
     def stage_mean(self, stage: StageId, seconds: Float[np.ndarray, " n"]) -> float:
         """The mean over a stage's devices of a figure of each group."""
         groups = self.groups_of[stage][self.is_first[stage]]
-        return float(seconds[groups] @ self.sizes[groups] / self.sizes[groups].sum())
+        return float((seconds[groups] * self.sizes[groups]).sum() / self.sizes[groups].sum())
 
 
 def group_devices(devices: Mapping[StageId, Int[np.ndarray, "_ _"]]) -> DeviceGroups:
@@ -56,11 +56,13 @@ def group_devices(devices: Mapping[StageId, Int[np.ndarray, "_ _"]]) -> DeviceGr
     }
     # The chunks of a rank are on the same devices, so that few rows of the membership table differ.
     distinct = {(table.tobytes(), table.shape): table for table in positions.values()}
-    replica_of = np.full((len(distinct), len(numbers)), -1)
-    for row, table in enumerate(distinct.values()):
-        replica_of[row, table] = np.arange(len(table))[:, None]
-    _, group_of = np.unique(replica_of, axis=1, return_inverse=True)
-    group_of = group_of.ravel()
+    group_of = np.zeros(len(numbers), int)  # devices that are in no table so far are one group
+    for table in distinct.values():
+        # A replica's devices leave the groups that they were in for new ones.
+        keys = group_of[table] * len(table) + np.arange(len(table))[:, None]
+        _, of_keys = np.unique(keys, return_inverse=True)
+        group_of[table] = group_of.max() + 1 + of_keys.reshape(table.shape)
+    _, group_of = np.unique(group_of, return_inverse=True)
     unique_groups = {stage: _without_repetitions(group_of[table]) for stage, table in positions.items()}
     return DeviceGroups(
         {stage: groups for stage, (groups, _) in unique_groups.items()},

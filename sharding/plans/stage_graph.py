@@ -1,6 +1,5 @@
 """The acyclic graph of pipeline stages that a plan makes of a graph of modules."""
 
-import collections
 import dataclasses
 import functools
 import graphlib
@@ -62,6 +61,11 @@ class StageGraph:
         return (one, other) in self.exchanges or (other, one) in self.exchanges
 
     @functools.cached_property
+    def device_classes(self) -> tuple[tuple[int, ...], ...]:
+        """Devices in classes whose members belong to the same stages."""
+        return device_classes(self.devices.values())
+
+    @functools.cached_property
     def all_devices(self) -> frozenset[int]:
         """Devices of all stages."""
         return frozenset().union(*self.devices.values())
@@ -119,14 +123,18 @@ def _longest_paths(
 
 def device_classes(device_sets: Iterable[frozenset[int]]) -> tuple[tuple[int, ...], ...]:
     """Divides devices into classes whose members are in the same of these sets; thousands of devices make few."""
-    memberships: dict[int, list[int]] = collections.defaultdict(list)
-    for number, devices in enumerate(dict.fromkeys(device_sets)):
-        for device in devices:
-            memberships[device].append(number)
-    classes: dict[tuple[int, ...], list[int]] = collections.defaultdict(list)
-    for device in sorted(memberships):
-        classes[tuple(memberships[device])].append(device)
-    return tuple(map(tuple, classes.values()))
+    classes: list[frozenset[int]] = []
+    for devices in dict.fromkeys(device_sets):
+        new, divided = devices, []
+        for members in classes:
+            inside = members & new
+            if not inside:
+                divided.append(members)
+                continue
+            new -= inside
+            divided += [part for part in (inside, members - inside) if part]
+        classes = [*divided, new] if new else divided
+    return tuple(sorted(tuple(sorted(members)) for members in classes))
 
 
 def stage_graph(plan: Plan, graph: ModuleGraph) -> StageGraph:

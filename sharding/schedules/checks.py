@@ -5,7 +5,6 @@ import graphlib
 import itertools
 from collections.abc import Sequence
 
-from sharding.plans.stage_graph import device_classes
 from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches, check_limits
 from sharding.schedules.ops import PipelineOp, Schedule, ScheduleError
 
@@ -40,7 +39,7 @@ def check_schedule(schedule: Schedule, max_in_flight: InFlightLimits) -> None:
     if missing:
         raise ScheduleError(f"{missing[0]} is missing, and {len(missing) - 1} more")
     # Devices that run the same ops follow the same order, so one of them stands for all.
-    classes = device_classes(map(op_graph.devices_of, schedule.ops))
+    classes = op_graph.stage_graph.device_classes
     check_no_cyclic_waits([schedule.restricted_to([members[0]]) for members in classes])
 
 

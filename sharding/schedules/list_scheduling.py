@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sharding.plans.stage_graph import PipelineRank, StageId, device_classes
+from sharding.plans.stage_graph import PipelineRank, StageId
 from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches, check_limits
 from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, StageSeconds
 
@@ -209,7 +209,7 @@ class _Limits:
 def _device_bits(op_graph: OpGraph) -> dict[StageId, int]:
     """The devices of every stage as the bits of an integer, one bit for each class of devices in the same stages."""
     devices = op_graph.stage_graph.devices
-    classes = device_classes(devices.values())
+    classes = op_graph.stage_graph.device_classes
     return {
         stage: sum(1 << bit for bit, members in enumerate(classes) if members[0] in stage_devices)
         for stage, stage_devices in devices.items()

@@ -1,6 +1,6 @@
 """What the forwards and backwards of a schedule take by the seconds of their stages, where hops take none."""
 
-from sharding.plans.stage_graph import StageId, device_classes
+from sharding.plans.stage_graph import StageId
 from sharding.schedules.ops import OpKind, Schedule
 
 
@@ -11,7 +11,7 @@ def pass_seconds(schedule: Schedule) -> float:
         schedule: A schedule whose op graph has the seconds of every stage.
     """
     op_graph, graph = schedule.op_graph, schedule.op_graph.stage_graph
-    classes = device_classes(graph.devices.values())
+    classes = graph.device_classes
     lanes = {
         stage: [number for number, members in enumerate(classes) if members[0] in devices]
         for stage, devices in graph.devices.items()

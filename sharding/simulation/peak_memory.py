@@ -29,20 +29,18 @@ def peak_memory(
     """
     starts, ends = _by_stage(spans)
     static = np.zeros(len(groups.sizes))
-    owners, times, changes = [], [], []
+    owners, times, changes = [], [], []  # a column for every stage of every group: its microbatches' starts and ends
     for stage, stage_groups in groups.groups_of.items():
         replica, column = np.nonzero(groups.is_first[stage])
         group = stage_groups[replica, column]
         np.add.at(static, group, stages[stage].static_bytes)
         saved = stages[stage].saved_bytes[:, replica]
-        owner = np.broadcast_to(group, saved.shape)
-        owners += [owner, owner]
-        times += [starts["forward", stage][:, replica], _release_times(op_graph, starts, ends, stage)[:, replica]]
-        changes += [saved, -saved]
-    flat_owners, flat_times, flat_changes = (
-        np.concatenate([array.ravel() for array in arrays]) for arrays in (owners, times, changes)
-    )
-    return static + _peaks(flat_owners, flat_times, flat_changes, len(static))
+        owners.append(group)
+        released = _release_times(op_graph, starts, ends, stage)
+        times.append(np.concatenate([starts["forward", stage], released])[:, replica])
+        changes.append(np.concatenate([saved, -saved]))
+    columns = (np.concatenate(arrays, axis=-1) for arrays in (owners, times, changes))
+    return static + _peaks(*columns, len(static))
 
 
 _Table = Mapping[tuple[OpKind, StageId], Float[np.ndarray, "m _"]]
@@ -74,14 +72,21 @@ def _release_times(op_graph: OpGraph, starts: _Table, ends: _Table, stage: Stage
 
 
 def _peaks(
-    owners: Int[np.ndarray, " e"],
-    times: Float[np.ndarray, " e"],
-    changes: Float[np.ndarray, " e"],
+    owners: Int[np.ndarray, " c"],
+    times: Float[np.ndarray, "e c"],
+    changes: Float[np.ndarray, "e c"],
     count: int,
 ) -> Float[np.ndarray, " n"]:
-    """For every owner, the highest running sum of its changes; of changes at one moment, releases come first."""
-    order = np.lexsort((changes, times, owners))
-    running = np.cumsum(changes[order])
-    first = np.searchsorted(owners[order], np.arange(count))
-    before = np.where(first > 0, running[first - 1], 0.0)
-    return np.maximum.reduceat(running, first) - before
+    """For every owner, the highest running sum of the changes in its columns; at one moment releases come first."""
+    peaks, columns_of = np.zeros(count), np.bincount(owners, minlength=count)
+    by_owner = np.argsort(owners, kind="stable")
+    first = np.cumsum(columns_of) - columns_of
+    for width in np.unique(columns_of):  # owners with equally many columns are sorted at once
+        alike = np.flatnonzero(columns_of == width)
+        columns = by_owner[first[alike, None] + np.arange(width)]
+        times_of, changes_of = (
+            table[:, columns].transpose(1, 0, 2).reshape(len(alike), -1) for table in (times, changes)
+        )
+        order = np.lexsort((changes_of, times_of))
+        peaks[alike] = np.take_along_axis(changes_of, order, axis=1).cumsum(axis=1).max(axis=1)
+    return peaks

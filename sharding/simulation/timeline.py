@@ -103,7 +103,7 @@ class Timeline:
         """Idle seconds of each group of devices, by cause."""
         return idle_by_cause(self.idle_periods, len(self.groups.sizes))
 
-    @property
+    @functools.cached_property
     def idle(self) -> dict[IdleCause, float]:
         """Idle seconds by cause, the mean over all devices."""
         return {cause: self.groups.mean(seconds) for cause, seconds in self.idle_by_group.items()}
