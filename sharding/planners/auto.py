@@ -1,9 +1,8 @@
 """Every policy on the same problem, and the best of their plans by the simulated step."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
 
 from configs.errors import UserError
 from sharding.planners import disaggregated, rigid
@@ -104,11 +103,11 @@ def best_simulated(problem: PlanningProblem, plans: Sequence[Plan]) -> Simulated
 
     Raises PlanError if none fits.
     """
-    bounds = np.array([problem.least_step_seconds(plan) for plan in plans])
+    bounds = [problem.least_step_seconds(plan) for plan in plans]
     fitting: dict[int, SimulatedPlan] = {}
     too_large: list[SimulatedPlan] = []
-    shortest = np.inf
-    for index in np.argsort(bounds, kind="stable").tolist():
+    shortest = math.inf
+    for index in sorted(range(len(plans)), key=bounds.__getitem__):
         bound, plan = bounds[index], plans[index]
         if bound > shortest * (1 + STEP_SLACK):
             break
