@@ -36,5 +36,7 @@ def test_no_step_is_shorter(recipe):
 
 def test_one_stage_takes_its_bound():
     of = problem(ModelConfig((), BACKBONE, ()), devices=1)
-    (plan,) = {plan for plan in all_plans(of) if plan.device_count == 1 and len(plan.units[0].layers) == 1}
-    assert of.least_step_seconds(plan) == pytest.approx(of.simulate(plan).step, rel=1e-9)
+    plans = [plan for plan in all_plans(of) if plan.device_count == 1 and len(plan.units[0].layers) == 1]
+    assert plans
+    for plan in plans:
+        assert of.least_step_seconds(plan) == pytest.approx(of.simulate(plan).step, rel=1e-9)
