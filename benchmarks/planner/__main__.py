@@ -26,6 +26,7 @@ class PlannerArguments(cli.JsonArguments):
 
 def main(arguments: PlannerArguments) -> int:
     """Prints the table. Returns 0 if every goal is met, else 1."""
+    from benchmarks.planner import choices
     from benchmarks.planner.disttrain_models import explain_difference, simulate_model
     from benchmarks.planner.interleaving import measure_interleaving
     from benchmarks.planner.speed import measure_speed
@@ -38,6 +39,10 @@ def main(arguments: PlannerArguments) -> int:
         cli.parse_gin((f"models/{name}.gin", DATA))
         described[name] = (cli.configured(ModelConfig), cli.configured(SyntheticData))
     rows = measure_speed(*described["mllm_72b"])
+    rows += choices.measure_comparisons(*described["mllm_72b"])
+    for name in (name for name in arguments.models if name in choices.FEW_ROWS):
+        rows += choices.measure_estimates(name, *described[name])
+        rows += choices.measure_few_devices(name, *described[name])
     for name in arguments.models:
         rows += simulate_model(name, *described[name])
     rows += explain_difference("mllm_72b", *described["mllm_72b"])

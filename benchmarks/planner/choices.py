@@ -1,0 +1,79 @@
+"""How long the comparison of all policies takes, how near estimates are to simulated steps, and MFU on few devices."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from configs.architectures import ModelConfig
+from configs.clusters import CLUSTERS
+from configs.workloads import SyntheticData, Workload
+from mmjax.planning.problem import make_problem, workload_statistics
+from sharding.planners.auto import run_policy
+from sharding.planners.layout_search import search_layouts
+from sharding.planners.policy_comparison import compare_policies
+from sharding.planners.problem import PlanningProblem
+from sharding.planners.schedule_fields import scheduled_plan
+from sharding.planners.step_estimate import StepEstimate
+
+FEW_DEVICES, FEW_ROWS = 96, {"mllm_9b": 128, "mllm_15b": 64, "mllm_72b": 40}
+"""Devices, and DistTrain's batches on so many."""
+
+TIMED = {(1296, 1920): 4.0, (100_000, 122_880): 20.0}
+"""Seconds that all policies may take on so many devices with so many rows."""
+
+LAYOUTS = 8
+
+
+def measure_comparisons(model: ModelConfig, data: SyntheticData) -> list[dict[str, Any]]:
+    """Rows of the processor seconds from a model to its chosen plan, without the import of packages."""
+    rows = []
+    for (devices, batch), goal in TIMED.items():
+        start = time.process_time()
+        compare_policies(_problem(model, data, devices, batch))
+        seconds = time.process_time() - start
+        rows.append(
+            _row(f"seconds of all policies: {devices:,} devices, batch {batch:,}", seconds, goal, seconds <= goal)
+        )
+    return rows
+
+
+def measure_estimates(name: str, model: ModelConfig, data: SyntheticData) -> list[dict[str, Any]]:
+    """Rows of the mean error of the search's objective, and of the estimate, on the best layouts."""
+    problem = _problem(model, data, 1296, 1920)
+    layouts, estimate = search_layouts(problem, LAYOUTS), StepEstimate(problem)
+    steps = np.array([problem.simulate(scheduled_plan(problem, layout)).step for layout in layouts])
+    kinds: dict[str, Callable] = {"objective": lambda layout: layout.seconds, "estimate": estimate.seconds}
+    return [
+        _row(
+            f"{name}, mean error of the {kind} on the {LAYOUTS} best layouts",
+            float(np.abs(np.array([seconds(layout) for layout in layouts]) / steps - 1).mean()),
+        )
+        for kind, seconds in kinds.items()
+    ]
+
+
+def measure_few_devices(name: str, model: ModelConfig, data: SyntheticData) -> list[dict[str, Any]]:
+    """Rows of the policies' MFU on few devices; `disaggregated` should not be below `ratio`."""
+    problem = _problem(model, data, FEW_DEVICES, FEW_ROWS[name])
+    mfu = {policy: run_policy(problem, policy).timeline.mfu for policy in ("rigid", "ratio", "disaggregated")}
+    goals = {"disaggregated": mfu["ratio"]}
+    return [
+        _row(
+            f"{name}, at most {FEW_DEVICES} devices, batch {problem.rows}, {policy}: MFU",
+            value,
+            goals.get(policy),
+            value >= goals[policy] if policy in goals else None,
+        )
+        for policy, value in mfu.items()
+    ]
+
+
+def _problem(model: ModelConfig, data: SyntheticData, devices: int, batch: int) -> PlanningProblem:
+    config = Workload(model, data, batch)
+    return make_problem(config, workload_statistics(config), CLUSTERS["a800"], devices)
+
+
+def _row(name: str, value: float, goal: float | None = None, met: bool | None = None) -> dict[str, Any]:
+    return {"name": name, "value": float(value), "goal": goal, "met": met, "paper": None}
