@@ -244,10 +244,10 @@ class _PlanCosts:
             least += [count * np.min(seconds.total) for seconds in passes]
             if layer.expert_parameters:
                 index = self._replica_loads(module, ranks.dp).index
-                total += [count * _on_replicas(each, layer, index, ranks).total.sum(axis=0) for each in passes]
+                total += [count * np.sum(_on_replicas(each, layer, index, ranks).total, axis=0) for each in passes]
             else:
                 seconds = count * np.stack([each.total for each in passes])
-                by_module[module] = by_module.get(module, 0.0) + seconds
+                by_module[module] = by_module.get(module, np.zeros((2, 1))) + seconds
         for module, seconds in by_module.items():
             total += seconds[:, self._replica_loads(module, ranks.dp).index].sum(axis=1)
         return _PassWork(total[0], float(least[0])), _PassWork(total[1], float(least[1]))

@@ -254,7 +254,7 @@ def check_unit(unit: UnitPlan, graph: ModuleGraph, devices: int) -> None:
     _check_chain(unit, graph)
     stage_layers(unit, graph)
     _check_ranks(unit, graph)
-    if unit.rows and (len(unit.modules) > 1 or graph[unit.modules[0]].is_backbone):
+    if unit.rows and (len(unit.modules) > 1 or any(graph[name].is_backbone for name in unit.modules)):
         raise PlanError(
             f"unit {unit.name} holds {', '.join(unit.modules)} and has rows of its own; only a unit of one encoder or "
             "one generator can"

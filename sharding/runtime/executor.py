@@ -5,7 +5,6 @@ the last op that needs them has been dispatched.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -246,9 +245,11 @@ class Executor:
         sent = {}
         for channel in channels:
             key, hop = (channel.name, op.microbatch), channel.activation_hop
-            if exchanges := buffers.batch.exchanges.get(channel.name):
-                hop = functools.partial(hop, tables=exchanges[op.microbatch].activation_tables)
-            sent[key] = hop(buffers.outputs.pop(key, None))
+            array = buffers.outputs.pop(key, None)
+            if isinstance(hop, ExchangeHop):
+                sent[key] = hop(array, buffers.batch.exchanges[channel.name][op.microbatch].activation_tables)
+            else:
+                sent[key] = hop(array)
         buffers.inputs |= sent
         return list(sent.values())
 
@@ -284,9 +285,11 @@ class Executor:
         sent = {}
         for channel in channels:
             key, hop = (channel.name, op.microbatch), channel.gradient_hop
-            if exchanges := buffers.batch.exchanges.get(channel.name):
-                hop = functools.partial(hop, tables=exchanges[op.microbatch].gradient_tables)
-            sent[key] = hop(buffers.input_gradients.pop(key, None))
+            array = buffers.input_gradients.pop(key, None)
+            if isinstance(hop, ExchangeHop):
+                sent[key] = hop(array, buffers.batch.exchanges[channel.name][op.microbatch].gradient_tables)
+            else:
+                sent[key] = hop(array)
         buffers.output_gradients |= sent
         return list(sent.values())
 

@@ -260,8 +260,9 @@ def make_channel(
     source, target = (programs[stage_id].channel_shardings[endpoints.name] for stage_id in stage_ids)
     shape = programs[endpoints.source].output_shapes[endpoints.name]
     if endpoints.name in exchanged:
-        ends = ExchangeEnd(source, shape.shape), ExchangeEnd(target, _arriving(shape, exchanged[endpoints.name]).shape)
-        there, back = ExchangeHop(*ends, shape.dtype), ExchangeHop(*ends[::-1], shape.dtype)
+        begin = ExchangeEnd(source, shape.shape)
+        end = ExchangeEnd(target, _arriving(shape, exchanged[endpoints.name]).shape)
+        there, back = ExchangeHop(begin, end, shape.dtype), ExchangeHop(end, begin, shape.dtype)
         return Channel(endpoints.name, endpoints.source, endpoints.target, there, back)
     hop = functools.partial(make_hop, shape=shape.shape, dtype=shape.dtype, transport=transport)
     return Channel(endpoints.name, endpoints.source, endpoints.target, hop(source, target), hop(target, source))

@@ -155,9 +155,8 @@ class ExchangeHop:
         if any(device in self.source.devices for device in self._local):
             shard = np.zeros(self.source.shard_shape, self.dtype)
             zeros = jax.make_array_from_callback(self.source.shape, self.source.sharding, lambda _: shard)
-        return self(
-            zeros, self.place_tables(TokenRuns(*np.arange(2 * count).reshape(2, -1) % count, np.ones(count, int)))
-        )
+        tokens = np.arange(count)
+        return self(zeros, self.place_tables(TokenRuns(tokens, tokens, np.ones_like(tokens))))
 
 
 def _on_each(devices: Iterable[jax.Device], array: np.ndarray) -> dict[jax.Device, jax.Array]:

@@ -347,3 +347,23 @@ def test_the_table_shows_collectives_if_a_unit_sets_them():
     plan = dataclasses.replace(PLAN, units=(eyes, dataclasses.replace(mind, collectives="ring"), *others))
     assert [row["collectives"] for row in plan.table()[:2]] == ["reduce", "ring"]
     assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rows": -1}, "unit vision: rows is -1; it must not be negative"),
+        ({"capacity": 8}, "unit vision: capacity 8 is that of rows of its own; set rows too"),
+        ({"rows": 3, "dp": 2, "devices": (0, 1)}, "unit vision: dp 2 does not divide its 3 rows of a microbatch"),
+    ],
+)
+def test_rows_of_its_own_are_a_multiple_of_the_replicas(fields, words):
+    with pytest.raises(PlanError, match=words):
+        UnitPlan(**{"name": "vision", "modules": ("vision",), "devices": (0,)} | fields)
+
+
+def test_only_a_unit_of_one_encoder_or_generator_has_rows_of_its_own():
+    for modules in (("backbone",), ("vision", "backbone")):
+        layers = sum(GRAPH[name].layer_count for name in modules)
+        with pytest.raises(PlanError, match="has rows of its own; only a unit of one encoder or one generator can"):
+            check_unit(UnitPlan("trunk", modules, (0,), layers=(layers,), rows=2), GRAPH, 8)
