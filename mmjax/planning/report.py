@@ -42,6 +42,10 @@ def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
         "bound_seconds": bound if math.isfinite(bound) else None,
         "policies": [_entry(result, bound) for result in comparison.results],
         "choice": comparison.choice.policy,
+        "on_fewer_devices": [
+            {**result.timeline.summary(), "plan": json.loads(result.plan.to_json())}
+            for result in comparison.on_fewer_devices
+        ],
         "plan": json.loads(comparison.plan.to_json()),
     }
 
@@ -73,6 +77,8 @@ def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     for result in results:
         if not result.simulated:
             console.print(f"{result.policy}: {result.reason}", soft_wrap=True)
+    if comparison.on_fewer_devices:
+        console.print(_fewer_devices(comparison))
     console.print(explain_choice(comparison), soft_wrap=True)
 
 
@@ -94,7 +100,7 @@ def _policies(
         fullest = max(timeline.lane_peak_memory(lane) for lane in timeline.lanes)
         table.add_row(
             result.policy,
-            f"{timeline.step:.2f} s" if timeline.step >= 1 else f"{timeline.step * 1e3:.2f} ms",
+            _seconds(timeline.step),
             f"{timeline.mfu:.1%}",
             f"{timeline.tokens_per_second:,.0f}",
             f"{result.plan.device_count:,}",
@@ -159,6 +165,21 @@ def _units(simulated: Sequence[PolicyResult]) -> Table:
     return table
 
 
+def _fewer_devices(comparison: PolicyComparison) -> Table:
+    """What a step takes on fewer devices than the choice has."""
+    table = _table("The choice, and plans on fewer devices", "devices", "step", "times as long", "MFU", "tokens/s")
+    step = comparison.timeline.step
+    for result in (comparison.choice.simulated, *comparison.on_fewer_devices):
+        table.add_row(
+            f"{result.plan.device_count:,}",
+            _seconds(result.timeline.step),
+            f"{result.timeline.step / step:.2f}",
+            f"{result.timeline.mfu:.1%}",
+            f"{result.timeline.tokens_per_second:,.0f}",
+        )
+    return table
+
+
 def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, console: Console) -> None:
     """Prints the step time, a table of the stages, and every stage that does not fit into memory."""
     console.print(
@@ -187,6 +208,10 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
                 f"device, {_bytes(needed - room)} too many",
                 soft_wrap=True,
             )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"
 
 
 def _bytes(size: float) -> str:

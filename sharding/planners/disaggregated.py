@@ -22,18 +22,27 @@ from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import RequiredGradients
 from sharding.plans.unit_plan import PlanError
 
-_COUNT, _COUNT_BY_FLOPS = 8, 4  # of the best sizes of the backbone
-_ESTIMATED = 2  # times as many sizes are estimated
+_COUNT, _COUNT_BY_FLOPS = 5, 3  # of the best sizes of the backbone
+_ESTIMATED = 3  # times as many sizes are estimated
 _SLACKS = (0.0, STEP_SLACK, 0.03)  # within which device-seconds count; an estimate is a few percent off
 _SIMILAR = 0.1  # share by which layouts that are estimated may take longer by the objective
 
 
 def plans(problem: PlanningProblem) -> list[Plan]:
-    """The best layouts by DistTrain's objective."""
-    layouts = search_layouts(problem, _ESTIMATED * _COUNT)
+    """The best layouts by DistTrain's objective and by the estimate."""
+    return _best_plans(problem, _COUNT)
+
+
+def plans_of_best_size(problem: PlanningProblem) -> list[Plan]:
+    """The same with only the best size of the backbone, in a fraction of the time."""
+    return _best_plans(problem, 1)
+
+
+def _best_plans(problem: PlanningProblem, count: int) -> list[Plan]:
+    layouts = search_layouts(problem, _ESTIMATED * count)
     if not layouts:
         raise infeasible_error(problem)
-    return _plans_of(problem, layouts, _COUNT)
+    return _plans_of(problem, layouts, count)
 
 
 def flops_proportional_plans(problem: PlanningProblem) -> list[Plan]:

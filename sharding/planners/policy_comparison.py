@@ -1,12 +1,14 @@
 """The plans of several policies for one problem side by side, and the choice among them."""
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 from sharding.frames import make_frame
 from sharding.html import numbers
 from sharding.html.elements import Html, element, join, table
-from sharding.planners.auto import PLANNING_POLICIES, PolicyResult, best_result, run_policy
+from sharding.planners.auto import PLANNING_POLICIES, PolicyResult, SimulatedPlan, best_result, run_policy
+from sharding.planners.fewer_devices import plans_on_fewer_devices
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.relaxation import solve_relaxations
 from sharding.plans.plan import Plan
@@ -46,6 +48,13 @@ class PolicyComparison:
     def timeline(self) -> Timeline:
         """Its simulated step."""
         return self.choice.timeline
+
+    @functools.cached_property
+    def on_fewer_devices(self) -> tuple[SimulatedPlan, ...]:
+        """The best plans on shares of the chosen plan's devices; none where `disaggregated` was not compared."""
+        if "disaggregated" not in {result.policy for result in self.results}:
+            return ()
+        return tuple(plans_on_fewer_devices(self.problem, self.plan.device_count))
 
     def __repr__(self) -> str:
         steps = ", ".join(

@@ -11,7 +11,7 @@ from configs.clusters import ClusterConfig
 from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
 from sharding.costs.plan_costs import plan_costs, plan_work, unit_work
-from sharding.costs.step_costs import StageWork, StepCosts
+from sharding.costs.step_costs import StageWork, StepCosts, StepWork
 from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
 from sharding.planners.module_table import ModuleTable, module_table
 from sharding.plans.plan import Plan
@@ -94,6 +94,13 @@ class PlanningProblem:
             cluster=self.cluster.name,
             devices=self.devices,
         )
+
+    def with_devices(self, devices: int) -> "PlanningProblem":
+        """The same problem on another number of devices; shares what does not depend on it."""
+        other = dataclasses.replace(self, devices=devices)
+        for name in ("module_tables", "sampled_rows", "_sampled_costs", "_mean_costs"):
+            other.__dict__[name] = getattr(self, name)
+        return other
 
     def fixed_ranks_of(self, module: str) -> FixedRanks:
         """The context-parallel and expert ranks of a module."""
@@ -181,6 +188,20 @@ class PlanningProblem:
         """Seconds that the simulated step of a plan is not shorter than; takes a fraction of the simulation's time."""
         op_graph = training_op_graph(plan, self.graph, self._trained_stages(plan))
         return least_step_seconds(op_graph, plan_work(plan, self._sampled_costs, self.trained_parts))
+
+    def mean_microbatch_work(self, plan: Plan) -> StepWork:
+        """What the stages of a plan take for one microbatch of mean rows."""
+        count = self.rows // plan.microbatches
+        if count not in self._mean_costs:
+            rows = {name: np.tile(self.data.mean_load(name), (count, 1)) for name in self.graph.names}
+            self._mean_costs[count] = self._batch_costs(rows)
+        one = dataclasses.replace(plan, microbatches=1)
+        return plan_work(one, self._mean_costs[count], self.trained_parts)
+
+    @functools.cached_property
+    def _mean_costs(self) -> dict[int, BatchCosts]:
+        """By rows of a microbatch."""
+        return {}
 
     def unit_work(self, unit: UnitPlan, microbatches: int) -> tuple[StageWork, ...]:
         """What bounds a step from below of every stage of a unit, on the rows that plans are simulated with."""

@@ -57,9 +57,7 @@ def with_stage_seconds(problem: PlanningProblem, plan: Plan) -> Plan:
         problem: The problem.
         plan: A plan without microbatches in flight beyond the schedule's limits.
     """
-    count = problem.rows // plan.microbatches
-    rows = {name: np.tile(problem.data.mean_load(name), (count, 1)) for name in problem.graph.names}
-    stages = problem.step_costs(dataclasses.replace(plan, microbatches=1), rows).stages
+    stages = problem.mean_microbatch_work(plan).stages
 
     def of_unit(unit: UnitPlan, kind: str) -> tuple[float, ...]:
         means = (np.mean(getattr(stages[unit.name, number], kind)) for number in range(unit.stage_count))

@@ -24,6 +24,7 @@ def test_a_model_is_planned_by_every_policy_without_jax(tmp_path, monkeypatch):
         assert abs(sum(shares) + each["busy"]["share"] - 1) < 1e-6
     best = policies[found["choice"]]
     assert best["step_seconds"] <= min(each["step_seconds"] for each in policies.values()) * 1.01
+    assert all(each["devices"] < best["devices"] for each in found["on_fewer_devices"])
     assert Plan.load(path) == Plan.from_json(json.dumps(found["plan"]))
 
 
