@@ -39,8 +39,8 @@ def peak_memory(
         released = _release_times(op_graph, starts, ends, stage)
         times.append(np.concatenate([starts["forward", stage], released])[:, replica])
         changes.append(np.concatenate([saved, -saved]))
-    columns = (np.concatenate(arrays, axis=-1) for arrays in (owners, times, changes))
-    return static + _peaks(*columns, len(static))
+    joined = [np.concatenate(arrays, axis=-1) for arrays in (owners, times, changes)]
+    return static + _peaks(joined[0], joined[1], joined[2], len(static))
 
 
 _Table = Mapping[tuple[OpKind, StageId], Float[np.ndarray, "m _"]]

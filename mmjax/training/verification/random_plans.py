@@ -15,6 +15,7 @@ from sharding.specs.modules import ModuleGraph
 MOST_MICROBATCHES = 4
 LARGEST_SIZES = {"tp": 4, "pp": 4, "chunks": 2}
 COLLECTIVES: tuple[CollectivesName, ...] = ("reduce", "gather", "ring")
+MOST_ROWS = 3  # of its own, of a replica
 UNIT_ATTEMPTS = 100
 PLAN_ATTEMPTS = 100
 
@@ -79,8 +80,10 @@ def _random_unit(
         generator: Source of all choices.
     """
     name, total = "_".join(chain), sum(graph[module].layer_count for module in chain)
+    may_have_rows = len(chain) == 1 and chain[0] != graph.backbone.name
     for _ in range(UNIT_ATTEMPTS):
-        dp = generator.choice([size for size in range(1, devices + 1) if rows % size == 0])
+        own_rows = may_have_rows and generator.random() < 0.4
+        dp = generator.choice([size for size in range(1, devices + 1) if own_rows or rows % size == 0])
         tp, pp, chunks = (generator.randint(1, largest) for largest in LARGEST_SIZES.values())
         if dp * tp * pp > devices or pp * chunks > total:
             continue
@@ -96,6 +99,7 @@ def _random_unit(
             chunks=chunks,
             ep=generator.choice([size for size in range(1, dp + 1) if dp % size == 0]) if experts else 1,
             collectives=generator.choice(COLLECTIVES) if tp > 1 else "reduce",
+            rows=dp * generator.randint(1, MOST_ROWS) if own_rows else 0,
         )
         try:
             check_unit(unit, graph, devices)
@@ -134,6 +138,7 @@ def _describe_unit(unit: UnitPlan) -> str:
         _joined(unit.recompute),
     ]
     words += [unit.collectives] if unit.tp > 1 else []
+    words += [f"{unit.rows} rows of its own"] if unit.rows else []
     words += [f"{unit.extra_in_flight} extra in flight"] if unit.extra_in_flight else []
     words += (
         [f"seconds {_joined(unit.forward_seconds)} / {_joined(unit.backward_seconds)}"] if unit.forward_seconds else []

@@ -45,6 +45,8 @@ def test_all_kinds_of_division_occur_and_combine():
         ("vision", "backbone", "generator"),
     }
     assert {unit.extra_in_flight for unit in units} == {0, 1, 2, 3}
+    assert {unit.modules for unit in units if unit.rows} == {("vision",), ("generator",)}
+    assert any(unit.rows and 12 % unit.dp for unit in units)
     assert all(bool(unit.forward_seconds) == (plan.schedule == "interleaved") for plan in plans for unit in plan.units)
     assert any(sorted(unit.devices) != list(unit.devices) for unit in units)
     shared = [plan.device_count < sum(len(unit.devices) for unit in plan.units) for plan in plans]
