@@ -169,7 +169,7 @@ def _fewer_devices(comparison: PolicyComparison) -> Table:
     """What a step takes on fewer devices than the choice has."""
     table = _table("The choice, and plans on fewer devices", "devices", "step", "times as long", "MFU", "tokens/s")
     step = comparison.timeline.step
-    for result in (comparison.choice.simulated, *comparison.on_fewer_devices):
+    for result in (comparison.choice, *comparison.on_fewer_devices):
         table.add_row(
             f"{result.plan.device_count:,}",
             _seconds(result.timeline.step),
