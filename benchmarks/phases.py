@@ -58,6 +58,7 @@ def host_rows() -> list[Row]:
         rows=ENCODER_REPLICAS,
         cells=ROW_TOKENS,
         capacity=ROW_TOKENS,
+        values="tokens",
         values_per_cell=1,
     )
     rows_of_microbatch = ROWS // MICROBATCHES

@@ -62,6 +62,7 @@ class BatchLoader:
         return dataclasses.replace(
             batch,
             arrays=self.phases.deal(batch.arrays),
+            counts=self.phases.counts(batch.counts),
             state=plan.state_after.to_json(),
             refused=(*plan.refused, *refused),
         )

@@ -7,6 +7,7 @@ with weights of their own, and random numbers are keyed by sample ids, so neithe
 """
 
 import dataclasses
+import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -28,6 +29,10 @@ ITEM_FIELDS = ("microbatch", "row", "place", "phase_row", "phase_place", "length
 """Columns of an item table: where an item's cells lie in a microbatch of the global batch, and where in the phase."""
 
 
+class PhaseCapacityError(DataError):
+    """The items of a microbatch do not fit into the rows of a phase."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhaseRows:
     """The rows of one phase. A cell is what one place of its activations covers: the values of a token, or an image.
@@ -38,7 +43,8 @@ class PhaseRows:
         rows: Rows of a microbatch.
         cells: Cells of a row of the global batch.
         capacity: Cells of a row of the phase.
-        values_per_cell: Values of a cell, as the plan counts them.
+        values: What the plan counts capacities in: the field of the encoder's values, or images.
+        values_per_cell: How many of them a cell takes.
     """
 
     module: str
@@ -46,12 +52,21 @@ class PhaseRows:
     rows: int
     cells: int
     capacity: int
+    values: str
     values_per_cell: int
 
     @property
     def table_name(self) -> str:
         """Name under which a batch keeps the table of the phase's items, as if it were a module."""
         return f"{self.module} items"
+
+    def layout(self, microbatches: int) -> list[int]:
+        """What tells its rows from those of another plan."""
+        return [microbatches, self.rows, self.capacity, self.cells]
+
+    def values_in(self, microbatches: int) -> int:
+        """Values that the rows of a step hold."""
+        return microbatches * self.rows * self.capacity * self.values_per_cell
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,16 +85,40 @@ class DealtPhases:
         """The arrays of a global batch with the items of the phases in their rows; those of a dealt batch as they are.
 
         Returns:
-            The arrays; under `PhaseRows.table_name`, `{"items": int32[k, 6]}` with the columns `ITEM_FIELDS`, in cells.
+            The arrays; under `PhaseRows.table_name`, `{"items": int32[k, 6]}` with the columns `ITEM_FIELDS`, in cells,
+            and under `layout` for which rows they are dealt.
 
         Raises:
-            DataError: The items of a microbatch do not fit into the rows of a phase.
+            PhaseCapacityError: The items of a microbatch do not fit into the rows of a phase.
+            DataError: The batch is dealt for another plan.
         """
+        self._refuse_other_layouts(arrays)
         dealt = dict(arrays)
         for phase in self.phases.values():
             if phase.table_name not in arrays:
                 dealt |= _deal_phase_arrays(arrays[phase.module], phase, self.microbatches)
         return dealt
+
+    def _refuse_other_layouts(self, arrays: HostArrays) -> None:
+        expected = {phase.table_name: phase.layout(self.microbatches) for phase in self.phases.values()}
+        for name, fields in arrays.items():
+            if "layout" in fields and fields["layout"].tolist() != expected.get(name):
+                raise DataError(
+                    f"the {name} of this batch are dealt over the rows of another plan; take the batch from a pipeline "
+                    "of this plan, or from one without rows of its own"
+                )
+
+    def digest(self, arrays: HostArrays) -> int:
+        """CRC-32 of the tables of a dealt batch, which are the same in all processes."""
+        tables = (arrays[phase.table_name]["items"] for phase in self.phases.values() if phase.table_name in arrays)
+        return zlib.crc32(b"".join(items.tobytes() for items in tables))
+
+    def counts(self, counts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        """`GlobalBatch.counts` with the capacities of the phases' rows."""
+        return {
+            module: (real, self.phases[module].values_in(self.microbatches) if module in self.phases else capacity)
+            for module, (real, capacity) in counts.items()
+        }
 
     def batch_spec(self, batch_spec: BatchSpec) -> BatchSpec:
         """The spec of a batch after `deal`, without the item tables."""
@@ -133,6 +172,7 @@ def plan_phase_rows(plan: Plan, model: ModelConfig, batch_spec: BatchSpec) -> De
             rows=unit.rows,
             cells=length // per_cell,
             capacity=capacity // per_cell,
+            values=what,
             values_per_cell=per_cell,
         )
     return DealtPhases(phases, plan.microbatches)
@@ -147,7 +187,7 @@ def _deal_phase_arrays(
     moved = {name: _move_items(array, items, phase, microbatches) for name, array in fields.items()}
     if not phase.is_generator:
         moved["segments"] = _renumber(moved["segments"], items, phase)
-    return {phase.module: moved, phase.table_name: {"items": items}}
+    return {phase.module: moved, phase.table_name: {"items": items, "layout": np.array(phase.layout(microbatches))}}
 
 
 class BatchItems(NamedTuple):
@@ -201,10 +241,10 @@ def deal_phase(found: BatchItems, phase: PhaseRows, rows: int, microbatches: int
                 items[first:last, 3], turn = np.divmod(items[first:last, 1], together)
                 items[first:last, 4] = turn * phase.cells + items[first:last, 2]
                 continue
-            unit = "images" if phase.is_generator else f"backbone tokens, each of {phase.values_per_cell} values"
-            raise DataError(
-                f"microbatch {number} of {phase.module}: {error} ({unit}); raise the capacity of its unit in the plan, "
-                "or its rows"
+            raise PhaseCapacityError(
+                f"microbatch {number}: the {last - first} items of {phase.module} do not fit into {phase.rows} rows of "
+                f"{phase.capacity * phase.values_per_cell} {phase.values}; set the capacity of its unit in the plan to "
+                f"at least {error.sufficient * phase.values_per_cell}, or give it more rows"
             ) from error
         items[first:last, 3], items[first:last, 4] = dealt.rows, dealt.places
     return items

@@ -47,9 +47,15 @@ class StoppedProcesses:
                     self._update(number, process.pid)
                     since = self._stopped_since.get(number)
                     if since is not None and time.monotonic() - since > STOPPED_SECONDS:
-                        self.killed.add(number)
-                        os.killpg(process.pid, signal.SIGKILL)
-                        del self._stopped_since[number]
+                        self._kill(number, process.pid)
+
+    def _kill(self, number: int, pid: int) -> None:
+        del self._stopped_since[number]
+        self.killed.add(number)  # before its end is reported
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has just ended by itself
+            self.killed.discard(number)
 
     def _update(self, number: int, pid: int) -> None:
         """Takes note of the stops and continuations since the last time."""

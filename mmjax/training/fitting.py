@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from data.packing.phase_rows import PhaseCapacityError
 from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.step_recorder import StepNotRecordedError, StepRecorder
 from mmjax.training.evaluation import AnswerScore, EvaluationStoppedError
@@ -232,7 +233,11 @@ class Fitting:
             try:
                 self._score = trainer.evaluate(self._progress, stop.requested)
             except EvaluationStoppedError:
-                trainer.evaluation_is_due = True
+                self._score, trainer.evaluation_is_due = None, True
+                return
+            except PhaseCapacityError as error:  # the data of evaluations is another than that of training
+                self._score = None
+                _LOG.warning("no evaluation after step %d: %s", trainer.steps_done, error)
                 return
             trainer.evaluation_is_due = False
             if self._score is not None:

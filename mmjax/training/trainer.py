@@ -138,7 +138,7 @@ class Trainer:
             self.engine.dealt_phases,
         )
         if workdir is not None:
-            # Each process refuses samples of its own rows, so each has lists of its own.
+            # Each process refuses samples of the rows that it loads, so each has lists of its own.
             process = jax.process_index()
             self._refused_folder = workdir / (f"process_{process}" if process else "")
             if not resume:
@@ -376,7 +376,9 @@ class Trainer:
         summary = dispatched.summary
         losses, gradient_norm = self.engine.losses_by_name(summary), float(summary.gradient_norm)
         self.heartbeat.step_finished(
-            dispatched.step, f"{losses} {gradient_norm} {dispatched.batch.counts} {dispatched.batch.targets}"
+            dispatched.step,
+            f"{losses} {gradient_norm} {dispatched.batch.counts} {dispatched.batch.targets} "
+            f"{self.engine.dealt_phases.digest(dispatched.batch.arrays)}",
         )
         if float(summary.all_finite) > 0:
             self.window.add(losses, gradient_norm, dispatched.batch)

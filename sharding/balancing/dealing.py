@@ -14,7 +14,15 @@ from sharding.balancing.postbalancing.greedy import largest_first
 
 
 class DealingError(UserError):
-    """Items do not fit into the rows of a phase; the message says what they take and what there is."""
+    """Items do not fit into the rows of a phase.
+
+    Attributes:
+        sufficient: A capacity of a row with which they fit.
+    """
+
+    def __init__(self, items: int, rows: int, capacity: int, sufficient: int) -> None:
+        super().__init__(f"{items} items do not fit into {rows} rows of {capacity}; rows of {sufficient} hold them")
+        self.sufficient = sufficient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +58,7 @@ def deal_items(lengths: Int[np.ndarray, " k"], rows: int, capacity: int) -> Deal
     if sums.max() > capacity:
         fitting = _deal_first_fit(lengths, descending.tolist(), rows, capacity)
         if fitting is None:
-            if lengths.max() > capacity:
-                raise DealingError(f"an item takes {lengths.max()}, and a row of the phase holds {capacity}")
-            raise DealingError(
-                f"{len(lengths)} items, which take {lengths.sum()} in all, do not fit into {rows} rows of {capacity}; "
-                f"rows of {sums.max()} hold them"
-            )
+            raise DealingError(len(lengths), rows, capacity, int(sums.max()))
         row_of = fitting
     by_row = np.argsort(row_of, kind="stable")
     ends = np.cumsum(lengths[by_row])

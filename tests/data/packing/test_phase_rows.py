@@ -52,6 +52,26 @@ def test_every_item_of_an_encoder_is_in_its_microbatch_once(module, rows, dp):
         assert (array.shape, array.dtype) == (spec.shape, spec.dtype)
     assert dealt["backbone"] is BATCH["backbone"]
     assert phases.deal(dealt) == dealt  # only once
+    assert phases.digest(dealt) and phases.digest(dealt) == phases.digest(phases.deal(BATCH))
+    capacity = MICROBATCHES * rows * spec_length(phases, module)
+    assert phases.counts({module: (7, 99), "backbone": (5, 96)}) == {module: (7, capacity), "backbone": (5, 96)}
+    for others in (DealtPhases(), dealt_phases({module: 2}, {})):
+        with pytest.raises(
+            DataError, match=f"the {module} items of this batch are dealt over the rows of another plan"
+        ):
+            others.deal(dealt)
+
+
+def spec_length(phases: DealtPhases, module: str) -> int:
+    """Values of a row of a phase."""
+    return phases.batch_spec(BATCH)[module]["patches" if module == "vision" else "frames"].shape[1]
+
+
+def test_equal_shapes_of_another_plan_are_told_apart():
+    dealt = dealt_phases({"vision": 4}, {}).deal(BATCH)
+    assert dealt["vision"]["patches"].shape == BATCH["vision"]["patches"].shape
+    with pytest.raises(DataError, match="dealt over the rows of another plan"):
+        DealtPhases().deal(dealt)
 
 
 def test_target_images_keep_their_weights_and_sample_ids():
@@ -81,7 +101,10 @@ def test_the_table_leads_from_every_cell_of_the_batch_to_its_place_in_the_phase(
 
 
 def test_items_that_do_not_fit_are_refused_with_what_would_hold_them():
-    with pytest.raises(DataError, match=r"microbatch 0 of vision: .* do not fit into 3 rows of 2; rows of 3 hold them"):
+    with pytest.raises(
+        DataError,
+        match=r"microbatch 0: the 8 items of vision do not fit into 3 rows of 8 patches; set .* to at least 12, or",
+    ):
         dealt_phases({"vision": 3}, {"vision": 8}).deal(crowded(BATCH))
     with pytest.raises(PlanError, match="unit vision: capacity 6 must be a multiple of 4, the patches of a backbone"):
         dealt_phases({"vision": 3}, {"vision": 6})
@@ -95,7 +118,9 @@ def crowded(batch):
 
 def test_any_batch_fits_without_a_capacity_in_the_plan():
     """Three images of two cells and one of three do not pack into rows of three; whole rows of the batch do."""
-    phase = PhaseRows(module="vision", is_generator=False, rows=2, cells=3, capacity=6, values_per_cell=4)
+    phase = PhaseRows(
+        module="vision", is_generator=False, rows=2, cells=3, capacity=6, values="patches", values_per_cell=4
+    )
     segments = np.array([[1, 1, 1], [1, 1, 2], [1, 2, 2], [1, 1, 0]], np.int32).repeat(4, axis=1)
     patches = np.arange(4 * 12, dtype=np.float32).reshape(4, 12, 1)
     arrays = {"vision": {"patches": patches, "segments": segments}}

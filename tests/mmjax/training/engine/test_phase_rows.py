@@ -15,7 +15,10 @@ from tests.mmjax.training.engines import (
     STEP,
     WITHOUT_GENERATOR,
     gradients_and_summary,
+    largest_error,
+    noisy_parameters,
     noisy_state,
+    reference,
     shared_engine,
 )
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
@@ -104,3 +107,18 @@ def test_a_batch_without_an_image_is_an_ordinary_one():
     gradients, summary = engine.executor.gradients(noisy_state(engine), engine.place_batch(batch, STEP))
     assert float(summary.all_finite) == 1
     assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(gradients["vision", 0]))
+
+
+def test_items_with_a_class_token_keep_its_cell():
+    config = dataclasses.replace(WITHOUT_GENERATOR, encoders=(dataclasses.replace(VISION, class_token=True),))
+    plan = Plan(
+        (UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3, capacity=16), BACKBONE_UNIT),
+        microbatches=2,
+    )
+    engine, batch = shared_engine(plan, config), tiny_batch(config)
+    batch["backbone"]["vision_index"][1::3] = -1  # these rows have no image
+    losses, expected = reference(config)(noisy_parameters(config), batch)
+    gradients, summary = gradients_and_summary(engine, batch)
+    np.testing.assert_allclose(np.sum(summary.losses), sum(losses.values()), rtol=1e-5)
+    error, name = largest_error(gradients, expected)
+    assert error < 1e-3, name

@@ -1,0 +1,39 @@
+"""Runs whose encoder and generator have rows of their own, against the run without."""
+
+import dataclasses
+import logging
+
+from sharding.plans.plan import Plan
+from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, compiled_once, run, written  # noqa: F401
+
+OWN_ROWS = {"vision": {"rows": 1}, "generator": {"rows": 3, "capacity": 3}}
+
+
+def with_own_rows(fields: dict[str, dict[str, int]]) -> Plan:
+    units = (dataclasses.replace(unit, **fields.get(unit.name, {})) for unit in PLAN.units)
+    return dataclasses.replace(PLAN, units=tuple(units))
+
+
+def test_a_run_trains_evaluates_and_resumes_as_the_run_without(tmp_path):
+    config = dataclasses.replace(CONFIG, evaluation_interval=3)
+    whole, losses = run(tmp_path / "without", config=config)
+    for steps in (3, 6):  # stopped by its configuration, and resumed
+        shorter = dataclasses.replace(config, steps=steps)
+        result, seen = run(tmp_path / "with", with_own_rows(OWN_ROWS), resume=steps == 6, config=shorter)
+        for step, of in seen.items():
+            for name, loss in of.items():
+                assert abs(loss / losses[step][name] - 1) < 1e-5, (step, name)
+    assert result.score == whole.score and result.step == 6
+    real, capacity = result.counts["vision"]
+    assert capacity == 3 * PLAN.microbatches * 64 and 0 < real < capacity  # a row holds two rows of the batch
+
+
+def test_an_evaluation_whose_items_do_not_fit_is_left_out_and_the_run_goes_on(tmp_path, caplog):
+    """Batches of training hold fewer images than those of evaluations, which are all questions about one."""
+    data = dataclasses.replace(CONFIG.data, mixture=(("vqa", 0.02), ("description", 1.0)))
+    config = dataclasses.replace(CONFIG, data=data, steps=3)
+    plan = with_own_rows({"vision": {"rows": 1, "capacity": 32}})
+    with caplog.at_level(logging.WARNING):
+        result, _ = run(tmp_path, plan, config=config, recorder=Recorder())
+    assert result.step == 3 and result.score is None and not result.stopped_by
+    assert "no evaluation after step 3: microbatch 0: the" in caplog.text
