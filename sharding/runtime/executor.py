@@ -16,9 +16,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.plans.stage_graph import StageId
-from sharding.runtime.exchange.hop import ExchangeHop
+from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
 from sharding.runtime.global_reduction import GlobalReduction, StepSummary
-from sharding.runtime.hops import PermuteHop
+from sharding.runtime.hops import Hop, PermuteHop
 from sharding.runtime.pipeline import Channel, ExecutableStage, PlacedBatch, TiedParameter, TrainState
 from sharding.runtime.stage_programs import Arrays, BackwardResult, ForwardResult
 from sharding.schedules.op_log import OpLog
@@ -244,12 +244,9 @@ class Executor:
         channels = self._channels_by_stage_pair[op.stage_id, op.target_id]
         sent = {}
         for channel in channels:
-            key, hop = (channel.name, op.microbatch), channel.activation_hop
-            array = buffers.outputs.pop(key, None)
-            if isinstance(hop, ExchangeHop):
-                sent[key] = hop(array, buffers.batch.exchanges[channel.name][op.microbatch].activation_tables)
-            else:
-                sent[key] = hop(array)
+            key = (channel.name, op.microbatch)
+            tables = buffers.batch.exchange(*key).activation_tables
+            sent[key] = _carry(channel.activation_hop, buffers.outputs.pop(key, None), tables)
         buffers.inputs |= sent
         return list(sent.values())
 
@@ -284,12 +281,9 @@ class Executor:
         channels = self._channels_by_stage_pair[op.target_id, op.stage_id]
         sent = {}
         for channel in channels:
-            key, hop = (channel.name, op.microbatch), channel.gradient_hop
-            array = buffers.input_gradients.pop(key, None)
-            if isinstance(hop, ExchangeHop):
-                sent[key] = hop(array, buffers.batch.exchanges[channel.name][op.microbatch].gradient_tables)
-            else:
-                sent[key] = hop(array)
+            key = (channel.name, op.microbatch)
+            tables = buffers.batch.exchange(*key).gradient_tables
+            sent[key] = _carry(channel.gradient_hop, buffers.input_gradients.pop(key, None), tables)
         buffers.output_gradients |= sent
         return list(sent.values())
 
@@ -374,3 +368,8 @@ class Executor:
             sharding = NamedSharding(self.stages[stage_id].programs.mesh, P())
             self._indices[key] = jax.make_array_from_callback((), sharding, lambda _: np.int32(microbatch))
         return self._indices[key]
+
+
+def _carry(hop: Hop | ExchangeHop, array: jax.Array | None, tables: PlacedTables | None) -> jax.Array | None:
+    """The array at the other end of a hop; only an exchange needs tables."""
+    return hop(array, tables) if isinstance(hop, ExchangeHop) else hop(array)

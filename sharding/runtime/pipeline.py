@@ -57,8 +57,8 @@ class Channel:
 class ExchangeMicrobatch:
     """What an exchange hop needs to know of a microbatch: the tables of both directions."""
 
-    activation_tables: PlacedTables | None
-    gradient_tables: PlacedTables | None
+    activation_tables: PlacedTables | None = None
+    gradient_tables: PlacedTables | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +72,11 @@ class PlacedBatch:
 
     stages: Mapping[StageId, Microbatches]
     exchanges: Mapping[str, Sequence[ExchangeMicrobatch]] = dataclasses.field(default_factory=dict)
+
+    def exchange(self, channel: str, microbatch: int) -> ExchangeMicrobatch:
+        """What a microbatch exchanges in a channel; nothing where its hops are no exchanges."""
+        of_channel = self.exchanges.get(channel)
+        return of_channel[microbatch] if of_channel else ExchangeMicrobatch()
 
 
 jax.tree_util.register_dataclass(ExchangeMicrobatch, ["activation_tables", "gradient_tables"], [])
