@@ -37,6 +37,10 @@ class StageGraph:
 
     def __post_init__(self) -> None:
         order = {stage: position for position, stage in enumerate(self.devices)}
+        if any(ranks < 1 for ranks in self.pp.values()):
+            raise ValueError(f"StageGraph: pipeline ranks {dict(self.pp)}; a unit has at least one")
+        if not self.exchanges <= set(self.edges):
+            raise ValueError(f"StageGraph: {set(self.exchanges) - set(self.edges)} are exchanges, but no edges")
         if len(set(self.edges)) != len(self.edges):
             raise ValueError("StageGraph: an edge is listed twice; list each pair of stages once")
         for source, target in self.edges:

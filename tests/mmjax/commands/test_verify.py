@@ -53,12 +53,12 @@ def verify(folder, *arguments, module=("-m", "mmjax.verify")):
 
 
 def test_layouts_of_the_default_list_agree(tmp_path):
-    """Two of them; all of them take four minutes, and `.ci/run` lets the command itself try them."""
+    """Two of them, one with rows of its own; `.ci/run` lets the command itself try all, which takes minutes."""
     cli.parse_gin(("tiny.gin",))
     config = cli.configured(TrainConfig)
     layouts, refused = default_layouts(module_graph(config.model), config.data.rows, 8)
     assert len(layouts) >= 12 and not refused
-    chosen = {f"{number}.json": layout.plan for number, layout in enumerate(layouts[6::5])}
+    chosen = {f"{number}.json": layout.plan for number, layout in enumerate(layouts[8::8])}
     for name, plan in chosen.items():
         plan.save(tmp_path / name)
     result = verify(tmp_path, "--json", "--steps=1", *(f"--plan={name}" for name in chosen))

@@ -89,3 +89,11 @@ def test_a_cycle_of_stages_is_refused():
 def test_an_invalid_graph_is_refused(lanes, edges, message):
     with pytest.raises(ValueError, match=message):
         StageGraph(lanes, edges)
+
+
+def test_a_unit_without_a_pipeline_rank_and_an_exchange_that_is_no_edge_are_refused():
+    lanes = {("a", 0): frozenset([0]), ("b", 0): frozenset([1])}
+    with pytest.raises(ValueError, match="a unit has at least one"):
+        StageGraph(lanes, (), {"a": 0})
+    with pytest.raises(ValueError, match="are exchanges, but no edges"):
+        StageGraph(lanes, (), exchanges=frozenset({(("a", 0), ("b", 0))}))
