@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from configs.architectures import ModelConfig
 from data.errors import DataError
@@ -263,10 +263,13 @@ def first_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.nda
 
 def _all_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
     """As `first_cells`, of every cell."""
-    length = items[:, 5]
-    step = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-    in_batch, in_phase = (np.repeat(first, length) + step for first in first_cells(items, phase))
+    in_batch, in_phase = (_run_through(first, items[:, 5]) for first in first_cells(items, phase))
     return in_batch, in_phase
+
+
+def _run_through(first: Int[np.ndarray, " k"], lengths: Int[np.ndarray, " k"]) -> Int[np.ndarray, " c"]:
+    """The numbers from each first one on, as many as its length, one run after the other."""
+    return np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
 
 
 def _move_items(array: np.ndarray, items: Int[np.ndarray, "k 6"], phase: PhaseRows, microbatches: int) -> np.ndarray:
@@ -288,9 +291,6 @@ def _renumber(
     order = np.lexsort((items[:, 4], row))
     number = np.empty(len(items), np.int32)
     number[order] = np.arange(len(items)) - np.searchsorted(row[order], row[order]) + 1
-    cells = np.zeros((len(segments), phase.capacity), np.int32)
-    length = items[:, 5]
-    step = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-    cells[np.repeat(row, length), np.repeat(items[:, 4], length) + step] = np.repeat(number, length)
-    is_item: Bool[np.ndarray, "n positions"] = segments > 0
-    return np.where(is_item, np.repeat(cells, segments.shape[1] // phase.capacity, axis=1), 0).astype(segments.dtype)
+    cells = np.zeros((len(segments), phase.capacity), segments.dtype)
+    cells.ravel()[_run_through(row * phase.capacity + items[:, 4], items[:, 5])] = np.repeat(number, items[:, 5])
+    return np.where(segments > 0, np.repeat(cells, segments.shape[1] // phase.capacity, axis=1), 0)

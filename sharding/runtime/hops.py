@@ -21,11 +21,23 @@ TRANSPORTS: tuple[str, ...] = get_args(Transport)
 _AXIS = "device"
 
 
-class IdentityHop:
-    """A hop between shardings that hold the same boxes on the same devices: it only replaces the sharding."""
+class _ArrayHop:
+    """A hop of a whole array between two shardings of it."""
 
     def __init__(self, source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.endpoints = _Endpoints(source, target, shape, dtype)
+
+    def __call__(self, array: jax.Array | None) -> jax.Array | None:
+        """The array on the target."""
+        raise NotImplementedError
+
+    def send_zeros(self) -> jax.Array | None:
+        """Sends zeros, to try the hop."""
+        return self(self.endpoints.zeros())
+
+
+class IdentityHop(_ArrayHop):
+    """A hop between shardings that hold the same boxes on the same devices: it only replaces the sharding."""
 
     def __call__(self, array: jax.Array | None) -> jax.Array | None:
         """The array on the target; it shares its buffers with the one given."""
@@ -33,16 +45,12 @@ class IdentityHop:
             return None
         return self.endpoints.assemble(self.endpoints.source_shards(array))
 
-    def send_zeros(self) -> jax.Array | None:
-        """Sends zeros, to try the hop."""
-        return self(self.endpoints.zeros())
 
-
-class DevicePutHop:
+class DevicePutHop(_ArrayHop):
     """`jax.device_put`, the quickest where one process owns all devices; shards that stay may share their buffers."""
 
     def __init__(self, source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        self.endpoints = _Endpoints(source, target, shape, dtype)
+        super().__init__(source, target, shape, dtype)
         foreign = [device for device in self.endpoints.devices if device.process_index != jax.process_index()]
         if foreign:
             raise ValueError(
@@ -55,12 +63,8 @@ class DevicePutHop:
         self.endpoints.source_shards(array)  # checks it
         return jax.device_put(array, self.endpoints.target)
 
-    def send_zeros(self) -> jax.Array | None:
-        """Sends zeros, to try the hop."""
-        return self(self.endpoints.zeros())
 
-
-class PermuteHop:
+class PermuteHop(_ArrayHop):
     """`lax.ppermute` in rounds over the union of both meshes, each process taking part with its own devices.
 
     The union's devices are ordered by id, so that both directions between two meshes use one communicator. All
@@ -73,7 +77,8 @@ class PermuteHop:
     """
 
     def __init__(self, source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        endpoints = self.endpoints = _Endpoints(source, target, shape, dtype)
+        super().__init__(source, target, shape, dtype)
+        endpoints = self.endpoints
         union = Mesh(np.array(endpoints.devices), (_AXIS,))
         self._union_sharding = NamedSharding(union, P(_AXIS))
         self._source_shard_shape = _at_least_1d(source.shard_shape(shape))
@@ -117,10 +122,6 @@ class PermuteHop:
         if not endpoints.shape:
             received = {device: jnp.reshape(shard, ()) for device, shard in received.items()}
         return endpoints.assemble(received)
-
-    def send_zeros(self) -> jax.Array | None:
-        """Sends zeros, to try the hop."""
-        return self(self.endpoints.zeros())
 
 
 Hop = IdentityHop | DevicePutHop | PermuteHop

@@ -163,12 +163,14 @@ class Engine:
         (phase,) = (self.phases[module] for module in channel.name.split(">") if module in self.phases)
         there, back = channel.activation_hop, channel.gradient_hop
         assert isinstance(there, ExchangeHop) and isinstance(back, ExchangeHop)
+        sends_gradients = channel.name in self.executor.stages[channel.target].programs.differentiated_inputs
         exchanges = []
         for items in microbatch_items(batch[phase.table_name]["items"], self.plan.microbatches):
             in_batch, in_phase = first_cells(items, phase)
             ends = (in_batch, in_phase) if phase.is_generator else (in_phase, in_batch)
             runs = TokenRuns(*ends, items[:, -1])
-            exchanges.append(ExchangeMicrobatch(there.place_tables(runs), back.place_tables(runs.reversed)))
+            gradient_tables = back.place_tables(runs.reversed) if sends_gradients else None
+            exchanges.append(ExchangeMicrobatch(there.place_tables(runs), gradient_tables))
         return exchanges
 
     def _microbatched(self, array: np.ndarray) -> np.ndarray:
