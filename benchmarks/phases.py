@@ -57,13 +57,13 @@ def host_rows() -> list[Row]:
         is_generator=False,
         rows=ENCODER_REPLICAS,
         cells=ROW_TOKENS,
-        capacity=ROW_TOKENS,
+        capacities=(ROW_TOKENS,),
         values="tokens",
         values_per_cell=1,
     )
     rows_of_microbatch = ROWS // MICROBATCHES
     devices = ENCODER_REPLICAS + BACKBONE_REPLICAS * TENSOR_RANKS
-    source = TokenShards(tuple((replica,) for replica in range(ENCODER_REPLICAS)), phase.capacity)
+    source = TokenShards(tuple((replica,) for replica in range(ENCODER_REPLICAS)), phase.largest)
     held = np.arange(ENCODER_REPLICAS, devices).reshape(BACKBONE_REPLICAS, TENSOR_RANKS).tolist()
     shard = ROW_TOKENS * rows_of_microbatch // BACKBONE_REPLICAS
     target = TokenShards(tuple(map(tuple, held)), shard)

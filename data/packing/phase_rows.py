@@ -42,7 +42,7 @@ class PhaseRows:
         is_generator: Whether activations come to the phase, and do not leave it.
         rows: Rows of a microbatch.
         cells: Cells of a row of the global batch.
-        capacity: Cells of a row of the phase.
+        capacities: Cells that a row of the phase may have, ascending.
         values: What the plan counts capacities in: the field of the encoder's values, or images.
         values_per_cell: How many of them a cell takes.
     """
@@ -51,7 +51,7 @@ class PhaseRows:
     is_generator: bool
     rows: int
     cells: int
-    capacity: int
+    capacities: tuple[int, ...]
     values: str
     values_per_cell: int
 
@@ -60,13 +60,18 @@ class PhaseRows:
         """Name under which a batch keeps the table of the phase's items, as if it were a module."""
         return f"{self.module} items"
 
+    @property
+    def largest(self) -> int:
+        """Cells of a row in the arrays of a batch."""
+        return self.capacities[-1]
+
     def layout(self, microbatches: int) -> list[int]:
         """What tells its rows from those of another plan."""
-        return [microbatches, self.rows, self.capacity, self.cells]
+        return [microbatches, self.rows, self.cells, *self.capacities]
 
     def values_in(self, microbatches: int) -> int:
         """Values that the rows of a step hold."""
-        return microbatches * self.rows * self.capacity * self.values_per_cell
+        return microbatches * self.rows * self.largest * self.values_per_cell
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +130,7 @@ class DealtPhases:
 
         def in_phase(phase: PhaseRows, spec: HasShapeAndDtype) -> ArraySpec:
             _, length, *rest = spec.shape
-            shape = (self.microbatches * phase.rows, length * phase.capacity // phase.cells, *rest)
+            shape = (self.microbatches * phase.rows, length * phase.largest // phase.cells, *rest)
             return ArraySpec(shape, spec.dtype)
 
         return {
@@ -160,18 +165,19 @@ def plan_phase_rows(plan: Plan, model: ModelConfig, batch_spec: BatchSpec) -> De
             length, what = batch_spec[module][encoder.field].shape[1], encoder.field
             per_cell = encoder_format(encoder, length).values_per_token
         rows = batch_spec[model.backbone.name]["tokens"].shape[0] // plan.microbatches
-        capacity = unit.capacity or length * -(-rows // unit.rows)
-        if capacity % per_cell:
-            raise PlanError(
-                f"unit {unit.name}: capacity {capacity} must be a multiple of {per_cell}, the {what} of a backbone "
-                f"token of {module}"
-            )
+        capacities = unit.capacities or (length * -(-rows // unit.rows),)
+        for capacity in capacities:
+            if capacity % per_cell:
+                raise PlanError(
+                    f"unit {unit.name}: the capacity {capacity} must be a multiple of {per_cell}, the {what} of a "
+                    f"backbone token of {module}"
+                )
         phases[module] = PhaseRows(
             module=module,
             is_generator=encoder is None,
             rows=unit.rows,
             cells=length // per_cell,
-            capacity=capacity // per_cell,
+            capacities=tuple(capacity // per_cell for capacity in capacities),
             values=what,
             values_per_cell=per_cell,
         )
@@ -234,17 +240,17 @@ def deal_phase(found: BatchItems, phase: PhaseRows, rows: int, microbatches: int
     bounds = np.searchsorted(items[:, 0], np.arange(microbatches + 1))
     for number, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         try:
-            dealt = deal_items(found.lengths[first:last], phase.rows, phase.capacity)
+            dealt = deal_items(found.lengths[first:last], phase.rows, phase.largest)
         except DealingError as error:
-            together = phase.capacity // phase.cells  # rows of the batch that fit into one of the phase
+            together = phase.largest // phase.cells  # rows of the batch that fit into one of the phase
             if together * phase.rows >= rows:
                 items[first:last, 3], turn = np.divmod(items[first:last, 1], together)
                 items[first:last, 4] = turn * phase.cells + items[first:last, 2]
                 continue
             raise PhaseCapacityError(
                 f"microbatch {number}: the {last - first} items of {phase.module} do not fit into {phase.rows} rows of "
-                f"{phase.capacity * phase.values_per_cell} {phase.values}; set the capacity of its unit in the plan to "
-                f"at least {error.sufficient * phase.values_per_cell}, or give it more rows"
+                f"{phase.largest * phase.values_per_cell} {phase.values}; raise the largest of the capacities of its "
+                f"unit in the plan to at least {error.sufficient * phase.values_per_cell}, or give it more rows"
             ) from error
         items[first:last, 3], items[first:last, 4] = dealt.rows, dealt.places
     return items
@@ -258,7 +264,7 @@ def microbatch_items(items: Int[np.ndarray, "k 6"], microbatches: int) -> list[I
 def first_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
     """The first cell of some items of one microbatch: its number in the global batch's rows, and in the phase's."""
     _, row, place, phase_row, phase_place, _ = items.T.astype(np.int64)
-    return row * phase.cells + place, phase_row * phase.capacity + phase_place
+    return row * phase.cells + place, phase_row * phase.largest + phase_place
 
 
 def _all_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
@@ -276,11 +282,11 @@ def _move_items(array: np.ndarray, items: Int[np.ndarray, "k 6"], phase: PhaseRo
     """[n, length, ...] -> [m * rows, ...]: the items at their places in the phase; all else is zero."""
     per_cell, rest = array.shape[1] // phase.cells, array.shape[2:]
     source = array.reshape(microbatches, -1, per_cell, *rest)  # [m, cells of a microbatch, ...]
-    moved = np.zeros((microbatches, phase.rows * phase.capacity, per_cell, *rest), array.dtype)
+    moved = np.zeros((microbatches, phase.rows * phase.largest, per_cell, *rest), array.dtype)
     for number, of_microbatch in enumerate(microbatch_items(items, microbatches)):
         in_batch, in_phase = _all_cells(of_microbatch, phase)
         moved[number, in_phase] = source[number, in_batch]
-    return moved.reshape(microbatches * phase.rows, phase.capacity * per_cell, *rest)
+    return moved.reshape(microbatches * phase.rows, phase.largest * per_cell, *rest)
 
 
 def _renumber(
@@ -291,6 +297,6 @@ def _renumber(
     order = np.lexsort((items[:, 4], row))
     number = np.empty(len(items), np.int32)
     number[order] = np.arange(len(items)) - np.searchsorted(row[order], row[order]) + 1
-    cells = np.zeros((len(segments), phase.capacity), segments.dtype)
-    cells.ravel()[_run_through(row * phase.capacity + items[:, 4], items[:, 5])] = np.repeat(number, items[:, 5])
-    return np.where(segments > 0, np.repeat(cells, segments.shape[1] // phase.capacity, axis=1), 0)
+    cells = np.zeros((len(segments), phase.largest), segments.dtype)
+    cells.ravel()[_run_through(row * phase.largest + items[:, 4], items[:, 5])] = np.repeat(number, items[:, 5])
+    return np.where(segments > 0, np.repeat(cells, segments.shape[1] // phase.largest, axis=1), 0)

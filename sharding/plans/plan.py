@@ -69,7 +69,7 @@ class Plan:
     def table(self) -> list[dict[str, str]]:
         """One row per unit, for people; options at their default in all units are left out."""
         defaults = {"cp": 1, "ep": 1, "chunks": 1, "collectives": "reduce"}
-        defaults |= {"extra_in_flight": 0, "rows": 0, "capacity": 0}
+        defaults |= {"extra_in_flight": 0, "rows": 0, "capacities": ()}
         shown = [key for key, value in defaults.items() if any(getattr(unit, key) != value for unit in self.units)]
         return [
             {
@@ -79,7 +79,7 @@ class Plan:
                 "dp": str(unit.dp),
                 "tp": str(unit.tp),
                 "pp": str(unit.pp),
-                **{key: str(getattr(unit, key)) for key in shown},
+                **{key: _in_cell(getattr(unit, key)) for key in shown},
                 "layers": " ".join(map(str, unit.layers)),
                 "recompute": " ".join(unit.recompute),
             }
@@ -116,6 +116,11 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a plan file."""
         pathlib.Path(path).write_text(self.to_json(), encoding="utf-8")
+
+
+def _in_cell(value: int | str | tuple[int, ...]) -> str:
+    """A value of a unit in the table; numbers of a list are separated by spaces."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _check_listed_devices(document: Any) -> None:

@@ -15,6 +15,9 @@ from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
+MOST_CAPACITIES = 4
+"""Of a unit with rows of its own: as many programs are compiled for each of its stages."""
+
 CollectivesName = Literal["reduce", "gather", "ring", "mosaic"]
 
 
@@ -80,8 +83,9 @@ class UnitPlan:
         backward_seconds: The same for the backward.
         rows: Rows of a microbatch in this unit, over which its items are dealt anew: of an encoder or generator in a
             unit of its own. 0 for the rows of the global batch, and samples stay in theirs.
-        capacity: What such a row holds: patches, frames or target images. 0 for what suffices for every batch: rows of
-            the global batch fit as wholes.
+        capacities: What such a row holds, ascending: patches, frames or target images. A microbatch runs with the
+            smallest that holds its items, all replicas alike, and one without items not at all. Empty for one that
+            suffices for every batch: rows of the global batch fit as wholes.
     """
 
     name: str
@@ -100,7 +104,7 @@ class UnitPlan:
     forward_seconds: tuple[float, ...] = ()
     backward_seconds: tuple[float, ...] = ()
     rows: int = 0
-    capacity: int = 0
+    capacities: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or not self.modules or not self.layers:
@@ -154,11 +158,18 @@ class UnitPlan:
             raise PlanError(f"unit {self.name}: give both forward_seconds and backward_seconds, or neither")
 
     def _check_phase_rows(self) -> None:
-        for key in ("rows", "capacity"):
-            if getattr(self, key) < 0:
-                raise PlanError(f"unit {self.name}: {key} is {getattr(self, key)}; it must not be negative")
-        if self.capacity and not self.rows:
-            raise PlanError(f"unit {self.name}: capacity {self.capacity} is that of rows of its own; set rows too")
+        if self.rows < 0:
+            raise PlanError(f"unit {self.name}: rows is {self.rows}; it must not be negative")
+        capacities = list(self.capacities)
+        if capacities and not self.rows:
+            raise PlanError(f"unit {self.name}: capacities {capacities} are those of rows of its own; set rows too")
+        if len(capacities) > MOST_CAPACITIES:
+            raise PlanError(
+                f"unit {self.name}: {len(capacities)} capacities; give at most {MOST_CAPACITIES}, because the programs "
+                "of its stages are compiled for each"
+            )
+        if any(first >= second for first, second in itertools.pairwise((0, *capacities))):
+            raise PlanError(f"unit {self.name}: capacities {capacities} must be positive and ascend")
         if self.rows % self.dp:
             raise PlanError(
                 f"unit {self.name}: dp {self.dp} does not divide its {self.rows} rows of a microbatch; use a multiple "

@@ -239,7 +239,7 @@ def exchanged_rows(phases: Mapping[str, PhaseRows], backbone: str, rows: int) ->
     """
     return {
         f"{backbone}>{name}" if phase.is_generator else f"{name}>{backbone}": (
-            (phase.rows, phase.capacity) if phase.is_generator else (rows, phase.cells)
+            (phase.rows, phase.largest) if phase.is_generator else (rows, phase.cells)
         )
         for name, phase in phases.items()
     }

@@ -17,9 +17,9 @@ BATCH = tiny_batch(MODEL)
 MICROBATCHES = 2
 
 
-def dealt_phases(rows: dict[str, int], capacities: dict[str, int], dp: int = 1) -> DealtPhases:
+def dealt_phases(rows: dict[str, int], capacities: dict[str, tuple[int, ...]], dp: int = 1) -> DealtPhases:
     units = [
-        UnitPlan(name, (name,), tuple(range(dp)), dp=dp, rows=rows[name], capacity=capacities.get(name, 0))
+        UnitPlan(name, (name,), tuple(range(dp)), dp=dp, rows=rows[name], capacities=capacities.get(name, ()))
         for name in rows
     ]
     return plan_phase_rows(Plan(tuple(units), MICROBATCHES), MODEL, BATCH)
@@ -75,7 +75,7 @@ def test_equal_shapes_of_another_plan_are_told_apart():
 
 
 def test_target_images_keep_their_weights_and_sample_ids():
-    phases = dealt_phases({"generator": 6}, {"generator": 1}, 3)
+    phases = dealt_phases({"generator": 6}, {"generator": (1,)}, 3)
     dealt = phases.deal(BATCH)["generator"]
     assert dealt["images"].shape[:2] == (12, 1)
 
@@ -90,7 +90,7 @@ def test_target_images_keep_their_weights_and_sample_ids():
 
 
 def test_the_table_leads_from_every_cell_of_the_batch_to_its_place_in_the_phase():
-    phases = dealt_phases({"vision": 3}, {"vision": 12})
+    phases = dealt_phases({"vision": 3}, {"vision": (12,)})
     phase, dealt = phases.phases["vision"], phases.deal(BATCH)
     before = BATCH["vision"]["patches"].reshape(MICROBATCHES, -1, 4 * VISION.patch_width)  # [m, cells, values]
     after = dealt["vision"]["patches"].reshape(MICROBATCHES, -1, 4 * VISION.patch_width)
@@ -103,11 +103,11 @@ def test_the_table_leads_from_every_cell_of_the_batch_to_its_place_in_the_phase(
 def test_items_that_do_not_fit_are_refused_with_what_would_hold_them():
     with pytest.raises(
         DataError,
-        match=r"microbatch 0: the 8 items of vision do not fit into 3 rows of 8 patches; set .* to at least 12, or",
+        match=r"microbatch 0: the 8 items of vision do not fit into 3 rows of 8 patches; raise .* to at least 12, or",
     ):
-        dealt_phases({"vision": 3}, {"vision": 8}).deal(crowded(BATCH))
-    with pytest.raises(PlanError, match="unit vision: capacity 6 must be a multiple of 4, the patches of a backbone"):
-        dealt_phases({"vision": 3}, {"vision": 6})
+        dealt_phases({"vision": 3}, {"vision": (8,)}).deal(crowded(BATCH))
+    with pytest.raises(PlanError, match="unit vision: the capacity 6 must be a multiple of 4, the patches of a"):
+        dealt_phases({"vision": 3}, {"vision": (6, 8)})
 
 
 def crowded(batch):
@@ -119,12 +119,12 @@ def crowded(batch):
 def test_any_batch_fits_without_a_capacity_in_the_plan():
     """Three images of two cells and one of three do not pack into rows of three; whole rows of the batch do."""
     phase = PhaseRows(
-        module="vision", is_generator=False, rows=2, cells=3, capacity=6, values="patches", values_per_cell=4
+        module="vision", is_generator=False, rows=2, cells=3, capacities=(6,), values="patches", values_per_cell=4
     )
     segments = np.array([[1, 1, 1], [1, 1, 2], [1, 2, 2], [1, 1, 0]], np.int32).repeat(4, axis=1)
     patches = np.arange(4 * 12, dtype=np.float32).reshape(4, 12, 1)
     arrays = {"vision": {"patches": patches, "segments": segments}}
-    tight = dataclasses.replace(phase, capacity=3, rows=4)
+    tight = dataclasses.replace(phase, capacities=(3,), rows=4)
     for each in (phase, tight):
         dealt = DealtPhases({"vision": each}).deal(arrays)["vision"]
         assert sorted(dealt["patches"][dealt["segments"] > 0].ravel()) == sorted(patches[segments > 0].ravel())

@@ -2,14 +2,15 @@
 
 import dataclasses
 import logging
+from typing import Any
 
 from sharding.plans.plan import Plan
 from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, compiled_once, run, written  # noqa: F401
 
-OWN_ROWS = {"vision": {"rows": 1}, "generator": {"rows": 3, "capacity": 3}}
+OWN_ROWS = {"vision": {"rows": 1}, "generator": {"rows": 3, "capacities": (3,)}}
 
 
-def with_own_rows(fields: dict[str, dict[str, int]]) -> Plan:
+def with_own_rows(fields: dict[str, dict[str, Any]]) -> Plan:
     units = (dataclasses.replace(unit, **fields.get(unit.name, {})) for unit in PLAN.units)
     return dataclasses.replace(PLAN, units=tuple(units))
 
@@ -32,7 +33,7 @@ def test_an_evaluation_whose_items_do_not_fit_is_left_out_and_the_run_goes_on(tm
     """Batches of training hold fewer images than those of evaluations, which are all questions about one."""
     data = dataclasses.replace(CONFIG.data, mixture=(("vqa", 0.02), ("description", 1.0)))
     config = dataclasses.replace(CONFIG, data=data, steps=3)
-    plan = with_own_rows({"vision": {"rows": 1, "capacity": 32}})
+    plan = with_own_rows({"vision": {"rows": 1, "capacities": (32,)}})
     with caplog.at_level(logging.WARNING):
         result, _ = run(tmp_path, plan, config=config, recorder=Recorder())
     assert result.step == 3 and result.score is None and not result.stopped_by

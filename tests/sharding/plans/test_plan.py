@@ -353,7 +353,11 @@ def test_the_table_shows_collectives_if_a_unit_sets_them():
     ("fields", "words"),
     [
         ({"rows": -1}, "unit vision: rows is -1; it must not be negative"),
-        ({"capacity": 8}, "unit vision: capacity 8 is that of rows of its own; set rows too"),
+        ({"capacities": (8,)}, r"unit vision: capacities \[8\] are those of rows of its own; set rows too"),
+        ({"rows": 2, "capacities": (0, 8)}, r"unit vision: capacities \[0, 8\] must be positive and ascend"),
+        ({"rows": 2, "capacities": (8, 4)}, r"unit vision: capacities \[8, 4\] must be positive and ascend"),
+        ({"rows": 2, "capacities": (4, 4)}, r"unit vision: capacities \[4, 4\] must be positive and ascend"),
+        ({"rows": 2, "capacities": (1, 2, 3, 4, 5)}, "unit vision: 5 capacities; give at most 4, because"),
         ({"rows": 3, "dp": 2, "devices": (0, 1)}, "unit vision: dp 2 does not divide its 3 rows of a microbatch"),
     ],
 )

@@ -30,7 +30,7 @@ PLANS = {
     "3 replicas to 2": (
         WITHOUT_GENERATOR,
         Plan(
-            (UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3, capacity=12), BACKBONE_UNIT),
+            (UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3, capacities=(12,)), BACKBONE_UNIT),
             microbatches=2,
         ),
     ),
@@ -47,7 +47,7 @@ PLANS = {
                     layers=(1, 1),
                     recompute=("full", "none"),
                     rows=8,
-                    capacity=4,
+                    capacities=(4,),
                     collectives="gather",
                 ),
                 BACKBONE_UNIT,
@@ -59,10 +59,10 @@ PLANS = {
         TWO_ENCODERS,
         Plan(
             (
-                UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3, capacity=12),
-                UnitPlan("audio", ("audio",), (3,), layers=(2,), rows=1, capacity=32),
+                UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3, capacities=(12,)),
+                UnitPlan("audio", ("audio",), (3,), layers=(2,), rows=1, capacities=(32,)),
                 UnitPlan("backbone", ("backbone",), (4,), layers=(1,)),
-                UnitPlan("generator", ("generator",), (5, 6, 7, 0, 1, 2), dp=6, rows=6, capacity=1),
+                UnitPlan("generator", ("generator",), (5, 6, 7, 0, 1, 2), dp=6, rows=6, capacities=(1,)),
             ),
             microbatches=2,
         ),
@@ -88,7 +88,7 @@ def test_no_gradient_is_sent_to_an_encoder_that_does_not_train():
 
 def test_an_evaluation_answers_as_without_rows_of_its_own():
     config, plan = PLANS["3 replicas to 2"]
-    whole = Plan((dataclasses.replace(plan.units[0], rows=0, capacity=0, dp=1, devices=(0,)), BACKBONE_UNIT), 2)
+    whole = Plan((dataclasses.replace(plan.units[0], rows=0, capacities=(), dp=1, devices=(0,)), BACKBONE_UNIT), 2)
     found = []
     for each in (plan, whole):
         engine = shared_engine(each, config)
@@ -112,7 +112,7 @@ def test_a_batch_without_an_image_is_an_ordinary_one():
 def test_items_with_a_class_token_keep_its_cell():
     config = dataclasses.replace(WITHOUT_GENERATOR, encoders=(dataclasses.replace(VISION, class_token=True),))
     plan = Plan(
-        (UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3, capacity=16), BACKBONE_UNIT),
+        (UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3, capacities=(16,)), BACKBONE_UNIT),
         microbatches=2,
     )
     engine, batch = shared_engine(plan, config), tiny_batch(config)
