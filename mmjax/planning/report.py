@@ -93,7 +93,18 @@ def _table(title: str, *columns: str) -> Table:
 def _policies(
     problem: PlanningProblem, simulated: Sequence[PolicyResult], choice: PolicyResult, bound: float, title: str
 ) -> Table:
-    columns = ("policy", "step", "MFU", "tokens/s", "devices", "micro- batches", "busy", "fullest stage", "above bound")
+    columns = (
+        "policy",
+        "step",
+        "MFU",
+        "MFU whole squares",
+        "tokens/s",
+        "devices",
+        "micro- batches",
+        "busy",
+        "fullest stage",
+        "above bound",
+    )
     table = _table(title, *columns)
     for result in simulated:
         timeline = result.timeline
@@ -102,6 +113,7 @@ def _policies(
             result.policy,
             _seconds(timeline.step),
             f"{timeline.mfu:.1%}",
+            f"{timeline.mfu_whole_squares:.1%}",
             f"{timeline.tokens_per_second:,.0f}",
             f"{result.plan.device_count:,}",
             f"{result.plan.microbatches:,}",
@@ -167,7 +179,15 @@ def _units(simulated: Sequence[PolicyResult]) -> Table:
 
 def _fewer_devices(comparison: PolicyComparison) -> Table:
     """What a step takes on fewer devices than the choice has."""
-    table = _table("The choice, and plans on fewer devices", "devices", "step", "times as long", "MFU", "tokens/s")
+    table = _table(
+        "The choice, and plans on fewer devices",
+        "devices",
+        "step",
+        "times as long",
+        "MFU",
+        "MFU whole squares",
+        "tokens/s",
+    )
     step = comparison.timeline.step
     for result in (comparison.choice, *comparison.on_fewer_devices):
         table.add_row(
@@ -175,6 +195,7 @@ def _fewer_devices(comparison: PolicyComparison) -> Table:
             _seconds(result.timeline.step),
             f"{result.timeline.step / step:.2f}",
             f"{result.timeline.mfu:.1%}",
+            f"{result.timeline.mfu_whole_squares:.1%}",
             f"{result.timeline.tokens_per_second:,.0f}",
         )
     return table
@@ -184,7 +205,8 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
     """Prints the step time, a table of the stages, and every stage that does not fit into memory."""
     console.print(
         f"{timeline.step:.3f} s a step on {plan.device_count:,} devices of {problem.cluster.name}, "
-        f"MFU {timeline.mfu:.1%} of all of them, {timeline.tokens_per_second:,.0f} tokens/s",
+        f"MFU {timeline.mfu:.1%} of all of them ({timeline.mfu_whole_squares:.1%} if the squares of causal attention "
+        f"count whole), {timeline.tokens_per_second:,.0f} tokens/s",
         soft_wrap=True,
     )
     causes: list[IdleCause] = [cause for cause in IDLE_CAUSES if _share(timeline, cause) >= _SMALLEST_SHARE]

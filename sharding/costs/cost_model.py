@@ -148,12 +148,18 @@ def useful_flops(layer: LayerSpec, loads: Loads, gradients: tuple[Gradient, ...]
     Each gradient of a matmul takes as many FLOPs as its forward. Attention has no parameters; the gradients of its
     inputs take twice its forward.
     """
-
-    def passes(kernel: Kernel) -> int:
-        return 1 + (2 * ("dgrad" in gradients) if kernel.kind == "attention" else len(gradients))
-
-    flops = [kernel.flops.at(loads) * passes(kernel) for kernel in layer.kernels]
+    flops = [kernel.flops.at(loads) * _passes(kernel, gradients) for kernel in layer.kernels]
     return np.asarray(sum(flops, start=np.zeros(loads.shape[:-1])))
+
+
+def masked_flops(layer: LayerSpec, load: Float[np.ndarray, " 3"], gradients: tuple[Gradient, ...]) -> float:
+    """What `useful_flops` leaves out of causal attention's squares, for one load."""
+    return float(sum(kernel.masked_flops.at(load) * _passes(kernel, gradients) for kernel in layer.kernels))
+
+
+def _passes(kernel: Kernel, gradients: tuple[Gradient, ...]) -> int:
+    """How many times the FLOPs of its forward a kernel takes with its gradients."""
+    return 1 + (2 * ("dgrad" in gradients) if kernel.kind == "attention" else len(gradients))
 
 
 def ring_seconds(size: Times, ranks: int, link: Link) -> Times:

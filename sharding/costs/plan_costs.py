@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sharding.costs.batch_costs import BatchCosts, LayerCosts, ReplicaLoads
-from sharding.costs.cost_model import LayerParallelism, LayerSeconds
+from sharding.costs.cost_model import LayerParallelism, LayerSeconds, masked_flops
 from sharding.costs.memory import train_state_bytes
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork
 from sharding.plans.device_groups import source_replicas
@@ -29,7 +29,8 @@ def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> 
     graph = batch.graph
     stages = stage_graph(plan, graph)
     backward_stages = stages.with_descendants(trained_stages(plan, graph, trained_parts))
-    builder = _PlanCosts(plan, batch, RequiredGradients(graph, trained_parts), stages)
+    required = RequiredGradients(graph, trained_parts)
+    builder = _PlanCosts(plan, batch, required, stages)
     return StepCosts(
         stages={stage: builder.stage(stage) for stage in stages.stages},
         hops={(source, target): builder.hop(source, target) for source, target in stages.edges},
@@ -41,6 +42,16 @@ def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> 
         peak_flops=batch.costs.peak_flops,
         tokens=float(batch.rows[graph.backbone.name][:, LoadColumn.TOKENS].sum()),
         norm=batch.costs.gradient_norm(len(stages.stages)),
+        masked_flops=_masked_flops(batch, required),
+    )
+
+
+def _masked_flops(batch: BatchCosts, required: RequiredGradients) -> float:
+    """`StepCosts.masked_flops`, which do not depend on the plan."""
+    return sum(
+        count * masked_flops(layer, batch.rows[module.name].sum(axis=0), gradients)
+        for module in batch.graph.modules
+        for layer, count, gradients in required.of_layers(module.name, 0, module.layer_count)
     )
 
 

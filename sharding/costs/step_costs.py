@@ -63,6 +63,7 @@ class StepCosts:
         peak_flops: Peak FLOP/s of one device.
         tokens: Backbone tokens of the step, without padding.
         norm: Seconds that all devices wait for the norm of the gradients.
+        masked_flops: What the stages' `flops` leave out of causal attention's squares.
     """
 
     stages: Mapping[StageId, StageCosts]
@@ -71,6 +72,7 @@ class StepCosts:
     peak_flops: float
     tokens: float = 0.0
     norm: float = 0.0
+    masked_flops: float = 0.0
 
     @property
     def flops(self) -> float:

@@ -76,6 +76,7 @@ class PolicyComparison:
                 result.policy,
                 numbers.seconds(result.timeline.step),
                 numbers.percent(result.timeline.mfu),
+                numbers.percent(result.timeline.mfu_whole_squares),
                 numbers.count(result.timeline.tokens_per_second),
                 numbers.count(result.plan.device_count),
                 numbers.count(result.plan.microbatches),
@@ -86,7 +87,7 @@ class PolicyComparison:
         caption = (
             f"{problem.rows:,} rows a step on at most {problem.devices:,} devices of {problem.cluster.name}, simulated"
         )
-        columns = ("policy", "#step", "#MFU", "#tokens/s", "#devices", "#microbatches")
+        columns = ("policy", "#step", "#MFU", "#MFU, causal squares whole", "#tokens/s", "#devices", "#microbatches")
         chosen = [number for number, result in enumerate(simulated) if result is self.choice]
         notes = [element("p", note) for note in without]
         return join([table(columns, rows, caption, chosen), *notes, Html(html_fragment(self.timeline))])
@@ -117,6 +118,7 @@ def _figures(result: PolicyResult) -> dict[str, Any]:
         "policy": result.policy,
         "step": timeline.step,
         "mfu": timeline.mfu,
+        "mfu_whole_squares": timeline.mfu_whole_squares,
         "tokens_per_second": timeline.tokens_per_second,
         "devices": result.plan.device_count,
         "microbatches": result.plan.microbatches,

@@ -27,7 +27,11 @@ def headline_figures(timeline: Timeline) -> Html:
     """Step time, MFU and throughput of a simulated step, devices and microbatches."""
     rates = []
     if timeline.costs is not None:
-        rates = [("MFU", percent(timeline.mfu)), ("tokens per second", count(round(timeline.tokens_per_second)))]
+        rates = [
+            ("MFU", percent(timeline.mfu)),
+            ("MFU, causal squares whole", percent(timeline.mfu_whole_squares)),
+            ("tokens per second", count(round(timeline.tokens_per_second))),
+        ]
     return figures(
         [
             ("step", seconds(timeline.step)),

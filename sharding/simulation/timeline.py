@@ -144,9 +144,18 @@ class Timeline:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: useful FLOPs over what all allocated devices could compute in the step."""
+        """Model FLOPs utilisation: useful FLOPs over what all allocated devices could compute in the step.
+
+        Of causal attention, the half of the squares that is not masked counts.
+        """
         costs = self._known_costs()
         return costs.flops / (self.step * self.groups.device_count * costs.peak_flops)
+
+    @property
+    def mfu_whole_squares(self) -> float:
+        """`mfu` if the squares of causal attention count whole, as in arXiv 2104.04473, section 5.1."""
+        costs = self._known_costs()
+        return self.mfu * (1 + costs.masked_flops / costs.flops) if costs.flops else 0.0
 
     @functools.cached_property
     def mfu_by_unit(self) -> dict[str, float]:
@@ -182,7 +191,15 @@ class Timeline:
             "step_seconds": self.step,
             "devices": self.groups.device_count,
             "microbatches": self.op_graph.microbatches,
-            **({"mfu": self.mfu, "tokens_per_second": self.tokens_per_second} if simulated else {}),
+            **(
+                {
+                    "mfu": self.mfu,
+                    "mfu_whole_squares": self.mfu_whole_squares,
+                    "tokens_per_second": self.tokens_per_second,
+                }
+                if simulated
+                else {}
+            ),
             "busy": {"seconds": self.busy, "share": self.busy / self.step},
             "idle": {cause: {"seconds": s, "share": s / self.step} for cause, s in self.idle.items()},
             "units": [

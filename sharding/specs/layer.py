@@ -92,6 +92,7 @@ class Kernel:
             weights.
         ring_elements: Elements of keys and values that context-parallel ranks send around the ring meanwhile; attention
             only.
+        masked_flops: FLOPs beyond `flops` if masked positions were computed too: causal attention's other half.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Kernel:
     split: bool = True
     rank_group: RankGroup = "tensor"
     ring_elements: PerLoad = ZERO
+    masked_flops: PerLoad = ZERO
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ from configs.architectures import BackboneConfig, ModelConfig
 from configs.transformer import TransformerConfig
 from sharding.specs.experts import with_experts
 from sharding.specs.layer import (
+    ZERO,
     Kernel,
     LayerSpec,
     PerLoad,
@@ -44,7 +45,8 @@ def block_layer(config: TransformerConfig, *, causal: bool) -> LayerSpec:
         Kernel(
             "attention",
             "attention",
-            flops=PerLoad(squared_lengths=4 * width * (0.5 if causal else 1.0)),
+            flops=PerLoad(squared_lengths=2 * width if causal else 4 * width),
+            masked_flops=PerLoad(squared_lengths=2 * width) if causal else ZERO,
             activations=PerLoad(2 * width + 2 * kv_width),
             ring_elements=PerLoad(2 * kv_width),
         ),

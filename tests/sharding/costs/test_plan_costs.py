@@ -266,3 +266,19 @@ def test_layers_without_sequence_parallelism_are_not_divided():
         alone = saved_activation_bytes(layer, load, dataclasses.replace(two, collectives="reduce"), "none", COSTS)
         assert (saved_activation_bytes(layer, load, two, "none", COSTS) < alone) == layer.sequence_parallel, layer.name
     assert [layer.sequence_parallel for layer, _ in GRAPH["vision"].all_layers] == [False, True, True, False]
+
+
+def test_flops_with_whole_squares_are_those_of_megatron():
+    """arXiv 2104.04473, section 5.1, without recomputation."""
+    width, depth, vocabulary, length = 64, 3, 128, 32
+    backbone = BackboneConfig(
+        vocabulary=vocabulary, width=width, depth=depth, heads=4, kv_heads=4, ffn=4 * width, gated=False
+    )
+    graph = module_graph(ModelConfig((), backbone, (), "bfloat16"))
+    plan = Plan((UnitPlan("backbone", ("backbone",), (0,), layers=(depth,)),), 2)
+    rows = {"backbone": np.tile([length, length**2, 1.0], (2, 1))}
+    of = plan_costs(plan, BatchCosts(graph, COSTS, rows), trained_parts(graph, ("all",)))
+    tokens = 2 * length
+    expected = 72 * tokens * depth * width**2 * (1 + length / (6 * width) + vocabulary / (12 * depth * width))
+    assert of.flops + of.masked_flops == pytest.approx(expected)
+    assert of.masked_flops == 6 * tokens * length * depth * width
