@@ -14,6 +14,7 @@ from sharding.planners.auto import PolicyResult
 from sharding.planners.policy_comparison import PolicyComparison
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause
 from sharding.simulation.timeline import Timeline
 
@@ -144,6 +145,7 @@ def _share(timeline: Timeline, cause: IdleCause) -> float:
 def _units(simulated: Sequence[PolicyResult]) -> Table:
     units = [unit for result in simulated for unit in result.plan.units]
     rank_columns = [key for key in ("cp", "ep") if any(getattr(unit, key) > 1 for unit in units)]
+    own_rows = ("rows", "capacities") if any(unit.rows for unit in units) else ()
     columns = (
         "policy",
         "unit",
@@ -155,6 +157,7 @@ def _units(simulated: Sequence[PolicyResult]) -> Table:
         "chunks",
         "layers",
         "recompute",
+        *own_rows,
         "memory",
         "MFU",
     )
@@ -170,11 +173,18 @@ def _units(simulated: Sequence[PolicyResult]) -> Table:
                 *(str(getattr(unit, key)) for key in ("dp", *rank_columns, "tp", "pp", "chunks")),
                 "-".join(map(str, sorted({min(unit.layers), max(unit.layers)}))),
                 ", ".join(dict.fromkeys(unit.recompute)),
+                *_own_rows(unit, own_rows),
                 _bytes(max(timeline.lane_peak_memory(lane) for lane in lanes)),
                 f"{timeline.mfu_by_unit[unit.name]:.0%}",
             )
         table.add_section()
     return table
+
+
+def _own_rows(unit: UnitPlan, columns: Sequence[str]) -> list[str]:
+    """Rows of a unit's own and what they hold, in these columns; empty where it has the rows of the global batch."""
+    cells = {"rows": str(unit.rows or ""), "capacities": " ".join(map(str, unit.capacities))}
+    return [cells[column] for column in columns]
 
 
 def _fewer_devices(comparison: PolicyComparison) -> Table:
