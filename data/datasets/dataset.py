@@ -4,16 +4,13 @@ import bisect
 from collections.abc import Callable, Mapping
 from typing import Protocol, SupportsIndex, runtime_checkable
 
-import numpy as np
-
+from data.datasets.size_cache import SizeCache
 from data.errors import BadSampleError, DataError
 from data.samples.sample import Sample, SampleSizes
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 from data.text.prompt_format import PromptFormat
 from data.text.tokenizer import Tokenizer
-
-_NOT_READ, _BAD = -1, -2  # instead of a number of tokens
 
 
 @runtime_checkable
@@ -96,9 +93,8 @@ class SampleIndex:
             self._starts.append(self._starts[-1] + count)
         if self._starts[-1] >= 2**31:
             raise DataError(f"the data set has {self._starts[-1]} samples; their ids must stay below 2**31")
-        self._fields = tuple(sample_format.encoder_formats)
-        self._sizes = np.full((self._starts[-1], 3 + 2 * len(self._fields)), _NOT_READ, np.int64)
-        self._reasons: dict[int, tuple[str, str]] = {}
+        self._sizes = SizeCache(self._starts[-1], tuple(sample_format.encoder_formats))
+        self._reasons: dict[int, tuple[str, str]] = {}  # why samples are bad
 
     def ids_of_kind(self, kind: str) -> range:
         """Sample ids of a kind; raises DataError if the data set has no such kind."""
@@ -125,16 +121,17 @@ class SampleIndex:
         """What a sample takes of a row; errors as of `metadata`."""
         sample_id = int(sample_id)
         self._kind_number(sample_id)
-        cached = self._sizes[sample_id]
-        if cached[0] == _NOT_READ:
+        sizes = self._sizes[sample_id]
+        if sizes is None:
+            if sample_id in self._reasons:
+                raise BadSampleError(*self._reasons[sample_id])
             try:
-                cached[:] = self.metadata(sample_id).sizes.to_numbers()
+                sizes = self.metadata(sample_id).sizes
             except BadSampleError as error:
-                cached[:] = _BAD
                 self._reasons[sample_id] = error.where, error.reason
-        if cached[0] == _BAD:
-            raise BadSampleError(*self._reasons[sample_id])
-        return SampleSizes.from_numbers(cached.tolist(), self._fields)
+                raise
+            self._sizes[sample_id] = sizes
+        return sizes
 
     def load(self, sample_id: SupportsIndex) -> Sample:
         """The decoded sample; errors as of `metadata` and `SampleMetadata.load`."""

@@ -52,10 +52,12 @@ class RowOrder:
 
         loads = {self.backbone: make_loads(row_sums("tokens"), row_sums("token_squares"))}
         for field, encoder in self.sample_format.encoder_formats.items():
-            lengths, squares = (
-                np.array([sum(getattr(sizes, name)[field] for sizes in row) for row in rows], float)
-                for name in ("lengths", "squares")
-            )
+            attended = [
+                np.array([encoder.attended_positions(each) for sizes in row for each in sizes.items[field]], float)
+                for row in rows
+            ]
+            lengths = np.array([sum(sizes.lengths[field] for sizes in row) for row in rows], float)
+            squares = np.array([np.square(of_row).sum() for of_row in attended])
             loads[encoder.module] = make_loads(lengths / encoder.values_per_position, squares)
         if self.sample_format.target_images:
             loads[self.sample_format.target_images.module] = make_loads(items=row_sums("images"))

@@ -1,7 +1,7 @@
 """Samples: what one training example provides to every module, and how large it is."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,17 +16,20 @@ class SampleSizes:
 
     Attributes:
         tokens: Backbone tokens.
-        lengths: By encoder field, number of values: patches, mel frames, ...
+        items: By encoder field, the number of values (patches, mel frames, ...) of each of its items, in order.
         images: Images to generate.
         targets: Tokens that count in the loss.
-        squares: By encoder field, sum over its items of the square of their attended positions.
     """
 
     tokens: int
-    lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    items: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     images: int = 0
     targets: int = 0
-    squares: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """By encoder field, the number of values of all its items."""
+        return {field: sum(lengths) for field, lengths in self.items.items()}
 
     @property
     def token_squares(self) -> int:
@@ -37,23 +40,6 @@ class SampleSizes:
     def row_units(self) -> dict[str, int]:
         """What the sample takes of a row, by `data.data_config.RowCapacity.names`."""
         return {"tokens": self.tokens, **self.lengths, "images": self.images}
-
-    def to_numbers(self) -> list[int]:
-        """All sizes as a list of numbers for `from_numbers`."""
-        return [self.tokens, self.images, self.targets, *self.lengths.values(), *self.squares.values()]
-
-    @classmethod
-    def from_numbers(cls, numbers: Sequence[int], fields: Sequence[str]) -> "SampleSizes":
-        """The sizes that `to_numbers` listed, of a sample with these encoder fields."""
-        tokens, images, targets, *others = numbers
-        lengths, squares = others[: len(fields)], others[len(fields) :]
-        return cls(
-            tokens=tokens,
-            lengths=dict(zip(fields, lengths, strict=True)),
-            images=images,
-            targets=targets,
-            squares=dict(zip(fields, squares, strict=True)),
-        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -48,18 +48,11 @@ class SampleMetadata:
     @property
     def sizes(self) -> SampleSizes:
         """What the sample takes of a row."""
-        encoder_formats = self.sample_format.encoder_formats
-        lengths = {field: self._item_lengths(field) for field in encoder_formats}
-        squares = {
-            field: sum(encoder_format.attended_positions(length) ** 2 for length in lengths[field])
-            for field, encoder_format in encoder_formats.items()
-        }
         return SampleSizes(
             tokens=len(self.layout.tokens),
-            lengths={field: sum(of_items) for field, of_items in lengths.items()},
+            items={field: tuple(self._item_lengths(field)) for field in self.sample_format.encoder_formats},
             images=len(self.target_images),
             targets=int(self.layout.target_mask.sum()),
-            squares=squares,
         )
 
     def _item_lengths(self, field: str) -> list[int]:

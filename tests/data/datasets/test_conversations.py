@@ -95,7 +95,7 @@ def test_tiles_and_thumbnail_are_separate_images(picture):
     assert [item.length for item in outline.items] == [16] * 3
     sample = check_sizes(outline)
     assert sample.encoder_inputs["patches"].item_ids.tolist() == [1] * 16 + [2] * 16 + [3] * 16
-    assert outline.sizes.squares["patches"] == 3 * 16**2
+    assert outline.sizes.items["patches"] == (16, 16, 16)
 
 
 def test_long_clips_are_split_into_chunks(clip):
@@ -103,7 +103,7 @@ def test_long_clips_are_split_into_chunks(clip):
     assert [item.length for item in outline.items] == [1600, 1600]
     sample = check_sizes(outline)
     assert sample.encoder_inputs["frames"].positions.tolist() == [*range(800)] * 2
-    assert outline.sizes.squares["frames"] == 2 * 800**2
+    assert outline.sizes.items["frames"] == (1600, 1600)
     assert (sample.layout.tokens == SPECIAL.audio).sum() == 2 * 160
 
 

@@ -81,7 +81,7 @@ def test_metadata_is_read_once_for_sizes_of_good_and_bad_samples():
     source = CountedSource()
     catalogue = SampleIndex(source, SampleFormat())
     for _ in range(3):
-        assert catalogue.sizes(0) == SampleSizes(tokens=5, lengths={"patches": 0}, targets=2, squares={"patches": 0})
+        assert catalogue.sizes(0) == SampleSizes(tokens=5, items={"patches": ()}, targets=2)
         with pytest.raises(BadSampleError, match="half of it is missing"):
             catalogue.sizes(1)
     assert source.samples.asked == 2

@@ -189,7 +189,7 @@ def test_questions_are_branches_after_one_image():
         (0, 3),
     )
     assert sample.sizes == {"tokens": 15, "patches": 8, "images": 0}
-    assert outline.sizes == SampleSizes(tokens=15, lengths={"patches": 8}, targets=5, squares={"patches": 64})
+    assert outline.sizes == SampleSizes(tokens=15, items={"patches": (8,)}, targets=5)
 
 
 def test_layout_of_a_question_without_an_image():

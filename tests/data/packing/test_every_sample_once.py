@@ -25,7 +25,7 @@ class Sized(SampleIndex):
     def __init__(self, count, seed):
         random = np.random.default_rng(seed)
         self.all = [
-            SampleSizes(tokens=int(t), lengths={"patches": int(p), "frames": int(f)}, images=int(i), targets=1)
+            SampleSizes(tokens=int(t), items={"patches": (int(p),), "frames": (int(f),)}, images=int(i), targets=1)
             for t, p, f, i in zip(
                 random.integers(1, 120, count),
                 random.integers(0, 40, count) * (random.random(count) < 0.5),

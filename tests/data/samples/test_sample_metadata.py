@@ -103,4 +103,6 @@ def test_packed_rows_contain_every_image_and_the_planned_tokens(class_token, wan
             assert set(segment) - set(slots.tolist()) == ({slots[0] - MERGE**2} if class_token else set())
             squares += len(segment) ** 2
         assert next(cells, None) is None
-    assert squares == sum(each.sizes.squares["patches"] for each in outlines)
+    attended = of.encoder_formats["patches"].attended_positions
+    planned = [attended(length) for each in outlines for length in each.sizes.items["patches"]]
+    assert squares == sum(length**2 for length in planned)
