@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.rows import Row, every_goal_met, package_versions, print_table
-from data.packing.phase_rows import BatchItems, PhaseRows, deal_phase, first_cells, microbatch_items
+from data.packing.phases.item_tables import BatchItems, deal_phase, first_cells, microbatch_items
+from data.packing.phases.phase_rows import PhaseRows
 from mmjax import cli
 from sharding.plans.plan import Plan
 from sharding.runtime.exchange.tables import TokenRuns, TokenShards, exchange_tables

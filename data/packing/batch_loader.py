@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from configs.architectures import ModelConfig
 from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
+from data.packing.dealt_phases import DealtPhases
 from data.packing.global_batch import BatchTotals, GlobalBatch, build_global_batch
 from data.packing.packed_rows import pack_rows
-from data.packing.phase_rows import DealtPhases
 from data.packing.refusals import Refusal, call_or_refuse
 from data.packing.step_planner import StepPlan
 from data.samples.sample import Sample

@@ -19,10 +19,10 @@ from data.errors import DataError
 from data.packing.batch_iterator import BatchIterator
 from data.packing.batch_loader import BatchLoader
 from data.packing.capacity_check import require_fitting_sample
+from data.packing.dealt_phases import DealtPhases
 from data.packing.fingerprint import step_fingerprint
 from data.packing.global_batch import GlobalBatch, capacity_for_model
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
-from data.packing.phase_rows import DealtPhases
 from data.packing.refusals import RefusalLog
 from data.packing.step_planner import OrderRows, PlannerState, StepPlan, StepPlanner
 from data.packing.workers import batches_ahead

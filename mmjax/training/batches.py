@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from configs.clusters import CLUSTERS, cluster_of_device_kind
 from data.datasets.dataset import Dataset
 from data.packing.batch_iterator import BatchIterator
-from data.packing.phase_rows import DealtPhases
+from data.packing.dealt_phases import DealtPhases
 from data.packing.pipeline import training_batches
 from data.packing.row_order import RowOrderRequest
 from data.samples.sample_format import SampleFormat

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from data.packing.phase_rows import PhaseCapacityError
+from data.packing.phases.item_tables import PhaseCapacityError
 from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.step_recorder import StepNotRecordedError, StepRecorder
 from mmjax.training.evaluation import AnswerScore, EvaluationStoppedError

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from data.packing.batch_spec import BatchSpec
-from data.packing.phase_rows import PhaseRows
+from data.packing.phases.phase_rows import PhaseRows
 from mmjax.training.engine.optimizer import make_stage_update, squared_norm_and_losses, stage_optimizer_shardings
 from mmjax.training.engine.part_optimizers import LayerOptimizers
 from mmjax.training.engine.placement import PlacedStage

@@ -10,7 +10,9 @@ from jax.sharding import PartitionSpec as P
 
 from configs.architectures import ModelConfig
 from data.packing.batch_spec import BatchSpec
-from data.packing.phase_rows import PhaseRows, first_cells, microbatch_items, plan_phase_rows
+from data.packing.dealt_phases import plan_phase_rows
+from data.packing.phases.item_tables import first_cells, microbatch_items
+from data.packing.phases.phase_rows import PhaseRows
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import place_host_array
 from mmjax.training.engine.build import build_executor, plan_devices

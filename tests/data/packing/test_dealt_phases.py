@@ -7,7 +7,9 @@ import pytest
 
 from configs.architectures import ModelConfig
 from data.errors import DataError
-from data.packing.phase_rows import DealtPhases, PhaseRows, first_cells, microbatch_items, plan_phase_rows
+from data.packing.dealt_phases import DealtPhases, plan_phase_rows
+from data.packing.phases.item_tables import first_cells, microbatch_items
+from data.packing.phases.phase_rows import PhaseRows
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch

@@ -1,0 +1,135 @@
+"""Phases with rows of their own: the items of a batch dealt over the rows in which a module computes them.
+
+In a global batch a sample lies in one row, the same in every module. A plan may give an encoder or a generator other
+rows, as many as suit its replicas, over which the images or clips of a microbatch are dealt anew. What was decided
+stands beside the arrays, so that activations can be exchanged (`sharding.runtime.exchange`). Losses are sums over items
+with weights of their own, and random numbers are keyed by sample ids, so neither changes.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from configs.architectures import ModelConfig
+from data.errors import DataError
+from data.packing.batch_spec import ArraySpec, BatchSpec, HasShapeAndDtype
+from data.packing.phases.item_arrays import deal_phase_arrays
+from data.packing.phases.phase_rows import PhaseRows
+from data.samples.encoder_format import encoder_format
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError
+
+HostArrays = Mapping[str, Mapping[str, np.ndarray]]
+"""`{module: {name: [rows, ...]}}`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DealtPhases:
+    """All phases of a plan that have rows of their own.
+
+    Attributes:
+        phases: By module.
+        microbatches: Number of microbatches of a step.
+    """
+
+    phases: Mapping[str, PhaseRows] = dataclasses.field(default_factory=dict)
+    microbatches: int = 1
+
+    def deal(self, arrays: HostArrays) -> dict[str, Mapping[str, np.ndarray]]:
+        """The arrays of a global batch with the items of the phases in their rows; those of a dealt batch as they are.
+
+        Returns:
+            The arrays; under `PhaseRows.table_name`, `{"items": int32[k, 6]}` with the columns `ITEM_FIELDS`, in cells,
+            and under `layout` for which rows they are dealt.
+
+        Raises:
+            PhaseCapacityError: The items of a microbatch do not fit into the rows of a phase.
+            DataError: The batch is dealt for another plan.
+        """
+        self._refuse_other_layouts(arrays)
+        dealt = dict(arrays)
+        for phase in self.phases.values():
+            if phase.table_name not in arrays:
+                dealt |= deal_phase_arrays(arrays[phase.module], phase, self.microbatches)
+        return dealt
+
+    def _refuse_other_layouts(self, arrays: HostArrays) -> None:
+        expected = {phase.table_name: phase.layout(self.microbatches) for phase in self.phases.values()}
+        for name, fields in arrays.items():
+            if "layout" in fields and fields["layout"].tolist() != expected.get(name):
+                raise DataError(
+                    f"the {name} of this batch are dealt over the rows of another plan; take the batch from a pipeline "
+                    "of this plan, or from one without rows of its own"
+                )
+
+    def digest(self, arrays: HostArrays) -> int:
+        """CRC-32 of the tables of a dealt batch, which are the same in all processes."""
+        tables = (arrays[phase.table_name]["items"] for phase in self.phases.values() if phase.table_name in arrays)
+        return zlib.crc32(b"".join(items.tobytes() for items in tables))
+
+    def counts(self, counts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        """`GlobalBatch.counts` with the capacities of the phases' rows."""
+        return {
+            module: (real, self.phases[module].values_in(self.microbatches) if module in self.phases else capacity)
+            for module, (real, capacity) in counts.items()
+        }
+
+    def batch_spec(self, batch_spec: BatchSpec) -> BatchSpec:
+        """The spec of a batch after `deal`, without the item tables."""
+
+        def in_phase(phase: PhaseRows, spec: HasShapeAndDtype) -> ArraySpec:
+            _, length, *rest = spec.shape
+            shape = (self.microbatches * phase.rows, length * phase.largest // phase.cells, *rest)
+            return ArraySpec(shape, spec.dtype)
+
+        return {
+            module: {
+                name: in_phase(self.phases[module], spec) if module in self.phases else spec
+                for name, spec in fields.items()
+            }
+            for module, fields in batch_spec.items()
+        }
+
+
+def plan_phase_rows(plan: Plan, model: ModelConfig, batch_spec: BatchSpec) -> DealtPhases:
+    """The phases with rows of their own in a plan.
+
+    Args:
+        plan: The plan.
+        model: The model.
+        batch_spec: Of a global batch.
+
+    Raises:
+        PlanError: A capacity is no multiple of what a cell takes.
+    """
+    phases = {}
+    for unit in plan.units:
+        if not unit.rows:
+            continue
+        (module,) = unit.modules
+        encoder = next((encoder for encoder in model.encoders if encoder.name == module), None)
+        if encoder is None:
+            length, per_cell, what = batch_spec[module]["images"].shape[1], 1, "images"
+        else:
+            length, what = batch_spec[module][encoder.field].shape[1], encoder.field
+            per_cell = encoder_format(encoder, length).values_per_token
+        rows = batch_spec[model.backbone.name]["tokens"].shape[0] // plan.microbatches
+        capacities = unit.capacities or (length * -(-rows // unit.rows),)
+        for capacity in capacities:
+            if capacity % per_cell:
+                raise PlanError(
+                    f"unit {unit.name}: the capacity {capacity} must be a multiple of {per_cell}, the {what} of a "
+                    f"backbone token of {module}"
+                )
+        phases[module] = PhaseRows(
+            module=module,
+            is_generator=encoder is None,
+            rows=unit.rows,
+            cells=length // per_cell,
+            capacities=tuple(capacity // per_cell for capacity in capacities),
+            values=what,
+            values_per_cell=per_cell,
+        )
+    return DealtPhases(phases, plan.microbatches)

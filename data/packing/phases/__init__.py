@@ -1,0 +1,1 @@
+"""Rows of its own for a module: which item lies where, and the arrays in these rows."""

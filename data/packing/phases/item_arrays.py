@@ -1,0 +1,69 @@
+"""The arrays of a module in its own rows: items found in the rows of a batch, and moved to those of a phase."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Int
+
+from data.packing.phases.item_tables import BatchItems, deal_phase, first_cells, microbatch_items
+from data.packing.phases.phase_rows import PhaseRows
+
+
+def deal_phase_arrays(
+    fields: Mapping[str, np.ndarray], phase: PhaseRows, microbatches: int
+) -> dict[str, Mapping[str, np.ndarray]]:
+    """The arrays of a phase in its rows, and its table of items."""
+    rows = len(next(iter(fields.values()))) // microbatches
+    items = deal_phase(find_items(fields, phase), phase, rows, microbatches)
+    moved = {name: _move_items(array, items, phase, microbatches) for name, array in fields.items()}
+    if not phase.is_generator:
+        moved["segments"] = _renumber(moved["segments"], items, phase)
+    return {phase.module: moved, phase.table_name: {"items": items, "layout": np.array(phase.layout(microbatches))}}
+
+
+def find_items(fields: Mapping[str, np.ndarray], phase: PhaseRows) -> BatchItems:
+    """The items in the arrays of a module: runs of cells of one number, or images that count in the loss."""
+    if phase.is_generator:
+        rows, places = np.nonzero(fields["weights"])
+        return BatchItems(rows, places, np.ones_like(rows))
+    segments = fields["segments"]  # [n, positions]; a class token fills part of its cell
+    number = segments.reshape(len(segments), phase.cells, -1).max(axis=2)  # [n, cells], 0 for padding
+    changes = np.diff(number, axis=1, prepend=0, append=0) != 0  # [n, cells + 1]
+    rows, places = np.nonzero(changes[:, :-1] & (number > 0))
+    ends = np.nonzero(changes[:, 1:] & (number > 0))[1] + 1
+    return BatchItems(rows, places, ends - places)
+
+
+def _all_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
+    """As `first_cells`, of every cell."""
+    in_batch, in_phase = (_run_through(first, items[:, 5]) for first in first_cells(items, phase))
+    return in_batch, in_phase
+
+
+def _run_through(first: Int[np.ndarray, " k"], lengths: Int[np.ndarray, " k"]) -> Int[np.ndarray, " c"]:
+    """The numbers from each first one on, as many as its length, one run after the other."""
+    return np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
+
+
+def _move_items(array: np.ndarray, items: Int[np.ndarray, "k 6"], phase: PhaseRows, microbatches: int) -> np.ndarray:
+    """[n, length, ...] -> [m * rows, ...]: the items at their places in the phase; all else is zero."""
+    per_cell, rest = array.shape[1] // phase.cells, array.shape[2:]
+    source = array.reshape(microbatches, -1, per_cell, *rest)  # [m, cells of a microbatch, ...]
+    moved = np.zeros((microbatches, phase.rows * phase.largest, per_cell, *rest), array.dtype)
+    for number, of_microbatch in enumerate(microbatch_items(items, microbatches)):
+        in_batch, in_phase = _all_cells(of_microbatch, phase)
+        moved[number, in_phase] = source[number, in_batch]
+    return moved.reshape(microbatches * phase.rows, phase.largest * per_cell, *rest)
+
+
+def _renumber(
+    segments: Int[np.ndarray, "n positions"], items: Int[np.ndarray, "k 6"], phase: PhaseRows
+) -> Int[np.ndarray, "n positions"]:
+    """Numbers the items of a row of the phase by 1, 2, ...; what was 0 stays so."""
+    row = items[:, 0].astype(np.int64) * phase.rows + items[:, 3]
+    order = np.lexsort((items[:, 4], row))
+    number = np.empty(len(items), np.int32)
+    number[order] = np.arange(len(items)) - np.searchsorted(row[order], row[order]) + 1
+    cells = np.zeros((len(segments), phase.largest), segments.dtype)
+    cells.ravel()[_run_through(row * phase.largest + items[:, 4], items[:, 5])] = np.repeat(number, items[:, 5])
+    return np.where(segments > 0, np.repeat(cells, segments.shape[1] // phase.largest, axis=1), 0)

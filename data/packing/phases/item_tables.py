@@ -1,0 +1,75 @@
+"""Item tables: which item of a batch lies where, in the rows of the global batch and in those of a phase."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from data.errors import DataError
+from data.packing.phases.phase_rows import PhaseRows
+from sharding.balancing.dealing import DealingError, deal_items
+
+ITEM_FIELDS = ("microbatch", "row", "place", "phase_row", "phase_place", "length")
+"""Columns of an item table: where an item's cells lie in a microbatch of the global batch, and where in the phase."""
+
+
+class PhaseCapacityError(DataError):
+    """The items of a microbatch do not fit into the rows of a phase."""
+
+
+class BatchItems(NamedTuple):
+    """The items of a module in the rows of a global batch, in order.
+
+    Attributes:
+        rows: Row of each.
+        places: Its first cell in the row.
+        lengths: Number of its cells.
+    """
+
+    rows: Int[np.ndarray, " k"]
+    places: Int[np.ndarray, " k"]
+    lengths: Int[np.ndarray, " k"]
+
+
+def deal_phase(found: BatchItems, phase: PhaseRows, rows: int, microbatches: int) -> Int[np.ndarray, "k 6"]:
+    """Deals the items of a batch: the table that `DealtPhases.deal` returns.
+
+    Where items cannot be dealt apart, rows of the batch stay together if they fit as wholes.
+
+    Args:
+        found: The items.
+        phase: The phase.
+        rows: Rows of a microbatch in the global batch.
+        microbatches: Number of microbatches.
+    """
+    items = np.zeros((len(found.rows), len(ITEM_FIELDS)), np.int32)
+    items[:, 0], items[:, 1] = np.divmod(found.rows, rows)
+    items[:, 2], items[:, 5] = found.places, found.lengths
+    bounds = np.searchsorted(items[:, 0], np.arange(microbatches + 1))
+    for number, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        try:
+            dealt = deal_items(found.lengths[first:last], phase.rows, phase.largest)
+        except DealingError as error:
+            together = phase.largest // phase.cells  # rows of the batch that fit into one of the phase
+            if together * phase.rows >= rows:
+                items[first:last, 3], turn = np.divmod(items[first:last, 1], together)
+                items[first:last, 4] = turn * phase.cells + items[first:last, 2]
+                continue
+            raise PhaseCapacityError(
+                f"microbatch {number}: the {last - first} items of {phase.module} do not fit into {phase.rows} rows of "
+                f"{phase.largest * phase.values_per_cell} {phase.values}; raise the largest of the capacities of its "
+                f"unit in the plan to at least {error.sufficient * phase.values_per_cell}, or give it more rows"
+            ) from error
+        items[first:last, 3], items[first:last, 4] = dealt.rows, dealt.places
+    return items
+
+
+def microbatch_items(items: Int[np.ndarray, "k 6"], microbatches: int) -> list[Int[np.ndarray, "_ 6"]]:
+    """The items of each microbatch."""
+    return np.split(items, np.searchsorted(items[:, 0], np.arange(1, microbatches)))
+
+
+def first_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
+    """The first cell of some items of one microbatch: its number in the global batch's rows, and in the phase's."""
+    _, row, place, phase_row, phase_place, _ = items.T.astype(np.int64)
+    return row * phase.cells + place, phase_row * phase.largest + phase_place

@@ -1,0 +1,44 @@
+"""The rows of a phase: what a plan gives a module whose items are dealt over rows of its own."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhaseRows:
+    """The rows of one phase. A cell is what one place of its activations covers: the values of a token, or an image.
+
+    Attributes:
+        module: The encoder or generator.
+        is_generator: Whether activations come to the phase, and do not leave it.
+        rows: Rows of a microbatch.
+        cells: Cells of a row of the global batch.
+        capacities: Cells that a row of the phase may have, ascending.
+        values: What the plan counts capacities in: the field of the encoder's values, or images.
+        values_per_cell: How many of them a cell takes.
+    """
+
+    module: str
+    is_generator: bool
+    rows: int
+    cells: int
+    capacities: tuple[int, ...]
+    values: str
+    values_per_cell: int
+
+    @property
+    def table_name(self) -> str:
+        """Name under which a batch keeps the table of the phase's items, as if it were a module."""
+        return f"{self.module} items"
+
+    @property
+    def largest(self) -> int:
+        """Cells of a row in the arrays of a batch."""
+        return self.capacities[-1]
+
+    def layout(self, microbatches: int) -> list[int]:
+        """What tells its rows from those of another plan."""
+        return [microbatches, self.rows, self.cells, *self.capacities]
+
+    def values_in(self, microbatches: int) -> int:
+        """Values that the rows of a step hold."""
+        return microbatches * self.rows * self.largest * self.values_per_cell
