@@ -73,7 +73,7 @@ def host_rows() -> list[Row]:
     def tables() -> tuple[int, int]:
         sent = needed = 0
         for of_microbatch in microbatch_items(deal(), MICROBATCHES):
-            in_batch, in_phase = first_cells(of_microbatch, phase)
+            in_batch, in_phase = first_cells(of_microbatch, phase, phase.largest)
             runs = TokenRuns(in_phase, in_batch, of_microbatch[:, -1])
             there = exchange_tables(runs, source, target, devices, local)
             exchange_tables(runs.reversed, target, source, devices, local)

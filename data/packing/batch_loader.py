@@ -59,10 +59,11 @@ class BatchLoader:
         for row in set(range(len(plan.rows))) - needed_rows:
             packed.sample_ids[row, : len(plan.rows[row])] = plan.rows[row]
         batch = build_global_batch(packed, self.model, sample_format, *self.loss_weights, totals)
+        arrays = self.phases.deal(batch.arrays)
         return dataclasses.replace(
             batch,
-            arrays=self.phases.deal(batch.arrays),
-            counts=self.phases.counts(batch.counts),
+            arrays=arrays,
+            counts=self.phases.counts(batch.counts, arrays),
             state=plan.state_after.to_json(),
             refused=(*plan.refused, *refused),
         )

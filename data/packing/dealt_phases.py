@@ -16,6 +16,7 @@ from configs.architectures import ModelConfig
 from data.errors import DataError
 from data.packing.batch_spec import ArraySpec, BatchSpec, HasShapeAndDtype
 from data.packing.phases.item_arrays import deal_phase_arrays
+from data.packing.phases.item_tables import chosen_capacities
 from data.packing.phases.phase_rows import PhaseRows
 from data.samples.encoder_format import encoder_format
 from sharding.plans.plan import Plan
@@ -69,12 +70,22 @@ class DealtPhases:
         tables = (arrays[phase.table_name]["items"] for phase in self.phases.values() if phase.table_name in arrays)
         return zlib.crc32(b"".join(items.tobytes() for items in tables))
 
-    def counts(self, counts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-        """`GlobalBatch.counts` with the capacities of the phases' rows."""
+    def capacities(self, arrays: HostArrays) -> dict[str, tuple[int | None, ...]]:
+        """By phase, the number of the capacity with which each microbatch of a dealt batch runs, as its table has it.
+
+        None for a microbatch without items, which does not run there.
+        """
         return {
-            module: (real, self.phases[module].values_in(self.microbatches) if module in self.phases else capacity)
-            for module, (real, capacity) in counts.items()
+            module: chosen_capacities(arrays[phase.table_name]["items"], phase, self.microbatches)
+            for module, phase in self.phases.items()
         }
+
+    def counts(self, counts: Mapping[str, tuple[int, int]], arrays: HostArrays) -> dict[str, tuple[int, int]]:
+        """`GlobalBatch.counts` of a dealt batch: what is computed in the phases' rows."""
+        computed = {
+            module: self.phases[module].values_in(numbers) for module, numbers in self.capacities(arrays).items()
+        }
+        return {module: (real, computed.get(module, capacity)) for module, (real, capacity) in counts.items()}
 
     def batch_spec(self, batch_spec: BatchSpec) -> BatchSpec:
         """The spec of a batch after `deal`, without the item tables."""

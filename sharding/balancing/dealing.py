@@ -1,10 +1,11 @@
 """Dealing items to the rows of a phase: which row of which replica computes an item, and where in it.
 
-A phase has rows of its own, of a fixed capacity and as many in every replica. Items are dealt so that rows get even
-sums of lengths. Everything is decided from lengths, so that every host decides the same.
+A phase has rows of its own, as many in every replica, which have one of a few capacities. Items are dealt so that rows
+get even sums of lengths. Everything is decided from lengths, so that every host decides the same.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -38,28 +39,35 @@ class DealtItems:
     places: Int[np.ndarray, " k"]
 
 
-def deal_items(lengths: Int[np.ndarray, " k"], rows: int, capacity: int) -> DealtItems:
+def deal_items(lengths: Int[np.ndarray, " k"], rows: int, capacities: Sequence[int]) -> DealtItems:
     """Deals items, longest first, to the row with the least sum, so that rows and replicas get even sums.
 
-    Where a row would hold more than its capacity then, rows are filled first-fit, longest first. The items of a row lie
-    side by side, in the order given.
+    Where a row would hold more than it can then, or would need a larger capacity than it has to, rows are filled
+    first-fit, longest first. The items of a row lie side by side, in the order given.
 
     Args:
         lengths: Lengths of the items.
         rows: Rows of the phase.
-        capacity: Sum of the lengths that a row holds.
+        capacities: Sums of the lengths that a row may hold, ascending. No row holds more than the smallest of them
+            with which the items fit in either way.
 
     Raises:
-        DealingError: The items do not fit.
+        DealingError: The items do not fit with the largest capacity.
     """
     descending = np.argsort(-lengths, kind="stable")
     row_of = np.empty(len(lengths), np.int64)
     row_of[descending], sums = largest_first(lengths[descending], np.zeros(rows, np.int64))
-    if sums.max() > capacity:
-        fitting = _deal_first_fit(lengths, descending.tolist(), rows, capacity)
-        if fitting is None:
-            raise DealingError(len(lengths), rows, capacity, int(sums.max()))
-        row_of = fitting
+    even, least = int(sums.max()), max(int(lengths.max(initial=0)), -(-int(lengths.sum()) // rows))
+    for capacity in capacities:
+        if capacity >= even:
+            break
+        if capacity >= least:
+            fitting = _deal_first_fit(lengths, descending.tolist(), rows, capacity)
+            if fitting is not None:
+                row_of = fitting
+                break
+    else:
+        raise DealingError(len(lengths), rows, capacities[-1], even)
     by_row = np.argsort(row_of, kind="stable")
     ends = np.cumsum(lengths[by_row])
     begins = ends - lengths[by_row]

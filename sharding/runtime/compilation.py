@@ -64,23 +64,34 @@ class StageCalls(NamedTuple):
     gradients: Any
 
 
-def stage_calls(programs: StagePrograms) -> StageCalls:
-    """Forward and backward of a stage in a training step, and what they are called with."""
-    mesh = programs.mesh
-    operands = abstract_arrays(programs.operand_shapes, programs.operand_specs, mesh)
-    losses = abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_spec, mesh)
-    calls = [ProgramCall(programs.forward, (*operands, losses)), ProgramCall(programs.zero_losses, ())]
-    if programs.backward is None:
-        return StageCalls(calls, losses, None)
-    result = jax.eval_shape(programs.forward, *operands, losses)
-    gradients = abstract_arrays(jax.eval_shape(programs.zero_gradients), programs.gradient_specs(), mesh)
-    residuals = abstract_arrays(result.residuals, programs.residual_specs, mesh)
-    outputs = abstract_arrays(result.outputs, programs.output_specs, mesh)
-    backward = ProgramCall(programs.backward, (*operands, residuals, outputs, gradients))
-    return StageCalls([backward, *calls, ProgramCall(programs.zero_gradients, ())], losses, gradients)
+def stage_calls(by_capacity: Sequence[StagePrograms]) -> StageCalls:
+    """Forward and backward of a stage in a training step, for every capacity, and what they are called with."""
+    programs = by_capacity[-1]
+    losses = abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_spec, programs.mesh)
+    calls = [ProgramCall(programs.zero_losses, ())]
+    gradients = None
+    if programs.backward is not None:
+        gradients = abstract_arrays(jax.eval_shape(programs.zero_gradients), programs.gradient_specs(), programs.mesh)
+        calls.append(ProgramCall(programs.zero_gradients, ()))
+    for each in by_capacity:
+        calls += _microbatch_calls(each, losses, gradients)
+    return StageCalls(calls, losses, gradients)
 
 
-def evaluation_call(programs: StagePrograms) -> ProgramCall:
-    """The evaluation of a stage, and what it is called with."""
+def _microbatch_calls(programs: StagePrograms, losses: Any, gradients: Any) -> list[ProgramCall]:
     operands = abstract_arrays(programs.operand_shapes, programs.operand_specs, programs.mesh)
-    return ProgramCall(programs.evaluate, operands)
+    forward = ProgramCall(programs.forward, (*operands, losses))
+    if programs.backward is None:
+        return [forward]
+    result = jax.eval_shape(programs.forward, *operands, losses)
+    residuals = abstract_arrays(result.residuals, programs.residual_specs, programs.mesh)
+    outputs = abstract_arrays(result.outputs, programs.output_specs, programs.mesh)
+    return [forward, ProgramCall(programs.backward, (*operands, residuals, outputs, gradients))]
+
+
+def evaluation_calls(by_capacity: Sequence[StagePrograms]) -> list[ProgramCall]:
+    """The evaluation of a stage, for every capacity, and what it is called with."""
+    return [
+        ProgramCall(each.evaluate, abstract_arrays(each.operand_shapes, each.operand_specs, each.mesh))
+        for each in by_capacity
+    ]

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 from pallas_kernels.varying import make_varying
 from sharding.runtime.compilation import abstract_arrays
 from sharding.runtime.executor import Executor
-from sharding.runtime.stage_programs import BackwardResult, ForwardResult
+from sharding.runtime.stage_definition import BackwardResult, ForwardResult
 from sharding.schedules.ops import TRANSFERS, PipelineOp
 
 _SWITCH_INTERVAL = 1e-4

@@ -9,16 +9,17 @@ from sharding.plans.stage_graph import StageId
 from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.hops import Hop
-from sharding.runtime.stage_programs import Microbatches, StagePrograms
+from sharding.runtime.stage_definition import Microbatches
+from sharding.runtime.stage_programs import StagePrograms
 from sharding.trees import Tree
 
 
 @dataclasses.dataclass(frozen=True)
 class ExecutableStage:
-    """The programs of one stage, all jitted on its submesh; every field but `programs` takes and returns global arrays.
+    """The programs of one stage, all jitted on its submesh; every field but the first takes and returns global arrays.
 
     Attributes:
-        programs: Forward, backward and evaluation.
+        programs_by_capacity: Forward, backward and evaluation, for each capacity of the stage's rows, ascending.
         gather: Master weights to compute weights.
         reduce: Unreduced gradients to gradients shaped and sharded like the master weights; None where nothing trains.
         loss_and_norm: `(reduced gradients or {}, losses by name, [replicas] each) -> [1, 1 + losses]`: the squared norm
@@ -27,11 +28,16 @@ class ExecutableStage:
             that train; None where nothing trains.
     """
 
-    programs: StagePrograms
+    programs_by_capacity: tuple[StagePrograms, ...]
     gather: Callable[[Tree], Tree]
     reduce: Callable[[Tree], Tree] | None
     loss_and_norm: Callable[[Tree, dict[str, jax.Array]], jax.Array]
     update: Callable[[Tree, Tree, Tree, StepSummary], tuple[Tree, Tree]] | None
+
+    @property
+    def programs(self) -> StagePrograms:
+        """Those for rows of the largest capacity: what does not depend on it is the same for all."""
+        return self.programs_by_capacity[-1]
 
     @property
     def is_local(self) -> bool:
@@ -39,11 +45,18 @@ class ExecutableStage:
         return any(device.process_index == jax.process_index() for device in self.programs.mesh.devices.flat)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Channel:
     """Activations from one stage to another, and the hops that carry them forward and their gradients back.
 
     Exchange hops where the rows of the two stages hold different items.
+
+    Attributes:
+        name: Name of the channel.
+        source, target: The stages.
+        activation_hop, gradient_hop: The hops.
+        capacity: The number of the capacity, of the unit with rows of its own at either end, that the hops are for; 0
+            without such a unit. There is a record for each.
     """
 
     name: str
@@ -51,6 +64,7 @@ class Channel:
     target: StageId
     activation_hop: Hop | ExchangeHop
     gradient_hop: Hop | ExchangeHop
+    capacity: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +82,20 @@ class PlacedBatch:
     Attributes:
         stages: By stage, the arrays that it reads.
         exchanges: By channel with an exchange hop, what each microbatch exchanges.
+        capacities: By unit with rows of its own, the number of the capacity with which each microbatch runs there; None
+            for one without items, which does not.
     """
 
     stages: Mapping[StageId, Microbatches]
     exchanges: Mapping[str, Sequence[ExchangeMicrobatch]] = dataclasses.field(default_factory=dict)
+    capacities: Mapping[str, tuple[int | None, ...]] = dataclasses.field(default_factory=dict)
+
+    def capacity(self, microbatch: int, *units: str) -> int | None:
+        """The number of the capacity with which a microbatch runs in, or between, units; None if it does not.
+
+        At most one of them has rows of its own; without such a unit it is 0.
+        """
+        return next((self.capacities[unit][microbatch] for unit in units if unit in self.capacities), 0)
 
     def exchange(self, channel: str, microbatch: int) -> ExchangeMicrobatch:
         """What a microbatch exchanges in a channel; nothing where its hops are no exchanges."""
@@ -80,7 +104,7 @@ class PlacedBatch:
 
 
 jax.tree_util.register_dataclass(ExchangeMicrobatch, ["activation_tables", "gradient_tables"], [])
-jax.tree_util.register_dataclass(PlacedBatch, ["stages", "exchanges"], [])
+jax.tree_util.register_dataclass(PlacedBatch, ["stages", "exchanges"], ["capacities"])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ Parameters are cast once a step, beforehand; their gradients come out unreduced 
 each replica, and are reduced once a step (`master_weights.py`).
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -18,53 +17,18 @@ from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.varying import make_varying, varying_axes
 from sharding.axes import Axes
-from sharding.plans.stage_graph import StageId
 from sharding.runtime.master_weights import device_count_along, is_partition_spec, replicated_data_axes
 from sharding.runtime.named_programs import named_jit
 from sharding.runtime.residuals import VjpStructure, split_vjp
+from sharding.runtime.stage_definition import (
+    Arrays,
+    BackwardResult,
+    ForwardResult,
+    Microbatches,
+    StageDefinition,
+    StageOutput,
+)
 from sharding.trees import Tree
-
-Arrays = dict[str, jax.Array]
-
-
-class StageOutput(NamedTuple):
-    """What a stage computes from one microbatch: arrays, or their shapes or specs.
-
-    Attributes:
-        outputs: Activations by channel, rows first.
-        losses: By name: inside `shard_map` a scalar, summed over the local rows; outside `[replicas]`.
-        auxiliary_metrics: Arrays for evaluation by name, rows first.
-    """
-
-    outputs: dict[str, Any]
-    losses: Any
-    auxiliary_metrics: Any
-
-
-class ForwardResult(NamedTuple):
-    """What a forward program returns: arrays, or their shapes or specs.
-
-    Attributes:
-        outputs: Activations by channel.
-        residuals: What the backward program needs; empty where there is none.
-        losses: `[replicas]` by name, summed over the microbatches so far.
-    """
-
-    outputs: dict[str, Any]
-    residuals: list[Any]
-    losses: Any
-
-
-class BackwardResult(NamedTuple):
-    """What a backward program returns: arrays, or their shapes or specs.
-
-    Attributes:
-        input_gradients: By channel, for the channels whose gradient is needed.
-        parameter_gradients: Unreduced, float32, summed over the microbatches so far: `{key: {...}}`, replicas first.
-    """
-
-    input_gradients: dict[str, Any]
-    parameter_gradients: Tree
 
 
 class _VjpResult(NamedTuple):
@@ -76,56 +40,8 @@ class _VjpResult(NamedTuple):
     vjp_structure: VjpStructure
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StageDefinition:
-    """What a stage computes, as a plain function of one device's shards.
-
-    Attributes:
-        stage_id: (unit, stage).
-        apply: `(parameters, inputs, batch, axes) -> StageOutput`, or a tuple of its fields; every array of activations
-            has the rows first; each loss is a sum over the local rows.
-        partition_specs: Specs of all parameters in stacked form. They use the tensor axes and, for experts, the expert
-            axes, which are some of the data axes; all else is replicated over the data axes.
-        shapes: Shape and compute precision of all parameters in stacked form.
-        trained_keys: Top-level keys of the parameters that get gradients.
-        batch_arrays: Names of the batch arrays by module.
-        input_channels, output_channels: Names of the channels that enter and leave.
-        sequence_sharded_channels:Channels whose dimension 1, the positions, is sharded over `Axes.sequence`.
-    """
-
-    stage_id: StageId
-    apply: Callable[[Tree, Arrays, Mapping[str, Arrays], Axes], tuple[Arrays, Arrays, Arrays]]
-    partition_specs: Tree
-    shapes: Tree
-    trained_keys: frozenset[str]
-    batch_arrays: Mapping[str, tuple[str, ...]]
-    input_channels: tuple[str, ...]
-    output_channels: tuple[str, ...]
-    sequence_sharded_channels: frozenset[str] = frozenset()
-
-    def channel_spec(self, name: str, axes: Axes) -> P:
-        """The spec of a channel's activations `[r, s, ...]`."""
-        return P(axes.data, axes.sequence) if name in self.sequence_sharded_channels and axes.sequence else P(axes.data)
-
-
-@dataclasses.dataclass(frozen=True)
-class Microbatches:
-    """A stage's part of a global batch on its submesh: arrays, or their shapes or specs.
-
-    Attributes:
-        arrays: By module and name, `[m, r, ...]`: microbatches first, rows split over the data axes.
-        seed_and_step: `[2]` int32, from which all random numbers of the step are derived.
-    """
-
-    arrays: dict[str, dict[str, Any]]
-    seed_and_step: Any
-
-
-jax.tree_util.register_dataclass(Microbatches, ["arrays", "seed_and_step"], [])
-
-
 class StagePrograms:
-    """Compiled forward, backward and evaluation of one stage on one submesh.
+    """Compiled forward, backward and evaluation of one stage on one submesh, for rows of one capacity.
 
     All three take `(parameters, inputs, batch, index)`, where `index` is the number of the microbatch:
 
@@ -139,12 +55,14 @@ class StagePrograms:
         mesh: Its submesh.
         axes: What the axes of the submesh are for.
         input_shapes: Shape and dtype of each input channel of a microbatch.
-        batch_shapes: Shapes of the stage's part of a global batch.
+        batch_shapes: Shapes of the stage's part of a global batch, whose rows have the largest capacity.
+        row_lengths: By module and name of a batch array, how much of its rows is read; all of it if left out.
+        name_suffix: Tells the names of the programs from those for rows of other capacities.
         differentiated_inputs: Input channels whose gradient is needed.
         has_backward: Whether there is a backward at all; if not, `forward` saves no residuals.
 
     Attributes:
-        output_shapes: Shape and dtype of each output channel of a microbatch.
+        output_shapes, channel_shapes: Shape and dtype of each output channel, and of every channel, of a microbatch.
         loss_names: Names of its losses, sorted; empty where it has none.
         operand_shapes, operand_specs: Shapes and specs of `(parameters, inputs, batch, index)`.
         output_specs, loss_spec: Specs of each output channel, and of all losses.
@@ -162,8 +80,11 @@ class StagePrograms:
         batch_shapes: Microbatches,
         differentiated_inputs: frozenset[str],
         has_backward: bool,
+        row_lengths: Mapping[str, Mapping[str, int]] | None = None,
+        name_suffix: str = "",
     ) -> None:
         self.definition, self.mesh, self.axes = definition, mesh, axes
+        self._row_lengths, self._name_suffix = row_lengths or {}, name_suffix
         self.batch_shapes, self.differentiated_inputs = batch_shapes, differentiated_inputs
         row_spec = self.loss_spec = P(axes.data)
         batch_specs = Microbatches(jax.tree.map(lambda _: P(None, axes.data), batch_shapes.arrays), P())
@@ -184,6 +105,7 @@ class StagePrograms:
         )
         shapes: StageOutput = jax.eval_shape(self.evaluate, *self.operand_shapes)
         self.output_shapes, self.loss_names = shapes.outputs, tuple(sorted(shapes.losses))
+        self.channel_shapes = {**input_shapes, **self.output_shapes}
         loss_specs = dict.fromkeys(self.loss_names, row_spec)
         forward_specs = (*self.operand_specs, loss_specs)
         self.backward: Callable[..., BackwardResult] | None = None
@@ -211,7 +133,7 @@ class StagePrograms:
         self, kind: str, function: Callable, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()
     ) -> Callable:
         mapped = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
-        return named_jit(mapped, self.definition.stage_id, kind, donate_argnums=donate)
+        return named_jit(mapped, self.definition.stage_id, kind + self._name_suffix, donate_argnums=donate)
 
     def _trace_residuals(self) -> tuple[VjpStructure, list[tuple[str, ...]]]:
         """Traces the forward once to learn what it must save, and over which axes each residual varies."""
@@ -279,8 +201,10 @@ class StagePrograms:
     # ------------------------------------------------------------------ bodies, as one device runs them
 
     def _microbatch(self, batch: Microbatches, index: jax.Array) -> dict[str, Arrays]:
-        """[m, r, ...] -> [r, ...], and `seed_and_step` for the modules that read it."""
+        """[m, r, s, ...] -> [r, s', ...] of the rows' first s', and `seed_and_step` for the modules that read it."""
         arrays = jax.tree.map(lambda array: lax.dynamic_index_in_dim(array, index, keepdims=False), batch.arrays)
+        for module, lengths in self._row_lengths.items():
+            arrays[module] |= {name: arrays[module][name][:, :length] for name, length in lengths.items()}
         for module, names in self.definition.batch_arrays.items():
             if "seed_and_step" in names:
                 arrays[module] = {**arrays[module], "seed_and_step": batch.seed_and_step}

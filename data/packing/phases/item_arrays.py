@@ -36,7 +36,7 @@ def find_items(fields: Mapping[str, np.ndarray], phase: PhaseRows) -> BatchItems
 
 def _all_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
     """As `first_cells`, of every cell."""
-    in_batch, in_phase = (_run_through(first, items[:, 5]) for first in first_cells(items, phase))
+    in_batch, in_phase = (_run_through(first, items[:, 5]) for first in first_cells(items, phase, phase.largest))
     return in_batch, in_phase
 
 

@@ -34,7 +34,8 @@ class BatchItems(NamedTuple):
 def deal_phase(found: BatchItems, phase: PhaseRows, rows: int, microbatches: int) -> Int[np.ndarray, "k 6"]:
     """Deals the items of a batch: the table that `DealtPhases.deal` returns.
 
-    Where items cannot be dealt apart, rows of the batch stay together if they fit as wholes.
+    The items of a microbatch are dealt so that the smallest capacity holds them that can (`chosen_capacities`). Where
+    they cannot be dealt apart, rows of the batch stay together if they fit as wholes.
 
     Args:
         found: The items.
@@ -48,7 +49,7 @@ def deal_phase(found: BatchItems, phase: PhaseRows, rows: int, microbatches: int
     bounds = np.searchsorted(items[:, 0], np.arange(microbatches + 1))
     for number, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         try:
-            dealt = deal_items(found.lengths[first:last], phase.rows, phase.largest)
+            dealt = deal_items(found.lengths[first:last], phase.rows, phase.capacities)
         except DealingError as error:
             together = phase.largest // phase.cells  # rows of the batch that fit into one of the phase
             if together * phase.rows >= rows:
@@ -69,7 +70,19 @@ def microbatch_items(items: Int[np.ndarray, "k 6"], microbatches: int) -> list[I
     return np.split(items, np.searchsorted(items[:, 0], np.arange(1, microbatches)))
 
 
-def first_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
-    """The first cell of some items of one microbatch: its number in the global batch's rows, and in the phase's."""
+def chosen_capacities(items: Int[np.ndarray, "k 6"], phase: PhaseRows, microbatches: int) -> tuple[int | None, ...]:
+    """By number, the smallest capacity that holds the items of each microbatch; None for one without items."""
+    ends = [int((each[:, 4] + each[:, 5]).max(initial=0)) for each in microbatch_items(items, microbatches)]
+    return tuple(int(np.searchsorted(phase.capacities, end)) if end else None for end in ends)
+
+
+def first_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first cell of some items of one microbatch: its number in the global batch's rows, and in the phase's.
+
+    Args:
+        items: The items.
+        phase: The phase.
+        capacity: Cells of one of its rows.
+    """
     _, row, place, phase_row, phase_place, _ = items.T.astype(np.int64)
-    return row * phase.cells + place, phase_row * phase.largest + phase_place
+    return row * phase.cells + place, phase_row * capacity + phase_place

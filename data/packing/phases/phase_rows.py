@@ -1,6 +1,8 @@
 """The rows of a phase: what a plan gives a module whose items are dealt over rows of its own."""
 
 import dataclasses
+from collections.abc import Iterable
+from fractions import Fraction
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,10 +37,16 @@ class PhaseRows:
         """Cells of a row in the arrays of a batch."""
         return self.capacities[-1]
 
+    @property
+    def shares(self) -> tuple[Fraction, ...]:
+        """How much of a row in the arrays of a batch each capacity is."""
+        return tuple(Fraction(capacity, self.largest) for capacity in self.capacities)
+
     def layout(self, microbatches: int) -> list[int]:
         """What tells its rows from those of another plan."""
         return [microbatches, self.rows, self.cells, *self.capacities]
 
-    def values_in(self, microbatches: int) -> int:
-        """Values that the rows of a step hold."""
-        return microbatches * self.rows * self.largest * self.values_per_cell
+    def values_in(self, capacities: Iterable[int | None]) -> int:
+        """Values that the rows of a step hold, whose microbatches run with these capacities, given by number."""
+        cells = sum(self.capacities[number] for number in capacities if number is not None)
+        return self.rows * cells * self.values_per_cell

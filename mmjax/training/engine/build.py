@@ -4,8 +4,9 @@ Every function here is pure: it takes what earlier ones returned, and changes no
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +29,16 @@ from sharding.runtime.global_reduction import GlobalReduction
 from sharding.runtime.hops import make_hop
 from sharding.runtime.named_programs import named_jit
 from sharding.runtime.pipeline import Channel, ExecutableStage, TiedParameter
-from sharding.runtime.stage_programs import Microbatches, StageDefinition, StagePrograms
+from sharding.runtime.stage_definition import Microbatches, StageDefinition
+from sharding.runtime.stage_programs import StagePrograms
 from sharding.schedules.build import build_evaluation_schedule, build_schedule
 from sharding.specs.modules import ModuleGraph
 from sharding.trees import get_leaf
 
 Stages = Mapping[StageId, PlacedStage]
+
+RowsOfCapacities = tuple[tuple[int, int], ...]
+"""(rows, places of a row): one for each capacity, or one for all."""
 
 ParameterLocation = tuple[str, str]
 """Location of a parameter in a stage: (key `module/piece`, path of the leaf under this key)."""
@@ -91,12 +96,14 @@ def build_executor(
     evaluation = build_evaluation_schedule(plan, graph, sharing_stages)
     stages_with_backward = frozenset(op.stage_id for op in training.ops if op.kind == "backward")
     rows = batch_spec[graph.backbone.name]["tokens"].shape[0] // plan.microbatches
-    exchanged = exchanged_rows(phases, graph.backbone.name, rows)
-    programs = build_stage_programs(stages, channels, batch_spec, plan.microbatches, stages_with_backward, exchanged)
+    exchanges = find_exchanges(phases, graph.backbone.name, rows)
+    programs = build_stage_programs(
+        stages, channels, batch_spec, plan.microbatches, stages_with_backward, phases, exchanges
+    )
     global_reduction = GlobalReduction(
         plan_devices(plan, devices),
         {stage_id: stage.mesh for stage_id, stage in stages.items()},
-        {stage_id: stage_programs.loss_names for stage_id, stage_programs in programs.items()},
+        {stage_id: of_stage[-1].loss_names for stage_id, of_stage in programs.items()},
         settings.optimizer.max_grad_norm or None,
     )
     local = [number for number, device in enumerate(devices) if device.process_index == jax.process_index()]
@@ -104,7 +111,11 @@ def build_executor(
         stages={
             stage_id: executable_stage(stage, programs[stage_id], optimizers) for stage_id, stage in stages.items()
         },
-        channels=tuple(make_channel(endpoints, programs, settings.transport, exchanged) for endpoints in channels),
+        channels=tuple(
+            channel
+            for endpoints in channels
+            for channel in make_channels(endpoints, programs, settings.transport, endpoints.name in exchanges)
+        ),
         tied_parameters=tuple(make_tied_parameter(parameter, stages, settings.transport) for parameter in tied),
         global_reduction=global_reduction,
         training_schedule=training.restricted_to(local),
@@ -156,27 +167,62 @@ def build_stage_programs(
     batch_spec: BatchSpec,
     microbatches: int,
     stages_with_backward: frozenset[StageId],
-    exchanged: Mapping[str, tuple[int, int]],
-) -> dict[StageId, StagePrograms]:
-    """Forward, backward and evaluation of every stage; each stage's input shapes are output shapes of earlier ones."""
+    phases: Mapping[str, PhaseRows],
+    exchanges: Mapping[str, RowsOfCapacities],
+) -> dict[StageId, tuple[StagePrograms, ...]]:
+    """Forward, backward and evaluation of every stage, for each capacity of its rows.
+
+    Each stage's input shapes are output shapes of earlier ones.
+    """
     sources = {channel.name: channel.source for channel in channels}
 
-    def input_shape(name: str) -> jax.ShapeDtypeStruct:
-        return _arriving(programs[sources[name]].output_shapes[name], exchanged.get(name))
+    def input_shape(name: str, capacity: int) -> jax.ShapeDtypeStruct:
+        sent = _of_capacity(programs[sources[name]], capacity).output_shapes[name]
+        if name not in exchanges:
+            return sent
+        return jax.ShapeDtypeStruct((*_of_capacity(exchanges[name], capacity), *sent.shape[2:]), sent.dtype)
 
-    programs: dict[StageId, StagePrograms] = {}
-    for stage_id, stage in stages.items():
-        layout = stage.layout
-        programs[stage_id] = StagePrograms(
+    def make_programs(stage_id: StageId, capacity: int, shares: tuple[Fraction, ...]) -> StagePrograms:
+        stage, layout = stages[stage_id], stages[stage_id].layout
+        batch_shapes = _microbatch_shapes(layout.batch_arrays(), batch_spec, microbatches)
+        return StagePrograms(
             _stage_definition(stage_id, stage),
             mesh=stage.mesh,
             axes=stage.axes,
-            input_shapes={name: input_shape(name) for name in layout.inputs},
-            batch_shapes=_microbatch_shapes(layout.batch_arrays(), batch_spec, microbatches),
+            input_shapes={name: input_shape(name, capacity) for name in layout.inputs},
+            batch_shapes=batch_shapes,
             differentiated_inputs=frozenset(name for name in layout.inputs if sources[name] in stages_with_backward),
             has_backward=stage_id in stages_with_backward,
+            row_lengths=_row_lengths(batch_shapes, shares[capacity]),
+            name_suffix=f"_capacity{capacity}" if len(shares) > 1 else "",
         )
+
+    programs: dict[StageId, tuple[StagePrograms, ...]] = {}
+    for stage_id, stage in stages.items():
+        shares = next(
+            (phases[run.module.name].shares for run in stage.layout.piece_runs if run.module.name in phases),
+            (Fraction(1),),
+        )
+        programs[stage_id] = tuple(make_programs(stage_id, capacity, shares) for capacity in range(len(shares)))
     return programs
+
+
+T = TypeVar("T")
+
+
+def _of_capacity(by_capacity: Sequence[T], capacity: int) -> T:
+    """What belongs to a capacity, of something that has either one for each, or one for all."""
+    return by_capacity[capacity if len(by_capacity) > 1 else 0]
+
+
+def _row_lengths(batch_shapes: Microbatches, share: Fraction) -> dict[str, dict[str, int]]:
+    """How much of the rows of each batch array is read, `[m, r, s, ...]`, where their capacity is a share of them."""
+    if share == 1:
+        return {}
+    return {
+        module: {name: int(array.shape[2] * share) for name, array in arrays.items()}
+        for module, arrays in batch_shapes.arrays.items()
+    }
 
 
 def _stage_definition(stage_id: StageId, stage: PlacedStage) -> StageDefinition:
@@ -208,7 +254,9 @@ def _microbatch_shapes(names: Mapping[str, tuple[str, ...]], batch_spec: BatchSp
     return Microbatches(arrays, jax.ShapeDtypeStruct((2,), jnp.int32))
 
 
-def executable_stage(stage: PlacedStage, programs: StagePrograms, optimizers: LayerOptimizers) -> ExecutableStage:
+def executable_stage(
+    stage: PlacedStage, programs: tuple[StagePrograms, ...], optimizers: LayerOptimizers
+) -> ExecutableStage:
     """A stage's programs together with those that gather its weights, and reduce and apply its gradients."""
     masters, trained_keys = stage.master_weights, stage.trained_keys
     replicated = NamedSharding(stage.mesh, P())
@@ -229,7 +277,7 @@ def executable_stage(stage: PlacedStage, programs: StagePrograms, optimizers: La
     return ExecutableStage(programs, masters.gather, masters.make_reduce(trained_keys), loss_and_norm, update)
 
 
-def exchanged_rows(phases: Mapping[str, PhaseRows], backbone: str, rows: int) -> dict[str, tuple[int, int]]:
+def find_exchanges(phases: Mapping[str, PhaseRows], backbone: str, rows: int) -> dict[str, RowsOfCapacities]:
     """By channel with an exchange hop, the rows of a microbatch and the places of a row where it arrives.
 
     Args:
@@ -239,33 +287,44 @@ def exchanged_rows(phases: Mapping[str, PhaseRows], backbone: str, rows: int) ->
     """
     return {
         f"{backbone}>{name}" if phase.is_generator else f"{name}>{backbone}": (
-            (phase.rows, phase.largest) if phase.is_generator else (rows, phase.cells)
+            tuple((phase.rows, capacity) for capacity in phase.capacities)
+            if phase.is_generator
+            else ((rows, phase.cells),)
         )
         for name, phase in phases.items()
     }
 
 
-def _arriving(sent: jax.ShapeDtypeStruct, rows_and_places: tuple[int, int] | None) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((*rows_and_places, *sent.shape[2:]), sent.dtype) if rows_and_places else sent
-
-
-def make_channel(
+def make_channels(
     endpoints: ChannelEndpoints,
-    programs: Mapping[StageId, StagePrograms],
+    programs: Mapping[StageId, tuple[StagePrograms, ...]],
     transport: str,
-    exchanged: Mapping[str, tuple[int, int]],
-) -> Channel:
-    """A channel with the hops that carry its activations and their gradients."""
-    stage_ids = (endpoints.source, endpoints.target)
-    source, target = (programs[stage_id].channel_shardings[endpoints.name] for stage_id in stage_ids)
-    shape = programs[endpoints.source].output_shapes[endpoints.name]
-    if endpoints.name in exchanged:
-        begin = ExchangeEnd(source, shape.shape)
-        end = ExchangeEnd(target, _arriving(shape, exchanged[endpoints.name]).shape)
-        there, back = ExchangeHop(begin, end, shape.dtype), ExchangeHop(end, begin, shape.dtype)
-        return Channel(endpoints.name, endpoints.source, endpoints.target, there, back)
-    hop = functools.partial(make_hop, shape=shape.shape, dtype=shape.dtype, transport=transport)
-    return Channel(endpoints.name, endpoints.source, endpoints.target, hop(source, target), hop(target, source))
+    is_exchange: bool,
+) -> list[Channel]:
+    """A channel with the hops that carry its activations and their gradients, for each capacity of its ends."""
+    ends = (programs[endpoints.source], programs[endpoints.target])
+    name = endpoints.name
+    channels = []
+    for capacity in range(max(map(len, ends))):
+        source, target = (_of_capacity(end, capacity) for end in ends)
+        begin, end = source.channel_shardings[name], target.channel_shardings[name]
+        shape, dtype = source.channel_shapes[name].shape, source.channel_shapes[name].dtype
+        if is_exchange:
+            sent, received = ExchangeEnd(begin, shape), ExchangeEnd(end, target.channel_shapes[name].shape)
+            there, back = ExchangeHop(sent, received, dtype), ExchangeHop(received, sent, dtype)
+        else:
+            there, back = make_hop(begin, end, shape, dtype, transport), make_hop(end, begin, shape, dtype, transport)
+        channels.append(
+            Channel(
+                name=name,
+                source=endpoints.source,
+                target=endpoints.target,
+                activation_hop=there,
+                gradient_hop=back,
+                capacity=capacity,
+            )
+        )
+    return channels
 
 
 def make_tied_parameter(parameter: TiedParameterEndpoints, stages: Stages, transport: str) -> TiedParameter:

@@ -8,7 +8,7 @@ from sharding.runtime.compilation import (
     CompilationCallback,
     ProgramCall,
     compile_programs,
-    evaluation_call,
+    evaluation_calls,
     stage_calls,
 )
 from sharding.trees import Tree
@@ -26,7 +26,7 @@ def compile_step(engine: Engine, callback: CompilationCallback) -> None:
     reduction = engine.executor.global_reduction
     compiled = [ProgramCall(reduction.program, reduction.abstract_arguments())]
     for stage_id in engine.local_stages:
-        calls, losses, gradients = stage_calls(engine.executor.stages[stage_id].programs)
+        calls, losses, gradients = stage_calls(engine.executor.stages[stage_id].programs_by_capacity)
         compiled += [*calls, *_once_per_step(engine, stage_id, losses, gradients)]
     compile_programs(compiled, callback)
 
@@ -36,7 +36,8 @@ def compile_evaluation(engine: Engine, callback: CompilationCallback) -> None:
     calls = []
     for stage_id in engine.local_stages:
         stage = engine.executor.stages[stage_id]
-        calls += [evaluation_call(stage.programs), ProgramCall(stage.gather, (_abstract_masters(engine, stage_id),))]
+        calls += evaluation_calls(stage.programs_by_capacity)
+        calls.append(ProgramCall(stage.gather, (_abstract_masters(engine, stage_id),)))
     compile_programs(calls, callback)
 
 

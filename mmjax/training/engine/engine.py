@@ -35,7 +35,7 @@ from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.meshes import STAGE_AXES
 from sharding.runtime.named_programs import named_jit
 from sharding.runtime.pipeline import Channel, ExchangeMicrobatch, PlacedBatch, TrainState
-from sharding.runtime.stage_programs import Microbatches
+from sharding.runtime.stage_definition import Microbatches
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree
 
@@ -77,7 +77,7 @@ class Engine:
         )
         self.dealt_phases = plan_phase_rows(plan, config, batch_spec)
         batch_spec = self.dealt_phases.batch_spec(batch_spec)
-        check_sequence_parallelism(plan, self.modules, self.stages, batch_spec)
+        check_sequence_parallelism(plan, self.modules, self.stages, batch_spec, self.phases)
         self.part_optimizers = make_part_optimizers(settings.optimizer, self.graph, trained, settings.steps)
         self.optimizers = self.part_optimizers.for_layers(self.modules)
         self.executor = build_executor(
@@ -151,29 +151,45 @@ class Engine:
                 for module, names in self.executor.stages[stage_id].programs.batch_shapes.arrays.items()
             }
             placed[stage_id] = Microbatches(arrays, place_host_array(seed_and_step, NamedSharding(stage.mesh, P())))
+        capacities = self.dealt_phases.capacities(batch)
         return PlacedBatch(
-            placed, {channel.name: self._exchanges(channel, batch) for channel in self.exchange_channels}
+            placed,
+            {name: self._exchanges(name, batch, capacities) for name in self.exchange_channels},
+            {self.plan.unit_of(module).name: numbers for module, numbers in capacities.items()},
         )
 
-    @property
-    def exchange_channels(self) -> list[Channel]:
-        """The channels whose ends have different rows."""
-        return [channel for channel in self.executor.channels if isinstance(channel.activation_hop, ExchangeHop)]
+    @functools.cached_property
+    def exchange_channels(self) -> dict[str, tuple[Channel, ...]]:
+        """By name, the channels whose ends have different rows, one for each capacity."""
+        exchanges: dict[str, tuple[Channel, ...]] = {}
+        for channel in self.executor.channels:
+            if isinstance(channel.activation_hop, ExchangeHop):
+                exchanges[channel.name] = (*exchanges.get(channel.name, ()), channel)
+        return exchanges
 
-    def _exchanges(self, channel: Channel, batch: HostBatch) -> list[ExchangeMicrobatch]:
+    def _exchanges(
+        self, name: str, batch: HostBatch, capacities: Mapping[str, tuple[int | None, ...]]
+    ) -> list[ExchangeMicrobatch]:
         """What each microbatch exchanges in a channel between the backbone and a module with rows of its own."""
-        (phase,) = (self.phases[module] for module in channel.name.split(">") if module in self.phases)
+        (phase,) = (self.phases[module] for module in name.split(">") if module in self.phases)
+        by_microbatch = microbatch_items(batch[phase.table_name]["items"], self.plan.microbatches)
+        return [
+            ExchangeMicrobatch()
+            if number is None
+            else self._exchange(self.exchange_channels[name][number], items, phase)
+            for items, number in zip(by_microbatch, capacities[phase.module], strict=True)
+        ]
+
+    def _exchange(self, channel: Channel, items: np.ndarray, phase: PhaseRows) -> ExchangeMicrobatch:
         there, back = channel.activation_hop, channel.gradient_hop
         assert isinstance(there, ExchangeHop) and isinstance(back, ExchangeHop)
+        in_batch, in_phase = first_cells(items, phase, phase.capacities[channel.capacity])
+        ends = (in_batch, in_phase) if phase.is_generator else (in_phase, in_batch)
+        runs = TokenRuns(*ends, items[:, -1])
         sends_gradients = channel.name in self.executor.stages[channel.target].programs.differentiated_inputs
-        exchanges = []
-        for items in microbatch_items(batch[phase.table_name]["items"], self.plan.microbatches):
-            in_batch, in_phase = first_cells(items, phase)
-            ends = (in_batch, in_phase) if phase.is_generator else (in_phase, in_batch)
-            runs = TokenRuns(*ends, items[:, -1])
-            gradient_tables = back.place_tables(runs.reversed) if sends_gradients else None
-            exchanges.append(ExchangeMicrobatch(there.place_tables(runs), gradient_tables))
-        return exchanges
+        return ExchangeMicrobatch(
+            there.place_tables(runs), back.place_tables(runs.reversed) if sends_gradients else None
+        )
 
     def _microbatched(self, array: np.ndarray) -> np.ndarray:
         """[n, ...] -> [m, n / m, ...]."""

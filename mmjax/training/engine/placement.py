@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from jax.sharding import Mesh
 
 from configs.architectures import ModelConfig
 from data.packing.batch_spec import BatchSpec
+from data.packing.phases.phase_rows import PhaseRows
 from mmjax.models.structure.module import Module
 from mmjax.training.engine.stage_layouts import StageLayout, layer_stack_shapes, make_stage_layouts
 from sharding.axes import Axes
@@ -86,18 +88,25 @@ def check_processes(plan: Plan, devices: Sequence[jax.Device]) -> None:
 
 
 def check_sequence_parallelism(
-    plan: Plan, modules: tuple[Module, ...], stages: Mapping[StageId, PlacedStage], batch_spec: BatchSpec
+    plan: Plan,
+    modules: tuple[Module, ...],
+    stages: Mapping[StageId, PlacedStage],
+    batch_spec: BatchSpec,
+    phases: Mapping[str, PhaseRows],
 ) -> None:
-    """Raises PlanError if tensor ranks that divide the positions of a row cannot do so evenly."""
+    """Raises PlanError if tensor ranks that divide the positions of a row cannot do so evenly, at each capacity."""
     for module in modules:
         unit = plan.unit_of(module.name)
         divides_positions = bool(stages[unit.name, 0].axes.sequence)
         if not divides_positions or not any(piece.sequence_parallel for piece in module.pieces):
             continue
-        positions = batch_spec[module.name]["segments"].shape[1]
-        if positions % unit.tp:
-            raise PlanError(
-                f"unit {unit.name}: its {unit.tp} tensor ranks do not divide the {positions} positions of a "
-                f'row of {module.name}, as collectives "{unit.collectives}" has them; use a multiple of '
-                f'{unit.tp} in the data configuration, or "reduce"'
-            )
+        longest = batch_spec[module.name]["segments"].shape[1]
+        shares = phases[module.name].shares if module.name in phases else (Fraction(1),)
+        where = "its capacities" if unit.capacities else "the data configuration"
+        for positions in (int(longest * share) for share in shares):
+            if positions % unit.tp:
+                raise PlanError(
+                    f"unit {unit.name}: its {unit.tp} tensor ranks do not divide the {positions} positions of a "
+                    f'row of {module.name}, as collectives "{unit.collectives}" has them; use a multiple of '
+                    f'{unit.tp} in {where}, or "reduce"'
+                )

@@ -21,7 +21,7 @@ from mmjax.models.structure.module import (
 from mmjax.models.structure.parameters import piece_definition
 from mmjax.training.engine.stage_layouts import PieceRun, StageLayout
 from sharding.axes import Axes
-from sharding.runtime.stage_programs import StageOutput
+from sharding.runtime.stage_definition import StageOutput
 from sharding.specs.layer import RecomputePolicy
 from sharding.trees import Tree, get_leaf, set_leaf
 

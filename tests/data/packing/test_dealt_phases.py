@@ -56,7 +56,7 @@ def test_every_item_of_an_encoder_is_in_its_microbatch_once(module, rows, dp):
     assert phases.deal(dealt) == dealt  # only once
     assert phases.digest(dealt) and phases.digest(dealt) == phases.digest(phases.deal(BATCH))
     capacity = MICROBATCHES * rows * spec_length(phases, module)
-    assert phases.counts({module: (7, 99), "backbone": (5, 96)}) == {module: (7, capacity), "backbone": (5, 96)}
+    assert phases.counts({module: (7, 99), "backbone": (5, 96)}, dealt) == {module: (7, capacity), "backbone": (5, 96)}
     for others in (DealtPhases(), dealt_phases({module: 2}, {})):
         with pytest.raises(
             DataError, match=f"the {module} items of this batch are dealt over the rows of another plan"
@@ -97,7 +97,7 @@ def test_the_table_leads_from_every_cell_of_the_batch_to_its_place_in_the_phase(
     before = BATCH["vision"]["patches"].reshape(MICROBATCHES, -1, 4 * VISION.patch_width)  # [m, cells, values]
     after = dealt["vision"]["patches"].reshape(MICROBATCHES, -1, 4 * VISION.patch_width)
     for number, items in enumerate(microbatch_items(dealt[phase.table_name]["items"], MICROBATCHES)):
-        in_batch, in_phase = first_cells(items, phase)
+        in_batch, in_phase = first_cells(items, phase, phase.largest)
         assert (items[:, -1] == 1).all() and len(set(in_phase.tolist())) == len(in_phase) > 4
         np.testing.assert_array_equal(after[number, in_phase], before[number, in_batch])
 

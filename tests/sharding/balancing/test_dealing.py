@@ -29,17 +29,17 @@ def check(dealt: DealtItems, lengths: np.ndarray, rows: int, capacity: int) -> n
 )
 def test_items_fit_or_a_capacity_that_suffices_is_named(lengths, rows, capacity):
     try:
-        dealt = deal_items(lengths, rows, capacity)
+        dealt = deal_items(lengths, rows, [capacity])
     except DealingError as error:
         named = error.sufficient
         assert named > capacity and named >= lengths.max()
-        dealt, capacity = deal_items(lengths, rows, named), named
+        dealt, capacity = deal_items(lengths, rows, [named]), named
     check(dealt, lengths, rows, capacity)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=60).map(np.array), st.integers(1, 6))
 def test_rows_differ_by_the_longest_item_at_most(lengths, rows):
-    dealt = deal_items(lengths, rows, int(lengths.sum()))
+    dealt = deal_items(lengths, rows, [int(lengths.sum())])
     sums = check(dealt, lengths, rows, int(lengths.sum()))
     assert sums.max() - sums.min() <= lengths.max()
 
@@ -47,10 +47,10 @@ def test_rows_differ_by_the_longest_item_at_most(lengths, rows):
 def test_where_even_sums_leave_no_room_rows_are_filled_first_fit():
     # 5, 5 and then 3, 3, 3 for two rows of 10: the even deal puts 5 + 3 in both, and the last 3 finds no room.
     lengths = np.array([5, 5, 3, 3, 3])
-    dealt = deal_items(lengths, 2, 10)
+    dealt = deal_items(lengths, 2, [10])
     assert sorted(check(dealt, lengths, 2, 10)) == [9, 10]
 
 
 def test_items_that_do_not_fit():
     with pytest.raises(DealingError, match=r"4 items do not fit into 2 rows of 5; rows of 6 hold them"):
-        deal_items(np.full(4, 3), 2, 5)
+        deal_items(np.full(4, 3), 2, [5])

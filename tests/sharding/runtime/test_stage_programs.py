@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from sharding.runtime.meshes import STAGE_AXES, submesh
 from sharding.runtime.named_programs import program_name
-from sharding.runtime.stage_programs import Microbatches, StageDefinition, StagePrograms
+from sharding.runtime.stage_definition import Microbatches, StageDefinition
+from sharding.runtime.stage_programs import StagePrograms
 
 LAYERS, WIDTH, HIDDEN, MICROBATCHES = 3, 4, 8, 2
 SHAPES = {

@@ -81,7 +81,7 @@ def test_no_gradient_is_sent_to_an_encoder_that_does_not_train():
     config, plan = PLANS["3 replicas to 2"]
     engine = shared_engine(plan, config, dataclasses.replace(SETTINGS, trainable=("backbone",)))
     gradients, _ = gradients_and_summary(engine, tiny_batch(config))
-    (channel,) = engine.exchange_channels
+    ((channel,),) = engine.exchange_channels.values()
     assert set(gradients) == {"backbone"}
     assert channel.activation_hop.arrived is not None and channel.gradient_hop.arrived is None
 

@@ -33,7 +33,7 @@ def scaled_gradients(engine, channel_name, factor):
     (channel,) = [each for each in engine.executor.channels if each.name == channel_name]
     bad = faulty(channel.gradient_hop, lambda array: array * jnp.asarray(factor, array.dtype))
     pair = (channel.source, channel.target)
-    return {**engine.executor._channels_by_stage_pair, pair: [dataclasses.replace(channel, gradient_hop=bad)]}
+    return {**engine.executor.microbatch_ops.channels_between, pair: [dataclasses.replace(channel, gradient_hop=bad)]}
 
 
 def test_a_right_layout_passes_and_two_percent_in_a_module_are_found(monkeypatch):
@@ -47,7 +47,7 @@ def test_a_right_layout_passes_and_two_percent_in_a_module_are_found(monkeypatch
         for factor in (1.02, 0.98):
             with monkeypatch.context() as patch:
                 scaled = scaled_gradients(engine, "vision>backbone", factor)
-                patch.setattr(engine.executor, "_channels_by_stage_pair", scaled)
+                patch.setattr(engine.executor.microbatch_ops, "channels_between", scaled)
                 reports = compare_with_reference(engine, reference, "bfloat16")
             assert set(wrong(reports)) == {"vision"}, factor
             assert reports["vision"].gradient.what == f"(scale of all parameters, mean of {AVERAGED})"

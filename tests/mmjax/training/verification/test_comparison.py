@@ -158,7 +158,7 @@ def test_samples_permuted_in_a_gradient_hop_are_found_in_the_module_it_leads_to(
         for each in engine.executor.channels
     ]
     between = {(each.source, each.target): [each] for each in channels}
-    monkeypatch.setattr(engine.executor, "_channels_by_stage_pair", between)
+    monkeypatch.setattr(engine.executor.microbatch_ops, "channels_between", between)
     reports = compare_with_reference(engine, first_step(), "float32")
     assert wrong(reports) == {"vision"}
 

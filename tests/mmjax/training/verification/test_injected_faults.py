@@ -77,7 +77,8 @@ def scaled_hop(channel_name, direction):
         (channel,) = [each for each in engine.executor.channels if each.name == channel_name]
         bad = faulty(getattr(channel, direction), lambda array: array * 1.01)
         pair = (channel.source, channel.target)
-        patch.setitem(engine.executor._channels_by_stage_pair, pair, [dataclasses.replace(channel, **{direction: bad})])
+        channels = engine.executor.microbatch_ops.channels_between
+        patch.setitem(channels, pair, [dataclasses.replace(channel, **{direction: bad})])
 
     return inject
 

@@ -1,0 +1,225 @@
+"""The ops of microbatches: forwards, backwards and hops, with the programs of the capacity that a microbatch needs.
+
+A microbatch without an item of a unit with rows of its own runs nothing there, and nothing is sent to the unit or from
+it. The stages beside it take zeros instead, which is what an exchange without items brings. Which microbatches these
+are is the same on all processes.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from sharding.plans.stage_graph import StageId
+from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
+from sharding.runtime.global_reduction import StepSummary
+from sharding.runtime.hops import Hop, PermuteHop
+from sharding.runtime.pipeline import Channel, ExecutableStage, PlacedBatch, TrainState
+from sharding.runtime.stage_definition import Arrays, BackwardResult, ForwardResult
+from sharding.schedules.ops import PipelineOp
+from sharding.trees import Tree
+
+ChannelKey = tuple[str, int]
+"""(channel, microbatch)."""
+
+
+class StageEvaluation(NamedTuple):
+    """A stage's results for one microbatch; none where it does not run.
+
+    Attributes:
+        losses: `[replicas]` by name.
+        auxiliary_metrics: Arrays by name, rows first.
+    """
+
+    losses: Arrays
+    auxiliary_metrics: Arrays
+
+
+@dataclasses.dataclass(kw_only=True)
+class StepBuffers:
+    """All arrays that are alive during one pass over the schedule."""
+
+    state: TrainState
+    batch: PlacedBatch
+    compute_weights: dict[StageId, Tree]
+    losses: dict[StageId, Arrays] = dataclasses.field(default_factory=dict)
+    gradients: dict[StageId, Tree] = dataclasses.field(default_factory=dict)
+    outputs: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
+    inputs: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
+    output_gradients: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
+    input_gradients: dict[ChannelKey, jax.Array | None] = dataclasses.field(default_factory=dict)
+    residuals: dict[tuple[StageId, int], list[jax.Array]] = dataclasses.field(default_factory=dict)
+    summary: StepSummary | None = None
+
+
+class MicrobatchOps:
+    """One method for each kind of op of a microbatch; each returns the arrays that the op made.
+
+    Args:
+        stages: All stages.
+        channels: All activations between them.
+
+    Attributes:
+        channels_between: By (source, target), those channels, of all capacities.
+    """
+
+    def __init__(self, stages: Mapping[StageId, ExecutableStage], channels: tuple[Channel, ...]) -> None:
+        self._stages = stages
+        self.channels_between: dict[tuple[StageId, StageId], list[Channel]] = {}
+        for channel in channels:
+            self.channels_between.setdefault((channel.source, channel.target), []).append(channel)
+        self._indices: dict[tuple[StageId, int], jax.Array] = {}
+        self._zeros: dict[tuple[NamedSharding, tuple[int, ...], np.dtype], jax.Array] = {}
+
+    # ------------------------------------------------------------------ one method for each kind of op
+
+    def forward(self, buffers: StepBuffers, op: PipelineOp) -> ForwardResult | None:
+        """Computes the outputs of a stage and adds its losses to those of the microbatches before."""
+        stage_id, microbatch = op.stage_id, op.microbatch
+        stage = self._stages[stage_id]
+        capacity = buffers.batch.capacity(microbatch, stage_id[0])
+        if not stage.is_local:
+            return None
+        if stage_id not in buffers.losses:
+            buffers.losses[stage_id] = stage.programs.zero_losses()
+        if capacity is None:
+            return None
+        programs = stage.programs_by_capacity[capacity]
+        inputs = {name: buffers.inputs[name, microbatch] for name in programs.definition.input_channels}
+        result = programs.forward(
+            buffers.compute_weights[stage_id],
+            inputs,
+            buffers.batch.stages[stage_id],
+            self._index(stage_id, microbatch),
+            buffers.losses[stage_id],
+        )
+        buffers.losses[stage_id] = result.losses
+        buffers.outputs |= {(name, microbatch): array for name, array in result.outputs.items()}
+        if programs.backward is None:
+            for name in programs.definition.input_channels:
+                del buffers.inputs[name, microbatch]
+        else:
+            buffers.residuals[stage_id, microbatch] = result.residuals
+        return result
+
+    def evaluate(self, buffers: StepBuffers, op: PipelineOp) -> StageEvaluation:
+        """Computes the outputs, losses and metrics of a stage."""
+        stage_id, microbatch = op.stage_id, op.microbatch
+        capacity = buffers.batch.capacity(microbatch, stage_id[0])
+        if capacity is None:
+            return StageEvaluation({}, {})
+        programs = self._stages[stage_id].programs_by_capacity[capacity]
+        inputs = {name: buffers.inputs.pop((name, microbatch)) for name in programs.definition.input_channels}
+        output = programs.evaluate(
+            buffers.compute_weights[stage_id], inputs, buffers.batch.stages[stage_id], self._index(stage_id, microbatch)
+        )
+        buffers.outputs |= {(name, microbatch): array for name, array in output.outputs.items()}
+        return StageEvaluation(output.losses, output.auxiliary_metrics)
+
+    def hop(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
+        """Carries activations from a stage to the next."""
+        source, target, microbatch = op.stage_id, op.target_id, op.microbatch
+        capacity = buffers.batch.capacity(microbatch, source[0], target[0])
+        sent = {}
+        for channel in self._channels(source, target, capacity):
+            key = (channel.name, microbatch)
+            array = buffers.outputs.pop(key, None)
+            if capacity is not None:
+                sent[key] = _carry(channel.activation_hop, array, buffers.batch.exchange(*key).activation_tables)
+            elif buffers.batch.capacity(microbatch, target[0]) is not None:
+                buffers.inputs[key] = self._zeros_at(target, channel.name)
+        buffers.inputs |= sent
+        return list(sent.values())
+
+    def backward(self, buffers: StepBuffers, op: PipelineOp) -> BackwardResult | None:
+        """Computes the gradients of a stage's inputs, and adds those of its parameters to those of before."""
+        stage_id, microbatch = op.stage_id, op.microbatch
+        stage = self._stages[stage_id]
+        capacity = buffers.batch.capacity(microbatch, stage_id[0])
+        if not stage.is_local:
+            return None
+        if stage_id not in buffers.gradients:
+            buffers.gradients[stage_id] = stage.programs.zero_gradients()
+        if capacity is None:
+            return None
+        programs = stage.programs_by_capacity[capacity]
+        assert programs.backward is not None
+        definition = programs.definition
+        inputs = {name: buffers.inputs.pop((name, microbatch)) for name in definition.input_channels}
+        output_gradients = {
+            name: buffers.output_gradients.pop((name, microbatch)) for name in definition.output_channels
+        }
+        result = programs.backward(
+            buffers.compute_weights[stage_id],
+            inputs,
+            buffers.batch.stages[stage_id],
+            self._index(stage_id, microbatch),
+            buffers.residuals.pop((stage_id, microbatch)),
+            output_gradients,
+            buffers.gradients[stage_id],
+        )
+        buffers.gradients[stage_id] = result.parameter_gradients
+        buffers.input_gradients |= {(name, microbatch): array for name, array in result.input_gradients.items()}
+        return result
+
+    def hop_back(self, buffers: StepBuffers, op: PipelineOp) -> list[jax.Array | None]:
+        """Carries gradients from the stage that computed them to the one that waits for them, the op's target."""
+        source, target, microbatch = op.target_id, op.stage_id, op.microbatch
+        capacity = buffers.batch.capacity(microbatch, source[0], target[0])
+        sent = {}
+        for channel in self._channels(source, target, capacity):
+            key = (channel.name, microbatch)
+            array = buffers.input_gradients.pop(key, None)
+            if capacity is not None:
+                sent[key] = _carry(channel.gradient_hop, array, buffers.batch.exchange(*key).gradient_tables)
+            elif buffers.batch.capacity(microbatch, source[0]) is not None:
+                buffers.output_gradients[key] = self._zeros_at(source, channel.name)
+        buffers.output_gradients |= sent
+        return list(sent.values())
+
+    def arrived(self, batch: PlacedBatch, op: PipelineOp) -> jax.Array | None:
+        """A small array that is ready when a hop in which devices meet is finished; None of other ops."""
+        if op.kind not in ("hop", "hop_back"):
+            return None
+        source, target = (op.stage_id, op.target_id) if op.kind == "hop" else (op.target_id, op.stage_id)
+        capacity = batch.capacity(op.microbatch, source[0], target[0])
+        if capacity is None:
+            return None
+        channel = self._channels(source, target, capacity)[-1]
+        hop = channel.activation_hop if op.kind == "hop" else channel.gradient_hop
+        return hop.arrived if isinstance(hop, PermuteHop | ExchangeHop) else None
+
+    # ------------------------------------------------------------------ helpers
+
+    def _channels(self, source: StageId, target: StageId, capacity: int | None) -> list[Channel]:
+        """The channels between two stages, each once: those of a capacity, or of any where nothing is sent."""
+        return [each for each in self.channels_between[source, target] if each.capacity == (capacity or 0)]
+
+    def _zeros_at(self, stage_id: StageId, channel: str) -> jax.Array | None:
+        """The activations of a channel, or their gradients, on one of its stages, all zero; made once."""
+        stage = self._stages[stage_id]
+        if not stage.is_local:
+            return None
+        shape, sharding = stage.programs.channel_shapes[channel], stage.programs.channel_shardings[channel]
+        key = (sharding, shape.shape, np.dtype(shape.dtype))
+        if key not in self._zeros:
+            zeros = np.zeros(sharding.shard_shape(shape.shape), shape.dtype)
+            self._zeros[key] = jax.make_array_from_callback(shape.shape, sharding, lambda _: zeros, dtype=shape.dtype)
+        return self._zeros[key]
+
+    def _index(self, stage_id: StageId, microbatch: int) -> jax.Array:
+        """The number of a microbatch on a stage's submesh, made once."""
+        key = (stage_id, microbatch)
+        if key not in self._indices:
+            sharding = NamedSharding(self._stages[stage_id].programs.mesh, P())
+            self._indices[key] = jax.make_array_from_callback((), sharding, lambda _: np.int32(microbatch))
+        return self._indices[key]
+
+
+def _carry(hop: Hop | ExchangeHop, array: jax.Array | None, tables: PlacedTables | None) -> jax.Array | None:
+    """The array at the other end of a hop; only an exchange needs tables."""
+    return hop(array, tables) if isinstance(hop, ExchangeHop) else hop(array)

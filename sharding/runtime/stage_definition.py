@@ -1,0 +1,102 @@
+"""What a stage computes, before it is compiled, and what its programs take and return."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from sharding.axes import Axes
+from sharding.plans.stage_graph import StageId
+from sharding.trees import Tree
+
+Arrays = dict[str, jax.Array]
+
+
+class StageOutput(NamedTuple):
+    """What a stage computes from one microbatch: arrays, or their shapes or specs.
+
+    Attributes:
+        outputs: Activations by channel, rows first.
+        losses: By name: inside `shard_map` a scalar, summed over the local rows; outside `[replicas]`.
+        auxiliary_metrics: Arrays for evaluation by name, rows first.
+    """
+
+    outputs: dict[str, Any]
+    losses: Any
+    auxiliary_metrics: Any
+
+
+class ForwardResult(NamedTuple):
+    """What a forward program returns: arrays, or their shapes or specs.
+
+    Attributes:
+        outputs: Activations by channel.
+        residuals: What the backward program needs; empty where there is none.
+        losses: `[replicas]` by name, summed over the microbatches so far.
+    """
+
+    outputs: dict[str, Any]
+    residuals: list[Any]
+    losses: Any
+
+
+class BackwardResult(NamedTuple):
+    """What a backward program returns: arrays, or their shapes or specs.
+
+    Attributes:
+        input_gradients: By channel, for the channels whose gradient is needed.
+        parameter_gradients: Unreduced, float32, summed over the microbatches so far: `{key: {...}}`, replicas first.
+    """
+
+    input_gradients: dict[str, Any]
+    parameter_gradients: Tree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageDefinition:
+    """What a stage computes, as a plain function of one device's shards.
+
+    Attributes:
+        stage_id: (unit, stage).
+        apply: `(parameters, inputs, batch, axes) -> StageOutput`, or a tuple of its fields; every array of activations
+            has the rows first; each loss is a sum over the local rows.
+        partition_specs: Specs of all parameters in stacked form. They use the tensor axes and, for experts, the expert
+            axes, which are some of the data axes; all else is replicated over the data axes.
+        shapes: Shape and compute precision of all parameters in stacked form.
+        trained_keys: Top-level keys of the parameters that get gradients.
+        batch_arrays: Names of the batch arrays by module.
+        input_channels, output_channels: Names of the channels that enter and leave.
+        sequence_sharded_channels: Channels whose dimension 1, the positions, is sharded over `Axes.sequence`.
+    """
+
+    stage_id: StageId
+    apply: Callable[[Tree, Arrays, Mapping[str, Arrays], Axes], tuple[Arrays, Arrays, Arrays]]
+    partition_specs: Tree
+    shapes: Tree
+    trained_keys: frozenset[str]
+    batch_arrays: Mapping[str, tuple[str, ...]]
+    input_channels: tuple[str, ...]
+    output_channels: tuple[str, ...]
+    sequence_sharded_channels: frozenset[str] = frozenset()
+
+    def channel_spec(self, name: str, axes: Axes) -> P:
+        """The spec of a channel's activations `[r, s, ...]`."""
+        return P(axes.data, axes.sequence) if name in self.sequence_sharded_channels and axes.sequence else P(axes.data)
+
+
+@dataclasses.dataclass(frozen=True)
+class Microbatches:
+    """A stage's part of a global batch on its submesh: arrays, or their shapes or specs.
+
+    Attributes:
+        arrays: By module and name, `[m, r, ...]`: microbatches first, rows split over the data axes.
+        seed_and_step: `[2]` int32, from which all random numbers of the step are derived.
+    """
+
+    arrays: dict[str, dict[str, Any]]
+    seed_and_step: Any
+
+
+jax.tree_util.register_dataclass(Microbatches, ["arrays", "seed_and_step"], [])
