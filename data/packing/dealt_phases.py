@@ -8,17 +8,20 @@ with weights of their own, and random numbers are keyed by sample ids, so neithe
 
 import dataclasses
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from configs.architectures import ModelConfig
 from data.errors import DataError
 from data.packing.batch_spec import ArraySpec, BatchSpec, HasShapeAndDtype
-from data.packing.phases.item_arrays import deal_phase_arrays
-from data.packing.phases.item_tables import chosen_capacities
+from data.packing.phases.item_arrays import find_items, move_to_phase
+from data.packing.phases.item_tables import PlannedTable, chosen_capacities, deal_phase, items_in_rows, plan_table
+from data.packing.phases.needed_rows import NeededRows
 from data.packing.phases.phase_rows import PhaseRows
 from data.samples.encoder_format import encoder_format
+from data.samples.sample import SampleSizes
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError
 
@@ -53,8 +56,53 @@ class DealtPhases:
         dealt = dict(arrays)
         for phase in self.phases.values():
             if phase.table_name not in arrays:
-                dealt |= deal_phase_arrays(arrays[phase.module], phase, self.microbatches)
+                fields = arrays[phase.module]
+                rows = len(next(iter(fields.values()))) // self.microbatches
+                items = deal_phase(find_items(fields, phase), phase, rows, self.microbatches)
+                dealt |= self._move(fields, phase, items, items)
         return dealt
+
+    def plan(self, rows: Sequence[Sequence[int]], sizes: Mapping[int, SampleSizes]) -> dict[str, PlannedTable]:
+        """The items of every phase in a step, dealt from the sizes of its samples alone; errors as of `deal`.
+
+        Args:
+            rows: Sample ids of every row.
+            sizes: Sizes of each sample, by id.
+        """
+        return {module: plan_table(rows, sizes, phase, self.microbatches) for module, phase in self.phases.items()}
+
+    def deal_planned(
+        self, arrays: HostArrays, tables: Mapping[str, PlannedTable], needed: NeededRows
+    ) -> dict[str, Mapping[str, np.ndarray]]:
+        """As `deal`, by the tables of `plan`, the items in the needed rows alone; others, and refused ones, are empty.
+
+        All processes have the same tables, whatever each of them needs or could read.
+        """
+        dealt = dict(arrays)
+        for module, phase in self.phases.items():
+            items = tables[module].items
+            local = items_in_rows(items, phase, needed.phases[module]) if module in needed.phases else slice(None)
+            dealt |= self._move(arrays[module], phase, items, items[local])
+        return dealt
+
+    def samples(self, tables: Mapping[str, PlannedTable], needed: NeededRows) -> set[int]:
+        """Ids of the samples that have an item in a needed row of a phase."""
+        found: set[int] = set()
+        for module, (items, samples) in tables.items():
+            if module in needed.phases:
+                samples = samples[items_in_rows(items, self.phases[module], needed.phases[module])]
+            found.update(samples.tolist())
+        return found
+
+    def _move(
+        self, fields: Mapping[str, np.ndarray], phase: PhaseRows, items: np.ndarray, moved: np.ndarray
+    ) -> dict[str, Mapping[str, np.ndarray]]:
+        """The arrays of a phase with some of its items in their rows, and the table of all its items."""
+        layout = np.array(phase.layout(self.microbatches))
+        return {
+            phase.module: move_to_phase(fields, moved, phase, self.microbatches),
+            phase.table_name: {"items": items, "layout": layout},
+        }
 
     def _refuse_other_layouts(self, arrays: HostArrays) -> None:
         expected = {phase.table_name: phase.layout(self.microbatches) for phase in self.phases.values()}
@@ -87,6 +135,22 @@ class DealtPhases:
         }
         return {module: (real, computed.get(module, capacity)) for module, (real, capacity) in counts.items()}
 
+    def to_json(self) -> dict[str, Any]:
+        """The phases as JSON values."""
+        return {"microbatches": self.microbatches, "phases": [phase.to_json() for phase in self.phases.values()]}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "DealtPhases":
+        """The phases that `to_json` wrote.
+
+        Raises:
+            DataError: A number is not a whole one above 0.
+        """
+        phases, microbatches = [PhaseRows.from_json(phase) for phase in fields["phases"]], fields["microbatches"]
+        if type(microbatches) is not int or microbatches < 1:
+            raise DataError(f"microbatches are a whole number above 0; they are {microbatches!r}")
+        return cls({phase.module: phase for phase in phases}, microbatches)
+
     def batch_spec(self, batch_spec: BatchSpec) -> BatchSpec:
         """The spec of a batch after `deal`, without the item tables."""
 
@@ -102,6 +166,10 @@ class DealtPhases:
             }
             for module, fields in batch_spec.items()
         }
+
+
+NO_PHASES = DealtPhases()
+"""Of a plan in which every module has the rows of the global batch."""
 
 
 def plan_phase_rows(plan: Plan, model: ModelConfig, batch_spec: BatchSpec) -> DealtPhases:

@@ -8,7 +8,7 @@ import numpy as np
 from data.data_config import RowCapacity
 from data.errors import DataError
 from data.samples.encoder_format import EncoderInputs, empty_encoder_inputs
-from data.samples.sample import Sample
+from data.samples.sample import Sample, SampleSizes
 from data.samples.sample_format import SampleFormat
 from data.samples.token_layout import TOKEN_COLUMNS, TokenLayout
 
@@ -67,8 +67,13 @@ def empty_rows(count: int, capacity: RowCapacity, sample_format: SampleFormat) -
     )
 
 
-def pack_rows(rows: Sequence[Sequence[Sample]], capacity: RowCapacity, sample_format: SampleFormat) -> PackedRows:
-    """Places the samples of every row one after the other; the samples of a row must fit into it."""
+def pack_rows(
+    rows: Sequence[Sequence[Sample | SampleSizes]], capacity: RowCapacity, sample_format: SampleFormat
+) -> PackedRows:
+    """Places the samples of every row one after the other; the samples of a row must fit into it.
+
+    The places of a sample of which only the sizes are given stay empty.
+    """
     packed = empty_rows(len(rows), capacity, sample_format)
     for row, samples in enumerate(rows):
         _RowFiller(packed, row, sample_format).fill(samples)
@@ -85,14 +90,24 @@ class _RowFiller:
         self._values = dict.fromkeys(sample_format.encoder_formats, 0)
         self._items = dict.fromkeys(sample_format.encoder_formats, 0)
 
-    def fill(self, samples: Sequence[Sample]) -> None:
+    def fill(self, samples: Sequence[Sample | SampleSizes]) -> None:
         for number, sample in enumerate(samples):
+            if isinstance(sample, SampleSizes):
+                self._leave_out(sample)
+                continue
             self._packed.sample_ids[self._row, number] = sample.id
             self._add_tokens(sample.layout, number + 1)
             self._add_target_images(sample)
             self._tokens += len(sample.layout.tokens)
             for field in self._format.encoder_formats:
                 self._add_encoder_inputs(field, sample.encoder_inputs[field])
+
+    def _leave_out(self, sizes: SampleSizes) -> None:
+        self._tokens += sizes.tokens
+        self._target_images += sizes.images
+        for field in self._format.encoder_formats:
+            self._values[field] += sizes.lengths[field]
+            self._items[field] += len(sizes.items[field])
 
     def _add_tokens(self, layout: TokenLayout, segment: int) -> None:
         packed = self._packed

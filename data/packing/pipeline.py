@@ -19,10 +19,11 @@ from data.errors import DataError
 from data.packing.batch_iterator import BatchIterator
 from data.packing.batch_loader import BatchLoader
 from data.packing.capacity_check import require_fitting_sample
-from data.packing.dealt_phases import DealtPhases
+from data.packing.dealt_phases import NO_PHASES, DealtPhases
 from data.packing.fingerprint import step_fingerprint
 from data.packing.global_batch import GlobalBatch, capacity_for_model
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
+from data.packing.phases.needed_rows import ALL_ROWS, NeededRows
 from data.packing.refusals import RefusalLog
 from data.packing.step_planner import OrderRows, PlannerState, StepPlan, StepPlanner
 from data.packing.workers import batches_ahead
@@ -58,8 +59,8 @@ def training_batches(
     model: ModelConfig,
     dataset: Dataset,
     order_rows: OrderRows | None = None,
-    rows: Sequence[int] | None = None,
-    phases: DealtPhases | None = None,
+    needed: NeededRows = ALL_ROWS,
+    phases: DealtPhases = NO_PHASES,
 ) -> BatchIterator:
     """Endless batches: every kind is shuffled anew each epoch, and kinds are mixed in proportion to `config.mixture`.
 
@@ -68,15 +69,15 @@ def training_batches(
         model: The model that reads them.
         dataset: The samples.
         order_rows: Orders the rows of a step from the sizes of their samples; None to keep them as they are planned.
-        rows: Rows that this host needs, numbered in that order; the others stay empty. None for all.
-        phases: Modules whose items are dealt over rows of their own, by `DealtPhases.deal`.
+        needed: Rows that this host needs; the others stay empty.
+        phases: Modules whose items are dealt over rows of their own.
 
     Raises:
         DataError: The data set lacks a kind of the mixture, no sample of a kind fits into a row, or the model does not
             fit the pipeline or the vocabulary.
     """
     pipeline = training_pipeline(config, model, dataset, order_rows)
-    loader = dataclasses.replace(pipeline.loader, rows=rows, phases=phases or DealtPhases())
+    loader = dataclasses.replace(pipeline.loader, needed=needed, phases=phases)
     return _run_pipeline(dataclasses.replace(pipeline, loader=loader), config)
 
 
@@ -102,7 +103,12 @@ def training_pipeline(
 
 
 def evaluation_batches(
-    config: DataConfig, model: ModelConfig, dataset: Dataset, kinds: Sequence[str] | None = None
+    config: DataConfig,
+    model: ModelConfig,
+    dataset: Dataset,
+    kinds: Sequence[str] | None = None,
+    needed: NeededRows = ALL_ROWS,
+    phases: DealtPhases = NO_PHASES,
 ) -> BatchIterator:
     """One pass over all samples of some kinds, each exactly once; the last batch is filled up with empty rows.
 
@@ -114,6 +120,7 @@ def evaluation_batches(
         model: The model that reads them.
         dataset: The samples.
         kinds: Kinds to evaluate; `dataset.evaluated_kinds` by default.
+        needed, phases: As in `training_batches`.
 
     Raises:
         DataError: As `training_batches`; from the iterator, if a sample does not fit into a row.
@@ -124,7 +131,9 @@ def evaluation_batches(
     sample_index = make_sample_index(config, model, dataset)
     sample_ids = [sample_id for kind in kinds for sample_id in sample_index.ids_of_kind(kind)]
     sample_stream = grain.MapDataset.source(sample_ids)
-    return _run_pipeline(_make_pipeline(sample_stream, sample_index, config, model, "evaluation", None), config)
+    pipeline = _make_pipeline(sample_stream, sample_index, config, model, "evaluation", None)
+    loader = dataclasses.replace(pipeline.loader, needed=needed, phases=phases)
+    return _run_pipeline(dataclasses.replace(pipeline, loader=loader), config)
 
 
 def make_sample_index(config: DataConfig, model: ModelConfig, dataset: Dataset) -> SampleIndex:

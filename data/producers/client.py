@@ -19,7 +19,9 @@ from data.data_config import DataConfig
 from data.datasets.dataset import Dataset
 from data.errors import DataError
 from data.packing.batch_iterator import BatchIterator
+from data.packing.dealt_phases import NO_PHASES, DealtPhases
 from data.packing.global_batch import GlobalBatch
+from data.packing.phases.needed_rows import ALL_ROWS, NeededRows
 from data.packing.pipeline import training_pipeline
 from data.packing.refusals import RefusalLog
 from data.packing.row_order import RowOrderRequest
@@ -46,7 +48,8 @@ def remote_batches(
     producers: Sequence[str],
     timeout: float = 120.0,
     row_order: RowOrderRequest | None = None,
-    rows: Sequence[int] | None = None,
+    needed: NeededRows = ALL_ROWS,
+    phases: DealtPhases = NO_PHASES,
 ) -> BatchIterator:
     """The batches of `training_batches`, made by producers of the same configuration.
 
@@ -61,7 +64,8 @@ def remote_batches(
         producers: Address of each producer, `host:port` or `grpc+tls://host:port`.
         timeout: Seconds that a step may take, and for which all producers may be unavailable.
         row_order: How producers order the rows of a step; None to keep them as they are planned.
-        rows: Rows that this host needs, numbered in that order; producers leave the others empty. None for all.
+        needed: Rows that this host needs; producers leave the others empty.
+        phases: Modules whose items producers deal over rows of their own.
 
     Raises:
         DataError: An address is invalid or repeated, or as `training_batches`; from the iterator, if a producer
@@ -78,7 +82,7 @@ def remote_batches(
     token = os.environ.get(TOKEN_VARIABLE, "")
 
     def start(state: PlannerState) -> RemoteBatches:
-        first_request = StepRequest(fingerprint, state, 0, row_order, None if rows is None else tuple(rows))
+        first_request = StepRequest(fingerprint, state, 0, row_order, needed, phases)
         return RemoteBatches(producers, token, first_request, max(config.prefetch, 1), timeout)
 
     refusals = RefusalLog(pipeline.sample_index.counts, config.max_refused_share)

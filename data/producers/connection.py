@@ -66,7 +66,7 @@ class ProducerConnection:
         with self._translated_errors():
             reader = self._client.do_get(flight.Ticket(request.to_bytes()), self._call_options(timeout))
             schema, stream_rows = reader.schema, [chunk.data for chunk in reader]
-        return restore_rows(decode_batch(schema, stream_rows), request.rows)
+        return restore_rows(decode_batch(schema, stream_rows), request.needed, request.phases)
 
     def probe(self) -> None:
         """Returns if the producer answers; raises as `fetch`."""

@@ -86,12 +86,9 @@ class ProducerServer(flight.FlightServerBase):
                 raise DataError(
                     "the trainer has another configuration than the producer (trainer -> producer): " + differences
                 )
-            if request.rows and max(request.rows) >= self._pipeline.planner.rows_per_step:
-                raise DataError(
-                    f"there is no row {max(request.rows)} in steps of {self._pipeline.planner.rows_per_step}"
-                )
+            request.check_rows(self._pipeline)
             with self._step_slots:
-                loader = dataclasses.replace(self._pipeline.loader, rows=request.rows)
+                loader = dataclasses.replace(self._pipeline.loader, needed=request.needed, phases=request.phases)
                 batch = loader(self._plan(request))
         except UserError as error:
             _LOG.warning("refused %s: %s", context.peer(), error)
@@ -100,7 +97,7 @@ class ProducerServer(flight.FlightServerBase):
             _LOG.exception("a step for %s failed", context.peer())
             raise _refusal(f"{type(error).__name__}: {error}") from error
         self._served += 1
-        return flight.RecordBatchStream(encode_batch(slice_rows(batch, request.rows)))
+        return flight.RecordBatchStream(encode_batch(slice_rows(batch, request.needed, request.phases)))
 
     def _plan(self, request: StepRequest) -> StepPlan:
         plan = self._plans.step(request.planner_state, request.skip)

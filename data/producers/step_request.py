@@ -12,6 +12,8 @@ from typing import Any
 
 from data.data_config import DataConfig
 from data.errors import DataError
+from data.packing.dealt_phases import NO_PHASES, DealtPhases
+from data.packing.phases.needed_rows import ALL_ROWS, NeededRows
 from data.packing.pipeline import BatchPipeline
 from data.packing.row_order import RowOrderRequest
 from data.packing.step_planner import PlannerState
@@ -33,14 +35,16 @@ class StepRequest:
         planner_state: State after a step that the trainer has received, or the initial one.
         skip: Number of steps between the state and the requested step.
         row_order: How to order its rows; None to keep them as they are planned.
-        rows: Rows that the trainer needs, numbered in that order; the others stay empty. None for all.
+        needed: Rows that the trainer needs; the others stay empty.
+        phases: Modules whose items are dealt over rows of their own.
     """
 
     fingerprint: Mapping[str, Any]
     planner_state: PlannerState
     skip: int
     row_order: RowOrderRequest | None = None
-    rows: tuple[int, ...] | None = None
+    needed: NeededRows = ALL_ROWS
+    phases: DealtPhases = NO_PHASES
 
     def to_bytes(self) -> bytes:
         """The request as JSON."""
@@ -49,7 +53,8 @@ class StepRequest:
             "planner_state": self.planner_state.to_json(),
             "skip": self.skip,
             "row_order": self.row_order and self.row_order.to_json(),
-            "rows": self.rows,
+            "needed": self.needed.to_json(),
+            "phases": self.phases.to_json(),
         }
         return json.dumps(fields).encode()
 
@@ -63,13 +68,14 @@ class StepRequest:
         """
         try:
             fields = json.loads(ticket)
-            row_order, rows = fields["row_order"], fields["rows"]
+            row_order = fields["row_order"]
             request = cls(
                 fields["fingerprint"],
                 PlannerState.from_json(fields["planner_state"]),
                 fields["skip"],
                 None if row_order is None else RowOrderRequest.from_json(row_order),
-                None if rows is None else tuple(rows),
+                NeededRows.from_json(fields["needed"]),
+                DealtPhases.from_json(fields["phases"]),
             )
             state = request.planner_state
             numbers = (
@@ -78,17 +84,35 @@ class StepRequest:
                 state.window_number,
                 state.steps_taken,
                 *state.carried_samples,
-                *(request.rows or ()),
             )
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise DataError(f"not a step request: {type(error).__name__}: {error}") from error
         if not all(type(number) is int and number >= 0 for number in numbers):
-            raise DataError("not a step request: states and rows are whole numbers, 0 or more")
+            raise DataError("not a step request: states are whole numbers, 0 or more")
         if request.skip > MAX_STEPS_AHEAD:
             raise DataError(f"not a step request: it skips {request.skip} steps, more than {MAX_STEPS_AHEAD}")
         if not isinstance(request.fingerprint, dict):
             raise DataError(f"not a step request: its fingerprint is {request.fingerprint!r}")
         return request
+
+    def check_rows(self, pipeline: BatchPipeline) -> None:
+        """Raises DataError if the steps of a pipeline do not have the requested rows."""
+        rows, phases = pipeline.planner.rows_per_step, self.phases.phases
+        sample_format = pipeline.sample_index.sample_format
+        fields = {encoder.module: field for field, encoder in sample_format.encoder_formats.items()}
+        fields |= {sample_format.target_images.module: "images"} if sample_format.target_images else {}
+        if rows % self.phases.microbatches:
+            raise DataError(f"{self.phases.microbatches} microbatches do not divide steps of {rows} rows")
+        for module, phase in phases.items():
+            if fields.get(module) != phase.values:
+                raise DataError(f"there is no module {module!r} of {phase.values!r} to give rows of its own")
+        if unknown := self.needed.phases.keys() - phases.keys():
+            raise DataError(f"there are rows of {', '.join(sorted(unknown))}, which has none of its own")
+        counts = {module: phase.rows_of_step(self.phases.microbatches) for module, phase in phases.items()}
+        for module, needed in {"the batch": self.needed.batch or (), **self.needed.phases}.items():
+            count = counts.get(module, rows)
+            if max(needed, default=-1) >= count:
+                raise DataError(f"there is no row {max(needed)} in steps of {count} rows of {module}")
 
 
 def batch_fingerprint(pipeline: BatchPipeline, config: DataConfig) -> dict[str, Any]:

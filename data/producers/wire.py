@@ -8,14 +8,16 @@ names, dtypes and shapes of the tensors and the other fields of the batch are JS
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from data.errors import DataError
 from data.extras import missing_extra
+from data.packing.dealt_phases import DealtPhases
 from data.packing.global_batch import GlobalBatch
+from data.packing.phases.needed_rows import NeededRows
 from data.packing.refusals import Refusal
 
 try:
@@ -23,7 +25,7 @@ try:
 except ImportError as error:
     raise missing_extra("the preprocessing service", "service", error) from error
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 METADATA_KEY = b"mmjax"
 
 MAX_PART_BYTES = 2**30
@@ -127,40 +129,50 @@ def _assemble_tensor(parts: Iterator[np.ndarray], dtype: np.dtype, shape: tuple[
     return np.require(tensor_bytes.view(dtype).reshape(shape), requirements="A")
 
 
-def slice_rows(batch: GlobalBatch, rows: Sequence[int] | None) -> GlobalBatch:
-    """The needed rows of a batch, followed by one empty row that stands for all others.
+def slice_rows(batch: GlobalBatch, needed: NeededRows, phases: DealtPhases) -> GlobalBatch:
+    """The needed rows of every module, followed by one empty row that stands for all others.
 
-    The sample ids stay whole, because they are known for every row. A batch of which all rows are needed is returned
-    unchanged.
+    Sample ids and the tables of items stay whole, because they are known for every row. Modules of which all rows are
+    needed stay as they are.
 
     Args:
-        batch: A batch whose other rows are empty (`BatchLoader.rows`).
-        rows: The needed rows; None for all.
+        batch: A batch whose other rows are empty (`BatchLoader.needed`).
+        needed: The needed rows.
+        phases: The modules whose items the batch has in rows of their own.
     """
-    needed, empty = _needed_and_empty(len(batch.sample_ids), rows)
-    if not empty:
-        return batch
-    return _map_arrays(batch, lambda array: array[[*needed, empty[0]]])
+
+    def sliced(array: np.ndarray, kept: list[int], count: int) -> np.ndarray:
+        stand_in = next(row for row, expected in enumerate([*kept, count]) if row != expected)
+        return array[[*kept, stand_in]]
+
+    return _map_modules(batch, needed, phases, sliced)
 
 
-def restore_rows(batch: GlobalBatch, rows: Sequence[int] | None) -> GlobalBatch:
+def restore_rows(batch: GlobalBatch, needed: NeededRows, phases: DealtPhases) -> GlobalBatch:
     """The inverse of `slice_rows`."""
-    count = len(batch.sample_ids)
-    needed, empty = _needed_and_empty(count, rows)
-    if not empty:
-        return batch
-    sent_row = np.full(count, len(needed))
-    sent_row[needed] = np.arange(len(needed))
-    return _map_arrays(batch, lambda array: array[sent_row])
+
+    def restored(array: np.ndarray, kept: list[int], count: int) -> np.ndarray:
+        sent_row = np.full(count, len(kept))
+        sent_row[kept] = np.arange(len(kept))
+        return array[sent_row]
+
+    return _map_modules(batch, needed, phases, restored)
 
 
-def _needed_and_empty(count: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]]:
-    needed = set(range(count) if rows is None else rows)
-    return sorted(needed), [row for row in range(count) if row not in needed]
-
-
-def _map_arrays(batch: GlobalBatch, function: Callable[[np.ndarray], np.ndarray]) -> GlobalBatch:
-    arrays = {
-        module: {field: function(array) for field, array in fields.items()} for module, fields in batch.arrays.items()
-    }
+def _map_modules(
+    batch: GlobalBatch,
+    needed: NeededRows,
+    phases: DealtPhases,
+    function: Callable[[np.ndarray, list[int], int], np.ndarray],
+) -> GlobalBatch:
+    """A function of each array, its needed rows and their number, of the modules of which only some are needed."""
+    tables = {phase.table_name for phase in phases.phases.values()}
+    arrays = {}
+    for module, fields in batch.arrays.items():
+        phase = phases.phases.get(module)
+        count = phase.rows_of_step(phases.microbatches) if phase else len(batch.sample_ids)
+        rows = needed.phases.get(module) if phase else needed.batch
+        kept = sorted({*range(count)} if rows is None else {*rows})
+        is_whole = module in tables or len(kept) == count
+        arrays[module] = fields if is_whole else {name: function(array, kept, count) for name, array in fields.items()}
     return dataclasses.replace(batch, arrays=arrays)

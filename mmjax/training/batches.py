@@ -1,11 +1,10 @@
 """Where a run's batches come from, this process or producers elsewhere, and in which order their rows are."""
 
-from collections.abc import Sequence
-
 from configs.clusters import CLUSTERS, cluster_of_device_kind
 from data.datasets.dataset import Dataset
 from data.packing.batch_iterator import BatchIterator
-from data.packing.dealt_phases import DealtPhases
+from data.packing.dealt_phases import NO_PHASES, DealtPhases
+from data.packing.phases.needed_rows import ALL_ROWS, NeededRows
 from data.packing.pipeline import training_batches
 from data.packing.row_order import RowOrderRequest
 from data.samples.sample_format import SampleFormat
@@ -34,8 +33,8 @@ def open_batches(
     config: TrainConfig,
     dataset: Dataset,
     order: RowOrderRequest | None = None,
-    rows: Sequence[int] | None = None,
-    phases: DealtPhases | None = None,
+    needed: NeededRows = ALL_ROWS,
+    phases: DealtPhases = NO_PHASES,
 ) -> BatchIterator:
     """The run's batches, made by `TrainConfig.producers` if there are any, else in this process; they are the same.
 
@@ -43,8 +42,8 @@ def open_batches(
         config: The run.
         dataset: Its training split.
         order: Order of a step's rows; None to keep them as they are packed.
-        rows: Rows that this process needs, in that order; the others stay empty. None for all.
-        phases: Modules whose items are dealt over rows of their own here; those of producers' batches are not yet.
+        needed: Rows that this process needs; the others stay empty.
+        phases: Modules whose items are dealt over rows of their own.
 
     Raises:
         DataError: As `training_batches` and `remote_batches`.
@@ -53,7 +52,7 @@ def open_batches(
     if config.producers:
         from data.producers.client import remote_batches  # needs the extra `service`
 
-        return remote_batches(data, model, dataset, config.producers, config.producer_timeout, order, rows)
+        return remote_batches(data, model, dataset, config.producers, config.producer_timeout, order, needed, phases)
     sample_format = SampleFormat.for_model(model, data.encoder_capacities)
     row_order = order.make_row_order(model, sample_format) if order else None
-    return training_batches(data, model, dataset, row_order, rows, phases)
+    return training_batches(data, model, dataset, row_order, needed, phases)

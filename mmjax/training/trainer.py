@@ -128,15 +128,9 @@ class Trainer:
         check_processes(plan, jax.devices())
         self.engine = Engine(config.model, plan, batch_spec.arrays, config.engine_settings)
         self.heartbeat.op_log = self.engine.executor.op_log
-        local_rows = self.engine.local_rows(config.data.rows)
+        self._needed_rows = self.engine.needed_rows(config.data.rows)
         row_order = row_order_request(config, plan, jax.devices()[0].device_kind)
-        self.batches = open_batches(
-            config,
-            dataset,
-            row_order,
-            local_rows if len(local_rows) < config.data.rows else None,
-            self.engine.dealt_phases,
-        )
+        self.batches = open_batches(config, dataset, row_order, self._needed_rows, self.engine.dealt_phases)
         if workdir is not None:
             # Each process refuses samples of the rows that it loads, so each has lists of its own.
             process = jax.process_index()
@@ -277,7 +271,13 @@ class Trainer:
         dataset = self.config.dataset("test")
         if not dataset.evaluated_kinds:
             return None
-        batches = evaluation_batches(self.config.data, self.config.model, dataset)
+        batches = evaluation_batches(
+            self.config.data,
+            self.config.model,
+            dataset,
+            needed=self._needed_rows,
+            phases=self.engine.dealt_phases,
+        )
         if self._refused_folder:
             batches.list_refused_in(self._refused_folder / "test")
         with contextlib.closing(batches), self.heartbeat.phase("evaluating"):

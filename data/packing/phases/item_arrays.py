@@ -5,20 +5,18 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int
 
-from data.packing.phases.item_tables import BatchItems, deal_phase, first_cells, microbatch_items
+from data.packing.phases.item_tables import BatchItems, first_cells, microbatch_items
 from data.packing.phases.phase_rows import PhaseRows
 
 
-def deal_phase_arrays(
-    fields: Mapping[str, np.ndarray], phase: PhaseRows, microbatches: int
-) -> dict[str, Mapping[str, np.ndarray]]:
-    """The arrays of a phase in its rows, and its table of items."""
-    rows = len(next(iter(fields.values()))) // microbatches
-    items = deal_phase(find_items(fields, phase), phase, rows, microbatches)
+def move_to_phase(
+    fields: Mapping[str, np.ndarray], items: Int[np.ndarray, "k 6"], phase: PhaseRows, microbatches: int
+) -> dict[str, np.ndarray]:
+    """The arrays of a module with the items of a table in the rows of the phase; all else is empty."""
     moved = {name: _move_items(array, items, phase, microbatches) for name, array in fields.items()}
     if not phase.is_generator:
         moved["segments"] = _renumber(moved["segments"], items, phase)
-    return {phase.module: moved, phase.table_name: {"items": items, "layout": np.array(phase.layout(microbatches))}}
+    return moved
 
 
 def find_items(fields: Mapping[str, np.ndarray], phase: PhaseRows) -> BatchItems:

@@ -1,5 +1,7 @@
 """Item tables: which item of a batch lies where, in the rows of the global batch and in those of a phase."""
 
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -7,6 +9,7 @@ from jaxtyping import Int
 
 from data.errors import DataError
 from data.packing.phases.phase_rows import PhaseRows
+from data.samples.sample import SampleSizes
 from sharding.balancing.dealing import DealingError, deal_items
 
 ITEM_FIELDS = ("microbatch", "row", "place", "phase_row", "phase_place", "length")
@@ -31,8 +34,49 @@ class BatchItems(NamedTuple):
     lengths: Int[np.ndarray, " k"]
 
 
+class PlannedTable(NamedTuple):
+    """The items of a phase in a planned step, before any of them is decoded.
+
+    Attributes:
+        items: Their table, with the columns `ITEM_FIELDS`.
+        samples: Id of the sample of each.
+    """
+
+    items: Int[np.ndarray, "k 6"]
+    samples: Int[np.ndarray, " k"]
+
+
+def plan_table(
+    rows: Sequence[Sequence[int]], sizes: Mapping[int, SampleSizes], phase: PhaseRows, microbatches: int
+) -> PlannedTable:
+    """The items of a step, which lie where `data.packing.packed_rows.pack_rows` puts them, dealt over a phase.
+
+    Args:
+        rows: Sample ids of every row.
+        sizes: Sizes of each sample, by id.
+        phase: The phase.
+        microbatches: Number of microbatches.
+
+    Raises:
+        PhaseCapacityError: The items of a microbatch do not fit into the rows of the phase.
+    """
+    lengths_of = {
+        sample_id: (1,) * sizes[sample_id].images if phase.is_generator else sizes[sample_id].items[phase.values]
+        for sample_id in itertools.chain.from_iterable(rows)
+    }
+    samples_of_items = [[sample_id for sample_id in row for _ in lengths_of[sample_id]] for row in rows]
+    lengths = np.array([length for row in rows for sample_id in row for length in lengths_of[sample_id]], np.int64)
+    lengths //= phase.values_per_cell
+    row_of = np.repeat(np.arange(len(rows)), [len(of_row) for of_row in samples_of_items])
+    begins = np.cumsum(lengths) - lengths
+    places = begins - begins[np.searchsorted(row_of, row_of)]
+    samples = np.array([*itertools.chain.from_iterable(samples_of_items)], np.int64)
+    found = BatchItems(row_of, places, lengths)
+    return PlannedTable(deal_phase(found, phase, len(rows) // microbatches, microbatches), samples)
+
+
 def deal_phase(found: BatchItems, phase: PhaseRows, rows: int, microbatches: int) -> Int[np.ndarray, "k 6"]:
-    """Deals the items of a batch: the table that `DealtPhases.deal` returns.
+    """Deals the items of a batch over the rows of a phase, a microbatch at a time; the table has `ITEM_FIELDS`.
 
     The items of a microbatch are dealt so that the smallest capacity holds them that can (`chosen_capacities`). Where
     they cannot be dealt apart, rows of the batch stay together if they fit as wholes.
@@ -42,6 +86,9 @@ def deal_phase(found: BatchItems, phase: PhaseRows, rows: int, microbatches: int
         phase: The phase.
         rows: Rows of a microbatch in the global batch.
         microbatches: Number of microbatches.
+
+    Raises:
+        PhaseCapacityError: The items of a microbatch do not fit into the rows of the phase.
     """
     items = np.zeros((len(found.rows), len(ITEM_FIELDS)), np.int32)
     items[:, 0], items[:, 1] = np.divmod(found.rows, rows)
@@ -63,6 +110,12 @@ def deal_phase(found: BatchItems, phase: PhaseRows, rows: int, microbatches: int
             ) from error
         items[first:last, 3], items[first:last, 4] = dealt.rows, dealt.places
     return items
+
+
+def items_in_rows(items: Int[np.ndarray, "k 6"], phase: PhaseRows, rows: Collection[int]) -> np.ndarray:
+    """bool[k]: which items lie in some rows of a phase, numbered through all microbatches."""
+    row = items[:, 0].astype(np.int64) * phase.rows + items[:, 3]
+    return np.isin(row, np.fromiter(rows, np.int64, len(rows)))
 
 
 def microbatch_items(items: Int[np.ndarray, "k 6"], microbatches: int) -> list[Int[np.ndarray, "_ 6"]]:

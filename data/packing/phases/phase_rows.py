@@ -1,8 +1,11 @@
 """The rows of a phase: what a plan gives a module whose items are dealt over rows of its own."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from typing import Any
+
+from data.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,29 @@ class PhaseRows:
         """What tells its rows from those of another plan."""
         return [microbatches, self.rows, self.cells, *self.capacities]
 
+    def rows_of_step(self, microbatches: int) -> int:
+        """Rows of all microbatches."""
+        return microbatches * self.rows
+
     def values_in(self, capacities: Iterable[int | None]) -> int:
         """Values that the rows of a step hold, whose microbatches run with these capacities, given by number."""
         cells = sum(self.capacities[number] for number in capacities if number is not None)
         return self.rows * cells * self.values_per_cell
+
+    def to_json(self) -> dict[str, Any]:
+        """The rows as JSON values."""
+        return dataclasses.asdict(self) | {"capacities": list(self.capacities)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "PhaseRows":
+        """The rows that `to_json` wrote.
+
+        Raises:
+            DataError: A number is not a whole one above 0, or capacities do not ascend.
+        """
+        capacities = tuple(fields["capacities"])
+        numbers = (fields["rows"], fields["cells"], fields["values_per_cell"], *capacities)
+        are_positive = all(type(number) is int and number > 0 for number in numbers)
+        if not are_positive or list(capacities) != sorted({*capacities}):
+            raise DataError(f"rows of a phase have whole numbers above 0, capacities ascend; they are {dict(fields)}")
+        return cls(**{**fields, "capacities": capacities})

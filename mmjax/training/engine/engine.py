@@ -12,6 +12,7 @@ from configs.architectures import ModelConfig
 from data.packing.batch_spec import BatchSpec
 from data.packing.dealt_phases import plan_phase_rows
 from data.packing.phases.item_tables import first_cells, microbatch_items
+from data.packing.phases.needed_rows import NeededRows
 from data.packing.phases.phase_rows import PhaseRows
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import place_host_array
@@ -121,16 +122,24 @@ class Engine:
 
     # ------------------------------------------------------------------ batches
 
-    def local_rows(self, rows: int) -> list[int]:
-        """Numbers of the rows, of a global batch of `rows` rows, that a stage of this process reads."""
-        if self.phases:  # an item of any row may be computed here
-            return list(range(rows))
-        needed = np.zeros((self.plan.microbatches, rows // self.plan.microbatches), bool)
-        for stage in self.local_stages.values():
+    def needed_rows(self, rows: int) -> NeededRows:
+        """The rows that the stages of this process read.
+
+        Args:
+            rows: Rows of a global batch.
+        """
+        of_batch = np.zeros((self.plan.microbatches, rows // self.plan.microbatches), bool)
+        of_phases = {name: np.zeros((self.plan.microbatches, each.rows), bool) for name, each in self.phases.items()}
+        modules = {unit.name: unit.modules[0] for unit in self.plan.units if unit.rows}
+        for (unit, _), stage in self.local_stages.items():
+            needed = of_phases[modules[unit]] if unit in modules else of_batch
             sharding = NamedSharding(stage.mesh, P(None, STAGE_AXES.data))
             for index in sharding.addressable_devices_indices_map(needed.shape).values():
                 needed[index] = True
-        return np.flatnonzero(needed).tolist()
+        return NeededRows(
+            None if of_batch.all() else tuple(np.flatnonzero(of_batch).tolist()),
+            {name: tuple(np.flatnonzero(needed).tolist()) for name, needed in of_phases.items() if not needed.all()},
+        )
 
     def place_batch(self, batch: HostBatch, step: int) -> PlacedBatch:
         """The arrays of a global batch on the stages of this process that read them.

@@ -10,6 +10,7 @@ import pytest
 
 from configs.errors import UserError
 from data.errors import DataError
+from data.packing.phases.needed_rows import NeededRows
 from data.packing.pipeline import training_batches
 from data.packing.row_order import RowOrderRequest
 from data.producers import client
@@ -187,8 +188,8 @@ def test_producers_order_rows_as_in_this_process(remote, source):
 
 
 def test_producers_make_only_requested_rows(pair, remote, source):
-    here = training_batches(CONFIG, MODEL, source, rows=[1, 2])
-    there = remote(*(address for _, address in pair), rows=[1, 2])
+    here = training_batches(CONFIG, MODEL, source, needed=NeededRows((1, 2)))
+    there = remote(*(address for _, address in pair), needed=NeededRows((1, 2)))
     for _ in range(3):
         batch = next(there)
         assert_same(next(here), batch)

@@ -12,6 +12,7 @@ import pyarrow.flight as flight
 import pytest
 
 from data.errors import DataError
+from data.packing.phases.needed_rows import NeededRows
 from data.packing.pipeline import training_pipeline
 from data.packing.step_planner import PlannerState
 from data.producers.connection import ProducerConnection, ProducerUnavailableError
@@ -83,8 +84,8 @@ def test_invalid_tickets_are_refused_with_the_reason(producer, request_of_first)
         for ticket in (b"", b"\x80\x04}q\x00.", b"[]", request_of_first.to_bytes()[:-1]):
             with pytest.raises(flight.FlightServerError, match="not a step request"):
                 client.do_get(flight.Ticket(ticket))
-        with pytest.raises(flight.FlightServerError, match="no row 4 in steps of 4"):
-            client.do_get(flight.Ticket(dataclasses.replace(request_of_first, rows=(4,)).to_bytes()))
+        with pytest.raises(flight.FlightServerError, match="no row 4 in steps of 4 rows of the batch"):
+            client.do_get(flight.Ticket(dataclasses.replace(request_of_first, needed=NeededRows((4,))).to_bytes()))
         with pytest.raises(flight.FlightServerError, match="no action 'reset'"):
             list(client.do_action("reset"))
         with pytest.raises(pa.ArrowNotImplementedError):

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from configs.architectures import ModelConfig, VisionConfig
 from configs.errors import UserError
 from data.data_config import DataConfig
+from data.packing.dealt_phases import DealtPhases
 from data.packing.fingerprint import fingerprint_differences
+from data.packing.phases.needed_rows import NeededRows
+from data.packing.phases.phase_rows import PhaseRows
 from data.packing.pipeline import training_pipeline
 from data.packing.row_order import RowOrderRequest
 from data.packing.step_planner import PlannerState
@@ -22,6 +25,10 @@ from tests.small_vqa import SmallVQA
 
 ORDER = RowOrderRequest(single_device_plan(module_graph(MODEL), 2), "h100", ("all",), "search")
 NUMBERS = st.integers(0, 2**60)
+VISION_ROWS = PhaseRows(
+    module="vision", is_generator=False, rows=3, cells=8, capacities=(2, 4), values="patches", values_per_cell=4
+)
+PHASES = DealtPhases({"vision": VISION_ROWS}, 2)
 
 
 @hypothesis.settings(deadline=None)
@@ -30,9 +37,11 @@ NUMBERS = st.integers(0, 2**60)
     st.integers(0, MAX_STEPS_AHEAD),
     st.sampled_from([None, ORDER]),
     st.none() | st.lists(NUMBERS, max_size=3).map(tuple),
+    st.sampled_from([DealtPhases(), PHASES]),
 )
-def test_requests_are_decoded_unchanged(place, skip, order, rows):
-    request = StepRequest({"seed": 3, "mixture": [["vqa", 1.0]]}, PlannerState(*place), skip, order, rows)
+def test_requests_are_decoded_unchanged(place, skip, order, rows, phases):
+    needed = NeededRows(rows, dict.fromkeys(phases.phases, rows or ()))
+    request = StepRequest({"seed": 3, "mixture": [["vqa", 1.0]]}, PlannerState(*place), skip, order, needed, phases)
     assert StepRequest.from_bytes(request.to_bytes()) == request
 
 
@@ -41,7 +50,8 @@ GOOD = {
     "planner_state": {"window_start": 0, "window_number": 0, "steps_taken": 0, "carried_samples": []},
     "skip": 0,
     "row_order": None,
-    "rows": None,
+    "needed": NeededRows().to_json(),
+    "phases": PHASES.to_json(),
 }
 
 
@@ -57,9 +67,14 @@ GOOD = {
         {"planner_state": {"window_start": 0, "window_number": 0, "steps_taken": 0.5, "carried_samples": []}},
         {"planner_state": {"window_start": 0, "window_number": 0, "steps_taken": 0, "carried_samples": [-1]}},
         {"planner_state": {"window_start": 0, "window_number": 0, "steps_taken": 0, "carried_samples": [], "more": 1}},
-        {"rows": 3},
-        {"rows": [0, -1]},
-        {"rows": [0.5]},
+        {"needed": None},
+        {"needed": {"batch": 3, "phases": {}}},
+        {"needed": {"batch": [0, -1], "phases": {}}},
+        {"needed": {"batch": None, "phases": {"vision": [0.5]}}},
+        {"phases": {"microbatches": 0, "phases": []}},
+        {"phases": {"microbatches": 2, "phases": [{}]}},
+        {"phases": {"microbatches": 2, "phases": [VISION_ROWS.to_json() | {"rows": True}]}},
+        {"phases": {"microbatches": 2, "phases": [VISION_ROWS.to_json() | {"capacities": [4, 2]}]}},
         {"row_order": {}},
         {"row_order": "search"},
         {"row_order": ORDER.to_json() | {"policy": "nonsense"}},

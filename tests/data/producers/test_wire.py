@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from data.errors import DataError
+from data.packing.dealt_phases import DealtPhases
 from data.packing.global_batch import GlobalBatch
+from data.packing.phases.needed_rows import NeededRows
 from data.packing.refusals import Refusal
 from data.producers import wire
 from data.producers.wire import restore_rows, slice_rows
@@ -149,9 +151,10 @@ def test_sliced_rows_are_restored(drawn):
     batch = GlobalBatch(
         arrays={"backbone": {"tokens": tokens}, "vision": {"index": index}}, sample_ids=ids, counts={}, targets=0
     )
-    small = slice_rows(batch, rows)
+    wanted = NeededRows(None if rows is None else tuple(rows))
+    small = slice_rows(batch, wanted, DealtPhases())
     assert len(small.arrays["backbone"]["tokens"]) == (count if rows is None else min(count, len(rows) + 1))
-    whole = restore_rows(small, rows)
+    whole = restore_rows(small, wanted, DealtPhases())
     np.testing.assert_array_equal(whole.sample_ids, ids)
     np.testing.assert_array_equal(whole.arrays["backbone"]["tokens"], tokens)
     np.testing.assert_array_equal(whole.arrays["vision"]["index"], index)
