@@ -20,6 +20,7 @@ from data.producers.step_request import STATUS_ACTION
 from data.samples.sample_format import SampleFormat
 from sharding.plans.plan import single_device_plan
 from sharding.specs.modules import module_graph
+from tests.data.packing.test_planned_phases import NEEDED, PHASES
 from tests.producers import CONFIG, GIN, MODEL, address_of, end, running, serving, start_producer
 from tests.small_vqa import SmallVQA
 
@@ -196,6 +197,23 @@ def test_producers_make_only_requested_rows(pair, remote, source):
         tokens = batch.arrays["backbone"]["tokens"]
         assert tokens[1:3].any() and not tokens[[0, 3]].any()
     here.close()
+
+
+def test_producers_deal_items_and_send_only_the_rows_that_are_needed(pair, remote, source):
+    here = training_batches(CONFIG, MODEL, source, needed=NEEDED, phases=PHASES)
+    there = remote(*(address for _, address in pair), needed=NEEDED, phases=PHASES)
+    for _ in range(3):
+        batch = next(there)
+        assert_same(next(here), batch)
+        assert PHASES.digest(batch.arrays) and batch.arrays["vision"]["segments"][[1, 4]].any()
+    here.close()
+
+
+def test_items_that_do_not_fit_are_refused_by_the_producer(pair, remote):
+    vision = dataclasses.replace(PHASES.phases["vision"], capacities=(1,))
+    batches = remote(pair[1][1], phases=dataclasses.replace(PHASES, phases={"vision": vision}))
+    with pytest.raises(DataError, match=r"microbatch 0: the \d+ items of vision do not fit into 3 rows of 4 patches"):
+        next(batches)
 
 
 def test_other_configurations_are_refused_with_the_difference(pair, remote):

@@ -12,16 +12,22 @@ import pyarrow.flight as flight
 import pytest
 
 from data.errors import DataError
+from data.packing.dealt_phases import DealtPhases
 from data.packing.phases.needed_rows import NeededRows
+from data.packing.phases.phase_rows import PhaseRows
 from data.packing.pipeline import training_pipeline
 from data.packing.step_planner import PlannerState
 from data.producers.connection import ProducerConnection, ProducerUnavailableError
 from data.producers.server import is_loopback, read_token
 from data.producers.step_request import STATUS_ACTION, StepRequest, batch_fingerprint
+from tests.data.packing.test_planned_phases import PHASES
 from tests.producers import CONFIG, MODEL, serving
 from tests.small_vqa import SmallVQA
 
 TOKEN = "correct-horse-battery"
+AUDIO_ROWS = PhaseRows(
+    module="audio", is_generator=False, rows=1, cells=8, capacities=(8,), values="frames", values_per_cell=4
+)
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +94,14 @@ def test_invalid_tickets_are_refused_with_the_reason(producer, request_of_first)
             client.do_get(flight.Ticket(dataclasses.replace(request_of_first, needed=NeededRows((4,))).to_bytes()))
         with pytest.raises(flight.FlightServerError, match="no action 'reset'"):
             list(client.do_action("reset"))
+        for changes, reason in (
+            ({"phases": dataclasses.replace(PHASES, microbatches=3)}, "3 microbatches do not divide steps of 4 rows"),
+            ({"phases": DealtPhases({"audio": AUDIO_ROWS})}, "no module 'audio' of 'frames'"),
+            ({"needed": NeededRows(None, {"vision": (0,)})}, "rows of vision, which has none of its own"),
+            ({"needed": NeededRows(None, {"vision": (6,)}), "phases": PHASES}, "no row 6 in steps of 6 rows of vision"),
+        ):
+            with pytest.raises(flight.FlightServerError, match=reason):
+                client.do_get(flight.Ticket(dataclasses.replace(request_of_first, **changes).to_bytes()))
         with pytest.raises(pa.ArrowNotImplementedError):
             list(client.list_flights())
         assert [action.type for action in client.list_actions()] == [STATUS_ACTION]
