@@ -13,7 +13,7 @@ from mmjax import cli
 from mmjax.planning.arguments import ProblemArguments, ProblemInputs, read_problem
 
 if TYPE_CHECKING:
-    from sharding.planners.fixed_ranks import FixedRanks
+    from sharding.planners.tables.fixed_ranks import FixedRanks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str
 
 def _fixed_ranks(arguments: PlanArguments) -> "dict[str, FixedRanks]":
     """Context-parallel and expert ranks by module."""
-    from sharding.planners.fixed_ranks import FixedRanks
+    from sharding.planners.tables.fixed_ranks import FixedRanks
 
     cp, ep = _ranks("cp", arguments.cp), _ranks("ep", arguments.ep)
     return {name: FixedRanks(cp.get(name, 1), ep.get(name, 1)) for name in dict.fromkeys((*cp, *ep))}

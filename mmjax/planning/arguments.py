@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from configs.clusters import ClusterConfig
     from configs.workloads import Workload
     from sharding.costs.profiled import Profile
-    from sharding.planners.fixed_ranks import FixedRanks
     from sharding.planners.problem import PlanningProblem
+    from sharding.planners.tables.fixed_ranks import FixedRanks
     from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose
 
 MODEL_ROWS = 1920

@@ -11,8 +11,8 @@ from configs.workloads import Workload
 from data.samples.sample_format import SampleFormat
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.profiled import Profile, ProfiledCostModel
-from sharding.planners.fixed_ranks import FixedRanks
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.tables.fixed_ranks import FixedRanks
 from sharding.plans.plan_purpose import NamedConfiguration
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.modules import module_graph

@@ -90,7 +90,8 @@ def dealt_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray, "m
     """
     totals = replica_loads(rows, microbatches, 1)  # [m, 1, 3]
     items = totals[:, :, LoadColumn.ITEMS]
-    dealt = np.floor((items + np.arange(dp)[::-1]) / dp)  # [m, i]
+    each, rest = np.divmod(items, dp)
+    dealt = each + np.clip(rest - np.arange(dp), 0, 1)  # [m, i]; items of a mean row may be fractions
     share = np.where(items > 0, dealt / np.maximum(items, 1), 1 / dp)
     return totals * share[:, :, None]
 

@@ -10,7 +10,7 @@ from sharding.costs.batch_costs import BatchCosts, LayerCosts, ReplicaLoads
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, masked_flops
 from sharding.costs.memory import train_state_bytes
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork
-from sharding.plans.device_groups import source_replicas
+from sharding.plans.device_groups import latest_of_sources
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph, StageId, stage_graph
 from sharding.plans.trained_parts import Gradient, RequiredGradients, trained_stages
@@ -288,7 +288,7 @@ class _PlanCosts:
         within_module = self._is_within_module(target)
         shards = [unit.cp * (_parallelism(unit).sequence_shards if within_module else 1) for unit in ends]
         exchanged = self._stages.is_exchange(source, target)
-        slowest = (sent / shards[0])[:, source_replicas(sent.shape[1], received.shape[1], exchanged)].max(axis=2)
+        slowest = latest_of_sources(sent / shards[0], received.shape[1], exchanged)
         return self._hop_seconds(source, target, np.maximum(slowest, received / shards[1]))
 
     def least_hop(self, source: StageId, target: StageId, back: bool = False) -> float:

@@ -1,12 +1,12 @@
 """Planners: from a planning problem to plans.
 
-- The problem: `problem.py`, `fixed_ranks.py`.
+- The problem: `problem.py`.
 - Policies, each a function from `PlanningProblem` to plans: `rigid.py` (two) and `disaggregated.py` (two).
 - The choice between policies by simulation: `auto.py`; what it is compared with: `policy_comparison.py`,
   `fewer_devices.py`.
-- What `disaggregated.py` searches with, in this order: `module_table.py` (every candidate of a module, with its
-  recomputation policy), `layer_groups.py` and `partition.py` (which make the table), `relaxation.py` (lower bounds),
-  `layout_search.py` (the best integer layouts), `step_estimate.py` (which of them are worth simulating), `placement.py`
+- What `disaggregated.py` searches with, in this order: `tables/` (every candidate of a module, with its recomputation
+  policy, and how replicas share the items of a microbatch), `relaxation.py` (lower bounds), `layout_search.py` and
+  `pareto_front.py` (the best integer layouts), `step_estimate.py` (which of them are worth simulating), `placement.py`
   (devices), `schedule_fields.py` (what their schedules need), `infeasible.py` (the error where none fits).
 
 A new policy is a function from `PlanningProblem` to plans, passed to `auto.register_policy`; no file here changes

@@ -2,9 +2,9 @@
 
 The policy `disaggregated` (arXiv 2408.04275, section 5) chooses tensor-parallel sizes that divide a module and a node,
 and data-parallel sizes of the backbone that divide the batch, with one row per replica and microbatch; encoders and
-generators have fewer replicas, so that each takes whole rows of a microbatch. Modules that fit a device are replicated
-(tp 1) where that is better. The policy `ratio` (section 5.1) does the same within a number of devices for each module
-in proportion to its FLOPs.
+generators have any number of replicas, over which the items of a microbatch are dealt (`UnitPlan.rows`). Modules that
+fit a device are replicated (tp 1) where that is better. The policy `ratio` (section 5.1) does the same within a number
+of devices for each module in proportion to its FLOPs.
 """
 
 from collections.abc import Mapping
@@ -26,6 +26,7 @@ _COUNT, _COUNT_BY_FLOPS = 5, 3  # of the best sizes of the backbone
 _ESTIMATED = 3  # times as many sizes are estimated
 _SLACKS = (0.0, STEP_SLACK, 0.03)  # within which device-seconds count; an estimate is a few percent off
 _SIMILAR = 0.1  # share by which layouts that are estimated may take longer by the objective
+_ROOMY = 2  # microbatches in flight beyond the schedule's limits: with so many, stages hardly wait for each other
 
 
 def plans(problem: PlanningProblem) -> list[Plan]:
@@ -39,48 +40,64 @@ def plans_of_best_size(problem: PlanningProblem) -> list[Plan]:
 
 
 def _best_plans(problem: PlanningProblem, count: int) -> list[Plan]:
-    layouts = search_layouts(problem, _ESTIMATED * count)
-    if not layouts:
+    found = _plans_within(problem, count, {})
+    if not found:
         raise infeasible_error(problem)
-    return _plans_of(problem, layouts, count)
+    return found
 
 
 def flops_proportional_plans(problem: PlanningProblem) -> list[Plan]:
     """The best layouts in which no module has more devices than its share of the FLOPs."""
     shares = flops_shares(problem)
     max_devices = {name: max(1, int(share * problem.devices)) for name, share in shares.items()}
-    layouts = search_layouts(problem, _ESTIMATED * _COUNT_BY_FLOPS, max_devices)
-    if not layouts:
+    found = _plans_within(problem, _COUNT_BY_FLOPS, max_devices)
+    if not found:
         if not search_layouts(problem):
             raise infeasible_error(problem)
         counts = ", ".join(f"{name} {count}" for name, count in max_devices.items())
         raise PlanError(f"by their FLOPs the units get {counts} devices, on which they do not all fit")
-    return _plans_of(problem, layouts, _COUNT_BY_FLOPS, max_devices)
+    return found
 
 
-def _plans_of(
-    problem: PlanningProblem, layouts: list[DisjointLayout], count: int, max_devices: Mapping[str, int] | None = None
-) -> list[Plan]:
-    """Plans worth simulating: the best layouts by the objective, and by an estimate that sees more than it does.
+def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str, int]) -> list[Plan]:
+    """Plans worth simulating, on at most so many devices of each module; none if nothing fits.
+
+    The best sizes of the backbone are searched twice: with memory for more microbatches in flight than the schedule
+    needs, where stages hardly wait for each other, and, for the shortest of all, without.
+    """
+    estimate = StepEstimate(problem)
+    layouts = _layouts_worth_simulating(estimate, problem, count, max_devices, _ROOMY)
+    layouts += _layouts_worth_simulating(estimate, problem, count if not layouts else 1, max_devices, 0)
+    return [scheduled_plan(problem, layout) for layout in _distinct(layouts)]
+
+
+def _layouts_worth_simulating(
+    estimate: StepEstimate, problem: PlanningProblem, count: int, max_devices: Mapping[str, int], extra: int
+) -> list[DisjointLayout]:
+    """The best layouts by the objective, and by an estimate that sees more than it does.
 
     For every layout those with the same sizes of the backbone are estimated. Of each of the `count` best sizes the
     shortest is taken, and the fewest device-seconds near it, by the objective and by the estimate.
     """
-    estimate = StepEstimate(problem)
+    layouts = search_layouts(problem, _ESTIMATED * count, max_devices, extra)
     refined: list[tuple[float, list[DisjointLayout]]] = []
     for layout in layouts:
-        similar = similar_layouts(problem, layout, _SIMILAR, max_devices)
+        similar = similar_layouts(problem, layout, _SIMILAR, max_devices, extra)
         devices = np.array([each.devices for each in similar])
         estimated = np.array([estimate.seconds(each) for each in similar])
         chosen = [_economical(estimated, devices, slack) for slack in _SLACKS]
         chosen.append(_economical(np.array([each.seconds for each in similar]), devices, STEP_SLACK))
         refined.append((float(estimated.min()), [similar[index] for index in chosen]))
     refined.sort(key=lambda entry: entry[0])
+    return [*layouts[:count], *(each for _, chosen in refined[:count] for each in chosen)]
+
+
+def _distinct(layouts: list[DisjointLayout]) -> list[DisjointLayout]:
     distinct: list[DisjointLayout] = []
-    for layout in (*layouts[:count], *(each for _, chosen in refined[:count] for each in chosen)):
+    for layout in layouts:
         if layout not in distinct:
             distinct.append(layout)
-    return [scheduled_plan(problem, layout) for layout in distinct]
+    return distinct
 
 
 def _economical(seconds: Float[np.ndarray, " n"], devices: Int[np.ndarray, " n"], slack: float) -> int:

@@ -55,11 +55,11 @@ def min_devices(problem: PlanningProblem) -> dict[str, int] | None:
 
 
 class _Options:
-    """Every candidate of a module with every number of rows, at one dp of the backbone.
+    """Every candidate of a module on every number of replicas, at one dp of the backbone.
 
     Attributes:
         candidates: Numbers of the candidates.
-        rows: Rows of a replica's microbatch.
+        rows: Rows' worth of load of the slowest replica's microbatch.
         dp: Number of replicas.
         devices: Number of devices.
         microbatches: Microbatches of a step.
@@ -68,10 +68,10 @@ class _Options:
 
     def __init__(self, problem: PlanningProblem, name: str, dp: int) -> None:
         table = problem.module_tables[name]
-        columns, _ = table.replica_options(dp)
-        self.candidates, column = (grid.ravel() for grid in np.meshgrid(np.arange(len(table.tp)), columns))
-        self.rows = table.rows[column]
-        self.dp = dp // self.rows
+        shares = problem.replica_shares(name, dp)
+        options = np.arange(len(shares.replicas))
+        self.candidates, option = (grid.ravel() for grid in np.meshgrid(np.arange(len(table.tp)), options))
+        self.rows, self.dp = shares.rows[option], shares.replicas[option]
         self.devices = table.replica_devices[self.candidates] * self.dp
         self.microbatches = np.full(len(self.candidates), problem.rows // dp)
         self.max_downstream_stages = table.max_downstream_stages(

@@ -15,16 +15,16 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sharding.planners.module_table import ModuleTable
+from sharding.planners.pareto_front import ParetoFront
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.relaxation import RelaxedOptima, solve_relaxations
+from sharding.planners.tables.module_table import ModuleTable
 
 # Multiples of the lower bound that are tried as upper limit of a step's seconds; a tight limit prunes most candidates.
 _TARGETS = (1.02, 1.06, 1.2, 2.0, 10.0, np.inf)
 _TOLERANCE = 1e-9
 MAX_SIMILAR = 200
 """How many layouts of one (dp, tp, chunks) of the backbone are compared."""
-_BLOCK = 128  # candidates that are compared with all others at once
 
 
 class ModuleChoice(NamedTuple):
@@ -32,15 +32,17 @@ class ModuleChoice(NamedTuple):
 
     Attributes:
         candidate: Number of the candidate in the module's table.
-        rows: Rows of a replica's microbatch.
+        rows: Rows' worth of load of the slowest replica's microbatch, the mean over microbatches.
         dp: Number of replicas.
         devices: Number of devices of all replicas.
+        dealt: Whether items are dealt over the replicas (`UnitPlan.rows`), which take whole rows if not.
     """
 
     candidate: int
-    rows: int
+    rows: float
     dp: int
     devices: int
+    dealt: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +66,7 @@ class DisjointLayout:
 
 
 def search_layouts(
-    problem: PlanningProblem, keep: int = 1, max_devices: Mapping[str, int] | None = None
+    problem: PlanningProblem, keep: int = 1, max_devices: Mapping[str, int] | None = None, extra: int = 0
 ) -> list[DisjointLayout]:
     """The best layouts with different (dp, tp, chunks) of the backbone, best first; none if nothing fits.
 
@@ -72,35 +74,53 @@ def search_layouts(
         problem: The problem.
         keep: How many layouts to return.
         max_devices: The most devices of each module; by default all devices.
+        extra: Microbatches in flight beyond the schedule's limits for which memory is left (`most_extra_in_flight`).
     """
     best: list[DisjointLayout] = []
     for bound, sizes in _backbone_sizes(problem, solve_relaxations(problem)):
         target = best[keep - 1].seconds if len(best) >= keep else np.inf
         if bound > target * (1 + _TOLERANCE):
             break
-        layout = _BackboneSearch(problem, *sizes, max_devices or {}).best_layout(bound, target)
+        layout = _BackboneSearch(problem, *sizes, max_devices or {}, extra).best_layout(bound, target)
         if layout:
             best = sorted([*best, layout], key=lambda layout: (layout.seconds, layout.devices))[:keep]
     return best
 
 
 def similar_layouts(
-    problem: PlanningProblem, layout: DisjointLayout, slack: float, max_devices: Mapping[str, int] | None = None
+    problem: PlanningProblem,
+    layout: DisjointLayout,
+    slack: float,
+    max_devices: Mapping[str, int] | None = None,
+    extra: int = 0,
 ) -> list[DisjointLayout]:
     """Layouts with the same (dp, tp, chunks) of the backbone, best first: at most `MAX_SIMILAR`.
 
-    No module of theirs can do with fewer devices without a longer stage or fill latency.
+    None takes longer than another on as many or fewer devices; of more, those with the fewest device-seconds.
 
     Args:
         problem: The problem.
-        layout: One that `search_layouts` finds with `max_devices`.
+        layout: One that `search_layouts` finds with `max_devices` and `extra`.
         slack: Share by which they may take longer.
         max_devices: The most devices of each module; by default all devices.
+        extra: As in `search_layouts`.
     """
     table = problem.module_tables[problem.graph.backbone.name]
     choice = layout.choices[table.module.name]
     sizes = choice.dp, int(table.tp[choice.candidate]), int(table.chunks[choice.candidate])
-    return _BackboneSearch(problem, *sizes, max_devices or {}).layouts_within(layout.seconds * (1 + slack))
+    return _BackboneSearch(problem, *sizes, max_devices or {}, extra).layouts_within(layout.seconds * (1 + slack))
+
+
+def most_extra_in_flight(
+    table: ModuleTable, candidates: Int[np.ndarray, " n"], generators: int, extra: int
+) -> Int[np.ndarray, " n"]:
+    """How many microbatches the backbone's ranks hold beyond the schedule's limits if `extra` more may be in flight.
+
+    In 1F1B a stage of h from it to the end never holds more than 2h - 1, which is h - 1 more than its limit. With
+    chunks, a microbatch counts in each.
+    """
+    chunks, pp = table.chunks[candidates], table.pp[candidates]
+    return np.where(chunks > 1, extra * chunks, np.minimum(extra, pp + generators - 1))
 
 
 def _backbone_sizes(problem: PlanningProblem, optima: RelaxedOptima) -> list[tuple[float, tuple[int, int, int]]]:
@@ -120,83 +140,40 @@ def _backbone_sizes(problem: PlanningProblem, optima: RelaxedOptima) -> list[tup
     return ordered
 
 
-class ParetoFront(NamedTuple):
-    """Candidates of one module, or combinations of candidates of several.
-
-    Attributes:
-        devices: Number of devices of each.
-        stage: Seconds of the slowest stage, clipped below by the seconds of a stage in perfect balance.
-        fill: Seconds of the pipeline fill.
-        max_downstream_stages: How many stages the memory allows downstream of a module; of combinations, not used.
-        downstream_stages: How many stages the modules that feed the backbone have downstream; of combinations only.
-        choices: What was chosen for each module: (candidate, column of rows).
-    """
-
-    devices: Int[np.ndarray, " n"]
-    stage: Float[np.ndarray, " n"]
-    fill: Float[np.ndarray, " n"]
-    max_downstream_stages: Float[np.ndarray, " n"]
-    downstream_stages: Float[np.ndarray, " n"]
-    choices: Int[np.ndarray, "n i 2"]
-
-    def select(self, indices: np.ndarray) -> "ParetoFront":
-        """Some of them, by index or mask."""
-        return ParetoFront(*(array[indices] for array in self))
-
-    def pareto_optimal(self) -> "ParetoFront":
-        """Those that no other one equals or beats in every respect."""
-        front = self.select(np.lexsort([-self.max_downstream_stages, self.fill, self.stage, self.devices]))
-        columns = np.stack([front.stage, front.fill, -front.max_downstream_stages])
-        kept = np.empty(0, int)
-        for start in range(0, len(front.devices), _BLOCK):  # in this order, what dominates comes first
-            block = np.arange(start, min(start + _BLOCK, len(front.devices)))
-            block = block[~_dominated(columns[:, block], columns[:, kept]).any(axis=1)]
-            earlier = np.tri(len(block), k=-1, dtype=bool)
-            within = _dominated(columns[:, block], columns[:, block]) & earlier
-            kept = np.concatenate([kept, block[~within.any(axis=1)]])
-        return front.select(kept)
-
-
-def _dominated(points: Float[np.ndarray, "3 n"], others: Float[np.ndarray, "3 e"]) -> Bool[np.ndarray, "n e"]:
-    """Whether another point is at most as large in every column."""
-    return np.asarray((others[:, None, :] <= points[:, :, None]).all(axis=0))
-
-
 class _BackboneSearch:
     """Searches all layouts with one data-parallel size, tensor-parallel size and number of chunks of the backbone."""
 
-    def __init__(self, problem: PlanningProblem, dp: int, tp: int, chunks: int, max_devices: Mapping[str, int]) -> None:
-        self._problem, self._dp = problem, dp
+    def __init__(
+        self, problem: PlanningProblem, dp: int, tp: int, chunks: int, max_devices: Mapping[str, int], extra: int
+    ) -> None:
+        self._problem, self._dp, self._extra = problem, dp, extra
         self._microbatches = problem.rows // dp
         device_seconds = 0.0
         self._candidates: dict[str, ParetoFront] = {}
         for name in problem.graph.names:
-            table = problem.module_tables[name]
+            table, sizes = problem.module_tables[name], problem.module_tables[name].tensor_sizes
+            allowed = np.ones(len(table.tp), bool)
             if table.module.is_backbone:
-                per_row = table.device_seconds_per_row[tp][0]
-                allowed = (table.tp == tp) & (table.chunks == chunks)
-            else:
-                column = int(np.searchsorted(table.rows, dp))
-                per_row = min(seconds[column] for seconds in table.device_seconds_per_row.values())
-                allowed = table.tp > 0
-            device_seconds += dp * per_row
+                sizes, allowed = (tp,), (table.tp == tp) & (table.chunks == chunks)
+            device_seconds += min(problem.least_device_seconds(name, dp, size) for size in sizes)
             self._candidates[name] = self._all_candidates(table, allowed, max_devices.get(name, problem.devices))
         self._balanced_seconds = device_seconds / problem.devices  # of every stage, if all devices worked alike
 
     def _all_candidates(self, table: ModuleTable, allowed: Bool[np.ndarray, " o"], max_devices: int) -> ParetoFront:
-        """Candidates of a module with every number of rows, on at most `max_devices`, whether they fit or not."""
+        """Candidates of a module on every number of replicas and at most `max_devices`, whether they fit or not."""
         candidates = np.flatnonzero(allowed)[:, None]
-        columns, replicas = table.replica_options(self._dp)
-        devices = table.replica_devices[candidates] * replicas
+        shares = self._problem.replica_shares(table.module.name, self._dp)
+        devices = table.replica_devices[candidates] * shares.replicas
         row, option = np.nonzero(devices <= max_devices)
-        candidate, column = candidates[row, 0], columns[option]
+        candidate = candidates[row, 0]
+        stage, fill = table.stage_seconds(candidate, shares.rows[option])
         return ParetoFront(
             devices=devices[row, option],
-            stage=table.slowest_stage[candidate, column],
-            fill=table.fill[candidate, column],
+            stage=shares.active * stage,
+            fill=shares.active * fill,
             max_downstream_stages=np.zeros(len(candidate)),
             downstream_stages=np.zeros(len(candidate)),
-            choices=np.stack([candidate, column], axis=1)[:, None],
+            choices=np.stack([candidate, option], axis=1)[:, None],
         )
 
     def best_layout(self, bound: float, target: float) -> DisjointLayout | None:
@@ -212,8 +189,13 @@ class _BackboneSearch:
         total = self._all_within(target)
         if total is None:
             return []
-        order = np.argsort(self._step_seconds(total), kind="stable")[:MAX_SIMILAR]
-        return [self._layout(total, int(index)) for index in order]
+        seconds = self._step_seconds(total)
+        order = np.lexsort([seconds, total.devices])
+        shorter = np.ones(len(order), bool)
+        shorter[1:] = seconds[order][1:] < np.minimum.accumulate(seconds[order])[:-1]
+        front = order[shorter]
+        front = front[np.argsort(total.devices[front] * seconds[front], kind="stable")[:MAX_SIMILAR]]
+        return [self._layout(total, int(index)) for index in front[np.argsort(seconds[front], kind="stable")]]
 
     def _best_within(self, target: float) -> DisjointLayout | None:
         """The best layout of at most `target` seconds; of equal ones that on the fewest devices."""
@@ -249,9 +231,7 @@ class _BackboneSearch:
             return None
         backbone, *others = self._names
         total = fronts.pop(backbone)
-        table = self._problem.module_tables[backbone]
-        downstream = table.downstream_stages_of_sources(total.choices[:, 0, 0], int(self._problem.has_generators))
-        total = total._replace(downstream_stages=downstream)
+        total = total._replace(downstream_stages=self._downstream_stages(total))
         other_devices = sum(int(front.devices.min()) for front in fronts.values())
         other_fill = sum(float(front.fill.min()) for front in fronts.values())
         for front in (fronts[name] for name in others):
@@ -277,7 +257,20 @@ class _BackboneSearch:
             fronts = step(fronts, target)
         if any(not len(front.devices) for front in fronts.values()):
             return None
-        return {name: front.pareto_optimal() for name, front in fronts.items()}
+        return {name: front.pareto_optimal() for name, front in self._with_needed_memory(fronts).items()}
+
+    def _with_needed_memory(self, fronts: dict[str, ParetoFront]) -> dict[str, ParetoFront]:
+        """The same without regard to memory for more stages than any candidate of the backbone puts downstream."""
+        most = float(self._downstream_stages(fronts[self._problem.graph.backbone.name]).max())
+        return {
+            name: front._replace(max_downstream_stages=np.minimum(front.max_downstream_stages, most))
+            for name, front in fronts.items()
+        }
+
+    def _downstream_stages(self, backbone: ParetoFront) -> Float[np.ndarray, " n"]:
+        """Stages downstream of the modules that feed the backbone, for candidates of the backbone."""
+        table = self._problem.module_tables[self._problem.graph.backbone.name]
+        return table.downstream_stages_of_sources(backbone.choices[:, 0, 0], int(self._problem.has_generators))
 
     def _drop_slow(self, fronts: dict[str, ParetoFront], target: float) -> dict[str, ParetoFront]:
         """Drops candidates with which a step takes more than `target` seconds whatever the other modules do."""
@@ -302,15 +295,28 @@ class _BackboneSearch:
 
     def _fit(self, name: str, front: ParetoFront) -> ParetoFront:
         table, generators = self._problem.module_tables[name], int(self._problem.has_generators)
-        candidates, columns = front.choices[:, 0].T
-        rows = table.rows[columns]
+        candidates, options = front.choices[:, 0].T
+        shares = self._problem.replica_shares(name, self._dp)
         memory, microbatches = self._problem.cluster.memory, np.full(len(candidates), self._microbatches)
-        most = table.max_downstream_stages(candidates, rows, self._dp // rows, memory, microbatches)
+        most = table.max_downstream_stages(
+            candidates,
+            shares.rows[options],
+            shares.replicas[options],
+            memory,
+            microbatches,
+            self._more(table, candidates),
+        )
         if table.module.is_backbone:
             return front.select(most >= generators)
         if table.module.inputs:  # nothing is downstream of a generator
             return front._replace(max_downstream_stages=np.full(len(most), np.inf)).select(most >= 0)
         return front._replace(max_downstream_stages=most).select(most >= 1 + generators)
+
+    def _more(self, table: ModuleTable, candidates: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+        """Microbatches beyond the schedule's limits for which candidates have to leave memory."""
+        if table.module.is_backbone:
+            return most_extra_in_flight(table, candidates, int(self._problem.has_generators), self._extra)
+        return np.full(len(candidates), 0 if table.module.inputs else self._extra)
 
     def _combine(self, total: ParetoFront, front: ParetoFront, devices: int, target: float) -> ParetoFront:
         """All pairs of a combination and a candidate, as far as devices, seconds and memory allow."""
@@ -330,8 +336,9 @@ class _BackboneSearch:
             choices=choices,
         )
 
-    def _choice(self, name: str, candidate: int, column: int) -> ModuleChoice:
-        table = self._problem.module_tables[name]
-        rows = int(table.rows[column])
-        dp = self._dp // rows
-        return ModuleChoice(candidate, rows, dp, int(table.replica_devices[candidate]) * dp)
+    def _choice(self, name: str, candidate: int, option: int) -> ModuleChoice:
+        table, shares = self._problem.module_tables[name], self._problem.replica_shares(name, self._dp)
+        dp = int(shares.replicas[option])
+        devices = int(table.replica_devices[candidate]) * dp
+        dealt = self._problem.sharing[name].deals_items(self._dp, dp)
+        return ModuleChoice(candidate, float(shares.rows[option]), dp, devices, dealt)

@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Sequence
 
-from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks
 from sharding.planners.layout_search import DisjointLayout, ModuleChoice
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.tables.fixed_ranks import SINGLE_RANKS, FixedRanks
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import CollectivesName, UnitPlan
 from sharding.specs.layer import RecomputePolicy
@@ -36,6 +36,7 @@ def make_unit(
     chunks: int = 1,
     fixed_ranks: FixedRanks = SINGLE_RANKS,
     collectives: CollectivesName = "reduce",
+    rows: int = 0,
 ) -> UnitPlan:
     """A unit with devices numbered from 0 and one recomputation policy, named after its last module."""
     count = dp * fixed_ranks.cp * tp * (len(layers) // chunks)
@@ -51,6 +52,7 @@ def make_unit(
         cp=fixed_ranks.cp,
         ep=fixed_ranks.ep,
         collectives=collectives,
+        rows=rows,
     )
 
 
@@ -74,6 +76,7 @@ def unit_of_choice(problem: PlanningProblem, name: str, choice: ModuleChoice) ->
         chunks=int(table.chunks[candidate]),
         fixed_ranks=table.fixed_ranks,
         collectives=problem.collectives_of(name, tp),
+        rows=choice.dp if choice.dealt else 0,
     )
 
 

@@ -12,8 +12,10 @@ from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
 from sharding.costs.plan_costs import plan_costs, plan_work, unit_work
 from sharding.costs.step_costs import StageWork, StepCosts, StepWork
-from sharding.planners.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
-from sharding.planners.module_table import ModuleTable, module_table
+from sharding.planners.tables.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
+from sharding.planners.tables.module_table import ModuleTable
+from sharding.planners.tables.replica_shares import OneRowEach, ReplicaShares, ReplicaSharing, replica_sharing
+from sharding.planners.tables.tabulate import module_table
 from sharding.plans.plan import Plan
 from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose, mean_loads, module_sizes
 from sharding.plans.stage_graph import StageId
@@ -24,13 +26,14 @@ from sharding.schedules.ops import PipelineOp, Schedule
 from sharding.simulation.simulator import simulate
 from sharding.simulation.step_bound import least_step_seconds
 from sharding.simulation.timeline import Timeline
-from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
+from sharding.specs.layer import RECOMPUTE_POLICIES, LoadColumn, RecomputePolicy
+from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
 TENSOR_SIZES = (1, 2, 4, 8)
 
-_REPLICA_FIELDS = ("devices", "dp", "tp", "cp", "ep", "recompute", "collectives")
+_REPLICA_FIELDS = ("devices", "dp", "tp", "cp", "ep", "recompute", "collectives", "rows", "capacities")
 """Fields of a unit on which the order of its ops does not depend."""
 
 STEP_SLACK = 0.01
@@ -98,7 +101,7 @@ class PlanningProblem:
     def with_devices(self, devices: int) -> "PlanningProblem":
         """The same problem on another number of devices; shares what does not depend on it."""
         other = dataclasses.replace(self, devices=devices)
-        for name in ("module_tables", "sampled_rows", "_sampled_costs", "_mean_costs"):
+        for name in ("module_tables", "_device_seconds", "sampled_rows", "_sampled_costs", "_mean_costs"):
             other.__dict__[name] = getattr(self, name)
         return other
 
@@ -132,7 +135,7 @@ class PlanningProblem:
                 required,
                 self.costs,
                 self.data.loads[module.name],
-                self.row_divisors[:1] if module.is_backbone else self.row_divisors,
+                self.sharing[module.name].tabulated_rows,
                 recompute=self.recompute_choices,
                 chunks=self.chunk_choices if module.is_backbone else (1,),
                 tensor_sizes=tensor_sizes,
@@ -141,6 +144,40 @@ class PlanningProblem:
             )
             for module in self.graph.modules
         }
+
+    @functools.cached_property
+    def sharing(self) -> Mapping[str, ReplicaSharing]:
+        """How the replicas of every module share a microbatch."""
+        return {module.name: self._sharing(module) for module in self.graph.modules}
+
+    def _sharing(self, module: ModuleSpec) -> ReplicaSharing:
+        name, ep = module.name, self.fixed_ranks_of(module.name).ep
+        if module.is_backbone:
+            return OneRowEach(ep)
+        per_row = float(self.data.mean_load(name)[LoadColumn.ITEMS])
+        return replica_sharing(self.sampled_rows[name], per_row, self.row_divisors, ep, self.devices)
+
+    def replica_shares(self, module: str, dp: int) -> ReplicaShares:
+        """What falls to a module's replicas beside a backbone of `dp` replicas."""
+        if (module, dp) not in self._shares:
+            self._shares[module, dp] = self.sharing[module].shares(dp)
+        return self._shares[module, dp]
+
+    @functools.cached_property
+    def _shares(self) -> dict[tuple[str, int], ReplicaShares]:
+        return {}
+
+    def least_device_seconds(self, module: str, dp: int, tp: int) -> float:
+        """Device-seconds that a microbatch of `dp` rows takes of a module at least, with `tp` tensor ranks."""
+        if (module, dp, tp) not in self._device_seconds:
+            count, rows = self.sharing[module].least_share(dp)
+            seconds = self.module_tables[module].least_device_seconds(tp, rows)
+            self._device_seconds[module, dp, tp] = count * seconds
+        return self._device_seconds[module, dp, tp]
+
+    @functools.cached_property
+    def _device_seconds(self) -> dict[tuple[str, int, int], float]:
+        return {}
 
     @functools.cached_property
     def sampled_rows(self) -> LoadsByModule:

@@ -13,8 +13,8 @@ import dataclasses
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sharding.planners.module_table import ModuleTable
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.tables.module_table import ModuleTable
 
 _GOLDEN = (5**0.5 - 1) / 2
 _STEPS = 36
@@ -132,7 +132,7 @@ def relaxed_problems(problem: PlanningProblem) -> tuple[SizeGrid, RelaxedProblem
     """All combinations of sizes, and their convex problems."""
     names = problem.graph.names
     axes = [np.arange(len(problem.row_divisors)), np.array(problem.chunk_choices)]
-    axes += [np.array(list(problem.module_tables[name].device_seconds_per_row)) for name in names]
+    axes += [np.array(problem.module_tables[name].tensor_sizes) for name in names]
     index, chunks, *tps = (grid.ravel() for grid in np.meshgrid(*axes, indexing="ij"))
     dp = problem.row_divisors[index]
     device_seconds, min_devices, fill = (np.zeros((len(dp), len(names))) for _ in range(3))
@@ -145,9 +145,10 @@ def relaxed_problems(problem: PlanningProblem) -> tuple[SizeGrid, RelaxedProblem
             device_seconds[:, column], min_devices[:, column] = ranks * seconds, ranks * fewest
             constant_fill, min_stage_seconds = seconds / chunks, seconds / most
             continue
-        for size, per_row in table.device_seconds_per_row.items():
+        for size in table.tensor_sizes:
             here = tp == size
-            device_seconds[here, column] = fill[here, column] = dp[here] * per_row[index[here]]
+            seconds = np.array([problem.least_device_seconds(name, int(each), size) for each in problem.row_divisors])
+            device_seconds[here, column] = fill[here, column] = seconds[index[here]]
             min_devices[here, column] = table.min_devices(size, problem.cluster.memory)
     return SizeGrid(dp, np.stack(tps, axis=1), chunks), RelaxedProblems(
         device_seconds=device_seconds,
@@ -167,14 +168,14 @@ def _backbone_figures(problem: PlanningProblem, table: ModuleTable) -> tuple[Flo
     dp, candidates = problem.row_divisors, np.arange(len(table.tp))
     index, candidate = (grid.ravel() for grid in np.meshgrid(np.arange(len(dp)), candidates, indexing="ij"))
     max_downstream_stages = table.max_downstream_stages(
-        candidate, np.ones_like(index), dp[index], problem.cluster.memory, problem.rows // dp[index]
+        candidate, np.ones(len(index)), dp[index], problem.cluster.memory, problem.rows // dp[index]
     )
     fits = (max_downstream_stages >= int(problem.has_generators)) & (dp[index] % table.fixed_ranks.ep == 0)
     index, candidate = index[fits], candidate[fits]
     shape = (len(dp), int(table.tp.max()) + 1, max(problem.chunk_choices) + 1)
     seconds, fewest, most = np.full(shape, np.inf), np.full(shape, problem.devices + 1.0), np.ones(shape)
     cell = (index, table.tp[candidate], table.chunks[candidate])
-    np.minimum.at(seconds, cell, table.fill[candidate, 0] * table.chunks[candidate])
+    np.minimum.at(seconds, cell, table.fill[candidate, -1] * table.chunks[candidate])
     np.minimum.at(fewest, cell, table.pp[candidate])
     np.maximum.at(most, cell, table.pp[candidate])
     return np.where(np.isfinite(seconds), seconds, 1.0), fewest, most

@@ -61,7 +61,7 @@ def first_stage_plans(problem: PlanningProblem, pp: int | None = None) -> list[P
 def _rigid_plans(problem: PlanningProblem, pp: int | None, share_first_stage: bool) -> list[Plan]:
     """Plans with the largest tp that fits; it must divide the backbone, and the encoders that share its stage."""
     backbone = problem.module_tables[problem.graph.backbone.name]
-    sizes = sorted(backbone.device_seconds_per_row, reverse=True)
+    sizes = sorted(backbone.tensor_sizes, reverse=True)
     _check_fixed_ranks(problem, share_first_stage)
     if share_first_stage:
         sizes = _shared_sizes(problem, sizes)
@@ -122,7 +122,7 @@ def _check_fixed_ranks(problem: PlanningProblem, share_first_stage: bool) -> Non
 def _shared_sizes(problem: PlanningProblem, sizes: list[int]) -> list[int]:
     """The tensor-parallel sizes that divide the encoders too."""
     tables = [problem.module_tables[name] for name in _encoders(problem)]
-    shared = [tp for tp in sizes if all(tp in table.device_seconds_per_row for table in tables)]
+    shared = [tp for tp in sizes if all(tp in table.tensor_sizes for table in tables)]
     if not shared:
         raise PlanError("no tensor-parallel size divides the backbone and all encoders, which share its first stage")
     return shared
@@ -180,10 +180,11 @@ def _layout_options(
             np.array([float(downstream_stages)]),
             np.array([problem.rows // dp or 1]),
         )
+        slowest_stage, fill = table.stage_seconds(np.array([candidate]), np.array([rows]))
         options.append(
             _ModuleLayout(
-                slowest_stage=float(table.slowest_stage[candidate, 0]) * rows,
-                fill=float(table.fill[candidate, 0]) * rows,
+                slowest_stage=float(slowest_stage[0]),
+                fill=float(fill[0]),
                 peak_bytes=float(peak_bytes[0]),
                 dp=dp,
                 tp=tp,

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from sharding.planners.layout_search import DisjointLayout, ModuleChoice
+from sharding.planners.layout_search import DisjointLayout, ModuleChoice, most_extra_in_flight
 from sharding.planners.placement import plan_of_layout
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
@@ -28,7 +28,6 @@ def extra_in_flight(problem: PlanningProblem, layout: DisjointLayout) -> dict[st
 
     The modules that feed the backbone hold a microbatch for as long as the backbone does, so they get at least as many
     as it does, and all as many as the fullest of them holds. Generators return a microbatch before they take the next.
-    In 1F1B a stage of h from it to the end never holds more than 2h - 1, which is h - 1 more than its limit.
     """
     backbone, generators = problem.graph.backbone, int(problem.has_generators)
     own = layout.choices[backbone.name]
@@ -39,7 +38,7 @@ def extra_in_flight(problem: PlanningProblem, layout: DisjointLayout) -> dict[st
     spare = [_spare(problem, backbone.name, own, float(generators)) // chunks]
     spare += [_spare(problem, name, layout.choices[name], downstream) for name in sources]
     count = max(0, int(min(MOST_EXTRA, layout.microbatches - 1, *spare)))
-    of_backbone = count * chunks if chunks > 1 else min(count, int(table.pp[own.candidate]) + generators - 1)
+    of_backbone = int(most_extra_in_flight(table, np.array([own.candidate]), generators, count)[0])
     return dict.fromkeys(problem.graph.names, 0) | dict.fromkeys(sources, count) | {backbone.name: of_backbone}
 
 

@@ -22,7 +22,8 @@ class _ModuleSeconds(NamedTuple):
 
     Attributes:
         slowest_rank: Seconds of all forwards and backwards of the slowest replica of its slowest pipeline rank.
-        forward: Mean seconds of a microbatch's forward through all its stages, over the chunks.
+        forward: Mean seconds of a microbatch's forward through all its stages, over the chunks; on the slowest replica
+            if its items are dealt.
         backward: The same of its backward.
         gather: Seconds in which its first stage gathers weights.
         reduce: Seconds in which its first stage, which runs the last backward, reduces gradients.
@@ -77,10 +78,11 @@ class StepEstimate:
             stages = self._problem.unit_work(unit, microbatches)
             ranks = [stages[rank :: unit.pp] for rank in range(unit.pp)]
             passes = microbatches * unit.chunks
+            of_microbatch = np.max if unit.rows else np.mean  # an exchange waits for the slowest replica
             self._modules[key] = _ModuleSeconds(
                 slowest_rank=max(float(np.max(sum(stage.work for stage in rank))) for rank in ranks),
-                forward=sum(float(stage.forward.mean()) for stage in stages) / passes,
-                backward=sum(float(stage.backward.mean()) for stage in stages) / passes,
+                forward=sum(float(of_microbatch(stage.forward)) for stage in stages) / passes,
+                backward=sum(float(of_microbatch(stage.backward)) for stage in stages) / passes,
                 gather=stages[0].gather,
                 reduce=stages[0].reduce,
                 update=max(sum(stage.update for stage in rank) for rank in ranks),

@@ -107,10 +107,12 @@ def source_replicas(sources: int, targets: int, exchanged: bool = False) -> Int[
     return np.minimum(first[:, None] + np.arange(width), last[:, None])
 
 
-def latest_of_sources(ends: Float[np.ndarray, " i"], targets: int, exchanged: bool = False) -> Float[np.ndarray, " j"]:
-    """For every replica of a target stage, when the last of its source replicas is ready."""
+def latest_of_sources(
+    ends: Float[np.ndarray, "*m i"], targets: int, exchanged: bool = False
+) -> Float[np.ndarray, "*m j"]:
+    """For every replica of a target stage, when the last of its source replicas is ready, or another most of theirs."""
     if exchanged:
-        return np.full(targets, ends.max())
-    if len(ends) == targets:
+        return np.repeat(ends.max(axis=-1, keepdims=True), targets, axis=-1)
+    if ends.shape[-1] == targets:
         return ends
-    return ends[source_replicas(len(ends), targets)].max(axis=1)
+    return ends[..., source_replicas(ends.shape[-1], targets)].max(axis=-1)

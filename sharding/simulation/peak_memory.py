@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sharding.costs.step_costs import StageCosts
-from sharding.plans.device_groups import DeviceGroups, source_replicas
+from sharding.plans.device_groups import DeviceGroups, latest_of_sources
 from sharding.plans.stage_graph import StageId
 from sharding.schedules.ops import OpGraph, OpKind
 from sharding.simulation.spans import Span
@@ -66,8 +66,8 @@ def _release_times(op_graph: OpGraph, starts: _Table, ends: _Table, stage: Stage
     released = ends["forward", stage]
     for target in op_graph.stage_graph.targets[stage]:
         taken = starts["forward", target]
-        takers = source_replicas(taken.shape[1], released.shape[1], op_graph.stage_graph.is_exchange(stage, target))
-        released = np.maximum(released, taken[:, takers].max(axis=2))
+        exchanged = op_graph.stage_graph.is_exchange(stage, target)
+        released = np.maximum(released, latest_of_sources(taken, released.shape[1], exchanged))
     return released
 
 

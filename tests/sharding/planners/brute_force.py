@@ -13,11 +13,17 @@ def seconds_of(problem: PlanningProblem, dp: int, choices: dict[str, ModuleChoic
     """DistTrain's objective, equations 1 and 2, of one layout."""
     stages, warm = [], 0.0
     for name, choice in choices.items():
-        table = problem.module_tables[name]
-        column = 0 if table.module.is_backbone else list(table.rows).index(choice.rows)
-        stages.append(table.slowest_stage[choice.candidate, column])
-        warm += table.fill[choice.candidate, column]
+        stage, fill = seconds_of_choice(problem, dp, name, choice)
+        stages.append(stage)
+        warm += fill
     return float(warm + (problem.rows // dp - 1) * max(stages))
+
+
+def seconds_of_choice(problem: PlanningProblem, dp: int, name: str, choice: ModuleChoice) -> tuple[float, float]:
+    """Mean seconds of a microbatch on a module's slowest stage, and of its pipeline fill."""
+    stage, fill = problem.module_tables[name].stage_seconds(np.array([choice.candidate]), np.array([choice.rows]))
+    active = problem.replica_shares(name, dp).active
+    return float(active * stage[0]), float(active * fill[0])
 
 
 def fits(problem: PlanningProblem, dp: int, name: str, choice: ModuleChoice, downstream: float) -> bool:
@@ -31,16 +37,19 @@ def fits(problem: PlanningProblem, dp: int, name: str, choice: ModuleChoice, dow
 
 def options(problem: PlanningProblem, dp: int, name: str) -> list[ModuleChoice]:
     """Every choice of a module beside a backbone of `dp` replicas."""
-    table = problem.module_tables[name]
-    sizes = [1] if table.module.is_backbone else [int(rows) for rows in table.rows if dp % rows == 0]
-    given = problem.fixed_ranks_of(name)
+    table, cp = problem.module_tables[name], problem.fixed_ranks_of(name).cp
+    replicas, rows, _ = problem.replica_shares(name, dp)
     return [
         ModuleChoice(
-            candidate, rows, dp // rows, int(table.tp[candidate] * table.pp[candidate]) * given.cp * (dp // rows)
+            candidate,
+            float(load),
+            int(count),
+            int(table.tp[candidate] * table.pp[candidate]) * cp * int(count),
+            problem.sharing[name].deals_items(dp, int(count)),
         )
         for candidate in range(len(table.tp))
-        for rows in sizes
-        if dp // rows % given.ep == 0
+        for count, load in zip(replicas, rows, strict=True)
+        if int(table.tp[candidate] * table.pp[candidate]) * cp * int(count) <= problem.devices
     ]
 
 
@@ -78,11 +87,4 @@ def all_layouts(problem: PlanningProblem) -> Iterator[DisjointLayout]:
 
 def _thin(problem: PlanningProblem, dp: int, name: str, found: list[ModuleChoice]) -> list[ModuleChoice]:
     """One choice of each (devices, slowest stage, fill); equal ones cannot be better."""
-    table = problem.module_tables[name]
-    kinds = {}
-    for choice in found:
-        column = list(table.rows).index(choice.rows)
-        kinds[choice.devices, table.slowest_stage[choice.candidate, column], table.fill[choice.candidate, column]] = (
-            choice
-        )
-    return list(kinds.values())
+    return list({(choice.devices, *seconds_of_choice(problem, dp, name, choice)): choice for choice in found}.values())

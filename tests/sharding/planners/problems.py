@@ -2,15 +2,17 @@
 
 import dataclasses
 
+import numpy as np
 from hypothesis import strategies as st
 
 from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.clusters import ClusterConfig, Link
 from configs.workloads import Lognormal, SampleKind, SyntheticData
 from sharding.costs.analytic import AnalyticCostModel
-from sharding.planners.fixed_ranks import FixedRanks
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.tables.fixed_ranks import FixedRanks
 from sharding.plans.trained_parts import trained_parts
+from sharding.specs.layer import LoadColumn
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics, draw_row_loads
 from tests.sharding.expert_graphs import with_experts
@@ -90,8 +92,10 @@ def problem(
 
 
 def uniform(of: PlanningProblem) -> PlanningProblem:
-    """The same problem with all rows equal to the mean row."""
+    """The same problem with all rows equal to the mean row, in whole items."""
     mean = {name: of.data.mean_load(name)[None] for name in of.graph.names}
+    for load in mean.values():
+        load[:, LoadColumn.ITEMS] = np.ceil(load[:, LoadColumn.ITEMS])
     return dataclasses.replace(of, data=RowLoadStatistics(mean))
 
 

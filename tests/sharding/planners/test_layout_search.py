@@ -129,6 +129,7 @@ def test_a_choice_counts_its_devices():
             choice.rows,
             choice.dp,
             choice.dp * table.tp[choice.candidate] * table.pp[choice.candidate],
+            choice.dealt,
         )
     assert BACKBONE.depth == sum(
         of.module_tables["backbone"].layers[search_layouts(of)[0].choices["backbone"].candidate]

@@ -196,7 +196,7 @@ def test_a_model_that_does_not_fit_names_the_lacking_bytes_and_a_sufficient_clus
 
 
 def test_a_model_that_no_number_of_devices_holds():
-    with pytest.raises(PlanError, match=r"unit generator needs .* no number of these devices will do"):
+    with pytest.raises(PlanError, match=r"unit backbone needs .* no number of these devices will do"):
         disaggregated.plans(problem(memory=1e5))
 
 
@@ -207,5 +207,5 @@ def test_an_unknown_policy_names_the_known_ones():
 
 def test_no_policy_has_a_plan():
     of = problem(memory=1e5)
-    with pytest.raises(PlanError, match="rigid, rigid_first_stage: .*disaggregated: unit generator"):
+    with pytest.raises(PlanError, match="rigid, rigid_first_stage: .*disaggregated: unit backbone"):
         best_result(of, [run_policy(of, policy) for policy in PLANNING_POLICIES])

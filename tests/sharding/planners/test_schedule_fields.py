@@ -21,7 +21,7 @@ def test_spare_microbatches_fit_and_one_more_does_not(memory, chunks, dp, downst
     for table in of.module_tables.values():
         for candidate in range(len(table.tp)):
             one, step = np.array([candidate]), 2 if table.chunks[candidate] > 1 else 1
-            spare = table.spare_in_flight(candidate, 1, dp, memory, float(downstream))
+            spare = table.spare_in_flight(candidate, 1.0, dp, memory, float(downstream))
             static = table.static_bytes(one, np.array([1]), np.array([dp]))[0]
             for count, fits in ((spare, True), (spare + 1, False)):
                 rows = table.in_flight[one][0] + downstream * step + count

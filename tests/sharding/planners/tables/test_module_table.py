@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 
 from sharding.planners.layout_search import search_layouts
-from sharding.planners.module_table import RowBytes
 from sharding.planners.placement import plan_of_layout
+from sharding.planners.tables.row_bytes import RowBytes
 from tests.sharding.planners.problems import build_problem, problem, recipes, uniform
 
 
@@ -21,8 +21,8 @@ def test_table_entries_match_the_costs_that_the_simulator_gets(recipe):
             table, unit = of.module_tables[name], plan.unit_of(name)
             costs = [of_stage for node, of_stage in timeline.costs.stages.items() if node[0] == unit.name]
             slowest = max(float((each.forward + each.backward).max()) for each in costs)
-            column = 0 if table.module.is_backbone else list(table.rows).index(choice.rows)
-            assert table.slowest_stage[choice.candidate, column] == pytest.approx(slowest, rel=1e-6)
+            stage, _ = table.stage_seconds(np.array([choice.candidate]), np.array([choice.rows]))
+            assert stage[0] == pytest.approx(slowest, rel=1e-6)
             way, rows, dp, most = (
                 np.array([n]) for n in (choice.candidate, choice.rows, choice.dp, layout.microbatches)
             )
@@ -39,10 +39,8 @@ def test_table_entries_match_the_costs_that_the_simulator_gets(recipe):
 
 
 def test_sequence_and_expert_ranks_divide_what_a_device_holds():
-    tables = [
-        problem(experts=4, ranks=(("backbone", *ranks),)).module_tables["backbone"]
-        for ranks in ((1, 1), (4, 1), (1, 2), (1, 4))
-    ]
+    problems = [problem(experts=4, ranks=(("backbone", *ranks),)) for ranks in ((1, 1), (4, 1), (1, 2), (1, 4))]
+    tables = [of.module_tables["backbone"] for of in problems]
     ways = np.arange(len(tables[0].tp))
     one, ring, two, four = tables
     np.testing.assert_allclose(ring.saved.maximum, one.saved.maximum / 4)
@@ -52,8 +50,8 @@ def test_sequence_and_expert_ranks_divide_what_a_device_holds():
     assert (bytes_of[0] > bytes_of[2]).all() and (bytes_of[2] > bytes_of[3]).all() and (bytes_of[0] > bytes_of[1]).all()
     np.testing.assert_allclose(two.experts, one.experts / 2)
     np.testing.assert_array_equal(two.parameters, one.parameters)
-    assert [list(table.replica_options(4)[1]) for table in (one, two, four)] == [[4]] * 3
-    assert not len(four.replica_options(6)[0])
+    assert [list(of.replica_shares("backbone", 4).replicas) for of in problems] == [[4]] * 4
+    assert not len(problems[3].replica_shares("backbone", 6).replicas)
 
 
 def test_max_rows_is_the_inverse_of_upper_bound():

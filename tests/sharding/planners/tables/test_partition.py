@@ -5,7 +5,7 @@ import itertools
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sharding.planners.partition import balanced_layers
+from sharding.planners.tables.partition import balanced_layers
 
 
 def slowest(before, layer, after, counts):

@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from sharding.costs.cost_model import CostModel, LayerParallelism
 from sharding.costs.memory import saved_activation_bytes
-from sharding.planners.fixed_ranks import FixedRanks
+from sharding.planners.tables.fixed_ranks import FixedRanks
 from sharding.plans.trained_parts import LayerGradients, RequiredGradients
 from sharding.specs.layer import LayerSpec, Loads, RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec
@@ -39,7 +39,7 @@ class LayerGroups:
         required: Which gradients its layers compute.
         costs: The cost model.
         loads: Loads of representative rows.
-        rows: Numbers of rows of a replica's microbatch.
+        rows: Rows' worth of load of a replica's microbatch, ascending from 0.
         fixed_ranks: Context-parallel and expert ranks.
     """
 
@@ -49,7 +49,7 @@ class LayerGroups:
         required: RequiredGradients,
         costs: CostModel,
         loads: Loads,
-        rows: Int[np.ndarray, " k"],
+        rows: Float[np.ndarray, " k"],
         fixed_ranks: FixedRanks,
     ) -> None:
         self._costs, self._loads, self._fixed_ranks = costs, loads, fixed_ranks
