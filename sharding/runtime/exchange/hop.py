@@ -91,7 +91,7 @@ class ExchangeHop:
         most, places = most_sent(self._source_shards, self._target_shards), self._target_shards.size
         self._zero_shards = _on_each(only_target, np.zeros(shard_shape, self.dtype))
         self._no_send = _on_each(only_target, np.zeros((1, most), np.int32))
-        self._no_receive = _on_each(only_source, np.full((1, places), -1, np.int32))
+        self._no_receive = _on_each(only_source, np.zeros((1, places), np.int32))
         body = functools.partial(_exchange, target_shape=target.shard_shape, implementation=_implementation())
         specs = (P(_AXIS), P(_AXIS), P(), P(_AXIS))
         self._program = jax.jit(
@@ -181,6 +181,6 @@ def _exchange(
     received = exchange_rows(
         tokens[send[0]], sizes, rows=receive.shape[1], axis=_AXIS, implementation=implementation
     )  # [r, ...]
-    is_token = (receive[0] >= 0).reshape(-1, *(1,) * (received.ndim - 1))
-    placed = jnp.where(is_token, received[jnp.maximum(receive[0], 0)], jnp.zeros((), received.dtype))
+    is_token = (receive[0] > 0).reshape(-1, *(1,) * (received.ndim - 1))
+    placed = jnp.where(is_token, received[jnp.maximum(receive[0] - 1, 0)], jnp.zeros((), received.dtype))
     return placed.reshape(target_shape), placed.reshape(-1)[:1]

@@ -5,7 +5,8 @@ numbered by their rank in the mesh over both ends.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,8 +56,8 @@ class ExchangeTables:
     Attributes:
         send: For those of the source, the tokens of their shard in the order in which they send them, first those to
             device 0; padded by 0 to `most_sent`.
-        receive: For those of the target, and each token of their shard, which of the tokens received it is, by sender;
-            -1 for none.
+        receive: For those of the target, and each token of their shard, which of the tokens received it is, by sender
+            and from 1 on; 0 for none.
         sizes: Tokens from each of all devices to each other.
     """
 
@@ -85,18 +86,22 @@ def exchange_tables(
     """
     senders, receivers = (ends.ravel() for ends in _ends_of_runs(runs, source, target))  # [copies of the target * k]
     lengths = np.tile(runs.lengths, target.copies)
-    sizes = np.bincount(senders * devices + receivers, lengths, devices**2)
-    members = [_members(end, local) for end in (source, target)]
-    send = np.zeros((len(members[0]), most_sent(source, target)), np.int32)
-    row, number, token = _tokens(senders, receivers, np.tile(runs.sent, target.copies), lengths, members[0])
-    send[row, number] = token % source.size
-    receive = np.full((len(members[1]), target.size), -1, np.int32)
-    row, number, token = _tokens(receivers, senders, np.tile(runs.received, target.copies), lengths, members[1])
-    receive[row, token % target.size] = number
+    sizes = np.zeros(devices * devices, np.int32)
+    np.add.at(sizes, senders * devices + receivers, lengths.astype(np.int32))
+    begins, places = (
+        np.tile(first % end.size, target.copies) for first, end in ((runs.sent, source), (runs.received, target))
+    )
+    sending, receiving = (_members(end, local) for end in (source, target))
+    send = np.zeros((len(sending), most_sent(source, target)), np.int32)
+    for device, number, chosen in _in_order(senders, receivers, lengths, sending):
+        _copy_runs(send[device], number, begins[chosen], lengths[chosen])
+    receive = np.zeros((len(receiving), target.size), np.int32)
+    for device, number, chosen in _in_order(receivers, senders, lengths, receiving):
+        _copy_runs(receive[device], places[chosen], number + 1, lengths[chosen])
     return ExchangeTables(
-        dict(zip(members[0], send, strict=True)),
-        dict(zip(members[1], receive, strict=True)),
-        sizes.astype(np.int32).reshape(devices, devices),
+        dict(zip(sending, send, strict=True)),
+        dict(zip(receiving, receive, strict=True)),
+        sizes.reshape(devices, devices),
     )
 
 
@@ -113,30 +118,41 @@ def _ends_of_runs(
     return senders, np.array(target.devices)[runs.received // target.size, copies]
 
 
-def _tokens(
-    ends: Int[np.ndarray, " n"],
-    others: Int[np.ndarray, " n"],
-    first: Int[np.ndarray, " n"],
-    lengths: Int[np.ndarray, " n"],
-    devices: Sequence[int],
-) -> tuple[Int[np.ndarray, " t"], Int[np.ndarray, " t"], Int[np.ndarray, " t"]]:
-    """All tokens of the runs that have one of some devices at one end, in the order of the devices at the other.
+def _in_order(
+    ends: Int[np.ndarray, " n"], others: Int[np.ndarray, " n"], lengths: Int[np.ndarray, " n"], devices: Sequence[int]
+) -> Iterator[tuple[int, Int[np.ndarray, " r"], Int[np.ndarray, " r"]]]:
+    """The runs that have one of some devices at one end, in the order of the devices at the other.
 
     Args:
         ends, others: Devices of each run at this end, and at the other.
-        first, lengths: First token and length of each run.
+        lengths: Their lengths.
         devices: Those that count.
 
-    Returns:
-        For each token the position of its device in `devices`, its number among the tokens of that device, and itself.
+    Yields:
+        For each of the devices with runs its position in `devices`; of each run, how many of the device's tokens come
+        before it; and which runs they are.
     """
     position_of = np.full(max(ends.max(initial=0), *devices, 0) + 1, -1)
     position_of[devices] = np.arange(len(devices))
     position = position_of[ends]
-    order = np.lexsort((others, position))
-    order = order[np.searchsorted(position[order], 0) :]  # without those of other devices
-    position, lengths = position[order], lengths[order]
-    begins = np.cumsum(lengths) - lengths
-    within = np.arange(int(lengths.sum())) - np.repeat(begins, lengths)
-    begins -= begins[np.searchsorted(position, position)]  # from the device's first token on
-    return np.repeat(position, lengths), np.repeat(begins, lengths) + within, np.repeat(first[order], lengths) + within
+    own = np.flatnonzero(position >= 0)
+    position = position[own]
+    order = np.argsort(position * (others.max(initial=0) + 1) + others[own], kind="stable")
+    own = own[order]
+    bounds = np.searchsorted(position[order], np.arange(len(devices) + 1))
+    for device, (first, last) in enumerate(itertools.pairwise(bounds.tolist())):
+        if first < last:
+            chosen = own[first:last]
+            yield device, np.cumsum(lengths[chosen]) - lengths[chosen], chosen
+
+
+def _copy_runs(
+    table: Int[np.ndarray, " t"],
+    places: Int[np.ndarray, " r"],
+    first: Int[np.ndarray, " r"],
+    lengths: Int[np.ndarray, " r"],
+) -> None:
+    """Writes the numbers from each first one on to the places from its place on; there are few runs and many tokens."""
+    numbers = np.arange(int((first + lengths).max()), dtype=np.int32)
+    for place, number, length in zip(places.tolist(), first.tolist(), lengths.tolist(), strict=True):
+        table[place : place + length] = numbers[number : number + length]

@@ -42,7 +42,7 @@ def carry_out(tables: ExchangeTables, source: TokenShards) -> dict[int, list[int
             for _ in range(tables.sizes[sender, receiver]):
                 inbox[receiver].append(shard_of[sender] * source.size + next(outgoing))
     return {
-        device: [inbox[device][place] if place >= 0 else -1 for place in receive.tolist()]
+        device: [inbox[device][number - 1] if number else -1 for number in receive.tolist()]
         for device, receive in tables.receive.items()
     }
 
