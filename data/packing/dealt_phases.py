@@ -19,7 +19,8 @@ from data.packing.batch_spec import ArraySpec, BatchSpec, HasShapeAndDtype
 from data.packing.phases.item_arrays import find_items, move_to_phase
 from data.packing.phases.item_tables import PlannedTable, chosen_capacities, deal_phase, items_in_rows, plan_table
 from data.packing.phases.needed_rows import NeededRows
-from data.packing.phases.phase_rows import PhaseRows
+from data.packing.phases.phase_rows import PhaseRows, RowValues
+from data.packing.phases.table_check import check_items
 from data.samples.encoder_format import encoder_format
 from data.samples.sample import SampleSizes
 from sharding.plans.plan import Plan
@@ -51,15 +52,18 @@ class DealtPhases:
         Raises:
             PhaseCapacityError: The items of a microbatch do not fit into the rows of a phase.
             DataError: The batch is dealt for another plan.
+            ItemTableError: A table that the batch brings along loses, repeats or misplaces an item.
         """
         self._refuse_other_layouts(arrays)
         dealt = dict(arrays)
         for phase in self.phases.values():
-            if phase.table_name not in arrays:
-                fields = arrays[phase.module]
-                rows = len(next(iter(fields.values()))) // self.microbatches
-                items = deal_phase(find_items(fields, phase), phase, rows, self.microbatches)
-                dealt |= self._move(fields, phase, items, items)
+            if phase.table_name in arrays:
+                self._check_table(arrays, phase)
+                continue
+            fields = arrays[phase.module]
+            rows = len(next(iter(fields.values()))) // self.microbatches
+            items = deal_phase(find_items(fields, phase), phase, rows, self.microbatches)
+            dealt |= self._move(fields, phase, items, items)
         return dealt
 
     def plan(self, rows: Sequence[Sequence[int]], sizes: Mapping[int, SampleSizes]) -> dict[str, PlannedTable]:
@@ -112,6 +116,18 @@ class DealtPhases:
                     f"the {name} of this batch are dealt over the rows of another plan; take the batch from a pipeline "
                     "of this plan, or from one without rows of its own"
                 )
+
+    def _check_table(self, arrays: HostArrays, phase: PhaseRows) -> None:
+        backbone_array = f"{phase.module}_conditions" if phase.is_generator else f"{phase.module}_index"
+        (of_tokens,) = (fields[backbone_array] for fields in arrays.values() if backbone_array in fields)
+        check_items(
+            arrays[phase.table_name]["items"],
+            phase,
+            len(of_tokens) // self.microbatches,
+            self.microbatches,
+            arrays[phase.module],
+            None if phase.is_generator else of_tokens,
+        )
 
     def digest(self, arrays: HostArrays) -> int:
         """CRC-32 of the tables of a dealt batch, which are the same in all processes."""
@@ -183,32 +199,39 @@ def plan_phase_rows(plan: Plan, model: ModelConfig, batch_spec: BatchSpec) -> De
     Raises:
         PlanError: A capacity is no multiple of what a cell takes.
     """
+    values_of = row_values(model, batch_spec)
+    rows = batch_spec[model.backbone.name]["tokens"].shape[0] // plan.microbatches
     phases = {}
     for unit in plan.units:
         if not unit.rows:
             continue
         (module,) = unit.modules
-        encoder = next((encoder for encoder in model.encoders if encoder.name == module), None)
-        if encoder is None:
-            length, per_cell, what = batch_spec[module]["images"].shape[1], 1, "images"
-        else:
-            length, what = batch_spec[module][encoder.field].shape[1], encoder.field
-            per_cell = encoder_format(encoder, length).values_per_token
-        rows = batch_spec[model.backbone.name]["tokens"].shape[0] // plan.microbatches
-        capacities = unit.capacities or (length * -(-rows // unit.rows),)
+        values = values_of[module]
+        capacities = unit.capacities or (values.count * -(-rows // unit.rows),)
         for capacity in capacities:
-            if capacity % per_cell:
+            if capacity % values.per_cell:
                 raise PlanError(
-                    f"unit {unit.name}: the capacity {capacity} must be a multiple of {per_cell}, the {what} of a "
-                    f"backbone token of {module}"
+                    f"unit {unit.name}: the capacity {capacity} must be a multiple of {values.per_cell}, the "
+                    f"{values.field} of a backbone token of {module}"
                 )
         phases[module] = PhaseRows(
             module=module,
-            is_generator=encoder is None,
+            is_generator=module in {generator.name for generator in model.generators},
             rows=unit.rows,
-            cells=length // per_cell,
-            capacities=tuple(capacity // per_cell for capacity in capacities),
-            values=what,
-            values_per_cell=per_cell,
+            cells=values.count // values.per_cell,
+            capacities=tuple(capacity // values.per_cell for capacity in capacities),
+            values=values.field,
+            values_per_cell=values.per_cell,
         )
     return DealtPhases(phases, plan.microbatches)
+
+
+def row_values(model: ModelConfig, batch_spec: BatchSpec) -> dict[str, RowValues]:
+    """What a row of a global batch holds of the inputs of each encoder and generator, by its name."""
+    values = {}
+    for encoder in model.encoders:
+        count = batch_spec[encoder.name][encoder.field].shape[1]
+        values[encoder.name] = RowValues(encoder.field, count, encoder_format(encoder, count).values_per_token)
+    for generator in model.generators:
+        values[generator.name] = RowValues("images", batch_spec[generator.name]["images"].shape[1], 1)
+    return values

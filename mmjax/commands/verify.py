@@ -58,7 +58,9 @@ def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, 
     """Returns 0 if all layouts agree with the reference, else 1."""
     import jax
 
+    from data.packing.batch_spec import global_batch_spec
     from mmjax.training.verification.configured_run import layouts_to_verify, verify_run
+    from mmjax.training.verification.divided_plans import GlobalRows
     from mmjax.training.verification.random_plans import random_plans
     from mmjax.training.verification.shrink import shrink_data, shrink_model, shrink_plan
     from sharding.specs.modules import module_graph
@@ -70,8 +72,9 @@ def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, 
         model = shrink_model(model, dataset.tokenizer.vocabulary_size, tuple(plans.values()))
         plans = {name: shrink_plan(plan, large, module_graph(model)) for name, plan in plans.items()}
         data = shrink_data(data, model)
-    plans |= random_plans(module_graph(model), data.rows, jax.device_count(), config.seed, arguments.random)
-    layouts, refused = layouts_to_verify(plans, model, data.rows, with_defaults=not arguments.plan)
+    rows = GlobalRows.from_spec(model, global_batch_spec(data, model).arrays)
+    plans |= random_plans(module_graph(model), rows, jax.device_count(), config.seed, arguments.random)
+    layouts, refused = layouts_to_verify(plans, model, rows, with_defaults=not arguments.plan)
     reports = verify_run(model, data, dataset, layouts, config.engine_settings, arguments.steps)
     if jax.process_index():  # process 0 prints the reports, which are the same in all processes
         finished = list(reports)

@@ -90,8 +90,9 @@ def _microbatch_calls(programs: StagePrograms, losses: Any, gradients: Any) -> l
 
 
 def evaluation_calls(by_capacity: Sequence[StagePrograms]) -> list[ProgramCall]:
-    """The evaluation of a stage, for every capacity, and what it is called with."""
-    return [
+    """The evaluation of a stage for every capacity, and the losses of microbatches that do not run there."""
+    evaluations = [
         ProgramCall(each.evaluate, abstract_arrays(each.operand_shapes, each.operand_specs, each.mesh))
         for each in by_capacity
     ]
+    return [*evaluations, ProgramCall(by_capacity[-1].zero_losses, ())]

@@ -28,11 +28,11 @@ ChannelKey = tuple[str, int]
 
 
 class StageEvaluation(NamedTuple):
-    """A stage's results for one microbatch; none where it does not run.
+    """A stage's results for one microbatch.
 
     Attributes:
         losses: `[replicas]` by name.
-        auxiliary_metrics: Arrays by name, rows first.
+        auxiliary_metrics: Arrays by name, rows first; none of a microbatch that does not run there.
     """
 
     losses: Arrays
@@ -109,10 +109,10 @@ class MicrobatchOps:
     def evaluate(self, buffers: StepBuffers, op: PipelineOp) -> StageEvaluation:
         """Computes the outputs, losses and metrics of a stage."""
         stage_id, microbatch = op.stage_id, op.microbatch
-        capacity = buffers.batch.capacity(microbatch, stage_id[0])
+        stage, capacity = self._stages[stage_id], buffers.batch.capacity(microbatch, stage_id[0])
         if capacity is None:
-            return StageEvaluation({}, {})
-        programs = self._stages[stage_id].programs_by_capacity[capacity]
+            return StageEvaluation(stage.programs.zero_losses(), {})
+        programs = stage.programs_by_capacity[capacity]
         inputs = {name: buffers.inputs.pop((name, microbatch)) for name in programs.definition.input_channels}
         output = programs.evaluate(
             buffers.compute_weights[stage_id], inputs, buffers.batch.stages[stage_id], self._index(stage_id, microbatch)

@@ -103,11 +103,7 @@ def deal_phase(found: BatchItems, phase: PhaseRows, rows: int, microbatches: int
                 items[first:last, 3], turn = np.divmod(items[first:last, 1], together)
                 items[first:last, 4] = turn * phase.cells + items[first:last, 2]
                 continue
-            raise PhaseCapacityError(
-                f"microbatch {number}: the {last - first} items of {phase.module} do not fit into {phase.rows} rows of "
-                f"{phase.largest * phase.values_per_cell} {phase.values}; raise the largest of the capacities of its "
-                f"unit in the plan to at least {error.sufficient * phase.values_per_cell}, or give it more rows"
-            ) from error
+            raise _capacity_error(found.lengths[first:last], phase, number, error.sufficient) from error
         items[first:last, 3], items[first:last, 4] = dealt.rows, dealt.places
     return items
 
@@ -116,6 +112,19 @@ def items_in_rows(items: Int[np.ndarray, "k 6"], phase: PhaseRows, rows: Collect
     """bool[k]: which items lie in some rows of a phase, numbered through all microbatches."""
     row = items[:, 0].astype(np.int64) * phase.rows + items[:, 3]
     return np.isin(row, np.fromiter(rows, np.int64, len(rows)))
+
+
+def _capacity_error(
+    lengths: Int[np.ndarray, " k"], phase: PhaseRows, microbatch: int, sufficient: int
+) -> PhaseCapacityError:
+    """What to change, where the items of a microbatch do not fit, and rows of `sufficient` cells would hold them."""
+    held, longest, enough = (cells * phase.values_per_cell for cells in (phase.largest, int(lengths.max()), sufficient))
+    remedy = f"raise the largest of the capacities of its unit in the plan to at least {enough}"
+    if longest > held:
+        what = f"an item of {phase.module} has {longest} {phase.values}, and one of its rows holds {held}"
+        return PhaseCapacityError(f"microbatch {microbatch}: {what}; {remedy}")
+    what = f"the {len(lengths)} items of {phase.module} do not fit into {phase.rows} rows of {held} {phase.values}"
+    return PhaseCapacityError(f"microbatch {microbatch}: {what}; {remedy}, or give it more rows")
 
 
 def microbatch_items(items: Int[np.ndarray, "k 6"], microbatches: int) -> list[Int[np.ndarray, "_ 6"]]:

@@ -3,9 +3,23 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.errors import DataError
+
+
+class RowValues(NamedTuple):
+    """What a row of the global batch holds of a module's inputs.
+
+    Attributes:
+        field: The field of an encoder's values, or images: what capacities are counted in.
+        count: How many of them.
+        per_cell: How many a cell takes.
+    """
+
+    field: str
+    count: int
+    per_cell: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.verification.comparison import verify_layouts
+from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.layouts import NamedLayout, default_layouts
 from mmjax.training.verification.reference import MATMUL_PRECISION, run_reference
 from mmjax.training.verification.reports import LayoutReport
@@ -23,14 +24,14 @@ from sharding.specs.modules import module_graph
 
 
 def layouts_to_verify(
-    plans: Mapping[str, Plan], model: ModelConfig, rows: int, *, with_defaults: bool
+    plans: Mapping[str, Plan], model: ModelConfig, rows: GlobalRows, *, with_defaults: bool
 ) -> tuple[list[NamedLayout], dict[str, str]]:
     """The layouts of plans, after those of `default_layouts` if they are wanted.
 
     Args:
         plans: Plans by name.
         model: The model; if it computes in bfloat16, every layout is compared in float32 too.
-        rows: Rows of a global batch.
+        rows: Those of a global batch.
         with_defaults: Whether the default layouts are compared too; a plan that is impossible is then left out.
 
     Returns:
@@ -43,7 +44,7 @@ def layouts_to_verify(
     layouts, refused = default_layouts(graph, rows, devices) if with_defaults else ([], {})
     for name, plan in plans.items():
         try:
-            check_plan(plan, graph, rows, devices)
+            check_plan(plan, graph, rows.count, devices)
             layouts.append(NamedLayout(name, plan))
         except PlanError as error:
             if not with_defaults:

@@ -2,8 +2,12 @@
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from configs.architectures import ModelConfig
+from data.packing.batch_spec import BatchSpec
+from data.packing.dealt_phases import row_values
+from data.packing.phases.phase_rows import RowValues
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import CollectivesName, UnitPlan
 from sharding.specs.layer import RecomputePolicy
@@ -11,11 +15,33 @@ from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
 
+@dataclasses.dataclass(frozen=True)
+class GlobalRows:
+    """The rows of a global batch.
+
+    Attributes:
+        count: Number of rows.
+        values: By encoder and generator, what a row holds of its inputs.
+    """
+
+    count: int
+    values: Mapping[str, RowValues] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def from_spec(cls, model: ModelConfig, batch_spec: BatchSpec) -> "GlobalRows":
+        """The rows of a batch of a model."""
+        return cls(batch_spec[model.backbone.name]["tokens"].shape[0], row_values(model, batch_spec))
+
+    def sufficient_capacity(self, module: str, microbatches: int, rows: int) -> int:
+        """The capacity of a module's own rows with which any microbatch fits."""
+        return self.values[module].count * -(-(self.count // microbatches) // rows)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parallelism:
     """How one module is divided, its rows, and how many microbatches it may hold where a step has so many.
 
-    As in `UnitPlan`.
+    As in `UnitPlan`; `two_capacities` says whether rows of its own have half of their capacity too.
     """
 
     dp: int = 1
@@ -27,6 +53,7 @@ class Parallelism:
     collectives: CollectivesName = "reduce"
     extra_in_flight: int = 0
     rows: int = 0
+    two_capacities: bool = False
 
     @property
     def size(self) -> int:
@@ -63,6 +90,7 @@ def uneven_layers(layers: int, stages: int) -> tuple[int, ...]:
 
 def plan_by_module(
     graph: ModuleGraph,
+    rows: GlobalRows,
     parallelism: Sequence[Parallelism],
     microbatches: int = 1,
     schedule: str = "1f1b",
@@ -72,6 +100,7 @@ def plan_by_module(
 
     Args:
         graph: The modules.
+        rows: Of the global batch.
         parallelism: Of every encoder, of the backbone and of every generator.
         microbatches: As in `Plan`.
         schedule: As in `Plan`.
@@ -107,9 +136,20 @@ def plan_by_module(
                 collectives=division.collectives,
                 extra_in_flight=min(division.extra_in_flight, microbatches * division.chunks - 1),
                 rows=division.rows,
+                capacities=_capacities(module.name, rows, microbatches, division),
             )
         )
     return Plan(tuple(units), microbatches, schedule)
+
+
+def _capacities(module: str, rows: GlobalRows, microbatches: int, division: Parallelism) -> tuple[int, ...]:
+    """The sufficient capacity of a module's rows and about half of it, which tensor ranks divide; or none."""
+    if not division.two_capacities or module not in rows.values:
+        return ()
+    whole = rows.sufficient_capacity(module, microbatches, division.rows)
+    multiple = rows.values[module].per_cell * division.tp
+    half = whole // 2 // multiple * multiple
+    return (half, whole) if half else (whole,)
 
 
 def plan_with_chain(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mmjax.training.verification.divided_plans import (
     UNDIVIDED,
+    GlobalRows,
     ModuleRole,
     Parallelism,
     module_roles,
@@ -53,23 +54,23 @@ class NamedLayout:
 Alternatives = Iterator[Callable[[], NamedLayout]]
 """Ways to make a layout of one kind, from the most divided on; making one raises PlanError if it is impossible."""
 
-LayoutKind = Callable[[ModuleGraph], Alternatives]
+LayoutKind = Callable[[ModuleGraph, GlobalRows], Alternatives]
 
 
-def default_layouts(graph: ModuleGraph, rows: int, devices: int) -> tuple[list[NamedLayout], dict[str, str]]:
+def default_layouts(graph: ModuleGraph, rows: GlobalRows, devices: int) -> tuple[list[NamedLayout], dict[str, str]]:
     """One layout of every kind for a model, and for each kind that is impossible the reason.
 
     Args:
         graph: The model's modules.
-        rows: Rows of the global batch.
+        rows: Those of the global batch.
         devices: Number of devices there are.
     """
     layouts, refused = [], {}
     for kind, alternatives in kinds_for(graph).items():
-        for make in alternatives(graph):
+        for make in alternatives(graph, rows):
             try:
                 layout = make()
-                check_plan(layout.plan, graph, rows, devices)
+                check_plan(layout.plan, graph, rows.count, devices)
             except PlanError as error:
                 refused[kind] = str(error)
                 continue
@@ -92,7 +93,7 @@ def kinds_for(graph: ModuleGraph) -> dict[str, LayoutKind]:
 _SEVERAL = (2, 3)
 
 
-def _one_device(graph: ModuleGraph) -> Alternatives:
+def _one_device(graph: ModuleGraph, _: GlobalRows) -> Alternatives:
     for m in (*_SEVERAL, 1):
         yield lambda m=m: NamedLayout(
             f"one device, {m} microbatches", dataclasses.replace(single_device_plan(graph), microbatches=m)
@@ -102,11 +103,11 @@ def _one_device(graph: ModuleGraph) -> Alternatives:
 def _all_alike(divisions: Sequence[Parallelism]) -> LayoutKind:
     """Every module divided in the same way, on the same devices."""
 
-    def alternatives(graph: ModuleGraph) -> Alternatives:
+    def alternatives(graph: ModuleGraph, rows: GlobalRows) -> Alternatives:
         for m, division in itertools.product((*_SEVERAL, 1), divisions):
             name = f"all on the same devices, {describe_parallelism([division], m)}"
             yield lambda division=division, m=m, name=name: NamedLayout(
-                name, plan_by_module(graph, [division] * 3, m, together=True)
+                name, plan_by_module(graph, rows, [division] * 3, m, together=True)
             )
 
     return alternatives
@@ -122,7 +123,7 @@ def _each_its_own(
 ) -> LayoutKind:
     """Every module divided its own way; a choice is (encoder, backbone, generator)."""
 
-    def alternatives(graph: ModuleGraph) -> Alternatives:
+    def alternatives(graph: ModuleGraph, rows: GlobalRows) -> Alternatives:
         for m, divisions in itertools.product((*microbatches, 1), choices):
             words = [describe_parallelism(divisions, m)]
             words += [schedule] if schedule != "1f1b" else []
@@ -131,7 +132,7 @@ def _each_its_own(
             words += [f"{attention} attention"] if attention else []
             name = ", ".join(words)
             yield lambda divisions=divisions, m=m, name=name: NamedLayout(
-                name, plan_by_module(graph, divisions, m, schedule, together), transport, attention
+                name, plan_by_module(graph, rows, divisions, m, schedule, together), transport, attention
             )
 
     return alternatives
@@ -145,7 +146,7 @@ def _in_one_unit(
 ) -> LayoutKind:
     """The last encoder and all modules of some roles in one unit, cut after the first layer of one of them."""
 
-    def alternatives(graph: ModuleGraph) -> Alternatives:
+    def alternatives(graph: ModuleGraph, rows: GlobalRows) -> Alternatives:
         roles = module_roles(graph)
         encoders = [name for name in graph.names if roles[name] is ModuleRole.ENCODER]
         if not encoders:
@@ -164,7 +165,7 @@ def _in_one_unit(
 
 def _either(*kinds: LayoutKind) -> LayoutKind:
     """The alternatives of one kind, then those of the others."""
-    return lambda graph: itertools.chain.from_iterable(kind(graph) for kind in kinds)
+    return lambda graph, rows: itertools.chain.from_iterable(kind(graph, rows) for kind in kinds)
 
 
 def _no_encoder() -> NamedLayout:
@@ -178,6 +179,7 @@ def describe_parallelism(divisions: Sequence[Parallelism], microbatches: int) ->
         sizes = [getattr(division, name) for division in divisions]
         if max(sizes) > default:
             words.append(f"{name} {' -> '.join(map(str, sizes))}")
+    words += ["two capacities"] if any(division.two_capacities for division in divisions) else []
     extra = max(division.extra_in_flight for division in divisions)
     words += [f"{extra} extra in flight"] if extra else []
     policies = dict.fromkeys(division.recompute for division in divisions if division.recompute != "none")
@@ -189,6 +191,7 @@ def describe_parallelism(divisions: Sequence[Parallelism], microbatches: int) ->
 
 _DP2, _DP3, _DP4 = Parallelism(dp=2), Parallelism(dp=3), Parallelism(dp=4)
 _TP2, _PP2, _PP3 = Parallelism(tp=2), Parallelism(pp=2), Parallelism(pp=3)
+_TWO_CAPACITIES = Parallelism(dp=2, pp=2, rows=2, two_capacities=True, extra_in_flight=1)
 _CHUNKS = Parallelism(pp=2, chunks=2)
 _EXTRA, _EXTRA_PP2, _EXTRA_PP3 = (Parallelism(pp=pp, extra_in_flight=1) for pp in (1, 2, 3))
 _GATHER, _RING = Parallelism(tp=2, collectives="gather"), Parallelism(tp=2, collectives="ring")
@@ -221,7 +224,13 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
     "rows of their own, more replicas than the batch has rows": _each_its_own(
         (Parallelism(tp=2, rows=1), UNDIVIDED, Parallelism(dp=5, rows=5)),
         (Parallelism(tp=2, rows=1), UNDIVIDED, UNDIVIDED),
-        microbatches=(4, *_SEVERAL),
+        microbatches=(12, 8, 4, *_SEVERAL),  # of one row, if it can be, so that some have no image
+    ),
+    "rows of their own of two capacities": _each_its_own(
+        (_TWO_CAPACITIES, _PP2, Parallelism(rows=2, two_capacities=True)),
+        (Parallelism(rows=1, two_capacities=True), UNDIVIDED, Parallelism(rows=1, two_capacities=True)),
+        microbatches=(6, 4, *_SEVERAL),
+        transport="ppermute",
     ),
     "rows of their own on shared devices": _each_its_own(
         (Parallelism(dp=8, rows=8), Parallelism(dp=2, pp=2), Parallelism(dp=2, tp=2, rows=2)),

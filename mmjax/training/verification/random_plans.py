@@ -5,9 +5,10 @@ import itertools
 import random
 from collections.abc import Sequence
 
+from mmjax.training.verification.divided_plans import GlobalRows
 from sharding.plans.device_ranges import device_ranges
 from sharding.plans.plan import Plan, check_plan
-from sharding.plans.unit_plan import CollectivesName, PlanError, UnitPlan, check_unit
+from sharding.plans.unit_plan import MOST_CAPACITIES, CollectivesName, PlanError, UnitPlan, check_unit
 from sharding.schedules.registry import BUILT_IN_SCHEDULES
 from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import ModuleGraph
@@ -20,12 +21,12 @@ UNIT_ATTEMPTS = 100
 PLAN_ATTEMPTS = 100
 
 
-def random_plans(graph: ModuleGraph, rows: int, devices: int, seed: int, count: int) -> dict[str, Plan]:
+def random_plans(graph: ModuleGraph, rows: GlobalRows, devices: int, seed: int, count: int) -> dict[str, Plan]:
     """Random plans by a name that describes them; plan i depends on the seed and i alone.
 
     Args:
         graph: The model's modules.
-        rows: Rows of the global batch.
+        rows: Those of the global batch.
         devices: Number of devices there are.
         seed: Seed of the plans.
         count: Number of plans.
@@ -37,21 +38,23 @@ def random_plans(graph: ModuleGraph, rows: int, devices: int, seed: int, count: 
     return {f"random plan {number} of seed {seed}: {_describe(plan)}": plan for number, plan in enumerate(plans)}
 
 
-def random_plan(graph: ModuleGraph, rows: int, devices: int, generator: random.Random) -> Plan:
+def random_plan(graph: ModuleGraph, rows: GlobalRows, devices: int, generator: random.Random) -> Plan:
     """One random plan: units, their devices and order, dp, tp, ep, stages, recomputation, microbatches, schedule."""
     for _ in range(PLAN_ATTEMPTS):
-        microbatches = generator.choice([m for m in range(1, MOST_MICROBATCHES + 1) if rows % m == 0])
+        microbatches = generator.choice([m for m in range(1, MOST_MICROBATCHES + 1) if rows.count % m == 0])
         chains = _random_chains(graph, generator)
-        units = tuple(_random_unit(chain, graph, rows // microbatches, devices, generator) for chain in chains)
+        units = tuple(_random_unit(chain, graph, rows, microbatches, devices, generator) for chain in chains)
         schedule = generator.choice(list(BUILT_IN_SCHEDULES))
         units = tuple(_with_random_order(unit, microbatches, schedule, generator) for unit in units)
         plan = Plan(units, microbatches, schedule)
         try:
-            check_plan(plan, graph, rows, devices)
+            check_plan(plan, graph, rows.count, devices)
         except PlanError:
             continue
         return plan
-    raise PlanError(f"no valid plan for {rows} rows on {devices} devices was found in {PLAN_ATTEMPTS} random attempts")
+    raise PlanError(
+        f"no valid plan for {rows.count} rows on {devices} devices was found in {PLAN_ATTEMPTS} random attempts"
+    )
 
 
 def _random_chains(graph: ModuleGraph, generator: random.Random) -> list[tuple[str, ...]]:
@@ -68,14 +71,20 @@ def _random_chains(graph: ModuleGraph, generator: random.Random) -> list[tuple[s
 
 
 def _random_unit(
-    chain: tuple[str, ...], graph: ModuleGraph, rows: int, devices: int, generator: random.Random
+    chain: tuple[str, ...],
+    graph: ModuleGraph,
+    rows: GlobalRows,
+    microbatches: int,
+    devices: int,
+    generator: random.Random,
 ) -> UnitPlan:
     """A valid unit of a chain; undivided on one device if none is found.
 
     Args:
         chain: Names of its modules.
         graph: The model's modules.
-        rows: Rows of a microbatch.
+        rows: Those of the global batch.
+        microbatches: Number of microbatches.
         devices: Number of devices there are.
         generator: Source of all choices.
     """
@@ -83,7 +92,9 @@ def _random_unit(
     may_have_rows = len(chain) == 1 and chain[0] != graph.backbone.name
     for _ in range(UNIT_ATTEMPTS):
         own_rows = may_have_rows and generator.random() < 0.4
-        dp = generator.choice([size for size in range(1, devices + 1) if own_rows or rows % size == 0])
+        dp = generator.choice(
+            [size for size in range(1, devices + 1) if own_rows or rows.count // microbatches % size == 0]
+        )
         tp, pp, chunks = (generator.randint(1, largest) for largest in LARGEST_SIZES.values())
         if dp * tp * pp > devices or pp * chunks > total:
             continue
@@ -101,12 +112,25 @@ def _random_unit(
             collectives=generator.choice(COLLECTIVES) if tp > 1 else "reduce",
             rows=dp * generator.randint(1, MOST_ROWS) if own_rows else 0,
         )
+        if own_rows and chain[0] in rows.values:
+            unit = dataclasses.replace(unit, capacities=_random_capacities(unit, rows, microbatches, generator))
         try:
             check_unit(unit, graph, devices)
         except PlanError:
             continue
         return unit
     return UnitPlan(name, chain, (generator.randrange(devices),), layers=(total,))
+
+
+def _random_capacities(
+    unit: UnitPlan, rows: GlobalRows, microbatches: int, generator: random.Random
+) -> tuple[int, ...]:
+    """Some capacities, which tensor ranks divide, below one that suffices for every batch; or none."""
+    whole = rows.sufficient_capacity(unit.modules[0], microbatches, unit.rows)
+    multiple = rows.values[unit.modules[0]].per_cell * unit.tp
+    smaller = range(multiple, whole, multiple)
+    drawn = generator.sample(smaller, min(len(smaller), generator.randrange(MOST_CAPACITIES)))
+    return (*sorted(drawn), whole) if drawn else ()
 
 
 def _with_random_order(unit: UnitPlan, microbatches: int, schedule: str, generator: random.Random) -> UnitPlan:
@@ -139,6 +163,7 @@ def _describe_unit(unit: UnitPlan) -> str:
     ]
     words += [unit.collectives] if unit.tp > 1 else []
     words += [f"{unit.rows} rows of its own"] if unit.rows else []
+    words += [f"capacities {_joined(unit.capacities)}"] if unit.capacities else []
     words += [f"{unit.extra_in_flight} extra in flight"] if unit.extra_in_flight else []
     words += (
         [f"seconds {_joined(unit.forward_seconds)} / {_joined(unit.backward_seconds)}"] if unit.forward_seconds else []

@@ -8,8 +8,9 @@ import pytest
 from configs.architectures import ModelConfig
 from data.errors import DataError
 from data.packing.dealt_phases import DealtPhases, plan_phase_rows
-from data.packing.phases.item_tables import first_cells, microbatch_items
+from data.packing.phases.item_tables import ITEM_FIELDS, first_cells, microbatch_items
 from data.packing.phases.phase_rows import PhaseRows
+from data.packing.phases.table_check import ItemTableError
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
@@ -108,6 +109,11 @@ def test_items_that_do_not_fit_are_refused_with_what_would_hold_them():
         match=r"microbatch 0: the 8 items of vision do not fit into 3 rows of 8 patches; raise .* to at least 12, or",
     ):
         dealt_phases({"vision": 3}, {"vision": (8,)}).deal(crowded(BATCH))
+    with pytest.raises(
+        DataError,
+        match="microbatch 0: an item of vision has 8 patches, and one of its rows holds 4; raise .* least 16$",
+    ):
+        dealt_phases({"vision": 3}, {"vision": (4,)}).deal(with_large_images(BATCH))
     with pytest.raises(PlanError, match="unit vision: the capacity 6 must be a multiple of 4, the patches of a"):
         dealt_phases({"vision": 3}, {"vision": (6, 8)})
 
@@ -116,6 +122,11 @@ def crowded(batch):
     """A batch all of whose rows are full of images."""
     segments = np.tile(np.repeat([1, 2], 4).astype(np.int32), (len(batch["vision"]["segments"]), 1))
     return {**batch, "vision": {**batch["vision"], "segments": segments}}
+
+
+def with_large_images(batch):
+    """A batch with one image in every row, which fills it."""
+    return {**batch, "vision": {**batch["vision"], "segments": np.ones_like(batch["vision"]["segments"])}}
 
 
 def test_any_batch_fits_without_a_capacity_in_the_plan():
@@ -130,3 +141,47 @@ def test_any_batch_fits_without_a_capacity_in_the_plan():
     for each in (phase, tight):
         dealt = DealtPhases({"vision": each}).deal(arrays)["vision"]
         assert sorted(dealt["patches"][dealt["segments"] > 0].ravel()) == sorted(patches[segments > 0].ravel())
+
+
+def table_with(changes: dict[tuple[int, str], int], keep: slice = slice(None), module: str = "vision"):
+    """A batch dealt over three rows, whose table has other values at (item, column), or only some items."""
+    phases = dealt_phases({"vision": 3, "generator": 3}, {})
+    dealt = phases.deal(BATCH)
+    name = phases.phases[module].table_name
+    items = dealt[name]["items"].copy()
+    for (item, column), value in changes.items():
+        items[item, ITEM_FIELDS.index(column)] = value
+    return phases, {**dealt, name: {**dealt[name], "items": items[keep]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "keep", "words"),
+    [
+        ({}, slice(1, None), "the table of vision loses or misplaces an item: row 0 of the phase has one from cell 0"),
+        ({(3, "row"): 9}, slice(None), r"item 3 \(microbatch 0, row 9, .* is outside the 4 rows of 2 cells of a micro"),
+        ({(0, "length"): 0}, slice(None), r"item 0 \(.*length 0\) is outside the 4 rows of 2 cells"),
+        ({(2, "phase_row"): 3}, slice(None), r"item 2 \(.* is outside the phase's 3 rows of 4 cells"),
+        ({(2, "phase_place"): -1}, slice(None), r"item 2 \(.* is outside the phase's 3 rows of 4 cells"),
+        ({(0, "microbatch"): 2}, slice(None), r"item 0 \(.* is in none of 2 microbatches"),
+        ({(0, "microbatch"): 1}, slice(None), r"item 1 \(.* follows one of a later microbatch"),
+        ({(1, "row"): 0, (1, "place"): 0}, slice(None), "repeats cells of another in the rows of the batch"),
+        ({(1, "phase_row"): 0, (1, "phase_place"): 0}, slice(None), "lies on another in the rows of the phase"),
+        ({(2, "row"): 1, (2, "place"): 1}, slice(None), "loses an item: token 1 of row 1 takes the output of cell 0"),
+    ],
+)
+def test_a_table_that_loses_repeats_or_misplaces_an_item_is_refused(changes, keep, words):
+    phases, batch = table_with(changes, keep)
+    with pytest.raises(ItemTableError, match=words):
+        phases.deal(batch)
+
+
+def test_a_table_without_one_of_the_images_to_generate_is_refused():
+    phases, batch = table_with({}, slice(1, None), "generator")
+    with pytest.raises(ItemTableError, match="the table of generator loses or misplaces an item: row"):
+        phases.deal(batch)
+    phases, batch = table_with({})
+    batch["vision items"] = {**batch["vision items"], "items": batch["vision items"]["items"].astype(float)}
+    with pytest.raises(
+        ItemTableError, match=r"the table of vision is float64\[13, 6\]; it has a whole number for each"
+    ):
+        phases.deal(batch)

@@ -1,5 +1,6 @@
 """`python -m mmjax.verify` as a user meets it."""
 
+import collections
 import json
 import os
 import pathlib
@@ -9,8 +10,12 @@ import sys
 import pytest
 
 import mmjax
+from data.packing.batch_spec import global_batch_spec
+from data.packing.dealt_phases import plan_phase_rows
+from data.packing.pipeline import training_batches
 from mmjax import cli
 from mmjax.training.config import TrainConfig
+from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.layouts import default_layouts
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
@@ -52,13 +57,39 @@ def verify(folder, *arguments, module=("-m", "mmjax.verify")):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
 
 
-def test_layouts_of_the_default_list_agree(tmp_path):
-    """Two of them, one with rows of its own; `.ci/run` lets the command itself try all, which takes minutes."""
+def tiny_run():
+    """The configuration of the command in these tests, the spec of its batches, and the default layouts."""
     cli.parse_gin(("tiny.gin",))
     config = cli.configured(TrainConfig)
-    layouts, refused = default_layouts(module_graph(config.model), config.data.rows, 8)
+    spec = global_batch_spec(config.data, config.model).arrays
+    layouts, refused = default_layouts(module_graph(config.model), GlobalRows.from_spec(config.model, spec), 8)
+    return config, spec, layouts, refused
+
+
+def test_microbatches_of_the_default_layouts_have_every_capacity_and_sometimes_no_item():
+    config, spec, layouts, _ = tiny_run()
+    batches = training_batches(config.data, config.model, config.dataset("train"))
+    arrays = [next(batches).arrays for _ in range(2)]
+    batches.close()
+    found = collections.defaultdict(set)
+    for layout in layouts:
+        phases = plan_phase_rows(layout.plan, config.model, spec)
+        for each in arrays:
+            for module, numbers in phases.capacities(phases.deal(each)).items():
+                found[module, len(phases.phases[module].capacities)].update(numbers)
+    assert found == {
+        ("vision", 1): {0, None},
+        ("vision", 2): {0, 1},
+        ("generator", 1): {0, None},
+        ("generator", 2): {0, 1},
+    }
+
+
+def test_layouts_of_the_default_list_agree(tmp_path):
+    """Two of them, one of two capacities; `.ci/run` lets the command itself try all, which takes minutes."""
+    _, _, layouts, refused = tiny_run()
     assert len(layouts) >= 12 and not refused
-    chosen = {f"{number}.json": layout.plan for number, layout in enumerate(layouts[8::8])}
+    chosen = {f"{number}.json": layout.plan for number, layout in enumerate(layouts[10::8])}
     for name, plan in chosen.items():
         plan.save(tmp_path / name)
     result = verify(tmp_path, "--json", "--steps=1", *(f"--plan={name}" for name in chosen))

@@ -5,13 +5,15 @@ import dataclasses
 import pytest
 
 from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
-from mmjax.training.verification.divided_plans import module_roles
+from data.packing.phases.phase_rows import RowValues
+from mmjax.training.verification.divided_plans import GlobalRows, module_roles
 from mmjax.training.verification.layouts import LAYOUT_KINDS, default_layouts
 from sharding.plans.plan import check_plan
 from sharding.specs.modules import module_graph
 from tests.tiny_model import GENERATOR, tiny_model
 
 DEEP = tiny_model(depth=4)
+ROWS = GlobalRows(12, {"vision": RowValues("patches", 32, 4), "generator": RowValues("images", 4, 1)})
 
 
 def units(layouts, name):
@@ -19,19 +21,23 @@ def units(layouts, name):
 
 
 def test_eight_devices_allow_a_layout_of_every_kind():
-    layouts, refused = default_layouts(module_graph(DEEP), rows=12, devices=8)
+    layouts, refused = default_layouts(module_graph(DEEP), ROWS, devices=8)
     assert (len(layouts), refused) == (len(LAYOUT_KINDS), {}) and len(layouts) >= 12
     assert len({layout.name for layout in layouts}) == len(layouts)
     pairs = {(layout.plan.unit_of("vision").dp, layout.plan.unit_of("backbone").dp) for layout in layouts}
     assert {(3, 2), (2, 3), (2, 1)} <= pairs
     ranks = {(layout.plan.unit_of("vision").tp, layout.plan.unit_of("backbone").tp) for layout in layouts}
     assert {(2, 1), (1, 2), (2, 2)} <= ranks
-    assert {layout.plan.microbatches for layout in layouts} == {2, 4}
+    assert {layout.plan.microbatches for layout in layouts} == {2, 4, 6, 12}
     assert {layout.plan.schedule for layout in layouts} == {"1f1b", "interleaved", "gpipe"}
     assert max(unit.chunks for unit in units(layouts, "backbone")) == 2
     assert {layout.transport for layout in layouts} == {"", "device_put", "ppermute"}
     assert {kind for unit in units(layouts, "backbone") for kind in unit.recompute} == {"none", "selective", "full"}
     assert {unit.extra_in_flight for unit in units(layouts, "backbone")} == {0, 1}
+    several = {
+        unit.name: (unit.pp, unit.capacities) for layout in layouts for unit in layout.plan.units if unit.capacities
+    }
+    assert several == {"vision": (2, (16, 32)), "generator": (1, (2, 4))}
     assert any(len(set(unit.layers)) > 1 for unit in units(layouts, "backbone"))
     chains = {unit.modules for layout in layouts for unit in layout.plan.units if len(unit.modules) > 1}
     assert chains == {("vision", "backbone"), ("vision", "backbone", "generator")}
@@ -57,7 +63,7 @@ def test_eight_devices_allow_a_layout_of_every_kind():
 )
 def test_layouts_of_any_model_can_run_and_impossible_ones_have_a_reason(model, rows, devices):
     graph = module_graph(model)
-    layouts, refused = default_layouts(graph, rows, devices)
+    layouts, refused = default_layouts(graph, GlobalRows(rows), devices)
     for layout in layouts:
         check_plan(layout.plan, graph, rows, devices)
     assert len(layouts) + len(refused) == len(LAYOUT_KINDS)
@@ -67,7 +73,7 @@ def test_layouts_of_any_model_can_run_and_impossible_ones_have_a_reason(model, r
 
 
 def test_a_backbone_of_few_layers_interleaves_together_with_its_encoder():
-    layouts, _ = default_layouts(module_graph(tiny_model()), rows=12, devices=8)
+    layouts, _ = default_layouts(module_graph(tiny_model()), GlobalRows(12), devices=8)
     (plan,) = (layout.plan for layout in layouts if layout.plan.schedule == "interleaved")
     chain = plan.unit_of("backbone")
     assert (chain.modules, chain.layers, chain.chunks) == (("vision", "backbone"), (1, 1, 1, 2), 2)

@@ -5,7 +5,9 @@ import itertools
 import pytest
 
 from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig
+from data.packing.phases.phase_rows import RowValues
 from mmjax.training.verification.comparison import verify_layouts
+from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.layouts import NamedLayout
 from mmjax.training.verification.random_plans import COLLECTIVES, random_plans
 from sharding.plans.plan import check_plan
@@ -13,9 +15,10 @@ from sharding.schedules.registry import BUILT_IN_SCHEDULES
 from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import module_graph
 from tests.tiny_model import tiny_model
-from tests.verified_run import DATA, MODEL, SETTINGS
+from tests.verified_run import MODEL, SETTINGS
 
 DEEP = tiny_model(depth=4)
+ROWS = GlobalRows(12, {"vision": RowValues("patches", 32, 4), "generator": RowValues("images", 4, 1)})
 EXPERTS = tiny_model(depth=4, experts=ExpertsConfig(count=4, top_k=2, ffn=8))
 
 
@@ -24,14 +27,14 @@ EXPERTS = tiny_model(depth=4, experts=ExpertsConfig(count=4, top_k=2, ffn=8))
 @pytest.mark.parametrize("model", [DEEP, EXPERTS, ModelConfig(encoders=(), backbone=BackboneConfig(), generators=())])
 def test_every_plan_can_run(model, devices, rows):
     graph = module_graph(model)
-    plans = random_plans(graph, rows, devices, seed=3, count=20)
+    plans = random_plans(graph, GlobalRows(rows), devices, seed=3, count=20)
     assert len(plans) == 20
     for plan in plans.values():
         check_plan(plan, graph, rows, devices)
 
 
 def test_all_kinds_of_division_occur_and_combine():
-    plans = list(random_plans(module_graph(EXPERTS), rows=12, devices=8, seed=0, count=300).values())
+    plans = list(random_plans(module_graph(EXPERTS), ROWS, devices=8, seed=0, count=300).values())
     units = list(itertools.chain.from_iterable(plan.units for plan in plans))
     assert {plan.microbatches for plan in plans} == {1, 2, 3, 4}
     assert {plan.schedule for plan in plans} == set(BUILT_IN_SCHEDULES)
@@ -47,6 +50,7 @@ def test_all_kinds_of_division_occur_and_combine():
     assert {unit.extra_in_flight for unit in units} == {0, 1, 2, 3}
     assert {unit.modules for unit in units if unit.rows} == {("vision",), ("generator",)}
     assert any(unit.rows and 12 % unit.dp for unit in units)
+    assert {len(unit.capacities) for unit in units if unit.rows} == {0, 2, 3, 4}
     assert all(bool(unit.forward_seconds) == (plan.schedule == "interleaved") for plan in plans for unit in plan.units)
     assert any(sorted(unit.devices) != list(unit.devices) for unit in units)
     shared = [plan.device_count < sum(len(unit.devices) for unit in plan.units) for plan in plans]
@@ -56,13 +60,13 @@ def test_all_kinds_of_division_occur_and_combine():
 
 def test_plans_depend_on_seed_and_number_alone():
     graph = module_graph(DEEP)
-    few, many = random_plans(graph, 12, 8, seed=1, count=2), random_plans(graph, 12, 8, seed=1, count=9)
+    few, many = random_plans(graph, ROWS, 8, seed=1, count=2), random_plans(graph, ROWS, 8, seed=1, count=9)
     assert list(many.items())[:2] == list(few.items())
-    assert list(random_plans(graph, 12, 8, seed=2, count=2).values()) != list(few.values())
+    assert list(random_plans(graph, ROWS, 8, seed=2, count=2).values()) != list(few.values())
 
 
 def test_the_executor_agrees_with_one_device_on_random_plans(reference):
-    plans = random_plans(module_graph(MODEL), DATA.rows, 8, SETTINGS.seed, 2)
+    plans = random_plans(module_graph(MODEL), GlobalRows.from_spec(MODEL, reference.batch_spec), 8, SETTINGS.seed, 2)
     layouts = [NamedLayout(name, plan) for name, plan in plans.items()]
     reports = list(verify_layouts(MODEL, layouts, reference))
     assert [report.layout for report in reports] == list(plans)
