@@ -34,11 +34,11 @@ def find_items(fields: Mapping[str, np.ndarray], phase: PhaseRows) -> BatchItems
 
 def _all_cells(items: Int[np.ndarray, "k 6"], phase: PhaseRows) -> tuple[np.ndarray, np.ndarray]:
     """As `first_cells`, of every cell."""
-    in_batch, in_phase = (_run_through(first, items[:, 5]) for first in first_cells(items, phase, phase.largest))
+    in_batch, in_phase = (run_through(first, items[:, 5]) for first in first_cells(items, phase, phase.largest))
     return in_batch, in_phase
 
 
-def _run_through(first: Int[np.ndarray, " k"], lengths: Int[np.ndarray, " k"]) -> Int[np.ndarray, " c"]:
+def run_through(first: Int[np.ndarray, " k"], lengths: Int[np.ndarray, " k"]) -> Int[np.ndarray, " c"]:
     """The numbers from each first one on, as many as its length, one run after the other."""
     return np.repeat(first - np.cumsum(lengths) + lengths, lengths) + np.arange(int(lengths.sum()))
 
@@ -63,5 +63,5 @@ def _renumber(
     number = np.empty(len(items), np.int32)
     number[order] = np.arange(len(items)) - np.searchsorted(row[order], row[order]) + 1
     cells = np.zeros((len(segments), phase.largest), segments.dtype)
-    cells.ravel()[_run_through(row * phase.largest + items[:, 4], items[:, 5])] = np.repeat(number, items[:, 5])
+    cells.ravel()[run_through(row * phase.largest + items[:, 4], items[:, 5])] = np.repeat(number, items[:, 5])
     return np.where(segments > 0, np.repeat(cells, segments.shape[1] // phase.largest, axis=1), 0)

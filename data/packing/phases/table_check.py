@@ -4,14 +4,13 @@ Everything is found on the host, before activations are exchanged by the table: 
 from zeros, and one that it repeats would overwrite another.
 """
 
-import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from data.errors import DataError
-from data.packing.phases.item_arrays import find_items
+from data.packing.phases.item_arrays import run_through
 from data.packing.phases.item_tables import ITEM_FIELDS
 from data.packing.phases.phase_rows import PhaseRows
 
@@ -59,50 +58,42 @@ def check_items(
     in_phase_row = (phase_row >= 0) & (phase_row < phase.rows)
     in_phase_row &= (phase_place >= 0) & (phase_place + length <= phase.largest)
     require(in_phase_row, f"is outside the phase's {phase.rows} rows of {phase.largest} cells")
-    in_batch = _Runs((microbatch * rows + row) * phase.cells + place, length)
-    in_phase = _Runs((microbatch * phase.rows + phase_row) * phase.largest + phase_place, length)
-    require(~in_batch.overlap, "repeats cells of another in the rows of the batch")
-    require(~in_phase.overlap, "lies on another in the rows of the phase")
-    found = find_items(fields, dataclasses.replace(phase, cells=phase.largest))
-    known = in_phase.hold(found.rows * phase.largest + found.places, found.lengths)
-    if not known.all():
-        number = int(np.argmin(known))
+    first_in_batch = (microbatch * rows + row) * phase.cells + place
+    first_in_phase = (microbatch * phase.rows + phase_row) * phase.largest + phase_place
+    require(_begins_after_others(first_in_batch, length), "repeats cells of another in the rows of the batch")
+    require(_begins_after_others(first_in_phase, length), "lies on another in the rows of the phase")
+    # [cells of the phase, positions of a cell]: the number of an item, or whether an image counts in the loss
+    filled = fields["weights" if phase.is_generator else "segments"]
+    filled = filled.reshape(microbatches * phase.rows * phase.largest, -1)
+    cells = run_through(first_in_phase, length)
+    if np.count_nonzero(filled) > np.count_nonzero(filled[cells]):
+        outside = (filled != 0).any(axis=1)
+        outside[cells] = False
+        at_row, at_cell = divmod(int(outside.argmax()), phase.largest)
         raise ItemTableError(
-            f"the table of {phase.module} loses or misplaces an item: row {found.rows[number]} of the phase has one "
-            f"from cell {found.places[number]} on, of which it knows nothing"
+            f"the table of {phase.module} loses or misplaces an item: row {at_row} of the phase has one at cell "
+            f"{at_cell}, of which it knows nothing"
         )
-    if encoder_index is not None:
-        taking, token = np.nonzero(encoder_index >= 0)
-        cell = encoder_index[taking, token].astype(np.int64)
-        held = in_batch.cover(taking * phase.cells + cell)
-        if not held.all():
-            number = int(np.argmin(held))
-            raise ItemTableError(
-                f"the table of {phase.module} loses an item: token {token[number]} of row {taking[number]} takes the "
-                f"output of cell {cell[number]} of its row, which no item has"
-            )
+    if encoder_index is None:
+        return
+    begin, end = (filled[cell].max(axis=1, initial=0) for cell in (first_in_phase, first_in_phase + length - 1))
+    require(begin == end, "is not one item in the rows of the phase")
+    held = np.zeros(microbatches * rows * phase.cells, bool)
+    held[run_through(first_in_batch, length)] = True
+    taking = np.flatnonzero(encoder_index >= 0)
+    at_row, cell = taking // encoder_index.shape[1], encoder_index.ravel()[taking]
+    is_held = (cell < phase.cells) & held[at_row * phase.cells + np.minimum(cell, phase.cells - 1)]
+    if not is_held.all():
+        number = int(np.argmin(is_held))
+        raise ItemTableError(
+            f"the table of {phase.module} loses an item: token {taking[number] % encoder_index.shape[1]} of row "
+            f"{at_row[number]} takes the output of cell {cell[number]} of its row, which no item has"
+        )
 
 
-class _Runs:
-    """Runs of cells, numbered through all rows.
-
-    Attributes:
-        overlap: Whether a run begins before the one before it has ended.
-    """
-
-    def __init__(self, first: Int[np.ndarray, " k"], lengths: Int[np.ndarray, " k"]) -> None:
-        order = np.argsort(first, kind="stable")
-        self._first, self._ends = first[order], (first + lengths)[order]
-        self.overlap = np.zeros(len(first), bool)
-        self.overlap[order[1:]] = self._first[1:] < self._ends[:-1]
-
-    def cover(self, cells: Int[np.ndarray, " c"]) -> Bool[np.ndarray, " c"]:
-        """Whether each cell lies in a run."""
-        before = np.searchsorted(self._first, cells, side="right") - 1
-        return (before >= 0) & (cells < np.append(self._ends, 0)[before])
-
-    def hold(self, first: Int[np.ndarray, " r"], lengths: Int[np.ndarray, " r"]) -> Bool[np.ndarray, " r"]:
-        """Whether each of some runs is one of these."""
-        at = np.searchsorted(self._first, first)
-        is_known = np.append(self._first, -1)[at] == first
-        return is_known & (np.append(self._ends, -1)[at] == first + lengths)
+def _begins_after_others(first: Int[np.ndarray, " k"], lengths: Int[np.ndarray, " k"]) -> Bool[np.ndarray, " k"]:
+    """Whether each of some runs of cells begins after the end of those that begin before it."""
+    order = np.argsort(first, kind="stable")
+    holds = np.ones(len(first), bool)
+    holds[order[1:]] = first[order[1:]] >= (first + lengths)[order[:-1]]
+    return holds

@@ -157,7 +157,7 @@ def table_with(changes: dict[tuple[int, str], int], keep: slice = slice(None), m
 @pytest.mark.parametrize(
     ("changes", "keep", "words"),
     [
-        ({}, slice(1, None), "the table of vision loses or misplaces an item: row 0 of the phase has one from cell 0"),
+        ({}, slice(1, None), "the table of vision loses or misplaces an item: row 0 of the phase has one at cell 0"),
         ({(3, "row"): 9}, slice(None), r"item 3 \(microbatch 0, row 9, .* is outside the 4 rows of 2 cells of a micro"),
         ({(0, "length"): 0}, slice(None), r"item 0 \(.*length 0\) is outside the 4 rows of 2 cells"),
         ({(2, "phase_row"): 3}, slice(None), r"item 2 \(.* is outside the phase's 3 rows of 4 cells"),
@@ -166,6 +166,11 @@ def table_with(changes: dict[tuple[int, str], int], keep: slice = slice(None), m
         ({(0, "microbatch"): 1}, slice(None), r"item 1 \(.* follows one of a later microbatch"),
         ({(1, "row"): 0, (1, "place"): 0}, slice(None), "repeats cells of another in the rows of the batch"),
         ({(1, "phase_row"): 0, (1, "phase_place"): 0}, slice(None), "lies on another in the rows of the phase"),
+        (
+            {(0, "length"): 2, (1, "row"): 1, (1, "place"): 1, (3, "phase_place"): 3},
+            slice(None),
+            r"item 0 \(.* is not one item in the rows of the phase",
+        ),
         ({(2, "row"): 1, (2, "place"): 1}, slice(None), "loses an item: token 1 of row 1 takes the output of cell 0"),
     ],
 )

@@ -1,7 +1,8 @@
 """Short runs of the tiny model on plans of eight devices, for tests of checkpoints and of several processes."""
 
+import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import jax
 import numpy as np
@@ -19,22 +20,28 @@ MODEL = tiny_model(tie_embeddings=True)
 SETTINGS = EngineSettings(OptimizerConfig(learning_rate=1e-2, warmup_steps=2, max_grad_norm=1.0), steps=20, seed=1)
 
 
-def spread(devices: tuple[int, ...], vision_rows: int = 0, generator_rows: int = 0) -> Plan:
+OWN_ROWS = {"vision": (2, (12, 16)), "generator": (6, (1,))}
+"""By unit, rows of its own and their capacities."""
+
+
+def spread(devices: tuple[int, ...], rows: Mapping[str, tuple[int, tuple[int, ...]]]) -> Plan:
     """Vision on two of the eight devices, the backbone in two stages of two, the generator on two."""
-    return Plan(
-        (
-            UnitPlan("vision", ("vision",), devices[:2], dp=2, layers=(2,), rows=vision_rows),
-            UnitPlan("backbone", ("backbone",), devices[2:6], tp=2, layers=(1, 2), recompute=("none", "none")),
-            UnitPlan("generator", ("generator",), devices[6:], dp=2, rows=generator_rows),
-        ),
-        microbatches=2,
+    units = (
+        UnitPlan("vision", ("vision",), devices[:2], dp=2, layers=(2,)),
+        UnitPlan("backbone", ("backbone",), devices[2:6], tp=2, layers=(1, 2), recompute=("none", "none")),
+        UnitPlan("generator", ("generator",), devices[6:], dp=2),
     )
+    with_rows = (
+        dataclasses.replace(unit, rows=rows[unit.name][0], capacities=rows[unit.name][1]) if unit.name in rows else unit
+        for unit in units
+    )
+    return Plan(tuple(with_rows), microbatches=2)
 
 
 PLANS = {
-    "spread": spread((0, 1, 2, 3, 4, 5, 6, 7)),
+    "spread": spread((0, 1, 2, 3, 4, 5, 6, 7), {}),
     # With four devices a process, everything is placed on the other one; the generator on both.
-    "swapped": spread((4, 5, 6, 7, 0, 1, 2, 7), vision_rows=2, generator_rows=6),
+    "swapped": spread((4, 5, 6, 7, 0, 1, 2, 7), OWN_ROWS),
     "one": Plan(
         (
             UnitPlan("trunk", ("vision", "backbone"), (0,), layers=(5,)),
@@ -52,11 +59,22 @@ def engine(plan: str, trainable: tuple[str, ...] = ("all",)) -> Engine:
     return Engine(MODEL, PLANS[plan], tiny_batch(MODEL), settings)
 
 
+def batch(step: int) -> dict[str, dict[str, np.ndarray]]:
+    """A batch; in that of step 3 the second microbatch has no image, in that of step 4 the first has none to draw."""
+    arrays = tiny_batch(MODEL, seed=step)
+    if step == 3:
+        arrays["vision"]["segments"][4:] = 0
+        arrays["backbone"]["vision_index"][4:] = -1
+    if step == 4:
+        arrays["generator"]["weights"][:4] = 0
+    return arrays
+
+
 def run(engine: Engine, state: TrainState, steps: Iterable[int]) -> tuple[TrainState, np.ndarray]:
     """Trains from a state, which is donated; returns the new state and the losses [steps, 2] of backbone, generator."""
     losses = []
     for step in steps:
-        state, summary = engine.executor.step(state, engine.place_batch(tiny_batch(MODEL, seed=step), step))
+        state, summary = engine.executor.step(state, engine.place_batch(batch(step), step))
         losses.append(summary.losses)
     names = [name for _, name in engine.executor.global_reduction.loss_order]
     columns = [names.index(module) for module in ("backbone", "generator")]

@@ -18,15 +18,19 @@ def with_own_rows(fields: dict[str, dict[str, Any]]) -> Plan:
 def test_a_run_trains_evaluates_and_resumes_as_the_run_without(tmp_path):
     config = dataclasses.replace(CONFIG, evaluation_interval=3)
     whole, losses = run(tmp_path / "without", config=config)
-    for steps in (3, 6):  # stopped by its configuration, and resumed
-        shorter = dataclasses.replace(config, steps=steps)
-        result, seen = run(tmp_path / "with", with_own_rows(OWN_ROWS), resume=steps == 6, config=shorter)
+    for steps, vision in ((3, {}), (6, {"capacities": (48, 64)})):  # stopped by its configuration, and resumed
+        shorter, plan = (
+            dataclasses.replace(config, steps=steps),
+            with_own_rows({**OWN_ROWS, "vision": {"rows": 1, **vision}}),
+        )
+        result, seen = run(tmp_path / "with", plan, resume=steps == 6, config=shorter)
         for step, of in seen.items():
             for name, loss in of.items():
                 assert abs(loss / losses[step][name] - 1) < 1e-5, (step, name)
     assert result.score == whole.score and result.step == 6
-    real, capacity = result.counts["vision"]
-    assert capacity == 3 * PLAN.microbatches * 64 and 0 < real < capacity  # a row holds two rows of the batch
+    # Of the last three steps' microbatches, one has fewer images than the others, and two have none to draw.
+    assert result.counts["vision"] == (5 * 64 + 48, 5 * 64 + 48)
+    assert result.counts["generator"] == (10, 4 * 9)
 
 
 def test_an_evaluation_whose_items_do_not_fit_is_left_out_and_the_run_goes_on(tmp_path, caplog):

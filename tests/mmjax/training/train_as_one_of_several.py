@@ -27,7 +27,6 @@ from sharding.runtime.pipeline import TrainState
 from sharding.simulation.timeline_json import timeline_document
 from tests.mmjax.training import short_runs as runs
 from tests.mmjax.training.checkpoints.failing_writes import small_files
-from tests.tiny_model import tiny_batch
 
 
 def main(rank: int, port: str, processes: int, directory: pathlib.Path) -> None:
@@ -96,8 +95,8 @@ def train(rank: int, directory: pathlib.Path) -> None:
 
 
 def record(engine: Engine, state: TrainState, spoiled: bool) -> tuple[StepRecorder, TrainState]:
-    """Records a step; a spoiled recording is given what is no array."""
-    recorder, placed = StepRecorder(engine), engine.place_batch(tiny_batch(runs.MODEL, seed=5), 5)
+    """Records a step in which vision skips a microbatch; a spoiled recording is given what is no array."""
+    recorder, placed = StepRecorder(engine), engine.place_batch(runs.batch(3), 3)
     with recorder.record(vars(state), placed) as callback:
         state, _ = engine.executor.step(
             state, placed, (lambda op, _: callback(op, ["nothing"])) if spoiled else callback
