@@ -44,6 +44,7 @@ class GlobalBatch:
         targets: Number of target tokens.
         state: State from which the pipeline continues after this batch; empty for a batch built by hand.
         refused: Samples that planning or decoding refused for this batch.
+        exchange_tables: By channel, what an engine has made ahead (`BatchRequirements.prepare`); empty without it.
     """
 
     arrays: dict[str, dict[str, np.ndarray]]
@@ -52,6 +53,7 @@ class GlobalBatch:
     targets: int
     state: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     refused: tuple[Refusal, ...] = ()
+    exchange_tables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,12 +18,11 @@ from data.datasets.dataset import Dataset, SampleIndex
 from data.errors import DataError
 from data.packing.batch_iterator import BatchIterator
 from data.packing.batch_loader import BatchLoader
+from data.packing.batch_requirements import WHOLE_BATCHES, BatchRequirements
 from data.packing.capacity_check import require_fitting_sample
-from data.packing.dealt_phases import NO_PHASES, DealtPhases
 from data.packing.fingerprint import step_fingerprint
 from data.packing.global_batch import GlobalBatch, capacity_for_model
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES, row_limits
-from data.packing.phases.needed_rows import ALL_ROWS, NeededRows
 from data.packing.refusals import RefusalLog
 from data.packing.step_planner import OrderRows, PlannerState, StepPlan, StepPlanner
 from data.packing.workers import batches_ahead
@@ -59,8 +58,7 @@ def training_batches(
     model: ModelConfig,
     dataset: Dataset,
     order_rows: OrderRows | None = None,
-    needed: NeededRows = ALL_ROWS,
-    phases: DealtPhases = NO_PHASES,
+    requirements: BatchRequirements = WHOLE_BATCHES,
 ) -> BatchIterator:
     """Endless batches: every kind is shuffled anew each epoch, and kinds are mixed in proportion to `config.mixture`.
 
@@ -69,16 +67,13 @@ def training_batches(
         model: The model that reads them.
         dataset: The samples.
         order_rows: Orders the rows of a step from the sizes of their samples; None to keep them as they are planned.
-        needed: Rows that this host needs; the others stay empty.
-        phases: Modules whose items are dealt over rows of their own.
+        requirements: What this process asks of them.
 
     Raises:
         DataError: The data set lacks a kind of the mixture, no sample of a kind fits into a row, or the model does not
             fit the pipeline or the vocabulary.
     """
-    pipeline = training_pipeline(config, model, dataset, order_rows)
-    loader = dataclasses.replace(pipeline.loader, needed=needed, phases=phases)
-    return _run_pipeline(dataclasses.replace(pipeline, loader=loader), config)
+    return _run_pipeline(training_pipeline(config, model, dataset, order_rows), config, requirements)
 
 
 def training_pipeline(
@@ -107,8 +102,7 @@ def evaluation_batches(
     model: ModelConfig,
     dataset: Dataset,
     kinds: Sequence[str] | None = None,
-    needed: NeededRows = ALL_ROWS,
-    phases: DealtPhases = NO_PHASES,
+    requirements: BatchRequirements = WHOLE_BATCHES,
 ) -> BatchIterator:
     """One pass over all samples of some kinds, each exactly once; the last batch is filled up with empty rows.
 
@@ -120,7 +114,7 @@ def evaluation_batches(
         model: The model that reads them.
         dataset: The samples.
         kinds: Kinds to evaluate; `dataset.evaluated_kinds` by default.
-        needed, phases: As in `training_batches`.
+        requirements: What this process asks of the batches.
 
     Raises:
         DataError: As `training_batches`; from the iterator, if a sample does not fit into a row.
@@ -132,8 +126,7 @@ def evaluation_batches(
     sample_ids = [sample_id for kind in kinds for sample_id in sample_index.ids_of_kind(kind)]
     sample_stream = grain.MapDataset.source(sample_ids)
     pipeline = _make_pipeline(sample_stream, sample_index, config, model, "evaluation", None)
-    loader = dataclasses.replace(pipeline.loader, needed=needed, phases=phases)
-    return _run_pipeline(dataclasses.replace(pipeline, loader=loader), config)
+    return _run_pipeline(pipeline, config, requirements)
 
 
 def make_sample_index(config: DataConfig, model: ModelConfig, dataset: Dataset) -> SampleIndex:
@@ -192,9 +185,13 @@ def _make_pipeline(
     return BatchPipeline(sample_index, planner, loader, order_rows, step_fingerprint(config, sample_index, purpose))
 
 
-def _run_pipeline(pipeline: BatchPipeline, config: DataConfig) -> BatchIterator:
+def _run_pipeline(pipeline: BatchPipeline, config: DataConfig, requirements: BatchRequirements) -> BatchIterator:
+    loader = dataclasses.replace(pipeline.loader, needed=requirements.needed, phases=requirements.phases)
+
     def start(state: PlannerState) -> grain.IterDataset[GlobalBatch]:
-        return batches_ahead(pipeline.steps, pipeline.loader, state, config.workers, config.prefetch)
+        return batches_ahead(
+            pipeline.steps, loader, requirements.prepare, state, workers=config.workers, prefetch=config.prefetch
+        )
 
     refusals = RefusalLog(pipeline.sample_index.counts, config.max_refused_share)
     return BatchIterator(pipeline.sample_index, pipeline.fingerprint, refusals, start)

@@ -17,13 +17,20 @@ PlanSteps = Callable[[PlannerState], Iterator[StepPlan]]
 
 
 def batches_ahead(
-    plan_steps: PlanSteps, load: Callable[[StepPlan], GlobalBatch], state: PlannerState, workers: int, prefetch: int
+    plan_steps: PlanSteps,
+    load: Callable[[StepPlan], GlobalBatch],
+    prepare: Callable[[GlobalBatch], GlobalBatch],
+    state: PlannerState,
+    *,
+    workers: int,
+    prefetch: int,
 ) -> grain.IterDataset[GlobalBatch]:
     """The batches that follow a state, in order; their iterator has `close`.
 
     Args:
         plan_steps: Plans the steps; pickled for worker processes, as `load` is.
         load: Decodes and packs a step.
+        prepare: What this process adds to a batch; called in a thread of it, never pickled.
         state: Where the batches begin.
         workers: Worker processes; 0 for a thread of this process.
         prefetch: Batches that each worker prepares ahead; 0, without workers, prepares each batch on request.
@@ -31,13 +38,15 @@ def batches_ahead(
     count = max(workers, 1)
     batches_of_workers = [_StridedSteps(plan_steps, state, worker, count).map(load) for worker in range(count)]
     if not workers:
-        return grain.experimental.ThreadPrefetchIterDataset(batches_of_workers[0], prefetch_buffer_size=prefetch)
+        batches = batches_of_workers[0].map(prepare)
+        return grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=prefetch)
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()  # grain's workers read flags, which a notebook never parses
     one_worker = grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=max(prefetch, 1))
-    return grain.experimental.InterleaveIterDataset(
+    of_all_workers = grain.experimental.InterleaveIterDataset(
         [batches.mp_prefetch(one_worker) for batches in batches_of_workers], cycle_length=count
     )
+    return grain.experimental.ThreadPrefetchIterDataset(of_all_workers.map(prepare), prefetch_buffer_size=1)
 
 
 class _StridedSteps(grain.IterDataset[StepPlan]):

@@ -12,16 +12,15 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from configs.architectures import ModelConfig
 from data.data_config import DataConfig
 from data.datasets.dataset import Dataset
 from data.errors import DataError
 from data.packing.batch_iterator import BatchIterator
-from data.packing.dealt_phases import NO_PHASES, DealtPhases
+from data.packing.batch_requirements import WHOLE_BATCHES, BatchRequirements
 from data.packing.global_batch import GlobalBatch
-from data.packing.phases.needed_rows import ALL_ROWS, NeededRows
 from data.packing.pipeline import training_pipeline
 from data.packing.refusals import RefusalLog
 from data.packing.row_order import RowOrderRequest
@@ -48,8 +47,7 @@ def remote_batches(
     producers: Sequence[str],
     timeout: float = 120.0,
     row_order: RowOrderRequest | None = None,
-    needed: NeededRows = ALL_ROWS,
-    phases: DealtPhases = NO_PHASES,
+    requirements: BatchRequirements = WHOLE_BATCHES,
 ) -> BatchIterator:
     """The batches of `training_batches`, made by producers of the same configuration.
 
@@ -64,8 +62,7 @@ def remote_batches(
         producers: Address of each producer, `host:port` or `grpc+tls://host:port`.
         timeout: Seconds that a step may take, and for which all producers may be unavailable.
         row_order: How producers order the rows of a step; None to keep them as they are planned.
-        needed: Rows that this host needs; producers leave the others empty.
-        phases: Modules whose items producers deal over rows of their own.
+        requirements: What this process asks of them; producers deal items, and leave rows empty that are not needed.
 
     Raises:
         DataError: An address is invalid or repeated, or as `training_batches`; from the iterator, if a producer
@@ -82,8 +79,10 @@ def remote_batches(
     token = os.environ.get(TOKEN_VARIABLE, "")
 
     def start(state: PlannerState) -> RemoteBatches:
-        first_request = StepRequest(fingerprint, state, 0, row_order, needed, phases)
-        return RemoteBatches(producers, token, first_request, max(config.prefetch, 1), timeout)
+        first_request = StepRequest(
+            fingerprint, state, 0, row_order, needed=requirements.needed, phases=requirements.phases
+        )
+        return RemoteBatches(producers, token, first_request, requirements.prepare, max(config.prefetch, 1), timeout)
 
     refusals = RefusalLog(pipeline.sample_index.counts, config.max_refused_share)
     return BatchIterator(pipeline.sample_index, pipeline.fingerprint, refusals, start)
@@ -133,7 +132,13 @@ class RemoteBatches(Iterator[GlobalBatch]):
     """The batches that follow a state; `close` ends its threads."""
 
     def __init__(
-        self, producers: Sequence[str], token: str, first_request: StepRequest, ahead: int, timeout: float
+        self,
+        producers: Sequence[str],
+        token: str,
+        first_request: StepRequest,
+        prepare: Callable[[GlobalBatch], GlobalBatch],
+        ahead: int,
+        timeout: float,
     ) -> None:
         """Starts requesting steps.
 
@@ -141,11 +146,12 @@ class RemoteBatches(Iterator[GlobalBatch]):
             producers: Their addresses.
             token: Token that they require; empty for none.
             first_request: Request of the first step.
+            prepare: What this process adds to a batch that arrives.
             ahead: Pending requests to each producer.
             timeout: Seconds that a step may take, and for which all producers may be unavailable.
         """
         self._producers = [_ProducerStatus(address) for address in producers]
-        self._token, self._timeout = token, timeout
+        self._token, self._prepare, self._timeout = token, prepare, timeout
         self._ahead = min(ahead * len(producers), MAX_STEPS_AHEAD)
         self._next_request, self._next = first_request, 0  # of the step to return
         self._requested: set[int] = set()  # pending or arrived
@@ -220,7 +226,7 @@ class RemoteBatches(Iterator[GlobalBatch]):
                     connection.probe()
                     self._record_recovery(number)
                 else:
-                    self._record_batch(step, connection.fetch(request, self._timeout))
+                    self._record_batch(step, self._prepare(connection.fetch(request, self._timeout)))
             except ProducerUnavailableError as error:
                 if connection:
                     connection.close()

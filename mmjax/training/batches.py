@@ -3,8 +3,7 @@
 from configs.clusters import CLUSTERS, cluster_of_device_kind
 from data.datasets.dataset import Dataset
 from data.packing.batch_iterator import BatchIterator
-from data.packing.dealt_phases import NO_PHASES, DealtPhases
-from data.packing.phases.needed_rows import ALL_ROWS, NeededRows
+from data.packing.batch_requirements import WHOLE_BATCHES, BatchRequirements
 from data.packing.pipeline import training_batches
 from data.packing.row_order import RowOrderRequest
 from data.samples.sample_format import SampleFormat
@@ -33,8 +32,7 @@ def open_batches(
     config: TrainConfig,
     dataset: Dataset,
     order: RowOrderRequest | None = None,
-    needed: NeededRows = ALL_ROWS,
-    phases: DealtPhases = NO_PHASES,
+    requirements: BatchRequirements = WHOLE_BATCHES,
 ) -> BatchIterator:
     """The run's batches, made by `TrainConfig.producers` if there are any, else in this process; they are the same.
 
@@ -42,8 +40,7 @@ def open_batches(
         config: The run.
         dataset: Its training split.
         order: Order of a step's rows; None to keep them as they are packed.
-        needed: Rows that this process needs; the others stay empty.
-        phases: Modules whose items are dealt over rows of their own.
+        requirements: What this process asks of them.
 
     Raises:
         DataError: As `training_batches` and `remote_batches`.
@@ -52,7 +49,7 @@ def open_batches(
     if config.producers:
         from data.producers.client import remote_batches  # needs the extra `service`
 
-        return remote_batches(data, model, dataset, config.producers, config.producer_timeout, order, needed, phases)
+        return remote_batches(data, model, dataset, config.producers, config.producer_timeout, order, requirements)
     sample_format = SampleFormat.for_model(model, data.encoder_capacities)
     row_order = order.make_row_order(model, sample_format) if order else None
-    return training_batches(data, model, dataset, row_order, needed, phases)
+    return training_batches(data, model, dataset, row_order, requirements)

@@ -61,7 +61,7 @@ def evaluate_answers(
     for batch in batches:
         if stop_requested():
             raise EvaluationStoppedError
-        evaluations = engine.executor.evaluate(weights, engine.place_batch(batch.arrays, 0))
+        evaluations = engine.executor.evaluate(weights, engine.place_batch(batch.arrays, 0, batch.exchange_tables))
         local = local_score(evaluations, batch, engine.config.backbone.name)
         correct, questions = correct + local.correct, questions + local.questions
         done += 1

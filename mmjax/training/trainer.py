@@ -128,9 +128,9 @@ class Trainer:
         check_processes(plan, jax.devices())
         self.engine = Engine(config.model, plan, batch_spec.arrays, config.engine_settings)
         self.heartbeat.op_log = self.engine.executor.op_log
-        self._needed_rows = self.engine.needed_rows(config.data.rows)
+        self._requirements = self.engine.batch_requirements(config.data.rows)
         row_order = row_order_request(config, plan, jax.devices()[0].device_kind)
-        self.batches = open_batches(config, dataset, row_order, self._needed_rows, self.engine.dealt_phases)
+        self.batches = open_batches(config, dataset, row_order, self._requirements)
         if workdir is not None:
             # Each process refuses samples of the rows that it loads, so each has lists of its own.
             process = jax.process_index()
@@ -271,13 +271,7 @@ class Trainer:
         dataset = self.config.dataset("test")
         if not dataset.evaluated_kinds:
             return None
-        batches = evaluation_batches(
-            self.config.data,
-            self.config.model,
-            dataset,
-            needed=self._needed_rows,
-            phases=self.engine.dealt_phases,
-        )
+        batches = evaluation_batches(self.config.data, self.config.model, dataset, requirements=self._requirements)
         if self._refused_folder:
             batches.list_refused_in(self._refused_folder / "test")
         with contextlib.closing(batches), self.heartbeat.phase("evaluating"):
@@ -363,7 +357,7 @@ class Trainer:
             self.heartbeat.progressed()
         state = self.state
         with timer.part("dispatch"):
-            placed = self.engine.place_batch(batch.arrays, self.steps_done)
+            placed = self.engine.place_batch(batch.arrays, self.steps_done, batch.exchange_tables)
             recording = recorder.record(vars(state), placed) if recorder else contextlib.nullcontext()
             with recording as callback:
                 self._state, summary = self.engine.executor.step(state, placed, callback)

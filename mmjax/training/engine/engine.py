@@ -1,5 +1,6 @@
 """The engine: a model on a plan. It places batches, makes states, and has the executor that runs a step."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,14 +10,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import ModelConfig
+from data.packing.batch_requirements import BatchRequirements
 from data.packing.batch_spec import BatchSpec
 from data.packing.dealt_phases import plan_phase_rows
-from data.packing.phases.item_tables import first_cells, microbatch_items
+from data.packing.global_batch import GlobalBatch
 from data.packing.phases.needed_rows import NeededRows
 from data.packing.phases.phase_rows import PhaseRows
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import place_host_array
 from mmjax.training.engine.build import build_executor, plan_devices
+from mmjax.training.engine.exchanges import BatchTables, Exchanges
 from mmjax.training.engine.optimizer import init_stage, stage_optimizer_shardings
 from mmjax.training.engine.part_optimizers import make_part_optimizers
 from mmjax.training.engine.placement import (
@@ -30,12 +33,10 @@ from mmjax.weights.initialization import ParameterInitializer, SeedInitializer
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
-from sharding.runtime.exchange.hop import ExchangeHop
-from sharding.runtime.exchange.tables import TokenRuns
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.meshes import STAGE_AXES
 from sharding.runtime.named_programs import named_jit
-from sharding.runtime.pipeline import Channel, ExchangeMicrobatch, PlacedBatch, TrainState
+from sharding.runtime.pipeline import PlacedBatch, TrainState
 from sharding.runtime.stage_definition import Microbatches
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree
@@ -92,6 +93,11 @@ class Engine:
             self.phases,
         )
 
+    @functools.cached_property
+    def exchanges(self) -> Exchanges:
+        """The hops between the backbone and modules with rows of their own."""
+        return Exchanges(self.executor, self.dealt_phases)
+
     @property
     def phases(self) -> Mapping[str, PhaseRows]:
         """The modules with rows of their own."""
@@ -122,12 +128,12 @@ class Engine:
 
     # ------------------------------------------------------------------ batches
 
-    def needed_rows(self, rows: int) -> NeededRows:
-        """The rows that the stages of this process read.
+    def batch_requirements(self, rows: int) -> BatchRequirements:
+        """What this process asks of global batches of so many rows: those that its stages read, and tables ahead."""
+        needed = self._needed_rows(rows)
+        return BatchRequirements(needed, self.dealt_phases, self.prepare) if self.phases else BatchRequirements(needed)
 
-        Args:
-            rows: Rows of a global batch.
-        """
+    def _needed_rows(self, rows: int) -> NeededRows:
         of_batch = np.zeros((self.plan.microbatches, rows // self.plan.microbatches), bool)
         of_phases = {name: np.zeros((self.plan.microbatches, each.rows), bool) for name, each in self.phases.items()}
         modules = {unit.name: unit.modules[0] for unit in self.plan.units if unit.rows}
@@ -141,7 +147,11 @@ class Engine:
             {name: tuple(np.flatnonzero(needed).tolist()) for name, needed in of_phases.items() if not needed.all()},
         )
 
-    def place_batch(self, batch: HostBatch, step: int) -> PlacedBatch:
+    def prepare(self, batch: GlobalBatch) -> GlobalBatch:
+        """The batch with what its step needs of the host, made ahead of it in any thread: the tables of exchanges."""
+        return dataclasses.replace(batch, exchange_tables=self.exchanges.tables(self.dealt_phases.deal(batch.arrays)))
+
+    def place_batch(self, batch: HostBatch, step: int, tables: BatchTables | None = None) -> PlacedBatch:
         """The arrays of a global batch on the stages of this process that read them.
 
         Where modules have rows of their own, their items are dealt over these first, if they are not yet.
@@ -149,6 +159,7 @@ class Engine:
         Args:
             batch: The arrays; row i belongs to microbatch i // (n / m).
             step: Number of the step; its randomness is derived from the seed and this number.
+            tables: Those of `prepare`; made here if there are none.
         """
         batch = self.dealt_phases.deal(batch)
         placed = {}
@@ -163,41 +174,8 @@ class Engine:
         capacities = self.dealt_phases.capacities(batch)
         return PlacedBatch(
             placed,
-            {name: self._exchanges(name, batch, capacities) for name in self.exchange_channels},
+            self.exchanges.place(tables or self.exchanges.tables(batch)),
             {self.plan.unit_of(module).name: numbers for module, numbers in capacities.items()},
-        )
-
-    @functools.cached_property
-    def exchange_channels(self) -> dict[str, tuple[Channel, ...]]:
-        """By name, the channels whose ends have different rows, one for each capacity."""
-        exchanges: dict[str, tuple[Channel, ...]] = {}
-        for channel in self.executor.channels:
-            if isinstance(channel.activation_hop, ExchangeHop):
-                exchanges[channel.name] = (*exchanges.get(channel.name, ()), channel)
-        return exchanges
-
-    def _exchanges(
-        self, name: str, batch: HostBatch, capacities: Mapping[str, tuple[int | None, ...]]
-    ) -> list[ExchangeMicrobatch]:
-        """What each microbatch exchanges in a channel between the backbone and a module with rows of its own."""
-        (phase,) = (self.phases[module] for module in name.split(">") if module in self.phases)
-        by_microbatch = microbatch_items(batch[phase.table_name]["items"], self.plan.microbatches)
-        return [
-            ExchangeMicrobatch()
-            if number is None
-            else self._exchange(self.exchange_channels[name][number], items, phase)
-            for items, number in zip(by_microbatch, capacities[phase.module], strict=True)
-        ]
-
-    def _exchange(self, channel: Channel, items: np.ndarray, phase: PhaseRows) -> ExchangeMicrobatch:
-        there, back = channel.activation_hop, channel.gradient_hop
-        assert isinstance(there, ExchangeHop) and isinstance(back, ExchangeHop)
-        in_batch, in_phase = first_cells(items, phase, phase.capacities[channel.capacity])
-        ends = (in_batch, in_phase) if phase.is_generator else (in_phase, in_batch)
-        runs = TokenRuns(*ends, items[:, -1])
-        sends_gradients = channel.name in self.executor.stages[channel.target].programs.differentiated_inputs
-        return ExchangeMicrobatch(
-            there.place_tables(runs), back.place_tables(runs.reversed) if sends_gradients else None
         )
 
     def _microbatched(self, array: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
 from pallas_kernels.ragged_all_to_all import exchange_rows
-from sharding.runtime.exchange.tables import TokenRuns, TokenShards, exchange_tables, most_sent
+from sharding.runtime.exchange.tables import ExchangeTables, TokenRuns, TokenShards, exchange_tables, most_sent
 
 _AXIS = "device"
 
@@ -99,16 +99,21 @@ class ExchangeHop:
         )
         self.arrived: jax.Array | None = None
 
-    def place_tables(self, runs: TokenRuns) -> PlacedTables | None:
+    def make_tables(self, runs: TokenRuns) -> ExchangeTables | None:
         """The tables of a call, in which these tokens are exchanged, numbered through all rows at either end.
 
-        None if this process owns no device of either end.
+        By NumPy alone; None if this process owns no device of either end.
         """
         if not self._local:
             return None
-        tables = exchange_tables(
+        return exchange_tables(
             runs, self._source_shards, self._target_shards, len(self._devices), list(self._local.values())
         )
+
+    def place_tables(self, tables: ExchangeTables | None) -> PlacedTables | None:
+        """The tables of `make_tables` on the devices of this process."""
+        if tables is None:
+            return None
         sizes = jax.make_array_from_callback(tables.sizes.shape, self._replicated, lambda index: tables.sizes[index])
         return PlacedTables(
             self._place(tables.send, self._no_send), sizes, self._place(tables.receive, self._no_receive)
@@ -156,7 +161,7 @@ class ExchangeHop:
             shard = np.zeros(self.source.shard_shape, self.dtype)
             zeros = jax.make_array_from_callback(self.source.shape, self.source.sharding, lambda _: shard)
         tokens = np.arange(count)
-        return self(zeros, self.place_tables(TokenRuns(tokens, tokens, np.ones_like(tokens))))
+        return self(zeros, self.place_tables(self.make_tables(TokenRuns(tokens, tokens, np.ones_like(tokens)))))
 
 
 def _on_each(devices: Iterable[jax.Device], array: np.ndarray) -> dict[jax.Device, jax.Array]:

@@ -8,6 +8,7 @@ from configs.architectures import BackboneConfig
 from data.data_config import DataConfig
 from data.datasets.easy_vqa import EasyVQA
 from data.errors import DataError
+from data.packing.batch_requirements import BatchRequirements
 from data.packing.phases.needed_rows import NeededRows
 from data.packing.pipeline import evaluation_batches, training_batches
 from data.text.word_tokenizer import ANSWER, EOS
@@ -34,7 +35,7 @@ def asked_in(batch):
 
 def test_a_host_decodes_only_its_rows_and_knows_the_totals(train):
     (whole,) = take(training_batches(CONFIG, MODEL, train), 1)
-    (part,) = take(training_batches(CONFIG, MODEL, train, needed=NeededRows((1, 2))), 1)
+    (part,) = take(training_batches(CONFIG, MODEL, train, requirements=BatchRequirements(NeededRows((1, 2)))), 1)
     assert (part.counts, part.targets, part.state) == (whole.counts, whole.targets, whole.state)
     np.testing.assert_array_equal(part.sample_ids, whole.sample_ids)
     for module, fields in whole.arrays.items():

@@ -10,6 +10,7 @@ import pytest
 
 from configs.errors import UserError
 from data.errors import DataError
+from data.packing.batch_requirements import BatchRequirements
 from data.packing.phases.needed_rows import NeededRows
 from data.packing.pipeline import training_batches
 from data.packing.row_order import RowOrderRequest
@@ -189,8 +190,8 @@ def test_producers_order_rows_as_in_this_process(remote, source):
 
 
 def test_producers_make_only_requested_rows(pair, remote, source):
-    here = training_batches(CONFIG, MODEL, source, needed=NeededRows((1, 2)))
-    there = remote(*(address for _, address in pair), needed=NeededRows((1, 2)))
+    here = training_batches(CONFIG, MODEL, source, requirements=BatchRequirements(NeededRows((1, 2))))
+    there = remote(*(address for _, address in pair), requirements=BatchRequirements(NeededRows((1, 2))))
     for _ in range(3):
         batch = next(there)
         assert_same(next(here), batch)
@@ -200,8 +201,8 @@ def test_producers_make_only_requested_rows(pair, remote, source):
 
 
 def test_producers_deal_items_and_send_only_the_rows_that_are_needed(pair, remote, source):
-    here = training_batches(CONFIG, MODEL, source, needed=NEEDED, phases=PHASES)
-    there = remote(*(address for _, address in pair), needed=NEEDED, phases=PHASES)
+    here = training_batches(CONFIG, MODEL, source, requirements=BatchRequirements(NEEDED, PHASES))
+    there = remote(*(address for _, address in pair), requirements=BatchRequirements(NEEDED, PHASES))
     for _ in range(3):
         batch = next(there)
         assert_same(next(here), batch)
@@ -211,7 +212,8 @@ def test_producers_deal_items_and_send_only_the_rows_that_are_needed(pair, remot
 
 def test_items_that_do_not_fit_are_refused_by_the_producer(pair, remote):
     vision = dataclasses.replace(PHASES.phases["vision"], capacities=(1,))
-    batches = remote(pair[1][1], phases=dataclasses.replace(PHASES, phases={"vision": vision}))
+    phases = dataclasses.replace(PHASES, phases={"vision": vision})
+    batches = remote(pair[1][1], requirements=BatchRequirements(phases=phases))
     with pytest.raises(DataError, match="microbatch 0: an item of vision has 64 patches, and one of its rows holds 4"):
         next(batches)
 

@@ -4,6 +4,9 @@ import dataclasses
 import logging
 from typing import Any
 
+import numpy as np
+
+from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
 from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, compiled_once, run, written  # noqa: F401
 
@@ -31,6 +34,19 @@ def test_a_run_trains_evaluates_and_resumes_as_the_run_without(tmp_path):
     # Of the last three steps' microbatches, one has fewer images than the others, and two have none to draw.
     assert result.counts["vision"] == (5 * 64 + 48, 5 * 64 + 48)
     assert result.counts["generator"] == (10, 4 * 9)
+
+
+def test_tables_of_exchanges_are_made_ahead_of_their_step():
+    with Trainer(CONFIG, with_own_rows(OWN_ROWS)) as trainer:
+        batch = next(trainer.batches)
+        made = trainer.engine.exchanges.tables(batch.arrays)
+    assert made.keys() == batch.exchange_tables.keys() and len(made) == 2
+    for name, by_microbatch in made.items():
+        assert len(by_microbatch) == PLAN.microbatches
+        for ahead, again in zip(batch.exchange_tables[name], by_microbatch, strict=True):
+            assert ahead.capacity == again.capacity
+            for rank, table in again.activations.send.items() if again.activations else ():
+                np.testing.assert_array_equal(ahead.activations.send[rank], table)
 
 
 def test_an_evaluation_whose_items_do_not_fit_is_left_out_and_the_run_goes_on(tmp_path, caplog):

@@ -73,7 +73,7 @@ PLANS = {
 @pytest.mark.parametrize(("config", "plan"), PLANS.values(), ids=list(PLANS))
 def test_losses_and_gradients_are_those_of_one_device(config, plan):
     engine = shared_engine(plan, config)
-    assert len(engine.exchange_channels) == len(engine.phases) == sum(unit.rows > 0 for unit in plan.units)
+    assert len(engine.exchanges.channels) == len(engine.phases) == sum(unit.rows > 0 for unit in plan.units)
     check(engine)
 
 
@@ -81,7 +81,7 @@ def test_no_gradient_is_sent_to_an_encoder_that_does_not_train():
     config, plan = PLANS["3 replicas to 2"]
     engine = shared_engine(plan, config, dataclasses.replace(SETTINGS, trainable=("backbone",)))
     gradients, _ = gradients_and_summary(engine, tiny_batch(config))
-    ((channel,),) = engine.exchange_channels.values()
+    ((channel,),) = engine.exchanges.channels.values()
     assert set(gradients) == {"backbone"}
     assert channel.activation_hop.arrived is not None and channel.gradient_hop.arrived is None
 

@@ -39,9 +39,8 @@ def test_it_is_a_gather_and_the_way_back_its_transpose(source, target, dtype):
             (back, (target, source), (received, sent)),
         ):
             values = jnp.asarray(random.normal(size=begin.shape), dtype)
-            moved = hop(
-                jax.device_put(values, begin.sharding), hop.place_tables(TokenRuns(*tokens, np.ones(count, int)))
-            )
+            tables = hop.make_tables(TokenRuns(*tokens, np.ones(count, int)))
+            moved = hop(jax.device_put(values, begin.sharding), hop.place_tables(tables))
             expected = np.zeros((int(np.prod(goal.shape[:2])), 3), values.dtype)
             expected[tokens[1]] = np.asarray(values).reshape(-1, 3)[tokens[0]]
             assert moved.sharding == goal.sharding and moved.dtype == values.dtype

@@ -1,0 +1,100 @@
+"""The exchanges of a batch: tables made on the host ahead of its step, by any thread, and placed on devices for it."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from data.packing.dealt_phases import DealtPhases, HostArrays
+from data.packing.phases.item_tables import first_cells, microbatch_items
+from sharding.runtime.exchange.hop import ExchangeHop
+from sharding.runtime.exchange.tables import ExchangeTables, TokenRuns
+from sharding.runtime.executor import Executor
+from sharding.runtime.pipeline import Channel, ExchangeMicrobatch
+
+
+@dataclasses.dataclass(frozen=True)
+class MicrobatchTables:
+    """What a microbatch exchanges in a channel, on the host.
+
+    Attributes:
+        capacity: Number of the capacity with which it runs; None if it has no items, and exchanges nothing.
+        activations, gradients: Tables of both directions; None where this process has no part, or nothing is sent.
+    """
+
+    capacity: int | None = None
+    activations: ExchangeTables | None = None
+    gradients: ExchangeTables | None = None
+
+
+BatchTables = Mapping[str, Sequence[MicrobatchTables]]
+"""By channel, what each microbatch exchanges."""
+
+
+class Exchanges:
+    """The exchange hops of a plan, between the backbone and modules with rows of their own.
+
+    Args:
+        executor: Has the channels.
+        dealt_phases: The modules.
+    """
+
+    def __init__(self, executor: Executor, dealt_phases: DealtPhases) -> None:
+        self._executor, self._dealt_phases = executor, dealt_phases
+
+    @functools.cached_property
+    def channels(self) -> dict[str, tuple[Channel, ...]]:
+        """By name, the channels whose ends have different rows, one for each capacity."""
+        exchanges: dict[str, tuple[Channel, ...]] = {}
+        for channel in self._executor.channels:
+            if isinstance(channel.activation_hop, ExchangeHop):
+                exchanges[channel.name] = (*exchanges.get(channel.name, ()), channel)
+        return exchanges
+
+    def tables(self, arrays: HostArrays) -> BatchTables:
+        """The tables of a dealt batch, by NumPy alone: in any thread, while the devices run an earlier step."""
+        capacities = self._dealt_phases.capacities(arrays)
+        phases, microbatches = self._dealt_phases.phases, self._dealt_phases.microbatches
+        made = {}
+        for name, channels in self.channels.items():
+            (module,) = (module for module in name.split(">") if module in phases)
+            by_microbatch = microbatch_items(arrays[phases[module].table_name]["items"], microbatches)
+            made[name] = [
+                MicrobatchTables() if number is None else self._microbatch_tables(channels[number], items, module)
+                for items, number in zip(by_microbatch, capacities[module], strict=True)
+            ]
+        return made
+
+    def _microbatch_tables(self, channel: Channel, items: Int[np.ndarray, "k 6"], module: str) -> MicrobatchTables:
+        phase = self._dealt_phases.phases[module]
+        in_batch, in_phase = first_cells(items, phase, phase.capacities[channel.capacity])
+        ends = (in_batch, in_phase) if phase.is_generator else (in_phase, in_batch)
+        runs = TokenRuns(*ends, items[:, -1])
+        there, back = _hops(channel)
+        sends_gradients = channel.name in self._executor.stages[channel.target].programs.differentiated_inputs
+        return MicrobatchTables(
+            channel.capacity, there.make_tables(runs), back.make_tables(runs.reversed) if sends_gradients else None
+        )
+
+    def place(self, tables: BatchTables) -> dict[str, list[ExchangeMicrobatch]]:
+        """The tables on this process's devices."""
+        placed = {}
+        for name, by_microbatch in tables.items():
+            placed[name] = []
+            for each in by_microbatch:
+                if each.capacity is None:
+                    placed[name].append(ExchangeMicrobatch())
+                    continue
+                there, back = _hops(self.channels[name][each.capacity])
+                placed[name].append(
+                    ExchangeMicrobatch(there.place_tables(each.activations), back.place_tables(each.gradients))
+                )
+        return placed
+
+
+def _hops(channel: Channel) -> tuple[ExchangeHop, ExchangeHop]:
+    there, back = channel.activation_hop, channel.gradient_hop
+    assert isinstance(there, ExchangeHop) and isinstance(back, ExchangeHop)
+    return there, back
