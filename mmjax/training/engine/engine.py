@@ -149,7 +149,8 @@ class Engine:
 
     def prepare(self, batch: GlobalBatch) -> GlobalBatch:
         """The batch with what its step needs of the host, made ahead of it in any thread: the tables of exchanges."""
-        return dataclasses.replace(batch, exchange_tables=self.exchanges.tables(self.dealt_phases.deal(batch.arrays)))
+        arrays = self.dealt_phases.deal(batch.arrays)
+        return dataclasses.replace(batch, arrays=arrays, exchange_tables=self.exchanges.tables(arrays))
 
     def place_batch(self, batch: HostBatch, step: int, tables: BatchTables | None = None) -> PlacedBatch:
         """The arrays of a global batch on the stages of this process that read them.
@@ -159,9 +160,11 @@ class Engine:
         Args:
             batch: The arrays; row i belongs to microbatch i // (n / m).
             step: Number of the step; its randomness is derived from the seed and this number.
-            tables: Those of `prepare`; made here if there are none.
+            tables: Those of `prepare`, which has dealt or checked the batch; without them it is done here.
         """
-        batch = self.dealt_phases.deal(batch)
+        if not tables:
+            batch = self.dealt_phases.deal(batch)
+            tables = self.exchanges.tables(batch)
         placed = {}
         seed_and_step = np.array([self.settings.seed, step], np.int32)
         for stage_id, stage in self.local_stages.items():
@@ -174,7 +177,7 @@ class Engine:
         capacities = self.dealt_phases.capacities(batch)
         return PlacedBatch(
             placed,
-            self.exchanges.place(tables or self.exchanges.tables(batch)),
+            self.exchanges.place(tables),
             {self.plan.unit_of(module).name: numbers for module, numbers in capacities.items()},
         )
 
