@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from data.packing.grouping.buckets import Buckets
 from data.packing.grouping.comparison import GroupingResult
 from data.report.length_distribution import LengthDistribution
+from sharding.balancing.buckets import Buckets
 from sharding.html.colours import BLUE, GREEN, GREY, ORANGE, PINK
 from sharding.html.elements import Html, element
 from sharding.html.numbers import count, percent

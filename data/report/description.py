@@ -8,7 +8,6 @@ import numpy as np
 from jaxtyping import Int
 
 from data.data_config import DataConfig, RowCapacity
-from data.packing.grouping.buckets import Buckets, choose_buckets
 from data.packing.grouping.comparison import GroupingResult, GroupingSettings, compare_grouping_policies
 from data.packing.grouping.grouping_policies import row_limits
 from data.packing.refusals import Refusal
@@ -23,6 +22,7 @@ from data.report.capacity_advice import (
 from data.report.dataset_statistics import DatasetStatistics
 from data.report.examples import SampleExample
 from data.report.length_distribution import LengthDistribution, length_distribution
+from sharding.balancing.buckets import Buckets, choose_buckets
 from sharding.frames import make_frame
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int
 
-from data.errors import DataError
+from configs.errors import UserError
 
 _MAX_SIZES = 512  # different sizes considered
 
@@ -37,10 +37,10 @@ def choose_buckets(lengths: Int[np.ndarray, " n"], max_buckets: int, multiple: i
         multiple: Sizes are whole multiples of this.
 
     Raises:
-        DataError: No lengths, a length of 0, or no buckets.
+        UserError: No lengths, a length of 0, or no buckets.
     """
     if not len(lengths) or lengths.min() < 1 or max_buckets < 1 or multiple < 1:
-        raise DataError(
+        raise UserError(
             f"{max_buckets} buckets of multiples of {multiple} for {len(lengths)} lengths; all must be at least 1"
         )
     unit = multiple * -(-int(lengths.max()) // (multiple * _MAX_SIZES))

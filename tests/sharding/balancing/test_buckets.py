@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.errors import DataError
-from data.packing.grouping.buckets import Buckets, choose_buckets
+from configs.errors import UserError
+from sharding.balancing.buckets import Buckets, choose_buckets
 
 
 def test_sizes_shares_and_padding_of_a_few_lengths():
@@ -40,5 +40,5 @@ def test_many_different_lengths_are_rounded_to_a_few_hundred_sizes():
 
 @pytest.mark.parametrize(("lengths", "most"), [([], 1), ([0, 3], 1), ([3], 0)])
 def test_invalid_lengths_and_counts_are_refused(lengths, most):
-    with pytest.raises(DataError, match="must be at least 1"):
+    with pytest.raises(UserError, match="must be at least 1"):
         choose_buckets(np.array(lengths, int), most)
