@@ -227,8 +227,9 @@ def plan_phase_rows(plan: Plan, model: ModelConfig, batch_spec: BatchSpec) -> De
 
 
 def row_values(model: ModelConfig, batch_spec: BatchSpec) -> dict[str, RowValues]:
-    """What a row of a global batch holds of the inputs of each encoder and generator, by its name."""
-    values = {}
+    """What a row of a global batch holds of the inputs of each module, by its name."""
+    backbone = model.backbone.name
+    values = {backbone: RowValues("tokens", batch_spec[backbone]["tokens"].shape[1], 1)}
     for encoder in model.encoders:
         count = batch_spec[encoder.name][encoder.field].shape[1]
         values[encoder.name] = RowValues(encoder.field, count, encoder_format(encoder, count).values_per_token)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from data.packing.batch_spec import global_batch_spec
 from mmjax.training.config import TrainConfig
 from mmjax.training.verification.configured_run import layouts_to_verify, verify_run
 from mmjax.training.verification.divided_plans import GlobalRows
@@ -26,6 +25,6 @@ def verify(config: TrainConfig, plans: Mapping[str, Plan] | None = None, steps: 
         PlanError: A plan cannot hold the model or the batch.
     """
     model, data, dataset = config.model, config.data, config.dataset("train")
-    rows = GlobalRows.from_spec(model, global_batch_spec(data, model).arrays)
+    rows = GlobalRows.from_data(model, data)
     layouts, _ = layouts_to_verify(plans or {}, model, rows, with_defaults=plans is None)
     return list(verify_run(model, data, dataset, layouts, config.engine_settings, steps))

@@ -58,7 +58,6 @@ def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, 
     """Returns 0 if all layouts agree with the reference, else 1."""
     import jax
 
-    from data.packing.batch_spec import global_batch_spec
     from mmjax.training.verification.configured_run import layouts_to_verify, verify_run
     from mmjax.training.verification.divided_plans import GlobalRows
     from mmjax.training.verification.random_plans import random_plans
@@ -68,11 +67,12 @@ def verify(arguments: VerifyArguments, config: "TrainConfig", plans: "dict[str, 
     model, data = dataclasses.replace(config.model, dtype=arguments.dtype or config.model.dtype), config.data
     dataset = config.dataset("train")
     if arguments.shrink:
-        large = module_graph(model)
+        large, large_rows = module_graph(model), GlobalRows.from_data(model, data)
         model = shrink_model(model, dataset.tokenizer.vocabulary_size, tuple(plans.values()))
-        plans = {name: shrink_plan(plan, large, module_graph(model)) for name, plan in plans.items()}
         data = shrink_data(data, model)
-    rows = GlobalRows.from_spec(model, global_batch_spec(data, model).arrays)
+        small, small_rows = module_graph(model), GlobalRows.from_data(model, data)
+        plans = {name: shrink_plan(plan, large, small, large_rows, small_rows) for name, plan in plans.items()}
+    rows = GlobalRows.from_data(model, data)
     plans |= random_plans(module_graph(model), rows, jax.device_count(), config.seed, arguments.random)
     layouts, refused = layouts_to_verify(plans, model, rows, with_defaults=not arguments.plan)
     reports = verify_run(model, data, dataset, layouts, config.engine_settings, arguments.steps)

@@ -267,7 +267,7 @@ class Fitting:
             self._times.pop(step, None) or self._timer.take_window(),
             counts,
             window.steps,
-            trainer.full_batch_flops,
+            trainer.value_flops,
             [device.device_kind for device in trainer.engine.plan_devices],
             trainer.config.model.backbone.name,
             {

@@ -13,6 +13,7 @@ import jax
 
 from configs.errors import UserError
 from data.packing.batch_spec import global_batch_spec
+from data.packing.dealt_phases import row_values
 from data.packing.global_batch import GlobalBatch
 from data.packing.pipeline import evaluation_batches
 from data.packing.refusals import remove_refusal_lists
@@ -30,7 +31,7 @@ from mmjax.training.evaluation import AnswerScore, evaluate_answers
 from mmjax.training.fitting import Fitting, TrainResult
 from mmjax.training.heartbeat.heartbeat import Heartbeat
 from mmjax.training.metrics.activity import COMPILING, EVALUATING, Activity
-from mmjax.training.metrics.flops import full_batch_flops
+from mmjax.training.metrics.flops import value_flops
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.parameters import flat_parameters
 from mmjax.training.metrics.progress import NullProgress, ProgressDisplay, make_progress
@@ -77,7 +78,7 @@ class Trainer:
         evaluation_is_due: Whether the evaluation after the last of them was stopped.
         heartbeat: Tells the other processes of the run what this one does, until the trainer is closed.
         checkpoints: The checkpoints in the workdir; None without one.
-        full_batch_flops: Model FLOPs of each module for one full global batch.
+        value_flops: Model FLOPs of each module for one token, patch, frame or image.
 
     Raises:
         UserError: The workdir holds checkpoints and `resume` is not set, or the other way round; or the checkpoint has
@@ -162,7 +163,8 @@ class Trainer:
                     f"TrainConfig.steps is {config.steps}, and {self.steps_done} steps are done in {workdir}; "
                     f"raise steps above {self.steps_done} to train on, or choose another workdir"
                 )
-        self.full_batch_flops = full_batch_flops(self.engine.modules, batch_spec.arrays, jax.devices()[0].device_kind)
+        values, device_kind = row_values(config.model, batch_spec.arrays), jax.devices()[0].device_kind
+        self.value_flops = value_flops(self.engine.modules, batch_spec.arrays, values, device_kind)
         if workdir is not None and jax.process_index() == 0:
             write_run_files(workdir, self.engine.plan, self.tokenizer, self.prompt_format)
 

@@ -12,7 +12,7 @@ class RowValues(NamedTuple):
     """What a row of the global batch holds of a module's inputs.
 
     Attributes:
-        field: The field of an encoder's values, or images: what capacities are counted in.
+        field: The field of an encoder's values, or tokens, or images: what capacities are counted in.
         count: How many of them.
         per_cell: How many a cell takes.
     """

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from jax.extend import core
 
 from configs.clusters import cluster_of_device_kind
 from data.packing.batch_spec import BatchSpec
+from data.packing.phases.phase_rows import RowValues
 from mmjax.models.model import run_module
 from mmjax.models.structure.module import Module
 from mmjax.models.structure.parameters import abstract_module_parameters
@@ -40,15 +41,19 @@ def model_flops_utilization(flops: float, seconds: float, device_kinds: Sequence
     return flops / (seconds * sum(peaks))
 
 
-def full_batch_flops(modules: Sequence[Module], batch_spec: BatchSpec, device_kind: str) -> dict[str, float]:
-    """Forward and backward FLOPs of each module for one full global batch; empty where the devices' peak is not known.
+def value_flops(
+    modules: Sequence[Module], batch_spec: BatchSpec, row_values: Mapping[str, RowValues], device_kind: str
+) -> dict[str, float]:
+    """Forward and backward FLOPs of each module for one token, patch, frame or image of a full row.
 
-    They are counted on one row, without recomputation whatever the plan recomputes, for all parts, trained or not, and
-    for attention of every position to every other position of its row.
+    Empty where the devices' peak is not known. They are counted on one row of the global batch, without recomputation
+    whatever the plan recomputes, for all parts, trained or not, and for attention of every position to every other
+    position of its row.
 
     Args:
         modules: The model's, each after those whose outputs it takes.
         batch_spec: Shapes and dtypes of a global batch.
+        row_values: How many of them a row has, by module.
         device_kind: Kind of the run's devices.
     """
     if peak_flops(device_kind) is None:
@@ -66,8 +71,7 @@ def full_batch_flops(modules: Sequence[Module], batch_spec: BatchSpec, device_ki
         # Other implementations compute as many blocks as there are segments, which is not known beforehand.
         with use_attention_implementation("dense"):
             row_flops = count_flops(functools.partial(_gradients, module), parameters, inputs, batch)
-        rows = next(iter(arrays.values())).shape[0]
-        flops[module.name] = float(rows * row_flops)
+        flops[module.name] = row_flops / row_values[module.name].count
     return flops
 
 

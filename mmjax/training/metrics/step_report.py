@@ -66,7 +66,7 @@ def make_step_report(
     times: StepTimes,
     counts: TokenCounts,
     steps: int,
-    full_batch_flops: Mapping[str, float],
+    value_flops: Mapping[str, float],
     device_kinds: Sequence[str],
     backbone: str,
     extra_scalars: Mapping[str, float] | None = None,
@@ -79,20 +79,19 @@ def make_step_report(
         times: Of the window, or of its part since the run was resumed.
         counts: Summed over the window's batches (`sum_counts`).
         steps: Steps of the window.
-        full_batch_flops: Model FLOPs of each module for one full global batch; for MFU, its real share counts.
+        value_flops: Model FLOPs of each module for one of the values that are counted, for MFU.
         device_kinds: Kinds of the devices allocated to the run.
         backbone: Name of the module whose real tokens give the throughput.
         extra_scalars: As in `StepReport`.
     """
-    padding = padding_fractions(counts)
-    real_flops = sum((flops * (1.0 - padding[module]) for module, flops in full_batch_flops.items()), start=0.0)
+    real_flops = sum((flops * counts[module][0] / steps for module, flops in value_flops.items()), start=0.0)
     real_tokens, _ = counts[backbone]
     return StepReport(
         step=step,
         losses=losses,
         times=times,
         tokens_per_second=real_tokens / (times.wall * steps),
-        padding=padding,
+        padding=padding_fractions(counts),
         mfu=model_flops_utilization(real_flops, times.wall, device_kinds),
         extra_scalars=extra_scalars or {},
     )

@@ -5,7 +5,8 @@ import enum
 from collections.abc import Mapping, Sequence
 
 from configs.architectures import ModelConfig
-from data.packing.batch_spec import BatchSpec
+from data.data_config import DataConfig
+from data.packing.batch_spec import global_batch_spec
 from data.packing.dealt_phases import row_values
 from data.packing.phases.phase_rows import RowValues
 from sharding.plans.plan import Plan
@@ -21,16 +22,16 @@ class GlobalRows:
 
     Attributes:
         count: Number of rows.
-        values: By encoder and generator, what a row holds of its inputs.
+        values: By module, what a row holds of its inputs.
     """
 
     count: int
     values: Mapping[str, RowValues] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def from_spec(cls, model: ModelConfig, batch_spec: BatchSpec) -> "GlobalRows":
-        """The rows of a batch of a model."""
-        return cls(batch_spec[model.backbone.name]["tokens"].shape[0], row_values(model, batch_spec))
+    def from_data(cls, model: ModelConfig, data: DataConfig) -> "GlobalRows":
+        """The rows that a data configuration makes for a model."""
+        return cls(data.rows, row_values(model, global_batch_spec(data, model).arrays))
 
     def sufficient_capacity(self, module: str, microbatches: int, rows: int) -> int:
         """The capacity of a module's own rows with which any microbatch fits."""

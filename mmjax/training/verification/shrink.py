@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 from configs.architectures import (
     AutoencoderConfig,
@@ -19,6 +20,7 @@ from configs.architectures import (
 from configs.experts import ExpertsConfig
 from data.data_config import DataConfig
 from data.samples.sample_format import SampleFormat
+from mmjax.training.verification.divided_plans import GlobalRows
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import LayerRun, UnitPlan, stage_layers
 from sharding.specs.modules import ModuleGraph, module_graph
@@ -61,9 +63,20 @@ def shrink_model(config: ModelConfig, vocabulary: int, plans: Sequence[Plan] = (
     )
 
 
-def shrink_plan(plan: Plan, large: ModuleGraph, small: ModuleGraph) -> Plan:
-    """The plan for the small model: the same devices and stages, with layers in about the same proportion."""
-    return dataclasses.replace(plan, units=tuple(_unit(unit, large, small) for unit in plan.units))
+def shrink_plan(
+    plan: Plan, large: ModuleGraph, small: ModuleGraph, large_rows: GlobalRows, small_rows: GlobalRows
+) -> Plan:
+    """The plan for the small model: the same devices and stages; layers and capacities in about the same proportion.
+
+    Args:
+        plan: The plan of the large model.
+        large, small: The modules of both models.
+        large_rows, small_rows: The rows of both.
+    """
+    units = [_unit(unit, large, small) for unit in plan.units]
+    return dataclasses.replace(
+        plan, units=tuple(_with_capacities(unit, plan.microbatches, large_rows, small_rows) for unit in units)
+    )
 
 
 def _depths(graph: ModuleGraph, plans: Sequence[Plan]) -> dict[str, int]:
@@ -91,6 +104,18 @@ def _unit(unit: UnitPlan, large: ModuleGraph, small: ModuleGraph) -> UnitPlan:
     }
     layers = tuple(sum(next(shares[name]) for name, _, _ in stage) for stage in stage_layers(unit, large))
     return dataclasses.replace(unit, layers=layers)
+
+
+def _with_capacities(unit: UnitPlan, microbatches: int, large: GlobalRows, small: GlobalRows) -> UnitPlan:
+    """The unit with capacities of small rows, of which the largest holds any batch: small rows fill up differently."""
+    if not unit.capacities:
+        return unit
+    (module,) = unit.modules
+    multiple = small.values[module].per_cell * unit.tp
+    share = Fraction(small.values[module].count, large.values[module].count)
+    whole = small.sufficient_capacity(module, microbatches, unit.rows)
+    smaller = {max(1, round(capacity * share / multiple)) * multiple for capacity in unit.capacities[:-1]}
+    return dataclasses.replace(unit, capacities=(*sorted(each for each in smaller if each < whole), whole))
 
 
 def _divided(total: int, weights: Sequence[int]) -> list[int]:

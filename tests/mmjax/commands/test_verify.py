@@ -62,7 +62,7 @@ def tiny_run():
     cli.parse_gin(("tiny.gin",))
     config = cli.configured(TrainConfig)
     spec = global_batch_spec(config.data, config.model).arrays
-    layouts, refused = default_layouts(module_graph(config.model), GlobalRows.from_spec(config.model, spec), 8)
+    layouts, refused = default_layouts(module_graph(config.model), GlobalRows.from_data(config.model, config.data), 8)
     return config, spec, layouts, refused
 
 

@@ -8,7 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from mmjax.training.metrics.flops import count_flops, model_flops_utilization, peak_flops
+from data.packing.dealt_phases import row_values
+from mmjax.models.model import model_modules
+from mmjax.training.metrics.flops import count_flops, model_flops_utilization, peak_flops, value_flops
+from tests.mmjax.training.engines import WITHOUT_GENERATOR
+from tests.tiny_model import PATCHES, TOKENS, tiny_batch
 
 sizes = st.integers(1, 5)
 
@@ -104,3 +108,13 @@ def test_utilization_counts_every_allocated_device():
     np.testing.assert_allclose(model_flops_utilization(1301e12, 2.0, kinds), 0.5)
     assert model_flops_utilization(1e12, 1.0, [*kinds, "cpu"]) is None
     assert model_flops_utilization(1e12, 1.0, []) is None
+
+
+def test_the_flops_of_a_value_are_those_of_a_full_row_over_its_values():
+    few, many = tiny_batch(WITHOUT_GENERATOR, rows=2), tiny_batch(WITHOUT_GENERATOR, rows=8)
+    values = row_values(WITHOUT_GENERATOR, few)
+    assert {name: value.count for name, value in values.items()} == {"vision": PATCHES, "backbone": TOKENS}
+    modules, kind = model_modules(WITHOUT_GENERATOR), "NVIDIA A100-SXM4-80GB"
+    flops = value_flops(modules, few, values, kind)
+    assert flops == value_flops(modules, many, row_values(WITHOUT_GENERATOR, many), kind)
+    assert all(flops.values()) and value_flops(modules, few, values, "cpu") == {}

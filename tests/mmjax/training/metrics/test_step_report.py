@@ -16,7 +16,7 @@ def test_counts_add_up_over_batches():
 
 def test_a_report_counts_real_tokens_and_their_flops():
     counts = {"vision": (8, 16), "backbone": (300, 400)}
-    flops = {"vision": 312e12, "backbone": 4 * 312e12}
+    flops = {"vision": 312e12 / 4, "backbone": 4 * 312e12 / 100}
     kinds = ["NVIDIA A100-SXM4-80GB"] * 16
     report = make_step_report(7, {"language": 1.0}, TIMES, counts, 4, flops, kinds, "backbone", {"norm": 2.0})
     assert report.tokens_per_second == 300 / (4 * 0.5)

@@ -15,7 +15,7 @@ from sharding.schedules.registry import BUILT_IN_SCHEDULES
 from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import module_graph
 from tests.tiny_model import tiny_model
-from tests.verified_run import MODEL, SETTINGS
+from tests.verified_run import DATA, MODEL, SETTINGS
 
 DEEP = tiny_model(depth=4)
 ROWS = GlobalRows(12, {"vision": RowValues("patches", 32, 4), "generator": RowValues("images", 4, 1)})
@@ -66,7 +66,7 @@ def test_plans_depend_on_seed_and_number_alone():
 
 
 def test_the_executor_agrees_with_one_device_on_random_plans(reference):
-    plans = random_plans(module_graph(MODEL), GlobalRows.from_spec(MODEL, reference.batch_spec), 8, SETTINGS.seed, 2)
+    plans = random_plans(module_graph(MODEL), GlobalRows.from_data(MODEL, DATA), 8, SETTINGS.seed, 2)
     layouts = [NamedLayout(name, plan) for name, plan in plans.items()]
     reports = list(verify_layouts(MODEL, layouts, reference))
     assert [report.layout for report in reports] == list(plans)

@@ -8,8 +8,10 @@ import pytest
 
 from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from data.data_config import DataConfig
+from data.packing.phases.phase_rows import RowValues
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
+from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.shrink import shrink_data, shrink_model, shrink_plan
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.unit_plan import UnitPlan
@@ -32,6 +34,8 @@ PLAN = Plan(
     ),
     microbatches=4,
 )
+ROWS = GlobalRows(12, {"vision": RowValues("patches", 4096, 4)})
+SMALL_ROWS = GlobalRows(12, {"vision": RowValues("patches", 64, 4)})
 CHAIN = Plan(
     (
         UnitPlan("all", ("vision", "backbone"), (0, 1, 2), layers=(40, 25, 60), recompute=("none",) * 3),
@@ -76,7 +80,7 @@ def test_a_small_model_stays_as_it_is():
 def test_a_plan_cuts_the_small_model_as_the_large_one(plan):
     large, small = module_graph(LARGE), module_graph(shrink_model(LARGE, 40, (PLAN, CHAIN)))
     check_plan(plan, large, 12, 48)
-    reduced = shrink_plan(plan, large, small)
+    reduced = shrink_plan(plan, large, small, ROWS, SMALL_ROWS)
     check_plan(reduced, small, 12, 48)
     assert [(unit.devices, unit.pp) for unit in reduced.units] == [(unit.devices, unit.pp) for unit in plan.units]
     assert small["backbone"].layer_count == 7 and small["vision"].layer_count == 4
@@ -84,9 +88,16 @@ def test_a_plan_cuts_the_small_model_as_the_large_one(plan):
 
 def test_layers_keep_about_their_proportion():
     large, small = module_graph(LARGE), module_graph(shrink_model(LARGE, 40, (PLAN, CHAIN)))
-    assert shrink_plan(PLAN, large, small).unit_of("backbone").layers == (1, 2, 1, 1, 1, 1)
+    assert shrink_plan(PLAN, large, small, ROWS, SMALL_ROWS).unit_of("backbone").layers == (1, 2, 1, 1, 1, 1)
     # Of the encoder's 4 layers 3 and 1, of the backbone's 7 2 and 5.
-    assert shrink_plan(CHAIN, large, small).unit_of("vision").layers == (3, 3, 5)
+    assert shrink_plan(CHAIN, large, small, ROWS, SMALL_ROWS).unit_of("vision").layers == (3, 3, 5)
+
+
+def test_capacities_shrink_with_rows_and_hold_any_batch():
+    eyes = dataclasses.replace(PLAN.units[0], rows=3, capacities=(100, 1024, 2048, 3072))
+    large, small = module_graph(LARGE), module_graph(shrink_model(LARGE, 40, (PLAN,)))
+    plan = dataclasses.replace(PLAN, units=(eyes, *PLAN.units[1:]))
+    assert shrink_plan(plan, large, small, ROWS, SMALL_ROWS).unit_of("vision").capacities == (4, 16, 32, 64)
 
 
 def test_rows_of_data_shrink_but_not_their_number():
