@@ -9,6 +9,7 @@ import numpy as np
 from mmjax.training.engine.compilation import compile_evaluation, compile_step
 from mmjax.training.engine.engine import Engine
 from sharding.runtime.communication_check import check_communication
+from tests.mmjax.training.engine.test_capacities import PLANS, sparse_batch
 from tests.mmjax.training.engines import SETTINGS, STEP, TIED_EMBEDDINGS, TWO_UNITS
 from tests.tiny_model import tiny_batch
 
@@ -49,11 +50,26 @@ def test_after_compile_step_only_the_addition_of_tied_gradients_is_compiled():
 
     with compilations() as compiled:
         compile_evaluation(engine, lambda done, total: reports.append((done, total)))
-    assert sum(compiled.values()) == 3, "evaluate of 3 stages; gather is compiled already"
-    assert reports[29:] == [(done, 6) for done in range(7)]
+    assert sum(compiled.values()) == 3, "evaluate of 3 stages; gather and zero losses are compiled already"
+    assert reports[29:] == [(done, 9) for done in range(10)]
     with compilations() as compiled:
         engine.executor.evaluate(engine.executor.compute_weights(state), engine.place_batch(batch, STEP))
     assert not compiled
+
+
+def test_programs_of_all_capacities_are_compiled_ahead_and_their_hops_tried():
+    config, plan, _ = PLANS["an encoder of two stages, and tied embeddings"]
+    engine, batch = Engine(config, plan, tiny_batch(config), SETTINGS), sparse_batch(config)
+    with compilations() as compiled:
+        compile_step(engine, lambda done, total: None)
+        compile_evaluation(engine, lambda done, total: None)
+    # As above for 4 stages, with forward, backward and evaluate of 2 of them once more; evaluate of all.
+    assert sum(compiled.values()) == 4 * 9 + 1 + 2 * 3 + 4, compiled
+    check_communication(engine.executor)
+    with compilations() as compiled:
+        state, _ = engine.executor.step(engine.initial_state(), engine.place_batch(batch, STEP))
+        engine.executor.evaluate(engine.executor.compute_weights(state), engine.place_batch(batch, STEP))
+    assert sum(compiled.values()) <= 1, f"the addition of tied gradients: {compiled}"
 
 
 def test_the_communication_check_compiles_one_sum_for_each_axis_of_each_stage():
