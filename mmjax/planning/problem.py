@@ -77,6 +77,7 @@ def make_problem(
         fixed_ranks=fixed_ranks or {},
         configuration=NamedConfiguration(trainable=config.trainable),
         row_positions={} if isinstance(config, Workload) else positions_per_row(config),
+        row_capacities={} if isinstance(config, Workload) else capacities_of_rows(config),
     )
     if profile is None:
         return problem
@@ -96,6 +97,13 @@ def positions_per_row(config: "TrainConfig") -> dict[str, int]:
         for encoder in sample_format.encoder_formats.values()
     }
     return encoder_positions | {config.model.backbone.name: config.data.tokens}
+
+
+def capacities_of_rows(config: "TrainConfig") -> dict[str, int]:
+    """Patches, frames or target images that a packed row holds, of each encoder and generator."""
+    sample_format = SampleFormat.for_model(config.model, config.data.encoder_capacities)
+    encoders = {encoder.module: encoder.max_length for encoder in sample_format.encoder_formats.values()}
+    return encoders | {generator.name: config.data.images for generator in config.model.generators}
 
 
 def with_global_batch(config: "Workload | TrainConfig", rows: int) -> "Workload | TrainConfig":

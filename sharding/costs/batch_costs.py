@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 
 from sharding.costs.cost_model import CostModel, LayerParallelism, LayerSeconds, Times, useful_flops
 from sharding.costs.memory import saved_activation_bytes
+from sharding.costs.own_rows import OwnRows, dealt_loads, executed_loads
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import PlanError
 from sharding.specs.layer import LoadColumn, Loads, RecomputePolicy
@@ -46,15 +47,17 @@ class ReplicaLoads(NamedTuple):
     """The loads of a module's replicas.
 
     Attributes:
-        distinct: Those that differ.
+        distinct: Those that differ: what is computed.
+        useful: What of each is no padding.
         index: Which of them each replica has in each microbatch.
     """
 
     distinct: Float[np.ndarray, "d 3"]
+    useful: Float[np.ndarray, "d 3"]
     index: Int[np.ndarray, "m i"]
 
 
-def distinct_loads(loads: Float[np.ndarray, "n 3"]) -> tuple[Float[np.ndarray, "d 3"], Int[np.ndarray, " n"]]:
+def distinct_loads(loads: Float[np.ndarray, "n c"]) -> tuple[Float[np.ndarray, "d c"], Int[np.ndarray, " n"]]:
     """The loads that differ, and which of them each one is."""
     order = np.lexsort(loads.T)
     ordered = loads[order]
@@ -83,19 +86,6 @@ class LayerCosts(NamedTuple):
     recomputed_bytes: Times
 
 
-def dealt_loads(rows: Loads, microbatches: int, dp: int) -> Float[np.ndarray, "m i 3"]:
-    """`replica_loads` where the items of a microbatch are dealt over the replicas (`UnitPlan.rows`).
-
-    Replicas get whole items, equally many but for one, and tokens and squared lengths in proportion.
-    """
-    totals = replica_loads(rows, microbatches, 1)  # [m, 1, 3]
-    items = totals[:, :, LoadColumn.ITEMS]
-    each, rest = np.divmod(items, dp)
-    dealt = each + np.clip(rest - np.arange(dp), 0, 1)  # [m, i]; items of a mean row may be fractions
-    share = np.where(items > 0, dealt / np.maximum(items, 1), 1 / dp)
-    return totals * share[:, :, None]
-
-
 class BatchCosts:
     """Costs of layers for the rows of a global batch.
 
@@ -110,25 +100,33 @@ class BatchCosts:
 
     def __init__(self, graph: ModuleGraph, costs: CostModel, rows: LoadsByModule) -> None:
         self.graph, self.costs, self.rows = graph, costs, rows
-        self._distinct: dict[tuple, tuple[Float[np.ndarray, "d 3"], Int[np.ndarray, " n"]]] = {}
+        self._distinct: dict[tuple, ReplicaLoads] = {}
         self._layers: dict[tuple, LayerCosts] = {}
 
-    def loads(self, module: str, microbatches: int, dp: int, dealt: bool = False) -> ReplicaLoads:
+    def loads(self, module: str, microbatches: int, dp: int, own: OwnRows | None = None) -> ReplicaLoads:
         """The loads of a module's replicas; raises PlanError if they cannot divide the rows.
 
         Args:
             module: The module.
             microbatches: Number of microbatches.
             dp: Number of replicas.
-            dealt: Whether items are dealt over the replicas (`UnitPlan.rows`).
+            own: The rows over which items are dealt, if the module has some.
         """
-        key = (module, microbatches, dp) if dealt else (module, microbatches * dp)
+        key = (module, microbatches, dp, own) if own else (module, microbatches * dp)
         if key not in self._distinct or len(self.rows[module]) % microbatches:
-            divide = dealt_loads if dealt else replica_loads
-            flat = divide(self.rows[module], microbatches, dp).reshape(-1, 3)
-            self._distinct[key] = distinct_loads(flat)
-        distinct, index = self._distinct[key]
-        return ReplicaLoads(distinct, index.reshape(microbatches, dp))
+            self._distinct[key] = self._divide(module, microbatches, dp, own)
+        distinct, useful, index = self._distinct[key]
+        return ReplicaLoads(distinct, useful, index.reshape(microbatches, dp))
+
+    def _divide(self, module: str, microbatches: int, dp: int, own: OwnRows | None) -> ReplicaLoads:
+        totals = replica_loads(self.rows[module], microbatches, 1)[:, 0]
+        if own is None or not own.capacities:
+            loads = dealt_loads(totals, dp) if own else replica_loads(self.rows[module], microbatches, dp)
+            distinct, index = distinct_loads(loads.reshape(-1, 3))
+            return ReplicaLoads(distinct, distinct, index.reshape(microbatches, dp))
+        executed, items = executed_loads(totals, own, dp, self.graph[module]), dealt_loads(totals, dp)
+        both, index = distinct_loads(np.concatenate([executed, items], axis=2).reshape(-1, 6))
+        return ReplicaLoads(both[:, :3], both[:, 3:], index.reshape(microbatches, dp))
 
     def layer(
         self,
@@ -139,14 +137,14 @@ class BatchCosts:
         ranks: LayerParallelism,
         recompute: RecomputePolicy,
         microbatches: int,
-        dealt: bool = False,
+        own: OwnRows | None = None,
     ) -> LayerCosts:
         """Costs of one of `stack` equal layers of a module on `ranks.dp` replicas, as `loads` divides its loads."""
-        parts = (microbatches, ranks.dp) if dealt else microbatches * ranks.dp
+        parts = (microbatches, own) if own else microbatches * ranks.dp
         key = (module, name, stack, gradients, ranks, recompute, parts)
         if key not in self._layers:
             layer, costs = self.graph[module].layer_named(name), self.costs
-            loads = self.loads(module, microbatches, ranks.dp, dealt).distinct
+            loads, useful, _ = self.loads(module, microbatches, ranks.dp, own)
             saved = recomputed = np.zeros(len(loads))
             if gradients:
                 saved = saved_activation_bytes(layer, loads, ranks, recompute, costs)
@@ -155,7 +153,7 @@ class BatchCosts:
             self._layers[key] = LayerCosts(
                 costs.forward(layer, loads, ranks, stack),
                 costs.backward(layer, loads, ranks, gradients, recompute, stack),
-                useful_flops(layer, loads, gradients),
+                useful_flops(layer, useful, gradients),
                 saved,
                 recomputed,
             )

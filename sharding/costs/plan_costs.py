@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from sharding.costs.batch_costs import BatchCosts, LayerCosts, ReplicaLoads
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, masked_flops
 from sharding.costs.memory import train_state_bytes
+from sharding.costs.own_rows import OwnRows
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork
 from sharding.plans.device_groups import latest_of_sources
 from sharding.plans.plan import Plan
@@ -166,12 +167,14 @@ class _PlanCosts:
         runs = self._runs[stage[0]][stage[1]]
         return tuple(_LayersOfStage(run.module, *of) for run in runs for of in self._required.of_layers(*run))
 
-    def _has_own_rows(self, module: str) -> bool:
-        return bool(self._plan.unit_of(module).rows)
+    def _own_rows(self, module: str) -> OwnRows | None:
+        unit = self._plan.unit_of(module)
+        return OwnRows(unit.rows, unit.capacities) if unit.rows else None
 
     def _replica_loads(self, module: str, dp: int, exchanged: bool = False) -> ReplicaLoads:
-        """A module's loads on `dp` replicas, over which its items are dealt if it, or the hop in question, asks so."""
-        return self._batch.loads(module, self._plan.microbatches, dp, exchanged or self._has_own_rows(module))
+        """A module's loads on `dp` replicas; an exchange sends items alone, dealt over the replicas of either end."""
+        own = OwnRows(dp) if exchanged else self._own_rows(module)
+        return self._batch.loads(module, self._plan.microbatches, dp, own)
 
     def _layer_costs(
         self,
@@ -182,8 +185,8 @@ class _PlanCosts:
         ranks: LayerParallelism,
         recompute: RecomputePolicy,
     ) -> LayerCosts:
-        dealt = self._has_own_rows(module)
-        return self._batch.layer(module, layer.name, count, gradients, ranks, recompute, self._plan.microbatches, dealt)
+        own = self._own_rows(module)
+        return self._batch.layer(module, layer.name, count, gradients, ranks, recompute, self._plan.microbatches, own)
 
     def _layer_sums(
         self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism, recompute: RecomputePolicy
@@ -225,7 +228,14 @@ class _PlanCosts:
         (parameters, trained), replicas = self._parameters(unit, layers).T, _same_parameter_ranks(unit)
         state_bytes = np.sum(train_state_bytes(parameters, trained, replicas, self._costs))
         once = self._once_per_step(unit, number, layers)
-        return StageCosts(**sums, **once._asdict(), static_bytes=workspace + float(state_bytes))
+        static_bytes = workspace + float(state_bytes) + self._exchange_bytes(stage)
+        return StageCosts(**sums, **once._asdict(), static_bytes=static_bytes)
+
+    def _exchange_bytes(self, stage: StageId) -> float:
+        """Bytes of what a stage exchanges of the largest microbatch: activations, or gradients on their way back."""
+        edges = (edge for edge in self._stages.exchanges if stage in edge)
+        dp, cp = self._units[stage[0]].dp, self._units[stage[0]].cp
+        return sum((float(self._hop_bytes(*edge, dp).max()) / cp for edge in edges), start=0.0)
 
     def work(self, stage: StageId) -> StageWork:
         """What bounds the step from below of one stage."""

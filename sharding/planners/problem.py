@@ -59,6 +59,8 @@ class PlanningProblem:
         seed: Seed of the rows that plans are simulated with.
         row_positions: Positions of a row by module, where they are known; sequence parallelism is left out where the
             tensor ranks do not divide them.
+        row_capacities: What a row of the global batch holds by encoder or generator, where it is known: patches, frames
+            or target images.
         configuration: What it was read from, which its plans name.
     """
 
@@ -75,6 +77,7 @@ class PlanningProblem:
     fixed_ranks: Mapping[str, FixedRanks] = dataclasses.field(default_factory=dict)
     seed: int = 0
     row_positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    row_capacities: Mapping[str, int] = dataclasses.field(default_factory=dict)
     configuration: NamedConfiguration = NamedConfiguration()
 
     def __post_init__(self) -> None:

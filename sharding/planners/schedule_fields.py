@@ -1,9 +1,10 @@
-"""What a planner writes into a plan for its schedule: microbatches for which memory is left, and seconds of stages."""
+"""What a planner adds to a layout: microbatches in flight for which memory is left, seconds of stages, capacities."""
 
 import dataclasses
 
 import numpy as np
 
+from sharding.planners.capacities import with_capacities
 from sharding.planners.layout_search import DisjointLayout, ModuleChoice, most_extra_in_flight
 from sharding.planners.placement import plan_of_layout
 from sharding.planners.problem import PlanningProblem
@@ -15,8 +16,8 @@ MOST_EXTRA = 4
 
 
 def scheduled_plan(problem: PlanningProblem, layout: DisjointLayout) -> Plan:
-    """The plan of a layout, with in-flight limits as the memory allows and, for chunks, the seconds of its stages."""
-    plan, extra = plan_of_layout(problem, layout), extra_in_flight(problem, layout)
+    """The plan of a layout: in-flight limits as memory allows, capacities and, for chunks, the seconds of stages."""
+    plan, extra = with_capacities(problem, plan_of_layout(problem, layout)), extra_in_flight(problem, layout)
     if any(unit.chunks > 1 for unit in plan.units):
         plan = with_stage_seconds(problem, plan)
     units = tuple(dataclasses.replace(unit, extra_in_flight=extra[unit.name]) for unit in plan.units)

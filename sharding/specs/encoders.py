@@ -18,6 +18,8 @@ from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.projectors import projector_layer, projector_splits
 from sharding.specs.transformer import block_layer, norm_parameters
 
+_FRAMES_PER_POSITION = 2  # of audio: the stride of its second convolution
+
 
 @functools.singledispatch
 def encoder_spec(config: EncoderConfig, backbone: BackboneConfig) -> ModuleSpec:
@@ -25,13 +27,16 @@ def encoder_spec(config: EncoderConfig, backbone: BackboneConfig) -> ModuleSpec:
     raise unregistered_encoder(config)
 
 
-def transformer_encoder_spec(config: EncoderConfig, backbone: BackboneConfig, embedding: LayerSpec) -> ModuleSpec:
+def transformer_encoder_spec(
+    config: EncoderConfig, backbone: BackboneConfig, embedding: LayerSpec, values_per_position: int = 1
+) -> ModuleSpec:
     """The costs of an encoder that is a stack of blocks.
 
     Args:
         config: The encoder.
         backbone: The language model, to whose width the encoder's projector maps.
         embedding: The layer before the blocks.
+        values_per_position: Values that become one position.
     """
     kv_heads = (("kv_heads", config.kv_heads),) if config.kv_heads else ()
     final_norm = (_norm(config),) if config.final_norm else ()
@@ -44,6 +49,8 @@ def transformer_encoder_spec(config: EncoderConfig, backbone: BackboneConfig, em
         leading_layers=(embedding,),
         layer=block_layer(config, causal=False),
         trailing_layers=(*final_norm, projector_layer(config.projector, config, backbone)),
+        values_per_position=values_per_position,
+        values_per_cell=values_per_position * config.positions_per_token,
     )  # fmt: skip
 
 
@@ -76,7 +83,7 @@ def _vision(config: VisionConfig, backbone: BackboneConfig) -> ModuleSpec:
 
 @encoder_spec.register
 def _audio(config: AudioConfig, backbone: BackboneConfig) -> ModuleSpec:
-    return transformer_encoder_spec(config, backbone, _frame_embedding(config))
+    return transformer_encoder_spec(config, backbone, _frame_embedding(config), _FRAMES_PER_POSITION)
 
 
 def _patch_embedding(config: VisionConfig) -> LayerSpec:

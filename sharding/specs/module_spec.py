@@ -25,6 +25,8 @@ class ModuleSpec:
         leading_layers: Layers on the stage of its first layer, before the stack.
         layer: Each layer of the stack.
         trailing_layers: Layers on the stage of its last layer, after the stack.
+        values_per_position: Values of a row, as plans count capacities, that a position takes: frames, of audio two.
+        values_per_cell: Values of which a capacity is a multiple: those of a token of the backbone.
         extra_input: Elements that it alone takes from the module that feeds it, besides that module's output.
         is_backbone: Whether it is the language model, whose tokens count as throughput.
         adapters: Adapters of each layer of the stack.
@@ -40,6 +42,8 @@ class ModuleSpec:
     leading_layers: tuple[LayerSpec, ...] = ()
     layer: LayerSpec = _NO_LAYER
     trailing_layers: tuple[LayerSpec, ...] = ()
+    values_per_position: int = 1
+    values_per_cell: int = 1
     extra_input: PerLoad = ZERO
     is_backbone: bool = False
     adapters: tuple[LayerSpec, ...] = ()

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from configs.clusters import CLUSTERS
 from sharding.costs.analytic import AnalyticCostModel
-from sharding.costs.batch_costs import BatchCosts, dealt_loads, distinct_loads, replica_loads
+from sharding.costs.batch_costs import BatchCosts, distinct_loads, replica_loads
 from sharding.costs.cost_model import LayerParallelism
+from sharding.costs.own_rows import dealt_loads
 from sharding.plans.unit_plan import PlanError
 from sharding.specs.modules import module_graph
 from tests.sharding.planners.problems import MODEL
@@ -73,7 +74,7 @@ def test_plans_that_divide_the_batch_into_as_many_parts_share_what_layers_take()
 
 def test_items_of_a_microbatch_are_dealt_over_any_number_of_replicas():
     rows = np.array([[50.0, 500.0, 5.0], [20.0, 100.0, 2.0], [0.0, 0.0, 0.0], [8.0, 8.0, 0.0]])
-    dealt = dealt_loads(rows, 2, 3)
+    dealt = dealt_loads(replica_loads(rows, 2, 1)[:, 0], 3)
     np.testing.assert_array_equal(dealt[0, :, 2], [3, 2, 2])
     np.testing.assert_allclose(dealt[0, :, 0], [30, 20, 20])
     np.testing.assert_allclose(dealt[1, :, 0], [8 / 3] * 3)  # a load without items is divided evenly

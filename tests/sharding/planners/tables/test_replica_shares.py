@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharding.costs.batch_costs import dealt_loads
+from sharding.costs.batch_costs import replica_loads
+from sharding.costs.own_rows import dealt_loads
 from sharding.planners.layout_search import search_layouts
 from sharding.planners.placement import plan_of_layout
 from sharding.planners.tables.replica_shares import WholeItems, WholeRows, replica_sharing
@@ -31,7 +32,7 @@ def test_shares_are_those_of_dealt_loads(items, dp, ep):
     assert shares.active == pytest.approx((totals > 0).mean())
     assert (shares.replicas % ep == 0).all() and len(set(shares.replicas)) == len(shares.replicas)
     for replicas, rows in zip(shares.replicas.tolist(), shares.rows, strict=True):
-        dealt = dealt_loads(loads, len(totals), replicas)[totals > 0, :, LoadColumn.ITEMS]
+        dealt = dealt_loads(replica_loads(loads, len(totals), 1)[:, 0], replicas)[totals > 0, :, LoadColumn.ITEMS]
         assert rows == pytest.approx(dealt.max(axis=1).mean() / per_row)
     least = sharing.least_share(dp)
     assert (least.count * least.rows <= shares.active * shares.rows * shares.replicas + 1e-9).all()

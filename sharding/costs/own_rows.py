@@ -1,0 +1,63 @@
+"""Loads of the replicas of a unit with rows of its own: its items, and what it computes for them, padding included."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from sharding.specs.layer import LoadColumn, Loads
+from sharding.specs.module_spec import ModuleSpec
+
+
+class OwnRows(NamedTuple):
+    """The rows of a unit's own and what they hold, as in `UnitPlan`."""
+
+    rows: int
+    capacities: tuple[int, ...] = ()
+
+
+def dealt_items(items: Float[np.ndarray, " m"], parts: int) -> Float[np.ndarray, "m i"]:
+    """Items of every part where each has equally many but for one; of a mean row, items may be fractions."""
+    each, rest = np.divmod(items[:, None], parts)
+    return each + np.clip(rest - np.arange(parts), 0, 1)
+
+
+def dealt_loads(microbatches: Loads, dp: int) -> Float[np.ndarray, "m i 3"]:
+    """The loads of `dp` replicas over which the items of microbatches are dealt.
+
+    Replicas get whole items, equally many but for one, and tokens and squared lengths in proportion.
+    """
+    items = microbatches[:, LoadColumn.ITEMS]
+    share = np.where(items[:, None] > 0, dealt_items(items, dp) / np.maximum(items, 1e-9)[:, None], 1 / dp)
+    return microbatches[:, None, :] * share[:, :, None]
+
+
+def executed_loads(microbatches: Loads, own: OwnRows, dp: int, module: ModuleSpec) -> Float[np.ndarray, "m i 3"]:
+    """What `dp` replicas compute: rows of the smallest capacity that holds the microbatch, the same on all of them.
+
+    Padding counts as items of the microbatch's mean size would. A microbatch without an item is not computed; one that
+    fits into no capacity, which a run refuses, counts as if there were one of its size. Without capacities the items
+    alone count.
+    """
+    if not own.capacities:
+        return dealt_loads(microbatches, dp)
+    values = item_values(microbatches, module)
+    needed = fullest_row(microbatches, own.rows, module)
+    number = np.searchsorted(own.capacities, needed * (1 - 1e-9))
+    capacity = np.append(own.capacities, np.inf)[number]
+    held = np.where(np.isinf(capacity), needed, capacity) * own.rows / dp
+    replica = microbatches * (held / np.maximum(values, 1e-9) * (values > 0))[:, None]
+    return np.repeat(replica[:, None], dp, axis=1)
+
+
+def item_values(microbatches: Loads, module: ModuleSpec) -> Float[np.ndarray, " m"]:
+    """What the items of microbatches take of rows, in what capacities are counted in: patches, frames or images."""
+    tokens, items = (microbatches[:, column] for column in (LoadColumn.TOKENS, LoadColumn.ITEMS))
+    return tokens * module.values_per_position if tokens.any() else items
+
+
+def fullest_row(microbatches: Loads, rows: int, module: ModuleSpec) -> Float[np.ndarray, " m"]:
+    """What the fullest row of every microbatch holds, if its items are of equal size."""
+    items = microbatches[:, LoadColumn.ITEMS]
+    fullest = dealt_items(items, rows)[:, 0] / np.maximum(items, 1e-9)
+    return item_values(microbatches, module) * np.where(items > 0, fullest, 1 / rows)

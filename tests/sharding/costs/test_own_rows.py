@@ -1,0 +1,74 @@
+"""What units with rows of their own compute: capacities, padding included; nothing for a microbatch without items."""
+
+import numpy as np
+import pytest
+
+from configs.architectures import ModelConfig
+from sharding.costs.own_rows import OwnRows, dealt_items, executed_loads, fullest_row
+from sharding.costs.plan_costs import plan_costs
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
+from sharding.specs.modules import module_graph
+from tests.sharding.costs.test_plan_costs import ALL, BATCH, GRAPH
+from tests.sharding.planners.problems import AUDIO, BACKBONE
+
+# Two microbatches of one row: three images of 64 patches; and none.
+IMAGES = np.array([[192.0, 3 * 64.0**2, 3.0], [0.0, 0.0, 0.0]])
+
+
+def test_items_differ_by_one_at_most_and_fractions_are_kept():
+    np.testing.assert_array_equal(dealt_items(np.array([7.0, 2.0]), 3), [[3, 2, 2], [1, 1, 0]])
+    np.testing.assert_allclose(dealt_items(np.array([6.75]), 2), [[3.75, 3.0]])
+
+
+@pytest.mark.parametrize("capacities, computed", [((), (128, 64)), ((128,), (128, 128)), ((100, 150, 400), (150, 150))])
+def test_replicas_compute_the_smallest_capacity_that_holds_a_microbatch(capacities, computed):
+    loads = executed_loads(IMAGES, OwnRows(2, capacities), 2, GRAPH["vision"])
+    np.testing.assert_allclose(loads[0, :, 0], computed)
+    np.testing.assert_allclose(loads[0, :, 1], 64 * np.array(computed))  # padding counts like images of 64 patches
+    assert not loads[1].any()
+
+
+def test_several_rows_a_replica_and_items_that_fit_nowhere():
+    module = GRAPH["vision"]
+    np.testing.assert_allclose(fullest_row(IMAGES, 4, module), [64, 0])
+    loads = executed_loads(IMAGES, OwnRows(4, (80,)), 2, module)
+    np.testing.assert_allclose(loads[0, :, 0], [160, 160])
+    np.testing.assert_allclose(executed_loads(IMAGES, OwnRows(2, (80,)), 2, module)[0, :, 0], [128, 128])
+
+
+def test_capacities_are_counted_in_frames_and_in_target_images():
+    graph = module_graph(ModelConfig((AUDIO,), BACKBONE, ()))
+    np.testing.assert_allclose(fullest_row(IMAGES, 2, graph["audio"]), [256, 0])  # two frames a position
+    assert graph["audio"].values_per_cell == 2 * AUDIO.merge
+    drawn = np.array([[0.0, 0.0, 5.0]])
+    np.testing.assert_allclose(executed_loads(drawn, OwnRows(2, (2, 4)), 2, GRAPH["generator"])[0, :, 2], [4, 4])
+
+
+def plan(dp: int = 3, **own) -> Plan:
+    units = (
+        UnitPlan("vision", ("vision",), tuple(range(dp)), dp=dp, layers=(3,), **own),
+        UnitPlan("backbone", ("backbone",), (3,), layers=(4,)),
+        UnitPlan("generator", ("generator",), (4,)),
+    )
+    return Plan(units, 2)
+
+
+def test_padding_takes_time_and_memory_but_no_useful_flops():
+    whole, alone, padded, larger = (
+        plan_costs(each, BATCH, ALL)
+        for each in (plan(1), plan(rows=3), plan(rows=3, capacities=(64, 256)), plan(rows=3, capacities=(256,)))
+    )
+    assert padded.flops == larger.flops == pytest.approx(whole.flops) and alone.flops == pytest.approx(whole.flops)
+    alone, padded, larger = (of.stages["vision", 0] for of in (alone, padded, larger))
+    np.testing.assert_allclose(padded.forward, alone.forward)  # three images in three rows of 64
+    assert (larger.forward > padded.forward).all()
+    np.testing.assert_allclose(larger.saved_bytes, 4 * padded.saved_bytes)
+
+
+def test_both_ends_of_an_exchange_hold_what_is_exchanged():
+    whole, own = (plan_costs(each, BATCH, ALL).stages for each in (plan(1), plan(1, rows=1)))
+    tokens = max(BATCH.rows["vision"][:, 0].reshape(2, 2).sum(axis=1))
+    for stage in (("vision", 0), ("backbone", 0)):
+        more = own[stage].static_bytes - whole[stage].static_bytes
+        assert more == pytest.approx(tokens * GRAPH["vision"].trailing_layers[-1].output_elements.tokens * 2)

@@ -1,0 +1,64 @@
+"""Capacities of planned rows: the best of all sets of sizes, and large enough."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sharding.costs.own_rows import fullest_row
+from sharding.planners.capacities import best_sizes, capacities_of, sum_bound
+from sharding.planners.layout_search import search_layouts
+from sharding.planners.placement import make_unit
+from sharding.planners.schedule_fields import scheduled_plan
+from sharding.plans.unit_plan import MOST_CAPACITIES
+from tests.sharding.planners.problems import problem
+
+
+def executed(needs, sizes):
+    return sum(min(size for size in sizes if size >= need) for need in needs)
+
+
+@given(st.lists(st.integers(1, 12), max_size=20), st.integers(12, 15), st.integers(1, 4))
+@settings(max_examples=80, deadline=None)
+def test_no_other_sizes_have_a_smaller_sum(needs, largest, most):
+    found = best_sizes(np.array(needs, int), largest, most)
+    assert len(found) <= most and found == tuple(sorted(set(found))) and found[-1] == largest
+    possible = itertools.chain.from_iterable(
+        itertools.combinations(sorted(set(needs) - {largest}), count) for count in range(most)
+    )
+    assert executed(needs, found) == min(executed(needs, (*sizes, largest)) for sizes in possible)
+
+
+def test_sums_hardly_ever_exceed_their_bound():
+    random = np.random.default_rng(0)
+    values = random.gamma(2.0, 10.0, 100)
+    sums = random.choice(values, (20_000, 12)).sum(axis=1)
+    assert (sums > sum_bound(values, 12, 1e-2)).mean() <= 1e-2
+    assert sum_bound(values, 12, 1e-9) >= sums.max() and sum_bound(values, 2, 1e-9) == pytest.approx(2 * values.max())
+    assert sum_bound(np.full(5, 3.0), 7, 1e-9) == pytest.approx(21.0)
+
+
+def test_planned_capacities_hold_every_microbatch_that_plans_are_simulated_with():
+    of = problem(devices=30, rows=24, spread=0.6)
+    with_rows = 0
+    for layout in search_layouts(of, 8):
+        plan = scheduled_plan(of, layout)
+        for unit in plan.units:
+            assert bool(unit.capacities) == bool(unit.rows)
+            if unit.rows:
+                with_rows += 1
+                totals = of.sampled_rows[unit.name].reshape(plan.microbatches, -1, 3).sum(axis=1)
+                assert fullest_row(totals, unit.rows, of.graph[unit.name]).max() <= unit.capacities[-1]
+                assert len(unit.capacities) <= MOST_CAPACITIES
+                assert not any(size % of.graph[unit.name].values_per_cell for size in unit.capacities)
+    assert with_rows
+
+
+def test_the_largest_capacity_of_a_run_holds_full_rows():
+    of = dataclasses.replace(problem(rows=8), row_capacities={"vision": 640})
+    unit = make_unit(("vision",), dp=3, tp=1, layers=(3,), recompute="none", rows=3)
+    assert capacities_of(of, unit, 2)[-1] == 2 * 640  # two of a microbatch's four rows
+    assert capacities_of(of, dataclasses.replace(unit, rows=6), 2)[-1] == 640
