@@ -2,9 +2,10 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
+from jaxtyping import Float
 
 from configs.clusters import ClusterConfig, Link
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, ring_seconds
@@ -52,6 +53,7 @@ _BACKWARD: dict[KernelKind, dict[Gradient, float]] = {
     "all_gather": {"dgrad": 1.0, "wgrad": 0.0},
     "reduce_scatter": {"dgrad": 1.0, "wgrad": 0.0},
 }
+_NO_ARITHMETIC = ("memory", *COLLECTIVE_KINDS)
 _BACKWARD_RINGS = 2.0  # keys and values go around the ring once more, and their gradients with them
 # Kinds of kernels that each policy recomputes: none, all but matmuls with weights, all.
 _RECOMPUTED: dict[RecomputePolicy, tuple[KernelKind, ...]] = {
@@ -124,42 +126,40 @@ class AnalyticCostModel:
             passes: For a kernel, how many forwards and how many forwards' worth of backward it runs.
         """
         loads, ranks = loads / ranks.cp, ranks.for_layer(layer)
-        compute, waiting = np.zeros(loads.shape[:-1]), np.zeros(loads.shape[:-1])
-        is_loaded = (loads != 0).any(axis=-1)
-        kernel_seconds = [
-            0.0 if kernel.kind in COLLECTIVE_KINDS else is_loaded * self._kernel(kernel, loads, ranks)
-            for kernel in layer.kernels
-        ]
-        for number, (kernel, seconds) in enumerate(zip(layer.kernels, kernel_seconds, strict=True)):
-            forward, backward = passes(kernel)
-            if not forward + backward:
-                continue
+        kernel_seconds = self._kernel_seconds(layer, loads, ranks)
+        times = {kind: passes(kernel) for kind, kernel in {kernel.kind: kernel for kernel in layer.kernels}.items()}
+        compute = kernel_seconds @ np.array([sum(times[kernel.kind]) for kernel in layer.kernels])
+        waiting = np.zeros(loads.shape[:-1])
+        for number, kernel in enumerate(layer.kernels):
+            forward, backward = times[kernel.kind]
             if kernel.kind in COLLECTIVE_KINDS:
-                if ranks.group_size(kernel) > 1:
+                if forward + backward and ranks.group_size(kernel) > 1:
                     overlapped = self._overlapped(layer, number, kernel_seconds, ranks)
                     exposed = self._collective(kernel, loads, ranks) - overlapped
                     waiting = waiting + (forward + backward) * np.maximum(exposed, 0.0)
-                continue
-            compute = compute + (forward + backward) * seconds
-            if ranks.cp > 1 and kernel.ring_elements != ZERO:
-                ring = self._ring_attention(kernel, loads, ranks)
+            elif ranks.cp > 1 and kernel.ring_elements != ZERO and forward + backward:
+                ring, seconds = self._ring_attention(kernel, loads, ranks), kernel_seconds[..., number]
                 waiting = waiting + forward * np.maximum(ring - seconds, 0.0)
                 backward_rings = _BACKWARD_RINGS if backward else 0.0
                 waiting = waiting + np.maximum(backward_rings * ring - backward * seconds, 0.0)
         return LayerSeconds(compute, waiting)
 
-    def _kernel(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
-        """Seconds of one kernel's forward on a device, for loads of a context-parallel rank that are not empty."""
-        share = 1 / (ranks.tp if kernel.split else ranks.sequence_shards if kernel.kind == "memory" else 1)
+    def _kernel_seconds(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism) -> Float[np.ndarray, "*shape k"]:
+        """Seconds of each kernel's forward on a device, for loads of a context-parallel rank; 0 for collectives."""
+        arrays, kinds = layer.kernel_arrays, [kernel.kind for kernel in layer.kernels]
         cluster, efficiency = self.cluster, self.efficiency
-        weights = kernel.weights * (share if kernel.split else 1.0) / (ranks.ep if kernel.rank_group == "expert" else 1)
-        moved = self.element_bytes * (kernel.activations.at(loads) * share + weights)
-        seconds = moved / (cluster.memory_bandwidth * efficiency.memory)
-        if kernel.kind != "memory":
-            arithmetic = kernel.flops.at(loads) * share / (cluster.peak_flops * getattr(efficiency, kernel.kind))
-            seconds = np.maximum(seconds, arithmetic)
-        launches = ranks.cp if kernel.ring_elements != ZERO else 1
-        return np.asarray(seconds + launches * efficiency.launch)
+        whole = np.array([1 / ranks.sequence_shards if kind == "memory" else 1.0 for kind in kinds])
+        share = np.where(arrays.split, 1 / ranks.tp, whole)
+        weights = arrays.weights * np.where(arrays.split, share, 1.0) / np.where(arrays.expert, ranks.ep, 1)
+        moved = self.element_bytes * (loads @ arrays.activations.T * share + weights)
+        # Memory-bound kernels do no arithmetic worth counting, and collectives are no kernels of a device.
+        flops = np.array([0.0 if kind in _NO_ARITHMETIC else 1 / getattr(efficiency, kind) for kind in kinds])
+        arithmetic = loads @ arrays.flops.T * (share * flops / cluster.peak_flops)
+        launches = [ranks.cp if kernel.ring_elements != ZERO else 1 for kernel in layer.kernels]
+        seconds = np.maximum(moved / (cluster.memory_bandwidth * efficiency.memory), arithmetic)
+        seconds = seconds + np.array(launches) * efficiency.launch
+        is_computed = (loads != 0).any(axis=-1)[..., None] & np.array([kind not in COLLECTIVE_KINDS for kind in kinds])
+        return np.where(is_computed, seconds, 0.0)
 
     def _collective(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
         size = self.element_bytes * kernel.activations.at(loads)
@@ -174,7 +174,7 @@ class AnalyticCostModel:
         return ring_seconds(size * ranks.cp, ranks.cp, self._link_over(ranks.tp * ranks.cp))
 
     def _overlapped(
-        self, layer: LayerSpec, number: int, kernel_seconds: Sequence[Times], ranks: LayerParallelism
+        self, layer: LayerSpec, number: int, kernel_seconds: Float[np.ndarray, "*shape k"], ranks: LayerParallelism
     ) -> Times:
         """Seconds of matmuls that a collective overlaps with: in all steps of a ring but one.
 
@@ -186,7 +186,7 @@ class AnalyticCostModel:
         count = len(layer.kernels)
         neighbours = range(number + 1, count) if kernel.kind == "all_gather" else range(number - 1, -1, -1)
         matmuls = itertools.takewhile(lambda other: layer.kernels[other].kind == "matmul", neighbours)
-        seconds = sum((kernel_seconds[other] for other in matmuls), start=0.0)
+        seconds = kernel_seconds[..., list(matmuls)].sum(axis=-1)
         return seconds * (ranks.tp - 1) / ranks.tp
 
     def gather_weights(self, parameters: float, dp: int, inside: bool) -> float:

@@ -126,10 +126,12 @@ class _PassWork(NamedTuple):
 
     Attributes:
         total: Of all microbatches, on each replica.
+        slowest: Of each microbatch, on the replica that takes longest for it.
         least: What none of a microbatch takes less than.
     """
 
     total: Float[np.ndarray, " i"]
+    slowest: Float[np.ndarray, " m"]
     least: float
 
 
@@ -248,6 +250,7 @@ class _PlanCosts:
         return StageWork(
             forward=forward.total,
             backward=backward.total,
+            slowest=forward.slowest + backward.slowest,
             least_forward=forward.least,
             least_backward=backward.least,
             **self._once_per_step(unit, number, layers)._asdict(),
@@ -257,7 +260,7 @@ class _PlanCosts:
         self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism, recompute: RecomputePolicy
     ) -> tuple[_PassWork, _PassWork]:
         """Seconds of all microbatches' forwards and backwards on each replica, and of the shortest of each."""
-        total, least = np.zeros((2, ranks.dp)), np.zeros(2)
+        total, slowest, least = np.zeros((2, ranks.dp)), np.zeros((2, self._plan.microbatches)), np.zeros(2)
         by_module: dict[str, Float[np.ndarray, "2 d"]] = {}
         for module, layer, count, gradients in layers:
             of = self._layer_costs(module, layer, count, gradients, ranks, recompute)
@@ -265,13 +268,16 @@ class _PlanCosts:
             least += [count * np.min(seconds.total) for seconds in passes]
             if layer.expert_parameters:
                 index = self._replica_loads(module, ranks.dp).index
-                total += [count * np.sum(_on_replicas(each, layer, index, ranks).total, axis=0) for each in passes]
+                of_replicas = np.stack([count * _on_replicas(each, layer, index, ranks).total for each in passes])
+                total, slowest = total + of_replicas.sum(axis=1), slowest + of_replicas.max(axis=2)
             else:
                 seconds = count * np.stack([each.total for each in passes])
                 by_module[module] = by_module.get(module, np.zeros((2, 1))) + seconds
         for module, seconds in by_module.items():
-            total += seconds[:, self._replica_loads(module, ranks.dp).index].sum(axis=1)
-        return _PassWork(total[0], float(least[0])), _PassWork(total[1], float(least[1]))
+            of_replicas = seconds[:, self._replica_loads(module, ranks.dp).index]
+            total, slowest = total + of_replicas.sum(axis=1), slowest + of_replicas.max(axis=2)
+        forward, backward = (_PassWork(total[way], slowest[way], float(least[way])) for way in range(2))
+        return forward, backward
 
     def _parameters(self, unit: UnitPlan, layers: tuple[_LayersOfStage, ...]) -> Float[np.ndarray, "2 2"]:
         """Elements of parameters on a device: [all but experts', experts'] by [all, those that train]."""

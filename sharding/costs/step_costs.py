@@ -86,6 +86,7 @@ class StageWork(NamedTuple):
     Attributes:
         forward: Seconds of all its forwards on each replica.
         backward: The same of its backwards.
+        slowest: Seconds of each microbatch's forward and backward on the replica that takes longest for them.
         least_forward: Seconds that no forward of a microbatch takes less than.
         least_backward: The same of its backwards.
         gather: As in `StageCosts`.
@@ -95,6 +96,7 @@ class StageWork(NamedTuple):
 
     forward: Float[np.ndarray, " i"]
     backward: Float[np.ndarray, " i"]
+    slowest: Float[np.ndarray, " m"]
     least_forward: float
     least_backward: float
     gather: float

@@ -23,10 +23,13 @@ from sharding.plans.trained_parts import RequiredGradients
 from sharding.plans.unit_plan import PlanError
 
 _COUNT, _COUNT_BY_FLOPS = 5, 3  # of the best sizes of the backbone
-_ESTIMATED = 3  # times as many sizes are estimated
-_SLACKS = (0.0, STEP_SLACK, 0.03)  # within which device-seconds count; an estimate is a few percent off
+_ESTIMATED = 2  # times as many sizes are estimated
 _SIMILAR = 0.1  # share by which layouts that are estimated may take longer by the objective
+_SLACKS = (0.0, STEP_SLACK / 4, STEP_SLACK / 2, STEP_SLACK)  # within which device-seconds count
+_UNSURE = 0.05  # share by which a layout may take longer than the shortest by an estimate that is some percent off
 _ROOMY = 2  # microbatches in flight beyond the schedule's limits: with so many, stages hardly wait for each other
+_SIMULATED_OPS = 25_000  # of all plans together; the first plans are simulated however many ops they have
+_ALWAYS_SIMULATED = 3
 
 
 def plans(problem: PlanningProblem) -> list[Plan]:
@@ -68,41 +71,49 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
     estimate = StepEstimate(problem)
     layouts = _layouts_worth_simulating(estimate, problem, count, max_devices, _ROOMY)
     layouts += _layouts_worth_simulating(estimate, problem, count if not layouts else 1, max_devices, 0)
-    return [scheduled_plan(problem, layout) for layout in _distinct(layouts)]
+    chosen: list[DisjointLayout] = []
+    ops = 0
+    for layout in sorted(layouts, key=estimate.seconds):
+        more = _op_count(problem, layout)
+        if layout not in chosen and (len(chosen) < _ALWAYS_SIMULATED or ops + more <= _SIMULATED_OPS):
+            chosen.append(layout)
+            ops += more
+    return [scheduled_plan(problem, layout) for layout in chosen]
 
 
 def _layouts_worth_simulating(
     estimate: StepEstimate, problem: PlanningProblem, count: int, max_devices: Mapping[str, int], extra: int
 ) -> list[DisjointLayout]:
-    """The best layouts by the objective, and by an estimate that sees more than it does.
+    """The best layouts by an estimate that sees more than the objective by which they are searched.
 
-    For every layout those with the same sizes of the backbone are estimated. Of each of the `count` best sizes the
-    shortest is taken, and the fewest device-seconds near it, by the objective and by the estimate.
+    For every layout that the search finds those with the same sizes of the backbone are estimated. Of each of the
+    `count` best sizes the shortest is taken, and those with the fewest device-seconds that are about as short.
     """
-    layouts = search_layouts(problem, _ESTIMATED * count, max_devices, extra)
-    refined: list[tuple[float, list[DisjointLayout]]] = []
-    for layout in layouts:
+    found: list[tuple[float, list[DisjointLayout], Float[np.ndarray, " n"]]] = []
+    for layout in search_layouts(problem, _ESTIMATED * count, max_devices, extra):
         similar = similar_layouts(problem, layout, _SIMILAR, max_devices, extra)
+        seconds = np.array([estimate.seconds(each) for each in similar])
+        found.append((float(seconds.min()), similar, seconds))
+    found.sort(key=lambda entry: entry[0])
+    chosen: list[DisjointLayout] = []
+    for shortest, similar, seconds in found[:count]:
+        if shortest > found[0][0] * (1 + _UNSURE):
+            break
         devices = np.array([each.devices for each in similar])
-        estimated = np.array([estimate.seconds(each) for each in similar])
-        chosen = [_economical(estimated, devices, slack) for slack in _SLACKS]
-        chosen.append(_economical(np.array([each.seconds for each in similar]), devices, STEP_SLACK))
-        refined.append((float(estimated.min()), [similar[index] for index in chosen]))
-    refined.sort(key=lambda entry: entry[0])
-    return [*layouts[:count], *(each for _, chosen in refined[:count] for each in chosen)]
+        chosen += [similar[_economical(seconds, devices, shortest * (1 + slack))] for slack in _SLACKS]
+    return chosen
 
 
-def _distinct(layouts: list[DisjointLayout]) -> list[DisjointLayout]:
-    distinct: list[DisjointLayout] = []
-    for layout in layouts:
-        if layout not in distinct:
-            distinct.append(layout)
-    return distinct
+def _op_count(problem: PlanningProblem, layout: DisjointLayout) -> int:
+    """Forwards and backwards of a step."""
+    tables = problem.module_tables
+    stages = sum(len(tables[name].layers[choice.candidate]) for name, choice in layout.choices.items())
+    return 2 * layout.microbatches * stages
 
 
-def _economical(seconds: Float[np.ndarray, " n"], devices: Int[np.ndarray, " n"], slack: float) -> int:
-    """Which layout takes the fewest device-seconds of those at most `slack` longer than the shortest."""
-    return int(np.where(seconds <= seconds.min() * (1 + slack), devices * seconds, np.inf).argmin())
+def _economical(seconds: Float[np.ndarray, " n"], devices: Int[np.ndarray, " n"], limit: float) -> int:
+    """Which layout takes the fewest device-seconds of those of at most `limit` seconds."""
+    return int(np.where(seconds <= limit * (1 + 1e-9), devices * seconds, np.inf).argmin())
 
 
 def flops_shares(problem: PlanningProblem) -> dict[str, float]:

@@ -23,6 +23,7 @@ from sharding.planners.tables.module_table import ModuleTable
 # Multiples of the lower bound that are tried as upper limit of a step's seconds; a tight limit prunes most candidates.
 _TARGETS = (1.02, 1.06, 1.2, 2.0, 10.0, np.inf)
 _TOLERANCE = 1e-9
+_NEARLY = 2e-3  # share by which a similar layout may take longer than one on fewer devices
 MAX_SIMILAR = 200
 """How many layouts of one (dp, tp, chunks) of the backbone are compared."""
 
@@ -96,7 +97,7 @@ def similar_layouts(
 ) -> list[DisjointLayout]:
     """Layouts with the same (dp, tp, chunks) of the backbone, best first: at most `MAX_SIMILAR`.
 
-    None takes longer than another on as many or fewer devices; of more, those with the fewest device-seconds.
+    Hardly any takes longer than another on as many or fewer devices; of more, those with the fewest device-seconds.
 
     Args:
         problem: The problem.
@@ -191,9 +192,8 @@ class _BackboneSearch:
             return []
         seconds = self._step_seconds(total)
         order = np.lexsort([seconds, total.devices])
-        shorter = np.ones(len(order), bool)
-        shorter[1:] = seconds[order][1:] < np.minimum.accumulate(seconds[order])[:-1]
-        front = order[shorter]
+        shortest = np.minimum.accumulate(seconds[order])  # on as many or fewer devices
+        front = order[seconds[order] <= shortest * (1 + _NEARLY)]
         front = front[np.argsort(total.devices[front] * seconds[front], kind="stable")[:MAX_SIMILAR]]
         return [self._layout(total, int(index)) for index in front[np.argsort(seconds[front], kind="stable")]]
 

@@ -36,7 +36,7 @@ TENSOR_SIZES = (1, 2, 4, 8)
 _REPLICA_FIELDS = ("devices", "dp", "tp", "cp", "ep", "recompute", "collectives", "rows", "capacities")
 """Fields of a unit on which the order of its ops does not depend."""
 
-STEP_SLACK = 0.01
+STEP_SLACK = 0.02
 """Share by which a plan may take longer than the shortest step, to take fewer device-seconds."""
 
 

