@@ -3,68 +3,42 @@
 Every function here is pure: it takes what earlier ones returned, and changes none of it.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from data.packing.batch_spec import BatchSpec
 from data.packing.phases.phase_rows import PhaseRows
+from mmjax.training.engine.channels import (
+    ChannelEndpoints,
+    RowsOfCapacities,
+    find_channels,
+    find_exchanges,
+    make_channels,
+    of_capacity,
+)
 from mmjax.training.engine.optimizer import make_stage_update, squared_norm_and_losses, stage_optimizer_shardings
 from mmjax.training.engine.part_optimizers import LayerOptimizers
 from mmjax.training.engine.placement import PlacedStage
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_functions import make_stage_function
+from mmjax.training.engine.tied_parameters import find_tied_parameters, make_tied_parameter
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
-from sharding.runtime.exchange.hop import ExchangeEnd, ExchangeHop
 from sharding.runtime.executor import Executor
 from sharding.runtime.global_reduction import GlobalReduction
-from sharding.runtime.hops import make_hop
 from sharding.runtime.named_programs import named_jit
-from sharding.runtime.pipeline import Channel, ExecutableStage, TiedParameter
+from sharding.runtime.pipeline import ExecutableStage
 from sharding.runtime.stage_definition import Microbatches, StageDefinition
 from sharding.runtime.stage_programs import StagePrograms
 from sharding.schedules.build import build_evaluation_schedule, build_schedule
 from sharding.specs.modules import ModuleGraph
-from sharding.trees import get_leaf
 
 Stages = Mapping[StageId, PlacedStage]
-
-RowsOfCapacities = tuple[tuple[int, int], ...]
-"""(rows, places of a row): one for each capacity, or one for all."""
-
-ParameterLocation = tuple[str, str]
-"""Location of a parameter in a stage: (key `module/piece`, path of the leaf under this key)."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ChannelEndpoints:
-    """A channel: the stage that sends its activations, and the stage that receives them."""
-
-    name: str
-    source: StageId
-    target: StageId
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TiedParameterEndpoints:
-    """A tied parameter (tied embeddings): its owner, its borrower, and its location in the parameters of each.
-
-    The owner is the stage that holds the master weight. The borrower computes with a copy of the compute weight, and
-    sends the gradient back to the owner.
-    """
-
-    owner: StageId
-    borrower: StageId
-    owner_path: ParameterLocation
-    borrower_path: ParameterLocation
 
 
 def build_executor(
@@ -128,39 +102,6 @@ def plan_devices(plan: Plan, devices: Sequence[jax.Device]) -> list[jax.Device]:
     return [devices[number] for number in sorted({number for unit in plan.units for number in unit.devices})]
 
 
-def find_channels(stages: Stages) -> tuple[ChannelEndpoints, ...]:
-    """Every channel between two stages."""
-    sources = {name: stage_id for stage_id, stage in stages.items() for name in stage.layout.outputs}
-    return tuple(
-        ChannelEndpoints(name=name, source=sources[name], target=stage_id)
-        for stage_id, stage in stages.items()
-        for name in stage.layout.inputs
-    )
-
-
-def find_tied_parameters(stages: Stages) -> tuple[TiedParameterEndpoints, ...]:
-    """Every parameter that a stage borrows from another stage."""
-    owners: dict[str, StageId] = {}
-    for stage_id, stage in stages.items():
-        for run in stage.layout.piece_runs:
-            owners.setdefault(run.parameter_key, stage_id)
-    tied = []
-    for stage_id, stage in stages.items():
-        for run in stage.layout.piece_runs:
-            for path, owner_piece, owner_path in run.piece.tied_parameters:
-                owner_key = f"{run.module.name}/{owner_piece}"
-                if owners[owner_key] != stage_id:
-                    tied.append(
-                        TiedParameterEndpoints(
-                            owner=owners[owner_key],
-                            borrower=stage_id,
-                            owner_path=(owner_key, owner_path),
-                            borrower_path=(run.parameter_key, path),
-                        )
-                    )
-    return tuple(tied)
-
-
 def build_stage_programs(
     stages: Stages,
     channels: Sequence[ChannelEndpoints],
@@ -177,10 +118,10 @@ def build_stage_programs(
     sources = {channel.name: channel.source for channel in channels}
 
     def input_shape(name: str, capacity: int) -> jax.ShapeDtypeStruct:
-        sent = _of_capacity(programs[sources[name]], capacity).output_shapes[name]
+        sent = of_capacity(programs[sources[name]], capacity).output_shapes[name]
         if name not in exchanges:
             return sent
-        return jax.ShapeDtypeStruct((*_of_capacity(exchanges[name], capacity), *sent.shape[2:]), sent.dtype)
+        return jax.ShapeDtypeStruct((*of_capacity(exchanges[name], capacity), *sent.shape[2:]), sent.dtype)
 
     def make_programs(stage_id: StageId, capacity: int, shares: tuple[Fraction, ...]) -> StagePrograms:
         stage, layout = stages[stage_id], stages[stage_id].layout
@@ -205,14 +146,6 @@ def build_stage_programs(
         )
         programs[stage_id] = tuple(make_programs(stage_id, capacity, shares) for capacity in range(len(shares)))
     return programs
-
-
-T = TypeVar("T")
-
-
-def _of_capacity(by_capacity: Sequence[T], capacity: int) -> T:
-    """What belongs to a capacity, of something that has either one for each, or one for all."""
-    return by_capacity[capacity if len(by_capacity) > 1 else 0]
 
 
 def _row_lengths(batch_shapes: Microbatches, share: Fraction) -> dict[str, dict[str, int]]:
@@ -275,73 +208,3 @@ def executable_stage(
         donate_argnums=(0, 1),
     )
     return ExecutableStage(programs, masters.gather, masters.make_reduce(trained_keys), loss_and_norm, update)
-
-
-def find_exchanges(phases: Mapping[str, PhaseRows], backbone: str, rows: int) -> dict[str, RowsOfCapacities]:
-    """By channel with an exchange hop, the rows of a microbatch and the places of a row where it arrives.
-
-    Args:
-        phases: The modules with rows of their own.
-        backbone: Name of the backbone, which has the rows of the global batch.
-        rows: Those of a microbatch.
-    """
-    return {
-        f"{backbone}>{name}" if phase.is_generator else f"{name}>{backbone}": (
-            tuple((phase.rows, capacity) for capacity in phase.capacities)
-            if phase.is_generator
-            else ((rows, phase.cells),)
-        )
-        for name, phase in phases.items()
-    }
-
-
-def make_channels(
-    endpoints: ChannelEndpoints,
-    programs: Mapping[StageId, tuple[StagePrograms, ...]],
-    transport: str,
-    is_exchange: bool,
-) -> list[Channel]:
-    """A channel with the hops that carry its activations and their gradients, for each capacity of its ends."""
-    ends = (programs[endpoints.source], programs[endpoints.target])
-    name = endpoints.name
-    channels = []
-    for capacity in range(max(map(len, ends))):
-        source, target = (_of_capacity(end, capacity) for end in ends)
-        begin, end = source.channel_shardings[name], target.channel_shardings[name]
-        shape, dtype = source.channel_shapes[name].shape, source.channel_shapes[name].dtype
-        if is_exchange:
-            sent, received = ExchangeEnd(begin, shape), ExchangeEnd(end, target.channel_shapes[name].shape)
-            there, back = ExchangeHop(sent, received, dtype), ExchangeHop(received, sent, dtype)
-        else:
-            there, back = make_hop(begin, end, shape, dtype, transport), make_hop(end, begin, shape, dtype, transport)
-        channels.append(
-            Channel(
-                name=name,
-                source=endpoints.source,
-                target=endpoints.target,
-                activation_hop=there,
-                gradient_hop=back,
-                capacity=capacity,
-            )
-        )
-    return channels
-
-
-def make_tied_parameter(parameter: TiedParameterEndpoints, stages: Stages, transport: str) -> TiedParameter:
-    """A tied parameter with the hops of its compute weight to the borrower, and of its gradient to the owner."""
-    owner, borrower = stages[parameter.owner].master_weights, stages[parameter.borrower].master_weights
-    (owner_key, owner_path), (borrower_key, borrower_path) = parameter.owner_path, parameter.borrower_path
-    weight = get_leaf(owner.compute_shapes[owner_key], owner_path)
-    owner_sharding = NamedSharding(owner.mesh, get_leaf(owner.compute_specs[owner_key], owner_path))
-    borrower_sharding = NamedSharding(borrower.mesh, get_leaf(borrower.compute_specs[borrower_key], borrower_path))
-    (owner_layer,) = owner.shardings[owner_key]
-    master_sharding = get_leaf(owner.shardings[owner_key][owner_layer], owner_path)
-    return TiedParameter(
-        owner=parameter.owner,
-        borrower=parameter.borrower,
-        owner_path=parameter.owner_path,
-        borrower_path=parameter.borrower_path,
-        owner_layer=owner_layer,
-        weight_hop=make_hop(owner_sharding, borrower_sharding, weight.shape, weight.dtype, transport),
-        gradient_hop=make_hop(borrower_sharding, master_sharding, weight.shape, np.dtype(np.float32), transport),
-    )

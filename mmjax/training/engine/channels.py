@@ -1,0 +1,92 @@
+"""The channels of a plan: which stages they join, what arrives through exchanges, and the hops for every capacity."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from data.packing.phases.phase_rows import PhaseRows
+from mmjax.training.engine.placement import PlacedStage
+from sharding.plans.stage_graph import StageId
+from sharding.runtime.exchange.hop import ExchangeEnd, ExchangeHop
+from sharding.runtime.hops import make_hop
+from sharding.runtime.pipeline import Channel
+from sharding.runtime.stage_programs import StagePrograms
+
+T = TypeVar("T")
+
+RowsOfCapacities = tuple[tuple[int, int], ...]
+"""(rows, places of a row): one for each capacity, or one for all."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChannelEndpoints:
+    """A channel: the stage that sends its activations, and the stage that receives them."""
+
+    name: str
+    source: StageId
+    target: StageId
+
+
+def find_channels(stages: Mapping[StageId, PlacedStage]) -> tuple[ChannelEndpoints, ...]:
+    """Every channel between two stages."""
+    sources = {name: stage_id for stage_id, stage in stages.items() for name in stage.layout.outputs}
+    return tuple(
+        ChannelEndpoints(name=name, source=sources[name], target=stage_id)
+        for stage_id, stage in stages.items()
+        for name in stage.layout.inputs
+    )
+
+
+def find_exchanges(phases: Mapping[str, PhaseRows], backbone: str, rows: int) -> dict[str, RowsOfCapacities]:
+    """By channel with an exchange hop, the rows of a microbatch and the places of a row where it arrives.
+
+    Args:
+        phases: The modules with rows of their own.
+        backbone: Name of the backbone, which has the rows of the global batch.
+        rows: Those of a microbatch.
+    """
+    return {
+        f"{backbone}>{name}" if phase.is_generator else f"{name}>{backbone}": (
+            tuple((phase.rows, capacity) for capacity in phase.capacities)
+            if phase.is_generator
+            else ((rows, phase.cells),)
+        )
+        for name, phase in phases.items()
+    }
+
+
+def make_channels(
+    endpoints: ChannelEndpoints,
+    programs: Mapping[StageId, tuple[StagePrograms, ...]],
+    transport: str,
+    is_exchange: bool,
+) -> list[Channel]:
+    """A channel with the hops that carry its activations and their gradients, for each capacity of its ends."""
+    ends = (programs[endpoints.source], programs[endpoints.target])
+    name = endpoints.name
+    channels = []
+    for capacity in range(max(map(len, ends))):
+        source, target = (of_capacity(end, capacity) for end in ends)
+        begin, end = source.channel_shardings[name], target.channel_shardings[name]
+        shape, dtype = source.channel_shapes[name].shape, source.channel_shapes[name].dtype
+        if is_exchange:
+            sent, received = ExchangeEnd(begin, shape), ExchangeEnd(end, target.channel_shapes[name].shape)
+            there, back = ExchangeHop(sent, received, dtype), ExchangeHop(received, sent, dtype)
+        else:
+            there, back = make_hop(begin, end, shape, dtype, transport), make_hop(end, begin, shape, dtype, transport)
+        channels.append(
+            Channel(
+                name=name,
+                source=endpoints.source,
+                target=endpoints.target,
+                activation_hop=there,
+                gradient_hop=back,
+                capacity=capacity,
+            )
+        )
+    return channels
+
+
+def of_capacity(by_capacity: Sequence[T], capacity: int) -> T:
+    """What belongs to a capacity, of something that has either one for each, or one for all."""
+    return by_capacity[capacity if len(by_capacity) > 1 else 0]
