@@ -1,0 +1,51 @@
+"""`python -m benchmarks.phases`: what rows of their own cost and save, for a training configuration.
+
+On the host: dealing items and making tables. Executed work: what devices compute over what samples need, counted
+exactly. On the devices: processor time of steps with and without, in turns, and their losses.
+"""
+
+import dataclasses
+import json
+
+from benchmarks.rows import every_goal_met, package_versions, print_table
+from mmjax import cli
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhaseArguments(cli.GinArguments, cli.JsonArguments):
+    """Flags of the command."""
+
+    steps: int = cli.flag(20, "Steps of each plan to time.", metavar="N", parse=cli.integer(1))
+    planned_steps: int = cli.flag(256, "Steps whose executed work is counted.", metavar="N", parse=cli.integer(1))
+
+
+def main(arguments: PhaseArguments) -> int:
+    """Prints the figures; 1 if a goal is missed."""
+    import jax
+
+    from benchmarks.phases.executed_work import work_rows
+    from benchmarks.phases.host import host_rows
+    from benchmarks.phases.steps import step_rows
+    from mmjax.training.config import load_configured_plan
+
+    config = cli.training_config(arguments)
+    plan, _ = load_configured_plan(config, jax.device_count())
+    work, own_rows = work_rows(config, plan, max(arguments.planned_steps, arguments.steps))
+    rows = [*host_rows(), *work, *step_rows(config, plan, own_rows, arguments.steps)]
+    if arguments.json:
+        print(json.dumps({"rows": rows, "versions": package_versions()}))
+    else:
+        print_table(rows, "note", 3)
+    return 0 if every_goal_met(rows) else 1
+
+
+COMMAND = cli.Command(
+    name="benchmarks.phases",
+    summary="Measures what it costs and saves to deal the items of a module over rows of its own.",
+    examples=("--gin_file=quickstart.gin",),
+    arguments=PhaseArguments,
+    prepare=lambda arguments: lambda: main(arguments),
+)
+
+if __name__ == "__main__":
+    cli.run(COMMAND)

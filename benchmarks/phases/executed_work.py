@@ -1,0 +1,146 @@
+"""Executed work: FLOPs that devices compute in the rows of all modules, padding included, over those of the samples.
+
+Counted exactly from the sizes of planned steps, without attention: with rows shared by all modules, with rows of their
+own, and what grouping, reordering and post-balancing make of these. Capacities are chosen for these very steps.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.phases.figures import figure
+from benchmarks.rows import Row
+from data.packing.batch_spec import global_batch_spec
+from data.packing.dealt_phases import row_values
+from data.packing.phases.item_tables import microbatch_items, plan_table
+from data.packing.phases.phase_rows import PhaseRows
+from data.packing.pipeline import BatchPipeline, training_pipeline
+from data.packing.step_planner import PlannerState, StepPlan
+from data.report.dataset_statistics import flops_per_unit, modules_of_units
+from mmjax.training.batches import row_order_request
+from mmjax.training.config import TrainConfig
+from sharding.balancing.capacities import least_padding_capacities, needed_capacity
+from sharding.plans.plan import Plan
+
+CAPACITIES = 4
+
+
+def work_rows(config: TrainConfig, plan: Plan, steps: int) -> tuple[list[Row], Plan]:
+    """Work computed over work needed in each variant; and the plan whose modules have rows of their own."""
+    pipeline = training_pipeline(config.data, config.model, config.dataset("train"))
+    order = row_order_request(dataclasses.replace(config, reordering="search"), plan, "cpu")
+    assert order is not None
+    row_order = order.make_row_order(config.model, pipeline.sample_index.sample_format)
+    isf = training_pipeline(dataclasses.replace(config.data, grouping="isf"), config.model, config.dataset("train"))
+    planned = {"": _steps(pipeline, steps), "ISF grouping": _steps(isf, steps)}
+    planned |= {
+        f"{name}{name and ' and '}reordering": [each.reordered(row_order) for each in plans]
+        for name, plans in list(planned.items())
+    }
+    note = f"{steps} steps of {config.data.rows} rows, {plan.microbatches} microbatches"
+    rows = []
+    own_rows = plan
+    for name, plans in planned.items():
+        counted = Work(config, plan, pipeline, plans)
+        if not name:
+            own_rows = counted.plan_of_own_rows(CAPACITIES)
+            whole, several = counted.ratio(None, is_dealt=False), counted.ratio(CAPACITIES, is_dealt=False)
+            rows += [
+                figure("work: rows shared by all modules", whole, None, note),
+                figure(f"work: rows of its own as wholes, {CAPACITIES} capacities", several, None, "no item is moved"),
+                figure("work: rows of its own, 1 capacity", counted.ratio(1, is_dealt=True), None, "items are dealt"),
+            ]
+        what = f"work: rows of its own, {CAPACITIES} capacities{name and ', '}{name}"
+        rows.append(figure(what, counted.ratio(CAPACITIES, is_dealt=True), None, ""))
+    return rows, own_rows
+
+
+def _steps(pipeline: BatchPipeline, count: int) -> list[StepPlan]:
+    return list(itertools.islice((plan for plan in pipeline.steps(PlannerState()) if plan.rows), count))
+
+
+class Work:
+    """The work of planned steps on a plan.
+
+    Args:
+        config: The run.
+        plan: Its plan; units of one encoder or generator may get rows of their own, one for each replica.
+        pipeline: The pipeline that planned the steps.
+        steps: The steps.
+    """
+
+    def __init__(self, config: TrainConfig, plan: Plan, pipeline: BatchPipeline, steps: Sequence[StepPlan]) -> None:
+        self._plan, self._steps, self._rows = plan, steps, config.data.rows // plan.microbatches
+        sample_format = pipeline.sample_index.sample_format
+        modules = modules_of_units(config.model, sample_format)
+        flops = flops_per_unit(config.model, sample_format)
+        self._flops = {modules[unit]: flops[unit] for unit in modules}
+        self._tokens = config.data.tokens
+        self._values = row_values(config.model, global_batch_spec(config.data, config.model).arrays)
+        self._backbone = config.model.backbone.name
+        generators = {generator.name for generator in config.model.generators}
+        self._units = {
+            unit.modules[0]: unit for unit in plan.units if len(unit.modules) == 1 and unit.modules[0] in self._values
+        }
+        phases = {module: self._roomy(module, module in generators) for module in self._units}
+        self._tables = {
+            module: [
+                items
+                for step in steps
+                for items in microbatch_items(
+                    plan_table(step.rows, step.sizes, phase, plan.microbatches).items, plan.microbatches
+                )
+            ]
+            for module, phase in phases.items()
+        }
+
+    def _roomy(self, module: str, is_generator: bool) -> PhaseRows:
+        values = self._values[module]
+        cells = values.count // values.per_cell
+        return PhaseRows(
+            module=module,
+            is_generator=is_generator,
+            rows=1,
+            cells=cells,
+            capacities=(cells * self._rows,),
+            values=values.field,
+            values_per_cell=values.per_cell,
+        )
+
+    def needs(self, module: str, is_dealt: bool) -> list[int]:
+        """Cells that a row must hold in each microbatch: items dealt over the replicas, or rows as they are."""
+        if is_dealt:
+            return [needed_capacity(items[:, -1], self._units[module].dp) for items in self._tables[module]]
+        return [int(np.bincount(items[:, 1], items[:, -1]).max(initial=0)) for items in self._tables[module]]
+
+    def ratio(self, capacities: int | None, *, is_dealt: bool) -> float:
+        """FLOPs computed over those needed, with at most so many capacities for each module; None for full rows."""
+        full_rows = len(self._steps) * self._plan.microbatches * self._rows
+        tokens = sum(step.sizes[each].tokens for step in self._steps for row in step.rows for each in row)
+        needed = self._flops[self._backbone] * tokens
+        computed = self._flops[self._backbone] * self._tokens * full_rows
+        for module, values in self._values.items():
+            per_cell = self._flops[module] * values.per_cell
+            if module not in self._units:
+                raise ValueError(f"{module} shares a unit; these benchmarks take plans with a unit for each module")
+            needed += per_cell * sum(int(items[:, -1].sum()) for items in self._tables[module])
+            if capacities is None:
+                computed += self._flops[module] * values.count * full_rows
+                continue
+            needs = self.needs(module, is_dealt)
+            chosen = np.array(least_padding_capacities(needs, capacities))
+            rows = self._units[module].dp if is_dealt else self._rows
+            computed += per_cell * rows * sum(int(chosen[np.searchsorted(chosen, need)]) for need in needs if need)
+        return computed / needed
+
+    def plan_of_own_rows(self, capacities: int) -> Plan:
+        """The plan with a row for each replica in every unit of one encoder or generator."""
+        changed = {}
+        for module, unit in self._units.items():
+            chosen = least_padding_capacities(self.needs(module, True), capacities)
+            values = tuple(capacity * self._values[module].per_cell for capacity in chosen)
+            changed[unit.name] = dataclasses.replace(unit, rows=unit.dp, capacities=values)
+        units = tuple(changed.get(unit.name, unit) for unit in self._plan.units)
+        return dataclasses.replace(self._plan, units=units)

@@ -1,0 +1,48 @@
+"""The benchmark of rows of its own: what it draws fits, and the work that it counts is what devices compute."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from benchmarks.phases.executed_work import Work
+from benchmarks.phases.host import ROW_TOKENS, ROWS, draw_items, host_rows
+from data.packing.batch_spec import global_batch_spec
+from data.packing.dealt_phases import plan_phase_rows
+from data.packing.pipeline import training_pipeline
+from data.packing.step_planner import PlannerState
+from data.report.dataset_statistics import flops_per_unit, modules_of_units
+from tests.mmjax.training.trainer_runs import CONFIG, PLAN
+from tests.small_vqa import SmallVQA
+
+
+def test_the_images_drawn_lie_side_by_side_in_rows_that_hold_them():
+    items = draw_items(np.random.default_rng(1))
+    assert len(set(items.rows.tolist())) > ROWS // 2 and (items.places + items.lengths).max() <= ROW_TOKENS
+    for row in (0, 7, ROWS - 1):
+        own = items.rows == row
+        np.testing.assert_array_equal(items.places[own], np.cumsum(items.lengths[own]) - items.lengths[own])
+
+
+def test_exactly_the_tokens_needed_are_sent():
+    (sent,) = (row for row in host_rows() if row["name"] == "tokens sent over tokens needed")
+    assert sent["value"] == 1 and sent["met"]
+
+
+def test_the_work_counted_is_that_of_the_batches():
+    pipeline = training_pipeline(CONFIG.data, CONFIG.model, SmallVQA("train"))
+    steps = pipeline.steps(PlannerState())
+    plans = [next(steps) for _ in range(6)]
+    work = Work(CONFIG, PLAN, pipeline, plans)
+    flops = flops_per_unit(CONFIG.model, pipeline.sample_index.sample_format)
+    modules = modules_of_units(CONFIG.model, pipeline.sample_index.sample_format)
+    spec = global_batch_spec(CONFIG.data, CONFIG.model).arrays
+    for capacities, plan in ((None, PLAN), (1, work.plan_of_own_rows(1)), (3, work.plan_of_own_rows(3))):
+        phases = plan_phase_rows(plan, CONFIG.model, spec)
+        batches = [dataclasses.replace(pipeline.loader, phases=phases)(each) for each in plans]
+        needed, computed = (
+            sum(flops[unit] * batch.counts[modules[unit]][number] for batch in batches for unit in modules)
+            for number in (0, 1)
+        )
+        assert work.ratio(capacities, is_dealt=capacities is not None) == pytest.approx(computed / needed)
+    assert all(unit.rows == unit.dp for unit in plan.units if unit.name != "backbone")
