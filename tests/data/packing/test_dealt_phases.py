@@ -190,3 +190,16 @@ def test_a_table_without_one_of_the_images_to_generate_is_refused():
         ItemTableError, match=r"the table of vision is float64\[13, 6\]; it has a whole number for each"
     ):
         phases.deal(batch)
+
+
+def test_each_microbatch_gets_the_smallest_capacity_that_holds_its_items_and_one_without_items_none():
+    phases = dealt_phases({"vision": 2, "generator": 1}, {"vision": (4, 8, 16), "generator": (2, 8)})
+    batch = tiny_batch(MODEL)
+    batch["vision"]["segments"][[0, 1, 2]] = 0  # two images are left in the first microbatch, six in the second
+    batch["generator"]["weights"][:4] = 0
+    dealt = phases.deal(batch)
+    assert phases.capacities(dealt) == {"vision": (0, 2), "generator": (None, 1)}
+    real = {"vision": (32, 64), "generator": (5, 16)}
+    assert phases.counts(real, dealt) == {"vision": (32, 2 * 4 + 2 * 16), "generator": (5, 8)}
+    batch["vision"]["segments"][:] = 0
+    assert phases.capacities(phases.deal(batch))["vision"] == (None, None)

@@ -44,6 +44,27 @@ def test_rows_differ_by_the_longest_item_at_most(lengths, rows):
     assert sums.max() - sums.min() <= lengths.max()
 
 
+@given(
+    st.lists(st.integers(1, 9), max_size=30).map(lambda lengths: np.array(lengths, int)),
+    st.integers(1, 5),
+    st.sets(st.integers(1, 40), min_size=1, max_size=4).map(sorted),
+)
+def test_of_several_capacities_the_smallest_that_holds_the_items_is_enough(lengths, rows, capacities):
+    def fits(capacity: int) -> bool:
+        try:
+            deal_items(lengths, rows, [capacity])
+        except DealingError:
+            return False
+        return True
+
+    smallest = next(filter(fits, capacities), None)
+    if smallest is None:
+        with pytest.raises(DealingError):
+            deal_items(lengths, rows, capacities)
+    else:
+        check(deal_items(lengths, rows, capacities), lengths, rows, smallest)
+
+
 def test_where_even_sums_leave_no_room_rows_are_filled_first_fit():
     # 5, 5 and then 3, 3, 3 for two rows of 10: the even deal puts 5 + 3 in both, and the last 3 finds no room.
     lengths = np.array([5, 5, 3, 3, 3])

@@ -9,6 +9,7 @@ import pytest
 
 from configs.architectures import ModelConfig
 from configs.projectors import ResamplerConfig
+from data.packing.dealt_phases import DealtPhases
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import (
@@ -174,6 +175,25 @@ def test_a_batch_of_text_alone_runs_the_backbone_alone_and_updates_all(count_pro
     after, _ = engine.executor.step(noisy_state(engine), placed)
     expected, _ = engine.executor.update(noisy_state(engine), gradients)
     jax.tree.map(np.testing.assert_array_equal, vars(after), vars(expected))  # also weights decay, and moments
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_skipped_microbatches_change_no_bit(name, monkeypatch):
+    """What is left out is what the programs of the smallest capacity make of rows without an item."""
+    config, plan, _ = PLANS[name]
+    engine, batch = shared_engine(plan, config), sparse_batch(config)
+    skipping, summary = engine.executor.gradients(noisy_state(engine), engine.place_batch(batch, STEP))
+    chosen = DealtPhases.capacities
+
+    def never_none(self, arrays):
+        return {module: tuple(number or 0 for number in numbers) for module, numbers in chosen(self, arrays).items()}
+
+    monkeypatch.setattr(DealtPhases, "capacities", never_none)
+    placed = engine.place_batch(batch, STEP)
+    assert not any(None in numbers for numbers in placed.capacities.values())
+    running, other_summary = engine.executor.gradients(noisy_state(engine), placed)
+    jax.tree.map(np.testing.assert_array_equal, skipping, running)
+    np.testing.assert_array_equal(summary.losses, other_summary.losses)
 
 
 def test_one_image_in_all_runs_its_encoder_once(count_programs):
