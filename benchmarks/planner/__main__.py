@@ -45,7 +45,7 @@ def main(arguments: PlannerArguments) -> int:
         rows += choices.measure_few_devices(name, *described[name])
     for name in arguments.models:
         rows += simulate_model(name, *described[name])
-    rows += explain_difference("mllm_72b", *described["mllm_72b"])
+        rows += explain_difference(name, *described[name])
     rows += measure_interleaving(*described["mllm_72b"])
     if arguments.json:
         print(json.dumps({"rows": rows, "versions": package_versions()}))

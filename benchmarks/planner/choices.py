@@ -11,6 +11,7 @@ from configs.clusters import CLUSTERS
 from configs.workloads import SyntheticData, Workload
 from mmjax.planning.problem import make_problem, workload_statistics
 from sharding.planners.auto import run_policy
+from sharding.planners.disaggregated import ROOMY
 from sharding.planners.layout_search import search_layouts
 from sharding.planners.policy_comparison import compare_policies
 from sharding.planners.problem import PlanningProblem
@@ -42,7 +43,7 @@ def measure_comparisons(model: ModelConfig, data: SyntheticData) -> list[dict[st
 def measure_estimates(name: str, model: ModelConfig, data: SyntheticData) -> list[dict[str, Any]]:
     """Rows of the mean error of the search's objective, and of the estimate, on the best layouts."""
     problem = _problem(model, data, 1296, 1920)
-    layouts, estimate = search_layouts(problem, LAYOUTS), StepEstimate(problem)
+    layouts, estimate = search_layouts(problem, LAYOUTS, extra=ROOMY), StepEstimate(problem)
     steps = np.array([problem.simulate(scheduled_plan(problem, layout)).step for layout in layouts])
     kinds: dict[str, Callable] = {"objective": lambda layout: layout.seconds, "estimate": estimate.seconds}
     return [

@@ -27,13 +27,15 @@ _ESTIMATED = 2  # times as many sizes are estimated
 _SIMILAR = 0.1  # share by which layouts that are estimated may take longer by the objective
 _SLACKS = (0.0, STEP_SLACK / 4, STEP_SLACK / 2, STEP_SLACK)  # within which device-seconds count
 _UNSURE = 0.05  # share by which a layout may take longer than the shortest by an estimate that is some percent off
-_ROOMY = 2  # microbatches in flight beyond the schedule's limits: with so many, stages hardly wait for each other
 _SIMULATED_OPS = 25_000  # of all plans together; the first plans are simulated however many ops they have
 _ALWAYS_SIMULATED = 3
 
+ROOMY = 2
+"""Microbatches in flight beyond the schedule's limits: with so many, stages hardly wait for each other."""
+
 
 def plans(problem: PlanningProblem) -> list[Plan]:
-    """The best layouts by DistTrain's objective and by the estimate."""
+    """The best layouts by the estimate, of those that are best by DistTrain's objective."""
     return _best_plans(problem, _COUNT)
 
 
@@ -69,7 +71,7 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
     needs, where stages hardly wait for each other, and, for the shortest of all, without.
     """
     estimate = StepEstimate(problem)
-    layouts = _layouts_worth_simulating(estimate, problem, count, max_devices, _ROOMY)
+    layouts = _layouts_worth_simulating(estimate, problem, count, max_devices, ROOMY)
     layouts += _layouts_worth_simulating(estimate, problem, count if not layouts else 1, max_devices, 0)
     chosen: list[DisjointLayout] = []
     ops = 0
