@@ -9,6 +9,7 @@ from jax.experimental import multihost_utils
 
 from data.packing.global_batch import GlobalBatch
 from mmjax.training.engine.engine import Engine
+from mmjax.training.item_agreement import agreed_items
 from mmjax.training.metrics.activity import ActivityCallback
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.executor import StageEvaluation
@@ -53,6 +54,7 @@ def evaluate_answers(
 
     Raises:
         EvaluationStoppedError: A stop was requested.
+        ItemDisagreementError: Processes have dealt the items of a batch otherwise.
     """
     callback(0, None)
     done = 0
@@ -61,6 +63,7 @@ def evaluate_answers(
     for batch in batches:
         if stop_requested():
             raise EvaluationStoppedError
+        agreed_items(batch, engine.dealt_phases)
         evaluations = engine.executor.evaluate(weights, engine.place_batch(batch.arrays, 0, batch.exchange_tables))
         local = local_score(evaluations, batch, engine.config.backbone.name)
         correct, questions = correct + local.correct, questions + local.questions

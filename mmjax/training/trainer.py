@@ -30,6 +30,7 @@ from mmjax.training.engine.step_recorder import StepRecorder
 from mmjax.training.evaluation import AnswerScore, evaluate_answers
 from mmjax.training.fitting import Fitting, TrainResult
 from mmjax.training.heartbeat.heartbeat import Heartbeat
+from mmjax.training.item_agreement import agreed_items
 from mmjax.training.metrics.activity import COMPILING, EVALUATING, Activity
 from mmjax.training.metrics.flops import value_flops
 from mmjax.training.metrics.interface import MetricsWriter
@@ -330,10 +331,10 @@ class Trainer:
         )
 
     def _peek_batch(self) -> tuple[GlobalBatch, dict[str, Any]]:
-        """The next batch, and the data state before it."""
+        """The next batch, on whose items all processes agree, and the data state before it."""
         if self._peeked is None:
             data_state = self.batches.get_state()
-            self._peeked = next(self.batches), data_state
+            self._peeked = agreed_items(next(self.batches), self.engine.dealt_phases), data_state
         return self._peeked
 
     def _save(self, steps_done: int, data_state: dict[str, Any]) -> None:
@@ -373,8 +374,7 @@ class Trainer:
         losses, gradient_norm = self.engine.losses_by_name(summary), float(summary.gradient_norm)
         self.heartbeat.step_finished(
             dispatched.step,
-            f"{losses} {gradient_norm} {dispatched.batch.counts} {dispatched.batch.targets} "
-            f"{self.engine.dealt_phases.digest(dispatched.batch.arrays)}",
+            f"{losses} {gradient_norm} {dispatched.batch.counts} {dispatched.batch.targets}",
         )
         if float(summary.all_finite) > 0:
             self.window.add(losses, gradient_norm, dispatched.batch)
