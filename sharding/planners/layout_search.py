@@ -78,11 +78,12 @@ def search_layouts(
         extra: Microbatches in flight beyond the schedule's limits for which memory is left (`most_extra_in_flight`).
     """
     best: list[DisjointLayout] = []
+    known: dict[tuple, ParetoFront] = {}
     for bound, sizes in _backbone_sizes(problem, solve_relaxations(problem)):
         target = best[keep - 1].seconds if len(best) >= keep else np.inf
         if bound > target * (1 + _TOLERANCE):
             break
-        layout = _BackboneSearch(problem, *sizes, max_devices or {}, extra).best_layout(bound, target)
+        layout = _BackboneSearch(problem, *sizes, max_devices or {}, extra, known).best_layout(bound, target)
         if layout:
             best = sorted([*best, layout], key=lambda layout: (layout.seconds, layout.devices))[:keep]
     return best
@@ -109,7 +110,7 @@ def similar_layouts(
     table = problem.module_tables[problem.graph.backbone.name]
     choice = layout.choices[table.module.name]
     sizes = choice.dp, int(table.tp[choice.candidate]), int(table.chunks[choice.candidate])
-    return _BackboneSearch(problem, *sizes, max_devices or {}, extra).layouts_within(layout.seconds * (1 + slack))
+    return _BackboneSearch(problem, *sizes, max_devices or {}, extra, {}).layouts_within(layout.seconds * (1 + slack))
 
 
 def most_extra_in_flight(
@@ -142,10 +143,20 @@ def _backbone_sizes(problem: PlanningProblem, optima: RelaxedOptima) -> list[tup
 
 
 class _BackboneSearch:
-    """Searches all layouts with one data-parallel size, tensor-parallel size and number of chunks of the backbone."""
+    """Searches all layouts with one data-parallel size, tensor-parallel size and number of chunks of the backbone.
+
+    `known` has candidates that other searches need too: those of encoders and generators depend on `dp` alone.
+    """
 
     def __init__(
-        self, problem: PlanningProblem, dp: int, tp: int, chunks: int, max_devices: Mapping[str, int], extra: int
+        self,
+        problem: PlanningProblem,
+        dp: int,
+        tp: int,
+        chunks: int,
+        max_devices: Mapping[str, int],
+        extra: int,
+        known: dict[tuple, ParetoFront],
     ) -> None:
         self._problem, self._dp, self._extra = problem, dp, extra
         self._microbatches = problem.rows // dp
@@ -157,7 +168,10 @@ class _BackboneSearch:
             if table.module.is_backbone:
                 sizes, allowed = (tp,), (table.tp == tp) & (table.chunks == chunks)
             device_seconds += min(problem.least_device_seconds(name, dp, size) for size in sizes)
-            self._candidates[name] = self._all_candidates(table, allowed, max_devices.get(name, problem.devices))
+            key = (name, *((dp, tp, chunks) if table.module.is_backbone else (dp,)))
+            if key not in known:
+                known[key] = self._all_candidates(table, allowed, max_devices.get(name, problem.devices))
+            self._candidates[name] = known[key]
         self._balanced_seconds = device_seconds / problem.devices  # of every stage, if all devices worked alike
 
     def _all_candidates(self, table: ModuleTable, allowed: Bool[np.ndarray, " o"], max_devices: int) -> ParetoFront:

@@ -104,7 +104,7 @@ class PlanningProblem:
     def with_devices(self, devices: int) -> "PlanningProblem":
         """The same problem on another number of devices; shares what does not depend on it."""
         other = dataclasses.replace(self, devices=devices)
-        for name in ("module_tables", "_device_seconds", "sampled_rows", "_sampled_costs", "_mean_costs"):
+        for name in ("module_tables", "sampled_rows", "_sampled_costs", "_mean_costs"):
             other.__dict__[name] = getattr(self, name)
         return other
 
