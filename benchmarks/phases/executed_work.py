@@ -30,13 +30,13 @@ CAPACITIES = 4
 def work_rows(config: TrainConfig, plan: Plan, steps: int) -> tuple[list[Row], Plan]:
     """Work computed over work needed in each variant; and the plan whose modules have rows of their own."""
     pipeline = training_pipeline(config.data, config.model, config.dataset("train"))
-    order = row_order_request(dataclasses.replace(config, reordering="search"), plan, "cpu")
+    order = row_order_request(dataclasses.replace(config, reordering="both"), plan, "cpu")
     assert order is not None
     row_order = order.make_row_order(config.model, pipeline.sample_index.sample_format)
     isf = training_pipeline(dataclasses.replace(config.data, grouping="isf"), config.model, config.dataset("train"))
     planned = {"": _steps(pipeline, steps), "ISF grouping": _steps(isf, steps)}
     planned |= {
-        f"{name}{name and ' and '}reordering": [each.reordered(row_order) for each in plans]
+        f"{name}{name and ' and '}reordering by both algorithms": [each.reordered(row_order) for each in plans]
         for name, plans in list(planned.items())
     }
     note = f"{steps} steps of {config.data.rows} rows, {plan.microbatches} microbatches"
