@@ -52,6 +52,8 @@ def print_description(description: DatasetDescription, console: Console) -> None
     if description.remark:
         console.print(f"{description.remark}\n", soft_wrap=True)
     console.print(_buckets_table(description))
+    if description.phase_capacities:
+        console.print(_phase_table(description))
     if description.gin:
         console.print("# To paste: rows of the configured tokens that waste the fewest FLOPs")
         console.print("\n".join(description.gin), soft_wrap=True)
@@ -167,6 +169,17 @@ def _buckets_table(description: DatasetDescription) -> Table:
             )
             label = _unit_label(name) if buckets is choices[0] else ""
             table.add_row(label, str(len(buckets.sizes)), f"{buckets.padding:.1%}", sizes)
+    return table
+
+
+def _phase_table(description: DatasetDescription) -> Table:
+    rows = next(iter(description.phase_capacities.values())).rows
+    title = f"Capacities of rows of its own, {rows} a microbatch"
+    table = _table(title, "units", "microbatches without", "padding", "capacities")
+    for name, suggested in description.phase_capacities.items():
+        for number, (capacities, padding) in enumerate(zip(suggested.capacities, suggested.padding, strict=True)):
+            label, without = ("", "") if number else (_unit_label(name), f"{suggested.without_items:.1%}")
+            table.add_row(label, without, f"{padding:.1%}", "  ".join(f"{capacity:,}" for capacity in capacities))
     return table
 
 

@@ -12,6 +12,7 @@ from data.data_config import RowCapacity
 from data.datasets.dataset import SampleIndex
 from data.errors import DataError
 from data.packing.refusals import Refusal, call_or_refuse, oversized_refusal
+from data.samples.sample import SampleSizes
 from data.samples.sample_format import SampleFormat
 from data.samples.sample_metadata import SampleMetadata
 from sharding.frames import make_frame
@@ -30,6 +31,7 @@ class DatasetStatistics:
         sample_ids: Global id of every readable sample, in the order in which they were drawn.
         units: By name, int64[n]: units of every readable sample. First what it takes of a row (`RowCapacity.names`),
             then its backbone tokens by modality, then the items that each encoder reads (`EncoderFormat.item_name`).
+        items: By encoder field, and `images` to generate, the lengths of the items of every readable sample.
         token_modalities: Modalities of backbone tokens: text and delimiters, outputs of every encoder, conditions of
             target images (`generation`).
         distributed: Names of the units of which a description shows the distribution.
@@ -41,6 +43,7 @@ class DatasetStatistics:
 
     sample_ids: Int[np.ndarray, " n"]
     units: Mapping[str, Int[np.ndarray, " n"]]
+    items: Mapping[str, tuple[tuple[int, ...], ...]]
     token_modalities: tuple[str, ...]
     distributed: tuple[str, ...]
     kinds: Mapping[str, int]
@@ -81,6 +84,7 @@ def collect_statistics(
     drawn = [_draw(np.array(sample_index.ids_of_kind(kind)), count, random) for kind, count in kinds.items()]
     sample_ids = random.permutation(np.concatenate(drawn)).tolist()
     units_of_samples: dict[int, dict[str, int]] = {}
+    sizes_of_samples: dict[int, SampleSizes] = {}
     refused: dict[int, Refusal] = {}
     for sample_id in dict.fromkeys(sample_ids):
         metadata = call_or_refuse(sample_index.metadata, sample_index, sample_id)
@@ -88,6 +92,7 @@ def collect_statistics(
             refused[sample_id] = metadata
             continue
         units_of_samples[sample_id] = _sample_units(metadata)
+        sizes_of_samples[sample_id] = metadata.sizes
         if oversized := oversized_refusal(metadata.sizes, capacity, sample_index, sample_id):
             refused[sample_id] = oversized
     readable = [sample_id for sample_id in sample_ids if sample_id in units_of_samples]
@@ -96,11 +101,17 @@ def collect_statistics(
         raise DataError(f"not one of {samples} samples can be read; the first: {first.key}: {first.reason}")
     names = units_of_samples[readable[0]]
     units = {name: np.array([units_of_samples[each][name] for each in readable], np.int64) for name in names}
+    items = {
+        encoder.field: tuple(sizes_of_samples[each].items[encoder.field] for each in readable)
+        for encoder in sample_index.sample_format.encoders
+    }
+    items["images"] = tuple((1,) * sizes_of_samples[each].images for each in readable)
     fits = np.array([sample_id not in refused for sample_id in readable])
     encoders = sample_index.sample_format.encoders
     return DatasetStatistics(
         sample_ids=np.array(readable, np.int64),
         units=units,
+        items=items,
         token_modalities=("text", *(encoder.module for encoder in encoders), "generation"),
         distributed=(
             *("tokens", "text", *(encoder.field for encoder in encoders), "images"),

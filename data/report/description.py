@@ -8,7 +8,12 @@ import numpy as np
 from jaxtyping import Int
 
 from data.data_config import DataConfig, RowCapacity
-from data.packing.grouping.comparison import GroupingResult, GroupingSettings, compare_grouping_policies
+from data.packing.grouping.comparison import (
+    GroupingResult,
+    GroupingSettings,
+    compare_grouping_policies,
+    packed_groups,
+)
 from data.packing.grouping.grouping_policies import row_limits
 from data.packing.refusals import Refusal
 from data.report.capacity_advice import (
@@ -22,8 +27,10 @@ from data.report.capacity_advice import (
 from data.report.dataset_statistics import DatasetStatistics
 from data.report.examples import SampleExample
 from data.report.length_distribution import LengthDistribution, length_distribution
+from data.report.phase_advice import SuggestedPhaseCapacities, suggest_phase_capacities
 from sharding.balancing.buckets import Buckets, choose_buckets
 from sharding.frames import make_frame
+from sharding.plans.unit_plan import MOST_CAPACITIES
 
 if TYPE_CHECKING:
     import pandas
@@ -84,6 +91,7 @@ class DatasetDescription:
             none.
         row_suggestions: Suggested capacities for rows of once, twice and four times the configured tokens.
         buckets: By modality, the sizes of least padding for 1, 2, ... buckets of samples.
+        phase_capacities: By modality but tokens, capacities for a plan that gives its module rows of its own.
         examples: Typical and extreme samples, decoded; none unless asked for.
     """
 
@@ -102,6 +110,7 @@ class DatasetDescription:
     searched_isf: SuggestedIsfCapacity | str
     row_suggestions: tuple[SuggestedRowCapacity, ...]
     buckets: Mapping[str, tuple[Buckets, ...]]
+    phase_capacities: Mapping[str, SuggestedPhaseCapacities]
     examples: tuple[SampleExample, ...] = ()
 
     @property
@@ -168,6 +177,7 @@ def describe_dataset(
     flops_per_unit: Mapping[str, float],
     modules: Mapping[str, str],
     max_buckets: int,
+    microbatch_rows: int = 0,
     examples: Sequence[SampleExample] = (),
 ) -> DatasetDescription:
     """Describes a data set.
@@ -179,6 +189,7 @@ def describe_dataset(
         flops_per_unit: FLOPs of a unit of each modality (`data.report.dataset_statistics.flops_per_unit`).
         modules: Module that reads each modality (`data.report.dataset_statistics.modules_of_units`).
         max_buckets: Largest number of sizes to which samples are padded.
+        microbatch_rows: Rows of a microbatch, for capacities of rows of its own; 0 for those of a step.
         examples: Decoded samples to show (`data.report.examples.decode_examples`).
     """
     in_capacity = [name for name, size in capacity.units.items() if size]
@@ -186,6 +197,19 @@ def describe_dataset(
     settings = _grouping_settings(in_capacity, config, flops_per_unit)
     results = compare_grouping_policies(fitting_sizes, row_limits(capacity), settings)
     configured = next(result for result in results if result.policy == config.grouping and not result.padded)
+    groups = packed_groups(config.grouping, fitting_sizes, row_limits(capacity), settings)
+    fitting = np.flatnonzero(statistics.fits).tolist()
+    phases = {
+        name: suggest_phase_capacities(
+            groups,
+            [statistics.items[name][sample] for sample in fitting],
+            microbatch_rows or config.rows,
+            MOST_CAPACITIES,
+            _multiple(name, statistics.columns(name)[:, 0]),
+        )
+        for name in in_capacity
+        if name in statistics.items and statistics.columns(name).any()
+    }
     group_size = max(1.0, configured.samples_per_row - 0.5)
     in_samples = [name for name in in_capacity if statistics.columns(name).any()]
     sizes = statistics.columns(*in_samples).astype(float)
@@ -219,6 +243,7 @@ def describe_dataset(
             name: choose_buckets(units[units > 0], max_buckets, multiple)
             for name, units, multiple in zip(in_samples, statistics.columns(*in_samples).T, multiples, strict=True)
         },
+        phase_capacities={name: suggested for name, suggested in phases.items() if suggested},
         examples=tuple(examples),
     )
 

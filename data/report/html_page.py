@@ -219,6 +219,8 @@ def _suggestions(description: DatasetDescription) -> Iterator[Html]:
         yield element("p", f"The search for Q and Q' found none: {description.searched_isf}.")
     yield from _isf_table(description)
     yield _buckets_table(description)
+    if description.phase_capacities:
+        yield _phase_table(description)
 
 
 def _rows_table(description: DatasetDescription) -> Html:
@@ -264,3 +266,19 @@ def _buckets_table(description: DatasetDescription) -> Html:
     ]
     caption = "Buckets: sizes of least padding to which single samples are padded, and the share of samples in each"
     return table(("units", "#buckets", "#padding", "sizes"), lines, caption)
+
+
+def _phase_table(description: DatasetDescription) -> Html:
+    lines = [
+        (
+            "" if number else name,
+            "" if number else percent(suggested.without_items),
+            percent(padding),
+            ", ".join(count(capacity) for capacity in capacities),
+        )
+        for name, suggested in description.phase_capacities.items()
+        for number, (capacities, padding) in enumerate(zip(suggested.capacities, suggested.padding, strict=True))
+    ]
+    rows = next(iter(description.phase_capacities.values())).rows
+    caption = f"Capacities of rows of its own for a module, {rows} a microbatch, as many as of the global batch"
+    return table(("units", "#microbatches without", "#padding", "capacities"), lines, caption)

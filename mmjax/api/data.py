@@ -10,7 +10,7 @@ from mmjax.training.config import TrainConfig
 
 
 def describe_data(
-    config: TrainConfig, samples: int = 4096, buckets: int = 4, examples: bool = True
+    config: TrainConfig, samples: int = 4096, buckets: int = 4, examples: bool = True, microbatch_rows: int = 0
 ) -> DatasetDescription:
     """What a run's samples hold, how grouping balances them, and what rows should hold.
 
@@ -19,6 +19,7 @@ def describe_data(
         samples: Number of samples to draw, of every kind in the proportion of training; their sizes alone are read.
         buckets: Largest number of sizes to which samples would be padded.
         examples: Whether a few typical and extreme samples are decoded, to be shown.
+        microbatch_rows: Rows of a microbatch, for capacities of rows of its own; 0 for those of a step.
 
     Raises:
         DataError: The data set does not fit the model or the data configuration.
@@ -35,5 +36,6 @@ def describe_data(
         flops_per_unit(config.model, sample_format),
         modules_of_units(config.model, sample_format),
         buckets,
+        microbatch_rows,
         decode_examples(sample_index, statistics) if examples else (),
     )

@@ -28,6 +28,12 @@ class DescribeDataArguments(cli.GinArguments, cli.JsonArguments):
     buckets: int = cli.flag(
         4, "Largest number of sizes to which samples would be padded.", metavar="N", parse=cli.integer(1)
     )
+    microbatch_rows: int = cli.flag(
+        0,
+        "Rows of a microbatch, for capacities of rows of its own for a module; 0 for those of a step.",
+        metavar="N",
+        parse=cli.integer(0),
+    )
     page: str = cli.flag(
         "",
         "HTML file for histograms, tables and typical samples; it needs no other file.",
@@ -49,7 +55,13 @@ def describe_data(arguments: DescribeDataArguments, config: "TrainConfig") -> No
     from mmjax.api import data
     from mmjax.planning.report import report_console
 
-    description = data.describe_data(config, arguments.samples, arguments.buckets, examples=bool(arguments.page))
+    description = data.describe_data(
+        config,
+        arguments.samples,
+        arguments.buckets,
+        examples=bool(arguments.page),
+        microbatch_rows=arguments.microbatch_rows,
+    )
     if arguments.json:
         print(json.dumps(description_json(description)))
     else:

@@ -119,11 +119,18 @@ def evaluate_packing(
     settings: GroupingSettings,
 ) -> GroupingResult:
     """Result of one policy; arguments as of `compare_grouping_policies`."""
-    policy = GROUPING_POLICIES[name]
-    algorithm = policy.make_algorithm(limits, settings.rows)
-    rows = _rows_of_steps(algorithm, policy.form_steps, sizes, limits, settings, rows_wait=True)
+    rows = packed_groups(name, sizes, limits, settings)
     units = rows.sums(sizes)
     return _summarize(name, rows, settings, units, units, limits[:-1], None)
+
+
+def packed_groups(
+    name: str, sizes: Float[np.ndarray, "n k"], limits: Float[np.ndarray, " limits"], settings: GroupingSettings
+) -> Groups:
+    """The samples of all rows of whole steps, as one policy packs them; arguments as of `compare_grouping_policies`."""
+    policy = GROUPING_POLICIES[name]
+    algorithm = policy.make_algorithm(limits, settings.rows)
+    return _rows_of_steps(algorithm, policy.form_steps, sizes, limits, settings, rows_wait=True)
 
 
 def _evaluate_padding(

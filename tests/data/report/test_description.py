@@ -35,6 +35,7 @@ def made_up(pictures=32, texts=32, refused=REFUSED):
     return DatasetStatistics(
         sample_ids=np.arange(pictures + texts),
         units={name: np.array([seen[name]] * pictures + [text[name]] * texts) for name in seen},
+        items={"patches": ((16,),) * pictures + ((),) * texts, "images": ((),) * (pictures + texts)},
         token_modalities=("text", "vision", "generation"),
         distributed=("tokens", "text", "patches", "images", "encoder_images"),
         kinds={"seen": pictures, "text": texts},
@@ -67,6 +68,18 @@ def test_kinds_refusals_and_units(description):
     assert description.token_shares == {"text": 0.875, "vision": 0.125}
     assert [each.name for each in description.distributions] == ["tokens", "text", "patches", "encoder_images"]
     assert {each.name: each.share for each in description.distributions}["patches"] == 0.5
+
+
+def test_capacities_of_rows_of_its_own_hold_every_microbatch(description):
+    suggested = description.phase_capacities["patches"]
+    assert description.phase_capacities.keys() == {"patches"} and suggested.rows == CONFIG.rows
+    assert all(capacity % 16 == 0 for capacities in suggested.capacities for capacity in capacities)
+    assert list(suggested.padding) == sorted(suggested.padding, reverse=True) and 0 <= suggested.without_items < 1
+    one = describe_dataset(made_up(), CONFIG, CAPACITY, WORK, MODULES, 3, microbatch_rows=1).phase_capacities["patches"]
+    assert one.rows == 1 and one.capacities[0] == (32,)  # what a row holds
+    shown = io.StringIO()
+    print_description(description, Console(file=shown, width=120))
+    assert "Capacities of rows of its own, 2" in shown.getvalue()
 
 
 def test_balancing_and_suggestions(description):
