@@ -78,8 +78,9 @@ class Work:
         flops = flops_per_unit(config.model, sample_format)
         self._flops = {modules[unit]: flops[unit] for unit in modules}
         self._tokens = config.data.tokens
-        self._values = row_values(config.model, global_batch_spec(config.data, config.model).arrays)
         self._backbone = config.model.backbone.name
+        values = row_values(config.model, global_batch_spec(config.data, config.model).arrays)
+        self._values = {module: each for module, each in values.items() if module != self._backbone}
         generators = {generator.name for generator in config.model.generators}
         self._units = {
             unit.modules[0]: unit for unit in plan.units if len(unit.modules) == 1 and unit.modules[0] in self._values
