@@ -48,9 +48,9 @@ class SmallVQA:
         self.tokenizer, self.evaluated_kinds = self._whole.tokenizer, self._whole.evaluated_kinds
         self.prompt_format = self._whole.prompt_format
 
-    def samples_by_kind(self, form: SampleFormat) -> Mapping[str, RandomAccessSamples]:
+    def samples_by_kind(self, sample_format: SampleFormat) -> Mapping[str, RandomAccessSamples]:
         """The same kinds as the whole split."""
         return {
             kind: _First(samples, self._images, self._poisoned if kind == "vqa" else None)
-            for kind, samples in self._whole.samples_by_kind(form).items()
+            for kind, samples in self._whole.samples_by_kind(sample_format).items()
         }

@@ -41,13 +41,13 @@ class Counted(SmallVQA):
         super().__init__("train")
         self.decoded, self.damaged = decoded, damaged
 
-    def samples_by_kind(self, form: SampleFormat) -> dict[str, LazySamples]:
+    def samples_by_kind(self, sample_format: SampleFormat) -> dict[str, LazySamples]:
         """The samples of `SmallVQA`."""
         return {
             kind: LazySamples(
                 len(samples), lambda index, kind=kind, samples=samples: self._counted(kind, index, samples)
             )
-            for kind, samples in super().samples_by_kind(form).items()
+            for kind, samples in super().samples_by_kind(sample_format).items()
         }
 
     def _counted(self, kind: str, index: int, samples: Any) -> SampleMetadata:
