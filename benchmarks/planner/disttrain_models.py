@@ -49,6 +49,8 @@ def simulate_model(name: str, model: ModelConfig, data: SyntheticData) -> list[d
         best = best_simulated(problem, disaggregated.plans(problem))
         for label, timeline in (("as drawn", best.timeline), ("reordered", simulate_reordered(problem, best.plan))):
             rows += _rows(f"{name}, {setting}, {label}", timeline, stiff, name, setting)
+        if setting == "all trained":
+            rows += _rows_where_hops_occupy_devices(f"{name}, {setting}", problem, best.plan)
         rows.append(_row(f"{name}, {setting}, rigid: MFU", stiff.timeline.mfu))
         rows.append(_row(f"{name}, {setting}, rigid: MFU, squares whole", stiff.timeline.mfu_whole_squares))
         rows.append(_row(f"{name}, {setting}, rigid: devices", stiff.plan.device_count))
@@ -97,6 +99,19 @@ def _rows(label: str, timeline: Timeline, stiff: SimulatedPlan, name: str, setti
             timeline.tokens_per_second / stiff.timeline.tokens_per_second,
             PAPER_RATIO if trains_all else None,
         ),
+    ]
+
+
+def _rows_where_hops_occupy_devices(label: str, problem: PlanningProblem, plan: Plan) -> list[dict[str, Any]]:
+    """Rows of a plan where hops occupy the devices at both ends, and of the plan that is made for that."""
+    between = dataclasses.replace(problem, rendezvous=True)
+    made_for_it = best_simulated(between, disaggregated.plans(between)).timeline
+    own = f"{label}, planned where hops occupy both ends"
+    return [
+        _row(f"{label}, where hops occupy both ends: MFU", between.simulate(plan).mfu),
+        _row(f"{own}: MFU", made_for_it.mfu),
+        _row(f"{own}: MFU, squares whole", made_for_it.mfu_whole_squares),
+        _row(f"{own}: devices", made_for_it.groups.device_count),
     ]
 
 

@@ -1,5 +1,6 @@
 """Plans and simulated steps, for programs and notebooks."""
 
+import dataclasses
 import os
 
 from configs.clusters import find_cluster
@@ -25,6 +26,7 @@ def plan(
     devices: int | None = None,
     policy: str = AUTO,
     rows: int | None = None,
+    rendezvous: bool = False,
 ) -> PolicyComparison:
     """Plans a model on a cluster, which need not be at hand.
 
@@ -38,12 +40,14 @@ def plan(
         devices: How many of its devices; by default those of one node.
         policy: Name of a planning policy; `auto` compares all and chooses the best.
         rows: Rows of the global batch; by default the configuration's, and 1,920 for a model.
+        rendezvous: Whether hops occupy the devices at both ends, as ppermute programs do between processes.
 
     Raises:
         UserError: There is no such file, cluster or policy.
         PlanError: No policy has a plan that fits.
     """
-    return compare_policies(_problem(subject, cluster, devices, rows), policy)
+    problem = dataclasses.replace(_problem(subject, cluster, devices, rows), rendezvous=rendezvous)
+    return compare_policies(problem, policy)
 
 
 def simulate(

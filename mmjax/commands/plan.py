@@ -33,6 +33,7 @@ class PlanArguments(ProblemArguments, cli.JsonArguments):
         metavar="RANKS",
         parse=cli.list_of(str),
     )
+    rendezvous: bool = cli.flag(False, "Plans for hops that occupy the devices at both ends, as between processes.")
     output: str = cli.flag("", "File to write the chosen plan to.", metavar="FILE", parse=cli.output_file)
 
 
@@ -53,7 +54,8 @@ def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str
     from mmjax.planning.report import plan_document, print_comparison, report_console
     from sharding.planners.policy_comparison import compare_policies
 
-    comparison = compare_policies(inputs.problem(fixed_ranks=fixed_ranks), arguments.policy)
+    problem = dataclasses.replace(inputs.problem(fixed_ranks=fixed_ranks), rendezvous=arguments.rendezvous)
+    comparison = compare_policies(problem, arguments.policy)
     if arguments.json:
         print(json.dumps(plan_document(comparison)))
     else:

@@ -17,10 +17,25 @@ def explain_choice(comparison: PolicyComparison) -> str:
     largest = sorted(IDLE_CAUSES, key=lambda cause: -idle[cause])[:2]
     lost_time = " and ".join(f"{cause} ({idle[cause] / choice.timeline.step:.0%})" for cause in largest)
     sentences.append(f"Most time is lost to {lost_time}.")
+    sentences += _occupied_ends(comparison)
     reason = why_untrainable(comparison.problem, choice.plan)
     if reason:
         sentences.append(f"It can be simulated, but not trained: {reason}.")
     return " ".join(sentences)
+
+
+def _occupied_ends(comparison: PolicyComparison) -> list[str]:
+    """What the step takes where hops occupy the devices at both ends, if the plan was made without and that matters."""
+    problem, choice = comparison.problem, comparison.choice
+    if problem.rendezvous:
+        return []
+    ratio = problem.simulate(choice.plan, rendezvous=True).step / choice.timeline.step
+    if ratio <= 1 + STEP_SLACK:
+        return []
+    return [
+        f"Between processes hops occupy the devices at both ends, and the step takes {ratio:.2f} times as long; "
+        "--rendezvous plans for that."
+    ]
 
 
 def _compare_with_others(comparison: PolicyComparison) -> list[str]:

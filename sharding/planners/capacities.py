@@ -16,7 +16,7 @@ from sharding.balancing.capacities import least_padding_capacities
 from sharding.costs.own_rows import fullest_row, item_values
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import MOST_CAPACITIES, UnitPlan
+from sharding.plans.unit_plan import MOST_CAPACITIES, TENSOR_COLLECTIVES, UnitPlan
 from sharding.specs.layer import LoadColumn
 from sharding.specs.module_spec import ModuleSpec
 
@@ -41,11 +41,18 @@ def capacities_of(problem: PlanningProblem, unit: UnitPlan, microbatches: int) -
     rows = problem.rows // microbatches
     drawn = _drawn_microbatches(problem, module.name, rows)
     needs = np.ceil(fullest_row(drawn, unit.rows, module) - 1e-6).astype(int).tolist()
-    largest = _sufficient(problem, module, rows, unit.rows)
-    sizes = least_padding_capacities(needs, MOST_CAPACITIES, module.values_per_cell)
+    multiple = _multiple(unit, module)
+    largest = _sufficient(problem, module, rows, unit.rows, multiple)
+    sizes = least_padding_capacities(needs, MOST_CAPACITIES, multiple)
     if sizes and largest <= sizes[-1]:
         return sizes
-    return (*least_padding_capacities(needs, MOST_CAPACITIES - 1, module.values_per_cell), largest)
+    return (*least_padding_capacities(needs, MOST_CAPACITIES - 1, multiple), largest)
+
+
+def _multiple(unit: UnitPlan, module: ModuleSpec) -> int:
+    """What capacities are whole multiples of: a cell, or one for each tensor rank where these divide the positions."""
+    divides_positions = TENSOR_COLLECTIVES[unit.collectives].sequence_parallel and module.layer.sequence_parallel
+    return module.values_per_cell * (unit.tp if divides_positions else 1)
 
 
 def _drawn_microbatches(problem: PlanningProblem, module: str, rows: int) -> Float[np.ndarray, "m 3"]:
@@ -55,7 +62,7 @@ def _drawn_microbatches(problem: PlanningProblem, module: str, rows: int) -> Flo
     return np.concatenate(drawn).reshape(-1, rows, 3).sum(axis=1)
 
 
-def _sufficient(problem: PlanningProblem, module: ModuleSpec, rows: int, own_rows: int) -> int:
+def _sufficient(problem: PlanningProblem, module: ModuleSpec, rows: int, own_rows: int, multiple: int) -> int:
     """A capacity that holds any microbatch, or hardly any that it does not."""
     of_row = problem.row_capacities.get(module.name)
     if of_row is not None:
@@ -63,8 +70,8 @@ def _sufficient(problem: PlanningProblem, module: ModuleSpec, rows: int, own_row
     loads = problem.data.loads[module.name]
     values = item_values(loads, module)
     one_item = float((values / np.maximum(loads[:, LoadColumn.ITEMS], 1)).max())
-    cells = (sum_bound(values, rows, OVERFLOW) / own_rows + one_item) / module.values_per_cell
-    return module.values_per_cell * max(1, math.ceil(cells - 1e-6))
+    sufficient = sum_bound(values, rows, OVERFLOW) / own_rows + one_item
+    return multiple * max(1, math.ceil(sufficient / multiple - 1e-6))
 
 
 def sum_bound(values: Float[np.ndarray, " n"], count: int, probability: float) -> float:

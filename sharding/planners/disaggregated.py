@@ -68,11 +68,16 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
     """Plans worth simulating, on at most so many devices of each module; none if nothing fits.
 
     The best sizes of the backbone are searched twice: with memory for more microbatches in flight than the schedule
-    needs, where stages hardly wait for each other, and, for the shortest of all, without.
+    needs, where stages hardly wait for each other, and, for the shortest of all, without. Each number of chunks is
+    searched by itself, because the objective takes more account of the fill that chunks shorten than of their waits.
     """
     estimate = StepEstimate(problem)
-    layouts = _layouts_worth_simulating(estimate, problem, count, max_devices, ROOMY)
-    layouts += _layouts_worth_simulating(estimate, problem, count if not layouts else 1, max_devices, 0)
+    each = -(-count // len(problem.chunk_choices))
+    layouts: list[DisjointLayout] = []
+    for chunks in problem.chunk_choices:
+        roomy = _layouts_worth_simulating(estimate, problem, each, max_devices, ROOMY, chunks)
+        layouts += roomy
+        layouts += _layouts_worth_simulating(estimate, problem, 1 if roomy else each, max_devices, 0, chunks)
     chosen: list[DisjointLayout] = []
     ops = 0
     for layout in sorted(layouts, key=estimate.seconds):
@@ -84,7 +89,12 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
 
 
 def _layouts_worth_simulating(
-    estimate: StepEstimate, problem: PlanningProblem, count: int, max_devices: Mapping[str, int], extra: int
+    estimate: StepEstimate,
+    problem: PlanningProblem,
+    count: int,
+    max_devices: Mapping[str, int],
+    extra: int,
+    chunks: int,
 ) -> list[DisjointLayout]:
     """The best layouts by an estimate that sees more than the objective by which they are searched.
 
@@ -92,7 +102,7 @@ def _layouts_worth_simulating(
     `count` best sizes the shortest is taken, and those with the fewest device-seconds that are about as short.
     """
     found: list[tuple[float, list[DisjointLayout], Float[np.ndarray, " n"]]] = []
-    for layout in search_layouts(problem, _ESTIMATED * count, max_devices, extra):
+    for layout in search_layouts(problem, _ESTIMATED * count, max_devices, extra, chunks):
         similar = similar_layouts(problem, layout, _SIMILAR, max_devices, extra)
         seconds = np.array([estimate.seconds(each) for each in similar])
         found.append((float(seconds.min()), similar, seconds))

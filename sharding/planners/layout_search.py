@@ -67,7 +67,11 @@ class DisjointLayout:
 
 
 def search_layouts(
-    problem: PlanningProblem, keep: int = 1, max_devices: Mapping[str, int] | None = None, extra: int = 0
+    problem: PlanningProblem,
+    keep: int = 1,
+    max_devices: Mapping[str, int] | None = None,
+    extra: int = 0,
+    chunks: int | None = None,
 ) -> list[DisjointLayout]:
     """The best layouts with different (dp, tp, chunks) of the backbone, best first; none if nothing fits.
 
@@ -76,10 +80,13 @@ def search_layouts(
         keep: How many layouts to return.
         max_devices: The most devices of each module; by default all devices.
         extra: Microbatches in flight beyond the schedule's limits for which memory is left (`most_extra_in_flight`).
+        chunks: Virtual stages per pipeline rank of the backbone; by default, any that the problem allows.
     """
     best: list[DisjointLayout] = []
     known: dict[tuple, ParetoFront] = {}
     for bound, sizes in _backbone_sizes(problem, solve_relaxations(problem)):
+        if chunks not in (None, sizes[-1]):
+            continue
         target = best[keep - 1].seconds if len(best) >= keep else np.inf
         if bound > target * (1 + _TOLERANCE):
             break

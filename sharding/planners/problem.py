@@ -62,6 +62,7 @@ class PlanningProblem:
         row_capacities: What a row of the global batch holds by encoder or generator, where it is known: patches, frames
             or target images.
         configuration: What it was read from, which its plans name.
+        rendezvous: Whether hops occupy the devices of both their ends, as they do between processes.
     """
 
     graph: ModuleGraph
@@ -79,6 +80,7 @@ class PlanningProblem:
     row_positions: Mapping[str, int] = dataclasses.field(default_factory=dict)
     row_capacities: Mapping[str, int] = dataclasses.field(default_factory=dict)
     configuration: NamedConfiguration = NamedConfiguration()
+    rendezvous: bool = False
 
     def __post_init__(self) -> None:
         for name in ("devices", "rows"):
@@ -194,15 +196,16 @@ class PlanningProblem:
     def _batch_costs(self, rows: LoadsByModule) -> BatchCosts:
         return BatchCosts(self.graph, self.costs, rows)
 
-    def simulate(self, plan: Plan, rendezvous: bool = False, rows: LoadsByModule | None = None) -> Timeline:
+    def simulate(self, plan: Plan, rendezvous: bool | None = None, rows: LoadsByModule | None = None) -> Timeline:
         """Simulates one step of a plan.
 
         Args:
             plan: The plan.
-            rendezvous: See `sharding.simulation.simulator.simulate`.
+            rendezvous: Whether hops occupy the devices of both their ends; by default as the problem has it.
             rows: Loads of the global batch's rows; `sampled_rows` by default.
         """
-        return simulate(plan, self._schedule(plan), self.step_costs(plan, rows), rendezvous)
+        occupies_ends = self.rendezvous if rendezvous is None else rendezvous
+        return simulate(plan, self._schedule(plan), self.step_costs(plan, rows), occupies_ends)
 
     def step_costs(self, plan: Plan, rows: LoadsByModule | None = None) -> StepCosts:
         """What every op of a plan's step takes, with `sampled_rows` by default."""

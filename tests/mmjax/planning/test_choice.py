@@ -1,5 +1,7 @@
 """What is said of a choice: true where a shorter plan cannot be trained, and where fewer devices won."""
 
+import dataclasses
+
 import pytest
 
 from mmjax.planning.choice import explain_choice
@@ -43,3 +45,13 @@ def test_a_choice_that_cannot_be_trained_says_so(every_policy):
     (rigid,) = [each for each in every_policy.results if each.policy == "rigid"]
     said = explain_choice(compared(rigid))
     assert "Choice: rigid, the shortest simulated step. " in said and "but not trained: unit vision: 8 rows" in said
+
+
+def test_a_step_that_is_longer_between_processes_is_said():
+    of = problem(devices=16, rows=24, spread=0.6)
+    found = compare_policies(of, "disaggregated")
+    ratio = of.simulate(found.plan, rendezvous=True).step / found.timeline.step
+    assert ratio > 1.02 and f"the step takes {ratio:.2f} times as long; --rendezvous" in explain_choice(found)
+    between = compare_policies(dataclasses.replace(of, rendezvous=True), "disaggregated")
+    assert "--rendezvous" not in explain_choice(between)
+    assert between.timeline.step == of.simulate(between.plan, rendezvous=True).step <= ratio * found.timeline.step

@@ -39,6 +39,15 @@ def test_planned_capacities_hold_every_microbatch_that_plans_are_simulated_with(
     assert with_rows
 
 
+def test_tensor_ranks_that_divide_positions_divide_all_capacities():
+    of = problem(devices=30, rows=24, spread=0.6)
+    cell = of.graph["vision"].values_per_cell
+    unit = make_unit(("vision",), dp=3, tp=4, layers=(3,), recompute="none", rows=3)
+    assert any(size % (4 * cell) for size in capacities_of(of, dataclasses.replace(unit, collectives="reduce"), 6))
+    sizes = capacities_of(of, dataclasses.replace(unit, collectives="ring"), 6)
+    assert sizes and not any(size % (4 * cell) for size in sizes)
+
+
 def test_the_largest_capacity_of_a_run_holds_full_rows():
     of = dataclasses.replace(problem(rows=8), row_capacities={"vision": 640})
     unit = make_unit(("vision",), dp=3, tp=1, layers=(3,), recompute="none", rows=3)
