@@ -24,6 +24,8 @@ OVERFLOW = 1e-9
 """Probability of a microbatch for which the largest capacity is too small, if rows are drawn independently."""
 
 _DRAWN = 256  # microbatches at least
+_BLOCK = 64  # positions
+_MANY_BLOCKS = 16  # so that rounding up costs little
 
 
 def with_capacities(problem: PlanningProblem, plan: Plan) -> Plan:
@@ -41,7 +43,7 @@ def capacities_of(problem: PlanningProblem, unit: UnitPlan, microbatches: int) -
     rows = problem.rows // microbatches
     drawn = _drawn_microbatches(problem, module.name, rows)
     needs = np.ceil(fullest_row(drawn, unit.rows, module) - 1e-6).astype(int).tolist()
-    multiple = _multiple(unit, module)
+    multiple = _multiple(unit, module, max(needs))
     largest = _sufficient(problem, module, rows, unit.rows, multiple)
     sizes = least_padding_capacities(needs, MOST_CAPACITIES, multiple)
     if sizes and largest <= sizes[-1]:
@@ -49,10 +51,16 @@ def capacities_of(problem: PlanningProblem, unit: UnitPlan, microbatches: int) -
     return (*least_padding_capacities(needs, MOST_CAPACITIES - 1, multiple), largest)
 
 
-def _multiple(unit: UnitPlan, module: ModuleSpec) -> int:
-    """What capacities are whole multiples of: a cell, or one for each tensor rank where these divide the positions."""
+def _multiple(unit: UnitPlan, module: ModuleSpec, most: int) -> int:
+    """What capacities are whole multiples of.
+
+    A cell, or one for each tensor rank where these divide the positions; of rows that hold many blocks of positions,
+    which kernels compute at a time, whole blocks.
+    """
     divides_positions = TENSOR_COLLECTIVES[unit.collectives].sequence_parallel and module.layer.sequence_parallel
-    return module.values_per_cell * (unit.tp if divides_positions else 1)
+    cells = module.values_per_cell * (unit.tp if divides_positions else 1)
+    block = math.lcm(cells, _BLOCK * module.values_per_position)
+    return block if module.layer.sequence_parallel and most >= _MANY_BLOCKS * block else cells
 
 
 def _drawn_microbatches(problem: PlanningProblem, module: str, rows: int) -> Float[np.ndarray, "m 3"]:

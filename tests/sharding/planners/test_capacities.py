@@ -48,6 +48,15 @@ def test_tensor_ranks_that_divide_positions_divide_all_capacities():
     assert sizes and not any(size % (4 * cell) for size in sizes)
 
 
+def test_long_rows_hold_whole_blocks_of_positions():
+    of = problem(devices=30, rows=24, spread=0.6)
+    unit = make_unit(("vision",), dp=1, tp=1, layers=(3,), recompute="none", rows=1)
+    block = 64 * of.graph["vision"].values_per_position
+    short, long = (capacities_of(of, unit, microbatches) for microbatches in (24, 1))
+    assert min(long) >= 16 * block > max(short)
+    assert not any(size % block for size in long) and any(size % block for size in short)
+
+
 def test_the_largest_capacity_of_a_run_holds_full_rows():
     of = dataclasses.replace(problem(rows=8), row_capacities={"vision": 640})
     unit = make_unit(("vision",), dp=3, tp=1, layers=(3,), recompute="none", rows=3)
