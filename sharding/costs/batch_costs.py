@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 
 from sharding.costs.cost_model import CostModel, LayerParallelism, LayerSeconds, Times, useful_flops
 from sharding.costs.memory import saved_activation_bytes
-from sharding.costs.own_rows import OwnRows, dealt_loads, executed_loads
+from sharding.costs.own_rows import OwnRows, dealt_loads, executed_loads, largest_over_needed
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import PlanError
 from sharding.specs.layer import LoadColumn, Loads, RecomputePolicy
@@ -127,6 +127,11 @@ class BatchCosts:
         executed, items = executed_loads(totals, own, dp, self.graph[module]), dealt_loads(totals, dp)
         both, index = distinct_loads(np.concatenate([executed, items], axis=2).reshape(-1, 6))
         return ReplicaLoads(both[:, :3], both[:, 3:], index.reshape(microbatches, dp))
+
+    def largest_over_needed(self, module: str, microbatches: int, own: OwnRows) -> float:
+        """See `sharding.costs.own_rows.largest_over_needed`."""
+        totals = replica_loads(self.rows[module], microbatches, 1)[:, 0]
+        return largest_over_needed(totals, own, self.graph[module])
 
     def layer(
         self,

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from sharding.specs.layer import LoadColumn, Loads
 from sharding.specs.module_spec import ModuleSpec
@@ -43,11 +43,23 @@ def executed_loads(microbatches: Loads, own: OwnRows, dp: int, module: ModuleSpe
         return dealt_loads(microbatches, dp)
     values = item_values(microbatches, module)
     needed = fullest_row(microbatches, own.rows, module)
-    number = np.searchsorted(own.capacities, needed * (1 - 1e-9))
-    capacity = np.append(own.capacities, np.inf)[number]
+    capacity = np.append(own.capacities, np.inf)[_capacity_numbers(microbatches, own, module)]
     held = np.where(np.isinf(capacity), needed, capacity) * own.rows / dp
     replica = microbatches * (held / np.maximum(values, 1e-9) * (values > 0))[:, None]
     return np.repeat(replica[:, None], dp, axis=1)
+
+
+def largest_over_needed(microbatches: Loads, own: OwnRows, module: ModuleSpec) -> float:
+    """How many times the largest capacity that these microbatches need the largest of all is; 1 without capacities."""
+    if not own.capacities:
+        return 1.0
+    numbers = _capacity_numbers(microbatches, own, module)
+    return own.capacities[-1] / own.capacities[min(int(numbers.max()), len(own.capacities) - 1)]
+
+
+def _capacity_numbers(microbatches: Loads, own: OwnRows, module: ModuleSpec) -> Int[np.ndarray, " m"]:
+    """The number of the smallest capacity that holds each microbatch; one more than there are if none does."""
+    return np.searchsorted(own.capacities, fullest_row(microbatches, own.rows, module) * (1 - 1e-9))
 
 
 def item_values(microbatches: Loads, module: ModuleSpec) -> Float[np.ndarray, " m"]:

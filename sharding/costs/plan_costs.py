@@ -230,8 +230,16 @@ class _PlanCosts:
         (parameters, trained), replicas = self._parameters(unit, layers).T, _same_parameter_ranks(unit)
         state_bytes = np.sum(train_state_bytes(parameters, trained, replicas, self._costs))
         once = self._once_per_step(unit, number, layers)
-        static_bytes = workspace + float(state_bytes) + self._exchange_bytes(stage)
-        return StageCosts(**sums, **once._asdict(), static_bytes=static_bytes)
+        growth = self._largest_over_needed(unit)
+        of_largest = growth * (workspace + self._exchange_bytes(stage)) + (growth - 1) * float(
+            sums["saved_bytes"].max()
+        )
+        return StageCosts(**sums, **once._asdict(), static_bytes=float(state_bytes) + of_largest)
+
+    def _largest_over_needed(self, unit: UnitPlan) -> float:
+        """How much larger a microbatch of the largest capacity is than those of this step; one is in flight at most."""
+        own = self._own_rows(unit.modules[0])
+        return self._batch.largest_over_needed(unit.modules[0], self._plan.microbatches, own) if own else 1.0
 
     def _exchange_bytes(self, stage: StageId) -> float:
         """Bytes of what a stage exchanges of the largest microbatch: activations, or gradients on their way back."""

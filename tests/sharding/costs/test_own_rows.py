@@ -72,3 +72,12 @@ def test_both_ends_of_an_exchange_hold_what_is_exchanged():
     for stage in (("vision", 0), ("backbone", 0)):
         more = own[stage].static_bytes - whole[stage].static_bytes
         assert more == pytest.approx(tokens * GRAPH["vision"].trailing_layers[-1].output_elements.tokens * 2)
+
+
+def test_there_is_memory_for_a_microbatch_of_the_largest_capacity():
+    """In a run one may come that those of this step are all smaller than."""
+    small, one = plan(rows=3, capacities=(64,)), plan(rows=3, capacities=(64, 256))
+    fits, grows = (plan_costs(each, BATCH, ALL).stages["vision", 0] for each in (small, one))
+    assert fits.saved_bytes.max() == grows.saved_bytes.max()
+    extra = grows.static_bytes - fits.static_bytes
+    assert extra > 3 * grows.saved_bytes.max() > 0  # four times as large, and so is what is exchanged
