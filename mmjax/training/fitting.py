@@ -52,7 +52,8 @@ class TrainResult:
         compile_seconds: The part of it before the first step, which is nearly all compilation.
         step_seconds: The part of it that the steps took.
         losses: By name: means over the last window of steps; it ends early if the run was interrupted.
-        score: On the split `test`; None if the run was interrupted or the data set has no questions.
+        score: On the split `test`; None if the run was interrupted, the data set has no questions, or the items of an
+            evaluation's batch did not fit into the rows of a unit.
         counts: Real tokens (patches, frames, images) and capacity of each module, over this call's steps.
         stopped_by: What interrupted it, `Ctrl-C` or `SIGTERM`; empty if it trained to its end.
         data_counters: How many samples the data pipeline handed out and refused.

@@ -8,6 +8,7 @@ import numpy as np
 from data.packing.global_batch import GlobalBatch
 from mmjax.training.config import TrainConfig
 from sharding.specs.layer import make_loads
+from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
 
@@ -49,15 +50,19 @@ def batch_statistics(batches: list[GlobalBatch], graph: ModuleGraph) -> RowLoadS
 def filled_row_loads(arrays: HostArrays, graph: ModuleGraph) -> dict[str, np.ndarray]:
     """Loads [n, 3] of the rows of every module as their samples fill them, without padding."""
     return {
-        module.name: np.array([_segment_loads(row) for row in arrays[module.name]["segments"]])
+        module.name: np.array([_segment_loads(row, module) for row in arrays[module.name]["segments"]])
         if "segments" in arrays[module.name]
         else np.array([make_loads(items=int((row > 0).sum())) for row in arrays[module.name]["weights"]])
         for module in graph.modules
     }
 
 
-def _segment_loads(segments: np.ndarray) -> np.ndarray:
-    """Tokens, sum of squared lengths, and number of the segments of a row [s]; 0 is padding."""
+def _segment_loads(segments: np.ndarray, module: ModuleSpec) -> np.ndarray:
+    """Tokens, sum of squared lengths, and number of the segments of a row [s]; 0 is padding.
+
+    A class token attends as one position and takes a whole cell.
+    """
     lengths = np.bincount(segments[segments > 0])
     lengths = lengths[lengths > 0].astype(float)
-    return make_loads(lengths.sum(), np.square(lengths).sum(), len(lengths))
+    cells = segments.reshape(-1, module.values_per_cell // module.values_per_position)
+    return make_loads((cells > 0).any(axis=1).sum() * cells.shape[1], np.square(lengths).sum(), len(lengths))

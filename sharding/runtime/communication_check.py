@@ -37,7 +37,9 @@ def check_communication(executor: Executor) -> None:
             for axis in stage.programs.mesh.axis_names:
                 _try(f"the sum over {axis!r} of {_describe(stage_id)}", _sum_of_ones, stage.programs.mesh, axis)
     for channel in executor.channels:
-        what = f"the hop {channel.name}" + (f" of capacity {channel.capacity}" if channel.capacity else "")
+        ends = (channel.source, channel.target)
+        count = max(len(executor.stages[stage_id].programs_by_capacity) for stage_id in ends)
+        what = f"the hop {channel.name}" + (f", capacity {channel.capacity + 1} of {count}" if count > 1 else "")
         _try_both_ways(what, channel.source, channel.target, channel.activation_hop, channel.gradient_hop)
     for tied in executor.tied_parameters:
         what = f"the hop of the tied parameter {tied.owner_path[1]}"

@@ -8,7 +8,7 @@ import pytest
 from configs.architectures import ModelConfig
 from data.errors import DataError
 from data.packing.dealt_phases import DealtPhases, plan_phase_rows
-from data.packing.phases.item_tables import ITEM_FIELDS, first_cells, microbatch_items
+from data.packing.phases.item_tables import ITEM_FIELDS, BatchItems, deal_phase, first_cells, microbatch_items
 from data.packing.phases.phase_rows import PhaseRows
 from data.packing.phases.table_check import ItemTableError
 from sharding.plans.plan import Plan
@@ -203,3 +203,15 @@ def test_each_microbatch_gets_the_smallest_capacity_that_holds_its_items_and_one
     assert phases.counts(real, dealt) == {"vision": (32, 2 * 4 + 2 * 16), "generator": (5, 8)}
     batch["vision"]["segments"][:] = 0
     assert phases.capacities(phases.deal(batch))["vision"] == (None, None)
+
+
+def test_items_that_cannot_be_dealt_apart_stay_with_their_rows():
+    """Two full rows of the batch fit into each row of the phase, but their items sum to 24 in no other way."""
+    rows = [[7, 5], [6, 6], [9, 3], [7, 5]]
+    lengths, places = np.array(sum(rows, [])), np.array([[0, first] for first, _ in rows]).ravel()
+    phase = PhaseRows(
+        module="eyes", is_generator=False, rows=2, cells=12, capacities=(24,), values="patches", values_per_cell=1
+    )
+    items = deal_phase(BatchItems(np.repeat(np.arange(4), 2), places, lengths), phase, 4, 1)
+    np.testing.assert_array_equal(items[:, 3], [0, 0, 0, 0, 1, 1, 1, 1])
+    np.testing.assert_array_equal(items[:, 4], [0, 7, 12, 18, 0, 9, 12, 19])
