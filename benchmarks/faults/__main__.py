@@ -28,12 +28,16 @@ def main(arguments: FaultArguments) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that launchers and producers end too
     os.environ["JAX_PLATFORMS"] = "cpu"  # end states are compared here, beside runs on simulated devices
     from benchmarks.faults.campaign import Campaign
+    from benchmarks.faults.launched_run import kill_everything_started
     from benchmarks.faults.report import describe_run, goal_rows, kind_rows, kind_table
     from benchmarks.rows import every_goal_met, package_versions, print_table
 
     folder = pathlib.Path(tempfile.mkdtemp(prefix="mmjax-faults-"))
     campaign = Campaign(folder, lambda outcome: print(describe_run(outcome), file=sys.stderr, flush=True))
-    outcomes = campaign.run(arguments.faults, arguments.seed)
+    try:
+        outcomes = campaign.run(arguments.faults, arguments.seed)
+    finally:
+        kill_everything_started()
     rows = goal_rows(outcomes, arguments.faults)
     kinds = kind_rows([fault for outcome in outcomes for fault in outcome.faults])
     if arguments.json:
