@@ -15,7 +15,7 @@ from data.packing.phases.item_tables import PhaseCapacityError
 from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.step_recorder import StepNotRecordedError, StepRecorder
 from mmjax.training.evaluation import AnswerScore, EvaluationStoppedError
-from mmjax.training.heartbeat.op_stragglers import find_slow_op
+from mmjax.training.heartbeat.op_stragglers import RecordedStep, find_slow_op
 from mmjax.training.metrics.activity import COMPILING
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import ProgressDisplay
@@ -24,7 +24,6 @@ from mmjax.training.metrics.step_timeline_file import write_step_timeline
 from mmjax.training.metrics.step_timer import StepTimer, StepTimes
 from mmjax.training.steps import DispatchedStep
 from mmjax.training.stop_signals import StoppedBeforeFirstStepError, StopSignals
-from sharding.simulation.timeline import Timeline
 
 if TYPE_CHECKING:  # it imports this file
     from mmjax.training.trainer import Trainer
@@ -91,7 +90,7 @@ class Fitting:
         self._trainer, self._progress, self._metrics, self._on_evaluation = trainer, progress, metrics, on_evaluation
         self._begin, self._first_step = time.perf_counter(), trainer.steps_done
         self._recorded_step = min(self._first_step + RECORDED_STEP, trainer.config.steps)
-        self._first_recording: tuple[int, Timeline] | None = None
+        self._first_recording: RecordedStep | None = None
         self._compile_seconds = self._step_seconds = 0.0
         self._heartbeat = trainer.heartbeat
         self._timer, self._in_flight = StepTimer(), collections.deque[DispatchedStep]()
@@ -184,18 +183,16 @@ class Fitting:
                 timeline = recorder.timeline()
                 if jax.process_index() == 0:
                     write_step_timeline(workdir, self._trainer.steps_done, timeline)
-                    self._warn_of_slow_op(timeline)
+                    self._warn_of_slow_op(RecordedStep(self._trainer.steps_done, timeline, recorder.capacities))
             except (StepNotRecordedError, OSError) as error:  # what the run can do without
                 _LOG.warning("no timeline of step %d: %s", self._trainer.steps_done, error)
 
-    def _warn_of_slow_op(self, timeline: Timeline) -> None:
+    def _warn_of_slow_op(self, recorded: RecordedStep) -> None:
         """Compares a recorded step with the first one of this call."""
-        step = self._trainer.steps_done
         if self._first_recording is None:
-            self._first_recording = step, timeline
+            self._first_recording = recorded
             return
-        first_step, first = self._first_recording
-        if slow := find_slow_op(first, timeline):
+        if slow := find_slow_op(self._first_recording, recorded):
             process = self._trainer.engine.devices[slow.devices[0]].process_index
             _LOG.warning(
                 "%s is a straggler: %s takes its devices %s %.3g s in step %d, %.3g times the %.3g s of step %d",
@@ -203,10 +200,10 @@ class Fitting:
                 slow.op,
                 ", ".join(map(str, slow.devices)),
                 slow.after,
-                step,
+                recorded.step,
                 slow.after / max(slow.before, 1e-9),
                 slow.before,
-                first_step,
+                self._first_recording.step,
             )
 
     def _finish_until(self, most_in_flight: int) -> None:

@@ -18,6 +18,7 @@ from sharding.runtime.exchange.hop import ExchangeHop
 from sharding.runtime.executor import OpCallback
 from sharding.runtime.hops import PermuteHop
 from sharding.runtime.op_recorder import OpRecorder
+from sharding.runtime.pipeline import PlacedBatch
 from sharding.schedules.build import build_schedule
 from sharding.schedules.ops import NORM, PipelineOp
 from sharding.simulation.measured import measured_timeline, replica_count, replicas_that_finish
@@ -34,12 +35,15 @@ class StepRecorder:
     """Records one training step of an engine.
 
         recorder = StepRecorder(engine)
-        with recorder.record(state, placed_batch) as callback:
+        with recorder.record(vars(state), placed_batch) as callback:
             state, summary = engine.executor.step(state, placed_batch, callback)
         recorder.timeline()
 
     The step runs the same programs on the same arrays as any other, so its results have the same bits. It begins when
     the devices have nothing else to do, and is waited for.
+
+    Attributes:
+        capacities: `PlacedBatch.capacities` of the batch of the step.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -48,15 +52,18 @@ class StepRecorder:
         self._schedule = build_schedule(engine.plan, engine.graph, graph.trained_stages, graph.shares)
         self._devices = replica_devices(engine.plan, graph.stage_graph.stages)
         self._recorder: OpRecorder | None = None
+        self.capacities: Mapping[str, tuple[int | None, ...]] = {}
 
     @contextlib.contextmanager
-    def record(self, *arrays: Any) -> Iterator[OpCallback]:
+    def record(self, state: Mapping[str, Any], batch: PlacedBatch) -> Iterator[OpCallback]:
         """Records the step that runs within, with the callback given.
 
         Args:
-            *arrays: What the step is called with; it is waited for first.
+            state: The fields of the state that the step is called with; they are waited for first.
+            batch: The batch that it is called with.
         """
-        jax.block_until_ready(arrays)
+        jax.block_until_ready((state, batch))
+        self.capacities = batch.capacities
         with OpRecorder(self._engine.executor, self._engine.devices) as self._recorder:
             yield self._recorder
 

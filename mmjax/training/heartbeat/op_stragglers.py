@@ -1,6 +1,7 @@
 """Ops that take longer on a device than in an earlier step of the run: a device that throttles, a link that fails."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Float
@@ -16,12 +17,35 @@ SHARE = 0.05
 """and longer by this share of the step."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class RecordedStep:
+    """A step that was recorded.
+
+    Attributes:
+        step: Its number.
+        timeline: When each op ran.
+        capacities: As `PlacedBatch.capacities`: they decide how much the ops of a microbatch compute and carry.
+    """
+
+    step: int
+    timeline: Timeline
+    capacities: Mapping[str, tuple[int | None, ...]]
+
+    def capacities_of(self, op: PipelineOp) -> tuple[int | None, ...]:
+        """With which capacities its unit, or the units at its ends, ran an op; empty if they have one size only."""
+        if op.microbatch == NORM.microbatch:
+            return ()
+        return tuple(
+            self.capacities[unit][op.microbatch] for unit in (op.unit, op.target_unit) if unit in self.capacities
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SlowOp:
     """An op of a stage that has become slower.
 
     Attributes:
-        op: The op, of all microbatches together.
+        op: The op, of all microbatches that were compared, together.
         devices: Numbers of the devices of the replica that takes so long.
         before, after: Seconds of the op in the earlier step and in the later one.
     """
@@ -32,31 +56,39 @@ class SlowOp:
     after: float
 
 
-def find_slow_op(earlier: Timeline, later: Timeline) -> SlowOp | None:
-    """The op that has lost the most time from one measured step to another of the same plan; None if none is slow.
+def find_slow_op(earlier: RecordedStep, later: RecordedStep) -> SlowOp | None:
+    """The op that has lost the most time from one recorded step to another of the same plan; None if none is slow.
 
-    The norm of the gradients is left out: it ends when the slowest device does.
+    Only microbatches that ran with the same capacity in both are compared. The norm of the gradients is left out: it
+    ends when the slowest device does.
     """
-    before, after = _seconds(earlier), _seconds(later)
+    compared = frozenset(
+        span.op
+        for span in later.timeline.spans
+        if span.op != NORM
+        and None not in later.capacities_of(span.op)
+        and earlier.capacities_of(span.op) == later.capacities_of(span.op)
+    )
+    before, after = _seconds(earlier.timeline, compared), _seconds(later.timeline, compared)
     slow = [
         SlowOp(
             op=op,
-            devices=tuple(replicas_that_finish(later.devices, op)[replica]),
+            devices=tuple(replicas_that_finish(later.timeline.devices, op)[replica]),
             before=float(before[op][replica]),
             after=float(seconds),
         )
         for op in after
         for replica, seconds in enumerate(after[op])
-        if seconds > FACTOR * before[op][replica] and seconds > before[op][replica] + SHARE * later.step
+        if seconds > FACTOR * before[op][replica] and seconds > before[op][replica] + SHARE * later.timeline.step
     ]
     return max(slow, key=lambda found: found.after - found.before, default=None)
 
 
-def _seconds(timeline: Timeline) -> dict[PipelineOp, Float[np.ndarray, " i"]]:
-    """Seconds of each op of each replica, summed over microbatches."""
+def _seconds(timeline: Timeline, compared: frozenset[PipelineOp]) -> dict[PipelineOp, Float[np.ndarray, " i"]]:
+    """Seconds of each compared op of each replica, summed over microbatches."""
     totals: dict[PipelineOp, Float[np.ndarray, " i"]] = {}
     for span in timeline.spans:
-        if span.op != NORM:
+        if span.op in compared:
             op = span.op._replace(microbatch=NORM.microbatch)
             totals[op] = totals.get(op, 0.0) + np.nan_to_num(span.seconds)
     return totals

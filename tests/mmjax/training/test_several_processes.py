@@ -57,6 +57,7 @@ def test_several_processes_train_save_and_restore_as_one_does(tmp_path):
     )
     skipped = [span for span in timeline.spans if span.op.stage_id[0] == "vision" and span.op.microbatch == 1]
     assert skipped and all((span.end == span.start).all() for span in skipped)
+    assert all(seen["capacities"] == {"vision": (1, None), "generator": (0, 0)} for seen in ranks)
     # One process that cannot record keeps no other waiting.
     assert [seen["not_recorded"].startswith("process 1 could not record the step") for seen in ranks] == [True] * 3
     assert "no attribute 'addressable_shards'" in ranks[1]["not_recorded"]

@@ -86,6 +86,7 @@ def train(rank: int, directory: pathlib.Path) -> None:
         "data": (data, step),
         "fetched": fetched,
         "timeline": timeline,
+        "capacities": recorder.capacities,
         "not_recorded": str(not_recorded.value),
         "not_shared": str(not_shared.value),
         "other_checkpoint": str(other_checkpoint.value),

@@ -2,9 +2,10 @@ import dataclasses
 
 import hypothesis
 import numpy as np
+import pytest
 from hypothesis import strategies
 
-from mmjax.training.heartbeat.op_stragglers import FACTOR, SHARE, find_slow_op
+from mmjax.training.heartbeat.op_stragglers import FACTOR, SHARE, RecordedStep, find_slow_op
 from sharding.schedules.ops import NORM
 from sharding.simulation.measured import replicas_that_finish
 from sharding.simulation.spans import Span
@@ -24,11 +25,16 @@ def longer(timeline, op, replica: int, seconds: float):
     return dataclasses.replace(timeline, spans=tuple(change(span) for span in timeline.spans))
 
 
+def find(earlier, later, before=None, after=None):
+    """The slow op between two timelines with these capacities."""
+    return find_slow_op(RecordedStep(5, earlier, before or {}), RecordedStep(1005, later, after or {}))
+
+
 @hypothesis.settings(max_examples=30, deadline=None)
 @hypothesis.given(step_recipes(), strategies.floats(0.0, 3.0), strategies.data())
 def test_the_op_that_has_become_slower_is_found(recipe, share, data):
     earlier = build_step(recipe).run(False)
-    assert find_slow_op(earlier, earlier) is None
+    assert find(earlier, earlier) is None
     span = data.draw(strategies.sampled_from([span for span in earlier.spans if span.op != NORM]))
     replica = data.draw(strategies.integers(0, len(span.end) - 1))
     same = [other for other in earlier.spans if other.op._replace(microbatch=span.op.microbatch) == span.op]
@@ -36,7 +42,7 @@ def test_the_op_that_has_become_slower_is_found(recipe, share, data):
     later = longer(earlier, span.op, replica, share * earlier.step)
     added = later.step * SHARE
     hypothesis.assume(abs(share * earlier.step - max(added, (FACTOR - 1) * before)) > 1e-6 * earlier.step)
-    found = find_slow_op(earlier, later)
+    found = find(earlier, later)
     if share * earlier.step < max(added, (FACTOR - 1) * before):
         assert found is None
     else:
@@ -49,4 +55,27 @@ def test_the_op_that_has_become_slower_is_found(recipe, share, data):
 @hypothesis.given(step_recipes())
 def test_the_norm_ends_with_the_slowest_device_and_is_not_blamed(recipe):
     earlier = build_step(recipe).run(False)
-    assert find_slow_op(earlier, longer(earlier, NORM, 0, 10 * earlier.step)) is None
+    assert find(earlier, longer(earlier, NORM, 0, 10 * earlier.step)) is None
+
+
+@pytest.mark.parametrize("capacities", [(None, 0), (0, 1), (1, None), (None, None), (1, 1)])
+@hypothesis.settings(max_examples=10, deadline=None)
+@hypothesis.given(recipe=step_recipes(), data=strategies.data())
+def test_only_microbatches_of_the_same_capacity_are_compared(capacities, recipe, data):
+    earlier = build_step(recipe).run(False)
+    op = data.draw(strategies.sampled_from([span.op for span in earlier.spans if span.op.microbatch >= 0]))
+    unit = data.draw(strategies.sampled_from([unit for unit in (op.unit, op.target_unit) if unit]))
+    before, after = (
+        {unit: tuple(capacity if number == op.microbatch else 0 for number in range(earlier.op_graph.microbatches))}
+        for capacity in capacities
+    )
+    later = longer(earlier, op, 0, 10 * earlier.step)
+    found = find(earlier, later, before, after)
+    if capacities == (1, 1):
+        assert found is not None and found.op == op._replace(microbatch=-1)
+    else:
+        assert found is None
+    # An op that runs once per step is compared whatever the capacities are.
+    once = next(span.op for span in earlier.spans if span.op.kind == "gather")
+    slow = find(earlier, longer(later, once, 0, 100 * earlier.step), before, after)
+    assert slow is not None and slow.op == once
