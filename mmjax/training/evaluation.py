@@ -9,7 +9,6 @@ from jax.experimental import multihost_utils
 
 from data.packing.global_batch import GlobalBatch
 from mmjax.training.engine.engine import Engine
-from mmjax.training.item_agreement import agreed_items
 from mmjax.training.metrics.activity import ActivityCallback
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.executor import StageEvaluation
@@ -48,13 +47,12 @@ def evaluate_answers(
     Args:
         engine: The model on its plan.
         state: The parameters.
-        batches: One pass over the questions.
+        batches: One pass over the questions, on whose items all processes agree.
         callback: Called with the number of batches evaluated, whose total is known at the end only.
         stop_requested: Asked before every batch, and in all processes with the same answer.
 
     Raises:
         EvaluationStoppedError: A stop was requested.
-        ItemDisagreementError: Processes have dealt the items of a batch otherwise.
     """
     callback(0, None)
     done = 0
@@ -63,7 +61,6 @@ def evaluate_answers(
     for batch in batches:
         if stop_requested():
             raise EvaluationStoppedError
-        agreed_items(batch, engine.dealt_phases)
         evaluations = engine.executor.evaluate(weights, engine.place_batch(batch.arrays, 0, batch.exchange_tables))
         local = local_score(evaluations, batch, engine.config.backbone.name)
         correct, questions = correct + local.correct, questions + local.questions

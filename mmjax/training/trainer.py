@@ -265,6 +265,7 @@ class Trainer:
 
         Raises:
             EvaluationStoppedError: A stop was requested before the last batch.
+            ItemDisagreementError: Processes have dealt the items of a batch otherwise.
         """
 
         def show(activity: Activity, done: int, total: int | None) -> None:
@@ -283,7 +284,7 @@ class Trainer:
                 wait_for_processes("the evaluation")
                 self._evaluation_compiled = True
             show_batches = functools.partial(show, EVALUATING)
-            score = evaluate_answers(self.engine, self.state, batches, show_batches, stop_requested)
+            score = evaluate_answers(self.engine, self.state, map(self._agreed, batches), show_batches, stop_requested)
         if self.checkpoints:
             self.checkpoints.add_score(self.steps_done, score.accuracy)
         return score
@@ -334,8 +335,12 @@ class Trainer:
         """The next batch, on whose items all processes agree, and the data state before it."""
         if self._peeked is None:
             data_state = self.batches.get_state()
-            self._peeked = agreed_items(next(self.batches), self.engine.dealt_phases), data_state
+            self._peeked = self._agreed(next(self.batches)), data_state
         return self._peeked
+
+    def _agreed(self, batch: GlobalBatch) -> GlobalBatch:
+        """The batch; raises ItemDisagreementError where processes have dealt its items otherwise."""
+        return agreed_items(batch, self.engine.dealt_phases, self.config.progress_timeout)
 
     def _save(self, steps_done: int, data_state: dict[str, Any]) -> None:
         """Saves the state after so many steps, which are all finished."""

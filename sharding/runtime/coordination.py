@@ -2,6 +2,7 @@
 
 import collections
 import re
+from collections.abc import Callable
 
 import jax
 from orbax.checkpoint import multihost
@@ -75,6 +76,14 @@ class ProcessStore:
         """All texts by name."""
         return {key.removeprefix(self._prefix): text for key, text in self._client.key_value_dir_get(self._prefix)}
 
+    def wait_for(self, name: str, patience: float) -> str:
+        """The text of a name, once some process has written it; an error after so many seconds."""
+        return self._client.blocking_key_value_get(self._prefix + name, round(patience * 1000))
+
+    def delete(self, name: str) -> None:
+        """Removes the text of a name, if there is one."""
+        self._client.key_value_delete(self._prefix + name)
+
 
 def exchange_texts(phase: str, text: str, patience: float = PATIENCE) -> dict[int, str]:
     """What each process says when all have called this as often for the same phase, by process.
@@ -95,3 +104,30 @@ def exchange_texts(phase: str, text: str, patience: float = PATIENCE) -> dict[in
     store.write(str(process), text)
     wait_for_processes(phase, patience)
     return {int(name): said for name, said in store.read().items()}
+
+
+def judge_texts(phase: str, text: str, judge: Callable[[dict[int, str]], str], patience: float) -> str:
+    """What process 0 judges of the texts of all processes, when all have called this as often for the same phase.
+
+    No other process reads the texts of all, so it is cheap enough for every step.
+
+    Args:
+        phase: What follows, in words; errors name it.
+        text: What this process says.
+        judge: From the text of each process to the judgement; called in process 0 only.
+        patience: Seconds to wait for the others.
+
+    Raises:
+        MissingProcessError: As `wait_for_processes`.
+    """
+    process = jax.process_index()
+    if jax.process_count() == 1:
+        return judge({process: text})
+    store, judgements = ProcessStore(f"judged/{phase}"), ProcessStore(f"judgements/{phase}")
+    store.write(str(process), text)
+    wait_for_processes(phase, patience)
+    number = _times_waited[phase]
+    if process == 0:
+        judgements.write(str(number), judge({int(name): said for name, said in store.read().items()}))
+        judgements.delete(str(number - 1))  # who has come here has read it
+    return judgements.wait_for(str(number), patience)

@@ -32,32 +32,33 @@ class StepDigests:
         return {str(step): digest for entries in self._newest.copy().values() for step, digest in entries}
 
 
+def divergent_processes(said: Mapping[int, str]) -> tuple[list[int], int]:
+    """The processes that say otherwise than most others, and how many these are; all and 0 at a tie.
+
+    Args:
+        said: What each process says, by rank.
+    """
+    (majority, most), *others = collections.Counter(said.values()).most_common()
+    if others and others[0][1] == most:
+        return sorted(said), 0
+    return sorted(rank for rank, text in said.items() if text != majority), most
+
+
 def find_divergence(statuses: Mapping[int, ProcessStatus]) -> Verdict | None:
     """Names the processes that disagree with most others on a step; None if all agree as far as they can be compared.
 
     Args:
         statuses: The newest status of each process by rank.
     """
-    by_step: dict[str, dict[str, list[int]]] = {}
-    for rank, status in sorted(statuses.items()):
+    by_step: dict[str, dict[int, str]] = {}
+    for rank, status in statuses.items():
         for step, digest in status.digests.items():
-            by_step.setdefault(step, {}).setdefault(digest, []).append(rank)
+            by_step.setdefault(step, {})[rank] = digest
     for step in sorted(by_step, key=lambda text: (len(text), text)):
-        groups = by_step[step]
-        if len(groups) == 1:
+        divergent, most = divergent_processes(by_step[step])
+        if not divergent:
             continue
-        sizes = collections.Counter({digest: len(ranks) for digest, ranks in groups.items()})
-        (majority, most), (_, second) = sizes.most_common(2)
-        if most == second:
-            divergent = sorted(rank for ranks in groups.values() for rank in ranks)
-            said = "do not agree"
-        else:
-            divergent = sorted(rank for digest, ranks in groups.items() if digest != majority for rank in ranks)
-            said = (
-                f"does not agree with the {most} others"
-                if len(divergent) == 1
-                else f"do not agree with the {most} others"
-            )
+        said = ("does" if len(divergent) == 1 else "do") + " not agree" + (f" with the {most} others" if most else "")
         named = ", ".join(describe_process(rank, statuses[rank]) for rank in divergent[:MOST_NAMED])
         more = f", and {len(divergent) - MOST_NAMED} more" if len(divergent) > MOST_NAMED else ""
         return Verdict(

@@ -1,5 +1,6 @@
 """Processes that would run different microbatches of a step say so before it begins."""
 
+from mmjax.training.item_agreement import describe_disagreement
 from tests.sharding.runtime.processes import run_cluster
 
 
@@ -8,6 +9,19 @@ def test_a_process_that_dealt_other_items_is_named_by_all():
     for each in said:
         (error,) = (line for line in each.splitlines() if line.startswith("seed"))
         assert error == (
-            "seed 2: process 2 has dealt the items of the next batch otherwise than 2 of 3 processes: it has other "
-            "sizes of samples; give all processes the same data set and configuration"
+            "seed 2: process 2 has dealt the items of the next batch otherwise than 2 of 3 processes: their sizes "
+            "of samples differ; give all processes the same data set and configuration"
         )
+
+
+def test_all_are_named_where_no_way_to_deal_is_the_commonest():
+    assert describe_disagreement({0: "a", 1: "a"}) == ""
+    assert describe_disagreement({1: "b", 0: "a"}).startswith(
+        "processes 0, 1 have not dealt the items of the next batch alike: their sizes"
+    )
+    assert describe_disagreement(dict(enumerate("abbbaab" + "c" * 9))).startswith(
+        "processes 0, 1, 2, 3, 4, 5, 6 have dealt the items of the next batch otherwise than 9 of 16 processes: "
+    )
+    assert describe_disagreement(dict(enumerate("ab" * 5))).startswith(
+        "processes 0, 1, 2, 3, 4, 5, 6, 7, and 2 more have not dealt"
+    )
