@@ -102,6 +102,7 @@ class Work:
         cells = values.count // values.per_cell
         return PhaseRows(
             module=module,
+            unit=self._units[module].name,
             is_generator=is_generator,
             rows=1,
             cells=cells,

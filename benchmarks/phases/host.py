@@ -24,6 +24,7 @@ def host_rows() -> list[Row]:
     items = draw_items(random)
     phase = PhaseRows(
         module="vision",
+        unit="vision",
         is_generator=False,
         rows=ENCODER_REPLICAS,
         cells=ROW_TOKENS,

@@ -216,6 +216,7 @@ def plan_phase_rows(plan: Plan, model: ModelConfig, batch_spec: BatchSpec) -> De
                 )
         phases[module] = PhaseRows(
             module=module,
+            unit=unit.name,
             is_generator=module in {generator.name for generator in model.generators},
             rows=unit.rows,
             cells=values.count // values.per_cell,

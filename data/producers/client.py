@@ -21,6 +21,7 @@ from data.errors import DataError
 from data.packing.batch_iterator import BatchIterator
 from data.packing.batch_requirements import WHOLE_BATCHES, BatchRequirements
 from data.packing.global_batch import GlobalBatch
+from data.packing.phases.item_tables import PhaseCapacityError
 from data.packing.pipeline import training_pipeline
 from data.packing.refusals import RefusalLog
 from data.packing.row_order import RowOrderRequest
@@ -155,7 +156,7 @@ class RemoteBatches(Iterator[GlobalBatch]):
         self._ahead = min(ahead * len(producers), MAX_STEPS_AHEAD)
         self._next_request, self._next = first_request, 0  # of the step to return
         self._requested: set[int] = set()  # pending or arrived
-        self._arrived: dict[int, GlobalBatch] = {}
+        self._arrived: dict[int, GlobalBatch | PhaseCapacityError] = {}
         self._attempts: collections.Counter[int] = collections.Counter()
         self._error: Exception | None = None
         self._closed = False
@@ -177,7 +178,10 @@ class RemoteBatches(Iterator[GlobalBatch]):
                 if self._error is not None:
                     raise self._error
                 self._changed.wait(self._remaining_timeout())
-            batch = self._arrived.pop(self._next)
+            batch = self._arrived[self._next]
+            if isinstance(batch, PhaseCapacityError):
+                raise batch
+            self._arrived.pop(self._next)
             self._requested.remove(self._next)
             self._next += 1
             state = PlannerState.from_json(batch.state)
@@ -232,6 +236,8 @@ class RemoteBatches(Iterator[GlobalBatch]):
                     connection.close()
                 connection = None
                 self._record_failure(number, step if request else None, str(error))
+            except PhaseCapacityError as error:  # of this step; the steps before it are trained
+                self._record_batch(step, error)
             except Exception as error:  # the thread that waits for a batch raises it
                 self._record_error(error)
         if connection:
@@ -267,7 +273,7 @@ class RemoteBatches(Iterator[GlobalBatch]):
                 return step
         return None
 
-    def _record_batch(self, step: int, batch: GlobalBatch) -> None:
+    def _record_batch(self, step: int, batch: GlobalBatch | PhaseCapacityError) -> None:
         with self._changed:
             self._arrived[step] = batch
             self._attempts.pop(step, None)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from data.errors import DataError
 from data.extras import missing_extra
 from data.packing.global_batch import GlobalBatch
+from data.packing.phases.item_tables import PhaseCapacityError
 from data.producers.step_request import STATUS_ACTION, StepRequest
 from data.producers.wire import decode_batch, restore_rows
 
@@ -62,6 +63,7 @@ class ProducerConnection:
         Raises:
             ProducerUnavailableError: The producer cannot be reached, breaks off, or exceeds the timeout.
             DataError: The producer refuses the request, with its reason.
+            PhaseCapacityError: The items of the step do not fit into the rows of a phase.
         """
         with self._translated_errors():
             reader = self._client.do_get(flight.Ticket(request.to_bytes()), self._call_options(timeout))
@@ -92,5 +94,7 @@ class ProducerConnection:
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             refusal = getattr(error, "extra_info", b"")
             if refusal:  # only a producer that refuses a request gives a reason
-                raise DataError(f"producer {self._address}: {refusal.decode(errors='replace')}") from error
+                name, _, reason = refusal.decode(errors="replace").partition("\n")
+                kind = PhaseCapacityError if name == PhaseCapacityError.__name__ else DataError
+                raise kind(f"producer {self._address}: {reason}") from error
             raise ProducerUnavailableError(str(error).splitlines()[0].split(" gRPC client debug context")[0]) from error

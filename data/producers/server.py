@@ -78,7 +78,7 @@ class ProducerServer(flight.FlightServerBase):
         self._served = 0
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.RecordBatchStream:
-        """The batch of a `StepRequest`; errors carry the reason, as text, in `extra_info`."""
+        """The batch of a `StepRequest`; errors carry their type and reason, as text, in `extra_info`."""
         try:
             request = StepRequest.from_bytes(ticket.ticket)
             differences = fingerprint_differences(request.fingerprint, self._fingerprint)
@@ -92,7 +92,7 @@ class ProducerServer(flight.FlightServerBase):
                 batch = loader(self._plan(request))
         except UserError as error:
             _LOG.warning("refused %s: %s", context.peer(), error)
-            raise _refusal(str(error)) from error
+            raise _refusal(str(error), type(error)) from error
         except Exception as error:  # the trainer must receive the reason, and others must be served
             _LOG.exception("a step for %s failed", context.peer())
             raise _refusal(f"{type(error).__name__}: {error}") from error
@@ -122,8 +122,8 @@ class ProducerServer(flight.FlightServerBase):
         return [(STATUS_ACTION, "Number of steps served.")]
 
 
-def _refusal(reason: str) -> flight.FlightServerError:
-    return flight.FlightServerError(reason, reason.encode(errors="replace"))
+def _refusal(reason: str, kind: type[UserError] = DataError) -> flight.FlightServerError:
+    return flight.FlightServerError(reason, f"{kind.__name__}\n{reason}".encode(errors="replace"))
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import logging
 import pathlib
 import time
@@ -16,12 +17,14 @@ from mmjax.training.engine.compilation import compile_step
 from mmjax.training.engine.step_recorder import StepNotRecordedError, StepRecorder
 from mmjax.training.evaluation import AnswerScore, EvaluationStoppedError
 from mmjax.training.heartbeat.op_stragglers import RecordedStep, find_slow_op
+from mmjax.training.item_agreement import ItemDisagreementError
 from mmjax.training.metrics.activity import COMPILING
 from mmjax.training.metrics.interface import MetricsWriter
 from mmjax.training.metrics.progress import ProgressDisplay
 from mmjax.training.metrics.step_report import StepReport, TokenCounts, make_step_report, sum_counts
 from mmjax.training.metrics.step_timeline_file import write_step_timeline
 from mmjax.training.metrics.step_timer import StepTimer, StepTimes
+from mmjax.training.refused_batches import saving_before_a_refused_batch, warn_of_small_capacities
 from mmjax.training.steps import DispatchedStep
 from mmjax.training.stop_signals import StoppedBeforeFirstStepError, StopSignals
 
@@ -107,6 +110,7 @@ class Fitting:
             self._heartbeat.phase("training"),
             StopSignals() as stop,
             contextlib.suppress(StoppedBeforeFirstStepError),
+            saving_before_a_refused_batch(trainer, functools.partial(self._finish_until, 0)),
         ):
             self._train(stop)
         return TrainResult(
@@ -166,6 +170,7 @@ class Fitting:
             self._heartbeat.progressed()
             self._progress.show(COMPILING, done, total)
 
+        warn_of_small_capacities(self._trainer.engine.dealt_phases, self._trainer.config.data.rows)
         with self._timer.excluded(), self._heartbeat.phase("compiling"):
             compile_step(self._trainer.engine, show)
             _ = self._trainer.state
@@ -233,6 +238,9 @@ class Fitting:
             except EvaluationStoppedError:
                 self._score, trainer.evaluation_is_due = None, True
                 return
+            except ItemDisagreementError:
+                trainer.evaluation_is_due = True
+                raise
             except PhaseCapacityError as error:  # the data of evaluations is another than that of training
                 self._score = None
                 _LOG.warning("no evaluation after step %d: %s", trainer.steps_done, error)

@@ -4,11 +4,15 @@ By these tables activations are exchanged, and each process decides which microb
 capacity. Processes that decided otherwise would wait for each other inside the step.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from configs.errors import UserError
+from data.packing.batch_iterator import BatchIterator
 from data.packing.dealt_phases import DealtPhases
 from data.packing.global_batch import GlobalBatch
+from data.packing.phases.item_tables import PhaseCapacityError
 from mmjax.training.heartbeat.liveness import MOST_NAMED
 from mmjax.training.heartbeat.step_digests import divergent_processes
 from sharding.runtime.coordination import judge_texts
@@ -18,24 +22,57 @@ class ItemDisagreementError(UserError):
     """Processes have dealt the items of a batch otherwise; the message names those that differ from most, or all."""
 
 
-def agreed_items(batch: GlobalBatch, phases: DealtPhases, patience: float) -> GlobalBatch:
-    """A dealt batch, as it is, once all processes have dealt its items alike; they call this together.
+def agreed_batch(batches: Iterator[GlobalBatch], phases: DealtPhases, patience: float) -> GlobalBatch:
+    """The next batch, once all processes have dealt its items alike; they call this together.
+
+    Where it raises an error of dealing, it does so in all processes, so they may do together what they do then.
 
     Args:
-        batch: The batch.
+        batches: The batches.
         phases: The modules with rows of their own; without them nothing is compared.
         patience: Seconds to wait for the other processes.
 
     Raises:
-        ItemDisagreementError: They have not.
+        StopIteration: There is none.
+        PhaseCapacityError: The items do not fit into the rows of a phase, in any process.
+        ItemDisagreementError: Processes have dealt them otherwise, or they fit in some alone.
         MissingProcessError: A process does not come.
     """
     if not phases.phases:
-        return batch
-    digest = f"{phases.digest(batch.arrays):08x}"
-    if disagreement := judge_texts("a batch whose items are dealt", digest, describe_disagreement, patience):
-        raise ItemDisagreementError(disagreement)
+        return next(batches)
+    try:
+        batch = next(batches)
+    except PhaseCapacityError as error:
+        _compare("they do not fit", patience)  # producers may give processes different reasons
+        raise error
+    _compare(f"{phases.digest(batch.arrays):08x}", patience)
     return batch
+
+
+def agreed_batches(batches: Iterable[GlobalBatch], phases: DealtPhases, patience: float) -> Iterator[GlobalBatch]:
+    """All batches, each as of `agreed_batch`."""
+    remaining = iter(batches)
+    with contextlib.suppress(StopIteration):
+        while True:
+            yield agreed_batch(remaining, phases, patience)
+
+
+def agreed_batch_and_state(
+    batches: BatchIterator, phases: DealtPhases, patience: float
+) -> tuple[GlobalBatch, dict[str, Any]]:
+    """As `agreed_batch`, with the data state before the batch, which stays the state where an error is raised."""
+    state = batches.get_state()
+    try:
+        return agreed_batch(batches, phases, patience), state
+    except (PhaseCapacityError, ItemDisagreementError):
+        batches.set_state(state)
+        raise
+
+
+def _compare(dealt: str, patience: float) -> None:
+    """Raises ItemDisagreementError if processes say different things of how they have dealt a batch."""
+    if disagreement := judge_texts("a batch whose items are dealt", dealt, describe_disagreement, patience):
+        raise ItemDisagreementError(disagreement)
 
 
 def describe_disagreement(digests: Mapping[int, str]) -> str:

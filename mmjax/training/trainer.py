@@ -30,7 +30,7 @@ from mmjax.training.engine.step_recorder import StepRecorder
 from mmjax.training.evaluation import AnswerScore, evaluate_answers
 from mmjax.training.fitting import Fitting, TrainResult
 from mmjax.training.heartbeat.heartbeat import Heartbeat
-from mmjax.training.item_agreement import agreed_items
+from mmjax.training.item_agreement import agreed_batch_and_state, agreed_batches
 from mmjax.training.metrics.activity import COMPILING, EVALUATING, Activity
 from mmjax.training.metrics.flops import value_flops
 from mmjax.training.metrics.interface import MetricsWriter
@@ -39,6 +39,7 @@ from mmjax.training.metrics.progress import NullProgress, ProgressDisplay, make_
 from mmjax.training.metrics.step_timer import StepTimer
 from mmjax.training.metrics.step_window import StepWindow
 from mmjax.training.metrics.writers import NullWriter, open_metrics_writer
+from mmjax.training.refused_batches import saving_before_a_refused_batch
 from mmjax.training.run_files import local_workdir, write_run_files
 from mmjax.training.steps import DispatchedStep, NonFiniteStepError, StepResult
 from mmjax.training.workdir_lock import locked_workdir
@@ -236,8 +237,9 @@ class Trainer:
 
         Raises:
             NonFiniteStepError: Names the step and its samples.
+            PhaseCapacityError: The plan's rows do not hold the next batch; the state before it is saved.
         """
-        with self.heartbeat.phase("training"):
+        with self.heartbeat.phase("training"), saving_before_a_refused_batch(self):
             return self.finish_step(self.dispatch_step(StepTimer()))
 
     def timeline(self) -> Timeline:
@@ -250,7 +252,7 @@ class Trainer:
             StepNotRecordedError: The recording failed on some process; the step is trained.
         """
         recorder = StepRecorder(self.engine)
-        with self.heartbeat.phase("training"):
+        with self.heartbeat.phase("training"), saving_before_a_refused_batch(self):
             self.finish_step(self.dispatch_step(StepTimer(), recorder))
             return recorder.timeline()
 
@@ -284,7 +286,8 @@ class Trainer:
                 wait_for_processes("the evaluation")
                 self._evaluation_compiled = True
             show_batches = functools.partial(show, EVALUATING)
-            score = evaluate_answers(self.engine, self.state, map(self._agreed, batches), show_batches, stop_requested)
+            agreed = agreed_batches(batches, self.engine.dealt_phases, self.config.progress_timeout)
+            score = evaluate_answers(self.engine, self.state, agreed, show_batches, stop_requested)
         if self.checkpoints:
             self.checkpoints.add_score(self.steps_done, score.accuracy)
         return score
@@ -306,6 +309,7 @@ class Trainer:
 
         Raises:
             NonFiniteStepError: Names the step and its samples.
+            PhaseCapacityError: The plan's rows do not hold a batch; the state before it is saved.
             CommunicationError: Two stages cannot exchange arrays; names them.
             CheckpointNotWrittenError: The last checkpoint, or that of a stop signal, could not be written.
         """
@@ -334,13 +338,9 @@ class Trainer:
     def _peek_batch(self) -> tuple[GlobalBatch, dict[str, Any]]:
         """The next batch, on whose items all processes agree, and the data state before it."""
         if self._peeked is None:
-            data_state = self.batches.get_state()
-            self._peeked = self._agreed(next(self.batches)), data_state
+            phases, patience = self.engine.dealt_phases, self.config.progress_timeout
+            self._peeked = agreed_batch_and_state(self.batches, phases, patience)
         return self._peeked
-
-    def _agreed(self, batch: GlobalBatch) -> GlobalBatch:
-        """The batch; raises ItemDisagreementError where processes have dealt its items otherwise."""
-        return agreed_items(batch, self.engine.dealt_phases, self.config.progress_timeout)
 
     def _save(self, steps_done: int, data_state: dict[str, Any]) -> None:
         """Saves the state after so many steps, which are all finished."""

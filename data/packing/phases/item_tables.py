@@ -1,5 +1,6 @@
 """Item tables: which item of a batch lies where, in the rows of the global batch and in those of a phase."""
 
+import heapq
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -11,6 +12,9 @@ from data.errors import DataError
 from data.packing.phases.phase_rows import PhaseRows
 from data.samples.sample import SampleSizes
 from sharding.balancing.dealing import DealingError, deal_items
+
+_MOST_NAMED = 5
+"""Samples of a microbatch that does not fit."""
 
 ITEM_FIELDS = ("microbatch", "row", "place", "phase_row", "phase_place", "length")
 """Columns of an item table: where an item's cells lie in a microbatch of the global batch, and where in the phase."""
@@ -72,10 +76,16 @@ def plan_table(
     places = begins - begins[np.searchsorted(row_of, row_of)]
     samples = np.array([*itertools.chain.from_iterable(samples_of_items)], np.int64)
     found = BatchItems(row_of, places, lengths)
-    return PlannedTable(deal_phase(found, phase, len(rows) // microbatches, microbatches), samples)
+    return PlannedTable(deal_phase(found, phase, len(rows) // microbatches, microbatches, samples), samples)
 
 
-def deal_phase(found: BatchItems, phase: PhaseRows, rows: int, microbatches: int) -> Int[np.ndarray, "k 6"]:
+def deal_phase(
+    found: BatchItems,
+    phase: PhaseRows,
+    rows: int,
+    microbatches: int,
+    samples: Int[np.ndarray, " k"] | None = None,
+) -> Int[np.ndarray, "k 6"]:
     """Deals the items of a batch over the rows of a phase, a microbatch at a time; the table has `ITEM_FIELDS`.
 
     The items of a microbatch are dealt so that the smallest capacity holds them that can (`chosen_capacities`). Where
@@ -86,6 +96,7 @@ def deal_phase(found: BatchItems, phase: PhaseRows, rows: int, microbatches: int
         phase: The phase.
         rows: Rows of a microbatch in the global batch.
         microbatches: Number of microbatches.
+        samples: Id of the sample of each item, for errors; None where they are not known.
 
     Raises:
         PhaseCapacityError: The items of a microbatch do not fit into the rows of the phase.
@@ -98,12 +109,14 @@ def deal_phase(found: BatchItems, phase: PhaseRows, rows: int, microbatches: int
         try:
             dealt = deal_items(found.lengths[first:last], phase.rows, phase.capacities)
         except DealingError as error:
-            together = phase.largest // phase.cells  # rows of the batch that fit into one of the phase
-            if together * phase.rows >= rows:
+            if phase.largest >= (any_batch := phase.sufficient(rows)):
+                together = phase.largest // phase.cells  # rows of the batch that fit into one of the phase
                 items[first:last, 3], turn = np.divmod(items[first:last, 1], together)
                 items[first:last, 4] = turn * phase.cells + items[first:last, 2]
                 continue
-            raise _capacity_error(found.lengths[first:last], phase, number, error.sufficient) from error
+            of_samples = None if samples is None else samples[first:last]
+            enough = min(error.sufficient, any_batch)
+            raise _capacity_error(found.lengths[first:last], of_samples, phase, number, enough, any_batch) from error
         items[first:last, 3], items[first:last, 4] = dealt.rows, dealt.places
     return items
 
@@ -115,16 +128,35 @@ def items_in_rows(items: Int[np.ndarray, "k 6"], phase: PhaseRows, rows: Collect
 
 
 def _capacity_error(
-    lengths: Int[np.ndarray, " k"], phase: PhaseRows, microbatch: int, sufficient: int
+    lengths: Int[np.ndarray, " k"],
+    samples: Int[np.ndarray, " k"] | None,
+    phase: PhaseRows,
+    microbatch: int,
+    sufficient: int,
+    any_batch: int,
 ) -> PhaseCapacityError:
-    """What to change, where the items of a microbatch do not fit, and rows of `sufficient` cells would hold them."""
-    held, longest, enough = (cells * phase.values_per_cell for cells in (phase.largest, int(lengths.max()), sufficient))
-    remedy = f"raise the largest of the capacities of its unit in the plan to at least {enough}"
+    """What to change, where items do not fit; rows of `sufficient` cells would hold them, of `any_batch` any others."""
+    scale = phase.values_per_cell
+    held, longest, where = (
+        phase.largest * scale,
+        int(lengths.max()) * scale,
+        f"microbatch {microbatch} of unit {phase.unit}",
+    )
+    remedy = (
+        f"raise the largest of the unit's capacities in the plan to at least {sufficient * scale} "
+        f"({any_batch * scale} suffices for any batch)"
+    )
+    named = ""
+    if samples is not None:
+        ids, of_item = np.unique(samples, return_inverse=True)
+        sums = (np.bincount(of_item, lengths).astype(np.int64) * scale).tolist()
+        most = heapq.nsmallest(_MOST_NAMED, zip(sums, ids.tolist(), strict=True), key=lambda each: (-each[0], each[1]))
+        named = f"; samples with the most {phase.values}: " + ", ".join(f"{sample} ({count})" for count, sample in most)
     if longest > held:
         what = f"an item of {phase.module} has {longest} {phase.values}, and one of its rows holds {held}"
-        return PhaseCapacityError(f"microbatch {microbatch}: {what}; {remedy}")
+        return PhaseCapacityError(f"{where}: {what}; {remedy}{named}")
     what = f"the {len(lengths)} items of {phase.module} do not fit into {phase.rows} rows of {held} {phase.values}"
-    return PhaseCapacityError(f"microbatch {microbatch}: {what}; {remedy}, or give it more rows")
+    return PhaseCapacityError(f"{where}: {what}; {remedy}, or give it more rows{named}")
 
 
 def microbatch_items(items: Int[np.ndarray, "k 6"], microbatches: int) -> list[Int[np.ndarray, "_ 6"]]:

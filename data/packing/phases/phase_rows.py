@@ -28,6 +28,7 @@ class PhaseRows:
 
     Attributes:
         module: The encoder or generator.
+        unit: The unit of the plan that computes it.
         is_generator: Whether activations come to the phase, and do not leave it.
         rows: Rows of a microbatch.
         cells: Cells of a row of the global batch.
@@ -37,6 +38,7 @@ class PhaseRows:
     """
 
     module: str
+    unit: str
     is_generator: bool
     rows: int
     cells: int
@@ -58,6 +60,10 @@ class PhaseRows:
     def shares(self) -> tuple[Fraction, ...]:
         """How much of a row in the arrays of a batch each capacity is."""
         return tuple(Fraction(capacity, self.largest) for capacity in self.capacities)
+
+    def sufficient(self, rows: int) -> int:
+        """Cells of a row that suffice for any microbatch of so many rows of the global batch, which fit as wholes."""
+        return self.cells * -(-rows // self.rows)
 
     def layout(self, microbatches: int) -> list[int]:
         """What tells its rows from those of another plan."""

@@ -106,12 +106,13 @@ def test_the_table_leads_from_every_cell_of_the_batch_to_its_place_in_the_phase(
 def test_items_that_do_not_fit_are_refused_with_what_would_hold_them():
     with pytest.raises(
         DataError,
-        match=r"microbatch 0: the 8 items of vision do not fit into 3 rows of 8 patches; raise .* to at least 12, or",
+        match=r"^microbatch 0 of unit vision: the 8 items of vision do not fit into 3 rows of 8 patches; raise .* "
+        r"to at least 12 \(16 suffices for any batch\), or give it more rows$",
     ):
         dealt_phases({"vision": 3}, {"vision": (8,)}).deal(crowded(BATCH))
     with pytest.raises(
         DataError,
-        match="microbatch 0: an item of vision has 8 patches, and one of its rows holds 4; raise .* least 16$",
+        match=r"an item of vision has 8 patches, and one of its rows holds 4; raise .* 16 \(16 suffices for .*\)$",
     ):
         dealt_phases({"vision": 3}, {"vision": (4,)}).deal(with_large_images(BATCH))
     with pytest.raises(PlanError, match="unit vision: the capacity 6 must be a multiple of 4, the patches of a"):
@@ -132,7 +133,14 @@ def with_large_images(batch):
 def test_any_batch_fits_without_a_capacity_in_the_plan():
     """Three images of two cells and one of three do not pack into rows of three; whole rows of the batch do."""
     phase = PhaseRows(
-        module="vision", is_generator=False, rows=2, cells=3, capacities=(6,), values="patches", values_per_cell=4
+        module="vision",
+        unit="vision",
+        is_generator=False,
+        rows=2,
+        cells=3,
+        capacities=(6,),
+        values="patches",
+        values_per_cell=4,
     )
     segments = np.array([[1, 1, 1], [1, 1, 2], [1, 2, 2], [1, 1, 0]], np.int32).repeat(4, axis=1)
     patches = np.arange(4 * 12, dtype=np.float32).reshape(4, 12, 1)
@@ -210,7 +218,14 @@ def test_items_that_cannot_be_dealt_apart_stay_with_their_rows():
     rows = [[7, 5], [6, 6], [9, 3], [7, 5]]
     lengths, places = np.array(sum(rows, [])), np.array([[0, first] for first, _ in rows]).ravel()
     phase = PhaseRows(
-        module="eyes", is_generator=False, rows=2, cells=12, capacities=(24,), values="patches", values_per_cell=1
+        module="eyes",
+        unit="eyes",
+        is_generator=False,
+        rows=2,
+        cells=12,
+        capacities=(24,),
+        values="patches",
+        values_per_cell=1,
     )
     items = deal_phase(BatchItems(np.repeat(np.arange(4), 2), places, lengths), phase, 4, 1)
     np.testing.assert_array_equal(items[:, 3], [0, 0, 0, 0, 1, 1, 1, 1])

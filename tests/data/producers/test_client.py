@@ -11,6 +11,7 @@ import pytest
 from configs.errors import UserError
 from data.errors import DataError
 from data.packing.batch_requirements import BatchRequirements
+from data.packing.phases.item_tables import PhaseCapacityError
 from data.packing.phases.needed_rows import NeededRows
 from data.packing.pipeline import training_batches
 from data.packing.row_order import RowOrderRequest
@@ -214,8 +215,25 @@ def test_items_that_do_not_fit_are_refused_by_the_producer(pair, remote):
     vision = dataclasses.replace(PHASES.phases["vision"], capacities=(1,))
     phases = dataclasses.replace(PHASES, phases={"vision": vision})
     batches = remote(pair[1][1], requirements=BatchRequirements(phases=phases))
-    with pytest.raises(DataError, match="microbatch 0: an item of vision has 64 patches, and one of its rows holds 4"):
+    with pytest.raises(
+        PhaseCapacityError,
+        match=r"microbatch 0 of unit vision: an item of vision has 64 patches, and one of its rows holds 4; .* \(64\)",
+    ):
         next(batches)
+
+
+def test_steps_before_one_that_is_refused_arrive(pair, remote, expected):
+    """Of the first steps, the tenth alone has images that fit into rows of 112 patches."""
+    made, states = expected
+    vision = dataclasses.replace(PHASES.phases["vision"], capacities=(28,))
+    phases = dataclasses.replace(PHASES, phases={"vision": vision})
+    batches = remote(*(address for _, address in pair), requirements=BatchRequirements(phases=phases))
+    batches.set_state(states[9])
+    np.testing.assert_array_equal(next(batches).sample_ids, made[9].sample_ids)
+    for _ in range(2):
+        with pytest.raises(PhaseCapacityError, match="microbatch . of unit vision"):
+            next(batches)
+        assert batches.get_state() == states[10]
 
 
 def test_other_configurations_are_refused_with_the_difference(pair, remote):

@@ -26,7 +26,14 @@ from tests.small_vqa import SmallVQA
 
 TOKEN = "correct-horse-battery"
 AUDIO_ROWS = PhaseRows(
-    module="audio", is_generator=False, rows=1, cells=8, capacities=(8,), values="frames", values_per_cell=4
+    module="audio",
+    unit="audio",
+    is_generator=False,
+    rows=1,
+    cells=8,
+    capacities=(8,),
+    values="frames",
+    values_per_cell=4,
 )
 
 

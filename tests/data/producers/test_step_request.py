@@ -26,7 +26,14 @@ from tests.small_vqa import SmallVQA
 ORDER = RowOrderRequest(single_device_plan(module_graph(MODEL), 2), "h100", ("all",), "search")
 NUMBERS = st.integers(0, 2**60)
 VISION_ROWS = PhaseRows(
-    module="vision", is_generator=False, rows=3, cells=8, capacities=(2, 4), values="patches", values_per_cell=4
+    module="vision",
+    unit="encoder",
+    is_generator=False,
+    rows=3,
+    cells=8,
+    capacities=(2, 4),
+    values="patches",
+    values_per_cell=4,
 )
 PHASES = DealtPhases({"vision": VISION_ROWS}, 2)
 

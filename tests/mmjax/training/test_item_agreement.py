@@ -1,4 +1,4 @@
-"""Processes that would run different microbatches of a step say so before it begins."""
+"""Processes that would run different microbatches of a step, or none, say so before it begins, all of them."""
 
 from mmjax.training.item_agreement import describe_disagreement
 from tests.sharding.runtime.processes import run_cluster
@@ -12,6 +12,9 @@ def test_a_process_that_dealt_other_items_is_named_by_all():
             "seed 2: process 2 has dealt the items of the next batch otherwise than 2 of 3 processes: their sizes "
             "of samples differ; give all processes the same data set and configuration"
         )
+        all_refuse, one_refuses = (line for line in each.splitlines() if " refuse: " in line)
+        assert all_refuse == "3 refuse: does not fit"
+        assert one_refuses.startswith("1 refuse: process 1 has dealt the items of the next batch otherwise than 2 of 3")
 
 
 def test_all_are_named_where_no_way_to_deal_is_the_commonest():

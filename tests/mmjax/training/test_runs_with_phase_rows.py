@@ -5,7 +5,9 @@ import logging
 from typing import Any
 
 import numpy as np
+import pytest
 
+from data.packing.phases.item_tables import PhaseCapacityError
 from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
 from tests.mmjax.training.trainer_runs import CONFIG, PLAN, Recorder, compiled_once, run, written  # noqa: F401
@@ -57,4 +59,31 @@ def test_an_evaluation_whose_items_do_not_fit_is_left_out_and_the_run_goes_on(tm
     with caplog.at_level(logging.WARNING):
         result, _ = run(tmp_path, plan, config=config, recorder=Recorder())
     assert result.step == 3 and result.score is None and not result.stopped_by
-    assert "no evaluation after step 3: microbatch 0: the" in caplog.text
+    assert "no evaluation after step 3: microbatch 0 of unit vision: the" in caplog.text
+
+
+def test_a_refused_batch_ends_the_run_after_a_save_from_which_it_goes_on_with_a_larger_capacity(tmp_path, caplog):
+    data = dataclasses.replace(CONFIG.data, seed=24, mixture=(("vqa", 0.05), ("description", 1.0)))
+    config = dataclasses.replace(CONFIG, data=data, checkpoint_interval=1000)
+    small, large = (with_own_rows({"vision": {"rows": 1, "capacities": each}}) for each in ((16,), (16, 32)))
+    undisturbed, losses = run(tmp_path / "undisturbed", large, config=config)
+    assert undisturbed.step == 6
+    caplog.clear()
+    before = Recorder()
+    with pytest.raises(PhaseCapacityError) as refused:
+        run(tmp_path / "refused", small, config=config, recorder=before)
+    assert str(refused.value) == (
+        "step 4: microbatch 0 of unit vision: the 2 items of vision do not fit into 1 rows of 16 patches; raise the "
+        "largest of the unit's capacities in the plan to at least 32 (64 suffices for any batch), or give it more "
+        "rows; samples with the most patches: 1 (16), 16 (16); the state after step 3 is saved"
+    )
+    assert caplog.text.count("unit vision: the largest of its capacities, 16 patches, does not suffice for any") == 1
+    with (
+        Trainer(config, small, tmp_path / "refused", resume=True) as trainer,
+        pytest.raises(PhaseCapacityError, match="step 4: .* step 3 is saved"),
+    ):
+        trainer.step()
+    result, after = run(tmp_path / "refused", large, resume=True, config=config)
+    assert before.losses | after == losses and sorted(before.losses) == [1, 2, 3] and sorted(after) == [4, 5, 6]
+    assert result.data_counters == undisturbed.data_counters
+    assert written(tmp_path / "refused") == written(tmp_path / "undisturbed")
