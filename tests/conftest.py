@@ -31,6 +31,21 @@ hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_c
 hypothesis.settings.load_profile("untimed")
 
 
+_MANY_MAPS = 20_000
+"""Memory maps of a process, of which Linux allows 65,530 by default (vm.max_map_count); compiled programs take several
+each, and XLA crashes where it gets no more."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unload_programs():
+    yield
+    with open("/proc/self/maps") as maps:
+        count = sum(1 for _ in maps)
+    if count > _MANY_MAPS:
+        jax.clear_caches()
+        gc.collect()
+
+
 @pytest.fixture(scope="module")
 def compiled_as_users_do():
     """For a file of tests about rounding: without optimizations jax 0.12 computes a less accurate tanh."""
