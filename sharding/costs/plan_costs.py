@@ -15,7 +15,8 @@ from sharding.plans.device_groups import latest_of_sources
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph, StageId, stage_graph
 from sharding.plans.trained_parts import Gradient, RequiredGradients, trained_stages
-from sharding.plans.unit_plan import UnitPlan, stage_layers
+from sharding.plans.unit_layers import stage_layers
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import ZERO, LayerSpec, LoadColumn, PerLoad, RecomputePolicy
 
 

@@ -12,7 +12,8 @@ from sharding.plans.json_fields import read_file, read_record
 from sharding.plans.json_text import json_text
 from sharding.plans.plan_html import plan_html
 from sharding.plans.plan_purpose import PlanPurpose, differences, module_sizes
-from sharding.plans.unit_plan import PlanError, UnitPlan, check_unit
+from sharding.plans.unit_checks import check_unit
+from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.specs.modules import ModuleGraph
 
 MAX_LISTED_DEVICES = 4 * MAX_DEVICES
@@ -68,7 +69,7 @@ class Plan:
 
     def table(self) -> list[dict[str, str]]:
         """One row per unit, for people; options at their default in all units are left out."""
-        defaults = {"cp": 1, "ep": 1, "chunks": 1, "collectives": "reduce"}
+        defaults = {"module_tp": (), "cp": 1, "ep": 1, "chunks": 1, "collectives": "reduce"}
         defaults |= {"extra_in_flight": 0, "rows": 0, "capacities": ()}
         shown = [key for key, value in defaults.items() if any(getattr(unit, key) != value for unit in self.units)]
         return [
@@ -81,7 +82,7 @@ class Plan:
                 "pp": str(unit.pp),
                 **{key: _in_cell(getattr(unit, key)) for key in shown},
                 "layers": " ".join(map(str, unit.layers)),
-                "recompute": " ".join(unit.recompute),
+                "recompute": _recompute_cell(unit.recompute),
             }
             for unit in self.units
         ]
@@ -116,6 +117,11 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a plan file."""
         pathlib.Path(path).write_text(self.to_json(), encoding="utf-8")
+
+
+def _recompute_cell(recompute: tuple[str, ...]) -> str:
+    """Recomputation of all stages in the table; once where it is the same."""
+    return recompute[0] if len(set(recompute)) == 1 else "; ".join(recompute)
 
 
 def _in_cell(value: int | str | tuple[int, ...]) -> str:
@@ -197,12 +203,22 @@ def _check_trainable(unit: UnitPlan) -> None:
             f"unit {unit.name}: cp {unit.cp} can be planned and simulated (python -m mmjax.simulate), but not yet "
             "trained; use cp 1, and more tp or full recomputation for long sequences"
         )
+    if unit.module_tp:
+        raise PlanError(f"unit {unit.name}: module_tp {list(unit.module_tp)} cannot be trained yet; leave it out")
+    for stage in range(unit.stage_count):
+        if len(set(unit.layer_recompute(stage))) > 1:
+            raise PlanError(
+                f"unit {unit.name}: recompute {unit.recompute[stage]!r} cannot be trained yet; use one policy a stage"
+            )
 
 
 def _check_rows(plan: Plan, unit: UnitPlan, rows: int) -> None:
-    share = plan.microbatches * (1 if unit.rows else unit.dp)
-    if rows % share:
-        raise PlanError(
-            f"unit {unit.name}: {rows} rows of the global batch are not divisible by {plan.microbatches} microbatches "
-            f"x dp {share // plan.microbatches} = {share}; use a multiple of {share} rows, or another dp"
-        )
+    for module in unit.modules:
+        dp = 1 if unit.rows else unit.replicas_of(module)
+        if rows % (plan.microbatches * dp):
+            of_module = f" of {module}" if unit.module_tp else ""
+            raise PlanError(
+                f"unit {unit.name}: {rows} rows of the global batch are not divisible by {plan.microbatches} "
+                f"microbatches x dp {dp}{of_module} = {plan.microbatches * dp}; use a multiple of "
+                f"{plan.microbatches * dp} rows, or another dp"
+            )

@@ -7,7 +7,8 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import PlanError, stage_layers
+from sharding.plans.unit_layers import stage_layers
+from sharding.plans.unit_plan import PlanError
 from sharding.specs.modules import ModuleGraph
 
 StageId = tuple[str, int]

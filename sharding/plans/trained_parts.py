@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from configs.errors import UserError
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
-from sharding.plans.unit_plan import stage_layers
+from sharding.plans.unit_layers import stage_layers
 from sharding.specs.layer import LayerSpec
 from sharding.specs.modules import ModuleGraph
 

@@ -1,19 +1,17 @@
-"""One unit of a plan: a chain of modules on devices of its own, its stages, and the checks that a model fits it."""
+"""One unit of a plan: a chain of modules on devices of its own, and how its stages and ranks divide it."""
 
 import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from configs.errors import UserError
 from sharding.axes import CollectiveMatmul
 from sharding.plans.device_ranges import MAX_DEVICES, parse_device_ranges
 from sharding.plans.json_fields import FROM_TEXT, TextForm
-from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
-from sharding.specs.module_spec import ModuleSpec
-from sharding.specs.modules import ModuleGraph
+from sharding.plans.recompute_text import layer_policies
+from sharding.specs.layer import RecomputePolicy
 
 MOST_CAPACITIES = 4
 """Of a unit with rows of its own: as many programs are compiled for each of its stages."""
@@ -42,14 +40,6 @@ TENSOR_COLLECTIVES: dict[CollectivesName, TensorCollectives] = {
 """By the name that a plan gives (`UnitPlan.collectives`)."""
 
 
-class LayerRun(NamedTuple):
-    """Consecutive layers of one module on a stage: from `first` up to `last`, which is excluded."""
-
-    module: str
-    first: int
-    last: int
-
-
 class PlanError(UserError):
     """A plan that cannot run; the message gives the reason and the remedy."""
 
@@ -64,8 +54,13 @@ class UnitPlan:
         devices: Indices of dp * cp * tp * pp devices: by stage, then by data, context-parallel and tensor rank.
         dp: Data-parallel replicas of every stage.
         tp: Tensor-parallel ranks of every replica.
+        module_tp: Tensor-parallel ranks of each module, where they differ; one of them has `tp`. All modules of a stage
+            are on all its dp * tp devices, so that a module has dp * tp / its own ranks replicas (`replicas_of`), which
+            divide the rows of a microbatch among them. Empty: all have `tp`.
         layers: How many layers of the chained modules each virtual stage owns, in chain order; pp * chunks numbers.
-        recompute: Activation recomputation policy of each virtual stage: `none`, `selective` or `full`.
+        recompute: Activation recomputation of the layers of each virtual stage: a policy (`none`, `selective` or
+            `full`), or counts of consecutive layers, such as `3 full, 5 none`. What precedes a module's stack has the
+            policy of its first layer, what follows the stack that of its last.
         chunks: Virtual stages on the devices of each stage; virtual stage v is placed on those of stage v % pp
             (Narayanan et al., arXiv 2104.04473, section 2.2). Elsewhere a virtual stage is a stage like any other.
         cp: Context-parallel ranks of every replica, which divide its tokens; keys and values are sent around them
@@ -94,8 +89,9 @@ class UnitPlan:
     _: dataclasses.KW_ONLY
     dp: int = 1
     tp: int = 1
+    module_tp: tuple[int, ...] = ()
     layers: tuple[int, ...] = (1,)
-    recompute: tuple[RecomputePolicy, ...] = ("none",)
+    recompute: tuple[str, ...] = ("none",)
     chunks: int = 1
     cp: int = 1
     ep: int = 1
@@ -125,14 +121,13 @@ class UnitPlan:
                 f"unit {self.name}: ep {self.ep} does not divide dp {self.dp}; the replicas divide the experts among "
                 "them, so choose an ep that divides dp"
             )
+        self._check_module_tp()
         self._check_device_list()
         if len(self.recompute) != self.stage_count:
             raise PlanError(
                 f"unit {self.name}: recompute has {len(self.recompute)} entries for {self.stage_count} stages"
             )
-        for policy in self.recompute:
-            if policy not in RECOMPUTE_POLICIES:
-                raise PlanError(f"unit {self.name}: recompute {policy!r}; choose from {', '.join(RECOMPUTE_POLICIES)}")
+        self._check_recompute()
         if self.collectives not in TENSOR_COLLECTIVES:
             raise PlanError(
                 f"unit {self.name}: collectives {self.collectives!r}; choose from {', '.join(TENSOR_COLLECTIVES)}"
@@ -143,6 +138,35 @@ class UnitPlan:
                 "fewer microbatches in flight than the schedule needs its stages would wait for each other"
             )
         self._check_seconds()
+
+    def _check_module_tp(self) -> None:
+        if not self.module_tp:
+            return
+        given = f"unit {self.name}: module_tp {list(self.module_tp)}"
+        if len(self.module_tp) != len(self.modules):
+            raise PlanError(f"{given} has {len(self.module_tp)} entries for {len(self.modules)} modules")
+        if min(self.module_tp) < 1:
+            raise PlanError(f"{given} must be at least 1")
+        if self.tp not in self.module_tp:
+            raise PlanError(f"{given} does not contain tp {self.tp}; let tp be that of one of its modules")
+        if len(set(self.module_tp)) == 1:
+            raise PlanError(f"{given} is tp {self.tp} for all; leave module_tp out")
+        together = math.lcm(*self.module_tp) * self.ep
+        if self.dp * self.tp % together:
+            experts = f" and ep {self.ep}" if self.ep > 1 else ""
+            raise PlanError(
+                f"{given}{experts} need a multiple of {together} devices a stage, but it has dp {self.dp} x tp "
+                f"{self.tp} = {self.dp * self.tp}; choose another dp"
+            )
+        if self.cp > 1:
+            raise PlanError(f"{given} with cp {self.cp}; only modules of equal tp can share a stage with cp above 1")
+
+    def _check_recompute(self) -> None:
+        for stage in range(self.stage_count):
+            try:
+                self.layer_recompute(stage)
+            except ValueError as error:
+                raise PlanError(f"unit {self.name}: recompute of stage {stage}: {error}") from error
 
     def _check_seconds(self) -> None:
         for key in ("forward_seconds", "backward_seconds"):
@@ -196,6 +220,18 @@ class UnitPlan:
         """Devices of one replica of a stage: cp * tp."""
         return self.cp * self.tp
 
+    def tensor_ranks_of(self, module: str) -> int:
+        """Tensor-parallel ranks of each replica of one of its modules."""
+        return self.module_tp[self.modules.index(module)] if self.module_tp else self.tp
+
+    def replicas_of(self, module: str) -> int:
+        """Data-parallel replicas of one of its modules."""
+        return self.dp * self.tp // self.tensor_ranks_of(module)
+
+    def layer_recompute(self, stage: int) -> tuple[RecomputePolicy, ...]:
+        """The recomputation policy of each layer of a virtual stage, in chain order."""
+        return layer_policies(self.recompute[stage], self.layers[stage])
+
     @property
     def stage_count(self) -> int:
         """Number of virtual stages: pp * chunks."""
@@ -211,119 +247,3 @@ class UnitPlan:
         size = self.dp * self.replica_size
         first = stage % self.pp * size
         return self.devices[first : first + size]
-
-
-def stage_layers(unit: UnitPlan, graph: ModuleGraph) -> tuple[tuple[LayerRun, ...], ...]:
-    """For every virtual stage, the runs of layers that it owns, in chain order.
-
-    Raises PlanError if the layers do not add up, or a stage boundary cuts a module that must be on one stage.
-    """
-    modules = [graph[name] for name in unit.modules]
-    most_stages = sum(module.layer_count if module.divisible else 1 for module in modules)
-    indivisible = [module.name for module in modules if not module.divisible]
-    if unit.stage_count > most_stages and indivisible:
-        raise PlanError(
-            f"unit {unit.name} has {unit.stage_count} stages, but {' > '.join(unit.modules)} can be cut into at most "
-            f"{most_stages}: {', '.join(indivisible)} is one stage, because the skips of a U-Net join its first blocks "
-            "to its last; use data or tensor parallelism there"
-        )
-    total = sum(module.layer_count for module in modules)
-    if sum(unit.layers) != total:
-        counts = " + ".join(f"{module.name} {module.layer_count}" for module in modules)
-        raise PlanError(
-            f"unit {unit.name}: layers {list(unit.layers)} add up to {sum(unit.layers)}, "
-            f"but its modules have {total} ({counts})"
-        )
-    ends = list(itertools.accumulate(unit.layers))
-    stages: list[list[LayerRun]] = [[] for _ in ends]
-    offset = 0
-    for module in modules:
-        for stage, end in enumerate(ends):
-            first = max(end - unit.layers[stage], offset)
-            last = min(end, offset + module.layer_count)
-            if first < last:
-                stages[stage].append(LayerRun(module.name, first - offset, last - offset))
-        owners = [stage for stage, runs in enumerate(stages) if any(run.module == module.name for run in runs)]
-        if not module.divisible and len(owners) > 1:
-            raise PlanError(
-                f"unit {unit.name}: layers {list(unit.layers)} put {module.name} on stages {owners}, but it is one "
-                f"stage; let one stage own all its {module.layer_count} layers"
-            )
-        offset += module.layer_count
-    return tuple(map(tuple, stages))
-
-
-def check_unit(unit: UnitPlan, graph: ModuleGraph, devices: int) -> None:
-    """Raises PlanError if a unit cannot run: its devices, its chain, its layers, or what its ranks divide.
-
-    Args:
-        unit: The unit.
-        graph: The model's modules.
-        devices: Number of devices there are.
-    """
-    _check_devices(unit, devices)
-    _check_chain(unit, graph)
-    stage_layers(unit, graph)
-    _check_ranks(unit, graph)
-    if unit.rows and (len(unit.modules) > 1 or any(graph[name].is_backbone for name in unit.modules)):
-        raise PlanError(
-            f"unit {unit.name} holds {', '.join(unit.modules)} and has rows of its own; only a unit of one encoder or "
-            "one generator can"
-        )
-
-
-def _check_devices(unit: UnitPlan, devices: int) -> None:
-    if max(unit.devices) >= devices:
-        raise PlanError(
-            f"unit {unit.name} needs device {max(unit.devices)}, but there are {devices} devices "
-            f"(0 to {devices - 1}); use fewer, or start more"
-        )
-
-
-def _check_chain(unit: UnitPlan, graph: ModuleGraph) -> None:
-    for source, target in itertools.pairwise(unit.modules):
-        if source not in graph[target].inputs:
-            raise PlanError(
-                f"unit {unit.name}: {source} does not feed {target}, so they are no chain; "
-                "give each a unit of its own (units may share devices)"
-            )
-    for position, target in enumerate(unit.modules):
-        for source in unit.modules[: max(position - 1, 0)]:
-            if source in graph[target].inputs:
-                raise PlanError(
-                    f"unit {unit.name}: {source} feeds {target} past {unit.modules[position - 1]}, but a stage hands "
-                    f"on the activation of one module only; give {target} a unit of its own (units may share devices)"
-                )
-
-
-def _check_ranks(unit: UnitPlan, graph: ModuleGraph) -> None:
-    for name in unit.modules:
-        for what, size in graph[name].tensor_splits:
-            if size % unit.tp:
-                raise PlanError(
-                    f"unit {unit.name}: tp {unit.tp} does not divide {what} = {size} of {name}; "
-                    "choose a tp that divides it, or another architecture"
-                )
-    check_cp_and_ep(f"unit {unit.name}", [graph[name] for name in unit.modules], unit.cp, unit.ep)
-
-
-def check_cp_and_ep(where: str, modules: Sequence[ModuleSpec], cp: int, ep: int) -> None:
-    """Raises PlanError if a chain of modules has no sequence or no experts to divide, or `ep` does not divide them.
-
-    Args:
-        where: Names the unit or the setting in messages.
-        modules: Modules of one unit.
-        cp: Context-parallel ranks of a replica.
-        ep: Expert ranks.
-    """
-    for module in modules:
-        if cp > 1 and not module.supports_cp:
-            raise PlanError(f"{where}: cp {cp}, but {module.name} has no sequence to divide; leave cp at 1 there")
-        if module.expert_count % ep:
-            raise PlanError(
-                f"{where}: ep {ep} does not divide the {module.expert_count} experts of {module.name}; choose an ep "
-                "that divides them"
-            )
-    if ep > 1 and not any(module.expert_count for module in modules):
-        names = ", ".join(module.name for module in modules)
-        raise PlanError(f"{where}: ep {ep}, but no layer of {names} has experts; leave ep at 1")

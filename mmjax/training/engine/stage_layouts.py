@@ -7,7 +7,7 @@ from mmjax.models.structure.module import Module, Piece
 from mmjax.models.structure.parameters import layer_name, piece_definition
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId, stage_graph
-from sharding.plans.unit_plan import LayerRun, stage_layers
+from sharding.plans.unit_layers import LayerRun, stage_layers
 from sharding.runtime.master_weights import LayerStackShapes
 from sharding.specs.layer import RecomputePolicy
 from sharding.specs.modules import ModuleGraph

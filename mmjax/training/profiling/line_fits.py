@@ -7,7 +7,7 @@ from scipy.optimize import nnls
 
 from mmjax.training.profiling.shallow_runs import MICROBATCHES, MeasuredRun
 from sharding.costs.profiled import LinearFit
-from sharding.plans.unit_plan import stage_layers
+from sharding.plans.unit_layers import stage_layers
 from sharding.schedules.ops import OpKind, PipelineOp
 
 Point = tuple[int, float, float]

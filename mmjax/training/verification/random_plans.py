@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from mmjax.training.verification.divided_plans import GlobalRows
 from sharding.plans.device_ranges import device_ranges
 from sharding.plans.plan import Plan, check_plan
-from sharding.plans.unit_plan import MOST_CAPACITIES, CollectivesName, PlanError, UnitPlan, check_unit
+from sharding.plans.unit_checks import check_unit
+from sharding.plans.unit_plan import MOST_CAPACITIES, CollectivesName, PlanError, UnitPlan
 from sharding.schedules.registry import BUILT_IN_SCHEDULES
 from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import ModuleGraph

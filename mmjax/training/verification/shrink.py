@@ -22,7 +22,8 @@ from data.data_config import DataConfig
 from data.samples.sample_format import SampleFormat
 from mmjax.training.verification.divided_plans import GlobalRows
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import LayerRun, UnitPlan, stage_layers
+from sharding.plans.unit_layers import LayerRun, stage_layers
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import ModuleGraph, module_graph
 
 DEPTH = 4

@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
-from sharding.plans.unit_plan import PlanError, check_cp_and_ep
+from sharding.plans.unit_checks import check_cp_and_ep
+from sharding.plans.unit_plan import PlanError
 from sharding.specs.modules import ModuleGraph
 
 

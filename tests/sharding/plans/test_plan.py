@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig
 from sharding.plans.plan import Plan, check_layout, check_plan, single_device_plan
-from sharding.plans.unit_plan import PlanError, UnitPlan, check_unit, stage_layers
+from sharding.plans.unit_checks import check_unit
+from sharding.plans.unit_layers import stage_layers
+from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.specs.layer import Kernel, PerLoad
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph, module_graph
@@ -182,7 +184,7 @@ def test_defaults_may_be_left_out_of_the_json():
         ('{"units": [{"name": "a", "modules": ["x"], "devices": "0", "dp": true}]}', "units[0]: dp is True"),
         (
             '{"units": [{"name": "a", "modules": ["x"], "devices": "0", "recompute": ["some"]}]}',
-            "units[0]: recompute is ['some']; it must be a list of none, selective, full",
+            "unit a: recompute of stage 0: 'some'; choose from none, selective, full, or give counts of layers",
         ),
         (
             '{"units": [{"name": "a", "modules": ["x"], "devices": "0", "collectives": "rings"}]}',
@@ -218,6 +220,10 @@ def test_errors_name_an_invalid_or_missing_file(tmp_path):
         ({"chunks": 0}, "unit eyes: chunks is 0; it must be at least 1"),
         ({"chunks": 2}, "unit eyes: 2 chunks a stage need a multiple of 2 entries in layers, not 1"),
         ({"recompute": ("none", "none")}, "unit eyes: recompute has 2 entries for 1 stages"),
+        (
+            {"recompute": ("3 full, 5 none",)},
+            "unit eyes: recompute of stage 0: '3 full, 5 none' is for 8 layers, but the stage owns 2",
+        ),
         ({"modules": ()}, "needs a name, at least one module"),
         ({"extra_in_flight": -1}, "unit eyes: extra_in_flight is -1; it must be at least 0, because with fewer"),
         ({"forward_seconds": (1.0, 2.0)}, "unit eyes: forward_seconds has 2 entries for 1 stages; give one for each"),
@@ -338,7 +344,7 @@ def test_one_device_holds_everything_and_the_table_says_so():
     assert [row["devices"] for row in plan.table()] == ["0", "0", "0"]
     assert PLAN.table()[1] == {
         "unit": "mind", "modules": "backbone", "devices": "2-5", "dp": "1", "tp": "2", "pp": "2",
-        "layers": "1 3", "recompute": "none full",
+        "layers": "1 3", "recompute": "none; full",
     }  # fmt: skip
 
 

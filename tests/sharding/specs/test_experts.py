@@ -14,7 +14,8 @@ from configs.experts import ExpertsConfig
 from mmjax.models.model import model_modules, run_module
 from mmjax.models.structure.parameters import abstract_module_parameters, piece_definition
 from mmjax.training.metrics.flops import count_flops
-from sharding.plans.unit_plan import PlanError, UnitPlan, check_unit
+from sharding.plans.unit_checks import check_unit
+from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.specs.modules import module_graph
 
 TOKENS = 20

@@ -14,7 +14,8 @@ from mmjax import cli
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan, stage_layers
+from sharding.plans.unit_layers import stage_layers
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
 
 TP = 4

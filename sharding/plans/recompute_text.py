@@ -1,0 +1,40 @@
+"""Activation recomputation of a stage's layers as text: `full` for all of them, or `3 full, 5 none` in layer order."""
+
+import itertools
+import re
+from collections.abc import Sequence
+
+from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
+
+_RUN = re.compile(r"(?P<count>[1-9][0-9]{0,8}) (?P<policy>[a-z]+)")
+
+
+def layer_policies(text: str, layers: int) -> tuple[RecomputePolicy, ...]:
+    """The policy of each of a stage's layers.
+
+    Args:
+        text: A policy for all layers, or counts and policies of consecutive layers: `3 full, 5 none`.
+        layers: How many layers the stage owns.
+
+    Raises:
+        ValueError: The text is neither, or its counts do not add up to the layers; says what must be changed.
+    """
+    if text in RECOMPUTE_POLICIES:
+        return (text,) * layers
+    runs = [_RUN.fullmatch(run) for run in text.split(", ")]
+    if not all(run and run["policy"] in RECOMPUTE_POLICIES for run in runs):
+        example = ", ".join(f"{count} {policy}" for count, policy in zip((3, 5), ("full", "none"), strict=True))
+        raise ValueError(
+            f"{text!r}; choose from {', '.join(RECOMPUTE_POLICIES)}, or give counts of layers, such as {example!r}"
+        )
+    counts = [(int(run["count"]), run["policy"]) for run in runs if run]
+    total = sum(count for count, _ in counts)
+    if total != layers:
+        raise ValueError(f"{text!r} is for {total} layers, but the stage owns {layers}")
+    return tuple(policy for count, policy in counts for policy in (policy,) * count)
+
+
+def recompute_text(policies: Sequence[RecomputePolicy]) -> str:
+    """The text from which `layer_policies` reads these policies; the shortest there is."""
+    runs = [(policy, len(list(group))) for policy, group in itertools.groupby(policies)]
+    return runs[0][0] if len(runs) == 1 else ", ".join(f"{count} {policy}" for policy, count in runs)

@@ -1,0 +1,86 @@
+"""Whether a model fits a unit: its devices, its chain of modules, its layers, and what its ranks divide."""
+
+import itertools
+from collections.abc import Sequence
+
+from sharding.plans.unit_layers import stage_layers
+from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.specs.module_spec import ModuleSpec
+from sharding.specs.modules import ModuleGraph
+
+
+def check_unit(unit: UnitPlan, graph: ModuleGraph, devices: int) -> None:
+    """Raises PlanError if a unit cannot run: its devices, its chain, its layers, or what its ranks divide.
+
+    Args:
+        unit: The unit.
+        graph: The model's modules.
+        devices: Number of devices there are.
+    """
+    _check_devices(unit, devices)
+    _check_chain(unit, graph)
+    stage_layers(unit, graph)
+    _check_ranks(unit, graph)
+    if unit.rows and (len(unit.modules) > 1 or any(graph[name].is_backbone for name in unit.modules)):
+        raise PlanError(
+            f"unit {unit.name} holds {', '.join(unit.modules)} and has rows of its own; only a unit of one encoder or "
+            "one generator can"
+        )
+
+
+def _check_devices(unit: UnitPlan, devices: int) -> None:
+    if max(unit.devices) >= devices:
+        raise PlanError(
+            f"unit {unit.name} needs device {max(unit.devices)}, but there are {devices} devices "
+            f"(0 to {devices - 1}); use fewer, or start more"
+        )
+
+
+def _check_chain(unit: UnitPlan, graph: ModuleGraph) -> None:
+    for source, target in itertools.pairwise(unit.modules):
+        if source not in graph[target].inputs:
+            raise PlanError(
+                f"unit {unit.name}: {source} does not feed {target}, so they are no chain; "
+                "give each a unit of its own (units may share devices)"
+            )
+    for position, target in enumerate(unit.modules):
+        for source in unit.modules[: max(position - 1, 0)]:
+            if source in graph[target].inputs:
+                raise PlanError(
+                    f"unit {unit.name}: {source} feeds {target} past {unit.modules[position - 1]}, but a stage hands "
+                    f"on the activation of one module only; give {target} a unit of its own (units may share devices)"
+                )
+
+
+def _check_ranks(unit: UnitPlan, graph: ModuleGraph) -> None:
+    for name in unit.modules:
+        tp = unit.tensor_ranks_of(name)
+        for what, size in graph[name].tensor_splits:
+            if size % tp:
+                raise PlanError(
+                    f"unit {unit.name}: tp {tp} does not divide {what} = {size} of {name}; "
+                    "choose a tp that divides it, or another architecture"
+                )
+    check_cp_and_ep(f"unit {unit.name}", [graph[name] for name in unit.modules], unit.cp, unit.ep)
+
+
+def check_cp_and_ep(where: str, modules: Sequence[ModuleSpec], cp: int, ep: int) -> None:
+    """Raises PlanError if a chain of modules has no sequence or no experts to divide, or `ep` does not divide them.
+
+    Args:
+        where: Names the unit or the setting in messages.
+        modules: Modules of one unit.
+        cp: Context-parallel ranks of a replica.
+        ep: Expert ranks.
+    """
+    for module in modules:
+        if cp > 1 and not module.supports_cp:
+            raise PlanError(f"{where}: cp {cp}, but {module.name} has no sequence to divide; leave cp at 1 there")
+        if module.expert_count % ep:
+            raise PlanError(
+                f"{where}: ep {ep} does not divide the {module.expert_count} experts of {module.name}; choose an ep "
+                "that divides them"
+            )
+    if ep > 1 and not any(module.expert_count for module in modules):
+        names = ", ".join(module.name for module in modules)
+        raise PlanError(f"{where}: ep {ep}, but no layer of {names} has experts; leave ep at 1")

@@ -1,0 +1,36 @@
+"""Recomputation of a stage's layers as text, there and back."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from sharding.plans.recompute_text import layer_policies, recompute_text
+from sharding.specs.layer import RECOMPUTE_POLICIES
+
+POLICIES = st.lists(st.sampled_from(RECOMPUTE_POLICIES), min_size=1, max_size=40).map(tuple)
+
+
+@given(POLICIES)
+def test_policies_survive_the_text(policies):
+    assert layer_policies(recompute_text(policies), len(policies)) == policies
+
+
+def test_text_is_as_short_as_it_can_be():
+    assert recompute_text(("full",) * 4) == "full"
+    assert recompute_text(("full", "full", "none", "full")) == "2 full, 1 none, 1 full"
+    assert layer_policies("full", 3) == ("full",) * 3
+    assert layer_policies("1 selective, 2 none", 3) == ("selective", "none", "none")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "some", "3", "full 3", "0 full", "-1 full", "3 full,5 none", "3 full, ", "03 full"]
+)
+def test_other_texts_are_refused(text):
+    with pytest.raises(ValueError, match=r"choose from none, selective, full.*'3 full, 5 none'"):
+        layer_policies(text, 3)
+
+
+@pytest.mark.parametrize("layers", [7, 9])
+def test_counts_must_add_up_to_the_layers(layers):
+    with pytest.raises(ValueError, match=f"'3 full, 5 none' is for 8 layers, but the stage owns {layers}"):
+        layer_policies("3 full, 5 none", layers)
