@@ -262,7 +262,7 @@ def test_an_invalid_plan_is_refused(fields, message):
     [
         (
             "UnitPlan('a', ('x',), (0,), recompute=('some',))",
-            "unit a: recompute 'some'; choose from none, selective, full",
+            "unit a: recompute of stage 0: 'some'; choose from none, selective, full",
         ),
         ("UnitPlan('a', ('x',), (0,), collectives='rings')", "collectives 'rings'; choose from reduce, gather, ring"),
     ],
