@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from configs.device_generations import AMPERE, EMULATED, HOPPER, DeviceGeneration
 from configs.errors import UserError
 
 
@@ -36,6 +37,7 @@ class ClusterConfig:
         devices_per_node: Number of devices of a node.
         intra_node: The link between devices of one node.
         inter_node: The link between nodes: one device's share of the node's network cards.
+        generation: What decides how near kernels come to the peak.
     """
 
     name: str
@@ -46,6 +48,7 @@ class ClusterConfig:
     devices_per_node: int
     intra_node: Link
     inter_node: Link
+    generation: DeviceGeneration
     excluded_kinds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -58,9 +61,16 @@ class ClusterConfig:
 # less NVLink: DistTrain's nodes (section 8) have 300 GB/s in both directions together, 4 x 200 Gbit/s for 8 devices.
 # OrchMLLM's H100 nodes have 900 GB/s in both directions together and 8 x 400 Gbit/s. Latencies of a transfer with NCCL:
 # about 3 us by NVLink, 10 us by RDMA. The CPU's figures are those of two cores that emulate eight devices.
-_A100 = {"peak_flops": 312e12, "memory": 80e9, "memory_bandwidth": 2.039e12, "devices_per_node": 8}
+_A100 = {
+    "peak_flops": 312e12,
+    "memory": 80e9,
+    "memory_bandwidth": 2.039e12,
+    "devices_per_node": 8,
+    "generation": AMPERE,
+}
 _HOPPER = {
     "peak_flops": 989e12,
+    "generation": HOPPER,
     "devices_per_node": 8,
     "intra_node": Link(450e9, 3e-6),
     "inter_node": Link(50e9, 10e-6),
@@ -95,6 +105,7 @@ CLUSTERS = {
         devices_per_node=8,
         intra_node=Link(5e9, 50e-6),
         inter_node=Link(1e9, 100e-6),
+        generation=EMULATED,
     ),
 }
 

@@ -15,6 +15,7 @@ from sharding.costs.analytic import AnalyticCostModel, Efficiency
 from sharding.costs.cost_model import LayerParallelism, ring_seconds, useful_flops
 from sharding.specs.layer import Kernel, PerLoad, expert_all_gather, expert_matmul, matmul
 from sharding.specs.modules import module_graph
+from tests.sharding.ideal_devices import IDEAL
 from tests.sharding.layers import bare_layer
 
 CLUSTER = ClusterConfig(
@@ -26,6 +27,7 @@ CLUSTER = ClusterConfig(
     devices_per_node=4,
     intra_node=Link(10.0, 0.5),
     inter_node=Link(2.0, 1.0),
+    generation=IDEAL,
 )
 PERFECT = Efficiency(matmul=1.0, convolution=1.0, attention=1.0, memory=1.0, link=1.0, launch=0.0)
 TOY = AnalyticCostModel(CLUSTER, PERFECT, element_bytes=2)

@@ -16,6 +16,7 @@ from sharding.specs.layer import LoadColumn
 from sharding.specs.modules import module_graph
 from sharding.specs.row_load_statistics import RowLoadStatistics, draw_row_loads
 from tests.sharding.expert_graphs import with_experts
+from tests.sharding.ideal_devices import IDEAL
 
 VISION = VisionConfig(width=64, depth=3, heads=2, ffn=128, patch=16)
 AUDIO = AudioConfig(width=64, depth=2, heads=2, ffn=128)
@@ -45,6 +46,7 @@ def cluster(memory: float) -> ClusterConfig:
         devices_per_node=4,
         intra_node=Link(1e9, 1e-6),
         inter_node=Link(1e8, 1e-5),
+        generation=IDEAL,
     )
 
 

@@ -1,0 +1,104 @@
+"""What kernels of a device depend on beyond its peak: multiprocessors, tiles, caches, power, attention by head width."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionRate:
+    """Share of the peak FLOP/s that fused attention reaches over long sequences without a mask.
+
+    Attributes:
+        head_width: Width of a head.
+        forward: Of the forward.
+        backward: Of the backward, which recomputes the scores: five products for the forward's two.
+    """
+
+    head_width: int
+    forward: float
+    backward: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.forward <= 1 and 0 < self.backward <= 1):
+            raise ValueError(f"AttentionRate: {self.forward} and {self.backward} must be above 0 and at most 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceGeneration:
+    """A generation of devices, as far as it decides how near kernels come to the peak.
+
+    Attributes:
+        multiprocessors: Streaming multiprocessors; each computes one output tile of a matmul at a time.
+        tiles: Output tiles (rows, columns) of the matmul kernels that the library chooses from.
+        inner_step: Elements of the inner dimension that a tile's loop takes at a time.
+        l2_bandwidth: Bytes per second from the level-2 cache to all multiprocessors.
+        tile_latency: Seconds from the start of a tile to its first product: the first loads from memory.
+        sustained_share: Share of the peak FLOP/s that matmuls of normally distributed numbers sustain at the power limit.
+        overlaps_epilogue: Whether a multiprocessor loads and multiplies the next tile while it writes one.
+        attention: Rates of fused attention, by increasing head width.
+        attention_block: Keys that attention takes at a time, and queries of which a block of the mask is skipped.
+    """
+
+    multiprocessors: int
+    tiles: tuple[tuple[int, int], ...]
+    inner_step: int
+    l2_bandwidth: float
+    tile_latency: float
+    sustained_share: float
+    overlaps_epilogue: bool
+    attention: tuple[AttentionRate, ...]
+    attention_block: int
+
+    def __post_init__(self) -> None:
+        for name in ("multiprocessors", "inner_step", "l2_bandwidth", "attention_block"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"DeviceGeneration.{name} is {getattr(self, name)}; it must be positive")
+        if self.tile_latency < 0 or not 0 < self.sustained_share <= 1:
+            raise ValueError(
+                f"DeviceGeneration: tile_latency {self.tile_latency} must not be negative, sustained_share "
+                f"{self.sustained_share} be above 0 and at most 1"
+            )
+        if not self.tiles or not self.attention:
+            raise ValueError("DeviceGeneration.tiles and attention must not be empty")
+
+
+# Tiles are those of cuBLAS's and CUTLASS's bfloat16 kernels with float32 sums. Multiprocessors and clocks (1.41 and
+# 1.83 GHz, at which the peaks are given): NVIDIA's white papers of A100 and H100. L2 bandwidth and the latency of global
+# memory, about 400 cycles: PMC10448217, table 3. What is sustained at 400 W: 257 TFLOP/s of 8192 x 8192 x 8192 with
+# normally distributed numbers, where zeros reach 295 (thonking.ai, "Strangely, matrix multiplications ..."). Hopper: the
+# most that any shape reaches, 80% (stas00/ml-engineering, MAMF).
+# Attention: FlashAttention-2 (arXiv 2307.08691, figures 5 and 6) and FlashAttention-3 (arXiv 2407.08608, figures 5 and 6)
+# at 16k positions; keys are taken in blocks of 128.
+AMPERE = DeviceGeneration(
+    multiprocessors=108,
+    tiles=((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)),
+    inner_step=32,
+    l2_bandwidth=7.219e12,
+    tile_latency=400 / 1.41e9,
+    sustained_share=257 / 312,
+    overlaps_epilogue=False,
+    attention=(AttentionRate(64, 192 / 312, 170 / 312), AttentionRate(128, 227 / 312, 196 / 312)),
+    attention_block=128,
+)
+HOPPER = DeviceGeneration(
+    multiprocessors=132,
+    tiles=((256, 128), (128, 256), (128, 192), (192, 128), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128)),
+    inner_step=64,
+    l2_bandwidth=8.986e12,
+    tile_latency=400 / 1.83e9,
+    sustained_share=0.80,
+    overlaps_epilogue=True,
+    attention=(AttentionRate(64, 497 / 989, 474 / 989), AttentionRate(128, 648 / 989, 561 / 989)),
+    attention_block=128,
+)
+# Two cores, each with a small tile in its registers: only the emulation of several devices on a CPU runs on it.
+EMULATED = DeviceGeneration(
+    multiprocessors=2,
+    tiles=((16, 16),),
+    inner_step=1,
+    l2_bandwidth=100e9,
+    tile_latency=0.0,
+    sustained_share=0.65,
+    overlaps_epilogue=True,
+    attention=(AttentionRate(64, 0.5, 0.5),),
+    attention_block=1,
+)

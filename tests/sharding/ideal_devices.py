@@ -1,0 +1,16 @@
+"""Devices whose kernels reach the roofline exactly, for tests that compute seconds by hand."""
+
+from configs.device_generations import AttentionRate, DeviceGeneration
+
+IDEAL = DeviceGeneration(
+    multiprocessors=1,
+    tiles=((1, 1),),
+    inner_step=1,
+    l2_bandwidth=1e30,
+    tile_latency=0.0,
+    sustained_share=1.0,
+    overlaps_epilogue=True,
+    attention=(AttentionRate(1, 1.0, 1.0),),
+    attention_block=1,
+)
+"""One multiprocessor with tiles of a single element, and no latency."""
