@@ -67,7 +67,7 @@ class StageCalls(NamedTuple):
 def stage_calls(by_capacity: Sequence[StagePrograms]) -> StageCalls:
     """Forward and backward of a stage in a training step, for every capacity, and what they are called with."""
     programs = by_capacity[-1]
-    losses = abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_spec, programs.mesh)
+    losses = abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_specs, programs.mesh)
     calls = [ProgramCall(programs.zero_losses, ())]
     gradients = None
     if programs.backward is not None:

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from sharding.axes import Axes
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.named_programs import named_jit
+from sharding.runtime.stage_definition import module_of
 from sharding.trees import Tree, get_leaf, set_leaf
 
 Split = tuple[str | None, ...]
@@ -80,9 +81,9 @@ class StageMasterWeights:
     """Shardings of a stage's master weights, and the programs between master weights, compute weights and gradients.
 
     Args:
-        layer_stacks: By key of the stage's parameters.
+        layer_stacks: By key of the stage's parameters, `module/piece`.
         mesh: The stage's submesh.
-        axes: What its axes are for.
+        axes: By module, what its axes are for.
         dtype: Precision of the compute weights.
         stage_id: The stage.
 
@@ -94,33 +95,40 @@ class StageMasterWeights:
     """
 
     def __init__(
-        self, layer_stacks: dict[str, LayerStackShapes], mesh: Mesh, axes: Axes, dtype: Any, stage_id: StageId
+        self,
+        layer_stacks: dict[str, LayerStackShapes],
+        mesh: Mesh,
+        axes: Mapping[str, Axes],
+        dtype: Any,
+        stage_id: StageId,
     ) -> None:
         self.layer_stacks, self.mesh, self.axes, self.dtype, self.stage_id = layer_stacks, mesh, axes, dtype, stage_id
+        axes_of = {key: axes[module_of(key)] for key in layer_stacks}
         self.shardings = {
-            key: dict.fromkeys(stack.layers, self._master_shardings(stack)) for key, stack in layer_stacks.items()
+            key: dict.fromkeys(stack.layers, self._master_shardings(stack, axes_of[key]))
+            for key, stack in layer_stacks.items()
         }
-        own_specs = {key: self._own_compute_specs(stack) for key, stack in layer_stacks.items()}
+        own_specs = {key: self._own_compute_specs(stack, axes_of[key]) for key, stack in layer_stacks.items()}
         own_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), own_specs, is_leaf=is_partition_spec)
         self.gather = named_jit(self._stack_layers, stage_id, "gather", out_shardings=own_shardings)
         self.compute_specs = dict(own_specs)
         self.compute_shapes = {key: self._own_compute_shapes(stack) for key, stack in layer_stacks.items()}
         for key, stack in layer_stacks.items():
             for path, shape in stack.tied_shapes.items():
-                spec = P(*_mesh_axes(stack.tied_splits[path], axes))
+                spec = P(*_mesh_axes(stack.tied_splits[path], axes_of[key]))
                 struct = jax.ShapeDtypeStruct(shape.shape, dtype)
                 self.compute_specs[key] = set_leaf(self.compute_specs[key], path, spec)
                 self.compute_shapes[key] = set_leaf(self.compute_shapes[key], path, struct)
 
-    def _master_shardings(self, stack: LayerStackShapes) -> Tree:
+    def _master_shardings(self, stack: LayerStackShapes, axes: Axes) -> Tree:
         def sharding(shape: jax.ShapeDtypeStruct, split: Split) -> NamedSharding:
-            return NamedSharding(self.mesh, master_spec(shape.shape, split, self.mesh, self.axes))
+            return NamedSharding(self.mesh, master_spec(shape.shape, split, self.mesh, axes))
 
         return jax.tree.map(sharding, stack.shapes, stack.splits)
 
-    def _own_compute_specs(self, stack: LayerStackShapes) -> Tree:
+    def _own_compute_specs(self, stack: LayerStackShapes, axes: Axes) -> Tree:
         leading = (None,) if stack.stacked else ()
-        return jax.tree.map(lambda _, split: P(*leading, *_mesh_axes(split, self.axes)), stack.shapes, stack.splits)
+        return jax.tree.map(lambda _, split: P(*leading, *_mesh_axes(split, axes)), stack.shapes, stack.splits)
 
     def _own_compute_shapes(self, stack: LayerStackShapes) -> Tree:
         leading = (len(stack.layers),) if stack.stacked else ()

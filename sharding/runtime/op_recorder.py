@@ -167,7 +167,7 @@ def _compile_marks(executor: Executor) -> None:
         if not stage.is_local:
             continue
         if programs.backward is None and not programs.output_shapes and programs.loss_names:
-            _compile_mark(abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_spec, programs.mesh))
+            _compile_mark(abstract_arrays(jax.eval_shape(programs.zero_losses), programs.loss_specs, programs.mesh))
         if programs.backward is not None and not programs.differentiated_inputs:
             shapes = jax.eval_shape(programs.zero_gradients)
             _compile_mark(abstract_arrays(shapes, programs.gradient_specs(), programs.mesh))

@@ -14,13 +14,18 @@ from sharding.trees import Tree
 Arrays = dict[str, jax.Array]
 
 
+def module_of(name: str) -> str:
+    """The module of parameters (`module/piece`), a loss (`module` or `module/name`) or a metric (`module/name`)."""
+    return name.partition("/")[0]
+
+
 class StageOutput(NamedTuple):
     """What a stage computes from one microbatch: arrays, or their shapes or specs.
 
     Attributes:
         outputs: Activations by channel, rows first.
-        losses: By name: inside `shard_map` a scalar, summed over the local rows; outside `[replicas]`.
-        auxiliary_metrics: Arrays for evaluation by name, rows first.
+        losses: By name (`module_of`): inside `shard_map` a scalar, summed over the local rows; outside `[replicas]`.
+        auxiliary_metrics: Arrays for evaluation by name (`module_of`), rows first.
     """
 
     outputs: dict[str, Any]
@@ -60,30 +65,37 @@ class StageDefinition:
 
     Attributes:
         stage_id: (unit, stage).
-        apply: `(parameters, inputs, batch, axes) -> StageOutput`, or a tuple of its fields; every array of activations
-            has the rows first; each loss is a sum over the local rows.
-        partition_specs: Specs of all parameters in stacked form. They use the tensor axes and, for experts, the expert
-            axes, which are some of the data axes; all else is replicated over the data axes.
+        apply: `(parameters, inputs, batch, axes) -> StageOutput`, or a tuple of its fields; axes by module. Every array
+            of activations has the rows first; each loss is a sum over the local rows of its module.
+        partition_specs: Specs of all parameters in stacked form. They use their module's tensor axes and, for experts,
+            the expert axes, which are some of its data axes; all else is replicated over its data axes.
         shapes: Shape and compute precision of all parameters in stacked form.
-        trained_keys: Top-level keys of the parameters that get gradients.
+        trained_keys: Top-level keys of the parameters that get gradients, `module/piece`.
         batch_arrays: Names of the batch arrays by module.
-        input_channels, output_channels: Names of the channels that enter and leave.
+        input_channels, output_channels: The channels that enter and leave, each with its module in this stage: the one
+            that takes its activations, or sends them.
         sequence_sharded_channels: Channels whose dimension 1, the positions, is sharded over `Axes.sequence`.
     """
 
     stage_id: StageId
-    apply: Callable[[Tree, Arrays, Mapping[str, Arrays], Axes], tuple[Arrays, Arrays, Arrays]]
+    apply: Callable[[Tree, Arrays, Mapping[str, Arrays], Mapping[str, Axes]], tuple[Arrays, Arrays, Arrays]]
     partition_specs: Tree
     shapes: Tree
     trained_keys: frozenset[str]
     batch_arrays: Mapping[str, tuple[str, ...]]
-    input_channels: tuple[str, ...]
-    output_channels: tuple[str, ...]
+    input_channels: Mapping[str, str]
+    output_channels: Mapping[str, str]
     sequence_sharded_channels: frozenset[str] = frozenset()
 
-    def channel_spec(self, name: str, axes: Axes) -> P:
-        """The spec of a channel's activations `[r, s, ...]`."""
-        return P(axes.data, axes.sequence) if name in self.sequence_sharded_channels and axes.sequence else P(axes.data)
+    def channel_specs(self, axes: Mapping[str, Axes]) -> dict[str, P]:
+        """The specs of all channels' activations `[r, s, ...]`, by the axes of each one's module."""
+
+        def spec(name: str, axes: Axes) -> P:
+            divided = name in self.sequence_sharded_channels and axes.sequence
+            return P(axes.data, axes.sequence) if divided else P(axes.data)
+
+        channels = {**self.input_channels, **self.output_channels}
+        return {name: spec(name, axes[module]) for name, module in channels.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +103,7 @@ class Microbatches:
     """A stage's part of a global batch on its submesh: arrays, or their shapes or specs.
 
     Attributes:
-        arrays: By module and name, `[m, r, ...]`: microbatches first, rows split over the data axes.
+        arrays: By module and name, `[m, r, ...]`: microbatches first, rows split over the module's data axes.
         seed_and_step: `[2]` int32, from which all random numbers of the step are derived.
     """
 

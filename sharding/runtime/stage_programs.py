@@ -1,8 +1,8 @@
 """The compiled programs of one stage: forward, backward and evaluation, each a jitted `jax.shard_map` on its submesh.
 
 Residuals stay on the stage's devices between forward and backward and hold activations only (`residuals.py`).
-Parameters are cast once a step, beforehand; their gradients come out unreduced over the data axes, are accumulated for
-each replica, and are reduced once a step (`master_weights.py`).
+Parameters are cast once a step, beforehand; their gradients come out unreduced over the data axes of their module, are
+accumulated for each of its replicas, and are reduced once a step (`master_weights.py`).
 """
 
 import functools
@@ -27,6 +27,7 @@ from sharding.runtime.stage_definition import (
     Microbatches,
     StageDefinition,
     StageOutput,
+    module_of,
 )
 from sharding.trees import Tree
 
@@ -53,7 +54,7 @@ class StagePrograms:
     Args:
         definition: What the stage computes.
         mesh: Its submesh.
-        axes: What the axes of the submesh are for.
+        axes: By module of the stage, what the axes of the submesh are for.
         input_shapes: Shape and dtype of each input channel of a microbatch.
         batch_shapes: Shapes of the stage's part of a global batch, whose rows have the largest capacity.
         row_lengths: By module and name of a batch array, how much of its rows is read; all of it if left out.
@@ -65,7 +66,7 @@ class StagePrograms:
         output_shapes, channel_shapes: Shape and dtype of each output channel, and of every channel, of a microbatch.
         loss_names: Names of its losses, sorted; empty where it has none.
         operand_shapes, operand_specs: Shapes and specs of `(parameters, inputs, batch, index)`.
-        output_specs, loss_spec: Specs of each output channel, and of all losses.
+        output_specs, loss_specs: Specs of each output channel, and of each loss.
         residual_specs: Specs of what `forward` saves for `backward`.
         channel_shardings: Shardings of the activations of each channel.
     """
@@ -75,7 +76,7 @@ class StagePrograms:
         definition: StageDefinition,
         *,
         mesh: Mesh,
-        axes: Axes,
+        axes: Mapping[str, Axes],
         input_shapes: Mapping[str, jax.ShapeDtypeStruct],
         batch_shapes: Microbatches,
         differentiated_inputs: frozenset[str],
@@ -86,10 +87,14 @@ class StagePrograms:
         self.definition, self.mesh, self.axes = definition, mesh, axes
         self._row_lengths, self._name_suffix = row_lengths or {}, name_suffix
         self.batch_shapes, self.differentiated_inputs = batch_shapes, differentiated_inputs
-        row_spec = self.loss_spec = P(axes.data)
-        batch_specs = Microbatches(jax.tree.map(lambda _: P(None, axes.data), batch_shapes.arrays), P())
-        names = (*definition.input_channels, *definition.output_channels)
-        channel_specs = {name: definition.channel_spec(name, axes) for name in names}
+        batch_specs = Microbatches(
+            {
+                module: dict.fromkeys(arrays, P(None, axes[module].data))
+                for module, arrays in batch_shapes.arrays.items()
+            },
+            P(),
+        )
+        channel_specs = definition.channel_specs(axes)
         self.channel_shardings = {name: NamedSharding(mesh, spec) for name, spec in channel_specs.items()}
         input_specs = {name: channel_specs[name] for name in definition.input_channels}
         output_specs = self.output_specs = {name: channel_specs[name] for name in definition.output_channels}
@@ -100,13 +105,11 @@ class StagePrograms:
             batch_shapes,
             jax.ShapeDtypeStruct((), jnp.int32),
         )
-        self.evaluate = self._compile(
-            "evaluate", self._evaluate, self.operand_specs, StageOutput(output_specs, row_spec, row_spec)
-        )
+        self.evaluate = self._compile_evaluation()
         shapes: StageOutput = jax.eval_shape(self.evaluate, *self.operand_shapes)
         self.output_shapes, self.loss_names = shapes.outputs, tuple(sorted(shapes.losses))
         self.channel_shapes = {**input_shapes, **self.output_shapes}
-        loss_specs = dict.fromkeys(self.loss_names, row_spec)
+        loss_specs = self.loss_specs = {name: P(axes[module_of(name)].data) for name in self.loss_names}
         forward_specs = (*self.operand_specs, loss_specs)
         self.backward: Callable[..., BackwardResult] | None = None
         self.residual_specs: list[P] = []
@@ -135,6 +138,33 @@ class StagePrograms:
         mapped = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
         return named_jit(mapped, self.definition.stage_id, kind + self._name_suffix, donate_argnums=donate)
 
+    def _compile_evaluation(self) -> Callable[..., StageOutput]:
+        """Losses and metrics leave `shard_map` by module, for their names are not known before it is traced."""
+        row_specs = {module: P(axes.data) for module, axes in self.axes.items()}
+
+        def by_module(arrays: Arrays) -> dict[str, Arrays]:
+            groups: dict[str, Arrays] = {module: {} for module in self.axes}
+            for name, array in arrays.items():
+                groups[module_of(name)][name] = array
+            return groups
+
+        def body(*operands: Any) -> StageOutput:
+            output = self._evaluate(*operands)
+            return StageOutput(output.outputs, by_module(output.losses), by_module(output.auxiliary_metrics))
+
+        specs = StageOutput(self.output_specs, row_specs, row_specs)
+        mapped = jax.shard_map(body, mesh=self.mesh, in_specs=self.operand_specs, out_specs=specs)
+
+        def evaluate(*operands: Any) -> StageOutput:
+            output = mapped(*operands)
+            losses, metrics = (
+                {name: array for group in groups.values() for name, array in group.items()}
+                for groups in (output.losses, output.auxiliary_metrics)
+            )
+            return StageOutput(output.outputs, losses, metrics)
+
+        return named_jit(evaluate, self.definition.stage_id, "evaluate" + self._name_suffix)
+
     def _trace_residuals(self) -> tuple[VjpStructure, list[tuple[str, ...]]]:
         """Traces the forward once to learn what it must save, and over which axes each residual varies."""
         traced: dict[str, Any] = {}
@@ -154,10 +184,15 @@ class StagePrograms:
 
     def gradient_specs(self) -> Tree:
         """Specs of the unreduced gradients: one copy for each replica that holds the parameter, stacked first."""
+        return self._map_trained(lambda axes, spec: P(replicated_data_axes(spec, axes), *spec))
+
+    def _map_trained(self, function: Callable, *trees: Tree) -> Tree:
+        """`function(axes of the module, spec, ...)` of every parameter that trains."""
         return {
             key: jax.tree.map(
-                lambda spec: P(replicated_data_axes(spec, self.axes), *spec),
+                functools.partial(function, self.axes[module_of(key)]),
                 self.definition.partition_specs[key],
+                *(tree[key] for tree in trees),
                 is_leaf=is_partition_spec,
             )
             for key in sorted(self.definition.trained_keys)
@@ -167,16 +202,10 @@ class StagePrograms:
     def zero_gradients(self) -> Callable[[], Tree]:
         """The program that makes gradients of zero in float32, `[replicas, ...]` each."""
 
-        def gradient_shape(spec: P, shape: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-            return (device_count_along(self.mesh, replicated_data_axes(spec, self.axes)), *shape.shape)
+        def gradient_shape(axes: Axes, spec: P, shape: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+            return (device_count_along(self.mesh, replicated_data_axes(spec, axes)), *shape.shape)
 
-        definition = self.definition
-        shapes = {
-            key: jax.tree.map(
-                gradient_shape, definition.partition_specs[key], definition.shapes[key], is_leaf=is_partition_spec
-            )
-            for key in sorted(definition.trained_keys)
-        }
+        shapes = self._map_trained(gradient_shape, self.definition.shapes)
         shardings = jax.tree.map(
             lambda spec: NamedSharding(self.mesh, spec), self.gradient_specs(), is_leaf=is_partition_spec
         )
@@ -184,18 +213,17 @@ class StagePrograms:
         def zeros() -> Tree:
             return jax.tree.map(jnp.zeros, shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
 
-        return named_jit(zeros, definition.stage_id, "zero_gradients", out_shardings=shardings)
+        return named_jit(zeros, self.definition.stage_id, "zero_gradients", out_shardings=shardings)
 
     @functools.cached_property
     def zero_losses(self) -> Callable[[], Arrays]:
         """The program that makes losses of zero by name, `[replicas]` each."""
-        sharding = NamedSharding(self.mesh, P(self.axes.data))
-        replicas = device_count_along(self.mesh, self.axes.data)
+        replicas = {name: device_count_along(self.mesh, self.axes[module_of(name)].data) for name in self.loss_names}
         return named_jit(
-            lambda: {name: jnp.zeros(replicas) for name in self.loss_names},
+            lambda: {name: jnp.zeros(count) for name, count in replicas.items()},
             self.definition.stage_id,
             "zero_losses",
-            out_shardings=sharding,
+            out_shardings={name: NamedSharding(self.mesh, spec) for name, spec in self.loss_specs.items()},
         )
 
     # ------------------------------------------------------------------ bodies, as one device runs them
@@ -212,7 +240,11 @@ class StagePrograms:
 
     def _apply(self, parameters: Tree, inputs: Arrays, microbatch: dict[str, Arrays]) -> StageOutput:
         output = StageOutput(*self.definition.apply(parameters, inputs, microbatch, self.axes))
-        return output._replace(losses=make_varying(output.losses, self.axes.data))
+        return output._replace(losses=self._varying_by_module(output.losses))
+
+    def _varying_by_module(self, trees: Tree) -> Tree:
+        """Marks what is under each name (`module_of`) as varying over the data axes of its module."""
+        return {name: make_varying(tree, self.axes[module_of(name)].data) for name, tree in trees.items()}
 
     def _evaluate(self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array) -> StageOutput:
         output = self._apply(parameters, inputs, self._microbatch(batch, index))
@@ -229,11 +261,12 @@ class StagePrograms:
     ) -> tuple[tuple[Tree, Arrays], tuple[Tree, Arrays]]:
         """Parameters and inputs that are differentiated, and those that are not; all weights vary over data.
 
-        All weights are cast to varying (`lax.pcast`) over the data axes. Autodiff would otherwise sum the gradients of
-        trained weights over the replicas (`psum`). Frozen weights would otherwise be cast implicitly where they are
-        used, and the cast arrays be saved as residuals, not recognised as available to the backward (`split_vjp`).
+        All weights are cast to varying (`lax.pcast`) over the data axes of their module. Autodiff would otherwise sum
+        the gradients of trained weights over the replicas (`psum`). Frozen weights would otherwise be cast implicitly
+        where they are used, and the cast arrays be saved as residuals, not recognised as available to the backward
+        (`split_vjp`).
         """
-        parameters = make_varying(parameters, self.axes.data)
+        parameters = self._varying_by_module(parameters)
         trained_keys = self.definition.trained_keys
         trained = {key: tree for key, tree in parameters.items() if key in trained_keys}
         frozen = {key: tree for key, tree in parameters.items() if key not in trained_keys}
@@ -274,7 +307,7 @@ class StagePrograms:
         differentiated, constant = self._differentiated_and_constant(parameters, inputs)
         available = jax.tree.leaves((differentiated, constant, self._microbatch(batch, index)))
         vjp = self._vjp_structure.restore([leaf[0] for leaf in residuals], available)
-        loss_gradients = make_varying({name: jnp.ones(()) for name in self.loss_names}, self.axes.data)
+        loss_gradients = self._varying_by_module({name: jnp.ones(()) for name in self.loss_names})
         new_gradients, input_gradients = vjp((output_gradients, loss_gradients))
         total = jax.tree.map(
             lambda total, new: total + new.astype(jnp.float32)[None], parameter_gradients, new_gradients

@@ -167,8 +167,8 @@ def _stage_definition(stage_id: StageId, stage: PlacedStage) -> StageDefinition:
         shapes=stage.master_weights.compute_shapes,
         trained_keys=stage.trained_keys,
         batch_arrays=layout.batch_arrays(),
-        input_channels=layout.inputs,
-        output_channels=layout.outputs,
+        input_channels=layout.input_modules,
+        output_channels=layout.output_modules,
         sequence_sharded_channels=layout.sequence_sharded_channels,
     )
 

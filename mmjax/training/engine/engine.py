@@ -34,7 +34,6 @@ from sharding.plans.plan import Plan, check_plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
 from sharding.runtime.global_reduction import StepSummary
-from sharding.runtime.meshes import STAGE_AXES
 from sharding.runtime.named_programs import named_jit
 from sharding.runtime.pipeline import PlacedBatch, TrainState
 from sharding.runtime.stage_definition import Microbatches
@@ -139,9 +138,9 @@ class Engine:
         modules = {unit.name: unit.modules[0] for unit in self.plan.units if unit.rows}
         for (unit, _), stage in self.local_stages.items():
             needed = of_phases[modules[unit]] if unit in modules else of_batch
-            sharding = NamedSharding(stage.mesh, P(None, STAGE_AXES.data))
-            for index in sharding.addressable_devices_indices_map(needed.shape).values():
-                needed[index] = True
+            for module in stage.layout.modules:
+                for index in stage.rows_sharding(module).addressable_devices_indices_map(needed.shape).values():
+                    needed[index] = True
         return NeededRows(
             None if of_batch.all() else tuple(np.flatnonzero(of_batch).tolist()),
             {name: tuple(np.flatnonzero(needed).tolist()) for name, needed in of_phases.items() if not needed.all()},
@@ -168,9 +167,11 @@ class Engine:
         placed = {}
         seed_and_step = np.array([self.settings.seed, step], np.int32)
         for stage_id, stage in self.local_stages.items():
-            by_rows = NamedSharding(stage.mesh, P(None, STAGE_AXES.data))
             arrays = {
-                module: {name: place_host_array(self._microbatched(batch[module][name]), by_rows) for name in names}
+                module: {
+                    name: place_host_array(self._microbatched(batch[module][name]), stage.rows_sharding(module))
+                    for name in names
+                }
                 for module, names in self.executor.stages[stage_id].programs.batch_shapes.arrays.items()
             }
             placed[stage_id] = Microbatches(arrays, place_host_array(seed_and_step, NamedSharding(stage.mesh, P())))

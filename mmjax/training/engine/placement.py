@@ -6,7 +6,8 @@ from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from configs.architectures import ModelConfig
 from data.packing.batch_spec import BatchSpec
@@ -18,7 +19,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.unit_plan import PlanError
 from sharding.runtime.master_weights import StageMasterWeights
-from sharding.runtime.meshes import stage_meshes, unit_axes
+from sharding.runtime.meshes import module_axes, stage_meshes
 from sharding.specs.modules import ModuleGraph
 
 
@@ -29,16 +30,20 @@ class PlacedStage:
     Attributes:
         layout: Its pieces and layers, and the channels that enter and leave it.
         mesh: Its submesh.
-        axes: What the axes of the submesh are for.
+        axes: By module of its unit, what the axes of the submesh are for.
         master_weights: Shardings of its master weights, and the programs to and from them.
         trained_keys: Those of its parameters' keys (`module/piece`) that train.
     """
 
     layout: StageLayout
     mesh: Mesh
-    axes: Axes
+    axes: Mapping[str, Axes]
     master_weights: StageMasterWeights
     trained_keys: frozenset[str]
+
+    def rows_sharding(self, module: str) -> NamedSharding:
+        """The sharding of a module's batch arrays `[m, r, ...]`."""
+        return NamedSharding(self.mesh, P(None, self.axes[module].data))
 
 
 def place_stages(
@@ -60,7 +65,7 @@ def place_stages(
         devices: The devices that the plan's numbers index.
     """
     meshes = stage_meshes(plan, list(devices))
-    axes = {unit.name: unit_axes(unit, meshes[unit.name, 0]) for unit in plan.units}
+    axes = {unit.name: module_axes(unit, meshes[unit.name, 0]) for unit in plan.units}
     stages = {}
     for stage_id, layout in make_stage_layouts(plan, modules, graph).items():
         mesh, stage_axes = meshes[stage_id], axes[stage_id[0]]
@@ -97,16 +102,17 @@ def check_sequence_parallelism(
     """Raises PlanError if tensor ranks that divide the positions of a row cannot do so evenly, at each capacity."""
     for module in modules:
         unit = plan.unit_of(module.name)
-        divides_positions = bool(stages[unit.name, 0].axes.sequence)
+        tp = unit.tensor_ranks_of(module.name)
+        divides_positions = bool(stages[unit.name, 0].axes[module.name].sequence)
         if not divides_positions or not any(piece.sequence_parallel for piece in module.pieces):
             continue
         longest = batch_spec[module.name]["segments"].shape[1]
         shares = phases[module.name].shares if module.name in phases else (Fraction(1),)
         where = "its capacities" if unit.capacities else "the data configuration"
         for positions in (int(longest * share) for share in shares):
-            if positions % unit.tp:
+            if positions % tp:
                 raise PlanError(
-                    f"unit {unit.name}: its {unit.tp} tensor ranks do not divide the {positions} positions of a "
+                    f"unit {unit.name}: its {tp} tensor ranks do not divide the {positions} positions of a "
                     f'row of {module.name}, as collectives "{unit.collectives}" has them; use a multiple of '
-                    f'{unit.tp} in {where}, or "reduce"'
+                    f'{tp} in {where}, or "reduce"'
                 )

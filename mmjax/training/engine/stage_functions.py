@@ -20,7 +20,10 @@ from mmjax.models.structure.module import (
 )
 from mmjax.models.structure.parameters import piece_definition
 from mmjax.training.engine.stage_layouts import PieceRun, StageLayout
+from pallas_kernels.collective_matmul import gather_sequence, split_sequence
+from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
+from sharding.plans.stage_axes import row_reshard
 from sharding.runtime.stage_definition import StageOutput
 from sharding.specs.layer import RecomputePolicy
 from sharding.trees import Tree, get_leaf, set_leaf
@@ -43,23 +46,27 @@ def make_stage_function(layout: StageLayout) -> Callable:
 
     Returns:
         `(parameters, inputs, batch, axes) -> StageOutput`: inputs and outputs by channel, with the rows of a microbatch
-        first; each loss, by name, a sum over the local rows.
+        first; axes by module; each loss, by name, a sum over the local rows.
     """
 
-    def apply(parameters: Tree, inputs: Arrays, batch: Mapping[str, Arrays], axes: Axes) -> StageOutput:
+    def apply(parameters: Tree, inputs: Arrays, batch: Mapping[str, Arrays], axes: Mapping[str, Axes]) -> StageOutput:
         channels, losses, metrics = dict(inputs), {}, {}
         for run in layout.piece_runs:
             if run.piece.adapter_of:
                 continue  # its parameters are joined to those of the piece that it adapts
             module = run.module.name
-            x = _reshard_positions(run, _piece_input(run, channels), axes)
-            piece_axes = axes if run.piece.sequence_parallel else axes.without_sequence
+            own_axes = axes[module]
+            x = _reshard_positions(run, _piece_input(run, channels), own_axes)
+            piece_axes = own_axes if run.piece.sequence_parallel else own_axes.without_sequence
             output = _apply_layers(layout, run, parameters, x, batch.get(module, {}), piece_axes)
             if isinstance(output, LayerOutput):
                 losses[auxiliary_loss_name(module, BALANCING_LOSS)] = output.auxiliary_loss
                 output = output.x
             if isinstance(output, ModuleOutput):
-                channels |= {f"{module}>{target}": array for target, array in output.activations.items()}
+                for target, array in output.activations.items():
+                    channel = f"{module}>{target}"
+                    is_sent = channel in layout.outputs
+                    channels[channel] = array if is_sent else _reshard_rows(array, own_axes, axes[target])
                 metrics |= {f"{module}/{name}": array for name, array in output.auxiliary_metrics.items()}
                 losses |= module_losses(module, output)
             else:
@@ -76,6 +83,16 @@ def _piece_input(run: PieceRun, channels: Arrays) -> Any:
         return {source: channels[f"{source}>{module}"] for source in run.module.inputs}
     inner_channels = [name for name in channels if name.startswith(f"{module}#")]
     return channels.pop(inner_channels[-1])
+
+
+def _reshard_rows(x: jax.Array, sender: Axes, receiver: Axes) -> jax.Array:
+    """Activations `[r, ...]` with the rows of the next module on this device, and the same on its tensor ranks.
+
+    The gradient is gathered where rows are split, and split where they are gathered.
+    """
+    gather, split = row_reshard(sender, receiver)
+    x = gather_sequence(make_varying(x, gather), gather, axis=0) if gather else x
+    return split_sequence(x, split, axis=0) if split else x
 
 
 def _reshard_positions(run: PieceRun, x: Any, axes: Axes) -> Any:

@@ -76,6 +76,21 @@ class StageLayout:
         parts = {name: name.partition("#") for name in (*self.inputs, *self.outputs)}
         return frozenset(name for name, (module, separator, _) in parts.items() if separator and stacks[module])
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules of which layers are placed on the stage, in the order in which they compute."""
+        return tuple(dict.fromkeys(run.module.name for run in self.piece_runs))
+
+    @property
+    def input_modules(self) -> dict[str, str]:
+        """For every channel that enters the module that takes its activations."""
+        return {name: name.partition("#")[0].rpartition(">")[2] for name in self.inputs}
+
+    @property
+    def output_modules(self) -> dict[str, str]:
+        """For every channel that leaves the module that sends its activations."""
+        return {name: name.partition("#")[0].partition(">")[0] for name in self.outputs}
+
     def batch_arrays(self) -> dict[str, tuple[str, ...]]:
         """Names of the batch arrays that the stage reads, by module."""
         names: dict[str, dict[str, None]] = {}

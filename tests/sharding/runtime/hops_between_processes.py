@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.runtime.hops import PermuteHop, make_hop
-from sharding.runtime.meshes import submesh
+from tests.sharding.runtime.submeshes import stage_mesh
 
 
 def main(rank: int, port: str) -> None:
@@ -18,8 +18,8 @@ def main(rank: int, port: str) -> None:
     assert (len(near), len(far)) == (3, 2)
     bits = np.random.default_rng(0).integers(0, 2**32, (12, 4, 2), np.uint32).view(np.float32)
     both = (near[0], far[0])
-    meshes = {"three": submesh(near, 3, 1), "two": submesh(far, 2, 1), "wide": submesh(far, 1, 2)}
-    meshes["across"] = submesh(both, 2, 1)
+    meshes = {"three": stage_mesh(near, 3, 1), "two": stage_mesh(far, 2, 1), "wide": stage_mesh(far, 1, 2)}
+    meshes["across"] = stage_mesh(both, 2, 1)
     cases = [
         (bits, "three", P("data"), "two", P("data")),
         (bits, "three", P("data"), "wide", P(None, "tensor")),
@@ -45,10 +45,10 @@ def main(rank: int, port: str) -> None:
         print("equal", len(arrived.addressable_shards), len(returned.addressable_shards), flush=True)
     # Of what lies in the other process alone, this one gets None.
     mine, others = (near, far) if rank == 0 else (far, near)
-    ends = NamedSharding(submesh(others[:1], 1, 1), P()), NamedSharding(submesh(others[1:2], 1, 1), P())
+    ends = NamedSharding(stage_mesh(others[:1], 1, 1), P()), NamedSharding(stage_mesh(others[1:2], 1, 1), P())
     assert make_hop(*ends, (4,), np.float32)(None) is None
     try:
-        make_hop(NamedSharding(submesh(mine[:1], 1, 1), P()), ends[0], (4,), np.float32, "device_put")
+        make_hop(NamedSharding(stage_mesh(mine[:1], 1, 1), P()), ends[0], (4,), np.float32, "device_put")
     except ValueError as error:
         print("refused", 'use the transport "ppermute"' in str(error), flush=True)
     jax.distributed.shutdown()

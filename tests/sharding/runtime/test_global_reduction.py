@@ -7,14 +7,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.runtime.global_reduction import GlobalReduction
-from sharding.runtime.meshes import submesh
+from tests.sharding.runtime.submeshes import stage_mesh
 
 NODES = {"vision": ((2, 3), 2, 1), "backbone": ((4, 5, 6, 7), 2, 2), "generator": ((3,), 1, 1)}
 
 
 def make_reduction(max_norm=None):
     devices = jax.devices()
-    meshes = {(name, 0): submesh([devices[d] for d in ids], dp, tp) for name, (ids, dp, tp) in NODES.items()}
+    meshes = {(name, 0): stage_mesh([devices[d] for d in ids], dp, tp) for name, (ids, dp, tp) in NODES.items()}
     losses = {("vision", 0): (), ("backbone", 0): ("backbone", "backbone/balance"), ("generator", 0): ("generator",)}
     return GlobalReduction([devices[d] for d in (2, 3, 4, 5, 6, 7)], meshes, losses, max_norm), meshes
 

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.runtime.hops import DevicePutHop, IdentityHop, PermuteHop, make_hop
-from sharding.runtime.meshes import submesh
+from tests.sharding.runtime.submeshes import stage_mesh
 
 SHAPE = (12, 8, 2)
 ROWS, SEQUENCE, BOTH = P("data"), P("data", "tensor"), P(("data", "tensor"))
@@ -33,7 +33,7 @@ CASES = {
 
 def sharding(devices, dp, tp, spec):
     everything = jax.devices()
-    return NamedSharding(submesh([everything[index] for index in devices], dp, tp), spec)
+    return NamedSharding(stage_mesh([everything[index] for index in devices], dp, tp), spec)
 
 
 def patterns(dtype, shape=SHAPE):

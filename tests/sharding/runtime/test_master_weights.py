@@ -7,8 +7,9 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from sharding.plans.stage_axes import STAGE_AXES
 from sharding.runtime.master_weights import LayerStackShapes, StageMasterWeights, master_spec
-from sharding.runtime.meshes import STAGE_AXES, submesh
+from tests.sharding.runtime.submeshes import stage_mesh
 
 LAYERS = ("003", "004")
 
@@ -48,11 +49,13 @@ STACKS = {
     ],
 )
 def test_data_axes_go_to_the_largest_dimension_they_divide(shape, split, expected):
-    assert master_spec(shape, split, submesh(jax.devices()[:4], 2, 2), STAGE_AXES) == expected
+    assert master_spec(shape, split, stage_mesh(jax.devices()[:4], 2, 2), STAGE_AXES) == expected
 
 
 def test_one_replica_splits_nothing_over_data():
-    assert master_spec((4, 8), (None, "tensor"), submesh(jax.devices()[:2], 1, 2), STAGE_AXES) == P(None, ("tensor",))
+    assert master_spec((4, 8), (None, "tensor"), stage_mesh(jax.devices()[:2], 1, 2), STAGE_AXES) == P(
+        None, ("tensor",)
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,15 +63,17 @@ def test_one_replica_splits_nothing_over_data():
     [((4, 6, 8), P(("expert",), ("data",), ("tensor",))), ((4, 3, 8), P(("expert",), None, ("tensor",)))],
 )
 def test_experts_are_sharded_over_the_data_axes_that_do_not_split_them(shape, expected):
-    mesh = submesh(jax.devices(), 4, 2, ep=2)
+    mesh = stage_mesh(jax.devices(), 4, 2, ep=2)
     assert master_spec(shape, ("expert", None, "tensor"), mesh, STAGE_AXES) == expected
-    assert master_spec(shape, ("expert", None, "tensor"), submesh(jax.devices()[:4], 2, 2, ep=2), STAGE_AXES) == P(
+    assert master_spec(shape, ("expert", None, "tensor"), stage_mesh(jax.devices()[:4], 2, 2, ep=2), STAGE_AXES) == P(
         ("expert",), None, ("tensor",)
     )
 
 
 def masters(dtype=jnp.bfloat16):
-    return StageMasterWeights(STACKS, submesh(jax.devices()[:4], 2, 2), STAGE_AXES, jnp.dtype(dtype), ("m", 1))
+    return StageMasterWeights(
+        STACKS, stage_mesh(jax.devices()[:4], 2, 2), {"m": STAGE_AXES}, jnp.dtype(dtype), ("m", 1)
+    )
 
 
 def values(of):

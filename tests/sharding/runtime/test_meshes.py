@@ -6,29 +6,19 @@ import jax
 import pytest
 
 from pallas_kernels.fallbacks import warn_once
+from sharding.axes import Axes
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
-from sharding.runtime.meshes import STAGE_AXES, stage_meshes, submesh, unit_axes
+from sharding.runtime.meshes import module_axes, stage_meshes, submesh
 
 
-def test_a_submesh_has_all_axes_and_orders_devices_by_data_rank_first():
+def test_a_submesh_has_all_axes_with_its_devices_in_row_major_order():
     devices = jax.devices()
-    mesh = submesh(devices[:6], 3, 2)
-    assert mesh.axis_names == (*STAGE_AXES.data, *STAGE_AXES.tensor) == ("data", "expert", "tensor")
+    mesh = submesh(devices[:6], {"data": 3, "expert": 1, "tensor": 2})
+    assert mesh.axis_names == ("data", "expert", "tensor")
     assert mesh.devices.tolist() == [[devices[0:2]], [devices[2:4]], [devices[4:6]]]
-    assert dict(submesh(devices[:1], 1, 1).shape) == {"data": 1, "expert": 1, "tensor": 1}
-    with pytest.raises(ValueError, match=r"dp 3 \(ep 1\) x tp 2 cannot be made of 5 devices"):
-        submesh(devices[:5], 3, 2)
-
-
-def test_consecutive_data_ranks_form_a_group_of_expert_ranks():
-    devices = jax.devices()
-    assert submesh(devices, 4, 2, ep=2).devices.tolist() == [
-        [devices[0:2], devices[2:4]],
-        [devices[4:6], devices[6:8]],
-    ]
-    with pytest.raises(ValueError, match="ep 3"):
-        submesh(devices[:4], 4, 1, ep=3)
+    with pytest.raises(ValueError, match="data 3 x tensor 2 cannot be made of 5 devices"):
+        submesh(devices[:5], {"data": 3, "tensor": 2})
 
 
 def test_every_virtual_stage_has_a_submesh():
@@ -51,17 +41,28 @@ def test_every_virtual_stage_has_a_submesh():
         ("mosaic", 2, ("tensor",), "ring"),  # no GPUs
     ],
 )
-def test_unit_axes_follow_the_collectives_of_the_plan_and_a_fallback_is_logged_once(
+def test_axes_follow_the_collectives_of_the_plan_and_a_fallback_is_logged_once(
     collectives, tp, sequence, matmul, caplog
 ):
     warn_once.cache_clear()
     unit = UnitPlan("mind", ("backbone",), tuple(range(tp)), tp=tp, collectives=collectives)
-    axes = unit_axes(unit, submesh(jax.devices()[:tp], 1, tp))
+    mesh = submesh(jax.devices()[:tp], {"data": 1, "expert": 1, "tensor": tp})
+    axes = module_axes(unit, mesh)["backbone"]
     assert (axes.tensor, axes.sequence, axes.collective_matmul) == (("tensor",), sequence, matmul)
     assert axes.without_sequence.sequence == ()
     with pytest.raises(ValueError, match=r"Axes.sequence is \('data',\)"):
         dataclasses.replace(axes, sequence=("data",))
     warning = 'unit mind: collectives "ring" are used instead of "mosaic": the devices are of platform \'cpu\''
     assert (warning in caplog.text) == (collectives == "mosaic")
-    unit_axes(unit, submesh(jax.devices()[:tp], 1, tp))
+    module_axes(unit, mesh)
     assert caplog.text.count(warning) == (collectives == "mosaic")  # not a second time
+
+
+def test_a_module_without_tensor_ranks_beside_one_with_some_divides_no_positions():
+    unit = UnitPlan("chain", ("eyes", "mind"), (0, 1), tp=2, module_tp=(1, 2), layers=(2,), collectives="ring")
+    (mesh,) = stage_meshes(Plan((unit,)), jax.devices()).values()
+    axes = module_axes(unit, mesh)
+    assert dict(mesh.shape) == {"data": 1, "expert": 1, "tensor/mind": 2}
+    assert axes["eyes"] == Axes(data=("data", "expert", "tensor/mind"), expert=("expert",))
+    own = ("tensor/mind",)
+    assert axes["mind"] == Axes(("data", "expert"), own, ("expert",), sequence=own, collective_matmul="ring")

@@ -10,10 +10,12 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sharding.runtime.meshes import STAGE_AXES, submesh
+from sharding.axes import Axes
+from sharding.plans.stage_axes import STAGE_AXES
 from sharding.runtime.named_programs import program_name
 from sharding.runtime.stage_definition import Microbatches, StageDefinition
 from sharding.runtime.stage_programs import StagePrograms
+from tests.sharding.runtime.submeshes import stage_mesh
 
 LAYERS, WIDTH, HIDDEN, MICROBATCHES = 3, 4, 8, 2
 SHAPES = {
@@ -33,6 +35,7 @@ def apply(parameters, inputs, batch, axes, remat=lambda layer: layer):
 
     Every expert rank adds its own entries to all rows of its expert group.
     """
+    axes = axes["m"]
     x = inputs["a"] @ parameters["m/enter"]["kernel"] + inputs["b"]
 
     def layer(x, weights):
@@ -45,7 +48,7 @@ def apply(parameters, inputs, batch, axes, remat=lambda layer: layer):
     bias = lax.all_gather(bias, axes.expert, tiled=True) if axes.expert else bias
     x = x + bias[None, :]
     losses = {"m": jnp.sum(batch["m"]["weights"] * jnp.mean(jnp.square(x), axis=-1)), "m/other": jnp.sum(x)}
-    return {"out": x}, losses, {"last": x[:, 0]}
+    return {"out": x}, losses, {"m/last": x[:, 0]}
 
 
 def stage(
@@ -65,15 +68,15 @@ def stage(
         shapes=shapes,
         trained_keys=frozenset(trained),
         batch_arrays={"m": ("weights",)},
-        input_channels=("a", "b"),
-        output_channels=("out",),
+        input_channels={"a": "m", "b": "m"},
+        output_channels={"out": "m"},
     )
     x = jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32)
     weights = jax.ShapeDtypeStruct((MICROBATCHES, rows), jnp.float32)
     return StagePrograms(
         definition,
-        mesh=submesh(jax.devices()[: dp * tp], dp, tp, ep),
-        axes=STAGE_AXES,
+        mesh=stage_mesh(jax.devices()[: dp * tp], dp, tp, ep),
+        axes={"m": STAGE_AXES},
         input_shapes={"a": x, "b": x},
         batch_shapes=Microbatches({"m": {"weights": weights}}, jax.ShapeDtypeStruct((2,), jnp.int32)),
         differentiated_inputs=frozenset(differentiated),
@@ -136,7 +139,7 @@ def reference(host):
         seeded = jnp.zeros(())
         for number in range(MICROBATCHES):
             batch = {"m": {"weights": jnp.asarray(weights[number])}}
-            outputs, microbatch_losses, _ = apply(parameters, inputs[number], batch, type(STAGE_AXES)())
+            outputs, microbatch_losses, _ = apply(parameters, inputs[number], batch, {"m": Axes()})
             losses = jax.tree.map(jnp.add, losses, microbatch_losses)
             seeded += jnp.sum(outputs["out"] * seeds[number]["out"])
         return losses["m"] + losses["m/other"] + seeded, losses
@@ -207,7 +210,7 @@ def test_evaluation_gives_the_outputs_of_the_forward_and_auxiliary_metrics():
     for number in range(MICROBATCHES):
         evaluated = programs.evaluate(parameters, inputs[number], batch, np.int32(number))
         close(evaluated.outputs["out"], outputs[number]["out"])
-        np.testing.assert_array_equal(evaluated.auxiliary_metrics["last"], evaluated.outputs["out"][:, 0])
+        np.testing.assert_array_equal(evaluated.auxiliary_metrics["m/last"], evaluated.outputs["out"][:, 0])
         total += jnp.sum(evaluated.losses["m"])
     close(total, jnp.sum(losses["m"]))
 

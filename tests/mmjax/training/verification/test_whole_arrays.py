@@ -20,7 +20,7 @@ from mmjax.training.verification.whole_arrays import (
     gather_whole_arrays,
     join_parts,
 )
-from sharding.runtime.meshes import submesh
+from tests.sharding.runtime.submeshes import stage_mesh
 from tests.small_vqa import SmallVQA
 from tests.tiny_model import tiny_model
 from tests.verified_run import DATA, SETTINGS
@@ -65,7 +65,7 @@ def test_what_is_missing_or_differs_is_invalid():
 
 
 def test_replicas_that_drifted_apart_are_found():
-    mesh = submesh(jax.devices()[:4], 2, 2)
+    mesh = stage_mesh(jax.devices()[:4], 2, 2)
     sharding = NamedSharding(mesh, P("tensor"))
     right = jax.device_put(np.arange(8, dtype=np.float32), sharding)
     shards = [shard.data for shard in right.addressable_shards]

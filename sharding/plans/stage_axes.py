@@ -1,0 +1,104 @@
+"""The mesh axes of a unit's stages, and what each module of the unit uses them for.
+
+Modules with unlike tensor-parallel sizes share one mesh. Every prime factor of a size belongs to an axis of the modules
+whose sizes have it, so that the axes of a module multiply to its size: 5 beside 2 make axes of 5 and 2, 4 beside 2 an
+axis of 2 for both and one of 2 for the first alone. A module divides rows over the tensor axes of others.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from sharding.axes import Axes
+from sharding.plans.unit_plan import UnitPlan
+
+STAGE_AXES = Axes(data=("data", "expert"), tensor=("tensor",), expert=("expert",))
+"""The axes of a stage whose modules all have one tensor-parallel size: consecutive data ranks split the experts."""
+
+
+def tensor_axes(sizes: Mapping[str, int]) -> dict[frozenset[str], int]:
+    """Sizes of tensor axes by the modules that use them, of which none is 1; those of few modules come first.
+
+    Args:
+        sizes: Tensor-parallel ranks of each module.
+    """
+    levels: dict[frozenset[str], int] = {}
+    for prime, exponent in _prime_factors(math.lcm(*sizes.values())):
+        for level in range(1, exponent + 1):
+            users = frozenset(module for module, size in sizes.items() if size % prime**level == 0)
+            levels[users] = levels.get(users, 1) * prime
+    order = list(sizes)
+    return dict(sorted(levels.items(), key=lambda item: (len(item[0]), sorted(map(order.index, item[0])))))
+
+
+def _prime_factors(number: int) -> list[tuple[int, int]]:
+    """Primes and their exponents."""
+    factors, prime = [], 2
+    while number > 1:
+        exponent = 0
+        while number % prime == 0:
+            number, exponent = number // prime, exponent + 1
+        if exponent:
+            factors.append((prime, exponent))
+        prime += 1
+    return factors
+
+
+@dataclasses.dataclass(frozen=True)
+class StageAxes:
+    """The mesh of a unit's stages.
+
+    Attributes:
+        sizes: Size of every axis, in mesh order.
+        modules: By module, what the axes are for; its data axes are in mesh order, so each device has consecutive rows.
+    """
+
+    sizes: Mapping[str, int]
+    modules: Mapping[str, Axes]
+
+
+def stage_axes(unit: UnitPlan) -> StageAxes:
+    """The mesh of each stage of a unit: "data", "expert", and one axis or several for tensor parallelism."""
+    if not unit.module_tp:
+        sizes = dict(zip((*STAGE_AXES.data, *STAGE_AXES.tensor), (unit.dp // unit.ep, unit.ep, unit.tp), strict=True))
+        return StageAxes(sizes, dict.fromkeys(unit.modules, STAGE_AXES))
+    factors = tensor_axes({module: unit.tensor_ranks_of(module) for module in unit.modules})
+    names = {users: _axis_name(users, unit.modules) for users in factors}
+    shared = unit.dp * unit.tp // math.prod(factors.values())
+    data, expert = STAGE_AXES.data
+    sizes = {data: shared // unit.ep, expert: unit.ep} | {names[users]: size for users, size in factors.items()}
+    tensor = {module: tuple(names[users] for users in factors if module in users) for module in unit.modules}
+    return StageAxes(
+        sizes,
+        {
+            module: dataclasses.replace(STAGE_AXES, data=tuple(name for name in sizes if name not in own), tensor=own)
+            for module, own in tensor.items()
+        },
+    )
+
+
+def _axis_name(users: frozenset[str], modules: Sequence[str]) -> str:
+    """Such as `tensor` of an axis that all modules use, and `tensor/vision` of one for a module alone."""
+    own = [module for module in modules if module in users]
+    return "tensor" if len(own) == len(modules) else f"tensor/{'+'.join(own)}"
+
+
+class RowReshard(NamedTuple):
+    """How rows get from a module's devices to the next one's, within a stage.
+
+    Attributes:
+        gather: Data axes of the sender over which rows are gathered.
+        split: Data axes of the receiver over which the gathered rows are split.
+    """
+
+    gather: tuple[str, ...]
+    split: tuple[str, ...]
+
+
+def row_reshard(sender: Axes, receiver: Axes) -> RowReshard:
+    """The axes over which rows are gathered and split again: those of each from the first that is not both's."""
+    common = 0
+    while sender.data[common : common + 1] == receiver.data[common : common + 1] != ():
+        common += 1
+    return RowReshard(sender.data[common:], receiver.data[common:])
