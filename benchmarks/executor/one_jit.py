@@ -20,7 +20,7 @@ from sharding.axes import Axes
 from sharding.trees import Tree
 
 State = tuple[Tree, Tree]
-"""(parameters, moments) by `module/piece`; equal layers stacked."""
+"""(parameters, moments) by `PieceRun.parameter_key`; equal layers stacked."""
 
 
 class OneJit:
@@ -35,13 +35,16 @@ class OneJit:
         self._engine, self._device = engine, device
         self._stages = [(layout, make_stage_function(layout)) for layout in engine.stage_layouts.values()]
         self._runs: list[PieceRun] = [run for layout, _ in self._stages for run in layout.piece_runs]
+        self._optimizers = {
+            key: optimizer for stage in engine.stages for key, optimizer in engine.stage_optimizers(stage).items()
+        }
         self._step = jax.jit(self._whole_step, donate_argnums=0)
 
     def initial_state(self) -> State:
         """The engine's initial values, and moments of zero."""
         parameters = jax.device_put({run.parameter_key: self._initial(run) for run in self._runs}, self._device)
         moments = {
-            run.parameter_key: self._over_layers(run, self._engine.optimizers[run.parameter_key].init)(
+            run.parameter_key: self._over_layers(run, self._optimizers[run.parameter_key].init)(
                 parameters[run.parameter_key]
             )
             for run in self._runs
@@ -106,7 +109,7 @@ class OneJit:
     def _updater(self, key: str) -> Callable[[Tree, Any, Any], tuple[Any, Any]]:
         def update(gradients: Tree, moments: Any, parameters: Any) -> tuple[Any, Any]:
             with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
-                changes, moments = self._engine.optimizers[key].update(gradients, moments, parameters)
+                changes, moments = self._optimizers[key].update(gradients, moments, parameters)
             return optax.apply_updates(parameters, changes), moments
 
         return update

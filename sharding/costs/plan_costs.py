@@ -1,5 +1,6 @@
 """A plan's costs from those of its layers: what every op of a step takes, for given rows of the global batch."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -107,19 +108,21 @@ def _total_seconds(
 
 
 class _LayersOfStage(NamedTuple):
-    """Equal layers of a stage.
+    """Equal consecutive layers of a stage that have one recomputation policy.
 
     Attributes:
         module: Their module.
         layer: One of them.
         count: How many there are.
         gradients: What their backward computes.
+        recompute: Their recomputation policy.
     """
 
     module: str
     layer: LayerSpec
     count: int
     gradients: tuple[Gradient, ...]
+    recompute: RecomputePolicy
 
 
 class _PassWork(NamedTuple):
@@ -145,7 +148,7 @@ class _OncePerStep(NamedTuple):
 
 
 def _layer_key(layers: tuple[_LayersOfStage, ...]) -> tuple:
-    return tuple((of.module, of.layer.name, of.count, of.gradients) for of in layers)
+    return tuple((of.module, of.layer.name, of.count, of.gradients, of.recompute) for of in layers)
 
 
 def _same_parameter_ranks(unit: UnitPlan) -> Int[np.ndarray, " 2"]:
@@ -167,8 +170,16 @@ class _PlanCosts:
         self._sums: dict[tuple, tuple[dict[str, Float[np.ndarray, "m i"]], float]] = {}
 
     def _layers(self, stage: StageId) -> tuple[_LayersOfStage, ...]:
-        runs = self._runs[stage[0]][stage[1]]
-        return tuple(_LayersOfStage(run.module, *of) for run in runs for of in self._required.of_layers(*run))
+        """What precedes a module's stack has the policy of the stage's first layer of it, what follows, of its last."""
+        policies = iter(self._units[stage[0]].layer_recompute(stage[1]))
+        layers: list[_LayersOfStage] = []
+        for module, first, last in self._runs[stage[0]][stage[1]]:
+            start = first
+            for policy, group in itertools.groupby(itertools.islice(policies, last - first)):
+                end = start + len(list(group))
+                layers += [_LayersOfStage(module, *of, policy) for of in self._required.of_layers(module, start, end)]
+                start = end
+        return tuple(layers)
 
     def _own_rows(self, module: str) -> OwnRows | None:
         unit = self._plan.unit_of(module)
@@ -179,35 +190,30 @@ class _PlanCosts:
         own = OwnRows(dp) if exchanged else self._own_rows(module)
         return self._batch.loads(module, self._plan.microbatches, dp, own)
 
-    def _layer_costs(
-        self,
-        module: str,
-        layer: LayerSpec,
-        count: int,
-        gradients: tuple[Gradient, ...],
-        ranks: LayerParallelism,
-        recompute: RecomputePolicy,
-    ) -> LayerCosts:
-        own = self._own_rows(module)
-        return self._batch.layer(module, layer.name, count, gradients, ranks, recompute, self._plan.microbatches, own)
+    def _layer_costs(self, of: _LayersOfStage, ranks: LayerParallelism) -> LayerCosts:
+        own, microbatches = self._own_rows(of.module), self._plan.microbatches
+        return self._batch.layer(
+            of.module, of.layer.name, of.count, of.gradients, ranks, of.recompute, microbatches, own
+        )
 
     def _layer_sums(
-        self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism, recompute: RecomputePolicy
+        self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism
     ) -> tuple[dict[str, Float[np.ndarray, "m i"]], float]:
         """The PER_MICROBATCH fields of a stage with these layers, and its workspace; equal stages share them."""
-        key = (_layer_key(layers), ranks, recompute)
+        key = (_layer_key(layers), ranks)
         if key not in self._sums:
-            self._sums[key] = self._add_layers(layers, ranks, recompute)
+            self._sums[key] = self._add_layers(layers, ranks)
         return self._sums[key]
 
     def _add_layers(
-        self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism, recompute: RecomputePolicy
+        self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism
     ) -> tuple[dict[str, Float[np.ndarray, "m i"]], float]:
         microbatches = self._plan.microbatches
         sums = {field: np.zeros((microbatches, ranks.dp)) for field in PER_MICROBATCH}
         workspace = 0.0
-        for module, layer, count, gradients in layers:
-            of = self._layer_costs(module, layer, count, gradients, ranks, recompute)
+        for of_stage in layers:
+            module, layer, count = of_stage.module, of_stage.layer, of_stage.count
+            of = self._layer_costs(of_stage, ranks)
             index = self._replica_loads(module, ranks.dp).index
             forward, backward = (_on_replicas(seconds, layer, index, ranks) for seconds in (of.forward, of.backward))
             per_layer = {
@@ -227,7 +233,7 @@ class _PlanCosts:
         """Costs of one stage."""
         name, number = stage
         unit, layers = self._units[name], self._layers(stage)
-        sums, workspace = self._layer_sums(layers, _parallelism(unit), unit.recompute[number])
+        sums, workspace = self._layer_sums(layers, _parallelism(unit))
         (parameters, trained), replicas = self._parameters(unit, layers).T, _same_parameter_ranks(unit)
         state_bytes = np.sum(train_state_bytes(parameters, trained, replicas, self._costs))
         once = self._once_per_step(unit, number, layers)
@@ -252,9 +258,9 @@ class _PlanCosts:
         """What bounds the step from below of one stage."""
         name, number = stage
         unit, layers = self._units[name], self._layers(stage)
-        key = (_layer_key(layers), unit.recompute[number], name)
+        key = (_layer_key(layers), name)
         if key not in self._work:
-            self._work[key] = self._add_work(layers, _parallelism(unit), unit.recompute[number])
+            self._work[key] = self._add_work(layers, _parallelism(unit))
         forward, backward = self._work[key]
         return StageWork(
             forward=forward.total,
@@ -265,14 +271,13 @@ class _PlanCosts:
             **self._once_per_step(unit, number, layers)._asdict(),
         )
 
-    def _add_work(
-        self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism, recompute: RecomputePolicy
-    ) -> tuple[_PassWork, _PassWork]:
+    def _add_work(self, layers: tuple[_LayersOfStage, ...], ranks: LayerParallelism) -> tuple[_PassWork, _PassWork]:
         """Seconds of all microbatches' forwards and backwards on each replica, and of the shortest of each."""
         total, slowest, least = np.zeros((2, ranks.dp)), np.zeros((2, self._plan.microbatches)), np.zeros(2)
         by_module: dict[str, Float[np.ndarray, "2 d"]] = {}
-        for module, layer, count, gradients in layers:
-            of = self._layer_costs(module, layer, count, gradients, ranks, recompute)
+        for of_stage in layers:
+            module, layer, count = of_stage.module, of_stage.layer, of_stage.count
+            of = self._layer_costs(of_stage, ranks)
             passes = (of.forward, of.backward)
             least += [count * np.min(seconds.total) for seconds in passes]
             if layer.expert_parameters:
@@ -291,9 +296,9 @@ class _PlanCosts:
     def _parameters(self, unit: UnitPlan, layers: tuple[_LayersOfStage, ...]) -> Float[np.ndarray, "2 2"]:
         """Elements of parameters on a device: [all but experts', experts'] by [all, those that train]."""
         sizes = np.zeros((2, 2))
-        for _, layer, count, gradients in layers:
-            per_rank = [layer.parameters_per_rank(unit.tp), layer.expert_parameters_per_rank(unit.tp, unit.ep)]
-            sizes += count * np.outer(per_rank, [1.0, "wgrad" in gradients])
+        for of in layers:
+            per_rank = [of.layer.parameters_per_rank(unit.tp), of.layer.expert_parameters_per_rank(unit.tp, unit.ep)]
+            sizes += of.count * np.outer(per_rank, [1.0, "wgrad" in of.gradients])
         return sizes
 
     def _once_per_step(self, unit: UnitPlan, number: int, layers: tuple[_LayersOfStage, ...]) -> _OncePerStep:

@@ -205,11 +205,6 @@ def _check_trainable(unit: UnitPlan) -> None:
         )
     if unit.module_tp:
         raise PlanError(f"unit {unit.name}: module_tp {list(unit.module_tp)} cannot be trained yet; leave it out")
-    for stage in range(unit.stage_count):
-        if len(set(unit.layer_recompute(stage))) > 1:
-            raise PlanError(
-                f"unit {unit.name}: recompute {unit.recompute[stage]!r} cannot be trained yet; use one policy a stage"
-            )
 
 
 def _check_rows(plan: Plan, unit: UnitPlan, rows: int) -> None:

@@ -12,7 +12,7 @@ import jax
 
 from mmjax.training.checkpoints.array_part import ArrayPart
 from mmjax.training.engine.engine import Engine
-from mmjax.training.engine.stage_layouts import trees_by_module, trees_by_stage
+from mmjax.training.engine.stage_layouts import piece_key, trees_by_module, trees_by_stage
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.pipeline import TrainState
 from sharding.trees import Tree
@@ -22,8 +22,8 @@ _ABSENT = weakref.WeakKeyDictionary()  # `_absent_parts`: to trace optimizers at
 
 
 def trained_keys(engine: Engine) -> frozenset[str]:
-    """The keys `module/piece` of all that has optimizer state."""
-    return frozenset().union(*(stage.trained_keys for stage in engine.stages.values()))
+    """The pieces `module/piece` of all that has optimizer state."""
+    return frozenset(piece_key(key) for stage in engine.stages.values() for key in stage.trained_keys)
 
 
 def optimizer_algorithm(engine: Engine) -> str:
@@ -42,10 +42,10 @@ def abstract_masters(engine: Engine, stage_id: StageId) -> Tree:
 
 def abstract_optimizer_state(engine: Engine, stage_id: StageId) -> Tree:
     """Shape, dtype and sharding of a stage's optimizer state, of the keys that train: `{key: {layer: ...}}`."""
-    layer_stacks = engine.stages[stage_id].master_weights.layer_stacks
+    layer_stacks, optimizers = engine.stages[stage_id].master_weights.layer_stacks, engine.stage_optimizers(stage_id)
     return {
         key: {
-            layer: _abstract(jax.eval_shape(engine.optimizers[key].init, layer_stacks[key].shapes), shardings)
+            layer: _abstract(jax.eval_shape(optimizers[key].init, layer_stacks[key].shapes), shardings)
             for layer, shardings in layers.items()
         }
         for key, layers in engine.optimizer_shardings(stage_id).items()
@@ -87,11 +87,13 @@ def _absent_parts(engine: Engine) -> tuple[dict[StageId, Tree], dict[StageId, Tr
     return absent(abstract_masters), absent(abstract_optimizer_state)
 
 
-def abstract_arrays_to_load(engine: Engine, saved_keys: frozenset[str]) -> dict[str, Tree]:
-    """What this process needs of a checkpoint that has optimizer state of the keys `saved_keys`, as abstract arrays."""
+def abstract_arrays_to_load(engine: Engine, saved_pieces: frozenset[str]) -> dict[str, Tree]:
+    """What this process needs of a checkpoint that has optimizer state of some pieces, as abstract arrays."""
     optimizer_state = {
         stage_id: {
-            key: layers for key, layers in abstract_optimizer_state(engine, stage_id).items() if key in saved_keys
+            key: layers
+            for key, layers in abstract_optimizer_state(engine, stage_id).items()
+            if piece_key(key) in saved_pieces
         }
         for stage_id in engine.local_stages
     }

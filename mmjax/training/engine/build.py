@@ -22,7 +22,7 @@ from mmjax.training.engine.channels import (
     of_capacity,
 )
 from mmjax.training.engine.optimizer import make_stage_update, squared_norm_and_losses, stage_optimizer_shardings
-from mmjax.training.engine.part_optimizers import LayerOptimizers
+from mmjax.training.engine.part_optimizers import LayerOptimizers, stage_optimizers
 from mmjax.training.engine.placement import PlacedStage
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_functions import make_stage_function
@@ -58,7 +58,7 @@ def build_executor(
         graph: The model's modules.
         stages: The plan's stages on their devices, each after those that feed it.
         batch_spec: Shapes and dtypes of a global batch, its items dealt over the rows of the phases.
-        optimizers: The optimizer of every layer that trains.
+        optimizers: The optimizer of every layer that trains, by `module/piece`.
         settings: Clipping, and the transport of hops.
         devices: The devices that the plan's numbers index.
         phases: The modules with rows of their own.
@@ -197,13 +197,14 @@ def executable_stage(
     loss_and_norm = named_jit(squared_norm_and_losses, stage_id, "loss_and_norm", out_shardings=replicated)
     if not trained_keys:
         return ExecutableStage(programs, masters.gather, None, loss_and_norm, None)
+    of_stage = stage_optimizers(optimizers, stage.layout)
     update = named_jit(
-        make_stage_update(optimizers),
+        make_stage_update(of_stage),
         stage_id,
         "update",
         out_shardings=(
             {key: masters.shardings[key] for key in sorted(trained_keys)},
-            stage_optimizer_shardings(optimizers, masters),
+            stage_optimizer_shardings(of_stage, masters),
         ),
         donate_argnums=(0, 1),
     )

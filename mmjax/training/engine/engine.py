@@ -21,7 +21,7 @@ from mmjax.models.structure.parameters import place_host_array
 from mmjax.training.engine.build import build_executor, plan_devices
 from mmjax.training.engine.exchanges import BatchTables, Exchanges
 from mmjax.training.engine.optimizer import init_stage, stage_optimizer_shardings
-from mmjax.training.engine.part_optimizers import make_part_optimizers
+from mmjax.training.engine.part_optimizers import LayerOptimizers, make_part_optimizers, stage_optimizers
 from mmjax.training.engine.placement import (
     PlacedStage,
     check_sequence_parallelism,
@@ -215,7 +215,7 @@ class Engine:
         """Programs from the trained master weights of a stage to its optimizer state; compiled once."""
         return {
             stage_id: named_jit(
-                functools.partial(init_stage, self.optimizers),
+                functools.partial(init_stage, self.stage_optimizers(stage_id)),
                 stage_id,
                 "optimizer_init",
                 out_shardings=self.optimizer_shardings(stage_id),
@@ -226,7 +226,11 @@ class Engine:
 
     def optimizer_shardings(self, stage_id: StageId) -> Tree:
         """Shardings of a stage's optimizer state: `{key: {layer: ...}}`."""
-        return stage_optimizer_shardings(self.optimizers, self.stages[stage_id].master_weights)
+        return stage_optimizer_shardings(self.stage_optimizers(stage_id), self.stages[stage_id].master_weights)
+
+    def stage_optimizers(self, stage_id: StageId) -> LayerOptimizers:
+        """The optimizers of a stage's layers that train, by key of its parameters."""
+        return stage_optimizers(self.optimizers, self.stages[stage_id].layout)
 
 
 def _row_count(batch_spec: BatchSpec) -> int:

@@ -41,7 +41,12 @@ def layer_optimizer_shardings(
 
 
 def stage_optimizer_shardings(optimizers: LayerOptimizers, master_weights: StageMasterWeights) -> Tree:
-    """Shardings of a stage's optimizer state: `{key: {layer: ...}}` of the keys that train."""
+    """Shardings of a stage's optimizer state: `{key: {layer: ...}}` of the keys that train.
+
+    Args:
+        optimizers: Those of the stage (`stage_optimizers`).
+        master_weights: Its master weights.
+    """
     replicated = NamedSharding(master_weights.mesh, P())
     return {
         key: {

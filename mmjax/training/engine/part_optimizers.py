@@ -12,6 +12,7 @@ import optax
 from configs.errors import UserError
 from configs.optimizer import OptimizerConfig
 from mmjax.models.structure.module import Module
+from mmjax.training.engine.stage_layouts import StageLayout, piece_key
 from mmjax.training.engine.transformations import learning_rate_schedule, make_transformation
 from sharding.plans.trained_parts import find_parts
 from sharding.specs.modules import ModuleGraph
@@ -19,7 +20,13 @@ from sharding.specs.modules import ModuleGraph
 _LOG = logging.getLogger(__name__)
 
 LayerOptimizers = Mapping[str, optax.GradientTransformation]
-"""The optimizer of one layer, by parameter key `module/piece`; the layers of a stack have equal ones."""
+"""The optimizer of one layer, by `module/piece` or by parameter key of a stage; layers of a stack have equal ones."""
+
+
+def stage_optimizers(optimizers: LayerOptimizers, layout: StageLayout) -> LayerOptimizers:
+    """The optimizers of a stage by key of its parameters, from those of all pieces by `module/piece`."""
+    keys = {run.parameter_key: piece_key(run.parameter_key) for run in layout.piece_runs}
+    return {key: optimizers[piece] for key, piece in keys.items() if piece in optimizers}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ class PlacedStage:
         mesh: Its submesh.
         axes: By module of its unit, what the axes of the submesh are for.
         master_weights: Shardings of its master weights, and the programs to and from them.
-        trained_keys: Those of its parameters' keys (`module/piece`) that train.
+        trained_keys: Those of its parameters' keys (`PieceRun.parameter_key`) that train.
     """
 
     layout: StageLayout

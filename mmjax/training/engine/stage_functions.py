@@ -1,6 +1,6 @@
 """What a stage computes: its layers as one function of a device's shards.
 
-Activation recomputation is applied here: every layer is wrapped as the stage's policy says (`RECOMPUTATION_POLICIES`).
+Activation recomputation is applied here: every layer is wrapped as its policy says (`RECOMPUTATION_POLICIES`).
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from mmjax.models.structure.module import (
     module_losses,
 )
 from mmjax.models.structure.parameters import piece_definition
-from mmjax.training.engine.stage_layouts import PieceRun, StageLayout
+from mmjax.training.engine.stage_layouts import PieceRun, StageLayout, piece_key
 from pallas_kernels.collective_matmul import gather_sequence, split_sequence
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
@@ -51,6 +51,7 @@ def make_stage_function(layout: StageLayout) -> Callable:
 
     def apply(parameters: Tree, inputs: Arrays, batch: Mapping[str, Arrays], axes: Mapping[str, Axes]) -> StageOutput:
         channels, losses, metrics = dict(inputs), {}, {}
+        shared_inputs: dict[str, Any] = {}
         for run in layout.piece_runs:
             if run.piece.adapter_of:
                 continue  # its parameters are joined to those of the piece that it adapts
@@ -58,9 +59,13 @@ def make_stage_function(layout: StageLayout) -> Callable:
             own_axes = axes[module]
             x = _reshard_positions(run, _piece_input(run, channels), own_axes)
             piece_axes = own_axes if run.piece.sequence_parallel else own_axes.without_sequence
-            output = _apply_layers(layout, run, parameters, x, batch.get(module, {}), piece_axes)
+            stack = piece_key(run.parameter_key)
+            if stack not in shared_inputs:
+                shared_inputs[stack] = _shared_inputs(run, batch.get(module, {}))
+            output = _apply_layers(layout, run, parameters, x, shared_inputs[stack], piece_axes)
             if isinstance(output, LayerOutput):
-                losses[auxiliary_loss_name(module, BALANCING_LOSS)] = output.auxiliary_loss
+                name = auxiliary_loss_name(module, BALANCING_LOSS)
+                losses[name] = losses[name] + output.auxiliary_loss if name in losses else output.auxiliary_loss
                 output = output.x
             if isinstance(output, ModuleOutput):
                 for target, array in output.activations.items():
@@ -106,14 +111,16 @@ def _reshard_positions(run: PieceRun, x: Any, axes: Axes) -> Any:
     return local_positions(x, axes) if run.piece.sequence_parallel else all_gather_positions(x, axes)
 
 
-def _apply_layers(layout: StageLayout, run: PieceRun, parameters: Tree, x: Any, batch: Arrays, axes: Axes) -> Any:
-    """Runs a piece, or those layers of a stack that are placed on the stage by `lax.scan` over stacked parameters."""
+def _shared_inputs(run: PieceRun, batch: Arrays) -> Any:
+    """What all layers of a piece read of the batch, computed once for all its runs on the stage."""
+    return run.piece.shared_inputs(batch) if run.piece.shared_inputs else batch
+
+
+def _apply_layers(layout: StageLayout, run: PieceRun, parameters: Tree, x: Any, shared: Any, axes: Axes) -> Any:
+    """Runs a piece, or a run of a stack's layers by `lax.scan` over their stacked parameters."""
     definition = piece_definition(run.piece)
     own_parameters = _piece_parameters(layout, run, parameters)
-    shared = run.piece.shared_inputs(batch) if run.piece.shared_inputs else batch
-    layer = RECOMPUTATION_POLICIES[layout.recompute](
-        lambda weights, x, shared: definition.apply(weights, x, shared, axes)
-    )
+    layer = RECOMPUTATION_POLICIES[run.recompute](lambda weights, x, shared: definition.apply(weights, x, shared, axes))
     if not run.piece.layers:
         return layer(own_parameters, x, shared)
 
@@ -128,7 +135,7 @@ def _apply_layers(layout: StageLayout, run: PieceRun, parameters: Tree, x: Any, 
 def _piece_parameters(layout: StageLayout, run: PieceRun, parameters: Tree) -> Tree:
     """The parameters that a piece computes with: its own, its adapters', and those tied to a piece of this stage."""
     module = run.module
-    adapters = parameters.get(f"{module.name}/{module.adapter_piece(run.piece.name)}", {})
+    adapters = parameters.get(run.key_of(module.adapter_piece(run.piece.name)), {})
     own_parameters = join_adapters(parameters[run.parameter_key], adapters)
     for path, owner, owner_path in run.piece.tied_parameters:
         if layout.holds_piece(module, owner):

@@ -1,6 +1,7 @@
 """The layers that a plan places on each stage, and the named channels between stages."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 
 from mmjax.models.structure.module import Module, Piece
@@ -16,17 +17,39 @@ from sharding.trees import Tree
 
 @dataclasses.dataclass(frozen=True)
 class PieceRun:
-    """The layers of one piece that are placed on one stage: `first` to `last - 1`."""
+    """Consecutive layers of one piece on one stage that have one recomputation policy: `first` to `last - 1`.
+
+    Each run has a stack of parameters of its own. If several computed with slices of one, the slices would be saved
+    with the activations (`sharding.runtime.residuals`).
+
+    Attributes:
+        module: The module.
+        piece: The piece.
+        first: Its first layer.
+        last: The layer after its last.
+        recompute: Recomputation policy of its layers, a key of `RECOMPUTATION_POLICIES`.
+        is_continued: Whether the stage has a run of the piece's layers before these.
+    """
 
     module: Module
     piece: Piece
     first: int
     last: int
+    _: dataclasses.KW_ONLY
+    recompute: RecomputePolicy = "none"
+    is_continued: bool = False
 
     @property
     def parameter_key(self) -> str:
-        """Key of the piece's parameters among those of the stage: `module/piece`."""
-        return f"{self.module.name}/{self.piece.name}"
+        """Key of its parameters among those of the stage: `module/piece`, or `module/piece/first` where it continues.
+
+        `first` is the name of its first layer.
+        """
+        return self.key_of(self.piece.name)
+
+    def key_of(self, piece: str) -> str:
+        """Key of the parameters that another piece of the module, such as its adapters, has for the same layers."""
+        return f"{self.module.name}/{piece}" + (f"/{layer_name(self.first)}" if self.is_continued else "")
 
     @property
     def previous_piece(self) -> Piece | None:
@@ -53,14 +76,12 @@ class StageLayout:
         stage_id: (name of the unit, number of the stage in it).
         piece_runs: The layers that are placed on the stage, in the order in which they compute.
         inputs, outputs: Names of the channels that enter and leave.
-        recompute: Recomputation policy of the stage, a key of `RECOMPUTATION_POLICIES`.
     """
 
     stage_id: StageId
     piece_runs: tuple[PieceRun, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    recompute: RecomputePolicy
 
     @property
     def sequence_sharded_channels(self) -> frozenset[str]:
@@ -110,7 +131,7 @@ def make_stage_layouts(plan: Plan, modules: tuple[Module, ...], graph: ModuleGra
     ranges = {name: stage_layers(unit, graph) for name, unit in units.items()}
     return {
         (name, stage): _stage_layout(
-            (name, stage), ranges[name][stage], modules_by_name, graph, units[name].recompute[stage]
+            (name, stage), ranges[name][stage], modules_by_name, graph, units[name].layer_recompute(stage)
         )
         for name, stage in stage_graph(plan, graph).stages
     }
@@ -121,16 +142,17 @@ def _stage_layout(
     ranges: Sequence[LayerRun],
     modules: Mapping[str, Module],
     graph: ModuleGraph,
-    recompute: RecomputePolicy,
+    recompute: Sequence[RecomputePolicy],
 ) -> StageLayout:
     runs: list[PieceRun] = []
+    policies = iter(recompute)
     inputs: list[str] = []
     outputs: list[str] = []
     starting = {name for name, first, _ in ranges if first == 0}
     ending = {name for name, _, last in ranges if last == graph[name].layer_count}
     for name, first, last in ranges:
         layer_count = graph[name].layer_count
-        runs += _piece_runs(modules[name], first, last, layer_count)
+        runs += _piece_runs(modules[name], first, tuple(itertools.islice(policies, last - first)), layer_count)
         if first:
             inputs.append(f"{name}#{first}")
         else:
@@ -141,21 +163,33 @@ def _stage_layout(
             outputs += [
                 f"{name}>{target}" for source, target in graph.edges if source == name and target not in starting
             ]
-    return StageLayout(stage, tuple(runs), tuple(inputs), tuple(outputs), recompute)
+    return StageLayout(stage, tuple(runs), tuple(inputs), tuple(outputs))
 
 
-def _piece_runs(module: Module, first: int, last: int, layer_count: int) -> list[PieceRun]:
-    """The runs of a module's layers `first` to `last - 1`.
+def _piece_runs(module: Module, first: int, policies: Sequence[RecomputePolicy], layer_count: int) -> list[PieceRun]:
+    """The runs of a module's layers from `first`, of which `policies` has one policy each.
 
-    Pieces before the stack are placed with its first layer, pieces after it with its last.
+    Pieces before the stack are placed with its first layer, pieces after it with its last, and have the policy of that.
     """
-    runs = []
+    runs: list[PieceRun] = []
     stack = next((number for number, piece in enumerate(module.pieces) if piece.layers), len(module.pieces))
     for number, piece in enumerate(module.pieces):
         if piece.layers:
-            runs.append(PieceRun(module, piece, first, last))
-        elif (number < stack and first == 0) or (number > stack and last == layer_count):
-            runs.append(PieceRun(module, piece, 0, 1))
+            runs += _policy_runs(module, piece, first, policies)
+        elif number < stack and first == 0:
+            runs.append(PieceRun(module, piece, 0, 1, recompute=policies[0]))
+        elif number > stack and first + len(policies) == layer_count:
+            runs.append(PieceRun(module, piece, 0, 1, recompute=policies[-1]))
+    return runs
+
+
+def _policy_runs(module: Module, piece: Piece, first: int, policies: Sequence[RecomputePolicy]) -> list[PieceRun]:
+    """A stack's layers from `first`, divided where the policy changes."""
+    runs: list[PieceRun] = []
+    for policy, group in itertools.groupby(policies):
+        start = runs[-1].last if runs else first
+        last = start + len(list(group))
+        runs.append(PieceRun(module, piece, start, last, recompute=policy, is_continued=bool(runs)))
     return runs
 
 
@@ -182,12 +216,17 @@ def layer_stack_shapes(layout: StageLayout) -> dict[str, LayerStackShapes]:
     return shapes
 
 
+def piece_key(parameter_key: str) -> str:
+    """`module/piece` of a key of a stage's parameters."""
+    return "/".join(parameter_key.split("/")[:2])
+
+
 def trees_by_module(trees: Mapping[StageId, Tree]) -> Tree:
-    """Trees by stage, `{stage id: {"module/piece": {layer: ...}}}`, as `{module: {piece: {layer: ...}}}`."""
+    """Trees by stage, `{stage id: {parameter key: {layer: ...}}}`, as `{module: {piece: {layer: ...}}}`."""
     merged: Tree = {}
     for tree in trees.values():
         for key, layers in tree.items():
-            module, _, piece = key.partition("/")
+            module, _, piece = piece_key(key).partition("/")
             merged.setdefault(module, {}).setdefault(piece, {}).update(layers)
     return merged
 

@@ -1,0 +1,132 @@
+"""Recomputation policies that change within a stage, against plain differentiation of the whole model on one device."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from configs.architectures import ExpertsConfig, LoraConfig, ModelConfig
+from mmjax.models.model import model_modules
+from mmjax.training.checkpoints.manager import CheckpointManager
+from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.settings import EngineSettings
+from mmjax.training.engine.stage_layouts import make_stage_layouts, trees_by_module
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
+from sharding.specs.modules import module_graph
+from tests.mmjax.training.engines import (
+    SETTINGS,
+    gradients_and_summary,
+    largest_error,
+    noisy_parameters,
+    noisy_state,
+    reference,
+    shared_engine,
+    trained_pieces,
+)
+from tests.tiny_model import BACKBONE, VISION, tiny_batch
+
+DEEP = dataclasses.replace(BACKBONE, depth=5)
+CONFIG = ModelConfig((VISION,), DEEP, ())
+EXPERTS = ModelConfig((), dataclasses.replace(DEEP, experts=ExpertsConfig(count=2, top_k=1, ffn=8, shared_ffn=8)), ())
+ADAPTED = dataclasses.replace(CONFIG, lora=(LoraConfig("backbone", rank=2), LoraConfig("vision", rank=2)))
+ADAPTERS = ("backbone_lora", "vision_lora", "vision_projector")
+
+
+def chain(*recompute: str, layers=(7,), dp=1, tp=1, **fields) -> Plan:
+    """The encoder of two layers and the backbone of five in one unit."""
+    devices = tuple(range(dp * tp * len(layers) // fields.get("chunks", 1)))
+    schedule = "interleaved" if "chunks" in fields else "1f1b"
+    unit = UnitPlan(
+        "chain", ("vision", "backbone"), devices, dp=dp, tp=tp, layers=layers, recompute=recompute, **fields
+    )
+    return Plan((unit,), 2, schedule)
+
+
+def check(plan: Plan, config: ModelConfig, trainable: tuple[str, ...] = ("all",)) -> None:
+    engine = shared_engine(plan, config, dataclasses.replace(SETTINGS, trainable=trainable))
+    batch = tiny_batch(config)
+    losses, expected = reference(config)(noisy_parameters(config), batch)
+    expected = {name: tree for name, tree in trained_pieces(engine, expected).items() if tree}
+    gradients, decision = gradients_and_summary(engine, batch)
+    found = engine.losses_by_name(decision)
+    np.testing.assert_allclose([found[name] for name in losses], list(losses.values()), rtol=1e-5)
+    assert jax.tree.structure(gradients) == jax.tree.structure(expected)
+    error, name = largest_error(gradients, expected)
+    assert error < 1e-3, name
+    squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
+    np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
+
+
+def test_a_stack_is_divided_where_its_policy_changes_and_keeps_its_layers():
+    plan = chain("1 full, 2 none, 1 selective", "2 selective, 1 none", layers=(4, 3))
+    layouts = make_stage_layouts(plan, model_modules(CONFIG), module_graph(CONFIG))
+    table = [
+        [(run.parameter_key, " ".join(run.layers), run.recompute) for run in layout.piece_runs]
+        for layout in layouts.values()
+    ]
+    assert table == [
+        [
+            ("vision/embed", "000", "full"), ("vision/blocks", "000", "full"), ("vision/blocks/001", "001", "none"),
+            ("vision/norm", "000", "none"), ("vision/projector", "000", "none"),
+            ("backbone/embed", "000", "none"), ("backbone/blocks", "000", "none"),
+            ("backbone/blocks/001", "001", "selective"),
+        ],
+        [
+            ("backbone/blocks", "002 003", "selective"), ("backbone/blocks/004", "004", "none"),
+            ("backbone/head", "000", "none"),
+        ],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        chain("1 full, 1 none, 1 selective, 2 full, 2 none", tp=2, collectives="ring"),
+        chain("1 none, 2 full", "1 selective, 3 none", layers=(3, 4), dp=2),
+        chain("1 none, 1 full", "full", "1 full, 1 none", "none", layers=(2, 2, 2, 1), chunks=2),
+    ],
+    ids=["one stage", "two stages", "virtual stages"],
+)
+def test_gradients_are_those_of_one_device(plan):
+    check(plan, CONFIG)
+
+
+@pytest.mark.parametrize("trainable", [ADAPTERS, ("backbone", "vision_projector")], ids=["adapters", "frozen encoder"])
+def test_so_are_those_of_adapters_and_behind_a_frozen_encoder(trainable):
+    config = ADAPTED if trainable == ADAPTERS else CONFIG
+    check(chain("1 full, 1 none, 1 selective, 2 full, 2 none", dp=2), config, trainable)
+
+
+def test_so_are_those_of_experts_and_the_loss_that_balances_them_is_the_sum_over_runs():
+    unit = UnitPlan("mind", ("backbone",), (0, 1), dp=2, layers=(5,), recompute=("1 full, 2 selective, 2 none",), ep=2)
+    check(Plan((unit,), 2), EXPERTS)
+
+
+def test_no_residual_is_a_copy_of_a_weight():
+    """A stack's slices would be saved with the activations; a run has a stack of its own. Only activations grow."""
+    wide = ModelConfig((), dataclasses.replace(DEEP, width=128, ffn=192, vocabulary=192), ())
+    unit = UnitPlan("mind", ("backbone",), (0,), layers=(5,), recompute=("2 none, 1 full, 2 selective",))
+    sizes = []
+    for rows in (4, 8):
+        engine = Engine(wide, Plan((unit,)), tiny_batch(wide, rows), EngineSettings())
+        programs = engine.executor.stages["mind", 0].programs
+        losses = jax.eval_shape(programs.zero_losses)
+        _, kept, _ = jax.eval_shape(programs.forward, *programs.operand_shapes, losses)
+        sizes.append([leaf.size for leaf in kept])
+    assert all(two == 2 * one or one < 128 * 64 for one, two in zip(*sizes, strict=True))
+
+
+def test_a_state_moves_to_a_plan_with_other_policies(tmp_path):
+    plans = (chain("1 full, 1 none, 5 selective", dp=2), chain("1 none, 2 full", "1 selective, 3 none", layers=(3, 4)))
+    one, other = (shared_engine(plan, CONFIG) for plan in plans)
+    state, _ = one.executor.step(noisy_state(one), one.place_batch(tiny_batch(CONFIG), 0))
+    checkpoints = CheckpointManager(tmp_path, CONFIG)
+    checkpoints.save(1, one, state, {})
+    checkpoints.wait()
+    restored, _, _ = checkpoints.restore(other)
+    checkpoints.close()
+    for trees in ("master_weights", "optimizer_state"):
+        saved, found = (trees_by_module(getattr(each, trees)) for each in (state, restored))
+        jax.tree.map(np.testing.assert_array_equal, saved, found)
