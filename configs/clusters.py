@@ -1,8 +1,9 @@
 """Accelerators and their interconnects, from the vendors' data sheets."""
 
 import dataclasses
+import math
 
-from configs.device_generations import AMPERE, EMULATED, HOPPER, DeviceGeneration
+from configs.device_generations import AMPERE, BLACKWELL, EMULATED, H20, HOPPER, DeviceGeneration
 from configs.errors import UserError
 
 
@@ -19,7 +20,7 @@ class Link:
     latency: float
 
     def __post_init__(self) -> None:
-        if self.bandwidth <= 0 or self.latency < 0:
+        if not (0 < self.bandwidth < math.inf and 0 <= self.latency < math.inf):
             raise ValueError(f"Link: bandwidth {self.bandwidth} must be positive, latency {self.latency} not negative")
 
 
@@ -29,8 +30,6 @@ class ClusterConfig:
 
     Attributes:
         name: Name of the cluster.
-        device_kinds: Prefixes of `jax.Device.device_kind` on these devices.
-        excluded_kinds: Substrings that it does not contain: those of slower variants with a similar name.
         peak_flops: Dense bfloat16 FLOP/s of a device, without sparsity.
         memory: Bytes of a device.
         memory_bandwidth: Bytes per second between a device and its memory.
@@ -38,10 +37,11 @@ class ClusterConfig:
         intra_node: The link between devices of one node.
         inter_node: The link between nodes: one device's share of the node's network cards.
         generation: What decides how near kernels come to the peak.
+        device_kinds: Prefixes of `jax.Device.device_kind` on these devices; none if no devices are known by it.
+        excluded_kinds: Substrings that it does not contain: those of other variants with a similar name.
     """
 
     name: str
-    device_kinds: tuple[str, ...]
     peak_flops: float
     memory: float
     memory_bandwidth: float
@@ -49,65 +49,108 @@ class ClusterConfig:
     intra_node: Link
     inter_node: Link
     generation: DeviceGeneration
+    device_kinds: tuple[str, ...] = ()
     excluded_kinds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("peak_flops", "memory", "memory_bandwidth", "devices_per_node"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"ClusterConfig.{name} is {getattr(self, name)}; it must be positive")
 
 
-# Peaks, memory and bandwidths: NVIDIA's data sheets of A100 80GB SXM, H100 SXM5 and H200 SXM. The A800 is an A100 with
-# less NVLink: DistTrain's nodes (section 8) have 300 GB/s in both directions together, 4 x 200 Gbit/s for 8 devices.
-# OrchMLLM's H100 nodes have 900 GB/s in both directions together and 8 x 400 Gbit/s. Latencies of a transfer with NCCL:
-# about 3 us by NVLink, 10 us by RDMA. The CPU's figures are those of two cores that emulate eight devices.
-_A100 = {
-    "peak_flops": 312e12,
-    "memory": 80e9,
-    "memory_bandwidth": 2.039e12,
-    "devices_per_node": 8,
-    "generation": AMPERE,
-}
-_HOPPER = {
-    "peak_flops": 989e12,
-    "generation": HOPPER,
-    "devices_per_node": 8,
-    "intra_node": Link(450e9, 3e-6),
-    "inter_node": Link(50e9, 10e-6),
-    "excluded_kinds": ("PCIe", "NVL"),
-}
+# Sources: NVIDIA's data sheets, of which all figures are those of one device, without sparsity. NVLink is printed there
+# for both directions together, so each direction has half of it.
+#
+#   cluster     bf16 TFLOP/s   memory    bandwidth    NVLink     data sheet
+#   a100        312            80 GB     2,039 GB/s   600 GB/s   A100 80GB SXM; a100_40gb: A100 40GB, 1,555 GB/s
+#   a800        312            80 GB     2,039 GB/s   400 GB/s   A800 80GB SXM
+#   h100        989            80 GB     3.35 TB/s    900 GB/s   H100 SXM5
+#   h800        989            80 GB     3.35 TB/s    400 GB/s   H800 SXM5
+#   h20         148            96 GB     4.0 TB/s     900 GB/s   H20
+#   h200        989            141 GB    4.8 TB/s     900 GB/s   H200 SXM
+#   b200        2,250          180 GB    8 TB/s       1.8 TB/s   DGX B200: 1,440 GB and 64 TB/s for 8 devices
+#   gb200       2,500          186 GB    8 TB/s       1.8 TB/s   GB200 NVL72: 180 PFLOP/s, 13.4 TB, 576 TB/s for 72
+#
+# Networks are not those of devices but of nodes: a card of 200 Gbit/s for each device in DGX A100, of 400 Gbit/s in
+# DGX H100, DGX B200 and GB200 NVL72. The nodes of A800, H800 and H20 are not NVIDIA's; theirs are taken to be alike.
+# Latencies of a transfer with NCCL: about 3 us by NVLink, 10 us by RDMA. The CPU's figures are those of two cores that
+# emulate eight devices.
+_A100 = ClusterConfig(
+    name="a100",
+    peak_flops=312e12,
+    memory=80e9,
+    memory_bandwidth=2.039e12,
+    devices_per_node=8,
+    intra_node=Link(300e9, 3e-6),
+    inter_node=Link(25e9, 10e-6),
+    generation=AMPERE,
+    device_kinds=("NVIDIA A100",),
+    excluded_kinds=("40GB",),
+)
+_A100_40GB = dataclasses.replace(
+    _A100,
+    name="a100_40gb",
+    memory=40e9,
+    memory_bandwidth=1.555e12,
+    device_kinds=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
+    excluded_kinds=(),
+)
+_A800 = dataclasses.replace(
+    _A100, name="a800", intra_node=Link(200e9, 3e-6), device_kinds=("NVIDIA A800",), excluded_kinds=()
+)
+_H100 = ClusterConfig(
+    name="h100",
+    peak_flops=989e12,
+    memory=80e9,
+    memory_bandwidth=3.35e12,
+    devices_per_node=8,
+    intra_node=Link(450e9, 3e-6),
+    inter_node=Link(50e9, 10e-6),
+    generation=HOPPER,
+    device_kinds=("NVIDIA H100 80GB HBM3",),
+    excluded_kinds=("PCIe", "NVL"),
+)
+_H800 = dataclasses.replace(_H100, name="h800", intra_node=Link(200e9, 3e-6), device_kinds=("NVIDIA H800",))
+_H200 = dataclasses.replace(_H100, name="h200", memory=141e9, memory_bandwidth=4.8e12, device_kinds=("NVIDIA H200",))
+_H20 = dataclasses.replace(
+    _H100,
+    name="h20",
+    generation=H20,
+    peak_flops=148e12,
+    memory=96e9,
+    memory_bandwidth=4.0e12,
+    device_kinds=("NVIDIA H20",),
+    excluded_kinds=("NVIDIA H200", "H20-3e", "PCIe", "NVL"),
+)
+_B200 = ClusterConfig(
+    name="b200",
+    peak_flops=2250e12,
+    memory=180e9,
+    memory_bandwidth=8e12,
+    devices_per_node=8,
+    intra_node=Link(900e9, 3e-6),
+    inter_node=Link(50e9, 10e-6),
+    generation=BLACKWELL,
+    device_kinds=("NVIDIA B200",),
+)
+_GB200 = dataclasses.replace(
+    _B200, name="gb200", peak_flops=2500e12, memory=186e9, devices_per_node=72, device_kinds=("NVIDIA GB200",)
+)
+_CPU = ClusterConfig(
+    name="cpu",
+    peak_flops=50e9,
+    memory=2e9,
+    memory_bandwidth=10e9,
+    devices_per_node=8,
+    intra_node=Link(5e9, 50e-6),
+    inter_node=Link(1e9, 100e-6),
+    generation=EMULATED,
+    device_kinds=("cpu",),
+)
+_CLUSTERS = (_A800, _A100, _A100_40GB, _H100, _H800, _H20, _H200, _B200, _GB200, _CPU)
 
-CLUSTERS = {
-    "a800": ClusterConfig(
-        name="a800",
-        device_kinds=("NVIDIA A800",),
-        **_A100,
-        intra_node=Link(150e9, 3e-6),
-        inter_node=Link(12.5e9, 10e-6),
-    ),
-    "a100": ClusterConfig(
-        name="a100", device_kinds=("NVIDIA A100",), **_A100, intra_node=Link(300e9, 3e-6), inter_node=Link(25e9, 10e-6)
-    ),
-    "h100": ClusterConfig(
-        name="h100",
-        device_kinds=("NVIDIA H100 80GB HBM3", "NVIDIA H800"),
-        memory=80e9,
-        memory_bandwidth=3.35e12,
-        **_HOPPER,
-    ),
-    "h200": ClusterConfig(name="h200", device_kinds=("NVIDIA H200",), memory=141e9, memory_bandwidth=4.8e12, **_HOPPER),
-    "cpu": ClusterConfig(
-        name="cpu",
-        device_kinds=("cpu",),
-        peak_flops=50e9,
-        memory=2e9,
-        memory_bandwidth=10e9,
-        devices_per_node=8,
-        intra_node=Link(5e9, 50e-6),
-        inter_node=Link(1e9, 100e-6),
-        generation=EMULATED,
-    ),
-}
+CLUSTERS = {cluster.name: cluster for cluster in _CLUSTERS}
+"""By name. Others are described in gin files, such as those of configs/hardware."""
 
 
 def find_cluster(name: str) -> ClusterConfig:

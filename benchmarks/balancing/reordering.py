@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from configs.architectures import ModelConfig
-from configs.clusters import CLUSTERS
 from configs.workloads import SyntheticData, Workload
 from mmjax import cli
+from mmjax.planning.cluster_files import read_cluster
 from mmjax.planning.problem import make_problem, workload_statistics
 from sharding.balancing.reordering.local_search import search_orders
 from sharding.balancing.reordering.row_reorderer import RowReorderer
@@ -57,7 +57,7 @@ def plan_published_model(model: str, devices: int, batch: int) -> tuple[Planning
     """A published model on A800s, and its best disaggregated plan with rows in the given order."""
     cli.parse_gin((f"models/{model}.gin", DATA))
     config = Workload(cli.configured(ModelConfig), cli.configured(SyntheticData), batch)
-    problem = make_problem(config, workload_statistics(config), CLUSTERS["a800"], devices)
+    problem = make_problem(config, workload_statistics(config), read_cluster("disttrain_a800"), devices)
     return problem, best_simulated(problem, disaggregated.plans(problem)).plan
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from configs.architectures import ModelConfig
-from configs.clusters import CLUSTERS
 from configs.workloads import SyntheticData, Workload
+from mmjax.planning.cluster_files import read_cluster
 from mmjax.planning.problem import make_problem, workload_statistics
 from sharding.planners.auto import run_policy
 from sharding.planners.disaggregated import ROOMY
@@ -73,7 +73,7 @@ def measure_few_devices(name: str, model: ModelConfig, data: SyntheticData) -> l
 
 def _problem(model: ModelConfig, data: SyntheticData, devices: int, batch: int) -> PlanningProblem:
     config = Workload(model, data, batch)
-    return make_problem(config, workload_statistics(config), CLUSTERS["a800"], devices)
+    return make_problem(config, workload_statistics(config), read_cluster("disttrain_a800"), devices)
 
 
 def _row(name: str, value: float, goal: float | None = None, met: bool | None = None) -> dict[str, Any]:

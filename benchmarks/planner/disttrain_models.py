@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.architectures import ModelConfig
-from configs.clusters import CLUSTERS, Link
+from configs.clusters import Link
 from configs.workloads import SyntheticData, Workload
+from mmjax.planning.cluster_files import read_cluster
 from mmjax.planning.problem import make_problem, workload_statistics
 from sharding.balancing.reordering.row_reorderer import RowReorderer
 from sharding.costs.analytic import AnalyticCostModel
@@ -44,7 +45,7 @@ def simulate_model(name: str, model: ModelConfig, data: SyntheticData) -> list[d
     rows = []
     for setting, trainable in SETTINGS.items():
         config = Workload(model, data, BATCH, trainable)
-        problem = make_problem(config, workload_statistics(config), CLUSTERS["a800"], DEVICES)
+        problem = make_problem(config, workload_statistics(config), read_cluster("disttrain_a800"), DEVICES)
         stiff = best_simulated(problem, rigid.plans(problem, RIGID_PP[name]))
         best = best_simulated(problem, disaggregated.plans(problem))
         for label, timeline in (("as drawn", best.timeline), ("reordered", simulate_reordered(problem, best.plan))):
@@ -60,7 +61,7 @@ def simulate_model(name: str, model: ModelConfig, data: SyntheticData) -> list[d
 def explain_difference(name: str, model: ModelConfig, data: SyntheticData) -> list[dict[str, Any]]:
     """Rows of the simulated MFU without costs that the paper's system does not have, or hides."""
     config = Workload(model, data, BATCH)
-    problem = make_problem(config, workload_statistics(config), CLUSTERS["a800"], DEVICES)
+    problem = make_problem(config, workload_statistics(config), read_cluster("disttrain_a800"), DEVICES)
     mean = RowLoadStatistics({module: problem.data.mean_load(module)[None] for module in problem.graph.names})
     alike = dataclasses.replace(problem, data=mean)
     variants = {

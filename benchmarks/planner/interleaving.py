@@ -7,8 +7,8 @@ import dataclasses
 from typing import Any
 
 from configs.architectures import ModelConfig
-from configs.clusters import CLUSTERS
 from configs.workloads import SyntheticData, Workload
+from mmjax.planning.cluster_files import read_cluster
 from mmjax.planning.problem import make_problem, workload_statistics
 from sharding.planners.placement import make_unit, place_units
 from sharding.planners.problem import PlanningProblem
@@ -29,7 +29,7 @@ GOAL = 1.10
 def measure_interleaving(model: ModelConfig, data: SyntheticData) -> list[dict[str, Any]]:
     """Rows of the table."""
     config = Workload(model, data, BATCH)
-    drawn = make_problem(config, workload_statistics(config), CLUSTERS["a800"], 10_000)
+    drawn = make_problem(config, workload_statistics(config), read_cluster("disttrain_a800"), 10_000)
     mean = {name: drawn.data.mean_load(name)[None] for name in drawn.graph.names}
     problem = dataclasses.replace(drawn, data=RowLoadStatistics(mean))
     rows = []

@@ -9,8 +9,8 @@ import numpy as np
 import scipy.optimize
 
 from configs.architectures import ModelConfig
-from configs.clusters import CLUSTERS
 from configs.workloads import SyntheticData, Workload
+from mmjax.planning.cluster_files import read_cluster
 from mmjax.planning.problem import make_problem, workload_statistics
 from sharding.planners.layout_search import search_layouts
 from sharding.planners.problem import PlanningProblem
@@ -53,7 +53,7 @@ def measure_speed(model: ModelConfig, data: SyntheticData) -> list[dict[str, Any
 def every_candidate(model: ModelConfig, data: SyntheticData, devices: int, batch: int) -> PlanningProblem:
     """A problem in which every module may have every tensor-parallel size: the U-Net's five heads allow only one."""
     config = Workload(model, data, batch)
-    problem = make_problem(config, workload_statistics(config), CLUSTERS["a800"], devices)
+    problem = make_problem(config, workload_statistics(config), read_cluster("disttrain_a800"), devices)
     modules = tuple(dataclasses.replace(module, tensor_splits=()) for module in problem.graph.modules)
     return dataclasses.replace(problem, graph=ModuleGraph(modules), chunk_choices=(1,))
 

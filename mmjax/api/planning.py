@@ -3,10 +3,11 @@
 import dataclasses
 import os
 
-from configs.clusters import find_cluster
+from configs.clusters import ClusterConfig
 from configs.errors import UserError
 from configs.workloads import Workload
-from mmjax.planning.arguments import DEFAULT_CLUSTER, ProblemArguments, read_problem
+from mmjax.planning.arguments import ProblemArguments, read_problem
+from mmjax.planning.cluster_files import DEFAULT_CLUSTER, read_cluster
 from mmjax.planning.problem import make_problem, with_global_batch, workload_statistics
 from mmjax.training.config import TrainConfig
 from sharding.planners.policy_comparison import AUTO, PolicyComparison, compare_policies
@@ -36,7 +37,7 @@ def plan(
 
     Args:
         subject: What is planned. A model of a gin file is planned on described data that suits it (configs/data).
-        cluster: Name of a cluster (configs/clusters.py).
+        cluster: Name of a cluster (configs/clusters.py), or a gin file that describes one (configs/hardware).
         devices: How many of its devices; by default those of one node.
         policy: Name of a planning policy; `auto` compares all and chooses the best.
         rows: Rows of the global batch; by default the configuration's, and 1,920 for a model.
@@ -84,8 +85,15 @@ def _problem(
     """The planning problem of a subject, or of what a plan was made for."""
     if isinstance(subject, TrainConfig | Workload):
         config = with_global_batch(subject, rows) if rows else subject
-        found = find_cluster(cluster or (made_for and made_for.cluster) or DEFAULT_CLUSTER)
+        found = _cluster(cluster, made_for or PlanPurpose())
         return make_problem(config, workload_statistics(config), found, devices or found.devices_per_node)
     files = () if subject is None else (os.fspath(subject),)
     arguments = ProblemArguments(gin_file=files, cluster=cluster, devices=devices, batch_rows=rows)
     return read_problem(arguments, made_for).problem()
+
+
+def _cluster(cluster: str, made_for: PlanPurpose) -> ClusterConfig:
+    """The cluster of a name or a gin file; without either, the one that a plan was made for."""
+    if not cluster and made_for.described_cluster:
+        return made_for.described_cluster
+    return read_cluster(cluster or made_for.cluster or DEFAULT_CLUSTER)

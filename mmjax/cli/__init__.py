@@ -29,6 +29,7 @@ from configs.errors import UserError  # noqa: E402
 from mmjax.cli.command import USAGE_ERROR, Command, Work, exit_code, run  # noqa: E402
 from mmjax.cli.flags import BindingArguments, GinArguments, JsonArguments, flag  # noqa: E402
 from mmjax.cli.gin_config import (  # noqa: E402
+    CONFIGS,
     OPERATIVE_CONFIG,
     configuration_text,
     configured,
@@ -43,6 +44,7 @@ from mmjax.cli.training import QUICKSTART, RunArguments, run_config, training_co
 from mmjax.cli.values import integer, list_of, number, one_of  # noqa: E402
 
 __all__ = [
+    "CONFIGS",
     "OPERATIVE_CONFIG",
     "QUICKSTART",
     "RunArguments",

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mmjax import cli
+from mmjax.planning.cluster_files import DEFAULT_CLUSTER, cluster_file, configured_cluster
 from mmjax.planning.plan_flags import CONFIGURATION_FLAGS, MODEL_FLAGS, flags_from_plan, taken_flags
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ MODEL_ROWS = 1920
 """Rows of the global batch of a model without a workload: DistTrain's."""
 
 DEFAULT_GIN_FILE = "models/mllm_72b.gin"
-DEFAULT_CLUSTER = "a800"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,9 @@ class ProblemArguments(cli.GinArguments):
 
     cluster: str = cli.flag(
         "",
-        f"Name of a cluster (configs/clusters.py); without the flag, {DEFAULT_CLUSTER}.",
-        metavar="NAME",
+        "Name of a cluster (configs/clusters.py), or a gin file that describes one, such as configs/hardware has; "
+        f"without the flag, {DEFAULT_CLUSTER}.",
+        metavar="CLUSTER",
     )
     devices: int | None = cli.flag(
         None, "Devices of the cluster; without the flag a node's, or the plan's.", metavar="N", parse=cli.integer(1)
@@ -111,8 +112,11 @@ def read_problem(given: ProblemArguments, made_for: "PlanPurpose | None" = None)
     """
     names = CONFIGURATION_FLAGS if given.gin_file else (*CONFIGURATION_FLAGS, "batch_rows")
     arguments = flags_from_plan(given, made_for, names)
+    of_plan = made_for.described_cluster if made_for and not given.cluster else None
+    described = "" if of_plan else cluster_file(arguments.cluster)
     files = arguments.gin_file or (DEFAULT_GIN_FILE,)
-    cli.parse_gin(files, arguments.gin)
+    read_files = (*files, described) if described else files
+    cli.parse_gin(read_files, arguments.gin)
     if cli.is_bound("TrainConfig.dataset"):
         from mmjax.training.config import TrainConfig
 
@@ -120,12 +124,11 @@ def read_problem(given: ProblemArguments, made_for: "PlanPurpose | None" = None)
         data = getattr(config.dataset, "__name__", "")
     else:
         arguments = flags_from_plan(arguments, made_for, MODEL_FLAGS)
-        config, data = _workload(arguments, files)
-    from configs.clusters import find_cluster
+        config, data = _workload(arguments, read_files)
     from mmjax.planning.problem import with_global_batch
     from sharding.plans.plan_purpose import NamedConfiguration
 
-    cluster = find_cluster(arguments.cluster or DEFAULT_CLUSTER)
+    cluster = of_plan or configured_cluster(arguments.cluster, described)
     if arguments.batch_rows:
         config = with_global_batch(config, arguments.batch_rows)
     return ProblemInputs(
@@ -151,7 +154,7 @@ def _profile(arguments: ProblemArguments, cluster: "ClusterConfig") -> "Profile"
 
     profile = Profile.load(arguments.profile)
     if not arguments.allow_other_device and cluster_of_device_kind(profile.device_kind) is not cluster:
-        profile.check_device(cluster.device_kinds[0])
+        profile.check_device(cluster.device_kinds[0] if cluster.device_kinds else cluster.name)
     return dataclasses.replace(profile, peak_flops=profile.peak_flops or cluster.peak_flops)
 
 

@@ -41,18 +41,20 @@ def flags_from_plan(
     if not cli.is_packaged(f"data/{offered['data']}.gin"):  # the name of a training run's data set
         offered["data"] = ""
     taken = {name: offered[name] for name in names if offered[name] and not getattr(arguments, name)}
-    _require_known(taken)
+    _require_known(taken, made_for)
     return dataclasses.replace(arguments, **taken)
 
 
-def _require_known(taken: dict[str, Any]) -> None:
+def _require_known(taken: dict[str, Any], made_for: "PlanPurpose") -> None:
     """Raises UserError if the profile or the cluster of a plan is not here."""
     from configs.clusters import CLUSTERS
+    from mmjax.planning.cluster_files import is_described_here
 
-    if "cluster" in taken and taken["cluster"] not in CLUSTERS:
+    cluster = taken.get("cluster")
+    if cluster and not made_for.described_cluster and cluster not in CLUSTERS and not is_described_here(cluster):
         raise cli.UserError(
-            f"the plan was made for the cluster {taken['cluster']!r}, which configs/clusters.py does not have; give "
-            f"--cluster, one of {', '.join(CLUSTERS)}"
+            f"the plan was made for the cluster {cluster!r}, which configs/clusters.py does not have; give --cluster, "
+            f"one of {', '.join(CLUSTERS)}, or a gin file that describes one"
         )
     if "profile" in taken and not pathlib.Path(taken["profile"]).is_file():
         raise cli.UserError(

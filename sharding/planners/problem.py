@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int
 
-from configs.clusters import ClusterConfig
+from configs.clusters import CLUSTERS, ClusterConfig
 from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
 from sharding.costs.plan_costs import plan_costs, plan_work, unit_work
@@ -100,6 +100,7 @@ class PlanningProblem:
             mean_row=mean_loads(self.data),
             rows=self.rows,
             cluster=self.cluster.name,
+            described_cluster=None if self.cluster.name in CLUSTERS else self.cluster,
             devices=self.devices,
         )
 

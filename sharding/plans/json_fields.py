@@ -63,7 +63,10 @@ def read_record(document: object, record: type[T], where: str, error: type[UserE
             values[field.name] = _read_value(document[field.name], hints[field.name], where, field.name, error)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise error(f"{where} lacks the key {field.name!r}; add it")
-    return record(**values)
+    try:
+        return record(**values)
+    except ValueError as failure:
+        raise error(f"{where}: {failure}") from failure
 
 
 def read_file(path: str | os.PathLike[str], parse: Callable[[bytes], T], error: type[UserError]) -> T:

@@ -4,8 +4,10 @@ import dataclasses
 import math
 import pathlib
 import reprlib
+from collections.abc import Mapping
 from typing import Any
 
+from configs.clusters import CLUSTERS, ClusterConfig
 from sharding.plans.device_ranges import MAX_DEVICES
 from sharding.plans.unit_plan import PlanError
 from sharding.specs.layer import LoadColumn
@@ -73,6 +75,7 @@ class PlanPurpose:
         mean_row: The mean load of its rows.
         rows: Rows of the global batch.
         cluster: Name of the cluster.
+        described_cluster: The cluster, where it is described in a gin file and not in configs/clusters.py.
         devices: Devices of the cluster, of which the plan takes some or all.
     """
 
@@ -81,6 +84,7 @@ class PlanPurpose:
     mean_row: tuple[MeanLoad, ...] = ()
     rows: int | None = None
     cluster: str = ""
+    described_cluster: ClusterConfig | None = None
     devices: int | None = None
 
     def __post_init__(self) -> None:
@@ -88,7 +92,14 @@ class PlanPurpose:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise PlanError(f"the plan's made_for: {name} is {value}; it must be from 1 to {most}")
+        if self.described_cluster and self.described_cluster.name != self.cluster:
+            raise PlanError(
+                f"the plan's made_for: cluster is {self.cluster!r}, and described_cluster has the name "
+                f"{self.described_cluster.name!r}; give both the same"
+            )
         names = {"cluster": self.cluster} | dataclasses.asdict(self.configuration)
+        if self.described_cluster:
+            names["described_cluster"] = (*self.described_cluster.device_kinds, *self.described_cluster.excluded_kinds)
         names |= {"module": tuple(each.module for each in (*self.model, *self.mean_row))}
         for key, value in names.items():
             for text in value if isinstance(value, tuple) else (value,):
@@ -122,9 +133,12 @@ def mean_loads(statistics: RowLoadStatistics) -> tuple[MeanLoad, ...]:
 def differences(made_for: PlanPurpose, here: PlanPurpose) -> list[str]:
     """Where a step differs from the one that a plan was made for, such as `rows 1,920 (here 960)`.
 
-    What one of them leaves out is not compared, neither are names of files, and of other data no loads.
+    What one of them leaves out is not compared, neither are names of files, of other data no loads, and of a cluster of
+    another name no figures.
     """
     words, words_here = _words(made_for), _words(here)
+    if made_for.cluster == here.cluster:
+        words, words_here = words | _cluster_figures(made_for), words_here | _cluster_figures(here)
     other = {what: (there, words_here.get(what, there)) for what, there in words.items()}
     if words.get("data") == words_here.get("data"):
         loads, loads_here = _loads(made_for), _loads(here)
@@ -150,6 +164,21 @@ def _words(purpose: PlanPurpose) -> dict[str, str]:
         "cluster": purpose.cluster,
     }
     return sizes | {what: word for what, word in named.items() if word}
+
+
+def _cluster_figures(purpose: PlanPurpose) -> dict[str, str]:
+    """Figures of the cluster, by what they are; none of a cluster that is not known."""
+    cluster = purpose.described_cluster or CLUSTERS.get(purpose.cluster)
+    return _figures(dataclasses.asdict(cluster), f"cluster {cluster.name}") if cluster else {}
+
+
+def _figures(values: Mapping[str, Any], of: str) -> dict[str, str]:
+    """Numbers of a record and of the records in it, by what they are."""
+    figures: dict[str, str] = {}
+    for name, value in values.items():
+        what = f"{name} of {of}"
+        figures |= _figures(value, what) if isinstance(value, Mapping) else {what: str(value)}
+    return figures
 
 
 def _loads(purpose: PlanPurpose) -> dict[str, float]:

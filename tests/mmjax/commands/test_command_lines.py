@@ -34,6 +34,8 @@ launch --processes=2 --devices=4 --restarts=1 --restart_window=60 -- train --gin
 launch --restarts=1 --min_processes=1 -- train --workdir=run --plan=auto --profile={folder}/profile.json
 launch -- verify --gin_file=tiny.gin
 plan --gin_file=tiny.gin --cluster=cpu --devices=2 --policy=rigid --output=plan.json
+plan --gin_file=models/mllm_9b.gin --cluster=disttrain_a800 --devices=8
+plan --gin_file=models/mllm_9b.gin --cluster=hardware/disttrain_a800.gin
 plan --gin_file=tiny.gin --cp=backbone:2 --profile={folder}/profile.json --cluster=cpu
 profile --gin_file=tiny.gin --tp=1,2 --microbatch_rows=1 --recompute=full --steps=1 --output=profile.json
 report --workdir={folder}/run --page=report.html
@@ -221,6 +223,8 @@ def test_valid_command_lines_pass(name, folder, tmp_path, monkeypatch, capfd):
         ("simulate --plan={folder}", "cannot be read: Is a directory"),
         ("plan --gin_file={folder}/binary", "binary: "),
         ("plan --policy=rigit", "did you mean rigid?"),
+        ("plan --cluster=disttrain_a80", "did you mean disttrain_a800?"),
+        ("plan --cluster=models/mllm_9b.gin", "models/mllm_9b.gin describes no cluster"),
         ("launch --processes=2 -- trian", "there is no command 'trian'; did you mean train?"),
         ("launch --processes=2", "no command follows --: write mmjax launch"),
         ("launch --processes=2 -- train --stepz=3", "there is no flag --stepz; did you mean --steps?"),

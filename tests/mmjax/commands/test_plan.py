@@ -44,7 +44,7 @@ def test_fixed_ranks_are_taken_and_shown():
 
 
 def test_unknown_names_are_refused_with_the_known_ones():
-    assert "choose from a800, a100, h100, h200, cpu" in run_command(COMMAND, "--cluster=tpu", code=2).stderr
+    assert "choose from a800, a100, a100_40gb, h100, h800," in run_command(COMMAND, "--cluster=tpu", code=2).stderr
     assert "--cp has 'backbone'; give a module once" in run_command(COMMAND, "--cp=backbone", code=2).stderr
     unknown = run_command(COMMAND, "--devices=8", "--ep=backbone:8", code=2).stderr
     assert "given for backbone: ep 8, but no layer of backbone has experts; leave ep at 1" in unknown

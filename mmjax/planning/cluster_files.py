@@ -1,0 +1,112 @@
+"""The cluster of a planning problem: one of configs/clusters.py, or one that a gin file or a plan describes."""
+
+import dataclasses
+import pathlib
+import re
+
+from configs.clusters import CLUSTERS, ClusterConfig, find_cluster
+from mmjax import cli
+
+DEFAULT_CLUSTER = "a800"
+
+_FOLDER = "hardware"
+_LEAST = {"peak_flops": 1e9, "memory": 1e6, "memory_bandwidth": 1e6}
+_UNITS = {
+    "peak_flops": "FLOP/s: 312 TFLOP/s are 312e12",
+    "memory": "bytes: 80 GB are 80e9",
+    "memory_bandwidth": "bytes per second: 2 TB/s are 2e12",
+}
+_LEAST_BANDWIDTH, _MOST_LATENCY = 1e6, 1.0
+
+
+def cluster_file(cluster: str) -> str:
+    """The gin file that describes a cluster; empty for a name of configs/clusters.py, and for an empty name.
+
+    Args:
+        cluster: A name, or a gin file: a path, or the name of a file of configs/hardware without its ending.
+
+    Raises:
+        UserError: There is no such cluster.
+    """
+    if not cluster or cluster in CLUSTERS:
+        return ""
+    if cluster.endswith(".gin"):
+        return cluster
+    if is_described_here(cluster):
+        return f"{_FOLDER}/{cluster}.gin"
+    described = sorted(path.stem for path in (cli.CONFIGS / _FOLDER).glob("*.gin"))
+    known = (*CLUSTERS, *described)
+    raise cli.UserError(
+        f"there is no cluster {cluster!r}; choose from {', '.join(known)}, or give a gin file that describes one"
+        f"{cli.nearest(cluster, known)}"
+    )
+
+
+def is_described_here(cluster: str) -> bool:
+    """Whether a name is that of a file of configs/hardware."""
+    return cli.is_packaged(f"{_FOLDER}/{cluster}.gin")
+
+
+def read_cluster(cluster: str) -> ClusterConfig:
+    """The cluster of a name or a gin file, which replaces what the configuration binds; raises UserError for none."""
+    file = cluster_file(cluster)
+    cli.parse_gin((file,) if file else ())
+    return configured_cluster(cluster, file)
+
+
+def configured_cluster(cluster: str, file: str) -> ClusterConfig:
+    """The cluster that the configuration binds, else that of a name.
+
+    Args:
+        cluster: What was asked for: the name of a cluster unless `file` is given; or nothing, for `DEFAULT_CLUSTER`.
+        file: The gin file that describes it, which was read; empty for none.
+
+    Raises:
+        UserError: There is no such cluster, or its description lacks a field, or has one in another unit.
+    """
+    fields = dataclasses.fields(ClusterConfig)
+    bound = [field.name for field in fields if cli.is_bound(f"ClusterConfig.{field.name}")]
+    if not bound:
+        if file:
+            raise cli.UserError(f"{file} describes no cluster; bind clusters.ClusterConfig as configs/{_FOLDER} does")
+        return find_cluster(cluster or DEFAULT_CLUSTER)
+    if cluster and not file:
+        raise cli.UserError(
+            f"--cluster={cluster} is one cluster, and the configuration binds ClusterConfig.{bound[0]} of another; "
+            "leave out one of them"
+        )
+    where = _place(file) if file else "configuration"
+    required = [field.name for field in fields if field.default is dataclasses.MISSING]
+    if missing := [name for name in required if name not in bound]:
+        raise cli.UserError(f"{where}: ClusterConfig lacks {', '.join(missing)}; bind a value to each")
+    described = cli.configured(ClusterConfig)
+    if described.name in CLUSTERS:
+        raise cli.UserError(f"{where}: ClusterConfig.name is {described.name!r}, a cluster of mmjax; choose another")
+    _check_units(described, where)
+    return described
+
+
+def _check_units(cluster: ClusterConfig, where: str) -> None:
+    """Raises UserError for values so small, or latencies so long, that they must be in another unit."""
+    for name, least in _LEAST.items():
+        if (value := getattr(cluster, name)) < least:
+            raise cli.UserError(f"{where}: ClusterConfig.{name} is {value}; it is in {_UNITS[name]}")
+    for name in ("intra_node", "inter_node"):
+        link = getattr(cluster, name)
+        if link.bandwidth < _LEAST_BANDWIDTH:
+            raise cli.UserError(
+                f"{where}: the bandwidth of ClusterConfig.{name} is {link.bandwidth}; it is in bytes per second in one "
+                "direction: 200 Gbit/s are 25e9"
+            )
+        if link.latency >= _MOST_LATENCY:
+            raise cli.UserError(
+                f"{where}: the latency of ClusterConfig.{name} is {link.latency}; it is in seconds: 10 us are 10e-6"
+            )
+
+
+def _place(file: str) -> str:
+    """A file, and the line in which it begins to describe a cluster."""
+    path = pathlib.Path(file) if pathlib.Path(file).is_file() else cli.CONFIGS / file
+    lines = path.read_text(encoding="utf-8").splitlines()
+    found = [number for number, line in enumerate(lines, 1) if re.match(r"[\w./]*\bClusterConfig\b", line)]
+    return f"{file}, line {found[0]}" if found else file
