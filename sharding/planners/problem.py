@@ -107,7 +107,7 @@ class PlanningProblem:
     def with_devices(self, devices: int) -> "PlanningProblem":
         """The same problem on another number of devices; shares what does not depend on it."""
         other = dataclasses.replace(self, devices=devices)
-        for name in ("module_tables", "sampled_rows", "_sampled_costs", "_mean_costs"):
+        for name in ("module_tables", "sampled_rows", "sampled_costs", "_mean_costs"):
             other.__dict__[name] = getattr(self, name)
         return other
 
@@ -191,7 +191,8 @@ class PlanningProblem:
         return self.data.sample_batch(self.rows, self.seed)
 
     @functools.cached_property
-    def _sampled_costs(self) -> BatchCosts:
+    def sampled_costs(self) -> BatchCosts:
+        """Costs of layers for `sampled_rows`."""
         return self._batch_costs(self.sampled_rows)
 
     def _batch_costs(self, rows: LoadsByModule) -> BatchCosts:
@@ -210,7 +211,7 @@ class PlanningProblem:
 
     def step_costs(self, plan: Plan, rows: LoadsByModule | None = None) -> StepCosts:
         """What every op of a plan's step takes, with `sampled_rows` by default."""
-        return plan_costs(plan, self._batch_costs(rows) if rows else self._sampled_costs, self.trained_parts)
+        return plan_costs(plan, self._batch_costs(rows) if rows else self.sampled_costs, self.trained_parts)
 
     def _schedule(self, plan: Plan) -> Schedule:
         """The schedule of a plan. Plans whose stages are alike and on devices of their own share its order."""
@@ -231,7 +232,7 @@ class PlanningProblem:
     def least_step_seconds(self, plan: Plan) -> float:
         """Seconds that the simulated step of a plan is not shorter than; takes a fraction of the simulation's time."""
         op_graph = training_op_graph(plan, self.graph, self._trained_stages(plan))
-        return least_step_seconds(op_graph, plan_work(plan, self._sampled_costs, self.trained_parts))
+        return least_step_seconds(op_graph, plan_work(plan, self.sampled_costs, self.trained_parts))
 
     def mean_microbatch_work(self, plan: Plan) -> StepWork:
         """What the stages of a plan take for one microbatch of mean rows."""
@@ -249,7 +250,7 @@ class PlanningProblem:
 
     def unit_work(self, unit: UnitPlan, microbatches: int) -> tuple[StageWork, ...]:
         """What bounds a step from below of every stage of a unit, on the rows that plans are simulated with."""
-        return unit_work(unit, microbatches, self._sampled_costs, self.trained_parts)
+        return unit_work(unit, microbatches, self.sampled_costs, self.trained_parts)
 
     def _trained_stages(self, plan: Plan) -> frozenset[StageId]:
         return trained_stages(plan, self.graph, self.trained_parts)

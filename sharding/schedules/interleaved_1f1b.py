@@ -84,11 +84,11 @@ def interleaved_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
             by_rank[rank] = by_stage[stage] = 1 + downstream
         else:
             by_rank[rank] = graph.heights[chunks[0]] + graph.heights[chunks[-1]] - 1
-            by_stage[stage] = _in_flight_of_chunk(by_rank[rank], graph.pp[stage[0]], len(chunks), chunks.index(stage))
+            by_stage[stage] = in_flight_of_chunk(by_rank[rank], graph.pp[stage[0]], len(chunks), chunks.index(stage))
     return by_rank
 
 
-def _in_flight_of_chunk(rank_in_flight: int, pp: int, chunks: int, chunk: int) -> int:
+def in_flight_of_chunk(rank_in_flight: int, pp: int, chunks: int, chunk: int) -> int:
     """The most microbatches in flight in one chunk of a rank that holds `rank_in_flight` in all its chunks.
 
     The most is reached right before the chunk's first backward, when each of the later chunks has run one group's

@@ -1,0 +1,173 @@
+"""The layers of a chain as arrays, from the costs of its layers for the rows of a global batch."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from sharding.costs.batch_costs import BatchCosts
+from sharding.costs.cost_model import LayerParallelism
+from sharding.costs.memory import train_state_bytes
+from sharding.planners.stages.chain_layout import ChainLayout
+from sharding.planners.stages.layer_chain import LayerChain
+from sharding.plans.trained_parts import LayerGradients, RequiredGradients
+from sharding.specs.layer import ZERO, RecomputePolicy
+from sharding.specs.module_spec import ModuleSpec
+
+
+class _LayerArrays(NamedTuple):
+    """What `LayerChain` has of one layer."""
+
+    forward: float
+    backward: Float[np.ndarray, " k"]
+    held_bytes: Float[np.ndarray, "k f"]
+    workspace: Float[np.ndarray, " k"]
+    static_bytes: float
+    parameters: float
+    handed_on: float
+    hop_seconds: float
+
+
+def layer_chain(
+    batch: BatchCosts,
+    trained_parts: frozenset[str],
+    layout: ChainLayout,
+    policies: tuple[RecomputePolicy, ...],
+    most_in_flight: int,
+) -> LayerChain:
+    """The layers of a chain under a layout, for microbatches of a global batch.
+
+    Args:
+        batch: Costs of layers for the rows of the global batch.
+        trained_parts: Parts that train.
+        layout: The layout.
+        policies: Recomputation policies that layers may have.
+        most_in_flight: For how many microbatches in flight bytes are computed.
+
+    Raises:
+        PlanError: The replicas of a module cannot divide the rows of a microbatch.
+    """
+    builder = _Builder(batch, trained_parts, layout, policies, most_in_flight)
+    kinds: list[int] = []
+    layers: list[int] = []
+    arrays: list[_LayerArrays] = []
+    for name in layout.modules:
+        for key, count in _runs(batch.graph[name]):
+            arrays += [builder.layer(name, key)] * count
+            kinds += [len(set(kinds))] * count
+            layers += [1 if batch.graph[name].divisible else batch.graph[name].layer_count] * count
+    modules = [name for name in layout.modules for _, count in _runs(batch.graph[name]) for _ in range(count)]
+    return LayerChain(
+        policies=policies,
+        modules=tuple(modules),
+        kinds=np.array(kinds),
+        layers=np.array(layers),
+        **{field: np.array([getattr(of, field) for of in arrays], float) for field in _LayerArrays._fields},
+    )
+
+
+class _Place(NamedTuple):
+    """Where a layer is in its module's stack."""
+
+    is_first: bool
+    is_last: bool
+
+
+def _runs(module: ModuleSpec) -> tuple[tuple[_Place, int], ...]:
+    """Kinds of a module's layers, and how many of each follow each other."""
+    if not module.divisible or module.layer_count == 1:
+        return ((_Place(True, True), 1),)
+    inner = module.layer_count - 2
+    runs = ((_Place(True, False), 1), (_Place(False, False), inner), (_Place(False, True), 1))
+    return tuple(run for run in runs if run[1])
+
+
+class _Builder:
+    """Sums the costs of what belongs to each layer of a chain."""
+
+    def __init__(
+        self,
+        batch: BatchCosts,
+        trained_parts: frozenset[str],
+        layout: ChainLayout,
+        policies: tuple[RecomputePolicy, ...],
+        most_in_flight: int,
+    ) -> None:
+        self._batch, self._layout, self._policies = batch, layout, policies
+        self._required = RequiredGradients(batch.graph, trained_parts)
+        self._in_flight = np.arange(1, min(most_in_flight, layout.microbatches) + 1)
+
+    def layer(self, name: str, place: _Place) -> _LayerArrays:
+        """The arrays of a layer at a place of a module's stack."""
+        module, ranks, batch = self._batch.graph[name], self._ranks(name), self._batch
+        loads = batch.loads(name, self._layout.microbatches, ranks.dp)
+        forward, parameters, state = 0.0, 0.0, 0.0
+        backward = np.zeros(len(self._policies))
+        saved = np.zeros((len(self._policies), *loads.index.shape))
+        workspace = np.zeros(len(self._policies))
+        stack = max(2, module.layer_count // self._layout.stage_count)
+        for layer, count, gradients in self._layers_at(module, place):
+            parameters += count * layer.parameter_count
+            state += count * self._state_bytes(LayerGradients(layer, count, gradients), ranks)
+            for number, policy in enumerate(self._policies):
+                of = batch.layer(name, layer.name, stack, gradients, ranks, policy, self._layout.microbatches)
+                backward[number] += count * float(np.asarray(of.backward.total)[loads.index].mean())
+                saved[number] += count * np.asarray(of.saved_bytes)[loads.index]
+                workspace[number] = max(workspace[number], float(np.max(of.recomputed_bytes)))
+                if not number:
+                    forward += count * float(np.asarray(of.forward.total)[loads.index].mean())
+        output, sent = self._output(module, place)
+        return _LayerArrays(
+            forward,
+            backward,
+            np.stack([self._held(saved[number]) for number in range(len(saved))]),
+            workspace,
+            state,
+            parameters,
+            output,
+            sent,
+        )
+
+    def _layers_at(self, module: ModuleSpec, place: _Place) -> tuple[LayerGradients, ...]:
+        """What belongs to a layer, with how many of it: itself, adapters, and what precedes or follows the stack."""
+        every = self._required.of_layers(module.name, 0, module.layer_count)
+        before, after = len(module.leading_layers), len(every) - len(module.trailing_layers)
+        stack = every[before:after]
+        if module.divisible:
+            stack = tuple(each._replace(count=1) for each in stack)
+        return (*(every[:before] if place.is_first else ()), *stack, *(every[after:] if place.is_last else ()))
+
+    def _held(self, saved: Float[np.ndarray, "m i"]) -> Float[np.ndarray, " f"]:
+        """The most bytes that any f consecutive microbatches save on a replica."""
+        before = np.concatenate([np.zeros((1, saved.shape[1])), np.cumsum(saved, axis=0)])
+        return np.array([float((before[count:] - before[:-count]).max()) for count in self._in_flight.tolist()])
+
+    def _state_bytes(self, of: LayerGradients, ranks: LayerParallelism) -> float:
+        """Bytes of weights, gradients and optimizer state of one layer on a device."""
+        trains = "wgrad" in of.gradients
+        shared = of.layer.parameters_per_rank(ranks.tp)
+        experts = of.layer.expert_parameters_per_rank(ranks.tp, ranks.ep)
+        replicas, costs = ranks.dp * ranks.cp, self._batch.costs
+        own = train_state_bytes(shared, trains * shared, replicas, costs)
+        of_experts = train_state_bytes(experts, trains * experts, replicas / ranks.ep, costs)
+        return float(own + of_experts)
+
+    def _output(self, module: ModuleSpec, place: _Place) -> tuple[float, float]:
+        """Elements that a layer hands on of a mean microbatch, and seconds of sending them from a device to one."""
+        layout, rows = self._layout, self._batch.rows
+        last = self._layers_at(module, place)[-1].layer
+        elements = float(last.output_elements.at(rows[module.name].sum(axis=0) / layout.microbatches))
+        following = layout.modules[layout.modules.index(module.name) + 1 :]
+        if place.is_last and following:
+            extra = self._batch.graph[following[0]].extra_input
+            if extra != ZERO:
+                elements += float(extra.at(rows[following[0]].sum(axis=0) / layout.microbatches))
+        ranks = self._ranks(module.name)
+        shards = ranks.dp * ranks.cp * (1 if place.is_last else ranks.sequence_shards)
+        size = np.asarray(self._batch.costs.element_bytes * elements / shards)
+        return elements, float(self._batch.costs.hop(size, False, 2 * layout.stage_devices))
+
+    def _ranks(self, module: str) -> LayerParallelism:
+        layout = self._layout
+        tp = layout.tensor_ranks_of(module)
+        return LayerParallelism(tp, layout.cp, layout.ep, layout.replicas_of(module), layout.collectives)

@@ -1,0 +1,108 @@
+"""The stages of a chain with the recomputation of every layer, balanced together, exactly where a rank has one stage.
+
+Without chunks the seconds of a stage are the fewest of any recomputation that fits it, so that the partition is the
+best of all pairs of a partition and a recomputation: its slowest rank is as fast as possible. With chunks, the sum over
+a rank's chunks couples stages that are not neighbours. Then the slowest *virtual stage* is made as fast as possible
+(arXiv 2408.03505, appendix B), once for each policy as if all layers had it; recomputation is chosen exactly for the
+ranks of each of these partitions, and that with the fastest slowest rank is taken.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sharding.planners.stages.chain_layout import ChainLayout
+from sharding.planners.stages.exact_partition import best_partition, partition_by
+from sharding.planners.stages.layer_chain import LayerChain, rank_sums, stage_sums
+from sharding.planners.stages.microbatches_held import microbatches_held
+from sharding.planners.stages.recomputation import HeldLayers, RecomputationSolver
+from sharding.plans.plan import Plan
+from sharding.specs.layer import RecomputePolicy
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ChainStages:
+    """A partition of a chain, and the policy of each layer.
+
+    Attributes:
+        counts: Layers of each virtual stage.
+        policies: Number of each layer's policy in `LayerChain.policies`.
+    """
+
+    counts: tuple[int, ...]
+    policies: Int[np.ndarray, " n"]
+
+    def rank_seconds(self, chain: LayerChain, pp: int) -> Float[np.ndarray, " p"]:
+        """Seconds of a mean microbatch's forward and backward on each pipeline rank."""
+        seconds = np.take_along_axis(chain.seconds, self.policies[:, None], axis=1)[:, 0]
+        return rank_sums(stage_sums(seconds, self.counts), pp)
+
+    def plan(self, chain: LayerChain, layout: ChainLayout, extra_in_flight: int = 0) -> Plan:
+        """The plan of these stages under a layout."""
+        policies: list[RecomputePolicy] = [
+            chain.policies[number] for number in np.repeat(self.policies, chain.layers).tolist()
+        ]
+        return layout.plan(chain.stage_layers(self.counts), policies, extra_in_flight)
+
+
+def balanced_stages(
+    chain: LayerChain, layout: ChainLayout, memory: float, extra_in_flight: int = 0
+) -> ChainStages | None:
+    """The stages and the recomputation with the fastest slowest rank, as the module says; None if nothing fits.
+
+    Args:
+        chain: The layers.
+        layout: Gives pp, chunks and microbatches.
+        memory: Bytes of a device.
+        extra_in_flight: As in `UnitPlan`.
+    """
+    layers = len(chain.forward)
+    held = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_in_flight).tolist()
+    solver = RecomputationSolver(chain, memory)
+    if layout.chunks == 1:
+        counts = best_partition(
+            lambda stage, first, last: solver.least_seconds(HeldLayers(first, last, held[stage])), layers, layout.pp
+        )
+        return _recomputed(solver, counts, held, layout.pp) if counts else None
+    partitions = {partition_by(seconds, layout.stage_count) for seconds in chain.seconds.T}
+    found = [_recomputed(solver, counts, held, layout.pp) for counts in partitions if counts]
+    fitting = [stages for stages in found if stages]
+    return min(fitting, key=lambda stages: float(stages.rank_seconds(chain, layout.pp).max()), default=None)
+
+
+def recomputed_stages(
+    chain: LayerChain, layout: ChainLayout, counts: tuple[int, ...], memory: float, extra_in_flight: int = 0
+) -> ChainStages | None:
+    """The best recomputation for a given partition; None if it does not fit.
+
+    Args:
+        chain: The layers.
+        layout: Gives pp, chunks and microbatches.
+        counts: Layers of each virtual stage.
+        memory: Bytes of a device.
+        extra_in_flight: As in `UnitPlan`.
+    """
+    held = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_in_flight).tolist()
+    return _recomputed(RecomputationSolver(chain, memory), counts, held, layout.pp)
+
+
+def uniform_stages(chain: LayerChain, counts: tuple[int, ...], policy: RecomputePolicy) -> ChainStages:
+    """A partition with one policy for all layers, whether it fits or not."""
+    return ChainStages(counts, np.full(len(chain.forward), chain.policies.index(policy)))
+
+
+def _recomputed(
+    solver: RecomputationSolver, counts: tuple[int, ...], held: Sequence[int], pp: int
+) -> ChainStages | None:
+    ends = np.cumsum(counts).tolist()
+    stages = [HeldLayers(end - count, end, each) for end, count, each in zip(ends, counts, held, strict=True)]
+    policies = np.zeros(ends[-1], int)
+    for rank in range(pp):
+        choice = solver.choose(stages[rank::pp])
+        if choice is None:
+            return None
+        owned = np.concatenate([np.arange(of.first, of.last) for of in stages[rank::pp]])
+        policies[owned] = choice.policies
+    return ChainStages(counts, policies)

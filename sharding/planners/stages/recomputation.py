@@ -1,0 +1,145 @@
+"""The recomputation of each layer of a pipeline rank that takes the fewest seconds within the device's memory.
+
+A multiple-choice knapsack over the rank's layers: each has the seconds and the bytes of one of the policies, the bytes
+times the microbatches that its stage holds. It is solved exactly, over groups of equal layers (`option_fronts`).
+Recomputing takes workspace, that of the largest layer that does: all its possible values are tried. Of a rank with
+chunks, each chunk counts the most microbatches that it ever holds, and the workspace of the largest layer of any.
+"""
+
+import collections
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sharding.planners.stages.layer_chain import LayerChain
+from sharding.planners.stages.option_fronts import OptionFront, best_within, group_front
+
+
+class HeldLayers(NamedTuple):
+    """The layers of a virtual stage, from `first` up to `last`, which is excluded, and the microbatches it holds."""
+
+    first: int
+    last: int
+    in_flight: int
+
+
+class RecomputationChoice(NamedTuple):
+    """Policies of some layers.
+
+    Attributes:
+        seconds: Forward and backward of a microbatch through all of them.
+        policies: Number of each layer's policy in `LayerChain.policies`, in the order of the layers given.
+    """
+
+    seconds: float
+    policies: Int[np.ndarray, " n"]
+
+
+class RecomputationSolver:
+    """Chooses the policies of pipeline ranks of one chain; what equal layers can take is computed once.
+
+    Args:
+        chain: The chain.
+        memory: Bytes of a device.
+    """
+
+    def __init__(self, chain: LayerChain, memory: float) -> None:
+        self._chain, self._memory, self._seconds = chain, memory, chain.seconds
+        _, self._first_of_kind = np.unique(chain.kinds, return_index=True)
+        self._kinds = np.unique(chain.kinds, return_inverse=True)[1].ravel()
+        before = np.eye(len(self._first_of_kind), dtype=int)[self._kinds]
+        self._kinds_before = np.concatenate([np.zeros((1, before.shape[1]), int), np.cumsum(before, axis=0)])
+        self._fronts: dict[tuple, OptionFront] = {}
+        self._least: dict[tuple, float] = {}
+        self._sums: dict[int, tuple[Float[np.ndarray, " s"], Float[np.ndarray, " s"]]] = {}
+        fastest = self._seconds.argmin(axis=1)
+        self._fastest = fastest
+        rows = np.arange(len(fastest))
+        self._fastest_before = _sums_before(self._seconds[rows, fastest])
+        self._fastest_workspace = float(chain.workspace[rows, fastest].max())
+
+    def least_seconds(self, layers: HeldLayers) -> float:
+        """Seconds of a rank with one virtual stage under the best policies; infinite if it does not fit."""
+        first, last, in_flight = layers
+        fastest, smallest = self._bytes_before(in_flight)
+        if fastest[last] - fastest[first] + self._fastest_workspace <= self._memory:
+            return float(self._fastest_before[last] - self._fastest_before[first])
+        if smallest[last] - smallest[first] > self._memory:
+            return np.inf
+        key = (in_flight, (self._kinds_before[last] - self._kinds_before[first]).tobytes())
+        if key not in self._least:
+            best = self._solve(self._groups([layers]), 1)
+            self._least[key] = best[0] if best else np.inf
+        return self._least[key]
+
+    def choose(self, stages: Sequence[HeldLayers]) -> RecomputationChoice | None:
+        """The best policies of a rank with these virtual stages; None if it does not fit under any.
+
+        Of equal layers of a stage those that save less come first: the backward begins with the last, so that what
+        saves more is freed sooner.
+        """
+        groups = self._groups(stages)
+        best = self._solve(groups, len(stages))
+        if best is None:
+            return None
+        seconds, counts = best
+        chosen = {}
+        for (kind, in_flight), of_group in zip(groups, counts.reshape(len(groups), -1), strict=True):
+            held = self._chain.bytes_held(in_flight)[self._first_of_kind[kind]]
+            order = np.argsort(held, kind="stable")
+            chosen[kind, in_flight] = iter(np.repeat(order, of_group[order]).tolist())
+        policies = [
+            next(chosen[int(self._kinds[layer]), in_flight])
+            for first, last, in_flight in stages
+            for layer in range(first, last)
+        ]
+        return RecomputationChoice(seconds, np.array(policies))
+
+    def _groups(self, stages: Sequence[HeldLayers]) -> dict[tuple[int, int], int]:
+        """How many layers there are of each kind that are held for so many microbatches."""
+        groups: collections.Counter[tuple[int, int]] = collections.Counter()
+        for first, last, in_flight in stages:
+            counts = self._kinds_before[last] - self._kinds_before[first]
+            for kind in np.flatnonzero(counts).tolist():
+                groups[kind, in_flight] += int(counts[kind])
+        return dict(groups)
+
+    def _solve(self, groups: dict[tuple[int, int], int], stages: int) -> tuple[float, Int[np.ndarray, " c"]] | None:
+        """The fewest seconds of these groups, and how many layers of each have each policy."""
+        chain = self._chain
+        kinds = self._first_of_kind[[kind for kind, _ in groups]]
+        static = float(chain.static_bytes[kinds] @ np.array(list(groups.values())))
+        best = None
+        for workspace in np.unique(chain.workspace[kinds]).tolist():
+            room = self._memory - static - stages * workspace
+            if room < 0 or (chain.workspace[kinds] > workspace).all(axis=1).any():
+                continue
+            fronts = [self._front(*group, count, workspace) for group, count in groups.items()]
+            found = best_within(fronts, room)
+            if found and (best is None or found[0] < best[0]):
+                best = found
+        return best
+
+    def _front(self, kind: int, in_flight: int, layers: int, workspace: float) -> OptionFront:
+        chain, first = self._chain, self._first_of_kind[kind]
+        allowed = chain.workspace[first] <= workspace
+        key = (kind, in_flight, layers, allowed.tobytes())
+        if key not in self._fronts:
+            held = chain.bytes_held(in_flight)[first]
+            self._fronts[key] = group_front(held, self._seconds[first], allowed, layers)
+        return self._fronts[key]
+
+    def _bytes_before(self, in_flight: int) -> tuple[Float[np.ndarray, " s"], Float[np.ndarray, " s"]]:
+        """Bytes of all layers before each: under the fastest policies, and under those that save least."""
+        if in_flight not in self._sums:
+            held = self._chain.bytes_held(in_flight)
+            fastest = held[np.arange(len(held)), self._fastest]
+            static = self._chain.static_bytes
+            self._sums[in_flight] = (_sums_before(static + fastest), _sums_before(static + held.min(axis=1)))
+        return self._sums[in_flight]
+
+
+def _sums_before(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " s"]:
+    return np.append(0.0, np.cumsum(values))
