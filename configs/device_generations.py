@@ -90,8 +90,8 @@ HOPPER = DeviceGeneration(
     attention=(AttentionRate(64, 497 / 989, 474 / 989), AttentionRate(128, 648 / 989, 561 / 989)),
     attention_block=128,
 )
-# An H20 has 78 multiprocessors, a B200 has 148. For want of published measurements their shares of the peak are taken to
-# be an H100's, and their caches to be as fast in proportion to their multiprocessors.
+# An H20 has 78 multiprocessors, a B200 has 148. For want of published measurements their shares of the peak are taken
+# to be an H100's, and their caches to be as fast in proportion to their multiprocessors.
 H20 = dataclasses.replace(HOPPER, multiprocessors=78, l2_bandwidth=78 / 132 * HOPPER.l2_bandwidth)
 BLACKWELL = dataclasses.replace(HOPPER, multiprocessors=148, l2_bandwidth=148 / 132 * HOPPER.l2_bandwidth)
 # Two cores, each with a small tile in its registers: only the emulation of several devices on a CPU runs on it.

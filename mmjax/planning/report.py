@@ -99,6 +99,7 @@ def _policies(
         "step",
         "MFU",
         "MFU whole squares",
+        "HFU whole squares",
         "tokens/s",
         "devices",
         "micro- batches",
@@ -115,6 +116,7 @@ def _policies(
             _seconds(timeline.step),
             f"{timeline.mfu:.1%}",
             f"{timeline.mfu_whole_squares:.1%}",
+            f"{timeline.hfu_whole_squares:.1%}",
             f"{timeline.tokens_per_second:,.0f}",
             f"{result.plan.device_count:,}",
             f"{result.plan.microbatches:,}",
@@ -213,10 +215,13 @@ def _fewer_devices(comparison: PolicyComparison) -> Table:
 
 def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, console: Console) -> None:
     """Prints the step time, a table of the stages, and every stage that does not fit into memory."""
+    recomputed = (
+        f", {timeline.hfu_whole_squares:.1%} if recomputed forwards count too" if timeline.hfu != timeline.mfu else ""
+    )
     console.print(
         f"{timeline.step:.3f} s a step on {plan.device_count:,} devices of {problem.cluster.name}, "
         f"MFU {timeline.mfu:.1%} of all of them ({timeline.mfu_whole_squares:.1%} if the squares of causal attention "
-        f"count whole), {timeline.tokens_per_second:,.0f} tokens/s",
+        f"count whole{recomputed}), {timeline.tokens_per_second:,.0f} tokens/s",
         soft_wrap=True,
     )
     causes: list[IdleCause] = [cause for cause in IDLE_CAUSES if _share(timeline, cause) >= _SMALLEST_SHARE]

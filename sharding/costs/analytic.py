@@ -12,6 +12,7 @@ from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, rin
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import CollectivesName
 from sharding.specs.layer import COLLECTIVE_KINDS, ZERO, Kernel, KernelKind, LayerSpec, Loads, RecomputePolicy
+from sharding.specs.recomputed_kernels import RECOMPUTED_KERNELS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,12 +56,6 @@ _BACKWARD: dict[KernelKind, dict[Gradient, float]] = {
 }
 _NO_ARITHMETIC = ("memory", *COLLECTIVE_KINDS)
 _BACKWARD_RINGS = 2.0  # keys and values go around the ring once more, and their gradients with them
-# Kinds of kernels that each policy recomputes: none, all but matmuls with weights, all.
-_RECOMPUTED: dict[RecomputePolicy, tuple[KernelKind, ...]] = {
-    "none": (),
-    "selective": ("attention", "memory"),
-    "full": tuple(_BACKWARD),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +104,7 @@ class AnalyticCostModel:
         """See `CostModel.backward`."""
 
         def passes(kernel: Kernel) -> tuple[float, float]:
-            recomputed = float(bool(gradients) and kernel.kind in _RECOMPUTED[recompute])
+            recomputed = float(bool(gradients) and kernel.kind in RECOMPUTED_KERNELS[recompute])
             return recomputed, sum((_BACKWARD[kernel.kind][gradient] for gradient in gradients), start=0.0)
 
         return self._sum_kernels(layer, loads, ranks, passes)

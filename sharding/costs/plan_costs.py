@@ -11,6 +11,7 @@ from sharding.costs.batch_costs import BatchCosts, LayerCosts, ReplicaLoads
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, masked_flops
 from sharding.costs.memory import train_state_bytes
 from sharding.costs.own_rows import OwnRows
+from sharding.costs.recomputed_flops import RecomputedFlops, recomputed_flops
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork
 from sharding.plans.device_groups import latest_of_sources
 from sharding.plans.plan import Plan
@@ -46,6 +47,7 @@ def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> 
         tokens=float(batch.rows[graph.backbone.name][:, LoadColumn.TOKENS].sum()),
         norm=batch.costs.gradient_norm(len(stages.stages)),
         masked_flops=_masked_flops(batch, required),
+        recomputed=builder.recomputed(),
     )
 
 
@@ -242,6 +244,15 @@ class _PlanCosts:
             sums["saved_bytes"].max()
         )
         return StageCosts(**sums, **once._asdict(), static_bytes=float(state_bytes) + of_largest)
+
+    def recomputed(self) -> RecomputedFlops:
+        """What the backwards of all stages compute again."""
+        flops, masked = 0.0, 0.0
+        for of in itertools.chain.from_iterable(map(self._layers, self._stages.stages)):
+            if of.gradients:
+                again = recomputed_flops(of.layer, self._batch.rows[of.module].sum(axis=0), of.recompute)
+                flops, masked = flops + of.count * again.flops, masked + of.count * again.masked
+        return RecomputedFlops(flops, masked)
 
     def _largest_over_needed(self, unit: UnitPlan) -> float:
         """How much larger a microbatch of the largest capacity is than those of this step; one is in flight at most."""

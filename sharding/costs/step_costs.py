@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from sharding.costs.recomputed_flops import RecomputedFlops
 from sharding.plans.stage_graph import StageEdge, StageId
 
 
@@ -64,6 +65,7 @@ class StepCosts:
         tokens: Backbone tokens of the step, without padding.
         norm: Seconds that all devices wait for the norm of the gradients.
         masked_flops: What the stages' `flops` leave out of causal attention's squares.
+        recomputed: What the step computes a second time.
     """
 
     stages: Mapping[StageId, StageCosts]
@@ -73,6 +75,7 @@ class StepCosts:
     tokens: float = 0.0
     norm: float = 0.0
     masked_flops: float = 0.0
+    recomputed: RecomputedFlops = RecomputedFlops()
 
     @property
     def flops(self) -> float:

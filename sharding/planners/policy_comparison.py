@@ -119,6 +119,8 @@ def _figures(result: PolicyResult) -> dict[str, Any]:
         "step": timeline.step,
         "mfu": timeline.mfu,
         "mfu_whole_squares": timeline.mfu_whole_squares,
+        "hfu": timeline.hfu,
+        "hfu_whole_squares": timeline.hfu_whole_squares,
         "tokens_per_second": timeline.tokens_per_second,
         "devices": result.plan.device_count,
         "microbatches": result.plan.microbatches,

@@ -207,7 +207,8 @@ class PlanningProblem:
             rows: Loads of the global batch's rows; `sampled_rows` by default.
         """
         occupies_ends = self.rendezvous if rendezvous is None else rendezvous
-        return simulate(plan, self._schedule(plan), self.step_costs(plan, rows), occupies_ends)
+        timeline = simulate(plan, self._schedule(plan), self.step_costs(plan, rows), occupies_ends)
+        return dataclasses.replace(timeline, purpose=self.purpose)
 
     def step_costs(self, plan: Plan, rows: LoadsByModule | None = None) -> StepCosts:
         """What every op of a plan's step takes, with `sampled_rows` by default."""

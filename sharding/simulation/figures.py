@@ -27,9 +27,12 @@ def headline_figures(timeline: Timeline) -> Html:
     """Step time, MFU and throughput of a simulated step, devices and microbatches."""
     rates = []
     if timeline.costs is not None:
+        recomputes = timeline.costs.recomputed.flops > 0
+        recomputed = [("the same with recomputation", percent(timeline.hfu_whole_squares))] if recomputes else []
         rates = [
             ("MFU", percent(timeline.mfu)),
             ("MFU, causal squares whole", percent(timeline.mfu_whole_squares)),
+            *recomputed,
             ("tokens per second", count(round(timeline.tokens_per_second))),
         ]
     return figures(

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from sharding.html.elements import Html, element
+from sharding.html.elements import Html, element, join
 from sharding.html.page import embedded_json, page
 from sharding.plans.device_ranges import device_ranges
 from sharding.schedules.ops import OpKind
@@ -20,6 +20,7 @@ from sharding.simulation.figures import (
 )
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause
 from sharding.simulation.overview import CAUSE_COLOURS, KIND_COLOURS, overview
+from sharding.simulation.subject import subject_in_words
 from sharding.simulation.timeline import Timeline
 
 OP_KINDS: tuple[OpKind, ...] = get_args(OpKind)
@@ -48,6 +49,7 @@ def html_page(timeline: Timeline, title: str) -> str:
     reading = element("p", _READING + (_SHARED if _is_shared(timeline) else ""), class_="note")
     return page(
         title,
+        _subject(timeline),
         element("p", in_words(timeline)),
         headline_figures(timeline),
         element("h2", "The step"),
@@ -73,6 +75,7 @@ def html_fragment(timeline: Timeline) -> Html:
     """The timeline for a notebook: without a script, a style sheet or an id, so that it may occur several times."""
     return element(
         "div",
+        _subject(timeline),
         element("p", in_words(timeline)),
         op_legend(timeline),
         idle_legend(timeline),
@@ -81,6 +84,13 @@ def html_fragment(timeline: Timeline) -> Html:
         causes_table(timeline),
         units_table(timeline),
     )
+
+
+def _subject(timeline: Timeline) -> Html:
+    """What the timeline is a step of, if that is known."""
+    if timeline.purpose is None:
+        return join(())
+    return element("p", subject_in_words(timeline.purpose, timeline.groups.device_count), class_="subject")
 
 
 def _is_shared(timeline: Timeline) -> bool:

@@ -17,7 +17,7 @@ def perfetto_trace(timeline: Timeline) -> str:
     """The trace as JSON, with a process per unit, a thread per lane, an event per op, and an arrow per hop.
 
     An op is drawn at the mean of its replicas. Idle time is drawn before it, an event per cause. The figures of
-    `Timeline.summary` are the trace's metadata.
+    `Timeline.summary` are the trace's metadata, with what the step is a step of.
     """
     lanes = drawn_lanes(timeline)
     units = list(dict.fromkeys(lane.lane.rank[0] for lane in lanes))
@@ -29,7 +29,9 @@ def perfetto_trace(timeline: Timeline) -> str:
     drawn = {(op.op.kind, op.op.stage_id, op.op.microbatch): op for lane in lanes for op in lane.ops}
     for number, hop in enumerate(drawn_hops(timeline)):
         events += _arrow(number, hop, drawn, threads)
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": timeline.summary()})
+    subject = {"made_for": timeline.purpose.document()} if timeline.purpose else {}
+    metadata = {**subject, **timeline.summary()}
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": metadata})
 
 
 def _names(lanes: tuple[DrawnLane, ...], threads: list[Event]) -> Iterator[Event]:

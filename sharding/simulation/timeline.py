@@ -12,6 +12,7 @@ from configs.errors import UserError
 from sharding.costs.step_costs import StepCosts
 from sharding.frames import make_frame
 from sharding.plans.device_groups import DeviceGroups, group_devices
+from sharding.plans.plan_purpose import PlanPurpose
 from sharding.plans.stage_graph import PipelineRank, StageId
 from sharding.schedules.ops import OpGraph, PipelineOp
 from sharding.simulation.idle_time import IdleCause, IdlePeriod, idle_by_cause, idle_times
@@ -54,6 +55,7 @@ class Timeline:
             raise UserError.
         spans: When each op ran, in an order that every device followed.
         rendezvous: Whether hops and shares occupied the devices of both their ends.
+        purpose: The model, rows and cluster of which it is a step; None where they are not known.
     """
 
     op_graph: OpGraph
@@ -61,6 +63,7 @@ class Timeline:
     costs: StepCosts | None
     spans: tuple[Span, ...]
     rendezvous: bool = False
+    purpose: PlanPurpose | None = None
 
     def __post_init__(self) -> None:
         if not self.spans:
@@ -148,14 +151,29 @@ class Timeline:
 
         Of causal attention, the half of the squares that is not masked counts.
         """
-        costs = self._known_costs()
-        return costs.flops / (self.step * self.groups.device_count * costs.peak_flops)
+        return self._utilization(self._known_costs().flops)
 
     @property
     def mfu_whole_squares(self) -> float:
         """`mfu` if the squares of causal attention count whole, as in arXiv 2104.04473, section 5.1."""
         costs = self._known_costs()
-        return self.mfu * (1 + costs.masked_flops / costs.flops) if costs.flops else 0.0
+        return self._utilization(costs.flops + costs.masked_flops)
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation (arXiv 2205.05198, section 6.3): `mfu` if recomputed forwards count too."""
+        costs = self._known_costs()
+        return self._utilization(costs.flops + costs.recomputed.flops)
+
+    @property
+    def hfu_whole_squares(self) -> float:
+        """`hfu` if the squares of causal attention count whole: 8 FLOPs a parameter and token, recomputed in full."""
+        costs = self._known_costs()
+        return self._utilization(costs.flops + costs.masked_flops + sum(costs.recomputed))
+
+    def _utilization(self, flops: float) -> float:
+        """FLOPs over what all allocated devices could compute in the step."""
+        return flops / (self.step * self.groups.device_count * self._known_costs().peak_flops)
 
     @functools.cached_property
     def mfu_by_unit(self) -> dict[str, float]:
@@ -195,6 +213,8 @@ class Timeline:
                 {
                     "mfu": self.mfu,
                     "mfu_whole_squares": self.mfu_whole_squares,
+                    "hfu": self.hfu,
+                    "hfu_whole_squares": self.hfu_whole_squares,
                     "tokens_per_second": self.tokens_per_second,
                 }
                 if simulated

@@ -12,6 +12,7 @@ from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.memory import saved_activation_bytes
 from sharding.costs.plan_costs import plan_costs
+from sharding.costs.step_costs import StepCosts
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.trained_parts import RequiredGradients, trained_parts, trained_stages
 from sharding.plans.unit_plan import UnitPlan
@@ -268,17 +269,51 @@ def test_layers_without_sequence_parallelism_are_not_divided():
     assert [layer.sequence_parallel for layer, _ in GRAPH["vision"].all_layers] == [False, True, True, False]
 
 
-def test_flops_with_whole_squares_are_those_of_megatron():
-    """arXiv 2104.04473, section 5.1, without recomputation."""
-    width, depth, vocabulary, length = 64, 3, 128, 32
+WIDTH, DEPTH, VOCABULARY, LENGTH = 64, 3, 128, 32
+
+
+def costs_of_a_language_model(recompute: str) -> StepCosts:
+    """Two rows of one segment each, on one device."""
     backbone = BackboneConfig(
-        vocabulary=vocabulary, width=width, depth=depth, heads=4, kv_heads=4, ffn=4 * width, gated=False
+        vocabulary=VOCABULARY, width=WIDTH, depth=DEPTH, heads=4, kv_heads=4, ffn=4 * WIDTH, gated=False
     )
     graph = module_graph(ModelConfig((), backbone, (), "bfloat16"))
-    plan = Plan((UnitPlan("backbone", ("backbone",), (0,), layers=(depth,)),), 2)
-    rows = {"backbone": np.tile([length, length**2, 1.0], (2, 1))}
-    of = plan_costs(plan, BatchCosts(graph, COSTS, rows), trained_parts(graph, ("all",)))
-    tokens = 2 * length
-    expected = 72 * tokens * depth * width**2 * (1 + length / (6 * width) + vocabulary / (12 * depth * width))
+    plan = Plan((UnitPlan("backbone", ("backbone",), (0,), layers=(DEPTH,), recompute=(recompute,)),), 2)
+    rows = {"backbone": np.tile([LENGTH, LENGTH**2, 1.0], (2, 1))}
+    return plan_costs(plan, BatchCosts(graph, COSTS, rows), trained_parts(graph, ("all",)))
+
+
+def test_flops_with_whole_squares_are_those_of_megatron():
+    """arXiv 2104.04473, section 5.1, without recomputation."""
+    of, tokens = costs_of_a_language_model("none"), 2 * LENGTH
+    expected = 72 * tokens * DEPTH * WIDTH**2 * (1 + LENGTH / (6 * WIDTH) + VOCABULARY / (12 * DEPTH * WIDTH))
     assert of.flops + of.masked_flops == pytest.approx(expected)
-    assert of.masked_flops == 6 * tokens * length * depth * width
+    assert of.masked_flops == 6 * tokens * LENGTH * DEPTH * WIDTH
+    assert of.recomputed == (0.0, 0.0)
+
+
+def test_full_recomputation_computes_every_forward_again_and_selective_the_attention():
+    of, attention = costs_of_a_language_model("none"), 4 * 2 * LENGTH**2 * WIDTH
+    full, mixed = costs_of_a_language_model("full"), costs_of_a_language_model("1 none, 2 selective")
+    assert full.recomputed == pytest.approx((of.flops / 3, of.masked_flops / 3))
+    assert mixed.recomputed == (attention, attention)
+    assert full.flops == mixed.flops == of.flops
+
+
+def test_frozen_layers_without_gradients_recompute_nothing():
+    units = (
+        UnitPlan("vision", ("vision",), (0,), layers=(3,), recompute=("full",)),
+        UnitPlan("backbone", ("backbone",), (1,), layers=(4,), recompute=("full",)),
+        UnitPlan("generator", ("generator",), (2,)),
+    )
+    of = {
+        parts: plan_costs(Plan(units, 2), BATCH, trained_parts(GRAPH, parts)).recomputed.flops
+        for parts in (("all",), ("projectors", "backbone"), ("generator",))
+    }
+    forwards = {
+        module: sum(count * layer.flops.at(BATCH.rows[module].sum(axis=0)) for layer, count in GRAPH[module].all_layers)
+        for module in ("vision", "backbone")
+    }
+    assert of[("all",)] == pytest.approx(sum(forwards.values()))
+    assert forwards["backbone"] <= of[("projectors", "backbone")] < of[("all",)]
+    assert of[("generator",)] == 0

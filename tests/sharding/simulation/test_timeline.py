@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from sharding.costs.recomputed_flops import RecomputedFlops
 from sharding.costs.step_costs import StageCosts
 from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.build import forward_only
@@ -201,7 +202,9 @@ def shared_and_own() -> Timeline:
             saved_bytes=zeros,
         ),
     }
-    costs = step_costs(op_graph, stages, peak_flops=5.0, tokens=12.0, masked_flops=8.0)
+    costs = step_costs(
+        op_graph, stages, peak_flops=5.0, tokens=12.0, masked_flops=8.0, recomputed=RecomputedFlops(5.0, 2.0)
+    )
     return simulate_on_devices(devices, forward_only(graph, 1), costs)
 
 
@@ -210,6 +213,7 @@ def test_mfu_counts_allocated_devices_once():
     assert timeline.step == 4.0
     assert timeline.mfu == 20.0 / (4.0 * 4 * 5.0)
     assert timeline.mfu_whole_squares == 28.0 / (4.0 * 4 * 5.0)
+    assert timeline.hfu == 25.0 / (4.0 * 4 * 5.0) and timeline.hfu_whole_squares == 35.0 / (4.0 * 4 * 5.0)
     assert timeline.mfu_by_unit == {"near": 8.0 / (4.0 * 2 * 5.0), "far": 12.0 / (4.0 * 3 * 5.0)}
     assert timeline.tokens_per_second == 3.0
     assert timeline.busy == (2 * 1.0 + 3 * 3.0) / 4
