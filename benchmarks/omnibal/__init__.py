@@ -1,0 +1,1 @@
+"""What balancing data, stages and memory gains on OmniBal's models, simulated."""

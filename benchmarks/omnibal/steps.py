@@ -1,0 +1,199 @@
+"""GPU-days of an epoch before balancing and after each of OmniBal's steps: data, stages, memory. All are simulated."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.omnibal.sample_rows import Rows, SampleSource
+from benchmarks.omnibal.settings import (
+    GLOBAL_BATCH,
+    LAYOUTS,
+    OVERALL_GOAL,
+    PADDED_SAMPLES,
+    PAPER_GPU_DAYS,
+    SAMPLES,
+    Layout,
+)
+from configs.architectures import ModelConfig
+from configs.clusters import ClusterConfig
+from configs.workloads import SyntheticData
+from sharding.costs.analytic import AnalyticCostModel
+from sharding.costs.batch_costs import BatchCosts
+from sharding.planners.problem import PlanningProblem
+from sharding.planners.stages.anchor_search import searched_partition
+from sharding.planners.stages.chain_costs import layer_chain
+from sharding.planners.stages.chain_layout import ChainLayout
+from sharding.planners.stages.chain_stages import ChainStages, balanced_stages, recomputed_stages, uniform_stages
+from sharding.planners.stages.layer_chain import LayerChain, spread
+from sharding.planners.stages.partition_baselines import by_parameters
+from sharding.plans.trained_parts import trained_parts
+from sharding.plans.unit_plan import PlanError
+from sharding.specs.layer import RECOMPUTE_POLICIES
+from sharding.specs.modules import module_graph
+from sharding.specs.row_load_statistics import RowLoadStatistics
+
+Row = dict[str, Any]
+
+SECONDS_PER_DAY = 86_400
+DRAWN = 60_000
+RADIUS, BEST = 2, 8
+"""Of the paper's search: by how many layers boundaries move, and how many candidates are timed."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Setting:
+    """A chain on its devices with the microbatches of one step.
+
+    Attributes:
+        problem: The step.
+        layout: Ranks, and the number of microbatches.
+        chain: The layers as arrays.
+        samples: Samples of the step.
+    """
+
+    problem: PlanningProblem
+    layout: ChainLayout
+    chain: LayerChain
+    samples: float
+
+    def gpu_days(self, stages: ChainStages) -> float:
+        """GPU-days of an epoch; raises PlanError if the step does not fit the devices."""
+        timeline = self.problem.simulate(stages.plan(self.chain, self.layout), rows=self.problem.data.loads)
+        if (fraction := self.problem.memory_fraction(timeline)) > 1:
+            raise PlanError(f"the step takes {fraction:.1%} of a device's memory")
+        return timeline.step / self.samples * SAMPLES * self.problem.devices / SECONDS_PER_DAY
+
+    def spread(self, stages: ChainStages) -> float:
+        """Seconds of the slowest stage over the mean."""
+        return spread(stages.rank_seconds(self.chain, self.layout.pp))
+
+
+def make_setting(model: ModelConfig, cluster: ClusterConfig, ranks: Layout, rows: Rows, rows_each: int) -> Setting:
+    """The first rows, as many as a global batch has, on a model's chain.
+
+    Args:
+        model: The model.
+        cluster: The devices.
+        ranks: Of the chain.
+        rows: The rows.
+        rows_each: Rows of a microbatch on each replica of the backbone.
+    """
+    graph = module_graph(model)
+    (encoder,) = model.encoders
+    microbatch_rows = rows_each * ranks.dp
+    count = max(ranks.pp, round(GLOBAL_BATCH / (rows.samples * microbatch_rows)))
+    loads = rows.first(count * microbatch_rows)
+    problem = PlanningProblem(
+        graph=graph,
+        costs=AnalyticCostModel(cluster),
+        cluster=cluster,
+        devices=ranks.devices,
+        rows=count * microbatch_rows,
+        data=RowLoadStatistics(loads),
+        trained_parts=trained_parts(graph, ("all",)),
+    )
+    layout = ChainLayout(
+        modules=(encoder.name, model.backbone.name),
+        pp=ranks.pp,
+        dp=ranks.dp,
+        tp=ranks.tp,
+        module_tp=(1, ranks.tp) if ranks.tp > 1 else (),
+        collectives="gather" if ranks.tp > 1 else "reduce",
+        microbatches=count,
+    )
+    batch = BatchCosts(graph, problem.costs, loads)
+    chain = layer_chain(batch, problem.trained_parts, layout, RECOMPUTE_POLICIES, most_in_flight=ranks.pp)
+    return Setting(problem=problem, layout=layout, chain=chain, samples=count * microbatch_rows * rows.samples)
+
+
+def measure_model(name: str, model: ModelConfig, data: SyntheticData, cluster: ClusterConfig) -> list[Row]:
+    """The rows of one model.
+
+    A padded microbatch has a sample a row, a packed one a row for each of the encoder's replicas, of which there are tp
+    beside each of the backbone's.
+    """
+    random = np.random.default_rng(0)
+    ranks, source = LAYOUTS[name], SampleSource(data.kinds[0][0], model)
+    sizes = source.draw(DRAWN, random)
+    padded = max(PADDED_SAMPLES, ranks.tp)
+    start = make_setting(model, cluster, ranks, source.padded_at_random(sizes, padded, random), padded)
+    even, static = (
+        make_setting(model, cluster, ranks, source.grouped(sizes, random, static_shapes), ranks.tp)
+        for static_shapes in (False, True)
+    )
+    counts = by_parameters(even.chain, ranks.pp)
+    assert counts is not None
+    recomputed = uniform_stages(even.chain, counts, "full")
+    balanced, filled, filled_static = (
+        balanced_stages(chain, setting.layout, cluster.memory)
+        for chain, setting in ((_with_full_recomputation(even.chain), even), (even.chain, even), (static.chain, static))
+    )
+    if balanced is None or filled is None or filled_static is None:
+        raise PlanError(f"{name} does not fit {ranks.devices} devices of {cluster.name}")
+    days = [
+        start.gpu_days(recomputed),
+        even.gpu_days(recomputed),
+        even.gpu_days(uniform_stages(even.chain, balanced.counts, "full")),
+        even.gpu_days(filled),
+    ]
+    in_static_rows = _row(f"{name}, + memory, in rows of static shape: GPU-days", static.gpu_days(filled_static))
+    spreads = _spread_rows(name, even, recomputed, filled)
+    return [*_step_rows(name, days), in_static_rows, *spreads, _search_row(name, even, filled)]
+
+
+def _with_full_recomputation(chain: LayerChain) -> LayerChain:
+    """The chain whose layers all recompute everything."""
+    full = [chain.policies.index("full")]
+    return dataclasses.replace(
+        chain,
+        policies=("full",),
+        backward=chain.backward[:, full],
+        held_bytes=chain.held_bytes[:, full],
+        workspace=chain.workspace[:, full],
+    )
+
+
+def _step_rows(name: str, days: Sequence[float]) -> list[Row]:
+    """GPU-days after each step, each step's gain over the one before, and that of all."""
+    labels = ("padded at random, by parameters, full recomputation", "+ data", "+ stages", "+ memory")
+    paper = PAPER_GPU_DAYS.get(name)
+    papers = (paper.before, None, None, paper.after) if paper else (None,) * 4
+    rows = [
+        _row(f"{name}, {label}: GPU-days", value, published)
+        for label, value, published in zip(labels, days, papers, strict=True)
+    ]
+    rows += [
+        _row(f"{name}, {label}: times as fast as without", earlier / later, goal=1.0)
+        for label, earlier, later in zip(labels[1:], days[:-1], days[1:], strict=True)
+    ]
+    overall, goal = (paper.before / paper.after, OVERALL_GOAL) if paper else (None, None)
+    return [*rows, _row(f"{name}: times as fast after all", days[0] / days[-1], overall, goal)]
+
+
+def _spread_rows(name: str, even: Setting, recomputed: ChainStages, filled: ChainStages) -> list[Row]:
+    return [
+        _row(f"{name}, by parameters: slowest stage over the mean", even.spread(recomputed)),
+        _row(f"{name}, balanced: slowest stage over the mean", even.spread(filled)),
+    ]
+
+
+def _search_row(name: str, even: Setting, filled: ChainStages) -> Row:
+    """The slowest stage of the paper's search over that of the exact optimum, each with its best recomputation."""
+    chain, layout, memory = even.chain, even.layout, even.problem.cluster.memory
+
+    def slowest(counts: tuple[int, ...]) -> float:
+        stages = recomputed_stages(chain, layout, counts, memory)
+        return float(stages.rank_seconds(chain, layout.pp).max()) if stages else math.inf
+
+    searched = searched_partition(chain, layout.pp, RADIUS, BEST, slowest)
+    assert searched is not None
+    return _row(
+        f"{name}, slowest stage of the paper's search over the optimum", slowest(searched) / slowest(filled.counts)
+    )
+
+
+def _row(name: str, value: float, paper: float | None = None, goal: float | None = None) -> Row:
+    return {"name": name, "value": value, "goal": goal, "met": None if goal is None else value >= goal, "paper": paper}
