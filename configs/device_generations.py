@@ -1,4 +1,4 @@
-"""What kernels of a device depend on beyond its peak: multiprocessors, tiles, caches, power, attention by head width."""
+"""What the speed of kernels depends on beyond a device's peak: multiprocessors, tiles, caches, power, head widths."""
 
 import dataclasses
 
@@ -32,7 +32,9 @@ class DeviceGeneration:
         inner_step: Elements of the inner dimension that a tile's loop takes at a time.
         l2_bandwidth: Bytes per second from the level-2 cache to all multiprocessors.
         tile_latency: Seconds from the start of a tile to its first product: the first loads from memory.
-        sustained_share: Share of the peak FLOP/s that matmuls of normally distributed numbers sustain at the power limit.
+        loop_share: Share of the peak FLOP/s that the loop of a tile reaches if nothing but its products takes time.
+        sustained_share: Share of the peak FLOP/s that matmuls of normally distributed numbers sustain under the power
+            limit.
         overlaps_epilogue: Whether a multiprocessor loads and multiplies the next tile while it writes one.
         attention: Rates of fused attention, by increasing head width.
         attention_block: Keys that attention takes at a time, and queries of which a block of the mask is skipped.
@@ -43,37 +45,46 @@ class DeviceGeneration:
     inner_step: int
     l2_bandwidth: float
     tile_latency: float
+    loop_share: float
     sustained_share: float
     overlaps_epilogue: bool
     attention: tuple[AttentionRate, ...]
     attention_block: int
 
     def __post_init__(self) -> None:
-        for name in ("multiprocessors", "inner_step", "l2_bandwidth", "attention_block"):
+        for name in ("multiprocessors", "inner_step", "l2_bandwidth"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"DeviceGeneration.{name} is {getattr(self, name)}; it must be positive")
-        if self.tile_latency < 0 or not 0 < self.sustained_share <= 1:
-            raise ValueError(
-                f"DeviceGeneration: tile_latency {self.tile_latency} must not be negative, sustained_share "
-                f"{self.sustained_share} be above 0 and at most 1"
-            )
+        for name in ("loop_share", "sustained_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"DeviceGeneration.{name} is {getattr(self, name)}; it must be above 0 and at most 1")
+        for name in ("tile_latency", "attention_block"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"DeviceGeneration.{name} is {getattr(self, name)}; it must not be negative")
         if not self.tiles or not self.attention:
             raise ValueError("DeviceGeneration.tiles and attention must not be empty")
 
 
-# Tiles are those of cuBLAS's and CUTLASS's bfloat16 kernels with float32 sums. Multiprocessors and clocks (1.41 and
-# 1.83 GHz, at which the peaks are given): NVIDIA's white papers of A100 and H100. L2 bandwidth and the latency of global
-# memory, about 400 cycles: PMC10448217, table 3. What is sustained at 400 W: 257 TFLOP/s of 8192 x 8192 x 8192 with
-# normally distributed numbers, where zeros reach 295 (thonking.ai, "Strangely, matrix multiplications ..."). Hopper: the
-# most that any shape reaches, 80% (stas00/ml-engineering, MAMF).
-# Attention: FlashAttention-2 (arXiv 2307.08691, figures 5 and 6) and FlashAttention-3 (arXiv 2407.08608, figures 5 and 6)
-# at 16k positions; keys are taken in blocks of 128.
+# Tiles are those of cuBLAS's and CUTLASS's bfloat16 kernels with float32 sums. Multiprocessors, and the clocks at which
+# the peaks are given (1.41 and 1.83 GHz): NVIDIA's white papers of A100 and H100. L2 bandwidth, and 400 cycles of
+# latency of global memory: PMC10448217, table 3.
+#
+# An A100 multiplies 8192 x 8192 matrices of zeros at 295 TFLOP/s, and of normally distributed numbers at 257, since
+# 400 W slow its clock (thonking.ai, "Strangely, matrix multiplications on GPUs run faster when given predictable
+# data"). Without `loop_share` the tiles of the first would take 309 TFLOP/s; the second is `sustained_share`. For
+# Hopper, which reaches 80% at the best of all shapes (stas00/ml-engineering, "maximum achievable matmul FLOPS"),
+# `loop_share` is assumed to be the same.
+#
+# Attention: FlashAttention-2 (arXiv 2307.08691) and FlashAttention-3 (arXiv 2407.08608), figures 5 and 6 of both, for
+# 16,384 positions without a mask. Both take keys and queries in blocks of about 128.
+_LOOP_SHARE = 295 / 309
 AMPERE = DeviceGeneration(
     multiprocessors=108,
     tiles=((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)),
     inner_step=32,
     l2_bandwidth=7.219e12,
     tile_latency=400 / 1.41e9,
+    loop_share=_LOOP_SHARE,
     sustained_share=257 / 312,
     overlaps_epilogue=False,
     attention=(AttentionRate(64, 192 / 312, 170 / 312), AttentionRate(128, 227 / 312, 196 / 312)),
@@ -85,6 +96,7 @@ HOPPER = DeviceGeneration(
     inner_step=64,
     l2_bandwidth=8.986e12,
     tile_latency=400 / 1.83e9,
+    loop_share=_LOOP_SHARE,
     sustained_share=0.80,
     overlaps_epilogue=True,
     attention=(AttentionRate(64, 497 / 989, 474 / 989), AttentionRate(128, 648 / 989, 561 / 989)),
@@ -101,10 +113,11 @@ EMULATED = DeviceGeneration(
     inner_step=1,
     l2_bandwidth=100e9,
     tile_latency=0.0,
+    loop_share=1.0,
     sustained_share=0.65,
     overlaps_epilogue=True,
     attention=(AttentionRate(64, 0.5, 0.5),),
-    attention_block=1,
+    attention_block=0,
 )
 
 

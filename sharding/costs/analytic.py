@@ -1,66 +1,49 @@
-"""An analytic cost model: a roofline over the arithmetic, memory traffic and links of a cluster's data sheet."""
+"""An analytic cost model: what kernels take by their shapes, and links of a cluster's data sheet."""
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from configs.clusters import ClusterConfig, Link
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, ring_seconds
+from sharding.costs.kernel_seconds import KernelCosts
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import CollectivesName
-from sharding.specs.layer import COLLECTIVE_KINDS, ZERO, Kernel, KernelKind, LayerSpec, Loads, RecomputePolicy
+from sharding.specs.layer import COLLECTIVE_KINDS, ZERO, Kernel, LayerSpec, Loads, RecomputePolicy
 from sharding.specs.recomputed_kernels import RECOMPUTED_KERNELS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Efficiency:
-    """The share of the data sheet's figures that large kernels reach.
+    """The share of the data sheet's bandwidths that large kernels and transfers reach.
 
-    Calibrated once, on published text-only training (docs/planning.md has the comparison), and not changed since.
+    What matmuls and attention reach follows from their shapes (`matmul_seconds.py`, `attention_seconds.py`).
 
     Attributes:
-        matmul: Share of the peak FLOP/s.
-        convolution: Share of the peak FLOP/s.
-        attention: Share of the peak FLOP/s.
         memory: Share of the memory bandwidth.
         link: Share of the links' bandwidth.
         launch: Seconds from one kernel launch to the next.
     """
 
-    matmul: float = 0.65
-    convolution: float = 0.45
-    attention: float = 0.50
     memory: float = 0.80
     link: float = 0.80
     launch: float = 3e-6
 
     def __post_init__(self) -> None:
-        for name in ("matmul", "convolution", "attention", "memory", "link"):
+        for name in ("memory", "link"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"Efficiency.{name} is {getattr(self, name)}; it must be above 0 and at most 1")
 
 
-# Backward seconds of each kernel, in units of its forward. Attention recomputes its scores: five products for two
-# (FlashAttention-2, arXiv 2307.08691). The backward of a norm or an activation function reads what its forward read,
-# and the gradient. Megatron's second gather of a matmul's input, for wgrad, overlaps with other work.
-_BACKWARD: dict[KernelKind, dict[Gradient, float]] = {
-    "matmul": {"dgrad": 1.0, "wgrad": 1.0},
-    "convolution": {"dgrad": 1.0, "wgrad": 1.0},
-    "attention": {"dgrad": 2.5, "wgrad": 0.0},
-    "memory": {"dgrad": 1.5, "wgrad": 0.0},
-    "all_gather": {"dgrad": 1.0, "wgrad": 0.0},
-    "reduce_scatter": {"dgrad": 1.0, "wgrad": 0.0},
-}
-_NO_ARITHMETIC = ("memory", *COLLECTIVE_KINDS)
 _BACKWARD_RINGS = 2.0  # keys and values go around the ring once more, and their gradients with them
 
 
 @dataclasses.dataclass(frozen=True)
 class AnalyticCostModel:
-    """A roofline: each kernel takes the longer of its arithmetic and its memory traffic, and a launch.
+    """Each kernel takes the longer of its arithmetic, by its shape, and its memory traffic, and a launch.
 
     Context-parallel ranks divide every segment evenly, as the zigzag order of its parts makes them do. While attention
     computes with one rank's keys and values, those of the next rank are sent; the device waits for the time by which
@@ -88,9 +71,16 @@ class AnalyticCostModel:
         """Devices of a node; device numbers run through one node before the next."""
         return self.cluster.devices_per_node
 
+    @functools.cached_property
+    def _kernels(self) -> KernelCosts:
+        bandwidth = self.cluster.memory_bandwidth * self.efficiency.memory
+        return KernelCosts(self.cluster, bandwidth, self.efficiency.launch, self.element_bytes)
+
     def forward(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, stack: int = 1) -> LayerSeconds:
         """See `CostModel.forward`."""
-        return self._sum_kernels(layer, loads, ranks, lambda kernel: (1.0, 0.0))
+        loads, ranks = loads / ranks.cp, ranks.for_layer(layer)
+        seconds = self._kernels.passes(layer, loads, ranks)
+        return LayerSeconds(seconds.forward.sum(axis=-1), self._waiting(layer, loads, ranks, seconds.forward))
 
     def backward(
         self,
@@ -102,59 +92,53 @@ class AnalyticCostModel:
         stack: int = 1,
     ) -> LayerSeconds:
         """See `CostModel.backward`."""
+        loads, ranks = loads / ranks.cp, ranks.for_layer(layer)
+        compute = waiting = np.zeros(loads.shape[:-1])
+        if not gradients:
+            return LayerSeconds(compute, waiting)
+        seconds = self._kernels.passes(layer, loads, ranks)
+        again = np.array([kernel.kind in RECOMPUTED_KERNELS[recompute] for kernel in layer.kernels], bool)
+        if again.any():
+            compute = compute + seconds.forward[..., again].sum(axis=-1)
+            waiting = waiting + self._waiting(layer, loads, ranks, seconds.forward, again)
+        if "dgrad" in gradients:
+            compute = compute + seconds.dgrad.sum(axis=-1)
+            waiting = waiting + self._waiting(layer, loads, ranks, seconds.dgrad, rings=_BACKWARD_RINGS)
+        if "wgrad" in gradients:
+            compute = compute + seconds.wgrad.sum(axis=-1) + self._kernels.accumulation(layer, loads, ranks)
+        return LayerSeconds(compute, waiting)
 
-        def passes(kernel: Kernel) -> tuple[float, float]:
-            recomputed = float(bool(gradients) and kernel.kind in RECOMPUTED_KERNELS[recompute])
-            return recomputed, sum((_BACKWARD[kernel.kind][gradient] for gradient in gradients), start=0.0)
-
-        return self._sum_kernels(layer, loads, ranks, passes)
-
-    def _sum_kernels(
-        self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, passes: Callable[[Kernel], tuple[float, float]]
-    ) -> LayerSeconds:
-        """Seconds of all kernels of a layer.
+    def _waiting(
+        self,
+        layer: LayerSpec,
+        loads: Loads,
+        ranks: LayerParallelism,
+        seconds: Float[np.ndarray, "*shape k"],
+        runs: Bool[np.ndarray, " k"] | None = None,
+        rings: float = 1.0,
+    ) -> Times:
+        """Seconds in which a device waits for other ranks during one pass over the layer.
 
         Args:
             layer: The layer.
-            loads: Loads of a replica.
+            loads: Loads of a context-parallel rank.
             ranks: Who computes the layer.
-            passes: For a kernel, how many forwards and how many forwards' worth of backward it runs.
+            seconds: Seconds of each kernel in this pass.
+            runs: Which kernels run; all by default.
+            rings: How many times keys and values go around the context-parallel ranks.
         """
-        loads, ranks = loads / ranks.cp, ranks.for_layer(layer)
-        kernel_seconds = self._kernel_seconds(layer, loads, ranks)
-        times = {kind: passes(kernel) for kind, kernel in {kernel.kind: kernel for kernel in layer.kernels}.items()}
-        compute = kernel_seconds @ np.array([sum(times[kernel.kind]) for kernel in layer.kernels])
         waiting = np.zeros(loads.shape[:-1])
         for number, kernel in enumerate(layer.kernels):
-            forward, backward = times[kernel.kind]
+            if runs is not None and not runs[number]:
+                continue
             if kernel.kind in COLLECTIVE_KINDS:
-                if forward + backward and ranks.group_size(kernel) > 1:
-                    overlapped = self._overlapped(layer, number, kernel_seconds, ranks)
-                    exposed = self._collective(kernel, loads, ranks) - overlapped
-                    waiting = waiting + (forward + backward) * np.maximum(exposed, 0.0)
-            elif ranks.cp > 1 and kernel.ring_elements != ZERO and forward + backward:
-                ring, seconds = self._ring_attention(kernel, loads, ranks), kernel_seconds[..., number]
-                waiting = waiting + forward * np.maximum(ring - seconds, 0.0)
-                backward_rings = _BACKWARD_RINGS if backward else 0.0
-                waiting = waiting + np.maximum(backward_rings * ring - backward * seconds, 0.0)
-        return LayerSeconds(compute, waiting)
-
-    def _kernel_seconds(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism) -> Float[np.ndarray, "*shape k"]:
-        """Seconds of each kernel's forward on a device, for loads of a context-parallel rank; 0 for collectives."""
-        arrays, kinds = layer.kernel_arrays, [kernel.kind for kernel in layer.kernels]
-        cluster, efficiency = self.cluster, self.efficiency
-        whole = np.array([1 / ranks.sequence_shards if kind == "memory" else 1.0 for kind in kinds])
-        share = np.where(arrays.split, 1 / ranks.tp, whole)
-        weights = arrays.weights * np.where(arrays.split, share, 1.0) / np.where(arrays.expert, ranks.ep, 1)
-        moved = self.element_bytes * (loads @ arrays.activations.T * share + weights)
-        # Memory-bound kernels do no arithmetic worth counting, and collectives are no kernels of a device.
-        flops = np.array([0.0 if kind in _NO_ARITHMETIC else 1 / getattr(efficiency, kind) for kind in kinds])
-        arithmetic = loads @ arrays.flops.T * (share * flops / cluster.peak_flops)
-        launches = [ranks.cp if kernel.ring_elements != ZERO else 1 for kernel in layer.kernels]
-        seconds = np.maximum(moved / (cluster.memory_bandwidth * efficiency.memory), arithmetic)
-        seconds = seconds + np.array(launches) * efficiency.launch
-        is_computed = (loads != 0).any(axis=-1)[..., None] & np.array([kind not in COLLECTIVE_KINDS for kind in kinds])
-        return np.where(is_computed, seconds, 0.0)
+                if ranks.group_size(kernel) > 1:
+                    exposed = self._collective(kernel, loads, ranks) - self._overlapped(layer, number, seconds, ranks)
+                    waiting = waiting + np.maximum(exposed, 0.0)
+            elif ranks.cp > 1 and kernel.ring_elements != ZERO:
+                ring = rings * self._ring_attention(kernel, loads, ranks)
+                waiting = waiting + np.maximum(ring - seconds[..., number], 0.0)
+        return waiting
 
     def _collective(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
         size = self.element_bytes * kernel.activations.at(loads)

@@ -72,6 +72,6 @@ def _middle_block(width: int, area: int) -> Iterator[ImageKernel]:
     yield from residual_block(width, width, area)
     yield norm("norm", width, area)
     yield linear("query_key_value", width, 3 * width, area, bias=True, split=False)
-    yield attention("attention", width, area, area, split=False)
+    yield attention("attention", width, width, area, area, split=False)
     yield linear("output", width, width, area, bias=True, split=False)
     yield from residual_block(width, width, area)

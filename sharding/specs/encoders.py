@@ -100,9 +100,24 @@ def _frame_embedding(config: AudioConfig) -> LayerSpec:
     first_weights, second_weights = 3 * mels * width, 3 * width * width
     kernels = (
         Kernel(
-            "first", "convolution", PerLoad(2 * 2 * first_weights), PerLoad(2 * (mels + width)), weights=first_weights
+            "first",
+            "convolution",
+            PerLoad(2 * 2 * first_weights),
+            PerLoad(2 * (mels + width)),
+            weights=first_weights,
+            inner=3 * mels,
+            outer=width,
         ),
-        Kernel("second", "convolution", PerLoad(2 * second_weights), PerLoad(3 * width), weights=second_weights),
+        Kernel(
+            "second",
+            "convolution",
+            PerLoad(2 * second_weights),
+            PerLoad(3 * width),
+            weights=second_weights,
+            inner=3 * width,
+            outer=width,
+            split_by="rows",
+        ),
         memory_bound("positions", 2 * width, split=False),
     )
     inputs = SavedActivations(replicated=PerLoad(2 * mels))

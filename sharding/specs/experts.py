@@ -50,14 +50,7 @@ def with_experts(block: LayerSpec, config: BackboneConfig, experts: ExpertsConfi
 
 def _kernels(width: int, experts: ExpertsConfig) -> tuple[Kernel, ...]:
     """From the norm to the sum over tensor ranks: the router, the routed experts, and the shared expert."""
-    count, top_k, ffn, shared = experts.count, experts.top_k, experts.ffn, experts.shared_ffn
-    shared_expert = (
-        matmul("shared_up", width, 2 * shared),
-        memory_bound("shared_activation", 3 * shared),
-        matmul("shared_down", shared, width),
-        matmul("shared_gate", width, 1, split=False),
-        reduce_scatter(width),
-    )
+    count, top_k, ffn = experts.count, experts.top_k, experts.ffn
     return (
         matmul("router", width, count, split=False),
         memory_bound("top_k", 3 * count, split=False),
@@ -65,10 +58,20 @@ def _kernels(width: int, experts: ExpertsConfig) -> tuple[Kernel, ...]:
         memory_bound("dispatch", 2 * top_k * width, split=False),
         expert_matmul("experts_up", width, 2 * ffn, top_k, count),
         memory_bound("experts_activation", 3 * ffn * top_k),
-        expert_matmul("experts_down", ffn, width, top_k, count),
+        expert_matmul("experts_down", ffn, width, top_k, count, split_by="rows"),
         memory_bound("combine", 2 * top_k * width, split=False),
         expert_reduce_scatter(width),
-        *(shared_expert if shared else ()),
+        *(_shared_expert(width, experts.shared_ffn) if experts.shared_ffn else ()),
+    )
+
+
+def _shared_expert(width: int, ffn: int) -> tuple[Kernel, ...]:
+    return (
+        matmul("shared_up", width, 2 * ffn),
+        memory_bound("shared_activation", 3 * ffn),
+        matmul("shared_down", ffn, width, split_by="rows"),
+        matmul("shared_gate", width, 1, split=False),
+        reduce_scatter(width),
     )
 
 

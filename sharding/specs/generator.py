@@ -8,7 +8,15 @@ from configs.architectures import BackboneConfig, GeneratorConfig, UNetConfig
 from configs.generator import unregistered_generator
 from sharding.specs.autoencoder import autoencoder_layer
 from sharding.specs.image_kernels import ImageKernel, attention, convolution, linear, norm, residual_block
-from sharding.specs.layer import ZERO, Kernel, LayerSpec, PerLoad, SavedActivations, saved_by_policy
+from sharding.specs.layer import (
+    ZERO,
+    Kernel,
+    LayerSpec,
+    PerLoad,
+    SavedActivations,
+    matmul_of_rows,
+    saved_by_policy,
+)
 from sharding.specs.module_spec import ModuleSpec
 
 
@@ -64,17 +72,18 @@ def _unet_splits(config: UNetConfig) -> tuple[tuple[str, int], ...]:
 def _projector(config: GeneratorConfig, backbone: BackboneConfig) -> LayerSpec:
     width, hidden, out, count = backbone.width, 2 * config.condition_width, config.condition_width, config.conditions
 
-    def matmul(name: str, inputs: int, outputs: int) -> Kernel:
-        flops, moved = 2 * inputs * outputs * count, (inputs + outputs) * count
-        return Kernel(name, "matmul", PerLoad(items=flops), PerLoad(items=moved), weights=inputs * outputs)
-
+    rows = PerLoad(items=count)
     input_norm = Kernel("norm", "memory", activations=PerLoad(items=2 * width * count), split=False)
     inputs = SavedActivations(replicated=PerLoad(items=width * count))
     saved = SavedActivations(PerLoad(items=2 * hidden * count), PerLoad(items=2 * width * count))
     return LayerSpec(
         name="projector",
         part=f"{config.name}_projector",
-        kernels=(input_norm, matmul("up", width, hidden), matmul("down", hidden, out)),
+        kernels=(
+            input_norm,
+            matmul_of_rows("up", width, hidden, rows),
+            matmul_of_rows("down", hidden, out, rows, split_by="rows"),
+        ),
         parameters=width * hidden + hidden + hidden * out,
         replicated_parameters=2 * width + out,
         saved=saved_by_policy(saved, inputs),
@@ -158,19 +167,20 @@ def _block(config: UNetConfig, inputs: int, level: int, area: int, attends: bool
     """A residual block, followed by a transformer block where the level has attention."""
     yield from residual_block(inputs, config.widths[level], area, config.embedding_width)
     if attends:
-        yield from _transformer_block(config, config.widths[level], area)
+        yield from _transformer_block(config, level, area)
 
 
-def _transformer_block(config: UNetConfig, width: int, area: int) -> Iterator[ImageKernel]:
+def _transformer_block(config: UNetConfig, level: int, area: int) -> Iterator[ImageKernel]:
+    width = config.widths[level]
     yield norm("norm", width, area)
     yield _projection(config, "input_proj", width, area)
     yield norm("self_norm", width, area)
-    yield from _self_attention(width, area)
+    yield from _self_attention(config, level, area)
     yield norm("second_norm", width, area)
     if config.second_attention == "map":
-        yield from _self_attention(width, area)
+        yield from _self_attention(config, level, area)
     else:
-        yield from _cross_attention(config, width, area)
+        yield from _cross_attention(config, level, area)
     yield norm("mlp_norm", width, area)
     yield linear("gate_up", width, 8 * width, area, bias=True)
     yield linear("down", 4 * width, width, area, bias=True, split_by_rows=True)
@@ -183,15 +193,17 @@ def _projection(config: UNetConfig, name: str, width: int, area: int) -> ImageKe
     return convolution(name, width, width, area, taps=1, split=False)
 
 
-def _self_attention(width: int, area: int) -> Iterator[ImageKernel]:
+def _self_attention(config: UNetConfig, level: int, area: int) -> Iterator[ImageKernel]:
+    width, head_width = config.widths[level], config.head_widths[level]
     yield linear("query_key_value", width, 3 * width, area)
-    yield attention("self_attention", width, area, area)
+    yield attention("self_attention", width, head_width, area, area)
     yield linear("output", width, width, area, bias=True, split_by_rows=True)
 
 
-def _cross_attention(config: UNetConfig, width: int, area: int) -> Iterator[ImageKernel]:
+def _cross_attention(config: UNetConfig, level: int, area: int) -> Iterator[ImageKernel]:
+    width, head_width = config.widths[level], config.head_widths[level]
     condition_width, conditions = config.condition_width, config.conditions
     yield linear("query", width, width, area)
     yield linear("key_value", condition_width, 2 * width, conditions)
-    yield attention("cross_attention", width, area, conditions)
+    yield attention("cross_attention", width, head_width, area, conditions)
     yield linear("output", width, width, area, bias=True, split_by_rows=True)

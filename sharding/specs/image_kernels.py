@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from sharding.specs.layer import Kernel, Number, PerLoad
+from sharding.specs.layer import Kernel, Number, PerLoad, SplitSide, matmul_of_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +34,8 @@ def linear(
     split: bool = True,
 ) -> ImageKernel:
     """A matmul over `positions` positions per image; split by rows, each tensor rank holds the bias."""
-    kernel = Kernel(
-        name,
-        "matmul",
-        flops=PerLoad(items=2 * inputs * outputs * positions),
-        activations=PerLoad(items=(inputs + outputs) * positions),
-        weights=inputs * outputs,
-        split=split,
-    )
+    side: SplitSide = "rows" if split_by_rows else "columns"
+    kernel = matmul_of_rows(name, inputs, outputs, PerLoad(items=positions), split=split, split_by=side)
     return _with_parameters(kernel, outputs if bias else 0, split_by_rows, inputs * positions)
 
 
@@ -57,6 +51,9 @@ def convolution(
         activations=PerLoad(items=(inputs + outputs) * area),
         weights=weights,
         split=split,
+        inner=taps * inputs,
+        outer=outputs,
+        split_by="rows" if split_by_rows else "columns",
     )
     return _with_parameters(kernel, outputs, split_by_rows, inputs * area)
 
@@ -67,10 +64,10 @@ def norm(name: str, width: int, area: int, *, split: bool = False) -> ImageKerne
     return ImageKernel(kernel, 2 * width if split else 0, 0 if split else 2 * width, width * area)
 
 
-def attention(name: str, width: int, queries: int, keys: int, *, split: bool = True) -> ImageKernel:
+def attention(name: str, width: int, head_width: int, queries: int, keys: int, *, split: bool = True) -> ImageKernel:
     """Attention scores and the weighted sums of values, without the projections."""
     flops, moved = 4 * width * queries * keys, 2 * width * (queries + keys)
-    kernel = Kernel(name, "attention", PerLoad(items=flops), PerLoad(items=moved), split=split)
+    kernel = Kernel(name, "attention", PerLoad(items=flops), PerLoad(items=moved), split=split, head_width=head_width)
     return ImageKernel(kernel, saved=2 * width * (queries + keys))
 
 

@@ -21,9 +21,12 @@ ComputeKind = Literal["matmul", "attention", "convolution", "memory"]
 CollectiveKind = Literal["all_gather", "reduce_scatter"]
 KernelKind = ComputeKind | CollectiveKind
 RankGroup = Literal["tensor", "expert"]
+SplitSide = Literal["columns", "rows", "groups"]
 RecomputePolicy = Literal["none", "selective", "full"]
 
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
+MATMUL_KINDS: tuple[ComputeKind, ...] = ("matmul", "convolution")
+"""A convolution is computed as the matmul of its patches with its weights."""
 RECOMPUTE_POLICIES: tuple[RecomputePolicy, ...] = get_args(RecomputePolicy)
 
 
@@ -99,6 +102,11 @@ class Kernel:
         ring_elements: Elements of keys and values that context-parallel ranks send around the ring meanwhile; attention
             only.
         masked_flops: FLOPs beyond `flops` if masked positions were computed too: causal attention's other half.
+        inner: Of a matmul or a convolution, elements of each product's sum: rows of the weights.
+        outer: Elements of each row of its output: columns of the weights.
+        groups: Equal matmuls with weights of their own, which divide the rows: experts.
+        split_by: What of a matmul the tensor ranks divide: columns of the weights, rows, or the groups.
+        head_width: Width of a head; attention only.
     """
 
     name: str
@@ -111,6 +119,20 @@ class Kernel:
     rank_group: RankGroup = "tensor"
     ring_elements: PerLoad = ZERO
     masked_flops: PerLoad = ZERO
+    inner: int = 0
+    outer: int = 0
+    groups: int = 1
+    split_by: SplitSide = "columns"
+    head_width: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind in MATMUL_KINDS and min(self.inner, self.outer, self.groups) < 1:
+            sizes = f"inner {self.inner}, outer {self.outer}, groups {self.groups}"
+            raise ValueError(f"kernel {self.name} is a {self.kind} with {sizes}; all must be at least 1")
+        if self.kind == "attention" and self.head_width < 1:
+            raise ValueError(
+                f"kernel {self.name} is attention with head_width {self.head_width}; it must be at least 1"
+            )
 
 
 class KernelArrays(NamedTuple):
@@ -204,22 +226,42 @@ class LayerSpec:
         return sum((kernel.flops for kernel in self.kernels), start=ZERO)
 
 
-def matmul(name: str, inputs: int, outputs: int, rows_per_token: Number = 1, *, split: bool = True) -> Kernel:
+def matmul(
+    name: str,
+    inputs: int,
+    outputs: int,
+    rows_per_token: Number = 1,
+    *,
+    split: bool = True,
+    split_by: SplitSide = "columns",
+) -> Kernel:
     """`[tokens * rows_per_token, inputs] @ [inputs, outputs]`."""
+    return matmul_of_rows(name, inputs, outputs, PerLoad(rows_per_token), split=split, split_by=split_by)
+
+
+def matmul_of_rows(
+    name: str, inputs: int, outputs: int, rows: PerLoad, *, split: bool = True, split_by: SplitSide = "columns"
+) -> Kernel:
+    """`[rows, inputs] @ [inputs, outputs]`."""
     return Kernel(
         name,
         "matmul",
-        flops=PerLoad(2 * inputs * outputs * rows_per_token),
-        activations=PerLoad((inputs + outputs) * rows_per_token),
+        flops=rows * (2 * inputs * outputs),
+        activations=rows * (inputs + outputs),
         weights=inputs * outputs,
         split=split,
+        inner=inputs,
+        outer=outputs,
+        split_by=split_by,
     )
 
 
-def expert_matmul(name: str, inputs: int, outputs: int, top_k: Number, experts: int) -> Kernel:
+def expert_matmul(
+    name: str, inputs: int, outputs: int, top_k: Number, experts: int, *, split_by: SplitSide = "columns"
+) -> Kernel:
     """`[tokens * top_k, inputs] @ [inputs, outputs]`, with the weights of `experts` experts."""
-    one_expert = matmul(name, inputs, outputs, top_k)
-    return dataclasses.replace(one_expert, weights=experts * one_expert.weights, rank_group="expert")
+    one_expert = matmul(name, inputs, outputs, top_k, split_by=split_by)
+    return dataclasses.replace(one_expert, weights=experts * one_expert.weights, rank_group="expert", groups=experts)
 
 
 def memory_bound(name: str, elements_per_token: Number, *, split: bool = True) -> Kernel:

@@ -8,7 +8,7 @@ from configs.architectures import BackboneConfig, GeneratorConfig, UNetConfig
 from configs.lora import LoraConfig
 from configs.transformer import TransformerConfig
 from sharding.specs.generator import transformer_blocks
-from sharding.specs.layer import ZERO, Kernel, LayerSpec, PerLoad, SavedActivations, saved_by_policy
+from sharding.specs.layer import ZERO, Kernel, LayerSpec, PerLoad, SavedActivations, matmul_of_rows, saved_by_policy
 
 
 class AdaptedProjection(NamedTuple):
@@ -106,11 +106,11 @@ def _kernels(projection: AdaptedProjection, rank: int) -> Iterator[Kernel]:
         ("down", projection.inputs, rank, projection.split_by_rows),
         ("up", rank, projection.outputs, not projection.split_by_rows),
     ):
-        yield Kernel(
+        yield matmul_of_rows(
             f"{projection.name}_lora_{name}",
-            "matmul",
-            flops=projection.positions * (2 * inputs * outputs),
-            activations=projection.positions * (inputs + outputs),
-            weights=inputs * outputs,
+            inputs,
+            outputs,
+            projection.positions,
             split=split,
+            split_by="rows" if projection.split_by_rows else "columns",
         )

@@ -35,7 +35,7 @@ def _mlp(config: MLPProjectorConfig, encoder: EncoderConfig, backbone: BackboneC
         all_gather(encoder.width),
         matmul("up", merged, out, tokens_per_position),
         memory_bound("activation", 2 * out * tokens_per_position),
-        matmul("down", out, out, tokens_per_position),
+        matmul("down", out, out, tokens_per_position, split_by="rows"),
         reduce_scatter(out * tokens_per_position),
     )
     inputs = SavedActivations(replicated=PerLoad(encoder.width))
@@ -60,8 +60,14 @@ def _resampler(config: ResamplerConfig, encoder: EncoderConfig, backbone: Backbo
         all_gather(width * (1 + tokens_per_position)),
         matmul("query", width, width, tokens_per_position),
         matmul("key_value", width, 2 * width),
-        Kernel("attention", "attention", scores, PerLoad(2 * width + 2 * width * tokens_per_position)),
-        matmul("output", width, width, tokens_per_position),
+        Kernel(
+            "attention",
+            "attention",
+            scores,
+            PerLoad(2 * width + 2 * width * tokens_per_position),
+            head_width=width // config.heads,
+        ),
+        matmul("output", width, width, tokens_per_position, split_by="rows"),
         reduce_scatter(width * tokens_per_position),
         memory_bound("output_norm", 2 * width * tokens_per_position, split=False),
         matmul("output_proj", width, width, tokens_per_position, split=False),

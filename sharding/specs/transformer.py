@@ -49,15 +49,16 @@ def block_layer(config: TransformerConfig, *, causal: bool) -> LayerSpec:
             masked_flops=PerLoad(squared_lengths=2 * width) if causal else ZERO,
             activations=PerLoad(2 * width + 2 * kv_width),
             ring_elements=PerLoad(2 * kv_width),
+            head_width=config.head_width,
         ),
         *attention_norm,
-        matmul("output", width, width),
+        matmul("output", width, width, split_by="rows"),
         reduce_scatter(width),
         *(() if config.parallel_block else (memory_bound("mlp_norm", 2 * width, split=False), all_gather(width))),
         matmul("up", width, up),
         memory_bound("activation", up + ffn),
         *mlp_norm,
-        matmul("down", ffn, width),
+        matmul("down", ffn, width, split_by="rows"),
         reduce_scatter(width),
     )
     # The inputs of norms and matmuls; attention saves its inputs and output, and recomputes its scores.

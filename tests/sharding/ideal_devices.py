@@ -8,9 +8,10 @@ IDEAL = DeviceGeneration(
     inner_step=1,
     l2_bandwidth=1e30,
     tile_latency=0.0,
+    loop_share=1.0,
     sustained_share=1.0,
     overlaps_epilogue=True,
     attention=(AttentionRate(1, 1.0, 1.0),),
-    attention_block=1,
+    attention_block=0,
 )
 """One multiprocessor with tiles of a single element, and no latency."""

@@ -27,7 +27,7 @@ CLUSTER = ClusterConfig(
     inter_node=Link(2.0, 1.0),
     generation=IDEAL,
 )
-PERFECT = Efficiency(matmul=1.0, convolution=1.0, attention=1.0, memory=1.0, link=1.0, launch=0.0)
+PERFECT = Efficiency(memory=1.0, link=1.0, launch=0.0)
 TOY = AnalyticCostModel(CLUSTER, PERFECT, element_bytes=2)
 
 
@@ -93,7 +93,7 @@ def test_norms_are_divided_by_sequence_parallelism_only():
 
 
 def test_sequence_ranks_divide_the_load_and_wait_for_keys_that_outlast_attention():
-    attention = Kernel("attention", "attention", PerLoad(squared_lengths=1), ring_elements=PerLoad(4))
+    attention = Kernel("attention", "attention", PerLoad(squared_lengths=1), ring_elements=PerLoad(4), head_width=1)
     load, both = loads(100, 10_000, 1), ("dgrad", "wgrad")
     one = TOY.forward(layer(attention), load, LayerParallelism(1))
     # A hundred FLOPs a second: 100 s alone, 50 s on each of two; 2 bytes x 4 numbers x 50 tokens travel at 10 a second.
@@ -141,7 +141,7 @@ def test_the_backward_is_its_gradients_plus_recomputation():
 
 
 def test_useful_flops_exclude_recomputation_and_wgrad_of_attention():
-    attention = Kernel("attention", "attention", PerLoad(squared_lengths=4))
+    attention = Kernel("attention", "attention", PerLoad(squared_lengths=4), head_width=1)
     both = layer(matmul("square", 10, 10), attention)
     load = loads(3, 9, 1)
     assert useful_flops(both, load, ()) == 600 + 36
@@ -207,7 +207,7 @@ def test_hops_gathers_reductions_and_updates():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Efficiency(matmul=1.5), "Efficiency.matmul is 1.5"),
+        (lambda: Efficiency(memory=1.5), "Efficiency.memory is 1.5"),
         (lambda: Link(0.0, 0.0), "bandwidth 0.0 must be positive"),
         (lambda: dataclasses.replace(CLUSTER, memory=0.0), "ClusterConfig.memory is 0.0"),
     ],

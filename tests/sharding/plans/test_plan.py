@@ -63,7 +63,7 @@ def test_json_has_one_key_per_line_and_reads_back(tmp_path):
 
 
 def experts_and_sequence() -> ModuleGraph:
-    passed = Kernel("attention", "attention", ring_elements=PerLoad(8))
+    passed = Kernel("attention", "attention", ring_elements=PerLoad(8), head_width=8)
     long = bare_layer("blocks", "mind", passed, expert_parameters=24)
     return ModuleGraph((ModuleSpec("eyes", 1), ModuleSpec("mind", 2, ("eyes",), layer=long, expert_count=6)))
 

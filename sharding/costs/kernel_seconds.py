@@ -1,0 +1,117 @@
+"""Seconds of every kernel of a layer on one device: its forward, and the two gradients of its backward."""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from configs.clusters import ClusterConfig
+from sharding.costs.attention_seconds import attention_arithmetic
+from sharding.costs.cost_model import LayerParallelism, Times
+from sharding.costs.matmul_seconds import MatmulSizes, matmul_seconds
+from sharding.specs.layer import COLLECTIVE_KINDS, MATMUL_KINDS, ZERO, LayerSpec, Loads
+
+# What a kernel's dgrad moves in units of its forward. The backward of a norm or an activation function reads what its
+# forward read, and the gradient; that of attention reads queries, keys, values, output and its gradient, and writes the
+# gradients of the first three.
+_BACKWARD_TRAFFIC = {"memory": 1.5, "attention": 2.0}
+
+
+class PassSeconds(NamedTuple):
+    """Seconds of every kernel for every load, 0 for collectives.
+
+    Attributes:
+        forward: Of the forward.
+        dgrad: Of the gradients of the inputs; of attention, of all its backward.
+        wgrad: Of the gradients of the weights.
+    """
+
+    forward: Float[np.ndarray, "*shape k"]
+    dgrad: Float[np.ndarray, "*shape k"]
+    wgrad: Float[np.ndarray, "*shape k"]
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCosts:
+    """Seconds of kernels on a device.
+
+    Attributes:
+        cluster: The devices.
+        memory_bandwidth: Bytes per second that kernels reach.
+        launch: Seconds from one kernel launch to the next.
+        element_bytes: Bytes of an element in compute precision.
+    """
+
+    cluster: ClusterConfig
+    memory_bandwidth: float
+    launch: float
+    element_bytes: int
+
+    def passes(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism) -> PassSeconds:
+        """Seconds of a layer's kernels.
+
+        Args:
+            layer: The layer.
+            loads: Loads of a context-parallel rank.
+            ranks: Who computes the layer.
+        """
+        kernels = layer.kernels
+        traffic = self._traffic(layer, loads, ranks)
+        seconds = np.repeat(traffic[None], 3, axis=0)  # of [forward, dgrad, wgrad]
+        for number, kernel in enumerate(kernels):
+            if kernel.kind in _BACKWARD_TRAFFIC:
+                seconds[1, ..., number] *= _BACKWARD_TRAFFIC[kernel.kind]
+            if kernel.kind == "attention":
+                share = 1 / ranks.tp if kernel.split else 1.0
+                for way, arithmetic in enumerate(attention_arithmetic(kernel, loads, self.cluster)):
+                    seconds[way, ..., number] = np.maximum(seconds[way, ..., number], arithmetic * share)
+        matmuls = [number for number, kernel in enumerate(kernels) if kernel.kind in MATMUL_KINDS]
+        if matmuls:
+            seconds[..., matmuls] = np.maximum(seconds[..., matmuls], self._matmuls(layer, loads, ranks, matmuls))
+        launches = np.array([ranks.cp if kernel.ring_elements != ZERO else 1 for kernel in kernels])
+        is_computed = np.array([kernel.kind not in COLLECTIVE_KINDS for kernel in kernels], bool)
+        runs = (loads != 0).any(axis=-1)[..., None] & is_computed
+        has_weights = np.array([kernel.kind in MATMUL_KINDS for kernel in kernels], bool)
+        forward, dgrad, wgrad = np.where(runs, seconds + launches * self.launch, 0.0)
+        return PassSeconds(forward, dgrad, np.where(has_weights, wgrad, 0.0))
+
+    def accumulation(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism) -> Times:
+        """Seconds of adding a microbatch's gradients to the float32 sums: these are read and written."""
+        parameters = layer.parameters_per_rank(ranks.tp) + layer.expert_parameters_per_rank(ranks.tp, ranks.ep)
+        seconds = parameters * (self.element_bytes + 8) / self.memory_bandwidth
+        return np.where((loads != 0).any(axis=-1), seconds, 0.0)
+
+    def _traffic(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism) -> Float[np.ndarray, "*shape k"]:
+        """Seconds of reading inputs and weights and writing outputs."""
+        arrays = layer.kernel_arrays
+        whole = np.array([1 / ranks.sequence_shards if kernel.kind == "memory" else 1.0 for kernel in layer.kernels])
+        share = np.where(arrays.split, 1 / ranks.tp, whole)
+        weights = arrays.weights * np.where(arrays.split, share, 1.0) / np.where(arrays.expert, ranks.ep, 1)
+        return self.element_bytes * (loads @ arrays.activations.T * share + weights) / self.memory_bandwidth
+
+    def _matmuls(
+        self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, numbers: list[int]
+    ) -> Float[np.ndarray, "3 *shape m"]:
+        """Seconds of matmuls of these numbers: forward, dgrad and wgrad, by the sizes of each.
+
+        With x [rows, inner] and w [inner, outer], dgrad is dy wᵀ and wgrad is xᵀ dy.
+        """
+        kernels = [layer.kernels[number] for number in numbers]
+        inner, outer, groups, split = np.ones((4, len(kernels)))
+        for place, kernel in enumerate(kernels):
+            parts = ranks.tp if kernel.split else 1
+            inner[place] = kernel.inner / (parts if kernel.split_by == "rows" else 1)
+            outer[place] = kernel.outer / (parts if kernel.split_by == "columns" else 1)
+            split[place] = parts if kernel.split_by == "groups" else 1
+            groups[place] = kernel.groups / split[place] / (ranks.ep if kernel.rank_group == "expert" else 1)
+        sizes = np.array([kernel.inner * kernel.outer for kernel in kernels], float)
+        rows = loads @ layer.kernel_arrays.flops[numbers].T / (2 * sizes) / split / groups
+        inner, outer = np.broadcast_to(inner, rows.shape), np.broadcast_to(outer, rows.shape)
+        by_pass = MatmulSizes(
+            rows=np.stack([rows, rows, inner]),
+            outer=np.stack([outer, inner, outer]),
+            inner=np.stack([inner, outer, rows]),
+            count=groups,
+        )
+        return matmul_seconds(by_pass, self.cluster, self.element_bytes, self.memory_bandwidth)

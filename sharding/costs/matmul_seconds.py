@@ -1,0 +1,100 @@
+"""Seconds of a matmul by its shape: output tiles, waves over the multiprocessors, split-k, and the fill of the loop."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from configs.clusters import ClusterConfig
+from configs.device_generations import DeviceGeneration
+
+_SPLITS = (1, 2, 4, 8)  # parts of the inner dimension that are summed apart (split-k)
+_SUM_BYTES = 4  # parts of a sum are float32
+_ROUNDING = 1e-9  # sizes are quotients of floats: what is above a whole number by less is that number
+
+
+class MatmulSizes(NamedTuple):
+    """Sizes of matmuls `[rows, inner] @ [inner, outer]`; the arrays broadcast against each other.
+
+    Attributes:
+        rows: Rows of each.
+        outer: Columns of the output of each.
+        inner: Products of each sum.
+        count: How many equal ones run as one kernel.
+    """
+
+    rows: Float[np.ndarray, "*#shape"]
+    outer: Float[np.ndarray, "*#shape"]
+    inner: Float[np.ndarray, "*#shape"]
+    count: Float[np.ndarray, "*#shape"]
+
+
+class _Variants(NamedTuple):
+    """The kernels that a library chooses from: every tile with every split, v of them.
+
+    Attributes:
+        rows: Rows of the output tile.
+        columns: Its columns.
+        split: Parts of the inner dimension.
+        step: Seconds of `inner_step` products of every element of the tile.
+        epilogue: Seconds of writing the tile.
+    """
+
+    rows: Float[np.ndarray, " v"]
+    columns: Float[np.ndarray, " v"]
+    split: Float[np.ndarray, " v"]
+    step: Float[np.ndarray, " v"]
+    epilogue: Float[np.ndarray, " v"]
+
+
+@functools.lru_cache(maxsize=64)
+def _variants(device: DeviceGeneration, peak_flops: float, element_bytes: int) -> _Variants:
+    rows, columns, split = np.array([(*tile, parts) for tile in device.tiles for parts in _SPLITS], float).T
+    flops, l2 = (whole / device.multiprocessors for whole in (peak_flops * device.loop_share, device.l2_bandwidth))
+    arithmetic = 2 * rows * columns / flops
+    loads = (rows + columns) * element_bytes / l2
+    written = rows * columns * np.where(split > 1, _SUM_BYTES, element_bytes)
+    return _Variants(rows, columns, split, device.inner_step * np.maximum(arithmetic, loads), written / l2)
+
+
+def matmul_seconds(
+    sizes: MatmulSizes, cluster: ClusterConfig, element_bytes: int, memory_bandwidth: float
+) -> Float[np.ndarray, "*shape"]:
+    """Seconds of matmuls, without launch and without the traffic to memory that every matmul has.
+
+    Each multiprocessor computes one output tile after the other; a wave is one tile on each:
+
+        loop = ceil(inner / (split * step)) * max(arithmetic, loads from L2) per step
+        tile = latency + loop + epilogue, or max(loop, epilogue) where epilogues overlap
+        waves = ceil(count * ceil(rows / tile rows) * ceil(outer / tile columns) * split / multiprocessors)
+        seconds = waves * tile + what summing the parts of a split moves
+
+    of the best tile and split, as a library's heuristic would choose, and at least what the power limit allows. Seconds
+    never fall when `rows`, `outer`, `inner` or `count` grows, and never imply more than the sustained FLOP/s.
+
+    Args:
+        sizes: The matmuls.
+        cluster: The devices.
+        element_bytes: Bytes of an element.
+        memory_bandwidth: Bytes per second that kernels reach.
+    """
+    device = cluster.generation
+    of = _variants(device, cluster.peak_flops, element_bytes)
+    rows, outer, inner, count = (np.asarray(size, float)[..., None] for size in sizes)
+    steps = _up(inner / (of.split * device.inner_step))
+    tiles = count * _up(rows / of.rows) * _up(outer / of.columns) * of.split
+    loop = steps * of.step
+    once = device.tile_latency + of.epilogue
+    tile = np.maximum(loop, of.epilogue) if device.overlaps_epilogue else loop + once
+    seconds = _up(tiles / device.multiprocessors) * tile
+    if device.overlaps_epilogue:
+        seconds = seconds + once
+    summed = np.where(of.split > 1, of.split * _SUM_BYTES + element_bytes, 0.0) / memory_bandwidth
+    seconds = (seconds + count * rows * outer * summed).min(axis=-1)
+    flops = 2 * sizes.rows * sizes.outer * sizes.inner * sizes.count
+    return np.asarray(np.maximum(seconds, flops / (cluster.peak_flops * device.sustained_share)))
+
+
+def _up(quotient: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    return np.asarray(np.ceil(quotient * (1 - _ROUNDING)))
