@@ -31,6 +31,7 @@ class DeviceGeneration:
         tiles: Output tiles (rows, columns) of the matmul kernels that the library chooses from.
         inner_step: Elements of the inner dimension that a tile's loop takes at a time.
         l2_bandwidth: Bytes per second from the level-2 cache to all multiprocessors.
+        multicast: Multiprocessors that read one side of their tiles from the cache together.
         tile_latency: Seconds from the start of a tile to its first product: the first loads from memory.
         loop_share: Share of the peak FLOP/s that the loop of a tile reaches if nothing but its products takes time.
         sustained_share: Share of the peak FLOP/s that matmuls of normally distributed numbers sustain under the power
@@ -44,6 +45,7 @@ class DeviceGeneration:
     tiles: tuple[tuple[int, int], ...]
     inner_step: int
     l2_bandwidth: float
+    multicast: int
     tile_latency: float
     loop_share: float
     sustained_share: float
@@ -52,7 +54,7 @@ class DeviceGeneration:
     attention_block: int
 
     def __post_init__(self) -> None:
-        for name in ("multiprocessors", "inner_step", "l2_bandwidth"):
+        for name in ("multiprocessors", "inner_step", "l2_bandwidth", "multicast"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"DeviceGeneration.{name} is {getattr(self, name)}; it must be positive")
         for name in ("loop_share", "sustained_share"):
@@ -67,7 +69,8 @@ class DeviceGeneration:
 
 # Tiles are those of cuBLAS's and CUTLASS's bfloat16 kernels with float32 sums. Multiprocessors, and the clocks at which
 # the peaks are given (1.41 and 1.83 GHz): NVIDIA's white papers of A100 and H100. L2 bandwidth, and 400 cycles of
-# latency of global memory: PMC10448217, table 3.
+# latency of global memory: PMC10448217, table 3. Hopper's kernels run in clusters of two multiprocessors, to which one
+# read of a tile's side is sent (CUTLASS 3, 2 x 1 clusters).
 #
 # An A100 multiplies 8192 x 8192 matrices of zeros at 295 TFLOP/s, and of normally distributed numbers at 257, since
 # 400 W slow its clock (thonking.ai, "Strangely, matrix multiplications on GPUs run faster when given predictable
@@ -83,6 +86,7 @@ AMPERE = DeviceGeneration(
     tiles=((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)),
     inner_step=32,
     l2_bandwidth=7.219e12,
+    multicast=1,
     tile_latency=400 / 1.41e9,
     loop_share=_LOOP_SHARE,
     sustained_share=257 / 312,
@@ -95,6 +99,7 @@ HOPPER = DeviceGeneration(
     tiles=((256, 128), (128, 256), (128, 192), (192, 128), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128)),
     inner_step=64,
     l2_bandwidth=8.986e12,
+    multicast=2,
     tile_latency=400 / 1.83e9,
     loop_share=_LOOP_SHARE,
     sustained_share=0.80,
@@ -112,6 +117,7 @@ EMULATED = DeviceGeneration(
     tiles=((16, 16),),
     inner_step=1,
     l2_bandwidth=100e9,
+    multicast=1,
     tile_latency=0.0,
     loop_share=1.0,
     sustained_share=0.65,

@@ -53,7 +53,7 @@ def _variants(device: DeviceGeneration, peak_flops: float, element_bytes: int) -
     rows, columns, split = np.array([(*tile, parts) for tile in device.tiles for parts in _SPLITS], float).T
     flops, l2 = (whole / device.multiprocessors for whole in (peak_flops * device.loop_share, device.l2_bandwidth))
     arithmetic = 2 * rows * columns / flops
-    loads = (rows + columns) * element_bytes / l2
+    loads = (rows + columns - np.maximum(rows, columns) * (1 - 1 / device.multicast)) * element_bytes / l2
     written = rows * columns * np.where(split > 1, _SUM_BYTES, element_bytes)
     return _Variants(rows, columns, split, device.inner_step * np.maximum(arithmetic, loads), written / l2)
 

@@ -7,6 +7,7 @@ IDEAL = DeviceGeneration(
     tiles=((1, 1),),
     inner_step=1,
     l2_bandwidth=1e30,
+    multicast=1,
     tile_latency=0.0,
     loop_share=1.0,
     sustained_share=1.0,
