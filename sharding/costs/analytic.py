@@ -176,6 +176,10 @@ class AnalyticCostModel:
         """See `CostModel.reduce_gradients`."""
         return float(ring_seconds(np.asarray(4 * parameters), dp, self._link(inside)))
 
+    def gather_rows(self, size: Times, ranks: int, devices: int) -> Times:
+        """See `CostModel.gather_rows`."""
+        return ring_seconds(size, ranks, self._link_over(devices))
+
     def gradient_norm(self, stages: int) -> float:
         """See `CostModel.gradient_norm`; reading the gradients once and exchanging a few numbers is neglected."""
         return 0.0

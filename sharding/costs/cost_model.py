@@ -123,6 +123,16 @@ class CostModel(Protocol):
         """The reduce-scatter of float32 gradients; the arguments are those of `gather_weights`."""
         ...
 
+    def gather_rows(self, size: Times, ranks: int, devices: int) -> Times:
+        """The all-gather of activations or gradients between modules of a stage with unlike tensor-parallel sizes.
+
+        Args:
+            size: Bytes of what is gathered.
+            ranks: Devices that each have a part of it.
+            devices: Consecutive devices among which they are.
+        """
+        ...
+
     def gradient_norm(self, stages: int) -> float:
         """What all devices wait for between reductions and updates: the norm over the gradients of all stages."""
         ...

@@ -236,6 +236,13 @@ class ProfiledCostModel:
         """See `CostModel.reduce_gradients`."""
         return float(self.profile.reduce.seconds(parameters, dp))
 
+    def gather_rows(self, size: Times, ranks: int, devices: int) -> Times:
+        """Raises ProfileError: rows that are gathered between modules of a stage are not timed."""
+        raise ProfileError(
+            "a profile has no times of rows gathered between modules of one stage with unlike tensor-parallel sizes "
+            "(module_tp); leave --profile out and let the roofline cost them, or leave module_tp out"
+        )
+
     def gradient_norm(self, stages: int) -> float:
         """See `CostModel.gradient_norm`."""
         return self.profile.norm.fixed + self.profile.norm.per_participant * stages

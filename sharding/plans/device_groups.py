@@ -83,10 +83,11 @@ def _without_repetitions(groups: Int[np.ndarray, "_ _"]) -> tuple[Int[np.ndarray
 
 
 def replica_devices(plan: Plan, stages: Iterable[StageId]) -> dict[StageId, Int[np.ndarray, "_ _"]]:
-    """The devices of every stage as [replicas, ranks of a replica]."""
+    """The devices of every stage as [replicas, ranks of a replica]; of replicas that its unit's modules share."""
     units = {unit.name: unit for unit in plan.units}
     return {
-        (unit, stage): np.array(units[unit].stage_devices(stage)).reshape(units[unit].dp, -1) for unit, stage in stages
+        (unit, stage): np.array(units[unit].stage_devices(stage)).reshape(units[unit].shared_replicas, -1)
+        for unit, stage in stages
     }
 
 

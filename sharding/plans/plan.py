@@ -203,8 +203,6 @@ def _check_trainable(unit: UnitPlan) -> None:
             f"unit {unit.name}: cp {unit.cp} can be planned and simulated (python -m mmjax.simulate), but not yet "
             "trained; use cp 1, and more tp or full recomputation for long sequences"
         )
-    if unit.module_tp:
-        raise PlanError(f"unit {unit.name}: module_tp {list(unit.module_tp)} cannot be trained yet; leave it out")
 
 
 def _check_rows(plan: Plan, unit: UnitPlan, rows: int) -> None:

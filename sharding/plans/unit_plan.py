@@ -228,6 +228,11 @@ class UnitPlan:
         """Data-parallel replicas of one of its modules."""
         return self.dp * self.tp // self.tensor_ranks_of(module)
 
+    @property
+    def shared_replicas(self) -> int:
+        """Groups of devices of a stage that hold whole replicas of every module: dp, unless modules differ in tp."""
+        return self.dp * self.tp // math.lcm(self.tp, *self.module_tp)
+
     def layer_recompute(self, stage: int) -> tuple[RecomputePolicy, ...]:
         """The recomputation policy of each layer of a virtual stage, in chain order."""
         return layer_policies(self.recompute[stage], self.layers[stage])

@@ -44,7 +44,7 @@ def transformer_encoder_spec(
         config.name,
         config.depth,
         tensor_splits=(
-            ("heads", config.heads), *kv_heads, ("ffn", config.ffn), *projector_splits(config.projector),
+            ("heads", config.heads), *kv_heads, ("ffn", config.ffn), *projector_splits(config.projector, backbone),
         ),
         leading_layers=(embedding,),
         layer=block_layer(config, causal=False),

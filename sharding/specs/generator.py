@@ -41,13 +41,13 @@ def image_generator_spec(
         backbone: The language model, from whose width the projector maps.
         layer: The generator with its loss.
         before: Layers between projector and generator.
-        tensor_splits: What tensor parallelism divides: pairs (name, size).
+        tensor_splits: What tensor parallelism divides besides the projector: pairs (name, size).
     """
     return ModuleSpec(
         config.name,
         layer_count=1,
         inputs=(backbone.name,),
-        tensor_splits=tensor_splits,
+        tensor_splits=(*tensor_splits, ("projector width", 2 * config.condition_width)),
         divisible=False,
         leading_layers=(_projector(config, backbone), *before),
         layer=layer,

@@ -88,13 +88,18 @@ def _resampler(config: ResamplerConfig, encoder: EncoderConfig, backbone: Backbo
 
 
 @functools.singledispatch
-def projector_splits(config: Any) -> tuple[tuple[str, int], ...]:
-    """What tensor parallelism divides in a projector besides widths: pairs (name, size); nothing by default."""
+def projector_splits(config: Any, backbone: BackboneConfig) -> tuple[tuple[str, int], ...]:
+    """What tensor parallelism divides in a projector: pairs (name, size); nothing by default."""
     return ()
 
 
 @projector_splits.register
-def _resampler_splits(config: ResamplerConfig) -> tuple[tuple[str, int], ...]:
+def _mlp_splits(config: MLPProjectorConfig, backbone: BackboneConfig) -> tuple[tuple[str, int], ...]:
+    return (("projector width", backbone.width),)
+
+
+@projector_splits.register
+def _resampler_splits(config: ResamplerConfig, backbone: BackboneConfig) -> tuple[tuple[str, int], ...]:
     return (("projector heads", config.heads),)
 
 

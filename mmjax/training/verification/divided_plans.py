@@ -160,11 +160,22 @@ def plan_with_chain(
     first_layers: int,
     microbatches: int,
     schedule: str = "1f1b",
+    tensor_ranks: Sequence[int] = (),
 ) -> Plan:
     """A plan with the modules of a chain in one unit, whose first stage has so many layers.
 
     Every other module is a unit on a device of its own.
+
+    Args:
+        graph: The modules.
+        chain: Those of the chain.
+        division: Of the chain; with `tensor_ranks`, its tp is that of one of them.
+        first_layers: Layers of the first stage.
+        microbatches: As in `Plan`.
+        schedule: As in `Plan`.
+        tensor_ranks: Of encoders, of the backbone and of generators, where they differ.
     """
+    roles = module_roles(graph)
     total = sum(graph[name].layer_count for name in chain)
     layers = (first_layers, *uneven_layers(total - first_layers, division.pp * division.chunks - 1))
     others = [module for module in reversed(graph.modules) if module.name not in chain]
@@ -179,9 +190,11 @@ def plan_with_chain(
             devices=tuple(range(len(others), len(others) + division.size)),
             dp=division.dp,
             tp=division.tp,
+            module_tp=tuple(tensor_ranks[roles[name]] for name in chain) if tensor_ranks else (),
             layers=layers,
             recompute=(division.recompute,) * len(layers),
             chunks=division.chunks,
+            collectives=division.collectives,
         )
     )
     return Plan(tuple(units), microbatches, schedule)

@@ -143,8 +143,12 @@ def _in_one_unit(
     division: Parallelism,
     cut_in_encoder: bool,
     schedule: str = "1f1b",
+    tensor_ranks: Sequence[int] = (),
 ) -> LayoutKind:
-    """The last encoder and all modules of some roles in one unit, cut after the first layer of one of them."""
+    """The last encoder and all modules of some roles in one unit, cut after the first layer of one of them.
+
+    `tensor_ranks` are those of the encoder, of the backbone and of generators, where they differ.
+    """
 
     def alternatives(graph: ModuleGraph, rows: GlobalRows) -> Alternatives:
         roles = module_roles(graph)
@@ -155,9 +159,12 @@ def _in_one_unit(
         chain = [encoders[-1], *(name for name in graph.names if roles[name] in roles_after_encoder)]
         first = 1 if cut_in_encoder else graph[encoders[-1]].layer_count + 1
         for m in (4, *_SEVERAL, 1):
-            words = f"{' > '.join(chain)} in one unit, {describe_parallelism([division], m)}"
+            sizes = [tensor_ranks[roles[name]] for name in chain if tensor_ranks]
+            ranks = division.dp * division.tp
+            divisions = [dataclasses.replace(division, dp=ranks // size, tp=size) for size in sizes]
+            words = f"{' > '.join(chain)} in one unit, {describe_parallelism(divisions or [division], m)}"
             yield lambda m=m, name=f"{words}, first stage {first} layers": NamedLayout(
-                name, plan_with_chain(graph, chain, division, first, m, schedule)
+                name, plan_with_chain(graph, chain, division, first, m, schedule, tensor_ranks)
             )
 
     return alternatives
@@ -259,6 +266,20 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
     "chain cut in the backbone": _in_one_unit((ModuleRole.BACKBONE,), _PP2, cut_in_encoder=False),
     "chain cut in the encoder": _in_one_unit(
         (ModuleRole.BACKBONE, ModuleRole.GENERATOR), Parallelism(dp=2, pp=2), cut_in_encoder=True
+    ),
+    "chain cut in the backbone, more tensor ranks there": _in_one_unit(
+        (ModuleRole.BACKBONE,), _RING_PP, cut_in_encoder=False, tensor_ranks=(1, 2, 1)
+    ),
+    "chain cut in the encoder, more tensor ranks in the backbone": _either(
+        *(
+            _in_one_unit(
+                (ModuleRole.BACKBONE, ModuleRole.GENERATOR),
+                dataclasses.replace(_RING_PP, dp=dp),
+                cut_in_encoder=True,
+                tensor_ranks=(1, 2, 1),
+            )
+            for dp in (2, 1)
+        )
     ),
 }
 

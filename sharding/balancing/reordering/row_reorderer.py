@@ -97,9 +97,10 @@ def _keep_order(reorderer: RowReorderer, rows: LoadsByModule) -> RowPermutation:
 def _reorder_within_microbatches(reorderer: RowReorderer, rows: LoadsByModule) -> RowPermutation:
     units, m = reorderer.plan.units, reorderer.plan.microbatches
     rows_per_microbatch = _row_count(rows) // m
-    replicas = math.lcm(*(unit.dp for unit in units))
+    counts = [unit.replicas_of(module) for unit in units for module in unit.modules]
+    replicas = math.lcm(*counts)
     if rows_per_microbatch % replicas:
-        replicas = math.gcd(rows_per_microbatch, *(unit.dp for unit in units))
+        replicas = math.gcd(rows_per_microbatch, *counts)
     work = [
         module.forward_flops(rows[module.name]) / len(reorderer.plan.unit_of(module.name).devices)
         for module in reorderer.graph.modules

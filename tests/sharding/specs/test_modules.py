@@ -23,16 +23,17 @@ def test_encoders_feed_the_backbone_which_feeds_the_generators():
 
 def test_splits_are_what_tensor_parallelism_divides():
     graph = module_graph(ModelConfig())
-    assert dict(graph["vision"].tensor_splits) == {"heads": 4, "ffn": 256}
+    assert dict(graph["vision"].tensor_splits) == {"heads": 4, "ffn": 256, "projector width": 128}
     assert dict(graph["backbone"].tensor_splits) == {"heads": 4, "kv_heads": 2, "ffn": 256, "vocabulary": 64}
-    assert dict(graph["generator"].tensor_splits) == {"widths[0]": 32, "widths[1]": 64, "groups": 8, "heads[1]": 4}
+    widths = {"widths[0]": 32, "widths[1]": 64, "projector width": 2 * ModelConfig().generators[0].condition_width}
+    assert dict(graph["generator"].tensor_splits) == {**widths, "groups": 8, "heads[1]": 4}
 
 
 def test_an_audio_encoder_has_the_same_place_in_the_graph_as_a_vision_encoder():
     graph = module_graph(ModelConfig(encoders=(VisionConfig(), AudioConfig(depth=7, heads=8, ffn=96))))
     assert graph["backbone"].inputs == ("vision", "audio")
     assert graph["audio"].layer_count == 7 and graph["audio"].divisible
-    assert dict(graph["audio"].tensor_splits) == {"heads": 8, "ffn": 96}
+    assert dict(graph["audio"].tensor_splits) == {"heads": 8, "ffn": 96, "projector width": 128}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_eight_devices_allow_a_layout_of_every_kind():
     assert {(3, 2), (2, 3), (2, 1)} <= pairs
     ranks = {(layout.plan.unit_of("vision").tp, layout.plan.unit_of("backbone").tp) for layout in layouts}
     assert {(2, 1), (1, 2), (2, 2)} <= ranks
-    assert {layout.plan.microbatches for layout in layouts} == {2, 4, 6, 12}
+    assert {layout.plan.microbatches for layout in layouts} == {2, 3, 4, 6, 12}
     assert {layout.plan.schedule for layout in layouts} == {"1f1b", "interleaved", "gpipe"}
     assert max(unit.chunks for unit in units(layouts, "backbone")) == 2
     assert {layout.transport for layout in layouts} == {"", "device_put", "ppermute"}
@@ -39,6 +39,11 @@ def test_eight_devices_allow_a_layout_of_every_kind():
     }
     assert several == {"vision": (2, (16, 32)), "generator": (1, (2, 4))}
     assert any(len(set(unit.layers)) > 1 for unit in units(layouts, "backbone"))
+    unlike = [(unit.modules, unit.module_tp, unit.layers[0]) for layout in layouts for unit in layout.plan.units]
+    assert [each for each in unlike if each[1]] == [
+        (("vision", "backbone"), (1, 2), 3),
+        (("vision", "backbone", "generator"), (1, 2, 1), 1),
+    ]
     chains = {unit.modules for layout in layouts for unit in layout.plan.units if len(unit.modules) > 1}
     assert chains == {("vision", "backbone"), ("vision", "backbone", "generator")}
 

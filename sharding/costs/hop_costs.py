@@ -1,0 +1,121 @@
+"""What the hops of a plan send and take, from the loads of the modules at both ends."""
+
+import numpy as np
+from jaxtyping import Float
+
+from sharding.costs.batch_costs import BatchCosts, ReplicaLoads
+from sharding.costs.cost_model import LayerParallelism
+from sharding.costs.own_rows import OwnRows
+from sharding.costs.shared_replicas import slowest_of_shared
+from sharding.costs.stage_parameters import module_parallelism
+from sharding.plans.device_groups import latest_of_sources
+from sharding.plans.plan import Plan
+from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.plans.unit_layers import LayerRun, stage_layers
+from sharding.specs.layer import ZERO, PerLoad
+
+
+class HopCosts:
+    """Seconds and bytes of the hops between stages.
+
+    Args:
+        plan: The plan.
+        batch: The rows of a global batch, and the cost model.
+        stages: The plan's stages.
+    """
+
+    def __init__(self, plan: Plan, batch: BatchCosts, stages: StageGraph) -> None:
+        self._plan, self._batch, self._stages = plan, batch, stages
+        self._graph, self._costs = batch.graph, batch.costs
+        self._units = {unit.name: unit for unit in plan.units}
+        self._runs = {unit.name: stage_layers(unit, batch.graph) for unit in plan.units}
+        self._nodes: dict[StageId, int | None] = {}
+
+    def own_rows(self, module: str) -> OwnRows | None:
+        """The rows over which the items of a module are dealt; None for those of the global batch."""
+        unit = self._plan.unit_of(module)
+        return OwnRows(unit.rows, unit.capacities) if unit.rows else None
+
+    def replica_loads(self, module: str, dp: int, exchanged: bool = False) -> ReplicaLoads:
+        """A module's loads on `dp` replicas; an exchange sends items alone, dealt over the replicas of either end."""
+        own = OwnRows(dp) if exchanged else self.own_rows(module)
+        return self._batch.loads(module, self._plan.microbatches, dp, own)
+
+    def seconds(self, source: StageId, target: StageId, back: bool = False) -> Float[np.ndarray, "m _"]:
+        """Seconds of an activation's hop, or of its gradient's hop back, for each replica that receives."""
+        ends = (target, source) if back else (source, target)
+        ranks = [self.end_ranks(source, target, end) for end in ends]
+        sent, received = (self.bytes_on(source, target, each.dp) for each in ranks)
+        within_module = self._is_within_module(target)
+        shards = [each.cp * (each.sequence_shards if within_module else 1) for each in ranks]
+        exchanged = self._stages.is_exchange(source, target)
+        slowest = latest_of_sources(sent / shards[0], received.shape[1], exchanged)
+        seconds = self._link_seconds(source, target, np.maximum(slowest, received / shards[1]))
+        return slowest_of_shared(seconds, self._units[ends[1][0]].shared_replicas)
+
+    def end_ranks(self, source: StageId, target: StageId, end: StageId) -> LayerParallelism:
+        """The ranks of the module at one end of a hop: the last of the source, or the first of the target."""
+        runs = self._runs[end[0]][end[1]]
+        return module_parallelism(self._units[end[0]], runs[-1 if end == source else 0].module)
+
+    def least_seconds(self, source: StageId, target: StageId, back: bool = False) -> float:
+        """A lower bound of `seconds`: what receiving the smallest activation takes."""
+        ranks = self.end_ranks(source, target, source if back else target)
+        shards = ranks.cp * (ranks.sequence_shards if self._is_within_module(target) else 1)
+        output, extra = self._hop_elements(source, target)
+        exchanged = self._stages.is_exchange(source, target)
+        elements = sum(
+            float(quantity.at(self.replica_loads(module, ranks.dp, exchanged).distinct).min())
+            for module, quantity in (output, extra)
+        )
+        return float(self._link_seconds(source, target, np.asarray(self._costs.element_bytes * elements / shards)))
+
+    def _is_within_module(self, target: StageId) -> bool:
+        """Whether a hop to a stage is between stages of one module; between modules all ranks have all positions."""
+        return self._runs[target[0]][target[1]][0].first > 0
+
+    def _link_seconds(
+        self, source: StageId, target: StageId, size: Float[np.ndarray, "..."]
+    ) -> Float[np.ndarray, "..."]:
+        node, devices = self.node_of(*source), self._stages.devices
+        count = len(devices[source]) + len(devices[target])
+        if not devices[source].isdisjoint(devices[target]):
+            count = len(devices[source] | devices[target])
+        inside = node is not None and node == self.node_of(*target)
+        return np.asarray(self._costs.hop(size, inside, count))
+
+    def bytes_on(self, source: StageId, target: StageId, dp: int) -> Float[np.ndarray, "m i"]:
+        """Bytes of the activation between two stages at each of `dp` replicas."""
+        before, after = self._runs[source[0]][source[1]][-1], self._runs[target[0]][target[1]][0]
+        return self.bytes_between(before, after, dp, self._stages.is_exchange(source, target))
+
+    def bytes_between(
+        self, before: LayerRun, after: LayerRun, dp: int, exchanged: bool = False
+    ) -> Float[np.ndarray, "m i"]:
+        """Bytes of the activation from some layers to those after them, at each of `dp` replicas."""
+        output, extra = self._elements_between(before, after)
+        return self._costs.element_bytes * (self._at(*output, dp, exchanged) + self._at(*extra, dp, exchanged))
+
+    def _hop_elements(self, source: StageId, target: StageId) -> tuple[tuple[str, PerLoad], tuple[str, PerLoad]]:
+        return self._elements_between(self._runs[source[0]][source[1]][-1], self._runs[target[0]][target[1]][0])
+
+    def _elements_between(self, before: LayerRun, after: LayerRun) -> tuple[tuple[str, PerLoad], tuple[str, PerLoad]]:
+        """What is sent between layers, by the loads of the module before and of the module after."""
+        module, _, last = before
+        last_layer, _ = self._graph[module].layers_between(max(last - 1, 0), last)[-1]
+        target_module, first, _ = after
+        extra_input = ZERO if first else self._graph[target_module].extra_input
+        return (module, last_layer.output_elements), (target_module, extra_input)
+
+    def _at(self, module: str, quantity: PerLoad, dp: int, exchanged: bool) -> Float[np.ndarray, "m i"]:
+        """A quantity at each of `dp` replicas of a module."""
+        loads = self.replica_loads(module, dp, exchanged)
+        return quantity.at(loads.distinct)[loads.index]
+
+    def node_of(self, unit: str, stage: int) -> int | None:
+        """The node that has all devices of a stage; None if several do."""
+        if (unit, stage) not in self._nodes:
+            devices, size = self._units[unit].stage_devices(stage), self._costs.devices_per_node
+            first, last = min(devices) // size, max(devices) // size
+            self._nodes[unit, stage] = first if first == last else None
+        return self._nodes[unit, stage]

@@ -1,0 +1,63 @@
+"""Modules of one stage with unlike replicas (`UnitPlan.module_tp`): what they cost together, and between each other.
+
+The replicas of a stage are those that all modules of its unit share: `UnitPlan.shared_replicas` groups of consecutive
+devices, each of which holds one or more replicas of every module. Within a group, each module waits for the slowest
+replica of the one before, because rows are gathered from all.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from sharding.plans.stage_axes import row_reshard, stage_axes
+from sharding.plans.unit_plan import UnitPlan
+
+ModuleFigures = Mapping[str, Float[np.ndarray, "_ _"]]
+"""Fields of `StageCosts` of one module, by microbatch and replica of the module."""
+
+
+def on_shared_replicas(figures: ModuleFigures, shared: int) -> dict[str, Float[np.ndarray, "m s"]]:
+    """A module's figures on the replicas that it shares with others.
+
+    Seconds are those of the slowest of its replicas, bytes those of the one with the most, and FLOPs their sum.
+    """
+    grouped = {name: of.reshape(len(of), shared, -1) for name, of in figures.items()}
+    of_shared = {"flops": grouped["flops"].sum(axis=2), "saved_bytes": grouped["saved_bytes"].max(axis=2)}
+    for name in ("forward", "backward"):
+        slowest = grouped[name].argmax(axis=2)[:, :, None]
+        for field in (name, f"{name}_communication"):
+            of_shared[field] = np.take_along_axis(grouped[field], slowest, axis=2)[:, :, 0]
+    return of_shared
+
+
+def slowest_of_shared(values: Float[np.ndarray, "*m i"], shared: int) -> Float[np.ndarray, "*m s"]:
+    """The largest value of each shared replica."""
+    return values.reshape(*values.shape[:-1], shared, -1).max(axis=-1)
+
+
+class RowGathers(NamedTuple):
+    """What is gathered between two modules of a stage, one of which feeds the other.
+
+    Attributes:
+        replicas: Groups of consecutive devices within which rows are gathered.
+        forward: Devices from which each gathers activations; 1 where rows are only split.
+        backward: Devices from which each gathers gradients.
+    """
+
+    replicas: int
+    forward: int
+    backward: int
+
+
+def row_gathers(unit: UnitPlan, sender: str, receiver: str) -> RowGathers:
+    """The gathers between two modules of a unit; none where their tensor-parallel sizes are equal."""
+    axes = stage_axes(unit)
+
+    def size(names: tuple[str, ...]) -> int:
+        return math.prod(axes.sizes[name] for name in names)
+
+    gather, split = (size(names) for names in row_reshard(axes.modules[sender], axes.modules[receiver]))
+    return RowGathers(unit.replicas_of(sender) // gather, gather, split)

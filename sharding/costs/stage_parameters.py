@@ -1,0 +1,69 @@
+"""The layers of a stage with the ranks that compute them, and the parameters of its modules."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sharding.costs.cost_model import LayerParallelism
+from sharding.plans.trained_parts import Gradient
+from sharding.plans.unit_plan import UnitPlan
+from sharding.specs.layer import LayerSpec, RecomputePolicy
+
+
+def module_parallelism(unit: UnitPlan, module: str) -> LayerParallelism:
+    """The ranks that compute a module of a unit."""
+    tp, dp = unit.tensor_ranks_of(module), unit.replicas_of(module)
+    return LayerParallelism(tp, unit.cp, unit.ep, dp, unit.collectives)
+
+
+class LayersOfStage(NamedTuple):
+    """Equal consecutive layers of a stage that have one recomputation policy.
+
+    Attributes:
+        module: Their module.
+        layer: One of them.
+        count: How many there are.
+        gradients: What their backward computes.
+        recompute: Their recomputation policy.
+        ranks: Who computes each.
+    """
+
+    module: str
+    layer: LayerSpec
+    count: int
+    gradients: tuple[Gradient, ...]
+    recompute: RecomputePolicy
+    ranks: LayerParallelism
+
+
+def layer_key(layers: tuple[LayersOfStage, ...]) -> tuple:
+    """What tells the layers of one stage from those of another."""
+    return tuple((of.module, of.layer.name, of.count, of.gradients, of.recompute, of.ranks) for of in layers)
+
+
+class ModuleParameters(NamedTuple):
+    """Parameters of a module on a device; both arrays are [all but experts', experts'].
+
+    Attributes:
+        total: Elements.
+        trained: Elements of those that train.
+        ranks: How many ranks have the same.
+    """
+
+    total: Float[np.ndarray, " 2"]
+    trained: Float[np.ndarray, " 2"]
+    ranks: Int[np.ndarray, " 2"]
+
+
+def module_parameters(layers: tuple[LayersOfStage, ...]) -> list[ModuleParameters]:
+    """The parameters of each module of a stage."""
+    of_modules = []
+    for module, own in {of.module: of.ranks for of in layers}.items():
+        sizes = np.zeros((2, 2))
+        for of in layers:
+            if of.module == module:
+                per_rank = [of.layer.parameters_per_rank(own.tp), of.layer.expert_parameters_per_rank(own.tp, own.ep)]
+                sizes += of.count * np.outer([1.0, "wgrad" in of.gradients], per_rank)
+        of_modules.append(ModuleParameters(sizes[0], sizes[1], np.array([own.dp, own.dp // own.ep]) * own.cp))
+    return of_modules

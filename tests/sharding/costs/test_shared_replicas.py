@@ -1,0 +1,171 @@
+"""Costs of modules with unlike tensor-parallel sizes in one stage, from those of each on the same devices alone."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
+from configs.clusters import CLUSTERS
+from sharding.costs.analytic import AnalyticCostModel
+from sharding.costs.batch_costs import BatchCosts
+from sharding.costs.plan_costs import plan_costs, plan_work
+from sharding.costs.profiled import ProfiledCostModel, ProfileError
+from sharding.costs.shared_replicas import RowGathers, row_gathers
+from sharding.plans.plan import Plan
+from sharding.plans.trained_parts import trained_parts, trained_stages
+from sharding.plans.unit_plan import UnitPlan
+from sharding.schedules.build import build_schedule
+from sharding.simulation.simulator import simulate
+from sharding.specs.modules import module_graph
+from tests.profiles import synthetic_profile
+from tests.sharding.expert_graphs import with_experts
+
+MODEL = ModelConfig(
+    (VisionConfig(width=60, depth=3, heads=5, ffn=100),),
+    BackboneConfig(vocabulary=200, width=120, depth=4, heads=6, kv_heads=2, ffn=240),
+    (),
+)
+GRAPH = module_graph(MODEL)
+COSTS = AnalyticCostModel(CLUSTERS["a100"])
+MICROBATCHES, ROWS = 2, 40
+random = np.random.default_rng(0)
+IMAGES = random.integers(0, 5, ROWS).astype(float)
+LOADS = {
+    "vision": np.stack([64 * IMAGES, 64**2 * IMAGES, IMAGES], axis=1),
+    "backbone": np.array([[200.0, 100.0**2 * 2, 2.0]] * ROWS) * random.uniform(0.5, 1, (ROWS, 1)),
+}
+BATCH = BatchCosts(GRAPH, COSTS, LOADS)
+ALL = trained_parts(GRAPH, ("all",))
+
+
+def chain(vision, backbone, devices, layers=(7,), **fields):
+    unit = UnitPlan(
+        "chain",
+        ("vision", "backbone"),
+        tuple(range(devices * len(layers))),
+        dp=devices // backbone,
+        tp=backbone,
+        module_tp=(vision, backbone),
+        layers=layers,
+        recompute=("none",) * len(layers),
+        **fields,
+    )
+    return Plan((unit,), MICROBATCHES)
+
+
+def alone(vision, backbone, devices):
+    """Each module in a unit of its own, on as many devices."""
+    sizes = {"vision": vision, "backbone": backbone}
+    return Plan(
+        tuple(
+            UnitPlan(
+                name,
+                (name,),
+                tuple(range(number * devices, (number + 1) * devices)),
+                dp=devices // tp,
+                tp=tp,
+                layers=(GRAPH[name].layer_count,),
+            )
+            for number, (name, tp) in enumerate(sizes.items())
+        ),
+        MICROBATCHES,
+    )
+
+
+SIZES = [(1, 2, 4), (5, 2, 10), (5, 1, 10), (1, 2, 2)]
+
+
+@pytest.mark.parametrize(("vision", "backbone", "devices"), SIZES)
+def test_a_stage_takes_its_slowest_replicas_and_what_is_gathered_between(vision, backbone, devices):
+    together = plan_costs(chain(vision, backbone, devices), BATCH, ALL).stages["chain", 0]
+    apart = [plan_costs(alone(vision, backbone, devices), BATCH, ALL).stages[name, 0] for name in LOADS]
+    shared = devices // np.lcm(vision, backbone).item()
+    assert together.forward.shape == (MICROBATCHES, shared)
+    gathers = row_gathers(chain(vision, backbone, devices).units[0], "vision", "backbone")
+    tokens = IMAGES.reshape(MICROBATCHES, shared, -1).sum(axis=2) * 64 / 4  # the projector merges four patches
+    size = COSTS.element_bytes * tokens * MODEL.backbone.width
+    for name, ranks in (("forward", gathers.forward), ("backward", gathers.backward)):
+        slowest = [getattr(of, name).reshape(MICROBATCHES, shared, -1).max(axis=2) for of in apart]
+        gathered = COSTS.gather_rows(size, ranks, devices // shared)
+        np.testing.assert_allclose(getattr(together, name), sum(slowest) + gathered)
+        waiting = getattr(together, f"{name}_communication")
+        assert (waiting >= gathered).all() and (waiting < getattr(together, name)).all()
+    np.testing.assert_allclose(together.flops.sum(), sum(of.flops.sum() for of in apart))
+    np.testing.assert_allclose(together.static_bytes, sum(of.static_bytes for of in apart))
+    assert together.update == pytest.approx(sum(of.update for of in apart))
+    assert together.reduce == pytest.approx(sum(of.reduce for of in apart))
+    saved = [of.saved_bytes.reshape(MICROBATCHES, shared, -1).max(axis=2) for of in apart]
+    np.testing.assert_allclose(together.saved_bytes, sum(saved))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((1, 2, 4), RowGathers(replicas=2, forward=2, backward=1)),  # its gradient is split
+        ((5, 1, 10), RowGathers(replicas=2, forward=1, backward=5)),
+        ((5, 2, 10), RowGathers(replicas=1, forward=2, backward=5)),
+    ],
+)
+def test_what_is_gathered_between_modules(sizes, expected):
+    assert row_gathers(chain(*sizes).units[0], "vision", "backbone") == expected
+
+
+def test_nothing_is_gathered_backward_where_the_encoder_is_frozen():
+    frozen = trained_parts(GRAPH, ("backbone",))
+    together = plan_costs(chain(5, 1, 10), BATCH, frozen).stages["chain", 0]
+    apart = [plan_costs(alone(5, 1, 10), BATCH, frozen).stages[name, 0] for name in LOADS]
+    slowest = [of.backward.reshape(MICROBATCHES, 2, -1).max(axis=2) for of in apart]
+    np.testing.assert_allclose(together.backward, sum(slowest))
+
+
+@pytest.mark.parametrize(("vision", "backbone", "devices"), SIZES)
+@pytest.mark.parametrize("layers", [(2, 5), (4, 3), (3, 4)])
+def test_a_chain_that_is_cut_anywhere_is_simulated_and_takes_no_less_than_its_bound(vision, backbone, devices, layers):
+    plan = chain(vision, backbone, devices, layers)
+    costs = plan_costs(plan, BATCH, ALL)
+    timeline = simulate(plan, build_schedule(plan, GRAPH, trained_stages(plan, GRAPH, ALL)), costs)
+    work = plan_work(plan, BATCH, ALL)
+    assert timeline.step > max(float((of.forward + of.backward).max()) for of in work.stages.values())
+    whole = plan_costs(chain(vision, backbone, devices), BATCH, ALL)
+    assert costs.flops == pytest.approx(whole.flops)
+
+
+def test_hops_carry_what_the_replicas_of_the_module_at_each_end_have():
+    """Within the encoder each of four replicas sends its rows, where two of two tensor ranks would send twice as many.
+
+    Images of the two replicas of a shared replica are sent at once; it waits for the larger.
+    """
+    plan = chain(1, 2, 4, (2, 5))
+    edge = (("chain", 0), ("chain", 1))
+    found = plan_costs(plan, BATCH, ALL).hops[edge]
+    patches = 64 * IMAGES.reshape(MICROBATCHES, 2, 2, -1).sum(axis=3)
+    size = COSTS.element_bytes * MODEL.encoders[0].width * patches.max(axis=2)
+    np.testing.assert_allclose(found, COSTS.hop(size, inside=True, devices=8))
+
+
+def test_experts_of_a_module_with_several_replicas_in_each_shared_one_wait_for_their_peers():
+    """Replica 2 d + e of the shared ones has two of the backbone: each waits for its peer on the other expert rank."""
+    graph = with_experts(GRAPH, 8)
+    batch = BatchCosts(graph, COSTS, LOADS)
+    unit = UnitPlan(
+        "chain",
+        ("vision", "backbone"),
+        tuple(range(20)),
+        dp=20,
+        tp=1,
+        module_tp=(5, 1),
+        layers=(7,),
+        ep=2,
+    )
+    together = plan_costs(Plan((unit,), 1), batch, trained_parts(graph, ("all",))).stages["chain", 0]
+    assert together.forward.shape == (1, 4)
+    assert np.isfinite(together.forward).all() and (together.forward_communication > 0).all()
+
+
+def test_a_profile_without_times_of_gathered_rows_is_refused():
+    profile = ProfiledCostModel(synthetic_profile(GRAPH, "cpu"))
+    plan = chain(1, 2, 4)
+    plan = dataclasses.replace(plan, units=(dataclasses.replace(plan.units[0], collectives="reduce"),))
+    with pytest.raises(ProfileError, match=r"no times of rows gathered between modules of one stage .*module_tp"):
+        plan_costs(plan, BatchCosts(GRAPH, profile, LOADS), ALL)
