@@ -34,9 +34,9 @@ class DeviceGeneration:
         multicast: Multiprocessors that read one side of their tiles from the cache together.
         tile_latency: Seconds from the start of a tile to its first product: the first loads from memory.
         loop_share: Share of the peak FLOP/s that the loop of a tile reaches if nothing but its products takes time.
-        sustained_share: Share of the peak FLOP/s that matmuls of normally distributed numbers sustain under the power
-            limit.
-        overlaps_epilogue: Whether a multiprocessor loads and multiplies the next tile while it writes one.
+        power_share: Share of the peak FLOP/s that matmuls of normally distributed numbers sustain at the peak's clock
+            within the power limit; with larger shares the clock falls.
+        overlaps_tiles: Whether a multiprocessor loads and multiplies the next tile while it writes one.
         attention: Rates of fused attention, by increasing head width.
         attention_block: Keys that attention takes at a time, and queries of which a block of the mask is skipped.
     """
@@ -48,8 +48,8 @@ class DeviceGeneration:
     multicast: int
     tile_latency: float
     loop_share: float
-    sustained_share: float
-    overlaps_epilogue: bool
+    power_share: float
+    overlaps_tiles: bool
     attention: tuple[AttentionRate, ...]
     attention_block: int
 
@@ -57,7 +57,7 @@ class DeviceGeneration:
         for name in ("multiprocessors", "inner_step", "l2_bandwidth", "multicast"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"DeviceGeneration.{name} is {getattr(self, name)}; it must be positive")
-        for name in ("loop_share", "sustained_share"):
+        for name in ("loop_share", "power_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"DeviceGeneration.{name} is {getattr(self, name)}; it must be above 0 and at most 1")
         for name in ("tile_latency", "attention_block"):
@@ -74,13 +74,13 @@ class DeviceGeneration:
 #
 # An A100 multiplies 8192 x 8192 matrices of zeros at 295 TFLOP/s, and of normally distributed numbers at 257, since
 # 400 W slow its clock (thonking.ai, "Strangely, matrix multiplications on GPUs run faster when given predictable
-# data"). Without `loop_share` the tiles of the first would take 309 TFLOP/s; the second is `sustained_share`. For
-# Hopper, which reaches 80% at the best of all shapes (stas00/ml-engineering, "maximum achievable matmul FLOPS"),
-# `loop_share` is assumed to be the same.
+# data"). Without `loop_share` the tiles of the first would reach 308; the second gives `power_share`,
+# 295 / 312 (257 / 295)^3. Hopper reaches 80.3% at the best of all shapes, 2048 x 2048 x 13312 (stas00/ml-engineering,
+# "maximum achievable matmul FLOPS"); `loop_share` is assumed to be the same, and its tiles would reach 91.4%.
 #
 # Attention: FlashAttention-2 (arXiv 2307.08691) and FlashAttention-3 (arXiv 2407.08608), figures 5 and 6 of both, for
 # 16,384 positions without a mask. Both take keys and queries in blocks of about 128.
-_LOOP_SHARE = 295 / 309
+_LOOP_SHARE = 295 / 308.2
 AMPERE = DeviceGeneration(
     multiprocessors=108,
     tiles=((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)),
@@ -89,8 +89,8 @@ AMPERE = DeviceGeneration(
     multicast=1,
     tile_latency=400 / 1.41e9,
     loop_share=_LOOP_SHARE,
-    sustained_share=257 / 312,
-    overlaps_epilogue=False,
+    power_share=295 / 312 * (257 / 295) ** 3,
+    overlaps_tiles=False,
     attention=(AttentionRate(64, 192 / 312, 170 / 312), AttentionRate(128, 227 / 312, 196 / 312)),
     attention_block=128,
 )
@@ -102,8 +102,8 @@ HOPPER = DeviceGeneration(
     multicast=2,
     tile_latency=400 / 1.83e9,
     loop_share=_LOOP_SHARE,
-    sustained_share=0.80,
-    overlaps_epilogue=True,
+    power_share=0.803**3 / 0.914**2,
+    overlaps_tiles=True,
     attention=(AttentionRate(64, 497 / 989, 474 / 989), AttentionRate(128, 648 / 989, 561 / 989)),
     attention_block=128,
 )
@@ -119,9 +119,9 @@ EMULATED = DeviceGeneration(
     l2_bandwidth=100e9,
     multicast=1,
     tile_latency=0.0,
-    loop_share=1.0,
-    sustained_share=0.65,
-    overlaps_epilogue=True,
+    loop_share=0.65,
+    power_share=1.0,
+    overlaps_tiles=True,
     attention=(AttentionRate(64, 0.5, 0.5),),
     attention_block=0,
 )

@@ -138,7 +138,7 @@ class AnalyticCostModel:
             elif ranks.cp > 1 and kernel.ring_elements != ZERO:
                 ring = rings * self._ring_attention(kernel, loads, ranks)
                 waiting = waiting + np.maximum(ring - seconds[..., number], 0.0)
-        return waiting
+        return np.where((loads != 0).any(axis=-1), waiting, 0.0)  # nothing runs for an empty microbatch
 
     def _collective(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
         size = self.element_bytes * kernel.activations.at(loads)
@@ -181,15 +181,16 @@ class AnalyticCostModel:
         return ring_seconds(size, ranks, self._link_over(devices))
 
     def gradient_norm(self, stages: int) -> float:
-        """See `CostModel.gradient_norm`; reading the gradients once and exchanging a few numbers is neglected."""
+        """See `CostModel.gradient_norm`; a few numbers are exchanged, and the update counts the reads."""
         return 0.0
 
     def optimizer_update(self, parameters: float, dp: int) -> float:
         """See `CostModel.optimizer_update`.
 
-        Adam reads and writes the master weight and two moments, and reads the gradient: 28 bytes in float32.
+        Adam reads and writes the master weight and two moments, and reads the gradient: 28 bytes in float32. The norm
+        reads the gradient once more, and the weight is written in compute precision.
         """
-        return 28 * parameters / (self.cluster.memory_bandwidth * self.efficiency.memory)
+        return (28 + 4 + self.element_bytes) * parameters / (self.cluster.memory_bandwidth * self.efficiency.memory)
 
     def hop(self, size: Times, inside: bool, devices: int) -> Times:
         """See `CostModel.hop`."""

@@ -16,6 +16,7 @@ from sharding.specs.layer import COLLECTIVE_KINDS, MATMUL_KINDS, ZERO, LayerSpec
 # forward read, and the gradient; that of attention reads queries, keys, values, output and its gradient, and writes the
 # gradients of the first three.
 _BACKWARD_TRAFFIC = {"memory": 1.5, "attention": 2.0}
+_KEPT = 256  # answers of `KernelCosts.passes`
 
 
 class PassSeconds(NamedTuple):
@@ -32,7 +33,7 @@ class PassSeconds(NamedTuple):
     wgrad: Float[np.ndarray, "*shape k"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class KernelCosts:
     """Seconds of kernels on a device.
 
@@ -47,15 +48,26 @@ class KernelCosts:
     memory_bandwidth: float
     launch: float
     element_bytes: int
+    _known: dict[tuple, tuple[LayerSpec, PassSeconds]] = dataclasses.field(default_factory=dict, repr=False)
 
     def passes(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism) -> PassSeconds:
         """Seconds of a layer's kernels.
+
+        Forward and backward, with every recomputation policy, ask for the same; the latest answers are kept.
 
         Args:
             layer: The layer.
             loads: Loads of a context-parallel rank.
             ranks: Who computes the layer.
         """
+        key = (id(layer), ranks.tp, ranks.cp, ranks.ep, ranks.sequence_shards, loads.shape, loads.tobytes())
+        if key not in self._known:
+            if len(self._known) >= _KEPT:
+                self._known.pop(next(iter(self._known)))
+            self._known[key] = (layer, self._compute(layer, loads, ranks))  # the layer is held, so that its id stays
+        return self._known[key][1]
+
+    def _compute(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism) -> PassSeconds:
         kernels = layer.kernels
         traffic = self._traffic(layer, loads, ranks)
         seconds = np.repeat(traffic[None], 3, axis=0)  # of [forward, dgrad, wgrad]

@@ -38,6 +38,7 @@ class _Variants(NamedTuple):
         columns: Its columns.
         split: Parts of the inner dimension.
         step: Seconds of `inner_step` products of every element of the tile.
+        fill: Seconds until the first of them, and after the last one.
         epilogue: Seconds of writing the tile.
     """
 
@@ -45,6 +46,7 @@ class _Variants(NamedTuple):
     columns: Float[np.ndarray, " v"]
     split: Float[np.ndarray, " v"]
     step: Float[np.ndarray, " v"]
+    fill: Float[np.ndarray, " v"]
     epilogue: Float[np.ndarray, " v"]
 
 
@@ -55,7 +57,9 @@ def _variants(device: DeviceGeneration, peak_flops: float, element_bytes: int) -
     arithmetic = 2 * rows * columns / flops
     loads = (rows + columns - np.maximum(rows, columns) * (1 - 1 / device.multicast)) * element_bytes / l2
     written = rows * columns * np.where(split > 1, _SUM_BYTES, element_bytes)
-    return _Variants(rows, columns, split, device.inner_step * np.maximum(arithmetic, loads), written / l2)
+    step = device.inner_step * np.maximum(arithmetic, loads)
+    fill = 2 * device.tile_latency + device.inner_step * loads
+    return _Variants(rows, columns, split, step, fill, written / l2)
 
 
 def matmul_seconds(
@@ -66,12 +70,19 @@ def matmul_seconds(
     Each multiprocessor computes one output tile after the other; a wave is one tile on each:
 
         loop = ceil(inner / (split * step)) * max(arithmetic, loads from L2) per step
-        tile = latency + loop + epilogue, or max(loop, epilogue) where epilogues overlap
+        fill = two latencies and the loads of the first step
+        tile = fill + loop + epilogue, or max(loop, epilogue) where tiles overlap
         waves = ceil(count * ceil(rows / tile rows) * ceil(outer / tile columns) * split / multiprocessors)
-        seconds = waves * tile + what summing the parts of a split moves
+        at_peak_clock = waves * tile + what summing the parts of a split moves
 
-    of the best tile and split, as a library's heuristic would choose, and at least what the power limit allows. Seconds
-    never fall when `rows`, `outer`, `inner` or `count` grows, and never imply more than the sustained FLOP/s.
+    of the best tile and split, as a library's heuristic would choose. Power grows with the share of the time in which
+    products are computed, and with the third power of the clock (frequency times squared voltage). So the clock falls
+    where the share is above that at the power limit, `DeviceGeneration.power_share`:
+
+        share = FLOPs / at_peak_clock / peak FLOP/s
+        seconds = at_peak_clock * max(1, (share / power_share)^(1/3))
+
+    Seconds never fall when `rows`, `outer`, `inner` or `count` grows, and never imply more than the peak.
 
     Args:
         sizes: The matmuls.
@@ -85,15 +96,17 @@ def matmul_seconds(
     steps = _up(inner / (of.split * device.inner_step))
     tiles = count * _up(rows / of.rows) * _up(outer / of.columns) * of.split
     loop = steps * of.step
-    once = device.tile_latency + of.epilogue
-    tile = np.maximum(loop, of.epilogue) if device.overlaps_epilogue else loop + once
+    once = of.fill + of.epilogue
+    tile = np.maximum(loop, of.epilogue) if device.overlaps_tiles else loop + once
     seconds = _up(tiles / device.multiprocessors) * tile
-    if device.overlaps_epilogue:
+    if device.overlaps_tiles:
         seconds = seconds + once
     summed = np.where(of.split > 1, of.split * _SUM_BYTES + element_bytes, 0.0) / memory_bandwidth
     seconds = (seconds + count * rows * outer * summed).min(axis=-1)
-    flops = 2 * sizes.rows * sizes.outer * sizes.inner * sizes.count
-    return np.asarray(np.maximum(seconds, flops / (cluster.peak_flops * device.sustained_share)))
+    at_peak = 2 * sizes.rows * sizes.outer * sizes.inner * sizes.count / cluster.peak_flops
+    # seconds * (share / power_share)^(1/3), written so that it grows with both
+    throttled = np.cbrt(seconds**2 * at_peak / device.power_share)
+    return np.asarray(np.maximum(seconds, throttled))
 
 
 def _up(quotient: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:

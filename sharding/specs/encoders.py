@@ -28,7 +28,12 @@ def encoder_spec(config: EncoderConfig, backbone: BackboneConfig) -> ModuleSpec:
 
 
 def transformer_encoder_spec(
-    config: EncoderConfig, backbone: BackboneConfig, embedding: LayerSpec, values_per_position: int = 1
+    config: EncoderConfig,
+    backbone: BackboneConfig,
+    embedding: LayerSpec,
+    values_per_position: int = 1,
+    *,
+    rotary: bool = False,
 ) -> ModuleSpec:
     """The costs of an encoder that is a stack of blocks.
 
@@ -37,6 +42,7 @@ def transformer_encoder_spec(
         backbone: The language model, to whose width the encoder's projector maps.
         embedding: The layer before the blocks.
         values_per_position: Values that become one position.
+        rotary: Whether attention rotates queries and keys by their positions.
     """
     kv_heads = (("kv_heads", config.kv_heads),) if config.kv_heads else ()
     final_norm = (_norm(config),) if config.final_norm else ()
@@ -47,7 +53,7 @@ def transformer_encoder_spec(
             ("heads", config.heads), *kv_heads, ("ffn", config.ffn), *projector_splits(config.projector, backbone),
         ),
         leading_layers=(embedding,),
-        layer=block_layer(config, causal=False),
+        layer=block_layer(config, causal=False, rotary=rotary),
         trailing_layers=(*final_norm, projector_layer(config.projector, config, backbone)),
         values_per_position=values_per_position,
         values_per_cell=values_per_position * config.positions_per_token,
@@ -78,7 +84,7 @@ def linear_embedding_layer(config: EncoderConfig, value_width: int, vectors: int
 
 @encoder_spec.register
 def _vision(config: VisionConfig, backbone: BackboneConfig) -> ModuleSpec:
-    return transformer_encoder_spec(config, backbone, _patch_embedding(config))
+    return transformer_encoder_spec(config, backbone, _patch_embedding(config), rotary=config.rope_base > 0)
 
 
 @encoder_spec.register

@@ -36,11 +36,11 @@ def with_experts(block: LayerSpec, config: BackboneConfig, experts: ExpertsConfi
         experts: The mixture of experts.
     """
     width, ffn, shared = config.width, experts.ffn, experts.shared_ffn
-    *attention, last_scatter = (kernel for kernel in block.kernels if kernel.name not in _FEED_FORWARD)
+    *attention, last_scatter, residual = (kernel for kernel in block.kernels if kernel.name not in _FEED_FORWARD)
     feed_forward_parameters = 3 * width * config.ffn
     return dataclasses.replace(
         block,
-        kernels=(*attention, *_kernels(width, experts), last_scatter),
+        kernels=(*attention, *_kernels(width, experts), last_scatter, residual),
         parameters=block.parameters - feed_forward_parameters + 3 * width * shared,
         replicated_parameters=block.replicated_parameters + width * experts.count + width * (shared > 0),
         expert_parameters=3 * experts.count * width * ffn,

@@ -20,18 +20,19 @@ from sharding.specs.layer import (
 def backbone_layers(config: ModelConfig) -> tuple[tuple[LayerSpec, ...], LayerSpec, tuple[LayerSpec, ...]]:
     """The embedding, one layer of the stack, and the final norm with the language-model head."""
     backbone = config.backbone
-    block = block_layer(backbone, causal=True)
+    block = block_layer(backbone, causal=True, rotary=backbone.positions == "rotary")
     if backbone.experts:
         block = with_experts(block, backbone, backbone.experts)
     return (_token_embedding(backbone),), block, (_head(backbone),)
 
 
-def block_layer(config: TransformerConfig, *, causal: bool) -> LayerSpec:
+def block_layer(config: TransformerConfig, *, causal: bool, rotary: bool) -> LayerSpec:
     """One transformer block: pre-norm attention and a pre-norm feed-forward layer.
 
     Args:
         config: The architecture.
         causal: Whether a position attends only to those before it, which halves the FLOPs of attention.
+        rotary: Whether queries and keys are rotated by their positions.
     """
     width, kv_width, ffn = config.width, config.kv_width, config.ffn
     qkv = width + 2 * kv_width
@@ -42,6 +43,7 @@ def block_layer(config: TransformerConfig, *, causal: bool) -> LayerSpec:
         all_gather(width),
         matmul("query_key_value", width, qkv),
         *_qk_norm(config),
+        *((memory_bound("rotary", 2 * (width + kv_width)),) if rotary else ()),
         Kernel(
             "attention",
             "attention",
@@ -54,12 +56,13 @@ def block_layer(config: TransformerConfig, *, causal: bool) -> LayerSpec:
         *attention_norm,
         matmul("output", width, width, split_by="rows"),
         reduce_scatter(width),
-        *(() if config.parallel_block else (memory_bound("mlp_norm", 2 * width, split=False), all_gather(width))),
+        *(() if config.parallel_block else (_residual(width), *_second_norm(width))),
         matmul("up", width, up),
         memory_bound("activation", up + ffn),
         *mlp_norm,
         matmul("down", ffn, width, split_by="rows"),
         reduce_scatter(width),
+        _residual(width),
     )
     # The inputs of norms and matmuls; attention saves its inputs and output, and recomputes its scores.
     normed = (width + kv_width) * (config.qk_norm != "none") + width * len(attention_norm) + ffn * len(mlp_norm)
@@ -78,6 +81,15 @@ def block_layer(config: TransformerConfig, *, causal: bool) -> LayerSpec:
         },
         output_elements=PerLoad(width),
     )
+
+
+def _residual(width: int) -> Kernel:
+    """Reads the residual stream and what is added to it, and writes their sum; biases and layer scales ride along."""
+    return memory_bound("residual", 3 * width, split=False)
+
+
+def _second_norm(width: int) -> tuple[Kernel, ...]:
+    return memory_bound("mlp_norm", 2 * width, split=False), all_gather(width)
 
 
 def _qk_norm(config: TransformerConfig) -> tuple[Kernel, ...]:

@@ -10,8 +10,8 @@ IDEAL = DeviceGeneration(
     multicast=1,
     tile_latency=0.0,
     loop_share=1.0,
-    sustained_share=1.0,
-    overlaps_epilogue=True,
+    power_share=1.0,
+    overlaps_tiles=True,
     attention=(AttentionRate(1, 1.0, 1.0),),
     attention_block=0,
 )

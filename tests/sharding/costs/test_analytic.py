@@ -200,7 +200,7 @@ def test_hops_gathers_reductions_and_updates():
     assert TOY.hop(np.array([0.0, 20.0]), True, 2).tolist() == [0.0, 0.5 + 2.0]
     assert TOY.gather_weights(40.0, 2, inside=True) == 0.5 + 2 * 40 / 2 / 10
     assert TOY.reduce_gradients(40.0, 2, inside=False) == 1.0 + 4 * 40 / 2 / 2
-    assert TOY.optimizer_update(100.0, 2) == 28 * 100 / 50
+    assert TOY.optimizer_update(100.0, 2) == 34 * 100 / 50
     assert TOY.gradient_norm(4) == 0
 
 

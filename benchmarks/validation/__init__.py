@@ -1,0 +1,1 @@
+"""Published text-only training runs, simulated at their settings: how far the analytic costs are from measurements."""

@@ -1,0 +1,112 @@
+"""Megatron-LM's runs of arXiv 2205.05198: one layer of 22B (table 4), and four models (table 5), on A100s."""
+
+import functools
+
+import numpy as np
+
+from benchmarks.validation.frameworks import A100, AttentionRecomputed, megatron_2022
+from benchmarks.validation.published import PublishedRun
+from benchmarks.validation.setting import Setting, simulated_step
+from configs.backbone import BackboneConfig
+from sharding.costs.cost_model import LayerParallelism
+from sharding.plans.unit_plan import CollectivesName
+from sharding.specs.layer import RecomputePolicy, make_loads
+
+SOURCE = "arXiv 2205.05198"
+_COSTS = AttentionRecomputed(A100)
+
+
+def gpt(width: int, depth: int, heads: int, vocabulary: int = 51200) -> BackboneConfig:
+    """GPT-3's blocks."""
+    return BackboneConfig(
+        width=width,
+        depth=depth,
+        heads=heads,
+        kv_heads=heads,
+        ffn=4 * width,
+        gated=False,
+        norm="layernorm",
+        activation="gelu",
+        biases=("query", "key", "value", "output", "mlp"),
+        positions="learned",
+        vocabulary=vocabulary,
+        tie_embeddings=True,
+    )
+
+
+def _setting(
+    model: BackboneConfig, pp: int, chunks: int, microbatch: int, microbatches: int, *, present: bool
+) -> Setting:
+    recompute: RecomputePolicy = "selective" if present else "full"
+    return Setting(
+        model=model,
+        costs=_COSTS,
+        adapt=functools.partial(megatron_2022, model=model, length=2048, segments=microbatch),
+        microbatch=microbatch,
+        microbatches=microbatches,
+        tp=8,
+        pp=pp,
+        chunks=chunks,
+        recompute=recompute,
+        collectives="gather" if present else "reduce",
+    )
+
+
+# (name, model, pipeline ranks, chunks, sequences of a microbatch, microbatches, seconds recomputing all, and with
+# sequence parallelism and selective recomputation)
+_TABLE_5 = (
+    ("22B", gpt(6144, 48, 64), 1, 1, 4, 1, 1.42, 1.10),
+    ("175B", gpt(12288, 96, 96), 8, 3, 1, 64, 18.13, 13.75),
+    ("530B", gpt(20480, 105, 128), 35, 3, 1, 280, 49.05, 37.83),
+    ("1T", gpt(25600, 128, 160), 64, 1, 1, 512, 94.42, 71.49),
+)
+
+
+def step_runs() -> tuple[PublishedRun, ...]:
+    """Table 5: seconds of a step."""
+    found = []
+    for name, model, pp, chunks, microbatch, microbatches, full, present in _TABLE_5:
+        for label, seconds in (("full recomputation", full), ("selective, sequence parallel", present)):
+            of = _setting(model, pp, chunks, microbatch, microbatches, present=seconds == present)
+            found.append(
+                PublishedRun(
+                    name=f"Megatron-LM {name}, {label}",
+                    source=f"{SOURCE}, table 5",
+                    width=model.width,
+                    seconds=seconds,
+                    simulate=functools.partial(simulated_step, of),
+                )
+            )
+    return tuple(found)
+
+
+# (label, collectives, recomputation, milliseconds of the forward, of the backward)
+_TABLE_4: tuple[tuple[str, CollectivesName, RecomputePolicy, float, float], ...] = (
+    ("no recomputation", "reduce", "none", 7.7, 11.9),
+    ("sequence parallel", "gather", "none", 7.2, 11.8),
+    ("full recomputation", "reduce", "full", 7.7, 19.5),
+    ("selective recomputation", "reduce", "selective", 7.7, 13.2),
+    ("sequence parallel, selective", "gather", "selective", 7.2, 13.1),
+)
+
+
+def _layer_seconds(collectives: CollectivesName, recompute: RecomputePolicy) -> float:
+    """Seconds of a layer of 22B for four sequences."""
+    layer = _setting(_TABLE_5[0][1], 1, 1, 4, 1, present=True).graph.backbone.layer
+    loads, ranks = make_loads(4 * 2048, 4 * 2048**2, 4), LayerParallelism(8, collectives=collectives)
+    forward = _COSTS.forward(layer, loads, ranks).total
+    return float(np.add(forward, _COSTS.backward(layer, loads, ranks, ("dgrad", "wgrad"), recompute).total))
+
+
+def layer_runs() -> tuple[PublishedRun, ...]:
+    """Table 4: forward and backward of one layer."""
+    return tuple(
+        PublishedRun(
+            name=f"a layer of Megatron-LM 22B, {label}",
+            source=f"{SOURCE}, table 4",
+            width=6144,
+            seconds=1e-3 * (forward + backward),
+            simulate=functools.partial(_layer_seconds, collectives, recompute),
+        )
+        for label, collectives, recompute, forward, backward in _TABLE_4
+    )
