@@ -1,11 +1,10 @@
 """Kernels of a layer on a device: the sizes of each pass's matmuls, what ranks divide, and gradient accumulation."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from configs.architectures import BackboneConfig, ModelConfig
 from configs.clusters import CLUSTERS
@@ -82,9 +81,9 @@ def test_a_backward_with_weights_adds_their_gradients_to_float32_sums():
     assert not costs.backward(layer, 0 * loads, ranks, ("dgrad", "wgrad"), "full").total
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 5000), st.sampled_from([1, 2, 4])), min_size=1, max_size=8))
-def test_kept_answers_are_those_of_a_new_model(asked):
+def test_kept_answers_are_those_of_a_new_model():
+    """Also where more is asked than is kept."""
+    asked = list(itertools.product(range(1, 101), (1, 2, 4)))
     kept, layer = kernel_costs(), bare_layer("toy", "toy", matmul("up", 512, 1024), memory_bound("norm", 512))
     for tokens, tp in asked * 2:
         loads, ranks = make_loads([tokens, tokens + 1], 1, 1), LayerParallelism(tp)
