@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,18 @@ RADIUS, BEST = 2, 8
 """Of the paper's search: by how many layers boundaries move, and how many candidates are timed."""
 
 
+class Simulated(NamedTuple):
+    """An epoch.
+
+    Attributes:
+        gpu_days: Its GPU-days.
+        memory: The largest share of a device's memory that a step takes; above 1 it does not fit.
+    """
+
+    gpu_days: float
+    memory: float
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Setting:
     """A chain on its devices with the microbatches of one step.
@@ -59,12 +71,11 @@ class Setting:
     chain: LayerChain
     samples: float
 
-    def gpu_days(self, stages: ChainStages) -> float:
-        """GPU-days of an epoch; raises PlanError if the step does not fit the devices."""
+    def simulate(self, stages: ChainStages) -> "Simulated":
+        """An epoch of such steps."""
         timeline = self.problem.simulate(stages.plan(self.chain, self.layout), rows=self.problem.data.loads)
-        if (fraction := self.problem.memory_fraction(timeline)) > 1:
-            raise PlanError(f"the step takes {fraction:.1%} of a device's memory")
-        return timeline.step / self.samples * SAMPLES * self.problem.devices / SECONDS_PER_DAY
+        gpu_days = timeline.step / self.samples * SAMPLES * self.problem.devices / SECONDS_PER_DAY
+        return Simulated(gpu_days, self.problem.memory_fraction(timeline))
 
     def spread(self, stages: ChainStages) -> float:
         """Seconds of the slowest stage over the mean."""
@@ -133,15 +144,19 @@ def measure_model(name: str, model: ModelConfig, data: SyntheticData, cluster: C
     )
     if balanced is None or filled is None or filled_static is None:
         raise PlanError(f"{name} does not fit {ranks.devices} devices of {cluster.name}")
-    days = [
-        start.gpu_days(recomputed),
-        even.gpu_days(recomputed),
-        even.gpu_days(uniform_stages(even.chain, balanced.counts, "full")),
-        even.gpu_days(filled),
+    epochs = [
+        start.simulate(recomputed),
+        even.simulate(recomputed),
+        even.simulate(uniform_stages(even.chain, balanced.counts, "full")),
+        even.simulate(filled),
     ]
-    in_static_rows = _row(f"{name}, + memory, in rows of static shape: GPU-days", static.gpu_days(filled_static))
-    spreads = _spread_rows(name, even, recomputed, filled)
-    return [*_step_rows(name, days), in_static_rows, *spreads, _search_row(name, even, filled)]
+    in_static_rows = static.simulate(filled_static)
+    return [
+        *_step_rows(name, epochs),
+        _row(f"{name}, + memory, in rows of static shape: GPU-days", in_static_rows.gpu_days),
+        *_spread_rows(name, even, recomputed, filled),
+        _search_row(name, even, filled),
+    ]
 
 
 def _with_full_recomputation(chain: LayerChain) -> LayerChain:
@@ -156,15 +171,16 @@ def _with_full_recomputation(chain: LayerChain) -> LayerChain:
     )
 
 
-def _step_rows(name: str, days: Sequence[float]) -> list[Row]:
-    """GPU-days after each step, each step's gain over the one before, and that of all."""
+def _step_rows(name: str, epochs: Sequence[Simulated]) -> list[Row]:
+    """GPU-days and memory after each step, each step's gain over the one before, and that of all."""
     labels = ("padded at random, by parameters, full recomputation", "+ data", "+ stages", "+ memory")
     paper = PAPER_GPU_DAYS.get(name)
     papers = (paper.before, None, None, paper.after) if paper else (None,) * 4
-    rows = [
-        _row(f"{name}, {label}: GPU-days", value, published)
-        for label, value, published in zip(labels, days, papers, strict=True)
-    ]
+    days = [epoch.gpu_days for epoch in epochs]
+    rows = []
+    for label, epoch, published in zip(labels, epochs, papers, strict=True):
+        rows.append(_row(f"{name}, {label}: GPU-days", epoch.gpu_days, published))
+        rows.append(_row(f"{name}, {label}: share of a device's memory", epoch.memory))
     rows += [
         _row(f"{name}, {label}: times as fast as without", earlier / later, goal=1.0)
         for label, earlier, later in zip(labels[1:], days[:-1], days[1:], strict=True)
