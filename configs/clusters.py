@@ -37,6 +37,8 @@ class ClusterConfig:
         intra_node: The link between devices of one node.
         inter_node: The link between nodes: one device's share of the node's network cards.
         generation: What decides how near kernels come to the peak.
+        host_link: The link between a device and its host's memory; None where nothing is offloaded.
+        host_memory: Bytes of the host's memory, one device's share.
         device_kinds: Prefixes of `jax.Device.device_kind` on these devices; none if no devices are known by it.
         excluded_kinds: Substrings that it does not contain: those of other variants with a similar name.
     """
@@ -49,6 +51,8 @@ class ClusterConfig:
     intra_node: Link
     inter_node: Link
     generation: DeviceGeneration
+    host_link: Link | None = None
+    host_memory: float = 0
     device_kinds: tuple[str, ...] = ()
     excluded_kinds: tuple[str, ...] = ()
 
@@ -56,6 +60,8 @@ class ClusterConfig:
         for name in ("peak_flops", "memory", "memory_bandwidth", "devices_per_node"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"ClusterConfig.{name} is {getattr(self, name)}; it must be positive")
+        if self.host_link and not 0 < self.host_memory < math.inf:
+            raise ValueError(f"ClusterConfig.host_memory is {self.host_memory}; with a host_link it must be positive")
 
 
 # Sources: NVIDIA's data sheets, of which all figures are those of one device, without sparsity. NVLink is printed there
@@ -71,6 +77,11 @@ class ClusterConfig:
 #   b200        2,250          180 GB    8 TB/s       1.8 TB/s   DGX B200: 1,440 GB and 64 TB/s for 8 devices
 #   gb200       2,500          186 GB    8 TB/s       1.8 TB/s   GB200 NVL72: 180 PFLOP/s, 13.4 TB, 576 TB/s for 72
 #
+# The host's memory is reached by PCIe x16, printed for both directions together: 64 GB/s (gen 4: A100, A800), 128 GB/s
+# (gen 5: all others but GB200, whose superchips have 900 GB/s of NVLink-C2C for two devices). Eight devices share 2 TB
+# in DGX A100 80GB, DGX H100 and DGX B200, 1 TB in DGX A100 40GB; 72 share 17 TB in GB200 NVL72. A copy starts in about
+# 10 us.
+#
 # Networks are not those of devices but of nodes: a card of 200 Gbit/s for each device in DGX A100, of 400 Gbit/s in
 # DGX H100, DGX B200 and GB200 NVL72. The nodes of A800, H800 and H20 are not NVIDIA's; theirs are taken to be alike.
 # Latencies of a transfer with NCCL: about 3 us by NVLink, 10 us by RDMA. The CPU's figures are those of two cores that
@@ -84,6 +95,8 @@ _A100 = ClusterConfig(
     intra_node=Link(300e9, 3e-6),
     inter_node=Link(25e9, 10e-6),
     generation=AMPERE,
+    host_link=Link(32e9, 10e-6),
+    host_memory=250e9,
     device_kinds=("NVIDIA A100",),
     excluded_kinds=("40GB",),
 )
@@ -92,6 +105,7 @@ _A100_40GB = dataclasses.replace(
     name="a100_40gb",
     memory=40e9,
     memory_bandwidth=1.555e12,
+    host_memory=125e9,
     device_kinds=("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
     excluded_kinds=(),
 )
@@ -107,6 +121,8 @@ _H100 = ClusterConfig(
     intra_node=Link(450e9, 3e-6),
     inter_node=Link(50e9, 10e-6),
     generation=HOPPER,
+    host_link=Link(64e9, 10e-6),
+    host_memory=250e9,
     device_kinds=("NVIDIA H100 80GB HBM3",),
     excluded_kinds=("PCIe", "NVL"),
 )
@@ -131,10 +147,19 @@ _B200 = ClusterConfig(
     intra_node=Link(900e9, 3e-6),
     inter_node=Link(50e9, 10e-6),
     generation=BLACKWELL,
+    host_link=Link(64e9, 10e-6),
+    host_memory=250e9,
     device_kinds=("NVIDIA B200",),
 )
 _GB200 = dataclasses.replace(
-    _B200, name="gb200", peak_flops=2500e12, memory=186e9, devices_per_node=72, device_kinds=("NVIDIA GB200",)
+    _B200,
+    name="gb200",
+    peak_flops=2500e12,
+    memory=186e9,
+    devices_per_node=72,
+    host_link=Link(225e9, 10e-6),
+    host_memory=236e9,
+    device_kinds=("NVIDIA GB200",),
 )
 _CPU = ClusterConfig(
     name="cpu",
@@ -145,6 +170,8 @@ _CPU = ClusterConfig(
     intra_node=Link(5e9, 50e-6),
     inter_node=Link(1e9, 100e-6),
     generation=EMULATED,
+    host_link=Link(5e9, 50e-6),
+    host_memory=2e9,
     device_kinds=("cpu",),
 )
 _CLUSTERS = (_A800, _A100, _A100_40GB, _H100, _H800, _H20, _H200, _B200, _GB200, _CPU)

@@ -35,9 +35,9 @@ class ProfileArguments(cli.GinArguments, cli.JsonArguments):
     )
     recompute: str = cli.flag(
         "none",
-        "Recomputation policy of every layer: none, selective or full.",
+        "Recomputation policy of every layer: none, selective, offload or full.",
         metavar="NAME",
-        parse=cli.one_of("none", "selective", "full"),
+        parse=cli.one_of("none", "selective", "offload", "full"),
     )
     steps: int = cli.flag(5, "Steps to time, after the first, which compiles.", metavar="N", parse=cli.integer(1))
 

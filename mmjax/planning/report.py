@@ -238,13 +238,16 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
         )
     console.print(table)
     for lane in timeline.lanes:
-        needed, room = timeline.lane_peak_memory(lane), problem.cluster.memory
-        if needed > room:
-            console.print(
-                f"{lane.rank[0]} {lane.rank[1]} does not fit: it needs {_bytes(needed)} of the {_bytes(room)} of a "
-                f"device, {_bytes(needed - room)} too many",
-                soft_wrap=True,
-            )
+        for where, needed, room in (
+            ("device", timeline.lane_peak_memory(lane), problem.cluster.memory),
+            ("device's host", timeline.lane_peak_host_memory(lane), problem.cluster.host_memory),
+        ):
+            if needed > room:
+                console.print(
+                    f"{lane.rank[0]} {lane.rank[1]} does not fit: it needs {_bytes(needed)} of the {_bytes(room)} of a "
+                    f"{where}, {_bytes(needed - room)} too many",
+                    soft_wrap=True,
+                )
 
 
 def _seconds(seconds: float) -> str:

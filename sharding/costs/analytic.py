@@ -11,7 +11,7 @@ from configs.clusters import ClusterConfig, Link
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, ring_seconds
 from sharding.costs.kernel_seconds import KernelCosts
 from sharding.plans.trained_parts import Gradient
-from sharding.plans.unit_plan import CollectivesName
+from sharding.plans.unit_plan import CollectivesName, PlanError
 from sharding.specs.layer import COLLECTIVE_KINDS, ZERO, Kernel, LayerSpec, Loads, RecomputePolicy
 from sharding.specs.recomputed_kernels import RECOMPUTED_KERNELS
 
@@ -191,6 +191,17 @@ class AnalyticCostModel:
         reads the gradient once more, and the weight is written in compute precision.
         """
         return (28 + 4 + self.element_bytes) * parameters / (self.cluster.memory_bandwidth * self.efficiency.memory)
+
+    def host_transfer(self, size: Times) -> Times:
+        """See `CostModel.host_transfer`."""
+        link = self.cluster.host_link
+        if link is None:
+            raise PlanError(
+                f"recompute offload sends activations to the host's memory, but the cluster {self.cluster.name} has no "
+                "host_link; describe one, or use another policy"
+            )
+        seconds = link.latency + np.asarray(size) / (link.bandwidth * self.efficiency.link)
+        return np.asarray(np.where(np.asarray(size) > 0, seconds, 0.0))
 
     def hop(self, size: Times, inside: bool, devices: int) -> Times:
         """See `CostModel.hop`."""

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.costs.cost_model import CostModel, LayerParallelism, LayerSeconds, Times, useful_flops
-from sharding.costs.memory import saved_activation_bytes
+from sharding.costs.cost_model import CostModel, LayerParallelism, LayerSeconds, Times, beside_transfer, useful_flops
+from sharding.costs.memory import offloaded_bytes, saved_activation_bytes
 from sharding.costs.own_rows import OwnRows, dealt_loads, executed_loads, largest_over_needed
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import PlanError
@@ -75,7 +75,8 @@ class LayerCosts(NamedTuple):
         forward: Seconds of the forward.
         backward: Seconds of the backward.
         flops: Useful FLOPs of both.
-        saved_bytes: Bytes saved from the forward to the backward.
+        saved_bytes: Bytes saved on a device from the forward to the backward.
+        offloaded_bytes: Bytes saved in its host's memory.
         recomputed_bytes: Bytes saved without recomputation, where there is some; else 0.
     """
 
@@ -83,6 +84,7 @@ class LayerCosts(NamedTuple):
     backward: LayerSeconds
     flops: Times
     saved_bytes: Times
+    offloaded_bytes: Times
     recomputed_bytes: Times
 
 
@@ -150,16 +152,17 @@ class BatchCosts:
         if key not in self._layers:
             layer, costs = self.graph[module].layer_named(name), self.costs
             loads, useful, _ = self.loads(module, microbatches, ranks.dp, own)
-            saved = recomputed = np.zeros(len(loads))
+            forward = costs.forward(layer, loads, ranks, stack)
+            backward = costs.backward(layer, loads, ranks, gradients, recompute, stack)
+            saved = recomputed = offloaded = np.zeros(len(loads))
             if gradients:
                 saved = saved_activation_bytes(layer, loads, ranks, recompute, costs)
                 if recompute != "none":
                     recomputed = saved_activation_bytes(layer, loads, ranks, "none", costs)
+                if recompute == "offload":
+                    offloaded = offloaded_bytes(layer, loads, ranks, costs)
+                    forward, backward = (beside_transfer(each, offloaded, costs) for each in (forward, backward))
             self._layers[key] = LayerCosts(
-                costs.forward(layer, loads, ranks, stack),
-                costs.backward(layer, loads, ranks, gradients, recompute, stack),
-                useful_flops(layer, useful, gradients),
-                saved,
-                recomputed,
+                forward, backward, useful_flops(layer, useful, gradients), saved, offloaded, recomputed
             )
         return self._layers[key]

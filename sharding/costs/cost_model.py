@@ -20,7 +20,8 @@ class LayerSeconds(NamedTuple):
 
     Attributes:
         compute: Seconds of kernels.
-        communication: Seconds in which the device waits for other tensor, context-parallel or expert ranks.
+        communication: Seconds in which the device waits for other tensor, context-parallel or expert ranks, or for
+            transfers to and from its host's memory.
     """
 
     compute: Times
@@ -141,6 +142,10 @@ class CostModel(Protocol):
         """The optimizer's update of `parameters` elements on one device, while `dp` replicas update at once."""
         ...
 
+    def host_transfer(self, size: Times) -> Times:
+        """Sending `size` bytes from a device to its host's memory, or back, as far as layers' seconds lack it."""
+        ...
+
     def hop(self, size: Times, inside: bool, devices: int) -> Times:
         """Sending `size` bytes from one device to another.
 
@@ -150,6 +155,15 @@ class CostModel(Protocol):
             devices: Number of devices of both stages, all replicas and ranks.
         """
         ...
+
+
+def beside_transfer(seconds: LayerSeconds, size: Times, costs: CostModel) -> LayerSeconds:
+    """Seconds of a layer's forward or backward beside which `size` bytes go to the host's memory, or come back.
+
+    The transfers of a layer take place while its neighbour computes; what takes longer than computing is waited for.
+    """
+    exposed = np.maximum(costs.host_transfer(size) - seconds.compute, 0.0)
+    return LayerSeconds(seconds.compute, seconds.communication + exposed)
 
 
 def useful_flops(layer: LayerSpec, loads: Loads, gradients: tuple[Gradient, ...]) -> Times:

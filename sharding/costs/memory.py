@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from sharding.costs.cost_model import CostModel, LayerParallelism, Times
-from sharding.specs.layer import LayerSpec, Loads, RecomputePolicy
+from sharding.specs.layer import LayerSpec, Loads, RecomputePolicy, SavedActivations
 
 Elements = Shaped[np.ndarray, "..."] | float | int
 """Numbers of elements; arrays broadcast against each other."""
@@ -25,7 +25,15 @@ def saved_activation_bytes(
         recompute: The recomputation policy.
         costs: Gives the compute precision.
     """
-    saved = layer.saved[recompute]
+    return _bytes(layer.saved[recompute], layer, loads, ranks, costs)
+
+
+def offloaded_bytes(layer: LayerSpec, loads: Loads, ranks: LayerParallelism, costs: CostModel) -> Times:
+    """Bytes that one layer saves in host memory under recomputation `offload`; as `saved_activation_bytes`."""
+    return _bytes(layer.offloaded, layer, loads, ranks, costs)
+
+
+def _bytes(saved: SavedActivations, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, costs: CostModel) -> Times:
     replicated = saved.replicated.at(loads) / ranks.for_layer(layer).sequence_shards
     return np.asarray(costs.element_bytes * (saved.split.at(loads) / ranks.tp + replicated) / ranks.cp)
 

@@ -16,6 +16,7 @@ from sharding.costs.shared_replicas import on_shared_replicas, row_gathers, slow
 from sharding.costs.stage_parameters import LayersOfStage, layer_key, module_parallelism, module_parameters
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork
 from sharding.plans.plan import Plan
+from sharding.plans.recompute_text import policy_runs
 from sharding.plans.stage_graph import StageGraph, StageId, stage_graph
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
 from sharding.plans.unit_layers import LayerRun, stage_layers
@@ -159,8 +160,8 @@ class _PlanCosts:
         layers: list[LayersOfStage] = []
         for module, first, last in self._runs[stage[0]][stage[1]]:
             ranks, start = module_parallelism(unit, module), first
-            for policy, group in itertools.groupby(itertools.islice(policies, last - first)):
-                end = start + len(list(group))
+            for policy, count in policy_runs(tuple(itertools.islice(policies, last - first))):
+                end = start + count
                 layers += [
                     LayersOfStage(module, *of, policy, ranks) for of in self._required.of_layers(module, start, end)
                 ]
@@ -204,6 +205,7 @@ class _PlanCosts:
                 "backward_communication": backward.communication,
                 "flops": np.asarray(of.flops)[index],
                 "saved_bytes": np.asarray(of.saved_bytes)[index],
+                "offloaded_bytes": np.asarray(of.offloaded_bytes)[index],
             }
             for field, values in per_layer.items():
                 by_module[module][field] += count * values

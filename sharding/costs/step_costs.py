@@ -22,6 +22,7 @@ class StageCosts:
         backward_communication: The same part of `backward`.
         flops: Useful FLOPs of forward and backward over all devices of a replica: no padding, no recomputation.
         saved_bytes: Bytes on each device from a microbatch's forward to its backward.
+        offloaded_bytes: Bytes in each device's host memory from its forward to its backward.
         gather: Seconds until the compute weights are there, as far as nothing hides them.
         reduce: Seconds of the gradients' reduction over the replicas, as far as nothing hides them.
         update: Seconds of the optimizer.
@@ -34,6 +35,7 @@ class StageCosts:
     backward_communication: Float[np.ndarray, "m i"]
     flops: Float[np.ndarray, "m i"]
     saved_bytes: Float[np.ndarray, "m i"]
+    offloaded_bytes: Float[np.ndarray, "m i"]
     gather: float = 0.0
     reduce: float = 0.0
     update: float = 0.0
@@ -48,7 +50,15 @@ class StageCosts:
                 raise ValueError(f"StageCosts.{name} has a negative or infinite entry")
 
 
-PER_MICROBATCH = ("forward", "backward", "forward_communication", "backward_communication", "flops", "saved_bytes")
+PER_MICROBATCH = (
+    "forward",
+    "backward",
+    "forward_communication",
+    "backward_communication",
+    "flops",
+    "saved_bytes",
+    "offloaded_bytes",
+)
 """Fields of `StageCosts` that are arrays by microbatch and replica."""
 
 

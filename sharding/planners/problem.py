@@ -26,7 +26,7 @@ from sharding.schedules.ops import PipelineOp, Schedule
 from sharding.simulation.simulator import simulate
 from sharding.simulation.step_bound import least_step_seconds
 from sharding.simulation.timeline import Timeline
-from sharding.specs.layer import RECOMPUTE_POLICIES, LoadColumn, RecomputePolicy
+from sharding.specs.layer import LoadColumn, RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 from sharding.specs.row_load_statistics import RowLoadStatistics
@@ -72,7 +72,7 @@ class PlanningProblem:
     rows: int
     data: RowLoadStatistics
     trained_parts: frozenset[str]
-    recompute_choices: tuple[RecomputePolicy, ...] = RECOMPUTE_POLICIES
+    recompute_choices: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
     chunk_choices: tuple[int, ...] = (1,)
     tensor_sizes: tuple[int, ...] = TENSOR_SIZES
     fixed_ranks: Mapping[str, FixedRanks] = dataclasses.field(default_factory=dict)
@@ -257,5 +257,7 @@ class PlanningProblem:
         return trained_stages(plan, self.graph, self.trained_parts)
 
     def memory_fraction(self, timeline: Timeline) -> float:
-        """The largest share of a device's memory that a step takes; more than 1 does not fit."""
-        return max(timeline.lane_peak_memory(lane) for lane in timeline.lanes) / self.cluster.memory
+        """The largest share of a device's or of its host's memory that a step takes; more than 1 does not fit."""
+        on_device = max(timeline.lane_peak_memory(lane) for lane in timeline.lanes) / self.cluster.memory
+        on_host = max(timeline.lane_peak_host_memory(lane) for lane in timeline.lanes)
+        return max(on_device, on_host / self.cluster.host_memory) if on_host else on_device

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Sequence
+from typing import cast
 
 from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
 
@@ -31,10 +32,16 @@ def layer_policies(text: str, layers: int) -> tuple[RecomputePolicy, ...]:
     total = sum(count for count, _ in counts)
     if total != layers:
         raise ValueError(f"{text!r} is for {total} layers, but the stage owns {layers}")
-    return tuple(policy for count, policy in counts for policy in (policy,) * count)
+    return tuple(cast("RecomputePolicy", policy) for count, policy in counts for _ in range(count))
+
+
+def policy_runs(policies: Sequence[RecomputePolicy]) -> list[tuple[RecomputePolicy, int]]:
+    """Consecutive layers of one policy: the policy, and how many there are."""
+    starts = [layer for layer in range(len(policies)) if not layer or policies[layer] != policies[layer - 1]]
+    return [(policies[start], end - start) for start, end in itertools.pairwise((*starts, len(policies)))]
 
 
 def recompute_text(policies: Sequence[RecomputePolicy]) -> str:
     """The text from which `layer_policies` reads these policies; the shortest there is."""
-    runs = [(policy, len(list(group))) for policy, group in itertools.groupby(policies)]
+    runs = policy_runs(policies)
     return runs[0][0] if len(runs) == 1 else ", ".join(f"{count} {policy}" for policy, count in runs)

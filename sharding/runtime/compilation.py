@@ -84,7 +84,10 @@ def _microbatch_calls(programs: StagePrograms, losses: Any, gradients: Any) -> l
     if programs.backward is None:
         return [forward]
     result = jax.eval_shape(programs.forward, *operands, losses)
-    residuals = abstract_arrays(result.residuals, programs.residual_specs, programs.mesh)
+    residuals = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        for leaf, sharding in zip(result.residuals, programs.residual_shardings, strict=True)
+    ]
     outputs = abstract_arrays(result.outputs, programs.output_specs, programs.mesh)
     return [forward, ProgramCall(programs.backward, (*operands, residuals, outputs, gradients))]
 

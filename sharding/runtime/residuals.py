@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 import jax
 
+HOST_MEMORY = "pinned_host"
+"""Kind of memory (`jax.Device.addressable_memories`) of offloaded residuals between forward and backward."""
+
 LeafSource = Literal["saved", "available", "static"]
 """Where the backward program gets a leaf from: the residuals, its own operands, or the structure itself."""
 
@@ -43,6 +46,11 @@ class VjpStructure:
             else:
                 leaves.append(available[value] if source == "available" else value)
         return jax.tree.unflatten(self.tree_structure, leaves)
+
+
+def memory_kind(residual: jax.Array) -> str | None:
+    """The kind of memory in which a traced residual lies; None for the device's own."""
+    return HOST_MEMORY if jax.typeof(residual).memory_space == jax.memory.Space.Host else None
 
 
 def split_vjp(vjp: Any, available: Sequence[jax.Array]) -> tuple[list[jax.Array], VjpStructure]:

@@ -19,7 +19,7 @@ from pallas_kernels.varying import make_varying, varying_axes
 from sharding.axes import Axes
 from sharding.runtime.master_weights import device_count_along, is_partition_spec, replicated_data_axes
 from sharding.runtime.named_programs import named_jit
-from sharding.runtime.residuals import VjpStructure, split_vjp
+from sharding.runtime.residuals import VjpStructure, memory_kind, split_vjp
 from sharding.runtime.stage_definition import (
     Arrays,
     BackwardResult,
@@ -67,7 +67,7 @@ class StagePrograms:
         loss_names: Names of its losses, sorted; empty where it has none.
         operand_shapes, operand_specs: Shapes and specs of `(parameters, inputs, batch, index)`.
         output_specs, loss_specs: Specs of each output channel, and of each loss.
-        residual_specs: Specs of what `forward` saves for `backward`.
+        residual_specs, residual_shardings: Of what `forward` saves for `backward`; offloaded arrays are in host memory.
         channel_shardings: Shardings of the activations of each channel.
     """
 
@@ -113,12 +113,13 @@ class StagePrograms:
         forward_specs = (*self.operand_specs, loss_specs)
         self.backward: Callable[..., BackwardResult] | None = None
         self.residual_specs: list[P] = []
+        self.residual_shardings: list[NamedSharding] = []
         if not has_backward:
             result_specs = ForwardResult(output_specs, [], loss_specs)
             self.forward = self._compile("forward", self._forward_only, forward_specs, result_specs, donate=(4,))
             return
-        self._vjp_structure, residual_axes = self._trace_residuals()
-        self.residual_specs = [P(names) for names in residual_axes]
+        self._vjp_structure, self.residual_shardings = self._trace_residuals()
+        self.residual_specs = [sharding.spec for sharding in self.residual_shardings]
         result_specs = ForwardResult(output_specs, self.residual_specs, loss_specs)
         self.forward = self._compile("forward", self._forward, forward_specs, result_specs, donate=(4,))
         gradient_specs = self.gradient_specs()
@@ -165,19 +166,22 @@ class StagePrograms:
 
         return named_jit(evaluate, self.definition.stage_id, "evaluate" + self._name_suffix)
 
-    def _trace_residuals(self) -> tuple[VjpStructure, list[tuple[str, ...]]]:
-        """Traces the forward once to learn what it must save, and over which axes each residual varies."""
+    def _trace_residuals(self) -> tuple[VjpStructure, list[NamedSharding]]:
+        """Traces the forward once to learn what it must save, over which axes each residual varies, and where it is."""
         traced: dict[str, Any] = {}
 
         def body(*operands: Any) -> list[jax.Array]:
             result = self._forward_with_vjp(*operands)
             traced["structure"] = result.vjp_structure
-            traced["axes"] = [self._in_mesh_order(varying_axes(leaf)) for leaf in result.residuals]
+            traced["shardings"] = [
+                NamedSharding(self.mesh, P(self._in_mesh_order(varying_axes(leaf))), memory_kind=memory_kind(leaf))
+                for leaf in result.residuals
+            ]
             return [make_varying(leaf, self.mesh.axis_names)[None] for leaf in result.residuals]
 
         program = self._compile("residuals", body, self.operand_specs, P(self.mesh.axis_names))
         jax.eval_shape(program, *self.operand_shapes)
-        return traced["structure"], traced["axes"]
+        return traced["structure"], traced["shardings"]
 
     def _in_mesh_order(self, axes: frozenset[str]) -> tuple[str, ...]:
         return tuple(axis for axis in self.mesh.axis_names if axis in axes)

@@ -27,20 +27,40 @@ def peak_memory(
         stages: Costs of every stage.
         spans: When each op ran.
     """
-    starts, ends = _by_stage(spans)
     static = np.zeros(len(groups.sizes))
+    for stage, stage_groups in groups.groups_of.items():
+        first = groups.is_first[stage]
+        np.add.at(static, stage_groups[np.nonzero(first)], stages[stage].static_bytes)
+    saved = {stage: of.saved_bytes for stage, of in stages.items()}
+    return static + _most_saved(op_graph, groups, saved, spans)
+
+
+def peak_host_memory(
+    op_graph: OpGraph, groups: DeviceGroups, stages: Mapping[StageId, StageCosts], spans: Sequence[Span]
+) -> Float[np.ndarray, " n"]:
+    """Peak bytes of offloaded activations in the host memory of a device of each group; as `peak_memory`."""
+    return _most_saved(op_graph, groups, {stage: of.offloaded_bytes for stage, of in stages.items()}, spans)
+
+
+def _most_saved(
+    op_graph: OpGraph,
+    groups: DeviceGroups,
+    saved_bytes: Mapping[StageId, Float[np.ndarray, "m i"]],
+    spans: Sequence[Span],
+) -> Float[np.ndarray, " n"]:
+    """The most bytes that a device of each group has saved at any moment, given those of each microbatch."""
+    starts, ends = _by_stage(spans)
     owners, times, changes = [], [], []  # a column for every stage of every group: its microbatches' starts and ends
     for stage, stage_groups in groups.groups_of.items():
         replica, column = np.nonzero(groups.is_first[stage])
         group = stage_groups[replica, column]
-        np.add.at(static, group, stages[stage].static_bytes)
-        saved = stages[stage].saved_bytes[:, replica]
+        saved = saved_bytes[stage][:, replica]
         owners.append(group)
         released = _release_times(op_graph, starts, ends, stage)
         times.append(np.concatenate([starts["forward", stage], released])[:, replica])
         changes.append(np.concatenate([saved, -saved]))
     joined = [np.concatenate(arrays, axis=-1) for arrays in (owners, times, changes)]
-    return static + _peaks(joined[0], joined[1], joined[2], len(static))
+    return _peaks(joined[0], joined[1], joined[2], len(groups.sizes))
 
 
 _Table = Mapping[tuple[OpKind, StageId], Float[np.ndarray, "m _"]]

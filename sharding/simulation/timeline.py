@@ -16,7 +16,7 @@ from sharding.plans.plan_purpose import PlanPurpose
 from sharding.plans.stage_graph import PipelineRank, StageId
 from sharding.schedules.ops import OpGraph, PipelineOp
 from sharding.simulation.idle_time import IdleCause, IdlePeriod, idle_by_cause, idle_times
-from sharding.simulation.peak_memory import peak_memory
+from sharding.simulation.peak_memory import peak_host_memory, peak_memory
 from sharding.simulation.spans import Span
 
 if TYPE_CHECKING:
@@ -144,6 +144,14 @@ class Timeline:
     def lane_peak_memory(self, lane: Lane) -> float:
         """Peak bytes on any of a lane's devices, over all the stages that they hold."""
         return float(self._peak_memory[self.groups.groups_of[lane.stages[0]]].max())
+
+    @functools.cached_property
+    def _peak_host_memory(self) -> Float[np.ndarray, " n"]:
+        return peak_host_memory(self.op_graph, self.groups, self._known_costs().stages, self.spans)
+
+    def lane_peak_host_memory(self, lane: Lane) -> float:
+        """Peak bytes of offloaded activations in the host memory of any of a lane's devices."""
+        return float(self._peak_host_memory[self.groups.groups_of[lane.stages[0]]].max())
 
     @property
     def mfu(self) -> float:

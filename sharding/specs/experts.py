@@ -85,7 +85,7 @@ def _saved(
     """
     hidden_growth = experts.top_k * experts.ffn + experts.shared_ffn - config.ffn
     routed_inputs = experts.top_k * config.width
-    if policy == "full":
+    if policy in ("offload", "full"):
         return block
     if policy == "selective":
         split, replicated = PerLoad(2 * hidden_growth), PerLoad(routed_inputs + experts.count)

@@ -22,7 +22,7 @@ CollectiveKind = Literal["all_gather", "reduce_scatter"]
 KernelKind = ComputeKind | CollectiveKind
 RankGroup = Literal["tensor", "expert"]
 SplitSide = Literal["columns", "rows", "groups"]
-RecomputePolicy = Literal["none", "selective", "full"]
+RecomputePolicy = Literal["none", "selective", "offload", "full"]
 
 COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 MATMUL_KINDS: tuple[ComputeKind, ...] = ("matmul", "convolution")
@@ -177,7 +177,7 @@ class LayerSpec:
         parameters: Elements of parameters that the tensor ranks divide.
         replicated_parameters: Elements of parameters that each tensor rank holds.
         expert_parameters: Elements of parameters that the expert ranks and the tensor ranks divide.
-        saved: Activations saved under each recomputation policy.
+        saved: Activations saved on the devices under each recomputation policy.
         output_elements: Elements handed to the next layer or module.
         frozen_by_default: Whether the layer trains only if its part is named. Such a layer reads the batch alone, so
             that no gradient passes through it.
@@ -219,6 +219,12 @@ class LayerSpec:
             np.array([kernel.split for kernel in self.kernels], bool),
             np.array([kernel.rank_group == "expert" for kernel in self.kernels], bool),
         )
+
+    @property
+    def offloaded(self) -> SavedActivations:
+        """What recomputation `offload` saves in host memory: what `selective` saves besides the layer's input."""
+        results, inputs = self.saved["selective"], self.saved["offload"]
+        return SavedActivations(results.split + inputs.split * -1, results.replicated + inputs.replicated * -1)
 
     @property
     def flops(self) -> PerLoad:
@@ -291,4 +297,4 @@ def expert_reduce_scatter(width: Number) -> Kernel:
 
 def saved_by_policy(saved: SavedActivations, inputs: SavedActivations) -> dict[RecomputePolicy, SavedActivations]:
     """What a layer saves under each policy, if it has nothing that `selective` would recompute."""
-    return {"none": saved, "selective": saved, "full": inputs}
+    return {"none": saved, "selective": saved, "offload": inputs, "full": inputs}

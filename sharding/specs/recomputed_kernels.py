@@ -8,6 +8,7 @@ from sharding.specs.layer import COLLECTIVE_KINDS, ComputeKind, KernelKind, Reco
 RECOMPUTED_KERNELS: Mapping[RecomputePolicy, tuple[KernelKind, ...]] = {
     "none": (),
     "selective": ("attention", "memory"),
+    "offload": ("attention", "memory"),
     "full": (*get_args(ComputeKind), *COLLECTIVE_KINDS),
 }
 """None, all but matmuls with weights (arXiv 2205.05198, section 5), all."""

@@ -77,6 +77,7 @@ def block_layer(config: TransformerConfig, *, causal: bool, rotary: bool) -> Lay
         saved={
             "none": SavedActivations(PerLoad(qkv + width + up + ffn + normed), PerLoad(2 * norms * width)),
             "selective": SavedActivations(PerLoad(qkv + up), PerLoad((1 + norms) * width)),
+            "offload": SavedActivations(replicated=PerLoad(width)),
             "full": SavedActivations(replicated=PerLoad(width)),
         },
         output_elements=PerLoad(width),

@@ -41,6 +41,7 @@ def stage_costs(forward, backward=None, **fields) -> StageCosts:
         "backward_communication": np.zeros_like(forward),
         "flops": forward,
         "saved_bytes": forward,
+        "offloaded_bytes": np.zeros_like(forward),
     }
     return StageCosts(forward=forward, backward=backward, **{**defaults, **fields})
 
@@ -99,6 +100,7 @@ def build_step(recipe: tuple) -> SimulatedStep:
             backward_communication=backward / 2,
             flops=seconds(*shape),
             saved_bytes=seconds(*shape),
+            offloaded_bytes=seconds(*shape),
             **once,
         )
     hops = {(s, t): seconds(op_graph.microbatches, len(devices[t])) / 4 for s, t in op_graph.stage_graph.edges}

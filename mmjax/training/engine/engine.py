@@ -24,6 +24,7 @@ from mmjax.training.engine.optimizer import init_stage, stage_optimizer_sharding
 from mmjax.training.engine.part_optimizers import LayerOptimizers, make_part_optimizers, stage_optimizers
 from mmjax.training.engine.placement import (
     PlacedStage,
+    check_host_memory,
     check_sequence_parallelism,
     place_stages,
 )
@@ -72,6 +73,7 @@ class Engine:
         self.graph = module_graph(config)
         check_plan(plan, self.graph, _row_count(batch_spec), len(self.devices))
         self.modules = model_modules(config)
+        check_host_memory(plan, self.devices)
         trained = trained_parts(self.graph, settings.trainable)
         self.stages: dict[StageId, PlacedStage] = place_stages(
             config, self.modules, self.graph, plan, trained, self.devices

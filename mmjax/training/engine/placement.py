@@ -20,6 +20,7 @@ from sharding.plans.stage_graph import StageId
 from sharding.plans.unit_plan import PlanError
 from sharding.runtime.master_weights import StageMasterWeights
 from sharding.runtime.meshes import module_axes, stage_meshes
+from sharding.runtime.residuals import HOST_MEMORY
 from sharding.specs.modules import ModuleGraph
 
 
@@ -90,6 +91,21 @@ def check_processes(plan: Plan, devices: Sequence[jax.Device]) -> None:
             f"the plan uses no device of process {', '.join(map(str, sorted(idle)))}; "
             "start fewer processes, or give each a device"
         )
+
+
+def check_host_memory(plan: Plan, devices: Sequence[jax.Device]) -> None:
+    """Raises PlanError if layers are to be offloaded from a device that has no host memory space."""
+    for unit in plan.units:
+        for stage in range(unit.stage_count):
+            offloaded = unit.layer_recompute(stage).count("offload")
+            for number in unit.stage_devices(stage) if offloaded else ():
+                kinds = [memory.kind for memory in devices[number].addressable_memories()]
+                if HOST_MEMORY not in kinds:
+                    raise PlanError(
+                        f"unit {unit.name}: {offloaded} of {unit.layers[stage]} layers of stage {stage} are to be "
+                        f"offloaded, but device {number} ({devices[number].device_kind}) has no memory {HOST_MEMORY}, "
+                        f'only {", ".join(kinds) or "its own"}; use recompute "selective" or "full"'
+                    )
 
 
 def check_sequence_parallelism(

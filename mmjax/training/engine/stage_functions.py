@@ -24,6 +24,7 @@ from pallas_kernels.collective_matmul import gather_sequence, split_sequence
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
 from sharding.plans.stage_axes import row_reshard
+from sharding.runtime.residuals import HOST_MEMORY
 from sharding.runtime.stage_definition import StageOutput
 from sharding.specs.layer import RecomputePolicy
 from sharding.trees import Tree, get_leaf, set_leaf
@@ -31,11 +32,19 @@ from sharding.trees import Tree, get_leaf, set_leaf
 Arrays = dict[str, jax.Array]
 
 _SAVE_MATMUL_RESULTS = jax.checkpoint_policies.save_only_these_names(MATMUL_CHECKPOINT_NAME)
+_OFFLOAD_MATMUL_RESULTS = jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=[MATMUL_CHECKPOINT_NAME],
+    offload_src="device",
+    offload_dst=HOST_MEMORY,
+)
 
 RECOMPUTATION_POLICIES: dict[RecomputePolicy, Callable[[Callable], Callable]] = {
     "none": lambda layer: layer,
     # The results of matmuls and convolutions with weights are saved; attention is computed again (arXiv 2205.05198).
     "selective": lambda layer: jax.checkpoint(layer, policy=_SAVE_MATMUL_RESULTS),
+    # The same results are saved in host memory between forward and backward.
+    "offload": lambda layer: jax.checkpoint(layer, policy=_OFFLOAD_MATMUL_RESULTS),
     "full": lambda layer: jax.checkpoint(layer, policy=jax.checkpoint_policies.nothing_saveable),
 }
 """Activation recomputation of a layer by name: what the forward saves and the backward computes again."""

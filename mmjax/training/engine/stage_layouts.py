@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from mmjax.models.structure.module import Module, Piece
 from mmjax.models.structure.parameters import layer_name, piece_definition
 from sharding.plans.plan import Plan
+from sharding.plans.recompute_text import policy_runs
 from sharding.plans.stage_graph import StageId, stage_graph
 from sharding.plans.unit_layers import LayerRun, stage_layers
 from sharding.runtime.master_weights import LayerStackShapes
@@ -186,10 +187,9 @@ def _piece_runs(module: Module, first: int, policies: Sequence[RecomputePolicy],
 def _policy_runs(module: Module, piece: Piece, first: int, policies: Sequence[RecomputePolicy]) -> list[PieceRun]:
     """A stack's layers from `first`, divided where the policy changes."""
     runs: list[PieceRun] = []
-    for policy, group in itertools.groupby(policies):
+    for policy, count in policy_runs(policies):
         start = runs[-1].last if runs else first
-        last = start + len(list(group))
-        runs.append(PieceRun(module, piece, start, last, recompute=policy, is_continued=bool(runs)))
+        runs.append(PieceRun(module, piece, start, start + count, recompute=policy, is_continued=bool(runs)))
     return runs
 
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from sharding.costs.cost_model import CostModel, LayerParallelism
-from sharding.costs.memory import saved_activation_bytes
+from sharding.costs.cost_model import CostModel, LayerParallelism, LayerSeconds, beside_transfer
+from sharding.costs.memory import offloaded_bytes, saved_activation_bytes
 from sharding.planners.tables.fixed_ranks import FixedRanks
 from sharding.plans.trained_parts import LayerGradients, RequiredGradients
 from sharding.specs.layer import LayerSpec, Loads, RecomputePolicy
@@ -57,7 +57,7 @@ class LayerGroups:
         layers = required.of_layers(module.name, 0, module.layer_count)
         leading = len(module.leading_layers)
         self._groups = (layers[:leading], layers[leading : leading + 1], layers[leading + 1 :])
-        self._forward_seconds: dict[tuple[str, int], Float[np.ndarray, " k"]] = {}
+        self._forward_seconds: dict[tuple[str, int], LayerSeconds] = {}
 
     def costs(self, tp: int, recompute: RecomputePolicy) -> tuple[LayerGroupCosts, ...]:
         """Costs of the leading layers, of one layer of the stack, and of the trailing layers."""
@@ -68,21 +68,25 @@ class LayerGroups:
         saved, recomputed = np.zeros(len(self._loads)), np.zeros(len(self._loads))
         ranks = self._ranks(tp)
         for layer, _, gradients in group:
-            seconds = seconds + self._forward(layer, tp)
+            forward = self._forward(layer, tp)
             per_rank = [layer.parameters_per_rank(tp), layer.expert_parameters_per_rank(tp, ranks.ep)]
             parameters = parameters + np.outer(per_rank, [1.0, "wgrad" in gradients]).ravel()
             if gradients:
-                seconds = seconds + self._costs.backward(layer, self._mean_loads, ranks, gradients, recompute).total
+                backward = self._costs.backward(layer, self._mean_loads, ranks, gradients, recompute)
+                if recompute == "offload":
+                    size = offloaded_bytes(layer, self._mean_loads, ranks, self._costs)
+                    forward, backward = (beside_transfer(each, size, self._costs) for each in (forward, backward))
+                seconds = seconds + backward.total
                 saved = saved + saved_activation_bytes(layer, self._loads, ranks, recompute, self._costs)
                 if recompute != "none":
                     without = saved_activation_bytes(layer, self._loads, ranks, "none", self._costs)
                     recomputed = np.maximum(recomputed, without)
+            seconds = seconds + forward.total
         return LayerGroupCosts(np.asarray(seconds), parameters, _moments(saved), _moments(recomputed))
 
-    def _forward(self, layer: LayerSpec, tp: int) -> Float[np.ndarray, " k"]:
+    def _forward(self, layer: LayerSpec, tp: int) -> LayerSeconds:
         if (layer.name, tp) not in self._forward_seconds:
-            seconds = self._costs.forward(layer, self._mean_loads, self._ranks(tp)).total
-            self._forward_seconds[layer.name, tp] = np.asarray(seconds)
+            self._forward_seconds[layer.name, tp] = self._costs.forward(layer, self._mean_loads, self._ranks(tp))
         return self._forward_seconds[layer.name, tp]
 
     def _ranks(self, tp: int) -> LayerParallelism:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import BackboneConfig, ModelConfig, UNetConfig, VisionConfig
-from configs.clusters import CLUSTERS
+from configs.clusters import CLUSTERS, Link
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.cost_model import LayerParallelism
@@ -15,7 +15,7 @@ from sharding.costs.plan_costs import plan_costs
 from sharding.costs.step_costs import StepCosts
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.trained_parts import RequiredGradients, trained_parts
-from sharding.plans.unit_plan import UnitPlan
+from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.specs.modules import module_graph
 from tests.sharding.expert_graphs import with_experts
 
@@ -74,6 +74,49 @@ def test_full_recomputation_saves_least_and_none_saves_most():
         of = plan_costs(dataclasses.replace(CUT, units=units), BATCH, ALL)
         held[choice] = of.stages["backbone", 1].saved_bytes[0, 0]
     assert held["full"] < held["selective"] < held["none"]
+
+
+def uniform(policy: str) -> Plan:
+    return dataclasses.replace(
+        CUT, units=tuple(dataclasses.replace(of, recompute=(policy,) * of.stage_count) for of in CUT.units)
+    )
+
+
+def test_what_selective_saves_besides_its_inputs_is_offloaded_and_exposed_beyond_a_layers_computation():
+    device, host, full = (
+        plan_costs(uniform(policy), BATCH, ALL).stages["backbone", 1] for policy in ("selective", "offload", "full")
+    )
+    np.testing.assert_allclose(host.saved_bytes, full.saved_bytes)
+    np.testing.assert_allclose(host.saved_bytes + host.offloaded_bytes, device.saved_bytes)
+    assert (host.offloaded_bytes > 0).all() and not device.offloaded_bytes.any() and not full.offloaded_bytes.any()
+    for link, is_hidden in ((Link(1e30, 0.0), True), (Link(1.0, 0.0), False)):
+        cluster = dataclasses.replace(BATCH.costs.cluster, host_link=link, host_memory=1e9)
+        batch = BatchCosts(GRAPH, dataclasses.replace(BATCH.costs, cluster=cluster), ROWS)
+        of = plan_costs(uniform("offload"), batch, ALL).stages["backbone", 1]
+        if is_hidden:
+            np.testing.assert_allclose(of.forward + of.backward, device.forward + device.backward)
+        else:  # computing hides next to nothing of both ways
+            both = 2 * of.offloaded_bytes / BATCH.costs.efficiency.link
+            np.testing.assert_allclose(of.forward + of.backward, both, rtol=1e-3)
+    without = dataclasses.replace(BATCH.costs, cluster=dataclasses.replace(BATCH.costs.cluster, host_link=None))
+    with pytest.raises(PlanError, match="cluster .* has no host_link"):
+        plan_costs(uniform("offload"), BatchCosts(GRAPH, without, ROWS), ALL)
+
+
+def test_policies_within_a_stage_cost_what_their_layers_cost_alone():
+    """Four equal layers on one stage: three of one policy and one of another."""
+
+    def backbone(recompute: str):
+        unit = dataclasses.replace(CUT.unit_of("backbone"), devices=(0,), layers=(4,), recompute=(recompute,))
+        units = tuple(unit if of.name == unit.name else of for of in CUT.units)
+        return plan_costs(dataclasses.replace(CUT, units=units), BATCH, ALL).stages["backbone", 0]
+
+    none, full, mixed = (backbone(recompute) for recompute in ("none", "full", "3 none, 1 full"))
+    for field in ("saved_bytes", "backward"):
+        low, high = sorted((getattr(none, field).sum(), getattr(full, field).sum()))
+        assert low < getattr(mixed, field).sum() < high
+    np.testing.assert_allclose(mixed.forward, none.forward)
+    assert mixed.static_bytes == full.static_bytes > none.static_bytes  # the workspace of a recomputed layer
 
 
 def test_static_bytes_are_weights_gradients_and_a_share_of_the_optimizer_state():

@@ -184,7 +184,7 @@ def test_defaults_may_be_left_out_of_the_json():
         ('{"units": [{"name": "a", "modules": ["x"], "devices": "0", "dp": true}]}', "units[0]: dp is True"),
         (
             '{"units": [{"name": "a", "modules": ["x"], "devices": "0", "recompute": ["some"]}]}',
-            "unit a: recompute of stage 0: 'some'; choose from none, selective, full, or give counts of layers",
+            "unit a: recompute of stage 0: 'some'; choose from none, selective, offload, full, or give counts",
         ),
         (
             '{"units": [{"name": "a", "modules": ["x"], "devices": "0", "collectives": "rings"}]}',
@@ -262,7 +262,7 @@ def test_an_invalid_plan_is_refused(fields, message):
     [
         (
             "UnitPlan('a', ('x',), (0,), recompute=('some',))",
-            "unit a: recompute of stage 0: 'some'; choose from none, selective, full",
+            "unit a: recompute of stage 0: 'some'; choose from none, selective, offload, full",
         ),
         ("UnitPlan('a', ('x',), (0,), collectives='rings')", "collectives 'rings'; choose from reduce, gather, ring"),
     ],

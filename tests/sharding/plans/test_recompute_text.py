@@ -26,7 +26,7 @@ def test_text_is_as_short_as_it_can_be():
     "text", ["", "some", "3", "full 3", "0 full", "-1 full", "3 full,5 none", "3 full, ", "03 full"]
 )
 def test_other_texts_are_refused(text):
-    with pytest.raises(ValueError, match=r"choose from none, selective, full.*'3 full, 5 none'"):
+    with pytest.raises(ValueError, match=r"choose from none, selective, offload, full.*'3 full, 5 none'"):
         layer_policies(text, 3)
 
 

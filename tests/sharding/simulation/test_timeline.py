@@ -200,6 +200,7 @@ def shared_and_own() -> Timeline:
             backward_communication=zeros,
             flops=np.array([[2.0, 4.0, 6.0]]),
             saved_bytes=zeros,
+            offloaded_bytes=zeros,
         ),
     }
     costs = step_costs(

@@ -13,7 +13,7 @@ from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import make_stage_layouts, trees_by_module
 from sharding.plans.plan import Plan
-from sharding.plans.unit_plan import UnitPlan
+from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.specs.modules import module_graph
 from tests.mmjax.training.engines import (
     SETTINGS,
@@ -83,8 +83,8 @@ def test_a_stack_is_divided_where_its_policy_changes_and_keeps_its_layers():
 @pytest.mark.parametrize(
     "plan",
     [
-        chain("1 full, 1 none, 1 selective, 2 full, 2 none", tp=2, collectives="ring"),
-        chain("1 none, 2 full", "1 selective, 3 none", layers=(3, 4), dp=2),
+        chain("1 full, 1 none, 1 selective, 2 offload, 2 none", tp=2, collectives="ring"),
+        chain("1 none, 2 full", "1 offload, 1 none, 2 offload", layers=(3, 4), dp=2),
         chain("1 none, 1 full", "full", "1 full, 1 none", "none", layers=(2, 2, 2, 1), chunks=2),
     ],
     ids=["one stage", "two stages", "virtual stages"],
@@ -96,11 +96,13 @@ def test_gradients_are_those_of_one_device(plan):
 @pytest.mark.parametrize("trainable", [ADAPTERS, ("backbone", "vision_projector")], ids=["adapters", "frozen encoder"])
 def test_so_are_those_of_adapters_and_behind_a_frozen_encoder(trainable):
     config = ADAPTED if trainable == ADAPTERS else CONFIG
-    check(chain("1 full, 1 none, 1 selective, 2 full, 2 none", dp=2), config, trainable)
+    check(chain("1 offload, 1 none, 1 selective, 2 full, 2 offload", dp=2), config, trainable)
 
 
 def test_so_are_those_of_experts_and_the_loss_that_balances_them_is_the_sum_over_runs():
-    unit = UnitPlan("mind", ("backbone",), (0, 1), dp=2, layers=(5,), recompute=("1 full, 2 selective, 2 none",), ep=2)
+    unit = UnitPlan(
+        "mind", ("backbone",), (0, 1), dp=2, layers=(5,), recompute=("1 full, 1 selective, 2 none, 1 offload",), ep=2
+    )
     check(Plan((unit,), 2), EXPERTS)
 
 
@@ -130,3 +132,43 @@ def test_a_state_moves_to_a_plan_with_other_policies(tmp_path):
     for trees in ("master_weights", "optimizer_state"):
         saved, found = (trees_by_module(getattr(each, trees)) for each in (state, restored))
         jax.tree.map(np.testing.assert_array_equal, saved, found)
+
+
+def test_what_is_offloaded_is_in_host_memory_from_forward_to_backward():
+    unit = UnitPlan("mind", ("backbone",), (0, 1), dp=2, layers=(5,), recompute=("1 full, 4 offload",))
+    config = ModelConfig((), DEEP, ())
+    engine = shared_engine(Plan((unit,)), config)
+    programs = engine.executor.stages["mind", 0].programs
+    state, batch = noisy_state(engine), engine.place_batch(tiny_batch(config), 0).stages["mind", 0]
+    weights = engine.executor.compute_weights(state)["mind", 0]
+    result = programs.forward(weights, {}, batch, np.int32(0), programs.zero_losses())
+    kinds = [leaf.sharding.memory_kind for leaf in result.residuals]
+    assert kinds == [sharding.memory_kind or "device" for sharding in programs.residual_shardings]
+    host = sum(leaf.nbytes for leaf in result.residuals if leaf.sharding.memory_kind == "pinned_host")
+    block, head = (module_graph(config).backbone.layer_named(name).offloaded for name in ("blocks", "head"))
+    tokens = batch.arrays["backbone"]["tokens"][0].size
+    elements = sum(of.split.tokens + of.replicated.tokens for of in (*[block] * 4, head))
+    assert host == 4 * tokens * elements
+    on_device = sum(leaf.nbytes for leaf in result.residuals) - host
+    assert 0 < on_device < host
+
+
+class WithoutHostMemory:
+    """A device that has its own memory alone."""
+
+    def __init__(self, device):
+        self._device = device
+
+    def __getattr__(self, name):
+        return getattr(self._device, name)
+
+    def addressable_memories(self):
+        return [memory for memory in self._device.addressable_memories() if memory.kind == "device"]
+
+
+def test_a_device_without_host_memory_is_refused():
+    devices = [jax.devices()[0], WithoutHostMemory(jax.devices()[1])]
+    plan = chain("full", "1 none, 3 offload", layers=(3, 4))
+    message = "unit chain: 3 of 4 layers of stage 1 .* device 1 .*no memory pinned_host, only device; .*selective"
+    with pytest.raises(PlanError, match=message):
+        Engine(CONFIG, plan, tiny_batch(CONFIG), EngineSettings(), devices)

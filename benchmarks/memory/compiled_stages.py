@@ -1,0 +1,96 @@
+"""Bytes of a stage's programs on described devices, by XLA's own `memory_analysis`; nothing runs."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import NamedSharding
+
+from configs.architectures import ModelConfig
+from data.packing.batch_spec import BatchSpec
+from mmjax.models.model import model_modules
+from mmjax.training.engine.build import build_stage_programs
+from mmjax.training.engine.channels import find_channels
+from mmjax.training.engine.placement import place_stages
+from pallas_kernels.packed_attention import use_attention_implementation
+from sharding.costs.memory import MASTER_BYTES, MOMENT_BYTES
+from sharding.plans.plan import Plan
+from sharding.plans.stage_graph import StageId
+from sharding.plans.trained_parts import trained_parts
+from sharding.runtime.compilation import stage_calls
+from sharding.runtime.stage_programs import StagePrograms
+from sharding.specs.modules import module_graph
+
+
+class StageBytes(NamedTuple):
+    """Bytes on one device of a stage with one microbatch in flight.
+
+    Attributes:
+        state: Weights, accumulated gradients and optimizer state.
+        saved: What the forward saves for the backward, on the device.
+        offloaded: The same in host memory.
+        workspace: What the backward needs besides: temporaries.
+    """
+
+    state: float
+    saved: float
+    offloaded: float
+    workspace: float
+
+    @property
+    def total(self) -> float:
+        """Bytes of the device."""
+        return self.state + self.saved + self.workspace
+
+
+def abstract_stage_programs(
+    config: ModelConfig, plan: Plan, batch_spec: BatchSpec, devices: Sequence[Any], attention: str
+) -> dict[StageId, StagePrograms]:
+    """The programs of every stage of a plan in which everything trains; nothing is placed on a device.
+
+    Args:
+        config: The model.
+        plan: The placement of its modules.
+        batch_spec: Shapes of a global batch.
+        devices: The devices, or descriptions of devices.
+        attention: Implementation of attention; empty for the one that suits shapes and the default device.
+    """
+    graph, modules = module_graph(config), model_modules(config)
+    stages = place_stages(config, modules, graph, plan, trained_parts(graph, ("all",)), devices)
+    with use_attention_implementation(attention):
+        programs = build_stage_programs(
+            stages, find_channels(stages), batch_spec, plan.microbatches, frozenset(stages), {}, {}
+        )
+    return {stage_id: of_stage[-1] for stage_id, of_stage in programs.items()}
+
+
+def compiled_bytes(programs: StagePrograms, attention: str, optimizer_replicas: int) -> StageBytes:
+    """Bytes of a stage, its backward compiled.
+
+    Args:
+        programs: The stage's programs.
+        attention: As in `abstract_stage_programs`.
+        optimizer_replicas: Replicas that divide the master weights and the optimizer state.
+    """
+    with use_attention_implementation(attention):
+        *_, backward = stage_calls((programs,)).calls
+        analysis = backward.program.lower(*backward.arguments).compile().memory_analysis()
+    weights, *_, residuals, _, gradients = backward.arguments
+    elements = sum(size // leaf.dtype.itemsize for leaf, size in _shards(weights))
+    state = sum(size for _, size in _shards((weights, gradients)))
+    kinds = {"saved": 0, "offloaded": 0}
+    for leaf, size in _shards(residuals):
+        kinds["offloaded" if leaf.sharding.memory_kind else "saved"] += size
+    return StageBytes(
+        state=state + elements * (MASTER_BYTES + MOMENT_BYTES) / optimizer_replicas,
+        **kinds,
+        workspace=analysis.temp_size_in_bytes,
+    )
+
+
+def _shards(tree: Any) -> Iterator[tuple[jax.ShapeDtypeStruct, int]]:
+    """Every array of a tree with the bytes that one device holds of it."""
+    for leaf in jax.tree.leaves(tree):
+        assert isinstance(leaf.sharding, NamedSharding)
+        yield leaf, math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
