@@ -1,6 +1,5 @@
 """A plan's costs from those of its layers: what every op of a step takes, for given rows of the global batch."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -156,11 +155,12 @@ class _PlanCosts:
     def _layers(self, stage: StageId) -> tuple[LayersOfStage, ...]:
         """What precedes a module's stack has the policy of the stage's first layer of it, what follows, of its last."""
         unit = self._units[stage[0]]
-        policies = iter(unit.layer_recompute(stage[1]))
+        policies = unit.layer_recompute(stage[1])
         layers: list[LayersOfStage] = []
         for module, first, last in self._runs[stage[0]][stage[1]]:
             ranks, start = module_parallelism(unit, module), first
-            for policy, count in policy_runs(tuple(itertools.islice(policies, last - first))):
+            own, policies = policies[: last - first], policies[last - first :]
+            for policy, count in policy_runs(own):
                 end = start + count
                 layers += [
                     LayersOfStage(module, *of, policy, ranks) for of in self._required.of_layers(module, start, end)

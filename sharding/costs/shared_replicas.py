@@ -25,7 +25,8 @@ def on_shared_replicas(figures: ModuleFigures, shared: int) -> dict[str, Float[n
     Seconds are those of the slowest of its replicas, bytes those of the one with the most, and FLOPs their sum.
     """
     grouped = {name: of.reshape(len(of), shared, -1) for name, of in figures.items()}
-    of_shared = {"flops": grouped["flops"].sum(axis=2), "saved_bytes": grouped["saved_bytes"].max(axis=2)}
+    of_shared = {"flops": grouped["flops"].sum(axis=2)}
+    of_shared |= {name: grouped[name].max(axis=2) for name in ("saved_bytes", "offloaded_bytes")}
     for name in ("forward", "backward"):
         slowest = grouped[name].argmax(axis=2)[:, :, None]
         for field in (name, f"{name}_communication"):

@@ -59,8 +59,8 @@ class UnitPlan:
             divide the rows of a microbatch among them. Empty: all have `tp`.
         layers: How many layers of the chained modules each virtual stage owns, in chain order; pp * chunks numbers.
         recompute: Activation recomputation of the layers of each virtual stage: a policy (`none`, `selective`,
-            `offload` or `full`), or counts of consecutive layers, such as `3 full, 5 none`. What precedes a module's stack has the
-            policy of its first layer, what follows the stack that of its last.
+            `offload` or `full`), or counts of consecutive layers, such as `3 full, 5 none`. What precedes a module's
+            stack has the policy of its first layer, what follows the stack that of its last.
         chunks: Virtual stages on the devices of each stage; virtual stage v is placed on those of stage v % pp
             (Narayanan et al., arXiv 2104.04473, section 2.2). Elsewhere a virtual stage is a stage like any other.
         cp: Context-parallel ranks of every replica, which divide its tokens; keys and values are sent around them
