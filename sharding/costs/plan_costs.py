@@ -1,5 +1,6 @@
 """A plan's costs from those of its layers: what every op of a step takes, for given rows of the global batch."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

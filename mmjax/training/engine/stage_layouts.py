@@ -1,7 +1,6 @@
 """The layers that a plan places on each stage, and the named channels between stages."""
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 
 from mmjax.models.structure.module import Module, Piece
@@ -146,14 +145,14 @@ def _stage_layout(
     recompute: Sequence[RecomputePolicy],
 ) -> StageLayout:
     runs: list[PieceRun] = []
-    policies = iter(recompute)
     inputs: list[str] = []
     outputs: list[str] = []
     starting = {name for name, first, _ in ranges if first == 0}
     ending = {name for name, _, last in ranges if last == graph[name].layer_count}
     for name, first, last in ranges:
         layer_count = graph[name].layer_count
-        runs += _piece_runs(modules[name], first, tuple(itertools.islice(policies, last - first)), layer_count)
+        own, recompute = recompute[: last - first], recompute[last - first :]
+        runs += _piece_runs(modules[name], first, own, layer_count)
         if first:
             inputs.append(f"{name}#{first}")
         else:
