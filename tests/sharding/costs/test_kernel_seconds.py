@@ -86,7 +86,7 @@ def test_kept_answers_are_those_of_a_new_model():
     asked = list(itertools.product(range(1, 101), (1, 2, 4)))
     kept, layer = kernel_costs(), bare_layer("toy", "toy", matmul("up", 512, 1024), memory_bound("norm", 512))
     for tokens, tp in asked * 2:
-        loads, ranks = make_loads([tokens, tokens + 1], 1, 1), LayerParallelism(tp)
+        loads, ranks = make_loads(np.array([tokens, tokens + 1]), 1, 1), LayerParallelism(tp)
         for one, other in zip(
             kept.passes(layer, loads, ranks), kernel_costs().passes(layer, loads, ranks), strict=True
         ):
