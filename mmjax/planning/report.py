@@ -1,5 +1,6 @@
 """What `mmjax.plan` and `mmjax.simulate` print: plans of every policy side by side, idle time by cause, units."""
 
+import collections
 import json
 import math
 from collections.abc import Sequence
@@ -172,15 +173,23 @@ def _units(simulated: Sequence[PolicyResult]) -> Table:
                 result.policy if unit is result.plan.units[0] else "",
                 " > ".join(unit.modules),
                 f"{len(unit.devices):,}",
-                *(str(getattr(unit, key)) for key in ("dp", *rank_columns, "tp", "pp", "chunks")),
+                *(str(getattr(unit, key)) for key in ("dp", *rank_columns)),
+                " ".join(map(str, unit.module_tp or (unit.tp,))),
+                *(str(getattr(unit, key)) for key in ("pp", "chunks")),
                 "-".join(map(str, sorted({min(unit.layers), max(unit.layers)}))),
-                ", ".join(dict.fromkeys(unit.recompute)),
+                _recompute(unit),
                 *_own_rows(unit, own_rows),
                 _bytes(max(timeline.lane_peak_memory(lane) for lane in lanes)),
                 f"{timeline.mfu_by_unit[unit.name]:.0%}",
             )
         table.add_section()
     return table
+
+
+def _recompute(unit: UnitPlan) -> str:
+    """How many layers of a unit have each recomputation policy; the policy alone where all have one."""
+    counts = collections.Counter(policy for stage in range(unit.stage_count) for policy in unit.layer_recompute(stage))
+    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def _own_rows(unit: UnitPlan, columns: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from configs.errors import UserError
-from sharding.planners import disaggregated, rigid
+from sharding.planners import balanced, disaggregated, rigid
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan, check_layout, check_plan
 from sharding.plans.unit_plan import PlanError
@@ -19,6 +19,7 @@ BUILT_IN_POLICIES: Mapping[str, PlanningPolicy] = {
     "rigid_first_stage": rigid.first_stage_plans,
     "ratio": disaggregated.flops_proportional_plans,
     "disaggregated": disaggregated.plans,
+    "balanced": balanced.plans,
 }
 
 PLANNING_POLICIES = dict(BUILT_IN_POLICIES)

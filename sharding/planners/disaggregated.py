@@ -47,8 +47,13 @@ def plans_of_best_size(problem: PlanningProblem) -> list[Plan]:
 def _best_plans(problem: PlanningProblem, count: int) -> list[Plan]:
     found = _plans_within(problem, count, {})
     if not found:
-        raise infeasible_error(problem)
+        raise infeasible_error(problem, _fits)
     return found
+
+
+def _fits(problem: PlanningProblem) -> bool:
+    """Whether any plan fits when it is simulated."""
+    return any(problem.memory_fraction(problem.simulate(plan)) <= 1 for plan in _plans_within(problem, _COUNT, {}))
 
 
 def flops_proportional_plans(problem: PlanningProblem) -> list[Plan]:
@@ -58,7 +63,7 @@ def flops_proportional_plans(problem: PlanningProblem) -> list[Plan]:
     found = _plans_within(problem, _COUNT_BY_FLOPS, max_devices)
     if not found:
         if not search_layouts(problem):
-            raise infeasible_error(problem)
+            raise infeasible_error(problem, _fits)
         counts = ", ".join(f"{name} {count}" for name, count in max_devices.items())
         raise PlanError(f"by their FLOPs the units get {counts} devices, on which they do not all fit")
     return found

@@ -1,13 +1,25 @@
 """Why no layout fits: which unit lacks how many bytes, and the smallest cluster that would do."""
 
+from collections.abc import Callable
+
 import numpy as np
 
+from sharding.planners.chain_problem import ChainProblem
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.stages.chain_layout import ChainLayout
+from sharding.planners.stages.chain_stages import least_peak_bytes
 from sharding.plans.unit_plan import PlanError
 
+_TRIED = 4  # devices beyond the fewest by the tables, whose bytes hold for hardly any but not for all rows drawn
 
-def infeasible_error(problem: PlanningProblem) -> PlanError:
-    """The error to raise where no layout of disjoint modules fits a problem's devices."""
+
+def infeasible_error(problem: PlanningProblem, fits: Callable[[PlanningProblem], bool]) -> PlanError:
+    """The error to raise where no layout of disjoint modules fits a problem's devices.
+
+    Args:
+        problem: The problem.
+        fits: Whether a plan of the same problem on other devices fits when it is simulated.
+    """
     memory, cluster = problem.cluster.memory, problem.cluster.name
     fewest = min_devices(problem)
     if fewest is None:
@@ -21,7 +33,9 @@ def infeasible_error(problem: PlanningProblem) -> PlanError:
     total = sum(fewest.values())
     unit = max(fewest, key=lambda name: fewest[name])
     counts = ", ".join(f"{name} {count}" for name, count in fewest.items())
-    would_do = f"The smallest cluster of {cluster} that would do has {total} devices ({counts})"
+    enough = next((count for count in range(total, total + _TRIED) if fits(problem.with_devices(count))), None)
+    size = f"{enough or f'about {total}'} devices" if enough != total else f"{total} devices ({counts})"
+    would_do = f"The smallest cluster of {cluster} that would do for units of their own has {size}"
     if problem.devices < len(fewest):
         return PlanError(f"{problem.devices} devices are too few for {len(fewest)} units of their own. {would_do}")
     room = max(1, problem.devices - (total - fewest[unit]))
@@ -31,6 +45,40 @@ def infeasible_error(problem: PlanningProblem) -> PlanError:
         lack = f"it does not fit together with them: it needs {fewest[unit]}"
     left = f"on the {room} of {problem.devices} devices that the other units leave it at most"
     return PlanError(f"unit {unit}: {left}, {lack}. {would_do}")
+
+
+def unfit_chain_error(chain: ChainProblem) -> PlanError:
+    """The error to raise where no layout of one chain fits a problem's devices, whatever is recomputed."""
+    problem, modules = chain.problem, " > ".join(chain.sizes.modules)
+    memory, cluster = problem.cluster.memory, problem.cluster.name
+    fewest = min_chain_layout(chain)
+    tried = [layout for layout in chain.sizes.layouts(problem.devices) if layout.chunks == 1]
+    need = min((_peak_bytes(chain, layout) for layout in tried), default=np.inf)
+    lack = (
+        f"{modules} on {_format_devices(problem.devices)} needs {_format_bytes(need)} on each however it is cut and "
+        f"recomputed, {_format_bytes(need - memory)} more than {cluster} has"
+    )
+    if not np.isfinite(need):
+        lack = f"no layout of {modules} on {_format_devices(problem.devices)} divides the {problem.rows} rows"
+    if fewest is None:
+        return PlanError(f"{lack}. No number of these devices will do; use larger ones, or shorter rows")
+    return PlanError(
+        f"{lack}. The smallest cluster of {cluster} that would do has "
+        f"{_format_devices(fewest.stage_devices * fewest.pp)} "
+        f"(dp {fewest.dp}, tp {fewest.tp}, pp {fewest.pp})"
+    )
+
+
+def min_chain_layout(chain: ChainProblem) -> ChainLayout | None:
+    """The layout of a chain that fits the fewest devices; None if no number of devices will do."""
+    memory = chain.problem.cluster.memory
+    return next((each for each in chain.sizes.layouts_by_devices() if _peak_bytes(chain, each, memory) <= memory), None)
+
+
+def _peak_bytes(chain: ChainProblem, layout: ChainLayout, enough: float = np.inf) -> float:
+    """The fewest bytes that the fullest device needs; where weights and optimizer state exceed `enough`, only those."""
+    state = chain.least_bytes(layout)
+    return state if state > enough else least_peak_bytes(chain.layers(layout, 0), layout)
 
 
 def min_devices(problem: PlanningProblem) -> dict[str, int] | None:
@@ -98,6 +146,10 @@ def _min_bytes(problem: PlanningProblem, name: str, max_devices: int | None = No
             need = need[options.devices <= max_devices]
         least = min(least, float(need.min(initial=np.inf)))
     return least
+
+
+def _format_devices(count: int) -> str:
+    return f"{count:,} device" if count == 1 else f"{count:,} devices"
 
 
 def _format_bytes(size: float) -> str:

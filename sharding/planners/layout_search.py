@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sharding.planners.pareto_front import ParetoFront
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.relaxation import RelaxedOptima, solve_relaxations
 from sharding.planners.tables.module_table import ModuleTable
+from sharding.planners.tables.pareto_front import ParetoFront
 
 # Multiples of the lower bound that are tried as upper limit of a step's seconds; a tight limit prunes most candidates.
 _TARGETS = (1.02, 1.06, 1.2, 2.0, 10.0, np.inf)

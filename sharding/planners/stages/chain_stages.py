@@ -88,6 +88,46 @@ def recomputed_stages(
     return _recomputed(RecomputationSolver(chain, memory), counts, held, layout.pp)
 
 
+def least_peak_bytes(chain: LayerChain, layout: ChainLayout) -> float:
+    """The fewest bytes that the fullest device needs, over all partitions and policies; infinite without a partition.
+
+    Args:
+        chain: The layers.
+        layout: Gives pp and microbatches; it has no chunks.
+    """
+    held = microbatches_held(layout.pp, 1, layout.microbatches).tolist()
+    solver = RecomputationSolver(chain, np.inf)
+
+    def needed(stage: int, first: int, last: int) -> float:
+        return solver.least_bytes(HeldLayers(first, last, held[stage]))
+
+    counts = best_partition(needed, len(chain.forward), layout.pp)
+    if counts is None:
+        return np.inf
+    ends = np.cumsum(counts).tolist()
+    return max(needed(stage, end - counts[stage], end) for stage, end in enumerate(ends))
+
+
+def rank_bytes(
+    chain: LayerChain, layout: ChainLayout, stages: ChainStages, extra_in_flight: int = 0
+) -> Float[np.ndarray, " p"]:
+    """Bytes on a device of each pipeline rank at most.
+
+    Args:
+        chain: The layers.
+        layout: Gives pp, chunks and microbatches.
+        stages: The partition, and the policy of each layer.
+        extra_in_flight: As in `UnitPlan`.
+    """
+    in_flight = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_in_flight)
+    held = np.concatenate([chain.bytes_held(int(most))[:, :, None] for most in in_flight], axis=2)
+    layers, of_stage = np.arange(len(chain.forward)), np.repeat(np.arange(len(stages.counts)), stages.counts)
+    starts = np.cumsum([0, *stages.counts[:-1]])
+    workspace = np.maximum.reduceat(chain.workspace[layers, stages.policies], starts)
+    own = chain.static_bytes + held[layers, stages.policies, of_stage]
+    return rank_sums(stage_sums(own, stages.counts) + workspace, layout.pp)
+
+
 def uniform_stages(chain: LayerChain, counts: tuple[int, ...], policy: RecomputePolicy) -> ChainStages:
     """A partition with one policy for all layers, whether it fits or not."""
     return ChainStages(counts, np.full(len(chain.forward), chain.policies.index(policy)))

@@ -30,23 +30,28 @@ EMPTY = OptionFront(np.zeros(1), np.zeros(1), np.zeros((1, 0), int))
 """The front of no layer."""
 
 
-def group_front(
-    size: Float[np.ndarray, " k"], seconds: Float[np.ndarray, " k"], allowed: Bool[np.ndarray, " k"], layers: int
-) -> OptionFront:
-    """The front of equal layers.
+class GroupFronts:
+    """The fronts of any number of equal layers.
 
     Args:
         size: Bytes of a layer under each option.
         seconds: Seconds of a layer under each option.
         allowed: Options that may be taken, at least one.
-        layers: Number of layers.
     """
-    one_more = np.eye(len(size), dtype=int)[allowed]
-    counts = np.zeros((1, len(size)), int)
-    for _ in range(layers):
-        counts = (counts[:, None] + one_more).reshape(-1, len(size))
-        counts = _pareto(counts @ size, counts @ seconds, counts).counts
-    return OptionFront(counts @ size, counts @ seconds, counts)
+
+    def __init__(
+        self, size: Float[np.ndarray, " k"], seconds: Float[np.ndarray, " k"], allowed: Bool[np.ndarray, " k"]
+    ) -> None:
+        self._size, self._seconds = size, seconds
+        self._one_more = np.eye(len(size), dtype=int)[allowed]
+        self._fronts = [OptionFront(np.zeros(1), np.zeros(1), np.zeros((1, len(size)), int))]
+
+    def of_layers(self, layers: int) -> OptionFront:
+        """The front of so many layers."""
+        while len(self._fronts) <= layers:
+            counts = (self._fronts[-1].counts[:, None] + self._one_more).reshape(-1, len(self._size))
+            self._fronts.append(_pareto(counts @ self._size, counts @ self._seconds, counts))
+        return self._fronts[layers]
 
 
 def best_within(fronts: Sequence[OptionFront], room: float) -> tuple[float, Int[np.ndarray, " c"]] | None:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sharding.planners.stages.layer_chain import LayerChain
-from sharding.planners.stages.option_fronts import OptionFront, best_within, group_front
+from sharding.planners.stages.option_fronts import GroupFronts, OptionFront, best_within
 
 
 class HeldLayers(NamedTuple):
@@ -51,7 +51,7 @@ class RecomputationSolver:
         self._kinds = np.unique(chain.kinds, return_inverse=True)[1].ravel()
         before = np.eye(len(self._first_of_kind), dtype=int)[self._kinds]
         self._kinds_before = np.concatenate([np.zeros((1, before.shape[1]), int), np.cumsum(before, axis=0)])
-        self._fronts: dict[tuple, OptionFront] = {}
+        self._fronts: dict[tuple, GroupFronts] = {}
         self._least: dict[tuple, float] = {}
         self._sums: dict[int, tuple[Float[np.ndarray, " s"], Float[np.ndarray, " s"]]] = {}
         fastest = self._seconds.argmin(axis=1)
@@ -73,6 +73,18 @@ class RecomputationSolver:
             best = self._solve(self._groups([layers]), 1)
             self._least[key] = best[0] if best else np.inf
         return self._least[key]
+
+    def least_bytes(self, layers: HeldLayers) -> float:
+        """Bytes of a rank with one virtual stage under the policies that take the fewest."""
+        groups = self._groups([layers])
+        kinds = self._first_of_kind[[kind for kind, _ in groups]]
+        counts = np.array(list(groups.values()))
+        held, used = self._chain.bytes_held(layers.in_flight)[kinds], self._chain.workspace[kinds]
+        least = np.inf
+        for workspace in np.unique(used).tolist():
+            of_layers = np.where(used <= workspace, held, np.inf).min(axis=1)
+            least = min(least, float(counts @ (self._chain.static_bytes[kinds] + of_layers)) + workspace)
+        return least
 
     def choose(self, stages: Sequence[HeldLayers]) -> RecomputationChoice | None:
         """The best policies of a rank with these virtual stages; None if it does not fit under any.
@@ -125,11 +137,11 @@ class RecomputationSolver:
     def _front(self, kind: int, in_flight: int, layers: int, workspace: float) -> OptionFront:
         chain, first = self._chain, self._first_of_kind[kind]
         allowed = chain.workspace[first] <= workspace
-        key = (kind, in_flight, layers, allowed.tobytes())
+        key = (kind, in_flight, allowed.tobytes())
         if key not in self._fronts:
             held = chain.bytes_held(in_flight)[first]
-            self._fronts[key] = group_front(held, self._seconds[first], allowed, layers)
-        return self._fronts[key]
+            self._fronts[key] = GroupFronts(held, self._seconds[first], allowed)
+        return self._fronts[key].of_layers(layers)
 
     def _bytes_before(self, in_flight: int) -> tuple[Float[np.ndarray, " s"], Float[np.ndarray, " s"]]:
         """Bytes of all layers before each: under the fastest policies, and under those that save least."""

@@ -13,6 +13,7 @@ from sharding.planners.tables.module_table import ModuleTable
 from sharding.planners.tables.partition import balanced_layers
 from sharding.planners.tables.row_bytes import RowBytes
 from sharding.plans.trained_parts import RequiredGradients
+from sharding.plans.unit_plan import PlanError
 from sharding.specs.layer import Loads, RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec
 
@@ -72,8 +73,17 @@ def module_table(
         tensor_sizes: Tensor-parallel sizes to choose from; those that do not divide the module are left out.
         max_stages: The most stages; a module that is not divisible has one in any case.
         fixed_ranks: Context-parallel and expert ranks.
+
+    Raises:
+        PlanError: The module takes none of the tensor-parallel sizes.
     """
     sizes = [tp for tp in tensor_sizes if module.supports_tp(tp)]
+    if not sizes:
+        splits = ", ".join(f"{what} {size}" for what, size in module.tensor_splits)
+        raise PlanError(
+            f"{module.name} takes none of the tensor-parallel sizes {', '.join(map(str, tensor_sizes))}, because none "
+            f"divides {splits}; add one that does"
+        )
     depth = min(max_stages, module.layer_count) if module.divisible else 1
     layer_groups = LayerGroups(module, required, costs, loads, rows, fixed_ranks)
     candidates = []

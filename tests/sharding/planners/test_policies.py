@@ -187,7 +187,9 @@ def test_a_model_that_does_not_fit_names_the_lacking_bytes_and_a_sufficient_clus
     least = min_devices(small)
     total = sum(least.values())
     assert total > 3
-    with pytest.raises(PlanError, match=rf"smallest cluster of toy that would do has {total} devices") as caught:
+    with pytest.raises(
+        PlanError, match=rf"smallest cluster of toy that would do for units of their own has {total} devices"
+    ) as caught:
         disaggregated.plans(small)
     assert re.search(r"unit backbone: .* it needs [\d.]+ MB on each, [\d.]+ MB more", str(caught.value))
     assert disaggregated.plans(dataclasses.replace(small, devices=total))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.planners.stages.option_fronts import best_within, group_front
+from sharding.planners.stages.option_fronts import GroupFronts, best_within
 
 SEEDS = st.integers(0, 1_000_000)
 
@@ -17,7 +17,7 @@ def test_a_front_has_every_selection_that_none_beats(seed, layers, options):
     size, seconds = random.integers(0, 9, (2, options)).astype(float)
     allowed = random.random(options) < 0.8
     allowed[0] = True
-    front = group_front(size, seconds, allowed, layers)
+    front = GroupFronts(size, seconds, allowed).of_layers(layers)
     every = {
         (float(size[list(chosen)].sum()), float(seconds[list(chosen)].sum()))
         for chosen in itertools.combinations_with_replacement(np.flatnonzero(allowed).tolist(), layers)
@@ -32,7 +32,7 @@ def test_groups_together_take_the_fewest_seconds_that_fit(seed, groups, room):
     random = np.random.default_rng(seed)
     size, seconds = random.integers(0, 9, (2, groups, 3)).astype(float)
     layers = random.integers(1, 3, groups).tolist()
-    fronts = [group_front(size[g], seconds[g], np.ones(3, bool), count) for g, count in enumerate(layers)]
+    fronts = [GroupFronts(size[g], seconds[g], np.ones(3, bool)).of_layers(count) for g, count in enumerate(layers)]
     found = best_within(fronts, float(room))
     group_of = [g for g, count in enumerate(layers) for _ in range(count)]
     totals = [

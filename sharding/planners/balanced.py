@@ -1,0 +1,113 @@
+"""One unit with a chain of all modules, its stages balanced over module borders, memory used to the brim.
+
+OmniBal's orchestration (arXiv 2407.20761, sections 4.2 and 4.3): one (dp, tp, pp) for encoder, backbone and generator,
+whose layers are divided among the stages by what they take, with the recomputation of each layer that the memory of its
+rank allows. A module that the backbone's tp does not divide has fewer tensor ranks and more replicas on the same
+devices (`UnitPlan.module_tp`); a microbatch then has a row for each of these replicas, or several.
+
+Layouts are tried in the order of what a step would take if the work of a microbatch could be divided at will, until the
+next would take longer than the best found. Of each, the partition and the recomputation are those of
+`stages/chain_stages.py`. The plans with the shortest estimates are returned.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from sharding.planners.chain_problem import ChainProblem
+from sharding.planners.infeasible import unfit_chain_error
+from sharding.planners.problem import PlanningProblem
+from sharding.planners.schedule_fields import MOST_EXTRA, with_stage_seconds
+from sharding.planners.stages.chain_layout import ChainLayout
+from sharding.planners.stages.chain_stages import ChainStages, balanced_stages, rank_bytes
+from sharding.planners.stages.layer_chain import LayerChain
+from sharding.plans.plan import Plan
+
+_PARTITIONED = 10  # layouts that are partitioned at most, of those that fit
+_UNSURE = 0.1  # share by which a layout may take longer than the shortest by the estimate
+_SIMULATED_OPS = 12_000  # forwards and backwards of all plans together; the first is simulated however many it has
+
+
+class _Balanced(NamedTuple):
+    """A layout with the stages that are best for it.
+
+    Attributes:
+        seconds: The estimate of a step.
+        layout: The layout.
+        chain: Its layers.
+        stages: Its stages.
+    """
+
+    seconds: float
+    layout: ChainLayout
+    chain: LayerChain
+    stages: ChainStages
+
+
+def plans(problem: PlanningProblem) -> list[Plan]:
+    """The plans with the shortest estimated steps."""
+    chain = ChainProblem(problem)
+    found = _best_layouts(chain)
+    if not found:
+        raise unfit_chain_error(chain)
+    chosen: list[Plan] = []
+    ops = 0
+    for candidate in found:
+        more = 2 * candidate.layout.microbatches * candidate.layout.stage_count
+        if candidate.seconds <= found[0].seconds * (1 + _UNSURE) and (not chosen or ops + more <= _SIMULATED_OPS):
+            chosen.append(_scheduled_plan(problem, candidate))
+            ops += more
+    return chosen
+
+
+def _best_layouts(chain: ChainProblem) -> list[_Balanced]:
+    """The layouts with the shortest estimates, best first; none if nothing fits."""
+    layouts = list(chain.sizes.layouts(chain.problem.devices))
+    bounds = [chain.least_seconds(layout) for layout in layouts]
+    found: list[_Balanced] = []
+    too_large: set[ChainLayout] = set()
+    best = np.inf
+    for index in np.argsort(bounds, kind="stable").tolist():
+        layout = layouts[index]
+        if bounds[index] > best * (1 + _UNSURE) or len(found) == _PARTITIONED:
+            break
+        whole = dataclasses.replace(layout, chunks=1)  # with chunks, more microbatches are in flight
+        if whole in too_large or chain.least_bytes(layout) > chain.problem.cluster.memory:
+            continue
+        balanced = _balance(chain, layout)
+        if balanced:
+            found.append(balanced)
+            best = min(best, balanced.seconds)
+        elif layout.chunks == 1 or not _balance(chain, whole):
+            too_large.add(whole)
+    return sorted(found, key=lambda balanced: balanced.seconds)
+
+
+def _balance(chain: ChainProblem, layout: ChainLayout) -> _Balanced | None:
+    """The stages of a layout, with an estimate of the step; None if it does not fit.
+
+    seconds = microbatches * slowest rank + (all ranks - slowest rank) / chunks + gather + reduction + update
+    """
+    layers = chain.layers(layout, MOST_EXTRA * layout.chunks)
+    stages = balanced_stages(layers, layout, chain.problem.cluster.memory)
+    if stages is None:
+        return None
+    ranks = stages.rank_seconds(layers, layout.pp)
+    passes = layout.microbatches * ranks.max() + (ranks.sum() - ranks.max()) / layout.chunks
+    work = chain.problem.unit_work(stages.plan(layers, layout).units[0], layout.microbatches)
+    once = work[0].gather + work[0].reduce + max(stage.update for stage in work)
+    return _Balanced(float(passes + once), layout, layers, stages)
+
+
+def _scheduled_plan(problem: PlanningProblem, balanced: _Balanced) -> Plan:
+    """The plan, with as many microbatches in flight as memory is left for, and the seconds of chunks."""
+    layout, chain, stages = balanced.layout, balanced.chain, balanced.stages
+    plan = stages.plan(chain, layout)
+    if layout.chunks > 1:
+        plan = with_stage_seconds(problem, plan)
+    most = min(MOST_EXTRA, layout.pp - 1 if layout.chunks == 1 else MOST_EXTRA, layout.microbatches - 1)
+    counts = (each * layout.chunks for each in range(most, 0, -1))
+    memory = problem.cluster.memory
+    extra = next((each for each in counts if rank_bytes(chain, layout, stages, each).max() <= memory), 0)
+    return dataclasses.replace(plan, units=(dataclasses.replace(plan.units[0], extra_in_flight=extra),))

@@ -1,0 +1,111 @@
+"""Balanced plans: one unit, all modules, stages over module borders, within memory, with unlike tensor ranks."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from configs.architectures import ModelConfig
+from sharding.planners import balanced
+from sharding.planners.auto import run_policy
+from sharding.planners.chain_problem import ChainProblem
+from sharding.planners.stages.chain_stages import rank_bytes, recomputed_stages
+from sharding.planners.stages.layer_chain import spread
+from sharding.planners.stages.partition_baselines import PARTITION_METHODS
+from sharding.plans.plan import check_layout
+from sharding.plans.unit_plan import PlanError
+from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes
+
+UNEVEN = ModelConfig((dataclasses.replace(VISION, heads=1, depth=5),), BACKBONE, ())
+
+
+@given(recipes())
+@settings(max_examples=10, deadline=None)
+def test_plans_are_one_unit_within_memory(recipe):
+    of = build_problem(recipe)
+    try:
+        plans = balanced.plans(of)
+    except PlanError:
+        return
+    for plan in plans:
+        (unit,) = plan.units
+        assert unit.modules == of.graph.names
+        check_layout(plan, of.graph, of.devices)
+        assert of.memory_fraction(of.simulate(plan)) <= 1 + 1e-9
+        assert all(of.rows % (plan.microbatches * unit.replicas_of(name)) == 0 for name in unit.modules)
+        assert unit.chunks in of.chunk_choices
+
+
+def test_a_module_that_the_tensor_ranks_do_not_divide_has_its_own():
+    of = dataclasses.replace(problem(UNEVEN, devices=4, rows=16), tensor_sizes=(2,))
+    with pytest.raises(
+        PlanError, match="vision takes none of the tensor-parallel sizes 2, because none divides heads 1,"
+    ):
+        balanced.plans(of)
+    of = dataclasses.replace(of, tensor_sizes=(1, 2), recompute_choices=("none",))
+    sizes = ChainProblem(of).sizes
+    assert sizes.tensor_sizes == ((1, 1), (1, 2))
+    layouts = [layout for layout in sizes.layouts(4) if layout.tp == 2]
+    assert layouts and all(layout.module_tp == (1, 2) for layout in layouts)
+    for layout in layouts:
+        assert layout.replicas_of("vision") == 2 * layout.dp
+        assert 16 // layout.microbatches % layout.replicas_of("vision") == 0
+
+
+@pytest.mark.parametrize("memory", [1e9, 1.1e7])
+def test_its_slowest_rank_is_no_slower_than_that_of_partitions_that_see_less(memory):
+    of = problem(UNEVEN, devices=3, rows=8, memory=memory)
+    chain = ChainProblem(of)
+    for layout in chain.sizes.layouts(3):
+        if layout.chunks > 1 or layout.pp == 1:
+            continue
+        layers = chain.layers(layout, 0)
+        best = balanced.balanced_stages(layers, layout, memory)
+        for method in PARTITION_METHODS.values():
+            counts = method(layers, layout.pp)
+            other = recomputed_stages(layers, layout, counts, memory) if counts else None
+            if other:
+                assert best is not None
+                slowest = best.rank_seconds(layers, layout.pp).max()
+                assert slowest <= other.rank_seconds(layers, layout.pp).max() * (1 + 1e-9)
+                assert spread(best.rank_seconds(layers, layout.pp)) >= 1
+        assert best is None or rank_bytes(layers, layout, best).max() <= memory
+
+
+def test_less_memory_recomputes_more_and_unequally():
+    model = ModelConfig((dataclasses.replace(VISION, depth=8),), dataclasses.replace(BACKBONE, depth=8), ())
+    roomy, tight = (
+        run_policy(dataclasses.replace(problem(model, devices=2, rows=8, memory=memory), tensor_sizes=(1,)), "balanced")
+        for memory in (1e9, 1.95e7)
+    )
+    assert set(roomy.plan.units[0].recompute) == {"none"}
+    (unit,) = tight.plan.units
+    kept = [np.mean([policy == "none" for policy in unit.layer_recompute(stage)]) for stage in range(unit.stage_count)]
+    assert min(kept) < 1 and kept[0] < kept[-1]  # the first rank holds the most microbatches
+    assert roomy.timeline.step < tight.timeline.step
+
+
+def test_any_number_of_chunks():
+    model = ModelConfig((dataclasses.replace(VISION, depth=9),), dataclasses.replace(BACKBONE, depth=9), ())
+    of = dataclasses.replace(problem(model, devices=2, rows=8, chunks=(1, 2, 3, 4, 5)), tensor_sizes=(1,))
+    tried = {layout.chunks for layout in ChainProblem(of).sizes.layouts(2)}
+    assert tried == {1, 2, 3, 4, 5}
+    plans = balanced.plans(of)
+    chunked = [plan for plan in plans if plan.units[0].chunks > 1]
+    assert chunked and all(plan.schedule == "interleaved" and plan.units[0].forward_seconds for plan in chunked)
+
+
+def test_spare_memory_holds_more_microbatches():
+    model = ModelConfig((VISION,), BACKBONE, ())
+    roomy = balanced.plans(dataclasses.replace(problem(model, devices=2, rows=8), tensor_sizes=(1,)))
+    assert all(plan.units[0].extra_in_flight == 1 for plan in roomy if plan.units[0].pp == 2)
+
+
+def test_modules_of_one_unit_have_one_cp():
+    of = problem(ModelConfig((VISION,), BACKBONE, (GENERATOR,)), experts=4, ranks=(("backbone", 2, 1),))
+    reason = run_policy(of, "balanced").reason
+    assert "have one cp, but they are given vision 1, backbone 2, generator 1" in reason
+    both = problem(ModelConfig((AUDIO,), BACKBONE, ()), rows=4, ranks=(("audio", 2, 1), ("backbone", 2, 1)))
+    (unit,) = run_policy(both, "balanced").plan.units
+    assert unit.cp == 2
