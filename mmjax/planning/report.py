@@ -14,6 +14,7 @@ from mmjax.planning.choice import explain_choice
 from sharding.planners.auto import PolicyResult
 from sharding.planners.policy_comparison import PolicyComparison
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.stage_spreads import stage_spreads
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause
@@ -42,7 +43,7 @@ def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
         "devices": problem.devices,
         "rows": problem.rows,
         "bound_seconds": bound if math.isfinite(bound) else None,
-        "policies": [_entry(result, bound) for result in comparison.results],
+        "policies": [_entry(problem, result, bound) for result in comparison.results],
         "choice": comparison.choice.policy,
         "on_fewer_devices": [
             {**result.timeline.summary(), "plan": json.loads(result.plan.to_json())}
@@ -52,14 +53,15 @@ def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
     }
 
 
-def _entry(result: PolicyResult, bound: float) -> dict[str, Any]:
+def _entry(problem: PlanningProblem, result: PolicyResult, bound: float) -> dict[str, Any]:
     if not result.simulated:
         return {"policy": result.policy, "reason": result.reason}
-    timeline = result.timeline
+    timeline, spreads = result.timeline, stage_spreads(problem, result.plan)
     return {
         "policy": result.policy,
         "above_bound": timeline.step / bound - 1 if math.isfinite(bound) else None,
         **timeline.summary(),
+        **({"stage_spread": spreads._asdict()} if spreads else {}),
         "plan": json.loads(result.plan.to_json()),
     }
 
@@ -79,6 +81,13 @@ def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     for result in results:
         if not result.simulated:
             console.print(f"{result.policy}: {result.reason}", soft_wrap=True)
+        elif spreads := stage_spreads(problem, result.plan):
+            others = ", ".join(f"{name} {value:.2f}" for name, value in spreads.others.items())
+            console.print(
+                f"{result.policy}: its slowest pipeline rank takes {spreads.chosen:.2f} times the mean; partitions by "
+                f"other measures: {others or 'none fits'}",
+                soft_wrap=True,
+            )
     if comparison.on_fewer_devices:
         console.print(_fewer_devices(comparison))
     console.print(explain_choice(comparison), soft_wrap=True)

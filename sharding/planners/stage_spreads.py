@@ -1,0 +1,66 @@
+"""How unequal the ranks of a chain's plan are, beside those of partitions that see less of what stages take."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sharding.planners.chain_problem import ChainProblem
+from sharding.planners.problem import PlanningProblem
+from sharding.planners.stages.chain_layout import ChainLayout
+from sharding.planners.stages.chain_stages import ChainStages, recomputed_stages
+from sharding.planners.stages.layer_chain import LayerChain, spread
+from sharding.planners.stages.partition_baselines import PARTITION_METHODS
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
+
+
+class StageSpreads(NamedTuple):
+    """Seconds of the slowest pipeline rank over the mean; 1 where all take the same.
+
+    Attributes:
+        chosen: Of the plan.
+        others: Of partitions by layers, parameters, forwards and over virtual stages, with the recomputation that is
+            best for each; those that do not fit are left out.
+    """
+
+    chosen: float
+    others: dict[str, float]
+
+
+def stage_spreads(problem: PlanningProblem, plan: Plan) -> StageSpreads | None:
+    """The spreads of a plan that has all modules as one chain on several pipeline ranks; None for another."""
+    (unit, *rest) = plan.units
+    if rest or unit.pp == 1:
+        return None
+    layout = _layout(unit, plan.microbatches)
+    chain = ChainProblem(problem).layers(layout, unit.extra_in_flight)
+    others = {}
+    for name, method in PARTITION_METHODS.items():
+        counts = method(chain, layout.stage_count)
+        stages = recomputed_stages(chain, layout, counts, problem.cluster.memory) if counts else None
+        if stages:
+            others[name] = spread(stages.rank_seconds(chain, layout.pp))
+    return StageSpreads(spread(_stages_of(unit, chain).rank_seconds(chain, layout.pp)), others)
+
+
+def _layout(unit: UnitPlan, microbatches: int) -> ChainLayout:
+    return ChainLayout(
+        modules=unit.modules,
+        pp=unit.pp,
+        dp=unit.dp,
+        tp=unit.tp,
+        module_tp=unit.module_tp,
+        chunks=unit.chunks,
+        cp=unit.cp,
+        ep=unit.ep,
+        collectives=unit.collectives,
+        microbatches=microbatches,
+    )
+
+
+def _stages_of(unit: UnitPlan, chain: LayerChain) -> ChainStages:
+    """The stages of a unit in the layers of its chain, of which one that is not cut counts as one."""
+    ends = np.cumsum(chain.layers)
+    counts = np.diff(np.searchsorted(ends, np.cumsum(unit.layers)) + 1, prepend=0).tolist()
+    policies = [policy for stage in range(unit.stage_count) for policy in unit.layer_recompute(stage)]
+    return ChainStages(tuple(counts), np.array([chain.policies.index(policies[end - 1]) for end in ends]))
