@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import random
 from collections.abc import Sequence
 
@@ -99,6 +100,11 @@ def _random_unit(
         tp, pp, chunks = (generator.randint(1, largest) for largest in LARGEST_SIZES.values())
         if dp * tp * pp > devices or pp * chunks > total:
             continue
+        module_tp = _random_module_tp(len(chain), dp * tp, tp, generator)
+        module_replicas = [dp * tp // size for size in module_tp or (tp,)]
+        if not own_rows and any(rows.count // microbatches % replicas for replicas in module_replicas):
+            continue
+        shared = dp * tp // math.lcm(tp, *module_tp)
         experts = any(graph[module].expert_count for module in chain)
         unit = UnitPlan(
             name,
@@ -106,11 +112,12 @@ def _random_unit(
             tuple(generator.sample(range(devices), dp * tp * pp)),
             dp=dp,
             tp=tp,
+            module_tp=module_tp,
             layers=_random_layers(total, pp * chunks, generator),
             recompute=tuple(generator.choices(RECOMPUTE_POLICIES, k=pp * chunks)),
             chunks=chunks,
-            ep=generator.choice([size for size in range(1, dp + 1) if dp % size == 0]) if experts else 1,
-            collectives=generator.choice(COLLECTIVES) if tp > 1 else "reduce",
+            ep=generator.choice([size for size in range(1, shared + 1) if shared % size == 0]) if experts else 1,
+            collectives=generator.choice(COLLECTIVES) if max(tp, *module_tp, 1) > 1 else "reduce",
             rows=dp * generator.randint(1, MOST_ROWS) if own_rows else 0,
         )
         if own_rows and chain[0] in rows.values:
@@ -121,6 +128,17 @@ def _random_unit(
             continue
         return unit
     return UnitPlan(name, chain, (generator.randrange(devices),), layers=(total,))
+
+
+def _random_module_tp(modules: int, devices: int, tp: int, generator: random.Random) -> tuple[int, ...]:
+    """Tensor ranks of each module, one of which has `tp`; empty where all have, as one half of the chains."""
+    if generator.random() < 0.5:
+        return ()
+    sizes = [size for size in range(1, LARGEST_SIZES["tp"] + 1) if devices % math.lcm(size, tp) == 0]
+    drawn = generator.choices(sizes, k=modules)
+    drawn[generator.randrange(modules)] = tp
+    fits = devices % math.lcm(*drawn) == 0 and len(set(drawn)) > 1
+    return tuple(drawn) if fits else ()
 
 
 def _random_capacities(
@@ -162,7 +180,8 @@ def _describe_unit(unit: UnitPlan) -> str:
         f"layers {_joined(unit.layers)}",
         _joined(unit.recompute),
     ]
-    words += [unit.collectives] if unit.tp > 1 else []
+    words += [f"module tp {_joined(unit.module_tp)}"] if unit.module_tp else []
+    words += [unit.collectives] if max(unit.tp, *unit.module_tp, 1) > 1 else []
     words += [f"{unit.rows} rows of its own"] if unit.rows else []
     words += [f"capacities {_joined(unit.capacities)}"] if unit.capacities else []
     words += [f"{unit.extra_in_flight} extra in flight"] if unit.extra_in_flight else []

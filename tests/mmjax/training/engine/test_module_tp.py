@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from configs.architectures import ModelConfig
+from configs.architectures import ExpertsConfig, ModelConfig
 from configs.optimizer import SGD
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.stage_layouts import trees_by_module
@@ -31,6 +31,10 @@ from tests.tiny_model import BACKBONE, VISION, tiny_batch
 # Three tensor ranks divide the heads, and the projector's width, which is the backbone's.
 THREE_HEADS = ModelConfig(
     (dataclasses.replace(VISION, width=12, heads=3),), dataclasses.replace(BACKBONE, width=24), ()
+)
+
+EXPERTS = ModelConfig(
+    (VISION,), dataclasses.replace(BACKBONE, depth=3, experts=ExpertsConfig(count=4, top_k=2, ffn=16)), ()
 )
 
 
@@ -74,8 +78,9 @@ def check(engine, rows=8):
             chain(1, 2, layers=(1, 2, 1, 1), chunks=2, collectives="ring", schedule="interleaved"),
             WITHOUT_GENERATOR,
         ),
+        (chain(2, 1, dp=2, ep=2), EXPERTS),  # two of four replicas of the backbone in each expert rank
     ],
-    ids=["vision 1 beside backbone 2", "cut in both", "vision 2 beside backbone 1", "chunks"],
+    ids=["vision 1 beside backbone 2", "cut in both", "vision 2 beside backbone 1", "chunks", "experts"],
 )
 def test_losses_and_gradients_are_those_of_one_device(plan, config):
     check(shared_engine(plan, config))

@@ -56,6 +56,9 @@ def test_all_kinds_of_division_occur_and_combine():
     shared = [plan.device_count < sum(len(unit.devices) for unit in plan.units) for plan in plans]
     assert any(shared) and not all(shared)
     assert any(unit.dp > 1 and unit.tp > 1 and unit.pp > 1 for unit in units)
+    unlike = [unit for unit in units if unit.module_tp]
+    assert {unit.module_tp for unit in unlike} >= {(1, 2), (2, 1), (1, 2, 1), (2, 1, 2)}
+    assert any(unit.pp > 1 for unit in unlike) and any(unit.ep > 1 for unit in unlike)
 
 
 def test_plans_depend_on_seed_and_number_alone():
