@@ -2,14 +2,13 @@
 
 import dataclasses
 import functools
-import itertools
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from configs.clusters import ClusterConfig, Link
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, ring_seconds
-from sharding.costs.kernel_seconds import KernelCosts
+from sharding.costs.kernel_seconds import KernelCosts, matmuls_beside
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import CollectivesName, PlanError
 from sharding.specs.layer import COLLECTIVE_KINDS, ZERO, Kernel, LayerSpec, Loads, RecomputePolicy
@@ -162,10 +161,7 @@ class AnalyticCostModel:
         kernel = layer.kernels[number]
         if kernel.rank_group != "tensor" or not ranks.overlaps_collectives:
             return 0.0
-        count = len(layer.kernels)
-        neighbours = range(number + 1, count) if kernel.kind == "all_gather" else range(number - 1, -1, -1)
-        matmuls = itertools.takewhile(lambda other: layer.kernels[other].kind == "matmul", neighbours)
-        seconds = kernel_seconds[..., list(matmuls)].sum(axis=-1)
+        seconds = kernel_seconds[..., matmuls_beside(layer, number)].sum(axis=-1)
         return seconds * (ranks.tp - 1) / ranks.tp
 
     def gather_weights(self, parameters: float, dp: int, inside: bool) -> float:

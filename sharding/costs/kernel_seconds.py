@@ -1,6 +1,7 @@
 """Seconds of every kernel of a layer on one device: its forward, and the two gradients of its backward."""
 
 import dataclasses
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,14 @@ from sharding.specs.layer import COLLECTIVE_KINDS, MATMUL_KINDS, ZERO, LayerSpec
 # gradients of the first three.
 _BACKWARD_TRAFFIC = {"memory": 1.5, "attention": 2.0}
 _KEPT = 256  # answers of `KernelCosts.passes`
+
+
+def matmuls_beside(layer: LayerSpec, number: int) -> list[int]:
+    """The matmuls that the collective of a number overlaps with: right after an all-gather, right before a scatter."""
+    kernels = layer.kernels
+    after = kernels[number].kind == "all_gather"
+    neighbours = range(number + 1, len(kernels)) if after else range(number - 1, -1, -1)
+    return list(itertools.takewhile(lambda other: kernels[other].kind == "matmul", neighbours))
 
 
 class PassSeconds(NamedTuple):
@@ -60,7 +69,7 @@ class KernelCosts:
             loads: Loads of a context-parallel rank.
             ranks: Who computes the layer.
         """
-        key = (id(layer), ranks.tp, ranks.cp, ranks.ep, ranks.sequence_shards, loads.shape, loads.tobytes())
+        key = (id(layer), ranks.tp, ranks.cp, ranks.ep, ranks.collectives, loads.shape, loads.tobytes())
         if key not in self._known:
             if len(self._known) >= _KEPT:
                 self._known.pop(next(iter(self._known)))
@@ -82,6 +91,7 @@ class KernelCosts:
         if matmuls:
             seconds[..., matmuls] = np.maximum(seconds[..., matmuls], self._matmuls(layer, loads, ranks, matmuls))
         launches = np.array([ranks.cp if kernel.ring_elements != ZERO else 1 for kernel in kernels])
+        launches = launches * self._parts(layer, ranks)
         is_computed = np.array([kernel.kind not in COLLECTIVE_KINDS for kernel in kernels], bool)
         runs = (loads != 0).any(axis=-1)[..., None] & is_computed
         has_weights = np.array([kernel.kind in MATMUL_KINDS for kernel in kernels], bool)
@@ -107,7 +117,8 @@ class KernelCosts:
     ) -> Float[np.ndarray, "3 *shape m"]:
         """Seconds of matmuls of these numbers: forward, dgrad and wgrad, by the sizes of each.
 
-        With x [rows, inner] and w [inner, outer], dgrad is dy wᵀ and wgrad is xᵀ dy.
+        With x [rows, inner] and w [inner, outer], dgrad is dy wᵀ and wgrad is xᵀ dy. Beside a ring collective each is
+        as many matmuls as there are ranks, of that part of the rows.
         """
         kernels = [layer.kernels[number] for number in numbers]
         inner, outer, groups, split = np.ones((4, len(kernels)))
@@ -118,7 +129,8 @@ class KernelCosts:
             split[place] = parts if kernel.split_by == "groups" else 1
             groups[place] = kernel.groups / split[place] / (ranks.ep if kernel.rank_group == "expert" else 1)
         sizes = np.array([kernel.inner * kernel.outer for kernel in kernels], float)
-        rows = loads @ layer.kernel_arrays.flops[numbers].T / (2 * sizes) / split / groups
+        parts = self._parts(layer, ranks)[numbers]
+        rows = loads @ layer.kernel_arrays.flops[numbers].T / (2 * sizes) / split / groups / parts
         inner, outer = np.broadcast_to(inner, rows.shape), np.broadcast_to(outer, rows.shape)
         by_pass = MatmulSizes(
             rows=np.stack([rows, rows, inner]),
@@ -126,4 +138,13 @@ class KernelCosts:
             inner=np.stack([inner, outer, rows]),
             count=groups,
         )
-        return matmul_seconds(by_pass, self.cluster, self.element_bytes, self.memory_bandwidth)
+        return parts * matmul_seconds(by_pass, self.cluster, self.element_bytes, self.memory_bandwidth)
+
+    def _parts(self, layer: LayerSpec, ranks: LayerParallelism) -> Float[np.ndarray, " k"]:
+        """As how many kernels each runs, one after the other."""
+        parts = np.ones(len(layer.kernels))
+        if ranks.overlaps_collectives:
+            for number, kernel in enumerate(layer.kernels):
+                if kernel.kind in COLLECTIVE_KINDS and kernel.rank_group == "tensor":
+                    parts[matmuls_beside(layer, number)] = ranks.tp
+        return parts

@@ -12,13 +12,23 @@ from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.kernel_seconds import KernelCosts
 from sharding.costs.matmul_seconds import MatmulSizes, matmul_seconds
-from sharding.specs.layer import Kernel, expert_matmul, make_loads, matmul, memory_bound
+from sharding.plans.trained_parts import Gradient
+from sharding.specs.layer import (
+    Kernel,
+    all_gather,
+    expert_matmul,
+    make_loads,
+    matmul,
+    memory_bound,
+    reduce_scatter,
+)
 from sharding.specs.modules import module_graph
 from tests.sharding.layers import bare_layer
 
 CLUSTER = CLUSTERS["a100"]
 BANDWIDTH, LAUNCH = 0.8 * CLUSTER.memory_bandwidth, 1e-6
 TOKENS = 6000
+GRADIENTS: tuple[tuple[Gradient, ...], ...] = (("dgrad", "wgrad"), ("dgrad",), ("wgrad",))
 
 
 def kernel_costs():
@@ -70,8 +80,7 @@ def test_a_backward_with_weights_adds_their_gradients_to_float32_sums():
     layer = module_graph(ModelConfig((), BackboneConfig(width=512, heads=8, kv_heads=8, ffn=2048), ())).backbone.layer
     loads, ranks = make_loads(TOKENS, TOKENS**2, 1), LayerParallelism(2)
     both, dgrad, wgrad = (
-        float(costs.backward(layer, loads, ranks, gradients, "none").compute)
-        for gradients in (("dgrad", "wgrad"), ("dgrad",), ("wgrad",))
+        float(costs.backward(layer, loads, ranks, gradients, "none").compute) for gradients in GRADIENTS
     )
     assert both == pytest.approx(dgrad + wgrad)
     matmuls = kernel_costs().passes(layer, loads, ranks).wgrad
@@ -103,3 +112,18 @@ def test_kept_answers_are_those_of_a_new_model():
 def test_kernels_without_their_sizes_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("side", ["all_gather", "reduce_scatter"])
+def test_matmuls_beside_a_ring_are_as_many_as_its_ranks(side):
+    collective = all_gather(512) if side == "all_gather" else reduce_scatter(512)
+    pair = (collective, matmul("up", 512, 2048)) if side == "all_gather" else (matmul("up", 512, 2048), collective)
+    layer, number = bare_layer("toy", "toy", *pair, memory_bound("norm", 512)), int(side == "all_gather")
+    loads = make_loads(TOKENS, TOKENS, 1)
+    whole, ring = (
+        kernel_costs().passes(layer, loads, LayerParallelism(4, collectives=name)) for name in ("gather", "ring")
+    )
+    assert float(whole.forward[number]) == pytest.approx(seconds(TOKENS, 512, 512))
+    assert float(ring.forward[number]) == pytest.approx(4 * seconds(TOKENS / 4, 512, 512))
+    assert float(ring.wgrad[number]) == pytest.approx(4 * seconds(512, 512, TOKENS / 4))
+    assert float(ring.forward[-1]) == float(whole.forward[-1])  # sequence parallelism in both

@@ -250,7 +250,7 @@ def test_sequence_parallelism_divides_hops_and_saved_activations():
             BATCH,
             ALL,
         )
-        for how in ("reduce", "ring")
+        for how in ("reduce", "gather")
     )
     node, hop = ("backbone", 0), (("backbone", 0), ("backbone", 1))
     assert (divided.stages[node].saved_bytes < whole.stages[node].saved_bytes).all()
