@@ -7,8 +7,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from configs.clusters import ClusterConfig, Link
-from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, ring_seconds
+from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, collective_seconds, ring_seconds
 from sharding.costs.kernel_seconds import KernelCosts, matmuls_beside
+from sharding.costs.node_placement import NodePlacement
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import CollectivesName, PlanError
 from sharding.specs.layer import COLLECTIVE_KINDS, ZERO, Kernel, LayerSpec, Loads, RecomputePolicy
@@ -164,13 +165,13 @@ class AnalyticCostModel:
         seconds = kernel_seconds[..., matmuls_beside(layer, number)].sum(axis=-1)
         return seconds * (ranks.tp - 1) / ranks.tp
 
-    def gather_weights(self, parameters: float, dp: int, inside: bool) -> float:
+    def gather_weights(self, parameters: float, ranks: NodePlacement) -> float:
         """See `CostModel.gather_weights`."""
-        return float(ring_seconds(np.asarray(self.element_bytes * parameters), dp, self._link(inside)))
+        return collective_seconds(self.element_bytes * parameters, ranks, self._link(True), self._link(False))
 
-    def reduce_gradients(self, parameters: float, dp: int, inside: bool) -> float:
+    def reduce_gradients(self, parameters: float, ranks: NodePlacement) -> float:
         """See `CostModel.reduce_gradients`."""
-        return float(ring_seconds(np.asarray(4 * parameters), dp, self._link(inside)))
+        return collective_seconds(4 * parameters, ranks, self._link(True), self._link(False))
 
     def gather_rows(self, size: Times, ranks: int, devices: int) -> Times:
         """See `CostModel.gather_rows`."""

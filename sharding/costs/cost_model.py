@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from configs.clusters import Link
+from sharding.costs.node_placement import NodePlacement
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import TENSOR_COLLECTIVES, CollectivesName
 from sharding.specs.layer import Kernel, LayerSpec, Loads, RecomputePolicy
@@ -110,17 +111,16 @@ class CostModel(Protocol):
         """The backward: the gradients asked for, and what the policy recomputes for them."""
         ...
 
-    def gather_weights(self, parameters: float, dp: int, inside: bool) -> float:
+    def gather_weights(self, parameters: float, ranks: NodePlacement) -> float:
         """The all-gather that makes compute weights from master weights.
 
         Args:
             parameters: Elements on one device.
-            dp: Data and context-parallel ranks that divide the master weights.
-            inside: Whether these are on one node.
+            ranks: The data and context-parallel ranks that divide the master weights.
         """
         ...
 
-    def reduce_gradients(self, parameters: float, dp: int, inside: bool) -> float:
+    def reduce_gradients(self, parameters: float, ranks: NodePlacement) -> float:
         """The reduce-scatter of float32 gradients; the arguments are those of `gather_weights`."""
         ...
 
@@ -199,3 +199,23 @@ def ring_seconds(size: Times, ranks: int, link: Link) -> Times:
     if ranks == 1:
         return np.zeros_like(size)
     return np.asarray((ranks - 1) * (link.latency + size / ranks / link.bandwidth))
+
+
+def collective_seconds(size: float, placement: NodePlacement, intra_node: Link, inter_node: Link) -> float:
+    """Seconds of an all-gather or a reduce-scatter, as rings between nodes and a ring inside each.
+
+        ring(size / fewest, nodes, inter_node) + ring(size, most, intra_node)
+
+    Every rank of a node exchanges its share of the array with the ranks of other nodes over a network card of its own,
+    then the ranks of a node exchange what each of them has, as hierarchical collectives and NCCL's rings, of which each
+    crosses nodes by another card, do. The node with the fewest ranks has the fewest cards. Both parts are assumed to
+    follow each other, and ranks with other parameters to have links of their own.
+
+    Args:
+        size: Bytes of the whole array.
+        placement: The ranks.
+        intra_node: Link between devices of one node.
+        inter_node: Link between nodes, of one device.
+    """
+    between = ring_seconds(np.asarray(size / placement.fewest), placement.nodes, inter_node)
+    return float(between + ring_seconds(np.asarray(size), placement.most, intra_node))

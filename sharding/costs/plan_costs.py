@@ -1,7 +1,7 @@
 """A plan's costs from those of its layers: what every op of a step takes, for given rows of the global batch."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from sharding.costs.batch_costs import BatchCosts, LayerCosts
 from sharding.costs.cost_model import LayerSeconds, masked_flops
 from sharding.costs.hop_costs import HopCosts
 from sharding.costs.memory import train_state_bytes
+from sharding.costs.node_placement import NodePlacement, same_parameter_ranks
 from sharding.costs.recomputed_flops import RecomputedFlops, recomputed_flops
 from sharding.costs.shared_replicas import on_shared_replicas, row_gathers, slowest_of_shared
 from sharding.costs.stage_parameters import LayersOfStage, layer_key, module_parallelism, module_parameters
@@ -106,11 +107,13 @@ def _wait_for_slowest(seconds: LayerSeconds, ep: int, shared: int) -> LayerSecon
 
 
 def _total_seconds(
-    seconds: Callable[[float, int], float], parameters: Float[np.ndarray, " 2"], ranks: Sequence[int]
+    seconds: Callable[[float, NodePlacement], float],
+    parameters: Float[np.ndarray, " 2"],
+    placed: tuple[NodePlacement, NodePlacement],
 ) -> float:
     """Sum of `seconds(parameters, ranks that hold the same)` over all parameters but experts', and experts'."""
     return sum(
-        (seconds(size, count) for size, count in zip(parameters.tolist(), ranks, strict=True) if size), start=0.0
+        (seconds(size, ranks) for size, ranks in zip(parameters.tolist(), placed, strict=True) if size), start=0.0
     )
 
 
@@ -318,12 +321,14 @@ class _PlanCosts:
         return forward, backward
 
     def _once_per_step(self, unit: UnitPlan, number: int, layers: tuple[LayersOfStage, ...]) -> _OncePerStep:
-        exposed = float(number < unit.pp)  # those of a rank's other chunks are hidden by its computation
-        inside = self.hops.node_of(unit.name, number) is not None
+        costs, devices = self._costs, unit.stage_devices(number)
         gather = reduce = update = 0.0
-        for parameters, trained, ranks in module_parameters(layers):
-            counts = ranks.tolist()
-            gather += _total_seconds(lambda size, n: self._costs.gather_weights(size, n, inside), parameters, counts)
-            reduce += _total_seconds(lambda size, n: self._costs.reduce_gradients(size, n, inside), trained, counts)
-            update += _total_seconds(lambda size, n: self._costs.optimizer_update(size / n, n), trained, counts)
-        return _OncePerStep(exposed * gather, exposed * reduce, update)
+        parallelism = {of.module: of.ranks for of in layers}
+        for (parameters, trained, _), ranks in zip(module_parameters(layers), parallelism.values(), strict=True):
+            placed = same_parameter_ranks(devices, costs.devices_per_node, ranks.dp, ranks.cp, ranks.tp, ranks.ep)
+            gather += _total_seconds(costs.gather_weights, parameters, placed)
+            reduce += _total_seconds(costs.reduce_gradients, trained, placed)
+            update += _total_seconds(
+                lambda size, of: costs.optimizer_update(size / of.ranks, of.ranks), trained, placed
+            )
+        return _OncePerStep(gather, reduce, update)

@@ -9,6 +9,7 @@ import numpy as np
 from configs.errors import UserError
 from configs.strict_json import parse_json
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times
+from sharding.costs.node_placement import NodePlacement
 from sharding.plans.json_fields import read_file, read_record
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import CollectivesName
@@ -228,13 +229,13 @@ class ProfiledCostModel:
             )
         return _layer_seconds(profile.sizes, profile.backward, loads, ranks.dp, stack)
 
-    def gather_weights(self, parameters: float, dp: int, inside: bool) -> float:
+    def gather_weights(self, parameters: float, ranks: NodePlacement) -> float:
         """See `CostModel.gather_weights`."""
-        return float(self.profile.gather.seconds(parameters, dp))
+        return float(self.profile.gather.seconds(parameters, ranks.ranks))
 
-    def reduce_gradients(self, parameters: float, dp: int, inside: bool) -> float:
+    def reduce_gradients(self, parameters: float, ranks: NodePlacement) -> float:
         """See `CostModel.reduce_gradients`."""
-        return float(self.profile.reduce.seconds(parameters, dp))
+        return float(self.profile.reduce.seconds(parameters, ranks.ranks))
 
     def gather_rows(self, size: Times, ranks: int, devices: int) -> Times:
         """Raises ProfileError: rows that are gathered between modules of a stage are not timed."""

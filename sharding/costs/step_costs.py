@@ -23,8 +23,8 @@ class StageCosts:
         flops: Useful FLOPs of forward and backward over all devices of a replica: no padding, no recomputation.
         saved_bytes: Bytes on each device from a microbatch's forward to its backward.
         offloaded_bytes: Bytes in each device's host memory from its forward to its backward.
-        gather: Seconds until the compute weights are there, as far as nothing hides them.
-        reduce: Seconds of the gradients' reduction over the replicas, as far as nothing hides them.
+        gather: Seconds in which the replicas gather the compute weights.
+        reduce: Seconds of the gradients' reduction over the replicas.
         update: Seconds of the optimizer.
         static_bytes: Bytes on each device at all times: weights, gradients, optimizer state, workspace.
     """

@@ -37,8 +37,8 @@ class _ModuleSeconds(NamedTuple):
         forward: Mean seconds of a microbatch's forward through all its stages; on the slowest replica if its items are
             dealt.
         backward: The same of its backward.
-        gather: Seconds in which its first stage gathers weights.
-        reduce: Seconds in which its first stage, which runs the last backward, reduces gradients.
+        gather: Seconds in which its first pipeline rank gathers weights.
+        reduce: Seconds in which its first pipeline rank, which runs the last backward, reduces gradients.
         update: Seconds of the optimizer on the slowest rank.
     """
 
@@ -128,8 +128,8 @@ class StepEstimate:
                 chunks=unit.chunks,
                 forward=sum(float(of_microbatch(stage.forward)) for stage in stages) / microbatches,
                 backward=sum(float(of_microbatch(stage.backward)) for stage in stages) / microbatches,
-                gather=stages[0].gather,
-                reduce=stages[0].reduce,
+                gather=sum(stage.gather for stage in ranks[0]),
+                reduce=sum(stage.reduce for stage in ranks[0]),
                 update=max(sum(stage.update for stage in rank) for rank in ranks),
             )
         return self._modules[key]

@@ -9,6 +9,7 @@ from typing import Any
 from sharding.plans.stage_graph import PipelineRank, StageId
 from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches, check_limits
 from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, StageSeconds
+from sharding.schedules.weights_and_gradients import WeightsAndGradients
 
 Priority = Callable[[PipelineOp], tuple[Any, ...]]
 """Sort key of a forward or backward; the least is the most urgent. It grows with the microbatch in every stage."""
@@ -30,7 +31,8 @@ def list_schedule(
     free. A hop takes no time and follows the ops that end with the one that produces its array, so that no op in
     between waits for it where hops occupy both ends. A rank that holds as many microbatches as it may starts no
     forward. Where limits and fixed orders leave nothing that may run, the oldest microbatch in flight runs its next op
-    in spite of them: it depends on no other microbatch.
+    in spite of them: it depends on no other microbatch. Weights are gathered before a stage's first input arrives, and
+    gradients reduced after the last backward of their devices (`WeightsAndGradients`).
 
     Args:
         op_graph: The ops and their dependencies.
@@ -41,23 +43,26 @@ def list_schedule(
     """
     check_limits(op_graph, max_in_flight)
     ready = _ReadyOps(op_graph, priority)
-    running = _RunningOps(op_graph, seconds or dict.fromkeys(op_graph.stage_graph.stages, ONE_SLOT))
+    device_bits = _device_bits(op_graph)
+    running = _RunningOps(device_bits, seconds or dict.fromkeys(op_graph.stage_graph.stages, ONE_SLOT))
     limits = _Limits(op_graph, max_in_flight, fixed_orders or {})
-    order = list(op_graph.prologue)
+    collectives, order = WeightsAndGradients(op_graph, device_bits), []
     while ready or running:
         started = [op for op in ready if limits.allow(op) and running.start(op)]
         if not started and not running:
             started = [op for op in ready if limits.is_oldest(op) and running.start(op)]
         for op in started:
-            order.append(op)
+            order += [*collectives.before(op), op]
             ready.remove(op)
             limits.record_start(op)
         for op in running.finish_next():
             hops = op_graph.forward_hops if op.kind == "forward" else op_graph.backward_hops
-            order.extend(hops(op.stage_id, op.microbatch))
+            for hop in hops(op.stage_id, op.microbatch):
+                order += [*collectives.before(hop), hop]
+            order += collectives.after(op)
             ready.add_dependents(op)
             limits.record_end(op)
-    return Schedule(op_graph, (*order, *op_graph.epilogue))
+    return Schedule(op_graph, (*order, *collectives.rest()))
 
 
 def warm_up_order(op_graph: OpGraph, rank: PipelineRank, warm_up: int) -> list[PipelineOp]:
@@ -139,8 +144,8 @@ class _ReadyOps:
 class _RunningOps:
     """The ops that run at a moment, and the devices that they occupy."""
 
-    def __init__(self, op_graph: OpGraph, seconds: Mapping[StageId, StageSeconds]) -> None:
-        self._seconds, self._bits = seconds, _device_bits(op_graph)
+    def __init__(self, device_bits: Mapping[StageId, int], seconds: Mapping[StageId, StageSeconds]) -> None:
+        self._seconds, self._bits = seconds, device_bits
         self._now, self._busy = 0.0, 0
         self._ends: list[tuple[float, int, PipelineOp]] = []
         self._started = 0

@@ -42,13 +42,13 @@ IDLE_CAUSES: dict[IdleCause, str] = {
 """Every cause, and what it means. The causes exclude each other: with the busy time they add up to the step.
 
 A forward or backward whose input took h seconds to arrive from the op p that produced it leaves a gap in which its
-device idles; of several inputs the latest counts. `hop` is min(gap, h). Of what remains, `straggler replica` is what p
-took longer than the mean of its replicas, and `straggler microbatch` what that mean is longer than p's mean over all
-microbatches, each limited to the remainder; the rest is `dependency`. So is the time in which a device itself is free,
-but not every device of its replica. What fast replicas wait for slow ones before their reduction is `straggler
-replica`. Where hops occupy devices, the time inside a hop is `hop`, and the time before it is divided like a gap.
-Before a device's first forward all idle time is `warm-up`, after its last forward or backward all is `cool-down`,
-except for the collectives named.
+device idles; of several inputs the latest counts. `hop` is min(gap, h). Of what remains, `straggler replica` is what
+p took longer than the mean of its replicas, and `straggler microbatch` what that mean is longer than p's mean over
+all microbatches, each limited to the remainder; the rest is `dependency`. So is the time in which a device itself is
+free, but not every device of its replica. What fast replicas wait for slow ones before their reduction, or before
+they gather the weights of a chunk that is not their first, is `straggler replica`. Where hops occupy devices, the
+time inside a hop is `hop`, and the time before it is divided like a gap. Before a device's first forward all idle
+time is `warm-up`, after its last forward or backward all is `cool-down`, except for the collectives named.
 """
 
 _PRODUCER: dict[OpKind, OpKind] = {"hop": "forward", "hop_back": "backward"}
@@ -184,7 +184,10 @@ class _Replay:
         kind = span.op.kind
         rows, is_first = self._groups_at(span.op)
         gap = (span.start[:, None] - self._free[rows]) * is_first
-        if gap.any():
+        if gap.any() and kind == "gather":  # of a chunk that the devices did not start with
+            started = self._remaining[rows] < self._total[rows]
+            yield IdlePeriod(number, False, rows, {"warm-up": gap * ~started, "straggler replica": gap * started})
+        elif gap.any():
             yield IdlePeriod(number, False, rows, {_BEFORE[kind]: gap})
         if kind in _INSIDE:
             yield IdlePeriod(number, True, rows, {_INSIDE[kind]: span.seconds[:, None] * is_first})
@@ -250,7 +253,6 @@ class _Replay:
 
 
 _BEFORE: dict[OpKind, IdleCause] = {
-    "gather": "warm-up",
     "reduce": "straggler replica",
     "norm": "cool-down",
     "update": "cool-down",

@@ -12,9 +12,10 @@ def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
 
         max_rank(arrival + work + return) + norm + max_rank(update)
 
-    `work` is all forwards and backwards of a pipeline rank on the slowest of its replicas. It starts no earlier than
-    weights are gathered and the shortest microbatch has arrived through the stages before it (`arrival`). After its
-    last op the shortest microbatch still returns through them, and gradients are reduced (`return`).
+    `work` is all forwards and backwards of a pipeline rank on the slowest of its replicas. Before them or between
+    them its devices gather all its weights, and no earlier than the shortest microbatch has arrived through the
+    stages before it (`arrival`) do they start. After its last op the shortest microbatch still returns through
+    these stages, and the rank reduces all its gradients, meanwhile or before (`return`).
 
     Args:
         op_graph: The ops of a step.
@@ -34,13 +35,13 @@ class _StepBound:
         self._return: dict[StageId, float] = {}
         for stage in self._graph.stages:
             arrivals = [self._arrive(source, stage) for source in self._graph.sources[stage]]
-            self._arrival[stage] = max(arrivals + [self.once_per_step(self._graph.rank_of[stage], "gather")])
+            self._arrival[stage] = max([*arrivals, work.stages[stage].gather])
         has_backward = op_graph.backward_stages
         for stage in self._graph.stages:
             if stage in has_backward:
                 sources = [source for source in self._graph.sources[stage] if source in has_backward]
                 returns = [self._go_back(source, stage) for source in sources]
-                self._return[stage] = max(returns + [self.once_per_step(self._graph.rank_of[stage], "reduce")])
+                self._return[stage] = max([*returns, work.stages[stage].reduce * (stage in op_graph.trained_stages)])
         for stage in reversed(self._graph.stages):
             if stage not in has_backward:
                 returns = [self._go_on(stage, target) for target in self._graph.targets[stage]]
@@ -72,5 +73,6 @@ class _StepBound:
         """When the norm can start, as far as a rank and what follows its last op are concerned."""
         stages = self._graph.stages_of[rank]
         work = sum(self._work.stages[stage].work for stage in stages)
-        start = min(self._arrival[stage] for stage in stages)
-        return start + float(np.max(work)) + min(self._return[stage] for stage in stages)
+        start = max(min(self._arrival[stage] for stage in stages), self.once_per_step(rank, "gather"))
+        rest = max(min(self._return[stage] for stage in stages), self.once_per_step(rank, "reduce"))
+        return start + float(np.max(work)) + rest

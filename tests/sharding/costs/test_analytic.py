@@ -11,6 +11,7 @@ from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from configs.clusters import CLUSTERS, ClusterConfig, Link
 from sharding.costs.analytic import AnalyticCostModel, Efficiency
 from sharding.costs.cost_model import LayerParallelism, ring_seconds, useful_flops
+from sharding.costs.node_placement import NodePlacement
 from sharding.specs.layer import Kernel, PerLoad, expert_all_gather, expert_matmul, matmul
 from sharding.specs.modules import module_graph
 from tests.sharding.ideal_devices import IDEAL
@@ -198,8 +199,8 @@ def test_a_ring_sends_all_but_one_share():
 
 def test_hops_gathers_reductions_and_updates():
     assert TOY.hop(np.array([0.0, 20.0]), True, 2).tolist() == [0.0, 0.5 + 2.0]
-    assert TOY.gather_weights(40.0, 2, inside=True) == 0.5 + 2 * 40 / 2 / 10
-    assert TOY.reduce_gradients(40.0, 2, inside=False) == 1.0 + 4 * 40 / 2 / 2
+    assert TOY.gather_weights(40.0, NodePlacement.on_one_node(2)) == 0.5 + 2 * 40 / 2 / 10
+    assert TOY.reduce_gradients(40.0, NodePlacement(2, 2)) == 1.0 + 4 * 40 / 2 / 2
     assert TOY.optimizer_update(100.0, 2) == 34 * 100 / 50
     assert TOY.gradient_norm(4) == 0
 

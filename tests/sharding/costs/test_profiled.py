@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from sharding.costs.cost_model import LayerParallelism
+from sharding.costs.node_placement import NodePlacement
 from sharding.costs.profiled import LayerProfile, LinearFit, PassTimes, Profile, ProfiledCostModel, ProfileError
 from tests.sharding.layers import bare_layer
 
@@ -53,6 +54,7 @@ PROFILE = Profile(
     norm=LinearFit(1.0, 2.0, 0.0),
 )
 COSTS = ProfiledCostModel(PROFILE)
+TWO = NodePlacement.on_one_node(2)
 
 
 def test_times_are_interpolated_between_sizes_and_extrapolated_beyond():
@@ -69,12 +71,12 @@ def test_a_single_size_scales_in_proportion_and_items_serve_as_size_without_toke
 
 def test_ops_that_run_once_per_step_and_hops():
     assert (
-        COSTS.gather_weights(10.0, 2, True) == 6.5
-        and COSTS.reduce_gradients(10.0, 2, True) == 4.0
+        COSTS.gather_weights(10.0, TWO) == 6.5
+        and COSTS.reduce_gradients(10.0, TWO) == 4.0
         and COSTS.optimizer_update(10.0, 2) == 10.0
     )
     assert COSTS.hop(np.array([0.0, 10.0]), True, 4).tolist() == [0.0, 6.0]
-    assert COSTS.reduce_gradients(0.0, 2, True) == 0.0 and COSTS.gradient_norm(3) == 7.0
+    assert COSTS.reduce_gradients(0.0, TWO) == 0.0 and COSTS.gradient_norm(3) == 7.0
 
 
 def test_a_stack_is_one_layer_plus_additional_ones_and_replicas_slow_each_other_down():

@@ -69,10 +69,20 @@ def test_every_policy_schedules_every_op_once_in_a_valid_order(policy, bounds, r
     norm = position[PipelineOp("norm", "", -1)]
     for index, op in enumerate(ops):
         assert (index < norm) == (op.kind not in ("norm", "update")) or index == norm
-        if op.kind in ("gather", "share"):
-            assert index < len(stage_ids) + len(op_graph.shares)
+        held = op_graph.devices_of(op)
+        if op.kind == "gather":  # at once where devices are idle, and before an input would occupy them
+            first = next(other for other in ops if other.kind in ("forward", "hop") and reaches(op.stage_id, other))
+            assert index < position[first]
         if op.kind == "reduce":
             assert all(position[PipelineOp("backward", *op.stage_id, number)] < index for number in range(m))
+            later = [other for other in ops[index:] if not held.isdisjoint(op_graph.devices_of(other))]
+            assert not any(other.kind in ("forward", "backward") for other in later if other.stage_id in backward)
+            assert all(other.kind != "backward" for other in later)
+
+
+def reaches(stage_id, op: PipelineOp) -> bool:
+    """Whether an op is a stage's forward, or a hop that feeds it."""
+    return stage_id == (op.target_id if op.kind == "hop" else op.stage_id)
 
 
 @pytest.mark.parametrize("policy", [gpipe, one_f_one_b, interleaved])
@@ -255,21 +265,27 @@ def test_a_plan_becomes_a_schedule_with_tied_embeddings(name):
     first, last = ("mind", 0), ("mind", 1)
     schedule = build_schedule(plan, module_graph(config), frozenset([first, last]), ((first, last),))
     ops = ops_of(schedule)
-    assert ops[:5] == [
+    share = PipelineOp("share", *first, target_unit="mind", target_stage=1)
+    assert sorted(op for op in ops if op.kind == "gather") == [
         PipelineOp("gather", "eyes", 0),
+        PipelineOp("gather", "hand", 0),
         PipelineOp("gather", *first),
         PipelineOp("gather", *last),
-        PipelineOp("gather", "hand", 0),
-        PipelineOp("share", *first, target_unit="mind", target_stage=1),
     ]
-    assert ops[-6:] == [
-        PipelineOp("reduce", *first),
-        PipelineOp("reduce", *last),
-        PipelineOp("share_back", *last, target_unit="mind", target_stage=0),
-        PipelineOp("norm", "", -1),
-        PipelineOp("update", *first),
-        PipelineOp("update", *last),
-    ]
+    into_last = ops.index(PipelineOp("hop", *first, 0, *last))
+    assert ops[into_last - 2 : into_last] == [PipelineOp("gather", *last), share]
+    assert (
+        ops[-6:]
+        == [
+            PipelineOp("reduce", *last),
+            PipelineOp("reduce", *first),
+            PipelineOp("share_back", *last, target_unit="mind", target_stage=0),
+            PipelineOp("norm", "", -1),
+            PipelineOp("update", *first),
+            PipelineOp("update", *last),
+        ]
+        or name == "gpipe"
+    )
     hop = next(op for op in schedule.ops if op.kind == "hop" and op.unit == "eyes")
     assert schedule.op_graph.devices_of(hop) == {0, 1}
     assert {op.stage_id for op in ops if op.kind == "backward"} == {first, last, ("hand", 0)}
@@ -283,10 +299,11 @@ def test_one_device_finishes_a_microbatch_before_the_next():
     turns = ["f vision", "f backbone", "f generator", "b generator", "b backbone", "b vision"]
     assert pipeline == [f"{turn} {number}" for number in (0, 1) for turn in turns]
     evaluation = [op.kind for op in ops_of(build_evaluation_schedule(plan, graph))]
-    assert evaluation == ["gather"] * 3 + ["forward", "hop", "forward", "hop", "forward"] * 2
+    first = ["gather", "forward", "gather", "hop", "forward", "gather", "hop", "forward"]
+    assert evaluation == [*first, "forward", "hop", "forward", "hop", "forward"]
 
 
 def test_a_step_that_trains_nothing_still_has_the_norm():
     graph = module_graph(ModelConfig())
     kinds = [op.kind for op in ops_of(build_schedule(single_device_plan(graph), graph, frozenset()))]
-    assert kinds == ["gather"] * 3 + ["forward", "hop", "forward", "hop", "forward", "norm"]
+    assert kinds == ["gather", "forward", "gather", "hop", "forward", "gather", "hop", "forward", "norm"]

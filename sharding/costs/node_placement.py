@@ -1,0 +1,63 @@
+"""How the ranks that hold the same parameters lie on nodes."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class NodePlacement(NamedTuple):
+    """Ranks that hold the same parameters.
+
+    Attributes:
+        ranks: How many there are.
+        nodes: How many nodes have some of them.
+        fewest: How many are on the node that has the fewest.
+        most: How many are on the node that has the most.
+    """
+
+    ranks: int
+    nodes: int = 1
+    fewest: int = 1
+    most: int = 1
+
+    @classmethod
+    def on_one_node(cls, ranks: int) -> "NodePlacement":
+        """All ranks on one node."""
+        return cls(ranks, 1, ranks, ranks)
+
+
+def same_parameter_ranks(
+    devices: Sequence[int], devices_per_node: int, dp: int, cp: int, tp: int, ep: int
+) -> tuple[NodePlacement, NodePlacement]:
+    """The ranks of a stage that hold the same parameters: all but experts', and the same experts'.
+
+    Args:
+        devices: The devices of the stage, by data, context-parallel and tensor rank.
+        devices_per_node: Devices of a node; device numbers run through one node before the next.
+        dp, cp, tp, ep: Ranks of each kind; `ep` consecutive replicas divide the experts.
+    """
+    sizes = (dp, cp, tp, ep, devices_per_node)
+    if devices[-1] - devices[0] == len(devices) - 1 and (np.diff(devices) == 1).all():
+        return _of_consecutive_devices(devices[0] % devices_per_node, *sizes)
+    return _placements(np.asarray(devices), *sizes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_consecutive_devices(
+    first: int, dp: int, cp: int, tp: int, ep: int, devices_per_node: int
+) -> tuple[NodePlacement, NodePlacement]:
+    return _placements(first + np.arange(dp * cp * tp), dp, cp, tp, ep, devices_per_node)
+
+
+def _placements(
+    devices: np.ndarray, dp: int, cp: int, tp: int, ep: int, devices_per_node: int
+) -> tuple[NodePlacement, NodePlacement]:
+    nodes = (devices // devices_per_node).reshape(dp // ep, ep, cp, tp)[..., 0]
+    return _placement(nodes), _placement(nodes[:, 0])
+
+
+def _placement(nodes: np.ndarray) -> NodePlacement:
+    _, counts = np.unique(nodes, return_counts=True)
+    return NodePlacement(nodes.size, len(counts), int(counts.min()), int(counts.max()))
