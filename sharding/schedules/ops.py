@@ -118,13 +118,13 @@ class OpGraph:
 
     @functools.cached_property
     def prologue(self) -> tuple[PipelineOp, ...]:
-        """The ops before the first forward, in order."""
+        """The ops that make compute weights, in an order in which they can run; each before what needs its weights."""
         gathers = [PipelineOp("gather", *stage) for stage in self.stage_graph.stages]
         return (*gathers, *(PipelineOp("share", *owner, -1, *borrower) for owner, borrower in self.shares))
 
     @functools.cached_property
     def epilogue(self) -> tuple[PipelineOp, ...]:
-        """The ops after the last backward, in order."""
+        """The ops that follow backwards, in an order in which they can run."""
         if not self.with_update:
             return ()
         trained = [stage for stage in self.stage_graph.stages if stage in self.trained_stages]
