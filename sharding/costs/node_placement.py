@@ -39,7 +39,7 @@ def same_parameter_ranks(
         dp, cp, tp, ep: Ranks of each kind; `ep` consecutive replicas divide the experts.
     """
     sizes = (dp, cp, tp, ep, devices_per_node)
-    if devices[-1] - devices[0] == len(devices) - 1 and (np.diff(devices) == 1).all():
+    if tuple(devices) == tuple(range(devices[0], devices[0] + len(devices))):
         return _of_consecutive_devices(devices[0] % devices_per_node, *sizes)
     return _placements(np.asarray(devices), *sizes)
 
