@@ -96,7 +96,8 @@ def _balance(chain: ChainProblem, layout: ChainLayout) -> _Balanced | None:
     ranks = stages.rank_seconds(layers, layout.pp)
     passes = layout.microbatches * ranks.max() + (ranks.sum() - ranks.max()) / layout.chunks
     work = chain.problem.unit_work(stages.plan(layers, layout).units[0], layout.microbatches)
-    once = work[0].gather + work[0].reduce + max(stage.update for stage in work)
+    first = work[:: layout.pp]
+    once = sum(stage.gather + stage.reduce for stage in first) + max(stage.update for stage in work)
     return _Balanced(float(passes + once), layout, layers, stages)
 
 

@@ -125,12 +125,14 @@ def test_static_bytes_are_weights_gradients_and_a_share_of_the_optimizer_state()
     assert of.static_bytes == pytest.approx(parameters * (2 + 4 + (4 + 8) / 2))
 
 
-def test_only_the_first_chunk_exposes_its_gather_and_reduction():
+def test_every_chunk_gathers_and_reduces_what_it_holds():
     unit = UnitPlan("backbone", ("backbone",), (2, 3), dp=2, layers=(2, 2), recompute=("none", "none"), chunks=2)
     plan = Plan((CUT.units[0], unit, CUT.units[2]), 2, "interleaved")
-    of = plan_costs(plan, BATCH, ALL)
-    first, second = of.stages["backbone", 0], of.stages["backbone", 1]
-    assert first.gather > 0 and first.reduce > first.gather and second.gather == second.reduce == 0
+    chunked, whole = plan_costs(plan, BATCH, ALL).stages, plan_costs(ranked(), BATCH, ALL).stages["backbone", 0]
+    for kind in ("gather", "reduce"):
+        seconds = [getattr(chunked["backbone", chunk], kind) for chunk in range(2)]
+        assert min(seconds) > 0
+        assert sum(seconds) == pytest.approx(getattr(whole, kind) + COSTS.cluster.intra_node.latency)
 
 
 def ranked(dp: int = 2, cp: int = 1, tp: int = 1, ep: int = 1, recompute: str = "none") -> Plan:
@@ -150,8 +152,11 @@ def test_sequence_ranks_divide_activations_and_optimizer_state_and_do_the_same_w
     static = plan_costs(ranked(2, 4), BATCH, ALL).stages["backbone", 0].static_bytes
     assert static == pytest.approx(parameters * (2 + 4 + (4 + 8) / 8))
     assert b.update == pytest.approx(a.update / 4)
-    link, bandwidth = COSTS.cluster.inter_node, COSTS.cluster.inter_node.bandwidth * COSTS.efficiency.link
-    assert b.reduce == pytest.approx(7 * (link.latency + 4 * parameters / 8 / bandwidth))
+    # Of devices 2 to 9, six are on the first node and two, each with a network card, on the second.
+    outer, inner, share = COSTS.cluster.inter_node, COSTS.cluster.intra_node, COSTS.efficiency.link
+    between = outer.latency + 4 * parameters / 2 / 2 / (outer.bandwidth * share)
+    inside = 5 * (inner.latency + 4 * parameters / 6 / (inner.bandwidth * share))
+    assert b.reduce == pytest.approx(between + inside)
 
 
 def test_hops_between_units_with_other_sequence_ranks_carry_the_larger_part():
