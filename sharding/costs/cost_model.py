@@ -202,14 +202,13 @@ def ring_seconds(size: Times, ranks: int, link: Link) -> Times:
 
 
 def collective_seconds(size: float, placement: NodePlacement, intra_node: Link, inter_node: Link) -> float:
-    """Seconds of an all-gather or a reduce-scatter, as rings between nodes and a ring inside each.
+    """Seconds of an all-gather or a reduce-scatter: the shorter of one ring, and of rings between and inside nodes.
 
-        ring(size / fewest, nodes, inter_node) + ring(size, most, intra_node)
+        min(ring(size, ranks, inter_node), ring(size / fewest, nodes, inter_node) + ring(size, most, intra_node))
 
-    Every rank of a node exchanges its share of the array with the ranks of other nodes over a network card of its own,
-    then the ranks of a node exchange what each of them has, as hierarchical collectives and NCCL's rings, of which each
-    crosses nodes by another card, do. The node with the fewest ranks has the fewest cards. Both parts are assumed to
-    follow each other, and ranks with other parameters to have links of their own.
+    In the latter every rank of a node exchanges its share of the array with other nodes over a network card of its own,
+    then the ranks of a node exchange what each of them has. The node with the fewest ranks has the fewest cards. Both
+    parts are assumed to follow each other, and ranks with other parameters to have links of their own.
 
     Args:
         size: Bytes of the whole array.
@@ -217,5 +216,9 @@ def collective_seconds(size: float, placement: NodePlacement, intra_node: Link, 
         intra_node: Link between devices of one node.
         inter_node: Link between nodes, of one device.
     """
-    between = ring_seconds(np.asarray(size / placement.fewest), placement.nodes, inter_node)
-    return float(between + ring_seconds(np.asarray(size), placement.most, intra_node))
+    whole = np.asarray(size)
+    inside = ring_seconds(whole, placement.most, intra_node)
+    if placement.nodes == 1:
+        return float(inside)
+    between = ring_seconds(whole / placement.fewest, placement.nodes, inter_node)
+    return float(min(ring_seconds(whole, placement.ranks, inter_node), between + inside))
