@@ -1,7 +1,6 @@
 """Where an order has the gathers of weights and the reductions of gradients, which each stage runs once a step."""
 
 import collections
-import itertools
 from collections.abc import Mapping
 
 from sharding.plans.stage_graph import PipelineRank, StageId
@@ -9,11 +8,11 @@ from sharding.schedules.ops import OpGraph, PipelineOp
 
 
 class WeightsAndGradients:
-    """Places gathers and shares before a stage's first input, and reductions after the last backward of its devices.
+    """Places gathers before the first input of any stage on their devices, and reductions after the last pass there.
 
     Devices that wait in the warm-up gather meanwhile, and those that are done reduce while others still work. Nothing
-    else hides these collectives: a device runs one program after another. Devices with chunks, or stages of several
-    units, do not reduce one of them between backwards, because all ranks before them would wait too.
+    else hides these collectives: a device runs one program after another. Between passes there are none of them: they
+    join all replicas of a stage, and where devices hold several stages, others would wait too.
 
     Args:
         op_graph: The ops of a pass.
@@ -32,32 +31,32 @@ class WeightsAndGradients:
         for stage in reversed(graph.stages):
             if stage in trained:
                 self._reductions[graph.rank_of[stage]].append(PipelineOp("reduce", *stage))
-        self._ranks_beside: dict[StageId, list[PipelineRank]] = {
-            stage: [rank for rank in self._reductions if device_bits[graph.stages_of[rank][0]] & device_bits[stage]]
-            for stage in op_graph.backward_stages
-        }
-        self._backwards = collections.Counter(itertools.chain.from_iterable(self._ranks_beside.values()))
-        for rank in self._backwards:
-            self._backwards[rank] *= op_graph.microbatches
+        self._beside: dict[StageId, list[StageId]] = {}
+        self._ranks_beside: dict[StageId, list[PipelineRank]] = {}
+        for stage in graph.stages:
+            beside = self._beside[stage] = [other for other in graph.stages if device_bits[other] & device_bits[stage]]
+            self._ranks_beside[stage] = list(dict.fromkeys(graph.rank_of[other] for other in beside))
+        self._left: collections.Counter[PipelineRank] = collections.Counter()
+        for stage, ranks in self._ranks_beside.items():
+            passes = op_graph.microbatches * (1 + (stage in op_graph.backward_stages))
+            self._left.update(dict.fromkeys(ranks, passes))
 
     def before(self, op: PipelineOp) -> list[PipelineOp]:
-        """The ops that make the weights of the stage that a forward runs or a hop feeds, unless they came before."""
-        stage = op.target_id if op.kind == "hop" else op.stage_id
-        shares = self._shares[stage]
-        needed = dict.fromkeys([stage, *(share.stage_id for share in shares)])
+        """The ops that make the weights of all stages on the devices of a forward, or of the target of a hop."""
+        stages = self._beside[op.target_id if op.kind == "hop" else op.stage_id]
+        shares = [share for stage in stages for share in self._shares[stage]]
+        needed = dict.fromkeys([*stages, *(share.stage_id for share in shares)])
         taken = [each for each in (*(PipelineOp("gather", *each) for each in needed), *shares) if each in self._waiting]
         for each in taken:
             del self._waiting[each]
         return taken
 
     def after(self, op: PipelineOp) -> list[PipelineOp]:
-        """The reductions that follow an op: those of all stages of a rank whose devices run no backward any more."""
-        if op.kind != "backward":
-            return []
+        """The reductions that follow a forward or backward: those of ranks whose devices compute no more."""
         reductions = []
         for rank in self._ranks_beside[op.stage_id]:
-            self._backwards[rank] -= 1
-            if not self._backwards[rank]:
+            self._left[rank] -= 1
+            if not self._left[rank]:
                 reductions += self._reductions[rank]
         return reductions
 
