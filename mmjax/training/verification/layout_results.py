@@ -14,6 +14,7 @@ from data.packing.global_batch import GlobalBatch
 from mmjax.models.structure.parameters import place_host_array
 from mmjax.training.engine.compilation import compile_evaluation, compile_step
 from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.stage_layouts import piece_key
 from mmjax.training.evaluation import AnswerScore, local_score
 from mmjax.training.verification.whole_arrays import Name, gather_whole_arrays
 from sharding.runtime.coordination import wait_for_processes
@@ -94,6 +95,12 @@ def host_leaves(tree: Any) -> Leaves:
 
 def _name(path: tuple[Any, ...]) -> Name:
     return tuple(jax.tree_util.keystr(path, simple=True, separator="/").split("/"))
+
+
+def _stage_leaf_name(path: tuple[Any, ...]) -> Name:
+    """The name of a leaf of a stage's tree, by module, piece and layer, whichever stack of the stage has it."""
+    key, *rest = path
+    return _name((jax.tree_util.DictKey(piece_key(key.key)), *rest))
 
 
 def by_module(leaves: Leaves) -> Tree:
@@ -182,13 +189,14 @@ def _local_results(engine: Engine, inputs: StepInputs, number: int) -> Iterator[
 
 def _leaves_of_stages(trees: dict[tuple[str, int], Tree]) -> Iterator[tuple[Name, Any]]:
     for tree in trees.values():
-        yield from leaves_by_name(tree).items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            yield _stage_leaf_name(path), leaf
 
 
 def _place_state(engine: Engine, inputs: StepInputs) -> TrainState:
     def place(leaves: Leaves, shardings: Tree) -> Tree:
         return jax.tree_util.tree_map_with_path(
-            lambda path, sharding: place_host_array(leaves[_name(path)], sharding), shardings
+            lambda path, sharding: place_host_array(leaves[_stage_leaf_name(path)], sharding), shardings
         )
 
     masters, optimizer_state = {}, {}
