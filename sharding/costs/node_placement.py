@@ -1,7 +1,7 @@
 """How the ranks that hold the same parameters lie on nodes."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,8 @@ def same_parameter_ranks(
 ) -> tuple[NodePlacement, NodePlacement]:
     """The ranks of a stage that hold the same parameters: all but experts', and the same experts'.
 
+    Tensor and expert ranks hold different parameters; where their groups lie differently, this is the slowest of them.
+
     Args:
         devices: The devices of the stage, by data, context-parallel and tensor rank.
         devices_per_node: Devices of a node; device numbers run through one node before the next.
@@ -54,8 +56,15 @@ def _of_consecutive_devices(
 def _placements(
     devices: np.ndarray, dp: int, cp: int, tp: int, ep: int, devices_per_node: int
 ) -> tuple[NodePlacement, NodePlacement]:
-    nodes = (devices // devices_per_node).reshape(dp // ep, ep, cp, tp)[..., 0]
-    return _placement(nodes), _placement(nodes[:, 0])
+    nodes = (devices // devices_per_node).reshape(dp // ep, ep, cp, tp)
+    everywhere = [_placement(nodes[..., tensor]) for tensor in range(tp)]
+    of_experts = [_placement(nodes[:, expert, :, tensor]) for expert in range(ep) for tensor in range(tp)]
+    return _farthest_apart(everywhere), _farthest_apart(of_experts)
+
+
+def _farthest_apart(placements: Iterable[NodePlacement]) -> NodePlacement:
+    """Of groups of ranks that work at the same time, the one on the most nodes with the fewest ranks on one of them."""
+    return max(placements, key=lambda of: (of.nodes, -of.fewest, of.most))
 
 
 def _placement(nodes: np.ndarray) -> NodePlacement:

@@ -1,3 +1,4 @@
+import collections
 import itertools
 
 import numpy as np
@@ -19,11 +20,15 @@ def test_ranks_are_counted_on_the_nodes_of_their_devices(first, groups, cp, tp, 
     devices = [first + number + (5 * (number > 2) if gap else 0) for number in range(dp * cp * tp)]
     found = same_parameter_ranks(devices, per_node, dp, cp, tp, ep)
     ranks = list(itertools.product(range(dp), range(cp), range(tp)))
-    expected = []
-    for same in ([r for r in ranks if r[2] == 0], [r for r in ranks if r[2] == 0 and r[0] % ep == 0]):
-        nodes = [devices[ranks.index(rank)] // per_node for rank in same]
-        counts = [nodes.count(node) for node in set(nodes)]
-        expected.append(NodePlacement(len(same), len(counts), min(counts), max(counts)))
+    node_of = {rank: device // per_node for rank, device in zip(ranks, devices, strict=True)}
+
+    def placed(group) -> NodePlacement:
+        counts = collections.Counter(node_of[rank] for rank in group)
+        return NodePlacement(len(group), len(counts), min(counts.values()), max(counts.values()))
+
+    everywhere = [placed([r for r in ranks if r[2] == t]) for t in range(tp)]
+    of_experts = [placed([r for r in ranks if r[2] == t and r[0] % ep == e]) for t in range(tp) for e in range(ep)]
+    expected = [max(of, key=lambda each: (each.nodes, -each.fewest, each.most)) for of in (everywhere, of_experts)]
     assert list(found) == expected
 
 

@@ -55,14 +55,14 @@ def chain(vision, backbone, devices, layers=(7,), **fields):
 
 
 def alone(vision, backbone, devices):
-    """Each module in a unit of its own, on as many devices."""
+    """Each module in a unit of its own, on as many devices, from the first of a node."""
     sizes = {"vision": vision, "backbone": backbone}
     return Plan(
         tuple(
             UnitPlan(
                 name,
                 (name,),
-                tuple(range(number * devices, (number + 1) * devices)),
+                tuple(range(16 * number, 16 * number + devices)),
                 dp=devices // tp,
                 tp=tp,
                 layers=(GRAPH[name].layer_count,),
