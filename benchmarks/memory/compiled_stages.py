@@ -30,7 +30,7 @@ class StageBytes(NamedTuple):
         state: Weights, accumulated gradients and optimizer state.
         saved: What the forward saves for the backward, on the device.
         offloaded: The same in host memory.
-        workspace: What the backward needs besides: temporaries.
+        workspace: What the forward or the backward needs besides: temporaries.
     """
 
     state: float
@@ -66,7 +66,10 @@ def abstract_stage_programs(
 
 
 def compiled_bytes(programs: StagePrograms, attention: str, optimizer_replicas: int) -> StageBytes:
-    """Bytes of a stage, its backward compiled.
+    """Bytes of a stage, its forward and its backward compiled.
+
+    Described devices have no memory spaces by which residuals were told apart: what is offloaded is what the forward
+    puts out in host memory.
 
     Args:
         programs: The stage's programs.
@@ -74,18 +77,17 @@ def compiled_bytes(programs: StagePrograms, attention: str, optimizer_replicas: 
         optimizer_replicas: Replicas that divide the master weights and the optimizer state.
     """
     with use_attention_implementation(attention):
-        *_, backward = stage_calls((programs,)).calls
-        analysis = backward.program.lower(*backward.arguments).compile().memory_analysis()
+        *_, forward, backward = stage_calls((programs,)).calls
+        analyses = [call.program.lower(*call.arguments).compile().memory_analysis() for call in (forward, backward)]
     weights, *_, residuals, _, gradients = backward.arguments
     elements = sum(size // leaf.dtype.itemsize for leaf, size in _shards(weights))
     state = sum(size for _, size in _shards((weights, gradients)))
-    kinds = {"saved": 0, "offloaded": 0}
-    for leaf, size in _shards(residuals):
-        kinds["offloaded" if leaf.sharding.memory_kind else "saved"] += size
+    offloaded = analyses[0].host_output_size_in_bytes
     return StageBytes(
         state=state + elements * (MASTER_BYTES + MOMENT_BYTES) / optimizer_replicas,
-        **kinds,
-        workspace=analysis.temp_size_in_bytes,
+        saved=sum(size for _, size in _shards(residuals)) - offloaded,
+        offloaded=offloaded,
+        workspace=max(analysis.temp_size_in_bytes for analysis in analyses),
     )
 
 

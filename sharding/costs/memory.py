@@ -41,7 +41,9 @@ def _bytes(saved: SavedActivations, layer: LayerSpec, loads: Loads, ranks: Layer
 def train_state_bytes(parameters: Elements, trained: Elements, dp: Elements, costs: CostModel) -> Times:
     """Bytes of weights, gradients and Adam's state, with the float32 state divided among `dp` ranks (ZeRO-1).
 
-        (compute + master / dp) * parameters + (gradient + moments / dp) * trained
+        (compute + master / dp) * parameters + (gradient + compute + moments / dp) * trained
+
+    A backward makes the gradients of its microbatch in compute precision before it adds them to those in float32.
 
     Args:
         parameters: Elements of the parameters on a device.
@@ -50,4 +52,4 @@ def train_state_bytes(parameters: Elements, trained: Elements, dp: Elements, cos
         costs: Gives the compute precision.
     """
     weights = (costs.element_bytes + MASTER_BYTES / dp) * parameters
-    return np.asarray(weights + (GRADIENT_BYTES + MOMENT_BYTES / dp) * trained)
+    return np.asarray(weights + (GRADIENT_BYTES + costs.element_bytes + MOMENT_BYTES / dp) * trained)

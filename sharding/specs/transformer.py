@@ -64,9 +64,10 @@ def block_layer(config: TransformerConfig, *, causal: bool, rotary: bool) -> Lay
         reduce_scatter(width),
         _residual(width),
     )
-    # The inputs of norms and matmuls; attention saves its inputs and output, and recomputes its scores.
+    # The inputs of norms, matmuls and scales; attention saves its inputs, and its output before padding is masked, and
+    # computes its scores again. Of what enters a sum nothing is saved.
     normed = (width + kv_width) * (config.qk_norm != "none") + width * len(attention_norm) + ffn * len(mlp_norm)
-    norms = 1 if config.parallel_block else 2
+    norms, scales = 1 if config.parallel_block else 2, 2 * (config.layer_scale != 0)
     replicated, split = _vector_parameters(config)
     return LayerSpec(
         name="blocks",
@@ -75,8 +76,10 @@ def block_layer(config: TransformerConfig, *, causal: bool, rotary: bool) -> Lay
         parameters=width * (qkv + width + up + ffn) + split,
         replicated_parameters=replicated,
         saved={
-            "none": SavedActivations(PerLoad(qkv + width + up + ffn + normed), PerLoad(2 * norms * width)),
-            "selective": SavedActivations(PerLoad(qkv + up), PerLoad((1 + norms) * width)),
+            "none": SavedActivations(
+                PerLoad(qkv + 2 * width + up + ffn + normed), PerLoad((2 * norms + scales) * width)
+            ),
+            "selective": SavedActivations(PerLoad(qkv + up), PerLoad((norms + scales // 2) * width)),
             "offload": SavedActivations(replicated=PerLoad(width)),
             "full": SavedActivations(replicated=PerLoad(width)),
         },
@@ -149,14 +152,19 @@ def _head(config: BackboneConfig) -> LayerSpec:
         memory_bound("loss", 4 * vocabulary),
     )
     inputs = SavedActivations(replicated=PerLoad(width))
-    saved = SavedActivations(PerLoad(2 * vocabulary), PerLoad(2 * width))
+    logits = PerLoad(2 * vocabulary)  # twice the bytes of an element in compute precision
     return LayerSpec(
         name="head",
         part=config.name,
         kernels=kernels,
         parameters=0 if config.tie_embeddings else vocabulary * width,
         replicated_parameters=norm_parameters(config, width),
-        saved=saved_by_policy(saved, inputs),
+        saved={
+            "none": SavedActivations(logits, PerLoad(2 * width)),
+            "selective": SavedActivations(logits, PerLoad(width)),
+            "offload": inputs,
+            "full": inputs,
+        },
         # Generators take single positions, which is next to nothing; `ModuleSpec.extra_input` counts them.
         output_elements=PerLoad(),
     )

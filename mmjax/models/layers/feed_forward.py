@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 
 from configs.transformer import TransformerConfig
-from mmjax.models.layers.activations import ACTIVATIONS, Activations
+from mmjax.models.layers.activations import ACTIVATIONS, Activations, recomputed
 from mmjax.models.layers.linear import Linear, column_parallel_projections
 from mmjax.models.layers.normalization import Norm, build_norm
 from sharding.axes import Axes
@@ -32,7 +32,7 @@ class MLP(nnx.Module):
     @jax.named_scope("mlp")
     def __call__(self, x: Activations, axes: Axes) -> Activations:
         """Maps `[..., inputs]` to `[..., outputs]`."""
-        hidden = self.activation(self.up(x, axes))  # [..., f], split over the tensor ranks
+        hidden = recomputed(self.activation)(self.up(x, axes))  # [..., f], split over the tensor ranks
         return self.down(hidden if self.inner_norm is None else self.inner_norm(hidden, axes), axes)
 
 
@@ -59,7 +59,7 @@ class GatedMLP(nnx.Module):
     def __call__(self, x: Activations, axes: Axes) -> Activations:
         """Maps `[..., width]` to `[..., width]`."""
         gate, up = column_parallel_projections((self.gate, self.up), x, axes)  # [..., f] each, split over ranks
-        hidden = self.activation(gate) * up
+        hidden = recomputed(lambda gate, up: self.activation(gate) * up)(gate, up)
         return self.down(hidden if self.inner_norm is None else self.inner_norm(hidden, axes), axes)
 
 

@@ -6,7 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from configs.transformer import TransformerConfig
-from mmjax.models.layers.activations import Activations
+from mmjax.models.layers.activations import Activations, recomputed
 from mmjax.models.layers.linear import NO_AXES, add_bias, constant_parameter
 from sharding.axes import Axes
 
@@ -21,9 +21,13 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Activations, axes: Axes = NO_AXES) -> Activations:
         """Normalises the last dimension of `[..., width]`."""
-        wide = x.astype(jnp.float32)
-        mean_square = mean_over_ranks(jnp.mean(jnp.square(wide), axis=-1, keepdims=True), self.split, axes)
-        return scale_channels(wide * jax.lax.rsqrt(mean_square + self.epsilon), self.scale[...]).astype(x.dtype)
+
+        def normalise(x: Activations, scale: jax.Array) -> Activations:
+            wide = x.astype(jnp.float32)
+            mean_square = mean_over_ranks(jnp.mean(jnp.square(wide), axis=-1, keepdims=True), self.split, axes)
+            return scale_channels(wide * jax.lax.rsqrt(mean_square + self.epsilon), scale).astype(x.dtype)
+
+        return recomputed(normalise)(x, self.scale[...])
 
 
 class LayerNorm(nnx.Module):
@@ -37,10 +41,14 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: Activations, axes: Axes = NO_AXES) -> Activations:
         """Normalises the last dimension of `[..., width]`."""
-        wide = x.astype(jnp.float32)
-        wide = wide - mean_over_ranks(jnp.mean(wide, axis=-1, keepdims=True), self.split, axes)
-        variance = mean_over_ranks(jnp.mean(jnp.square(wide), axis=-1, keepdims=True), self.split, axes)
-        y = scale_channels(wide * jax.lax.rsqrt(variance + self.epsilon), self.scale[...]).astype(x.dtype)
+
+        def normalise(x: Activations, scale: jax.Array) -> Activations:
+            wide = x.astype(jnp.float32)
+            wide = wide - mean_over_ranks(jnp.mean(wide, axis=-1, keepdims=True), self.split, axes)
+            variance = mean_over_ranks(jnp.mean(jnp.square(wide), axis=-1, keepdims=True), self.split, axes)
+            return scale_channels(wide * jax.lax.rsqrt(variance + self.epsilon), scale).astype(x.dtype)
+
+        y = recomputed(normalise)(x, self.scale[...])
         return y if self.bias is None else add_bias(y, self.bias[...])
 
 

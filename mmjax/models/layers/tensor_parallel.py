@@ -20,6 +20,7 @@ from pallas_kernels.collective_matmul import (
     matmul_reduce_scatter,
     split_sequence,
 )
+from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
 
 WeightSplit = Literal["columns", "rows"] | None
@@ -48,6 +49,8 @@ def column_parallel_matmuls(x: Activations, weights: tuple[jax.Array, ...], axes
     if axes.sequence:
         ys = all_gather_matmul(x, weights, axes.tensor, backend=axes.collective_matmul)
     else:
+        # Once for all weights: cast implicitly for each, x would be saved for each, and its gradient summed for each.
+        x = make_varying(x, axes.tensor)
         ys = tuple(jnp.matmul(x, weight) for weight in weights)
     return tuple(map(mark_saveable, ys))
 

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,8 +94,8 @@ def check_processes(plan: Plan, devices: Sequence[jax.Device]) -> None:
         )
 
 
-def check_host_memory(plan: Plan, devices: Sequence[jax.Device]) -> None:
-    """Raises PlanError if layers are to be offloaded from a device that has no host memory space."""
+def check_host_memory(plan: Plan, devices: Sequence[Any]) -> None:
+    """Raises PlanError if layers are to be offloaded from a device, or a description of one, without host memory."""
     for unit in plan.units:
         for stage in range(unit.stage_count):
             offloaded = unit.layer_recompute(stage).count("offload")

@@ -11,6 +11,7 @@ from data.datasets.dataset import Dataset
 from data.packing.pipeline import training_batches
 from mmjax.models.model import model_modules
 from mmjax.models.structure.parameters import abstract_module_parameters
+from mmjax.training.engine.placement import check_host_memory
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.verification.comparison import verify_layouts
 from mmjax.training.verification.divided_plans import GlobalRows
@@ -50,6 +51,12 @@ def layouts_to_verify(
             if not with_defaults:
                 raise PlanError(f"{name}: {error}") from error
             refused[name] = str(error)
+    for layout in layouts:
+        try:
+            check_host_memory(layout.plan, jax.devices())
+        except PlanError as error:
+            refused[layout.name] = str(error)
+    layouts = [layout for layout in layouts if layout.name not in refused]
     if jax.process_count() > 1:
         layouts = [layout.across_processes() for layout in layouts]
     return [each for layout in layouts for each in layout.in_precisions(model.dtype)], refused

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Mapping, Sequence
 
 from configs.architectures import ModelConfig
@@ -10,6 +11,7 @@ from data.packing.batch_spec import global_batch_spec
 from data.packing.dealt_phases import row_values
 from data.packing.phases.phase_rows import RowValues
 from sharding.plans.plan import Plan
+from sharding.plans.recompute_text import recompute_text
 from sharding.plans.unit_plan import CollectivesName, UnitPlan
 from sharding.specs.layer import RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec
@@ -42,13 +44,14 @@ class GlobalRows:
 class Parallelism:
     """How one module is divided, its rows, and how many microbatches it may hold where a step has so many.
 
-    As in `UnitPlan`; `two_capacities` says whether rows of its own have half of their capacity too.
+    As in `UnitPlan`; successive layers have the policies of `recompute` by turns; `two_capacities` says whether rows
+    of its own have half of their capacity too.
     """
 
     dp: int = 1
     tp: int = 1
     pp: int = 1
-    recompute: RecomputePolicy = "none"
+    recompute: tuple[RecomputePolicy, ...] = ("none",)
     chunks: int = 1
     ep: int = 1
     collectives: CollectivesName = "reduce"
@@ -131,7 +134,7 @@ def plan_by_module(
                 dp=division.dp,
                 tp=division.tp,
                 layers=layers,
-                recompute=(division.recompute,) * len(layers),
+                recompute=_recompute(division.recompute, layers),
                 chunks=division.chunks,
                 ep=division.ep,
                 collectives=division.collectives,
@@ -141,6 +144,15 @@ def plan_by_module(
             )
         )
     return Plan(tuple(units), microbatches, schedule)
+
+
+def _recompute(policies: Sequence[RecomputePolicy], layers: Sequence[int]) -> tuple[str, ...]:
+    """The policies by turns, for the layers of each stage."""
+    ends = itertools.accumulate(layers)
+    return tuple(
+        recompute_text([policies[layer % len(policies)] for layer in range(end - count, end)]) if count else "none"
+        for count, end in zip(layers, ends, strict=True)
+    )
 
 
 def _capacities(module: str, rows: GlobalRows, microbatches: int, division: Parallelism) -> tuple[int, ...]:
@@ -192,7 +204,7 @@ def plan_with_chain(
             tp=division.tp,
             module_tp=tuple(tensor_ranks[roles[name]] for name in chain) if tensor_ranks else (),
             layers=layers,
-            recompute=(division.recompute,) * len(layers),
+            recompute=_recompute(division.recompute, layers),
             chunks=division.chunks,
             collectives=division.collectives,
         )

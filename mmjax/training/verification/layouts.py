@@ -189,8 +189,8 @@ def describe_parallelism(divisions: Sequence[Parallelism], microbatches: int) ->
     words += ["two capacities"] if any(division.two_capacities for division in divisions) else []
     extra = max(division.extra_in_flight for division in divisions)
     words += [f"{extra} extra in flight"] if extra else []
-    policies = dict.fromkeys(division.recompute for division in divisions if division.recompute != "none")
-    words += [f"{policy} recomputation" for policy in policies]
+    policies = dict.fromkeys(division.recompute for division in divisions if division.recompute != ("none",))
+    words += [f"{', '.join(by_turns)} recomputation" for by_turns in policies]
     collectives = dict.fromkeys(division.collectives for division in divisions if division.collectives != "reduce")
     words += [f"{name} collectives" for name in collectives]
     return ", ".join([*words, f"{microbatches} microbatches"])
@@ -203,8 +203,9 @@ _CHUNKS = Parallelism(pp=2, chunks=2)
 _EXTRA, _EXTRA_PP2, _EXTRA_PP3 = (Parallelism(pp=pp, extra_in_flight=1) for pp in (1, 2, 3))
 _GATHER, _RING = Parallelism(tp=2, collectives="gather"), Parallelism(tp=2, collectives="ring")
 _RING_PP = Parallelism(tp=2, pp=2, collectives="ring")
-_SELECTIVE, _FULL = Parallelism(recompute="selective"), Parallelism(dp=2, recompute="full")
-_SELECTIVE_RING = Parallelism(tp=2, recompute="selective", collectives="ring")
+_SELECTIVE, _FULL = Parallelism(recompute=("selective",)), Parallelism(dp=2, recompute=("full",))
+_SELECTIVE_RING = Parallelism(tp=2, recompute=("selective",), collectives="ring")
+_BY_TURNS = Parallelism(recompute=("full", "offload", "none", "selective"))
 
 # Compilation takes most of the time, so each layout combines several features whose errors can be told apart.
 LAYOUT_KINDS: dict[str, LayoutKind] = {
@@ -257,7 +258,10 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
         (_SELECTIVE, _SELECTIVE_RING, _SELECTIVE),
     ),
     "fewer and more replicas, full recomputation": _each_its_own(
-        (_FULL, Parallelism(tp=2, pp=2, recompute="full"), _FULL), (_FULL, Parallelism(recompute="full"), _FULL)
+        (_FULL, Parallelism(tp=2, pp=2, recompute=("full",)), _FULL), (_FULL, Parallelism(recompute=("full",)), _FULL)
+    ),
+    "recomputation and offload that change along a pipeline and within a stage": _each_its_own(
+        (_BY_TURNS, dataclasses.replace(_BY_TURNS, tp=2, pp=2), UNDIVIDED), (_BY_TURNS, _BY_TURNS, UNDIVIDED)
     ),
     "replicas and tensor ranks differ": _each_its_own(
         (_TP2, Parallelism(dp=2, tp=2), UNDIVIDED), (_TP2, _DP2, UNDIVIDED), transport="ppermute"
@@ -283,7 +287,7 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
     ),
 }
 
-_EP_TP_PP = Parallelism(dp=2, tp=2, pp=2, recompute="selective", ep=2, collectives="ring")
+_EP_TP_PP = Parallelism(dp=2, tp=2, pp=2, recompute=("selective",), ep=2, collectives="ring")
 
 EXPERT_LAYOUT_KINDS: dict[str, LayoutKind] = {
     "expert ranks that are all replicas": _each_its_own(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from mmjax.training.verification.divided_plans import GlobalRows
 from sharding.plans.device_ranges import device_ranges
 from sharding.plans.plan import Plan, check_plan
+from sharding.plans.recompute_text import recompute_text
 from sharding.plans.unit_checks import check_unit
 from sharding.plans.unit_plan import MOST_CAPACITIES, CollectivesName, PlanError, UnitPlan
 from sharding.schedules.registry import BUILT_IN_SCHEDULES
@@ -105,6 +106,7 @@ def _random_unit(
         if not own_rows and any(rows.count // microbatches % replicas for replicas in module_replicas):
             continue
         shared = dp * tp // math.lcm(tp, *module_tp)
+        layers = _random_layers(total, pp * chunks, generator)
         experts = any(graph[module].expert_count for module in chain)
         unit = UnitPlan(
             name,
@@ -113,8 +115,8 @@ def _random_unit(
             dp=dp,
             tp=tp,
             module_tp=module_tp,
-            layers=_random_layers(total, pp * chunks, generator),
-            recompute=tuple(generator.choices(RECOMPUTE_POLICIES, k=pp * chunks)),
+            layers=layers,
+            recompute=tuple(_random_recompute(count, generator) for count in layers),
             chunks=chunks,
             ep=generator.choice([size for size in range(1, shared + 1) if shared % size == 0]) if experts else 1,
             collectives=generator.choice(COLLECTIVES) if max(tp, *module_tp, 1) > 1 else "reduce",
@@ -139,6 +141,13 @@ def _random_module_tp(modules: int, devices: int, tp: int, generator: random.Ran
     drawn[generator.randrange(modules)] = tp
     fits = devices % math.lcm(*drawn) == 0 and len(set(drawn)) > 1
     return tuple(drawn) if fits else ()
+
+
+def _random_recompute(layers: int, generator: random.Random) -> str:
+    """One policy for all layers of a stage, or one for those before some layer and one for the others."""
+    first = generator.choice((0, generator.randrange(layers)))
+    before, after = generator.choices(RECOMPUTE_POLICIES, k=2)
+    return recompute_text((before,) * first + (after,) * (layers - first))
 
 
 def _random_capacities(
@@ -178,7 +187,7 @@ def _describe_unit(unit: UnitPlan) -> str:
         f"devices {device_ranges(unit.devices)}",
         *sizes,
         f"layers {_joined(unit.layers)}",
-        _joined(unit.recompute),
+        "; ".join(unit.recompute),
     ]
     words += [f"module tp {_joined(unit.module_tp)}"] if unit.module_tp else []
     words += [unit.collectives] if max(unit.tp, *unit.module_tp, 1) > 1 else []

@@ -122,7 +122,7 @@ def test_policies_within_a_stage_cost_what_their_layers_cost_alone():
 def test_static_bytes_are_weights_gradients_and_a_share_of_the_optimizer_state():
     of = plan_costs(CUT, BATCH, ALL).stages["vision", 0]
     parameters = GRAPH["vision"].parameter_count
-    assert of.static_bytes == pytest.approx(parameters * (2 + 4 + (4 + 8) / 2))
+    assert of.static_bytes == pytest.approx(parameters * (2 + 4 + 2 + (4 + 8) / 2))
 
 
 def test_every_chunk_gathers_and_reduces_what_it_holds():
@@ -150,7 +150,7 @@ def test_sequence_ranks_divide_activations_and_optimizer_state_and_do_the_same_w
     np.testing.assert_allclose(b.flops, a.flops)
     parameters = GRAPH.backbone.parameter_count
     static = plan_costs(ranked(2, 4), BATCH, ALL).stages["backbone", 0].static_bytes
-    assert static == pytest.approx(parameters * (2 + 4 + (4 + 8) / 8))
+    assert static == pytest.approx(parameters * (2 + 4 + 2 + (4 + 8) / 8))
     assert b.update == pytest.approx(a.update / 4)
     # Of devices 2 to 9, six are on the first node and two, each with a network card, on the second.
     outer, inner, share = COSTS.cluster.inter_node, COSTS.cluster.intra_node, COSTS.efficiency.link
@@ -180,7 +180,7 @@ def test_expert_ranks_divide_experts_and_only_the_others_reduce_them():
     rest = graph.backbone.parameter_count - experts
     for ep, stage in zip((1, 2, 4), found, strict=True):
         mine = experts / ep
-        assert stage.static_bytes == pytest.approx(rest * (6 + 12 / 4) + mine * (6 + 12 / (4 / ep)))
+        assert stage.static_bytes == pytest.approx(rest * (8 + 12 / 4) + mine * (8 + 12 / (4 / ep)))
     assert found[0].static_bytes > found[1].static_bytes > found[2].static_bytes
     link = COSTS.cluster.intra_node
     bandwidth = link.bandwidth * COSTS.efficiency.link

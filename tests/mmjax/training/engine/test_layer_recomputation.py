@@ -10,6 +10,7 @@ from configs.architectures import ExpertsConfig, LoraConfig, ModelConfig
 from mmjax.models.model import model_modules
 from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.engine import Engine
+from mmjax.training.engine.placement import check_host_memory
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.stage_layouts import make_stage_layouts, trees_by_module
 from sharding.plans.plan import Plan
@@ -147,8 +148,9 @@ def test_what_is_offloaded_is_in_host_memory_from_forward_to_backward():
     host = sum(leaf.nbytes for leaf in result.residuals if leaf.sharding.memory_kind == "pinned_host")
     block, head = (module_graph(config).backbone.layer_named(name).offloaded for name in ("blocks", "head"))
     tokens = batch.arrays["backbone"]["tokens"][0].size
-    elements = sum(of.split.tokens + of.replicated.tokens for of in (*[block] * 4, head))
-    assert host == 4 * tokens * elements
+    elements = 4 * (block.split.tokens + block.replicated.tokens)
+    assert host == tokens * (4 * elements + 2 * head.split.tokens)  # two bytes an element of bfloat16 are counted
+    assert head.replicated.tokens == 0
     on_device = sum(leaf.nbytes for leaf in result.residuals) - host
     assert 0 < on_device < host
 
@@ -171,4 +173,4 @@ def test_a_device_without_host_memory_is_refused():
     plan = chain("full", "1 none, 3 offload", layers=(3, 4))
     message = "unit chain: 3 of 4 layers of stage 1 .* device 1 .*no memory pinned_host, only device; .*selective"
     with pytest.raises(PlanError, match=message):
-        Engine(CONFIG, plan, tiny_batch(CONFIG), EngineSettings(), devices)
+        check_host_memory(plan, devices)

@@ -32,7 +32,8 @@ def test_eight_devices_allow_a_layout_of_every_kind():
     assert {layout.plan.schedule for layout in layouts} == {"1f1b", "interleaved", "gpipe"}
     assert max(unit.chunks for unit in units(layouts, "backbone")) == 2
     assert {layout.transport for layout in layouts} == {"", "device_put", "ppermute"}
-    assert {kind for unit in units(layouts, "backbone") for kind in unit.recompute} == {"none", "selective", "full"}
+    recompute = {kind for unit in units(layouts, "backbone") for kind in unit.recompute}
+    assert {"none", "selective", "full"} <= recompute and any("offload, " in kind for kind in recompute)
     assert {unit.extra_in_flight for unit in units(layouts, "backbone")} == {0, 1}
     several = {
         unit.name: (unit.pp, unit.capacities) for layout in layouts for unit in layout.plan.units if unit.capacities

@@ -41,7 +41,10 @@ def test_all_kinds_of_division_occur_and_combine():
     assert {unit.dp for unit in units} >= {1, 2, 3, 4} and {unit.tp for unit in units} == {1, 2}  # of 2 key-value heads
     assert {unit.pp for unit in units} == {1, 2, 3, 4} and {unit.chunks for unit in units} == {1, 2}
     assert {unit.ep for unit in units} >= {1, 2, 4}
-    assert {policy for unit in units for policy in unit.recompute} == set(RECOMPUTE_POLICIES)
+    stages = [(unit, stage) for unit in units for stage in range(unit.stage_count)]
+    policies = [unit.layer_recompute(stage) for unit, stage in stages]
+    assert set(itertools.chain.from_iterable(policies)) == set(RECOMPUTE_POLICIES)
+    assert max(len(set(of_stage)) for of_stage in policies) == 2
     assert {unit.collectives for unit in units} == set(COLLECTIVES)
     assert {unit.modules for unit in units} == {
         *(("vision",), ("backbone",), ("generator",), ("vision", "backbone"), ("backbone", "generator")),

@@ -1,0 +1,78 @@
+"""`python -m benchmarks.memory`: what a plan's stages hold as the planner counts it, and as XLA allocates it on H100s.
+
+Compiles the backward of stages of Llama3-70B, InternViT-6B and ViT-22B with each recomputation policy
+(`pip install -e '.[aot]'`) and reads `memory_analysis()`; nothing runs. Attention is cuDNN's, as on a GPU. One
+microbatch is in flight.
+"""
+
+import dataclasses
+import json
+import os
+from typing import TYPE_CHECKING, cast
+
+from configs.errors import UserError
+from mmjax import cli
+from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
+
+if TYPE_CHECKING:
+    from benchmarks.memory.cases import Comparison
+
+ATTENTION = "cudnn"
+WORST = 0.1
+_GB = 1e9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryArguments(cli.JsonArguments):
+    """Flags of the command."""
+
+    recompute: tuple[str, ...] = cli.flag(
+        RECOMPUTE_POLICIES,
+        "Recomputation policies.",
+        metavar="POLICIES",
+        parse=cli.list_of(cli.one_of(*RECOMPUTE_POLICIES)),
+    )
+
+
+def main(arguments: MemoryArguments) -> int:
+    """Compiles and prints; 1 if a total is off by more than 10%."""
+    import jax
+
+    from benchmarks.h100_schedule.compilation import DEVICES, missing_plugin, tensor_mesh
+    from benchmarks.memory.cases import CASES, compare
+
+    if reason := missing_plugin():
+        raise UserError(reason)
+    devices = list(tensor_mesh(DEVICES).devices.flat)
+    found = []
+    with jax.numpy_dtype_promotion("standard"):  # jax's own attention adds a float32 mask to bfloat16
+        for case in CASES:
+            for recompute in arguments.recompute:
+                for of in compare(case, cast("RecomputePolicy", recompute), devices, ATTENTION):
+                    found.append(of)
+                    if not arguments.json:
+                        print(_line(of), flush=True)
+    if arguments.json:
+        print(json.dumps([of._asdict() | {"total_error": of.total_error} for of in found]))
+    return int(any(abs(of.total_error) > WORST for of in found))
+
+
+def _line(of: "Comparison") -> str:
+    return (
+        f"| {of.case} | {of.stage} | {of.recompute} | {of.saved / _GB:.2f} | {of.compiled_saved / _GB:.2f} "
+        f"| {of.offloaded / _GB:.2f} | {of.compiled_offloaded / _GB:.2f} | {of.saved_error:+.1%} "
+        f"| {of.total / _GB:.2f} | {of.compiled_total / _GB:.2f} | {of.total_error:+.1%} |"
+    )
+
+
+COMMAND = cli.Command(
+    name="benchmarks.memory",
+    summary="Compares what a plan's stages hold with what XLA allocates for them on H100s.",
+    examples=("--recompute=none,full",),
+    arguments=MemoryArguments,
+    prepare=lambda arguments: lambda: main(arguments),
+)
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"  # what it compiles for is not here
+    cli.run(COMMAND)

@@ -1,0 +1,191 @@
+"""The stages that are compared: of Llama3-70B, InternViT-6B and ViT-22B, as plans would cut them for H100s."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from configs.architectures import ModelConfig
+from configs.clusters import CLUSTERS
+from data.data_config import RowCapacity
+from data.packing.batch_spec import BatchSpec
+from data.packing.global_batch import build_global_batch, capacity_for_model
+from data.packing.packed_rows import pack_samples
+from data.samples.sample_format import SampleFormat
+from mmjax import cli
+from sharding.costs.analytic import AnalyticCostModel
+from sharding.costs.batch_costs import BatchCosts
+from sharding.costs.plan_costs import plan_costs
+from sharding.costs.step_costs import StageCosts
+from sharding.plans.plan import Plan
+from sharding.plans.stage_graph import StageId
+from sharding.plans.trained_parts import trained_parts
+from sharding.plans.unit_plan import CollectivesName, UnitPlan
+from sharding.specs.layer import RecomputePolicy
+from sharding.specs.modules import module_graph
+
+BACKBONE_TOKENS = 8192
+_DEVICES = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryCase:
+    """A module cut into equal stages, on one row.
+
+    Attributes:
+        name: Name of the module's architecture.
+        gin_file: The model that has it.
+        module: The module.
+        tp: Tensor ranks.
+        collectives: Their collectives.
+        stages: Number of stages, all of which are on the same devices.
+        patches: Patches of the row, of an encoder.
+        image: Patches of an image.
+    """
+
+    name: str
+    gin_file: str
+    module: str
+    tp: int
+    collectives: CollectivesName
+    stages: int
+    patches: int = 0
+    image: int = 1
+
+    def model(self) -> ModelConfig:
+        """The model; the language model alone where that is the module."""
+        cli.parse_gin((self.gin_file,))
+        config = cli.configured(ModelConfig)
+        return config if self.patches else dataclasses.replace(config, encoders=())
+
+    def plan(self, config: ModelConfig, recompute: RecomputePolicy) -> Plan:
+        """The plan: the module's stages, and behind an encoder the whole backbone."""
+        depth = module_graph(config)[self.module].layer_count
+        unit = UnitPlan(
+            self.module,
+            (self.module,),
+            tuple(range(self.tp)),
+            tp=self.tp,
+            layers=(depth // self.stages,) * self.stages,
+            recompute=(recompute,) * self.stages,
+            chunks=self.stages,
+            collectives=self.collectives,
+        )
+        if not self.patches:
+            return Plan((unit,), schedule="interleaved")
+        name = config.backbone.name
+        layers = (config.backbone.depth,)
+        rest = UnitPlan(name, (name,), tuple(range(_DEVICES)), tp=_DEVICES, layers=layers, recompute=("full",))
+        return Plan((unit, rest), schedule="interleaved")
+
+    def batch_spec(self, config: ModelConfig) -> BatchSpec:
+        """Arrays of a batch of one row."""
+        lengths = {"patches": self.patches} if self.patches else {}
+        form = SampleFormat.for_model(config, lengths)
+        row = RowCapacity(tokens=BACKBONE_TOKENS, lengths=lengths, images=0, samples=8)
+        return build_global_batch(pack_samples([], 1, capacity_for_model(row, form), form), config, form).arrays
+
+    def predicted(self, config: ModelConfig, plan: Plan) -> dict[StageId, StageCosts]:
+        """What the planner counts, for a full row."""
+        graph = module_graph(config)
+        rows = {module.name: np.array([[0.0, 0.0, 0.0]]) for module in graph.modules}
+        rows[graph.backbone.name] = np.array([[BACKBONE_TOKENS, BACKBONE_TOKENS**2, 1.0]])
+        if self.patches:
+            rows[self.module] = np.array([[self.patches, self.patches * self.image, self.patches / self.image]])
+        costs = plan_costs(
+            plan, BatchCosts(graph, AnalyticCostModel(CLUSTERS["h100"]), rows), trained_parts(graph, ("all",))
+        )
+        return dict(costs.stages)
+
+    def compared_stages(self) -> tuple[StageId, ...]:
+        """A stage in the middle, and the last, which has the language head or the projector."""
+        return ((self.module, 1), (self.module, self.stages - 1))
+
+
+class Comparison(NamedTuple):
+    """Bytes of one stage on a device, as the planner counts them and as XLA allocates them.
+
+    Attributes:
+        case, stage, recompute: What was compiled.
+        saved, compiled_saved: What a microbatch saves on the device.
+        offloaded, compiled_offloaded: What it saves in host memory.
+        total, compiled_total: All of the device with one microbatch in flight.
+    """
+
+    case: str
+    stage: int
+    recompute: str
+    saved: float
+    compiled_saved: float
+    offloaded: float
+    compiled_offloaded: float
+    total: float
+    compiled_total: float
+
+    @property
+    def saved_error(self) -> float:
+        """Relative error of what is saved, host memory included."""
+        return (self.saved + self.offloaded) / (self.compiled_saved + self.compiled_offloaded) - 1
+
+    @property
+    def total_error(self) -> float:
+        """Relative error of the total."""
+        return self.total / self.compiled_total - 1
+
+
+def compare(case: MemoryCase, recompute: RecomputePolicy, devices: Any, attention: str) -> Iterator[Comparison]:
+    """Compiles a case's stages with a policy, and compares."""
+    from benchmarks.memory.compiled_stages import abstract_stage_programs, compiled_bytes
+
+    config = case.model()
+    plan = case.plan(config, recompute)
+    predicted = case.predicted(config, plan)
+    programs = abstract_stage_programs(config, plan, case.batch_spec(config), devices, attention)
+    for stage in case.compared_stages():
+        found, costs = compiled_bytes(programs[stage], attention, 1), predicted[stage]
+        saved = float(costs.saved_bytes.max())
+        yield Comparison(
+            case=case.name,
+            stage=stage[1],
+            recompute=recompute,
+            saved=saved,
+            compiled_saved=found.saved,
+            offloaded=float(costs.offloaded_bytes.max()),
+            compiled_offloaded=found.offloaded,
+            total=costs.static_bytes + saved,
+            compiled_total=found.total,
+        )
+
+
+CASES = (
+    MemoryCase(
+        name="Llama3-70B",
+        gin_file="models/internvit_6b_llama3_70b.gin",
+        module="backbone",
+        tp=8,
+        collectives="gather",
+        stages=4,
+    ),
+    MemoryCase(
+        name="InternViT-6B",
+        gin_file="models/internvit_6b_llama3_70b.gin",
+        module="vision",
+        tp=1,
+        collectives="reduce",
+        stages=5,
+        patches=4100,
+        image=1025,
+    ),
+    MemoryCase(
+        name="ViT-22B",
+        gin_file="models/vit_22b_llama_70b.gin",
+        module="vision",
+        tp=8,
+        collectives="gather",
+        stages=6,
+        patches=4112,
+        image=257,
+    ),
+)
+"""Rows of 8,192 tokens, of four images of InternViT-6B and of sixteen of ViT-22B."""
