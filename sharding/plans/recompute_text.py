@@ -10,8 +10,8 @@ from sharding.specs.layer import RECOMPUTE_POLICIES, RecomputePolicy
 _RUN = re.compile(r"(?P<count>[1-9][0-9]{0,8}) (?P<policy>[a-z]+)")
 
 
-def layer_policies(text: str, layers: int) -> tuple[RecomputePolicy, ...]:
-    """The policy of each of a stage's layers.
+def read_recompute(text: str, layers: int) -> list[tuple[RecomputePolicy, int]]:
+    """The policies of a stage's layers: of consecutive ones, the policy and how many there are.
 
     Args:
         text: A policy for all layers, or counts and policies of consecutive layers: `3 full, 5 none`.
@@ -21,18 +21,23 @@ def layer_policies(text: str, layers: int) -> tuple[RecomputePolicy, ...]:
         ValueError: The text is neither, or its counts do not add up to the layers; says what must be changed.
     """
     if text in RECOMPUTE_POLICIES:
-        return (text,) * layers
+        return [(text, layers)]
     runs = [_RUN.fullmatch(run) for run in text.split(", ")]
     if not all(run and run["policy"] in RECOMPUTE_POLICIES for run in runs):
         example = ", ".join(f"{count} {policy}" for count, policy in zip((3, 5), ("full", "none"), strict=True))
         raise ValueError(
             f"{text!r}; choose from {', '.join(RECOMPUTE_POLICIES)}, or give counts of layers, such as {example!r}"
         )
-    counts = [(int(run["count"]), run["policy"]) for run in runs if run]
-    total = sum(count for count, _ in counts)
+    read = [(cast("RecomputePolicy", run["policy"]), int(run["count"])) for run in runs if run]
+    total = sum(count for _, count in read)
     if total != layers:
         raise ValueError(f"{text!r} is for {total} layers, but the stage owns {layers}")
-    return tuple(cast("RecomputePolicy", policy) for count, policy in counts for _ in range(count))
+    return read
+
+
+def layer_policies(text: str, layers: int) -> tuple[RecomputePolicy, ...]:
+    """The policy of each of a stage's layers; the arguments and the error are those of `read_recompute`."""
+    return tuple(policy for policy, count in read_recompute(text, layers) for _ in range(count))
 
 
 def policy_runs(policies: Sequence[RecomputePolicy]) -> list[tuple[RecomputePolicy, int]]:

@@ -10,7 +10,7 @@ from configs.errors import UserError
 from sharding.axes import CollectiveMatmul
 from sharding.plans.device_ranges import MAX_DEVICES, parse_device_ranges
 from sharding.plans.json_fields import FROM_TEXT, TextForm
-from sharding.plans.recompute_text import layer_policies
+from sharding.plans.recompute_text import layer_policies, read_recompute
 from sharding.specs.layer import RecomputePolicy
 
 MOST_CAPACITIES = 4
@@ -164,7 +164,7 @@ class UnitPlan:
     def _check_recompute(self) -> None:
         for stage in range(self.stage_count):
             try:
-                self.layer_recompute(stage)
+                read_recompute(self.recompute[stage], self.layers[stage])  # not a policy a layer: a file may name many
             except ValueError as error:
                 raise PlanError(f"unit {self.name}: recompute of stage {stage}: {error}") from error
 

@@ -4,7 +4,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from sharding.plans.recompute_text import layer_policies, recompute_text
+from sharding.plans.recompute_text import layer_policies, read_recompute, recompute_text
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import RECOMPUTE_POLICIES
 
 POLICIES = st.lists(st.sampled_from(RECOMPUTE_POLICIES), min_size=1, max_size=40).map(tuple)
@@ -34,3 +35,10 @@ def test_other_texts_are_refused(text):
 def test_counts_must_add_up_to_the_layers(layers):
     with pytest.raises(ValueError, match=f"'3 full, 5 none' is for 8 layers, but the stage owns {layers}"):
         layer_policies("3 full, 5 none", layers)
+
+
+def test_a_plan_of_very_many_layers_is_read_without_a_policy_for_each():
+    many = 10**15
+    assert read_recompute("full", many) == [("full", many)]
+    unit = UnitPlan("u", ("net",), (0,), layers=(many,), recompute=("none",))
+    assert unit.recompute == ("none",)
