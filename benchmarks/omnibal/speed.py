@@ -43,7 +43,7 @@ def two_modules(in_flight: int) -> LayerChain:
         modules=("vision",) * (LAYERS // 3) + ("backbone",) * (LAYERS - LAYERS // 3),
         kinds=is_wide.astype(int),
         layers=np.ones(LAYERS, int),
-        forward=forward,
+        forward=np.repeat(forward[:, None], len(policies), axis=1),
         backward=forward[:, None] * np.array([2.0, 2.2, 3.0]),
         held_bytes=by_policy(1e8, 6e7, 1e7)[:, :, None] * np.arange(1, in_flight + 1),
         workspace=by_policy(0.0, 1e8, 1e8),

@@ -165,6 +165,7 @@ def _with_full_recomputation(chain: LayerChain) -> LayerChain:
     return dataclasses.replace(
         chain,
         policies=("full",),
+        forward=chain.forward[:, full],
         backward=chain.backward[:, full],
         held_bytes=chain.held_bytes[:, full],
         workspace=chain.workspace[:, full],

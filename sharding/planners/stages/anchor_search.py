@@ -67,7 +67,7 @@ def searched_partition(
 
 
 def _var_plus_sum(chain: LayerChain, bounds: Int[np.ndarray, "c s"]) -> Float[np.ndarray, " c"]:
-    forward = np.diff(np.append(0.0, np.cumsum(chain.forward))[bounds], axis=1)
+    forward = np.diff(np.append(0.0, np.cumsum(chain.plain_forward))[bounds], axis=1)
     mean = forward.mean(axis=1)
     variance = ((forward - mean[:, None]) ** 2).sum(axis=1) / mean**2
     return variance + chain.hop_seconds[bounds[:, 1:-1] - 1].sum(axis=1) / mean

@@ -18,7 +18,7 @@ from sharding.specs.module_spec import ModuleSpec
 class _LayerArrays(NamedTuple):
     """What `LayerChain` has of one layer."""
 
-    forward: float
+    forward: Float[np.ndarray, " k"]
     backward: Float[np.ndarray, " k"]
     held_bytes: Float[np.ndarray, "k f"]
     workspace: Float[np.ndarray, " k"]
@@ -101,8 +101,8 @@ class _Builder:
         """The arrays of a layer at a place of a module's stack."""
         module, ranks, batch = self._batch.graph[name], self._ranks(name), self._batch
         loads = batch.loads(name, self._layout.microbatches, ranks.dp)
-        forward, parameters, state = 0.0, 0.0, 0.0
-        backward = np.zeros(len(self._policies))
+        parameters, state = 0.0, 0.0
+        forward, backward = np.zeros((2, len(self._policies)))
         saved = np.zeros((len(self._policies), *loads.index.shape))
         workspace = np.zeros(len(self._policies))
         stack = max(2, module.layer_count // self._layout.stage_count)
@@ -111,11 +111,10 @@ class _Builder:
             state += count * self._state_bytes(LayerGradients(layer, count, gradients), ranks)
             for number, policy in enumerate(self._policies):
                 of = batch.layer(name, layer.name, stack, gradients, ranks, policy, self._layout.microbatches)
+                forward[number] += count * float(np.asarray(of.forward.total)[loads.index].mean())
                 backward[number] += count * float(np.asarray(of.backward.total)[loads.index].mean())
                 saved[number] += count * np.asarray(of.saved_bytes)[loads.index]
                 workspace[number] = max(workspace[number], float(np.max(of.recomputed_bytes)))
-                if not number:
-                    forward += count * float(np.asarray(of.forward.total)[loads.index].mean())
         output, sent = self._output(module, place)
         return _LayerArrays(
             forward,

@@ -21,7 +21,7 @@ class LayerChain:
         modules: The module of each layer.
         kinds: Layers of one number are equal in everything below.
         layers: How many layers a plan counts for each: 1, or those of a module that is not divisible.
-        forward: Seconds of a microbatch's forward.
+        forward: Seconds of a microbatch's forward under each policy; those that save on the host may wait for it.
         backward: Seconds of its backward, recomputation included, under each policy.
         held_bytes: Bytes saved for the backwards of f + 1 microbatches in flight, at index f: the most of any so many
             consecutive microbatches on any replica.
@@ -36,7 +36,7 @@ class LayerChain:
     modules: tuple[str, ...]
     kinds: Int[np.ndarray, " n"]
     layers: Int[np.ndarray, " n"]
-    forward: Float[np.ndarray, " n"]
+    forward: Float[np.ndarray, "n k"]
     backward: Float[np.ndarray, "n k"]
     held_bytes: Float[np.ndarray, "n k f"]
     workspace: Float[np.ndarray, "n k"]
@@ -48,7 +48,12 @@ class LayerChain:
     @property
     def seconds(self) -> Float[np.ndarray, "n k"]:
         """Forward and backward of each layer under each policy."""
-        return self.forward[:, None] + self.backward
+        return self.forward + self.backward
+
+    @property
+    def plain_forward(self) -> Float[np.ndarray, " n"]:
+        """Forward of each layer under its fastest policy, as without recomputation or transfers to the host."""
+        return self.forward.min(axis=1)
 
     def stage_layers(self, counts: Sequence[int]) -> tuple[int, ...]:
         """`UnitPlan.layers` of stages with so many of these layers."""

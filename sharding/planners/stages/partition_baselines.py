@@ -24,7 +24,7 @@ def by_parameters(chain: LayerChain, stages: int) -> tuple[int, ...] | None:
 
 def by_profile(chain: LayerChain, stages: int) -> tuple[int, ...] | None:
     """The stage with the longest forward has as short a one as possible."""
-    return partition_by(chain.forward, stages)
+    return partition_by(chain.plain_forward, stages)
 
 
 def by_virtual_stages(chain: LayerChain, stages: int) -> tuple[int, ...] | None:
@@ -32,7 +32,7 @@ def by_virtual_stages(chain: LayerChain, stages: int) -> tuple[int, ...] | None:
 
     "Megatron-LM balanced" of arXiv 2408.03505, appendix B.
     """
-    return partition_by(chain.forward + chain.backward.min(axis=1), stages)
+    return partition_by(chain.seconds.min(axis=1), stages)
 
 
 def by_greedy_forward(chain: LayerChain, stages: int) -> tuple[int, ...] | None:
@@ -40,7 +40,7 @@ def by_greedy_forward(chain: LayerChain, stages: int) -> tuple[int, ...] | None:
     layers = len(chain.forward)
     if stages > layers:
         return None
-    before = np.append(0.0, np.cumsum(chain.forward))
+    before = np.append(0.0, np.cumsum(chain.plain_forward))
     cuts = [0]
     for stage in range(1, stages):
         allowed = np.arange(cuts[-1] + 1, layers - (stages - stage) + 1)

@@ -3,23 +3,27 @@
 import numpy as np
 
 from sharding.planners.stages.layer_chain import LayerChain
-from sharding.specs.layer import RECOMPUTE_POLICIES
+from sharding.specs.layer import RecomputePolicy
+
+POLICIES: tuple[RecomputePolicy, ...] = ("none", "selective", "full")
 
 
-def random_chain(seed: int, layers: int, kinds: int, in_flight: int, policies: int = 3) -> LayerChain:
+def random_chain(seed: int, layers: int, kinds: int, in_flight: int) -> LayerChain:
     """A chain of layers of a few kinds in runs; the more seconds a policy takes, the fewer bytes it holds, mostly."""
     random = np.random.default_rng(seed)
     kind = np.sort(random.integers(0, kinds, layers))
-    backward = np.sort(random.integers(1, 12, (kinds, policies)) / 4.0, axis=1)
-    held = np.sort(random.integers(0, 16, (kinds, policies)), axis=1)[:, ::-1].astype(float)
-    workspace = random.integers(0, 6, (kinds, policies)).astype(float)
+    backward = np.sort(random.integers(1, 12, (kinds, len(POLICIES))) / 4.0, axis=1)
+    held = np.sort(random.integers(0, 16, (kinds, len(POLICIES))), axis=1)[:, ::-1].astype(float)
+    workspace = random.integers(0, 6, (kinds, len(POLICIES))).astype(float)
     workspace[:, 0] = 0.0
+    waits = np.sort(random.integers(0, 3, (kinds, len(POLICIES))) / 4.0, axis=1)
+    forward = random.integers(1, 20, (kinds, 1)) / 4.0 + waits
     return LayerChain(
-        policies=RECOMPUTE_POLICIES[:policies],
+        policies=POLICIES,
         modules=("encoder",) * layers,
         kinds=kind,
         layers=np.ones(layers, int),
-        forward=(random.integers(1, 20, kinds) / 4.0)[kind],
+        forward=forward[kind],
         backward=backward[kind],
         held_bytes=(held[:, :, None] * np.arange(1, in_flight + 1))[kind],
         workspace=workspace[kind],

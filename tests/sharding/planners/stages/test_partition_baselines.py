@@ -18,7 +18,7 @@ def test_each_is_best_by_what_it_sees(seed, layers, stages):
     seen = {
         "layers": np.ones(layers),
         "parameters": chain.parameters,
-        "profile": chain.forward,
+        "profile": chain.plain_forward,
         "virtual stages": chain.seconds.min(axis=1),
     }
     for name, method in PARTITION_METHODS.items():
@@ -39,7 +39,7 @@ def test_the_anchor_puts_each_boundary_nearest_to_its_share(seed, layers, stages
         assert counts is None
         return
     assert counts is not None and sum(counts) == layers and min(counts) > 0
-    before, cuts = np.append(0.0, np.cumsum(chain.forward)), [0, *np.cumsum(counts).tolist()]
+    before, cuts = np.append(0.0, np.cumsum(chain.plain_forward)), [0, *np.cumsum(counts).tolist()]
     for stage in range(1, stages):
         shares = np.abs(before - before[-1] * stage / stages)[cuts[stage - 1] + 1 : layers - (stages - stage) + 1]
         assert np.isclose(shares.min(), abs(before[cuts[stage]] - before[-1] * stage / stages))
