@@ -295,29 +295,30 @@ class _PlanCosts:
 
         What modules of unlike tensor-parallel sizes gather between each other is left out.
         """
-        total, slowest, least = np.zeros((2, shared)), np.zeros((2, self._plan.microbatches)), np.zeros(2)
-        by_module: dict[tuple[str, int], Float[np.ndarray, "2 d"]] = {}
+        least = np.zeros(2)
+        by_load: dict[tuple[str, int], Float[np.ndarray, "2 d"]] = {}
+        waiting: dict[tuple[str, int], Float[np.ndarray, "2 m i"]] = {}  # of experts, on every replica
         for of_stage in layers:
             module, layer, count, ranks = of_stage.module, of_stage.layer, of_stage.count, of_stage.ranks
-            of = self._layer_costs(of_stage)
+            of, key = self._layer_costs(of_stage), (module, ranks.dp)
             passes = (of.forward, of.backward)
             least += [count * np.min(seconds.total) for seconds in passes]
+            loads = self.hops.replica_loads(module, ranks.dp)
+            by_load.setdefault(key, np.zeros((2, len(loads.distinct))))
             if layer.expert_parameters:
-                index = self.hops.replica_loads(module, ranks.dp).index
-                of_replicas = np.stack(
-                    [count * _on_replicas(each, layer, index, ranks.ep, shared).total for each in passes]
-                )
-                of_shared = slowest_of_shared(of_replicas.sum(axis=1), shared)
-                total, slowest = total + of_shared, slowest + of_replicas.max(axis=2)
+                of_replicas = [_on_replicas(each, layer, loads.index, ranks.ep, shared).total for each in passes]
+                waiting[key] = count * np.stack(of_replicas) + waiting.get(key, 0.0)
             else:
-                seconds = count * np.stack([each.total for each in passes])
-                key = module, ranks.dp
-                by_module[key] = by_module.get(key, np.zeros((2, 1))) + seconds
-        for (module, dp), seconds in by_module.items():
-            of_replicas = seconds[:, self.hops.replica_loads(module, dp).index]
-            of_shared = slowest_of_shared(of_replicas.sum(axis=1), shared)
-            total, slowest = total + of_shared, slowest + of_replicas.max(axis=2)
-        forward, backward = (_PassWork(total[way], slowest[way], float(least[way])) for way in range(2))
+                by_load[key] += count * np.stack([each.total for each in passes])
+        seconds = np.zeros((2, self._plan.microbatches, shared))
+        for (module, dp), of_loads in by_load.items():
+            # All of a module's layers are added before its slowest replica is taken: another one may be in each.
+            of_replicas = of_loads[:, self.hops.replica_loads(module, dp).index] + waiting.get((module, dp), 0.0)
+            seconds += slowest_of_shared(of_replicas, shared)
+        forward, backward = (
+            _PassWork(of.sum(axis=0), of.max(axis=1), float(of_least))
+            for of, of_least in zip(seconds, least, strict=True)
+        )
         return forward, backward
 
     def _once_per_step(self, unit: UnitPlan, number: int, layers: tuple[LayersOfStage, ...]) -> _OncePerStep:

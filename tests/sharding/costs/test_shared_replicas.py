@@ -163,6 +163,29 @@ def test_experts_of_a_module_with_several_replicas_in_each_shared_one_wait_for_t
     assert np.isfinite(together.forward).all() and (together.forward_communication > 0).all()
 
 
+@pytest.mark.parametrize(("module_tp", "dp", "tp", "ep"), [((5, 1), 20, 1, 2), ((1, 2), 10, 2, 1), ((), 4, 5, 4)])
+def test_work_of_experts_and_other_layers_is_that_of_the_costs_but_for_gathers(module_tp, dp, tp, ep):
+    """A replica that is the slowest of a module's experts need not be that of its other layers."""
+    graph = with_experts(GRAPH, 8)
+    batch, trained = BatchCosts(graph, COSTS, LOADS), trained_parts(graph, ("all",))
+    fields = {"dp": dp, "tp": tp, "module_tp": module_tp, "ep": ep}
+    unit = UnitPlan("chain", ("vision", "backbone"), tuple(range(dp * tp)), layers=(7,), **fields)
+    plan = Plan((unit,), 1 if dp == 20 else MICROBATCHES)
+    gathers = np.zeros((2, 1, 1))
+    if module_tp:
+        found = row_gathers(unit, "vision", "backbone")
+        tokens = IMAGES.reshape(plan.microbatches, unit.shared_replicas, -1).sum(axis=2) * 64 / 4
+        size = COSTS.element_bytes * tokens * MODEL.backbone.width
+        ranks = dp * tp // unit.shared_replicas
+        counts = (found.forward, found.backward)
+        gathers = np.stack([COSTS.gather_rows(size, n, ranks) if n > 1 else 0 * size for n in counts])
+    costs, work = plan_costs(plan, batch, trained).stages["chain", 0], plan_work(plan, batch, trained)
+    passes = np.stack([costs.forward, costs.backward]) - gathers
+    of = work.stages["chain", 0]
+    np.testing.assert_allclose(np.stack([of.forward, of.backward]), passes.sum(axis=1))
+    np.testing.assert_allclose(of.slowest, passes.max(axis=2).sum(axis=0))
+
+
 def test_a_profile_without_times_of_gathered_rows_is_refused():
     profile = ProfiledCostModel(synthetic_profile(GRAPH, "cpu"))
     plan = chain(1, 2, 4)
