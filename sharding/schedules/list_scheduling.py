@@ -31,8 +31,8 @@ def list_schedule(
     free. A hop takes no time and follows the ops that end with the one that produces its array, so that no op in
     between waits for it where hops occupy both ends. A rank that holds as many microbatches as it may starts no
     forward. Where limits and fixed orders leave nothing that may run, the oldest microbatch in flight runs its next op
-    in spite of them: it depends on no other microbatch. Weights are gathered before a stage's first input arrives, and
-    gradients reduced after the last backward of their devices (`WeightsAndGradients`).
+    in spite of them: it depends on no other microbatch. Weights are gathered before the first input of any
+    stage on their devices, and gradients reduced as soon as those devices compute no more (`WeightsAndGradients`).
 
     Args:
         op_graph: The ops and their dependencies.
