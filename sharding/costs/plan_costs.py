@@ -154,7 +154,7 @@ class _PlanCosts:
         self._required = required
         self.hops = HopCosts(plan, batch, stages)
         self._work: dict[tuple, tuple[_PassWork, _PassWork]] = {}
-        self._sums: dict[tuple, tuple[dict[str, Float[np.ndarray, "m i"]], float]] = {}
+        self._sums: dict[tuple, tuple[dict[str, Float[np.ndarray, "m _"]], float]] = {}
 
     def _layers(self, stage: StageId) -> tuple[LayersOfStage, ...]:
         """What precedes a module's stack has the policy of the stage's first layer of it, what follows, of its last."""
@@ -180,7 +180,7 @@ class _PlanCosts:
 
     def _layer_sums(
         self, layers: tuple[LayersOfStage, ...], unit: UnitPlan
-    ) -> tuple[dict[str, Float[np.ndarray, "m i"]], float]:
+    ) -> tuple[dict[str, Float[np.ndarray, "m _"]], float]:
         """The PER_MICROBATCH fields of a stage with these layers, and its workspace; equal stages share them."""
         key = (layer_key(layers), unit.module_tp)
         if key not in self._sums:
@@ -189,7 +189,7 @@ class _PlanCosts:
 
     def _add_layers(
         self, layers: tuple[LayersOfStage, ...], unit: UnitPlan
-    ) -> tuple[dict[str, Float[np.ndarray, "m i"]], float]:
+    ) -> tuple[dict[str, Float[np.ndarray, "m _"]], float]:
         microbatches, shared = self._plan.microbatches, unit.shared_replicas
         by_module = {
             of.module: {field: np.zeros((microbatches, of.ranks.dp)) for field in PER_MICROBATCH} for of in layers
@@ -214,16 +214,16 @@ class _PlanCosts:
             for field, values in per_layer.items():
                 by_module[module][field] += count * values
             workspace = max(workspace, float(np.max(of.recomputed_bytes)))  # one layer at a time is recomputed
-        sums = {field: np.zeros((microbatches, shared)) for field in PER_MICROBATCH}
-        for own in by_module.values():
-            for field, values in (on_shared_replicas(own, shared) if unit.module_tp else own).items():
-                sums[field] += values
+        sums: dict[str, Float[np.ndarray, "m _"]] = {}
+        for module, own in by_module.items():
+            for field, values in (on_shared_replicas(own, unit, module) if unit.module_tp else own).items():
+                sums[field] = values + sums.get(field, 0.0)
         for sender, receiver in itertools.pairwise(by_module):
             self._add_row_gathers(sums, unit, sender, receiver)
         return sums, workspace
 
     def _add_row_gathers(
-        self, sums: dict[str, Float[np.ndarray, "m i"]], unit: UnitPlan, sender: str, receiver: str
+        self, sums: dict[str, Float[np.ndarray, "m _"]], unit: UnitPlan, sender: str, receiver: str
     ) -> None:
         """Adds what gathering rows between two modules of a stage takes, in which devices wait for each other."""
         replicas, *counts = row_gathers(unit, sender, receiver)

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
+from sharding.costs.step_costs import HELD
 from sharding.plans.stage_axes import row_reshard, stage_axes
 from sharding.plans.unit_plan import UnitPlan
 
@@ -19,19 +20,33 @@ ModuleFigures = Mapping[str, Float[np.ndarray, "_ _"]]
 """Fields of `StageCosts` of one module, by microbatch and replica of the module."""
 
 
-def on_shared_replicas(figures: ModuleFigures, shared: int) -> dict[str, Float[np.ndarray, "m s"]]:
+def on_shared_replicas(figures: ModuleFigures, unit: UnitPlan, module: str) -> dict[str, Float[np.ndarray, "m _"]]:
     """A module's figures on the replicas that it shares with others.
 
-    Seconds are those of the slowest of its replicas, bytes those of the one with the most, and FLOPs their sum.
+    Seconds are those of the slowest of its replicas, and FLOPs their sum. Bytes are those of `finest_replicas`, because
+    each microbatch may have the most on other devices of a shared replica.
     """
-    grouped = {name: of.reshape(len(of), shared, -1) for name, of in figures.items()}
-    of_shared = {"flops": grouped["flops"].sum(axis=2)}
-    of_shared |= {name: grouped[name].max(axis=2) for name in ("saved_bytes", "offloaded_bytes")}
+    shared = unit.shared_replicas
+    of_shared = {"flops": figures["flops"].reshape(len(figures["flops"]), shared, -1).sum(axis=2)}
+    of_shared |= {name: figures[name][:, finest_replicas(unit)[module]] for name in HELD}
     for name in ("forward", "backward"):
-        slowest = grouped[name].argmax(axis=2)[:, :, None]
+        grouped = figures[name].reshape(len(figures[name]), shared, -1)
+        slowest = grouped.argmax(axis=2)[:, :, None]
         for field in (name, f"{name}_communication"):
-            of_shared[field] = np.take_along_axis(grouped[field], slowest, axis=2)[:, :, 0]
+            of_shared[field] = np.take_along_axis(figures[field].reshape(grouped.shape), slowest, axis=2)[:, :, 0]
     return of_shared
+
+
+def finest_replicas(unit: UnitPlan) -> dict[str, Int[np.ndarray, " f"]]:
+    """By module, its replica on every group of consecutive devices that hold the same replica of each module."""
+    axes = stage_axes(unit)
+    divided = [name for name in axes.sizes if any(name in of.data for of in axes.modules.values())]
+    places = dict(zip(divided, np.indices([axes.sizes[name] for name in divided]), strict=True))
+    replicas = {}
+    for module, of in axes.modules.items():
+        numbers = [places[name].ravel() for name in of.data]
+        replicas[module] = np.ravel_multi_index(numbers, [axes.sizes[name] for name in of.data])
+    return replicas
 
 
 def slowest_of_shared(values: Float[np.ndarray, "*m i"], shared: int) -> Float[np.ndarray, "*m s"]:

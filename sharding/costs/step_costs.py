@@ -15,6 +15,9 @@ from sharding.plans.stage_graph import StageEdge, StageId
 class StageCosts:
     """Costs of one stage of a plan; arrays are [microbatches m, data-parallel replicas i].
 
+    Bytes may be those of equal consecutive parts of each replica's devices, [m, i * parts]: modules of unlike
+    tensor-parallel sizes have several replicas of their own in each.
+
     Attributes:
         forward: Seconds of the forward of a microbatch, waiting for other ranks of the unit included.
         backward: Seconds of its backward, recomputation included; 0 without a backward.
@@ -34,20 +37,31 @@ class StageCosts:
     forward_communication: Float[np.ndarray, "m i"]
     backward_communication: Float[np.ndarray, "m i"]
     flops: Float[np.ndarray, "m i"]
-    saved_bytes: Float[np.ndarray, "m i"]
-    offloaded_bytes: Float[np.ndarray, "m i"]
+    saved_bytes: Float[np.ndarray, "m h"]
+    offloaded_bytes: Float[np.ndarray, "m h"]
     gather: float = 0.0
     reduce: float = 0.0
     update: float = 0.0
     static_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        shapes = {getattr(self, name).shape for name in PER_MICROBATCH}
+        shapes = {getattr(self, name).shape for name in PER_MICROBATCH if name not in HELD}
         if len(shapes) != 1:
             raise ValueError(f"StageCosts: the shapes {sorted(shapes)} differ; give [microbatches, replicas] for all")
+        held, (microbatches, replicas) = {getattr(self, name).shape for name in HELD}, self.forward.shape
+        if len(held) != 1 or self.saved_bytes.shape != (microbatches, replicas * self.parts):
+            raise ValueError(
+                f"StageCosts: the shapes {sorted(held)} of {' and '.join(HELD)} must be one, "
+                f"[{microbatches}, {replicas} or a multiple]"
+            )
         for name in (*PER_MICROBATCH, "gather", "reduce", "update", "static_bytes"):
             if not np.all(np.isfinite(getattr(self, name))) or np.any(np.asarray(getattr(self, name)) < 0):
                 raise ValueError(f"StageCosts.{name} has a negative or infinite entry")
+
+    @property
+    def parts(self) -> int:
+        """Parts of each replica's devices whose bytes differ."""
+        return self.saved_bytes.shape[1] // max(1, self.forward.shape[1])
 
 
 PER_MICROBATCH = (
@@ -60,6 +74,9 @@ PER_MICROBATCH = (
     "offloaded_bytes",
 )
 """Fields of `StageCosts` that are arrays by microbatch and replica."""
+
+HELD = ("saved_bytes", "offloaded_bytes")
+"""Those of bytes, which may be of parts of each replica's devices."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

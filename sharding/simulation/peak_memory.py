@@ -23,7 +23,7 @@ def peak_memory(
 
     Args:
         op_graph: What the step did.
-        groups: Its devices.
+        groups: Its devices, by the parts of replicas whose bytes are given (`StageCosts.parts`).
         stages: Costs of every stage.
         spans: When each op ran.
     """
@@ -45,19 +45,21 @@ def peak_host_memory(
 def _most_saved(
     op_graph: OpGraph,
     groups: DeviceGroups,
-    saved_bytes: Mapping[StageId, Float[np.ndarray, "m i"]],
+    saved_bytes: Mapping[StageId, Float[np.ndarray, "m h"]],
     spans: Sequence[Span],
 ) -> Float[np.ndarray, " n"]:
     """The most bytes that a device of each group has saved at any moment, given those of each microbatch."""
     starts, ends = _by_stage(spans)
     owners, times, changes = [], [], []  # a column for every stage of every group: its microbatches' starts and ends
     for stage, stage_groups in groups.groups_of.items():
-        replica, column = np.nonzero(groups.is_first[stage])
-        group = stage_groups[replica, column]
-        saved = saved_bytes[stage][:, replica]
+        part, column = np.nonzero(groups.is_first[stage])
+        group = stage_groups[part, column]
+        saved = saved_bytes[stage][:, part]
         owners.append(group)
+        started = starts["forward", stage]
+        replica = part // (len(stage_groups) // started.shape[1])
         released = _release_times(op_graph, starts, ends, stage)
-        times.append(np.concatenate([starts["forward", stage], released])[:, replica])
+        times.append(np.concatenate([started, released])[:, replica])
         changes.append(np.concatenate([saved, -saved]))
     joined = [np.concatenate(arrays, axis=-1) for arrays in (owners, times, changes)]
     return _peaks(joined[0], joined[1], joined[2], len(groups.sizes))

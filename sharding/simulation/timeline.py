@@ -138,20 +138,30 @@ class Timeline:
         return self.costs
 
     @functools.cached_property
+    def _memory_groups(self) -> DeviceGroups:
+        """The devices, with those that hold the same bytes of every stage as one group."""
+        parts = {stage: of.parts for stage, of in self._known_costs().stages.items()}
+        if max(parts.values()) == 1:
+            return self.groups
+        return group_devices(
+            {stage: held.reshape(len(held) * parts[stage], -1) for stage, held in self.devices.items()}
+        )
+
+    @functools.cached_property
     def _peak_memory(self) -> Float[np.ndarray, " n"]:
-        return peak_memory(self.op_graph, self.groups, self._known_costs().stages, self.spans)
+        return peak_memory(self.op_graph, self._memory_groups, self._known_costs().stages, self.spans)
 
     def lane_peak_memory(self, lane: Lane) -> float:
         """Peak bytes on any of a lane's devices, over all the stages that they hold."""
-        return float(self._peak_memory[self.groups.groups_of[lane.stages[0]]].max())
+        return float(self._peak_memory[self._memory_groups.groups_of[lane.stages[0]]].max())
 
     @functools.cached_property
     def _peak_host_memory(self) -> Float[np.ndarray, " n"]:
-        return peak_host_memory(self.op_graph, self.groups, self._known_costs().stages, self.spans)
+        return peak_host_memory(self.op_graph, self._memory_groups, self._known_costs().stages, self.spans)
 
     def lane_peak_host_memory(self, lane: Lane) -> float:
         """Peak bytes of offloaded activations in the host memory of any of a lane's devices."""
-        return float(self._peak_host_memory[self.groups.groups_of[lane.stages[0]]].max())
+        return float(self._peak_host_memory[self._memory_groups.groups_of[lane.stages[0]]].max())
 
     @property
     def mfu(self) -> float:

@@ -92,6 +92,7 @@ def build_step(recipe: tuple) -> SimulatedStep:
     for stage_id in op_graph.stage_graph.stages:
         shape = (op_graph.microbatches, len(devices[stage_id]))
         forward, backward = seconds(*shape), seconds(*shape) * (stage_id in op_graph.backward_stages)
+        held = shape[0], shape[1] * int(rng.choice(_divisors(devices[stage_id].shape[1])))
         once = dict(zip(("gather", "reduce", "update", "static_bytes"), seconds(4), strict=True))
         stages[stage_id] = StageCosts(
             forward=forward,
@@ -99,8 +100,8 @@ def build_step(recipe: tuple) -> SimulatedStep:
             forward_communication=forward / 4,
             backward_communication=backward / 2,
             flops=seconds(*shape),
-            saved_bytes=seconds(*shape),
-            offloaded_bytes=seconds(*shape),
+            saved_bytes=seconds(*held),
+            offloaded_bytes=seconds(*held),
             **once,
         )
     hops = {(s, t): seconds(op_graph.microbatches, len(devices[t])) / 4 for s, t in op_graph.stage_graph.edges}
@@ -117,8 +118,12 @@ def build_step(recipe: tuple) -> SimulatedStep:
 
 
 def _split(held: list[int], rng: np.random.Generator) -> np.ndarray:
-    dp = rng.choice([n for n in range(1, len(held) + 1) if len(held) % n == 0])
+    dp = rng.choice(_divisors(len(held)))
     return rng.permutation(held).reshape(dp, -1)
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def overlapping_replicas(sources: int, targets: int) -> list[list[int]]:

@@ -76,6 +76,19 @@ def alone(vision, backbone, devices):
 SIZES = [(1, 2, 4), (5, 2, 10), (5, 1, 10), (1, 2, 2)]
 
 
+def placed(vision, backbone):
+    """Of every module, tensor ranks and the devices between two of them."""
+    if np.gcd(vision, backbone) > 1 or 1 in (vision, backbone):
+        return (vision, 1), (backbone, 1)
+    return (vision, backbone), (backbone, 1)  # the encoder's axis comes first
+
+
+def on_every_device(values, tp, apart):
+    """A figure of a module's replicas [m, i] on each of its devices, whose tensor ranks are so many devices apart."""
+    replicas = np.arange(values.shape[1]).reshape(-1, 1, apart)
+    return values[:, np.broadcast_to(replicas, (len(replicas), tp, apart)).ravel()]
+
+
 @pytest.mark.parametrize(("vision", "backbone", "devices"), SIZES)
 def test_a_stage_takes_its_slowest_replicas_and_what_is_gathered_between(vision, backbone, devices):
     together = plan_costs(chain(vision, backbone, devices), BATCH, ALL).stages["chain", 0]
@@ -95,8 +108,8 @@ def test_a_stage_takes_its_slowest_replicas_and_what_is_gathered_between(vision,
     np.testing.assert_allclose(together.static_bytes, sum(of.static_bytes for of in apart))
     assert together.update == pytest.approx(sum(of.update for of in apart))
     assert together.reduce == pytest.approx(sum(of.reduce for of in apart))
-    saved = [of.saved_bytes.reshape(MICROBATCHES, shared, -1).max(axis=2) for of in apart]
-    np.testing.assert_allclose(together.saved_bytes, sum(saved))
+    saved = sum(on_every_device(of.saved_bytes, *tp) for of, tp in zip(apart, placed(vision, backbone), strict=True))
+    np.testing.assert_allclose(np.repeat(together.saved_bytes, devices // together.saved_bytes.shape[1], axis=1), saved)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +197,29 @@ def test_work_of_experts_and_other_layers_is_that_of_the_costs_but_for_gathers(m
     of = work.stages["chain", 0]
     np.testing.assert_allclose(np.stack([of.forward, of.backward]), passes.sum(axis=1))
     np.testing.assert_allclose(of.slowest, passes.max(axis=2).sum(axis=0))
+
+
+@pytest.mark.parametrize("recompute", ["none", "offload"])
+def test_a_device_holds_what_its_own_replicas_save_of_the_microbatches_in_flight(recompute):
+    """Images are in the first row of even microbatches and in the second of odd ones: no device has all of them."""
+    images = np.array([8.0, 0, 0, 8] * 2)
+    loads = {"vision": np.stack([64 * images, 64**2 * images, images], axis=1), "backbone": np.full((8, 3), 100.0)}
+    batch = BatchCosts(GRAPH, COSTS, loads)
+    plan = chain(1, 2, 2, (3, 4))
+    plan = Plan((dataclasses.replace(plan.units[0], recompute=(recompute, "none")),), 4)
+    costs = plan_costs(plan, batch, ALL)
+    schedule = build_schedule(dataclasses.replace(plan, schedule="gpipe"), GRAPH, trained_stages(plan, GRAPH, ALL))
+    timeline = simulate(plan, schedule, costs)
+    of = costs.stages["chain", 0]
+    assert of.saved_bytes.shape == of.offloaded_bytes.shape == (4, 2) and of.forward.shape == (4, 1)
+    lane = timeline.lanes[0]
+    assert timeline.lane_peak_memory(lane) == pytest.approx(of.static_bytes + of.saved_bytes.sum(axis=0).max())
+    assert timeline.lane_peak_host_memory(lane) == pytest.approx(of.offloaded_bytes.sum(axis=0).max())
+    held = of.saved_bytes + of.offloaded_bytes
+    # all four microbatches are in flight; each device has the images of two
+    np.testing.assert_allclose(held.sum(axis=0)[0], held.sum(axis=0)[1])
+    assert held.sum(axis=0).max() == pytest.approx(held.max(axis=1).sum() / 2 + held.min(axis=1).sum() / 2)
+    assert held.sum(axis=0).max() < 0.6 * held.max(axis=1).sum()
 
 
 def test_a_profile_without_times_of_gathered_rows_is_refused():

@@ -146,6 +146,12 @@ def test_idle_by_cause_and_busy_time_are_the_whole_step_on_every_device(recipe):
 def most_held(step, timeline: Timeline, device: int) -> float:
     """Peak bytes on a device, over all moments at which an op starts."""
     ran = {(span.op.kind, span.op.stage_id, span.op.microbatch): span for span in timeline.spans}
+    bytes_of = {}  # by stage, of each microbatch
+    for stage_id, held in step.devices.items():
+        if device in held:
+            saved = step.costs.stages[stage_id].saved_bytes
+            each = held.size // saved.shape[1]
+            bytes_of[stage_id] = saved[:, held.ravel().tolist().index(device) // each]
     rows = {stage_id: np.argwhere(held == device)[:, 0].tolist() for stage_id, held in step.devices.items()}
     intervals = []
     for stage_id, replica, number in (
@@ -156,7 +162,7 @@ def most_held(step, timeline: Timeline, device: int) -> float:
         for target in step.op_graph.stage_graph.targets[stage_id] if backward is None else ():
             shares = overlapping_replicas(len(step.devices[target]), len(step.devices[stage_id]))
             end = max(end, *(ran["forward", target, number].start[j] for j in shares[replica]))
-        intervals.append((forward.start[replica], end, step.costs.stages[stage_id].saved_bytes[number, replica]))
+        intervals.append((forward.start[replica], end, bytes_of[stage_id][number]))
     moments = [sum(held for start, end, held in intervals if start <= now < end) for now, _, _ in intervals]
     return max(moments) + sum(
         step.costs.stages[stage_id].static_bytes for stage_id, found in rows.items() if len(found)
