@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from configs.errors import UserError
 from sharding.planners import balanced, disaggregated, rigid
@@ -21,6 +21,9 @@ BUILT_IN_POLICIES: Mapping[str, PlanningPolicy] = {
     "disaggregated": disaggregated.plans,
     "balanced": balanced.plans,
 }
+
+SPARE_PLANS: Mapping[str, Callable[[PlanningProblem], Iterable[Plan]]] = {"balanced": balanced.spare_plans}
+"""Further plans of a policy, simulated where none of those that it returned fits."""
 
 PLANNING_POLICIES = dict(BUILT_IN_POLICIES)
 """All policies by name: the built-in ones, and those that a user registers (`register_policy`)."""
@@ -90,19 +93,33 @@ def run_policy(problem: PlanningProblem, policy: str) -> PolicyResult:
     if policy not in PLANNING_POLICIES:
         raise UserError(f"there is no policy {policy!r}; choose from auto, {', '.join(PLANNING_POLICIES)}")
     try:
-        best = best_simulated(problem, PLANNING_POLICIES[policy](problem))
+        best = best_simulated(problem, PLANNING_POLICIES[policy](problem), SPARE_PLANS.get(policy, _no_plans))
     except PlanError as error:
         return PolicyResult(policy, None, str(error))
     plan = dataclasses.replace(best.plan, made_for=problem.purpose)
     return PolicyResult(policy, dataclasses.replace(best, plan=plan))
 
 
-def best_simulated(problem: PlanningProblem, plans: Sequence[Plan]) -> SimulatedPlan:
+def _no_plans(_: PlanningProblem) -> Iterable[Plan]:
+    return ()
+
+
+def best_simulated(
+    problem: PlanningProblem,
+    plans: Sequence[Plan],
+    spare: Callable[[PlanningProblem], Iterable[Plan]] = _no_plans,
+) -> SimulatedPlan:
     """The best plan by its simulated step of those that fit the memory (`most_economical`).
 
     Plans are simulated in the order of their lower bounds, until none that is left could be chosen.
 
-    Raises PlanError if none fits.
+    Args:
+        problem: The problem.
+        plans: The plans.
+        spare: Gives plans of which the first that fits is taken where none of `plans` does.
+
+    Raises:
+        PlanError: None fits.
     """
     bounds = [problem.least_step_seconds(plan) for plan in plans]
     fitting: dict[int, SimulatedPlan] = {}
@@ -122,9 +139,14 @@ def best_simulated(problem: PlanningProblem, plans: Sequence[Plan]) -> Simulated
             continue
         fitting[index] = simulated
         shortest = min(shortest, simulated.timeline.step)
-    if not fitting:
-        raise _memory_error(problem, min(too_large, key=lambda result: problem.memory_fraction(result.timeline)))
-    return most_economical([fitting[index] for index in sorted(fitting)])
+    if fitting:
+        return most_economical([fitting[index] for index in sorted(fitting)])
+    for plan in spare(problem):
+        simulated = SimulatedPlan(plan, problem.simulate(plan))
+        if problem.memory_fraction(simulated.timeline) <= 1:
+            return simulated
+        too_large.append(simulated)
+    raise _memory_error(problem, min(too_large, key=lambda result: problem.memory_fraction(result.timeline)))
 
 
 def most_economical(simulated: Sequence[SimulatedPlan]) -> SimulatedPlan:

@@ -7,10 +7,12 @@ devices (`UnitPlan.module_tp`); a microbatch then has a row for each of these re
 
 Layouts are tried in the order of what a step would take if the work of a microbatch could be divided at will, until the
 next would take longer than the best found. Of each, the partition and the recomputation are those of
-`stages/chain_stages.py`. The plans with the shortest estimates are returned.
+`stages/chain_stages.py`. The plans with the shortest estimates are returned; where none of them fits when it is
+simulated, the others follow.
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -51,12 +53,24 @@ def plans(problem: PlanningProblem) -> list[Plan]:
     found = _best_layouts(chain)
     if not found:
         raise unfit_chain_error(chain)
-    chosen: list[Plan] = []
+    return [_scheduled_plan(problem, candidate) for candidate in _shortest(found)]
+
+
+def spare_plans(problem: PlanningProblem) -> Iterator[Plan]:
+    """The plans that `plans` leaves out of those found, by their estimates: the drawn rows may fit only these."""
+    found = _best_layouts(ChainProblem(problem))
+    chosen = _shortest(found)
+    yield from (_scheduled_plan(problem, candidate) for candidate in found if candidate not in chosen)
+
+
+def _shortest(found: list[_Balanced]) -> list[_Balanced]:
+    """Those that are not much longer than the first, and are simulated in a reasonable time."""
+    chosen: list[_Balanced] = []
     ops = 0
     for candidate in found:
         more = 2 * candidate.layout.microbatches * candidate.layout.stage_count
         if candidate.seconds <= found[0].seconds * (1 + _UNSURE) and (not chosen or ops + more <= _SIMULATED_OPS):
-            chosen.append(_scheduled_plan(problem, candidate))
+            chosen.append(candidate)
             ops += more
     return chosen
 

@@ -4,7 +4,9 @@ Without chunks the seconds of a stage are the fewest of any recomputation that f
 best of all pairs of a partition and a recomputation: its slowest rank is as fast as possible. With chunks, the sum over
 a rank's chunks couples stages that are not neighbours. Then the slowest *virtual stage* is made as fast as possible
 (arXiv 2408.03505, appendix B), once for each policy as if all layers had it; recomputation is chosen exactly for the
-ranks of each of these partitions, and that with the fastest slowest rank is taken.
+ranks of each of these partitions, and that with the fastest slowest rank is taken. This is no optimum: of 60 small
+random chains with 2 ranks of 2 chunks, the slowest rank took 3% longer than the optimum in the mean and 32% at worst,
+and for 5 of them none of the partitions tried fits although another does.
 """
 
 import dataclasses
@@ -51,6 +53,8 @@ def balanced_stages(
     chain: LayerChain, layout: ChainLayout, memory: float, extra_in_flight: int = 0
 ) -> ChainStages | None:
     """The stages and the recomputation with the fastest slowest rank, as the module says; None if nothing fits.
+
+    With chunks only a few partitions are tried: others may be faster, or fit where None is returned.
 
     Args:
         chain: The layers.

@@ -86,6 +86,18 @@ def test_less_memory_recomputes_more_and_unequally():
     assert roomy.timeline.step < tight.timeline.step
 
 
+def test_plans_beyond_those_that_are_simulated_first_are_spare(monkeypatch):
+    model = ModelConfig((dataclasses.replace(VISION, heads=1, depth=5),), dataclasses.replace(BACKBONE, depth=8), ())
+    tight = problem(model, devices=6, rows=8, memory=1.4833840576745989e7, spread=1.0)
+    of = dataclasses.replace(tight, tensor_sizes=(1, 2))
+    monkeypatch.setattr(balanced, "_SIMULATED_OPS", 0)  # as where a step has very many microbatches
+    monkeypatch.setattr(balanced, "_UNSURE", 0.3)
+    (first,), spare = balanced.plans(of), list(balanced.spare_plans(of))
+    assert len(spare) >= 2 and first not in spare
+    fitting = [plan for plan in (first, *spare) if of.memory_fraction(of.simulate(plan)) <= 1]
+    assert dataclasses.replace(run_policy(of, "balanced").plan, made_for=fitting[0].made_for) == fitting[0]
+
+
 def test_any_number_of_chunks():
     model = ModelConfig((dataclasses.replace(VISION, depth=9),), dataclasses.replace(BACKBONE, depth=9), ())
     of = dataclasses.replace(problem(model, devices=2, rows=8, chunks=(1, 2, 3, 4, 5)), tensor_sizes=(1,))

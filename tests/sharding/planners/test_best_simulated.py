@@ -50,6 +50,23 @@ def test_the_choice_is_that_of_simulating_all_candidates(recipe):
                 assert result.timeline.step > shortest * 1.01
 
 
+def test_spare_plans_follow_in_their_order_where_none_fits():
+    of = problem(devices=4)
+    plans = [plan for name in ("rigid", "disaggregated") for plan in PLANNING_POLICIES[name](of)]
+    fractions = [of.memory_fraction(of.simulate(plan)) for plan in plans]
+    order = sorted(range(len(plans)), key=fractions.__getitem__)
+    fullest, others = plans[order[-1]], [plans[index] for index in reversed(order[:-1])]
+    memory = of.cluster.memory * (fractions[order[0]] + fractions[order[-1]]) / 2
+    tight = dataclasses.replace(of, cluster=dataclasses.replace(of.cluster, memory=memory))
+    with pytest.raises(PlanError, match="with the rows that were drawn"):
+        best_simulated(tight, [fullest])
+    found = best_simulated(tight, [fullest], lambda _: others).plan
+    assert found == next(
+        plan for plan in others if of.memory_fraction(of.simulate(plan)) * of.cluster.memory <= tight.cluster.memory
+    )
+    assert best_simulated(of, [fullest], lambda _: others).plan == fullest
+
+
 def test_fewer_plans_are_simulated_than_there_are():
     of = counting(problem(devices=14, rows=24))
     plans = [plan for policy in PLANNING_POLICIES.values() for plan in policy(of)]
