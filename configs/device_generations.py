@@ -1,6 +1,8 @@
 """What the speed of kernels depends on beyond a device's peak: multiprocessors, tiles, caches, power, head widths."""
 
 import dataclasses
+import itertools
+import math
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,8 +20,11 @@ class AttentionRate:
     backward: float
 
     def __post_init__(self) -> None:
-        if not (0 < self.forward <= 1 and 0 < self.backward <= 1):
-            raise ValueError(f"AttentionRate: {self.forward} and {self.backward} must be above 0 and at most 1")
+        if not 0 < self.head_width < math.inf:
+            raise ValueError(f"AttentionRate.head_width is {self.head_width}; it must be positive and finite")
+        for name in ("forward", "backward"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"AttentionRate.{name} is {getattr(self, name)}; it must be above 0 and at most 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,16 +60,23 @@ class DeviceGeneration:
 
     def __post_init__(self) -> None:
         for name in ("multiprocessors", "inner_step", "l2_bandwidth", "multicast"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"DeviceGeneration.{name} is {getattr(self, name)}; it must be positive")
+            self._check(name, 0 < getattr(self, name) < math.inf, "be positive and finite")
         for name in ("loop_share", "power_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"DeviceGeneration.{name} is {getattr(self, name)}; it must be above 0 and at most 1")
+            self._check(name, 0 < getattr(self, name) <= 1, "be above 0 and at most 1")
         for name in ("tile_latency", "attention_block"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"DeviceGeneration.{name} is {getattr(self, name)}; it must not be negative")
-        if not self.tiles or not self.attention:
-            raise ValueError("DeviceGeneration.tiles and attention must not be empty")
+            self._check(name, 0 <= getattr(self, name) < math.inf, "be finite and not negative")
+        sides = [side for tile in self.tiles for side in tile]
+        pairs = all(len(tile) == 2 for tile in self.tiles) and all(0 < side < math.inf for side in sides)
+        self._check(
+            "tiles", bool(sides) and pairs, "be one pair or several of rows and columns, all positive and finite"
+        )
+        widths = [rate.head_width for rate in self.attention]
+        ascending = all(narrow < wide for narrow, wide in itertools.pairwise(widths))
+        self._check("attention", bool(widths) and ascending, "have one rate or several, by increasing head_width")
+
+    def _check(self, name: str, valid: bool, must: str) -> None:
+        if not valid:
+            raise ValueError(f"DeviceGeneration.{name} is {getattr(self, name)}; it must {must}")
 
 
 # Tiles are those of cuBLAS's and CUTLASS's bfloat16 kernels with float32 sums. Multiprocessors, and the clocks at which
@@ -107,10 +119,12 @@ HOPPER = DeviceGeneration(
     attention=(AttentionRate(64, 497 / 989, 474 / 989), AttentionRate(128, 648 / 989, 561 / 989)),
     attention_block=128,
 )
-# An H20 has 78 multiprocessors, a B200 has 148. For want of published measurements their shares of the peak are taken
-# to be an H100's, and their caches to be as fast in proportion to their multiprocessors.
+# H20 and Blackwell are assumptions, for want of published measurements: Hopper's tiles, latencies and shares. An H20
+# has 78 of the same multiprocessors, each with as much of the cache's bandwidth. A B200 has 148 whose peak is higher;
+# their cache is assumed to be faster by as much as the peak of a GB200 is (2,500 TFLOP/s for 989). With Hopper's bytes
+# per second for each multiprocessor, its tiles would multiply 8192 x 8192 matrices at 51% of that peak.
 H20 = dataclasses.replace(HOPPER, multiprocessors=78, l2_bandwidth=78 / 132 * HOPPER.l2_bandwidth)
-BLACKWELL = dataclasses.replace(HOPPER, multiprocessors=148, l2_bandwidth=148 / 132 * HOPPER.l2_bandwidth)
+BLACKWELL = dataclasses.replace(HOPPER, multiprocessors=148, l2_bandwidth=2500 / 989 * HOPPER.l2_bandwidth)
 # Two cores, each with a small tile in its registers: only the emulation of several devices on a CPU runs on it.
 EMULATED = DeviceGeneration(
     multiprocessors=2,
