@@ -191,6 +191,15 @@ def test_stages_that_share_devices_add_up_in_memory():
     assert [len(lane.stages) for lane in timeline.lanes] == [2, 2]
 
 
+@pytest.mark.parametrize("parts", [1, 3, 5])
+def test_bytes_are_of_replicas_or_equal_parts_of_them(parts):
+    held = np.ones((2, parts))
+    with pytest.raises(
+        ValueError, match=r"StageCosts: the shapes .* of saved_bytes and offloaded_bytes must be one, \[2, 2"
+    ):
+        stage_costs(np.ones((2, 2)), saved_bytes=held, offloaded_bytes=held)
+
+
 def shared_and_own() -> Timeline:
     """A unit on device 0 and 1, another on 1, 2 and 3 with a data-parallel size of its own."""
     devices = {("near", 0): np.array([[0, 1]]), ("far", 0): np.array([[1], [2], [3]])}
