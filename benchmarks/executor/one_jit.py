@@ -101,7 +101,8 @@ class OneJit:
         batch = {module: {**arrays, "seed_and_step": key} for module, arrays in rows.items()}
         for layout, apply in self._stages:
             inputs = {name: channels[name] for name in layout.inputs}
-            outputs, more, _ = apply(weights, inputs, batch, Axes())
+            axes = {run.module.name: Axes() for run in layout.piece_runs}
+            outputs, more, _ = apply(weights, inputs, batch, axes)
             channels |= outputs
             losses += more.values()
         return sum(losses, start=jnp.zeros(()))
