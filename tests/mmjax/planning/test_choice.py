@@ -48,7 +48,7 @@ def test_a_choice_that_cannot_be_trained_says_so(every_policy):
 
 
 def test_a_step_that_is_longer_between_processes_is_said():
-    of = problem(devices=16, rows=24, spread=0.6)
+    of = problem(devices=12, rows=24, spread=0.6)
     found = compare_policies(of, "disaggregated")
     ratio = of.simulate(found.plan, rendezvous=True).step / found.timeline.step
     assert ratio > 1.02 and f"the step takes {ratio:.2f} times as long; --rendezvous" in explain_choice(found)
