@@ -21,7 +21,7 @@ def read_recompute(text: str, layers: int) -> list[tuple[RecomputePolicy, int]]:
         ValueError: The text is neither, or its counts do not add up to the layers; says what must be changed.
     """
     if text in RECOMPUTE_POLICIES:
-        return [(text, layers)]
+        return [(cast("RecomputePolicy", text), layers)]
     runs = [_RUN.fullmatch(run) for run in text.split(", ")]
     if not all(run and run["policy"] in RECOMPUTE_POLICIES for run in runs):
         example = ", ".join(f"{count} {policy}" for count, policy in zip((3, 5), ("full", "none"), strict=True))
