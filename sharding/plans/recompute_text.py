@@ -21,14 +21,16 @@ def read_recompute(text: str, layers: int) -> list[tuple[RecomputePolicy, int]]:
         ValueError: The text is neither, or its counts do not add up to the layers; says what must be changed.
     """
     if text in RECOMPUTE_POLICIES:
-        return [(cast("RecomputePolicy", text), layers)]
+        return [(text, layers)]
     runs = [_RUN.fullmatch(run) for run in text.split(", ")]
     if not all(run and run["policy"] in RECOMPUTE_POLICIES for run in runs):
         example = ", ".join(f"{count} {policy}" for count, policy in zip((3, 5), ("full", "none"), strict=True))
         raise ValueError(
             f"{text!r}; choose from {', '.join(RECOMPUTE_POLICIES)}, or give counts of layers, such as {example!r}"
         )
-    read = [(cast("RecomputePolicy", run["policy"]), int(run["count"])) for run in runs if run]
+    read: list[tuple[RecomputePolicy, int]] = [
+        (cast("RecomputePolicy", run["policy"]), int(run["count"])) for run in runs if run
+    ]
     total = sum(count for _, count in read)
     if total != layers:
         raise ValueError(f"{text!r} is for {total} layers, but the stage owns {layers}")
