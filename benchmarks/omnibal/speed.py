@@ -1,4 +1,4 @@
-"""Processor seconds in which a long chain is partitioned, with the recomputation of every layer."""
+"""In what time, and how near to the optimum, a long chain is partitioned with the recomputation of every layer."""
 
 import time
 from typing import Any
@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import balanced_stages
+from sharding.planners.stages.chunk_partition import least_slowest_rank
 from sharding.planners.stages.layer_chain import LayerChain
 from sharding.specs.layer import RecomputePolicy
 
@@ -17,7 +18,7 @@ MEMORY = 80e9
 
 
 def measure_partition() -> list[dict[str, Any]]:
-    """One row: the partition of 200 layers into 16 stages of 4 chunks."""
+    """The partition of 200 layers into 16 stages of 4 chunks: its time, and how near to the optimum it is."""
     layout = ChainLayout(modules=("vision", "backbone"), pp=RANKS, dp=1, chunks=CHUNKS, microbatches=MICROBATCHES)
     chain = two_modules(in_flight=3 * CHUNKS * RANKS)
     start = time.process_time()
@@ -25,8 +26,16 @@ def measure_partition() -> list[dict[str, Any]]:
     seconds = time.process_time() - start
     if stages is None:
         raise ValueError(f"a chain of {LAYERS} layers does not fit {RANKS} devices of {MEMORY / 1e9:g} GB")
-    name = f"partition of {LAYERS} layers, {RANKS} stages x {CHUNKS} chunks: processor seconds"
-    return [{"name": name, "value": seconds, "goal": GOAL_SECONDS, "met": seconds <= GOAL_SECONDS, "paper": None}]
+    name = f"partition of {LAYERS} layers, {RANKS} stages x {CHUNKS} chunks"
+    bound = float(stages.rank_seconds(chain, RANKS).max()) / least_slowest_rank(chain, layout, MEMORY)
+    return [
+        _row(f"{name}: processor seconds", seconds, GOAL_SECONDS),
+        _row(f"{name}: slowest stage over a lower bound of it", bound),
+    ]
+
+
+def _row(name: str, value: float, goal: float | None = None) -> dict[str, Any]:
+    return {"name": name, "value": value, "goal": goal, "met": None if goal is None else value <= goal, "paper": None}
 
 
 def two_modules(in_flight: int) -> LayerChain:
@@ -51,4 +60,5 @@ def two_modules(in_flight: int) -> LayerChain:
         parameters=np.full(LAYERS, 2e8),
         handed_on=np.full(LAYERS, 1e7),
         hop_seconds=np.full(LAYERS, 1e-4),
+        gather_seconds=np.zeros(LAYERS),
     )

@@ -6,12 +6,13 @@ from jaxtyping import Float
 from sharding.costs.batch_costs import BatchCosts, ReplicaLoads
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.own_rows import OwnRows
-from sharding.costs.shared_replicas import slowest_of_shared
+from sharding.costs.shared_replicas import row_gathers, slowest_of_shared
 from sharding.costs.stage_parameters import module_parallelism
 from sharding.plans.device_groups import latest_of_sources
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.plans.unit_layers import LayerRun, stage_layers
+from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import ZERO, PerLoad
 
 
@@ -52,6 +53,30 @@ class HopCosts:
         slowest = latest_of_sources(sent / shards[0], received.shape[1], exchanged)
         seconds = self._link_seconds(source, target, np.maximum(slowest, received / shards[1]))
         return slowest_of_shared(seconds, self._units[ends[1][0]].shared_replicas)
+
+    def row_gather_seconds(
+        self, unit: UnitPlan, sender: str, receiver: str, has_gradients: bool
+    ) -> Float[np.ndarray, "2 m s"]:
+        """Seconds of gathering rows between two modules of one stage in the forward and in the backward.
+
+        Devices wait for each other in them. They are 0 where the tensor-parallel sizes are equal, and where rows are
+        only split.
+
+        Args:
+            unit: The unit of the stage.
+            sender: The module before.
+            receiver: The module after it.
+            has_gradients: Whether gradients go back from one to the other.
+        """
+        replicas, *counts = row_gathers(unit, sender, receiver)
+        seconds = np.zeros((2, self._plan.microbatches, unit.shared_replicas))
+        for number, count in enumerate(counts if has_gradients else counts[:1]):
+            if count > 1:
+                last = self._graph[sender].layer_count
+                size = self.bytes_between(LayerRun(sender, 0, last), LayerRun(receiver, 0, 1), replicas)
+                gathered = np.asarray(self._costs.gather_rows(size, count, unit.dp * unit.tp // replicas))
+                seconds[number] = slowest_of_shared(gathered, unit.shared_replicas)
+        return seconds
 
     def end_ranks(self, source: StageId, target: StageId, end: StageId) -> LayerParallelism:
         """The ranks of the module at one end of a hop: the last of the source, or the first of the target."""

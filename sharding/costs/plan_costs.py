@@ -5,24 +5,24 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from sharding.costs.batch_costs import BatchCosts, LayerCosts
-from sharding.costs.cost_model import LayerSeconds, masked_flops
+from sharding.costs.cost_model import masked_flops
 from sharding.costs.hop_costs import HopCosts
 from sharding.costs.memory import train_state_bytes
 from sharding.costs.node_placement import NodePlacement, same_parameter_ranks
 from sharding.costs.recomputed_flops import RecomputedFlops, recomputed_flops
-from sharding.costs.shared_replicas import on_shared_replicas, row_gathers, slowest_of_shared
+from sharding.costs.shared_replicas import on_replicas, on_shared_replicas, slowest_of_shared
 from sharding.costs.stage_parameters import LayersOfStage, layer_key, module_parallelism, module_parameters
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork
 from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import policy_runs
 from sharding.plans.stage_graph import StageGraph, StageId, stage_graph
 from sharding.plans.trained_parts import RequiredGradients, trained_stages
-from sharding.plans.unit_layers import LayerRun, stage_layers
+from sharding.plans.unit_layers import stage_layers
 from sharding.plans.unit_plan import UnitPlan
-from sharding.specs.layer import LayerSpec, LoadColumn
+from sharding.specs.layer import LoadColumn
 
 
 def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> StepCosts:
@@ -84,26 +84,6 @@ def unit_work(
     plan, required = Plan((unit,), microbatches), RequiredGradients(batch.graph, trained_parts)
     builder = _PlanCosts(plan, batch, required, StageGraph({}, ()))
     return tuple(builder.work((unit.name, number)) for number in range(unit.stage_count))
-
-
-def _on_replicas(
-    seconds: LayerSeconds, layer: LayerSpec, index: Int[np.ndarray, "m i"], ep: int, shared: int
-) -> LayerSeconds:
-    """Seconds of a layer on every replica, from those of the distinct loads."""
-    of_replicas = LayerSeconds(np.asarray(seconds.compute)[index], np.asarray(seconds.communication)[index])
-    return _wait_for_slowest(of_replicas, ep, shared) if layer.expert_parameters else of_replicas
-
-
-def _wait_for_slowest(seconds: LayerSeconds, ep: int, shared: int) -> LayerSeconds:
-    """Seconds [m, i] of a layer with experts: replicas that exchange tokens wait for the slowest of them.
-
-    They are of `ep` consecutive shared replicas; where a module has several in each, every one has its own experts'
-    peers there.
-    """
-    total = np.asarray(seconds.total)
-    by_rank = total.reshape(len(total), shared // ep, ep, -1)
-    slowest = np.broadcast_to(by_rank.max(axis=2, keepdims=True), by_rank.shape).reshape(total.shape)
-    return LayerSeconds(seconds.compute, seconds.communication + slowest - total)
 
 
 def _total_seconds(
@@ -200,7 +180,7 @@ class _PlanCosts:
             of = self._layer_costs(of_stage)
             index = self.hops.replica_loads(module, ranks.dp).index
             forward, backward = (
-                _on_replicas(seconds, layer, index, ranks.ep, shared) for seconds in (of.forward, of.backward)
+                on_replicas(seconds, layer, index, ranks.ep, shared) for seconds in (of.forward, of.backward)
             )
             per_layer = {
                 "forward": forward.total,
@@ -219,25 +199,11 @@ class _PlanCosts:
             for field, values in (on_shared_replicas(own, unit, module) if unit.module_tp else own).items():
                 sums[field] = values + sums.get(field, 0.0)
         for sender, receiver in itertools.pairwise(by_module):
-            self._add_row_gathers(sums, unit, sender, receiver)
-        return sums, workspace
-
-    def _add_row_gathers(
-        self, sums: dict[str, Float[np.ndarray, "m _"]], unit: UnitPlan, sender: str, receiver: str
-    ) -> None:
-        """Adds what gathering rows between two modules of a stage takes, in which devices wait for each other."""
-        replicas, *counts = row_gathers(unit, sender, receiver)
-        has_gradients = self._required.trains_upstream(receiver)
-        for name, count in zip(("forward", "backward"), counts, strict=True):
-            if count > 1 and (name == "forward" or has_gradients):
-                last = self._graph[sender].layer_count
-                size = self.hops.bytes_between(LayerRun(sender, 0, last), LayerRun(receiver, 0, 1), replicas)
-                devices = unit.dp * unit.tp // replicas
-                seconds = slowest_of_shared(
-                    np.asarray(self._costs.gather_rows(size, count, devices)), unit.shared_replicas
-                )
+            gathers = self.hops.row_gather_seconds(unit, sender, receiver, self._required.trains_upstream(receiver))
+            for name, seconds in zip(("forward", "backward"), gathers, strict=True):
                 sums[name] += seconds
                 sums[f"{name}_communication"] += seconds
+        return sums, workspace
 
     def stage(self, stage: StageId) -> StageCosts:
         """Costs of one stage."""
@@ -306,7 +272,7 @@ class _PlanCosts:
             loads = self.hops.replica_loads(module, ranks.dp)
             by_load.setdefault(key, np.zeros((2, len(loads.distinct))))
             if layer.expert_parameters:
-                of_replicas = [_on_replicas(each, layer, loads.index, ranks.ep, shared).total for each in passes]
+                of_replicas = [on_replicas(each, layer, loads.index, ranks.ep, shared).total for each in passes]
                 waiting[key] = count * np.stack(of_replicas) + waiting.get(key, 0.0)
             else:
                 by_load[key] += count * np.stack([each.total for each in passes])

@@ -12,12 +12,42 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from sharding.costs.cost_model import LayerSeconds
 from sharding.costs.step_costs import HELD
 from sharding.plans.stage_axes import row_reshard, stage_axes
 from sharding.plans.unit_plan import UnitPlan
+from sharding.specs.layer import LayerSpec
 
 ModuleFigures = Mapping[str, Float[np.ndarray, "_ _"]]
 """Fields of `StageCosts` of one module, by microbatch and replica of the module."""
+
+
+def on_replicas(
+    seconds: LayerSeconds, layer: LayerSpec, index: Int[np.ndarray, "m i"], ep: int, shared: int
+) -> LayerSeconds:
+    """Seconds [m, i] of a layer on every replica of its module, from those of the distinct loads.
+
+    Args:
+        seconds: Of each distinct load.
+        layer: The layer.
+        index: Which of the loads each replica has in each microbatch.
+        ep: Expert ranks.
+        shared: Shared replicas of the unit.
+    """
+    of_replicas = LayerSeconds(np.asarray(seconds.compute)[index], np.asarray(seconds.communication)[index])
+    return _wait_for_slowest(of_replicas, ep, shared) if layer.expert_parameters else of_replicas
+
+
+def _wait_for_slowest(seconds: LayerSeconds, ep: int, shared: int) -> LayerSeconds:
+    """Seconds [m, i] of a layer with experts: replicas that exchange tokens wait for the slowest of them.
+
+    They are of `ep` consecutive shared replicas; where a module has several in each, every one has its own experts'
+    peers there.
+    """
+    total = np.asarray(seconds.total)
+    by_rank = total.reshape(len(total), shared // ep, ep, -1)
+    slowest = np.broadcast_to(by_rank.max(axis=2, keepdims=True), by_rank.shape).reshape(total.shape)
+    return LayerSeconds(seconds.compute, seconds.communication + slowest - total)
 
 
 def on_shared_replicas(figures: ModuleFigures, unit: UnitPlan, module: str) -> dict[str, Float[np.ndarray, "m _"]]:

@@ -1,17 +1,28 @@
-"""The layers of a chain as arrays, from the costs of its layers for the rows of a global batch."""
+"""The layers of a chain as arrays, from the costs of its layers for the rows of a global batch.
 
+Where a module has several replicas on the devices that its unit shares, each layer takes what its slowest of them does,
+as in `sharding/costs/plan_costs.py`. There the sum over the stage's layers of the module is that of one replica; so the
+two are equal where one is the slowest in all layers, as with items of equal size, and else this is an upper bound.
+"""
+
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from sharding.costs.batch_costs import BatchCosts
-from sharding.costs.cost_model import LayerParallelism
+from sharding.costs.batch_costs import BatchCosts, ReplicaLoads
+from sharding.costs.cost_model import LayerParallelism, LayerSeconds
+from sharding.costs.hop_costs import HopCosts
 from sharding.costs.memory import train_state_bytes
+from sharding.costs.shared_replicas import on_replicas, slowest_of_shared
+from sharding.costs.stage_parameters import module_parallelism
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.layer_chain import LayerChain
+from sharding.plans.plan import Plan
+from sharding.plans.stage_graph import StageGraph
 from sharding.plans.trained_parts import LayerGradients, RequiredGradients
-from sharding.specs.layer import ZERO, RecomputePolicy
+from sharding.specs.layer import ZERO, LayerSpec, RecomputePolicy
 from sharding.specs.module_spec import ModuleSpec
 
 
@@ -26,6 +37,7 @@ class _LayerArrays(NamedTuple):
     parameters: float
     handed_on: float
     hop_seconds: float
+    gather_seconds: float
 
 
 def layer_chain(
@@ -96,10 +108,13 @@ class _Builder:
         self._batch, self._layout, self._policies = batch, layout, policies
         self._required = RequiredGradients(batch.graph, trained_parts)
         self._in_flight = np.arange(1, min(most_in_flight, layout.microbatches) + 1)
+        one_stage = dataclasses.replace(layout, pp=1, chunks=1)
+        self._unit = one_stage.unit((sum(batch.graph[name].layer_count for name in layout.modules),), ("none",))
+        self._hops = HopCosts(Plan((self._unit,), layout.microbatches), batch, StageGraph({}, ()))
 
     def layer(self, name: str, place: _Place) -> _LayerArrays:
         """The arrays of a layer at a place of a module's stack."""
-        module, ranks, batch = self._batch.graph[name], self._ranks(name), self._batch
+        module, ranks, batch = self._batch.graph[name], module_parallelism(self._unit, name), self._batch
         loads = batch.loads(name, self._layout.microbatches, ranks.dp)
         parameters, state = 0.0, 0.0
         forward, backward = np.zeros((2, len(self._policies)))
@@ -111,8 +126,8 @@ class _Builder:
             state += count * self._state_bytes(LayerGradients(layer, count, gradients), ranks)
             for number, policy in enumerate(self._policies):
                 of = batch.layer(name, layer.name, stack, gradients, ranks, policy, self._layout.microbatches)
-                forward[number] += count * float(np.asarray(of.forward.total)[loads.index].mean())
-                backward[number] += count * float(np.asarray(of.backward.total)[loads.index].mean())
+                forward[number] += count * self._mean_seconds(of.forward, layer, loads, ranks)
+                backward[number] += count * self._mean_seconds(of.backward, layer, loads, ranks)
                 saved[number] += count * np.asarray(of.saved_bytes)[loads.index]
                 workspace[number] = max(workspace[number], float(np.max(of.recomputed_bytes)))
         output, sent = self._output(module, place)
@@ -125,7 +140,25 @@ class _Builder:
             parameters,
             output,
             sent,
+            self._gather_seconds(name) if place.is_last else 0.0,
         )
+
+    def _mean_seconds(
+        self, seconds: LayerSeconds, layer: LayerSpec, loads: ReplicaLoads, ranks: LayerParallelism
+    ) -> float:
+        """The mean over microbatches and shared replicas, of which each waits for the slowest of a module's there."""
+        shared = self._unit.shared_replicas
+        of_replicas = on_replicas(seconds, layer, loads.index, ranks.ep, shared)
+        return float(slowest_of_shared(np.asarray(of_replicas.total), shared).mean())
+
+    def _gather_seconds(self, sender: str) -> float:
+        """Mean seconds of gathering rows between a module and the next in one stage, forward and backward."""
+        following = self._layout.modules[self._layout.modules.index(sender) + 1 :]
+        if not following:
+            return 0.0
+        has_gradients = self._required.trains_upstream(following[0])
+        gathers = self._hops.row_gather_seconds(self._unit, sender, following[0], has_gradients)
+        return float(gathers.sum(axis=0).mean())
 
     def _layers_at(self, module: ModuleSpec, place: _Place) -> tuple[LayerGradients, ...]:
         """What belongs to a layer, with how many of it: itself, adapters, and what precedes or follows the stack."""
@@ -161,12 +194,7 @@ class _Builder:
             extra = self._batch.graph[following[0]].extra_input
             if extra != ZERO:
                 elements += float(extra.at(rows[following[0]].sum(axis=0) / layout.microbatches))
-        ranks = self._ranks(module.name)
+        ranks = module_parallelism(self._unit, module.name)
         shards = ranks.dp * ranks.cp * (1 if place.is_last else ranks.sequence_shards)
         size = np.asarray(self._batch.costs.element_bytes * elements / shards)
         return elements, float(self._batch.costs.hop(size, False, 2 * layout.stage_devices))
-
-    def _ranks(self, module: str) -> LayerParallelism:
-        layout = self._layout
-        tp = layout.tensor_ranks_of(module)
-        return LayerParallelism(tp, layout.cp, layout.ep, layout.replicas_of(module), layout.collectives)

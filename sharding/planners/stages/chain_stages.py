@@ -1,12 +1,8 @@
-"""The stages of a chain with the recomputation of every layer, balanced together, exactly where a rank has one stage.
+"""The stages of a chain with the recomputation of every layer, balanced together.
 
 Without chunks the seconds of a stage are the fewest of any recomputation that fits it, so that the partition is the
-best of all pairs of a partition and a recomputation: its slowest rank is as fast as possible. With chunks, the sum over
-a rank's chunks couples stages that are not neighbours. Then the slowest *virtual stage* is made as fast as possible
-(arXiv 2408.03505, appendix B), once for each policy as if all layers had it; recomputation is chosen exactly for the
-ranks of each of these partitions, and that with the fastest slowest rank is taken. This is no optimum: of 60 small
-random chains with 2 ranks of 2 chunks, the slowest rank took 3% longer than the optimum in the mean and 32% at worst,
-and for 5 of them none of the partitions tried fits although another does.
+best of all pairs of a partition and a recomputation: its slowest rank is as fast as possible. With chunks it is exact
+for short chains, and for longer ones what a local search finds (`chunk_partition`).
 """
 
 import dataclasses
@@ -16,7 +12,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sharding.planners.stages.chain_layout import ChainLayout
-from sharding.planners.stages.exact_partition import best_partition, partition_by
+from sharding.planners.stages.chunk_partition import ChunkPartitions
+from sharding.planners.stages.exact_partition import best_partition
 from sharding.planners.stages.layer_chain import LayerChain, rank_sums, stage_sums
 from sharding.planners.stages.microbatches_held import microbatches_held
 from sharding.planners.stages.recomputation import HeldLayers, RecomputationSolver
@@ -39,7 +36,7 @@ class ChainStages:
     def rank_seconds(self, chain: LayerChain, pp: int) -> Float[np.ndarray, " p"]:
         """Seconds of a mean microbatch's forward and backward on each pipeline rank."""
         seconds = np.take_along_axis(chain.seconds, self.policies[:, None], axis=1)[:, 0]
-        return rank_sums(stage_sums(seconds, self.counts), pp)
+        return rank_sums(stage_sums(seconds, self.counts) + chain.stage_gathers(self.counts), pp)
 
     def plan(self, chain: LayerChain, layout: ChainLayout, extra_in_flight: int = 0) -> Plan:
         """The plan of these stages under a layout."""
@@ -54,7 +51,7 @@ def balanced_stages(
 ) -> ChainStages | None:
     """The stages and the recomputation with the fastest slowest rank, as the module says; None if nothing fits.
 
-    With chunks only a few partitions are tried: others may be faster, or fit where None is returned.
+    With chunks, others of a long chain may be faster, or fit where None is returned.
 
     Args:
         chain: The layers.
@@ -62,18 +59,17 @@ def balanced_stages(
         memory: Bytes of a device.
         extra_in_flight: As in `UnitPlan`.
     """
-    layers = len(chain.forward)
     held = microbatches_held(layout.pp, layout.chunks, layout.microbatches, extra_in_flight).tolist()
     solver = RecomputationSolver(chain, memory)
     if layout.chunks == 1:
         counts = best_partition(
-            lambda stage, first, last: solver.least_seconds(HeldLayers(first, last, held[stage])), layers, layout.pp
+            lambda stage, first, last: solver.least_seconds(HeldLayers(first, last, held[stage])),
+            len(chain.forward),
+            layout.pp,
         )
-        return _recomputed(solver, counts, held, layout.pp) if counts else None
-    partitions = {partition_by(seconds, layout.stage_count) for seconds in chain.seconds.T}
-    found = [_recomputed(solver, counts, held, layout.pp) for counts in partitions if counts]
-    fitting = [stages for stages in found if stages]
-    return min(fitting, key=lambda stages: float(stages.rank_seconds(chain, layout.pp).max()), default=None)
+    else:
+        counts = ChunkPartitions(chain, layout, memory, extra_in_flight).best()
+    return _recomputed(solver, counts, held, layout.pp) if counts else None
 
 
 def recomputed_stages(

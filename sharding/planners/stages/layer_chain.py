@@ -11,7 +11,7 @@ from sharding.specs.layer import RecomputePolicy
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class LayerChain:
-    """The n layers of a chain of modules, of a microbatch of mean rows, on one device.
+    """The n layers of a chain of modules on one device; seconds are means over microbatches and replicas of the unit.
 
     What precedes a module's stack belongs to its first layer, what follows it to its last. A stage boundary may be
     after any layer; a module that is not divisible is one layer here.
@@ -30,6 +30,8 @@ class LayerChain:
         parameters: Elements of all its parameters.
         handed_on: Elements of its output of a mean microbatch, over all replicas.
         hop_seconds: Seconds of sending its output to the next stage.
+        gather_seconds: Seconds of gathering the rows of its output, and of its gradient, for the next layer, which
+            stages take that own both: more than 0 between modules of unlike tensor-parallel sizes; 0 of the last layer.
     """
 
     policies: tuple[RecomputePolicy, ...]
@@ -44,6 +46,7 @@ class LayerChain:
     parameters: Float[np.ndarray, " n"]
     handed_on: Float[np.ndarray, " n"]
     hop_seconds: Float[np.ndarray, " n"]
+    gather_seconds: Float[np.ndarray, " n"]
 
     @property
     def seconds(self) -> Float[np.ndarray, "n k"]:
@@ -54,6 +57,10 @@ class LayerChain:
     def plain_forward(self) -> Float[np.ndarray, " n"]:
         """Forward of each layer under its fastest policy, as without recomputation or transfers to the host."""
         return self.forward.min(axis=1)
+
+    def stage_gathers(self, counts: Sequence[int]) -> Float[np.ndarray, " s"]:
+        """`gather_seconds` within each of the stages of so many layers."""
+        return stage_sums(self.gather_seconds, counts) - self.gather_seconds[np.cumsum(counts) - 1]
 
     def stage_layers(self, counts: Sequence[int]) -> tuple[int, ...]:
         """`UnitPlan.layers` of stages with so many of these layers."""

@@ -37,12 +37,27 @@ class RecomputationChoice(NamedTuple):
     policies: Int[np.ndarray, " n"]
 
 
+class BytesBefore(NamedTuple):
+    """Bytes of all layers before each.
+
+    Attributes:
+        fastest: Under the fastest policies.
+        least: Under those that hold least; workspace is left out.
+    """
+
+    fastest: Float[np.ndarray, " s"]
+    least: Float[np.ndarray, " s"]
+
+
 class RecomputationSolver:
     """Chooses the policies of pipeline ranks of one chain; what equal layers can take is computed once.
 
     Args:
         chain: The chain.
         memory: Bytes of a device.
+
+    Attributes:
+        fastest_before: Seconds of all layers before each under the fastest policies.
     """
 
     def __init__(self, chain: LayerChain, memory: float) -> None:
@@ -53,37 +68,48 @@ class RecomputationSolver:
         self._kinds_before = np.concatenate([np.zeros((1, before.shape[1]), int), np.cumsum(before, axis=0)])
         self._fronts: dict[tuple, GroupFronts] = {}
         self._least: dict[tuple, float] = {}
-        self._sums: dict[int, tuple[Float[np.ndarray, " s"], Float[np.ndarray, " s"]]] = {}
+        self._sums: dict[int, BytesBefore] = {}
         fastest = self._seconds.argmin(axis=1)
         self._fastest = fastest
         rows = np.arange(len(fastest))
-        self._fastest_before = _sums_before(self._seconds[rows, fastest])
+        self.fastest_before = _sums_before(self._seconds[rows, fastest])
+        self._gathers_before = _sums_before(chain.gather_seconds)
         self._fastest_workspace = float(chain.workspace[rows, fastest].max())
 
-    def least_seconds(self, layers: HeldLayers) -> float:
-        """Seconds of a rank with one virtual stage under the best policies; infinite if it does not fit."""
-        first, last, in_flight = layers
-        fastest, smallest = self._bytes_before(in_flight)
-        if fastest[last] - fastest[first] + self._fastest_workspace <= self._memory:
-            return float(self._fastest_before[last] - self._fastest_before[first])
-        if smallest[last] - smallest[first] > self._memory:
+    def least_seconds(self, *stages: HeldLayers) -> float:
+        """Seconds of a rank with these virtual stages under the best policies; infinite if it does not fit."""
+        seconds, fastest, least = 0.0, len(stages) * self._fastest_workspace, 0.0
+        key = []
+        for first, last, in_flight in stages:
+            before = self.bytes_before(in_flight)
+            fastest += before.fastest[last] - before.fastest[first]
+            least += before.least[last] - before.least[first]
+            seconds += self.fastest_before[last] - self.fastest_before[first]
+            key.append((in_flight, (self._kinds_before[last] - self._kinds_before[first]).tobytes()))
+        gathers = self._gathers(stages)
+        if fastest <= self._memory:
+            return float(seconds) + gathers
+        if least > self._memory:
             return np.inf
-        key = (in_flight, (self._kinds_before[last] - self._kinds_before[first]).tobytes())
-        if key not in self._least:
-            best = self._solve(self._groups([layers]), 1)
-            self._least[key] = best[0] if best else np.inf
-        return self._least[key]
+        if tuple(key) not in self._least:
+            best = self._solve(self._groups(stages), len(stages))
+            self._least[tuple(key)] = best[0] if best else np.inf
+        return self._least[tuple(key)] + gathers
 
-    def least_bytes(self, layers: HeldLayers) -> float:
-        """Bytes of a rank with one virtual stage under the policies that take the fewest."""
-        groups = self._groups([layers])
+    def least_bytes(self, *stages: HeldLayers) -> float:
+        """Bytes of a rank with these virtual stages under the policies that take the fewest."""
+        groups = self._groups(stages)
         kinds = self._first_of_kind[[kind for kind, _ in groups]]
         counts = np.array(list(groups.values()))
-        held, used = self._chain.bytes_held(layers.in_flight)[kinds], self._chain.workspace[kinds]
+        held = np.stack(
+            [self._chain.bytes_held(in_flight)[kind] for kind, (_, in_flight) in zip(kinds, groups, strict=True)]
+        )
+        used = self._chain.workspace[kinds]
         least = np.inf
         for workspace in np.unique(used).tolist():
             of_layers = np.where(used <= workspace, held, np.inf).min(axis=1)
-            least = min(least, float(counts @ (self._chain.static_bytes[kinds] + of_layers)) + workspace)
+            layers = float(counts @ (self._chain.static_bytes[kinds] + of_layers))
+            least = min(least, layers + len(stages) * workspace)
         return least
 
     def choose(self, stages: Sequence[HeldLayers]) -> RecomputationChoice | None:
@@ -107,7 +133,12 @@ class RecomputationSolver:
             for first, last, in_flight in stages
             for layer in range(first, last)
         ]
-        return RecomputationChoice(seconds, np.array(policies))
+        return RecomputationChoice(seconds + self._gathers(stages), np.array(policies))
+
+    def _gathers(self, stages: Sequence[HeldLayers]) -> float:
+        """Seconds of gathering rows between the layers of each virtual stage."""
+        before = self._gathers_before
+        return float(sum(before[last - 1] - before[first] for first, last, _ in stages))
 
     def _groups(self, stages: Sequence[HeldLayers]) -> dict[tuple[int, int], int]:
         """How many layers there are of each kind that are held for so many microbatches."""
@@ -143,13 +174,13 @@ class RecomputationSolver:
             self._fronts[key] = GroupFronts(held, self._seconds[first], allowed)
         return self._fronts[key].of_layers(layers)
 
-    def _bytes_before(self, in_flight: int) -> tuple[Float[np.ndarray, " s"], Float[np.ndarray, " s"]]:
-        """Bytes of all layers before each: under the fastest policies, and under those that save least."""
+    def bytes_before(self, in_flight: int) -> BytesBefore:
+        """Bytes of all layers before each, held for so many microbatches."""
         if in_flight not in self._sums:
             held = self._chain.bytes_held(in_flight)
             fastest = held[np.arange(len(held)), self._fastest]
             static = self._chain.static_bytes
-            self._sums[in_flight] = (_sums_before(static + fastest), _sums_before(static + held.min(axis=1)))
+            self._sums[in_flight] = BytesBefore(_sums_before(static + fastest), _sums_before(static + held.min(axis=1)))
         return self._sums[in_flight]
 
 

@@ -29,7 +29,8 @@ def bytes_needed(chain: LayerChain, stages: list[HeldLayers], policies: tuple[in
 def seconds_of(chain: LayerChain, stages: list[HeldLayers], policies: tuple[int, ...]) -> float:
     """Forward and backward of a microbatch on a rank."""
     layers = [layer for first, last, _ in stages for layer in range(first, last)]
-    return float(sum(chain.seconds[layer, policy] for layer, policy in zip(layers, policies, strict=True)))
+    gathers = sum(chain.gather_seconds[first : last - 1].sum() for first, last, _ in stages)
+    return float(gathers + sum(chain.seconds[layer, policy] for layer, policy in zip(layers, policies, strict=True)))
 
 
 def least_seconds(chain: LayerChain, stages: list[HeldLayers], memory: float) -> float:

@@ -31,4 +31,5 @@ def random_chain(seed: int, layers: int, kinds: int, in_flight: int) -> LayerCha
         parameters=random.integers(1, 9, kinds).astype(float)[kind],
         handed_on=np.ones(layers),
         hop_seconds=(random.integers(0, 8, kinds) / 8.0)[kind],
+        gather_seconds=np.append(random.integers(0, 4, kinds)[kind[:-1]] / 8.0 * (kind[:-1] != kind[1:]), 0.0),
     )

@@ -4,16 +4,22 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from configs.architectures import ModelConfig
+from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from configs.clusters import Link
 from sharding.costs.analytic import AnalyticCostModel
+from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.plan_costs import plan_costs
 from sharding.planners.stages.chain_costs import layer_chain
 from sharding.planners.stages.chain_layout import ChainLayout
-from sharding.planners.stages.chain_stages import uniform_stages
+from sharding.planners.stages.chain_stages import ChainStages, uniform_stages
 from sharding.planners.stages.layer_chain import stage_sums
+from sharding.plans.trained_parts import trained_parts
 from sharding.specs.layer import RECOMPUTE_POLICIES
+from sharding.specs.modules import module_graph
+from tests.sharding.expert_graphs import with_experts
 from tests.sharding.planners.problems import BACKBONE, VISION, cluster, problem
 
 LAYOUT = ChainLayout(modules=("vision", "backbone"), pp=2, dp=2, tp=2, microbatches=2, collectives="gather")
@@ -85,6 +91,75 @@ def test_a_module_with_fewer_tensor_ranks_has_more_replicas():
     chain = chain_of(of, layout)
     alone = chain_of(of, ChainLayout(modules=("vision",), pp=1, dp=2, tp=1, microbatches=4))
     eyes = slice(0, VISION.depth)
-    np.testing.assert_allclose(chain.forward[eyes], alone.forward)
     np.testing.assert_allclose(chain.held_bytes[eyes], alone.held_bytes)
     np.testing.assert_allclose(chain.static_bytes[eyes], alone.static_bytes)
+
+
+def random_step(seed, sizes, depth, chunks, trainable, experts, image_sizes):
+    """A chain on a step of random rows, its layout, and what its ranks take by the chain and by the plan's costs."""
+    random, (eyes, words, dp) = np.random.default_rng(seed), sizes
+    encoder = VisionConfig(width=80, depth=depth, heads=20, ffn=100)
+    backbone = BackboneConfig(vocabulary=200, width=128, depth=4, heads=4, kv_heads=4, ffn=240)
+    graph = module_graph(ModelConfig((encoder,), backbone, ()))
+    shared = dp * words // int(np.lcm(eyes, words))
+    layout = ChainLayout(
+        modules=("vision", "backbone"),
+        pp=2,
+        dp=dp,
+        tp=words,
+        module_tp=(eyes, words) if eyes != words else (),
+        chunks=chunks,
+        ep=2 if experts and shared % 2 == 0 else 1,
+        microbatches=4,
+        collectives="gather",
+    )
+    rows = 8 * int(np.lcm.reduce([layout.replicas_of(name) for name in layout.modules]))
+    images, patches = random.integers(0, 6, rows), 64.0 + 32 * random.integers(0, image_sizes, rows)
+    text = random.uniform(100, 300, (rows, 1))
+    loads = {
+        "vision": images[:, None] * np.stack([patches, patches**2, np.ones(rows)], axis=1),
+        "backbone": text * [1.0, 50.0, 0.01],
+    }
+    toy = dataclasses.replace(cluster(1e9), host_link=Link(1e6, 1e-6), host_memory=1e12)
+    batch = BatchCosts(with_experts(graph, 4) if experts else graph, AnalyticCostModel(toy), loads)
+    trained = trained_parts(graph, trainable)
+    chain = layer_chain(batch, trained, layout, RECOMPUTE_POLICIES, 4)
+    cuts = np.sort(random.choice(np.arange(1, depth + 4), layout.stage_count - 1, replace=False))
+    counts = tuple(np.diff([0, *cuts, depth + 4]).tolist())
+    stages = ChainStages(counts, random.integers(0, len(RECOMPUTE_POLICIES), depth + 4))
+    costs = plan_costs(stages.plan(chain, layout), batch, trained).stages
+    of_stages = [costs["backbone", stage] for stage in range(len(counts))]
+    by_plan = [sum((of.forward + of.backward).mean() for of in of_stages[rank::2]) for rank in range(2)]
+    return stages.rank_seconds(chain, 2), np.array(by_plan)
+
+
+TRAINABLE = st.sampled_from([("all",), ("backbone",), ("projectors",)])
+
+
+@given(
+    seed=st.integers(0, 1_000_000),
+    sizes=st.sampled_from([(1, 2, 2), (1, 4, 1), (5, 1, 10), (5, 2, 5), (2, 2, 2)]),
+    depth=st.integers(1, 4),
+    chunks=st.integers(1, 2),
+    trainable=TRAINABLE,
+)
+@settings(deadline=None, max_examples=25)
+def test_ranks_take_what_the_costs_of_the_plan_say_where_modules_differ_in_tensor_ranks(
+    seed, sizes, depth, chunks, trainable
+):
+    """The slowest of the replicas that share devices, whose images are of one size, and gathers between modules."""
+    np.testing.assert_allclose(*random_step(seed, sizes, depth, chunks, trainable, experts=False, image_sizes=1))
+
+
+@given(seed=st.integers(0, 1_000_000), sizes=st.sampled_from([(1, 2, 2), (2, 2, 2), (1, 4, 4)]), trainable=TRAINABLE)
+@settings(deadline=None, max_examples=10)
+def test_experts_of_ranks_wait_for_each_other_as_in_the_costs_of_the_plan(seed, sizes, trainable):
+    """The backbone has one replica on the devices that are shared."""
+    np.testing.assert_allclose(*random_step(seed, sizes, 3, 1, trainable, experts=True, image_sizes=1))
+
+
+@given(st.integers(0, 1_000_000), st.sampled_from([(1, 2, 2), (5, 1, 10), (5, 2, 5)]), st.booleans())
+@settings(deadline=None, max_examples=10)
+def test_where_the_slowest_replica_differs_by_layer_ranks_take_no_less_than_the_plan(seed, sizes, experts):
+    by_chain, by_plan = random_step(seed, sizes, 3, 1, ("all",), experts, image_sizes=5)
+    assert (by_chain >= by_plan * (1 - 1e-9)).all() and (by_chain <= by_plan * 1.05).all()
