@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mmjax.api.generation import draw, generate, load_model
     from mmjax.api.generators import register_generator
     from mmjax.api.planning import plan, simulate
+    from mmjax.api.timing import time_plans
     from mmjax.api.training import Trainer
     from mmjax.api.verification import verify
     from mmjax.reporting.run_folder import open_run
@@ -50,6 +51,7 @@ __all__ = [
     "register_policy",
     "register_schedule",
     "simulate",
+    "time_plans",
     "use_cpu_devices",
     "verify",
 ]
@@ -63,6 +65,7 @@ _MODULES = {
     "mmjax.api.generators": ("register_generator",),
     "mmjax.api.generation": ("draw", "generate", "load_model"),
     "mmjax.api.planning": ("plan", "simulate"),
+    "mmjax.api.timing": ("time_plans",),
     "mmjax.api.training": ("Trainer",),
     "mmjax.api.verification": ("verify",),
     "mmjax.reporting.run_folder": ("open_run",),

@@ -70,7 +70,7 @@ class RowOrderRequest:
 
     Attributes:
         plan: The plan for which rows are ordered.
-        cluster: Name in `configs.clusters` of the devices whose roofline gives the cost of a row.
+        cluster: Name in `configs.clusters` of the devices whose analytic costs give that of a row.
         trainable: Parts that train (`TrainConfig.trainable`).
         policy: Reordering policy (`sharding.balancing.reordering.row_reorderer`).
     """

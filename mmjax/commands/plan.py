@@ -13,7 +13,13 @@ from mmjax import cli
 from mmjax.planning.arguments import ProblemArguments, ProblemInputs, read_problem
 
 if TYPE_CHECKING:
+    from mmjax.planning.timed_plans import TimedPlans
+    from mmjax.training.config import TrainConfig
+    from sharding.planners.problem import PlanningProblem
     from sharding.planners.tables.fixed_ranks import FixedRanks
+
+TIMED_STEPS = 5
+"""Steps that are timed of each plan."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,11 +40,20 @@ class PlanArguments(ProblemArguments, cli.JsonArguments):
         parse=cli.list_of(str),
     )
     rendezvous: bool = cli.flag(False, "Plans for hops that occupy the devices at both ends, as between processes.")
+    timed_plans: int = cli.flag(
+        0,
+        "Times steps of a training configuration under so many of the best plans, on the devices of this process, and "
+        "chooses the fastest; --cluster and --devices are then those devices unless given.",
+        metavar="K",
+        parse=cli.integer(0),
+    )
     output: str = cli.flag("", "File to write the chosen plan to.", metavar="FILE", parse=cli.output_file)
 
 
 def prepare(arguments: PlanArguments) -> cli.Work:
     """Reads the problem and the policies."""
+    if arguments.timed_plans:
+        arguments = _on_these_devices(arguments)
     inputs = read_problem(arguments)  # a gin file may import a file that registers a policy
     from sharding.planners.auto import PLANNING_POLICIES
 
@@ -46,6 +61,8 @@ def prepare(arguments: PlanArguments) -> cli.Work:
         raise cli.UserError(
             f"--policy={arguments.policy} is not one of {', '.join(known)}{cli.nearest(arguments.policy, known)}"
         )
+    if arguments.timed_plans:
+        _check_is_training(arguments, inputs)
     return functools.partial(plan, arguments, inputs, _fixed_ranks(arguments))
 
 
@@ -56,15 +73,70 @@ def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str
 
     problem = dataclasses.replace(inputs.problem(fixed_ranks=fixed_ranks), rendezvous=arguments.rendezvous)
     comparison = compare_policies(problem, arguments.policy)
-    if arguments.json:
-        print(json.dumps(plan_document(comparison)))
-    else:
+    document, chosen = plan_document(comparison) if arguments.json else {}, comparison.plan
+    if not arguments.json:
         print_comparison(comparison, report_console())
+    if arguments.timed_plans:
+        timed = _time_plans(arguments, inputs.config, problem)
+        chosen = timed.fastest.plan
+        document |= {"timed": timed.document(), "plan": json.loads(chosen.to_json())}
+    if arguments.json:
+        print(json.dumps(document))
     if arguments.output:
-        pathlib.Path(arguments.output).write_text(comparison.plan.to_json(), encoding="utf-8")
+        pathlib.Path(arguments.output).write_text(chosen.to_json(), encoding="utf-8")
         if not arguments.json:
             print(f"Written to {arguments.output}")
     return 0
+
+
+def _on_these_devices(arguments: PlanArguments) -> PlanArguments:
+    """The flags with the devices of this process where they leave out the cluster or the number of devices.
+
+    Raises:
+        UserError: There are fewer devices than the flags say.
+    """
+    import jax
+
+    from configs.clusters import cluster_of_device_kind
+
+    count, here = jax.device_count(), cluster_of_device_kind(jax.devices()[0].device_kind)
+    if arguments.devices and arguments.devices > count:
+        raise cli.UserError(
+            f"--timed_plans={arguments.timed_plans} runs plans on this process's devices, of which there are {count}, "
+            f"fewer than --devices={arguments.devices}; leave --devices out, or plan without --timed_plans"
+        )
+    cluster = arguments.cluster or (here.name if here else "")
+    return dataclasses.replace(arguments, cluster=cluster, devices=arguments.devices or count)
+
+
+def _check_is_training(arguments: PlanArguments, inputs: ProblemInputs) -> None:
+    """Raises UserError if there is no data to train on."""
+    from configs.workloads import Workload
+
+    if isinstance(inputs.config, Workload):
+        raise cli.UserError(
+            f"--timed_plans={arguments.timed_plans} trains steps, and {', '.join(inputs.configuration.gin_file)} "
+            "describes a workload without data to train on; give a training configuration, such as "
+            "--gin_file=easy_vqa.gin, or plan without --timed_plans"
+        )
+
+
+def _time_plans(arguments: PlanArguments, config: "TrainConfig", problem: "PlanningProblem") -> "TimedPlans":
+    """Times the best candidates of the policies, and prints what they take unless the output is JSON."""
+    from mmjax.planning.candidate_plans import best_candidates
+    from mmjax.planning.report import report_console
+    from mmjax.planning.timed_plans import print_timed_plans, time_on_devices
+    from mmjax.training.metrics.activity import TIMING, display_activity, progress_console
+
+    candidates = best_candidates(problem, arguments.timed_plans, arguments.policy)
+    plans = {name: candidate.plan for name, candidate in candidates.items()}
+    console = report_console()
+    with display_activity(TIMING, progress_console(console, arguments.json)) as show:
+        timed = time_on_devices(config, problem, plans, TIMED_STEPS, show)
+    if not arguments.json:
+        print_timed_plans(timed, console)
+        console.print(f"The fastest that was timed is chosen: {timed.fastest.name}.", soft_wrap=True)
+    return timed
 
 
 def _fixed_ranks(arguments: PlanArguments) -> "dict[str, FixedRanks]":

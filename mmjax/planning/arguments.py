@@ -54,7 +54,7 @@ class ProblemArguments(cli.GinArguments):
     )
     profile: str = cli.flag(
         "",
-        "Profile (python -m mmjax.profile) to cost layers by; without the flag, a roofline.",
+        "Profile (python -m mmjax.profile) to cost layers by; without the flag, the analytic costs.",
         metavar="FILE",
     )
     allow_other_device: bool = cli.flag(False, "Accepts a profile of other hardware than the cluster's.")

@@ -58,7 +58,7 @@ def problem_from_profile(config: TrainConfig, profile: Profile, devices: int) ->
     """The run as a planning problem costed by a profile; rows have their full capacity, because programs compute it."""
     batch_spec = global_batch_spec(config.data, config.model)
     loads = RowLoadStatistics(capacity_row_loads(batch_spec.arrays, module_graph(config.model)))
-    problem = make_problem(config, loads, _cluster(profile.device_kind), devices, profile)
+    problem = make_problem(config, loads, cluster_of_devices(profile.device_kind), devices, profile)
     return dataclasses.replace(problem, chunk_choices=(1,), rendezvous=jax.process_count() > 1)
 
 
@@ -75,7 +75,7 @@ def predict_step(problem: PlanningProblem, plan: Plan) -> PredictedStep:
     return PredictedStep(float(timeline.step), work)
 
 
-def _cluster(device_kind: str) -> ClusterConfig:
+def cluster_of_devices(device_kind: str) -> ClusterConfig:
     """The cluster of a kind of device; for a kind that is not known, a host with the memory that the device reports."""
     cluster = cluster_of_device_kind(device_kind)
     if cluster:

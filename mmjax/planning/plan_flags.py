@@ -59,7 +59,7 @@ def _require_known(taken: dict[str, Any], made_for: "PlanPurpose") -> None:
     if "profile" in taken and not pathlib.Path(taken["profile"]).is_file():
         raise cli.UserError(
             f"the plan was made by the profile {taken['profile']!r}, which is not here; give --profile, or remove it "
-            "from the plan's made_for.configuration to cost layers by a roofline"
+            "from the plan's made_for.configuration to use the analytic costs"
         )
 
 

@@ -57,7 +57,7 @@ def make_problem(
         statistics: Loads of its rows.
         cluster: The devices.
         devices: How many of them there are.
-        profile: Measured times of layers, by which plans are costed; without one a roofline of the cluster is used. A
+        profile: Measured times of layers, by which plans are costed; without one the analytic costs of the cluster. A
             planner then takes the tensor-parallel sizes and recomputation policies of the profile, and no others.
         fixed_ranks: Context-parallel and expert ranks by module, which a planner takes as they are.
 

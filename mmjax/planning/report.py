@@ -93,8 +93,8 @@ def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     console.print(explain_choice(comparison), soft_wrap=True)
 
 
-def _table(title: str, *columns: str) -> Table:
-    """A table with narrow columns: headings break where they have a space."""
+def report_table(title: str, *columns: str) -> Table:
+    """A table with narrow columns: headings break where they have a space, and all but the first are of numbers."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, name in enumerate(columns):
         table.add_column(name.replace(" ", "\n"), justify="right" if number else "left", no_wrap=True)
@@ -117,7 +117,7 @@ def _policies(
         "fullest stage",
         "above bound",
     )
-    table = _table(title, *columns)
+    table = report_table(title, *columns)
     for result in simulated:
         timeline = result.timeline
         fullest = max(timeline.lane_peak_memory(lane) for lane in timeline.lanes)
@@ -143,7 +143,7 @@ def _idle(simulated: Sequence[PolicyResult]) -> Table:
     causes: list[IdleCause] = [
         cause for cause in IDLE_CAUSES if any(_share(result.timeline, cause) >= _SMALLEST_SHARE for result in simulated)
     ]
-    table = _table("Share of the step in which devices idle", "policy", *causes)
+    table = report_table("Share of the step in which devices idle", "policy", *causes)
     for result in simulated:
         shares = [_share(result.timeline, cause) for cause in causes]
         table.add_row(result.policy, *(f"{share:.1%}" if share >= _SMALLEST_SHARE else "." for share in shares))
@@ -173,7 +173,7 @@ def _units(simulated: Sequence[PolicyResult]) -> Table:
         "memory",
         "MFU",
     )
-    table = _table("Placement of modules; layers are those of a stage", *columns)
+    table = report_table("Placement of modules; layers are those of a stage", *columns)
     for result in simulated:
         timeline = result.timeline
         for unit in result.plan.units:
@@ -209,7 +209,7 @@ def _own_rows(unit: UnitPlan, columns: Sequence[str]) -> list[str]:
 
 def _fewer_devices(comparison: PolicyComparison) -> Table:
     """What a step takes on fewer devices than the choice has."""
-    table = _table(
+    table = report_table(
         "The choice, and plans on fewer devices",
         "devices",
         "step",
@@ -243,7 +243,7 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
         soft_wrap=True,
     )
     causes: list[IdleCause] = [cause for cause in IDLE_CAUSES if _share(timeline, cause) >= _SMALLEST_SHARE]
-    table = _table("Stages; shares of the step", "unit", "stage", "devices", "busy", "memory", *causes)
+    table = report_table("Stages; shares of the step", "unit", "stage", "devices", "busy", "memory", *causes)
     for lane in timeline.lanes:
         idle = timeline.lane_idle(lane)
         table.add_row(

@@ -20,7 +20,7 @@ def row_order_request(config: TrainConfig, plan: Plan, device_kind: str) -> RowO
     Args:
         config: The run.
         plan: The plan whose simulated step is to be short.
-        device_kind: `jax.Device.device_kind` of its devices, whose roofline gives the cost of a row.
+        device_kind: `jax.Device.device_kind` of its devices, whose analytic costs give that of a row.
     """
     if config.reordering == "none":
         return None

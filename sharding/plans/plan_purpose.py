@@ -30,7 +30,7 @@ class NamedConfiguration:
         gin: Parameters and macros set over them.
         data: Name of the described data, or of the training run's data set.
         trainable: Parts that train.
-        profile: Profile by which layers are costed; a roofline of the cluster without one.
+        profile: Profile by which layers are costed; the analytic costs of the cluster without one.
     """
 
     gin_file: tuple[str, ...] = ()

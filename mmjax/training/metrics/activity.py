@@ -26,6 +26,7 @@ class Activity:
 COMPILING = Activity("compiling", "compiled", "programs")
 EVALUATING = Activity("evaluating", "evaluated", "batches")
 MEASURING = Activity("measuring", "measured", "shallow models")
+TIMING = Activity("timing", "timed", "steps")
 VERIFYING = Activity("verifying", "verified", "layouts")
 
 

@@ -34,6 +34,7 @@ launch --processes=2 --devices=4 --restarts=1 --restart_window=60 -- train --gin
 launch --restarts=1 --min_processes=1 -- train --workdir=run --plan=auto --profile={folder}/profile.json
 launch -- verify --gin_file=tiny.gin
 plan --gin_file=tiny.gin --cluster=cpu --devices=2 --policy=rigid --output=plan.json
+plan --gin_file=tiny.gin --timed_plans=2 --devices=4 --output=plan.json
 plan --gin_file=models/mllm_9b.gin --cluster=disttrain_a800 --devices=8
 plan --gin_file=models/mllm_9b.gin --cluster=hardware/disttrain_a800.gin
 plan --gin_file=tiny.gin --cp=backbone:2 --profile={folder}/profile.json --cluster=cpu

@@ -38,7 +38,7 @@ def test_the_page_of_a_run_is_written_without_jax(tmp_path):
     done = run_without_jax("mmjax.report", f"--workdir={workdir}")
     assert done.stdout == f"Written to {workdir / 'report.html'}\n"
     root = parsed_page((workdir / "report.html").read_text())
-    assert "Predicted from a roofline of the cluster cpu" in words(root)
+    assert "Predicted from the analytic costs of the cluster cpu" in words(root)
     assert "The devices share the cores of one host" in words(root)
     assert [unit.name for unit in PLAN.units][0] in words(root)
 

@@ -123,14 +123,14 @@ def test_a_run_that_has_only_begun_has_a_page_that_says_what_is_missing(tmp_path
 
 def test_both_timelines_of_a_step_are_drawn_and_compared(tmp_path):
     timeline = uneven_timeline()
-    predicted = PredictedTimeline(timeline, "a roofline")
+    predicted = PredictedTimeline(timeline, "the analytic costs")
     write_start(tmp_path, 0)
     for factor, scale in ((1.5, "Both are drawn on one scale."), (10.0, "Each is drawn on a scale of its own.")):
         slower = tuple(dataclasses.replace(s, start=factor * s.start, end=factor * s.end) for s in timeline.spans)
         write_step_timeline(tmp_path, 5, dataclasses.replace(timeline, spans=slower, costs=None))
         root = parsed_page(run_page(open_run(tmp_path), predicted))
         told = sections(root)["A step, predicted and measured"]
-        assert "Predicted from a roofline" in told and "Measured, step 5" in told and "slow each other" in told
+        assert "Predicted from the analytic costs" in told and "Measured, step 5" in told and "slow each other" in told
         assert f"{factor:#.3g} times the predicted" in told and scale in told
         drawn = [node for node in root.iter("svg") if (node.get("aria-label") or "").startswith("Timeline of a step")]
         assert len(drawn) == 2

@@ -1,0 +1,75 @@
+"""The best different plans of all policies, by their simulated steps: those that are worth timing on devices."""
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+
+from sharding.planners.auto import PLANNING_POLICIES, SPARE_PLANS, SimulatedPlan, is_trainable
+from sharding.planners.policy_comparison import AUTO
+from sharding.planners.problem import PlanningProblem
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError
+
+
+def best_candidates(problem: PlanningProblem, count: int, policy: str = AUTO) -> dict[str, SimulatedPlan]:
+    """The plans with the shortest simulated steps of those that fit the memory and can be trained, shortest first.
+
+    A policy may propose many plans, `balanced` its partitions of several layouts; each layout is taken once. Plans are
+    simulated in the order of their lower bounds, until none that is left could be among the best.
+
+    Args:
+        problem: The problem.
+        count: How many plans, at most.
+        policy: The policy that proposes them; `auto` for all.
+
+    Returns:
+        By name, that of the policy: `balanced`, its second best `balanced 2`. Each names what it was made for.
+
+    Raises:
+        PlanError: No plan that fits can be trained.
+    """
+    policies = tuple(PLANNING_POLICIES) if policy == AUTO else (policy,)
+    proposed: dict[Plan, tuple[str, Plan]] = {}
+    for name in policies:
+        for plan in _proposed_plans(problem, name):
+            proposed.setdefault(_layout(plan), (name, plan))
+    trainable = [(name, plan) for name, plan in proposed.values() if is_trainable(problem, plan)]
+    bounds = [problem.least_step_seconds(plan) for _, plan in trainable]
+    best: list[tuple[str, SimulatedPlan]] = []
+    for index in sorted(range(len(trainable)), key=bounds.__getitem__):
+        if len(best) == count and bounds[index] >= best[-1][1].timeline.step:
+            break
+        name, plan = trainable[index]
+        timeline = problem.simulate(plan)
+        if problem.memory_fraction(timeline) <= 1:
+            best.append((name, SimulatedPlan(dataclasses.replace(plan, made_for=problem.purpose), timeline)))
+            best = sorted(best, key=lambda candidate: candidate[1].timeline.step)[:count]
+    if not best:
+        raise PlanError(
+            f"no plan that fits {problem.devices} devices of {problem.cluster.name} can be trained; give more devices, "
+            "or a number of rows with more divisors"
+        )
+    return dict(_numbered(best))
+
+
+def _proposed_plans(problem: PlanningProblem, policy: str) -> Iterator[Plan]:
+    """All plans that a policy proposes; none where it has none."""
+    with contextlib.suppress(PlanError):
+        yield from PLANNING_POLICIES[policy](problem)
+        if policy in SPARE_PLANS:
+            yield from SPARE_PLANS[policy](problem)
+
+
+def _layout(plan: Plan) -> Plan:
+    """A plan without what does not change its step: the names of units, and what it was made for."""
+    units = tuple(dataclasses.replace(unit, name=" ".join(unit.modules)) for unit in plan.units)
+    return dataclasses.replace(plan, units=units, made_for=None)
+
+
+def _numbered(candidates: Iterable[tuple[str, SimulatedPlan]]) -> Iterator[tuple[str, SimulatedPlan]]:
+    """The candidates with a number behind the policy from its second on."""
+    taken: dict[str, Iterator[int]] = {}
+    for policy, candidate in candidates:
+        number = next(taken.setdefault(policy, itertools.count(1)))
+        yield (policy if number == 1 else f"{policy} {number}"), candidate

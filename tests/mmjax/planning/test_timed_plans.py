@@ -1,0 +1,150 @@
+"""Plans timed by real steps: on the same batches, in turns, the fastest chosen, those that cannot run named."""
+
+import dataclasses
+import json
+
+import pytest
+
+import mmjax
+from configs.architectures import ModelConfig
+from configs.errors import UserError
+from configs.optimizer import OptimizerConfig
+from data.data_config import DataConfig
+from mmjax.commands.plan import COMMAND
+from mmjax.planning.candidate_plans import best_candidates
+from mmjax.planning.timed_plans import COLUMNS, TimedPlan, TimedPlans
+from mmjax.training.config import TrainConfig
+from mmjax.training.profiling.step_times import StepTimes
+from sharding.planners.auto import PLANNING_POLICIES, SPARE_PLANS, is_trainable
+from sharding.planners.problem import STEP_SLACK
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError, UnitPlan
+from tests.sharding.planners.problems import problem
+from tests.small_vqa import SmallVQA
+from tests.tiny_model import BACKBONE, VISION
+
+STEPS = 2
+
+CONFIG = TrainConfig(
+    dataset=SmallVQA,
+    model=ModelConfig(
+        (dataclasses.replace(VISION, depth=1),), dataclasses.replace(BACKBONE, vocabulary=48, depth=1), ()
+    ),
+    data=DataConfig(rows=8, tokens=160, patches=32, samples=8, mixture=(("vqa", 1.0),)),
+    optimizer=OptimizerConfig(learning_rate=0.3, warmup_steps=1),
+)
+
+
+def two_units(**vision) -> Plan:
+    units = (
+        UnitPlan("vision", ("vision",), (0, 1), dp=2, **vision),
+        UnitPlan("backbone", ("backbone",), (2, 3), tp=2),
+    )
+    return Plan(units, microbatches=2)
+
+
+PLANS = {
+    "no device 8": Plan((UnitPlan("all", ("vision", "backbone"), (8,), layers=(2,)),)),
+    "small rows": two_units(rows=2, capacities=(4,)),
+    "one stage": Plan((UnitPlan("all", ("vision", "backbone"), (0, 1), dp=2, layers=(2,)),)),
+    "two units": two_units(),
+}
+
+
+@pytest.fixture(scope="module")
+def timed() -> TimedPlans:
+    return mmjax.time_plans(CONFIG, PLANS, steps=STEPS)
+
+
+def test_every_plan_that_runs_trains_on_the_same_batches(timed):
+    times = {plan.name: plan.times for plan in timed.plans}
+    one, two = times["one stage"], times["two units"]
+    assert len(one.losses) == len(two.losses) == len(one.seconds) == len(two.seconds) == STEPS
+    for step in range(STEPS):
+        assert one.losses[step] == pytest.approx(two.losses[step], rel=1e-5)
+    assert one.losses[0] != pytest.approx(one.losses[1], rel=1e-4)  # another batch
+
+
+def test_the_fastest_is_first_and_plans_that_cannot_run_are_last_with_the_reason(timed):
+    first, second, *failed = timed.plans
+    assert {first.name, second.name} == {"one stage", "two units"} and timed.fastest is first
+    assert 0 < min(first.times.seconds) <= first.times.median <= second.times.median
+    errors = {plan.name: plan.times.error for plan in failed}
+    assert "device" in errors["no device 8"] and "capacit" in errors["small rows"]
+    assert all("\n" not in error for error in errors.values())
+    assert [plan.times.seconds for plan in failed] == [(), ()]
+    by_name = {plan.name: plan for plan in timed.plans}
+    assert all(0 < by_name[name].simulated < float("inf") for name in ("one stage", "two units", "small rows"))
+    assert [PLANS[plan.name] for plan in timed.plans] == [plan.plan for plan in timed.plans]
+
+
+def test_a_table_has_measured_beside_simulated_seconds(timed):
+    frame = timed.to_frame()
+    assert list(frame["name"]) == [plan.name for plan in timed.plans]
+    assert frame["median_seconds"][0] == timed.fastest.times.median
+    assert json.loads(json.dumps(timed.document()))["plans"][0]["plan"] == json.loads(timed.fastest.plan.to_json())
+    page = timed._repr_html_()
+    assert all(f">{name.lstrip('#')}</th>" in page for name in COLUMNS)
+    assert "small rows could not run: " in page and "median" not in repr(timed)
+
+
+def test_without_a_plan_that_runs_none_is_chosen():
+    failed = TimedPlan("mine", two_units(), 1.0, StepTimes(error="out of memory"))
+    with pytest.raises(PlanError, match="none of the 1 plans could run; mine: out of memory"):
+        _ = TimedPlans((failed,), "cpu", "cpu").fastest
+
+
+@pytest.mark.parametrize("policy", ["auto", "balanced", "disaggregated"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_candidates_are_the_shortest_of_all_that_the_policies_propose(policy, count):
+    of = problem(devices=8)
+    policies = tuple(PLANNING_POLICIES) if policy == "auto" else (policy,)
+    steps = set()
+    for name in policies:
+        for plan in (*PLANNING_POLICIES[name](of), *SPARE_PLANS.get(name, lambda _: ())(of)):
+            timeline = of.simulate(plan)
+            if is_trainable(of, plan) and of.memory_fraction(timeline) <= 1:
+                steps.add(timeline.step)
+    found = best_candidates(of, count, policy)
+    assert [each.timeline.step for each in found.values()] == pytest.approx(sorted(steps)[:count], rel=1e-12)
+    assert all(each.plan.made_for == of.purpose for each in found.values())
+    assert all(name.partition(" ")[0] in policies for name in found)
+
+
+def test_several_partitions_of_the_balanced_policy_are_candidates():
+    found = best_candidates(problem(devices=8), 3, "balanced")
+    assert list(found) == ["balanced", "balanced 2", "balanced 3"]
+    assert len({(each.plan.units, each.plan.microbatches) for each in found.values()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--gin_file=models/mllm_9b.gin"], "describes a workload without data to train on; give a training config"),
+        (["--gin_file=tiny.gin", "--devices=9"], "there are 8, fewer than --devices=9; leave --devices out"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be_timed(flags, message):
+    with pytest.raises(UserError, match=message):
+        COMMAND.prepare(COMMAND.parse(["--timed_plans=2", *flags]))
+
+
+def test_numbers_below_one_are_refused():
+    with pytest.raises(UserError, match="time_plans: steps is 0; give at least 1"):
+        mmjax.time_plans(CONFIG, PLANS, steps=0)
+    with pytest.raises(UserError, match="time_plans: plans is 0"):
+        mmjax.time_plans(CONFIG, 0)
+
+
+def test_the_command_writes_the_fastest_of_the_plans_that_it_times(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    bindings = ["ModelConfig.generators=()", "DataConfig.mixture=(('vqa', 1.0),)"]
+    bindings += ["VisionConfig.depth=1", "BackboneConfig.depth=1", "DataConfig.tokens=192"]
+    line = ["--gin_file=tiny.gin", "--devices=1", "--timed_plans=1", "--json", f"--output={path}"]
+    assert COMMAND.prepare(COMMAND.parse([*line, *(f"--gin.{binding}" for binding in bindings)]))() == 0
+    found = json.loads(capsys.readouterr().out)
+    (timed,) = found["timed"]["plans"]
+    assert timed["median_seconds"] > 0 and not timed["error"] and found["cluster"] == "cpu"
+    assert Plan.load(path) == Plan.from_json(json.dumps(found["plan"])) == Plan.from_json(json.dumps(timed["plan"]))
+    simulated = {each["policy"]: each["step_seconds"] for each in found["policies"] if "step_seconds" in each}
+    assert timed["simulated_seconds"] <= simulated[found["choice"]] * (1 + STEP_SLACK)
