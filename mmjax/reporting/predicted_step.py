@@ -43,7 +43,9 @@ def predict_timeline(run: Run, config: TrainConfig) -> PredictedTimeline:
         raise UserError(f"configs/clusters.py has no cluster of {kind or 'unknown'} devices, by which to cost a step")
     problem = make_problem(config, loads, cluster, run.plan.device_count, profile)
     costs = (
-        f"layers measured on this machine ({PROFILE_FILE})" if profile else f"the analytic costs of the cluster {cluster.name}"
+        f"layers measured on this machine ({PROFILE_FILE})"
+        if profile
+        else f"the analytic costs of the cluster {cluster.name}"
     )
     return PredictedTimeline(problem.simulate(run.plan), costs)
 

@@ -170,13 +170,13 @@ def _check_measured(ranks: LayerParallelism) -> None:
     for key, name, count in (("cp", "context-parallel", ranks.cp), ("ep", "expert", ranks.ep)):
         if count > 1:
             raise ProfileError(
-                f"a profile has no times of layers on {count} {name} ranks ({key} {count}); leave --profile out, "
-                f"so that the analytic costs are used, or give {key} 1"
+                f"a profile has no times of layers on {count} {name} ranks ({key} {count}); leave --profile out to "
+                f"use the analytic costs, or give {key} 1"
             )
     if ranks.tp > 1 and ranks.collectives != "reduce":
         raise ProfileError(
             f'a profile has times of layers with collectives "reduce" alone, not "{ranks.collectives}"; leave '
-            '--profile out, so that the analytic costs are used, or give the unit "reduce"'
+            '--profile out to use the analytic costs, or give the unit "reduce"'
         )
 
 
@@ -241,7 +241,7 @@ class ProfiledCostModel:
         """Raises ProfileError: rows that are gathered between modules of a stage are not timed."""
         raise ProfileError(
             "a profile has no times of rows gathered between modules of one stage with unlike tensor-parallel sizes "
-            "(module_tp); leave --profile out, so that the analytic costs are used, or give the unit's modules one tp"
+            "(module_tp); leave --profile out to use the analytic costs, or give the unit's modules one tp"
         )
 
     def gradient_norm(self, stages: int) -> float:

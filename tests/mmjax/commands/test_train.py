@@ -99,7 +99,9 @@ def test_the_page_of_the_run_draws_each_step_once_and_shows_samples(trained):
         if words(figure).startswith("Loss of"):
             drawn = [point.find("title").text for point in figure.iter() if point.get("class") == "point"]
             assert [re.search(r"step (\d+)", hint)[1] for hint in drawn] == ["1", "2", "3", "4"]
-    assert "Finished after 4 steps." in words(root) and "Predicted from the analytic costs of the cluster cpu" in words(root)
+    assert "Finished after 4 steps." in words(root) and "Predicted from the analytic costs of the cluster cpu" in words(
+        root
+    )
     answers = [rows for rows in tables(root) if rows[0][:3] == ["", "question", "in the data set"]]
     assert [len(rows) for rows in answers] == [5] and answers[0][0][3:] == ["step 4"]
     sources = [node.get("src") for node in root.iter("img")]

@@ -16,6 +16,7 @@ from sharding.costs.step_costs import StepCosts
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.trained_parts import RequiredGradients, trained_parts
 from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import module_graph
 from tests.sharding.expert_graphs import with_experts
 
@@ -227,11 +228,14 @@ def test_frozen_layers_compute_only_the_gradients_that_others_need(trainable):
         assert found[part] == expected, part
 
 
-def test_layers_without_gradients_have_no_backward_and_save_nothing():
-    of = plan_costs(CUT, BATCH, trained_parts(GRAPH, ("generator",)))
+@pytest.mark.parametrize("recompute", RECOMPUTE_POLICIES)
+def test_layers_without_gradients_have_no_backward_and_save_nothing(recompute):
+    units = [dataclasses.replace(unit, recompute=(recompute,) * unit.stage_count) for unit in CUT.units]
+    of = plan_costs(dataclasses.replace(CUT, units=tuple(units)), BATCH, trained_parts(GRAPH, ("generator",)))
     for node in (("vision", 0), ("backbone", 0), ("backbone", 1)):
         stage = of.stages[node]
-        assert not stage.backward.any() and not stage.saved_bytes.any() and stage.reduce == stage.update == 0
+        assert not stage.backward.any() and not stage.saved_bytes.any() and not stage.offloaded_bytes.any()
+        assert stage.reduce == stage.update == 0
     assert of.stages["generator", 0].backward.any() and not of.hops_back
 
 

@@ -1,6 +1,7 @@
 """Recomputation policies that change within a stage, against plain differentiation of the whole model on one device."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -153,6 +154,24 @@ def test_what_is_offloaded_is_in_host_memory_from_forward_to_backward():
     assert head.replicated.tokens == 0
     on_device = sum(leaf.nbytes for leaf in result.residuals) - host
     assert 0 < on_device < host
+
+
+@pytest.mark.parametrize("recompute", ["selective", "offload", "full"])
+def test_a_stage_without_a_backward_saves_nothing_whatever_the_policy(recompute):
+    """The frozen encoder is a stage of its own, with the same program as under `none`, and no array in host memory."""
+    settings = dataclasses.replace(SETTINGS, trainable=("backbone",))
+    batch, programs = tiny_batch(CONFIG), []
+    for policy in (recompute, "none"):
+        plan = chain(policy, "none", layers=(2, 5))
+        engine = Engine(CONFIG, plan, batch, settings)
+        programs.append(engine.executor.stages["chain", 0].programs)
+    given, none = programs
+    assert given.backward is None and given.residual_shardings == []
+    arguments = (*given.operand_shapes, jax.eval_shape(given.zero_losses))
+    texts = (each.forward.lower(*arguments).compile().as_text() for each in (given, none))
+    text, of_none = (re.sub(r", metadata={[^}]*}", "", text) for text in texts)
+    assert "host" not in text
+    assert text == of_none
 
 
 class WithoutHostMemory:
