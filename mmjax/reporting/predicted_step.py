@@ -1,4 +1,4 @@
-"""The step of a run as the simulator predicts it: from the workdir's profile, else from the analytic costs of the cluster."""
+"""The step of a run as the simulator predicts it: by the workdir's profile, else by the cluster's analytic costs."""
 
 import dataclasses
 
