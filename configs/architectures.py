@@ -5,7 +5,6 @@ import dataclasses
 from configs.backbone import BackboneConfig
 from configs.checks import require_types
 from configs.encoders import AudioConfig, EncoderConfig, VisionConfig
-from configs.experts import ExpertsConfig
 from configs.generator import (
     AutoencoderConfig,
     CosineSchedule,
@@ -14,6 +13,7 @@ from configs.generator import (
     UNetConfig,
 )
 from configs.lora import LoraConfig
+from configs.transformer import ExpertsConfig
 
 __all__ = [
     "DTYPE_BYTES",

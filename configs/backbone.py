@@ -5,9 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from configs.checks import require_loss, require_one_of, require_positive
-from configs.experts import ExpertsConfig
 from configs.rope import RopeScaling
-from configs.transformer import TransformerConfig
+from configs.transformer import ExpertsConfig, TransformerConfig
 
 POSITIONS = ("rotary", "learned")
 

@@ -18,8 +18,8 @@ from sharding.costs.memory import MASTER_BYTES, MOMENT_BYTES
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
-from sharding.runtime.compilation import stage_calls
-from sharding.runtime.stage_programs import StagePrograms
+from sharding.runtime.stages.compilation import stage_calls
+from sharding.runtime.stages.programs import StagePrograms
 from sharding.specs.modules import module_graph
 
 

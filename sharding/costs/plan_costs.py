@@ -12,7 +12,6 @@ from sharding.costs.cost_model import masked_flops
 from sharding.costs.hop_costs import HopCosts
 from sharding.costs.memory import train_state_bytes
 from sharding.costs.node_placement import NodePlacement, same_parameter_ranks
-from sharding.costs.recomputed_flops import RecomputedFlops, recomputed_flops
 from sharding.costs.shared_replicas import on_replicas, on_shared_replicas, slowest_of_shared
 from sharding.costs.stage_parameters import LayersOfStage, layer_key, module_parallelism, module_parameters
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork
@@ -23,6 +22,7 @@ from sharding.plans.trained_parts import RequiredGradients, trained_stages
 from sharding.plans.unit_layers import stage_layers
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import LoadColumn
+from sharding.specs.recomputed_kernels import RecomputedFlops, recomputed_flops
 
 
 def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> StepCosts:

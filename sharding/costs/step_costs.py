@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from sharding.costs.recomputed_flops import RecomputedFlops
 from sharding.plans.stage_graph import StageEdge, StageId
+from sharding.specs.recomputed_kernels import RecomputedFlops
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -19,7 +19,7 @@ from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.hops import Hop, PermuteHop
 from sharding.runtime.pipeline import Channel, ExecutableStage, PlacedBatch, TrainState
-from sharding.runtime.stage_definition import Arrays, BackwardResult, ForwardResult
+from sharding.runtime.stages.definition import Arrays, BackwardResult, ForwardResult
 from sharding.schedules.ops import PipelineOp
 from sharding.trees import Tree
 

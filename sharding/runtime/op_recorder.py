@@ -20,9 +20,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.varying import make_varying
-from sharding.runtime.compilation import abstract_arrays
 from sharding.runtime.executor import Executor
-from sharding.runtime.stage_definition import BackwardResult, ForwardResult
+from sharding.runtime.stages.compilation import abstract_arrays
+from sharding.runtime.stages.definition import BackwardResult, ForwardResult
 from sharding.schedules.ops import TRANSFERS, PipelineOp
 
 _SWITCH_INTERVAL = 1e-4

@@ -9,8 +9,8 @@ from sharding.plans.stage_graph import StageId
 from sharding.runtime.exchange.hop import ExchangeHop, PlacedTables
 from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.hops import Hop
-from sharding.runtime.stage_definition import Microbatches
-from sharding.runtime.stage_programs import StagePrograms
+from sharding.runtime.stages.definition import Microbatches
+from sharding.runtime.stages.programs import StagePrograms
 from sharding.trees import Tree
 
 

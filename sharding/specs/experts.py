@@ -3,7 +3,7 @@
 import dataclasses
 
 from configs.backbone import BackboneConfig
-from configs.experts import ExpertsConfig
+from configs.transformer import ExpertsConfig
 from sharding.specs.layer import (
     Kernel,
     LayerSpec,

@@ -1,9 +1,15 @@
-"""Which kernels of a layer each recomputation policy runs again before the backward."""
+"""Which kernels of a layer each recomputation policy runs again before the backward, and their FLOPs.
+
+MFU leaves these FLOPs out, and hardware FLOPs utilisation counts them.
+"""
 
 from collections.abc import Mapping
-from typing import get_args
+from typing import NamedTuple, get_args
 
-from sharding.specs.layer import COLLECTIVE_KINDS, ComputeKind, KernelKind, RecomputePolicy
+import numpy as np
+from jaxtyping import Float
+
+from sharding.specs.layer import COLLECTIVE_KINDS, ComputeKind, KernelKind, LayerSpec, RecomputePolicy
 
 RECOMPUTED_KERNELS: Mapping[RecomputePolicy, tuple[KernelKind, ...]] = {
     "none": (),
@@ -12,3 +18,24 @@ RECOMPUTED_KERNELS: Mapping[RecomputePolicy, tuple[KernelKind, ...]] = {
     "full": (*get_args(ComputeKind), *COLLECTIVE_KINDS),
 }
 """None, all but matmuls with weights (arXiv 2205.05198, section 5), all."""
+
+
+class RecomputedFlops(NamedTuple):
+    """Forward FLOPs that are computed again.
+
+    Attributes:
+        flops: Those of real tokens, without padding; of causal attention, half of the squares.
+        masked: What `flops` leave out of causal attention's squares.
+    """
+
+    flops: float = 0.0
+    masked: float = 0.0
+
+
+def recomputed_flops(layer: LayerSpec, load: Float[np.ndarray, " 3"], recompute: RecomputePolicy) -> RecomputedFlops:
+    """What the backward of a layer computes again under a policy, over all devices of a replica."""
+    kernels = [kernel for kernel in layer.kernels if kernel.kind in RECOMPUTED_KERNELS[recompute]]
+    return RecomputedFlops(
+        float(sum(kernel.flops.at(load) for kernel in kernels)),
+        float(sum(kernel.masked_flops.at(load) for kernel in kernels)),
+    )

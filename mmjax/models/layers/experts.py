@@ -13,7 +13,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from configs.experts import ExpertsConfig
+from configs.transformer import ExpertsConfig
 from mmjax.models.layers.activations import ACTIVATIONS
 from mmjax.models.layers.feed_forward import GatedMLP
 from mmjax.models.layers.linear import Linear, normal_parameter

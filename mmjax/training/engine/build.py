@@ -31,10 +31,10 @@ from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.runtime.executor import Executor
 from sharding.runtime.global_reduction import GlobalReduction
-from sharding.runtime.named_programs import named_jit
 from sharding.runtime.pipeline import ExecutableStage
-from sharding.runtime.stage_definition import Microbatches, StageDefinition
-from sharding.runtime.stage_programs import StagePrograms
+from sharding.runtime.stages.definition import Microbatches, StageDefinition
+from sharding.runtime.stages.named_programs import named_jit
+from sharding.runtime.stages.programs import StagePrograms
 from sharding.schedules.build import build_evaluation_schedule, build_schedule
 from sharding.specs.modules import ModuleGraph
 

@@ -10,7 +10,7 @@ from sharding.plans.stage_graph import StageId
 from sharding.runtime.exchange.hop import ExchangeEnd, ExchangeHop
 from sharding.runtime.hops import make_hop
 from sharding.runtime.pipeline import Channel
-from sharding.runtime.stage_programs import StagePrograms
+from sharding.runtime.stages.programs import StagePrograms
 
 T = TypeVar("T")
 

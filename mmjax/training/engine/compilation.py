@@ -4,7 +4,7 @@ import jax
 
 from mmjax.training.engine.engine import Engine
 from sharding.plans.stage_graph import StageId
-from sharding.runtime.compilation import (
+from sharding.runtime.stages.compilation import (
     CompilationCallback,
     ProgramCall,
     compile_programs,

@@ -35,9 +35,9 @@ from sharding.plans.plan import Plan, check_plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.trained_parts import trained_parts
 from sharding.runtime.global_reduction import StepSummary
-from sharding.runtime.named_programs import named_jit
 from sharding.runtime.pipeline import PlacedBatch, TrainState
-from sharding.runtime.stage_definition import Microbatches
+from sharding.runtime.stages.definition import Microbatches
+from sharding.runtime.stages.named_programs import named_jit
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree
 

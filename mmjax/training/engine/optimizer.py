@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from mmjax.training.engine.part_optimizers import LayerOptimizers
 from sharding.runtime.global_reduction import StepSummary
-from sharding.runtime.master_weights import StageMasterWeights
+from sharding.runtime.stages.master_weights import StageMasterWeights
 from sharding.trees import Tree
 
 OptimizerState = Any

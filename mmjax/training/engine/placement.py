@@ -19,9 +19,9 @@ from sharding.axes import Axes
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId
 from sharding.plans.unit_plan import PlanError
-from sharding.runtime.master_weights import StageMasterWeights
 from sharding.runtime.meshes import module_axes, stage_meshes
-from sharding.runtime.residuals import HOST_MEMORY
+from sharding.runtime.stages.master_weights import StageMasterWeights
+from sharding.runtime.stages.residuals import HOST_MEMORY
 from sharding.specs.modules import ModuleGraph
 
 

@@ -24,8 +24,8 @@ from pallas_kernels.collective_matmul import gather_sequence, split_sequence
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
 from sharding.plans.stage_axes import row_reshard
-from sharding.runtime.residuals import HOST_MEMORY
-from sharding.runtime.stage_definition import StageOutput
+from sharding.runtime.stages.definition import StageOutput
+from sharding.runtime.stages.residuals import HOST_MEMORY
 from sharding.specs.layer import RecomputePolicy
 from sharding.trees import Tree, get_leaf, set_leaf
 

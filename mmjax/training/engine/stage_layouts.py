@@ -9,7 +9,7 @@ from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import policy_runs
 from sharding.plans.stage_graph import StageId, stage_graph
 from sharding.plans.unit_layers import LayerRun, stage_layers
-from sharding.runtime.master_weights import LayerStackShapes
+from sharding.runtime.stages.master_weights import LayerStackShapes
 from sharding.specs.layer import RecomputePolicy
 from sharding.specs.modules import ModuleGraph
 from sharding.trees import Tree
@@ -20,7 +20,7 @@ class PieceRun:
     """Consecutive layers of one piece on one stage that have one recomputation policy: `first` to `last - 1`.
 
     Each run has a stack of parameters of its own. If several computed with slices of one, the slices would be saved
-    with the activations (`sharding.runtime.residuals`).
+    with the activations (`sharding.runtime.stages.residuals`).
 
     Attributes:
         module: The module.

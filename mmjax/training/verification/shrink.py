@@ -17,7 +17,7 @@ from configs.architectures import (
     ModelConfig,
     UNetConfig,
 )
-from configs.experts import ExpertsConfig
+from configs.transformer import ExpertsConfig
 from data.data_config import DataConfig
 from data.samples.sample_format import SampleFormat
 from mmjax.training.verification.divided_plans import GlobalRows

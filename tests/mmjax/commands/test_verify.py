@@ -26,7 +26,7 @@ HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
 
 FAULTY = """
 import jax
-from sharding.runtime.master_weights import StageMasterWeights
+from sharding.runtime.stages.master_weights import StageMasterWeights
 
 make_reduce = StageMasterWeights.make_reduce
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from sharding.costs.recomputed_flops import RecomputedFlops
 from sharding.costs.step_costs import StageCosts
 from sharding.plans.stage_graph import StageGraph
 from sharding.schedules.build import forward_only
@@ -15,6 +14,7 @@ from sharding.schedules.ops import OpGraph, Schedule
 from sharding.simulation.idle_time import IDLE_CAUSES
 from sharding.simulation.simulator import simulate_on_devices
 from sharding.simulation.timeline import Timeline
+from sharding.specs.recomputed_kernels import RecomputedFlops
 from tests.sharding.stage_graphs import chain, ring
 from tests.sharding.steps import (
     build_step,

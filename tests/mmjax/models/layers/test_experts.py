@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from configs.experts import ExpertsConfig
+from configs.transformer import ExpertsConfig
 from mmjax.models.layers.experts import BalancingWeights, MixtureOfExperts, load_balancing_loss, route_top_k
 from sharding.axes import Axes
 from sharding.trees import set_leaf

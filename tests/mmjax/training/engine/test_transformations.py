@@ -12,7 +12,6 @@ from optax import contrib
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
-from configs.experts import ExpertsConfig
 from configs.optimizer import (
     SGD,
     Adafactor,
@@ -26,6 +25,7 @@ from configs.optimizer import (
     OptimizerConfig,
     PartOptimizer,
 )
+from configs.transformer import ExpertsConfig
 from mmjax.training.engine.engine import Engine
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.engine.transformations import learning_rate_schedule, make_transformation

@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from sharding.axes import Axes
 from sharding.plans.stage_graph import StageId
-from sharding.runtime.named_programs import named_jit
-from sharding.runtime.stage_definition import module_of
+from sharding.runtime.stages.definition import module_of
+from sharding.runtime.stages.named_programs import named_jit
 from sharding.trees import Tree, get_leaf, set_leaf
 
 Split = tuple[str | None, ...]

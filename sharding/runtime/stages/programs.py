@@ -17,10 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.varying import make_varying, varying_axes
 from sharding.axes import Axes
-from sharding.runtime.master_weights import device_count_along, is_partition_spec, replicated_data_axes
-from sharding.runtime.named_programs import named_jit
-from sharding.runtime.residuals import VjpStructure, memory_kind, split_vjp
-from sharding.runtime.stage_definition import (
+from sharding.runtime.stages.definition import (
     Arrays,
     BackwardResult,
     ForwardResult,
@@ -29,6 +26,9 @@ from sharding.runtime.stage_definition import (
     StageOutput,
     module_of,
 )
+from sharding.runtime.stages.master_weights import device_count_along, is_partition_spec, replicated_data_axes
+from sharding.runtime.stages.named_programs import named_jit
+from sharding.runtime.stages.residuals import VjpStructure, memory_kind, split_vjp
 from sharding.trees import Tree
 
 

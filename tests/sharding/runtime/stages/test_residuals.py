@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sharding.runtime.residuals import split_vjp
+from sharding.runtime.stages.residuals import split_vjp
 
 
 def layer(weights, x):

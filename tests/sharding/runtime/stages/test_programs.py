@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 from sharding.axes import Axes
 from sharding.plans.stage_axes import STAGE_AXES
-from sharding.runtime.named_programs import program_name
-from sharding.runtime.stage_definition import Microbatches, StageDefinition
-from sharding.runtime.stage_programs import StagePrograms
+from sharding.runtime.stages.definition import Microbatches, StageDefinition
+from sharding.runtime.stages.named_programs import program_name
+from sharding.runtime.stages.programs import StagePrograms
 from tests.sharding.runtime.submeshes import stage_mesh
 
 LAYERS, WIDTH, HIDDEN, MICROBATCHES = 3, 4, 8, 2

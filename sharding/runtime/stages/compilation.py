@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from sharding.runtime.master_weights import is_partition_spec
-from sharding.runtime.stage_programs import StagePrograms
+from sharding.runtime.stages.master_weights import is_partition_spec
+from sharding.runtime.stages.programs import StagePrograms
 
 CompilationCallback = Callable[[int, int], None]
 """Called with the number of compiled programs and that of all programs."""

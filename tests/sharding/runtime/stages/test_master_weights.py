@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.plans.stage_axes import STAGE_AXES
-from sharding.runtime.master_weights import LayerStackShapes, StageMasterWeights, master_spec
+from sharding.runtime.stages.master_weights import LayerStackShapes, StageMasterWeights, master_spec
 from tests.sharding.runtime.submeshes import stage_mesh
 
 LAYERS = ("003", "004")
