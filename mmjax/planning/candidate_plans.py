@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 
-from sharding.planners.auto import PLANNING_POLICIES, SPARE_PLANS, SimulatedPlan, is_trainable
+from sharding.planners.auto import PLANNING_POLICIES, SPARE_PLANS, SimulatedPlan, is_trainable, why_untrainable
 from sharding.planners.policy_comparison import AUTO
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
@@ -27,7 +27,7 @@ def best_candidates(problem: PlanningProblem, count: int, policy: str = AUTO) ->
         By name, that of the policy: `balanced`, its second best `balanced 2`. Each names what it was made for.
 
     Raises:
-        PlanError: No plan that fits can be trained.
+        PlanError: No plan can be trained, or none that can fits.
     """
     policies = tuple(PLANNING_POLICIES) if policy == AUTO else (policy,)
     proposed: dict[Plan, tuple[str, Plan]] = {}
@@ -35,6 +35,9 @@ def best_candidates(problem: PlanningProblem, count: int, policy: str = AUTO) ->
         for plan in _proposed_plans(problem, name):
             proposed.setdefault(_layout(plan), (name, plan))
     trainable = [(name, plan) for name, plan in proposed.values() if is_trainable(problem, plan)]
+    if proposed and not trainable:
+        name, plan = next(iter(proposed.values()))
+        raise PlanError(f"no policy has a plan that can be trained; that of {name}: {why_untrainable(problem, plan)}")
     bounds = [problem.least_step_seconds(plan) for _, plan in trainable]
     best: list[tuple[str, SimulatedPlan]] = []
     for index in sorted(range(len(trainable)), key=bounds.__getitem__):
@@ -47,8 +50,8 @@ def best_candidates(problem: PlanningProblem, count: int, policy: str = AUTO) ->
             best = sorted(best, key=lambda candidate: candidate[1].timeline.step)[:count]
     if not best:
         raise PlanError(
-            f"no plan that fits {problem.devices} devices of {problem.cluster.name} can be trained; give more devices, "
-            "or a number of rows with more divisors"
+            f"no plan that can be trained fits {problem.devices} devices of {problem.cluster.name}; give more devices, "
+            "or devices with more memory"
         )
     return dict(_numbered(best))
 

@@ -17,6 +17,7 @@ from mmjax.training.config import TrainConfig
 from mmjax.training.profiling.step_times import StepTimes
 from sharding.planners.auto import PLANNING_POLICIES, SPARE_PLANS, is_trainable
 from sharding.planners.problem import STEP_SLACK
+from sharding.planners.tables.fixed_ranks import FixedRanks
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
 from tests.sharding.planners.problems import problem
@@ -115,6 +116,16 @@ def test_several_partitions_of_the_balanced_policy_are_candidates():
     found = best_candidates(problem(devices=8), 3, "balanced")
     assert list(found) == ["balanced", "balanced 2", "balanced 3"]
     assert len({(each.plan.units, each.plan.microbatches) for each in found.values()}) == 3
+
+
+def test_where_no_plan_can_be_trained_or_fits_the_error_says_why():
+    of = problem(devices=8)
+    in_context = dataclasses.replace(of, fixed_ranks={"backbone": FixedRanks(2, 1)})
+    with pytest.raises(PlanError, match="no policy has a plan that can be trained; that of .* cp 2 can be planned"):
+        best_candidates(in_context, 2, "disaggregated")
+    small = dataclasses.replace(of, cluster=dataclasses.replace(of.cluster, memory=1e3))
+    with pytest.raises(PlanError, match="no plan that can be trained fits 8 devices of .*; give more devices, or"):
+        best_candidates(small, 2)
 
 
 @pytest.mark.parametrize(
