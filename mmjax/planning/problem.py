@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # it imports the data pipeline, which a described workload do
     from mmjax.training.config import TrainConfig
 
 SAMPLED_ROWS = 512
-CHUNK_CHOICES = (1, 2)
 
 
 def default_data_file(model: ModelConfig) -> str:
@@ -73,7 +72,7 @@ def make_problem(
         rows=config.rows if isinstance(config, Workload) else config.data.rows,
         data=statistics,
         trained_parts=trained_parts(graph, config.trainable),
-        chunk_choices=CHUNK_CHOICES,
+        chunk_choices=tuple(range(1, max(2, sum(module.layer_count for module in graph.modules) // 2 + 1))),
         fixed_ranks=fixed_ranks or {},
         configuration=NamedConfiguration(trainable=config.trainable),
         row_positions={} if isinstance(config, Workload) else positions_per_row(config),

@@ -71,6 +71,11 @@ class AnalyticCostModel:
         """Devices of a node; device numbers run through one node before the next."""
         return self.cluster.devices_per_node
 
+    @property
+    def depends_on_stack(self) -> bool:
+        """See `CostModel.depends_on_stack`."""
+        return False
+
     @functools.cached_property
     def _kernels(self) -> KernelCosts:
         bandwidth = self.cluster.memory_bandwidth * self.efficiency.memory

@@ -147,6 +147,7 @@ class BatchCosts:
         own: OwnRows | None = None,
     ) -> LayerCosts:
         """Costs of one of `stack` equal layers of a module on `ranks.dp` replicas, as `loads` divides its loads."""
+        stack = stack if self.costs.depends_on_stack else 1
         parts = (microbatches, own) if own else microbatches * ranks.dp
         key = (module, name, stack, gradients, ranks, recompute, parts)
         if key not in self._layers:

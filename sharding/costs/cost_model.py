@@ -95,6 +95,11 @@ class CostModel(Protocol):
         """Devices of a node; device numbers run through one node before the next."""
         ...
 
+    @property
+    def depends_on_stack(self) -> bool:
+        """Whether a layer's seconds depend on how many equal ones it is stacked with."""
+        ...
+
     def forward(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, stack: int = 1) -> LayerSeconds:
         """The forward of one of `stack` equal layers, for each load of a replica, on one of its devices."""
         ...
@@ -172,8 +177,8 @@ def useful_flops(layer: LayerSpec, loads: Loads, gradients: tuple[Gradient, ...]
     Each gradient of a matmul takes as many FLOPs as its forward. Attention has no parameters; the gradients of its
     inputs take twice its forward.
     """
-    flops = [kernel.flops.at(loads) * _passes(kernel, gradients) for kernel in layer.kernels]
-    return np.asarray(sum(flops, start=np.zeros(loads.shape[:-1])))
+    passes = np.array([_passes(kernel, gradients) for kernel in layer.kernels], float)
+    return np.asarray(loads @ (passes @ layer.kernel_arrays.flops))
 
 
 def masked_flops(layer: LayerSpec, load: Float[np.ndarray, " 3"], gradients: tuple[Gradient, ...]) -> float:

@@ -197,6 +197,11 @@ class ProfiledCostModel:
         self.devices_per_node = profile.devices_per_node
         self._layers = {(entry.layer, entry.tp, entry.gradients, entry.recompute): entry for entry in profile.layers}
 
+    @property
+    def depends_on_stack(self) -> bool:
+        """See `CostModel.depends_on_stack`; XLA compiles a single layer without a loop."""
+        return True
+
     def forward(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, stack: int = 1) -> LayerSeconds:
         """See `CostModel.forward`."""
         _check_measured(ranks)

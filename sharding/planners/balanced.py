@@ -7,11 +7,12 @@ devices (`UnitPlan.module_tp`); a microbatch then has a row for each of these re
 
 Layouts are tried in the order of what a step would take if the work of a microbatch could be divided at will, until the
 next would take longer than the best found. Of each, the partition and the recomputation are those of
-`stages/chain_stages.py`. The plans with the shortest estimates are returned; where none of them fits when it is
-simulated, the others follow.
+`stages/chain_stages.py`, without chunks and with as many as shorten the step. The plans with the shortest estimates are
+returned; where none of them fits when it is simulated, the others follow.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from sharding.planners.chain_problem import ChainProblem
 from sharding.planners.infeasible import unfit_chain_error
-from sharding.planners.problem import PlanningProblem
+from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.planners.schedule_fields import MOST_EXTRA, with_stage_seconds
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import ChainStages, balanced_stages, rank_bytes
@@ -28,6 +29,7 @@ from sharding.plans.plan import Plan
 
 _PARTITIONED = 10  # layouts that are partitioned at most, of those that fit
 _UNSURE = 0.1  # share by which a layout may take longer than the shortest by the estimate
+_WORTHWHILE = STEP_SLACK / 4  # share by which more chunks have to shorten a step
 _SIMULATED_OPS = 12_000  # forwards and backwards of all plans together; the first is simulated however many it has
 
 
@@ -36,12 +38,14 @@ class _Balanced(NamedTuple):
 
     Attributes:
         seconds: The estimate of a step.
+        fill: Seconds of filling and draining the pipeline in it.
         layout: The layout.
         chain: Its layers.
         stages: Its stages.
     """
 
     seconds: float
+    fill: float
     layout: ChainLayout
     chain: LayerChain
     stages: ChainStages
@@ -78,24 +82,55 @@ def _shortest(found: list[_Balanced]) -> list[_Balanced]:
 def _best_layouts(chain: ChainProblem) -> list[_Balanced]:
     """The layouts with the shortest estimates, best first; none if nothing fits."""
     layouts = list(chain.sizes.layouts(chain.problem.devices))
-    bounds = [chain.least_seconds(layout) for layout in layouts]
+    most_chunks = [chain.sizes.chunks_of(layout) for layout in layouts]
+    bounds = [
+        chain.least_seconds(dataclasses.replace(layout, chunks=chunks))
+        for layout, chunks in zip(layouts, most_chunks, strict=True)
+    ]
     found: list[_Balanced] = []
-    too_large: set[ChainLayout] = set()
-    best = np.inf
+    partitioned, best = 0, np.inf
     for index in np.argsort(bounds, kind="stable").tolist():
         layout = layouts[index]
-        if bounds[index] > best * (1 + _UNSURE) or len(found) == _PARTITIONED:
+        if bounds[index] > best * (1 + _UNSURE) or partitioned == _PARTITIONED:
             break
-        whole = dataclasses.replace(layout, chunks=1)  # with chunks, more microbatches are in flight
-        if whole in too_large or chain.least_bytes(layout) > chain.problem.cluster.memory:
+        if chain.least_bytes(layout) > chain.problem.cluster.memory:
             continue
-        balanced = _balance(chain, layout)
-        if balanced:
-            found.append(balanced)
-            best = min(best, balanced.seconds)
-        elif layout.chunks == 1 or not _balance(chain, whole):
-            too_large.add(whole)
+        whole = _balance(chain, layout)
+        if whole is None:
+            continue  # with chunks, more microbatches are in flight
+        with_chunks = _with_chunks(chain, whole, most_chunks[index], best)
+        found += [whole, *with_chunks]
+        best = min(best, *(balanced.seconds for balanced in (whole, *with_chunks)))
+        partitioned += 1
     return sorted(found, key=lambda balanced: balanced.seconds)
+
+
+def _with_chunks(chain: ChainProblem, whole: _Balanced, most: int, best: float) -> list[_Balanced]:
+    """A layout with two chunks, and with as many as shorten its step; those that may be the shortest and fit.
+
+    With v chunks filling and draining the pipeline takes 1 / v of the seconds. The first number tried is that beyond
+    which more cannot shorten the step by `_WORTHWHILE`; where it does not fit, or its partition is so uneven that it
+    takes longer than that, half as many are tried. Two are always: the shorter the ops of uneven stages, the more ranks
+    wait for each other, which only the simulation sees.
+
+    Args:
+        chain: The problem.
+        whole: The layout without chunks.
+        most: The most chunks that it can have.
+        best: Seconds of the shortest step so far.
+    """
+    worthwhile = _WORTHWHILE * whole.seconds
+    found: list[_Balanced] = []
+    chunks = min(most, math.ceil(whole.fill / worthwhile))
+    while chunks > 1:
+        expected = whole.seconds - whole.fill * (1 - 1 / chunks)
+        if expected + worthwhile > min(best, whole.seconds):
+            break
+        balanced = _balance(chain, dataclasses.replace(whole.layout, chunks=chunks))
+        found += [balanced] if balanced else []
+        is_even = balanced is not None and balanced.seconds <= expected + worthwhile
+        chunks = min(2, chunks - 1) if is_even else chunks // 2
+    return found
 
 
 def _balance(chain: ChainProblem, layout: ChainLayout) -> _Balanced | None:
@@ -108,11 +143,11 @@ def _balance(chain: ChainProblem, layout: ChainLayout) -> _Balanced | None:
     if stages is None:
         return None
     ranks = stages.rank_seconds(layers, layout.pp)
-    passes = layout.microbatches * ranks.max() + (ranks.sum() - ranks.max()) / layout.chunks
+    fill = float(ranks.sum() - ranks.max()) / layout.chunks
     work = chain.problem.unit_work(stages.plan(layers, layout).units[0], layout.microbatches)
     first = work[:: layout.pp]
     once = sum(stage.gather + stage.reduce for stage in first) + max(stage.update for stage in work)
-    return _Balanced(float(passes + once), layout, layers, stages)
+    return _Balanced(float(layout.microbatches * ranks.max()) + fill + once, fill, layout, layers, stages)
 
 
 def _scheduled_plan(problem: PlanningProblem, balanced: _Balanced) -> Plan:

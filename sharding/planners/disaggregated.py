@@ -27,6 +27,7 @@ _ESTIMATED = 2  # times as many sizes are estimated
 _SIMILAR = 0.1  # share by which layouts that are estimated may take longer by the objective
 _SLACKS = (0.0, STEP_SLACK / 4, STEP_SLACK / 2, STEP_SLACK)  # within which device-seconds count
 _UNSURE = 0.05  # share by which a layout may take longer than the shortest by an estimate that is some percent off
+_WORTHWHILE = STEP_SLACK / 4  # share by which more chunks have to shorten a step
 _SIMULATED_OPS = 25_000  # of all plans together; the first plans are simulated however many ops they have
 _ALWAYS_SIMULATED = 3
 
@@ -74,23 +75,58 @@ def _plans_within(problem: PlanningProblem, count: int, max_devices: Mapping[str
 
     The best sizes of the backbone are searched twice: with memory for more microbatches in flight than the schedule
     needs, where stages hardly wait for each other, and, for the shortest of all, without. Each number of chunks is
-    searched by itself, because the objective takes more account of the fill that chunks shorten than of their waits.
+    searched by itself, because objective and estimate take more account of the fill that chunks shorten than of their
+    waits; of three or more only the best layout is taken.
     """
     estimate = StepEstimate(problem)
-    each = -(-count // len(problem.chunk_choices))
-    layouts: list[DisjointLayout] = []
-    for chunks in problem.chunk_choices:
-        roomy = _layouts_worth_simulating(estimate, problem, each, max_devices, ROOMY, chunks)
-        layouts += roomy
-        layouts += _layouts_worth_simulating(estimate, problem, 1 if roomy else each, max_devices, 0, chunks)
+    each = -(-count // 2)
+    found: list[list[DisjointLayout]] = []  # by chunks, ascending
+    table = problem.module_tables[problem.graph.backbone.name]
+    choices: list[int] = sorted(set(problem.chunk_choices) & set(table.chunks.tolist()))
+    while choices:
+        chunks = choices.pop(0)
+        sizes = each if chunks <= 2 else 1
+        layouts = _layouts_worth_simulating(estimate, problem, sizes, max_devices, ROOMY, chunks)
+        if chunks <= 2 or not layouts:
+            layouts += _layouts_worth_simulating(estimate, problem, 1 if layouts else sizes, max_devices, 0, chunks)
+        if not layouts and chunks == 1:
+            break  # with chunks, more microbatches are in flight
+        if layouts:
+            layouts.sort(key=estimate.seconds)
+            found.append(layouts if chunks <= 2 else layouts[:1])
+            choices = _useful_chunks(problem, estimate, choices, chunks, [of[0] for of in found])
+    over_best = [(estimate.seconds(each) / estimate.seconds(of[0]), each) for of in found for each in of]
     chosen: list[DisjointLayout] = []
     ops = 0
-    for layout in sorted(layouts, key=estimate.seconds):
+    for _, layout in sorted(over_best, key=lambda entry: entry[0]):
         more = _op_count(problem, layout)
         if layout not in chosen and (len(chosen) < _ALWAYS_SIMULATED or ops + more <= _SIMULATED_OPS):
             chosen.append(layout)
             ops += more
     return [scheduled_plan(problem, layout) for layout in chosen]
+
+
+def _useful_chunks(
+    problem: PlanningProblem, estimate: StepEstimate, choices: list[int], chunks: int, found: list[DisjointLayout]
+) -> list[int]:
+    """The numbers of chunks that may shorten the step of the latest layout by `_WORTHWHILE`.
+
+    With v chunks filling and draining the pipeline takes 1 / v of the seconds. Where chunks did not shorten the
+    simulated step, more of them do not: ranks wait for a generator, or for each other in the shorter ops.
+
+    Args:
+        problem: The problem.
+        estimate: Of steps.
+        choices: Numbers of chunks, all above `chunks`.
+        chunks: Of the latest layout.
+        found: The layout with the shortest estimate for each number of chunks so far.
+    """
+    fill, worthwhile = estimate.chunk_gain(found[-1]), _WORTHWHILE * estimate.seconds(found[-1])
+    useful = [more for more in choices if fill * (1 - chunks / more) >= worthwhile]
+    if useful and len(found) > 1:
+        before, latest = (problem.simulate(scheduled_plan(problem, layout)).step for layout in found[-2:])
+        return useful if latest <= before * (1 - _WORTHWHILE) else []
+    return useful
 
 
 def _layouts_worth_simulating(

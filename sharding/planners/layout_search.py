@@ -84,9 +84,7 @@ def search_layouts(
     """
     best: list[DisjointLayout] = []
     known: dict[tuple, ParetoFront] = {}
-    for bound, sizes in _backbone_sizes(problem, solve_relaxations(problem)):
-        if chunks not in (None, sizes[-1]):
-            continue
+    for bound, sizes in _backbone_sizes(problem, solve_relaxations(problem, chunks)):
         target = best[keep - 1].seconds if len(best) >= keep else np.inf
         if bound > target * (1 + _TOLERANCE):
             break

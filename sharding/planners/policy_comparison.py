@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, Any
 from sharding.frames import make_frame
 from sharding.html import numbers
 from sharding.html.elements import Html, element, join, table
-from sharding.planners.auto import PLANNING_POLICIES, PolicyResult, SimulatedPlan, best_result, run_policy
-from sharding.planners.fewer_devices import plans_on_fewer_devices
+from sharding.planners import disaggregated
+from sharding.planners.auto import (
+    PLANNING_POLICIES,
+    PolicyResult,
+    SimulatedPlan,
+    best_result,
+    best_simulated,
+    run_policy,
+)
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.relaxation import solve_relaxations
 from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError
 from sharding.simulation.html_page import html_fragment
 from sharding.simulation.timeline import Timeline
 
@@ -20,6 +28,9 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 """Stands for all policies."""
+
+SHARES = (0.75, 0.5)
+"""Shares of the chosen plan's devices on which a comparison also plans."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -127,3 +138,15 @@ def _figures(result: PolicyResult) -> dict[str, Any]:
         "busy": timeline.busy / timeline.step,
         **idle,
     }
+
+
+def plans_on_fewer_devices(problem: PlanningProblem, devices: int) -> list[SimulatedPlan]:
+    """The best plan of `disaggregated` on each share of so many devices that holds the model, most devices first."""
+    found: list[SimulatedPlan] = []
+    for share in SHARES:
+        fewer = problem.with_devices(max(1, int(share * devices)))
+        try:
+            found.append(best_simulated(fewer, disaggregated.plans_of_best_size(fewer)))
+        except PlanError:  # the model needs more
+            break
+    return found

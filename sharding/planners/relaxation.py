@@ -122,35 +122,41 @@ class RelaxedOptima(SizeGrid):
     devices: Float[np.ndarray, "c i"]
 
 
-def solve_relaxations(problem: PlanningProblem) -> RelaxedOptima:
-    """The relaxed optimum of every combination of sizes, which no integer layout of these sizes beats."""
-    sizes, problems = relaxed_problems(problem)
+def solve_relaxations(problem: PlanningProblem, chunks: int | None = None) -> RelaxedOptima:
+    """The relaxed optimum of every combination of sizes, which no integer layout of these sizes beats.
+
+    Args:
+        problem: The problem.
+        chunks: Virtual stages per pipeline rank of the backbone; by default, each number that the problem allows.
+    """
+    sizes, problems = relaxed_problems(problem, chunks)
     return RelaxedOptima(sizes.dp, sizes.tp, sizes.chunks, *problems.solve(problem.devices))
 
 
-def relaxed_problems(problem: PlanningProblem) -> tuple[SizeGrid, RelaxedProblems]:
-    """All combinations of sizes, and their convex problems."""
+def relaxed_problems(problem: PlanningProblem, chunks: int | None = None) -> tuple[SizeGrid, RelaxedProblems]:
+    """All combinations of sizes, and their convex problems; the arguments are those of `solve_relaxations`."""
     names = problem.graph.names
-    axes = [np.arange(len(problem.row_divisors)), np.array(problem.chunk_choices)]
+    possible = np.unique(problem.module_tables[problem.graph.backbone.name].chunks)
+    axes = [np.arange(len(problem.row_divisors)), possible[(possible == chunks) | (chunks is None)]]
     axes += [np.array(problem.module_tables[name].tensor_sizes) for name in names]
-    index, chunks, *tps = (grid.ravel() for grid in np.meshgrid(*axes, indexing="ij"))
+    index, numbers, *tps = (grid.ravel() for grid in np.meshgrid(*axes, indexing="ij"))
     dp = problem.row_divisors[index]
     device_seconds, min_devices, fill = (np.zeros((len(dp), len(names))) for _ in range(3))
     constant_fill, min_stage_seconds = np.zeros(len(dp)), np.zeros(len(dp))
     for column, (name, tp) in enumerate(zip(names, tps, strict=True)):
         table = problem.module_tables[name]
         if table.module.is_backbone:
-            seconds, fewest, most = (figure[index, tp, chunks] for figure in _backbone_figures(problem, table))
+            seconds, fewest, most = (figure[index, tp, numbers] for figure in _backbone_figures(problem, table, chunks))
             ranks = dp * tp * table.fixed_ranks.cp
             device_seconds[:, column], min_devices[:, column] = ranks * seconds, ranks * fewest
-            constant_fill, min_stage_seconds = seconds / chunks, seconds / most
+            constant_fill, min_stage_seconds = seconds / numbers, seconds / most
             continue
         for size in table.tensor_sizes:
             here = tp == size
             seconds = np.array([problem.least_device_seconds(name, int(each), size) for each in problem.row_divisors])
             device_seconds[here, column] = fill[here, column] = seconds[index[here]]
             min_devices[here, column] = table.min_devices(size, problem.cluster.memory)
-    return SizeGrid(dp, np.stack(tps, axis=1), chunks), RelaxedProblems(
+    return SizeGrid(dp, np.stack(tps, axis=1), numbers), RelaxedProblems(
         device_seconds=device_seconds,
         fill=fill,
         constant_fill=constant_fill,
@@ -160,19 +166,21 @@ def relaxed_problems(problem: PlanningProblem) -> tuple[SizeGrid, RelaxedProblem
     )
 
 
-def _backbone_figures(problem: PlanningProblem, table: ModuleTable) -> tuple[Float[np.ndarray, "d t v"], ...]:
+def _backbone_figures(
+    problem: PlanningProblem, table: ModuleTable, chunks: int | None
+) -> tuple[Float[np.ndarray, "d t v"], ...]:
     """By dp, tp and chunks, over the candidates that fit: least seconds of a row, fewest stages, most stages.
 
     Where no candidate fits, the fewest stages are more than there are devices.
     """
-    dp, candidates = problem.row_divisors, np.arange(len(table.tp))
+    dp, candidates = problem.row_divisors, np.flatnonzero((table.chunks == chunks) | (chunks is None))
     index, candidate = (grid.ravel() for grid in np.meshgrid(np.arange(len(dp)), candidates, indexing="ij"))
     max_downstream_stages = table.max_downstream_stages(
         candidate, np.ones(len(index)), dp[index], problem.cluster.memory, problem.rows // dp[index]
     )
     fits = (max_downstream_stages >= int(problem.has_generators)) & (dp[index] % table.fixed_ranks.ep == 0)
     index, candidate = index[fits], candidate[fits]
-    shape = (len(dp), int(table.tp.max()) + 1, max(problem.chunk_choices) + 1)
+    shape = (len(dp), int(table.tp.max()) + 1, int(table.chunks.max()) + 1)
     seconds, fewest, most = np.full(shape, np.inf), np.full(shape, problem.devices + 1.0), np.ones(shape)
     cell = (index, table.tp[candidate], table.chunks[candidate])
     np.minimum.at(seconds, cell, table.fill[candidate, -1] * table.chunks[candidate])

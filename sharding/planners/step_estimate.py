@@ -72,6 +72,12 @@ class StepEstimate:
         stalls = _stalls(of) if any(choice.dealt for choice in layout.choices.values()) else 0.0
         return longest + steady * stalls + self._burst(of) + max(module.update for module in of.values())
 
+    def chunk_gain(self, layout: DisjointLayout) -> float:
+        """Seconds by which more chunks of the backbone can shorten a layout's step at most: its path through them."""
+        name = self._problem.graph.backbone.name
+        own = self._module(name, layout.choices[name], layout.microbatches)
+        return (own.forward + own.backward) / own.chunks * (own.pp - 1) / own.pp
+
     def _burst(self, of: dict[str, _ModuleSeconds]) -> float:
         """Seconds by which a generator falls behind a backbone with chunks before it returns the first gradients.
 

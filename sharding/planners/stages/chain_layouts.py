@@ -36,14 +36,14 @@ class ChainSizes:
     most_chunks: int = 1
 
     def layouts(self, devices: int) -> Iterator[ChainLayout]:
-        """Layouts with as many replicas as fit the devices and divide the rows, for each tp, pp, chunks and rows."""
+        """Layouts without chunks: as many replicas as fit the devices and divide the rows, for each tp, pp and rows."""
         for sizes in self.tensor_sizes:
             tp = max(sizes)
             for pp in range(1, min(self.layers, devices // (tp * self.cp)) + 1):
                 for multiple in ROW_MULTIPLES:
                     dp = self._most_replicas(devices // (tp * self.cp * pp), _rows_of_each(sizes) * multiple)
                     if dp:
-                        yield from self._with_chunks(self._layout(sizes, pp, dp, multiple))
+                        yield self._layout(sizes, pp, dp, multiple)
 
     def layouts_by_devices(self) -> Iterator[ChainLayout]:
         """Layouts without chunks, with the fewest rows in a microbatch, by the number of their devices."""
@@ -73,12 +73,11 @@ class ChainSizes:
             microbatches=self.rows // (dp * _rows_of_each(sizes) * multiple),
         )
 
-    def _with_chunks(self, layout: ChainLayout) -> Iterator[ChainLayout]:
-        """The layout with each number of chunks; more than one where pp divides the microbatches."""
-        yield layout
-        if layout.pp > 1 and layout.microbatches % layout.pp == 0:
-            for chunks in range(2, min(self.most_chunks, self.layers // layout.pp) + 1):
-                yield dataclasses.replace(layout, chunks=chunks)
+    def chunks_of(self, layout: ChainLayout) -> int:
+        """The most virtual stages that a rank of a layout can have: 1 where pp does not divide the microbatches."""
+        if layout.pp == 1 or layout.microbatches % layout.pp:
+            return 1
+        return max(1, min(self.most_chunks, self.layers // layout.pp))
 
 
 def _rows_of_each(sizes: tuple[int, ...]) -> int:

@@ -10,6 +10,7 @@ from configs.architectures import ModelConfig
 from sharding.planners import balanced
 from sharding.planners.auto import run_policy
 from sharding.planners.chain_problem import ChainProblem
+from sharding.planners.problem import STEP_SLACK
 from sharding.planners.stages.chain_stages import rank_bytes, recomputed_stages
 from sharding.planners.stages.layer_chain import spread
 from sharding.planners.stages.partition_baselines import PARTITION_METHODS
@@ -58,7 +59,7 @@ def test_its_slowest_rank_is_no_slower_than_that_of_partitions_that_see_less(mem
     of = problem(UNEVEN, devices=3, rows=8, memory=memory)
     chain = ChainProblem(of)
     for layout in chain.sizes.layouts(3):
-        if layout.chunks > 1 or layout.pp == 1:
+        if layout.pp == 1:
             continue
         layers = chain.layers(layout, 0)
         best = balanced.balanced_stages(layers, layout, memory)
@@ -98,14 +99,22 @@ def test_plans_beyond_those_that_are_simulated_first_are_spare(monkeypatch):
     assert dataclasses.replace(run_policy(of, "balanced").plan, made_for=fitting[0].made_for) == fitting[0]
 
 
-def test_any_number_of_chunks():
+def deep_problem(chunks):
     model = ModelConfig((dataclasses.replace(VISION, depth=9),), dataclasses.replace(BACKBONE, depth=9), ())
-    of = dataclasses.replace(problem(model, devices=2, rows=8, chunks=(1, 2, 3, 4, 5)), tensor_sizes=(1,))
-    tried = {layout.chunks for layout in ChainProblem(of).sizes.layouts(2)}
-    assert tried == {1, 2, 3, 4, 5}
-    plans = balanced.plans(of)
-    chunked = [plan for plan in plans if plan.units[0].chunks > 1]
-    assert chunked and all(plan.schedule == "interleaved" and plan.units[0].forward_seconds for plan in chunked)
+    tight = problem(model, devices=2, rows=8, memory=2.9e7, chunks=chunks)
+    return dataclasses.replace(tight, tensor_sizes=(1,))
+
+
+def test_layouts_have_two_chunks_and_as_many_as_shorten_the_step():
+    of = deep_problem(tuple(range(1, 10)))
+    sizes = ChainProblem(of).sizes
+    most = {layout.pp: sizes.chunks_of(layout) for layout in sizes.layouts(2) if layout.microbatches % layout.pp == 0}
+    assert most == {1: 1, 2: 9}
+    chunked = [plan for plan in balanced.plans(of) if plan.units[0].chunks > 1]
+    assert {plan.units[0].chunks for plan in chunked} == {2, 4}  # 9 do not fit
+    assert all(plan.schedule == "interleaved" and plan.units[0].forward_seconds for plan in chunked)
+    alone = run_policy(deep_problem((1,)), "balanced").timeline.step
+    assert run_policy(of, "balanced").timeline.step <= alone * (1 + STEP_SLACK)
 
 
 def test_spare_memory_holds_more_microbatches():

@@ -2,8 +2,7 @@
 
 from sharding.planners.auto import best_simulated, run_policy
 from sharding.planners.disaggregated import plans_of_best_size
-from sharding.planners.fewer_devices import SHARES, plans_on_fewer_devices
-from sharding.planners.policy_comparison import compare_policies
+from sharding.planners.policy_comparison import SHARES, compare_policies, plans_on_fewer_devices
 from tests.sharding.planners.problems import problem
 
 

@@ -211,3 +211,14 @@ def test_no_policy_has_a_plan():
     of = problem(memory=1e5)
     with pytest.raises(PlanError, match="rigid, rigid_first_stage: .*disaggregated: unit backbone"):
         best_result(of, [run_policy(of, policy) for policy in PLANNING_POLICIES])
+
+
+def test_more_chunks_are_tried_while_they_shorten_the_step():
+    model = ModelConfig((VISION,), dataclasses.replace(BACKBONE, depth=12), ())
+    fewest, two, many = (
+        dataclasses.replace(problem(model, devices=5, rows=8, memory=1.6e7, chunks=chunks), tensor_sizes=(1,))
+        for chunks in ((1,), (1, 2), tuple(range(1, 13)))
+    )
+    assert {plan.unit_of("backbone").chunks for plan in disaggregated.plans(many)} == {1, 2, 3, 4}
+    steps = [run_policy(of, "disaggregated").timeline.step for of in (fewest, two, many)]
+    assert steps[2] < steps[1] < steps[0]
