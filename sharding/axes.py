@@ -14,6 +14,9 @@ class Axes:
         data: Axes over which rows are split and gradients are summed.
         tensor: Axes over which heads, feed-forward widths and the vocabulary are split.
         expert: Axes over which experts are split.
+        fsdp: Axes of `data` over which weights are divided until a layer computes, and gradients from then on (fully
+            sharded data parallelism, arXiv 1910.02054, stage 3); none where each replica holds all weights. They
+            include those of `expert`.
         sequence: Axes over which the positions of a row are divided between split matmuls: none, or all of `tensor`.
         collective_matmul: Implementation of the collectives around split matmuls (`pallas_kernels.collective_matmul`).
     """
@@ -21,17 +24,20 @@ class Axes:
     data: tuple[str, ...] = ()
     tensor: tuple[str, ...] = ()
     expert: tuple[str, ...] = ()
+    fsdp: tuple[str, ...] = ()
     sequence: tuple[str, ...] = ()
     collective_matmul: CollectiveMatmul = "reference"
 
     def __post_init__(self) -> None:
-        for purpose in ("data", "tensor", "expert", "sequence"):
+        for purpose in ("data", "tensor", "expert", "fsdp", "sequence"):
             if isinstance(getattr(self, purpose), str):
                 raise TypeError(f"Axes.{purpose} is the string {getattr(self, purpose)!r}; give a tuple of axis names")
         # An axis may serve data and expert at once, but rows and widths never share one.
         shared = set(self.tensor) & (set(self.data) | set(self.expert))
         if shared:
             raise ValueError(f"Axes.tensor shares {', '.join(sorted(shared))} with data or expert; use another axis")
+        if not set(self.fsdp) <= set(self.data):
+            raise ValueError(f"Axes.fsdp is {self.fsdp}; give axes of data, {self.data}")
         if self.sequence not in ((), self.tensor):
             raise ValueError(f"Axes.sequence is {self.sequence}; give none, or those of tensor, {self.tensor}")
 

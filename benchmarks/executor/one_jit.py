@@ -33,7 +33,10 @@ class OneJit:
 
     def __init__(self, engine: Engine, device: jax.Device) -> None:
         self._engine, self._device = engine, device
-        self._stages = [(layout, make_stage_function(layout)) for layout in engine.stage_layouts.values()]
+        self._stages = [
+            (stage.layout, make_stage_function(stage.layout, stage.master_weights.compute_specs))
+            for stage in engine.stages.values()
+        ]
         self._runs: list[PieceRun] = [run for layout, _ in self._stages for run in layout.piece_runs]
         self._optimizers = {
             key: optimizer for stage in engine.stages for key, optimizer in engine.stage_optimizers(stage).items()

@@ -13,8 +13,11 @@ from typing import NamedTuple
 from sharding.axes import Axes
 from sharding.plans.unit_plan import UnitPlan
 
-STAGE_AXES = Axes(data=("data", "expert"), tensor=("tensor",), expert=("expert",))
-"""The axes of a stage whose modules all have one tensor-parallel size: consecutive data ranks split the experts."""
+STAGE_AXES = Axes(data=("data", "fsdp", "expert"), tensor=("tensor",), expert=("expert",))
+"""The axes of a stage whose modules all have one tensor-parallel size and whole weights on every replica.
+
+Consecutive data ranks split the experts; fully sharded weights are divided over these ranks and those of "fsdp".
+"""
 
 
 def tensor_axes(sizes: Mapping[str, int]) -> dict[frozenset[str], int]:
@@ -59,23 +62,29 @@ class StageAxes:
 
 
 def stage_axes(unit: UnitPlan) -> StageAxes:
-    """The mesh of each stage of a unit: "data", "expert", and one axis or several for tensor parallelism."""
+    """The mesh of each stage of a unit: "data", "fsdp", "expert", and one axis or several for tensor parallelism."""
+    own_axes = dataclasses.replace(STAGE_AXES, fsdp=("fsdp", "expert") if unit.fsdp > 1 else ())
     if not unit.module_tp:
-        sizes = dict(zip((*STAGE_AXES.data, *STAGE_AXES.tensor), (unit.dp // unit.ep, unit.ep, unit.tp), strict=True))
-        return StageAxes(sizes, dict.fromkeys(unit.modules, STAGE_AXES))
+        sizes = _data_sizes(unit, unit.dp) | {"tensor": unit.tp}
+        return StageAxes(sizes, dict.fromkeys(unit.modules, own_axes))
     factors = tensor_axes({module: unit.tensor_ranks_of(module) for module in unit.modules})
     names = {users: _axis_name(users, unit.modules) for users in factors}
     shared = unit.dp * unit.tp // math.prod(factors.values())
-    data, expert = STAGE_AXES.data
-    sizes = {data: shared // unit.ep, expert: unit.ep} | {names[users]: size for users, size in factors.items()}
+    sizes = _data_sizes(unit, shared) | {names[users]: size for users, size in factors.items()}
     tensor = {module: tuple(names[users] for users in factors if module in users) for module in unit.modules}
     return StageAxes(
         sizes,
         {
-            module: dataclasses.replace(STAGE_AXES, data=tuple(name for name in sizes if name not in own), tensor=own)
+            module: dataclasses.replace(own_axes, data=tuple(name for name in sizes if name not in own), tensor=own)
             for module, own in tensor.items()
         },
     )
+
+
+def _data_sizes(unit: UnitPlan, replicas: int) -> dict[str, int]:
+    """Sizes of the axes over which all modules divide rows, together `replicas`."""
+    sharded = max(unit.fsdp, unit.ep)
+    return {"data": replicas // sharded, "fsdp": sharded // unit.ep, "expert": unit.ep}
 
 
 def _axis_name(users: frozenset[str], modules: Sequence[str]) -> str:

@@ -67,6 +67,10 @@ class UnitPlan:
             (ring attention, arXiv 2310.01889).
         ep: Expert ranks: `ep` consecutive data-parallel replicas divide the experts of every layer that has some.
             They take no devices of their own.
+        fsdp: Consecutive data-parallel replicas that divide all weights, gradients and optimizer state among them (fully
+            sharded data parallelism): a layer's weights are gathered when it computes, and its gradients scattered. 1:
+            every replica holds whole weights for a step (ZeRO-1). Below dp: hybrid, with a copy of the weights in each
+            group. A multiple of `ep`, if above 1.
         collectives: What the tensor ranks do around split matmuls. `reduce`: every rank has all positions, and sums are
             all-reduced. `gather`: ranks divide the positions (sequence parallelism, arXiv 2205.05198), which are
             gathered before a matmul and scattered after one. `ring`: the same, in parts that are sent while others are
@@ -95,6 +99,7 @@ class UnitPlan:
     chunks: int = 1
     cp: int = 1
     ep: int = 1
+    fsdp: int = 1
     collectives: CollectivesName = "reduce"
     extra_in_flight: int = 0
     forward_seconds: tuple[float, ...] = ()
@@ -105,7 +110,7 @@ class UnitPlan:
     def __post_init__(self) -> None:
         if not self.name or not self.modules or not self.layers:
             raise PlanError(f"unit {self.name!r}: a unit needs a name, at least one module and at least one stage")
-        for key in ("dp", "tp", "chunks", "cp", "ep"):
+        for key in ("dp", "tp", "chunks", "cp", "ep", "fsdp"):
             if getattr(self, key) < 1:
                 raise PlanError(f"unit {self.name}: {key} is {getattr(self, key)}; it must be at least 1")
         self._check_phase_rows()
@@ -120,6 +125,11 @@ class UnitPlan:
             raise PlanError(
                 f"unit {self.name}: ep {self.ep} does not divide dp {self.dp}; the replicas divide the experts among "
                 "them, so choose an ep that divides dp"
+            )
+        if self.fsdp > 1 and (self.dp % self.fsdp or self.fsdp % self.ep):
+            raise PlanError(
+                f"unit {self.name}: fsdp {self.fsdp} must divide dp {self.dp} and be a multiple of ep {self.ep}; the "
+                "replicas divide the weights among them, so choose such a number, or 1 for whole weights"
             )
         self._check_module_tp()
         self._check_device_list()
@@ -151,9 +161,10 @@ class UnitPlan:
             raise PlanError(f"{given} does not contain tp {self.tp}; let tp be that of one of its modules")
         if len(set(self.module_tp)) == 1:
             raise PlanError(f"{given} is tp {self.tp} for all; leave module_tp out")
-        together = math.lcm(*self.module_tp) * self.ep
+        together = math.lcm(*self.module_tp) * max(self.ep, self.fsdp)
         if self.dp * self.tp % together:
-            experts = f" and ep {self.ep}" if self.ep > 1 else ""
+            sharing = (("ep", self.ep), ("fsdp", self.fsdp))
+            experts = "".join(f" and {name} {size}" for name, size in sharing if size > 1)
             raise PlanError(
                 f"{given}{experts} need a multiple of {together} devices a stage, but it has dp {self.dp} x tp "
                 f"{self.tp} = {self.dp * self.tp}; choose another dp"

@@ -162,7 +162,7 @@ def _stage_definition(stage_id: StageId, stage: PlacedStage) -> StageDefinition:
     layout = stage.layout
     return StageDefinition(
         stage_id=stage_id,
-        apply=make_stage_function(layout),
+        apply=make_stage_function(layout, stage.master_weights.compute_specs),
         partition_specs=stage.master_weights.compute_specs,
         shapes=stage.master_weights.compute_shapes,
         trained_keys=stage.trained_keys,

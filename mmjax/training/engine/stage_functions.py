@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from mmjax.models.layers.lora import join_adapters
 from mmjax.models.layers.tensor_parallel import MATMUL_CHECKPOINT_NAME, all_gather_positions, local_positions
@@ -19,12 +20,14 @@ from mmjax.models.structure.module import (
     module_losses,
 )
 from mmjax.models.structure.parameters import piece_definition
+from mmjax.training.engine.fully_sharded import gather_weights_of
 from mmjax.training.engine.stage_layouts import PieceRun, StageLayout, piece_key
 from pallas_kernels.collective_matmul import gather_sequence, split_sequence
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
 from sharding.plans.stage_axes import row_reshard
 from sharding.runtime.stages.definition import StageOutput
+from sharding.runtime.stages.master_weights import is_partition_spec
 from sharding.runtime.stages.residuals import HOST_MEMORY
 from sharding.specs.layer import RecomputePolicy
 from sharding.trees import Tree, get_leaf, set_leaf
@@ -50,8 +53,12 @@ RECOMPUTATION_POLICIES: dict[RecomputePolicy, Callable[[Callable], Callable]] = 
 """Activation recomputation of a layer by name: what the forward saves and the backward computes again."""
 
 
-def make_stage_function(layout: StageLayout) -> Callable:
+def make_stage_function(layout: StageLayout, specs: Tree) -> Callable:
     """The stage as a function of one device's shards, as `StageDefinition.apply` has it.
+
+    Args:
+        layout: The layers of the stage.
+        specs: Specs of all its compute weights, by which fully sharded ones are known.
 
     Returns:
         `(parameters, inputs, batch, axes) -> StageOutput`: inputs and outputs by channel, with the rows of a microbatch
@@ -71,7 +78,7 @@ def make_stage_function(layout: StageLayout) -> Callable:
             stack = piece_key(run.parameter_key)
             if stack not in shared_inputs:
                 shared_inputs[stack] = _shared_inputs(run, batch.get(module, {}))
-            output = _apply_layers(layout, run, parameters, x, shared_inputs[stack], piece_axes)
+            output = _apply_layers(layout, run, (parameters, specs), x, shared_inputs[stack], piece_axes)
             if isinstance(output, LayerOutput):
                 name = auxiliary_loss_name(module, BALANCING_LOSS)
                 losses[name] = losses[name] + output.auxiliary_loss if name in losses else output.auxiliary_loss
@@ -125,13 +132,17 @@ def _shared_inputs(run: PieceRun, batch: Arrays) -> Any:
     return run.piece.shared_inputs(batch) if run.piece.shared_inputs else batch
 
 
-def _apply_layers(layout: StageLayout, run: PieceRun, parameters: Tree, x: Any, shared: Any, axes: Axes) -> Any:
+def _apply_layers(
+    layout: StageLayout, run: PieceRun, parameters_and_specs: tuple[Tree, Tree], x: Any, shared: Any, axes: Axes
+) -> Any:
     """Runs a piece, or a run of a stack's layers by `lax.scan` over their stacked parameters."""
     definition = piece_definition(run.piece)
-    own_parameters = _piece_parameters(layout, run, parameters)
+    own_parameters, own_specs = (_piece_parameters(layout, run, tree) for tree in parameters_and_specs)
     layer = RECOMPUTATION_POLICIES[run.recompute](lambda weights, x, shared: definition.apply(weights, x, shared, axes))
     if not run.piece.layers:
-        return layer(own_parameters, x, shared)
+        return gather_weights_of(layer, own_specs, axes)(own_parameters, x, shared)
+    of_layer = jax.tree.map(lambda spec: P(*spec[1:]), own_specs, is_leaf=is_partition_spec)
+    layer = gather_weights_of(layer, of_layer, axes)
 
     def scan_layer(x: jax.Array, weights: Tree) -> tuple[jax.Array, jax.Array | None]:
         output = layer(weights, x, shared)
@@ -142,7 +153,7 @@ def _apply_layers(layout: StageLayout, run: PieceRun, parameters: Tree, x: Any, 
 
 
 def _piece_parameters(layout: StageLayout, run: PieceRun, parameters: Tree) -> Tree:
-    """The parameters that a piece computes with: its own, its adapters', and those tied to a piece of this stage."""
+    """The parameters (or specs) of a piece: its own, its adapters', and those tied to a piece of this stage."""
     module = run.module
     adapters = parameters.get(run.key_of(module.adapter_piece(run.piece.name)), {})
     own_parameters = join_adapters(parameters[run.parameter_key], adapters)

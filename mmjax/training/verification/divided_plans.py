@@ -54,6 +54,7 @@ class Parallelism:
     recompute: tuple[RecomputePolicy, ...] = ("none",)
     chunks: int = 1
     ep: int = 1
+    fsdp: int = 1
     collectives: CollectivesName = "reduce"
     extra_in_flight: int = 0
     rows: int = 0
@@ -137,6 +138,7 @@ def plan_by_module(
                 recompute=_recompute(division.recompute, layers),
                 chunks=division.chunks,
                 ep=division.ep,
+                fsdp=division.fsdp,
                 collectives=division.collectives,
                 extra_in_flight=min(division.extra_in_flight, microbatches * division.chunks - 1),
                 rows=division.rows,

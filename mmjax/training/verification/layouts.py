@@ -182,7 +182,7 @@ def _no_encoder() -> NamedLayout:
 def describe_parallelism(divisions: Sequence[Parallelism], microbatches: int) -> str:
     """Such as `dp 3 -> 2 -> 1, 2 microbatches`; sizes that are 1 for all are left out."""
     words = []
-    for name, default in (("dp", 1), ("tp", 1), ("pp", 1), ("chunks", 1), ("ep", 1), ("rows", 0)):
+    for name, default in (("dp", 1), ("tp", 1), ("pp", 1), ("chunks", 1), ("ep", 1), ("fsdp", 1), ("rows", 0)):
         sizes = [getattr(division, name) for division in divisions]
         if max(sizes) > default:
             words.append(f"{name} {' -> '.join(map(str, sizes))}")
@@ -205,12 +205,21 @@ _GATHER, _RING = Parallelism(tp=2, collectives="gather"), Parallelism(tp=2, coll
 _RING_PP = Parallelism(tp=2, pp=2, collectives="ring")
 _SELECTIVE, _FULL = Parallelism(recompute=("selective",)), Parallelism(dp=2, recompute=("full",))
 _SELECTIVE_RING = Parallelism(tp=2, recompute=("selective",), collectives="ring")
+_FSDP2 = Parallelism(dp=2, fsdp=2)
+_HYBRID = Parallelism(dp=6, fsdp=2, recompute=("none", "selective"))
 _BY_TURNS = Parallelism(recompute=("full", "offload", "none", "selective"))
 
 # Compilation takes most of the time, so each layout combines several features whose errors can be told apart.
 LAYOUT_KINDS: dict[str, LayoutKind] = {
     "one device": _one_device,
     "data parallelism": _all_alike([Parallelism(dp=n) for n in (8, 6, 4, 3, 2)]),
+    "fully sharded": _either(*(_all_alike([Parallelism(dp=n, fsdp=n)]) for n in (8, 4, 2))),
+    "fully sharded in groups of replicas, and with tensor ranks in a pipeline": _each_its_own(
+        (_HYBRID, Parallelism(dp=2, tp=2, pp=2, fsdp=2, collectives="ring", recompute=("full",)), _FSDP2),
+        (_FSDP2, Parallelism(dp=2, tp=2, pp=2, fsdp=2, recompute=("full",)), UNDIVIDED),
+        (UNDIVIDED, _FSDP2, UNDIVIDED),
+        together=True,
+    ),
     "tensor parallelism": _all_alike([Parallelism(tp=n) for n in (8, 4, 2)]),
     "uneven pipeline, 1F1B": _each_its_own(
         (_EXTRA, _EXTRA_PP3, UNDIVIDED), (_EXTRA, _EXTRA_PP2, UNDIVIDED), microbatches=(4, *_SEVERAL)
@@ -296,6 +305,10 @@ EXPERT_LAYOUT_KINDS: dict[str, LayoutKind] = {
         microbatches=(3, 2),
     ),
     "expert ranks that are some of the replicas": _each_its_own((_DP2, Parallelism(dp=4, ep=2), UNDIVIDED)),
+    "expert ranks, fully sharded": _each_its_own(
+        (_DP2, Parallelism(dp=4, ep=2, fsdp=4, recompute=("selective",)), UNDIVIDED),
+        (UNDIVIDED, Parallelism(dp=2, ep=2, fsdp=2), UNDIVIDED),
+    ),
     "expert and tensor ranks in a pipeline": _each_its_own(
         (_DP2, _EP_TP_PP, _TP2), (_DP2, Parallelism(dp=2, pp=2, ep=2), UNDIVIDED), together=True
     ),

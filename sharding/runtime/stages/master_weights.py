@@ -3,7 +3,8 @@
 Master weights are float32, one tree for each layer, sharded over the data axes as well as over the tensor axes (ZeRO-1,
 arXiv 1910.02054), so that a checkpoint can store them as they are. `gather` casts and stacks them once a step; the
 program of `make_reduce` brings gradients back to the same layout. Experts are split over some of the data axes, the
-expert axes, and are gathered and reduced over the others alone.
+expert axes, and are gathered and reduced over the others alone. Likewise fully sharded weights: between layers' uses
+they stay divided over the axes `Axes.fsdp`.
 """
 
 import dataclasses
@@ -57,19 +58,53 @@ def replicated_data_axes(spec: P, axes: Axes) -> tuple[str, ...]:
     return tuple(name for name in axes.data if name not in used)
 
 
-def master_spec(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -> P:
-    """The spec of a parameter's master weights.
+def compute_spec(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -> P:
+    """The spec of a parameter's compute weights outside of the layers that use them.
 
-    Dimensions that the module splits stay split; the remaining data axes divide the largest other dimension that they
+    Dimensions that the module splits stay split; of the others, the axes of `Axes.fsdp` divide the largest that they
     divide evenly, if there is one.
     """
     spec = list(_mesh_axes(split, axes))
+    sharding_axes = tuple(name for name in axes.fsdp if name in replicated_data_axes(P(*spec), axes))
+    return _with_largest_divided(shape, spec, mesh, sharding_axes)
+
+
+def master_spec(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -> P:
+    """The spec of a parameter's master weights.
+
+    They are divided as the compute weights are. The remaining data axes divide the same dimension further, or the
+    largest that nothing divides, where they divide it evenly.
+    """
+    spec = list(compute_spec(shape, split, mesh, axes))
     data_axes = replicated_data_axes(P(*spec), axes)
-    replicas = device_count_along(mesh, data_axes)
-    divisible = [dim for dim, entry in enumerate(spec) if entry is None and shape[dim] % replicas == 0]
-    if divisible and replicas > 1:
-        spec[max(divisible, key=lambda dim: shape[dim])] = data_axes
+    sharded = fully_sharded_dimension(P(*spec), axes)
+    if sharded is not None:
+        dim, own_axes = sharded
+        if shape[dim] % device_count_along(mesh, (*own_axes, *data_axes)) == 0:
+            spec[dim] = (*own_axes, *data_axes)
+            return P(*spec)
+    return _with_largest_divided(shape, spec, mesh, data_axes)
+
+
+def _with_largest_divided(shape: tuple[int, ...], spec: list[Any], mesh: Mesh, axes: tuple[str, ...]) -> P:
+    """The spec with the largest dimension that nothing divides divided over `axes`, if one can be."""
+    ranks = device_count_along(mesh, axes)
+    divisible = [dim for dim, entry in enumerate(spec) if entry is None and shape[dim] % ranks == 0]
+    if divisible and ranks > 1:
+        spec[max(divisible, key=lambda dim: shape[dim])] = axes
     return P(*spec)
+
+
+def fully_sharded_dimension(spec: P, axes: Axes) -> tuple[int, tuple[str, ...]] | None:
+    """The dimension of a parameter that its compute spec divides over axes of `Axes.fsdp`, and these; None for none.
+
+    A dimension of experts, which the expert axes alone divide, is not meant.
+    """
+    for dim, entry in enumerate(spec):
+        names = entry if isinstance(entry, tuple) else (entry,)
+        if set(names) & (set(axes.fsdp) - set(axes.expert)):
+            return dim, names
+    return None
 
 
 def device_count_along(mesh: Mesh, names: tuple[str, ...]) -> int:
@@ -115,7 +150,7 @@ class StageMasterWeights:
         self.compute_shapes = {key: self._own_compute_shapes(stack) for key, stack in layer_stacks.items()}
         for key, stack in layer_stacks.items():
             for path, shape in stack.tied_shapes.items():
-                spec = P(*_mesh_axes(stack.tied_splits[path], axes_of[key]))
+                spec = compute_spec(shape.shape, stack.tied_splits[path], mesh, axes_of[key])
                 struct = jax.ShapeDtypeStruct(shape.shape, dtype)
                 self.compute_specs[key] = set_leaf(self.compute_specs[key], path, spec)
                 self.compute_shapes[key] = set_leaf(self.compute_shapes[key], path, struct)
@@ -128,7 +163,11 @@ class StageMasterWeights:
 
     def _own_compute_specs(self, stack: LayerStackShapes, axes: Axes) -> Tree:
         leading = (None,) if stack.stacked else ()
-        return jax.tree.map(lambda _, split: P(*leading, *_mesh_axes(split, axes)), stack.shapes, stack.splits)
+
+        def spec(shape: jax.ShapeDtypeStruct, split: Split) -> P:
+            return P(*leading, *compute_spec(shape.shape, split, self.mesh, axes))
+
+        return jax.tree.map(spec, stack.shapes, stack.splits)
 
     def _own_compute_shapes(self, stack: LayerStackShapes) -> Tree:
         leading = (len(stack.layers),) if stack.stacked else ()
@@ -149,7 +188,7 @@ class StageMasterWeights:
         """The program that sums gradients over replicas and unstacks them by layer, sharded like the master weights.
 
         Gradients of experts are summed over the replicas that hold the same experts. Gradients of tied weights are
-        summed too, but stay replicated over the data axes: they go on to the stage that owns the weight.
+        summed too, but stay as the compute weights lie: they go on to the stage that owns the weight.
         """
         shardings = {}
         for key in sorted(trained_keys):

@@ -18,7 +18,8 @@ LeafSource = Literal["saved", "available", "static"]
 """Where the backward program gets a leaf from: the residuals, its own operands, or the structure itself."""
 
 
-@dataclasses.dataclass(frozen=True)
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False)
 class VjpStructure:
     """A vjp function without its arrays.
 

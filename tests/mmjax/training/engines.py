@@ -118,3 +118,17 @@ def gradients_and_summary(engine: Engine, batch, state=None):
         noisy_state(engine) if state is None else state, engine.place_batch(batch, STEP)
     )
     return trees_by_module(gradients), decision
+
+
+def assert_step_of_one_device(engine: Engine, rows: int = 8) -> None:
+    """Losses, gradients and their norm are those of `reference`."""
+    batch = tiny_batch(engine.config, rows)
+    losses, expected = reference(engine.config)(noisy_parameters(engine.config), batch)
+    expected = trained_pieces(engine, expected)
+    gradients, decision = gradients_and_summary(engine, batch)
+    np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
+    assert jax.tree.structure(gradients) == jax.tree.structure(expected)
+    error, name = largest_error(gradients, expected)
+    assert error < 1e-3, name
+    squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
+    np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)

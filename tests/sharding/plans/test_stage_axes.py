@@ -44,8 +44,8 @@ def rows_of_devices(axes, sizes, rows):
 def test_equal_sizes_have_one_tensor_axis_also_of_size_1():
     for tp in (1, 2):
         of = stage_axes(UnitPlan("u", ("a", "b"), tuple(range(4 * tp)), dp=4, tp=tp, layers=(2,), ep=2))
-        assert of.sizes == {"data": 2, "expert": 2, "tensor": tp}
-        assert list(of.sizes) == ["data", "expert", "tensor"]
+        assert of.sizes == {"data": 2, "fsdp": 1, "expert": 2, "tensor": tp}
+        assert list(of.sizes) == ["data", "fsdp", "expert", "tensor"]
         assert of.modules == {"a": STAGE_AXES, "b": STAGE_AXES}
 
 
@@ -61,7 +61,7 @@ def test_equal_sizes_have_one_tensor_axis_also_of_size_1():
 )
 def test_sizes_are_factored_by_the_modules_that_have_the_factor(sizes, expected):
     of = stage_axes(unit(sizes, copies=3))
-    assert of.sizes == {"data": 3, "expert": 1, **expected}
+    assert of.sizes == {"data": 3, "fsdp": 1, "expert": 1, **expected}
 
 
 @hypothesis.given(SIZES, st.integers(1, 3), st.sampled_from([1, 2]))
@@ -130,6 +130,6 @@ def split(rows, sizes, names):
 
 def test_a_module_without_tensor_ranks_sends_to_one_with_some_by_gathering_alone():
     axes = stage_axes(unit((1, 2))).modules
-    assert axes["m0"] == Axes(data=("data", "expert", "tensor/m1"), expert=("expert",))
+    assert axes["m0"] == Axes(data=("data", "fsdp", "expert", "tensor/m1"), expert=("expert",))
     assert row_reshard(axes["m0"], axes["m1"]) == (("tensor/m1",), ())
     assert row_reshard(axes["m1"], axes["m0"]) == ((), ("tensor/m1",))

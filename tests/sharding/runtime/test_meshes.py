@@ -14,8 +14,8 @@ from sharding.runtime.meshes import module_axes, stage_meshes, submesh
 
 def test_a_submesh_has_all_axes_with_its_devices_in_row_major_order():
     devices = jax.devices()
-    mesh = submesh(devices[:6], {"data": 3, "expert": 1, "tensor": 2})
-    assert mesh.axis_names == ("data", "expert", "tensor")
+    mesh = submesh(devices[:6], {"data": 3, "fsdp": 1, "expert": 1, "tensor": 2})
+    assert mesh.axis_names == ("data", "fsdp", "expert", "tensor")
     assert mesh.devices.tolist() == [[devices[0:2]], [devices[2:4]], [devices[4:6]]]
     with pytest.raises(ValueError, match="data 3 x tensor 2 cannot be made of 5 devices"):
         submesh(devices[:5], {"data": 3, "tensor": 2})
@@ -26,7 +26,7 @@ def test_every_virtual_stage_has_a_submesh():
     unit = UnitPlan("mind", ("backbone",), (7, 6, 1, 0), tp=2, layers=(1, 2), recompute=("none",) * 2)
     meshes = stage_meshes(Plan((unit,)), devices)
     assert list(meshes) == [("mind", 0), ("mind", 1)]
-    assert meshes[("mind", 1)].devices.tolist() == [[[devices[1], devices[0]]]]
+    assert meshes[("mind", 1)].devices.tolist() == [[[[devices[1], devices[0]]]]]
     with pytest.raises(PlanError, match="needs device 7, but there are 2 devices"):
         stage_meshes(Plan((unit,)), devices[:2])
 
@@ -46,7 +46,7 @@ def test_axes_follow_the_collectives_of_the_plan_and_a_fallback_is_logged_once(
 ):
     warn_once.cache_clear()
     unit = UnitPlan("mind", ("backbone",), tuple(range(tp)), tp=tp, collectives=collectives)
-    mesh = submesh(jax.devices()[:tp], {"data": 1, "expert": 1, "tensor": tp})
+    mesh = submesh(jax.devices()[:tp], {"data": 1, "fsdp": 1, "expert": 1, "tensor": tp})
     axes = module_axes(unit, mesh)["backbone"]
     assert (axes.tensor, axes.sequence, axes.collective_matmul) == (("tensor",), sequence, matmul)
     assert axes.without_sequence.sequence == ()
@@ -62,7 +62,7 @@ def test_a_module_without_tensor_ranks_beside_one_with_some_divides_no_positions
     unit = UnitPlan("chain", ("eyes", "mind"), (0, 1), tp=2, module_tp=(1, 2), layers=(2,), collectives="ring")
     (mesh,) = stage_meshes(Plan((unit,)), jax.devices()).values()
     axes = module_axes(unit, mesh)
-    assert dict(mesh.shape) == {"data": 1, "expert": 1, "tensor/mind": 2}
-    assert axes["eyes"] == Axes(data=("data", "expert", "tensor/mind"), expert=("expert",))
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "expert": 1, "tensor/mind": 2}
+    assert axes["eyes"] == Axes(data=("data", "fsdp", "expert", "tensor/mind"), expert=("expert",))
     own = ("tensor/mind",)
-    assert axes["mind"] == Axes(("data", "expert"), own, ("expert",), sequence=own, collective_matmul="ring")
+    assert axes["mind"] == Axes(("data", "fsdp", "expert"), own, ("expert",), sequence=own, collective_matmul="ring")

@@ -55,19 +55,6 @@ def chain(vision, backbone, layers=(5,), microbatches=2, dp=1, schedule="1f1b", 
     return Plan((unit,), microbatches, schedule)
 
 
-def check(engine, rows=8):
-    batch = tiny_batch(engine.config, rows)
-    losses, expected = reference(engine.config)(noisy_parameters(engine.config), batch)
-    expected = trained_pieces(engine, expected)
-    gradients, decision = gradients_and_summary(engine, batch)
-    np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
-    assert jax.tree.structure(gradients) == jax.tree.structure(expected)
-    error, name = largest_error(gradients, expected)
-    assert error < 1e-3, name
-    squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
-    np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("plan", "config"),
     [
@@ -83,14 +70,14 @@ def check(engine, rows=8):
     ids=["vision 1 beside backbone 2", "cut in both", "vision 2 beside backbone 1", "chunks", "experts"],
 )
 def test_losses_and_gradients_are_those_of_one_device(plan, config):
-    check(shared_engine(plan, config))
+    assert_step_of_one_device(shared_engine(plan, config))
 
 
 def test_sizes_of_which_neither_divides_the_other():
     """Rows are gathered from two replicas of three ranks, and split over three replicas of two."""
     plan = chain(3, 2, recompute=("selective",))
     assert plan.device_count == 6
-    check(Engine(THREE_HEADS, plan, tiny_batch(THREE_HEADS, 12), SETTINGS), rows=12)
+    assert_step_of_one_device(Engine(THREE_HEADS, plan, tiny_batch(THREE_HEADS, 12), SETTINGS), rows=12)
 
 
 def test_a_frozen_encoder_gets_no_gradients_from_a_backbone_with_more_tensor_ranks():
@@ -103,7 +90,7 @@ def test_a_frozen_encoder_gets_no_gradients_from_a_backbone_with_more_tensor_ran
         "backbone/blocks",
         "backbone/head",
     }
-    check(engine)
+    assert_step_of_one_device(engine)
 
 
 def test_a_step_changes_the_state_as_on_one_device():
@@ -132,8 +119,8 @@ def test_each_module_divides_its_optimizer_state_over_its_own_replicas():
         "vision": shardings["vision/blocks"]["000"]["mlp"]["up"]["kernel"],
         "backbone": shardings["backbone/blocks"]["000"]["mlp"]["up"]["kernel"],
     }
-    assert kernels["vision"].spec == P(("data", "expert", "tensor/backbone"), None)
-    assert kernels["backbone"].spec == P(("data", "expert"), ("tensor/backbone",))
+    assert kernels["vision"].spec == P(("data", "fsdp", "expert", "tensor/backbone"), None)
+    assert kernels["backbone"].spec == P(("data", "fsdp", "expert"), ("tensor/backbone",))
 
 
 def residual_shapes(rows):

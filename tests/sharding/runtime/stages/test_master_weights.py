@@ -1,5 +1,7 @@
 """Master weights: their shardings, the compute weights made of them and the gradients reduced to them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sharding.plans.stage_axes import STAGE_AXES
-from sharding.runtime.stages.master_weights import LayerStackShapes, StageMasterWeights, master_spec
+from sharding.runtime.stages.master_weights import (
+    LayerStackShapes,
+    StageMasterWeights,
+    compute_spec,
+    fully_sharded_dimension,
+    master_spec,
+)
 from tests.sharding.runtime.submeshes import stage_mesh
 
 LAYERS = ("003", "004")
@@ -52,6 +60,31 @@ def test_data_axes_go_to_the_largest_dimension_they_divide(shape, split, expecte
     assert master_spec(shape, split, stage_mesh(jax.devices()[:4], 2, 2), STAGE_AXES) == expected
 
 
+SHARDED = dataclasses.replace(STAGE_AXES, fsdp=("fsdp", "expert"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "split", "of_compute", "of_master"),
+    [
+        ((4, 16), (None, None), P(None, ("fsdp", "expert")), P(None, ("fsdp", "expert", "data"))),
+        ((4, 6), (None, None), P(("fsdp", "expert"), None), P(("fsdp", "expert"), ("data",))),  # 4 is no multiple of 8
+        ((4, 7), (None, None), P(("fsdp", "expert"), None), P(("fsdp", "expert"), None)),
+        ((7, 10), (None, None), P(None, None), P(None, None)),
+        ((2, 8, 6), ("expert", None, None), P(("expert",), ("fsdp",), None), P(("expert",), ("fsdp", "data"), None)),
+        ((2, 7, 5), ("expert", None, None), P(("expert",), None, None), P(("expert",), None, None)),
+    ],
+)
+def test_fully_sharded_weights_are_divided_within_groups_and_their_masters_over_all(
+    shape, split, of_compute, of_master
+):
+    mesh = stage_mesh(jax.devices(), 8, 1, ep=2, fsdp=4)
+    assert compute_spec(shape, split, mesh, SHARDED) == of_compute
+    assert master_spec(shape, split, mesh, SHARDED) == of_master
+    dimension = fully_sharded_dimension(of_compute, SHARDED)
+    divided = ((dim, (e,) if e == "fsdp" else e) for dim, e in enumerate(of_compute))  # P(("fsdp",)) is P("fsdp")
+    assert dimension == next((each for each in divided if each[1] and "fsdp" in each[1]), None)
+
+
 def test_one_replica_splits_nothing_over_data():
     assert master_spec((4, 8), (None, "tensor"), stage_mesh(jax.devices()[:2], 1, 2), STAGE_AXES) == P(
         None, ("tensor",)
@@ -60,7 +93,7 @@ def test_one_replica_splits_nothing_over_data():
 
 @pytest.mark.parametrize(
     ("shape", "expected"),
-    [((4, 6, 8), P(("expert",), ("data",), ("tensor",))), ((4, 3, 8), P(("expert",), None, ("tensor",)))],
+    [((4, 6, 8), P(("expert",), ("data", "fsdp"), ("tensor",))), ((4, 3, 8), P(("expert",), None, ("tensor",)))],
 )
 def test_experts_are_sharded_over_the_data_axes_that_do_not_split_them(shape, expected):
     mesh = stage_mesh(jax.devices(), 4, 2, ep=2)

@@ -1,0 +1,94 @@
+"""Layers whose weights are divided over replicas (fully sharded data parallelism, arXiv 1910.02054, stage 3).
+
+A layer's weights are gathered right before it computes, in its forward and again in its backward, and the gradient of
+each is scattered where it arises:
+
+    forward:   y = layer(gather(w), x)
+    backward:  dw = scatter(d layer / d gather(w)), dx = d layer / dx, with gather(w) once more
+
+Between the two, no gathered weight is kept. The vjp function of the layer holds them among its residuals; they are
+recognised by identity (`sharding.runtime.stages.residuals`), left out, and put in again.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from pallas_kernels.varying import match_cotangent
+from sharding.axes import Axes
+from sharding.runtime.stages.master_weights import fully_sharded_dimension, is_partition_spec
+from sharding.runtime.stages.residuals import split_vjp
+from sharding.trees import Tree
+
+Layer = Callable[[Tree, Any, Any], Any]
+"""`(weights, x, shared) -> output`; nothing is differentiated with respect to `shared`."""
+
+
+def gather_weights_of(layer: Layer, specs: Tree, axes: Axes) -> Layer:
+    """The layer as a function of its weights as they are divided between uses.
+
+    Args:
+        layer: A function of whole weights (of a tensor rank's part of them).
+        specs: The specs of the layer's weights, in their structure.
+        axes: Axes of the layer's module.
+
+    Returns:
+        The layer itself where no weight is divided over `axes.fsdp`.
+    """
+    dimensions = [fully_sharded_dimension(spec, axes) for spec in jax.tree.leaves(specs, is_leaf=is_partition_spec)]
+    return _gathering(layer, tuple(dimensions)) if any(each is not None for each in dimensions) else layer
+
+
+ShardedDimension = tuple[int, tuple[str, ...]] | None
+"""The dimension of a weight that is divided, and the mesh axes over which; None for a whole weight."""
+
+
+def _gathering(layer: Layer, dimensions: tuple[ShardedDimension, ...]) -> Layer:
+    @jax.custom_vjp
+    def gathered(weights: Tree, x: Any, shared: Any) -> Any:
+        return layer(_gather(weights, dimensions), x, shared)
+
+    def forward(weights: Tree, x: Any, shared: Any) -> tuple[Any, Any]:
+        whole = _gather(weights, dimensions)
+        output, vjp = jax.vjp(lambda whole, x: layer(whole, x, shared), whole, x)
+        residuals, structure = split_vjp(vjp, jax.tree.leaves(whole))
+        return output, (weights, residuals, structure)
+
+    def backward(saved: Any, output_gradient: Any) -> tuple[Tree, Any, None]:
+        weights, residuals, structure = saved
+        vjp = structure.restore(residuals, jax.tree.leaves(_gather(weights, dimensions)))
+        whole_gradients, x_gradient = vjp(output_gradient)
+        return _scatter(weights, whole_gradients, dimensions), x_gradient, None
+
+    gathered.defvjp(forward, backward)
+    return gathered
+
+
+def _gather(weights: Tree, dimensions: tuple[ShardedDimension, ...]) -> Tree:
+    def gather(weight: jax.Array, dimension: ShardedDimension) -> jax.Array:
+        return weight if dimension is None else lax.all_gather(weight, dimension[1], axis=dimension[0], tiled=True)
+
+    return _map_leaves(gather, dimensions, weights)
+
+
+def _scatter(weights: Tree, gradients: Tree, dimensions: tuple[ShardedDimension, ...]) -> Tree:
+    """Sums gradients of whole weights over the ranks that divide each, in float32, and keeps this rank's part."""
+
+    def scatter(weight: jax.Array, gradient: jax.Array, dimension: ShardedDimension) -> jax.Array:
+        if dimension is not None:
+            gradient = gradient.astype(jnp.float32)
+            gradient = lax.psum_scatter(gradient, dimension[1], scatter_dimension=dimension[0], tiled=True)
+        return match_cotangent(weight, gradient)
+
+    return _map_leaves(scatter, dimensions, weights, gradients)
+
+
+def _map_leaves(function: Callable, dimensions: tuple[ShardedDimension, ...], weights: Tree, *trees: Tree) -> Tree:
+    leaves, structure = jax.tree.flatten(weights)
+    others = (jax.tree.leaves(tree) for tree in trees)
+    return structure.unflatten(map(function, leaves, *others, dimensions))
