@@ -43,13 +43,16 @@ class LayerParallelism:
         cp: Context-parallel ranks of a replica.
         ep: Replicas that divide the experts.
         dp: Replicas that compute at once.
+        fsdp: Replicas that divide all weights.
         collectives: What the tensor ranks do around split matmuls (`UnitPlan.collectives`).
     """
 
     tp: int = 1
     cp: int = 1
+    _: dataclasses.KW_ONLY
     ep: int = 1
     dp: int = 1
+    fsdp: int = 1
     collectives: CollectivesName = "gather"
 
     @property

@@ -1,14 +1,15 @@
-"""How the ranks that hold the same parameters lie on nodes."""
+"""How the ranks that hold the same parameters, or parts of the same, lie on nodes."""
 
 import functools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 
 class NodePlacement(NamedTuple):
-    """Ranks that hold the same parameters.
+    """Ranks that exchange parameters.
 
     Attributes:
         ranks: How many there are.
@@ -28,45 +29,64 @@ class NodePlacement(NamedTuple):
         return cls(ranks, 1, ranks, ranks)
 
 
-def same_parameter_ranks(
-    devices: Sequence[int], devices_per_node: int, dp: int, cp: int, tp: int, ep: int
-) -> tuple[NodePlacement, NodePlacement]:
-    """The ranks of a stage that hold the same parameters: all but experts', and the same experts'.
+class ParameterRanks(NamedTuple):
+    """The ranks of a stage that exchange parameters; both are (all parameters but experts', experts').
 
     Tensor and expert ranks hold different parameters; where their groups lie differently, this is the slowest of them.
+
+    Attributes:
+        same: Ranks that hold the same parameters between layers' uses, and exchange them once a step.
+        parts: Ranks that hold parts of the same, and exchange them whenever a layer computes (`UnitPlan.fsdp`).
+    """
+
+    same: tuple[NodePlacement, NodePlacement]
+    parts: tuple[NodePlacement, NodePlacement]
+
+
+def parameter_ranks(
+    devices: Sequence[int], devices_per_node: int, *, dp: int, cp: int, tp: int, ep: int, fsdp: int
+) -> ParameterRanks:
+    """The ranks of a stage that exchange parameters of a module.
 
     Args:
         devices: The devices of the stage, by data, context-parallel and tensor rank.
         devices_per_node: Devices of a node; device numbers run through one node before the next.
-        dp, cp, tp, ep: Ranks of each kind; `ep` consecutive replicas divide the experts.
+        dp, cp, tp, ep, fsdp: Ranks of each kind; `ep` consecutive replicas divide the experts, `fsdp` all weights.
     """
-    sizes = (dp, cp, tp, ep, devices_per_node)
+    sizes = (dp, cp, tp, ep, fsdp)
     if tuple(devices) == tuple(range(devices[0], devices[0] + len(devices))):
-        return _of_consecutive_devices(devices[0] % devices_per_node, *sizes)
-    return _placements(np.asarray(devices), *sizes)
+        return _of_consecutive_devices(devices[0] % devices_per_node, devices_per_node, *sizes)
+    return _placements(np.asarray(devices) // devices_per_node, *sizes)
 
 
 @functools.lru_cache(maxsize=4096)
 def _of_consecutive_devices(
-    first: int, dp: int, cp: int, tp: int, ep: int, devices_per_node: int
-) -> tuple[NodePlacement, NodePlacement]:
-    return _placements(first + np.arange(dp * cp * tp), dp, cp, tp, ep, devices_per_node)
+    first: int, devices_per_node: int, dp: int, cp: int, tp: int, ep: int, fsdp: int
+) -> ParameterRanks:
+    return _placements((first + np.arange(dp * cp * tp)) // devices_per_node, dp, cp, tp, ep, fsdp)
 
 
-def _placements(
-    devices: np.ndarray, dp: int, cp: int, tp: int, ep: int, devices_per_node: int
-) -> tuple[NodePlacement, NodePlacement]:
-    nodes = (devices // devices_per_node).reshape(dp // ep, ep, cp, tp)
-    everywhere = [_placement(nodes[..., tensor]) for tensor in range(tp)]
-    of_experts = [_placement(nodes[:, expert, :, tensor]) for expert in range(ep) for tensor in range(tp)]
-    return _farthest_apart(everywhere), _farthest_apart(of_experts)
+def _placements(of_devices: Int[np.ndarray, " n"], dp: int, cp: int, tp: int, ep: int, fsdp: int) -> ParameterRanks:
+    """The ranks by the nodes of the devices."""
+    group = max(fsdp, ep)
+    nodes = of_devices.reshape(dp // group, group // ep, ep, cp, tp)  # copies, parts, expert ranks, ...
+    of_tensor = [nodes[..., tensor] for tensor in range(tp)]
+    of_experts = [each[:, :, expert] for each in of_tensor for expert in range(ep)]
+    if fsdp == 1:
+        one = NodePlacement.on_one_node(1)
+        return ParameterRanks((_farthest_apart(of_tensor), _farthest_apart(of_experts)), (one, one))
+    shards = [each[:, part] for each in of_experts for part in range(group // ep)]
+    copies = [each[copy, ..., rank] for each in of_tensor for copy in range(dp // group) for rank in range(cp)]
+    of_expert_copies = [each[:, expert] for each in copies for expert in range(ep)]
+    same = _farthest_apart(shards)
+    return ParameterRanks((same, same), (_farthest_apart(copies), _farthest_apart(of_expert_copies)))
 
 
-def _farthest_apart(placements: Iterable[NodePlacement]) -> NodePlacement:
+def _farthest_apart(groups: Iterable[Int[np.ndarray, "..."]]) -> NodePlacement:
     """Of groups of ranks that work at the same time, the one on the most nodes with the fewest ranks on one of them."""
-    return max(placements, key=lambda of: (of.nodes, -of.fewest, of.most))
+    return max(map(_placement, groups), key=lambda of: (of.nodes, -of.fewest, of.most))
 
 
-def _placement(nodes: np.ndarray) -> NodePlacement:
+def _placement(nodes: Int[np.ndarray, "..."]) -> NodePlacement:
     _, counts = np.unique(nodes, return_counts=True)
     return NodePlacement(nodes.size, len(counts), int(counts.min()), int(counts.max()))

@@ -8,10 +8,17 @@ import numpy as np
 from jaxtyping import Float
 
 from sharding.costs.batch_costs import BatchCosts, LayerCosts
-from sharding.costs.cost_model import masked_flops
+from sharding.costs.cost_model import LayerParallelism, masked_flops
 from sharding.costs.hop_costs import HopCosts
 from sharding.costs.memory import train_state_bytes
-from sharding.costs.node_placement import NodePlacement, same_parameter_ranks
+from sharding.costs.node_placement import NodePlacement, ParameterRanks, parameter_ranks
+from sharding.costs.sharded_weights import (
+    WeightExchange,
+    exposed_in_backward,
+    exposed_in_forward,
+    gathered_bytes,
+    weight_exchange,
+)
 from sharding.costs.shared_replicas import on_replicas, on_shared_replicas, slowest_of_shared
 from sharding.costs.stage_parameters import LayersOfStage, layer_key, module_parallelism, module_parameters
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork
@@ -159,29 +166,40 @@ class _PlanCosts:
         )
 
     def _layer_sums(
-        self, layers: tuple[LayersOfStage, ...], unit: UnitPlan
+        self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int
     ) -> tuple[dict[str, Float[np.ndarray, "m _"]], float]:
         """The PER_MICROBATCH fields of a stage with these layers, and its workspace; equal stages share them."""
-        key = (layer_key(layers), unit.module_tp)
+        placed = {of.module: self._parameter_ranks(unit, number, of.ranks).parts for of in layers}
+        exchanges = tuple(weight_exchange(of, placed[of.module], self._costs) for of in layers)
+        key = (layer_key(layers), unit.module_tp, exchanges)
         if key not in self._sums:
-            self._sums[key] = self._add_layers(layers, unit)
+            self._sums[key] = self._add_layers(layers, exchanges, unit)
         return self._sums[key]
 
+    def _parameter_ranks(self, unit: UnitPlan, number: int, ranks: LayerParallelism) -> ParameterRanks:
+        devices, per_node = unit.stage_devices(number), self._costs.devices_per_node
+        return parameter_ranks(devices, per_node, dp=ranks.dp, cp=ranks.cp, tp=ranks.tp, ep=ranks.ep, fsdp=ranks.fsdp)
+
     def _add_layers(
-        self, layers: tuple[LayersOfStage, ...], unit: UnitPlan
+        self, layers: tuple[LayersOfStage, ...], exchanges: tuple[WeightExchange, ...], unit: UnitPlan
     ) -> tuple[dict[str, Float[np.ndarray, "m _"]], float]:
         microbatches, shared = self._plan.microbatches, unit.shared_replicas
         by_module = {
             of.module: {field: np.zeros((microbatches, of.ranks.dp)) for field in PER_MICROBATCH} for of in layers
         }
-        workspace = 0.0
-        for of_stage in layers:
+        workspace = gathered = 0.0
+        for of_stage, exchange in zip(layers, exchanges, strict=True):
             module, layer, count, ranks = of_stage.module, of_stage.layer, of_stage.count, of_stage.ranks
             of = self._layer_costs(of_stage)
             index = self.hops.replica_loads(module, ranks.dp).index
             forward, backward = (
                 on_replicas(seconds, layer, index, ranks.ep, shared) for seconds in (of.forward, of.backward)
             )
+            is_first, is_last = of_stage is layers[0], of_stage is layers[-1]
+            waits = {
+                "forward": exposed_in_forward(exchange, forward.total, count, is_first),
+                "backward": exposed_in_backward(exchange, backward.total, count, is_first, is_last),
+            }
             per_layer = {
                 "forward": forward.total,
                 "forward_communication": forward.communication,
@@ -193,7 +211,11 @@ class _PlanCosts:
             }
             for field, values in per_layer.items():
                 by_module[module][field] += count * values
+            for name, seconds in waits.items():
+                by_module[module][name] += seconds
+                by_module[module][f"{name}_communication"] += seconds
             workspace = max(workspace, float(np.max(of.recomputed_bytes)))  # one layer at a time is recomputed
+            gathered = max(gathered, gathered_bytes(of_stage, self._costs))
         sums: dict[str, Float[np.ndarray, "m _"]] = {}
         for module, own in by_module.items():
             for field, values in (on_shared_replicas(own, unit, module) if unit.module_tp else own).items():
@@ -203,13 +225,13 @@ class _PlanCosts:
             for name, seconds in zip(("forward", "backward"), gathers, strict=True):
                 sums[name] += seconds
                 sums[f"{name}_communication"] += seconds
-        return sums, workspace
+        return sums, workspace + gathered
 
     def stage(self, stage: StageId) -> StageCosts:
         """Costs of one stage."""
         name, number = stage
         unit, layers = self._units[name], self._layers(stage)
-        sums, workspace = self._layer_sums(layers, unit)
+        sums, workspace = self._layer_sums(layers, unit, number)
         state_bytes = sum(np.sum(train_state_bytes(*of, self._costs)) for of in module_parameters(layers))
         once = self._once_per_step(unit, number, layers)
         growth = self._largest_over_needed(unit)
@@ -288,11 +310,11 @@ class _PlanCosts:
         return forward, backward
 
     def _once_per_step(self, unit: UnitPlan, number: int, layers: tuple[LayersOfStage, ...]) -> _OncePerStep:
-        costs, devices = self._costs, unit.stage_devices(number)
+        costs = self._costs
         gather = reduce = update = 0.0
         parallelism = {of.module: of.ranks for of in layers}
         for (parameters, trained, _), ranks in zip(module_parameters(layers), parallelism.values(), strict=True):
-            placed = same_parameter_ranks(devices, costs.devices_per_node, ranks.dp, ranks.cp, ranks.tp, ranks.ep)
+            placed = self._parameter_ranks(unit, number, ranks).same
             gather += _total_seconds(costs.gather_weights, parameters, placed)
             reduce += _total_seconds(costs.reduce_gradients, trained, placed)
             update += _total_seconds(

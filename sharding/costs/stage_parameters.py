@@ -14,7 +14,7 @@ from sharding.specs.layer import LayerSpec, RecomputePolicy
 def module_parallelism(unit: UnitPlan, module: str) -> LayerParallelism:
     """The ranks that compute a module of a unit."""
     tp, dp = unit.tensor_ranks_of(module), unit.replicas_of(module)
-    return LayerParallelism(tp, unit.cp, unit.ep, dp, unit.collectives)
+    return LayerParallelism(tp=tp, cp=unit.cp, ep=unit.ep, dp=dp, fsdp=unit.fsdp, collectives=unit.collectives)
 
 
 class LayersOfStage(NamedTuple):
@@ -43,7 +43,7 @@ def layer_key(layers: tuple[LayersOfStage, ...]) -> tuple:
 
 
 class ModuleParameters(NamedTuple):
-    """Parameters of a module on a device; both arrays are [all but experts', experts'].
+    """Parameters of a module that a device holds; all arrays are [all but experts', experts'].
 
     Attributes:
         total: Elements.
@@ -65,5 +65,7 @@ def module_parameters(layers: tuple[LayersOfStage, ...]) -> list[ModuleParameter
             if of.module == module:
                 per_rank = [of.layer.parameters_per_rank(own.tp), of.layer.expert_parameters_per_rank(own.tp, own.ep)]
                 sizes += of.count * np.outer([1.0, "wgrad" in of.gradients], per_rank)
-        of_modules.append(ModuleParameters(sizes[0], sizes[1], np.array([own.dp, own.dp // own.ep]) * own.cp))
+        divided = np.array([1, own.ep]) if own.fsdp == 1 else np.array([own.fsdp, own.fsdp])
+        shards = np.array([own.fsdp, max(own.fsdp // own.ep, 1)])
+        of_modules.append(ModuleParameters(sizes[0] / shards, sizes[1] / shards, own.dp // divided * own.cp))
     return of_modules

@@ -67,10 +67,10 @@ class UnitPlan:
             (ring attention, arXiv 2310.01889).
         ep: Expert ranks: `ep` consecutive data-parallel replicas divide the experts of every layer that has some.
             They take no devices of their own.
-        fsdp: Consecutive data-parallel replicas that divide all weights, gradients and optimizer state among them (fully
-            sharded data parallelism): a layer's weights are gathered when it computes, and its gradients scattered. 1:
-            every replica holds whole weights for a step (ZeRO-1). Below dp: hybrid, with a copy of the weights in each
-            group. A multiple of `ep`, if above 1.
+        fsdp: Consecutive data-parallel replicas that divide weights and gradients among them (fully sharded data
+            parallelism, ZeRO-3): a layer's weights are gathered whenever it computes, and its gradients scattered. 1:
+            every replica holds whole weights for a step (ZeRO-1). Below dp, each group has a copy of the weights, and
+            groups sum their gradients once a step. A multiple of `ep`, if above 1.
         collectives: What the tensor ranks do around split matmuls. `reduce`: every rank has all positions, and sums are
             all-reduced. `gather`: ranks divide the positions (sequence parallelism, arXiv 2205.05198), which are
             gathered before a matmul and scattered after one. `ring`: the same, in parts that are sent while others are

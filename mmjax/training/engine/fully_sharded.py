@@ -10,14 +10,12 @@ Between the two, no gathered weight is kept. The vjp function of the layer holds
 recognised by identity (`sharding.runtime.stages.residuals`), left out, and put in again.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec as P
 
 from pallas_kernels.varying import match_cotangent
 from sharding.axes import Axes

@@ -8,28 +8,40 @@ from hypothesis import strategies as st
 
 from configs.clusters import Link
 from sharding.costs.cost_model import collective_seconds, ring_seconds
-from sharding.costs.node_placement import NodePlacement, same_parameter_ranks
+from sharding.costs.node_placement import NodePlacement, parameter_ranks
 
 SIZES = st.sampled_from([1, 2, 3, 4])
 FAST, SLOW = Link(300e9, 3e-6), Link(25e9, 1e-5)
 
 
-@given(st.integers(0, 20), SIZES, SIZES, SIZES, st.sampled_from([1, 2]), st.sampled_from([4, 8, 72]), st.booleans())
-def test_ranks_are_counted_on_the_nodes_of_their_devices(first, groups, cp, tp, ep, per_node, gap):
-    dp = groups * ep
+@given(
+    st.integers(0, 20), SIZES, SIZES, SIZES, st.sampled_from([1, 2]), SIZES, st.sampled_from([4, 8, 72]), st.booleans()
+)
+def test_ranks_are_counted_on_the_nodes_of_their_devices(first, groups, cp, tp, ep, parts, per_node, gap):
+    fsdp = parts * ep if parts > 1 else 1
+    dp = groups * ep * parts
     devices = [first + number + (5 * (number > 2) if gap else 0) for number in range(dp * cp * tp)]
-    found = same_parameter_ranks(devices, per_node, dp, cp, tp, ep)
+    found = parameter_ranks(devices, per_node, dp=dp, cp=cp, tp=tp, ep=ep, fsdp=fsdp)
     ranks = list(itertools.product(range(dp), range(cp), range(tp)))
     node_of = {rank: device // per_node for rank, device in zip(ranks, devices, strict=True)}
 
-    def placed(group) -> NodePlacement:
-        counts = collections.Counter(node_of[rank] for rank in group)
-        return NodePlacement(len(group), len(counts), min(counts.values()), max(counts.values()))
+    def farthest_apart(key) -> NodePlacement:
+        """Of the groups of ranks that have the same key."""
+        groups = collections.defaultdict(list)
+        for rank in ranks:
+            groups[key(*rank)].append(node_of[rank])
+        counts = [collections.Counter(nodes).values() for nodes in groups.values()]
+        placed = [NodePlacement(sum(of), len(of), min(of), max(of)) for of in counts]
+        return max(placed, key=lambda each: (each.nodes, -each.fewest, each.most))
 
-    everywhere = [placed([r for r in ranks if r[2] == t]) for t in range(tp)]
-    of_experts = [placed([r for r in ranks if r[2] == t and r[0] % ep == e]) for t in range(tp) for e in range(ep)]
-    expected = [max(of, key=lambda each: (each.nodes, -each.fewest, each.most)) for of in (everywhere, of_experts)]
-    assert list(found) == expected
+    if fsdp == 1:
+        assert found.same == (farthest_apart(lambda d, _, t: t), farthest_apart(lambda d, _, t: (d % ep, t)))
+        assert {of.ranks for of in found.parts} == {1}
+    else:
+        shards = farthest_apart(lambda d, _, t: (d % fsdp, t))
+        assert found.same == (shards, shards)
+        of_experts = farthest_apart(lambda d, c, t: (d // fsdp, d % ep, c, t))
+        assert found.parts == (farthest_apart(lambda d, c, t: (d // fsdp, c, t)), of_experts)
 
 
 def test_a_collective_on_one_node_or_with_one_rank_a_node_is_one_ring():

@@ -17,14 +17,12 @@ from tests.mmjax.training.engines import (
     SETTINGS,
     TIED_EMBEDDINGS,
     WITHOUT_GENERATOR,
-    gradients_and_summary,
+    assert_step_of_one_device,
     largest_error,
     noisy_parameters,
     noisy_state,
-    reference,
     shared_engine,
     single_unit_plan,
-    trained_pieces,
 )
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
 

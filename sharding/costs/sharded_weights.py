@@ -1,0 +1,93 @@
+"""What fully sharded layers exchange whenever they compute, and how much of it computation does not hide.
+
+A layer's weights are gathered while the layer before it computes, in the forward and again in the backward, and its
+gradients are scattered in float32 while the next computes (arXiv 1910.02054, stage 3; arXiv 2304.11277, section 3.3).
+The first layer of a pass has nothing before it, and the last nothing after it. The device is taken to compute as fast
+beside a collective as without.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sharding.costs.cost_model import CostModel, Times
+from sharding.costs.memory import GRADIENT_BYTES
+from sharding.costs.node_placement import NodePlacement
+from sharding.costs.stage_parameters import LayersOfStage
+
+
+class WeightExchange(NamedTuple):
+    """Seconds of one layer's collectives.
+
+    Attributes:
+        gather: Gathering its weights, once in a forward and once in a backward.
+        scatter: Summing and scattering its gradients; 0 for a frozen layer.
+    """
+
+    gather: float
+    scatter: float
+
+
+def weight_exchange(of: LayersOfStage, parts: tuple[NodePlacement, NodePlacement], costs: CostModel) -> WeightExchange:
+    """Seconds of the collectives of one of some equal layers.
+
+    Args:
+        of: The layers.
+        parts: The ranks that divide parameters, all but experts' and experts' (`ParameterRanks.parts`).
+        costs: Gives seconds of collectives.
+    """
+    sizes = _parameters(of)
+    pairs = [(size, ranks) for size, ranks in zip(sizes, parts, strict=True) if size and ranks.ranks > 1]
+    gather = sum((costs.gather_weights(*pair) for pair in pairs), start=0.0)
+    trains = "wgrad" in of.gradients
+    return WeightExchange(gather, sum((costs.reduce_gradients(*pair) for pair in pairs if trains), start=0.0))
+
+
+def gathered_bytes(of: LayersOfStage, costs: CostModel) -> float:
+    """Bytes of whole weights and gradients at a time: two layers' weights, one's gradients, also in float32."""
+    if of.ranks.fsdp == 1:
+        return 0.0
+    gradients = costs.element_bytes + GRADIENT_BYTES if "wgrad" in of.gradients else 0
+    return sum(_parameters(of)) * (2 * costs.element_bytes + gradients)
+
+
+def exposed_in_forward(exchange: WeightExchange, compute: Times, count: int, is_first: bool) -> Times:
+    """Seconds in which a device waits for weights in the forwards of `count` equal layers.
+
+        count * max(0, gather - compute), and the first layer of the stage waits for its whole gather
+
+    Args:
+        exchange: Of one layer.
+        compute: Seconds of one layer's forward; 0 where there is nothing to compute.
+        count: Number of the layers.
+        is_first: Whether the stage begins with them.
+    """
+    waiting = count * np.maximum(exchange.gather - compute, 0.0)
+    if is_first:
+        waiting = waiting + np.minimum(exchange.gather, compute)
+    return np.where(compute > 0, waiting, 0.0)
+
+
+def exposed_in_backward(exchange: WeightExchange, compute: Times, count: int, is_first: bool, is_last: bool) -> Times:
+    """Seconds in which a device waits for weights or gradients in the backwards of `count` equal layers.
+
+        count * max(0, gather + scatter - compute), the whole gather of the stage's last layer, the whole scatter of
+        its first
+
+    Args:
+        exchange: Of one layer.
+        compute: Seconds of one layer's backward; 0 where there is none.
+        count: Number of the layers.
+        is_first: Whether the stage begins with them.
+        is_last: Whether it ends with them.
+    """
+    waiting = count * np.maximum(exchange.gather + exchange.scatter - compute, 0.0)
+    hidden = np.minimum(exchange.gather + exchange.scatter, compute)  # of one layer
+    alone = is_last * exchange.gather + is_first * exchange.scatter
+    return np.where(compute > 0, waiting + np.minimum(alone, hidden), 0.0)
+
+
+def _parameters(of: LayersOfStage) -> tuple[float, float]:
+    """Elements of one layer that a tensor rank computes with: all but experts', and those of its experts."""
+    layer, ranks = of.layer, of.ranks
+    return layer.parameters_per_rank(ranks.tp), layer.expert_parameters_per_rank(ranks.tp, ranks.ep)
