@@ -107,7 +107,8 @@ def _random_unit(
             continue
         shared = dp * tp // math.lcm(tp, *module_tp)
         layers = _random_layers(total, pp * chunks, generator)
-        experts = any(graph[module].expert_count for module in chain)
+        sizes = [size for size in range(1, shared + 1) if shared % size == 0]
+        ep = generator.choice(sizes) if any(graph[module].expert_count for module in chain) else 1
         unit = UnitPlan(
             name,
             chain,
@@ -118,7 +119,8 @@ def _random_unit(
             layers=layers,
             recompute=tuple(_random_recompute(count, generator) for count in layers),
             chunks=chunks,
-            ep=generator.choice([size for size in range(1, shared + 1) if shared % size == 0]) if experts else 1,
+            ep=ep,
+            fsdp=generator.choice([1, *(size for size in sizes if size > 1 and size % ep == 0)]),
             collectives=generator.choice(COLLECTIVES) if max(tp, *module_tp, 1) > 1 else "reduce",
             rows=dp * generator.randint(1, MOST_ROWS) if own_rows else 0,
         )
