@@ -31,15 +31,16 @@ _DEVICES = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryCase:
-    """A module cut into equal stages, on one row.
+    """A module cut into equal stages, on one row a replica.
 
     Attributes:
         name: Name of the module's architecture.
         gin_file: The model that has it.
         module: The module.
+        stages: Number of stages, all of which are on the same devices.
         tp: Tensor ranks.
         collectives: Their collectives.
-        stages: Number of stages, all of which are on the same devices.
+        fsdp: Replicas, which divide the weights.
         patches: Patches of the row, of an encoder.
         image: Patches of an image.
     """
@@ -47,9 +48,10 @@ class MemoryCase:
     name: str
     gin_file: str
     module: str
-    tp: int
-    collectives: CollectivesName
     stages: int
+    tp: int = 1
+    collectives: CollectivesName = "reduce"
+    fsdp: int = 1
     patches: int = 0
     image: int = 1
 
@@ -65,7 +67,9 @@ class MemoryCase:
         unit = UnitPlan(
             self.module,
             (self.module,),
-            tuple(range(self.tp)),
+            tuple(range(self.fsdp * self.tp)),
+            dp=self.fsdp,
+            fsdp=self.fsdp,
             tp=self.tp,
             layers=(depth // self.stages,) * self.stages,
             recompute=(recompute,) * self.stages,
@@ -80,19 +84,20 @@ class MemoryCase:
         return Plan((unit, rest), schedule="interleaved")
 
     def batch_spec(self, config: ModelConfig) -> BatchSpec:
-        """Arrays of a batch of one row."""
+        """Arrays of a batch of one row a replica."""
         lengths = {"patches": self.patches} if self.patches else {}
         form = SampleFormat.for_model(config, lengths)
         row = RowCapacity(tokens=BACKBONE_TOKENS, lengths=lengths, images=0, samples=8)
-        return build_global_batch(pack_samples([], 1, capacity_for_model(row, form), form), config, form).arrays
+        return build_global_batch(pack_samples([], self.fsdp, capacity_for_model(row, form), form), config, form).arrays
 
     def predicted(self, config: ModelConfig, plan: Plan) -> dict[StageId, StageCosts]:
-        """What the planner counts, for a full row."""
+        """What the planner counts, for full rows."""
         graph = module_graph(config)
-        rows = {module.name: np.array([[0.0, 0.0, 0.0]]) for module in graph.modules}
-        rows[graph.backbone.name] = np.array([[BACKBONE_TOKENS, BACKBONE_TOKENS**2, 1.0]])
+        loads = {module.name: [0.0, 0.0, 0.0] for module in graph.modules}
+        loads[graph.backbone.name] = [BACKBONE_TOKENS, BACKBONE_TOKENS**2, 1.0]
         if self.patches:
-            rows[self.module] = np.array([[self.patches, self.patches * self.image, self.patches / self.image]])
+            loads[self.module] = [self.patches, self.patches * self.image, self.patches / self.image]
+        rows = {name: np.array([of_row] * self.fsdp, float) for name, of_row in loads.items()}
         costs = plan_costs(
             plan, BatchCosts(graph, AnalyticCostModel(CLUSTERS["h100"]), rows), trained_parts(graph, ("all",))
         )
@@ -168,11 +173,16 @@ CASES = (
         stages=4,
     ),
     MemoryCase(
+        name="Llama3-70B, fully sharded",
+        gin_file="models/internvit_6b_llama3_70b.gin",
+        module="backbone",
+        fsdp=8,
+        stages=8,
+    ),
+    MemoryCase(
         name="InternViT-6B",
         gin_file="models/internvit_6b_llama3_70b.gin",
         module="vision",
-        tp=1,
-        collectives="reduce",
         stages=5,
         patches=4100,
         image=1025,
