@@ -13,7 +13,6 @@ from benchmarks.validation.megatron import gpt
 from benchmarks.validation.published import PublishedRun
 from benchmarks.validation.setting import Setting, simulated_step
 from configs.backbone import BackboneConfig
-from configs.clusters import Link
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.specs.layer import RecomputePolicy
 
@@ -119,20 +118,19 @@ _MPT_RUNS: tuple[tuple[str, int, int, int, int, int, int, RecomputePolicy, int],
 
 
 def mpt_runs() -> tuple[PublishedRun, ...]:
-    """MPT on eight A100s of one node, fully sharded; gathers and scatters of weights are taken to be hidden."""
-    hidden = dataclasses.replace(_FLASH_1.cluster, intra_node=Link(1e18, 0.0))
-    costs = dataclasses.replace(_FLASH_1, cluster=hidden)
+    """MPT on eight A100s of one node, fully sharded."""
     found = []
     for name, width, depth, heads, length, microbatch, microbatches, recompute, rate in _MPT_RUNS:
         model = dataclasses.replace(gpt(width, depth, heads, vocabulary=50368), biases=())
         setting = Setting(
             model=model,
-            costs=costs,
+            costs=_FLASH_1,
             adapt=lambda layer: layer,
             length=length,
             microbatch=microbatch,
             microbatches=microbatches,
             dp=8,
+            fsdp=8,
             recompute=recompute,
         )
         found.append(

@@ -34,6 +34,7 @@ class Setting:
         pp: Pipeline ranks.
         chunks: Chunks of each pipeline rank.
         dp: Replicas; the optimizer's state is divided among them.
+        fsdp: Replicas that divide the weights too.
         recompute: Recomputation policy.
         collectives: What tensor ranks do around split matmuls: `gather` is Megatron-LM's sequence parallelism, `reduce`
             is none.
@@ -49,6 +50,7 @@ class Setting:
     pp: int = 1
     chunks: int = 1
     dp: int = 1
+    fsdp: int = 1
     recompute: RecomputePolicy = "none"
     collectives: CollectivesName = "gather"
 
@@ -74,6 +76,7 @@ def simulated_step(setting: Setting) -> float:
         (setting.model.name,),
         tuple(range(setting.tp * setting.pp * setting.dp)),
         dp=setting.dp,
+        fsdp=setting.fsdp,
         tp=setting.tp,
         layers=(setting.model.depth // stages,) * stages,
         recompute=(setting.recompute,) * stages,
