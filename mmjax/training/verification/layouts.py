@@ -100,11 +100,11 @@ def _one_device(graph: ModuleGraph, _: GlobalRows) -> Alternatives:
         )
 
 
-def _all_alike(divisions: Sequence[Parallelism]) -> LayoutKind:
+def _all_alike(divisions: Sequence[Parallelism], microbatches: Sequence[int] = (*_SEVERAL, 1)) -> LayoutKind:
     """Every module divided in the same way, on the same devices."""
 
     def alternatives(graph: ModuleGraph, rows: GlobalRows) -> Alternatives:
-        for m, division in itertools.product((*_SEVERAL, 1), divisions):
+        for m, division in itertools.product(microbatches, divisions):
             name = f"all on the same devices, {describe_parallelism([division], m)}"
             yield lambda division=division, m=m, name=name: NamedLayout(
                 name, plan_by_module(graph, rows, [division] * 3, m, together=True)
@@ -213,7 +213,9 @@ _BY_TURNS = Parallelism(recompute=("full", "offload", "none", "selective"))
 LAYOUT_KINDS: dict[str, LayoutKind] = {
     "one device": _one_device,
     "data parallelism": _all_alike([Parallelism(dp=n) for n in (8, 6, 4, 3, 2)]),
-    "fully sharded": _either(*(_all_alike([Parallelism(dp=n, fsdp=n)]) for n in (8, 4, 2))),
+    "fully sharded": _either(
+        *(_all_alike([Parallelism(dp=n, fsdp=n)], _SEVERAL) for n in (8, 4)), _all_alike([Parallelism(dp=2, fsdp=2)])
+    ),
     "fully sharded in groups of replicas, and with tensor ranks in a pipeline": _each_its_own(
         (_HYBRID, Parallelism(dp=2, tp=2, pp=2, fsdp=2, collectives="ring", recompute=("full",)), _FSDP2),
         (_FSDP2, Parallelism(dp=2, tp=2, pp=2, fsdp=2, recompute=("full",)), UNDIVIDED),
