@@ -25,9 +25,9 @@ OWN_ROWS = {"vision": (2, (12, 16)), "generator": (6, (1,))}
 
 
 def spread(devices: tuple[int, ...], rows: Mapping[str, tuple[int, tuple[int, ...]]]) -> Plan:
-    """Vision on two of the eight devices, the backbone in two stages of two, the generator on two."""
+    """Vision, fully sharded, on two of the eight devices, the backbone in two stages of two, the generator on two."""
     units = (
-        UnitPlan("vision", ("vision",), devices[:2], dp=2, layers=(2,)),
+        UnitPlan("vision", ("vision",), devices[:2], dp=2, fsdp=2, layers=(2,)),
         UnitPlan("backbone", ("backbone",), devices[2:6], tp=2, layers=(1, 2), recompute=("none", "none")),
         UnitPlan("generator", ("generator",), devices[6:], dp=2),
     )
