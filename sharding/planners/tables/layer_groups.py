@@ -90,7 +90,7 @@ class LayerGroups:
         return self._forward_seconds[layer.name, tp]
 
     def _ranks(self, tp: int) -> LayerParallelism:
-        return LayerParallelism(tp, self._fixed_ranks.cp, self._fixed_ranks.ep, collectives=self._costs.collectives)
+        return LayerParallelism(tp, self._fixed_ranks.cp, ep=self._fixed_ranks.ep, collectives=self._costs.collectives)
 
 
 def _moments(row_bytes: Float[np.ndarray, " n"] | float) -> Float[np.ndarray, " 3"]:
