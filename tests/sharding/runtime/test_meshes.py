@@ -16,7 +16,7 @@ def test_a_submesh_has_all_axes_with_its_devices_in_row_major_order():
     devices = jax.devices()
     mesh = submesh(devices[:6], {"data": 3, "fsdp": 1, "expert": 1, "tensor": 2})
     assert mesh.axis_names == ("data", "fsdp", "expert", "tensor")
-    assert mesh.devices.tolist() == [[devices[0:2]], [devices[2:4]], [devices[4:6]]]
+    assert mesh.devices.tolist() == [[[devices[0:2]]], [[devices[2:4]]], [[devices[4:6]]]]
     with pytest.raises(ValueError, match="data 3 x tensor 2 cannot be made of 5 devices"):
         submesh(devices[:5], {"data": 3, "tensor": 2})
 
