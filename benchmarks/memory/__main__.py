@@ -75,4 +75,5 @@ COMMAND = cli.Command(
 
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"  # what it compiles for is not here
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # jax cannot read programs for devices that are not here
     cli.run(COMMAND)
