@@ -12,7 +12,7 @@ from sharding.simulation.idle_time import IDLE_CAUSES
 def explain_choice(comparison: PolicyComparison) -> str:
     """The choice, the next best plan, how far its step is from the bound, and what most time is lost to."""
     choice = comparison.choice
-    sentences = [*_compare_with_others(comparison), _distance_from_bound(comparison)]
+    sentences = [*_compare_with_others(comparison), *_distance_from_bound(comparison)]
     idle = choice.timeline.idle
     largest = sorted(IDLE_CAUSES, key=lambda cause: -idle[cause])[:2]
     lost_time = " and ".join(f"{cause} ({idle[cause] / choice.timeline.step:.0%})" for cause in largest)
@@ -71,12 +71,14 @@ def _times_as_long(result: PolicyResult, choice: PolicyResult) -> str:
     return f"{ratio:.2f} times as long on {result.plan.device_count:,} devices, at {result.timeline.mfu:.1%} MFU"
 
 
-def _distance_from_bound(comparison: PolicyComparison) -> str:
-    step, bound = comparison.timeline.step, comparison.bound
-    if not math.isfinite(bound):
-        return "There are too few devices to give each module its own."
-    side = "above" if step >= bound else "below"
-    return (
-        f"Its step is {abs(step / bound - 1):.0%} {side} the bound, {bound:.3g} s: the optimum if every module had "
+def _distance_from_bound(comparison: PolicyComparison) -> list[str]:
+    if not math.isfinite(comparison.bound):
+        return ["There are too few devices to give each module its own."]
+    above = comparison.above_bound(comparison.choice)
+    if above is None:
+        return []
+    side = "above" if above >= 0 else "below"
+    return [
+        f"Its step is {abs(above):.0%} {side} the bound, {comparison.bound:.3g} s: the optimum if every module had "
         "devices of its own, could be divided at will, and all rows were equal."
-    )
+    ]

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from mmjax.planning.choice import explain_choice
+from mmjax.planning.stage_spreads import stage_spreads
 from sharding.planners.auto import PolicyResult
 from sharding.planners.policy_comparison import PolicyComparison
 from sharding.planners.problem import PlanningProblem
-from sharding.planners.stage_spreads import stage_spreads
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.simulation.idle_time import IDLE_CAUSES, IdleCause
@@ -35,7 +35,8 @@ def report_console() -> Console:
 def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
     """All results as a JSON document, in seconds, bytes and shares of a step.
 
-    The bound is None if there are too few devices to give each module its own.
+    The bound is None if there are too few devices to give each module its own, and `above_bound` also for a plan whose
+    modules have none of their own.
     """
     problem, bound = comparison.problem, comparison.bound
     return {
@@ -43,7 +44,7 @@ def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
         "devices": problem.devices,
         "rows": problem.rows,
         "bound_seconds": bound if math.isfinite(bound) else None,
-        "policies": [_entry(problem, result, bound) for result in comparison.results],
+        "policies": [_entry(comparison, result) for result in comparison.results],
         "choice": comparison.choice.policy,
         "on_fewer_devices": [
             {**result.timeline.summary(), "plan": json.loads(result.plan.to_json())}
@@ -53,13 +54,13 @@ def plan_document(comparison: PolicyComparison) -> dict[str, Any]:
     }
 
 
-def _entry(problem: PlanningProblem, result: PolicyResult, bound: float) -> dict[str, Any]:
+def _entry(comparison: PolicyComparison, result: PolicyResult) -> dict[str, Any]:
     if not result.simulated:
         return {"policy": result.policy, "reason": result.reason}
-    timeline, spreads = result.timeline, stage_spreads(problem, result.plan)
+    timeline, spreads = result.timeline, stage_spreads(comparison.problem, result.plan)
     return {
         "policy": result.policy,
-        "above_bound": timeline.step / bound - 1 if math.isfinite(bound) else None,
+        "above_bound": comparison.above_bound(result),
         **timeline.summary(),
         **({"stage_spread": spreads._asdict()} if spreads else {}),
         "plan": json.loads(result.plan.to_json()),
@@ -69,13 +70,12 @@ def _entry(problem: PlanningProblem, result: PolicyResult, bound: float) -> dict
 def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     """Prints the plans, their idle time, their units, and the reason of the choice."""
     problem, results = comparison.problem, comparison.results
-    choice, bound = comparison.choice, comparison.bound
     simulated = [result for result in results if result.simulated]
     memory = _bytes(problem.cluster.memory)
     title = (
         f"{problem.rows:,} rows a step on at most {problem.devices:,} devices of {problem.cluster.name}, {memory} each"
     )
-    console.print(_policies(problem, simulated, choice, bound, title))
+    console.print(_policies(comparison, simulated, title))
     console.print(_idle(simulated))
     console.print(_units(simulated))
     for result in results:
@@ -101,9 +101,7 @@ def report_table(title: str, *columns: str) -> Table:
     return table
 
 
-def _policies(
-    problem: PlanningProblem, simulated: Sequence[PolicyResult], choice: PolicyResult, bound: float, title: str
-) -> Table:
+def _policies(comparison: PolicyComparison, simulated: Sequence[PolicyResult], title: str) -> Table:
     columns = (
         "policy",
         "step",
@@ -119,7 +117,7 @@ def _policies(
     )
     table = report_table(title, *columns)
     for result in simulated:
-        timeline = result.timeline
+        timeline, above = result.timeline, comparison.above_bound(result)
         fullest = max(timeline.lane_peak_memory(lane) for lane in timeline.lanes)
         table.add_row(
             result.policy,
@@ -132,8 +130,8 @@ def _policies(
             f"{result.plan.microbatches:,}",
             f"{timeline.busy / timeline.step:.0%}",
             _bytes(fullest),
-            f"{timeline.step / bound - 1:.0%}" if math.isfinite(bound) else "",
-            style="bold" if result is choice else None,
+            "" if above is None else f"{above:.0%}",
+            style="bold" if result is comparison.choice else None,
         )
     return table
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 from sharding.frames import make_frame
@@ -42,7 +43,7 @@ class PolicyComparison:
         results: Result of every policy.
         choice: The best of them (`best_result`).
         bound: Seconds of a step if every module had devices of its own, could be divided at will, and all rows were
-            equal; infinite if there are too few devices for that.
+            equal; infinite if there are too few devices for that. It does not bound a plan whose modules share devices.
     """
 
     problem: PlanningProblem
@@ -59,6 +60,15 @@ class PolicyComparison:
     def timeline(self) -> Timeline:
         """Its simulated step."""
         return self.choice.timeline
+
+    def above_bound(self, result: PolicyResult) -> float | None:
+        """By which share of `bound` a policy's step is longer; None where nothing bounds it.
+
+        That is if the policy has no plan, if modules of its plan share devices, or if there are too few devices.
+        """
+        if not result.simulated or not math.isfinite(self.bound) or _shares_devices(result.plan):
+            return None
+        return result.timeline.step / self.bound - 1
 
     @functools.cached_property
     def on_fewer_devices(self) -> tuple[SimulatedPlan, ...]:
@@ -119,6 +129,12 @@ def compare_policies(problem: PlanningProblem, policy: str = AUTO) -> PolicyComp
         choice=best_result(problem, results),
         bound=float(solve_relaxations(problem).seconds.min()),
     )
+
+
+def _shares_devices(plan: Plan) -> bool:
+    """Whether some device holds several modules."""
+    together = any(len(unit.modules) > 1 for unit in plan.units)
+    return together or plan.device_count < sum(len(unit.devices) for unit in plan.units)
 
 
 def _figures(result: PolicyResult) -> dict[str, Any]:

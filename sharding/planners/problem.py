@@ -33,7 +33,19 @@ from sharding.specs.row_load_statistics import RowLoadStatistics
 
 TENSOR_SIZES = (1, 2, 4, 8)
 
-_REPLICA_FIELDS = ("devices", "dp", "tp", "cp", "ep", "recompute", "collectives", "rows", "capacities")
+_REPLICA_FIELDS = (
+    "devices",
+    "dp",
+    "tp",
+    "module_tp",
+    "cp",
+    "ep",
+    "fsdp",
+    "recompute",
+    "collectives",
+    "rows",
+    "capacities",
+)
 """Fields of a unit on which the order of its ops does not depend."""
 
 STEP_SLACK = 0.02

@@ -10,7 +10,6 @@ preferred or refused by its units: traffic counts by what it takes on the links 
 """
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -49,21 +48,6 @@ def ranked_candidates(chain: LayerChain, stages: int, radius: int, best: int) ->
     bounds = bounds[(np.diff(bounds, axis=1) > 0).all(axis=1)]
     order = np.argsort(_var_plus_sum(chain, bounds), kind="stable")[:best]
     return [tuple(np.diff(bounds[number]).tolist()) for number in order]
-
-
-def searched_partition(
-    chain: LayerChain, stages: int, radius: int, best: int, seconds: Callable[[tuple[int, ...]], float]
-) -> tuple[int, ...] | None:
-    """The fastest of the best-ranked candidates; None for more stages than layers.
-
-    Args:
-        chain: The layers.
-        stages: Number of stages.
-        radius: By how many layers each boundary is moved at most.
-        best: How many candidates are timed (K in the paper).
-        seconds: Times a partition.
-    """
-    return min(ranked_candidates(chain, stages, radius, best), key=seconds, default=None)
 
 
 def _var_plus_sum(chain: LayerChain, bounds: Int[np.ndarray, "c s"]) -> Float[np.ndarray, " c"]:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from mmjax.planning.choice import explain_choice
+from mmjax.planning.report import plan_document
 from sharding.planners.auto import PolicyResult, SimulatedPlan, best_result
 from sharding.planners.policy_comparison import PolicyComparison, compare_policies
 from sharding.plans.plan import single_device_plan
@@ -45,6 +46,20 @@ def test_a_choice_that_cannot_be_trained_says_so(every_policy):
     (rigid,) = [each for each in every_policy.results if each.policy == "rigid"]
     said = explain_choice(compared(rigid))
     assert "Choice: rigid, the shortest simulated step. " in said and "but not trained: unit vision: 8 rows" in said
+
+
+def test_the_bound_is_said_of_modules_on_devices_of_their_own_alone(every_policy):
+    found = {each.policy: each for each in every_policy.results}
+    own, balanced, first_stage = (found[name] for name in ("disaggregated", "balanced", "rigid_first_stage"))
+    together = result("mine", single_device_plan(OF.graph))
+    assert every_policy.above_bound(own) == own.timeline.step / every_policy.bound - 1
+    for each in (balanced, first_stage, together, PolicyResult("mine", None, "no plan")):
+        assert every_policy.above_bound(each) is None
+    assert " the bound, 1 s: the optimum if every module had devices of its own" in explain_choice(compared(own))
+    assert "bound" not in explain_choice(compared(balanced)) + explain_choice(compared(together))
+    entries = {entry["policy"]: entry for entry in plan_document(compared(own, balanced))["policies"]}
+    assert entries["disaggregated"]["above_bound"] == own.timeline.step - 1
+    assert entries["balanced"]["above_bound"] is None
 
 
 def test_a_step_that_is_longer_between_processes_is_said():

@@ -5,10 +5,14 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 
+from configs.architectures import ModelConfig
+from sharding.planners import problem as problem_module
 from sharding.planners.auto import PLANNING_POLICIES, SimulatedPlan, best_simulated, most_economical
 from sharding.planners.problem import PlanningProblem
-from sharding.plans.unit_plan import PlanError
-from tests.sharding.planners.problems import build_problem, problem, recipes
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import PlanError, UnitPlan
+from sharding.schedules.build import build_schedule
+from tests.sharding.planners.problems import BACKBONE, VISION, build_problem, problem, recipes
 
 
 class CountingProblem(PlanningProblem):
@@ -72,3 +76,17 @@ def test_fewer_plans_are_simulated_than_there_are():
     plans = [plan for policy in PLANNING_POLICIES.values() for plan in policy(of)]
     best_simulated(of, plans)
     assert CountingProblem.simulated < len(plans) / 2
+
+
+def test_plans_that_differ_in_how_replicas_divide_work_and_weights_share_an_order(monkeypatch):
+    of = problem(ModelConfig((VISION,), BACKBONE, ()), devices=4, rows=8)
+    built = []
+    monkeypatch.setattr(problem_module, "build_schedule", lambda *given: built.append(given) or build_schedule(*given))
+    plain = UnitPlan("all", of.graph.names, (0, 1, 2, 3), dp=2, layers=(3, 4), recompute=("none",) * 2)
+    for unit in (
+        plain,
+        dataclasses.replace(plain, fsdp=2),
+        dataclasses.replace(plain, dp=1, tp=2, module_tp=(1, 2), collectives="gather"),
+    ):
+        of.simulate(Plan((unit,), microbatches=4))
+    assert len(built) == 1

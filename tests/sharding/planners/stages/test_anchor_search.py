@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.planners.stages.anchor_search import ranked_candidates, searched_partition
+from sharding.planners.stages.anchor_search import ranked_candidates
 from sharding.planners.stages.layer_chain import stage_sums
 from sharding.planners.stages.partition_baselines import by_greedy_forward, by_profile
 from tests.sharding.planners.stages.chains import random_chain
@@ -34,17 +34,13 @@ def test_candidates_are_those_around_the_anchor_in_the_order_of_the_formula(seed
 
 
 @given(SEEDS, st.integers(3, 9), st.integers(2, 4))
-def test_what_is_timed_is_not_faster_than_the_exact_partition(seed, layers, stages):
+def test_no_candidate_is_faster_than_the_exact_partition(seed, layers, stages):
     chain = random_chain(seed, layers, 3, 1)
     if stages > layers:
         return
-
-    def slowest(counts):
-        return float(stage_sums(chain.plain_forward, counts).max())
-
-    found = searched_partition(chain, stages, 1, 8, slowest)
-    assert slowest(by_profile(chain, stages)) <= slowest(found) + 1e-9
-    assert slowest(found) == min(map(slowest, ranked_candidates(chain, stages, 1, 8)))
+    exact = float(stage_sums(chain.plain_forward, by_profile(chain, stages)).max())
+    for counts in ranked_candidates(chain, stages, 1, 8):
+        assert exact <= float(stage_sums(chain.plain_forward, counts).max()) + 1e-9
 
 
 def test_too_many_candidates_are_refused_with_their_number():

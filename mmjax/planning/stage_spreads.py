@@ -4,14 +4,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sharding.planners.chain_problem import ChainProblem
 from sharding.planners.problem import PlanningProblem
+from sharding.planners.stages.chain_costs import layer_chain
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import ChainStages, recomputed_stages
 from sharding.planners.stages.layer_chain import LayerChain, spread
+from sharding.planners.stages.microbatches_held import microbatches_held
 from sharding.planners.stages.partition_baselines import PARTITION_METHODS
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
+from sharding.specs.layer import RecomputePolicy
 
 
 class StageSpreads(NamedTuple):
@@ -20,7 +22,7 @@ class StageSpreads(NamedTuple):
     Attributes:
         chosen: Of the plan.
         others: Of partitions by layers, parameters, forwards and over virtual stages, with the recomputation that is
-            best for each; those that do not fit are left out.
+            best for each, of the problem's choices and those of the plan; those that do not fit are left out.
     """
 
     chosen: float
@@ -33,7 +35,10 @@ def stage_spreads(problem: PlanningProblem, plan: Plan) -> StageSpreads | None:
     if rest or unit.pp == 1:
         return None
     layout = _layout(unit, plan.microbatches)
-    chain = ChainProblem(problem).layers(layout, unit.extra_in_flight)
+    held = microbatches_held(unit.pp, unit.chunks, plan.microbatches, unit.extra_in_flight)
+    chain = layer_chain(
+        problem.sampled_costs, problem.trained_parts, layout, _policies(problem, unit), most_in_flight=int(held.max())
+    )
     others = {}
     for name, method in PARTITION_METHODS.items():
         counts = method(chain, layout.stage_count)
@@ -41,6 +46,14 @@ def stage_spreads(problem: PlanningProblem, plan: Plan) -> StageSpreads | None:
         if stages:
             others[name] = spread(stages.rank_seconds(chain, layout.pp))
     return StageSpreads(spread(_stages_of(unit, chain).rank_seconds(chain, layout.pp)), others)
+
+
+def _policies(problem: PlanningProblem, unit: UnitPlan) -> tuple[RecomputePolicy, ...]:
+    """The recomputation policies of the problem's choices, and those of a unit, whose planner may have had others."""
+    policies = list(problem.recompute_choices)
+    for stage in range(unit.stage_count):
+        policies += unit.layer_recompute(stage)
+    return tuple(dict.fromkeys(policies))
 
 
 def _layout(unit: UnitPlan, microbatches: int) -> ChainLayout:
