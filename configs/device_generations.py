@@ -151,6 +151,11 @@ def hopper() -> DeviceGeneration:
     return HOPPER
 
 
+def h20() -> DeviceGeneration:
+    """H20."""
+    return H20
+
+
 def blackwell() -> DeviceGeneration:
     """B200 and GB200."""
     return BLACKWELL

@@ -10,11 +10,12 @@ from mmjax import cli
 DEFAULT_CLUSTER = "a800"
 
 _FOLDER = "hardware"
-_LEAST = {"peak_flops": 1e9, "memory": 1e6, "memory_bandwidth": 1e6}
+_LEAST = {"peak_flops": 1e9, "memory": 1e6, "memory_bandwidth": 1e6, "host_memory": 1e6}
 _UNITS = {
     "peak_flops": "FLOP/s: 312 TFLOP/s are 312e12",
     "memory": "bytes: 80 GB are 80e9",
     "memory_bandwidth": "bytes per second: 2 TB/s are 2e12",
+    "host_memory": "bytes: 250 GB are 250e9",
 }
 _LEAST_BANDWIDTH, _MOST_LATENCY = 1e6, 1.0
 
@@ -80,6 +81,8 @@ def configured_cluster(cluster: str, file: str) -> ClusterConfig:
     if missing := [name for name in required if name not in bound]:
         raise cli.UserError(f"{where}: ClusterConfig lacks {', '.join(missing)}; bind a value to each")
     described = cli.configured(ClusterConfig)
+    if not described.name.strip():
+        raise cli.UserError(f"{where}: ClusterConfig.name is {described.name!r}; give the cluster a name of its own")
     if described.name in CLUSTERS:
         raise cli.UserError(f"{where}: ClusterConfig.name is {described.name!r}, a cluster of mmjax; choose another")
     _check_units(described, where)
@@ -89,10 +92,12 @@ def configured_cluster(cluster: str, file: str) -> ClusterConfig:
 def _check_units(cluster: ClusterConfig, where: str) -> None:
     """Raises UserError for values so small, or latencies so long, that they must be in another unit."""
     for name, least in _LEAST.items():
-        if (value := getattr(cluster, name)) < least:
+        if (value := getattr(cluster, name)) < least and (value or name != "host_memory"):
             raise cli.UserError(f"{where}: ClusterConfig.{name} is {value}; it is in {_UNITS[name]}")
-    for name in ("intra_node", "inter_node"):
-        link = getattr(cluster, name)
+    links = {"intra_node": cluster.intra_node, "inter_node": cluster.inter_node, "host_link": cluster.host_link}
+    for name, link in links.items():
+        if not link:
+            continue
         if link.bandwidth < _LEAST_BANDWIDTH:
             raise cli.UserError(
                 f"{where}: the bandwidth of ClusterConfig.{name} is {link.bandwidth}; it is in bytes per second in one "

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from mmjax.planning.choice import explain_choice
@@ -24,6 +26,11 @@ _SMALLEST_SHARE = 0.0005
 """Share of a step below which a table shows a dot."""
 
 _MIN_WIDTH = 120
+_ANY_WIDTH = 10_000
+"""A width at which no table is narrowed."""
+
+_TEXT_COLUMNS = ("unit", "recompute", "capacities")
+"""Headings of columns whose cells may take several lines."""
 
 
 def report_console() -> Console:
@@ -75,9 +82,9 @@ def print_comparison(comparison: PolicyComparison, console: Console) -> None:
     title = (
         f"{problem.rows:,} rows a step on at most {problem.devices:,} devices of {problem.cluster.name}, {memory} each"
     )
-    console.print(_policies(comparison, simulated, title))
-    console.print(_idle(simulated))
-    console.print(_units(simulated))
+    print_table(_policies(comparison, simulated, title), console)
+    print_table(_idle(simulated), console)
+    print_table(_units(simulated), console)
     for result in results:
         if not result.simulated:
             console.print(f"{result.policy}: {result.reason}", soft_wrap=True)
@@ -89,16 +96,30 @@ def print_comparison(comparison: PolicyComparison, console: Console) -> None:
                 soft_wrap=True,
             )
     if comparison.on_fewer_devices:
-        console.print(_fewer_devices(comparison))
+        print_table(_fewer_devices(comparison), console)
     console.print(explain_choice(comparison), soft_wrap=True)
 
 
 def report_table(title: str, *columns: str) -> Table:
-    """A table with narrow columns: headings break where they have a space, and all but the first are of numbers."""
+    """A table with narrow columns, of numbers but for the first and `_TEXT_COLUMNS`; headings break at spaces."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, name in enumerate(columns):
-        table.add_column(name.replace(" ", "\n"), justify="right" if number else "left", no_wrap=True)
+        is_text = name in _TEXT_COLUMNS
+        justify = "right" if number and not is_text else "left"
+        table.add_column(name.replace(" ", "\n"), justify=justify, no_wrap=not is_text)
     return table
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Prints a table of `report_table` whole: text breaks between words, and a table too wide even so stays wide."""
+    for column in table.columns:
+        lines = [line for cell in (column.header, *column.cells) for line in str(cell).splitlines()]
+        words = lines if column.no_wrap else [word for line in lines for word in line.split()]
+        column.min_width = max((cell_len(word) for word in words), default=0)
+    least = Measurement.get(console, console.options.update(width=_ANY_WIDTH), table).minimum
+    if least > console.width:
+        table.width = least
+    console.print(table, crop=False)
 
 
 def _policies(comparison: PolicyComparison, simulated: Sequence[PolicyResult], title: str) -> Table:
@@ -252,7 +273,7 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
             _bytes(timeline.lane_peak_memory(lane)),
             *(f"{idle.get(cause, 0.0) / timeline.step:.1%}" for cause in causes),
         )
-    console.print(table)
+    print_table(table, console)
     for lane in timeline.lanes:
         for where, needed, room in (
             ("device", timeline.lane_peak_memory(lane), problem.cluster.memory),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from rich.console import Console
 
-from mmjax.planning.report import report_table
+from mmjax.planning.report import print_table, report_table
 from mmjax.training.config import TrainConfig
 from mmjax.training.profiling.step_times import StepTimes, time_steps
 from sharding.frames import make_frame
@@ -168,6 +168,6 @@ def print_timed_plans(timed: TimedPlans, console: Console) -> None:
     table = report_table(timed.caption, *(name.lstrip("#") for name in COLUMNS))
     for number, plan in enumerate(timed.plans):
         table.add_row(*plan.cells(), style=None if number else "bold")
-    console.print(table)
+    print_table(table, console)
     for line in timed.errors:
         console.print(line, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""One unit with a chain of all modules, its stages balanced over module borders, memory used to the brim.
+"""One unit with a chain of all modules, balanced stages, and as little recomputation as fits.
 
 OmniBal's orchestration (arXiv 2407.20761, sections 4.2 and 4.3): one (dp, tp, pp) for encoder, backbone and generator,
 whose layers are divided among the stages by what they take, with the recomputation of each layer that the memory of its

@@ -1,7 +1,14 @@
 """`python -m mmjax.plan` in a process of its own: a model and a training run, tables and JSON, and what it refuses."""
 
+import io
 import json
 
+import pytest
+from rich.console import Console
+
+import mmjax
+from mmjax.planning.report import print_comparison
+from sharding.planners.policy_comparison import PolicyComparison
 from sharding.plans.plan import Plan
 from tests.commands import run_command, run_without_jax
 
@@ -33,6 +40,31 @@ def test_a_training_run_is_planned_on_its_own_source_and_shown_as_tables():
     assert "at most 4 devices of cpu" in shown
     for words in ("disaggregated", "Placement of modules", "Share of the step", "Choice: disaggregated"):
         assert words in shown
+
+
+@pytest.fixture(scope="module")
+def comparison() -> PolicyComparison:
+    """Plans whose lines are long: a chain of three modules, recomputation per layer, and four capacities."""
+    return mmjax.plan("models/mllm_72b.gin", cluster="disttrain_a800", devices=1296)
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 240])
+def test_every_heading_and_every_number_of_a_report_is_printed(comparison, width):
+    console = Console(width=width, file=io.StringIO())
+    print_comparison(comparison, console)
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    lines = iter(shown.partition("Placement of modules")[2].splitlines())
+    headings = next(line.split() for line in lines if "policy" in line)
+    ranks = ["unit", "devices", "dp", "tp", "pp", "chunks", "layers"]
+    assert headings == ["policy", *ranks, "recompute", "rows", "capacities", "memory", "MFU"]
+    cells = [word for line in lines for word in line.split()]
+    for result in comparison.results:
+        assert result.policy in cells
+        for unit in result.plan.units:
+            numbers = (f"{len(unit.devices):,}", *map(str, (unit.dp, unit.tp, unit.pp, *unit.capacities)))
+            words = (*unit.modules, *numbers, f"{result.timeline.mfu_by_unit[unit.name]:.0%}")
+            assert set(words) <= set(cells), (unit.name, words)
 
 
 def test_fixed_ranks_are_taken_and_shown():

@@ -4,7 +4,7 @@ import pytest
 
 import mmjax
 from configs.clusters import CLUSTERS, ClusterConfig, Link
-from configs.device_generations import HOPPER
+from configs.device_generations import AMPERE, BLACKWELL, H20, HOPPER
 from configs.errors import UserError
 from mmjax.planning.arguments import ProblemArguments, read_problem
 from sharding.plans.plan_purpose import PlanPurpose, differences
@@ -22,6 +22,8 @@ clusters.ClusterConfig:
   intra_node = @inside/clusters.Link()
   inter_node = @between/clusters.Link()
   generation = @device_generations.hopper()
+  host_link = @host/clusters.Link()
+  host_memory = 250e9
 
 inside/clusters.Link:
   bandwidth = 32e9
@@ -29,6 +31,9 @@ inside/clusters.Link:
 between/clusters.Link:
   bandwidth = 10e9
   latency = 2e-5
+host/clusters.Link:
+  bandwidth = 16e9
+  latency = 1e-5
 """
 MINE = ClusterConfig(
     name="mine",
@@ -39,6 +44,8 @@ MINE = ClusterConfig(
     intra_node=Link(32e9, 5e-6),
     inter_node=Link(10e9, 2e-5),
     generation=HOPPER,
+    host_link=Link(16e9, 1e-5),
+    host_memory=250e9,
 )
 
 
@@ -53,6 +60,19 @@ def test_a_gin_file_describes_a_cluster(tmp_path):
     inputs = read(tmp_path)
     assert inputs.cluster == MINE
     assert inputs.configuration.gin_file == ("models/mllm_9b.gin",)
+
+
+def test_a_cluster_without_offloading_needs_no_host(tmp_path):
+    text = TEXT.replace("  host_link = @host/clusters.Link()\n  host_memory = 250e9\n", "")
+    assert read(tmp_path, text).cluster == dataclasses.replace(MINE, host_link=None, host_memory=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "generation"), [("ampere", AMPERE), ("hopper", HOPPER), ("h20", H20), ("blackwell", BLACKWELL)]
+)
+def test_every_generation_can_be_bound(name, generation, tmp_path):
+    text = TEXT.replace("device_generations.hopper()", f"device_generations.{name}()")
+    assert read(tmp_path, text).cluster == dataclasses.replace(MINE, generation=generation)
 
 
 def test_bindings_describe_a_cluster_and_change_one(tmp_path):
@@ -81,6 +101,11 @@ def test_the_shipped_description_is_the_a800_with_other_links(tmp_path):
         ("2e-5", "20.0", r"the latency of ClusterConfig.inter_node is 20.0; it is in seconds"),
         ("32e9", "-32e9", r"Link: bandwidth -32000000000.0 must be positive"),
         ("32e9", "'fast'", r"Link.bandwidth is 'fast'; it must be a number"),
+        ("16e9", "32.0", r"the bandwidth of ClusterConfig.host_link is 32.0; it is in bytes per second"),
+        ("250e9", "250", r"ClusterConfig.host_memory is 250; it is in bytes: 250 GB are 250e9"),
+        ("latency = 1e-5", "latency = 10", r"the latency of ClusterConfig.host_link is 10; it is in seconds"),
+        ('"mine"', '""', r"line 5: ClusterConfig.name is ''; give the cluster a name of its own"),
+        ('"mine"', '" "', r"ClusterConfig.name is ' '; give the cluster a name of its own"),
         ('"mine"', '"h100"', r"ClusterConfig.name is 'h100', a cluster of mmjax; choose another"),
         (TEXT, "from __gin__ import dynamic_registration\n", r"mine.gin describes no cluster"),
     ],
