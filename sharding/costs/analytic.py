@@ -76,6 +76,11 @@ class AnalyticCostModel:
         """See `CostModel.depends_on_stack`."""
         return False
 
+    @property
+    def has_row_gathers(self) -> bool:
+        """See `CostModel.has_row_gathers`."""
+        return True
+
     @functools.cached_property
     def _kernels(self) -> KernelCosts:
         bandwidth = self.cluster.memory_bandwidth * self.efficiency.memory

@@ -103,6 +103,11 @@ class CostModel(Protocol):
         """Whether a layer's seconds depend on how many equal ones it is stacked with."""
         ...
 
+    @property
+    def has_row_gathers(self) -> bool:
+        """Whether `gather_rows` has seconds; without, planners leave out stages with unlike tensor-parallel sizes."""
+        ...
+
     def forward(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, stack: int = 1) -> LayerSeconds:
         """The forward of one of `stack` equal layers, for each load of a replica, on one of its devices."""
         ...
@@ -134,6 +139,8 @@ class CostModel(Protocol):
 
     def gather_rows(self, size: Times, ranks: int, devices: int) -> Times:
         """The all-gather of activations or gradients between modules of a stage with unlike tensor-parallel sizes.
+
+        Raises UserError without `has_row_gathers`.
 
         Args:
             size: Bytes of what is gathered.

@@ -202,6 +202,11 @@ class ProfiledCostModel:
         """See `CostModel.depends_on_stack`; XLA compiles a single layer without a loop."""
         return True
 
+    @property
+    def has_row_gathers(self) -> bool:
+        """See `CostModel.has_row_gathers`; they are not timed."""
+        return False
+
     def forward(self, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, stack: int = 1) -> LayerSeconds:
         """See `CostModel.forward`."""
         _check_measured(ranks)

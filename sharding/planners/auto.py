@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from configs.errors import UserError
 from sharding.planners import balanced, disaggregated, rigid
@@ -10,6 +11,7 @@ from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan, check_layout, check_plan
 from sharding.plans.unit_plan import PlanError
 from sharding.simulation.timeline import Timeline
+from sharding.specs.layer import RecomputePolicy
 
 PlanningPolicy = Callable[[PlanningProblem], list[Plan]]
 """Returns plans worth simulating; raises PlanError with the reason where there are none."""
@@ -93,7 +95,7 @@ def run_policy(problem: PlanningProblem, policy: str) -> PolicyResult:
     if policy not in PLANNING_POLICIES:
         raise UserError(f"there is no policy {policy!r}; choose from auto, {', '.join(PLANNING_POLICIES)}")
     try:
-        best = best_simulated(problem, PLANNING_POLICIES[policy](problem), SPARE_PLANS.get(policy, _no_plans))
+        best = best_of_policy(problem, PLANNING_POLICIES[policy], SPARE_PLANS.get(policy, _no_plans))
     except PlanError as error:
         return PolicyResult(policy, None, str(error))
     plan = dataclasses.replace(best.plan, made_for=problem.purpose)
@@ -102,6 +104,41 @@ def run_policy(problem: PlanningProblem, policy: str) -> PolicyResult:
 
 def _no_plans(_: PlanningProblem) -> Iterable[Plan]:
     return ()
+
+
+class HostMemoryError(PlanError):
+    """Plans that do not fit, of which some take more of the hosts' memory than there is."""
+
+
+def best_of_policy(
+    problem: PlanningProblem,
+    policy: PlanningPolicy,
+    spare: Callable[[PlanningProblem], Iterable[Plan]] = _no_plans,
+) -> SimulatedPlan:
+    """The best plan of a policy that fits; one without `offload` if those that may have it overfill hosts.
+
+    Policies choose recomputation by the memory of devices, so that what is offloaded may be more than a host holds.
+
+    Args:
+        problem: The problem.
+        policy: The policy.
+        spare: As in `best_simulated`.
+
+    Raises:
+        PlanError: The policy has no plan, or none that fits.
+    """
+    try:
+        return best_simulated(problem, policy(problem), spare)
+    except HostMemoryError as error:
+        choices = problem.recompute_choices
+        others: tuple[RecomputePolicy, ...] = tuple(choice for choice in choices if choice != "offload")
+        if not others or others == choices:
+            raise
+        without = problem.with_recompute_choices(others)
+        try:
+            return best_simulated(without, policy(without), spare)
+        except PlanError as other:
+            raise PlanError(f"{error}; without offload: {other}") from other
 
 
 def best_simulated(
@@ -119,7 +156,7 @@ def best_simulated(
         spare: Gives plans of which the first that fits is taken where none of `plans` does.
 
     Raises:
-        PlanError: None fits.
+        PlanError: None fits; a HostMemoryError if some need more host memory than there is.
     """
     bounds = [problem.least_step_seconds(plan) for plan in plans]
     fitting: dict[int, SimulatedPlan] = {}
@@ -146,7 +183,7 @@ def best_simulated(
         if problem.memory_fraction(simulated.timeline) <= 1:
             return simulated
         too_large.append(simulated)
-    raise _memory_error(problem, min(too_large, key=lambda result: problem.memory_fraction(result.timeline)))
+    raise _memory_error(problem, too_large)
 
 
 def most_economical(simulated: Sequence[SimulatedPlan]) -> SimulatedPlan:
@@ -164,14 +201,52 @@ def _is_no_worse(result: SimulatedPlan, step: float, device_seconds: float) -> b
     return result.timeline.step <= step and _device_seconds(result) <= device_seconds
 
 
-def _memory_error(problem: PlanningProblem, nearest: SimulatedPlan) -> PlanError:
-    lane = max(nearest.timeline.lanes, key=nearest.timeline.lane_peak_memory)
-    unit, stage = lane.rank
-    need, memory = nearest.timeline.lane_peak_memory(lane), problem.cluster.memory
-    return PlanError(
-        f"unit {unit}: with the rows that were drawn, its stage {stage} needs {need / 1e9:.1f} GB on "
-        f"each device, {(need - memory) / 1e9:.1f} GB more than the {memory / 1e9:.0f} GB of {problem.cluster.name} "
-        f"on the best layout for {problem.devices} devices; give it more devices or shorter rows"
+class _MemoryNeed(NamedTuple):
+    """What a pipeline rank takes of a memory.
+
+    Attributes:
+        needed: Bytes that it takes at most.
+        room: Bytes that there are.
+        where: The memory, in words.
+        rank: The unit, and the number of the rank in it.
+    """
+
+    needed: float
+    room: float
+    where: str
+    rank: tuple[str, int]
+
+    @property
+    def fraction(self) -> float:
+        """The share that it takes."""
+        return self.needed / self.room if self.needed else 0.0
+
+
+def _memory_error(problem: PlanningProblem, too_large: Sequence[SimulatedPlan]) -> PlanError:
+    """What exceeds its memory most of the plan that comes nearest to fitting."""
+    cluster = problem.cluster
+    nearest = min((result.timeline for result in too_large), key=problem.memory_fraction)
+    most = max(
+        (
+            _MemoryNeed(peak(lane), room, where, lane.rank)
+            for peak, room, where in (
+                (nearest.lane_peak_memory, cluster.memory, "on each device"),
+                (nearest.lane_peak_host_memory, cluster.host_memory, "of host memory for each device"),
+            )
+            for lane in nearest.lanes
+        ),
+        key=lambda need: need.fraction,
+    )
+    unit, stage = most.rank
+    overfills_hosts = any(
+        result.timeline.lane_peak_host_memory(lane) > cluster.host_memory
+        for result in too_large
+        for lane in result.timeline.lanes
+    )
+    return (HostMemoryError if overfills_hosts else PlanError)(
+        f"unit {unit}: with the rows that were drawn, its stage {stage} needs {most.needed / 1e9:.1f} GB {most.where}, "
+        f"{(most.needed - most.room) / 1e9:.1f} GB more than the {most.room / 1e9:.0f} GB of {cluster.name} on the "
+        f"best layout for {problem.devices} devices; give it more devices or shorter rows"
     )
 
 

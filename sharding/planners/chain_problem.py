@@ -109,20 +109,24 @@ def _check_chain(problem: PlanningProblem) -> None:
 
 
 def _shared_tensor_sizes(problem: PlanningProblem) -> tuple[tuple[int, ...], ...]:
-    """For each tensor-parallel size of the backbone, those of all modules: the largest that divide it."""
+    """For each tensor-parallel size of the backbone, those of all modules: the largest that divide it.
+
+    Unlike ones are left out where context-parallel ranks or the costs do not allow them.
+    """
     names, tables = problem.graph.names, problem.module_tables
     backbone = problem.graph.backbone.name
     cp = problem.fixed_ranks_of(backbone).cp
+    only_equal = cp > 1 or not problem.costs.has_row_gathers
     shared = []
     for tp in tables[backbone].tensor_sizes:
         sizes = [largest_dividing(tables[name].tensor_sizes, tp) for name in names]
-        if all(sizes) and (cp == 1 or len(set(sizes)) == 1):
+        if all(sizes) and (len(set(sizes)) == 1 or not only_equal):
             shared.append(tuple(size for size in sizes if size))
     if not shared:
         taken = "; ".join(f"{name}: {', '.join(map(str, tables[name].tensor_sizes))}" for name in names)
         raise PlanError(
-            f"no tensor-parallel sizes of {' > '.join(names)} can share the devices of a stage (they take {taken}); "
-            "use the policy disaggregated"
+            f"no {'equal ' * only_equal}tensor-parallel sizes of {' > '.join(names)} can share the devices of a stage "
+            f"(they take {taken}); use the policy disaggregated"
         )
     return tuple(shared)
 

@@ -13,8 +13,8 @@ from sharding.planners.auto import (
     PLANNING_POLICIES,
     PolicyResult,
     SimulatedPlan,
+    best_of_policy,
     best_result,
-    best_simulated,
     run_policy,
 )
 from sharding.planners.problem import PlanningProblem
@@ -162,7 +162,7 @@ def plans_on_fewer_devices(problem: PlanningProblem, devices: int) -> list[Simul
     for share in SHARES:
         fewer = problem.with_devices(max(1, int(share * devices)))
         try:
-            found.append(best_simulated(fewer, disaggregated.plans_of_best_size(fewer)))
+            found.append(best_of_policy(fewer, disaggregated.plans_of_best_size))
         except PlanError:  # the model needs more
             break
     return found

@@ -123,6 +123,13 @@ class PlanningProblem:
             other.__dict__[name] = getattr(self, name)
         return other
 
+    def with_recompute_choices(self, choices: tuple[RecomputePolicy, ...]) -> "PlanningProblem":
+        """The same problem with other recomputation policies; shares what does not depend on them."""
+        other = dataclasses.replace(self, recompute_choices=choices)
+        for name in ("sampled_rows", "sampled_costs", "_mean_costs", "sharing", "_shares"):
+            other.__dict__[name] = getattr(self, name)
+        return other
+
     def fixed_ranks_of(self, module: str) -> FixedRanks:
         """The context-parallel and expert ranks of a module."""
         return self.fixed_ranks.get(module, SINGLE_RANKS)

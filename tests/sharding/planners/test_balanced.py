@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 
 from configs.architectures import ModelConfig
+from sharding.costs.profiled import ProfiledCostModel
 from sharding.planners import balanced
-from sharding.planners.auto import run_policy
+from sharding.planners.auto import plan_automatically, run_policy
 from sharding.planners.chain_problem import ChainProblem
 from sharding.planners.problem import STEP_SLACK
 from sharding.planners.stages.chain_stages import rank_bytes, recomputed_stages
@@ -16,6 +17,7 @@ from sharding.planners.stages.layer_chain import spread
 from sharding.planners.stages.partition_baselines import PARTITION_METHODS
 from sharding.plans.plan import check_layout
 from sharding.plans.unit_plan import PlanError
+from tests.profiles import synthetic_profile
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes
 
 UNEVEN = ModelConfig((dataclasses.replace(VISION, heads=1, depth=5),), BACKBONE, ())
@@ -130,3 +132,18 @@ def test_modules_of_one_unit_have_one_cp():
     both = problem(ModelConfig((AUDIO,), BACKBONE, ()), rows=4, ranks=(("audio", 2, 1), ("backbone", 2, 1)))
     (unit,) = run_policy(both, "balanced").plan.units
     assert unit.cp == 2
+
+
+def test_measured_costs_leave_out_unlike_tensor_sizes():
+    """A profile has no times of gathers of rows between modules of a stage."""
+    of = problem(UNEVEN, devices=4, rows=16)
+    of = dataclasses.replace(
+        of,
+        costs=ProfiledCostModel(synthetic_profile(of.graph, "toy", (1, 2))),
+        tensor_sizes=(1, 2),
+        recompute_choices=("none",),
+    )
+    assert ChainProblem(of).sizes.tensor_sizes == ((1, 1),)
+    (unit,) = run_policy(of, "balanced").plan.units
+    assert unit.tp == 1
+    assert plan_automatically(of).timeline.step <= run_policy(of, "balanced").timeline.step * (1 + STEP_SLACK)
