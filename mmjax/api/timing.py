@@ -1,6 +1,8 @@
 """Plans timed on devices, for programs and notebooks."""
 
+import os
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 
@@ -13,7 +15,9 @@ from mmjax.training.config import TrainConfig
 from sharding.plans.plan import Plan
 
 
-def time_plans(config: TrainConfig, plans: Mapping[str, Plan] | int = 3, steps: int = 5) -> TimedPlans:
+def time_plans(
+    config: TrainConfig, plans: Mapping[str, Plan | str | os.PathLike[str]] | int = 3, steps: int = 5
+) -> TimedPlans:
     """Trains some steps under each of some plans on the devices of this process, and compares what they take.
 
         timed = mmjax.time_plans(config, {"one unit": plan, "two units": other})
@@ -27,19 +31,42 @@ def time_plans(config: TrainConfig, plans: Mapping[str, Plan] | int = 3, steps: 
 
     Args:
         config: The run: its model, data, seed, optimizer, parts that train, transport of hops and order of rows.
-        plans: Plans by name; or a number, for as many of the different plans of all policies whose simulated steps on
-            these devices are the shortest.
+        plans: Plans or plan files by name; or a number, for as many of the different plans of all policies whose
+            simulated steps on these devices are the shortest.
         steps: Steps to time of each.
 
     Raises:
-        UserError: This is one of several processes, or a number is below 1.
+        UserError: This is one of several processes, an argument is of another kind, a number is below 1, or a plan file
+            cannot be read.
         PlanError: No policy has a plan that fits and can be trained.
     """
-    for name, value in (("plans", plans if isinstance(plans, int) else len(plans)), ("steps", steps)):
-        if value < 1:
-            raise UserError(f"mmjax.time_plans: {name} is {value}; give at least 1")
+    check_arguments(config, plans, steps)
     cluster = cluster_of_devices(jax.devices()[0].device_kind)
     problem = make_problem(config, workload_statistics(config), cluster, jax.device_count())
     if isinstance(plans, int):
-        plans = {name: candidate.plan for name, candidate in best_candidates(problem, plans).items()}
-    return time_on_devices(config, problem, plans, steps)
+        timed = {name: candidate.plan for name, candidate in best_candidates(problem, plans).items()}
+    else:
+        timed = {name: plan if isinstance(plan, Plan) else Plan.load(os.fspath(plan)) for name, plan in plans.items()}
+    return time_on_devices(config, problem, timed, steps)
+
+
+def check_arguments(config: Any, plans: Any, steps: Any) -> None:
+    """Raises UserError for an argument of another kind than `time_plans` takes, and for numbers below 1."""
+    if not isinstance(config, TrainConfig):
+        raise UserError(f"mmjax.time_plans: config is {config!r:.80}; give a TrainConfig, such as mmjax.load(file)")
+    if not _is_count(plans) and not isinstance(plans, Mapping):
+        raise UserError(
+            f"mmjax.time_plans: plans is {plans!r:.80}; give a dict of plans or plan files by name, or a whole number"
+        )
+    if not _is_count(steps):
+        raise UserError(f"mmjax.time_plans: steps is {steps!r:.80}; give a whole number")
+    for name, value in (("plans", plans if isinstance(plans, int) else len(plans)), ("steps", steps)):
+        if value < 1:
+            raise UserError(f"mmjax.time_plans: {name} is {value}; give at least 1")
+    for name, plan in () if isinstance(plans, int) else plans.items():
+        if not isinstance(plan, Plan | str | os.PathLike):
+            raise UserError(f"mmjax.time_plans: the plan {name!r} is {plan!r:.80}; give a Plan or a plan file")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

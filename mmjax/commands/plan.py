@@ -13,6 +13,7 @@ from mmjax import cli
 from mmjax.planning.arguments import ProblemArguments, ProblemInputs, read_problem
 
 if TYPE_CHECKING:
+    from configs.clusters import ClusterConfig
     from mmjax.planning.timed_plans import TimedPlans
     from mmjax.training.config import TrainConfig
     from sharding.planners.problem import PlanningProblem
@@ -52,9 +53,10 @@ class PlanArguments(ProblemArguments, cli.JsonArguments):
 
 def prepare(arguments: PlanArguments) -> cli.Work:
     """Reads the problem and the policies."""
+    here = None
     if arguments.timed_plans:
-        arguments = _on_these_devices(arguments)
-    inputs = read_problem(arguments)  # a gin file may import a file that registers a policy
+        arguments, here = _on_these_devices(arguments)
+    inputs = read_problem(arguments, default_cluster=here)  # a gin file may import a file that registers a policy
     from sharding.planners.auto import PLANNING_POLICIES
 
     if arguments.policy not in (known := ("auto", *PLANNING_POLICIES)):
@@ -89,24 +91,24 @@ def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str
     return 0
 
 
-def _on_these_devices(arguments: PlanArguments) -> PlanArguments:
-    """The flags with the devices of this process where they leave out the cluster or the number of devices.
+def _on_these_devices(arguments: PlanArguments) -> "tuple[PlanArguments, ClusterConfig]":
+    """The flags with the number of this process's devices where they leave it out, and the cluster of these devices.
 
     Raises:
         UserError: There are fewer devices than the flags say.
     """
     import jax
 
-    from configs.clusters import cluster_of_device_kind
+    from mmjax.planning.automatic import cluster_of_devices
 
-    count, here = jax.device_count(), cluster_of_device_kind(jax.devices()[0].device_kind)
+    count = jax.device_count()
     if arguments.devices and arguments.devices > count:
         raise cli.UserError(
             f"--timed_plans={arguments.timed_plans} runs plans on this process's devices, of which there are {count}, "
             f"fewer than --devices={arguments.devices}; leave --devices out, or plan without --timed_plans"
         )
-    cluster = arguments.cluster or (here.name if here else "")
-    return dataclasses.replace(arguments, cluster=cluster, devices=arguments.devices or count)
+    with_devices = dataclasses.replace(arguments, devices=arguments.devices or count)
+    return with_devices, cluster_of_devices(jax.devices()[0].device_kind)
 
 
 def _check_is_training(arguments: PlanArguments, inputs: ProblemInputs) -> None:

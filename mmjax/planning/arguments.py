@@ -100,12 +100,18 @@ class ProblemInputs:
         return dataclasses.replace(problem, configuration=self.configuration)
 
 
-def read_problem(given: ProblemArguments, made_for: "PlanPurpose | None" = None) -> ProblemInputs:
+def read_problem(
+    given: ProblemArguments,
+    made_for: "PlanPurpose | None" = None,
+    default_cluster: "ClusterConfig | None" = None,
+) -> ProblemInputs:
     """Reads what a command line says of a planning problem.
 
     Args:
         given: The command line.
         made_for: What the plan was made for, if there is one: it gives values that the command line leaves out.
+        default_cluster: The cluster where neither the command line, the configuration nor the plan has one; None for
+            `DEFAULT_CLUSTER`.
 
     Raises:
         UserError: An unknown cluster, file or part.
@@ -128,7 +134,7 @@ def read_problem(given: ProblemArguments, made_for: "PlanPurpose | None" = None)
     from mmjax.planning.problem import with_global_batch
     from sharding.plans.plan_purpose import NamedConfiguration
 
-    cluster = of_plan or configured_cluster(arguments.cluster, described)
+    cluster = of_plan or configured_cluster(arguments.cluster, described, default_cluster)
     if arguments.batch_rows:
         config = with_global_batch(config, arguments.batch_rows)
     return ProblemInputs(

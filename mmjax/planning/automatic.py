@@ -82,7 +82,18 @@ def cluster_of_devices(device_kind: str) -> ClusterConfig:
         return cluster
     memory_stats = jax.devices()[0].memory_stats() or {}
     memory = float(memory_stats.get("bytes_limit", CLUSTERS["cpu"].memory))
-    return dataclasses.replace(CLUSTERS["cpu"], name=device_kind, memory=memory)
+    return dataclasses.replace(CLUSTERS["cpu"], name=device_kind, memory=memory, device_kinds=(device_kind,))
+
+
+def remark_on_devices(cluster: ClusterConfig) -> str:
+    """What a cluster assumes of this process's devices if mmjax does not know their kind; empty if nothing."""
+    kind = jax.devices()[0].device_kind
+    if cluster_of_device_kind(kind) or cluster != cluster_of_devices(kind):
+        return ""
+    return (
+        f"mmjax does not know {kind}: simulated steps assume devices with {cluster.memory / 1e9:.1f} GB of memory each "
+        "and all other figures of the cluster cpu; describe them in a gin file for --cluster (docs/planning.md)"
+    )
 
 
 def plan_and_predict(

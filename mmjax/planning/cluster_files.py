@@ -55,12 +55,13 @@ def read_cluster(cluster: str) -> ClusterConfig:
     return configured_cluster(cluster, file)
 
 
-def configured_cluster(cluster: str, file: str) -> ClusterConfig:
+def configured_cluster(cluster: str, file: str, default: ClusterConfig | None = None) -> ClusterConfig:
     """The cluster that the configuration binds, else that of a name.
 
     Args:
-        cluster: What was asked for: the name of a cluster unless `file` is given; or nothing, for `DEFAULT_CLUSTER`.
+        cluster: What was asked for: the name of a cluster unless `file` is given; or nothing, for the default.
         file: The gin file that describes it, which was read; empty for none.
+        default: The cluster where none is asked for or bound; None for `DEFAULT_CLUSTER`.
 
     Raises:
         UserError: There is no such cluster, or its description lacks a field, or has one in another unit.
@@ -70,7 +71,7 @@ def configured_cluster(cluster: str, file: str) -> ClusterConfig:
     if not bound:
         if file:
             raise cli.UserError(f"{file} describes no cluster; bind clusters.ClusterConfig as configs/{_FOLDER} does")
-        return find_cluster(cluster or DEFAULT_CLUSTER)
+        return default if default and not cluster else find_cluster(cluster or DEFAULT_CLUSTER)
     if cluster and not file:
         raise cli.UserError(
             f"--cluster={cluster} is one cluster, and the configuration binds ClusterConfig.{bound[0]} of another; "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from rich.console import Console
 
+from mmjax.planning.automatic import remark_on_devices
 from mmjax.planning.report import print_table, report_table
 from mmjax.training.config import TrainConfig
 from mmjax.training.profiling.step_times import StepTimes, time_steps
@@ -78,11 +79,13 @@ class TimedPlans:
         plans: The plans, by the median of their measured seconds; those that could not run are last.
         measured_on: Kind of the devices.
         simulated_on: Name of the cluster of the simulation.
+        remark: What the simulation assumes of devices that mmjax does not know; empty for known ones.
     """
 
     plans: tuple[TimedPlan, ...]
     measured_on: str
     simulated_on: str
+    remark: str = ""
 
     @property
     def fastest(self) -> TimedPlan:
@@ -101,14 +104,20 @@ class TimedPlans:
         )
 
     @property
-    def errors(self) -> list[str]:
-        """A line for every plan that could not run."""
-        return [f"{timed.name} could not run: {timed.times.error}" for timed in self.plans if timed.times.error]
+    def remarks(self) -> list[str]:
+        """The remark, if there is one, and a line for every plan that could not run."""
+        errors = [f"{timed.name} could not run: {timed.times.error}" for timed in self.plans if timed.times.error]
+        return [self.remark, *errors] if self.remark else errors
 
     def document(self) -> dict[str, Any]:
         """All figures and plans as a JSON document."""
         plans = [timed.figures() | {"plan": json.loads(timed.plan.to_json())} for timed in self.plans]
-        return {"measured_on": self.measured_on, "simulated_on": self.simulated_on, "plans": plans}
+        return {
+            "measured_on": self.measured_on,
+            "simulated_on": self.simulated_on,
+            "remark": self.remark,
+            "plans": plans,
+        }
 
     def to_frame(self) -> "pandas.DataFrame":
         """A frame with a row for every plan; raises UserError without pandas."""
@@ -122,7 +131,7 @@ class TimedPlans:
     def _repr_html_(self) -> str:
         """The table in a notebook."""
         rows = [timed.cells() for timed in self.plans]
-        return join([html_table(COLUMNS, rows, self.caption, [0]), *(element("p", line) for line in self.errors)])
+        return join([html_table(COLUMNS, rows, self.caption, [0]), *(element("p", line) for line in self.remarks)])
 
 
 def time_on_devices(
@@ -160,6 +169,7 @@ def time_on_devices(
         tuple(sorted(timed, key=lambda each: each.times.median)),
         devices[0].device_kind,
         problem.cluster.name,
+        remark_on_devices(problem.cluster),
     )
 
 
@@ -169,5 +179,5 @@ def print_timed_plans(timed: TimedPlans, console: Console) -> None:
     for number, plan in enumerate(timed.plans):
         table.add_row(*plan.cells(), style=None if number else "bold")
     print_table(table, console)
-    for line in timed.errors:
+    for line in timed.remarks:
         console.print(line, soft_wrap=True)

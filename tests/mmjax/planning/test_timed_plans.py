@@ -7,10 +7,13 @@ import pytest
 
 import mmjax
 from configs.architectures import ModelConfig
+from configs.clusters import CLUSTERS, ClusterConfig
 from configs.errors import UserError
 from configs.optimizer import OptimizerConfig
 from data.data_config import DataConfig
+from mmjax.api.timing import check_arguments
 from mmjax.commands.plan import COMMAND
+from mmjax.planning.automatic import cluster_of_devices, remark_on_devices
 from mmjax.planning.candidate_plans import best_candidates
 from mmjax.planning.timed_plans import COLUMNS, TimedPlan, TimedPlans
 from mmjax.training.config import TrainConfig
@@ -140,11 +143,62 @@ def test_the_command_refuses_what_cannot_be_timed(flags, message):
         COMMAND.prepare(COMMAND.parse(["--timed_plans=2", *flags]))
 
 
+def planned_cluster(*flags: str) -> ClusterConfig:
+    """The cluster that the command plans for when it times plans."""
+    _, inputs, _ = COMMAND.prepare(COMMAND.parse(["--timed_plans=2", *flags])).args
+    return inputs.cluster
+
+
+def test_the_command_and_the_function_plan_for_one_cluster_and_say_if_the_devices_are_unknown(monkeypatch):
+    assert planned_cluster("--gin_file=tiny.gin") is CLUSTERS["cpu"] and remark_on_devices(CLUSTERS["cpu"]) == ""
+    unknown = dataclasses.replace(CLUSTERS["cpu"], device_kinds=(), memory=3e9)
+    monkeypatch.setitem(CLUSTERS, "cpu", unknown)
+    here = planned_cluster("--gin_file=tiny.gin")
+    assert here == cluster_of_devices("cpu") and here.memory == 3e9
+    timed = mmjax.time_plans(CONFIG, {"no device 8": PLANS["no device 8"]}, steps=1)
+    assert timed.simulated_on == here.name and timed.remarks[0] == timed.document()["remark"] == remark_on_devices(here)
+    assert "does not know cpu: simulated steps assume devices with 3.0 GB" in timed._repr_html_()
+    assert remark_on_devices(CLUSTERS["h100"]) == ""
+
+
+def test_a_cluster_that_is_given_or_bound_replaces_that_of_the_devices():
+    assert planned_cluster("--gin_file=tiny.gin", "--cluster=h100") is CLUSTERS["h100"]
+    bound = planned_cluster("--gin_file=tiny.gin", "--gin_file=hardware/disttrain_a800.gin")
+    assert bound.name == "disttrain_a800"
+
+
 def test_numbers_below_one_are_refused():
     with pytest.raises(UserError, match="time_plans: steps is 0; give at least 1"):
         mmjax.time_plans(CONFIG, PLANS, steps=0)
     with pytest.raises(UserError, match="time_plans: plans is 0"):
         mmjax.time_plans(CONFIG, 0)
+    with pytest.raises(UserError, match="nowhere.json cannot be read"):
+        mmjax.time_plans(CONFIG, {"mine": "nowhere.json"})
+
+
+@pytest.mark.parametrize(
+    ("config", "plans", "steps", "message"),
+    [
+        ("tiny.gin", PLANS, 1, r"config is 'tiny.gin'; give a TrainConfig, such as mmjax.load\(file\)"),
+        (CONFIG, [two_units()], 1, r"plans is \[Plan.*; give a dict of plans or plan files by name, or a whole number"),
+        (CONFIG, True, 1, "plans is True; give a dict"),
+        (CONFIG, 2.0, 1, "plans is 2.0; give a dict"),
+        (CONFIG, PLANS, 1.5, "steps is 1.5; give a whole number"),
+        (CONFIG, {"mine": 3}, 1, "the plan 'mine' is 3; give a Plan or a plan file"),
+    ],
+)
+def test_arguments_of_other_kinds_are_refused_with_what_to_give(config, plans, steps, message):
+    with pytest.raises(UserError, match=message) as caught:
+        check_arguments(config, plans, steps)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plan_file_is_taken_where_a_plan_is(tmp_path):
+    plan = PLANS["no device 8"]
+    plan.save(tmp_path / "plan.json")
+    files = {"text": str(tmp_path / "plan.json"), "path": tmp_path / "plan.json"}
+    timed = mmjax.time_plans(CONFIG, files, steps=1)
+    assert {each.name: each.plan for each in timed.plans} == dict.fromkeys(files, plan)
 
 
 def test_the_command_writes_the_fastest_of_the_plans_that_it_times(tmp_path, capsys):
