@@ -64,9 +64,7 @@ def compute_spec(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -
     Dimensions that the module splits stay split; of the others, the axes of `Axes.fsdp` divide the largest that they
     divide evenly, if there is one.
     """
-    spec = list(_mesh_axes(split, axes))
-    sharding_axes = tuple(name for name in axes.fsdp if name in replicated_data_axes(P(*spec), axes))
-    return _with_largest_divided(shape, spec, mesh, sharding_axes)
+    return P(*_compute_entries(shape, split, mesh, axes))
 
 
 def master_spec(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -> P:
@@ -75,7 +73,7 @@ def master_spec(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) ->
     They are divided as the compute weights are. The remaining data axes divide the same dimension further, or the
     largest that nothing divides, where they divide it evenly.
     """
-    spec = list(compute_spec(shape, split, mesh, axes))
+    spec = _compute_entries(shape, split, mesh, axes)
     data_axes = replicated_data_axes(P(*spec), axes)
     sharded = fully_sharded_dimension(P(*spec), axes)
     if sharded is not None:
@@ -83,16 +81,23 @@ def master_spec(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) ->
         if shape[dim] % device_count_along(mesh, (*own_axes, *data_axes)) == 0:
             spec[dim] = (*own_axes, *data_axes)
             return P(*spec)
-    return _with_largest_divided(shape, spec, mesh, data_axes)
+    return P(*_with_largest_divided(shape, spec, mesh, data_axes))
 
 
-def _with_largest_divided(shape: tuple[int, ...], spec: list[Any], mesh: Mesh, axes: tuple[str, ...]) -> P:
-    """The spec with the largest dimension that nothing divides divided over `axes`, if one can be."""
+def _compute_entries(shape: tuple[int, ...], split: Split, mesh: Mesh, axes: Axes) -> list[Any]:
+    """The entries of `compute_spec`; one that the module splits over no axis is an empty tuple, not None."""
+    spec = list(_mesh_axes(split, axes))
+    sharding_axes = tuple(name for name in axes.fsdp if name in replicated_data_axes(P(*spec), axes))
+    return _with_largest_divided(shape, spec, mesh, sharding_axes)
+
+
+def _with_largest_divided(shape: tuple[int, ...], spec: list[Any], mesh: Mesh, axes: tuple[str, ...]) -> list[Any]:
+    """The entries with the largest dimension that nothing divides divided over `axes`, if one can be."""
     ranks = device_count_along(mesh, axes)
     divisible = [dim for dim, entry in enumerate(spec) if entry is None and shape[dim] % ranks == 0]
     if divisible and ranks > 1:
         spec[max(divisible, key=lambda dim: shape[dim])] = axes
-    return P(*spec)
+    return spec
 
 
 def fully_sharded_dimension(spec: P, axes: Axes) -> tuple[int, tuple[str, ...]] | None:

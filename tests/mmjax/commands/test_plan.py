@@ -45,7 +45,7 @@ def test_a_training_run_is_planned_on_its_own_source_and_shown_as_tables():
 @pytest.fixture(scope="module")
 def comparison() -> PolicyComparison:
     """Plans whose lines are long: a chain of three modules, recomputation per layer, and four capacities."""
-    return mmjax.plan("models/mllm_72b.gin", cluster="disttrain_a800", devices=1296)
+    return mmjax.plan("models/mllm_9b.gin", devices=48, rows=48)
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 240])
