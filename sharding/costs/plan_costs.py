@@ -169,12 +169,20 @@ class _PlanCosts:
         self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int
     ) -> tuple[dict[str, Float[np.ndarray, "m _"]], float]:
         """The PER_MICROBATCH fields of a stage with these layers, and its workspace; equal stages share them."""
-        placed = {of.module: self._parameter_ranks(unit, number, of.ranks).parts for of in layers}
-        exchanges = tuple(weight_exchange(of, placed[of.module], self._costs) for of in layers)
+        exchanges = self._weight_exchanges(layers, unit, number)
         key = (layer_key(layers), unit.module_tp, exchanges)
         if key not in self._sums:
             self._sums[key] = self._add_layers(layers, exchanges, unit)
         return self._sums[key]
+
+    def _weight_exchanges(
+        self, layers: tuple[LayersOfStage, ...], unit: UnitPlan, number: int
+    ) -> tuple[WeightExchange, ...]:
+        """What each layer exchanges whenever it computes; nothing where replicas have whole weights."""
+        if unit.fsdp == 1:
+            return (WeightExchange(0.0, 0.0),) * len(layers)
+        parts = {of.module: self._parameter_ranks(unit, number, of.ranks).parts for of in layers}
+        return tuple(weight_exchange(of, parts[of.module], self._costs) for of in layers)
 
     def _parameter_ranks(self, unit: UnitPlan, number: int, ranks: LayerParallelism) -> ParameterRanks:
         devices, per_node = unit.stage_devices(number), self._costs.devices_per_node

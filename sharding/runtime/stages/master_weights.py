@@ -193,15 +193,15 @@ class StageMasterWeights:
         """The program that sums gradients over replicas and unstacks them by layer, sharded like the master weights.
 
         Gradients of experts are summed over the replicas that hold the same experts. Gradients of tied weights are
-        summed too, but stay as the compute weights lie: they go on to the stage that owns the weight.
+        summed too, but keep the sharding of the compute weights: they go on to the stage that owns the weight.
         """
         shardings = {}
         for key in sorted(trained_keys):
             by_layer = dict(self.shardings[key])
             for path in self.layer_stacks[key].tied_shapes:
                 (layer,) = by_layer
-                replicated = NamedSharding(self.mesh, get_leaf(self.compute_specs[key], path))
-                by_layer[layer] = set_leaf(by_layer[layer], path, replicated)
+                as_computed = NamedSharding(self.mesh, get_leaf(self.compute_specs[key], path))
+                by_layer[layer] = set_leaf(by_layer[layer], path, as_computed)
             shardings[key] = by_layer
 
         def unstack(stack: LayerStackShapes, gradients: Tree) -> Tree:

@@ -132,3 +132,4 @@ def assert_step_of_one_device(engine: Engine, rows: int = 8) -> None:
     assert error < 1e-3, name
     squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
     np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
+    assert float(decision.all_finite) == 1

@@ -20,35 +20,22 @@ from tests.mmjax.training.engines import (
     TIED_EMBEDDINGS,
     TWO_UNITS,
     WITHOUT_GENERATOR,
+    assert_step_of_one_device,
     gradients_and_summary,
-    largest_error,
     noisy_parameters,
     noisy_state,
     reference,
     shared_engine,
     single_unit_plan,
-    trained_pieces,
 )
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, LATENT_GENERATOR, VISION, tiny_batch
 
 
-def check(engine):
-    batch = tiny_batch(engine.config)
-    losses, expected = reference(engine.config)(noisy_parameters(engine.config), batch)
-    expected = trained_pieces(engine, expected)
-    gradients, decision = gradients_and_summary(engine, batch)
-    np.testing.assert_allclose(np.sum(decision.losses), sum(losses.values()), rtol=1e-5)
-    assert jax.tree.structure(gradients) == jax.tree.structure(expected)
-    error, name = largest_error(gradients, expected)
-    assert error < 1e-3, name
-    squares = sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(expected))
-    np.testing.assert_allclose(decision.gradient_norm, np.sqrt(squares), rtol=1e-4)
-    assert float(decision.all_finite) == 1
-
-
 @pytest.mark.parametrize(("microbatches", "recompute"), [(1, "none"), (2, "selective"), (4, "full")])
 def test_neither_accumulation_nor_recomputation_changes_a_gradient(microbatches, recompute):
-    check(shared_engine(single_unit_plan(WITHOUT_GENERATOR, microbatches, recompute), WITHOUT_GENERATOR))
+    assert_step_of_one_device(
+        shared_engine(single_unit_plan(WITHOUT_GENERATOR, microbatches, recompute), WITHOUT_GENERATOR)
+    )
 
 
 def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_modules():
@@ -66,7 +53,7 @@ def test_two_encoders_and_two_generators_on_shared_devices_and_stages_that_span_
         schedule="gpipe",
     )
     engine = shared_engine(plan, config)
-    check(engine)
+    assert_step_of_one_device(engine)
     assert "painter/vae" not in engine.stages["painter", 0].trained_keys
 
 
@@ -110,12 +97,12 @@ def test_an_audio_encoder_split_over_stages_and_ranks_beside_another_feeds_a_bac
         ),
         microbatches=2,
     )
-    check(shared_engine(plan, config))
+    assert_step_of_one_device(shared_engine(plan, config))
 
 
 def test_an_embedding_tied_over_two_stages_has_one_gradient_one_master_and_counts_once_in_the_norm():
     engine = shared_engine(TWO_UNITS, TIED_EMBEDDINGS)
-    check(engine)  # the reference's tree has the embedding once, and the norm is that of the tree
+    assert_step_of_one_device(engine)  # the reference's tree has the embedding once, and the norm is that of the tree
     state = noisy_state(engine)
     assert "embedding" in state.master_weights["backbone", 0]["backbone/embed"]["000"]
     assert set(state.master_weights["backbone", 1]["backbone/head"]["000"]) == {"norm"}
@@ -135,7 +122,7 @@ def test_virtual_stages_on_the_same_devices_tie_an_embedding_and_evaluate():
         collectives="ring",
     )
     engine = shared_engine(Plan((unit,), microbatches=2, schedule="interleaved"), TIED_EMBEDDINGS)
-    check(engine)
+    assert_step_of_one_device(engine)
     batch = tiny_batch(TIED_EMBEDDINGS)
     results = engine.executor.evaluate(
         engine.executor.compute_weights(noisy_state(engine)), engine.place_batch(batch, STEP)
