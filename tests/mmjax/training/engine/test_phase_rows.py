@@ -9,11 +9,11 @@ import pytest
 from configs.architectures import ModelConfig
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from tests.mmjax.training.engine.test_engine import check
 from tests.mmjax.training.engines import (
     SETTINGS,
     STEP,
     WITHOUT_GENERATOR,
+    assert_step_of_one_device,
     gradients_and_summary,
     largest_error,
     noisy_parameters,
@@ -74,7 +74,7 @@ PLANS = {
 def test_losses_and_gradients_are_those_of_one_device(config, plan):
     engine = shared_engine(plan, config)
     assert len(engine.exchanges.channels) == len(engine.phases) == sum(unit.rows > 0 for unit in plan.units)
-    check(engine)
+    assert_step_of_one_device(engine)
 
 
 def test_no_gradient_is_sent_to_an_encoder_that_does_not_train():
