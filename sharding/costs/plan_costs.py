@@ -14,8 +14,7 @@ from sharding.costs.memory import train_state_bytes
 from sharding.costs.node_placement import NodePlacement, ParameterRanks, parameter_ranks
 from sharding.costs.sharded_weights import (
     WeightExchange,
-    exposed_in_backward,
-    exposed_in_forward,
+    exposed,
     gathered_bytes,
     weight_exchange,
 )
@@ -204,10 +203,7 @@ class _PlanCosts:
                 on_replicas(seconds, layer, index, ranks.ep, shared) for seconds in (of.forward, of.backward)
             )
             is_first, is_last = of_stage is layers[0], of_stage is layers[-1]
-            waits = {
-                "forward": exposed_in_forward(exchange, forward.total, count, is_first),
-                "backward": exposed_in_backward(exchange, backward.total, count, is_first, is_last),
-            }
+            waits = exposed(exchange, forward.total, backward.total, count, is_first=is_first, is_last=is_last)
             per_layer = {
                 "forward": forward.total,
                 "forward_communication": forward.communication,
@@ -219,7 +215,7 @@ class _PlanCosts:
             }
             for field, values in per_layer.items():
                 by_module[module][field] += count * values
-            for name, seconds in waits.items():
+            for name, seconds in zip(("forward", "backward"), waits, strict=True):
                 by_module[module][name] += seconds
                 by_module[module][f"{name}_communication"] += seconds
             workspace = max(workspace, float(np.max(of.recomputed_bytes)))  # one layer at a time is recomputed
@@ -273,9 +269,10 @@ class _PlanCosts:
         """What bounds the step from below of one stage."""
         name, number = stage
         unit, layers = self._units[name], self._layers(stage)
-        key = (layer_key(layers), name)
+        exchanges = self._weight_exchanges(layers, unit, number)
+        key = (layer_key(layers), name, exchanges)
         if key not in self._work:
-            self._work[key] = self._add_work(layers, unit.shared_replicas)
+            self._work[key] = self._add_work(layers, exchanges, unit.shared_replicas)
         forward, backward = self._work[key]
         return StageWork(
             forward=forward.total,
@@ -286,7 +283,9 @@ class _PlanCosts:
             **self._once_per_step(unit, number, layers)._asdict(),
         )
 
-    def _add_work(self, layers: tuple[LayersOfStage, ...], shared: int) -> tuple[_PassWork, _PassWork]:
+    def _add_work(
+        self, layers: tuple[LayersOfStage, ...], exchanges: tuple[WeightExchange, ...], shared: int
+    ) -> tuple[_PassWork, _PassWork]:
         """Seconds of all microbatches' forwards and backwards on each replica, and of the shortest of each.
 
         What modules of unlike tensor-parallel sizes gather between each other is left out.
@@ -294,18 +293,21 @@ class _PlanCosts:
         least = np.zeros(2)
         by_load: dict[tuple[str, int], Float[np.ndarray, "2 d"]] = {}
         waiting: dict[tuple[str, int], Float[np.ndarray, "2 m i"]] = {}  # of experts, on every replica
-        for of_stage in layers:
+        for of_stage, exchange in zip(layers, exchanges, strict=True):
             module, layer, count, ranks = of_stage.module, of_stage.layer, of_stage.count, of_stage.ranks
             of, key = self._layer_costs(of_stage), (module, ranks.dp)
             passes = (of.forward, of.backward)
             least += [count * np.min(seconds.total) for seconds in passes]
             loads = self.hops.replica_loads(module, ranks.dp)
             by_load.setdefault(key, np.zeros((2, len(loads.distinct))))
+            ends = {"is_first": of_stage is layers[0], "is_last": of_stage is layers[-1]}
             if layer.expert_parameters:
                 of_replicas = [on_replicas(each, layer, loads.index, ranks.ep, shared).total for each in passes]
-                waiting[key] = count * np.stack(of_replicas) + waiting.get(key, 0.0)
+                waits = exposed(exchange, *of_replicas, count, **ends)
+                waiting[key] = count * np.stack(of_replicas) + waits + waiting.get(key, 0.0)
             else:
-                by_load[key] += count * np.stack([each.total for each in passes])
+                seconds = np.stack([each.total for each in passes])
+                by_load[key] += count * seconds + exposed(exchange, *seconds, count, **ends)
         seconds = np.zeros((2, self._plan.microbatches, shared))
         for (module, dp), of_loads in by_load.items():
             # All of a module's layers are added before its slowest replica is taken: another one may be in each.

@@ -9,6 +9,7 @@ beside a collective as without.
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from sharding.costs.cost_model import CostModel, Times
 from sharding.costs.memory import GRADIENT_BYTES
@@ -49,6 +50,25 @@ def gathered_bytes(of: LayersOfStage, costs: CostModel) -> float:
         return 0.0
     gradients = costs.element_bytes + GRADIENT_BYTES if "wgrad" in of.gradients else 0
     return sum(_parameters(of)) * (2 * costs.element_bytes + gradients)
+
+
+def exposed(
+    exchange: WeightExchange, forward: Times, backward: Times, count: int, *, is_first: bool, is_last: bool
+) -> Float[np.ndarray, "2 ..."]:
+    """`exposed_in_forward` and `exposed_in_backward` of `count` equal layers.
+
+    Args:
+        exchange: Of one layer.
+        forward, backward: Seconds of one layer's; 0 where there is nothing to compute.
+        count: Number of the layers.
+        is_first, is_last: Whether the stage begins or ends with them.
+    """
+    return np.stack(
+        [
+            exposed_in_forward(exchange, forward, count, is_first),
+            exposed_in_backward(exchange, backward, count, is_first, is_last),
+        ]
+    )
 
 
 def exposed_in_forward(exchange: WeightExchange, compute: Times, count: int, is_first: bool) -> Times:

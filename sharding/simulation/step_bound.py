@@ -1,6 +1,9 @@
 """A lower bound of a simulated step from its costs alone, without a schedule."""
 
+from collections.abc import Sequence
+
 import numpy as np
+from jaxtyping import Float
 
 from sharding.costs.step_costs import StepWork
 from sharding.plans.stage_graph import PipelineRank, StageId
@@ -12,10 +15,11 @@ def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
 
         max_rank(arrival + work + return) + norm + max_rank(update)
 
-    `work` is all forwards and backwards of a pipeline rank on the slowest of its replicas. Before them or between
-    them its devices gather all its weights, and no earlier than the shortest microbatch has arrived through the
-    stages before it (`arrival`) do they start. After its last op the shortest microbatch still returns through
-    these stages, and the rank reduces all its gradients, meanwhile or before (`return`).
+    `work` is all forwards and backwards of a pipeline rank on the slowest of its replicas; of ranks on the same devices
+    together, what one of these devices takes at least. Before them or between them its devices gather all its weights,
+    and no earlier than the shortest microbatch has arrived through the stages before it (`arrival`) do they start.
+    After its last op the shortest microbatch still returns through these stages, and the rank reduces all its
+    gradients, meanwhile or before (`return`).
 
     Args:
         op_graph: The ops of a step.
@@ -23,7 +27,10 @@ def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
     """
     bound, ranks = _StepBound(op_graph, work), op_graph.stage_graph.stages_of
     updates = max(bound.once_per_step(rank, "update") for rank in ranks)
-    return max(bound.end(rank) for rank in ranks) + work.norm + updates
+    on_devices: dict[frozenset[int], list[PipelineRank]] = {}
+    for rank, stages in ranks.items():
+        on_devices.setdefault(op_graph.stage_graph.devices[stages[0]], []).append(rank)
+    return max(bound.end(together) for together in on_devices.values()) + work.norm + updates
 
 
 class _StepBound:
@@ -69,10 +76,26 @@ class _StepBound:
             stages = tuple(stage for stage in stages if stage in self._op_graph.trained_stages)
         return sum((getattr(self._work.stages[stage], kind) for stage in stages), start=0.0)
 
-    def end(self, rank: PipelineRank) -> float:
-        """When the norm can start, as far as a rank and what follows its last op are concerned."""
-        stages = self._graph.stages_of[rank]
-        work = sum(self._work.stages[stage].work for stage in stages)
-        start = max(min(self._arrival[stage] for stage in stages), self.once_per_step(rank, "gather"))
-        rest = max(min(self._return[stage] for stage in stages), self.once_per_step(rank, "reduce"))
-        return start + float(np.max(work)) + rest
+    def end(self, ranks: Sequence[PipelineRank]) -> float:
+        """When the norm can start, as far as ranks on the same devices and what follows their last op are concerned."""
+        starts, rests = [], []
+        for rank in ranks:
+            stages = self._graph.stages_of[rank]
+            starts.append(max(min(self._arrival[stage] for stage in stages), self.once_per_step(rank, "gather")))
+            rests.append(max(min(self._return[stage] for stage in stages), self.once_per_step(rank, "reduce")))
+        return min(starts) + least_on_one_device([self._rank_work(rank) for rank in ranks]) + min(rests)
+
+    def _rank_work(self, rank: PipelineRank) -> Float[np.ndarray, " i"]:
+        """Seconds of all forwards and backwards on each replica of a rank."""
+        return sum((self._work.stages[stage].work for stage in self._graph.stages_of[rank]), start=np.zeros(1))
+
+
+def least_on_one_device(work: Sequence[Float[np.ndarray, " _"]]) -> float:
+    """Seconds that some device takes at least, of ranks on the same devices, which replica of each it is in or not.
+
+    Args:
+        work: Seconds of each rank's replicas, which have equally many devices.
+    """
+    of_all = sum(float(np.mean(seconds)) for seconds in work)
+    least = sum(float(np.min(seconds)) for seconds in work)
+    return max(of_all, *(float(np.max(seconds) - np.min(seconds)) + least for seconds in work))

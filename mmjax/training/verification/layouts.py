@@ -222,6 +222,15 @@ LAYOUT_KINDS: dict[str, LayoutKind] = {
         (UNDIVIDED, _FSDP2, UNDIVIDED),
         together=True,
     ),
+    "fully sharded with rows of their own": _each_its_own(
+        (
+            Parallelism(dp=6, rows=6, fsdp=2),
+            Parallelism(dp=3, tp=2, fsdp=3, recompute=("selective", "none")),
+            Parallelism(dp=6, rows=6, fsdp=6),
+        ),
+        (Parallelism(dp=2, rows=2, fsdp=2), _FSDP2, Parallelism(dp=2, rows=2, fsdp=2)),
+        together=True,
+    ),
     "tensor parallelism": _all_alike([Parallelism(tp=n) for n in (8, 4, 2)]),
     "uneven pipeline, 1F1B": _each_its_own(
         (_EXTRA, _EXTRA_PP3, UNDIVIDED), (_EXTRA, _EXTRA_PP2, UNDIVIDED), microbatches=(4, *_SEVERAL)

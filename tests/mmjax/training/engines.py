@@ -98,7 +98,7 @@ def largest_error(gradients, expected):
             expected_leaf = functools.reduce(lambda tree, key: tree[key.key], path, expected[module])
             difference = np.linalg.norm(np.asarray(leaf, np.float32) - expected_leaf)
             norm = max(np.linalg.norm(expected_leaf), 1e-3 * rms * np.sqrt(expected_leaf.size))
-            errors[module + jax.tree_util.keystr(path)] = difference / norm
+            errors[module + jax.tree_util.keystr(path)] = difference / (norm or 1)  # without items all are zero
     name = max(errors, key=lambda name: errors[name])
     return errors[name], name
 
@@ -106,10 +106,11 @@ def largest_error(gradients, expected):
 def trained_pieces(engine: Engine, tree):
     """The pieces of a tree that an engine trains."""
     keys = {key for stage in engine.stages.values() for key in stage.trained_keys}
-    return {
+    trained = {
         name: {piece: leaves for piece, leaves in pieces.items() if f"{name}/{piece}" in keys}
         for name, pieces in tree.items()
     }
+    return {name: pieces for name, pieces in trained.items() if pieces}
 
 
 def gradients_and_summary(engine: Engine, batch, state=None):
@@ -120,9 +121,9 @@ def gradients_and_summary(engine: Engine, batch, state=None):
     return trees_by_module(gradients), decision
 
 
-def assert_step_of_one_device(engine: Engine, rows: int = 8) -> None:
-    """Losses, gradients and their norm are those of `reference`."""
-    batch = tiny_batch(engine.config, rows)
+def assert_step_of_one_device(engine: Engine, rows: int = 8, batch=None) -> None:
+    """Losses, gradients and their norm are those of `reference`, for a batch or for `tiny_batch` of so many rows."""
+    batch = tiny_batch(engine.config, rows) if batch is None else batch
     losses, expected = reference(engine.config)(noisy_parameters(engine.config), batch)
     expected = trained_pieces(engine, expected)
     gradients, decision = gradients_and_summary(engine, batch)

@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig
 from sharding.planners.auto import PLANNING_POLICIES
 from sharding.plans.unit_plan import PlanError
+from sharding.simulation.step_bound import least_on_one_device
 from tests.sharding.planners.problems import BACKBONE, build_problem, problem, recipes
 
 
@@ -40,3 +43,17 @@ def test_one_stage_takes_its_bound():
     assert plans
     for plan in plans:
         assert of.least_step_seconds(plan) == pytest.approx(of.simulate(plan).step, rel=1e-9)
+
+
+REPLICA_SECONDS = st.sampled_from([1, 2, 4]).flatmap(lambda n: st.lists(st.integers(0, 9), min_size=n, max_size=n))
+
+
+@given(st.lists(REPLICA_SECONDS, min_size=1), st.randoms(use_true_random=False))
+def test_some_device_takes_the_work_of_all_ranks_on_it(seconds, random):
+    work = [np.array(each, float) for each in seconds]
+    on_devices = np.zeros(4)
+    for of_replicas in work:
+        order = random.sample(range(4), 4)
+        on_devices[order] += np.repeat(of_replicas, 4 // len(of_replicas))
+    assert on_devices.max() >= least_on_one_device(work) - 1e-9
+    assert least_on_one_device(work[:1]) == work[0].max()

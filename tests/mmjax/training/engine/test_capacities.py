@@ -16,13 +16,9 @@ from tests.mmjax.training.engines import (
     SETTINGS,
     STEP,
     TIED_EMBEDDINGS,
-    gradients_and_summary,
-    largest_error,
-    noisy_parameters,
+    assert_step_of_one_device,
     noisy_state,
-    reference,
     shared_engine,
-    trained_pieces,
 )
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
 
@@ -131,28 +127,13 @@ def expected_calls(engine, numbers, kinds):
     return calls
 
 
-def check(engine, batch):
-    """Fails if losses or gradients differ from those of one device."""
-    config = engine.config
-    losses, expected = reference(config)(noisy_parameters(config), batch)
-    gradients, summary = gradients_and_summary(engine, batch)
-    np.testing.assert_allclose(np.sum(summary.losses), sum(losses.values()), rtol=1e-5)
-    expected = trained_pieces(engine, expected)
-    for module in [name for name, tree in gradients.items() if not any(leaf.any() for leaf in jax.tree.leaves(tree))]:
-        assert not any(leaf.any() for leaf in jax.tree.leaves(expected[module])), module
-        del gradients[module]
-    error, name = largest_error(gradients, expected)
-    assert error < 1e-3, name
-    assert float(summary.all_finite) == 1
-
-
 @pytest.mark.parametrize("name", PLANS)
 def test_each_microbatch_runs_with_the_smallest_capacity_that_holds_it(name, count_programs):
     config, plan, numbers = PLANS[name]
     engine, batch = shared_engine(plan, config), sparse_batch(config)
     assert engine.place_batch(batch, STEP).capacities == numbers
     calls = count_programs(engine)
-    check(engine, batch)
+    assert_step_of_one_device(engine, batch=batch)
     assert calls == expected_calls(engine, numbers, ("forward", "backward"))
     calls.clear()
     state = noisy_state(engine)
@@ -168,7 +149,7 @@ def test_a_batch_of_text_alone_runs_the_backbone_alone_and_updates_all(count_pro
         batch["backbone"][f"{encoder.name}_index"][:] = -1
     batch["generator"]["weights"][:] = 0
     calls = count_programs(engine)
-    check(engine, batch)
+    assert_step_of_one_device(engine, batch=batch)
     assert {stage_id for _, stage_id, _ in calls} == {("backbone", stage) for stage in range(4)}
     placed = engine.place_batch(batch, STEP)
     gradients, _ = engine.executor.gradients(noisy_state(engine), placed)
@@ -204,7 +185,7 @@ def test_one_image_in_all_runs_its_encoder_once(count_programs):
     batch["backbone"]["vision_index"][:] = -1
     batch["backbone"]["vision_index"][4, 2] = 1
     calls = count_programs(engine)
-    check(engine, batch)
+    assert_step_of_one_device(engine, batch=batch)
     numbers = {"eyes": (None, None, 0, None)}
     assert calls == expected_calls(engine, numbers, ("forward", "backward"))
 
@@ -213,6 +194,6 @@ def test_a_frozen_encoder_skips_too(count_programs):
     config, plan, numbers = PLANS["an encoder of two stages, and tied embeddings"]
     engine = shared_engine(plan, config, dataclasses.replace(SETTINGS, trainable=("backbone",)))
     calls = count_programs(engine)
-    check(engine, sparse_batch(config))
+    assert_step_of_one_device(engine, batch=sparse_batch(config))
     expected = expected_calls(engine, numbers, ("forward", "backward"))
     assert calls == {key: count for key, count in expected.items() if key[:1] == ("forward",) or key[1][0] != "eyes"}

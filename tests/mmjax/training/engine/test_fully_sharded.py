@@ -19,9 +19,10 @@ from tests.mmjax.training.engines import (
     noisy_state,
     shared_engine,
 )
-from tests.tiny_model import BACKBONE, tiny_batch
+from tests.tiny_model import AUDIO, BACKBONE, VISION, tiny_batch
 
 EXPERTS = ModelConfig((), dataclasses.replace(BACKBONE, experts=ExpertsConfig(count=4, top_k=2, ffn=16)), ())
+TWO_ENCODERS = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=3), ())
 ADAPTERS = dataclasses.replace(WITHOUT_GENERATOR, lora=(LoraConfig("backbone", rank=2),))
 
 
@@ -67,6 +68,37 @@ def test_adapters_of_frozen_weights_get_the_gradients_of_one_device(recompute):
     settings = dataclasses.replace(SETTINGS, trainable=("backbone_lora", "vision_projector"))
     plan = Plan((unit(recompute=(recompute,)),), microbatches=2)
     assert_step_of_one_device(shared_engine(plan, ADAPTERS, settings))
+
+
+# As the policy `fsdp` plans two encoders; the group of the backbone has the devices of a group of each encoder.
+EVERY_PHASE = Plan(
+    (
+        unit("vision", ("vision",), dp=4, fsdp=2, layers=(2,), rows=4, capacities=(4, 8)),
+        unit("audio", ("audio",), dp=4, fsdp=2, layers=(2,), rows=4, capacities=(8,)),
+        backbone(dp=4, fsdp=2, recompute=("1 full, 2 none",)),
+    ),
+    microbatches=2,
+)
+
+
+def only(batch, *, images=True, clips=True, samples=None):
+    """The batch without images or without clips, or of its first samples alone."""
+    for name, is_kept in (("vision", images), ("audio", clips)):
+        kept = samples if is_kept else 0
+        batch[name]["segments"][kept:] = 0
+        batch["backbone"][f"{name}_index"][kept:] = -1
+    if samples is not None:
+        batch["backbone"]["segments"][samples:] = 0
+        batch["backbone"]["weights"][samples:] = 0
+    return batch
+
+
+@pytest.mark.parametrize(
+    "kept", [{"images": False, "clips": False}, {"clips": False}, {"images": False}, {"samples": 1}], ids=str
+)
+def test_batches_that_lack_modalities_or_rows(kept):
+    engine = shared_engine(EVERY_PHASE, TWO_ENCODERS)
+    assert_step_of_one_device(engine, batch=only(tiny_batch(TWO_ENCODERS), **kept))
 
 
 @pytest.mark.parametrize(("dp", "fsdp", "share"), [(4, 4, 4), (4, 2, 2)])

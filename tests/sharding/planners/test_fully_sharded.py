@@ -1,0 +1,90 @@
+"""Plans of fully sharded modules on the same devices: their groups and rows, and how their layers recompute."""
+
+import dataclasses
+
+import pytest
+
+from configs.architectures import ModelConfig
+from sharding.planners import fully_sharded
+from sharding.planners.auto import best_simulated, run_policy
+from sharding.plans.plan import check_plan
+from sharding.plans.recompute_text import policy_runs
+from sharding.plans.unit_plan import PlanError
+from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, MODEL, VISION, problem
+
+TWO_ENCODERS = ModelConfig((VISION, AUDIO), BACKBONE, (GENERATOR,))
+
+
+def best(of):
+    return best_simulated(of, fully_sharded.plans(of))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8, 14])
+def test_all_modules_are_on_the_same_devices_and_their_groups_too(devices):
+    of = problem(TWO_ENCODERS, devices=devices, rows=8)
+    for plan in fully_sharded.plans(of):
+        check_plan(plan, of.graph, of.rows, of.devices)
+        own = plan.unit_of("backbone")
+        assert own.rows == 0 and own.dp == min(8, 2 ** (devices // own.tp).bit_length() // 2)
+        for unit in plan.units:
+            assert unit.devices == own.devices and unit.pp == 1
+            assert unit.fsdp * unit.tp == own.fsdp * own.tp
+            assert unit is own or (unit.rows == unit.dp and unit.capacities and unit.tp == 1)
+
+
+def test_groups_are_whole_nodes():
+    of = problem(devices=32, rows=32)
+    sizes = {plan.unit_of("vision").fsdp for plan in fully_sharded.plans(of)}
+    assert sizes <= {4, 16, 32} and len(sizes) > 1
+
+
+def test_a_larger_group_takes_less_memory():
+    memory = {}
+    for group in (4, 16):
+        of = problem(devices=16, rows=16)
+        plans = [plan for plan in fully_sharded.plans(of) if plan.unit_of("backbone").devices == tuple(range(16))]
+        memory[group] = min(
+            of.memory_fraction(of.simulate(dataclasses.replace(plan, units=_grouped(plan, group)))) for plan in plans
+        )
+    assert memory[16] < memory[4]
+
+
+def _grouped(plan, devices):
+    return tuple(dataclasses.replace(unit, fsdp=devices // unit.tp) for unit in plan.units)
+
+
+def test_as_few_layers_recompute_as_the_memory_needs():
+    roomy = problem(devices=4, rows=4)
+    roomy = dataclasses.replace(roomy, tensor_sizes=(1,))
+    free = best(roomy)
+    assert {policy for unit in free.plan.units for policy in unit.recompute} == {"none"}
+    needed = roomy.memory_fraction(free.timeline) * roomy.cluster.memory
+    steps = {}
+    for share in (0.95, 0.8):
+        tight = dataclasses.replace(roomy, cluster=dataclasses.replace(roomy.cluster, memory=share * needed))
+        found = best(tight)
+        assert tight.memory_fraction(found.timeline) <= 1
+        of_layers = found.plan.unit_of("backbone").layer_recompute(0)
+        assert len({policy for policy, _ in policy_runs(of_layers)}) == 2 or len(set(of_layers)) == 1
+        steps[share] = found.timeline.step
+    assert free.timeline.step < steps[0.95] <= steps[0.8]
+
+
+def test_expert_ranks_lie_inside_groups():
+    of = problem(devices=8, rows=8, experts=4, ranks=(("backbone", 1, 4),))
+    for plan in fully_sharded.plans(of):
+        own = plan.unit_of("backbone")
+        assert own.ep == 4 and own.fsdp % 4 == 0
+        check_plan(plan, of.graph, of.rows, of.devices)
+
+
+def test_ranks_that_the_rows_do_not_allow_are_refused():
+    of = problem(devices=6, rows=4, experts=4, ranks=(("backbone", 2, 4),))
+    with pytest.raises(PlanError, match=r"on 6 devices no number of replicas divides the 4 rows .* backbone cp 2 ep 4"):
+        fully_sharded.plans(of)
+
+
+def test_too_little_memory_is_named():
+    reason = run_policy(problem(MODEL, memory=1e5), "fsdp").reason
+    assert "unit backbone" in reason or "unit vision" in reason
+    assert "more than the 0 GB of toy on the best layout for 8 devices" in reason
