@@ -19,7 +19,7 @@ def capacity_setting(name: str) -> str:
     return f"DataConfig.{name}" if named else f"DataConfig.capacities of {name}"
 
 
-GroupingPolicyName = Literal["first_fit", "isf", "random", "sorted", "device_group"]
+GroupingPolicyName = Literal["first_fit", "isf", "random", "sorted", "device_group", "post_balanced"]
 """Names of the policies in `data.packing.grouping.grouping_policies`."""
 
 OversizedAction = Literal["skip", "error"]

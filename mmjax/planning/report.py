@@ -175,7 +175,7 @@ def _share(timeline: Timeline, cause: IdleCause) -> float:
 
 def _units(simulated: Sequence[PolicyResult]) -> Table:
     units = [unit for result in simulated for unit in result.plan.units]
-    rank_columns = [key for key in ("cp", "ep") if any(getattr(unit, key) > 1 for unit in units)]
+    rank_columns = [key for key in ("cp", "ep", "fsdp") if any(getattr(unit, key) > 1 for unit in units)]
     own_rows = ("rows", "capacities") if any(unit.rows for unit in units) else ()
     columns = (
         "policy",

@@ -69,7 +69,7 @@ class Plan:
 
     def table(self) -> list[dict[str, str]]:
         """One row per unit, for people; options at their default in all units are left out."""
-        defaults = {"module_tp": (), "cp": 1, "ep": 1, "chunks": 1, "collectives": "reduce"}
+        defaults = {"module_tp": (), "cp": 1, "ep": 1, "fsdp": 1, "chunks": 1, "collectives": "reduce"}
         defaults |= {"extra_in_flight": 0, "rows": 0, "capacities": ()}
         shown = [key for key, value in defaults.items() if any(getattr(unit, key) != value for unit in self.units)]
         return [

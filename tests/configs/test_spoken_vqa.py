@@ -16,6 +16,7 @@ from data.errors import DataError
 from data.packing.pipeline import make_sample_index, training_batches
 from mmjax import cli
 from mmjax.training.config import TrainConfig, find_plan_file
+from mmjax.training.verification.divided_plans import GlobalRows
 from sharding.plans.plan import Plan, check_plan
 from sharding.specs.modules import module_graph
 from tests.tones import VOICES, tone, write_tones
@@ -39,6 +40,18 @@ def test_its_plan_gives_each_module_devices_of_its_own():
     assert [unit.modules for unit in plan.units] == [("vision",), ("audio",), ("backbone",), ("generator",)]
     assert sorted(device for unit in plan.units for device in unit.devices) == list(range(8))
     assert not config.require_plan
+
+
+def test_its_fully_sharded_plan_deals_the_items_of_any_batch():
+    config = configured()
+    plan = Plan.load(find_plan_file("plans/spoken_vqa_fully_sharded.json"))
+    check_plan(plan, module_graph(config.model), config.data.rows, 8)
+    assert all(unit.fsdp == unit.dp > 1 for unit in plan.units) and plan.device_count == 8
+    rows = GlobalRows.from_data(config.model, config.data)
+    for unit in plan.units:
+        if unit.rows:
+            (module,) = unit.modules
+            assert unit.capacities[-1] == rows.sufficient_capacity(module, plan.microbatches, unit.rows)
 
 
 def test_a_batch_brings_something_to_every_module(tmp_path):

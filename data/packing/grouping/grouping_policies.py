@@ -15,6 +15,7 @@ from data.packing.grouping.algorithms import (
     RandomGroups,
     SortedGroups,
 )
+from data.packing.grouping.post_balanced import PostBalancedGroups
 from data.packing.grouping.steps import FormSteps, balanced_steps, consecutive_steps
 
 ISF_THRESHOLD = 0.95
@@ -53,14 +54,20 @@ def _device_group(limits: Float[np.ndarray, " k"], rows: int) -> GroupingAlgorit
     return DeviceBalancedGroups(samples=int(limits[-1]), modality=0, devices=rows)
 
 
+def _post_balanced(limits: Float[np.ndarray, " k"], rows: int) -> GroupingAlgorithm:
+    return PostBalancedGroups(rows=rows)
+
+
 GROUPING_POLICIES: dict[str, GroupingPolicy] = {
     "first_fit": GroupingPolicy(lambda limits, rows: FirstFit(), consecutive_steps),
     "isf": GroupingPolicy(_isf, balanced_steps),
     "random": GroupingPolicy(_random, consecutive_steps),
     "sorted": GroupingPolicy(_sorted, consecutive_steps),
     "device_group": GroupingPolicy(_device_group, consecutive_steps),
+    "post_balanced": GroupingPolicy(_post_balanced, consecutive_steps),
 }
-"""First-fit packing, OmniBal's ISF, and OmniBal's baselines (arXiv 2407.20761, section 5.1)."""
+"""First-fit packing, OmniBal's ISF, OmniBal's baselines (arXiv 2407.20761, section 5.1), and OrchMLLM's post-balancing
+of the backbone (arXiv 2503.23830, section 5.1)."""
 
 
 def row_limits(capacity: RowCapacity) -> Float[np.ndarray, " k"]:

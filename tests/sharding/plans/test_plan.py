@@ -348,6 +348,12 @@ def test_one_device_holds_everything_and_the_table_says_so():
     }  # fmt: skip
 
 
+def test_the_table_shows_groups_that_divide_weights():
+    whole, divided = (UnitPlan("a", ("vision",), (0, 1), dp=2, fsdp=fsdp) for fsdp in (1, 2))
+    assert "fsdp" not in Plan((whole,)).table()[0]
+    assert Plan((divided,)).table()[0]["fsdp"] == "2"
+
+
 def test_the_table_shows_collectives_if_a_unit_sets_them():
     eyes, mind, *others = PLAN.units
     plan = dataclasses.replace(PLAN, units=(eyes, dataclasses.replace(mind, collectives="ring"), *others))

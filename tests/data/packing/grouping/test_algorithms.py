@@ -18,6 +18,7 @@ from data.packing.grouping.algorithms import (
 from data.packing.grouping.comparison import dist_ratio, pad_ratio
 from data.packing.grouping.grouping_policies import GROUPING_POLICIES
 from data.packing.grouping.groups import Groups
+from data.packing.grouping.post_balanced import PostBalancedGroups
 from tests.data.packing.grouping.draws import contain_each_sample_once, sized
 
 
@@ -28,10 +29,11 @@ def policies(modalities, oversized="alone"):
         RandomGroups(samples=3, oversized=oversized),
         SortedGroups(samples=3, modality=modalities - 1, oversized=oversized),
         DeviceBalancedGroups(samples=3, modality=0, devices=2, oversized=oversized),
+        PostBalancedGroups(rows=3, oversized=oversized),
     ]
 
 
-@given(sized(), st.integers(0, 4), st.integers(0, 9), st.sampled_from(["alone", "refuse"]))
+@given(sized(), st.integers(0, 5), st.integers(0, 9), st.sampled_from(["alone", "refuse"]))
 @settings(deadline=None, max_examples=50)
 def test_every_sample_is_grouped_once_and_within_the_capacity(drawn, which, seed, oversized):
     sizes, capacity = drawn

@@ -15,6 +15,7 @@ from data.packing.grouping.groups import Groups
 from tests.data.packing.grouping.draws import sized
 
 SIZES = np.array([[1.0, 1.0], [3.0, 1.0]] * 4)  # tokens and patches
+FOR_STEPS = ("device_group", "post_balanced")  # whose rows are made for the rows of a step
 LIMITS = np.array([6.0, 4.0, 2.0])  # and samples: two fit any row
 
 
@@ -60,11 +61,11 @@ def test_ratios_of_one_step_are_those_of_the_paper():
 
 def test_rows_that_fill_no_step_are_carried_and_dropped_at_the_end():
     assert {each.rows for each in outcomes(window=4).values()} == {4}
-    # Steps of three rows: a window's two pairs fill none, both windows' four fill one. The device-group's close sooner.
-    three = [each for (policy, _), each in outcomes(rows=3, window=4).items() if policy != "device_group"]
+    # Steps of three rows: a window's two pairs fill none, both windows' four fill one.
+    three = [each for (policy, _), each in outcomes(rows=3, window=4).items() if policy not in FOR_STEPS]
     assert {each.rows for each in three} == {3}
     few = outcomes(SIZES[:4], rows=3)
-    none = [each for (policy, padded), each in few.items() if not padded and policy != "device_group"]
+    none = [each for (policy, padded), each in few.items() if not padded and policy not in FOR_STEPS]
     assert {(each.rows, each.wasted_flops_share) for each in none} == {(0, None)}
     assert all(each.pad_ratio == each.dist_ratio == each.padding_share == {} for each in none)
 
