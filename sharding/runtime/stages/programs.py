@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -38,6 +39,20 @@ class _VjpResult(NamedTuple):
     outputs: Arrays
     losses: Arrays
     residuals: list[jax.Array]
+    vjp_structure: VjpStructure
+
+
+class _TracedForward(NamedTuple):
+    """The model of a stage under the axes of its submesh, traced once.
+
+    Attributes:
+        program: `(parameters, inputs, batch, index) -> _VjpResult`.
+        residual_shardings: Of the residuals.
+        vjp_structure: What the backward restores the vjp function from.
+    """
+
+    program: jax.stages.Traced
+    residual_shardings: list[NamedSharding]
     vjp_structure: VjpStructure
 
 
@@ -105,23 +120,19 @@ class StagePrograms:
             batch_shapes,
             jax.ShapeDtypeStruct((), jnp.int32),
         )
+        self._row_specs = {module: P(axes[module].data) for module in axes}
         self.evaluate = self._compile_evaluation()
-        shapes: StageOutput = jax.eval_shape(self.evaluate, *self.operand_shapes)
-        self.output_shapes, self.loss_names = shapes.outputs, tuple(sorted(shapes.losses))
+        self.output_shapes, self.loss_names, self._traced = self._trace_forward(has_backward)
         self.channel_shapes = {**input_shapes, **self.output_shapes}
         loss_specs = self.loss_specs = {name: P(axes[module_of(name)].data) for name in self.loss_names}
-        forward_specs = (*self.operand_specs, loss_specs)
-        self.backward: Callable[..., BackwardResult] | None = None
-        self.residual_specs: list[P] = []
-        self.residual_shardings: list[NamedSharding] = []
-        if not has_backward:
-            result_specs = ForwardResult(output_specs, [], loss_specs)
-            self.forward = self._compile("forward", self._forward_only, forward_specs, result_specs, donate=(4,))
-            return
-        self._vjp_structure, self.residual_shardings = self._trace_residuals()
+        self.residual_shardings = self._traced.residual_shardings
         self.residual_specs = [sharding.spec for sharding in self.residual_shardings]
         result_specs = ForwardResult(output_specs, self.residual_specs, loss_specs)
+        forward_specs = (*self.operand_specs, loss_specs)
         self.forward = self._compile("forward", self._forward, forward_specs, result_specs, donate=(4,))
+        self.backward: Callable[..., BackwardResult] | None = None
+        if not has_backward:
+            return
         gradient_specs = self.gradient_specs()
         self.backward = self._compile(
             "backward",
@@ -141,47 +152,48 @@ class StagePrograms:
 
     def _compile_evaluation(self) -> Callable[..., StageOutput]:
         """Losses and metrics leave `shard_map` by module, for their names are not known before it is traced."""
-        row_specs = {module: P(axes.data) for module, axes in self.axes.items()}
-
-        def by_module(arrays: Arrays) -> dict[str, Arrays]:
-            groups: dict[str, Arrays] = {module: {} for module in self.axes}
-            for name, array in arrays.items():
-                groups[module_of(name)][name] = array
-            return groups
 
         def body(*operands: Any) -> StageOutput:
             output = self._evaluate(*operands)
-            return StageOutput(output.outputs, by_module(output.losses), by_module(output.auxiliary_metrics))
+            return StageOutput(
+                output.outputs, self._by_module(output.losses), self._by_module(output.auxiliary_metrics)
+            )
 
-        specs = StageOutput(self.output_specs, row_specs, row_specs)
+        specs = StageOutput(self.output_specs, self._row_specs, self._row_specs)
         mapped = jax.shard_map(body, mesh=self.mesh, in_specs=self.operand_specs, out_specs=specs)
 
         def evaluate(*operands: Any) -> StageOutput:
             output = mapped(*operands)
-            losses, metrics = (
-                {name: array for group in groups.values() for name, array in group.items()}
-                for groups in (output.losses, output.auxiliary_metrics)
-            )
-            return StageOutput(output.outputs, losses, metrics)
+            return StageOutput(output.outputs, _joined(output.losses), _joined(output.auxiliary_metrics))
 
         return named_jit(evaluate, self.definition.stage_id, "evaluate" + self._name_suffix)
 
-    def _trace_residuals(self) -> tuple[VjpStructure, list[NamedSharding]]:
-        """Traces the forward once to learn what it must save, over which axes each residual varies, and where it is."""
-        traced: dict[str, Any] = {}
+    def _by_module(self, arrays: Arrays) -> dict[str, Arrays]:
+        """Losses or metrics, whose specs are `_row_specs`."""
+        groups: dict[str, Arrays] = {module: {} for module in self.axes}
+        for name, array in arrays.items():
+            groups[module_of(name)][name] = array
+        return groups
 
-        def body(*operands: Any) -> list[jax.Array]:
-            result = self._forward_with_vjp(*operands)
-            traced["structure"] = result.vjp_structure
-            traced["shardings"] = [
+    def _trace_forward(self, has_backward: bool) -> tuple[dict[str, Any], tuple[str, ...], _TracedForward]:
+        """Traces the model once, for `forward`: shapes of its outputs, sorted names of its losses, and the trace."""
+        function = self._apply_with_vjp if has_backward else self._apply_without_vjp
+        traces: list[_TracedForward] = []
+
+        def body(*operands: Any) -> tuple[Arrays, dict[str, Arrays]]:
+            program = jax.jit(function).trace(*operands)
+            result = _run_traced(program, *operands)
+            residual_shardings = [
                 NamedSharding(self.mesh, P(self._in_mesh_order(varying_axes(leaf))), memory_kind=memory_kind(leaf))
                 for leaf in result.residuals
             ]
-            return [make_varying(leaf, self.mesh.axis_names)[None] for leaf in result.residuals]
+            traces.append(_TracedForward(program, residual_shardings, result.vjp_structure))
+            return result.outputs, self._by_module({name: loss[None] for name, loss in result.losses.items()})
 
-        program = self._compile("residuals", body, self.operand_specs, P(self.mesh.axis_names))
-        jax.eval_shape(program, *self.operand_shapes)
-        return traced["structure"], traced["shardings"]
+        specs = (self.output_specs, self._row_specs)
+        mapped = jax.shard_map(body, mesh=self.mesh, in_specs=self.operand_specs, out_specs=specs)
+        outputs, losses = jax.eval_shape(mapped, *self.operand_shapes)
+        return outputs, tuple(sorted(name for names in losses.values() for name in names)), traces[0]
 
     def _in_mesh_order(self, axes: frozenset[str]) -> tuple[str, ...]:
         return tuple(axis for axis in self.mesh.axis_names if axis in axes)
@@ -254,11 +266,9 @@ class StagePrograms:
         output = self._apply(parameters, inputs, self._microbatch(batch, index))
         return output._replace(losses={name: loss[None] for name, loss in output.losses.items()})  # [] -> [1]
 
-    def _forward_only(
-        self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array, losses: Arrays
-    ) -> ForwardResult:
+    def _apply_without_vjp(self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array) -> _VjpResult:
         output = self._apply(parameters, inputs, self._microbatch(batch, index))
-        return ForwardResult(output.outputs, [], _add_losses(losses, output.losses))
+        return _VjpResult(output.outputs, output.losses, *split_vjp((), ()))  # nothing is saved
 
     def _differentiated_and_constant(
         self, parameters: Tree, inputs: Arrays
@@ -278,7 +288,7 @@ class StagePrograms:
         constant = {name: x for name, x in inputs.items() if name not in self.differentiated_inputs}
         return (trained, differentiated), (frozen, constant)
 
-    def _forward_with_vjp(self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array) -> _VjpResult:
+    def _apply_with_vjp(self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array) -> _VjpResult:
         microbatch = self._microbatch(batch, index)
         differentiated, (frozen, constant_inputs) = self._differentiated_and_constant(parameters, inputs)
 
@@ -294,7 +304,7 @@ class StagePrograms:
     def _forward(
         self, parameters: Tree, inputs: Arrays, batch: Microbatches, index: jax.Array, losses: Arrays
     ) -> ForwardResult:
-        result = self._forward_with_vjp(parameters, inputs, batch, index)
+        result = _run_traced(self._traced.program, parameters, inputs, batch, index)
         residuals = [leaf[None] for leaf in result.residuals]  # a leading dimension to stack devices along
         return ForwardResult(result.outputs, residuals, _add_losses(losses, result.losses))
 
@@ -310,7 +320,7 @@ class StagePrograms:
     ) -> BackwardResult:
         differentiated, constant = self._differentiated_and_constant(parameters, inputs)
         available = jax.tree.leaves((differentiated, constant, self._microbatch(batch, index)))
-        vjp = self._vjp_structure.restore([leaf[0] for leaf in residuals], available)
+        vjp = self._traced.vjp_structure.restore([leaf[0] for leaf in residuals], available)
         loss_gradients = self._varying_by_module({name: jnp.ones(()) for name in self.loss_names})
         new_gradients, input_gradients = vjp((output_gradients, loss_gradients))
         total = jax.tree.map(
@@ -322,3 +332,14 @@ class StagePrograms:
 def _add_losses(totals: Arrays, losses: Arrays) -> Arrays:
     """A replica's losses `[1]` of all microbatches so far."""
     return {name: total + losses[name][None] for name, total in totals.items()}
+
+
+def _run_traced(program: jax.stages.Traced, *operands: Any) -> _VjpResult:
+    """The model as it was traced. A call of `program` would put a scope around its operations (jax 0.12)."""
+    results = jaxpr_as_fun(program.jaxpr)(*jax.tree.leaves(operands))
+    return jax.tree.unflatten(program.out_tree, results)
+
+
+def _joined(groups: Mapping[str, Arrays]) -> Arrays:
+    """Losses or metrics of all modules."""
+    return {name: array for group in groups.values() for name, array in group.items()}

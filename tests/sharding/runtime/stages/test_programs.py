@@ -244,6 +244,26 @@ def test_every_program_is_named_after_its_stage_and_kind():
     assert "u_stage0_forward/" in compiled  # the scope of the operations inside
 
 
+def test_the_model_is_traced_once_for_all_programs_of_a_step():
+    traces = []
+
+    def counted(layer):
+        traces.append(layer)
+        return layer
+
+    for backward in (True, False):
+        programs = stage(2, 2, backward=backward, remat=counted)
+        arguments = (*programs.operand_shapes, jax.eval_shape(programs.zero_losses))
+        kept = jax.eval_shape(programs.forward, *arguments).residuals
+        if backward:
+            gradients = jax.eval_shape(programs.zero_gradients)
+            jax.eval_shape(programs.backward, *programs.operand_shapes, kept, programs.output_shapes, gradients)
+        assert len(traces) == 1
+        programs.evaluate.lower(*programs.operand_shapes)
+        assert len(traces) == 2
+        traces.clear()
+
+
 def test_program_names_have_no_characters_that_hlo_does_not_allow():
     assert program_name(("my unit", 3), "forward") == "my_unit_stage3_forward"
 
