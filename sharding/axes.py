@@ -14,6 +14,7 @@ class Axes:
         data: Axes over which rows are split and gradients are summed.
         tensor: Axes over which heads, feed-forward widths and the vocabulary are split.
         expert: Axes over which experts are split.
+        expert_nodes: Nodes on which the ranks along them are, evenly.
         fsdp: Axes of `data` over which weights are divided until a layer computes, and gradients from then on (fully
             sharded data parallelism, arXiv 1910.02054, stage 3); none where each replica holds all weights. They
             include those of `expert`.
@@ -24,6 +25,7 @@ class Axes:
     data: tuple[str, ...] = ()
     tensor: tuple[str, ...] = ()
     expert: tuple[str, ...] = ()
+    expert_nodes: int = 1
     fsdp: tuple[str, ...] = ()
     sequence: tuple[str, ...] = ()
     collective_matmul: CollectiveMatmul = "reference"

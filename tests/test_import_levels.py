@@ -23,7 +23,8 @@ ALLOWED = {
     "sharding": {"configs", "sharding"},
     "sharding.runtime": {"configs", "sharding", "pallas_kernels"},
     "data": {"configs", "sharding", "data"},
-    "mmjax.models": {"configs", "sharding.axes", "sharding.trees", "pallas_kernels", "mmjax.models"},  # no plans
+    "mmjax.models": {"configs", "sharding.axes", "sharding.expert_transfer", "sharding.trees"}  # no plans
+    | {"pallas_kernels", "mmjax.models"},
     "mmjax.weights": {"configs", "sharding.trees", "mmjax.models", "mmjax.weights"},
     "mmjax.training": {"configs", "sharding", "pallas_kernels", "data"}
     | {"mmjax.models", "mmjax.weights", "mmjax.training"},

@@ -3,12 +3,16 @@
 All of them take what one of d ranks has, `x [n, ...]`, and return `[rows, ...]`; see `ragged_all_to_all`.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
+
+MeshAxis = str | tuple[str, ...]
+"""A mesh axis, or several, whose ranks count in row-major order."""
 
 
 class ExchangeSizes(NamedTuple):
@@ -30,7 +34,7 @@ class ExchangeSizes(NamedTuple):
     source_offsets: Int[Array, " d"]
 
 
-def exchange_sizes(sizes: Int[Array, "d d"], axis: str) -> ExchangeSizes:
+def exchange_sizes(sizes: Int[Array, "d d"], axis: MeshAxis) -> ExchangeSizes:
     """This rank's view of what each rank sends to each other.
 
     The rows for rank 0 come first in every input, and the rows from rank 0 come first in every output.
@@ -59,7 +63,7 @@ def _exclusive_cumsum(sizes: Int[Array, "d d"], axis: int) -> Int[Array, "d d"]:
     return jnp.cumsum(sizes, axis=axis) - sizes
 
 
-def exchange_ragged(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: str) -> jax.Array:
+def exchange_ragged(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: MeshAxis) -> jax.Array:
     """By `lax.ragged_all_to_all`, which sends only the rows there are; XLA has it on GPUs and TPUs, not on CPUs."""
     # Zeros that vary over the same mesh axes as x, so that the result has its type.
     zero_row = jnp.where(jnp.zeros((), jnp.bool_), x[:1], jnp.zeros((), x.dtype))
@@ -69,7 +73,13 @@ def exchange_ragged(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: str) ->
     )
 
 
-def exchange_padded(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: str) -> jax.Array:
+def exchange_by_platform(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: MeshAxis) -> jax.Array:
+    """`exchange_gather` in programs for CPUs, for which XLA lacks the other, and `exchange_ragged` in all others."""
+    gather, ragged = (functools.partial(of, rows=rows, axis=axis) for of in (exchange_gather, exchange_ragged))
+    return lax.platform_dependent(x, sizes, cpu=gather, default=ragged)
+
+
+def exchange_padded(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: MeshAxis) -> jax.Array:
     """By one all-to-all of blocks padded to the most that two ranks could exchange, so that nothing is dropped."""
     block_rows = min(x.shape[0], rows)
     position = jnp.arange(block_rows, dtype=sizes.send_sizes.dtype)
@@ -80,7 +90,7 @@ def exchange_padded(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: str) ->
     return _zero_unless(is_row, received[source, jnp.clip(position, 0, block_rows - 1)])  # [rows, ...]
 
 
-def exchange_gather(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: str) -> jax.Array:
+def exchange_gather(x: jax.Array, sizes: ExchangeSizes, rows: int, axis: MeshAxis) -> jax.Array:
     """By an all-gather, of which every rank picks its rows: runs everywhere, for ranks that share a host's memory."""
     everything = lax.all_gather(x, axis)  # [d, n, ...]
     source, position, is_row = _sources(sizes, rows)

@@ -1,6 +1,7 @@
 """The submesh of a stage, and the mesh axes that its modules are given."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -21,7 +22,26 @@ def module_axes(unit: UnitPlan, mesh: Mesh) -> dict[str, Axes]:
 
     Where the plan says `mosaic` and its kernels cannot run on the submesh, the ring is used and a warning says why.
     """
-    return {module: _with_collectives(unit, module, axes, mesh) for module, axes in stage_axes(unit).modules.items()}
+    return {
+        module: dataclasses.replace(
+            _with_collectives(unit, module, axes, mesh), expert_nodes=most_nodes(mesh, axes.expert)
+        )
+        for module, axes in stage_axes(unit).modules.items()
+    }
+
+
+def most_nodes(mesh: Mesh, axes: tuple[str, ...]) -> int:
+    """The most nodes that ranks along some axes of a mesh are on, the other axes aside.
+
+    Devices of a node are those that fast links join. JAX says so of GPUs (`slice_index`); of other devices, those of a
+    process count as a node.
+    """
+    nodes = np.vectorize(lambda device: getattr(device, "slice_index", device.process_index), otypes=[int])(
+        mesh.devices
+    )
+    last = np.moveaxis(nodes, [mesh.axis_names.index(axis) for axis in axes], range(-len(axes), 0))
+    groups = last.reshape(-1, math.prod(mesh.shape[axis] for axis in axes))
+    return max(len(np.unique(group)) for group in groups)
 
 
 def _with_collectives(unit: UnitPlan, module: str, axes: Axes, mesh: Mesh) -> Axes:

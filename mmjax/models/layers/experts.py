@@ -1,8 +1,8 @@
 """Mixture of experts: a router sends each token through a few of many feed-forward layers.
 
 Routing drops no token: an expert has no capacity that could overflow. Shapes are static all the same, because all
-(token, expert) pairs are sorted by expert and multiplied in groups. Where the experts are split over ranks, every rank
-gathers the tokens of all ranks, computes the pairs of its own experts, and the sums are scattered back.
+(token, expert) pairs are sorted by expert and multiplied in groups. Where the experts are split over ranks, each rank
+computes the pairs of its own experts; tokens get there and back as `expert_exchange.py` says.
 """
 
 from typing import NamedTuple
@@ -15,10 +15,13 @@ from jaxtyping import Array, Float, Int
 
 from configs.transformer import ExpertsConfig
 from mmjax.models.layers.activations import ACTIVATIONS
+from mmjax.models.layers.expert_exchange import EXPERT_SUMS, permute_rows
 from mmjax.models.layers.feed_forward import GatedMLP
 from mmjax.models.layers.linear import Linear, normal_parameter
 from mmjax.models.layers.tensor_parallel import mark_saveable
+from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
+from sharding.expert_transfer import Routing, cheaper_transfer
 
 
 class BalancingWeights(NamedTuple):
@@ -95,15 +98,16 @@ class MixtureOfExperts(nnx.Module):
     def _expert_parallel_forward(
         self, x: Float[Array, "n d"], experts: Int[Array, "n k"], weights: Float[Array, "n k"], axes: Axes
     ) -> Float[Array, "n d"]:
-        """The weighted sum of every token's experts: all-gather of tokens, local experts, reduce-scatter of sums."""
+        """The weighted sum of every token's experts, on whatever ranks these are."""
+        # Varying here, so that the gradients are summed over the tensor ranks after they are back from the experts.
+        x, weights = make_varying((x, weights), axes.tensor)
         if axes.expert:
-            x, experts, weights = (
-                lax.all_gather(local, axes.expert, tiled=True) for local in (x, experts, weights)
-            )  # n becomes the tokens of all expert ranks
-        local_experts = self.gate.shape[0]
-        first_expert = lax.axis_index(axes.expert) * local_experts if axes.expert else 0
-        y = self._sum_local_experts(x, experts - first_expert, weights)
-        y = lax.psum_scatter(y, axes.expert, tiled=True) if axes.expert else y
+            ranks = lax.axis_size(axes.expert)
+            transfer = cheaper_transfer(Routing(self.config.count, self.config.top_k), ranks, axes.expert_nodes)
+            sum_experts, local_experts = EXPERT_SUMS[transfer], self.gate.shape[0]
+            y = sum_experts(self._sum_local_experts, x, experts, weights, local_experts, axes.expert)
+        else:
+            y = self._sum_local_experts(x, experts, weights)
         return lax.psum(y, axes.tensor) if axes.tensor else y
 
     def _sum_local_experts(
@@ -120,30 +124,28 @@ class MixtureOfExperts(nnx.Module):
             weights: Weight of each chosen expert.
         """
         count, top_k = self.gate.shape[0], experts.shape[1]  # E of this rank, k
+        most_pairs = len(x) * min(top_k, count)  # m: a token has no more of this rank's experts
         is_local = (experts >= 0) & (experts < count)
         group = jnp.where(is_local, experts, count).reshape(-1)  # [n k]; group `count`: pairs of other ranks' experts
-        order = jnp.argsort(group)  # pairs by expert
+        order = jnp.argsort(group)[:most_pairs]  # pairs by expert
         group_sizes = jnp.bincount(group, length=count + 1)[:count]  # [E]
         # The pairs of other ranks' experts are sorted last. They are masked before and after the matmuls, because
         # `ragged_dot` leaves their rows undefined.
-        in_group = (group[order] < count)[:, None]  # [n k, 1]
-        pairs = _permute_rows(jnp.repeat(x, top_k, axis=0), order)  # [n k, d]
+        in_group = (group[order] < count)[:, None]  # [m, 1]
+        pairs = permute_rows(jnp.repeat(x, top_k, axis=0), order)  # [m, d]
         pairs = jnp.where(in_group, pairs, jnp.zeros((), x.dtype))
         gate, up = (
             mark_saveable(lax.ragged_dot(pairs, kernel[...], group_sizes)) for kernel in (self.gate, self.up)
-        )  # [n k, f] each
-        y = mark_saveable(lax.ragged_dot(self.activation(gate) * up, self.down[...], group_sizes))  # [n k, d]
+        )  # [m, f] each
+        y = mark_saveable(lax.ragged_dot(self.activation(gate) * up, self.down[...], group_sizes))  # [m, d]
         y = jnp.where(in_group, y, jnp.zeros((), x.dtype))
-        by_token = _permute_rows(y, jnp.argsort(order)).reshape(-1, top_k, y.shape[-1])  # [n, k, d]
-        return jnp.sum(by_token * weights[:, :, None].astype(by_token.dtype), axis=1)
-
-
-def _permute_rows(x: Float[Array, "n d"], order: Int[Array, " n"]) -> Float[Array, "n d"]:
-    """Permutes rows. XLA is told that no row is read twice, so that the gradient is a permutation and not a sum.
-
-    The order of a sum of atomic additions on a GPU would change from run to run.
-    """
-    return x.at[order].get(unique_indices=True, mode="promise_in_bounds")
+        y = y * permute_rows(weights.reshape(-1, 1), order).astype(y.dtype)
+        by_pair = (
+            jnp.zeros((len(x) * top_k, y.shape[-1]), y.dtype)
+            .at[order]
+            .set(y, unique_indices=True, mode="promise_in_bounds")
+        )  # [n k, d]
+        return jnp.sum(by_pair.reshape(-1, top_k, y.shape[-1]), axis=1)
 
 
 def route_top_k(

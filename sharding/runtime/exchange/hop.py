@@ -92,7 +92,7 @@ class ExchangeHop:
         self._zero_shards = _on_each(only_target, np.zeros(shard_shape, self.dtype))
         self._no_send = _on_each(only_target, np.zeros((1, most), np.int32))
         self._no_receive = _on_each(only_source, np.zeros((1, places), np.int32))
-        body = functools.partial(_exchange, target_shape=target.shard_shape, implementation=_implementation())
+        body = functools.partial(_exchange, target_shape=target.shard_shape)
         specs = (P(_AXIS), P(_AXIS), P(), P(_AXIS))
         self._program = jax.jit(
             jax.shard_map(body, mesh=union, in_specs=specs, out_specs=P(_AXIS), axis_names={_AXIS}, check_vma=True)
@@ -168,24 +168,16 @@ def _on_each(devices: Iterable[jax.Device], array: np.ndarray) -> dict[jax.Devic
     return {device: jax.device_put(array, device) for device in devices}
 
 
-def _implementation() -> str:
-    """What sends only the tokens there are, where XLA has it; its reported wrong gradients do not matter here."""
-    return "gather" if jax.default_backend() == "cpu" else "ragged"
-
-
 def _exchange(
     source_shard: jax.Array,
     send: jax.Array,
     sizes: jax.Array,
     receive: jax.Array,
     target_shape: tuple[int, ...],
-    implementation: str,
 ) -> tuple[jax.Array, jax.Array]:
     """What every device runs; it returns its part of the target, and one number of it."""
     tokens = source_shard.reshape(-1, *source_shard.shape[2:])  # [tokens, ...]
-    received = exchange_rows(
-        tokens[send[0]], sizes, rows=receive.shape[1], axis=_AXIS, implementation=implementation
-    )  # [r, ...]
+    received = exchange_rows(tokens[send[0]], sizes, rows=receive.shape[1], axis=_AXIS)  # [r, ...]
     is_token = (receive[0] > 0).reshape(-1, *(1,) * (received.ndim - 1))
     placed = jnp.where(is_token, received[jnp.maximum(receive[0] - 1, 0)], jnp.zeros((), received.dtype))
     return placed.reshape(target_shape), placed.reshape(-1)[:1]

@@ -3,13 +3,14 @@
 import dataclasses
 
 import jax
+import numpy as np
 import pytest
 
 from pallas_kernels.fallbacks import warn_once
 from sharding.axes import Axes
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
-from sharding.runtime.meshes import module_axes, stage_meshes, submesh
+from sharding.runtime.meshes import module_axes, most_nodes, stage_meshes, submesh
 
 
 def test_a_submesh_has_all_axes_with_its_devices_in_row_major_order():
@@ -66,3 +67,32 @@ def test_a_module_without_tensor_ranks_beside_one_with_some_divides_no_positions
     assert axes["eyes"] == Axes(data=("data", "fsdp", "expert", "tensor/mind"), expert=("expert",))
     own = ("tensor/mind",)
     assert axes["mind"] == Axes(("data", "fsdp", "expert"), own, ("expert",), sequence=own, collective_matmul="ring")
+
+
+@dataclasses.dataclass(frozen=True)
+class OfProcess:
+    """What a CPU's device says of its place."""
+
+    process_index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OfSlice(OfProcess):
+    """What a GPU says of its place."""
+
+    slice_index: int
+
+
+def test_nodes_of_expert_ranks_are_those_of_the_group_on_most():
+    def mesh(nodes, of=OfProcess):
+        devices = np.empty(8, object)
+        devices[:] = [of(0, node) if of is OfSlice else of(node) for node in nodes]
+        return jax.sharding.Mesh(devices.reshape(2, 2, 2), ("data", "expert", "tensor"))
+
+    assert most_nodes(mesh([0, 0, 0, 0, 1, 1, 1, 1]), ("expert",)) == 1
+    assert most_nodes(mesh([0, 0, 0, 0, 1, 1, 1, 1]), ("data", "expert")) == 2
+    assert most_nodes(mesh([0, 0, 0, 0, 0, 0, 0, 1]), ("expert",)) == 2  # of one group alone
+    assert most_nodes(mesh([0, 0, 1, 1, 2, 2, 3, 3], OfSlice), ("data", "expert")) == 4
+    (unit,) = (UnitPlan("mind", ("backbone",), (0, 1), dp=2, ep=2),)
+    (here,) = stage_meshes(Plan((unit,)), jax.devices()).values()
+    assert module_axes(unit, here)["backbone"].expert_nodes == 1

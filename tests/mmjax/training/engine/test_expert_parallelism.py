@@ -11,6 +11,7 @@ from mmjax.training.checkpoints.manager import CheckpointManager
 from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.verification.divided_plans import GlobalRows
 from mmjax.training.verification.layouts import EXPERT_LAYOUT_KINDS, LAYOUT_KINDS, default_layouts
+from sharding.expert_transfer import Routing, cheaper_transfer
 from sharding.plans.plan import Plan, check_plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
@@ -25,6 +26,7 @@ from tests.mmjax.training.engines import (
 from tests.tiny_model import BACKBONE, tiny_batch, tiny_model
 
 EXPERTS = ExpertsConfig(count=4, top_k=2, ffn=16, shared_ffn=8, balance_weight=0.5)
+ROUTING = Routing(EXPERTS.count, EXPERTS.top_k)
 CONFIG = ModelConfig((), dataclasses.replace(BACKBONE, experts=EXPERTS), ())
 PLANS = {
     "pipeline of expert and tensor ranks": Plan(
@@ -38,11 +40,20 @@ PLANS = {
     "expert ranks that are some of the instances": Plan(
         (UnitPlan("mind", ("backbone",), (7, 6, 5, 4), dp=4, tp=1, layers=(3,), ep=2),)
     ),
+    "an all-to-all among half of the ranks that divide all weights": Plan(
+        (
+            UnitPlan(
+                "mind", ("backbone",), tuple(range(8)), dp=8, layers=(3,), recompute=("2 full, 1 none",), ep=4, fsdp=8
+            ),
+        )
+    ),
 }
+TRANSFERS = ("gather", "gather", "all_to_all")
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_losses_and_gradients_are_those_of_one_device(name):
+    assert cheaper_transfer(ROUTING, PLANS[name].units[0].ep, nodes=1) == TRANSFERS[list(PLANS).index(name)]
     engine, batch = shared_engine(PLANS[name], CONFIG), tiny_batch(CONFIG)
     losses, expected = reference(CONFIG)(noisy_parameters(CONFIG), batch)
     gradients, decision = gradients_and_summary(engine, batch)
@@ -71,7 +82,7 @@ def test_every_rank_holds_its_experts_alone_and_a_share_of_their_masters():
 
 
 def test_a_checkpoint_of_one_plan_is_restored_on_expert_ranks_of_another(tmp_path):
-    before, after = (shared_engine(PLANS[name], CONFIG) for name in PLANS)
+    before, after, _ = (shared_engine(PLANS[name], CONFIG) for name in PLANS)
     checkpoints = CheckpointManager(tmp_path, CONFIG)
     checkpoints.save(1, before, noisy_state(before), {})
     checkpoints.wait()
@@ -91,3 +102,4 @@ def test_verify_tries_layouts_of_experts_where_there_are_some():
     units = [layout.plan.unit_of("backbone") for layout in layouts[-len(EXPERT_LAYOUT_KINDS) :]]
     assert {(unit.ep, unit.ep < unit.dp) for unit in units} >= {(4, False), (2, True)}
     assert any(unit.ep > 1 and unit.tp > 1 and unit.pp > 1 for unit in units)
+    assert {cheaper_transfer(ROUTING, unit.ep, nodes=1) for unit in units} == {"gather", "all_to_all"}

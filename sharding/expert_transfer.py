@@ -1,0 +1,84 @@
+"""How tokens get to the ranks that hold their experts, and back: what each form moves, and which of them is cheaper.
+
+An all-gather brings every token to every expert rank, and a reduce-scatter brings the sums back. An all-to-all sends a
+token to those ranks alone that hold at least one of its experts, once to each.
+"""
+
+import fractions
+import math
+from typing import Literal, NamedTuple
+
+ExpertTransfer = Literal["gather", "all_to_all"]
+
+
+class Routing(NamedTuple):
+    """What a router chooses from.
+
+    Attributes:
+        experts: Number E of experts, which the ranks divide evenly.
+        top_k: Experts k of each token.
+    """
+
+    experts: int
+    top_k: int
+
+    def pairs_per_token(self, ranks: int) -> int:
+        """The most of a token's experts that one rank can hold."""
+        return min(self.top_k, self.experts // ranks)
+
+    def most_ranks(self, ranks: int) -> int:
+        """The most ranks that a token can be sent to."""
+        return min(self.top_k, ranks)
+
+    def chance_of_rank(self, ranks: int) -> fractions.Fraction:
+        """Probability that a rank holds at least one of a token's experts, where every choice is equally likely.
+
+        1 - C(E - E / ranks, k) / C(E, k)
+        """
+        others = self.experts - self.experts // ranks
+        return 1 - fractions.Fraction(math.comb(others, self.top_k), math.comb(self.experts, self.top_k))
+
+
+class TokensMoved(NamedTuple):
+    """What one rank receives before the experts, and sends after them, in units of one rank's tokens.
+
+    Attributes:
+        between: From ranks of other nodes, through one device's network card.
+        inside: From ranks of its own node.
+    """
+
+    between: fractions.Fraction
+    inside: fractions.Fraction
+
+
+def ranks_of_node(ranks: int, nodes: int) -> int:
+    """Ranks of a node that has as many as any."""
+    return -(-ranks // nodes)
+
+
+def tokens_gathered(ranks: int, nodes: int) -> TokensMoved:
+    """What an all-gather moves: every token enters a node once, by one of its cards, and is then handed round."""
+    together = ranks_of_node(ranks, nodes)
+    return TokensMoved(fractions.Fraction(nodes - 1), fractions.Fraction((together - 1) * nodes))
+
+
+def tokens_exchanged(routing: Routing, ranks: int, nodes: int) -> TokensMoved:
+    """What the all-to-all is expected to move: a token enters a node once for each rank there that it needs."""
+    together, chance = ranks_of_node(ranks, nodes), routing.chance_of_rank(ranks)
+    return TokensMoved(chance * (ranks - together), chance * (together - 1))
+
+
+def cheaper_transfer(routing: Routing, ranks: int, nodes: int) -> ExpertTransfer:
+    """The form that moves less between nodes, whose links are the slowest; of two that move as much, less inside one.
+
+    Inside a node, the share of its own tokens that a rank keeps counts against the all-to-all, although no link carries
+    it: these tokens too are put in order before the op and copied by it. So two ranks of one node always gather.
+
+    Args:
+        routing: The router.
+        ranks: Expert ranks.
+        nodes: Nodes that they are on, evenly.
+    """
+    gathered, exchanged = tokens_gathered(ranks, nodes), tokens_exchanged(routing, ranks, nodes)
+    kept = routing.chance_of_rank(ranks)
+    return "all_to_all" if (exchanged.between, exchanged.inside + kept) < gathered else "gather"
