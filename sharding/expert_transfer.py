@@ -5,6 +5,7 @@ token to those ranks alone that hold at least one of its experts, once to each.
 """
 
 import fractions
+import functools
 import math
 from typing import Literal, NamedTuple
 
@@ -62,12 +63,14 @@ def tokens_gathered(ranks: int, nodes: int) -> TokensMoved:
     return TokensMoved(fractions.Fraction(nodes - 1), fractions.Fraction((together - 1) * nodes))
 
 
+@functools.cache
 def tokens_exchanged(routing: Routing, ranks: int, nodes: int) -> TokensMoved:
     """What the all-to-all is expected to move: a token enters a node once for each rank there that it needs."""
     together, chance = ranks_of_node(ranks, nodes), routing.chance_of_rank(ranks)
     return TokensMoved(chance * (ranks - together), chance * (together - 1))
 
 
+@functools.cache
 def cheaper_transfer(routing: Routing, ranks: int, nodes: int) -> ExpertTransfer:
     """The form that moves less between nodes, whose links are the slowest; of two that move as much, less inside one.
 

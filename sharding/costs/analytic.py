@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 
 from configs.clusters import ClusterConfig, Link
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, collective_seconds, ring_seconds
+from sharding.costs.expert_seconds import expert_nodes, expert_transfer_seconds
 from sharding.costs.kernel_seconds import KernelCosts, matmuls_beside
 from sharding.costs.node_placement import NodePlacement
 from sharding.plans.trained_parts import Gradient
@@ -143,19 +144,22 @@ class AnalyticCostModel:
                 continue
             if kernel.kind in COLLECTIVE_KINDS:
                 if ranks.group_size(kernel) > 1:
-                    exposed = self._collective(kernel, loads, ranks) - self._overlapped(layer, number, seconds, ranks)
+                    exposed = self._collective(layer, number, loads, ranks)
+                    exposed = exposed - self._overlapped(layer, number, seconds, ranks)
                     waiting = waiting + np.maximum(exposed, 0.0)
             elif ranks.cp > 1 and kernel.ring_elements != ZERO:
                 ring = rings * self._ring_attention(kernel, loads, ranks)
                 waiting = waiting + np.maximum(ring - seconds[..., number], 0.0)
         return np.where((loads != 0).any(axis=-1), waiting, 0.0)  # nothing runs for an empty microbatch
 
-    def _collective(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
+    def _collective(self, layer: LayerSpec, number: int, loads: Loads, ranks: LayerParallelism) -> Times:
+        kernel = layer.kernels[number]
         size = self.element_bytes * kernel.activations.at(loads)
         if kernel.rank_group == "tensor":
             return ring_seconds(size, ranks.tp, self._link_over(ranks.tp))
-        share = 1 / (ranks.tp if kernel.split else ranks.sequence_shards)
-        return ring_seconds(size * share * ranks.ep, ranks.ep, self._link_over(ranks.tp * ranks.cp * ranks.ep))
+        assert layer.routing is not None, f"the layer {layer.name} sends tokens to experts, but has no routing"
+        nodes = expert_nodes(ranks, self.devices_per_node)
+        return expert_transfer_seconds(size, layer.routing, ranks.ep, nodes, self._link(True), self._link(False))
 
     def _ring_attention(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
         """Seconds in which keys and values are sent once around the context-parallel ranks."""
@@ -177,11 +181,11 @@ class AnalyticCostModel:
 
     def gather_weights(self, parameters: float, ranks: NodePlacement) -> float:
         """See `CostModel.gather_weights`."""
-        return collective_seconds(self.element_bytes * parameters, ranks, self._link(True), self._link(False))
+        return float(collective_seconds(self.element_bytes * parameters, ranks, self._link(True), self._link(False)))
 
     def reduce_gradients(self, parameters: float, ranks: NodePlacement) -> float:
         """See `CostModel.reduce_gradients`."""
-        return collective_seconds(4 * parameters, ranks, self._link(True), self._link(False))
+        return float(collective_seconds(4 * parameters, ranks, self._link(True), self._link(False)))
 
     def gather_rows(self, size: Times, ranks: int, devices: int) -> Times:
         """See `CostModel.gather_rows`."""

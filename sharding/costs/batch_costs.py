@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sharding.costs.cost_model import CostModel, LayerParallelism, LayerSeconds, Times, beside_transfer, useful_flops
-from sharding.costs.memory import offloaded_bytes, saved_activation_bytes
+from sharding.costs.memory import offloaded_bytes, saved_activation_bytes, workspace_bytes
 from sharding.costs.own_rows import OwnRows, dealt_loads, executed_loads, largest_over_needed
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import PlanError
@@ -77,7 +77,7 @@ class LayerCosts(NamedTuple):
         flops: Useful FLOPs of both.
         saved_bytes: Bytes saved on a device from the forward to the backward.
         offloaded_bytes: Bytes saved in its host's memory.
-        recomputed_bytes: Bytes saved without recomputation, where there is some; else 0.
+        workspace_bytes: Bytes that are there while the layer runs, and no longer.
     """
 
     forward: LayerSeconds
@@ -85,7 +85,7 @@ class LayerCosts(NamedTuple):
     flops: Times
     saved_bytes: Times
     offloaded_bytes: Times
-    recomputed_bytes: Times
+    workspace_bytes: Times
 
 
 class BatchCosts:
@@ -155,15 +155,14 @@ class BatchCosts:
             loads, useful, _ = self.loads(module, microbatches, ranks.dp, own)
             forward = costs.forward(layer, loads, ranks, stack)
             backward = costs.backward(layer, loads, ranks, gradients, recompute, stack)
-            saved = recomputed = offloaded = np.zeros(len(loads))
+            saved = offloaded = np.zeros(len(loads))
+            workspace = workspace_bytes(layer, loads, ranks, recompute if gradients else "none", costs)
             if gradients:
                 saved = saved_activation_bytes(layer, loads, ranks, recompute, costs)
-                if recompute != "none":
-                    recomputed = saved_activation_bytes(layer, loads, ranks, "none", costs)
                 if recompute == "offload":
                     offloaded = offloaded_bytes(layer, loads, ranks, costs)
                     forward, backward = (beside_transfer(each, offloaded, costs) for each in (forward, backward))
             self._layers[key] = LayerCosts(
-                forward, backward, useful_flops(layer, useful, gradients), saved, offloaded, recomputed
+                forward, backward, useful_flops(layer, useful, gradients), saved, offloaded, workspace
             )
         return self._layers[key]

@@ -216,7 +216,7 @@ def ring_seconds(size: Times, ranks: int, link: Link) -> Times:
     return np.asarray((ranks - 1) * (link.latency + size / ranks / link.bandwidth))
 
 
-def collective_seconds(size: float, placement: NodePlacement, intra_node: Link, inter_node: Link) -> float:
+def collective_seconds(size: Times, placement: NodePlacement, intra_node: Link, inter_node: Link) -> Times:
     """Seconds of an all-gather or a reduce-scatter: the shorter of one ring, and of rings between and inside nodes.
 
         min(ring(size, ranks, inter_node), ring(size / fewest, nodes, inter_node) + ring(size, most, intra_node))
@@ -231,9 +231,8 @@ def collective_seconds(size: float, placement: NodePlacement, intra_node: Link, 
         intra_node: Link between devices of one node.
         inter_node: Link between nodes, of one device.
     """
-    whole = np.asarray(size)
-    inside = ring_seconds(whole, placement.most, intra_node)
+    inside = ring_seconds(size, placement.most, intra_node)
     if placement.nodes == 1:
-        return float(inside)
-    between = ring_seconds(whole / placement.fewest, placement.nodes, inter_node)
-    return float(min(ring_seconds(whole, placement.ranks, inter_node), between + inside))
+        return inside
+    between = ring_seconds(size / placement.fewest, placement.nodes, inter_node)
+    return np.minimum(ring_seconds(size, placement.ranks, inter_node), between + inside)

@@ -4,6 +4,8 @@ import numpy as np
 from jaxtyping import Shaped
 
 from sharding.costs.cost_model import CostModel, LayerParallelism, Times
+from sharding.costs.expert_seconds import expert_nodes
+from sharding.expert_transfer import cheaper_transfer
 from sharding.specs.layer import LayerSpec, Loads, RecomputePolicy, SavedActivations
 
 Elements = Shaped[np.ndarray, "..."] | float | int
@@ -34,8 +36,34 @@ def offloaded_bytes(layer: LayerSpec, loads: Loads, ranks: LayerParallelism, cos
 
 
 def _bytes(saved: SavedActivations, layer: LayerSpec, loads: Loads, ranks: LayerParallelism, costs: CostModel) -> Times:
-    replicated = saved.replicated.at(loads) / ranks.for_layer(layer).sequence_shards
-    return np.asarray(costs.element_bytes * (saved.split.at(loads) / ranks.tp + replicated) / ranks.cp)
+    elements = saved.split.at(loads) / ranks.tp + saved.replicated.at(loads) / ranks.for_layer(layer).sequence_shards
+    if layer.routing:
+        of_pair = saved.pair_split.at(loads) / ranks.tp + saved.pair_replicated.at(loads)
+        elements = elements + ranks.ep * layer.routing.pairs_per_token(ranks.ep) * of_pair
+    return np.asarray(costs.element_bytes * elements / ranks.cp)
+
+
+def workspace_bytes(
+    layer: LayerSpec, loads: Loads, ranks: LayerParallelism, recompute: RecomputePolicy, costs: CostModel
+) -> Times:
+    """Bytes that are there while a layer runs alone: what it recomputes, and the buffers of its experts' tokens.
+
+    The arguments are those of `saved_activation_bytes`.
+    """
+    buffers = _expert_buffers(layer, loads, ranks, costs)
+    return buffers if recompute == "none" else buffers + saved_activation_bytes(layer, loads, ranks, "none", costs)
+
+
+def _expert_buffers(layer: LayerSpec, loads: Loads, ranks: LayerParallelism, costs: CostModel) -> Times:
+    """Bytes of the tokens of all expert ranks, of a copy for each pair, and of what is sent, if not all is."""
+    if not layer.routing or ranks.ep == 1:
+        return np.zeros(loads.shape[:-1])
+    of_token = costs.element_bytes * layer.output_elements.at(loads) / ranks.cp
+    copies = ranks.ep * (1 + layer.routing.pairs_per_token(ranks.ep))
+    nodes = expert_nodes(ranks, costs.devices_per_node)
+    if cheaper_transfer(layer.routing, ranks.ep, nodes) == "all_to_all":
+        copies += layer.routing.most_ranks(ranks.ep)
+    return np.asarray(copies * of_token)
 
 
 def train_state_bytes(parameters: Elements, trained: Elements, dp: Elements, costs: CostModel) -> Times:

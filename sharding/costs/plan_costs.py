@@ -218,7 +218,7 @@ class _PlanCosts:
             for name, seconds in zip(("forward", "backward"), waits, strict=True):
                 by_module[module][name] += seconds
                 by_module[module][f"{name}_communication"] += seconds
-            workspace = max(workspace, float(np.max(of.recomputed_bytes)))  # one layer at a time is recomputed
+            workspace = max(workspace, float(np.max(of.workspace_bytes)))  # one layer at a time runs
             gathered = max(gathered, gathered_bytes(of_stage, self._costs))
         sums: dict[str, Float[np.ndarray, "m _"]] = {}
         for module, own in by_module.items():

@@ -4,15 +4,16 @@ import dataclasses
 
 from configs.backbone import BackboneConfig
 from configs.transformer import ExpertsConfig
+from sharding.expert_transfer import Routing
 from sharding.specs.layer import (
     Kernel,
     LayerSpec,
     PerLoad,
     RecomputePolicy,
     SavedActivations,
-    expert_all_gather,
+    expert_combine,
+    expert_dispatch,
     expert_matmul,
-    expert_reduce_scatter,
     matmul,
     memory_bound,
     reduce_scatter,
@@ -44,6 +45,7 @@ def with_experts(block: LayerSpec, config: BackboneConfig, experts: ExpertsConfi
         parameters=block.parameters - feed_forward_parameters + 3 * width * shared,
         replicated_parameters=block.replicated_parameters + width * experts.count + width * (shared > 0),
         expert_parameters=3 * experts.count * width * ffn,
+        routing=Routing(experts.count, experts.top_k),
         saved={policy: _saved(policy, saved, config, experts) for policy, saved in block.saved.items()},
     )
 
@@ -54,13 +56,13 @@ def _kernels(width: int, experts: ExpertsConfig) -> tuple[Kernel, ...]:
     return (
         matmul("router", width, count, split=False),
         memory_bound("top_k", 3 * count, split=False),
-        expert_all_gather(width),
-        memory_bound("dispatch", 2 * top_k * width, split=False),
+        expert_dispatch(width, top_k),
+        memory_bound("sort_pairs", 2 * top_k * width, split=False),
         expert_matmul("experts_up", width, 2 * ffn, top_k, count),
         memory_bound("experts_activation", 3 * ffn * top_k),
         expert_matmul("experts_down", ffn, width, top_k, count, split_by="rows"),
-        memory_bound("combine", 2 * top_k * width, split=False),
-        expert_reduce_scatter(width),
+        memory_bound("sum_pairs", 2 * top_k * width, split=False),
+        expert_combine(width),
         *(_shared_expert(width, experts.shared_ffn) if experts.shared_ffn else ()),
     )
 
@@ -78,17 +80,18 @@ def _shared_expert(width: int, ffn: int) -> tuple[Kernel, ...]:
 def _saved(
     policy: RecomputePolicy, block: SavedActivations, config: BackboneConfig, experts: ExpertsConfig
 ) -> SavedActivations:
-    """What the block saves of a replica's tokens, each routed `top_k` times.
+    """What the block saves of a replica's tokens, and of each pair of a token and an expert.
 
-    The layer of today gathers the tokens of all expert ranks and saves the (token, expert) pairs of all of them, `ep`
-    times as much; counted here is what an all-to-all of tokens would save.
+    A rank has room for the pairs of all tokens that its peers may send, and saves it whole.
     """
-    hidden_growth = experts.top_k * experts.ffn + experts.shared_ffn - config.ffn
-    routed_inputs = experts.top_k * config.width
     if policy in ("offload", "full"):
         return block
-    if policy == "selective":
-        split, replicated = PerLoad(2 * hidden_growth), PerLoad(routed_inputs + experts.count)
-    else:
-        split, replicated = PerLoad(3 * hidden_growth), PerLoad(2 * routed_inputs + 2 * experts.count)
-    return SavedActivations(block.split + split, block.replicated + replicated)
+    width, selective = config.width, policy == "selective"
+    hidden, matrices = (2, 1) if selective else (3, 2)  # of each pair: f-wide ones, and those as wide as the model
+    shared_output = (width + 1) * (experts.shared_ffn > 0)  # and its gate
+    return SavedActivations(
+        block.split + PerLoad(hidden * (experts.shared_ffn - config.ffn)),
+        block.replicated + PerLoad(shared_output + (0 if selective else 2 * experts.count)),
+        PerLoad(hidden * experts.ffn),
+        PerLoad(matrices * width),
+    )

@@ -13,12 +13,14 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from jaxtyping import Bool, Float
 
+from sharding.expert_transfer import Routing
+
 Loads = Float[np.ndarray, "*shape 3"]
 Number = int | float
 Numbers = Number | np.number | np.ndarray
 
 ComputeKind = Literal["matmul", "attention", "convolution", "memory"]
-CollectiveKind = Literal["all_gather", "reduce_scatter"]
+CollectiveKind = Literal["all_gather", "reduce_scatter", "dispatch", "combine"]
 KernelKind = ComputeKind | CollectiveKind
 RankGroup = Literal["tensor", "expert"]
 SplitSide = Literal["columns", "rows", "groups"]
@@ -92,8 +94,8 @@ class Kernel:
         flops: FLOPs of all tensor ranks together. Every expert rank receives as many tokens as it sends away, so that
             experts compute on a replica's tokens, top-k times.
         activations: Elements of activations read and written. Of a collective over tensor ranks, the elements of the
-            whole array; over expert ranks, those of one replica: each rank gathers the tokens of all replicas before
-            its experts (all_gather) and sums the outputs for all of them afterwards (reduce_scatter).
+            whole array; over expert ranks, those of one replica's tokens on their way to the experts (dispatch) and
+            back (combine), by the transfer that `sharding.expert_transfer` chooses.
         weights: Elements of parameters read.
         split: Whether the tensor ranks divide the kernel. If not, each rank runs all of it, or its share of the tokens
             where tensor ranks divide the sequence.
@@ -160,10 +162,19 @@ class SavedActivations:
     Attributes:
         split: Elements that the tensor ranks divide.
         replicated: Elements that every tensor rank saves.
+        pair_split: Elements for each (token, expert) pair that a rank has room for; tensor ranks divide them.
+        pair_replicated: The same of those that every tensor rank saves.
     """
 
     split: PerLoad = ZERO
     replicated: PerLoad = ZERO
+    pair_split: PerLoad = ZERO
+    pair_replicated: PerLoad = ZERO
+
+    def minus(self, other: "SavedActivations") -> "SavedActivations":
+        """What is saved here and not there."""
+        fields = [field.name for field in dataclasses.fields(self)]
+        return SavedActivations(*(getattr(self, name) + getattr(other, name) * -1 for name in fields))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,6 +188,7 @@ class LayerSpec:
         parameters: Elements of parameters that the tensor ranks divide.
         replicated_parameters: Elements of parameters that each tensor rank holds.
         expert_parameters: Elements of parameters that the expert ranks and the tensor ranks divide.
+        routing: What the router of its experts chooses from; None without experts.
         saved: Activations saved on the devices under each recomputation policy.
         output_elements: Elements handed to the next layer or module.
         frozen_by_default: Whether the layer trains only if its part is named. Such a layer reads the batch alone, so
@@ -191,6 +203,7 @@ class LayerSpec:
     parameters: int
     replicated_parameters: int
     expert_parameters: int = 0
+    routing: Routing | None = None
     saved: Mapping[RecomputePolicy, SavedActivations]
     output_elements: PerLoad
     frozen_by_default: bool = False
@@ -223,8 +236,7 @@ class LayerSpec:
     @property
     def offloaded(self) -> SavedActivations:
         """What recomputation `offload` saves in host memory: what `selective` saves besides the layer's input."""
-        results, inputs = self.saved["selective"], self.saved["offload"]
-        return SavedActivations(results.split + inputs.split * -1, results.replicated + inputs.replicated * -1)
+        return self.saved["selective"].minus(self.saved["offload"])
 
     @property
     def flops(self) -> PerLoad:
@@ -285,14 +297,15 @@ def reduce_scatter(width: Number) -> Kernel:
     return Kernel("scatter", "reduce_scatter", activations=PerLoad(width))
 
 
-def expert_all_gather(width: Number) -> Kernel:
-    """Before the experts: every expert rank gets the tokens of all."""
-    return Kernel("expert_gather", "all_gather", activations=PerLoad(width), split=False, rank_group="expert")
+def expert_dispatch(width: Number, top_k: Number) -> Kernel:
+    """Before the experts: tokens go to their ranks, each with the numbers and weights of its experts, in 4 bytes."""
+    elements = width + 2 * (2 * top_k)  # twice the bytes of an element in compute precision
+    return Kernel("expert_dispatch", "dispatch", activations=PerLoad(elements), split=False, rank_group="expert")
 
 
-def expert_reduce_scatter(width: Number) -> Kernel:
+def expert_combine(width: Number) -> Kernel:
     """After the experts: every replica gets the sums for its own tokens."""
-    return Kernel("expert_scatter", "reduce_scatter", activations=PerLoad(width), split=False, rank_group="expert")
+    return Kernel("expert_combine", "combine", activations=PerLoad(width), split=False, rank_group="expert")
 
 
 def saved_by_policy(saved: SavedActivations, inputs: SavedActivations) -> dict[RecomputePolicy, SavedActivations]:

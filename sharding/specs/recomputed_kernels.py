@@ -13,11 +13,14 @@ from sharding.specs.layer import COLLECTIVE_KINDS, ComputeKind, KernelKind, Laye
 
 RECOMPUTED_KERNELS: Mapping[RecomputePolicy, tuple[KernelKind, ...]] = {
     "none": (),
-    "selective": ("attention", "memory"),
-    "offload": ("attention", "memory"),
+    "selective": ("attention", "memory", "dispatch"),
+    "offload": ("attention", "memory", "dispatch"),
     "full": (*get_args(ComputeKind), *COLLECTIVE_KINDS),
 }
-"""None, all but matmuls with weights (arXiv 2205.05198, section 5), all."""
+"""None, all but matmuls with weights (arXiv 2205.05198, section 5), all.
+
+The tokens that experts compute are not saved but sent again, unless all that is computed from them is saved.
+"""
 
 
 class RecomputedFlops(NamedTuple):

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.memory.compiled_stages import abstract_stage_programs, compiled_bytes
 from configs.architectures import ModelConfig
 from configs.clusters import CLUSTERS
+from configs.transformer import ExpertsConfig
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.plan_costs import plan_costs
@@ -47,14 +48,28 @@ def test_residuals_are_what_the_planner_counts(recompute, tp):
         recompute=(recompute, "none"),
         collectives="gather" if tp > 1 else "reduce",
     )
-    plan, batch = Plan((unit,)), tiny_batch(CONFIG)
-    programs = abstract_stage_programs(CONFIG, plan, batch, jax.devices(), "dense")["b", 0]
+    assert_residuals_are_counted(CONFIG, Plan((unit,)))
+
+
+@pytest.mark.parametrize(("recompute", "ep"), [("selective", 2), ("selective", 4), ("offload", 4)])
+def test_residuals_of_experts_are_room_for_the_pairs_of_all_ranks(recompute, ep):
+    experts = ExpertsConfig(count=4, top_k=2, ffn=192, shared_ffn=128)
+    config = dataclasses.replace(CONFIG, backbone=dataclasses.replace(CONFIG.backbone, experts=experts))
+    devices = tuple(range(2 * ep))
+    unit = UnitPlan("b", ("backbone",), devices, dp=ep, layers=(3, 3), recompute=(recompute, "none"), ep=ep)
+    assert_residuals_are_counted(config, Plan((unit,)))
+
+
+def assert_residuals_are_counted(config: ModelConfig, plan: Plan) -> None:
+    """On the device to within a tenth, since small arrays are not counted, and in host memory exactly."""
+    batch = tiny_batch(config)
+    programs = abstract_stage_programs(config, plan, batch, jax.devices(), "dense")["b", 0]
     _, kept, _ = jax.eval_shape(programs.forward, *programs.operand_shapes, jax.eval_shape(programs.zero_losses))
     saved = {"device": 0, "pinned_host": 0}
     for leaf, sharding in zip(kept, programs.residual_shardings, strict=True):
         size = math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         saved[sharding.memory_kind or "device"] += size
-    of = counted(CONFIG, plan, batch)
+    of = counted(config, plan, batch)
     assert saved["device"] == pytest.approx(of.saved_bytes.max(), rel=0.1)
     assert saved["pinned_host"] == of.offloaded_bytes.max()
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from sharding.specs.layer import PerLoad, expert_all_gather, expert_matmul, expert_reduce_scatter
+from sharding.expert_transfer import Routing
+from sharding.specs.layer import PerLoad, expert_combine, expert_dispatch, expert_matmul
 from sharding.specs.module_spec import ModuleSpec
 from sharding.specs.modules import ModuleGraph
 
@@ -20,10 +21,10 @@ def _with_experts(module: ModuleSpec, experts: int, ffn: int) -> ModuleSpec:
     width = int(layer.output_elements.tokens)
     kernels = (
         *(kernel for kernel in layer.kernels if kernel.name not in ("up", "activation", "down")),
-        expert_all_gather(width),
+        expert_dispatch(width, TOP_K),
         expert_matmul("experts_up", width, ffn, TOP_K, experts),
         expert_matmul("experts_down", ffn, width, TOP_K, experts),
-        expert_reduce_scatter(width),
+        expert_combine(width),
     )
     moved = sum(kernel.weights for kernel in layer.kernels if kernel.name in ("up", "down"))
     layer = dataclasses.replace(
@@ -31,6 +32,7 @@ def _with_experts(module: ModuleSpec, experts: int, ffn: int) -> ModuleSpec:
         kernels=kernels,
         parameters=layer.parameters - moved,
         expert_parameters=experts * 2 * width * ffn,
+        routing=Routing(experts, TOP_K),
         output_elements=PerLoad(width),
     )
     return dataclasses.replace(module, layer=layer, expert_count=experts)

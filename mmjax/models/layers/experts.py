@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from configs.transformer import ExpertsConfig
-from mmjax.models.layers.activations import ACTIVATIONS
+from mmjax.models.layers.activations import ACTIVATIONS, recomputed
 from mmjax.models.layers.expert_exchange import EXPERT_SUMS, permute_rows
 from mmjax.models.layers.feed_forward import GatedMLP
 from mmjax.models.layers.linear import Linear, normal_parameter
@@ -123,29 +123,36 @@ class MixtureOfExperts(nnx.Module):
             experts: Chosen experts, counted from this rank's first; other numbers are experts of other ranks.
             weights: Weight of each chosen expert.
         """
-        count, top_k = self.gate.shape[0], experts.shape[1]  # E of this rank, k
-        most_pairs = len(x) * min(top_k, count)  # m: a token has no more of this rank's experts
+        count = self.gate.shape[0]  # E of this rank
+        experts, weights = _local_first(experts, weights, count)  # [n, c] each
+        per_token = experts.shape[1]  # c
         is_local = (experts >= 0) & (experts < count)
-        group = jnp.where(is_local, experts, count).reshape(-1)  # [n k]; group `count`: pairs of other ranks' experts
-        order = jnp.argsort(group)[:most_pairs]  # pairs by expert
+        group = jnp.where(is_local, experts, count).reshape(-1)  # [n c]; group `count`: pairs of other ranks' experts
+        order = jnp.argsort(group)  # pairs by expert
         group_sizes = jnp.bincount(group, length=count + 1)[:count]  # [E]
         # The pairs of other ranks' experts are sorted last. They are masked before and after the matmuls, because
         # `ragged_dot` leaves their rows undefined.
-        in_group = (group[order] < count)[:, None]  # [m, 1]
-        pairs = permute_rows(jnp.repeat(x, top_k, axis=0), order)  # [m, d]
-        pairs = jnp.where(in_group, pairs, jnp.zeros((), x.dtype))
+        in_group = (group[order] < count)[:, None]  # [n c, 1]
+        masked = recomputed(lambda rows: jnp.where(in_group, rows, jnp.zeros((), rows.dtype)))
+        pairs = masked(permute_rows(jnp.repeat(x, per_token, axis=0), order))  # [n c, d]
         gate, up = (
             mark_saveable(lax.ragged_dot(pairs, kernel[...], group_sizes)) for kernel in (self.gate, self.up)
-        )  # [m, f] each
-        y = mark_saveable(lax.ragged_dot(self.activation(gate) * up, self.down[...], group_sizes))  # [m, d]
-        y = jnp.where(in_group, y, jnp.zeros((), x.dtype))
-        y = y * permute_rows(weights.reshape(-1, 1), order).astype(y.dtype)
-        by_pair = (
-            jnp.zeros((len(x) * top_k, y.shape[-1]), y.dtype)
-            .at[order]
-            .set(y, unique_indices=True, mode="promise_in_bounds")
-        )  # [n k, d]
-        return jnp.sum(by_pair.reshape(-1, top_k, y.shape[-1]), axis=1)
+        )  # [n c, f] each
+        hidden = recomputed(lambda gate, up: self.activation(gate) * up)(gate, up)  # [n c, f]
+        y = mark_saveable(lax.ragged_dot(hidden, self.down[...], group_sizes))  # [n c, d]
+        by_token = permute_rows(masked(y), jnp.argsort(order)).reshape(-1, per_token, y.shape[-1])  # [n, c, d]
+        return jnp.sum(by_token * weights[:, :, None].astype(by_token.dtype), axis=1)
+
+
+def _local_first(
+    experts: Int[Array, "n k"], weights: Float[Array, "n k"], count: int
+) -> tuple[Int[Array, "n c"], Float[Array, "n c"]]:
+    """Of each token's experts those that this rank may hold: all, where it has that many, else the local ones first."""
+    if experts.shape[1] <= count:
+        return experts, weights
+    is_local = (experts >= 0) & (experts < count)
+    kept = jnp.argsort(~is_local, axis=1)[:, :count]  # stable: in the order of their weights
+    return jnp.take_along_axis(experts, kept, axis=1), jnp.take_along_axis(weights, kept, axis=1)
 
 
 def route_top_k(

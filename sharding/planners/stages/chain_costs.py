@@ -129,7 +129,7 @@ class _Builder:
                 forward[number] += count * self._mean_seconds(of.forward, layer, loads, ranks)
                 backward[number] += count * self._mean_seconds(of.backward, layer, loads, ranks)
                 saved[number] += count * np.asarray(of.saved_bytes)[loads.index]
-                workspace[number] = max(workspace[number], float(np.max(of.recomputed_bytes)))
+                workspace[number] = max(workspace[number], float(np.max(of.workspace_bytes)))
         output, sent = self._output(module, place)
         return _LayerArrays(
             forward,

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sharding.costs.cost_model import CostModel, LayerParallelism, LayerSeconds, beside_transfer
-from sharding.costs.memory import offloaded_bytes, saved_activation_bytes
+from sharding.costs.memory import offloaded_bytes, saved_activation_bytes, workspace_bytes
 from sharding.planners.tables.fixed_ranks import FixedRanks
 from sharding.plans.trained_parts import LayerGradients, RequiredGradients
 from sharding.specs.layer import LayerSpec, Loads, RecomputePolicy
@@ -21,14 +21,13 @@ class LayerGroupCosts(NamedTuple):
         parameters: Elements of parameters: all but experts', those of them that train, experts', those of them that
             train.
         saved: Bytes saved per row: mean, standard deviation and maximum over rows.
-        recomputed: Bytes that the largest layer saves without recomputation, in the same form; 0 where nothing is
-            recomputed.
+        workspace: Bytes that are there while the layer that needs most of them runs, in the same form.
     """
 
     seconds: Float[np.ndarray, " k"]
     parameters: Float[np.ndarray, " 4"]
     saved: Float[np.ndarray, " 3"]
-    recomputed: Float[np.ndarray, " 3"]
+    workspace: Float[np.ndarray, " 3"]
 
 
 class LayerGroups:
@@ -65,7 +64,7 @@ class LayerGroups:
 
     def _group_costs(self, group: tuple[LayerGradients, ...], tp: int, recompute: RecomputePolicy) -> LayerGroupCosts:
         seconds, parameters = np.zeros(len(self._mean_loads)), np.zeros(4)
-        saved, recomputed = np.zeros(len(self._loads)), np.zeros(len(self._loads))
+        saved, workspace = np.zeros(len(self._loads)), np.zeros(len(self._loads))
         ranks = self._ranks(tp)
         for layer, _, gradients in group:
             forward = self._forward(layer, tp)
@@ -78,11 +77,10 @@ class LayerGroups:
                     forward, backward = (beside_transfer(each, size, self._costs) for each in (forward, backward))
                 seconds = seconds + backward.total
                 saved = saved + saved_activation_bytes(layer, self._loads, ranks, recompute, self._costs)
-                if recompute != "none":
-                    without = saved_activation_bytes(layer, self._loads, ranks, "none", self._costs)
-                    recomputed = np.maximum(recomputed, without)
+            policy = recompute if gradients else "none"
+            workspace = np.maximum(workspace, workspace_bytes(layer, self._loads, ranks, policy, self._costs))
             seconds = seconds + forward.total
-        return LayerGroupCosts(np.asarray(seconds), parameters, _moments(saved), _moments(recomputed))
+        return LayerGroupCosts(np.asarray(seconds), parameters, _moments(saved), _moments(workspace))
 
     def _forward(self, layer: LayerSpec, tp: int) -> LayerSeconds:
         if (layer.name, tp) not in self._forward_seconds:

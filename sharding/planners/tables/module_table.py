@@ -43,7 +43,7 @@ class ModuleTable:
         saved: Bytes per row of each microbatch in flight.
         saved_by_one_chunk: Bytes, per row of a microbatch, that the leading and trailing layers, which only one chunk
             of a rank has, save for all microbatches in flight in that chunk.
-        workspace: Bytes per row of a layer that is recomputed.
+        workspace: Bytes per row that are there while a layer runs.
         fixed_ranks: Context-parallel and expert ranks of all candidates.
     """
 

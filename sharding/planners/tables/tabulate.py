@@ -135,7 +135,7 @@ def _tabulate(
         [[group.parameters for group in candidate.groups] for candidate in candidates]
     )  # [o, 3, 4]
     group_saved = np.array([[group.saved for group in candidate.groups] for candidate in candidates])  # [o, 3, 3]
-    recomputed = np.array([[group.recomputed for group in candidate.groups] for candidate in candidates])  # [o, 3, 3]
+    workspace = np.array([[group.workspace for group in candidate.groups] for candidate in candidates])  # [o, 3, 3]
     chunks = np.array([candidate.chunks for candidate in candidates])
     parameters, trained, experts, trained_experts = np.moveaxis(on_device @ group_parameters, 2, 0)
     whole_module = seconds[:, 0] + module.layer_count * seconds[:, 1] + seconds[:, 2]
@@ -157,6 +157,6 @@ def _tabulate(
         in_flight=np.array([[stage.in_flight for stage in row] for row in stages], float),
         saved=RowBytes(*np.moveaxis(per_microbatch @ group_saved, 2, 0)),
         saved_by_one_chunk=RowBytes(*np.moveaxis(saved_by_one_chunk @ group_saved, 2, 0)),
-        workspace=RowBytes(*np.moveaxis(recomputed.max(axis=1), 1, 0)),
+        workspace=RowBytes(*np.moveaxis(workspace.max(axis=1), 1, 0)),
         fixed_ranks=fixed_ranks,
     )

@@ -12,7 +12,8 @@ from configs.clusters import CLUSTERS, ClusterConfig, Link
 from sharding.costs.analytic import AnalyticCostModel, Efficiency
 from sharding.costs.cost_model import LayerParallelism, ring_seconds, useful_flops
 from sharding.costs.node_placement import NodePlacement
-from sharding.specs.layer import Kernel, PerLoad, expert_all_gather, expert_matmul, matmul
+from sharding.expert_transfer import Routing
+from sharding.specs.layer import Kernel, PerLoad, expert_combine, expert_dispatch, expert_matmul, matmul
 from sharding.specs.modules import module_graph
 from tests.sharding.ideal_devices import IDEAL
 from tests.sharding.layers import bare_layer
@@ -117,20 +118,43 @@ def test_sequence_ranks_divide_the_load_and_wait_for_keys_that_outlast_attention
 
 
 def test_expert_ranks_divide_weights_and_exchange_tokens():
-    experts = layer(expert_all_gather(8), expert_matmul("up", 10, 10, 2, experts=40))
+    kernels = (expert_dispatch(8, 2), expert_matmul("up", 10, 10, 2, experts=40), expert_combine(8))
+    experts = dataclasses.replace(layer(*kernels), routing=Routing(40, 2))
     load = loads(10, 100, 1)
     one, two = TOY.forward(experts, load, LayerParallelism(1)), TOY.forward(experts, load, LayerParallelism(1, ep=2))
     assert one.communication == 0 and one.compute == (2 * 20 * 10 + 40 * 100) * 2 / 50
     assert two.compute == (2 * 20 * 10 + 20 * 100) * 2 / 50
-    assert two.communication == 0.5 + 2 * 8 * 10 / 10  # all tokens of the other replica
-    assert TOY.forward(experts, load, LayerParallelism(2, ep=4)).communication == 3 * (
-        1.0 + 2 * 8 * 10 / 2 / 2
-    )  # of a rank's part
-    assert (
-        TOY.forward(experts, load, LayerParallelism(2, ep=2, collectives="reduce")).communication
-        == 0.5 + 2 * 8 * 10 / 10
-    )
+    # All tokens of the other replica: 8 numbers of 2 bytes each, and on the way there two experts and weights of 4.
+    there, back = 10 * (2 * 8 + 2 * 2 * 4), 10 * 2 * 8
+    assert two.communication == 2 * 0.5 + (there + back) / 10
+    for collectives in ("reduce", "gather"):  # every tensor rank sends whole tokens, whoever divides their positions
+        ranks = LayerParallelism(2, ep=2, collectives=collectives)
+        assert TOY.forward(experts, load, ranks).communication == two.communication
     assert TOY.forward(experts, loads(1e6, 0, 0), LayerParallelism(1)).compute == 2 * 10 * 10 * 2 * 1e6 / 100
+
+
+def test_tokens_go_to_experts_by_the_transfer_that_moves_less_inside_nodes_and_between_them():
+    kernels, load = (expert_dispatch(8, 2), expert_combine(8)), loads(10, 0, 0)
+    experts = dataclasses.replace(layer(*kernels), routing=Routing(8, 2))
+    there, back = 10 * (2 * 8 + 2 * 2 * 4), 10 * 2 * 8
+    chance = 1 - 6 * 5 / (8 * 7)  # that one of four ranks has any of two experts
+    inside = TOY.forward(experts, load, LayerParallelism(1, ep=4)).communication
+    assert inside == pytest.approx(2 * 3 * 0.5 + 3 * chance * (there + back) / 10)
+    apart = TOY.forward(experts, load, LayerParallelism(4, ep=4)).communication  # a replica is a node
+    assert apart == pytest.approx(2 * 3 * 1.0 + 3 * chance * (there + back) / 2)
+    # Two replicas are a node: 1.3 times the others' tokens would come in by each card, of which a gather needs one.
+    there += 10 * 2 * 4
+    kernels = (expert_dispatch(8, 3), expert_combine(8))
+    both = dataclasses.replace(layer(*kernels), routing=Routing(8, 3))
+    gathered = TOY.forward(both, load, LayerParallelism(2, ep=4)).communication
+    assert gathered == pytest.approx(2 * (1.0 + 0.5) + (there + back) / 2 + 2 * (there + back) / 10)
+    # Selective recomputation sends the tokens again, and no sums.
+    none, selective, full = (
+        TOY.backward(both, load, LayerParallelism(2, ep=4), ("dgrad", "wgrad"), policy).communication
+        for policy in ("none", "selective", "full")
+    )
+    assert (none, full) == (gathered, 2 * gathered)
+    assert selective == pytest.approx(gathered + 1.5 + there / 2 + 2 * there / 10)
 
 
 def test_the_backward_is_its_gradients_plus_recomputation():

@@ -98,7 +98,7 @@ def test_frozen_weights_are_gathered_and_nothing_is_scattered():
 
 def test_experts_are_gathered_over_the_ranks_that_divide_each():
     graph = with_experts(GRAPH, 4)
-    costs = batch(4096.0, graph)
+    costs = batch(16.0, graph)  # of which the buffers are small
     trained = trained_parts(graph, ("all",))
     all_experts, divided = step(costs, trained, fsdp=8), step(costs, trained, fsdp=8, ep=2)
     assert divided.static_bytes < all_experts.static_bytes  # a device gathers half of a layer's experts

@@ -52,7 +52,7 @@ def test_sequence_and_expert_ranks_divide_what_a_device_holds():
     one, ring, two, four = tables
     np.testing.assert_allclose(ring.saved.maximum, one.saved.maximum / 4)
     np.testing.assert_array_equal(ring.replica_devices, 4 * one.replica_devices)
-    rows, dp, downstream, most = (np.full(len(ways), n) for n in (1, 4, 1.0, 2))
+    rows, dp, downstream, most = (np.full(len(ways), n) for n in (0, 4, 1.0, 2))  # without the buffers of experts
     bytes_of = [table.peak_bytes(ways, rows, dp, downstream, most) for table in tables]
     assert (bytes_of[0] > bytes_of[2]).all() and (bytes_of[2] > bytes_of[3]).all() and (bytes_of[0] > bytes_of[1]).all()
     np.testing.assert_allclose(two.experts, one.experts / 2)

@@ -1,0 +1,37 @@
+"""Seconds in which tokens get to the ranks that hold their experts, or the sums back."""
+
+from configs.clusters import Link
+from sharding.costs.cost_model import LayerParallelism, Times, collective_seconds
+from sharding.costs.node_placement import NodePlacement
+from sharding.expert_transfer import Routing, cheaper_transfer, ranks_of_node, tokens_exchanged
+
+
+def expert_nodes(ranks: LayerParallelism, devices_per_node: int) -> int:
+    """Nodes that the expert ranks are on: those of consecutive replicas, from the first device of a node on."""
+    return min(ranks.ep, -(-ranks.ep * ranks.tp * ranks.cp // devices_per_node))
+
+
+def expert_transfer_seconds(
+    size: Times, routing: Routing, ranks: int, nodes: int, intra_node: Link, inter_node: Link
+) -> Times:
+    """Seconds of the transfer that moves less: an all-gather or a reduce-scatter, or an all-to-all.
+
+    In an all-to-all a rank exchanges with one other after the other (Thakur et al. 2005), with each what its experts
+    are expected to need.
+
+    Args:
+        size: Bytes of one rank's tokens.
+        routing: The router.
+        ranks: Expert ranks; each tensor and context-parallel rank exchanges with its like.
+        nodes: Nodes that they are on.
+        intra_node: Link between devices of one node.
+        inter_node: Link between nodes, of one device.
+    """
+    together = ranks_of_node(ranks, nodes)
+    if cheaper_transfer(routing, ranks, nodes) == "gather":
+        return collective_seconds(
+            size * ranks, NodePlacement(ranks, nodes, ranks // nodes, together), intra_node, inter_node
+        )
+    moved = tokens_exchanged(routing, ranks, nodes)
+    inside = (together - 1) * intra_node.latency + float(moved.inside) * size / intra_node.bandwidth
+    return inside + (ranks - together) * inter_node.latency + float(moved.between) * size / inter_node.bandwidth
