@@ -51,7 +51,7 @@ def collectives(config: ExpertsConfig, policy: str) -> tuple[Collective, ...]:
 
     parameters = jax.tree.map(lambda leaf, spec: abstract(leaf.shape, spec), nnx.to_pure_dict(state), specs)
     x = abstract((RANKS, TOKENS, WIDTH), P(TENSOR))
-    return find_collectives(compile_for_h100(mapped, (parameters, x), {}).program)
+    return tuple(find_collectives(compile_for_h100(mapped, (parameters, x), {}).program))
 
 
 def sizes(config: ExpertsConfig, policy: str, kind: str) -> list[int]:
