@@ -20,9 +20,11 @@ from data.packing.phases.item_arrays import find_items, move_to_phase
 from data.packing.phases.item_tables import PlannedTable, chosen_capacities, deal_phase, items_in_rows, plan_table
 from data.packing.phases.needed_rows import NeededRows
 from data.packing.phases.phase_rows import PhaseRows, RowValues
+from data.packing.phases.row_nodes import shared_nodes
 from data.packing.phases.table_check import check_items
 from data.samples.encoder_format import encoder_format
 from data.samples.sample import SampleSizes
+from sharding.plans.device_ranges import MAX_DEVICES
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError
 
@@ -188,13 +190,16 @@ NO_PHASES = DealtPhases()
 """Of a plan in which every module has the rows of the global batch."""
 
 
-def plan_phase_rows(plan: Plan, model: ModelConfig, batch_spec: BatchSpec) -> DealtPhases:
+def plan_phase_rows(
+    plan: Plan, model: ModelConfig, batch_spec: BatchSpec, devices_per_node: int = MAX_DEVICES
+) -> DealtPhases:
     """The phases with rows of their own in a plan.
 
     Args:
         plan: The plan.
         model: The model.
         batch_spec: Of a global batch.
+        devices_per_node: Consecutive devices of a plan that are one node; by default all are.
 
     Raises:
         PlanError: A capacity is no multiple of what a cell takes.
@@ -214,15 +219,19 @@ def plan_phase_rows(plan: Plan, model: ModelConfig, batch_spec: BatchSpec) -> De
                     f"unit {unit.name}: the capacity {capacity} must be a multiple of {values.per_cell}, the "
                     f"{values.field} of a backbone token of {module}"
                 )
+        is_generator = module in {generator.name for generator in model.generators}
+        backbone = plan.unit_of(model.backbone.name)
+        stage = backbone.stage_count - 1 if is_generator else 0
         phases[module] = PhaseRows(
             module=module,
             unit=unit.name,
-            is_generator=module in {generator.name for generator in model.generators},
+            is_generator=is_generator,
             rows=unit.rows,
             cells=values.count // values.per_cell,
             capacities=tuple(capacity // values.per_cell for capacity in capacities),
             values=values.field,
             values_per_cell=values.per_cell,
+            nodes=shared_nodes(unit, backbone, stage, rows, devices_per_node),
         )
     return DealtPhases(phases, plan.microbatches)
 

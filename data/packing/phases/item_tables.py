@@ -10,6 +10,7 @@ from jaxtyping import Int
 
 from data.errors import DataError
 from data.packing.phases.phase_rows import PhaseRows
+from data.packing.phases.row_nodes import rows_near_their_items
 from data.samples.sample import SampleSizes
 from sharding.balancing.dealing import DealingError, deal_items
 
@@ -89,7 +90,8 @@ def deal_phase(
     """Deals the items of a batch over the rows of a phase, a microbatch at a time; the table has `ITEM_FIELDS`.
 
     The items of a microbatch are dealt so that the smallest capacity holds them that can (`chosen_capacities`). Where
-    they cannot be dealt apart, rows of the batch stay together if they fit as wholes.
+    they cannot be dealt apart, rows of the batch stay together if they fit as wholes. Rows of the phase lie on the
+    nodes of most of their items, as far as they can (`rows_near_their_items`).
 
     Args:
         found: The items.
@@ -118,6 +120,10 @@ def deal_phase(
             enough = min(error.sufficient, any_batch)
             raise _capacity_error(found.lengths[first:last], of_samples, phase, number, enough, any_batch) from error
         items[first:last, 3], items[first:last, 4] = dealt.rows, dealt.places
+        if phase.nodes > 1:
+            items[first:last, 3] = rows_near_their_items(
+                found.lengths[first:last], dealt.rows, items[first:last, 1], (phase.rows, rows), phase.nodes
+            )
     return items
 
 

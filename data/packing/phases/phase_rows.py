@@ -35,6 +35,7 @@ class PhaseRows:
         capacities: Cells that a row of the phase may have, ascending.
         values: What the plan counts capacities in: the field of the encoder's values, or images.
         values_per_cell: How many of them a cell takes.
+        nodes: Nodes that divide its rows in order, and those of the global batch likewise; 1 where they do not.
     """
 
     module: str
@@ -45,6 +46,7 @@ class PhaseRows:
     capacities: tuple[int, ...]
     values: str
     values_per_cell: int
+    nodes: int = 1
 
     @property
     def table_name(self) -> str:
@@ -90,7 +92,7 @@ class PhaseRows:
             DataError: A number is not a whole one above 0, or capacities do not ascend.
         """
         capacities = tuple(fields["capacities"])
-        numbers = (fields["rows"], fields["cells"], fields["values_per_cell"], *capacities)
+        numbers = (*(fields[name] for name in ("rows", "cells", "values_per_cell", "nodes")), *capacities)
         are_positive = all(type(number) is int and number > 0 for number in numbers)
         if not are_positive or list(capacities) != sorted({*capacities}):
             raise DataError(f"rows of a phase have whole numbers above 0, capacities ascend; they are {dict(fields)}")

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from configs.architectures import ModelConfig
+from configs.clusters import cluster_of_device_kind
 from data.packing.batch_requirements import BatchRequirements
 from data.packing.batch_spec import BatchSpec
 from data.packing.dealt_phases import plan_phase_rows
@@ -78,7 +79,9 @@ class Engine:
         self.stages: dict[StageId, PlacedStage] = place_stages(
             config, self.modules, self.graph, plan, trained, self.devices
         )
-        self.dealt_phases = plan_phase_rows(plan, config, batch_spec)
+        cluster = cluster_of_device_kind(self.devices[0].device_kind)
+        per_node = cluster.devices_per_node if cluster else len(self.devices)
+        self.dealt_phases = plan_phase_rows(plan, config, batch_spec, per_node)
         batch_spec = self.dealt_phases.batch_spec(batch_spec)
         check_sequence_parallelism(plan, self.modules, self.stages, batch_spec, self.phases)
         self.part_optimizers = make_part_optimizers(settings.optimizer, self.graph, trained, settings.steps)

@@ -25,6 +25,7 @@ def dealt_phases(rows: dict[str, int], capacities: dict[str, tuple[int, ...]], d
         UnitPlan(name, (name,), tuple(range(dp)), dp=dp, rows=rows[name], capacities=capacities.get(name, ()))
         for name in rows
     ]
+    units.append(UnitPlan("backbone", ("backbone",), (dp,)))
     return plan_phase_rows(Plan(tuple(units), MICROBATCHES), MODEL, BATCH)
 
 

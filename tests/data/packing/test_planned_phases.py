@@ -23,6 +23,7 @@ PLAN = Plan(
     (
         UnitPlan("vision", ("vision",), (0, 1, 2), dp=3, layers=(2,), rows=3),
         UnitPlan("generator", ("generator",), (3, 4), dp=2, rows=6, capacities=(1, 2)),
+        UnitPlan("backbone", ("backbone",), (5, 6), dp=2),
     ),
     microbatches=2,
 )

@@ -5,9 +5,11 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from configs.architectures import ExpertsConfig, LoraConfig, ModelConfig
+from data.packing.dealt_phases import plan_phase_rows
 from mmjax.training.engine.engine import Engine
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
@@ -16,6 +18,8 @@ from tests.mmjax.training.engines import (
     TIED_EMBEDDINGS,
     WITHOUT_GENERATOR,
     assert_step_of_one_device,
+    gradients_and_summary,
+    largest_error,
     noisy_state,
     shared_engine,
 )
@@ -99,6 +103,14 @@ def only(batch, *, images=True, clips=True, samples=None):
 def test_batches_that_lack_modalities_or_rows(kept):
     engine = shared_engine(EVERY_PHASE, TWO_ENCODERS)
     assert_step_of_one_device(engine, batch=only(tiny_batch(TWO_ENCODERS), **kept))
+
+
+def test_rows_placed_by_nodes_change_no_gradient():
+    engine, batch = shared_engine(EVERY_PHASE, TWO_ENCODERS), tiny_batch(TWO_ENCODERS)
+    near = plan_phase_rows(EVERY_PHASE, TWO_ENCODERS, batch, devices_per_node=1).deal(batch)
+    assert (near["vision items"]["items"] != engine.dealt_phases.deal(batch)["vision items"]["items"]).any()
+    (found, _), (expected, _) = (gradients_and_summary(engine, each) for each in (near, batch))
+    assert largest_error(found, jax.tree.map(np.asarray, expected))[0] < 1e-5
 
 
 @pytest.mark.parametrize(("dp", "fsdp", "share"), [(4, 4, 4), (4, 2, 2)])

@@ -1,0 +1,60 @@
+"""On which nodes rows lie, and a phase's rows placed so that little is exchanged between nodes."""
+
+import numpy as np
+from jaxtyping import Int
+
+from sharding.balancing.postbalancing.nodewise import inter_node_volume, place_batches
+from sharding.plans.unit_plan import UnitPlan
+
+
+def shared_nodes(phase: UnitPlan, backbone: UnitPlan, stage: int, rows: int, devices_per_node: int) -> int:
+    """How many nodes divide the rows of a phase, and those of the backbone, evenly and in the same order; else 1.
+
+    Args:
+        phase: A unit with rows of its own.
+        backbone: The backbone's unit.
+        stage: The stage of the backbone that exchanges activations with the phase.
+        rows: Rows of a microbatch in the backbone.
+        devices_per_node: Devices of a node.
+    """
+    if rows % backbone.dp:
+        return 1
+    of_phase = _node_of_rows(phase.stage_devices(0), phase.replica_size, phase.rows, devices_per_node)
+    of_backbone = _node_of_rows(backbone.stage_devices(stage), backbone.replica_size, rows, devices_per_node)
+    order = of_phase[np.sort(np.unique(of_phase, return_index=True)[1])]
+    for nodes in (of_phase, of_backbone):
+        if len(nodes) % len(order) or not np.array_equal(nodes, np.repeat(order, len(nodes) // len(order))):
+            return 1
+    return len(order)
+
+
+def _node_of_rows(devices: tuple[int, ...], replica_size: int, rows: int, per_node: int) -> Int[np.ndarray, " r"]:
+    """The node of each row: that of the first device of the replica that computes it."""
+    replicas = np.array(devices[::replica_size]) // per_node
+    return np.repeat(replicas, rows // len(replicas))
+
+
+def rows_near_their_items(
+    lengths: Int[np.ndarray, " k"],
+    phase_rows: Int[np.ndarray, " k"],
+    batch_rows: Int[np.ndarray, " k"],
+    rows: tuple[int, int],
+    nodes: int,
+) -> Int[np.ndarray, " k"]:
+    """The phase's row of each item after whole rows changed places, so that less crosses nodes; never more.
+
+    Args:
+        lengths: Of the items.
+        phase_rows: The row of the phase that each was dealt to.
+        batch_rows: Its row in the global batch.
+        rows: Rows of a microbatch, in the phase and in the global batch.
+        nodes: Nodes that divide both in order.
+    """
+    of_phase, of_batch = rows
+    per_node = of_phase // nodes
+    node_of_row = np.arange(of_phase) // per_node
+    # The search knows replicas of one kind: an item comes from some row of the phase on the node of its batch row.
+    source = batch_rows // (of_batch // nodes) * per_node + np.arange(len(lengths)) % per_node
+    placed = place_batches(lengths, source, phase_rows, of_phase, per_node)[phase_rows]
+    crossing = [inter_node_volume(lengths, source, target, node_of_row).sum() for target in (phase_rows, placed)]
+    return placed if crossing[1] < crossing[0] else phase_rows
