@@ -15,9 +15,9 @@ os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
 # Tracing makes millions of objects that live on, among which collections find nothing: an eighth of the time of a test.
 gc.set_threshold(100_000, 50, 100)
 
-from jaxtyping import install_import_hook  # noqa: E402
+from tests.type_checks import check_types  # noqa: E402
 
-install_import_hook(["mmjax", "sharding", "pallas_kernels", "data"], "beartype.beartype")
+check_types(["mmjax", "sharding", "pallas_kernels", "data"])
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402

@@ -13,7 +13,7 @@ import mmjax
 from configs.errors import UserError
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
-from tests.commands import run_command
+from tests.commands import call_command
 
 HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
 
@@ -88,7 +88,7 @@ def test_a_plan_is_the_commands_and_its_simulated_step_is_the_simulators(tmp_pat
     comparison = mmjax.plan("models/mllm_9b.gin", cluster="a800", devices=24, rows=48, policy="disaggregated")
     path = tmp_path / "plan.json"
     line = ("--gin_file=models/mllm_9b.gin", "--cluster=a800", "--devices=24", "--batch_rows=48", f"--output={path}")
-    run_command("mmjax.plan", "--policy=disaggregated", *line)
+    call_command("plan", "--policy=disaggregated", *line)
     assert Plan.load(path) == comparison.plan
     timeline = mmjax.simulate(path, "models/mllm_9b.gin", cluster="a800", rows=48)
     assert timeline.step == mmjax.simulate(path).step == comparison.timeline.step

@@ -1,4 +1,4 @@
-"""`python -m mmjax.generate` as a user starts it, on a model that `python -m mmjax.train` has just made."""
+"""`python -m mmjax.generate`, on a model that `python -m mmjax.train` has just made, both as a user starts them."""
 
 import dataclasses
 import json
@@ -36,6 +36,7 @@ from mmjax.training.engine.stage_layouts import trees_by_module
 from mmjax.training.evaluation import count_answers
 from sharding.plans.plan import single_device_plan
 from sharding.specs.modules import module_graph
+from tests.commands import call_command
 from tests.small_vqa import SmallVQA
 
 MODEL = ModelConfig(
@@ -99,7 +100,8 @@ def python(folder: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess
 
 
 def generate(workdir: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
-    return python(workdir.parent, "mmjax.generate", f"--workdir={workdir.name}", *arguments)
+    """The command, called in this process."""
+    return call_command("generate", f"--workdir={workdir.name}", *arguments, folder=workdir.parent)
 
 
 def refusal(done: subprocess.CompletedProcess) -> str:
@@ -185,7 +187,8 @@ def test_a_wrong_answer_is_not_the_most_likely(trained, masters):
 
 
 def test_the_command_prints_the_answer_alone(workdir, trained):
-    done = generate(workdir, f"--image={PICTURE}", f"--prompt={QUESTION}")
+    asked = (f"--workdir={workdir.name}", f"--image={PICTURE}", f"--prompt={QUESTION}")
+    done = python(workdir.parent, "mmjax.generate", *asked)
     assert done.returncode == 0, done.stderr
     assert done.stdout == trained.answer(QUESTION, {"image": [SHOWN]}).text + "\n"
     assert "warning" not in done.stderr

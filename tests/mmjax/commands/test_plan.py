@@ -1,4 +1,4 @@
-"""`python -m mmjax.plan` in a process of its own: a model and a training run, tables and JSON, and what it refuses."""
+"""`python -m mmjax.plan`: a model and a training run, tables and JSON, and what it refuses."""
 
 import io
 import json
@@ -10,9 +10,9 @@ import mmjax
 from mmjax.planning.report import print_comparison
 from sharding.planners.policy_comparison import PolicyComparison
 from sharding.plans.plan import Plan
-from tests.commands import run_command, run_without_jax
+from tests.commands import call_command, run_command, run_without_jax
 
-COMMAND = "mmjax.plan"
+ON_FOUR_DEVICES = ("--gin_file=tiny.gin", "--cluster=cpu", "--devices=4", "--policy=disaggregated")
 
 
 def test_a_model_is_planned_by_every_policy_without_jax(tmp_path, monkeypatch):
@@ -21,12 +21,12 @@ def test_a_model_is_planned_by_every_policy_without_jax(tmp_path, monkeypatch):
     for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "MMJAX_START_TIMEOUT"):
         monkeypatch.setenv(name, "2" if name == "JAX_NUM_PROCESSES" else "1")
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1")
-    wanted = ("--gin_file=models/mllm_9b.gin", "--devices=48", "--batch_rows=48", f"--output={path}", "--json")
-    found = json.loads(run_without_jax(COMMAND, *wanted).stdout)
+    wanted = ("--gin_file=models/mllm_9b.gin", "--devices=24", "--batch_rows=24", f"--output={path}", "--json")
+    found = json.loads(run_without_jax("mmjax.plan", *wanted).stdout)
     policies = {each["policy"]: each for each in found["policies"]}
     assert list(policies) == ["rigid", "rigid_first_stage", "ratio", "disaggregated", "balanced", "fsdp"]
     for each in policies.values():
-        assert 0 < each["mfu"] < 1 and each["step_seconds"] > 0 and each["devices"] <= 48
+        assert 0 < each["mfu"] < 1 and each["step_seconds"] > 0 and each["devices"] <= 24
         shares = [cause["share"] for cause in each["idle"].values()]
         assert abs(sum(shares) + each["busy"]["share"] - 1) < 1e-6
     best = policies[found["choice"]]
@@ -36,7 +36,7 @@ def test_a_model_is_planned_by_every_policy_without_jax(tmp_path, monkeypatch):
 
 
 def test_a_training_run_is_planned_on_its_own_source_and_shown_as_tables():
-    shown = run_command(COMMAND, "--gin_file=tiny.gin", "--cluster=cpu", "--devices=4", "--policy=disaggregated").stdout
+    shown = run_command("mmjax.plan", *ON_FOUR_DEVICES).stdout
     assert "at most 4 devices of cpu" in shown
     for words in ("disaggregated", "Placement of modules", "Share of the step", "Choice: disaggregated"):
         assert words in shown
@@ -45,7 +45,7 @@ def test_a_training_run_is_planned_on_its_own_source_and_shown_as_tables():
 @pytest.fixture(scope="module")
 def comparison() -> PolicyComparison:
     """Plans whose lines are long: a chain of three modules, recomputation per layer, and four capacities."""
-    return mmjax.plan("models/mllm_9b.gin", devices=48, rows=48)
+    return mmjax.plan("models/mllm_9b.gin", devices=24, rows=24)
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 240])
@@ -68,17 +68,21 @@ def test_every_heading_and_every_number_of_a_report_is_printed(comparison, width
 
 
 def test_fixed_ranks_are_taken_and_shown():
-    wanted = ("--gin_file=tiny.gin", "--cluster=cpu", "--devices=4", "--policy=disaggregated")
-    lines = run_command(COMMAND, *wanted, "--cp=backbone:2").stdout.splitlines()
+    lines = run_command("mmjax.plan", *ON_FOUR_DEVICES, "--cp=backbone:2").stdout.splitlines()
     columns = next(line.split() for line in lines if "unit" in line and "recompute" in line)
     backbone = next(line.split() for line in lines if line.split()[:1] == ["backbone"])
     assert backbone[columns.index("cp") - 1] == "2" and "ep" not in columns
 
 
 def test_unknown_names_are_refused_with_the_known_ones():
-    assert "choose from a800, a100, a100_40gb, h100, h800," in run_command(COMMAND, "--cluster=tpu", code=2).stderr
-    assert "--cp has 'backbone'; give a module once" in run_command(COMMAND, "--cp=backbone", code=2).stderr
-    unknown = run_command(COMMAND, "--devices=8", "--ep=backbone:8", code=2).stderr
+    def refused(*arguments: str) -> str:
+        done = call_command("plan", *arguments)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done
+        return done.stderr
+
+    assert "choose from a800, a100, a100_40gb, h100, h800," in refused("--cluster=tpu")
+    assert "--cp has 'backbone'; give a module once" in refused("--cp=backbone")
+    unknown = refused("--devices=8", "--ep=backbone:8")
     assert "given for backbone: ep 8, but no layer of backbone has experts; leave ep at 1" in unknown
-    refused = run_command(COMMAND, "--policy=disaggregated", "--devices=8", code=2).stderr
-    assert "unit backbone" in refused and "GB more than a800 has" in refused and "smallest cluster" in refused
+    too_small = refused("--policy=disaggregated", "--devices=3", "--batch_rows=4")
+    assert "unit backbone" in too_small and "GB more than a800 has" in too_small and "smallest cluster" in too_small

@@ -1,9 +1,9 @@
-"""`python -m mmjax.report` as a user starts it: without jax, on the workdirs of runs, and what it refuses."""
+"""`python -m mmjax.report`: without jax, on the workdirs of runs, and what it refuses."""
 
 import pathlib
 
 from mmjax import cli
-from tests.commands import run_command, run_without_jax
+from tests.commands import call_command, run_without_jax
 from tests.mmjax.reporting.workdirs import PLAN, write_start, write_steps
 from tests.sharding.html.documents import parsed_page, words
 
@@ -60,5 +60,6 @@ def test_what_is_no_run_or_cannot_be_written_is_refused_in_a_line(tmp_path):
         (f"--workdir={tmp_path}",): "is no run's workdir",
         (f"--workdir={workdir}", f"--page={tmp_path}/nowhere/page.html"): "--page: there is no folder",
     }.items():
-        done = run_command("mmjax.report", *arguments, code=cli.USAGE_ERROR)
+        done = call_command("report", *arguments)
+        assert done.returncode == cli.USAGE_ERROR
         assert done.stderr.startswith("error: ") and message in done.stderr and done.stderr.count("\n") == 1

@@ -20,6 +20,7 @@ from mmjax.training.verification.layouts import default_layouts
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
+from tests.commands import call_command
 
 MODULES = ("vision", "backbone", "generator")
 HOME = pathlib.Path(mmjax.__file__).resolve().parents[1]
@@ -138,6 +139,6 @@ def test_a_missing_reduction_ends_with_1_and_says_where(tmp_path, plan):
 def test_a_plan_that_cannot_be_ends_with_2_and_names_the_file(tmp_path, text, culprit):
     if text is not None:
         (tmp_path / "plan.json").write_text(text)
-    result = verify(tmp_path, f"--plan={tmp_path / 'plan.json'}")
+    result = call_command("verify", "--gin_file=tiny.gin", f"--plan={tmp_path / 'plan.json'}")
     assert result.returncode == 2 and result.stderr.startswith("error: ")
     assert culprit in result.stderr and "plan.json" in result.stderr
