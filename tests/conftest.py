@@ -48,7 +48,10 @@ def _unload_programs():
 
 @pytest.fixture(scope="module")
 def compiled_as_users_do():
-    """For a file of tests about rounding: without optimizations jax 0.12 computes a less accurate tanh."""
+    """For a file of tests about rounding, or that trains for long.
+
+    Without optimizations jax 0.12 computes a less accurate tanh, and a convolution takes several times as long.
+    """
     jax.config.update("jax_disable_most_optimizations", False)
     jax.clear_caches()
     yield

@@ -44,7 +44,7 @@ def painter() -> Painter:
 
 
 @pytest.fixture(scope="module")
-def result(painter) -> dict:
+def result(painter, compiled_as_users_do) -> dict:
     return generated_colours.measure(painter, 7, images=100, sampling_steps=3, seed=5)
 
 
