@@ -203,7 +203,9 @@ class _PlanCosts:
                 on_replicas(seconds, layer, index, ranks.ep, shared) for seconds in (of.forward, of.backward)
             )
             is_first, is_last = of_stage is layers[0], of_stage is layers[-1]
-            waits = exposed(exchange, forward.total, backward.total, count, is_first=is_first, is_last=is_last)
+            waits = exposed(
+                exchange, np.stack([forward.total, backward.total]), count, is_first=is_first, is_last=is_last
+            )
             per_layer = {
                 "forward": forward.total,
                 "forward_communication": forward.communication,
@@ -300,14 +302,15 @@ class _PlanCosts:
             least += [count * np.min(seconds.total) for seconds in passes]
             loads = self.hops.replica_loads(module, ranks.dp)
             by_load.setdefault(key, np.zeros((2, len(loads.distinct))))
-            ends = {"is_first": of_stage is layers[0], "is_last": of_stage is layers[-1]}
             if layer.expert_parameters:
-                of_replicas = [on_replicas(each, layer, loads.index, ranks.ep, shared).total for each in passes]
-                waits = exposed(exchange, *of_replicas, count, **ends)
-                waiting[key] = count * np.stack(of_replicas) + waits + waiting.get(key, 0.0)
+                passes = tuple(on_replicas(each, layer, loads.index, ranks.ep, shared) for each in passes)
+            of_one = np.stack([each.total for each in passes])
+            is_first, is_last = of_stage is layers[0], of_stage is layers[-1]
+            of_layers = count * of_one + exposed(exchange, of_one, count, is_first=is_first, is_last=is_last)
+            if layer.expert_parameters:
+                waiting[key] = of_layers + waiting.get(key, 0.0)
             else:
-                seconds = np.stack([each.total for each in passes])
-                by_load[key] += count * seconds + exposed(exchange, *seconds, count, **ends)
+                by_load[key] += of_layers
         seconds = np.zeros((2, self._plan.microbatches, shared))
         for (module, dp), of_loads in by_load.items():
             # All of a module's layers are added before its slowest replica is taken: another one may be in each.

@@ -53,16 +53,17 @@ def gathered_bytes(of: LayersOfStage, costs: CostModel) -> float:
 
 
 def exposed(
-    exchange: WeightExchange, forward: Times, backward: Times, count: int, *, is_first: bool, is_last: bool
+    exchange: WeightExchange, passes: Float[np.ndarray, "2 ..."], count: int, *, is_first: bool, is_last: bool
 ) -> Float[np.ndarray, "2 ..."]:
     """`exposed_in_forward` and `exposed_in_backward` of `count` equal layers.
 
     Args:
         exchange: Of one layer.
-        forward, backward: Seconds of one layer's; 0 where there is nothing to compute.
+        passes: Seconds of one layer's forward, and of its backward; 0 where there is nothing to compute.
         count: Number of the layers.
         is_first, is_last: Whether the stage begins or ends with them.
     """
+    forward, backward = passes
     return np.stack(
         [
             exposed_in_forward(exchange, forward, count, is_first),
