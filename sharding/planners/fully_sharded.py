@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
 from sharding.planners.capacities import capacities_of
+from sharding.planners.least_recompute import LayerPolicies, SimulatedMemory, least_recompute
 from sharding.planners.placement import make_unit
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
@@ -23,8 +24,6 @@ from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.specs.layer import RecomputePolicy
 
 _GROUP_GROWTH = 4  # how many times larger the next hybrid group is
-_MIXTURES = 3  # how often a share of recomputing layers is raised, where the first does not fit
-_SHARE_STEP = 1 / 32
 
 
 class _Layout(NamedTuple):
@@ -41,15 +40,6 @@ class _Layout(NamedTuple):
     dp: int
     group: int
     microbatches: int
-
-
-class _Simulated(NamedTuple):
-    """A plan, the seconds of its step, the share of the memory that it takes, and how its layers recompute."""
-
-    plan: Plan
-    step: float
-    memory: float
-    recompute: RecomputePolicy
 
 
 def plans(problem: PlanningProblem) -> list[Plan]:
@@ -76,7 +66,7 @@ class _Search:
         self._problem = problem
         self._backbone = problem.graph.backbone.name
         self._ranks = problem.fixed_ranks_of(self._backbone)
-        self._nearest: _Simulated | None = None  # of the plans that do not fit
+        self._nearest: SimulatedMemory | None = None  # of the plans that do not fit
 
     def layouts(self) -> list[tuple[float, _Layout]]:
         """All layouts, each with seconds that its step is not shorter than, ascending.
@@ -99,12 +89,13 @@ class _Search:
                 f"on {self._problem.devices} devices no number of replicas divides the {self._problem.rows} rows with "
                 f"these ranks on the same devices: {ranks}; use more devices, or the policy disaggregated"
             )
-        bounds = [self._problem.least_step_seconds(self._plan(layout, self._choices[0])) for layout in layouts]
+        least = LayerPolicies(self._choices[0])
+        bounds = [self._problem.least_step_seconds(self._plan(layout, least)) for layout in layouts]
         return sorted(zip(bounds, layouts, strict=True))
 
-    def best_with(self, layout: _Layout, longest: float) -> _Simulated | None:
+    def best_with(self, layout: _Layout, longest: float) -> SimulatedMemory | None:
         """The fastest plan of a layout that fits; None if there is none, or it would take longer than `longest`."""
-        if self._uniform(layout, self._choices[0]).step > longest:
+        if self._simulate(layout, LayerPolicies(self._choices[0])).step > longest:
             return None
         largest = layout._replace(group=layout.dp)  # takes the least memory
         fitting = self._fitting(largest) and self._fitting(layout)
@@ -145,57 +136,22 @@ class _Search:
         return True
 
     @functools.cache  # noqa: B019 as long-lived as the search
-    def _fitting(self, layout: _Layout) -> tuple[_Simulated, ...]:
-        """The plan with the least recomputation in all layers that fits, and mixtures of it with less that does not."""
-        uniform: list[_Simulated] = []
-        for choice in self._choices:
-            uniform.append(self._uniform(layout, choice))
-            if uniform[-1].memory <= 1:
-                break
-        *faster, fitting = uniform
-        if fitting.memory > 1:
-            nearest = [*uniform, *([self._nearest] if self._nearest else [])]
+    def _fitting(self, layout: _Layout) -> tuple[SimulatedMemory, ...]:
+        """The plans of a layout with the least recomputation that fit."""
+        found = least_recompute(self._choices, functools.partial(self._simulate, layout))
+        if not found.fitting:
+            nearest = [found.nearest, *([self._nearest] if self._nearest else [])]
             self._nearest = min(nearest, key=lambda simulated: simulated.memory)
-            return ()
-        mixed = [self._mixture(layout, each, fitting) for each in faster]
-        return (fitting, *(each for each in mixed if each))
-
-    def _mixture(self, layout: _Layout, faster: _Simulated, fitting: _Simulated) -> _Simulated | None:
-        """A plan of which as few layers as possible recompute as in a plan that fits, and the others as in a faster."""
-        share = (faster.memory - 1) / (faster.memory - fitting.memory)
-        for _ in range(_MIXTURES):
-            if share > 1:
-                break
-            plan = self._plan(layout, faster.recompute, fitting.recompute, share)
-            simulated = self._simulate(plan, fitting.recompute)
-            if simulated.memory <= 1:
-                return simulated
-            share += _SHARE_STEP
-        return None
+        return found.fitting
 
     @functools.cache  # noqa: B019
-    def _uniform(self, layout: _Layout, recompute: RecomputePolicy) -> _Simulated:
-        return self._simulate(self._plan(layout, recompute), recompute)
-
-    def _simulate(self, plan: Plan, recompute: RecomputePolicy) -> _Simulated:
+    def _simulate(self, layout: _Layout, policies: LayerPolicies) -> SimulatedMemory:
+        plan = self._plan(layout, policies)
         timeline = self._problem.simulate(plan)
-        return _Simulated(plan, timeline.step, self._problem.memory_fraction(timeline), recompute)
+        return SimulatedMemory(plan, timeline.step, self._problem.memory_fraction(timeline))
 
-    def _plan(
-        self,
-        layout: _Layout,
-        recompute: RecomputePolicy,
-        first: RecomputePolicy = "none",
-        share: float = 0.0,
-    ) -> Plan:
-        """A plan of a layout.
-
-        Args:
-            layout: The layout.
-            recompute: The recomputation policy of the layers.
-            first: That of a share of the layers of each module, its first ones.
-            share: The share.
-        """
+    def _plan(self, layout: _Layout, policies: LayerPolicies) -> Plan:
+        """A plan of a layout."""
         devices = layout.dp * layout.tp * self._ranks.cp
         units: list[UnitPlan] = []
         for module in self._problem.graph.modules:
@@ -207,13 +163,13 @@ class _Search:
                 dp=replicas,
                 tp=tp,
                 layers=(module.layer_count,),
-                recompute=recompute,
+                recompute=policies.recompute,
                 fixed_ranks=ranks,
                 collectives=self._problem.collectives_of(module.name, tp),
                 rows=0 if module.is_backbone else replicas,
             )
             capacities = () if module.is_backbone else self._capacities(unit, layout.microbatches)
-            of_layers = _mixed(module.layer_count, recompute, first, share)
+            of_layers = policies.of_stage(module.layer_count)
             fsdp = layout.group * replicas // layout.dp
             units.append(dataclasses.replace(unit, fsdp=fsdp, recompute=(of_layers,), capacities=capacities))
         return Plan(tuple(units), layout.microbatches)
@@ -227,11 +183,3 @@ class _Search:
     @functools.cached_property
     def _drawn_capacities(self) -> dict[tuple[str, int, int], tuple[int, ...]]:
         return {}
-
-
-def _mixed(layers: int, recompute: RecomputePolicy, first: RecomputePolicy, share: float) -> str:
-    """`UnitPlan.recompute` of a stage of which the first layers recompute otherwise."""
-    count = math.ceil(share * layers)
-    if count == 0:
-        return recompute
-    return first if count == layers else f"{count} {first}, {layers - count} {recompute}"
