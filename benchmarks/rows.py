@@ -18,6 +18,14 @@ def every_goal_met(rows: Sequence[Row]) -> bool:
     return all(row["met"] in (True, None) for row in rows)
 
 
+def paper_row(
+    name: str, value: float, paper: float | None = None, goal: float | None = None, *, most: bool = False
+) -> dict[str, Any]:
+    """A row beside a paper's figure; the goal is the least that the value should be, or the most."""
+    met = None if goal is None else bool(value <= goal if most else value >= goal)
+    return {"name": name, "value": float(value), "goal": goal, "met": met, "paper": paper}
+
+
 def print_table(rows: Sequence[Row], comparison_key: str, digits: int) -> None:
     """Prints the rows as a table.
 

@@ -4,7 +4,7 @@ import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +58,29 @@ def draw_row_loads(data: SyntheticData, model: ModelConfig, rows: int, seed: int
     Raises:
         UserError: The description says nothing of what an encoder reads.
     """
+    return _draw_loads(data, model, rows, seed, _fill_row)
+
+
+def draw_sample_loads(data: SyntheticData, model: ModelConfig, samples: int, seed: int = 0) -> RowLoadStatistics:
+    """Draws samples from a description of data, each as a row of its own, whatever its length.
+
+    Raises:
+        UserError: The description says nothing of what an encoder reads.
+    """
+    return _draw_loads(data, model, samples, seed, _draw_sample)
+
+
+_RowLoad = list[float]
+"""The columns of a load; a list, because a row is filled with tens of samples, each with a load for every module."""
+
+
+def _draw_loads(
+    data: SyntheticData,
+    model: ModelConfig,
+    rows: int,
+    seed: int,
+    draw: Callable[[SyntheticData, ModelConfig, np.random.Generator], dict[str, _RowLoad]],
+) -> RowLoadStatistics:
     described = {"patches", "frames"} | {items.field for kind, _ in data.kinds for items in kind.items}
     for encoder in model.encoders:
         if encoder.field not in described:
@@ -66,12 +89,8 @@ def draw_row_loads(data: SyntheticData, model: ModelConfig, rows: int, seed: int
                 f"DescribedItems({encoder.field!r}, ...) to SampleKind.items"
             )
     random = np.random.default_rng(seed)
-    drawn = [_fill_row(data, model, random) for _ in range(rows)]
+    drawn = [draw(data, model, random) for _ in range(rows)]
     return RowLoadStatistics({name: np.array([row[name] for row in drawn], float) for name in drawn[0]})
-
-
-_RowLoad = list[float]
-"""The columns of a load; a list, because a row is filled with tens of samples, each with a load for every module."""
 
 
 def _fill_row(data: SyntheticData, model: ModelConfig, random: np.random.Generator) -> dict[str, _RowLoad]:
@@ -82,10 +101,8 @@ def _fill_row(data: SyntheticData, model: ModelConfig, random: np.random.Generat
     """
     loads = _no_loads(model)
     backbone, misses = model.backbone.name, 0
-    shares = tuple(share for _, share in data.kinds)
     while misses < MAX_MISSES:
-        kind = data.kinds[_choose(shares, random)][0]
-        sample = _sample_loads(kind, model, random)
+        sample = _draw_sample(data, model, random)
         room = data.row_tokens - loads[backbone][LoadColumn.TOKENS]
         length = sample[backbone][LoadColumn.TOKENS]
         if length <= room:
@@ -110,8 +127,9 @@ def _add(load: _RowLoad, other: _RowLoad) -> _RowLoad:
     return [left + right for left, right in zip(load, other, strict=True)]
 
 
-def _sample_loads(kind: SampleKind, model: ModelConfig, random: np.random.Generator) -> dict[str, _RowLoad]:
+def _draw_sample(data: SyntheticData, model: ModelConfig, random: np.random.Generator) -> dict[str, _RowLoad]:
     """The load of one random sample on every module."""
+    kind = data.kinds[_choose(tuple(share for _, share in data.kinds), random)][0]
     loads = _no_loads(model)
     images = _choose(kind.image_counts, random)
     clips = _choose(kind.clip_counts, random)

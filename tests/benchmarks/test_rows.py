@@ -1,4 +1,4 @@
-from benchmarks.rows import every_goal_met, print_table
+from benchmarks.rows import every_goal_met, paper_row, print_table
 
 ROWS = [
     {"name": "fast", "value": 1.234567, "goal": 2.0, "met": True, "paper": None},
@@ -16,3 +16,9 @@ def test_the_table_has_a_line_a_row_and_nothing_for_what_is_not_there(capsys):
     lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
     assert ["fast", "1.235", "2", "yes"] in lines
     assert ["counted", "3", "4"] in lines
+
+
+def test_a_goal_beside_a_papers_figure_is_the_least_or_the_most():
+    assert paper_row("x", 2, 1.5, goal=2)["met"] and not paper_row("x", 2, goal=3)["met"]
+    assert paper_row("x", 2, goal=3, most=True)["met"] and not paper_row("x", 2, goal=1, most=True)["met"]
+    assert paper_row("x", 2, 1.5) == {"name": "x", "value": 2, "goal": None, "met": None, "paper": 1.5}

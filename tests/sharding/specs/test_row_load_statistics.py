@@ -5,7 +5,7 @@ import pytest
 
 from configs.architectures import AudioConfig, BackboneConfig, ModelConfig, UNetConfig, VisionConfig
 from configs.workloads import Lognormal, SampleKind, SyntheticData
-from sharding.specs.row_load_statistics import RowLoadStatistics, draw_row_loads
+from sharding.specs.row_load_statistics import RowLoadStatistics, draw_row_loads, draw_sample_loads
 
 MODEL = ModelConfig(
     (VisionConfig(patch=16, merge=2), AudioConfig(merge=2)),
@@ -125,3 +125,14 @@ def test_modules_with_different_numbers_of_rows_are_refused():
 def test_invalid_fields_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_samples_are_drawn_one_by_one_and_never_truncated():
+    kind = SampleKind(text_tokens=Lognormal(100, 1.0), image_counts=(0.5, 0.5), image_side=Lognormal(256, 0.0))
+    data = SyntheticData(row_tokens=100, kinds=((kind, 0.5), (TEXT, 0.5)))
+    loads = draw_sample_loads(data, MODEL, 400).loads
+    tokens, squares, samples = loads["backbone"].T
+    assert (samples == 1).all() and tokens.max() > 100
+    np.testing.assert_array_equal(squares, tokens**2)
+    assert set(loads["vision"][:, 2]) == {0, 1}
+    assert 60 < loads["vision"][:, 2].sum() < 140

@@ -1,0 +1,1 @@
+"""What post-balancing of every phase gains on OrchMLLM's models, simulated."""

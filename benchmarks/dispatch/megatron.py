@@ -1,0 +1,100 @@
+"""Megatron-LM's layout with all encoders in the backbone's first stage, for the same samples.
+
+Nothing is balanced, and nothing padded, which favours this baseline. The encoders have as many tensor ranks as the
+backbone: replicated over them, those of MLLM-84B alone would take more than a device's memory. Where 8 ranks do not
+divide an encoder's heads, it has another number of heads of the same total width: 16 for Whisper large's 20, 32 for
+InternViT-6B's 25.
+"""
+
+import dataclasses
+import functools
+
+from benchmarks.dispatch.samples import StepSamples
+from benchmarks.dispatch.settings import TENSOR_RANKS, Megatron
+from benchmarks.dispatch.steps import problem_of
+from configs.architectures import EncoderConfig
+from configs.workloads import SyntheticData
+from sharding.planners.least_recompute import LayerPolicies, SimulatedMemory, least_recompute
+from sharding.planners.placement import make_unit
+from sharding.planners.problem import PlanningProblem
+from sharding.plans.plan import Plan
+from sharding.simulation.timeline import Timeline
+from sharding.specs.layer import LoadColumn
+
+MICROBATCH_SAMPLES = (1, 2, 4, 8, 16)
+"""Samples of a replica's microbatch to choose from; the paper states none."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MegatronStep:
+    """The fastest step that fits.
+
+    Attributes:
+        timeline: The simulated step.
+        memory: Share of a device's memory.
+        microbatch: Samples of a replica's microbatch.
+    """
+
+    timeline: Timeline
+    memory: float
+    microbatch: int
+
+
+def simulate_megatron(samples: StepSamples, data: SyntheticData, layout: Megatron, devices: int) -> MegatronStep:
+    """The step of Megatron-LM's layout; where nothing fits, that which comes nearest.
+
+    Args:
+        samples: At least as many samples as a global batch has.
+        data: Their description.
+        layout: The layout.
+        devices: Number of devices.
+    """
+    dp = devices // (TENSOR_RANKS * layout.pp)
+    encoders = tuple(map(_with_divisible_heads, samples.model.encoders))
+    samples = dataclasses.replace(samples, model=dataclasses.replace(samples.model, encoders=encoders))
+    found: list[tuple[SimulatedMemory, PlanningProblem, int]] = []
+    for microbatch in MICROBATCH_SAMPLES:
+        if layout.samples % (dp * microbatch):
+            continue
+        rows = {
+            module: loads[: layout.samples].reshape(-1, microbatch, len(LoadColumn)).sum(axis=1)
+            for module, loads in samples.loads.items()
+        }
+        problem = problem_of(samples, data, rows, devices)
+        run = functools.partial(_simulate, problem, layout, dp)
+        plans = least_recompute(problem.recompute_choices, run)
+        found += [(each, problem, microbatch) for each in plans.fitting or (plans.nearest,)]
+    fitting = [each for each in found if each[0].memory <= 1]
+    best, problem, microbatch = min(fitting or found, key=lambda each: each[0].step if fitting else each[0].memory)
+    return MegatronStep(problem.simulate(best.plan, rows=problem.data.loads), best.memory, microbatch)
+
+
+def _with_divisible_heads(encoder: EncoderConfig) -> EncoderConfig:
+    """The encoder with that number of heads nearest to its own which the tensor ranks divide, and which divides it."""
+    counts = [count for count in range(TENSOR_RANKS, encoder.width, TENSOR_RANKS) if encoder.width % count == 0]
+    return dataclasses.replace(encoder, heads=min(counts, key=lambda count: abs(count - encoder.heads)))
+
+
+def _simulate(problem: PlanningProblem, layout: Megatron, dp: int, policies: LayerPolicies) -> SimulatedMemory:
+    backbone = problem.graph.backbone
+    layers = (backbone.layer_count // layout.pp,) * layout.pp
+    unit = make_unit(
+        (backbone.name,), dp=dp, tp=TENSOR_RANKS, layers=layers, recompute=policies.recompute, collectives="gather"
+    )
+    unit = dataclasses.replace(unit, recompute=tuple(map(policies.of_stage, layers)))
+    encoders = []
+    for module in (module for module in problem.graph.modules if not module.is_backbone):
+        own = make_unit(
+            (module.name,),
+            dp=dp,
+            tp=TENSOR_RANKS,
+            layers=(module.layer_count,),
+            recompute=policies.recompute,
+            collectives="gather",
+        )
+        encoders.append(
+            dataclasses.replace(own, devices=unit.stage_devices(0), recompute=(policies.of_stage(module.layer_count),))
+        )
+    plan = Plan((*encoders, unit), problem.rows // dp)
+    timeline = problem.simulate(plan, rows=problem.data.loads)
+    return SimulatedMemory(plan, timeline.step, problem.memory_fraction(timeline))

@@ -1,0 +1,83 @@
+"""The samples of a step as replicas draw them: what each brings to every phase."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Int
+
+from benchmarks.dispatch.settings import NATIVE_SIDE
+from configs.architectures import EncoderConfig, ModelConfig
+from configs.workloads import Lognormal, SyntheticData
+from mmjax import cli
+from sharding.costs.batch_costs import LoadsByModule
+from sharding.specs.layer import LoadColumn
+from sharding.specs.row_load_statistics import draw_sample_loads
+
+DATA = "data/speech_mix.gin"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepSamples:
+    """Samples of a step, ordered by the replica that drew them.
+
+    Attributes:
+        model: The model that reads them.
+        replicas: Number of replicas, each of which drew equally many.
+        loads: By module, of every sample, [n, 3]. A sample has at most one item for each encoder.
+    """
+
+    model: ModelConfig
+    replicas: int
+    loads: LoadsByModule
+
+    @property
+    def mini_batch(self) -> int:
+        """Samples of a replica."""
+        return len(self.loads[self.model.backbone.name]) // self.replicas
+
+    @property
+    def drawn_by(self) -> Int[np.ndarray, " n"]:
+        """The replica that drew each sample."""
+        return np.repeat(np.arange(self.replicas), self.mini_batch)
+
+    def tokens(self, module: str) -> Int[np.ndarray, " n"]:
+        """Positions of each sample in a module's rows; 0 where it has nothing for it."""
+        return self.loads[module][:, LoadColumn.TOKENS].astype(np.int64)
+
+    def backbone_tokens(self, encoder: EncoderConfig) -> Int[np.ndarray, " n"]:
+        """Tokens that each sample's item becomes."""
+        positions, items = self.tokens(encoder.name), self.loads[encoder.name][:, LoadColumn.ITEMS].astype(np.int64)
+        has_class_token = getattr(encoder, "class_token", False)
+        return positions // encoder.positions_per_token - items * has_class_token
+
+    def first(self, mini_batch: int, replicas: int = 0) -> "StepSamples":
+        """The first samples of each replica, or of the first replicas."""
+        replicas = replicas or self.replicas
+        kept = {
+            module: loads.reshape(self.replicas, -1, len(LoadColumn))[:replicas, :mini_batch].reshape(-1, 3)
+            for module, loads in self.loads.items()
+        }
+        return StepSamples(self.model, replicas, kept)
+
+
+def described(name: str, image_bound: int) -> tuple[ModelConfig, SyntheticData]:
+    """A model, and the description of its samples with images of at most so many pixels a side."""
+    cli.parse_gin((f"models/{name}.gin", DATA))
+    model, data = cli.configured(ModelConfig), cli.configured(SyntheticData)
+    kinds = tuple(
+        (dataclasses.replace(kind, image_side=_bounded(kind.image_side, image_bound)), share)
+        for kind, share in data.kinds
+    )
+    return model, dataclasses.replace(data, kinds=kinds)
+
+
+def _bounded(side: Lognormal, bound: int) -> Lognormal:
+    """Sides of images shrunk to a bound; the described ones are of the bound that they have."""
+    if bound <= side.maximum:
+        return side
+    return dataclasses.replace(side, median=NATIVE_SIDE, maximum=float(bound))
+
+
+def draw_step(model: ModelConfig, data: SyntheticData, replicas: int, mini_batch: int) -> StepSamples:
+    """Samples drawn at random."""
+    return StepSamples(model, replicas, draw_sample_loads(data, model, replicas * mini_batch).loads)
