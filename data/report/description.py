@@ -124,6 +124,12 @@ class DatasetDescription:
         return next(each for each in self.grouping_results if each.policy == self.grouping and not each.padded)
 
     @property
+    def suggested_grouping(self) -> GroupingResult:
+        """Result of the policy whose rows waste the fewest FLOPs; the configured one where nothing fills a step."""
+        packed = [each for each in self.grouping_results if not each.padded and each.wasted_flops_share is not None]
+        return min(packed, key=lambda each: each.wasted_flops_share or 0.0, default=self.configured)
+
+    @property
     def remark(self) -> str:
         """`IMAGES_GROW_REMARK` if a suggestion may change the samples for which it was made; else empty."""
         patches = [distribution for distribution in self.distributions if distribution.name == "patches"]
@@ -134,13 +140,14 @@ class DatasetDescription:
 
     @property
     def gin(self) -> tuple[str, ...]:
-        """The first suggestion as lines of a gin file; none without suggestions."""
+        """The first suggestion and the suggested grouping as lines of a gin file; none without suggestions."""
         if not self.row_suggestions:
             return ()
         capacity = self.row_suggestions[0].capacity
         named = {field.name for field in dataclasses.fields(DataConfig)}
         lines = [f"  {name} = {value}" for name, value in capacity.items() if name in named]
         others = tuple((name, int(value)) for name, value in capacity.items() if name not in named)
+        lines.append(f"  grouping = {self.suggested_grouping.policy!r}")
         return ("data_config.DataConfig:", *lines, *([f"  capacities = {others}"] if others else []))
 
     def __repr__(self) -> str:

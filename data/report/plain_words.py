@@ -56,6 +56,12 @@ def _padding(description: DatasetDescription) -> list[str]:
         f"If padding cost nothing, replicas would still wait for the fullest row: {enumerate_words(idle)} "
         "(OmniBal's DistRatio)."
     )
+    best = description.suggested_grouping
+    if best.policy != description.grouping:
+        sentences.append(
+            f"The policy {best.policy} wastes the least of all: {percent(best.wasted_flops_share or 0.0)} "
+            "(DataConfig.grouping)."
+        )
     if description.row_suggestions:
         suggested = description.row_suggestions[0].wasted_flops_share
         sentences.append(f"With the suggested capacities, padding takes {percent(suggested)} of a step's FLOPs.")

@@ -92,6 +92,19 @@ def test_balancing_and_suggestions(description):
     assert [each.padding for each in description.buckets["patches"]] == [0.0]
 
 
+def test_the_grouping_that_wastes_least_is_suggested(description):
+    shares = {each.policy: each.wasted_flops_share for each in description.grouping_results if not each.padded}
+    least = min((share, policy) for policy, share in shares.items() if share is not None)
+    assert description.suggested_grouping.wasted_flops_share == least[0]
+    worst = max((share, policy) for policy, share in shares.items() if share is not None)[1]
+    other = dataclasses.replace(description, grouping=worst)
+    said = f"The policy {other.suggested_grouping.policy} wastes the least of all"
+    assert any(said in sentence for sentence in in_words(other))
+    best = dataclasses.replace(description, grouping=description.suggested_grouping.policy)
+    assert not any("wastes the least" in sentence for sentence in in_words(best))
+    assert f"  grouping = {other.suggested_grouping.policy!r}" in other.gin
+
+
 def test_terminal_output_fits_its_width(description):
     shown = io.StringIO()
     print_description(description, Console(file=shown, width=120, highlight=False))
@@ -158,4 +171,6 @@ def test_frames_have_every_policy_and_every_sample(description):
 def test_capacities_of_other_encoders_are_suggested_as_the_configuration_takes_them(description):
     suggestion = dataclasses.replace(description.row_suggestions[0], capacity={"tokens": 64, "windows": 32})
     lines = dataclasses.replace(description, row_suggestions=(suggestion,)).gin
-    assert lines == ("data_config.DataConfig:", "  tokens = 64", "  capacities = (('windows', 32),)")
+    assert lines[:2] == ("data_config.DataConfig:", "  tokens = 64") and lines[3:] == (
+        "  capacities = (('windows', 32),)",
+    )

@@ -17,6 +17,8 @@ from sharding.runtime.stages.named_programs import program_name
 from sharding.runtime.stages.programs import StagePrograms
 from tests.sharding.runtime.submeshes import stage_mesh
 
+pytestmark = pytest.mark.usefixtures("compiled_as_users_do")
+
 LAYERS, WIDTH, HIDDEN, MICROBATCHES = 3, 4, 8, 2
 SHAPES = {
     "m/enter": {"kernel": (WIDTH, WIDTH)},
