@@ -22,7 +22,13 @@ from tests.small_vqa import SmallVQA
 from tests.tiny_model import BACKBONE, VISION, tiny_batch
 
 MODEL = ModelConfig((VISION,), BACKBONE, ())
-PLAN = Plan((UnitPlan("vision", ("vision",), (0,), rows=2, capacities=(8, 16)),), microbatches=2)
+PLAN = Plan(
+    (
+        UnitPlan("vision", ("vision",), (0,), rows=2, capacities=(8, 16)),
+        UnitPlan("backbone", ("backbone",), (1,)),
+    ),
+    microbatches=2,
+)
 
 
 def dealt(phases: DealtPhases, seed: int, *, without_row: bool) -> GlobalBatch:
