@@ -1,7 +1,8 @@
 """Post-balancing: the samples of a step are drawn first, whatever their sizes, and then dealt over its rows.
 
 Other algorithms pick the samples of a row by size. Here a step takes the next samples of a random order, as many as its
-rows hold, and deals them so that the rows are alike in one modality (OrchMLLM, arXiv 2503.23830, section 5.1).
+rows hold, and deals them so that the rows have even sums of the first modality, the tokens (OrchMLLM, arXiv 2503.23830,
+section 5.1).
 """
 
 import dataclasses
@@ -24,11 +25,9 @@ class PostBalancedGroups(GroupingAlgorithm):
 
     Attributes:
         rows: Groups of a step.
-        modality: Modality in which the groups of a step get even sums.
     """
 
     rows: int
-    modality: int = 0
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -67,18 +66,18 @@ class PostBalancedGroups(GroupingAlgorithm):
         Groups are evened out without regard to their capacity. Where one then exceeds it, samples are dealt one by one,
         the largest first, to the group with the least of those with room.
         """
-        group_of = balance_unpadded(np.ceil(shares[:, self.modality] * _LEVELS).astype(np.int64), self.rows)
+        group_of = balance_unpadded(np.ceil(shares[:, 0] * _LEVELS).astype(np.int64), self.rows)
         sums = np.stack([np.bincount(group_of, column, self.rows) for column in shares.T], axis=1)
         return group_of if (sums <= 1).all() else self._deal_with_room(shares)
 
     def _deal_with_room(self, shares: Float[np.ndarray, "n k"]) -> Int[np.ndarray, " n"] | None:
         room = np.ones((self.rows, shares.shape[1]))
         group_of = np.empty(len(shares), np.int64)
-        for sample in np.argsort(-shares[:, self.modality], kind="stable").tolist():
+        for sample in np.argsort(-shares[:, 0], kind="stable").tolist():
             has_room = (room >= shares[sample]).all(axis=1)
             if not has_room.any():
                 return None
-            group = int(np.where(has_room, room[:, self.modality], -1).argmax())
+            group = int(np.where(has_room, room[:, 0], -1).argmax())
             room[group] -= shares[sample]
             group_of[sample] = group
         return group_of
