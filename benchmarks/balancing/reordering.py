@@ -20,8 +20,8 @@ from mmjax.planning.cluster_files import read_cluster
 from mmjax.planning.problem import make_problem, workload_statistics
 from sharding.balancing.reordering.local_search import search_orders
 from sharding.balancing.reordering.row_reorderer import RowReorderer
-from sharding.planners import disaggregated
-from sharding.planners.auto import best_simulated
+from sharding.planners.policies import disaggregated
+from sharding.planners.policies.auto import best_simulated
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 

@@ -16,7 +16,7 @@ from data.samples.sample_format import SampleFormat
 from mmjax import cli
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
-from sharding.costs.plan_costs import plan_costs
+from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.step_costs import StageCosts
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageId

@@ -11,8 +11,8 @@ from mmjax.planning.cluster_files import read_cluster
 from mmjax.planning.problem import make_problem, workload_statistics
 from sharding.balancing.reordering.row_reorderer import RowReorderer
 from sharding.costs.analytic import AnalyticCostModel
-from sharding.planners import disaggregated, rigid
-from sharding.planners.auto import SimulatedPlan, best_simulated
+from sharding.planners.policies import disaggregated, rigid
+from sharding.planners.policies.auto import SimulatedPlan, best_simulated
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.simulation.timeline import Timeline

@@ -9,7 +9,7 @@ from configs.architectures import ModelConfig
 from configs.backbone import BackboneConfig
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
-from sharding.costs.plan_costs import plan_costs
+from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts, trained_stages
 from sharding.plans.unit_plan import CollectivesName, UnitPlan

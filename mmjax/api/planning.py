@@ -10,7 +10,7 @@ from mmjax.planning.arguments import ProblemArguments, read_problem
 from mmjax.planning.cluster_files import DEFAULT_CLUSTER, read_cluster
 from mmjax.planning.problem import make_problem, with_global_batch, workload_statistics
 from mmjax.training.config import TrainConfig
-from sharding.planners.policy_comparison import AUTO, PolicyComparison, compare_policies
+from sharding.planners.policies.policy_comparison import AUTO, PolicyComparison, compare_policies
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan, check_layout
 from sharding.plans.plan_purpose import PlanPurpose

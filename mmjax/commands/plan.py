@@ -57,7 +57,7 @@ def prepare(arguments: PlanArguments) -> cli.Work:
     if arguments.timed_plans:
         arguments, here = _on_these_devices(arguments)
     inputs = read_problem(arguments, default_cluster=here)  # a gin file may import a file that registers a policy
-    from sharding.planners.auto import PLANNING_POLICIES
+    from sharding.planners.policies.auto import PLANNING_POLICIES
 
     if arguments.policy not in (known := ("auto", *PLANNING_POLICIES)):
         raise cli.UserError(
@@ -71,7 +71,7 @@ def prepare(arguments: PlanArguments) -> cli.Work:
 def plan(arguments: PlanArguments, inputs: ProblemInputs, fixed_ranks: "dict[str, FixedRanks]") -> int:
     """Prints the plan of every policy side by side, then the choice; raises PlanError if no plan fits."""
     from mmjax.planning.report import plan_document, print_comparison, report_console
-    from sharding.planners.policy_comparison import compare_policies
+    from sharding.planners.policies.policy_comparison import compare_policies
 
     problem = dataclasses.replace(inputs.problem(fixed_ranks=fixed_ranks), rendezvous=arguments.rendezvous)
     comparison = compare_policies(problem, arguments.policy)

@@ -17,7 +17,7 @@ from mmjax.training.metrics.metrics_file import read_metrics
 from mmjax.training.profiling.layer_profile import MICROBATCHES, profile_model
 from mmjax.training.row_loads import capacity_row_loads, first_batches
 from sharding.costs.profiled import Profile
-from sharding.planners import auto
+from sharding.planners.policies import auto
 from sharding.planners.problem import TENSOR_SIZES, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.plan_purpose import NamedConfiguration, PlanPurpose, differences, module_sizes

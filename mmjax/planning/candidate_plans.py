@@ -5,8 +5,8 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 
-from sharding.planners.auto import PLANNING_POLICIES, SPARE_PLANS, SimulatedPlan, is_trainable, why_untrainable
-from sharding.planners.policy_comparison import AUTO
+from sharding.planners.policies.auto import PLANNING_POLICIES, SPARE_PLANS, SimulatedPlan, is_trainable, why_untrainable
+from sharding.planners.policies.policy_comparison import AUTO
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from sharding.planners.auto import PolicyResult, is_trainable, why_untrainable
-from sharding.planners.policy_comparison import PolicyComparison
+from sharding.planners.policies.auto import PolicyResult, is_trainable, why_untrainable
+from sharding.planners.policies.policy_comparison import PolicyComparison
 from sharding.planners.problem import STEP_SLACK
 from sharding.simulation.idle_time import IDLE_CAUSES
 

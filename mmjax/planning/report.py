@@ -14,8 +14,8 @@ from rich.table import Table
 
 from mmjax.planning.choice import explain_choice
 from mmjax.planning.stage_spreads import stage_spreads
-from sharding.planners.auto import PolicyResult
-from sharding.planners.policy_comparison import PolicyComparison
+from sharding.planners.policies.auto import PolicyResult
+from sharding.planners.policies.policy_comparison import PolicyComparison
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan

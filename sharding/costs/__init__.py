@@ -1,1 +1,1 @@
-"""Seconds and bytes: the interface of cost models, two cost models, and what every op of a plan's step costs."""
+"""Seconds and bytes: the interface of cost models, two cost models, what layers hold; `stages/` for a plan."""

@@ -1,19 +1,17 @@
 """Planners: from a planning problem to plans.
 
 - The problem: `problem.py`.
-- Policies, each a function from `PlanningProblem` to plans: `rigid.py` (two), `disaggregated.py`
-  (two) and `balanced.py`.
-- The choice between policies by simulation: `auto.py`; what it is compared with: `policy_comparison.py`,
-  `fewer_devices.py`.
-- What `disaggregated.py` searches with, in this order: `tables/` (every candidate of a module, with its recomputation
+- Policies, each a function from `PlanningProblem` to plans, and the choice between them by simulation: `policies/`.
+- What `disaggregated` searches with, in this order: `tables/` (every candidate of a module, with its recomputation
   policy, and how replicas share the items of a microbatch), `relaxation.py` (lower bounds), `layout_search.py` (the
   best integer layouts), `step_estimate.py` (which of them are worth simulating), `placement.py`
   (devices), `schedule_fields.py` (what their schedules need).
-- What `balanced.py` searches with: `chain_problem.py` (the layouts of a chain), `stages/` (its layers as arrays, exact
+- What `balanced` searches with: `chain_problem.py` (the layouts of a chain), `stages/` (its layers as arrays, exact
   partitions of them, and the recomputation of each layer).
+- What `fsdp` searches with: `capacities.py` (of rows of its own), `least_recompute.py`.
 - The error where nothing fits: `infeasible.py`.
 
-A new policy is a function from `PlanningProblem` to plans, passed to `auto.register_policy`; no file here changes
+A new policy is a function from `PlanningProblem` to plans, passed to `policies.auto.register_policy`; no file here changes
 (docs/extending.md). Where its plans say something new (fully sharded units), `UnitPlan`, its JSON, the costs and
 the runtime need that field too.
 """

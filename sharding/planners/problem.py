@@ -10,7 +10,7 @@ from jaxtyping import Int
 from configs.clusters import CLUSTERS, ClusterConfig
 from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
-from sharding.costs.plan_costs import plan_costs, plan_work, unit_work
+from sharding.costs.stages.plan_costs import plan_costs, plan_work, unit_work
 from sharding.costs.step_costs import StageWork, StepCosts, StepWork
 from sharding.planners.tables.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
 from sharding.planners.tables.module_table import ModuleTable

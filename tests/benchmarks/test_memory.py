@@ -13,7 +13,7 @@ from configs.clusters import CLUSTERS
 from configs.transformer import ExpertsConfig
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
-from sharding.costs.plan_costs import plan_costs
+from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.step_costs import StageCosts
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts

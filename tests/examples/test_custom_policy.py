@@ -2,8 +2,8 @@
 
 import pytest
 
-from sharding.planners import auto
-from sharding.planners.auto import run_policy
+from sharding.planners.policies import auto
+from sharding.planners.policies.auto import run_policy
 from tests.examples.loading import load_example, run_command
 from tests.sharding.planners.problems import problem
 

@@ -11,7 +11,7 @@ MODULES = (
     "sharding.simulation.html_page",
     "sharding.simulation.perfetto",
     "sharding.simulation.simulator",
-    "sharding.planners.auto",
+    "sharding.planners.policies.auto",
     "sharding.balancing.reordering.row_reorderer",
     "sharding.runtime.transfer_plan",
     "data.datasets.conversations",

@@ -16,7 +16,7 @@ from sharding.balancing.reordering.local_search import search_orders
 from sharding.balancing.reordering.replay import CellSeconds, ScheduleReplay, build_replay
 from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
-from sharding.costs.plan_costs import plan_costs
+from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.device_groups import replica_devices
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_stages

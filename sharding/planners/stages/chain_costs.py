@@ -1,8 +1,9 @@
 """The layers of a chain as arrays, from the costs of its layers for the rows of a global batch.
 
 Where a module has several replicas on the devices that its unit shares, each layer takes what its slowest of them does,
-as in `sharding/costs/plan_costs.py`. There the sum over the stage's layers of the module is that of one replica; so the
-two are equal where one is the slowest in all layers, as with items of equal size, and else this is an upper bound.
+as in `sharding/costs/stages/plan_costs.py`. There the sum over the stage's layers of the module is that of one replica;
+so the two are equal where one is the slowest in all layers, as with items of equal size, and else this is an upper
+bound.
 """
 
 import dataclasses
@@ -13,10 +14,10 @@ from jaxtyping import Float
 
 from sharding.costs.batch_costs import BatchCosts, ReplicaLoads
 from sharding.costs.cost_model import LayerParallelism, LayerSeconds
-from sharding.costs.hop_costs import HopCosts
 from sharding.costs.memory import train_state_bytes
-from sharding.costs.shared_replicas import on_replicas, slowest_of_shared
-from sharding.costs.stage_parameters import module_parallelism
+from sharding.costs.stages.hop_costs import HopCosts
+from sharding.costs.stages.shared_replicas import on_replicas, slowest_of_shared
+from sharding.costs.stages.stage_parameters import module_parallelism
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.layer_chain import LayerChain
 from sharding.plans.plan import Plan

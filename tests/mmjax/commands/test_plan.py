@@ -8,7 +8,7 @@ from rich.console import Console
 
 import mmjax
 from mmjax.planning.report import print_comparison
-from sharding.planners.policy_comparison import PolicyComparison
+from sharding.planners.policies.policy_comparison import PolicyComparison
 from sharding.plans.plan import Plan
 from tests.commands import call_command, run_command, run_without_jax
 

@@ -6,8 +6,8 @@ import pytest
 
 from mmjax.planning.choice import explain_choice
 from mmjax.planning.report import plan_document
-from sharding.planners.auto import PolicyResult, SimulatedPlan, best_result
-from sharding.planners.policy_comparison import PolicyComparison, compare_policies
+from sharding.planners.policies.auto import PolicyResult, SimulatedPlan, best_result
+from sharding.planners.policies.policy_comparison import PolicyComparison, compare_policies
 from sharding.plans.plan import single_device_plan
 from tests.sharding.planners.problems import problem
 

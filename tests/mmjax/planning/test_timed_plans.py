@@ -18,7 +18,7 @@ from mmjax.planning.candidate_plans import best_candidates
 from mmjax.planning.timed_plans import COLUMNS, TimedPlan, TimedPlans
 from mmjax.training.config import TrainConfig
 from mmjax.training.profiling.step_times import StepTimes
-from sharding.planners.auto import PLANNING_POLICIES, SPARE_PLANS, is_trainable
+from sharding.planners.policies.auto import PLANNING_POLICIES, SPARE_PLANS, is_trainable
 from sharding.planners.problem import STEP_SLACK
 from sharding.planners.tables.fixed_ranks import FixedRanks
 from sharding.plans.plan import Plan

@@ -5,11 +5,11 @@ import pytest
 
 from configs.architectures import ModelConfig
 from sharding.costs.own_rows import OwnRows, dealt_items, executed_loads, fullest_row
-from sharding.costs.plan_costs import plan_costs
+from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.modules import module_graph
-from tests.sharding.costs.test_plan_costs import ALL, BATCH, GRAPH
+from tests.sharding.costs.stages.test_plan_costs import ALL, BATCH, GRAPH
 from tests.sharding.planners.problems import AUDIO, BACKBONE
 
 # Two microbatches of one row: three images of 64 patches; and none.

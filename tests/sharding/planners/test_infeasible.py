@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig
-from sharding.planners.auto import run_policy
+from sharding.planners.policies.auto import run_policy
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes
 
 MEMORY = st.floats(6.3, 7.4)

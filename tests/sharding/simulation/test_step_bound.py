@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig
-from sharding.planners.auto import PLANNING_POLICIES
+from sharding.planners.policies.auto import PLANNING_POLICIES
 from sharding.plans.unit_plan import PlanError
 from sharding.simulation.step_bound import least_on_one_device
 from tests.sharding.planners.problems import BACKBONE, build_problem, problem, recipes

@@ -13,8 +13,8 @@ from mmjax.training.profiling.layer_profile import profile_model, separate_layer
 from mmjax.training.profiling.line_fits import fit_line
 from mmjax.training.row_loads import batch_statistics, capacity_row_loads
 from sharding.costs.batch_costs import BatchCosts
-from sharding.costs.plan_costs import plan_costs
 from sharding.costs.profiled import LinearFit, Profile, ProfiledCostModel
+from sharding.costs.stages.plan_costs import plan_costs
 from sharding.plans.plan import single_device_plan
 from sharding.plans.trained_parts import trained_parts
 from sharding.specs.modules import module_graph

@@ -11,7 +11,7 @@ from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from configs.clusters import Link
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
-from sharding.costs.plan_costs import plan_costs
+from sharding.costs.stages.plan_costs import plan_costs
 from sharding.planners.stages.chain_costs import layer_chain
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import ChainStages, uniform_stages

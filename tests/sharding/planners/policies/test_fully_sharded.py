@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from configs.architectures import ModelConfig
-from sharding.planners import fully_sharded
-from sharding.planners.auto import best_simulated, run_policy
+from sharding.planners.policies import fully_sharded
+from sharding.planners.policies.auto import best_simulated, run_policy
 from sharding.plans.plan import check_plan
 from sharding.plans.recompute_text import policy_runs
 from sharding.plans.unit_plan import PlanError

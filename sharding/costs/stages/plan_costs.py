@@ -9,17 +9,17 @@ from jaxtyping import Float
 
 from sharding.costs.batch_costs import BatchCosts, LayerCosts
 from sharding.costs.cost_model import LayerParallelism, masked_flops
-from sharding.costs.hop_costs import HopCosts
 from sharding.costs.memory import train_state_bytes
 from sharding.costs.node_placement import NodePlacement, ParameterRanks, parameter_ranks
-from sharding.costs.sharded_weights import (
+from sharding.costs.stages.hop_costs import HopCosts
+from sharding.costs.stages.sharded_weights import (
     WeightExchange,
     exposed,
     gathered_bytes,
     weight_exchange,
 )
-from sharding.costs.shared_replicas import on_replicas, on_shared_replicas, slowest_of_shared
-from sharding.costs.stage_parameters import LayersOfStage, layer_key, module_parallelism, module_parameters
+from sharding.costs.stages.shared_replicas import on_replicas, on_shared_replicas, slowest_of_shared
+from sharding.costs.stages.stage_parameters import LayersOfStage, layer_key, module_parallelism, module_parameters
 from sharding.costs.step_costs import PER_MICROBATCH, StageCosts, StageWork, StepCosts, StepWork
 from sharding.plans.plan import Plan
 from sharding.plans.recompute_text import policy_runs

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from configs.architectures import ModelConfig
 from sharding.planners import problem as problem_module
-from sharding.planners.auto import PLANNING_POLICIES, SimulatedPlan, best_simulated, most_economical
+from sharding.planners.policies.auto import PLANNING_POLICIES, SimulatedPlan, best_simulated, most_economical
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan

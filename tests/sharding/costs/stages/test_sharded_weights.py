@@ -11,8 +11,8 @@ from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.memory import train_state_bytes
 from sharding.costs.node_placement import NodePlacement
-from sharding.costs.plan_costs import plan_costs
-from sharding.costs.sharded_weights import WeightExchange, exposed_in_backward, exposed_in_forward
+from sharding.costs.stages.plan_costs import plan_costs
+from sharding.costs.stages.sharded_weights import WeightExchange, exposed_in_backward, exposed_in_forward
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts
 from sharding.plans.unit_plan import UnitPlan

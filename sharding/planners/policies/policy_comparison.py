@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from sharding.frames import make_frame
 from sharding.html import numbers
 from sharding.html.elements import Html, element, join, table
-from sharding.planners import disaggregated
-from sharding.planners.auto import (
+from sharding.planners.policies import disaggregated
+from sharding.planners.policies.auto import (
     PLANNING_POLICIES,
     PolicyResult,
     SimulatedPlan,

@@ -9,9 +9,9 @@ from configs.architectures import BackboneConfig, ModelConfig, VisionConfig
 from configs.clusters import CLUSTERS
 from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
-from sharding.costs.plan_costs import plan_costs, plan_work
 from sharding.costs.profiled import ProfiledCostModel, ProfileError
-from sharding.costs.shared_replicas import RowGathers, row_gathers
+from sharding.costs.stages.plan_costs import plan_costs, plan_work
+from sharding.costs.stages.shared_replicas import RowGathers, row_gathers
 from sharding.plans.plan import Plan
 from sharding.plans.trained_parts import trained_parts, trained_stages
 from sharding.plans.unit_plan import UnitPlan

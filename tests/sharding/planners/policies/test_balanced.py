@@ -8,9 +8,9 @@ from hypothesis import given, settings
 
 from configs.architectures import ModelConfig
 from sharding.costs.profiled import ProfiledCostModel
-from sharding.planners import balanced
-from sharding.planners.auto import plan_automatically, run_policy
 from sharding.planners.chain_problem import ChainProblem
+from sharding.planners.policies import balanced
+from sharding.planners.policies.auto import plan_automatically, run_policy
 from sharding.planners.problem import STEP_SLACK
 from sharding.planners.stages.chain_stages import rank_bytes, recomputed_stages
 from sharding.planners.stages.layer_chain import spread

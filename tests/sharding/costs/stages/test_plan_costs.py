@@ -11,7 +11,7 @@ from sharding.costs.analytic import AnalyticCostModel
 from sharding.costs.batch_costs import BatchCosts
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.memory import saved_activation_bytes
-from sharding.costs.plan_costs import plan_costs
+from sharding.costs.stages.plan_costs import plan_costs
 from sharding.costs.step_costs import StepCosts
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.plans.trained_parts import RequiredGradients, trained_parts

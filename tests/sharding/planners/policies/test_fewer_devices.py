@@ -1,8 +1,8 @@
 """Plans on fewer devices are those of the smaller cluster, and end where the model no longer fits."""
 
-from sharding.planners.auto import best_simulated, run_policy
-from sharding.planners.disaggregated import plans_of_best_size
-from sharding.planners.policy_comparison import SHARES, compare_policies, plans_on_fewer_devices
+from sharding.planners.policies.auto import best_simulated, run_policy
+from sharding.planners.policies.disaggregated import plans_of_best_size
+from sharding.planners.policies.policy_comparison import SHARES, compare_policies, plans_on_fewer_devices
 from tests.sharding.planners.problems import problem
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from configs.architectures import ModelConfig
 from configs.clusters import Link
 from sharding.costs.analytic import AnalyticCostModel
-from sharding.planners.auto import run_policy
+from sharding.planners.policies.auto import run_policy
 from sharding.specs.layer import RECOMPUTE_POLICIES
 from tests.sharding.planners.problems import BACKBONE, VISION, cluster, problem
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 
 from configs.architectures import ModelConfig
 from configs.errors import UserError
-from sharding.planners import disaggregated, rigid
-from sharding.planners.auto import PLANNING_POLICIES, best_result, is_trainable, plan_automatically, run_policy
-from sharding.planners.disaggregated import flops_shares
 from sharding.planners.infeasible import min_devices
 from sharding.planners.placement import make_unit, place_units
+from sharding.planners.policies import disaggregated, rigid
+from sharding.planners.policies.auto import PLANNING_POLICIES, best_result, is_trainable, plan_automatically, run_policy
+from sharding.planners.policies.disaggregated import flops_shares
 from sharding.plans.plan import check_layout, check_plan
 from sharding.plans.unit_plan import PlanError
 from tests.sharding.planners.problems import AUDIO, BACKBONE, GENERATOR, VISION, build_problem, problem, recipes

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from configs.errors import UserError
-from sharding.planners import auto
-from sharding.planners.auto import PLANNING_POLICIES, plan_automatically, register_policy, run_policy
+from sharding.planners.policies import auto
+from sharding.planners.policies.auto import PLANNING_POLICIES, plan_automatically, register_policy, run_policy
 from sharding.plans.unit_plan import PlanError
 from tests.sharding.planners.problems import problem
 

@@ -6,8 +6,8 @@ from jaxtyping import Float
 from sharding.costs.batch_costs import BatchCosts, ReplicaLoads
 from sharding.costs.cost_model import LayerParallelism
 from sharding.costs.own_rows import OwnRows
-from sharding.costs.shared_replicas import row_gathers, slowest_of_shared
-from sharding.costs.stage_parameters import module_parallelism
+from sharding.costs.stages.shared_replicas import row_gathers, slowest_of_shared
+from sharding.costs.stages.stage_parameters import module_parallelism
 from sharding.plans.device_groups import latest_of_sources
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph, StageId

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from sharding.costs.cost_model import CostModel, Times
 from sharding.costs.memory import GRADIENT_BYTES
 from sharding.costs.node_placement import NodePlacement
-from sharding.costs.stage_parameters import LayersOfStage
+from sharding.costs.stages.stage_parameters import LayersOfStage
 
 
 class WeightExchange(NamedTuple):
