@@ -10,6 +10,7 @@ from mmjax.planning.arguments import ProblemArguments, read_problem
 from mmjax.planning.cluster_files import DEFAULT_CLUSTER, read_cluster
 from mmjax.planning.problem import make_problem, with_global_batch, workload_statistics
 from mmjax.training.config import TrainConfig
+from sharding.planners.infeasible import check_gathered_layers
 from sharding.planners.policies.policy_comparison import AUTO, PolicyComparison, compare_policies
 from sharding.planners.problem import PlanningProblem
 from sharding.plans.plan import Plan, check_layout
@@ -67,7 +68,7 @@ def simulate(
 
     Raises:
         UserError: No subject is given, and the plan was made for none that mmjax has.
-        PlanError: The plan does not hold the model.
+        PlanError: The plan does not hold the model, or gathers a layer larger than a device's memory.
     """
     laid_out = plan if isinstance(plan, Plan) else Plan.load(os.fspath(plan))
     made_for = laid_out.made_for or PlanPurpose()
@@ -76,6 +77,7 @@ def simulate(
     devices = 1 + max(device for unit in laid_out.units for device in unit.devices)
     problem = _problem(subject, cluster, devices, rows, made_for)
     check_layout(laid_out, problem.graph, problem.devices)
+    check_gathered_layers(problem, laid_out)
     return problem.simulate(laid_out, rendezvous)
 
 

@@ -53,10 +53,12 @@ def prepare(arguments: SimulateArguments) -> cli.Work:
 def simulate(arguments: SimulateArguments, plan: "Plan", inputs: ProblemInputs, devices: int) -> int:
     """Simulates a step, writes the page and the trace if asked, and prints the step's times."""
     from mmjax.planning.report import print_timeline, report_console
+    from sharding.planners.infeasible import check_gathered_layers
     from sharding.simulation.html_page import html_page
     from sharding.simulation.perfetto import perfetto_trace
 
     problem = inputs.problem(devices)
+    check_gathered_layers(problem, plan)
     _print_purpose(arguments.plan, plan, inputs, problem)
     timeline = problem.simulate(plan, arguments.rendezvous)
     where = f"{plan.device_count:,} devices of {problem.cluster.name}"

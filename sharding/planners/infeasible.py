@@ -1,13 +1,18 @@
-"""Why no layout fits: which unit lacks how many bytes, and the smallest cluster that would do."""
+"""Why no layout fits: which unit or layer lacks how many bytes, and the smallest cluster that would do."""
 
 from collections.abc import Callable
 
 import numpy as np
 
+from sharding.costs.stages.sharded_weights import gathered_bytes
+from sharding.costs.stages.stage_parameters import LayersOfStage, module_parallelism
 from sharding.planners.chain_problem import ChainProblem
 from sharding.planners.problem import PlanningProblem
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.chain_stages import least_peak_bytes
+from sharding.plans.plan import Plan
+from sharding.plans.trained_parts import RequiredGradients
+from sharding.plans.unit_layers import stage_layers
 from sharding.plans.unit_plan import PlanError
 
 _TRIED = 4  # devices beyond the fewest by the tables, whose bytes hold for hardly any but not for all rows drawn
@@ -67,6 +72,30 @@ def unfit_chain_error(chain: ChainProblem) -> PlanError:
         f"{_format_devices(fewest.stage_devices * fewest.pp)} "
         f"(dp {fewest.dp}, tp {fewest.tp}, pp {fewest.pp})"
     )
+
+
+def check_gathered_layers(problem: PlanningProblem, plan: Plan) -> None:
+    """Refuses a fully sharded unit that gathers a layer larger than a device's memory: more replicas do not help it.
+
+    Raises:
+        PlanError: There is such a unit; the error names the largest of its layers.
+    """
+    required, memory = RequiredGradients(problem.graph, problem.trained_parts), problem.cluster.memory
+    for unit in plan.units:
+        layers = [
+            LayersOfStage(module, *of, "none", module_parallelism(unit, module))
+            for runs in stage_layers(unit, problem.graph)
+            for module, first, last in runs
+            for of in required.of_layers(module, first, last)
+        ]
+        need, largest = max(((gathered_bytes(of, problem.costs), of) for of in layers), key=lambda pair: pair[0])
+        if need > memory:
+            raise PlanError(
+                f"unit {unit.name}: whatever its fsdp, a device gathers {_format_bytes(need)} for a layer of "
+                f"{largest.module} ({largest.layer.name}), {_format_bytes(need - memory)} more than the "
+                f"{_format_bytes(memory)} of {problem.cluster.name}: the weights of two, and the gradients of one if "
+                f"it trains; use more tensor ranks than tp {largest.ranks.tp}, or larger devices"
+            )
 
 
 def min_chain_layout(chain: ChainProblem) -> ChainLayout | None:

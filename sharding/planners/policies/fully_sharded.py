@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
 from sharding.planners.capacities import capacities_of
+from sharding.planners.infeasible import check_gathered_layers
 from sharding.planners.least_recompute import LayerPolicies, SimulatedMemory, least_recompute
 from sharding.planners.placement import make_unit
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
@@ -46,7 +47,8 @@ def plans(problem: PlanningProblem) -> list[Plan]:
     """A plan of every layout that fits and may be the fastest; else the plan that comes nearest to fitting.
 
     Raises:
-        PlanError: No number of replicas divides the rows, or fixed ranks do not suit modules on the same devices.
+        PlanError: No number of replicas divides the rows, or fixed ranks do not suit modules on the same devices; or
+            no plan fits, and the nearest gathers a layer that does not.
     """
     search, found, shortest = _Search(problem), [], math.inf
     for bound, layout in search.layouts():
@@ -56,7 +58,10 @@ def plans(problem: PlanningProblem) -> list[Plan]:
         if best:
             found.append(best.plan)
             shortest = min(shortest, best.step)
-    return found or [search.smallest()]
+    if not found:
+        found = [search.smallest()]
+        check_gathered_layers(problem, found[0])
+    return found
 
 
 class _Search:

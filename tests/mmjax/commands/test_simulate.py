@@ -1,5 +1,6 @@
 """The command that simulates a plan: what it prints, draws and refuses."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -57,6 +58,19 @@ def test_stages_and_those_that_do_not_fit_are_printed(plan):
     done = simulate(f"--plan={plan}", "--gin_file=models/mllm_9b.gin", "--batch_rows=32", "--cluster=cpu")
     assert done.returncode == 0 and "MFU" in done.stdout
     assert "backbone 0 does not fit: it needs" in done.stdout and "of the 2.0 GB of a device" in done.stdout
+
+
+def test_a_layer_that_a_device_cannot_gather_is_refused(plan, tmp_path):
+    vision, backbone, generator = Plan.load(plan).units
+    backbone = dataclasses.replace(backbone, fsdp=2, tp=1, devices=tuple(range(2, 6)))
+    Plan((vision, backbone, generator), microbatches=16).save(tmp_path / "plan.json")
+    flags = ("--gin_file=models/mllm_9b.gin", "--batch_rows=32", "--cluster=cpu")
+    done = simulate(f"--plan={tmp_path / 'plan.json'}", *flags)
+    block = 4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096
+    gathered = block * (2 * 2 + 2 + 4) / 1e6  # bfloat16 weights of two, gradients of one in bfloat16 and in float32
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"unit backbone: whatever its fsdp, a device gathers {gathered / 1e3:.1f} GB for a layer" in done.stderr
+    assert f"of backbone (blocks), {gathered - 2000:.3f} MB more than the 2.0 GB of cpu" in done.stderr
 
 
 @pytest.mark.parametrize(
