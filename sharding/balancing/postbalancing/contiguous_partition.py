@@ -1,54 +1,55 @@
 """The cut of sorted items into at most d contiguous segments whose costliest segment costs least."""
 
-import itertools
+import math
 from collections.abc import Callable
 
-SegmentCost = Callable[[int, int], float]
-"""(first item of a segment, first item after it) -> what the segment costs a replica."""
-LongestSegment = Callable[[int, float], int]
-"""(first item of a segment, a bound) -> where the longest segment from there ends that costs no more than the bound."""
+import numpy as np
+from jaxtyping import Float, Int
+
+SegmentCosts = Callable[[Int[np.ndarray, " s"], Int[np.ndarray, " s"]], Float[np.ndarray, " s"]]
+"""(first items of segments, first items after them) -> what the segments cost a replica each."""
+Cut = Callable[[float], list[int]]
+"""bound -> first items of the segments, each as long as costs no more than the bound; too many only begin to be cut."""
+
+_FIRST_MARGIN = 2.0**-10
+"""Share by which the first bound is above the mean cost; it doubles until a cut fits."""
 
 
 def partition_minimizing_maximum(
-    items: int, replicas: int, segment_cost: SegmentCost, longest_segment: LongestSegment
-) -> list[int]:
+    items: int, replicas: int, segment_costs: SegmentCosts, cut: Cut
+) -> Int[np.ndarray, " s"]:
     """First items of the segments in the cut with the smallest largest cost.
 
     Items are taken largest first, each segment as long as the bound permits. The bound is found by bisection. After a
     probe that fits, it becomes the cost of the costliest segment; after one that does not, the least bound at which
     some segment would have been longer. So the optimum is found exactly, for whole costs and for any others, and the
     best probe is returned, not the last (the printed Algorithm 2 returns the last, and its bounds use the shortest
-    length where the longest is meant).
+    length where the longest is meant). The first probes are near the mean cost of items alone, where the optimum of
+    many items is.
 
     Args:
         items: Number of items, ordered from the largest.
         replicas: The most segments.
-        segment_cost: Grows with the segment's end, and falls as the segment moves on to smaller items.
-        longest_segment: How far a segment can reach.
+        segment_costs: Grow with a segment's end, and fall as the segment moves on to smaller items.
+        cut: Cuts the items under a bound of at least the cost of the first; `replicas + 1` segments are too many.
     """
     if not items:
-        return []
-    even = list(range(0, items, -(-items // replicas)))
-    best, high = even, _largest_cost(even, items, segment_cost)
-    low = segment_cost(0, 1)
+        return np.zeros(0, np.int64)
+
+    def largest_cost(begins: Int[np.ndarray, " s"]) -> float:
+        return float(segment_costs(begins, np.append(begins[1:], items)).max())
+
+    best = np.arange(0, items, -(-items // replicas))
+    high = largest_cost(best)
+    first, each = np.zeros(1, np.int64), np.arange(items)
+    low = float(segment_costs(first, first + 1)[0])
+    mean = float(segment_costs(each, each + 1).sum()) / replicas
+    margin = _FIRST_MARGIN
     while low < high:
-        middle = (low + high) / 2
-        begins = _cut(items, middle, longest_segment, replicas)
+        bound = min(max(low, mean) * (1 + margin), (low + high) / 2)
+        begins = np.array(cut(bound))
         if len(begins) <= replicas:
-            best, high = begins, _largest_cost(begins, items, segment_cost)
+            best, high, margin = begins, largest_cost(begins), math.inf
         else:
-            low = min(segment_cost(begin, end + 1) for begin, end in itertools.pairwise(begins))
+            low, margin = float(segment_costs(begins[:-1], begins[1:] + 1).min()), 2 * margin
     return best
-
-
-def _cut(items: int, bound: float, longest_segment: LongestSegment, replicas: int) -> list[int]:
-    """First items of the segments under a bound; `replicas + 1` of them where more segments would be needed."""
-    begins, begin = [], 0
-    while begin < items and len(begins) <= replicas:
-        begins.append(begin)
-        begin = longest_segment(begin, bound)
-    return begins
-
-
-def _largest_cost(begins: list[int], items: int, segment_cost: SegmentCost) -> float:
-    return max(segment_cost(begin, end) for begin, end in itertools.pairwise([*begins, items]))

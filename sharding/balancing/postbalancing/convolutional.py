@@ -67,24 +67,34 @@ def _contiguous_segments(
 ) -> Int[np.ndarray, " n"]:
     items = len(descending)
     lengths = descending.tolist()
-    padding = (square_weight * descending.astype(np.float64) ** 2).tolist()
-    prefix_sum = [0, *np.cumsum(descending).tolist()]
+    padding = square_weight * descending.astype(np.float64) ** 2
+    listed_padding = padding.tolist()
+    prefix_sums = np.append(0, np.cumsum(descending))
+    listed_sums = prefix_sums.tolist()
 
-    def segment_cost(begin: int, end: int) -> float:
-        return prefix_sum[end] - prefix_sum[begin] + (end - begin) * padding[begin]
+    def segment_costs(begins: Int[np.ndarray, " s"], ends: Int[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
+        return prefix_sums[ends] - prefix_sums[begins] + (ends - begins) * padding[begins]
 
     def longest_segment(begin: int, bound: float) -> int:
-        end = begin
+        end, padded = begin, listed_padding[begin]
         while end < items:  # all further items are no longer than the next, so at least as many of its cost fit
-            next_cost = lengths[end] + padding[begin]
-            fitting = int((bound - segment_cost(begin, end)) // next_cost) if next_cost else items
+            room = bound - (listed_sums[end] - listed_sums[begin] + (end - begin) * padded)
+            next_cost = lengths[end] + padded
+            fitting = int(room // next_cost) if next_cost else items
             if fitting < 1:
                 break
             end = min(end + fitting, items)
         return max(end, begin + 1)
 
-    begins = partition_minimizing_maximum(items, replicas, segment_cost, longest_segment)
-    return np.repeat(np.arange(len(begins)), np.diff([*begins, items]))
+    def cut(bound: float) -> list[int]:
+        begins, begin = [], 0
+        while begin < items and len(begins) <= replicas:
+            begins.append(begin)
+            begin = longest_segment(begin, bound)
+        return begins
+
+    begins = partition_minimizing_maximum(items, replicas, segment_costs, cut)
+    return np.repeat(np.arange(len(begins)), np.diff(begins, append=items))
 
 
 class _CostedAssignment:

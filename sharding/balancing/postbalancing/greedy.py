@@ -15,24 +15,28 @@ def largest_first(
 
     Args:
         descending: Lengths, longest first.
-        sums: The sum of every replica beforehand.
+        sums: The sum of every replica beforehand, of at least 0. No sum times twice the replicas may exceed 63 bits.
 
     Returns:
         The replica of every item, and the sums afterwards. Ties between replicas are broken arbitrarily.
     """
-    sums = sums.copy()
+    replicas, done = len(sums), 0
+    replica_bits = replicas.bit_length()
+    keys = np.sort((sums << replica_bits) | np.arange(replicas))  # sum and replica in one number
+    added = descending.astype(np.int64) << replica_bits
     replica_of = np.empty(len(descending), np.int64)
-    done = 0
     while done < len(descending):
-        order = np.argsort(sums)[: len(descending) - done]
-        before = sums[order]
-        after = before + descending[done : done + len(order)]
+        before = keys[: len(descending) - done]
+        after = before + added[done : done + len(before)]
         overtaken = before[1:] > np.minimum.accumulate(after)[:-1]
-        count = int(overtaken.argmax()) + 1 if overtaken.any() else len(order)
-        chosen = order[:count]
-        sums[chosen] = after[:count]
-        replica_of[done : done + count] = chosen
+        count = int(overtaken.argmax()) + 1 if overtaken.any() else len(before)
+        replica_of[done : done + count] = before[:count]
+        keys[:count] = after[:count]
+        keys.sort()
         done += count
+    replica_of &= (1 << replica_bits) - 1
+    sums = np.empty(replicas, np.int64)
+    sums[keys & ((1 << replica_bits) - 1)] = keys >> replica_bits
     return replica_of, sums
 
 

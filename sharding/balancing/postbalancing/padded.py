@@ -3,6 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Int
 
+from sharding.balancing.postbalancing.array_sorting import stable_order
 from sharding.balancing.postbalancing.contiguous_partition import partition_minimizing_maximum
 from sharding.balancing.postbalancing.unpadded import check_lengths
 
@@ -32,28 +33,30 @@ def balance_padded(
         ValueError: There is no replica, or the lengths cannot be balanced.
     """
     check_lengths(lengths, replicas)
-    order = np.argsort(-lengths, kind="stable")
+    order = stable_order(lengths)[::-1]
     descending = lengths[order].astype(np.float64)
     if equal:
         counts = np.full(replicas, len(lengths) // replicas)
         counts[replicas - len(lengths) % replicas :] += 1
     else:
         begins = _segment_begins(descending + square_weight * descending**2, replicas)
-        counts = np.diff([*begins, len(lengths)])
+        counts = np.diff(begins, append=len(lengths))
     replica_of = np.empty(len(lengths), np.int64)
     replica_of[order] = np.repeat(np.arange(len(counts)), counts)
     return replica_of
 
 
-def _segment_begins(descending_costs: Float[np.ndarray, " n"], replicas: int) -> list[int]:
+def _segment_begins(descending_costs: Float[np.ndarray, " n"], replicas: int) -> Int[np.ndarray, " s"]:
     costs = descending_costs.tolist()
 
-    def longest_segment(begin: int, bound: float) -> int:
-        if not costs[begin]:
-            return len(costs)
-        return min(begin + int(bound // costs[begin]), len(costs))
+    def cut(bound: float) -> list[int]:
+        begins, begin = [], 0
+        while begin < len(costs) and len(begins) <= replicas:
+            begins.append(begin)
+            begin += int(bound // costs[begin]) if costs[begin] else len(costs)
+        return begins
 
-    def segment_cost(begin: int, end: int) -> float:
-        return (end - begin) * costs[begin]
+    def segment_costs(begins: Int[np.ndarray, " s"], ends: Int[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
+        return (ends - begins) * descending_costs[begins]
 
-    return partition_minimizing_maximum(len(costs), replicas, segment_cost, longest_segment)
+    return partition_minimizing_maximum(len(costs), replicas, segment_costs, cut)

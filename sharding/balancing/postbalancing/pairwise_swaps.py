@@ -5,9 +5,12 @@ import dataclasses
 import numpy as np
 from jaxtyping import Bool, Int
 
+from sharding.balancing.postbalancing.array_sorting import stable_order
+
 MAX_TRIED_ITEMS = 16  # items of a heavy replica that one search tries, each against every item of a light one
 MAX_ROUNDS = 120
 PATIENCE = 24  # rounds in a row without a swap after which it ends
+MAX_FAILED_PAIRS = 3000  # pairs without a swap since the largest sum fell after which it ends
 
 
 @dataclasses.dataclass
@@ -38,24 +41,26 @@ class ReplicaItems:
         """From an assignment; of a replica with far more items than the mean only the shortest take part."""
         counts = np.bincount(replica_of, minlength=replicas)
         width = min(int(counts.max()), 2 * -(-len(ascending) // replicas) + 8)
-        by_replica = np.argsort(replica_of, kind="stable")
-        column = np.arange(len(ascending)) - np.repeat(np.cumsum(counts) - counts, counts)
-        takes_part = column < width
-        placeholders = replicas * width - int(takes_part.sum())
-        items = np.full((replicas, width), -1, np.int32)
-        items[replica_of[by_replica][takes_part], column[takes_part]] = by_replica[takes_part] + placeholders
-        items[items < 0] = np.arange(placeholders)
-        items.sort(axis=1)
+        placeholders_of = np.maximum(width - counts, 0)
+        is_placeholder = np.arange(width) < placeholders_of[:, None]
+        placeholders = int(placeholders_of.sum())
+        items = np.empty((replicas, width), np.int32)
+        items[is_placeholder] = np.arange(placeholders)
+        by_replica = stable_order(replica_of)
+        if int(counts.max()) > width:
+            begins = np.cumsum(counts) - counts
+            by_replica = by_replica[np.arange(len(ascending)) - np.repeat(begins, counts) < width]
+        items[~is_placeholder] = by_replica + placeholders
         sums = np.bincount(replica_of, weights=ascending, minlength=replicas).astype(np.int64)
         lengths = np.concatenate((np.zeros(placeholders, np.int64), ascending))
         return cls(lengths, items, sums, placeholders, equal)
 
     def updated_assignment(self, replica_of: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
         """The assignment from which this was made, after the swaps."""
-        replica_of = replica_of.copy()
-        is_item = self.items >= self.placeholder_count
-        replica_of[self.items[is_item] - self.placeholder_count] = np.nonzero(is_item)[0]
-        return replica_of
+        replicas, width = self.items.shape
+        holder = np.concatenate((np.zeros(self.placeholder_count, np.int64), replica_of))
+        holder[self.items.ravel()] = np.repeat(np.arange(replicas), width)
+        return holder[self.placeholder_count :]
 
     def replace(
         self, replicas: Int[np.ndarray, " h"], items: Int[np.ndarray, "h w"], gained: Int[np.ndarray, " h"]
@@ -71,19 +76,22 @@ def level_by_swaps(replica_items: ReplicaItems) -> None:
 
     In every round the heaviest replica is paired with the lightest, the second heaviest with the second lightest and so
     on. Far from the goal a pair swaps many items (`_swap_many`), near it the two items that level the pair best
-    (`_swap_one`). The largest sum never grows.
+    (`_swap_one`). The largest sum never grows. After a round in which it has not fallen, the heaviest alone are tried.
     """
     bound = max(-(-int(replica_items.sums.sum()) // len(replica_items.sums)), int(replica_items.lengths[-1]))
     mean_length = int(replica_items.lengths.mean())
-    shift, idle_rounds = 0, 0
+    shift = idle_rounds = failed_pairs = 0
     for round_index in range(MAX_ROUNDS):
         order = np.argsort(replica_items.sums)
+        largest = replica_items.sums[order[-1]]
         excess = replica_items.sums[order] - bound
         heavy_count = int((excess > 0).sum())
         light_count = int((excess < 0).sum())
-        if not heavy_count or not light_count or idle_rounds > PATIENCE:
+        if not heavy_count or not light_count or idle_rounds > PATIENCE or failed_pairs > MAX_FAILED_PAIRS:
             return
         far_count = 0 if idle_rounds else int((excess > mean_length).sum())
+        if failed_pairs:
+            heavy_count = int((2 * excess > excess[-1]).sum())
         pairs = min(far_count or heavy_count, light_count, len(order) // 2)
         heavy, light = order[::-1][:pairs], np.roll(order[:light_count], -shift)[:pairs]
         if far_count:
@@ -92,6 +100,7 @@ def level_by_swaps(replica_items: ReplicaItems) -> None:
             swapped = _swap_one(replica_items, heavy, light, round_index)
         shift = 0 if swapped == pairs else (shift + 1) % light_count  # other pairs next time, if some found no swap
         idle_rounds = 0 if swapped else idle_rounds + 1
+        failed_pairs = failed_pairs + pairs - swapped if replica_items.sums.max() == largest else 0
 
 
 def _swap_many(replica_items: ReplicaItems, heavy: Int[np.ndarray, " h"], light: Int[np.ndarray, " h"]) -> int:

@@ -3,6 +3,7 @@
 import numpy as np
 from jaxtyping import Int
 
+from sharding.balancing.postbalancing.array_sorting import stable_order
 from sharding.balancing.postbalancing.greedy import deal_equal_counts, largest_first
 from sharding.balancing.postbalancing.pairwise_swaps import ReplicaItems, level_by_swaps
 
@@ -33,7 +34,7 @@ def balance_unpadded(lengths: Int[np.ndarray, " n"], replicas: int, equal: bool 
         ValueError: There is no replica, a length is below 0, or lengths are so large that sums are not exact.
     """
     check_lengths(lengths, replicas)
-    order = _argsort(lengths)
+    order = stable_order(lengths)
     ascending = lengths[order].astype(np.int64)
     replica_of = np.empty(len(lengths), np.int64)
     replica_of[order] = (_balance_equal_counts if equal else _balance_free_counts)(ascending, replicas)
@@ -49,12 +50,6 @@ def check_lengths(lengths: Int[np.ndarray, " n"], replicas: int) -> None:
     total = float(lengths.sum(dtype=np.float64))
     if total > MAX_TOTAL / replicas:
         raise ValueError(f"lengths add up to {total:.3g}, above {MAX_TOTAL / replicas:.3g} for {replicas} replicas")
-
-
-def _argsort(lengths: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Stable; NumPy sorts 16-bit numbers by radix."""
-    fits_16_bits = len(lengths) and int(lengths.max()) < 1 << 16
-    return np.argsort(lengths.astype(np.uint16) if fits_16_bits else lengths, kind="stable")
 
 
 def _balance_equal_counts(ascending: Int[np.ndarray, " n"], replicas: int) -> Int[np.ndarray, " n"]:
