@@ -4,6 +4,7 @@ A row has `name`, `value`, `goal`, `met` (None where there is no goal) and a fig
 """
 
 import importlib.metadata
+import json
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -54,5 +55,20 @@ def print_table(rows: Sequence[Row], comparison_key: str, digits: int) -> None:
 def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that matter for speed."""
     return {"python": platform.python_version()} | {
-        name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "optax")
+        name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy", "optax", "scipy")
     }
+
+
+def report(rows: Sequence[Row], comparison_key: str, digits: int, as_json: bool) -> int:
+    """Prints the rows, as a table or with the versions of packages as JSON; the exit status, 1 if a goal is missed.
+
+    Args:
+        rows: In order.
+        comparison_key, digits: As of `print_table`.
+        as_json: Whether to print JSON.
+    """
+    if as_json:
+        print(json.dumps({"rows": rows, "versions": package_versions()}))
+    else:
+        print_table(rows, comparison_key, digits)
+    return 0 if every_goal_met(rows) else 1

@@ -5,11 +5,7 @@ of the paper's pseudocode, or of what public code does. Times are milliseconds u
 differ between machines, so compare them with the reference's.
 """
 
-import importlib.metadata
-import json
-import platform
-
-from benchmarks.rows import every_goal_met, print_table
+from benchmarks.rows import report
 from mmjax import cli
 
 
@@ -18,12 +14,7 @@ def main(arguments: cli.JsonArguments) -> int:
     from benchmarks.balancing import grouping, postbalancing, reordering
 
     rows = [row for part in (grouping, postbalancing, reordering) for row in part.measure()]
-    if arguments.json:
-        versions = {name: importlib.metadata.version(name) for name in ("numpy", "scipy")}
-        print(json.dumps({"rows": rows, "versions": {"python": platform.python_version()} | versions}))
-    else:
-        print_table(rows, comparison_key="reference", digits=6)
-    return 0 if every_goal_met(rows) else 1
+    return report(rows, "reference", digits=6, as_json=arguments.json)
 
 
 COMMAND = cli.Command(

@@ -4,10 +4,9 @@ Each row has a name, a value, a goal, whether it is met, and the paper's figure 
 """
 
 import dataclasses
-import json
 
 from benchmarks.dispatch.settings import SETTINGS
-from benchmarks.rows import every_goal_met, print_table
+from benchmarks.rows import paper_row, report
 from mmjax import cli
 
 
@@ -25,7 +24,6 @@ def main(arguments: DispatchArguments) -> int:
     from benchmarks.dispatch import model_rows, planning, settings
     from benchmarks.dispatch.balance_figures import largest_mini_batch_rows, phase_rows
     from benchmarks.dispatch.samples import described, draw_step
-    from benchmarks.rows import package_versions, paper_row
 
     rows, over_megatron = [], []
     for name in arguments.models:
@@ -46,11 +44,7 @@ def main(arguments: DispatchArguments) -> int:
             rows += [*planning.planning_rows(timed), *planning.placement_rows(timed)]
     most = "ours: throughput over Megatron-LM, the most of these models"
     rows.append(paper_row(most, max(over_megatron), settings.PAPER_MOST_OVER_MEGATRON))
-    if arguments.json:
-        print(json.dumps({"rows": rows, "versions": package_versions()}))
-    else:
-        print_table(rows, comparison_key="paper", digits=4)
-    return 0 if every_goal_met(rows) else 1
+    return report(rows, "paper", digits=4, as_json=arguments.json)
 
 
 COMMAND = cli.Command(

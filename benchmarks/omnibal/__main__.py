@@ -4,10 +4,9 @@ Each row has a name, a value, a goal, whether it is met, and the paper's figure 
 """
 
 import dataclasses
-import json
 
 from benchmarks.omnibal.settings import LAYOUTS
-from benchmarks.rows import every_goal_met, print_table
+from benchmarks.rows import report
 from mmjax import cli
 
 DATA = "data/internvl_like.gin"
@@ -26,7 +25,6 @@ def main(arguments: OmniBalArguments) -> int:
     """Prints the table. Returns 0 if every goal is met, else 1."""
     from benchmarks.omnibal.speed import measure_partition
     from benchmarks.omnibal.steps import measure_model
-    from benchmarks.rows import package_versions
     from configs.architectures import ModelConfig
     from configs.clusters import CLUSTERS
     from configs.workloads import SyntheticData
@@ -35,11 +33,7 @@ def main(arguments: OmniBalArguments) -> int:
     for name in arguments.models:
         cli.parse_gin((f"models/{name}.gin", DATA))
         rows += measure_model(name, cli.configured(ModelConfig), cli.configured(SyntheticData), CLUSTERS["a100"])
-    if arguments.json:
-        print(json.dumps({"rows": rows, "versions": package_versions()}))
-    else:
-        print_table(rows, comparison_key="paper", digits=4)
-    return 0 if every_goal_met(rows) else 1
+    return report(rows, "paper", digits=4, as_json=arguments.json)
 
 
 COMMAND = cli.Command(

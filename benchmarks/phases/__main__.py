@@ -5,9 +5,8 @@ exactly. On the devices: processor time of steps with and without, in turns, and
 """
 
 import dataclasses
-import json
 
-from benchmarks.rows import every_goal_met, package_versions, print_table
+from benchmarks.rows import report
 from mmjax import cli
 
 
@@ -32,11 +31,7 @@ def main(arguments: PhaseArguments) -> int:
     plan, _ = load_configured_plan(config, jax.device_count())
     work, own_rows = work_rows(config, plan, max(arguments.planned_steps, arguments.steps))
     rows = [*host_rows(), *work, *step_rows(config, plan, own_rows, arguments.steps)]
-    if arguments.json:
-        print(json.dumps({"rows": rows, "versions": package_versions()}))
-    else:
-        print_table(rows, "note", 3)
-    return 0 if every_goal_met(rows) else 1
+    return report(rows, "note", digits=3, as_json=arguments.json)
 
 
 COMMAND = cli.Command(

@@ -4,9 +4,8 @@ Each row has a name, a value, a goal, whether it is met, and the paper's figure 
 """
 
 import dataclasses
-import json
 
-from benchmarks.rows import every_goal_met, print_table
+from benchmarks.rows import report
 from mmjax import cli
 
 DATA = "data/laion_like.gin"
@@ -30,7 +29,6 @@ def main(arguments: PlannerArguments) -> int:
     from benchmarks.planner.disttrain_models import explain_difference, simulate_model
     from benchmarks.planner.interleaving import measure_interleaving
     from benchmarks.planner.speed import measure_speed
-    from benchmarks.rows import package_versions
     from configs.architectures import ModelConfig
     from configs.workloads import SyntheticData
 
@@ -47,11 +45,7 @@ def main(arguments: PlannerArguments) -> int:
         rows += simulate_model(name, *described[name])
         rows += explain_difference(name, *described[name])
     rows += measure_interleaving(*described["mllm_72b"])
-    if arguments.json:
-        print(json.dumps({"rows": rows, "versions": package_versions()}))
-    else:
-        print_table(rows, comparison_key="paper", digits=4)
-    return 0 if every_goal_met(rows) else 1
+    return report(rows, "paper", digits=4, as_json=arguments.json)
 
 
 COMMAND = cli.Command(

@@ -5,11 +5,10 @@ of the costs is fitted to these runs.
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.rows import every_goal_met, print_table
+from benchmarks.rows import report
 from mmjax import cli
 
 WORST_GOAL, MEAN_GOAL, TREND_GOAL = 0.08, 0.04, 0.04
@@ -25,7 +24,6 @@ def main(arguments: ValidationArguments) -> int:
     """Prints the table. Returns 0 if every goal is met, else 1."""
     import numpy as np
 
-    from benchmarks.rows import package_versions
     from benchmarks.validation import data_parallel, maxtext, megascale, megatron
 
     runs = (
@@ -52,11 +50,7 @@ def main(arguments: ValidationArguments) -> int:
         _row("mean error", float(errors.mean())),
         _trend([run.width for run in runs], errors.tolist()),
     ]
-    if arguments.json:
-        print(json.dumps({"rows": [*rows, *summary], "versions": package_versions()}))
-    else:
-        print_table([*rows, *summary], comparison_key="figures", digits=3)
-    return 0 if every_goal_met([*rows, *summary]) else 1
+    return report([*rows, *summary], "figures", digits=3, as_json=arguments.json)
 
 
 def _trend(widths: Sequence[int], errors: Sequence[float]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-from benchmarks.rows import every_goal_met, paper_row, print_table
+import json
+
+from benchmarks.rows import every_goal_met, package_versions, paper_row, print_table, report
 
 ROWS = [
     {"name": "fast", "value": 1.234567, "goal": 2.0, "met": True, "paper": None},
@@ -22,3 +24,11 @@ def test_a_goal_beside_a_papers_figure_is_the_least_or_the_most():
     assert paper_row("x", 2, 1.5, goal=2)["met"] and not paper_row("x", 2, goal=3)["met"]
     assert paper_row("x", 2, goal=3, most=True)["met"] and not paper_row("x", 2, goal=1, most=True)["met"]
     assert paper_row("x", 2, 1.5) == {"name": "x", "value": 2, "goal": None, "met": None, "paper": 1.5}
+
+
+def test_a_report_is_a_table_or_json_and_its_status_says_whether_all_goals_are_met(capsys):
+    assert report(ROWS, "paper", digits=4, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == {"rows": ROWS, "versions": package_versions()}
+    missed = [*ROWS, ROWS[0] | {"met": False}]
+    assert report(missed, "paper", digits=4, as_json=False) == 1
+    assert "1.235" in capsys.readouterr().out
