@@ -105,7 +105,7 @@ def arrange(samples: StepSamples, balancing: Balancing, per_node: int) -> Arrang
     outputs: list[tuple[str, Int[np.ndarray, " k"], Int[np.ndarray, " k"]]] = []
     for encoder in encoders:
         name, rule = encoder.name, balancing.rules[encoder.name]
-        items = np.flatnonzero(samples.loads[name][:, LoadColumn.ITEMS])
+        items = samples.items(name)
         sizes = samples.tokens(name)[items] * _input_bytes(encoder)
         source = drawn_by[items]
         target = batch[items] if rule == "backbone" else _batches(samples, name, items, rule, source)

@@ -1,6 +1,7 @@
 """The samples of a step as replicas draw them: what each brings to every phase."""
 
 import dataclasses
+import functools
 
 import numpy as np
 from jaxtyping import Int
@@ -40,15 +41,34 @@ class StepSamples:
         """The replica that drew each sample."""
         return np.repeat(np.arange(self.replicas), self.mini_batch)
 
+    @functools.cached_property
+    def _tokens(self) -> dict[str, Int[np.ndarray, " n"]]:
+        return {name: loads[:, LoadColumn.TOKENS].astype(np.int64) for name, loads in self.loads.items()}
+
+    @functools.cached_property
+    def _backbone_tokens(self) -> dict[str, Int[np.ndarray, " n"]]:
+        tokens = {}
+        for encoder in self.model.encoders:
+            items = self.loads[encoder.name][:, LoadColumn.ITEMS].astype(np.int64)
+            has_class_token = getattr(encoder, "class_token", False)
+            tokens[encoder.name] = self._tokens[encoder.name] // encoder.positions_per_token - items * has_class_token
+        return tokens
+
+    @functools.cached_property
+    def _items(self) -> dict[str, Int[np.ndarray, " k"]]:
+        return {name: np.flatnonzero(loads[:, LoadColumn.ITEMS]) for name, loads in self.loads.items()}
+
+    def items(self, module: str) -> Int[np.ndarray, " k"]:
+        """The samples that have an item for a module."""
+        return self._items[module]
+
     def tokens(self, module: str) -> Int[np.ndarray, " n"]:
         """Positions of each sample in a module's rows; 0 where it has nothing for it."""
-        return self.loads[module][:, LoadColumn.TOKENS].astype(np.int64)
+        return self._tokens[module]
 
     def backbone_tokens(self, encoder: EncoderConfig) -> Int[np.ndarray, " n"]:
         """Tokens that each sample's item becomes."""
-        positions, items = self.tokens(encoder.name), self.loads[encoder.name][:, LoadColumn.ITEMS].astype(np.int64)
-        has_class_token = getattr(encoder, "class_token", False)
-        return positions // encoder.positions_per_token - items * has_class_token
+        return self._backbone_tokens[encoder.name]
 
     def first(self, mini_batch: int, replicas: int = 0) -> "StepSamples":
         """The first samples of each replica, or of the first replicas."""

@@ -1,11 +1,14 @@
 """To which replica every item is sent: what balancing decides and an exchange between replicas carries out."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
+
+from sharding.balancing.postbalancing.array_sorting import stable_order
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,6 +43,10 @@ class Rearrangement:
         if self.target.min() < 0 or self.target.max() >= self.replicas:
             raise ValueError(f"targets from {self.target.min()} to {self.target.max()} with {self.replicas} replicas")
         outside = (self.target_position < 0) | (self.target_position >= self.after[self.target])
+        filled = np.zeros(items, bool)
+        filled[self.new_index % items] = True
+        if filled.all() and not outside.any():
+            return
         twice = np.bincount(self.new_index[~outside], minlength=items) > 1
         for wrong, what in ((outside, "is out of range"), (twice[self.new_index % items], "is given twice")):
             if wrong.any():
@@ -62,9 +69,7 @@ class Rearrangement:
             before: How many items every replica has now.
             order: All items in the order that they shall have within their targets; by default their own.
         """
-        if order is None:
-            order = np.arange(len(target))
-        by_target = order[np.argsort(target[order], kind="stable")]
+        by_target = stable_order(target) if order is None else order[stable_order(target[order])]
         after = np.bincount(target, minlength=len(before))
         position = np.empty(len(target), np.int64)
         position[by_target] = _positions(after)
@@ -85,10 +90,12 @@ class Rearrangement:
         """The position of every item there."""
         return _positions(self.before)
 
-    @property
+    @functools.cached_property
     def new_index(self) -> Int[np.ndarray, " n"]:
         """The number of every item in the order by replica and position afterwards: `new[new_index] = old`."""
-        return (np.cumsum(self.after) - self.after)[self.target] + self.target_position
+        index = (np.cumsum(self.after) - self.after)[self.target]
+        index += self.target_position
+        return index
 
     def inverse(self) -> "Rearrangement":
         """The rearrangement that brings every item back."""
