@@ -1,6 +1,5 @@
 """The cut of sorted items into at most d contiguous segments whose costliest segment costs least."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,10 +8,10 @@ from jaxtyping import Float, Int
 SegmentCosts = Callable[[Int[np.ndarray, " s"], Int[np.ndarray, " s"]], Float[np.ndarray, " s"]]
 """(first items of segments, first items after them) -> what the segments cost a replica each."""
 Cut = Callable[[float], list[int]]
-"""bound -> first items of the segments, each as long as costs no more than the bound; too many only begin to be cut."""
+"""bound -> first items of the segments, each as long as costs no more than the bound."""
 
-_FIRST_MARGIN = 2.0**-10
-"""Share by which the first bound is above the mean cost; it doubles until a cut fits."""
+_ESTIMATES = 4
+"""Bounds that are estimated, before bisection, from how many segments the bound before needed."""
 
 
 def partition_minimizing_maximum(
@@ -24,14 +23,14 @@ def partition_minimizing_maximum(
     probe that fits, it becomes the cost of the costliest segment; after one that does not, the least bound at which
     some segment would have been longer. So the optimum is found exactly, for whole costs and for any others, and the
     best probe is returned, not the last (the printed Algorithm 2 returns the last, and its bounds use the shortest
-    length where the longest is meant). The first probes are near the mean cost of items alone, where the optimum of
-    many items is.
+    length where the longest is meant). The first probe is the mean cost of items alone, near which the optimum of many
+    items is; the next ones are as much higher or lower as segments were too many or too few.
 
     Args:
         items: Number of items, ordered from the largest.
         replicas: The most segments.
         segment_costs: Grow with a segment's end, and fall as the segment moves on to smaller items.
-        cut: Cuts the items under a bound of at least the cost of the first; `replicas + 1` segments are too many.
+        cut: Cuts the items under a bound of at least the cost of the first.
     """
     if not items:
         return np.zeros(0, np.int64)
@@ -41,15 +40,16 @@ def partition_minimizing_maximum(
 
     best = np.arange(0, items, -(-items // replicas))
     high = largest_cost(best)
-    first, each = np.zeros(1, np.int64), np.arange(items)
-    low = float(segment_costs(first, first + 1)[0])
-    mean = float(segment_costs(each, each + 1).sum()) / replicas
-    margin = _FIRST_MARGIN
+    each = np.arange(items)
+    alone = segment_costs(each, each + 1)
+    low = estimate = max(float(alone[0]), float(alone.sum()) / replicas)
+    estimates = _ESTIMATES
     while low < high:
-        bound = min(max(low, mean) * (1 + margin), (low + high) / 2)
+        bound = estimate if estimates and low <= estimate < high else (low + high) / 2
         begins = np.array(cut(bound))
+        estimate, estimates = bound * len(begins) / replicas, max(estimates - 1, 0)
         if len(begins) <= replicas:
-            best, high, margin = begins, largest_cost(begins), math.inf
+            best, high = begins, largest_cost(begins)
         else:
-            low, margin = float(segment_costs(begins[:-1], begins[1:] + 1).min()), 2 * margin
+            low = float(segment_costs(begins[:-1], begins[1:] + 1).min())
     return best

@@ -88,7 +88,7 @@ def _contiguous_segments(
 
     def cut(bound: float) -> list[int]:
         begins, begin = [], 0
-        while begin < items and len(begins) <= replicas:
+        while begin < items:
             begins.append(begin)
             begin = longest_segment(begin, bound)
         return begins

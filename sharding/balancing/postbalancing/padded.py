@@ -51,7 +51,7 @@ def _segment_begins(descending_costs: Float[np.ndarray, " n"], replicas: int) ->
 
     def cut(bound: float) -> list[int]:
         begins, begin = [], 0
-        while begin < len(costs) and len(begins) <= replicas:
+        while begin < len(costs):
             begins.append(begin)
             begin += int(bound // costs[begin]) if costs[begin] else len(costs)
         return begins
