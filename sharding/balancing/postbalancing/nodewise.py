@@ -211,7 +211,7 @@ class PlacementSearch:
         """
         by_node = self.sent.reshape(-1, self._per_node)
         sent = by_node.max(axis=1)
-        nodes = np.argsort(-sent, kind="stable")[:count]
+        nodes = np.argsort(-sent, kind="stable")[:count] if count > 1 else sent.argmax(keepdims=True)
         if not self._room[nodes[0]]:
             return False
         nodes = nodes[self._room[nodes] > 0]
@@ -219,19 +219,21 @@ class PlacementSearch:
         batches = self._volumes.first_chosen(worst, self.node_of == UNPLACED)
         if batches[0] < 0:
             return False
-        batches, first = np.unique(batches, return_index=True)
+        if count > 1:
+            batches, first = np.unique(batches, return_index=True)
+            nodes = nodes[first]
         placed = batches >= 0
-        self._place(batches[placed], nodes[first[placed]])
+        self._place(batches[placed], nodes[placed])
         return True
 
     def _place(self, batches: Int[np.ndarray, " w"], nodes: Int[np.ndarray, " w"]) -> None:
-        """Places batches that have no node."""
+        """Places batches that have no node, each on another node."""
         entries = self._volumes.within_nodes(batches, nodes, self._per_node)
         replica, volume = self._volumes.replica[entries], self._volumes.volume[entries]
-        np.subtract.at(self.sent, replica, volume)
+        self.sent[replica] -= volume
         self._volume_kept[self._volumes.batch[entries], replica % self._per_node] = volume
         self.node_of[batches] = nodes
-        np.subtract.at(self._room, nodes, 1)
+        self._room[nodes] -= 1
 
     def _remove(self, batch: int) -> None:
         """Takes a batch from its node."""
@@ -265,9 +267,8 @@ class PlacementSearch:
             self._remove(batch)
         if given != UNPLACED:
             self._remove(given)
-        self._place(np.array([batch]), np.array([node]))
-        if given != UNPLACED and home != UNPLACED:
-            self._place(np.array([given]), np.array([home]))
+        placed = slice(2 if given != UNPLACED and home != UNPLACED else 1)
+        self._place(np.array([batch, given])[placed], np.array([node, home])[placed])
         self._tabu_until[batch] = step + max(per_node - 2 - step % TABU_SPREAD, 1)
         return True
 
