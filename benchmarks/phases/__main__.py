@@ -1,7 +1,8 @@
 """`python -m benchmarks.phases`: what rows of their own cost and save, for a training configuration.
 
 On the host: dealing items and making tables. Executed work: what devices compute over what samples need, counted
-exactly. On the devices: processor time of steps with and without, in turns, and their losses.
+exactly. On the devices: processor time of steps with and without, in turns, and their losses. Both also
+of post-balanced steps over the same samples in rows as drawn.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ def main(arguments: PhaseArguments) -> int:
     """Prints the figures; 1 if a goal is missed."""
     import jax
 
+    from benchmarks.phases.balanced_steps import balanced_rows
     from benchmarks.phases.executed_work import work_rows
     from benchmarks.phases.host import host_rows
     from benchmarks.phases.steps import step_rows
@@ -31,6 +33,7 @@ def main(arguments: PhaseArguments) -> int:
     plan, _ = load_configured_plan(config, jax.device_count())
     work, own_rows = work_rows(config, plan, max(arguments.planned_steps, arguments.steps))
     rows = [*host_rows(), *work, *step_rows(config, plan, own_rows, arguments.steps)]
+    rows += balanced_rows(config, plan, arguments.steps)
     return report(rows, "note", digits=3, as_json=arguments.json)
 
 

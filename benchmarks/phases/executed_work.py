@@ -6,7 +6,7 @@ own, and what grouping, reordering and post-balancing make of these. Capacities 
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def work_rows(config: TrainConfig, plan: Plan, steps: int) -> tuple[list[Row], P
     assert order is not None
     row_order = order.make_row_order(config.model, pipeline.sample_index.sample_format)
     isf = training_pipeline(dataclasses.replace(config.data, grouping="isf"), config.model, config.dataset("train"))
-    planned = {"": _steps(pipeline, steps), "ISF grouping": _steps(isf, steps)}
+    planned = {"": planned_steps(pipeline, steps), "ISF grouping": planned_steps(isf, steps)}
     planned |= {
         f"{name}{name and ' and '}reordering by both algorithms": [each.reordered(row_order) for each in plans]
         for name, plans in list(planned.items())
@@ -57,7 +57,8 @@ def work_rows(config: TrainConfig, plan: Plan, steps: int) -> tuple[list[Row], P
     return rows, own_rows
 
 
-def _steps(pipeline: BatchPipeline, count: int) -> list[StepPlan]:
+def planned_steps(pipeline: BatchPipeline, count: int) -> list[StepPlan]:
+    """The first steps of a run."""
     return list(itertools.islice((plan for plan in pipeline.steps(PlannerState()) if plan.rows), count))
 
 
@@ -81,10 +82,12 @@ class Work:
         self._backbone = config.model.backbone.name
         values = row_values(config.model, global_batch_spec(config.data, config.model).arrays)
         self._values = {module: each for module, each in values.items() if module != self._backbone}
-        generators = {generator.name for generator in config.model.generators}
         self._units = {
             unit.modules[0]: unit for unit in plan.units if len(unit.modules) == 1 and unit.modules[0] in self._values
         }
+        if shared := sorted(self._values.keys() - self._units.keys()):
+            raise ValueError(f"{shared} share a unit; these benchmarks take plans with a unit for each module")
+        generators = {generator.name for generator in config.model.generators}
         phases = {module: self._roomy(module, module in generators) for module in self._units}
         self._tables = {
             module: [
@@ -117,25 +120,42 @@ class Work:
             return [needed_capacity(items[:, -1], self._units[module].dp) for items in self._tables[module]]
         return [int(np.bincount(items[:, 1], items[:, -1]).max(initial=0)) for items in self._tables[module]]
 
-    def ratio(self, capacities: int | None, *, is_dealt: bool) -> float:
-        """FLOPs computed over those needed, with at most so many capacities for each module; None for full rows."""
-        full_rows = len(self._steps) * self._plan.microbatches * self._rows
+    def needed(self) -> dict[str, int]:
+        """Values of the samples of all steps, by module; tokens of the backbone."""
         tokens = sum(step.sizes[each].tokens for step in self._steps for row in step.rows for each in row)
-        needed = self._flops[self._backbone] * tokens
-        computed = self._flops[self._backbone] * self._tokens * full_rows
-        for module, values in self._values.items():
-            per_cell = self._flops[module] * values.per_cell
-            if module not in self._units:
-                raise ValueError(f"{module} shares a unit; these benchmarks take plans with a unit for each module")
-            needed += per_cell * sum(int(items[:, -1].sum()) for items in self._tables[module])
+        return {self._backbone: tokens} | {
+            module: self._values[module].per_cell * sum(int(items[:, -1].sum()) for items in tables)
+            for module, tables in self._tables.items()
+        }
+
+    def computed(self, capacities: int | None, *, is_dealt: bool) -> dict[str, int]:
+        """Values that devices compute in all steps, padding included, by module.
+
+        Args:
+            capacities: The most capacities of each module; None for full rows.
+            is_dealt: Whether items are dealt over rows for each replica, or stay in their rows.
+        """
+        full_rows = len(self._steps) * self._plan.microbatches * self._rows
+        computed = {self._backbone: self._tokens * full_rows}
+        for module in self._units:
+            values = self._values[module]
             if capacities is None:
-                computed += self._flops[module] * values.count * full_rows
+                computed[module] = values.count * full_rows
                 continue
             needs = self.needs(module, is_dealt)
             chosen = np.array(least_padding_capacities(needs, capacities))
             rows = self._units[module].dp if is_dealt else self._rows
-            computed += per_cell * rows * sum(int(chosen[np.searchsorted(chosen, need)]) for need in needs if need)
-        return computed / needed
+            cells = sum(int(chosen[np.searchsorted(chosen, need)]) for need in needs if need)
+            computed[module] = values.per_cell * rows * cells
+        return computed
+
+    def flops(self, values: Mapping[str, int]) -> float:
+        """FLOPs of so many values of each module, without attention."""
+        return sum(self._flops[module] * count for module, count in values.items())
+
+    def ratio(self, capacities: int | None, *, is_dealt: bool) -> float:
+        """FLOPs computed over those needed; the arguments are those of `computed`."""
+        return self.flops(self.computed(capacities, is_dealt=is_dealt)) / self.flops(self.needed())
 
     def plan_of_own_rows(self, capacities: int) -> Plan:
         """The plan with a row for each replica in every unit of one encoder or generator."""

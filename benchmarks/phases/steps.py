@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks.phases.figures import figure
 from benchmarks.rows import Row
+from data.packing.dealt_phases import HostArrays
 from data.packing.pipeline import training_batches
 from mmjax.training.config import TrainConfig
 from mmjax.training.engine.engine import Engine
@@ -17,12 +18,18 @@ from sharding.plans.plan import Plan
 LOSS_GOAL = 1e-4
 WARM_UP = 2
 
+Run = tuple[Plan, Sequence[HostArrays]]
+"""A plan, and the arrays of its global batches."""
+
 
 def step_rows(config: TrainConfig, plan: Plan, own_rows: Plan, steps: int) -> list[Row]:
     """A step whose items are dealt over rows of their own, over the step without that."""
-    without, dealt = (np.array(each) for each in zip(*measure_steps(config, (plan, own_rows), steps), strict=True))
-    ratio = statistics.median(dealt[:, 0] / without[:, 0])
-    error = float(np.max(np.abs(dealt[:, 1] / without[:, 1] - 1)))
+    batches = training_batches(config.data, config.model, config.dataset("train"))
+    try:
+        arrays = [next(batches).arrays for _ in range(WARM_UP + steps)]
+    finally:
+        batches.close()
+    ratio, error = compare_steps(config, ((own_rows, arrays), (plan, arrays)))
     note = ", ".join(f"{unit.rows} x {list(unit.capacities)} of {unit.name}" for unit in own_rows.units if unit.rows)
     return [
         figure("processor time of a step with rows of its own over shared rows", ratio, 1.0, f"{note}; {steps} steps"),
@@ -30,23 +37,24 @@ def step_rows(config: TrainConfig, plan: Plan, own_rows: Plan, steps: int) -> li
     ]
 
 
-def measure_steps(config: TrainConfig, plans: Sequence[Plan], steps: int) -> list[list[tuple[float, float]]]:
-    """For each step, the processor seconds of this process and the loss, of each of the plans in turns."""
-    batches = training_batches(config.data, config.model, config.dataset("train"))
-    try:
-        arrays = [next(batches).arrays for _ in range(WARM_UP + steps)]
-    finally:
-        batches.close()
-    engines = [Engine(config.model, plan, arrays[0], config.engine_settings) for plan in plans]
+def compare_steps(config: TrainConfig, runs: tuple[Run, Run]) -> tuple[float, float]:
+    """Median processor time of the first run's steps over the second's, and the largest relative loss difference."""
+    first, second = np.moveaxis(np.array(measure_steps(config, runs)), 1, 0)
+    return statistics.median(first[:, 0] / second[:, 0]), float(np.max(np.abs(first[:, 1] / second[:, 1] - 1)))
+
+
+def measure_steps(config: TrainConfig, runs: Sequence[Run]) -> list[list[tuple[float, float]]]:
+    """For each step but the first ones, the processor seconds of this process and the loss, of each run in turns."""
+    engines = [Engine(config.model, plan, arrays[0], config.engine_settings) for plan, arrays in runs]
     states = [engine.initial_state() for engine in engines]
     for number, engine in enumerate(engines):  # compiles the programs of every capacity, whichever steps need them
-        for batch in arrays:
+        for batch in runs[number][1]:
             states[number], _ = engine.executor.step(states[number], engine.place_batch(batch, 0))
         states[number] = engine.initial_state()
     measured = []
-    for step, batch in enumerate(arrays):
+    for step, of_step in enumerate(zip(*(arrays for _, arrays in runs), strict=True)):
         measured.append([])
-        for number, engine in enumerate(engines):
+        for number, (engine, batch) in enumerate(zip(engines, of_step, strict=True)):
             begin = time.process_time()
             states[number], summary = engine.executor.step(states[number], engine.place_batch(batch, step))
             jax.block_until_ready(vars(states[number]))

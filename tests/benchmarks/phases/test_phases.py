@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.phases.executed_work import Work
+from benchmarks.phases.balanced_steps import rows_as_drawn, with_fitting_rows
+from benchmarks.phases.executed_work import Work, planned_steps
 from benchmarks.phases.host import ROW_TOKENS, ROWS, draw_items, host_rows
 from data.packing.batch_spec import global_batch_spec
 from data.packing.dealt_phases import plan_phase_rows
@@ -46,3 +47,19 @@ def test_the_work_counted_is_that_of_the_batches():
         )
         assert work.ratio(capacities, is_dealt=capacities is not None) == pytest.approx(computed / needed)
     assert all(unit.rows == unit.dp for unit in plan.units if unit.name != "backbone")
+
+
+def test_rows_as_drawn_hold_the_samples_of_the_step_and_are_as_long_as_the_fullest():
+    config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, grouping="post_balanced"))
+    balanced = planned_steps(training_pipeline(config.data, config.model, SmallVQA("train")), 4)
+    drawn = [rows_as_drawn(step, np.random.default_rng(0)) for step in balanced]
+    sums = []
+    for before, after in zip(balanced, drawn, strict=True):
+        assert sorted(np.concatenate(before.rows)) == sorted(np.concatenate(after.rows))
+        assert len(after.rows) == config.data.rows and np.ptp([len(row) for row in after.rows]) <= 1
+        sums += [sum(after.sizes[sample].tokens for sample in row) for row in after.rows]
+    fitting = with_fitting_rows(config, drawn)
+    assert fitting.data.tokens == max(sums) and fitting.data.frames == config.data.frames
+    loader = training_pipeline(fitting.data, config.model, SmallVQA("train")).loader
+    packed = loader(drawn[sums.index(max(sums)) // config.data.rows])
+    assert (packed.arrays["backbone"]["segments"] > 0).sum(axis=1).max() == fitting.data.tokens
