@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+from sharding.expert_transfer import ExpertTransferChoice
+
 CollectiveMatmul = Literal["reference", "ring", "mosaic"]
 
 
@@ -15,6 +17,7 @@ class Axes:
         tensor: Axes over which heads, feed-forward widths and the vocabulary are split.
         expert: Axes over which experts are split.
         expert_nodes: Nodes on which the ranks along them are, evenly.
+        expert_transfer: How tokens get to these ranks.
         fsdp: Axes of `data` over which weights are divided until a layer computes, and gradients from then on (fully
             sharded data parallelism, arXiv 1910.02054, stage 3); none where each replica holds all weights. They
             include those of `expert`.
@@ -26,6 +29,7 @@ class Axes:
     tensor: tuple[str, ...] = ()
     expert: tuple[str, ...] = ()
     expert_nodes: int = 1
+    expert_transfer: ExpertTransferChoice = "cheaper"
     fsdp: tuple[str, ...] = ()
     sequence: tuple[str, ...] = ()
     collective_matmul: CollectiveMatmul = "reference"

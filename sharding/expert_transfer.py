@@ -10,6 +10,8 @@ import math
 from typing import Literal, NamedTuple
 
 ExpertTransfer = Literal["gather", "all_to_all"]
+ExpertTransferChoice = Literal["cheaper", "gather", "all_to_all"]
+"""What a plan says of it (`UnitPlan.expert_transfer`): a form, or whichever is cheaper."""
 
 
 class Routing(NamedTuple):
@@ -68,6 +70,11 @@ def tokens_exchanged(routing: Routing, ranks: int, nodes: int) -> TokensMoved:
     """What the all-to-all is expected to move: a token enters a node once for each rank there that it needs."""
     together, chance = ranks_of_node(ranks, nodes), routing.chance_of_rank(ranks)
     return TokensMoved(chance * (ranks - together), chance * (together - 1))
+
+
+def chosen_transfer(choice: ExpertTransferChoice, routing: Routing, ranks: int, nodes: int) -> ExpertTransfer:
+    """The form that a plan's choice means; the other arguments are those of `cheaper_transfer`."""
+    return cheaper_transfer(routing, ranks, nodes) if choice == "cheaper" else choice
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from sharding.costs.cost_model import LayerParallelism, LayerSeconds, Times, col
 from sharding.costs.expert_seconds import expert_nodes, expert_transfer_seconds
 from sharding.costs.kernel_seconds import KernelCosts, matmuls_beside
 from sharding.costs.node_placement import NodePlacement
+from sharding.expert_transfer import chosen_transfer
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import CollectivesName, PlanError
 from sharding.specs.layer import COLLECTIVE_KINDS, ZERO, Kernel, LayerSpec, Loads, RecomputePolicy
@@ -159,7 +160,10 @@ class AnalyticCostModel:
             return ring_seconds(size, ranks.tp, self._link_over(ranks.tp))
         assert layer.routing is not None, f"the layer {layer.name} sends tokens to experts, but has no routing"
         nodes = expert_nodes(ranks, self.devices_per_node)
-        return expert_transfer_seconds(size, layer.routing, ranks.ep, nodes, self._link(True), self._link(False))
+        transfer = chosen_transfer(ranks.expert_transfer, layer.routing, ranks.ep, nodes)
+        return expert_transfer_seconds(
+            size, layer.routing, transfer, ranks.ep, nodes, self._link(True), self._link(False)
+        )
 
     def _ring_attention(self, kernel: Kernel, loads: Loads, ranks: LayerParallelism) -> Times:
         """Seconds in which keys and values are sent once around the context-parallel ranks."""

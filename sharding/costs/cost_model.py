@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from configs.clusters import Link
 from sharding.costs.node_placement import NodePlacement
+from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.trained_parts import Gradient
 from sharding.plans.unit_plan import TENSOR_COLLECTIVES, CollectivesName
 from sharding.specs.layer import Kernel, LayerSpec, Loads, RecomputePolicy
@@ -42,6 +43,7 @@ class LayerParallelism:
         tp: Tensor ranks of a replica.
         cp: Context-parallel ranks of a replica.
         ep: Replicas that divide the experts.
+        expert_transfer: How tokens get to them (`UnitPlan.expert_transfer`).
         dp: Replicas that compute at once.
         fsdp: Replicas that divide all weights.
         collectives: What the tensor ranks do around split matmuls (`UnitPlan.collectives`).
@@ -51,6 +53,7 @@ class LayerParallelism:
     cp: int = 1
     _: dataclasses.KW_ONLY
     ep: int = 1
+    expert_transfer: ExpertTransferChoice = "cheaper"
     dp: int = 1
     fsdp: int = 1
     collectives: CollectivesName = "gather"

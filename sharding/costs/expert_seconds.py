@@ -3,7 +3,7 @@
 from configs.clusters import Link
 from sharding.costs.cost_model import LayerParallelism, Times, collective_seconds
 from sharding.costs.node_placement import NodePlacement
-from sharding.expert_transfer import Routing, cheaper_transfer, ranks_of_node, tokens_exchanged
+from sharding.expert_transfer import ExpertTransfer, Routing, ranks_of_node, tokens_exchanged
 
 
 def expert_nodes(ranks: LayerParallelism, devices_per_node: int) -> int:
@@ -12,9 +12,15 @@ def expert_nodes(ranks: LayerParallelism, devices_per_node: int) -> int:
 
 
 def expert_transfer_seconds(
-    size: Times, routing: Routing, ranks: int, nodes: int, intra_node: Link, inter_node: Link
+    size: Times,
+    routing: Routing,
+    transfer: ExpertTransfer,
+    ranks: int,
+    nodes: int,
+    intra_node: Link,
+    inter_node: Link,
 ) -> Times:
-    """Seconds of the transfer that moves less: an all-gather or a reduce-scatter, or an all-to-all.
+    """Seconds of a transfer: an all-gather or a reduce-scatter, or an all-to-all.
 
     In an all-to-all a rank exchanges with one other after the other (Thakur et al. 2005), with each what its experts
     are expected to need.
@@ -22,13 +28,14 @@ def expert_transfer_seconds(
     Args:
         size: Bytes of one rank's tokens.
         routing: The router.
+        transfer: Its form.
         ranks: Expert ranks; each tensor and context-parallel rank exchanges with its like.
         nodes: Nodes that they are on.
         intra_node: Link between devices of one node.
         inter_node: Link between nodes, of one device.
     """
     together = ranks_of_node(ranks, nodes)
-    if cheaper_transfer(routing, ranks, nodes) == "gather":
+    if transfer == "gather":
         return collective_seconds(
             size * ranks, NodePlacement(ranks, nodes, ranks // nodes, together), intra_node, inter_node
         )

@@ -5,7 +5,7 @@ from jaxtyping import Shaped
 
 from sharding.costs.cost_model import CostModel, LayerParallelism, Times
 from sharding.costs.expert_seconds import expert_nodes
-from sharding.expert_transfer import cheaper_transfer
+from sharding.expert_transfer import chosen_transfer
 from sharding.specs.layer import LayerSpec, Loads, RecomputePolicy, SavedActivations
 
 Elements = Shaped[np.ndarray, "..."] | float | int
@@ -61,7 +61,7 @@ def _expert_buffers(layer: LayerSpec, loads: Loads, ranks: LayerParallelism, cos
     of_token = costs.element_bytes * layer.output_elements.at(loads) / ranks.cp
     copies = ranks.ep * (1 + layer.routing.pairs_per_token(ranks.ep))
     nodes = expert_nodes(ranks, costs.devices_per_node)
-    if cheaper_transfer(layer.routing, ranks.ep, nodes) == "all_to_all":
+    if chosen_transfer(ranks.expert_transfer, layer.routing, ranks.ep, nodes) == "all_to_all":
         copies += layer.routing.most_ranks(ranks.ep)
     return np.asarray(copies * of_token)
 

@@ -40,6 +40,7 @@ _REPLICA_FIELDS = (
     "module_tp",
     "cp",
     "ep",
+    "expert_transfer",
     "fsdp",
     "recompute",
     "collectives",

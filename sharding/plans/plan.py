@@ -69,8 +69,8 @@ class Plan:
 
     def table(self) -> list[dict[str, str]]:
         """One row per unit, for people; options at their default in all units are left out."""
-        defaults = {"module_tp": (), "cp": 1, "ep": 1, "fsdp": 1, "chunks": 1, "collectives": "reduce"}
-        defaults |= {"extra_in_flight": 0, "rows": 0, "capacities": ()}
+        defaults = {"module_tp": (), "cp": 1, "ep": 1, "expert_transfer": "cheaper", "fsdp": 1, "chunks": 1}
+        defaults |= {"collectives": "reduce", "extra_in_flight": 0, "rows": 0, "capacities": ()}
         shown = [key for key, value in defaults.items() if any(getattr(unit, key) != value for unit in self.units)]
         return [
             {

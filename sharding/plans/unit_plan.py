@@ -4,10 +4,11 @@ import collections
 import dataclasses
 import itertools
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from configs.errors import UserError
 from sharding.axes import CollectiveMatmul
+from sharding.expert_transfer import ExpertTransferChoice
 from sharding.plans.device_ranges import MAX_DEVICES, parse_device_ranges
 from sharding.plans.json_fields import FROM_TEXT, TextForm
 from sharding.plans.recompute_text import layer_policies, read_recompute
@@ -67,6 +68,8 @@ class UnitPlan:
             (ring attention, arXiv 2310.01889).
         ep: Expert ranks: `ep` consecutive data-parallel replicas divide the experts of every layer that has some.
             They take no devices of their own.
+        expert_transfer: How tokens get to the ranks of their experts: by `gather`, by `all_to_all`, or `cheaper`, which
+            of the two moves less (`sharding.expert_transfer`).
         fsdp: Consecutive data-parallel replicas that divide weights and gradients among them (fully sharded data
             parallelism, ZeRO-3): a layer's weights are gathered whenever it computes, and its gradients scattered. 1:
             every replica holds whole weights for a step (ZeRO-1). Below dp, each group has a copy of the weights, and
@@ -99,6 +102,7 @@ class UnitPlan:
     chunks: int = 1
     cp: int = 1
     ep: int = 1
+    expert_transfer: ExpertTransferChoice = "cheaper"
     fsdp: int = 1
     collectives: CollectivesName = "reduce"
     extra_in_flight: int = 0
@@ -141,6 +145,11 @@ class UnitPlan:
         if self.collectives not in TENSOR_COLLECTIVES:
             raise PlanError(
                 f"unit {self.name}: collectives {self.collectives!r}; choose from {', '.join(TENSOR_COLLECTIVES)}"
+            )
+        if self.expert_transfer not in get_args(ExpertTransferChoice):
+            raise PlanError(
+                f"unit {self.name}: expert_transfer {self.expert_transfer!r}; choose from "
+                f"{', '.join(get_args(ExpertTransferChoice))}"
             )
         if self.extra_in_flight < 0:
             raise PlanError(

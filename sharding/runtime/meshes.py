@@ -24,7 +24,9 @@ def module_axes(unit: UnitPlan, mesh: Mesh) -> dict[str, Axes]:
     """
     return {
         module: dataclasses.replace(
-            _with_collectives(unit, module, axes, mesh), expert_nodes=most_nodes(mesh, axes.expert)
+            _with_collectives(unit, module, axes, mesh),
+            expert_nodes=most_nodes(mesh, axes.expert),
+            expert_transfer=unit.expert_transfer,
         )
         for module, axes in stage_axes(unit).modules.items()
     }

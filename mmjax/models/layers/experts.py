@@ -21,7 +21,7 @@ from mmjax.models.layers.linear import Linear, normal_parameter
 from mmjax.models.layers.tensor_parallel import mark_saveable
 from pallas_kernels.varying import make_varying
 from sharding.axes import Axes
-from sharding.expert_transfer import Routing, cheaper_transfer
+from sharding.expert_transfer import Routing, chosen_transfer
 
 
 class BalancingWeights(NamedTuple):
@@ -103,7 +103,8 @@ class MixtureOfExperts(nnx.Module):
         x, weights = make_varying((x, weights), axes.tensor)
         if axes.expert:
             ranks = lax.axis_size(axes.expert)
-            transfer = cheaper_transfer(Routing(self.config.count, self.config.top_k), ranks, axes.expert_nodes)
+            routing = Routing(self.config.count, self.config.top_k)
+            transfer = chosen_transfer(axes.expert_transfer, routing, ranks, axes.expert_nodes)
             sum_experts, local_experts = EXPERT_SUMS[transfer], self.gate.shape[0]
             y = sum_experts(self._sum_local_experts, x, experts, weights, local_experts, axes.expert)
         else:

@@ -14,7 +14,15 @@ from sharding.specs.layer import LayerSpec, RecomputePolicy
 def module_parallelism(unit: UnitPlan, module: str) -> LayerParallelism:
     """The ranks that compute a module of a unit."""
     tp, dp = unit.tensor_ranks_of(module), unit.replicas_of(module)
-    return LayerParallelism(tp=tp, cp=unit.cp, ep=unit.ep, dp=dp, fsdp=unit.fsdp, collectives=unit.collectives)
+    return LayerParallelism(
+        tp=tp,
+        cp=unit.cp,
+        ep=unit.ep,
+        expert_transfer=unit.expert_transfer,
+        dp=dp,
+        fsdp=unit.fsdp,
+        collectives=unit.collectives,
+    )
 
 
 class LayersOfStage(NamedTuple):

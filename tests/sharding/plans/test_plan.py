@@ -265,6 +265,7 @@ def test_an_invalid_plan_is_refused(fields, message):
             "unit a: recompute of stage 0: 'some'; choose from none, selective, offload, full",
         ),
         ("UnitPlan('a', ('x',), (0,), collectives='rings')", "collectives 'rings'; choose from reduce, gather, ring"),
+        ("UnitPlan('a', ('x',), (0,), expert_transfer='post')", "'post'; choose from cheaper, gather, all_to_all"),
     ],
 )
 def test_a_plan_built_in_python_refuses_unknown_kinds(expression, message):

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from configs.transformer import ExpertsConfig
 from mmjax.models.layers.expert_exchange import EXPERT_SUMS, target_ranks
 from mmjax.models.layers.experts import MixtureOfExperts
+from sharding.axes import Axes
 
 WIDTH, TOKENS, EXPERTS = 6, 16, 8  # tokens of all ranks together
 AXES = ("outer", "inner")  # of the expert ranks
@@ -88,6 +89,21 @@ def test_outputs_and_gradients_are_those_of_one_device(form, ranks, top_k, tenso
     for experts in routings(ranks, top_k).values():
         given = (parameters, x, jnp.asarray(experts, jnp.int32), weights, seed)
         compare(program(form, ranks, top_k, tensor)(*given), program("", 1, top_k)(*given), 1e-6)
+
+
+@pytest.mark.parametrize(("choice", "scattered"), [("gather", True), ("all_to_all", False), ("cheaper", False)])
+def test_a_layer_uses_the_form_that_its_axes_name(choice, scattered):
+    graph, state = nnx.split(MixtureOfExperts(ExpertsConfig(count=EXPERTS, ffn=8), WIDTH))
+    axes = Axes(data=AXES, expert=AXES, expert_transfer=choice)
+    kernels = {"router": P(), "gate": P(AXES), "up": P(AXES), "down": P(AXES)}
+    layer = jax.shard_map(
+        lambda parameters, x: nnx.merge(graph, parameters)(x, axes),
+        mesh=jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), AXES),
+        in_specs=(kernels, P(AXES)),
+        out_specs=P(AXES),
+    )
+    program = str(jax.make_jaxpr(layer)(nnx.to_pure_dict(state), jnp.zeros((4, TOKENS, WIDTH))))
+    assert ("reduce_scatter" in program) == scattered
 
 
 def test_in_bfloat16_sums_differ_by_rounding_alone():

@@ -193,6 +193,19 @@ def test_expert_ranks_divide_experts_and_only_the_others_reduce_them():
     np.testing.assert_allclose(found[1].flops, found[0].flops)
 
 
+@pytest.mark.parametrize(("ep", "cheaper"), [(2, "gather"), (4, "all_to_all")])
+def test_a_plan_may_name_the_transfer_of_tokens_to_experts(ep, cheaper):
+    graph = with_experts(GRAPH, 8)
+    batch, trains = BatchCosts(graph, COSTS, _four(ROWS)), trained_parts(graph, ("all",))
+    found = {}
+    for transfer in ("cheaper", "gather", "all_to_all"):
+        plan = ranked(4, ep=ep)
+        units = [dataclasses.replace(unit, expert_transfer=transfer) for unit in plan.units]
+        stage = plan_costs(dataclasses.replace(plan, units=tuple(units)), batch, trains).stages["backbone", 0]
+        found[transfer] = (stage.static_bytes, stage.forward_communication.tolist())
+    assert found["cheaper"] == found[cheaper] and found["gather"] != found["all_to_all"]
+
+
 def test_replicas_that_exchange_tokens_wait_for_the_slowest():
     graph = with_experts(GRAPH, 8)
     trains = trained_parts(graph, ("all",))
