@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from configs.architectures import ModelConfig
+from data.data_config import SquareWeights
 from data.errors import DataError
 from data.packing.batch_spec import ArraySpec, BatchSpec, HasShapeAndDtype
 from data.packing.phases.item_arrays import find_items, move_to_phase
@@ -191,7 +192,11 @@ NO_PHASES = DealtPhases()
 
 
 def plan_phase_rows(
-    plan: Plan, model: ModelConfig, batch_spec: BatchSpec, devices_per_node: int = MAX_DEVICES
+    plan: Plan,
+    model: ModelConfig,
+    batch_spec: BatchSpec,
+    devices_per_node: int = MAX_DEVICES,
+    square_weights: SquareWeights = (),
 ) -> DealtPhases:
     """The phases with rows of their own in a plan.
 
@@ -200,11 +205,15 @@ def plan_phase_rows(
         model: The model.
         batch_spec: Of a global batch.
         devices_per_node: Consecutive devices of a plan that are one node; by default all are.
+        square_weights: `DataConfig.square_weights`.
 
     Raises:
         PlanError: A capacity is no multiple of what a cell takes.
+        DataError: A square weight is of a field that no encoder with rows of its own reads.
     """
     values_of = row_values(model, batch_spec)
+    _check_square_weights(square_weights, plan, model)
+    weights = dict(square_weights)
     rows = batch_spec[model.backbone.name]["tokens"].shape[0] // plan.microbatches
     phases = {}
     for unit in plan.units:
@@ -232,8 +241,25 @@ def plan_phase_rows(
             values=values.field,
             values_per_cell=values.per_cell,
             nodes=shared_nodes(unit, backbone, stage, rows, devices_per_node),
+            square_weight=weights.get(values.field, 0.0),
         )
     return DealtPhases(phases, plan.microbatches)
+
+
+def _check_square_weights(square_weights: SquareWeights, plan: Plan, model: ModelConfig) -> None:
+    """Raises DataError for a weight that would have no effect."""
+    encoders = {encoder.field: encoder.name for encoder in model.encoders}
+    for field, weight in square_weights:
+        given = f"DataConfig.square_weights gives {field} the weight {weight}"
+        if field not in encoders:
+            fields = ", ".join(encoders) or "none, as it has no encoders"
+            raise DataError(f"{given}, but no encoder of the model reads {field}; its fields: {fields}")
+        unit = plan.unit_of(encoders[field])
+        if not unit.rows:
+            raise DataError(
+                f"{given}, but unit {unit.name} of the plan has no rows of its own over which items are dealt; give it "
+                "UnitPlan.rows, or leave the weight out"
+            )
 
 
 def row_values(model: ModelConfig, batch_spec: BatchSpec) -> dict[str, RowValues]:

@@ -148,7 +148,14 @@ class TrainConfig:
     @property
     def engine_settings(self) -> EngineSettings:
         """Options of the engine other than the model and the plan."""
-        return EngineSettings(self.optimizer, self.steps, self.seed, self.trainable, self.transport)
+        return EngineSettings(
+            optimizer=self.optimizer,
+            steps=self.steps,
+            seed=self.seed,
+            trainable=self.trainable,
+            transport=self.transport,
+            square_weights=self.data.square_weights,
+        )
 
 
 def tokenizer_mismatches_backbone(config: TrainConfig, tokenizer: Tokenizer) -> bool:

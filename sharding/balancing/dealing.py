@@ -1,7 +1,8 @@
 """Dealing items to the rows of a phase: which row of which replica computes an item, and where in it.
 
 A phase has rows of its own, as many in every replica, which have one of a few capacities. Items are dealt so that rows
-get even sums of lengths. Everything is decided from lengths, so that every host decides the same.
+get even sums of lengths, or even costs, where the cost of an item has a quadratic part. Everything is decided from
+lengths, so that every host decides the same.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from jaxtyping import Int
 
 from configs.errors import UserError
 from sharding.balancing.postbalancing.greedy import largest_first
+from sharding.balancing.postbalancing.quadratic import whole_costs
 
 
 class DealingError(UserError):
@@ -39,17 +41,23 @@ class DealtItems:
     places: Int[np.ndarray, " k"]
 
 
-def deal_items(lengths: Int[np.ndarray, " k"], rows: int, capacities: Sequence[int]) -> DealtItems:
+def deal_items(
+    lengths: Int[np.ndarray, " k"], rows: int, capacities: Sequence[int], square_weight: float = 0.0
+) -> DealtItems:
     """Deals items, longest first, to the row with the least sum, so that rows and replicas get even sums.
 
     Where a row would hold more than it can then, or would need a larger capacity than it has to, rows are filled
     first-fit, longest first. The items of a row lie side by side, in the order given.
+
+    With a square weight w, items are also dealt to the row with the least cost, the sum of l + w l^2, of those with
+    room for them within the same capacity. The dealing whose costliest row costs less is taken.
 
     Args:
         lengths: Lengths of the items.
         rows: Rows of the phase.
         capacities: Sums of the lengths that a row may hold, ascending. No row holds more than the smallest of them
             with which the items fit in either way.
+        square_weight: Cost of the square of a length over that of the length; 0 for costs that are linear in it.
 
     Raises:
         DealingError: The items do not fit with the largest capacity.
@@ -68,6 +76,10 @@ def deal_items(lengths: Int[np.ndarray, " k"], rows: int, capacities: Sequence[i
                 break
     else:
         raise DealingError(len(lengths), rows, capacities[-1], even)
+    if square_weight:
+        even_costs = _deal_costs(lengths, descending, rows, capacity, square_weight)
+        if even_costs is not None:
+            row_of = min(row_of, even_costs, key=lambda each: largest_cost(lengths, each, square_weight))
     by_row = np.argsort(row_of, kind="stable")
     ends = np.cumsum(lengths[by_row])
     begins = ends - lengths[by_row]
@@ -76,6 +88,47 @@ def deal_items(lengths: Int[np.ndarray, " k"], rows: int, capacities: Sequence[i
     places = np.empty(len(lengths), np.int64)
     places[by_row] = begins - row_begins[row_of[by_row]]
     return DealtItems(row_of, places)
+
+
+def largest_cost(lengths: Int[np.ndarray, " k"], row_of: Int[np.ndarray, " k"], square_weight: float) -> float:
+    """Cost of the costliest row, whose items cost l + w l^2 each.
+
+    Args:
+        lengths: Lengths of the items.
+        row_of: Row of each.
+        square_weight: Cost of the square of a length over that of the length, w.
+    """
+    float_lengths = lengths.astype(np.float64)
+    costs = float_lengths + square_weight * float_lengths**2
+    return float(np.bincount(row_of, weights=costs).max(initial=0))
+
+
+def _deal_costs(
+    lengths: Int[np.ndarray, " k"],
+    descending: Int[np.ndarray, " k"],
+    rows: int,
+    capacity: int,
+    square_weight: float,
+) -> Int[np.ndarray, " k"] | None:
+    """The row of each item: costliest first, to the row with the least cost of those with room.
+
+    None if an item finds no room. Longer items cost more, so that the costliest first are the longest first.
+    """
+    costs = whole_costs(lengths, rows, square_weight)
+    row_of = np.empty(len(lengths), np.int64)
+    row_of[descending], _ = largest_first(costs[descending], np.zeros(rows, np.int64))
+    if np.bincount(row_of, weights=lengths).max(initial=0) <= capacity:
+        return row_of
+    room, sums = np.full(rows, capacity), np.zeros(rows, np.int64)
+    for item in descending.tolist():
+        has_room = room >= lengths[item]
+        if not has_room.any():
+            return None
+        row = int(np.where(has_room, sums, np.iinfo(np.int64).max).argmin())
+        room[row] -= lengths[item]
+        sums[row] += costs[item]
+        row_of[item] = row
+    return row_of
 
 
 def _deal_first_fit(

@@ -89,9 +89,10 @@ def deal_phase(
 ) -> Int[np.ndarray, "k 6"]:
     """Deals the items of a batch over the rows of a phase, a microbatch at a time; the table has `ITEM_FIELDS`.
 
-    The items of a microbatch are dealt so that the smallest capacity holds them that can (`chosen_capacities`). Where
-    they cannot be dealt apart, rows of the batch stay together if they fit as wholes. Rows of the phase lie on the
-    nodes of most of their items, as far as they can (`rows_near_their_items`).
+    The items of a microbatch are dealt so that the smallest capacity holds them that can (`chosen_capacities`), and
+    within it by their cost (`PhaseRows.square_weight`). Where they cannot be dealt apart, rows of the batch stay
+    together if they fit as wholes. Rows of the phase lie on the nodes of most of their items, as far as they can
+    (`rows_near_their_items`).
 
     Args:
         found: The items.
@@ -107,9 +108,10 @@ def deal_phase(
     items[:, 0], items[:, 1] = np.divmod(found.rows, rows)
     items[:, 2], items[:, 5] = found.places, found.lengths
     bounds = np.searchsorted(items[:, 0], np.arange(microbatches + 1))
+    weight_of_cells = phase.square_weight * phase.values_per_cell  # c cells of v values cost v (c + w v c^2)
     for number, (first, last) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
         try:
-            dealt = deal_items(found.lengths[first:last], phase.rows, phase.capacities)
+            dealt = deal_items(found.lengths[first:last], phase.rows, phase.capacities, weight_of_cells)
         except DealingError as error:
             if phase.largest >= (any_batch := phase.sufficient(rows)):
                 together = phase.largest // phase.cells  # rows of the batch that fit into one of the phase

@@ -36,6 +36,7 @@ class PhaseRows:
         values: What the plan counts capacities in: the field of the encoder's values, or images.
         values_per_cell: How many of them a cell takes.
         nodes: Nodes that divide its rows in order, and those of the global batch likewise; 1 where they do not.
+        square_weight: w of the cost l + w l^2 of an item of l values, which rows share evenly; 0 for a linear cost.
     """
 
     module: str
@@ -47,6 +48,7 @@ class PhaseRows:
     values: str
     values_per_cell: int
     nodes: int = 1
+    square_weight: float = 0.0
 
     @property
     def table_name(self) -> str:
@@ -89,11 +91,16 @@ class PhaseRows:
         """The rows that `to_json` wrote.
 
         Raises:
-            DataError: A number is not a whole one above 0, or capacities do not ascend.
+            DataError: A number is not a whole one above 0, capacities do not ascend, or the square weight is negative.
         """
         capacities = tuple(fields["capacities"])
         numbers = (*(fields[name] for name in ("rows", "cells", "values_per_cell", "nodes")), *capacities)
         are_positive = all(type(number) is int and number > 0 for number in numbers)
         if not are_positive or list(capacities) != sorted({*capacities}):
             raise DataError(f"rows of a phase have whole numbers above 0, capacities ascend; they are {dict(fields)}")
+        weight = fields["square_weight"]
+        if type(weight) not in (int, float) or not 0 <= weight < float("inf"):
+            raise DataError(
+                f"the square weight of a phase is {weight!r}; it must be a finite number that is not negative"
+            )
         return cls(**{**fields, "capacities": capacities})

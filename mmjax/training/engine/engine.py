@@ -59,6 +59,7 @@ class Engine:
     Raises:
         PlanError: The plan cannot hold this model, or this batch.
         UserError: A name in `settings.trainable`, or in the optimizer's settings, is no part of the model.
+        DataError: A field in `settings.square_weights` is of no encoder with rows of its own.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Engine:
         )
         cluster = cluster_of_device_kind(self.devices[0].device_kind)
         per_node = cluster.devices_per_node if cluster else len(self.devices)
-        self.dealt_phases = plan_phase_rows(plan, config, batch_spec, per_node)
+        self.dealt_phases = plan_phase_rows(plan, config, batch_spec, per_node, settings.square_weights)
         batch_spec = self.dealt_phases.batch_spec(batch_spec)
         check_sequence_parallelism(plan, self.modules, self.stages, batch_spec, self.phases)
         self.part_optimizers = make_part_optimizers(settings.optimizer, self.graph, trained, settings.steps)

@@ -3,6 +3,7 @@
 import dataclasses
 
 from configs.optimizer import OptimizerConfig
+from data.data_config import SquareWeights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,6 +16,7 @@ class EngineSettings:
         seed: Seed of the initial values and of all randomness in the steps.
         trainable: Parts that train, by name, or `all`, or `projectors`.
         transport: What sends the arrays of hops: `device_put`, `ppermute`, or `auto` (`sharding.runtime.hops`).
+        square_weights: Of items that are dealt over rows of their own (`DataConfig.square_weights`).
     """
 
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -22,3 +24,4 @@ class EngineSettings:
     seed: int = 0
     trainable: tuple[str, ...] = ("all",)
     transport: str = "auto"
+    square_weights: SquareWeights = ()

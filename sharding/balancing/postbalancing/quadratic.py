@@ -21,6 +21,20 @@ def quadratic_cost(lengths: Int[np.ndarray, " b"], square_weight: float) -> floa
     return float((float_lengths + square_weight * float_lengths**2).sum())
 
 
+def whole_costs(lengths: Int[np.ndarray, " n"], replicas: int, square_weight: float) -> Int[np.ndarray, " n"]:
+    """The cost of every item, l + w l^2, as a whole number: scaled so that sums over them cannot overflow.
+
+    Args:
+        lengths: Of all replicas' items.
+        replicas: Number of replicas to divide them among.
+        square_weight: The paper's lambda, beta / alpha.
+    """
+    float_lengths = lengths.astype(np.float64)
+    costs = float_lengths + square_weight * float_lengths**2
+    scale = MAX_WHOLE_TOTAL / replicas / max(float(costs.sum()), 1.0)
+    return np.rint(costs * scale).astype(np.int64)
+
+
 def balance_quadratic(
     lengths: Int[np.ndarray, " n"], replicas: int, square_weight: float, equal: bool = False
 ) -> Int[np.ndarray, " n"]:
@@ -39,10 +53,7 @@ def balance_quadratic(
         ValueError: There is no replica, or the lengths cannot be balanced.
     """
     unpadded.check_lengths(lengths, replicas)
-    float_lengths = lengths.astype(np.float64)
-    costs = float_lengths + square_weight * float_lengths**2
-    scale = MAX_WHOLE_TOTAL / replicas / max(float(costs.sum()), 1.0)
-    return unpadded.balance_unpadded(np.rint(costs * scale).astype(np.int64), replicas, equal)
+    return unpadded.balance_unpadded(whole_costs(lengths, replicas, square_weight), replicas, equal)
 
 
 def balance_quadratic_within(

@@ -1,6 +1,7 @@
 """Dealing the items of a batch over rows of a phase: every item once, with its own values, at a place that holds it."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from data.packing.dealt_phases import DealtPhases, plan_phase_rows
 from data.packing.phases.item_tables import ITEM_FIELDS, BatchItems, deal_phase, first_cells, microbatch_items
 from data.packing.phases.phase_rows import PhaseRows
 from data.packing.phases.table_check import ItemTableError
+from sharding.balancing.dealing import deal_items
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
@@ -20,13 +22,18 @@ BATCH = tiny_batch(MODEL)
 MICROBATCHES = 2
 
 
-def dealt_phases(rows: dict[str, int], capacities: dict[str, tuple[int, ...]], dp: int = 1) -> DealtPhases:
+def dealt_phases(
+    rows: dict[str, int],
+    capacities: dict[str, tuple[int, ...]],
+    dp: int = 1,
+    square_weights: tuple[tuple[str, float], ...] = (),
+) -> DealtPhases:
     units = [
         UnitPlan(name, (name,), tuple(range(dp)), dp=dp, rows=rows[name], capacities=capacities.get(name, ()))
         for name in rows
     ]
     units.append(UnitPlan("backbone", ("backbone",), (dp,)))
-    return plan_phase_rows(Plan(tuple(units), MICROBATCHES), MODEL, BATCH)
+    return plan_phase_rows(Plan(tuple(units), MICROBATCHES), MODEL, BATCH, square_weights=square_weights)
 
 
 def items_of(phase: PhaseRows, arrays) -> list[tuple[int, tuple[bytes, ...]]]:
@@ -231,3 +238,28 @@ def test_items_that_cannot_be_dealt_apart_stay_with_their_rows():
     items = deal_phase(BatchItems(np.repeat(np.arange(4), 2), places, lengths), phase, 4, 1)
     np.testing.assert_array_equal(items[:, 3], [0, 0, 0, 0, 1, 1, 1, 1])
     np.testing.assert_array_equal(items[:, 4], [0, 7, 12, 18, 0, 9, 12, 19])
+
+
+def test_a_square_weight_counts_values_and_travels_with_the_phase():
+    weighted = dealt_phases({"vision": 2, "audio": 2}, {}, square_weights=(("frames", 0.25),))
+    assert {name: phase.square_weight for name, phase in weighted.phases.items()} == {"vision": 0.0, "audio": 0.25}
+    assert DealtPhases.from_json(json.loads(json.dumps(weighted.to_json()))) == weighted
+    phase = dataclasses.replace(weighted.phases["audio"], rows=2, cells=24, capacities=(24,), values_per_cell=4)
+    lengths = np.array([8, 4, 4, 2, 2, 2, 2])  # cells, of 4 frames each: a cell's square weighs 1
+    items = deal_phase(BatchItems(np.zeros(7, int), np.cumsum(lengths) - lengths, lengths), phase, 1, 1)
+    np.testing.assert_array_equal(items[:, 3], deal_items(lengths, 2, [24], 1.0).rows)
+    with pytest.raises(DataError, match=r"square weight of a phase is -1.0; it must be a finite number"):
+        PhaseRows.from_json(phase.to_json() | {"square_weight": -1.0})
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("pixels", r"gives pixels the weight 0.5, but no encoder .* reads pixels; its fields: patches, frames"),
+        ("tokens", r"gives tokens the weight 0.5, but no encoder"),
+        ("frames", r"gives frames the weight 0.5, but unit audio .* no rows of its own .* give it UnitPlan.rows"),
+    ],
+)
+def test_square_weights_without_effect_are_refused(field, message):
+    with pytest.raises(DataError, match=message):
+        dealt_phases({"vision": 2, "audio": 0}, {}, square_weights=((field, 0.5),))

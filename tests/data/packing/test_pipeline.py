@@ -117,6 +117,15 @@ def test_unsuitable_models_and_kinds_are_refused(train):
         ({"workers": -1}, "workers is -1"),
         ({"mixture": (("vqa", 0.0),)}, "with a weight above zero"),
         ({"mixture": (("vqa", 1.0), ("vqa", 2.0))}, "each kind once"),
+        (
+            {"square_weights": (("patches", -0.5),)},
+            "square_weights gives patches the weight -0.5; it must be finite and",
+        ),
+        ({"square_weights": (("patches", float("nan")),)}, "the weight nan; .* or left out for a linear cost"),
+        (
+            {"square_weights": (("frames", 0.1), ("frames", 0.2))},
+            "it names frames more than once; give each field once",
+        ),
     ],
 )
 def test_invalid_configurations_are_refused(changes, message):

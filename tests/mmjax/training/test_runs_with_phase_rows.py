@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data.errors import DataError
 from data.packing.phases.item_tables import PhaseCapacityError
 from mmjax.training.trainer import Trainer
 from sharding.plans.plan import Plan
@@ -23,9 +24,10 @@ def with_own_rows(fields: dict[str, dict[str, Any]]) -> Plan:
 def test_a_run_trains_evaluates_and_resumes_as_the_run_without(tmp_path):
     config = dataclasses.replace(CONFIG, evaluation_interval=3)
     whole, losses = run(tmp_path / "without", config=config)
+    weighted = dataclasses.replace(config, data=dataclasses.replace(config.data, square_weights=(("patches", 0.5),)))
     for steps, vision in ((3, {}), (6, {"capacities": (48, 64)})):  # stopped by its configuration, and resumed
         shorter, plan = (
-            dataclasses.replace(config, steps=steps),
+            dataclasses.replace(weighted, steps=steps),
             with_own_rows({**OWN_ROWS, "vision": {"rows": 1, **vision}}),
         )
         result, seen = run(tmp_path / "with", plan, resume=steps == 6, config=shorter)
@@ -36,6 +38,10 @@ def test_a_run_trains_evaluates_and_resumes_as_the_run_without(tmp_path):
     # Of the last three steps' microbatches, one has fewer images than the others, and two have none to draw.
     assert result.counts["vision"] == (5 * 64 + 48, 5 * 64 + 48)
     assert result.counts["generator"] == (10, 4 * 9)
+    with Trainer(weighted, plan, tmp_path / "with", resume=True) as trainer:
+        assert trainer.engine.phases["vision"].square_weight == 0.5
+    with pytest.raises(DataError, match=r"square_weights \[\['patches', 0.5\]\] -> None"):
+        run(tmp_path / "with", plan, resume=True, config=config)
 
 
 def test_tables_of_exchanges_are_made_ahead_of_their_step():

@@ -1,11 +1,14 @@
 """Dealing items to rows: nothing lost, nothing above the capacity, even sums."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.balancing.dealing import DealingError, DealtItems, deal_items
+from sharding.balancing.dealing import DealingError, DealtItems, deal_items, largest_cost
+from sharding.balancing.postbalancing.quadratic import quadratic_cost
 
 
 def check(dealt: DealtItems, lengths: np.ndarray, rows: int, capacity: int) -> np.ndarray:
@@ -75,3 +78,52 @@ def test_where_even_sums_leave_no_room_rows_are_filled_first_fit():
 def test_items_that_do_not_fit():
     with pytest.raises(DealingError, match=r"4 items do not fit into 2 rows of 5; rows of 6 hold them"):
         deal_items(np.full(4, 3), 2, [5])
+
+
+@given(
+    st.lists(st.integers(1, 12), max_size=40).map(lambda lengths: np.array(lengths, int)),
+    st.integers(1, 8),
+    st.sets(st.integers(1, 60), min_size=1, max_size=4).map(sorted),
+    st.integers(1, 64).map(lambda eighths: eighths / 8),  # costs are exact
+)
+def test_dealt_by_cost_items_need_no_larger_capacity_and_the_costliest_row_costs_no_more(
+    lengths, rows, capacities, square_weight
+):
+    def ends(dealt: DealtItems) -> int:
+        return int((dealt.places + lengths).max(initial=0))
+
+    try:
+        linear = deal_items(lengths, rows, capacities)
+    except DealingError as error:
+        with pytest.raises(DealingError, match=str(error)):
+            deal_items(lengths, rows, capacities, square_weight)
+        return
+    dealt = deal_items(lengths, rows, capacities, square_weight)
+    capacity = next(capacity for capacity in capacities if capacity >= ends(linear))
+    check(dealt, lengths, rows, capacity)
+    by_cost, by_length = (
+        max(quadratic_cost(lengths[each.rows == row], square_weight) for row in range(rows)) for each in (dealt, linear)
+    )
+    assert by_cost <= by_length
+    assert by_cost == largest_cost(lengths, dealt.rows, square_weight)
+
+
+def test_dealt_by_cost_the_costliest_row_is_the_cheapest_possible():
+    # With w = 1, 8 costs 72, 4 costs 20 and 2 costs 6. By length, both rows get 12: 8 + 2 + 2 and 4 + 4 + 2 + 2.
+    lengths, rows, weight = np.array([8, 4, 4, 2, 2, 2, 2]), 2, 1.0
+    least = min(
+        largest_cost(lengths, np.array(row_of), weight)
+        for row_of in itertools.product(range(rows), repeat=len(lengths))
+    )
+    linear, dealt = (deal_items(lengths, rows, [24], each) for each in (0.0, weight))
+    assert largest_cost(lengths, linear.rows, weight) == 84 and least == 72
+    assert largest_cost(lengths, dealt.rows, weight) == least
+    # Rows of 12 have no room for 8 beside nothing: all 24 cells are taken.
+    assert largest_cost(lengths, deal_items(lengths, rows, [12], weight).rows, weight) == 84
+
+
+def test_items_dealt_by_cost_keep_to_rows_with_room():
+    # The costliest first: 6, then 3, 3 and 3 to the second row until it is full, the last one beside 6.
+    lengths = np.array([6, 3, 3, 3, 1, 1, 1])
+    by_cost = [deal_items(lengths, 2, [capacity], 1.0) for capacity in (12, 9)]
+    assert [sorted(check(each, lengths, 2, 12)) for each in by_cost] == [[6, 12], [9, 9]]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from configs.architectures import ModelConfig
+from data.packing.dealt_phases import plan_phase_rows
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.training.engines import (
@@ -75,6 +76,21 @@ def test_losses_and_gradients_are_those_of_one_device(config, plan):
     engine = shared_engine(plan, config)
     assert len(engine.exchanges.channels) == len(engine.phases) == sum(unit.rows > 0 for unit in plan.units)
     assert_step_of_one_device(engine)
+
+
+def test_losses_and_gradients_are_those_of_one_device_where_items_are_dealt_by_quadratic_cost():
+    config, plan = PLANS["3 replicas to 2"]
+    engine, batch = shared_engine(plan, config), tiny_batch(config)
+    batch["vision"]["segments"][::2] = 1  # one image of both cells
+    batch["backbone"]["vision_index"][::2, 4] = 1
+    weighted = plan_phase_rows(plan, config, batch, square_weights=(("patches", 1.0),))
+    by_length, by_cost = (phases.deal(batch) for phases in (engine.dealt_phases, weighted))
+    assert (by_length["vision items"]["items"][:, 3] != by_cost["vision items"]["items"][:, 3]).any()
+    losses, expected = reference(config)(noisy_parameters(config), batch)
+    gradients, summary = gradients_and_summary(engine, by_cost)
+    np.testing.assert_allclose(np.sum(summary.losses), sum(losses.values()), rtol=1e-5)
+    error, name = largest_error(gradients, expected)
+    assert error < 1e-3, name
 
 
 def test_no_gradient_is_sent_to_an_encoder_that_does_not_train():
