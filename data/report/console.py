@@ -26,6 +26,10 @@ while another has more. Static: padding where all rows have one shape, the capac
 is the same over all modalities, by the FLOPs of their modules. Means over rows and steps.
 """
 
+_PHASE_LEGEND = """Square weight: of these units in DataConfig.square_weights, attention's FLOPs over all others.
+Saves: how much of the costliest rows' FLOPs, summed over microbatches, it saves in rows of these capacities.
+"""
+
 _MAX_REFUSED = 8
 _CELL_WIDTH = 5  # of tokens, patches, frames and images without their endings
 
@@ -54,6 +58,7 @@ def print_description(description: DatasetDescription, console: Console) -> None
     console.print(_buckets_table(description))
     if description.phase_capacities:
         console.print(_phase_table(description))
+        console.print(_PHASE_LEGEND, soft_wrap=True)
     if description.gin:
         console.print("# To paste: rows of the configured tokens that waste the fewest FLOPs")
         console.print("\n".join(description.gin), soft_wrap=True)
@@ -175,11 +180,14 @@ def _buckets_table(description: DatasetDescription) -> Table:
 def _phase_table(description: DatasetDescription) -> Table:
     rows = next(iter(description.phase_capacities.values())).rows
     title = f"Capacities of rows of its own, {rows} a microbatch"
-    table = _table(title, "units", "microbatches without", "padding", "capacities")
+    table = _table(title, "units", "microbatches without", "square weight", "saves", "padding", "capacities")
     for name, suggested in description.phase_capacities.items():
         for number, (capacities, padding) in enumerate(zip(suggested.capacities, suggested.padding, strict=True)):
             label, without = ("", "") if number else (_unit_label(name), f"{suggested.without_items:.1%}")
-            table.add_row(label, without, f"{padding:.1%}", "  ".join(f"{capacity:,}" for capacity in capacities))
+            weight = f"{suggested.square_weight:.2g}" if suggested.square_weight and not number else ""
+            saved = f"{suggested.cost_saved[number]:.1%}" if suggested.square_weight else ""
+            sizes = "  ".join(f"{capacity:,}" for capacity in capacities)
+            table.add_row(label, without, weight, saved, f"{padding:.1%}", sizes)
     return table
 
 

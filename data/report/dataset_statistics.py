@@ -169,6 +169,21 @@ def flops_per_unit(model: ModelConfig, sample_format: SampleFormat) -> dict[str,
     return flops
 
 
+def square_weights(model: ModelConfig, sample_format: SampleFormat) -> dict[str, float]:
+    """By encoder field, w of the cost l + w l^2 of an item of l values: FLOPs of attention over those of all else.
+
+    An encoder without attention has 0.
+    """
+    graph = module_graph(model)
+    one_token, one_square = make_loads(tokens=1), make_loads(squared_lengths=1)
+    weights = {}
+    for field, encoder_format in sample_format.encoder_formats.items():
+        module = graph[encoder_format.module]
+        of_positions = float(module.forward_flops(one_square) / module.forward_flops(one_token))
+        weights[field] = of_positions / encoder_format.values_per_position
+    return weights
+
+
 def modules_of_units(model: ModelConfig, sample_format: SampleFormat) -> dict[str, str]:
     """Name of the module that reads the tokens, patches, mel frames and target images, for those that the model has."""
     modules = {"tokens": model.backbone.name}

@@ -221,6 +221,8 @@ def _suggestions(description: DatasetDescription) -> Iterator[Html]:
     yield _buckets_table(description)
     if description.phase_capacities:
         yield _phase_table(description)
+    if any(suggested.square_weight for suggested in description.phase_capacities.values()):
+        yield _square_weight_table(description)
 
 
 def _rows_table(description: DatasetDescription) -> Html:
@@ -282,3 +284,18 @@ def _phase_table(description: DatasetDescription) -> Html:
     rows = next(iter(description.phase_capacities.values())).rows
     caption = f"Capacities of rows of its own for a module, {rows} a microbatch, as many as of the global batch"
     return table(("units", "#microbatches without", "#padding", "capacities"), lines, caption)
+
+
+def _square_weight_table(description: DatasetDescription) -> Html:
+    lines = [
+        ("" if number else name, "" if number else f"{suggested.square_weight:.2g}", percent(saved), sizes)
+        for name, suggested in description.phase_capacities.items()
+        if suggested.square_weight
+        for number, (capacities, saved) in enumerate(zip(suggested.capacities, suggested.cost_saved, strict=True))
+        for sizes in [", ".join(count(capacity) for capacity in capacities)]
+    ]
+    caption = (
+        "Weights for DataConfig.square_weights, attention's FLOPs over all others, and how much of the costliest rows' "
+        "FLOPs they save in rows of these capacities"
+    )
+    return table(("units", "#square weight", "#saves", "capacities"), lines, caption)

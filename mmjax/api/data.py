@@ -2,7 +2,12 @@
 
 from data.datasets.dataset import SampleIndex
 from data.packing.global_batch import capacity_for_model
-from data.report.dataset_statistics import collect_statistics, flops_per_unit, modules_of_units
+from data.report.dataset_statistics import (
+    collect_statistics,
+    flops_per_unit,
+    modules_of_units,
+    square_weights,
+)
 from data.report.description import DatasetDescription, describe_dataset
 from data.report.examples import decode_examples
 from data.samples.sample_format import SampleFormat
@@ -35,6 +40,7 @@ def describe_data(
         capacity,
         flops_per_unit(config.model, sample_format),
         modules_of_units(config.model, sample_format),
+        square_weights(config.model, sample_format),
         buckets,
         microbatch_rows,
         decode_examples(sample_index, statistics) if examples else (),

@@ -8,12 +8,12 @@ from data.datasets.dataset import SampleIndex
 from data.datasets.easy_vqa import text_sample
 from data.errors import BadSampleError, DataError
 from data.packing.refusals import Refusal
-from data.report.dataset_statistics import collect_statistics, flops_per_unit
+from data.report.dataset_statistics import collect_statistics, flops_per_unit, square_weights
 from data.samples.sample_format import SampleFormat
 from data.text.prompt_format import PromptFormat
 from data.text.word_tokenizer import WordTokenizer
 from tests.small_vqa import SmallVQA
-from tests.tiny_model import AUDIO, tiny_model
+from tests.tiny_model import AUDIO, VISION, tiny_model
 
 ROOMY = RowCapacity(tokens=1000, lengths={"patches": 1000}, images=4, samples=16)
 
@@ -108,3 +108,14 @@ def test_a_frame_is_half_of_a_position():
     layer = 4 * AUDIO.width**2 + 2 * AUDIO.width * AUDIO.ffn  # multiply-adds of a position
     assert set(work) == {"tokens", "frames"}
     assert more["frames"] - work["frames"] == 2 * layer / 2
+
+
+@pytest.mark.parametrize(("encoder", "length"), [(VISION, 8), (AUDIO, 16)])
+def test_a_square_weight_divides_the_flops_of_an_item_as_the_encoder_has_them(encoder, length):
+    model = dataclasses.replace(tiny_model(), encoders=(encoder,), generators=())
+    form = SampleFormat.for_model(model, {encoder.field: length})
+    positions = form.encoder_formats[encoder.field].attended_positions(length)
+    weight, linear = square_weights(model, form)[encoder.field], flops_per_unit(model, form)[encoder.field]
+    assert weight > 0
+    attention = 4 * encoder.width * encoder.depth * positions**2  # scores and values, 2 FLOPs a multiply-add
+    np.testing.assert_allclose(weight * length**2 * linear, attention, rtol=1e-12)

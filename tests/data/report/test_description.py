@@ -9,17 +9,20 @@ import pytest
 from rich.console import Console
 
 from data.data_config import DataConfig, RowCapacity
+from data.packing.grouping.groups import Groups
 from data.packing.refusals import Refusal
 from data.report.console import print_description
 from data.report.dataset_statistics import DatasetStatistics
 from data.report.description import IMAGES_GROW_REMARK, KindCount, RefusalSummary, describe_dataset
 from data.report.html_page import html_page
 from data.report.json_document import description_json
+from data.report.phase_advice import suggest_phase_capacities
 from data.report.plain_words import counted, in_words
 
 CAPACITY = RowCapacity(tokens=64, lengths={"patches": 32}, images=0, samples=8)
 CONFIG = DataConfig(rows=2, tokens=64, patches=32, images=0, samples=8)
 WORK = {"tokens": 3.0, "patches": 1.0}
+WEIGHTS = {"patches": 0.25}
 MODULES = {"tokens": "backbone", "patches": "vision", "images": "generator"}
 REFUSED = (
     Refusal("unreadable", "seen", "a.png", "truncated [bold]</script>"),
@@ -46,7 +49,7 @@ def made_up(pictures=32, texts=32, refused=REFUSED):
 
 
 def described(statistics, capacity=CAPACITY):
-    return describe_dataset(statistics, CONFIG, capacity, WORK, MODULES, 3)
+    return describe_dataset(statistics, CONFIG, capacity, WORK, MODULES, WEIGHTS, 3)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +78,22 @@ def test_capacities_of_rows_of_its_own_hold_every_microbatch(description):
     assert description.phase_capacities.keys() == {"patches"} and suggested.rows == CONFIG.rows
     assert all(capacity % 16 == 0 for capacities in suggested.capacities for capacity in capacities)
     assert list(suggested.padding) == sorted(suggested.padding, reverse=True) and 0 <= suggested.without_items < 1
-    one = describe_dataset(made_up(), CONFIG, CAPACITY, WORK, MODULES, 3, microbatch_rows=1).phase_capacities["patches"]
+    alone = describe_dataset(made_up(), CONFIG, CAPACITY, WORK, MODULES, WEIGHTS, 3, microbatch_rows=1)
+    one = alone.phase_capacities["patches"]
     assert one.rows == 1 and one.capacities[0] == (32,)  # what a row holds
     shown = io.StringIO()
     print_description(description, Console(file=shown, width=120))
     assert "Capacities of rows of its own, 2" in shown.getvalue()
+    assert suggested.square_weight == 0.25 and not any(suggested.cost_saved)  # all items are alike
+
+
+def test_what_a_square_weight_saves_of_the_costliest_rows():
+    # With w = 1, 8 costs 72, 4 costs 20 and 2 costs 6. By length, both rows of the first step have 12 cells, and the
+    # costlier one costs 84; by cost, 8 lies alone, and the other row has 16 cells. The second step has 16 | 1.
+    groups, lengths = Groups.from_lists([[0], [1], [2], [3]]), [(8, 4, 4), (2, 2, 2, 2), (16,), (1,)]
+    found = suggest_phase_capacities(groups, lengths, rows=2, count=4, multiple=1, square_weight=1.0)
+    assert found is not None and found.capacities == ((16,), (12, 16))
+    assert found.cost_saved == (1 - (72 + 272) / (84 + 272), 0.0)  # rows of 12 have no room
 
 
 def test_balancing_and_suggestions(description):
