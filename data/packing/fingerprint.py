@@ -8,11 +8,7 @@ from data.datasets.dataset import SampleIndex
 
 
 def step_fingerprint(config: DataConfig, sample_index: SampleIndex, purpose: str) -> dict[str, Any]:
-    """Everything that decides which samples form step k and how they are dealt, as JSON values.
-
-    Square weights are left out where there are none, as in states of before they existed.
-    """
-    weights = {"square_weights": [list(pair) for pair in sorted(config.square_weights)]}
+    """Everything that decides which samples form step k, as JSON values."""
     return {
         "order": purpose,
         **{name: getattr(config, name) for name in ("seed", "rows", "window", "grouping")},
@@ -20,7 +16,6 @@ def step_fingerprint(config: DataConfig, sample_index: SampleIndex, purpose: str
         **config.capacity.units,
         "samples": config.samples,
         "samples_of_kinds": dict(sample_index.counts),
-        **(weights if config.square_weights else {}),
     }
 
 

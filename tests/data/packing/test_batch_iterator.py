@@ -65,16 +65,11 @@ def test_a_state_of_another_configuration_is_refused_by_name(train):
     training_batches(faster, MODEL, train).set_state(state)
 
 
-def test_a_state_of_another_square_weight_is_refused_by_name(train):
+def test_square_weights_may_change_between_runs(train):
     def batches(*square_weights):
         return training_batches(dataclasses.replace(CONFIG, square_weights=square_weights), MODEL, train)
 
-    state = batches(("patches", 0.5), ("frames", 0.25)).get_state()
-    batches(("frames", 0.25), ("patches", 0.5)).set_state(state)  # in any order
-    with pytest.raises(DataError, match=r"square_weights \[.*\['patches', 0.5\]\] -> \[\['patches', 2.0\]\]"):
-        batches(("patches", 2.0)).set_state(state)
-    with pytest.raises(DataError, match=r"square_weights None -> \[\['patches', 2.0\]\]"):
-        batches(("patches", 2.0)).set_state(batches().get_state())
+    assert batches(("patches", 0.5)).get_state() == batches().get_state()
 
 
 def test_a_step_can_be_rebuilt_from_its_sample_ids(train):
