@@ -51,9 +51,22 @@ class Plan:
                     f"unit {unit.name}: extra_in_flight is {unit.extra_in_flight}, but a step has only "
                     f"{self.microbatches * unit.chunks} (microbatches x chunks); use at most one less"
                 )
+            self._check_copies(unit)
         without = [unit.name for unit in self.units if not unit.forward_seconds]
         if 0 < len(without) < len(self.units):
             raise PlanError(f"give forward_seconds for all units or for none; {', '.join(without)} has none")
+
+    def _check_copies(self, unit: UnitPlan) -> None:
+        if unit.copies > self.microbatches:
+            raise PlanError(
+                f"unit {unit.name}: {unit.copies} copies take whole microbatches, but a step has only "
+                f"{self.microbatches}; use at most {self.microbatches} copies, or more microbatches"
+            )
+        if unit.copy_of_microbatch and len(unit.copy_of_microbatch) != self.microbatches:
+            raise PlanError(
+                f"unit {unit.name}: copy_of_microbatch has {len(unit.copy_of_microbatch)} entries, but a step has "
+                f"{self.microbatches} microbatches; give one for each, or none"
+            )
 
     @property
     def device_count(self) -> int:
@@ -70,7 +83,7 @@ class Plan:
     def table(self) -> list[dict[str, str]]:
         """One row per unit, for people; options at their default in all units are left out."""
         defaults = {"module_tp": (), "cp": 1, "ep": 1, "expert_transfer": "cheaper", "fsdp": 1, "chunks": 1}
-        defaults |= {"collectives": "reduce", "extra_in_flight": 0, "rows": 0, "capacities": ()}
+        defaults |= {"collectives": "reduce", "extra_in_flight": 0, "copies": 1, "rows": 0, "capacities": ()}
         shown = [key for key, value in defaults.items() if any(getattr(unit, key) != value for unit in self.units)]
         return [
             {

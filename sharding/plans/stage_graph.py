@@ -15,9 +15,27 @@ StageId = tuple[str, int]
 """A stage: (unit, number of the stage in it). In a unit with chunks it is a virtual stage, in chain order."""
 
 PipelineRank = tuple[str, int]
-"""(unit, number of the stage modulo pp). The chunks of a pipeline rank share its devices."""
+"""(unit, copy * pp + number of the stage modulo pp). The chunks of a pipeline rank share its devices."""
 
 StageEdge = tuple[StageId, StageId]
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitCopies:
+    """The copies of a unit's pipeline (`UnitPlan.copies`).
+
+    Attributes:
+        rank_devices: Devices of every pipeline rank, by copy * pp + stage % pp.
+        of_microbatch: Which copy takes each microbatch of a step.
+    """
+
+    rank_devices: tuple[frozenset[int], ...]
+    of_microbatch: tuple[int, ...]
+
+    @functools.cached_property
+    def count(self) -> int:
+        """Number of copies; each takes at least one microbatch."""
+        return max(self.of_microbatch) + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,16 +43,18 @@ class StageGraph:
     """Stages, the devices of each, and which feeds which.
 
     Attributes:
-        devices: Devices of every stage; stages in topological order.
+        devices: Devices of every stage, of all copies of its unit; stages in topological order.
         edges: Pairs (feeding stage, fed stage).
         pp: Number of pipeline ranks of the units with chunks; in other units each stage is a rank of its own.
         exchanges: The edges between stages whose rows hold different items (`UnitPlan.rows`).
+        copies: Of units with several copies of their pipeline.
     """
 
     devices: Mapping[StageId, frozenset[int]]
     edges: tuple[StageEdge, ...]
     pp: Mapping[str, int] = dataclasses.field(default_factory=dict)
     exchanges: frozenset[StageEdge] = frozenset()
+    copies: Mapping[str, "UnitCopies"] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         order = {stage: position for position, stage in enumerate(self.devices)}
@@ -55,6 +75,10 @@ class StageGraph:
         for rank, stages in self.stages_of.items():
             if any(self.devices[stage] != self.devices[stages[0]] for stage in stages):
                 raise ValueError(f"StageGraph: the chunks of {rank} must be on the same devices")
+        for unit, copies in self.copies.items():
+            ranks = sum(rank[0] == unit for rank in self.stages_of)
+            if len(copies.rank_devices) != ranks:
+                raise ValueError(f"StageGraph: {unit} has devices for {len(copies.rank_devices)} of its {ranks} ranks")
 
     @functools.cached_property
     def stages(self) -> tuple[StageId, ...]:
@@ -67,8 +91,8 @@ class StageGraph:
 
     @functools.cached_property
     def device_classes(self) -> tuple[tuple[int, ...], ...]:
-        """Devices in classes whose members belong to the same stages."""
-        return device_classes(self.devices.values())
+        """Devices in classes whose members belong to the same pipeline ranks."""
+        return device_classes(self.rank_devices.values())
 
     @functools.cached_property
     def all_devices(self) -> frozenset[int]:
@@ -85,18 +109,52 @@ class StageGraph:
         """For every stage, the stages that it feeds."""
         return {stage: tuple(target for source, target in self.edges if source == stage) for stage in self.devices}
 
+    def copy_count(self, unit: str) -> int:
+        """Number of copies of a unit's pipeline."""
+        return self.copies[unit].count if unit in self.copies else 1
+
+    def copy_at(self, unit: str, microbatch: int) -> int:
+        """The copy of a unit that takes a microbatch."""
+        return self.copies[unit].of_microbatch[microbatch] if unit in self.copies else 0
+
+    def microbatches_of(self, unit: str, copy: int, microbatches: int) -> tuple[int, ...]:
+        """Those of a step's microbatches that a copy of a unit takes, ascending."""
+        return tuple(number for number in range(microbatches) if self.copy_at(unit, number) == copy)
+
     @functools.cached_property
-    def rank_of(self) -> Mapping[StageId, PipelineRank]:
-        """For every stage, its pipeline rank."""
-        return {(unit, stage): (unit, stage % self.pp.get(unit, stage + 1)) for unit, stage in self.stages}
+    def ranks_of(self) -> Mapping[StageId, tuple[PipelineRank, ...]]:
+        """For every stage, its pipeline rank in each copy of its unit."""
+        counts: dict[str, int] = {}
+        for unit, _ in self.stages:
+            counts[unit] = counts.get(unit, 0) + 1
+        ranks = counts | self.pp  # pipeline ranks of a copy
+
+        def of_stage(unit: str, stage: int) -> tuple[PipelineRank, ...]:
+            first = stage % ranks[unit]
+            return tuple((unit, copy * ranks[unit] + first) for copy in range(self.copy_count(unit)))
+
+        return {stage_id: of_stage(*stage_id) for stage_id in self.stages}
+
+    def rank_at(self, stage: StageId, microbatch: int) -> PipelineRank:
+        """The pipeline rank at which a stage works on a microbatch."""
+        return self.ranks_of[stage][self.copy_at(stage[0], microbatch)]
 
     @functools.cached_property
     def stages_of(self) -> Mapping[PipelineRank, tuple[StageId, ...]]:
         """For every pipeline rank, its stages in chain order."""
         stages_of: dict[PipelineRank, tuple[StageId, ...]] = {}
-        for stage, rank in self.rank_of.items():
-            stages_of[rank] = (*stages_of.get(rank, ()), stage)
+        for stage, ranks in self.ranks_of.items():
+            for rank in ranks:
+                stages_of[rank] = (*stages_of.get(rank, ()), stage)
         return stages_of
+
+    @functools.cached_property
+    def rank_devices(self) -> Mapping[PipelineRank, frozenset[int]]:
+        """The devices of every pipeline rank."""
+        return {
+            rank: self.copies[rank[0]].rank_devices[rank[1]] if rank[0] in self.copies else self.devices[stages[0]]
+            for rank, stages in self.stages_of.items()
+        }
 
     @functools.cached_property
     def depths(self) -> Mapping[StageId, int]:
@@ -152,10 +210,16 @@ def stage_graph(plan: Plan, graph: ModuleGraph) -> StageGraph:
     """
     devices: dict[StageId, frozenset[int]] = {}
     edges: list[StageEdge] = []
+    copies: dict[str, UnitCopies] = {}
     first_stage: dict[str, StageId] = {}
     last_stage: dict[str, StageId] = {}
     for unit in plan.units:
         rank_devices = [frozenset(unit.stage_devices(rank)) for rank in range(unit.pp)]
+        if unit.copies > 1:
+            copies[unit.name] = UnitCopies(
+                tuple(frozenset(unit.rank_devices(rank)) for rank in range(unit.copies * unit.pp)),
+                unit.microbatch_copies(plan.microbatches),
+            )
         for number, runs in enumerate(stage_layers(unit, graph)):
             stage = (unit.name, number)
             devices[stage] = rank_devices[number % unit.pp]
@@ -170,7 +234,7 @@ def stage_graph(plan: Plan, graph: ModuleGraph) -> StageGraph:
     pp = {unit.name: unit.pp for unit in plan.units if unit.chunks > 1}
     own_rows = {unit.name for unit in plan.units if unit.rows}
     exchanges = (edge for edge in edges if edge[0][0] != edge[1][0] and own_rows.intersection((edge[0][0], edge[1][0])))
-    return StageGraph({stage: devices[stage] for stage in order}, tuple(edges), pp, frozenset(exchanges))
+    return StageGraph({stage: devices[stage] for stage in order}, tuple(edges), pp, frozenset(exchanges), copies)
 
 
 def _topological_order(stages: tuple[StageId, ...], edges: list[StageEdge]) -> list[StageId]:

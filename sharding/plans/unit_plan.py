@@ -52,7 +52,8 @@ class UnitPlan:
     Attributes:
         name: Name of the unit.
         modules: Modules in chain order, each feeding the next.
-        devices: Indices of dp * cp * tp * pp devices: by stage, then by data, context-parallel and tensor rank.
+        devices: Indices of copies * dp * cp * tp * pp devices: by copy, then by stage, then by data, context-parallel
+            and tensor rank.
         dp: Data-parallel replicas of every stage.
         tp: Tensor-parallel ranks of every replica.
         module_tp: Tensor-parallel ranks of each module, where they differ; one of them has `tp`. All modules of a stage
@@ -83,6 +84,10 @@ class UnitPlan:
         forward_seconds: What a microbatch's forward takes on each virtual stage, by which `interleaved` orders ops;
             only the proportions between stages matter. Empty: as long as any other op.
         backward_seconds: The same for the backward.
+        copies: Copies of the whole pipeline, each on devices of its own and with all weights, that take whole
+            microbatches by turns (the encoder pipelines of Optimus, arXiv 2408.03505, section 4.1). Gradients are
+            summed over all copies once a step; master weights and optimizer state are divided over them too.
+        copy_of_microbatch: Which copy takes each microbatch of a step. Empty: microbatch i goes to copy i % copies.
         rows: Rows of a microbatch in this unit, over which its items are dealt anew: of an encoder or generator in a
             unit of its own. 0 for the rows of the global batch, and samples stay in theirs.
         capacities: What such a row holds, ascending: patches, frames or target images. A microbatch runs with the
@@ -108,13 +113,15 @@ class UnitPlan:
     extra_in_flight: int = 0
     forward_seconds: tuple[float, ...] = ()
     backward_seconds: tuple[float, ...] = ()
+    copies: int = 1
+    copy_of_microbatch: tuple[int, ...] = ()
     rows: int = 0
     capacities: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or not self.modules or not self.layers:
             raise PlanError(f"unit {self.name!r}: a unit needs a name, at least one module and at least one stage")
-        for key in ("dp", "tp", "chunks", "cp", "ep", "fsdp"):
+        for key in ("dp", "tp", "chunks", "cp", "ep", "fsdp", "copies"):
             if getattr(self, key) < 1:
                 raise PlanError(f"unit {self.name}: {key} is {getattr(self, key)}; it must be at least 1")
         self._check_phase_rows()
@@ -137,6 +144,7 @@ class UnitPlan:
             )
         self._check_module_tp()
         self._check_device_list()
+        self._check_copies()
         if len(self.recompute) != self.stage_count:
             raise PlanError(
                 f"unit {self.name}: recompute has {len(self.recompute)} entries for {self.stage_count} stages"
@@ -181,6 +189,24 @@ class UnitPlan:
         if self.cp > 1:
             raise PlanError(f"{given} with cp {self.cp}; only modules of equal tp can share a stage with cp above 1")
 
+    def _check_copies(self) -> None:
+        if self.copy_of_microbatch and self.copies == 1:
+            raise PlanError(
+                f"unit {self.name}: copy_of_microbatch is given, but copies is 1; set copies, or leave it out"
+            )
+        for microbatch, copy in enumerate(self.copy_of_microbatch):
+            if not 0 <= copy < self.copies:
+                raise PlanError(
+                    f"unit {self.name}: copy_of_microbatch gives microbatch {microbatch} to copy {copy}, but its "
+                    f"{self.copies} copies are 0 to {self.copies - 1}"
+                )
+        if self.copy_of_microbatch and len(set(self.copy_of_microbatch)) < self.copies:
+            idle = min(set(range(self.copies)) - set(self.copy_of_microbatch))
+            raise PlanError(
+                f"unit {self.name}: copy_of_microbatch gives copy {idle} of {self.copies} no microbatch; use fewer "
+                "copies"
+            )
+
     def _check_recompute(self) -> None:
         for stage in range(self.stage_count):
             try:
@@ -221,12 +247,13 @@ class UnitPlan:
             )
 
     def _check_device_list(self) -> None:
+        copies = f"copies {self.copies} x " if self.copies > 1 else ""
         sequence = f" x cp {self.cp}" if self.cp > 1 else ""
-        needed = self.dp * self.replica_size * self.pp
+        sizes = f"{copies}dp {self.dp}{sequence} x tp {self.tp} x pp {self.pp}"
+        needed = self.copies * self.dp * self.replica_size * self.pp
         if len(self.devices) != needed:
             raise PlanError(
-                f"unit {self.name}: dp {self.dp}{sequence} x tp {self.tp} x pp {self.pp} (stages in layers) needs "
-                f"{needed} devices, but it lists {len(self.devices)}"
+                f"unit {self.name}: {sizes} (stages in layers) needs {needed} devices, but it lists {len(self.devices)}"
             )
         if len(set(self.devices)) != needed:
             repeated = next(device for device, count in collections.Counter(self.devices).items() if count > 1)
@@ -267,8 +294,19 @@ class UnitPlan:
         """Number of pipeline ranks: stages with devices of their own."""
         return self.stage_count // self.chunks
 
-    def stage_devices(self, stage: int) -> tuple[int, ...]:
-        """The dp * cp * tp devices of a virtual stage, by data, context-parallel and tensor rank."""
+    def rank_devices(self, rank: int) -> tuple[int, ...]:
+        """The dp * cp * tp devices of a pipeline rank of a copy, `rank` being copy * pp + stage % pp."""
         size = self.dp * self.replica_size
-        first = stage % self.pp * size
-        return self.devices[first : first + size]
+        return self.devices[rank * size : (rank + 1) * size]
+
+    def copy_devices(self, stage: int, copy: int) -> tuple[int, ...]:
+        """The devices of a virtual stage of one copy, by data, context-parallel and tensor rank."""
+        return self.rank_devices(copy * self.pp + stage % self.pp)
+
+    def stage_devices(self, stage: int) -> tuple[int, ...]:
+        """The devices of a virtual stage of all copies: by copy, then by data, context-parallel and tensor rank."""
+        return tuple(device for copy in range(self.copies) for device in self.copy_devices(stage, copy))
+
+    def microbatch_copies(self, microbatches: int) -> tuple[int, ...]:
+        """Which copy takes each of a step's microbatches."""
+        return self.copy_of_microbatch or tuple(number % self.copies for number in range(microbatches))

@@ -17,7 +17,7 @@ def check_schedule(schedule: Schedule, max_in_flight: InFlightLimits) -> None:
         max_in_flight: How many microbatches each rank may hold at once; the oldest one in flight may come on top.
     """
     op_graph = schedule.op_graph
-    dependencies, rank_of = op_graph.dependencies, op_graph.stage_graph.rank_of
+    dependencies = op_graph.dependencies
     check_limits(op_graph, max_in_flight)
     finished: set[PipelineOp] = set()
     in_flight = InFlightMicrobatches(op_graph)
@@ -32,7 +32,7 @@ def check_schedule(schedule: Schedule, max_in_flight: InFlightLimits) -> None:
         finished.add(op)
         in_flight.record(op)
         if op.kind == "forward":
-            rank = rank_of[op.stage_id]
+            rank = op_graph.stage_graph.rank_at(op.stage_id, op.microbatch)
             if in_flight[rank] > max_in_flight[rank] and not in_flight.is_oldest(op.microbatch):
                 raise ScheduleError(f"{op}: its stage then holds {in_flight[rank]}, not {max_in_flight[rank]} at most")
     missing = [op for op in dependencies if op not in finished]

@@ -1,8 +1,9 @@
 """How many microbatches every pipeline rank holds while a schedule runs."""
 
+import collections
 from collections.abc import Mapping
 
-from sharding.plans.stage_graph import PipelineRank, StageId
+from sharding.plans.stage_graph import PipelineRank, StageGraph, StageId
 from sharding.schedules.ops import OpGraph, PipelineOp, ScheduleError
 
 InFlightLimits = Mapping[PipelineRank, int]
@@ -18,6 +19,16 @@ def check_limits(op_graph: OpGraph, max_in_flight: InFlightLimits) -> None:
             raise ScheduleError(f"stage {rank} may hold {max_in_flight[rank]} microbatches; it must hold at least 1")
 
 
+def limit_of_copies(graph: StageGraph, stage: StageId, limit: int) -> dict[PipelineRank, int]:
+    """What each copy of a stage's rank may hold, where all copies together hold `limit` consecutive microbatches."""
+    ranks = graph.ranks_of[stage]
+    if len(ranks) == 1:
+        return {ranks[0]: limit}
+    of_microbatch = graph.copies[stage[0]].of_microbatch
+    windows = [of_microbatch[first : first + limit] for first in range(max(1, len(of_microbatch) - limit + 1))]
+    return {rank: max(window.count(copy) for window in windows) for copy, rank in enumerate(ranks)}
+
+
 class InFlightMicrobatches:
     """Counts the microbatches that every pipeline rank holds; one that is in several chunks of a rank counts in each.
 
@@ -26,41 +37,49 @@ class InFlightMicrobatches:
     """
 
     def __init__(self, op_graph: OpGraph) -> None:
-        self._op_graph = op_graph
-        stages = op_graph.stage_graph.stages
-        self._forwards = dict.fromkeys(stages, 0)
-        self._backwards = dict.fromkeys(stages, 0)
-        self._by_stage = dict.fromkeys(stages, 0)
-        self._by_rank = dict.fromkeys(op_graph.stage_graph.stages_of, 0)
+        self._op_graph, self._graph = op_graph, op_graph.stage_graph
+        self._by_rank = dict.fromkeys(self._graph.stages_of, 0)
+        self._untaken: dict[
+            tuple[StageId, int], int
+        ] = {}  # targets whose forward is to come, of stages without backward
+        self._finished: dict[StageId, set[int]] = collections.defaultdict(set)
+        self._first_unfinished = dict.fromkeys(self._graph.stages, 0)
 
     def record(self, op: PipelineOp) -> None:
         """Counts an op that has run; kinds other than forward and backward change nothing."""
+        stage, number = op.stage_id, op.microbatch
+        has_backward = stage in self._op_graph.backward_stages
         if op.kind == "forward":
-            self._forwards[op.stage_id] += 1
-            for source in self._op_graph.stage_graph.sources[op.stage_id]:
-                self._recount(source)
+            targets = self._graph.targets[stage]
+            if has_backward or targets:
+                self._by_rank[self._graph.rank_at(stage, number)] += 1
+            if not has_backward:
+                self._untaken[stage, number] = len(targets)
+                self._finish(stage, number)
+            for source in self._graph.sources[stage]:
+                self._take(source, number)
         elif op.kind == "backward":
-            self._backwards[op.stage_id] += 1
-        else:
-            return
-        self._recount(op.stage_id)
+            self._by_rank[self._graph.rank_at(stage, number)] -= 1
+            self._finish(stage, number)
 
-    def _recount(self, stage: StageId) -> None:
-        graph, forwards = self._op_graph.stage_graph, self._forwards[stage]
-        if stage in self._op_graph.backward_stages:
-            in_flight = forwards - self._backwards[stage]
-        else:
-            in_flight = forwards - min((self._forwards[target] for target in graph.targets[stage]), default=forwards)
-        self._by_rank[graph.rank_of[stage]] += in_flight - self._by_stage[stage]
-        self._by_stage[stage] = in_flight
+    def _take(self, source: StageId, number: int) -> None:
+        """Records that a forward has taken an input, which a source without backward then need not hold."""
+        if source in self._op_graph.backward_stages:
+            return
+        self._untaken[source, number] -= 1
+        if not self._untaken[source, number]:
+            self._by_rank[self._graph.rank_at(source, number)] -= 1
+
+    def _finish(self, stage: StageId, number: int) -> None:
+        finished = self._finished[stage]
+        finished.add(number)
+        while self._first_unfinished[stage] in finished:
+            finished.remove(self._first_unfinished[stage])
+            self._first_unfinished[stage] += 1
 
     def __getitem__(self, rank: PipelineRank) -> int:
         return self._by_rank[rank]
 
     def is_oldest(self, microbatch: int) -> bool:
         """Whether every stage has finished all microbatches before this one."""
-        backward_stages = self._op_graph.backward_stages
-        return all(
-            (self._backwards if stage in backward_stages else self._forwards)[stage] >= microbatch
-            for stage in self._op_graph.stage_graph.stages
-        )
+        return min(self._first_unfinished.values()) >= microbatch

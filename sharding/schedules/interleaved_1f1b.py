@@ -5,7 +5,7 @@ second, and so on; its backwards go the other way. A unit without chunks has one
 """
 
 from sharding.plans.stage_graph import PipelineRank, StageId
-from sharding.schedules.in_flight import InFlightLimits
+from sharding.schedules.in_flight import InFlightLimits, limit_of_copies
 from sharding.schedules.list_scheduling import Priority, list_schedule, warm_up_order
 from sharding.schedules.one_f_one_b import backwards_first
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
@@ -45,7 +45,7 @@ def _interleaved_in_slots(op_graph: OpGraph, max_in_flight: InFlightLimits) -> S
     fixed_orders = {
         rank: warm_up_order(op_graph, rank, max_in_flight[rank] - 1)
         for rank in graph.stages_of
-        if rank[0] in graph.pp and op_graph.microbatches % graph.pp[rank[0]] == 0
+        if rank[0] in graph.pp and rank[0] not in graph.copies and op_graph.microbatches % graph.pp[rank[0]] == 0
     }
     return list_schedule(op_graph, max_in_flight, _by_group(op_graph), fixed_orders)
 
@@ -71,20 +71,21 @@ def interleaved_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     chunk, can run: as many as there are stages from its first chunk to the farthest sink and back to its last chunk.
     On a chain of p ranks that is the paper's 2(p - rank - 1) + (v - 1)p forwards of warm-up and one more; with a
     generator after the backbone it is more. A stage of a unit without chunks holds one microbatch more than the largest
-    limit of the stages that it feeds, which is 1F1B's limit where no unit has chunks.
+    limit of the stages that it feeds, which is 1F1B's limit where no unit has chunks. Copies of a unit hold as many
+    together.
     """
     graph = op_graph.stage_graph
     by_rank: dict[PipelineRank, int] = {}
     by_stage: dict[StageId, int] = {}
     for stage in reversed(graph.stages):
-        rank = graph.rank_of[stage]
-        chunks = graph.stages_of[rank]
+        chunks = graph.stages_of[graph.ranks_of[stage][0]]
         if len(chunks) == 1:
             downstream = max((by_stage[target] for target in graph.targets[stage]), default=0)
-            by_rank[rank] = by_stage[stage] = 1 + downstream
+            of_rank = by_stage[stage] = 1 + downstream
         else:
-            by_rank[rank] = graph.heights[chunks[0]] + graph.heights[chunks[-1]] - 1
-            by_stage[stage] = in_flight_of_chunk(by_rank[rank], graph.pp[stage[0]], len(chunks), chunks.index(stage))
+            of_rank = graph.heights[chunks[0]] + graph.heights[chunks[-1]] - 1
+            by_stage[stage] = in_flight_of_chunk(of_rank, graph.pp[stage[0]], len(chunks), chunks.index(stage))
+        by_rank |= limit_of_copies(graph, stage, of_rank)
     return by_rank
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sharding.plans.stage_graph import PipelineRank, StageId
+from sharding.plans.stage_graph import PipelineRank, StageGraph, StageId
 from sharding.schedules.in_flight import InFlightLimits, InFlightMicrobatches, check_limits
 from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, StageSeconds
 from sharding.schedules.weights_and_gradients import WeightsAndGradients
@@ -43,8 +43,10 @@ def list_schedule(
     """
     check_limits(op_graph, max_in_flight)
     ready = _ReadyOps(op_graph, priority)
-    device_bits = _device_bits(op_graph)
-    running = _RunningOps(device_bits, seconds or dict.fromkeys(op_graph.stage_graph.stages, ONE_SLOT))
+    device_bits = rank_device_bits(op_graph.stage_graph)
+    running = _RunningOps(
+        op_graph.stage_graph, device_bits, seconds or dict.fromkeys(op_graph.stage_graph.stages, ONE_SLOT)
+    )
     limits = _Limits(op_graph, max_in_flight, fixed_orders or {})
     collectives, order = WeightsAndGradients(op_graph, device_bits), []
     while ready or running:
@@ -71,9 +73,10 @@ def warm_up_order(op_graph: OpGraph, rank: PipelineRank, warm_up: int) -> list[P
     Forwards run in groups of pp microbatches: a group through the rank's first chunk, then through its second, and so
     on; backwards go through the chunks in reverse (Narayanan et al., arXiv 2104.04473, section 2.2).
     """
-    size, count = op_graph.stage_graph.pp.get(rank[0], 1), op_graph.microbatches
-    groups = [range(first, min(first + size, count)) for first in range(0, count, size)]
-    stages = op_graph.stage_graph.stages_of[rank]
+    graph, size = op_graph.stage_graph, op_graph.stage_graph.pp.get(rank[0], 1)
+    stages = graph.stages_of[rank]
+    numbers = [number for number in range(op_graph.microbatches) if graph.rank_at(stages[0], number) == rank]
+    groups = [numbers[first : first + size] for first in range(0, len(numbers), size)]
     forwards = [PipelineOp("forward", *stage, number) for group in groups for stage in stages for number in group]
     backwards = [
         PipelineOp("backward", *stage, number) for group in groups for stage in reversed(stages) for number in group
@@ -83,19 +86,19 @@ def warm_up_order(op_graph: OpGraph, rank: PipelineRank, warm_up: int) -> list[P
     return [op for op in ordered if op.kind == "forward" or op.stage_id in op_graph.backward_stages]
 
 
+_Urgency = tuple[tuple[Any, ...], int, PipelineOp]
+"""What ready ops are ordered by: the priority, then the position of the stage in the graph."""
+
+
 class _ReadyOps:
-    """The forwards and backwards whose inputs are there: the first of each stage and kind, most urgent first."""
+    """The forwards and backwards whose inputs are there: the first of each rank's stage and kind, most urgent first."""
 
     def __init__(self, op_graph: OpGraph, priority: Priority) -> None:
         self._op_graph, self._priority = op_graph, priority
         graph = op_graph.stage_graph
         self._position = {stage: position for position, stage in enumerate(graph.stages)}
         self._missing: dict[PipelineOp, int] = {}  # inputs that have not come
-        # Microbatches pass a stage in order, so they become ready in order.
-        self._ready: dict[tuple[OpKind, StageId], collections.deque[PipelineOp]] = collections.defaultdict(
-            collections.deque
-        )
-        self._heads: dict[tuple[OpKind, StageId], tuple[tuple[Any, ...], int, PipelineOp]] = {}
+        self._ready: dict[tuple[OpKind, StageId, int], list[_Urgency]] = collections.defaultdict(list)
         for stage, number in itertools.product(graph.stages, range(op_graph.microbatches)):
             forward, backward = (PipelineOp(kind, *stage, number) for kind in ("forward", "backward"))
             self._missing[forward] = len(graph.sources[stage])
@@ -105,16 +108,21 @@ class _ReadyOps:
                 self._add(forward)
 
     def __len__(self) -> int:
-        """Number of ops that are ready, the first of each stage and kind."""
-        return len(self._heads)
+        """Number of ops that are ready, the first of each rank's stage and kind."""
+        return len(self._ready)
 
     def __iter__(self) -> Iterator[PipelineOp]:
-        return (op for _, _, op in sorted(self._heads.values()))
+        return (op for _, _, op in sorted(ready[0] for ready in self._ready.values()))
 
     def remove(self, op: PipelineOp) -> None:
-        """Takes out an op that starts."""
-        self._ready[op.kind, op.stage_id].popleft()
-        self._update_head(op.kind, op.stage_id)
+        """Takes out an op that starts, the first of its stage and kind."""
+        key = self._key(op)
+        heapq.heappop(self._ready[key])
+        if not self._ready[key]:
+            del self._ready[key]
+
+    def _key(self, op: PipelineOp) -> tuple[OpKind, StageId, int]:
+        return op.kind, op.stage_id, self._op_graph.stage_graph.copy_at(op.unit, op.microbatch)
 
     def add_dependents(self, op: PipelineOp) -> None:
         """Records that an op has ended; forwards and backwards that waited for nothing else become ready."""
@@ -130,22 +138,16 @@ class _ReadyOps:
                 self._add(dependent)
 
     def _add(self, op: PipelineOp) -> None:
-        self._ready[op.kind, op.stage_id].append(op)
-        self._update_head(op.kind, op.stage_id)
-
-    def _update_head(self, kind: OpKind, stage: StageId) -> None:
-        ready = self._ready[kind, stage]
-        if ready:
-            self._heads[kind, stage] = (self._priority(ready[0]), self._position[stage], ready[0])
-        else:
-            del self._heads[kind, stage]
+        heapq.heappush(self._ready[self._key(op)], (self._priority(op), self._position[op.stage_id], op))
 
 
 class _RunningOps:
     """The ops that run at a moment, and the devices that they occupy."""
 
-    def __init__(self, device_bits: Mapping[StageId, int], seconds: Mapping[StageId, StageSeconds]) -> None:
-        self._seconds, self._bits = seconds, device_bits
+    def __init__(
+        self, graph: StageGraph, device_bits: Mapping[PipelineRank, int], seconds: Mapping[StageId, StageSeconds]
+    ) -> None:
+        self._graph, self._seconds, self._bits = graph, seconds, device_bits
         self._now, self._busy = 0.0, 0
         self._ends: list[tuple[float, int, PipelineOp]] = []
         self._started = 0
@@ -156,7 +158,7 @@ class _RunningOps:
 
     def start(self, op: PipelineOp) -> bool:
         """Starts an op if its devices are free; whether it did."""
-        bits = self._bits[op.stage_id]
+        bits = self._devices(op)
         if self._busy & bits:
             return False
         self._busy |= bits
@@ -170,8 +172,11 @@ class _RunningOps:
         ended = []
         while self._ends and self._ends[0][0] <= self._now:
             ended.append(heapq.heappop(self._ends)[2])
-            self._busy &= ~self._bits[ended[-1].stage_id]
+            self._busy &= ~self._devices(ended[-1])
         return ended
+
+    def _devices(self, op: PipelineOp) -> int:
+        return self._bits[self._graph.rank_at(op.stage_id, op.microbatch)]
 
 
 class _Limits:
@@ -183,13 +188,13 @@ class _Limits:
         max_in_flight: InFlightLimits,
         fixed_orders: Mapping[PipelineRank, Sequence[PipelineOp]],
     ) -> None:
-        self._rank_of, self._max_in_flight = op_graph.stage_graph.rank_of, max_in_flight
+        self._graph, self._max_in_flight = op_graph.stage_graph, max_in_flight
         self._in_flight = InFlightMicrobatches(op_graph)
         self._remaining = {rank: collections.deque(ops) for rank, ops in fixed_orders.items()}
 
     def allow(self, op: PipelineOp) -> bool:
         """Whether an op may start."""
-        rank = self._rank_of[op.stage_id]
+        rank = self._graph.rank_at(op.stage_id, op.microbatch)
         next_in_order = rank not in self._remaining or self._remaining[rank][0] == op
         return next_in_order and (op.kind == "backward" or self._in_flight[rank] < self._max_in_flight[rank])
 
@@ -199,7 +204,7 @@ class _Limits:
 
     def record_start(self, op: PipelineOp) -> None:
         """A forward holds its microbatch from its start."""
-        rank = self._rank_of[op.stage_id]
+        rank = self._graph.rank_at(op.stage_id, op.microbatch)
         if rank in self._remaining:
             self._remaining[rank].remove(op)
         if op.kind == "forward":
@@ -211,11 +216,9 @@ class _Limits:
             self._in_flight.record(op)
 
 
-def _device_bits(op_graph: OpGraph) -> dict[StageId, int]:
-    """The devices of every stage as the bits of an integer, one bit for each class of devices in the same stages."""
-    devices = op_graph.stage_graph.devices
-    classes = op_graph.stage_graph.device_classes
+def rank_device_bits(graph: StageGraph) -> dict[PipelineRank, int]:
+    """The devices of every pipeline rank as the bits of an integer, one for each class of devices in the same ranks."""
     return {
-        stage: sum(1 << bit for bit, members in enumerate(classes) if members[0] in stage_devices)
-        for stage, stage_devices in devices.items()
+        rank: sum(1 << bit for bit, members in enumerate(graph.device_classes) if members[0] in devices)
+        for rank, devices in graph.rank_devices.items()
     }

@@ -1,7 +1,7 @@
 """GPipe and 1F1B, over whole graphs of stages instead of one chain."""
 
 from sharding.plans.stage_graph import PipelineRank
-from sharding.schedules.in_flight import InFlightLimits
+from sharding.schedules.in_flight import InFlightLimits, limit_of_copies
 from sharding.schedules.list_scheduling import Priority, list_schedule, warm_up_order
 from sharding.schedules.ops import OpGraph, Schedule
 
@@ -15,7 +15,8 @@ def gpipe(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) -> Sch
 
 def gpipe_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     """How many microbatches each rank may hold at once: all of them, in each of its chunks."""
-    return {rank: len(stages) * op_graph.microbatches for rank, stages in op_graph.stage_graph.stages_of.items()}
+    graph, count = op_graph.stage_graph, op_graph.microbatches
+    return {rank: len(stages) * count for rank, stages in graph.stages_of.items()}
 
 
 def one_f_one_b(op_graph: OpGraph, max_in_flight: InFlightLimits | None = None) -> Schedule:
@@ -31,10 +32,13 @@ def one_f_one_b_in_flight(op_graph: OpGraph) -> dict[PipelineRank, int]:
     """How many microbatches each rank may hold at once: the number of stages from its first to the farthest sink.
 
     On a chain of p stages that is the textbook's p - i of stage i. On a graph, a branch that is shorter than
-    another parallel to it holds no more than it needs to keep its own chain full.
+    another parallel to it holds no more than it needs to keep its own chain full. Copies of a unit hold as many
+    together.
     """
-    graph = op_graph.stage_graph
-    return {rank: graph.heights[stages[0]] for rank, stages in graph.stages_of.items()}
+    graph, limits = op_graph.stage_graph, {}
+    for stage in reversed(graph.stages):  # the first stage of a rank last
+        limits |= limit_of_copies(graph, stage, graph.heights[stage])
+    return limits
 
 
 def backwards_first(op_graph: OpGraph) -> Priority:

@@ -78,6 +78,10 @@ class StageSeconds(NamedTuple):
         return self.forward if kind == "forward" else self.backward
 
 
+_Place = tuple[StageId, int, StageId, int]
+"""(stage, copy, target stage, its copy); copies are -1 for all copies, of ops that run once a step."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OpGraph:
     """All ops of one pass over the pipeline; what each depends on follows from the fields.
@@ -104,6 +108,12 @@ class OpGraph:
         graph = self.stage_graph
         if self.microbatches < 1:
             raise ScheduleError(f"a step of {self.microbatches} microbatches; it must have at least 1")
+        for unit, copies in graph.copies.items():
+            if len(copies.of_microbatch) != self.microbatches:
+                raise ScheduleError(
+                    f"the copies of unit {unit} divide {len(copies.of_microbatch)} microbatches among them, but the "
+                    f"step has {self.microbatches}"
+                )
         known = frozenset(graph.stages)
         named = self.backward_stages | self.trained_stages | {stage for share in self.shares for stage in share}
         for stage in sorted(named - known):
@@ -188,17 +198,39 @@ class OpGraph:
 
     def devices_of(self, op: PipelineOp) -> frozenset[int]:
         """The devices that run an op; a transfer runs on those of both its stages."""
-        return self._devices[op.stage_id, op.target_id]
+        return self._devices(self._place(op))
+
+    def _place(self, op: PipelineOp) -> "_Place":
+        """What an op's devices depend on."""
+        if op.microbatch < 0:
+            return op.stage_id, -1, op.target_id, -1
+        graph = self.stage_graph
+        return (
+            op.stage_id,
+            graph.copy_at(op.unit, op.microbatch),
+            op.target_id,
+            graph.copy_at(op.target_unit, op.microbatch),
+        )
 
     @functools.cached_property
-    def _devices(self) -> Mapping[StageEdge, frozenset[int]]:
-        """Devices by (stage, target stage); made once, because they may be thousands."""
-        graph, no_stage = self.stage_graph, NORM.target_id
-        devices = {(stage, no_stage): stage_devices for stage, stage_devices in graph.devices.items()}
-        for source, target in (*graph.edges, *self.shares):
-            both = graph.devices[source] | graph.devices[target]
-            devices |= {(source, target): both, (target, source): both}
-        return devices | {(no_stage, no_stage): graph.all_devices}
+    def _devices_of_places(self) -> dict["_Place", frozenset[int]]:
+        return {}
+
+    def _devices(self, place: "_Place") -> frozenset[int]:
+        """The devices of a place; made once for each, because they may be thousands."""
+        if place not in self._devices_of_places:
+            stage, copy, target, target_copy = place
+            is_norm = stage == NORM.stage_id
+            devices = self.stage_graph.all_devices if is_norm else self._stage_devices(stage, copy)
+            if target != NORM.target_id:
+                devices |= self._stage_devices(target, target_copy)
+            self._devices_of_places[place] = devices
+        return self._devices_of_places[place]
+
+    def _stage_devices(self, stage: StageId, copy: int) -> frozenset[int]:
+        """The devices of a copy of a stage, or of all copies if `copy` is negative."""
+        graph = self.stage_graph
+        return graph.devices[stage] if copy < 0 else graph.rank_devices[graph.ranks_of[stage][copy]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +247,7 @@ class Schedule:
 
     def restricted_to(self, devices: Iterable[int]) -> "Schedule":
         """The ops that run on at least one of these devices, in the same order."""
-        local = frozenset(devices)
-        runs_here = {key: not local.isdisjoint(group) for key, group in self.op_graph._devices.items()}
-        return Schedule(self.op_graph, tuple(op for op in self.ops if runs_here[op.stage_id, op.target_id]))
+        local, graph = frozenset(devices), self.op_graph
+        places = [graph._place(op) for op in self.ops]
+        runs_here = {place: not local.isdisjoint(graph._devices(place)) for place in set(places)}
+        return Schedule(graph, tuple(op for op, place in zip(self.ops, places, strict=True) if runs_here[place]))

@@ -13,8 +13,8 @@ def pass_seconds(schedule: Schedule) -> float:
     op_graph, graph = schedule.op_graph, schedule.op_graph.stage_graph
     classes = graph.device_classes
     lanes = {
-        stage: [number for number, members in enumerate(classes) if members[0] in devices]
-        for stage, devices in graph.devices.items()
+        rank: [number for number, members in enumerate(classes) if members[0] in devices]
+        for rank, devices in graph.rank_devices.items()
     }
     free = [0.0] * len(classes)
     ends: dict[tuple[OpKind, StageId, int], float] = {}
@@ -24,8 +24,9 @@ def pass_seconds(schedule: Schedule) -> float:
         stage = op.stage_id
         before = graph.sources[stage] if op.kind == "forward" else graph.targets[stage]
         inputs = [ends[op.kind, source, op.microbatch] for source in before]
-        end = max(*inputs, *(free[lane] for lane in lanes[stage]), 0.0) + op_graph.seconds[stage].of(op.kind)
+        own = lanes[graph.rank_at(stage, op.microbatch)]
+        end = max(*inputs, *(free[lane] for lane in own), 0.0) + op_graph.seconds[stage].of(op.kind)
         ends[op.kind, stage, op.microbatch] = end
-        for lane in lanes[stage]:
+        for lane in own:
             free[lane] = end
     return max(free)

@@ -16,34 +16,35 @@ class WeightsAndGradients:
 
     Args:
         op_graph: The ops of a pass.
-        device_bits: The devices of every stage, as the bits of an integer.
+        device_bits: The devices of every pipeline rank, as the bits of an integer.
     """
 
-    def __init__(self, op_graph: OpGraph, device_bits: Mapping[StageId, int]) -> None:
+    def __init__(self, op_graph: OpGraph, device_bits: Mapping[PipelineRank, int]) -> None:
         self._op_graph, graph = op_graph, op_graph.stage_graph
+        self._rank, self._ranks_of = graph.rank_at, graph.ranks_of
         self._waiting = dict.fromkeys(op_graph.prologue)
         self._shares: dict[StageId, list[PipelineOp]] = collections.defaultdict(list)
         for op in op_graph.prologue:
             if op.kind == "share":
                 self._shares[op.target_id].append(op)
         trained = op_graph.trained_stages if op_graph.with_update else frozenset()
-        self._reductions: dict[PipelineRank, list[PipelineOp]] = collections.defaultdict(list)
-        for stage in reversed(graph.stages):
-            if stage in trained:
-                self._reductions[graph.rank_of[stage]].append(PipelineOp("reduce", *stage))
-        self._beside: dict[StageId, list[StageId]] = {}
-        self._ranks_beside: dict[StageId, list[PipelineRank]] = {}
-        for stage in graph.stages:
-            beside = self._beside[stage] = [other for other in graph.stages if device_bits[other] & device_bits[stage]]
-            self._ranks_beside[stage] = list(dict.fromkeys(graph.rank_of[other] for other in beside))
+        self._unreduced = [stage for stage in reversed(graph.stages) if stage in trained]
+        self._ranks_beside: dict[PipelineRank, list[PipelineRank]] = {
+            rank: [other for other, bits in device_bits.items() if bits & own] for rank, own in device_bits.items()
+        }
+        self._beside: dict[PipelineRank, list[StageId]] = {}
+        for rank, ranks in self._ranks_beside.items():
+            on_devices = {stage for other in ranks for stage in graph.stages_of[other]}
+            self._beside[rank] = [stage for stage in graph.stages if stage in on_devices]
         self._left: collections.Counter[PipelineRank] = collections.Counter()
-        for stage, ranks in self._ranks_beside.items():
-            passes = op_graph.microbatches * (1 + (stage in op_graph.backward_stages))
-            self._left.update(dict.fromkeys(ranks, passes))
+        for stage in graph.stages:
+            passes = 1 + (stage in op_graph.backward_stages)
+            for number in range(op_graph.microbatches):
+                self._left.update(dict.fromkeys(self._ranks_beside[graph.rank_at(stage, number)], passes))
 
     def before(self, op: PipelineOp) -> list[PipelineOp]:
         """The ops that make the weights of all stages on the devices of a forward, or of the target of a hop."""
-        stages = self._beside[op.target_id if op.kind == "hop" else op.stage_id]
+        stages = self._beside[self._rank(op.target_id if op.kind == "hop" else op.stage_id, op.microbatch)]
         shares = [share for stage in stages for share in self._shares[stage]]
         needed = dict.fromkeys([*stages, *(share.stage_id for share in shares)])
         taken = [each for each in (*(PipelineOp("gather", *each) for each in needed), *shares) if each in self._waiting]
@@ -52,13 +53,16 @@ class WeightsAndGradients:
         return taken
 
     def after(self, op: PipelineOp) -> list[PipelineOp]:
-        """The reductions that follow a forward or backward: those of ranks whose devices compute no more."""
-        reductions = []
-        for rank in self._ranks_beside[op.stage_id]:
+        """The reductions that follow a forward or backward: those of stages on whose devices none is left."""
+        ended = False
+        for rank in self._ranks_beside[self._rank(op.stage_id, op.microbatch)]:
             self._left[rank] -= 1
-            if not self._left[rank]:
-                reductions += self._reductions[rank]
-        return reductions
+            ended = ended or not self._left[rank]
+        if not ended:
+            return []
+        ready = [stage for stage in self._unreduced if not any(self._left[rank] for rank in self._ranks_of[stage])]
+        self._unreduced = [stage for stage in self._unreduced if stage not in ready]
+        return [PipelineOp("reduce", *stage) for stage in ready]
 
     def rest(self) -> list[PipelineOp]:
         """The ops of the pass that follow all these."""

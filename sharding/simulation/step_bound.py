@@ -28,8 +28,8 @@ def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
     bound, ranks = _StepBound(op_graph, work), op_graph.stage_graph.stages_of
     updates = max(bound.once_per_step(rank, "update") for rank in ranks)
     on_devices: dict[frozenset[int], list[PipelineRank]] = {}
-    for rank, stages in ranks.items():
-        on_devices.setdefault(op_graph.stage_graph.devices[stages[0]], []).append(rank)
+    for rank in ranks:
+        on_devices.setdefault(op_graph.stage_graph.rank_devices[rank], []).append(rank)
     return max(bound.end(together) for together in on_devices.values()) + work.norm + updates
 
 

@@ -83,7 +83,7 @@ def build_step(recipe: tuple) -> SimulatedStep:
         rank: _split(sorted(op_graph.stage_graph.devices[stage_ids[0]]), rng)
         for rank, stage_ids in op_graph.stage_graph.stages_of.items()
     }
-    devices = {stage_id: placed[op_graph.stage_graph.rank_of[stage_id]] for stage_id in op_graph.stage_graph.stages}
+    devices = {stage_id: placed[op_graph.stage_graph.ranks_of[stage_id][0]] for stage_id in op_graph.stage_graph.stages}
 
     def seconds(*shape: int) -> np.ndarray:
         return rng.integers(0, 64, shape) / 64

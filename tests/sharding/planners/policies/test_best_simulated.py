@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from configs.architectures import ModelConfig
 from sharding.planners import problem as problem_module
 from sharding.planners.policies.auto import PLANNING_POLICIES, SimulatedPlan, best_simulated, most_economical
-from sharding.planners.problem import PlanningProblem
+from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import PlanError, UnitPlan
 from sharding.schedules.build import build_schedule
@@ -48,10 +48,10 @@ def test_the_choice_is_that_of_simulating_all_candidates(recipe):
         best, shortest = best_simulated(of, plans), min(result.timeline.step for result in fitting)
         expected = most_economical(fitting)
         assert best.timeline.step * best.plan.device_count == expected.timeline.step * expected.plan.device_count
-        assert best.timeline.step <= shortest * 1.01
+        assert best.timeline.step <= shortest * (1 + STEP_SLACK)
         for result in fitting:
             if result.plan.device_count * result.timeline.step < best.plan.device_count * best.timeline.step:
-                assert result.timeline.step > shortest * 1.01
+                assert result.timeline.step > shortest * (1 + STEP_SLACK)
 
 
 def test_spare_plans_follow_in_their_order_where_none_fits():
