@@ -84,6 +84,10 @@ class UnitPlan:
         forward_seconds: What a microbatch's forward takes on each virtual stage, by which `interleaved` orders ops;
             only the proportions between stages matter. Empty: as long as any other op.
         backward_seconds: The same for the backward.
+        forward_communication: Seconds among `forward_seconds` in which a virtual stage's devices only wait for
+            collectives. Where they are given, `colocated` runs ops of other units in one program with the stage's, so
+            that these compute meanwhile. Empty: none.
+        backward_communication: The same for the backward.
         copies: Copies of the whole pipeline, each on devices of its own and with all weights, that take whole
             microbatches by turns (the encoder pipelines of Optimus, arXiv 2408.03505, section 4.1). Gradients are
             summed over all copies once a step; master weights and optimizer state are divided over them too.
@@ -113,6 +117,8 @@ class UnitPlan:
     extra_in_flight: int = 0
     forward_seconds: tuple[float, ...] = ()
     backward_seconds: tuple[float, ...] = ()
+    forward_communication: tuple[float, ...] = ()
+    backward_communication: tuple[float, ...] = ()
     copies: int = 1
     copy_of_microbatch: tuple[int, ...] = ()
     rows: int = 0
@@ -226,6 +232,22 @@ class UnitPlan:
                 raise PlanError(f"unit {self.name}: {key} {list(seconds)} must be finite and not negative")
         if bool(self.forward_seconds) != bool(self.backward_seconds):
             raise PlanError(f"unit {self.name}: give both forward_seconds and backward_seconds, or neither")
+        self._check_communication()
+
+    def _check_communication(self) -> None:
+        for kind in ("forward", "backward"):
+            waits, seconds = getattr(self, f"{kind}_communication"), getattr(self, f"{kind}_seconds")
+            if len(waits) not in (0, len(seconds)):
+                raise PlanError(
+                    f"unit {self.name}: {kind}_communication has {len(waits)} entries for {len(seconds)} of "
+                    f"{kind}_seconds; give one for each, or none"
+                )
+            for stage, (wait, total) in enumerate(zip(waits, seconds, strict=False)):
+                if not 0 <= wait <= total:
+                    raise PlanError(
+                        f"unit {self.name}: {kind}_communication of stage {stage} is {wait}; it must be from 0 to its "
+                        f"{kind}_seconds, {total}"
+                    )
 
     def _check_phase_rows(self) -> None:
         if self.rows < 0:

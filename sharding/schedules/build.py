@@ -2,6 +2,7 @@
 
 from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageEdge, StageGraph, StageId, stage_graph
+from sharding.plans.unit_plan import UnitPlan
 from sharding.schedules.checks import check_schedule
 from sharding.schedules.in_flight import InFlightLimits, check_limits
 from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flight
@@ -21,12 +22,20 @@ def training_op_graph(
         backward_stages=stages.with_descendants(trained_stages),
         trained_stages=trained_stages,
         shares=shares,
-        seconds={
-            (unit.name, number): StageSeconds(forward, backward)
-            for unit in plan.units
-            for number, (forward, backward) in enumerate(zip(unit.forward_seconds, unit.backward_seconds, strict=True))
-        },
+        seconds={(unit.name, number): seconds for unit in plan.units for number, seconds in enumerate(_seconds(unit))},
     )
+
+
+def _seconds(unit: UnitPlan) -> list[StageSeconds]:
+    """What the ops of every virtual stage of a unit take; empty where its plan does not say."""
+    none = (0.0,) * len(unit.forward_seconds)
+    columns = (
+        unit.forward_seconds,
+        unit.backward_seconds,
+        unit.forward_communication or none,
+        unit.backward_communication or none,
+    )
+    return [StageSeconds(*row) for row in zip(*columns, strict=True)]
 
 
 def build_schedule(

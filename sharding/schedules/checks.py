@@ -35,12 +35,31 @@ def check_schedule(schedule: Schedule, max_in_flight: InFlightLimits) -> None:
             rank = op_graph.stage_graph.rank_at(op.stage_id, op.microbatch)
             if in_flight[rank] > max_in_flight[rank] and not in_flight.is_oldest(op.microbatch):
                 raise ScheduleError(f"{op}: its stage then holds {in_flight[rank]}, not {max_in_flight[rank]} at most")
+    _check_bundles(schedule)
     missing = [op for op in dependencies if op not in finished]
     if missing:
         raise ScheduleError(f"{missing[0]} is missing, and {len(missing) - 1} more")
     # Devices that run the same ops follow the same order, so one of them stands for all.
     classes = op_graph.stage_graph.device_classes
     check_no_cyclic_waits([schedule.restricted_to([members[0]]) for members in classes])
+
+
+def _check_bundles(schedule: Schedule) -> None:
+    """Raises ScheduleError if an op cannot run in one program with the op before it."""
+    op_graph, bundled = schedule.op_graph, schedule.bundled
+    if unknown := bundled.difference(schedule.ops):
+        raise ScheduleError(f"{min(unknown)} is bundled, but not scheduled")
+    for before, op in itertools.pairwise((None, *schedule.ops)):
+        if op not in bundled:
+            continue
+        if before is None or before.kind not in ("forward", "backward", "gather", "reduce") or before in bundled:
+            raise ScheduleError(f"{op} is bundled with {before}; let it follow a forward, backward, gather or reduce")
+        if before.unit == op.unit or op.kind not in ("forward", "backward"):
+            raise ScheduleError(f"{op} is bundled with {before}; bundle a forward or backward with another unit's op")
+        if op_graph.devices_of(before) != op_graph.devices_of(op):
+            raise ScheduleError(f"{op} is bundled with {before}, which runs on other devices")
+        if before in op_graph.dependencies[op]:
+            raise ScheduleError(f"{op} is bundled with {before}, which it needs")
 
 
 def check_no_cyclic_waits(queues: Sequence[Schedule]) -> None:

@@ -68,14 +68,22 @@ class StageSeconds(NamedTuple):
     Attributes:
         forward: Seconds of the forward of a microbatch.
         backward: Seconds of its backward.
+        forward_communication: Seconds among `forward` in which devices only wait for collectives.
+        backward_communication: The same of the backward.
     """
 
     forward: float
     backward: float
+    forward_communication: float = 0.0
+    backward_communication: float = 0.0
 
     def of(self, kind: OpKind) -> float:
         """Seconds of a forward or a backward."""
         return self.forward if kind == "forward" else self.backward
+
+    def communication_of(self, kind: OpKind) -> float:
+        """Seconds of a forward or a backward in which devices only wait for collectives."""
+        return self.forward_communication if kind == "forward" else self.backward_communication
 
 
 _Place = tuple[StageId, int, StageId, int]
@@ -239,15 +247,20 @@ class Schedule:
 
     Attributes:
         op_graph: What the ops depend on, and where they run.
-        ops: The ops in order; one op is one program.
+        ops: The ops in order; one op is one program, unless it is bundled.
+        bundled: Forwards and backwards that run in one program, a bundle, with the op before them in the order, which
+            is on the same devices, so that one computes while the other waits for collectives. The op before is a
+            forward, a backward, a gather or a reduction of another unit, and not bundled itself.
     """
 
     op_graph: OpGraph
     ops: tuple[PipelineOp, ...]
+    bundled: frozenset[PipelineOp] = frozenset()
 
     def restricted_to(self, devices: Iterable[int]) -> "Schedule":
         """The ops that run on at least one of these devices, in the same order."""
         local, graph = frozenset(devices), self.op_graph
         places = [graph._place(op) for op in self.ops]
         runs_here = {place: not local.isdisjoint(graph._devices(place)) for place in set(places)}
-        return Schedule(graph, tuple(op for op, place in zip(self.ops, places, strict=True) if runs_here[place]))
+        ops = tuple(op for op, place in zip(self.ops, places, strict=True) if runs_here[place])
+        return Schedule(graph, ops, self.bundled.intersection(ops))
