@@ -18,6 +18,7 @@ from data.text.word_tokenizer import WordTokenizer
 from mmjax.training.checkpoints.retention import Retention, check_remote_folder
 from mmjax.training.engine.settings import EngineSettings
 from mmjax.training.metrics.interface import WriterFactory
+from mmjax.training.rescheduling.settings import Rescheduling
 from sharding.balancing.reordering.row_reorderer import REORDERING_POLICIES
 from sharding.plans.plan import Plan, single_device_plan
 from sharding.specs.modules import module_graph
@@ -62,6 +63,7 @@ class TrainConfig:
         evaluation_interval: Steps between evaluations on the split `test`; 0 for one at the end alone.
         sample_questions: Held-out questions that are answered at every evaluation, for the run's page; 0 for none.
         sample_images: Images that are generated at every evaluation from held-out descriptions; 0 for none.
+        rescheduling: How often ops are timed, to compute their order anew from their measured seconds; None for never.
         log_interval: Steps between lines of metrics.
         heartbeat_timeout: Seconds within which a process that dies or freezes ends a run of several processes
             (`mmjax.training.heartbeat`).
@@ -94,6 +96,7 @@ class TrainConfig:
     evaluation_interval: int = 0
     sample_questions: int = 4
     sample_images: int = 2
+    rescheduling: Rescheduling | None = None
     log_interval: int = 10
     heartbeat_timeout: float = 60.0
     progress_timeout: float = 3600.0

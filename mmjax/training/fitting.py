@@ -25,6 +25,7 @@ from mmjax.training.metrics.step_report import StepReport, TokenCounts, make_ste
 from mmjax.training.metrics.step_timeline_file import write_step_timeline
 from mmjax.training.metrics.step_timer import StepTimer, StepTimes
 from mmjax.training.refused_batches import saving_before_a_refused_batch, warn_of_small_capacities
+from mmjax.training.rescheduling.rescheduler import OrderSwap, Rescheduler
 from mmjax.training.steps import DispatchedStep
 from mmjax.training.stop_signals import StoppedBeforeFirstStepError, StopSignals
 
@@ -57,6 +58,7 @@ class TrainResult:
         score: On the split `test`; None if the run was interrupted, the data set has no questions, or the items of an
             evaluation's batch did not fit into the rows of a unit.
         counts: Real tokens (patches, frames, images) and capacity of each module, over this call's steps.
+        order_swaps: At which steps the order of ops was swapped (`TrainConfig.rescheduling`).
         stopped_by: What interrupted it, `Ctrl-C` or `SIGTERM`; empty if it trained to its end.
         data_counters: How many samples the data pipeline handed out and refused.
     """
@@ -69,6 +71,7 @@ class TrainResult:
     losses: dict[str, float]
     score: AnswerScore | None
     counts: TokenCounts
+    order_swaps: tuple[OrderSwap, ...]
     stopped_by: str
     data_counters: dict[str, Any]
 
@@ -95,6 +98,10 @@ class Fitting:
         self._recorded_step = min(self._first_step + RECORDED_STEP, trainer.config.steps)
         self._first_recording: RecordedStep | None = None
         self._compile_seconds = self._step_seconds = 0.0
+        self._rescheduler = Rescheduler(
+            trainer.engine, trainer.config.rescheduling, self._first_step, trainer.config.progress_timeout
+        )
+        self._order_swaps: list[OrderSwap] = []
         self._heartbeat = trainer.heartbeat
         self._timer, self._in_flight = StepTimer(), collections.deque[DispatchedStep]()
         self._times: dict[int, StepTimes] = {}  # of windows whose last step is dispatched, but not yet finished
@@ -108,6 +115,7 @@ class Fitting:
         with (
             self._heartbeat.reporting_errors(),
             self._heartbeat.phase("training"),
+            self._rescheduler,
             StopSignals() as stop,
             contextlib.suppress(StoppedBeforeFirstStepError),
             saving_before_a_refused_batch(trainer, functools.partial(self._finish_until, 0)),
@@ -122,6 +130,7 @@ class Fitting:
             losses=self._losses,
             score=self._score,
             counts=self._counts,
+            order_swaps=tuple(self._order_swaps),
             stopped_by=stop.reason if trainer.steps_done < trainer.config.steps or trainer.evaluation_is_due else "",
             data_counters=trainer.batches.counters(),
         )
@@ -134,8 +143,10 @@ class Fitting:
             if trainer.evaluation_is_due:
                 self._evaluate(stop)
         while trainer.steps_done < config.steps and not stop.requested():
-            if trainer.workdir and trainer.steps_done + 1 == self._recorded_step:
-                self._record_step(trainer.workdir)
+            next_step = trainer.steps_done + 1
+            timeline_is_due = trainer.workdir is not None and next_step == self._recorded_step
+            if timeline_is_due or self._rescheduler.records(next_step):
+                self._record_step()
             else:
                 self._in_flight.append(trainer.dispatch_step(self._timer))
                 # Only a step that is MAX_STEPS_IN_FLIGHT old is waited for, so the devices always have work.
@@ -145,6 +156,7 @@ class Fitting:
             if step % config.log_interval == 0 and step < config.steps:
                 times = self._times[step] = self._timer.take_window()
                 self._heartbeat.window_finished(step, times.wall, times.data, times.dispatch)
+            self._swap_order(step)
             # A run that resumes does not evaluate at its checkpoint, so the checkpoint comes after the evaluation.
             if config.evaluation_interval and step % config.evaluation_interval == 0 and step < config.steps:
                 self._evaluate(stop)
@@ -176,21 +188,43 @@ class Fitting:
             _ = self._trainer.state
         self._compile_seconds = time.perf_counter() - self._begin
 
-    def _record_step(self, workdir: pathlib.Path) -> None:
-        """Trains a step between two that are waited for, and keeps its timeline; its time is left out of the means."""
-        self._recorded_step += RECORDING_INTERVAL
+    def _record_step(self) -> None:
+        """Trains a step between two that are waited for, and uses its timeline; its time is left out of the means."""
         self._finish_until(0)
         recorder = StepRecorder(self._trainer.engine)
         with self._timer.left_out_step():
             self._in_flight.append(self._trainer.dispatch_step(StepTimer(), recorder))
         with self._timer.excluded():
+            step, timeline = self._trainer.steps_done, None
             try:
                 timeline = recorder.timeline()
-                if jax.process_index() == 0:
-                    write_step_timeline(workdir, self._trainer.steps_done, timeline)
-                    self._warn_of_slow_op(RecordedStep(self._trainer.steps_done, timeline, recorder.capacities))
-            except (StepNotRecordedError, OSError) as error:  # what the run can do without
-                _LOG.warning("no timeline of step %d: %s", self._trainer.steps_done, error)
+            except StepNotRecordedError as error:  # what the run can do without
+                _LOG.warning("no timeline of step %d: %s", step, error)
+            if timeline is not None and self._rescheduler.records(step):
+                self._rescheduler.reconsider(step, timeline)
+            if step == self._recorded_step:
+                self._recorded_step += RECORDING_INTERVAL
+                if timeline is not None and self._trainer.workdir and jax.process_index() == 0:
+                    self._keep_timeline(self._trainer.workdir, RecordedStep(step, timeline, recorder.capacities))
+
+    def _keep_timeline(self, workdir: pathlib.Path, recorded: RecordedStep) -> None:
+        """Writes the timeline of a step, and warns of ops that have become slower."""
+        try:
+            write_step_timeline(workdir, recorded.step, recorded.timeline)
+        except OSError as error:
+            _LOG.warning("no timeline of step %d: %s", recorded.step, error)
+        else:
+            self._warn_of_slow_op(recorded)
+
+    def _swap_order(self, step: int) -> None:
+        """Lets the steps after this one run in the order that the last recording has led to, if it is time."""
+        with self._timer.excluded():
+            swap = self._rescheduler.swap(step)
+        if swap is None:
+            return
+        self._finish_until(0)  # their metrics come before
+        self._order_swaps.append(swap)
+        self._metrics.write(step, {"order_swap/before": swap.before, "order_swap/after": swap.after})
 
     def _warn_of_slow_op(self, recorded: RecordedStep) -> None:
         """Compares a recorded step with the first one of this call."""

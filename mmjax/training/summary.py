@@ -1,5 +1,6 @@
 """What a run leaves in its workdir about itself: a line for every start, and a summary at its end."""
 
+import dataclasses
 import datetime
 import importlib.metadata
 import json
@@ -46,6 +47,7 @@ def run_summary(result: TrainResult, plan: Plan, backbone: str, remark: str) -> 
         "accuracy": None if score is None else round(score.accuracy, 4),
         "questions": None if score is None else score.questions,
         "stopped_by": result.stopped_by,
+        "order_swaps": [dataclasses.asdict(swap) for swap in result.order_swaps],
         "data": result.data_counters,
         "plan": json.loads(plan.to_json()),
         "remark": remark,

@@ -18,15 +18,17 @@ class SchedulePolicy:
     Attributes:
         order: Orders the ops of a pass, given how many microbatches each pipeline rank may hold at once.
         max_in_flight: How many these are where the plan allows no more (`UnitPlan.extra_in_flight`).
+        reads_seconds: Whether the order may depend on the seconds of stages.
     """
 
     order: Callable[[OpGraph, InFlightLimits], Schedule]
     max_in_flight: Callable[[OpGraph], InFlightLimits]
+    reads_seconds: bool = True
 
 
 BUILT_IN_SCHEDULES: Mapping[str, SchedulePolicy] = {
-    "gpipe": SchedulePolicy(gpipe, gpipe_in_flight),
-    "1f1b": SchedulePolicy(one_f_one_b, one_f_one_b_in_flight),
+    "gpipe": SchedulePolicy(gpipe, gpipe_in_flight, reads_seconds=False),
+    "1f1b": SchedulePolicy(one_f_one_b, one_f_one_b_in_flight, reads_seconds=False),
     "interleaved": SchedulePolicy(interleaved, interleaved_in_flight),
 }
 

@@ -39,6 +39,8 @@ from sharding.runtime.global_reduction import StepSummary
 from sharding.runtime.pipeline import PlacedBatch, TrainState
 from sharding.runtime.stages.definition import Microbatches
 from sharding.runtime.stages.named_programs import named_jit
+from sharding.schedules.build import build_schedule
+from sharding.schedules.ops import Schedule
 from sharding.specs.modules import module_graph
 from sharding.trees import Tree
 
@@ -102,6 +104,18 @@ class Engine:
     def exchanges(self) -> Exchanges:
         """The hops between the backbone and modules with rows of their own."""
         return Exchanges(self.executor, self.dealt_phases)
+
+    @functools.cached_property
+    def schedule(self) -> Schedule:
+        """The order of a training step's ops on all devices; that of the plan until another is followed."""
+        graph = self.executor.training_schedule.op_graph
+        return build_schedule(self.plan, self.graph, graph.trained_stages, graph.shares)
+
+    def follow(self, schedule: Schedule) -> None:
+        """Runs the next training steps in another order of the same ops; all processes do so at the same step."""
+        process = jax.process_index()
+        local = [number for number, device in enumerate(self.devices) if device.process_index == process]
+        self.schedule, self.executor.training_schedule = schedule, schedule.restricted_to(local)
 
     @property
     def phases(self) -> Mapping[str, PhaseRows]:

@@ -19,7 +19,6 @@ from sharding.runtime.executor import OpCallback
 from sharding.runtime.hops import PermuteHop
 from sharding.runtime.op_recorder import OpRecorder
 from sharding.runtime.pipeline import PlacedBatch
-from sharding.schedules.build import build_schedule
 from sharding.schedules.ops import NORM, PipelineOp
 from sharding.simulation.measured import measured_timeline, replica_count, replicas_that_finish
 from sharding.simulation.timeline import Timeline
@@ -48,9 +47,8 @@ class StepRecorder:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        graph = engine.executor.training_schedule.op_graph
-        self._schedule = build_schedule(engine.plan, engine.graph, graph.trained_stages, graph.shares)
-        self._devices = replica_devices(engine.plan, graph.stage_graph.stages)
+        self._schedule = engine.schedule
+        self._devices = replica_devices(engine.plan, self._schedule.op_graph.stage_graph.stages)
         self._recorder: OpRecorder | None = None
         self.capacities: Mapping[str, tuple[int | None, ...]] = {}
 

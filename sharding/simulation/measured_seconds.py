@@ -1,0 +1,83 @@
+"""What ops took on average in a measured step, and what their forwards and backwards would take in another order."""
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.schedules.ops import NORM, OpKind, PipelineOp, Schedule
+from sharding.simulation.schedule_replay import Seconds, replay_schedule
+from sharding.simulation.spans import Span
+from sharding.simulation.timeline import Timeline
+
+_PASSES = ("forward", "backward")
+
+_OpOfCopies = tuple[PipelineOp, int, int]
+"""An op of all microbatches that one copy of its unit takes, and one copy of the unit that it sends to."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeanSeconds:
+    """Means of a timeline's ops over the microbatches of the step.
+
+    A microbatch that had nothing to do in a unit counts, with no seconds.
+
+    Attributes:
+        devices: Devices of every stage, as [replicas, ranks of a replica].
+        rendezvous: Whether hops occupied the devices of both their ends.
+        by_op: Seconds of an op on each replica.
+    """
+
+    devices: Mapping[StageId, Int[np.ndarray, "_ _"]]
+    rendezvous: bool
+    by_op: Mapping[_OpOfCopies, Seconds]
+
+    def of_stage(self, graph: StageGraph, kind: OpKind, stage: StageId) -> float:
+        """Seconds of a stage's forward or backward on its slowest replica; 0 for a stage without."""
+        op = PipelineOp(kind, *stage)
+        copies = ((op, copy, 0) for copy in range(graph.copy_count(stage[0])))
+        return max((float(self.by_op[key].max()) for key in copies if key in self.by_op), default=0.0)
+
+    def pass_of(self, schedule: Schedule) -> float:
+        """Seconds from the first forward to the last backward if all ops of a schedule take their means.
+
+        Args:
+            schedule: An order of the ops that were measured.
+        """
+        graph = schedule.op_graph.stage_graph
+
+        def clock(op: PipelineOp, start: Float[np.ndarray, " i"]) -> Span:
+            return Span(op, start, start + self.by_op[_of_copies(graph, op)], np.zeros_like(start))
+
+        return _pass_of_spans(replay_schedule(self.devices, schedule, clock, self.rendezvous))
+
+
+def mean_seconds(timeline: Timeline) -> MeanSeconds:
+    """The means of a timeline's ops."""
+    graph = timeline.op_graph.stage_graph
+    seconds: dict[_OpOfCopies, list[Seconds]] = collections.defaultdict(list)
+    for span in timeline.spans:
+        seconds[_of_copies(graph, span.op)].append(span.seconds)
+    means = {key: np.mean(of_microbatches, axis=0) for key, of_microbatches in seconds.items()}
+    return MeanSeconds(timeline.devices, timeline.rendezvous, means)
+
+
+def pass_of_timeline(timeline: Timeline) -> float:
+    """Seconds from the first forward of a step to its last backward."""
+    return _pass_of_spans(timeline.spans)
+
+
+def _pass_of_spans(spans: tuple[Span, ...]) -> float:
+    passes = [span for span in spans if span.op.kind in _PASSES]
+    return max(float(span.end.max()) for span in passes) - min(float(span.start.min()) for span in passes)
+
+
+def _of_copies(graph: StageGraph, op: PipelineOp) -> _OpOfCopies:
+    """An op without its microbatch, and which copies of the units at its ends take it; 0 for a unit without copies."""
+    if op.microbatch == NORM.microbatch:
+        return op, 0, 0
+    of_all = op._replace(microbatch=NORM.microbatch)
+    return of_all, graph.copy_at(op.unit, op.microbatch), graph.copy_at(op.target_unit, op.microbatch)

@@ -1,0 +1,121 @@
+"""The order of a step computed anew from its measured seconds, where these are not those that were predicted."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from sharding.plans.plan import Plan
+from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.plans.unit_plan import UnitPlan
+from sharding.schedules.build import build_schedule
+from sharding.schedules.ops import OpKind, PipelineOp, Schedule
+from sharding.schedules.pass_seconds import pass_seconds
+from sharding.simulation.measured_seconds import MeanSeconds, mean_seconds, pass_of_timeline
+from sharding.simulation.timeline import Timeline
+from sharding.specs.modules import ModuleGraph
+
+LEAST_GAIN = 0.01
+"""A new order is taken if it shortens the forwards and backwards by this share: measurements of a step vary."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NewOrder:
+    """An order that is shorter than the one in force.
+
+    Attributes:
+        schedule: The new order.
+        before, after: Seconds of the forwards and backwards of a step in the order in force and in the new one, both
+            predicted from the same measured seconds.
+        same_sums: Whether each stage takes its microbatches in the same order as before, so that losses and gradients
+            are summed in the same order and have the same bits.
+    """
+
+    schedule: Schedule
+    before: float
+    after: float
+    same_sums: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Reconsidered:
+    """What became of the order of a step that was measured.
+
+    Attributes:
+        expected: Seconds that its forwards and backwards are predicted to take from now on; None if nobody knows.
+        new_order: The order to change to; None to keep the one in force.
+    """
+
+    expected: float | None
+    new_order: NewOrder | None = None
+
+
+def expected_seconds(schedule: Schedule) -> float | None:
+    """Seconds of the forwards and backwards of a step by the seconds of its plan; None if that has none."""
+    return pass_seconds(schedule) if schedule.op_graph.seconds else None
+
+
+def reconsider_order(
+    plan: Plan, graph: ModuleGraph, schedule: Schedule, timeline: Timeline, expected: float | None, tolerance: float
+) -> Reconsidered:
+    """Compares a measured step with what was predicted, and computes its order anew if they differ.
+
+    The new order is that of the plan's schedule for the measured seconds. It is taken if the step, replayed with the
+    mean seconds of all ops, hops included, is shorter in it by `LEAST_GAIN`. What it is then expected to take is what
+    the measured step took, shortened by as much: the replay knows nothing of launches that came late.
+
+    Args:
+        plan: The plan.
+        graph: The model's modules.
+        schedule: The order in force, of the ops of all devices.
+        timeline: A step that was measured in this order.
+        expected: What its forwards and backwards were expected to take; None if nothing was.
+        tolerance: The share of what was expected by which the measured seconds may differ from it.
+
+    Raises:
+        ScheduleError: The plan's schedule cannot order the ops by these seconds.
+    """
+    measured = pass_of_timeline(timeline)
+    if expected is not None and abs(measured - expected) <= tolerance * expected:
+        return Reconsidered(expected)
+    op_graph, means = schedule.op_graph, mean_seconds(timeline)
+    if not all(means.of_stage(op_graph.stage_graph, "forward", stage) for stage in op_graph.stage_graph.stages):
+        return Reconsidered(expected)  # a unit without a single item in this batch will have some in others
+    measured_plan = with_measured_seconds(plan, op_graph.stage_graph, means)
+    anew = build_schedule(measured_plan, graph, op_graph.trained_stages, op_graph.shares)
+    before, after = means.pass_of(schedule), means.pass_of(anew)
+    if after > (1 - LEAST_GAIN) * before:
+        return Reconsidered(measured)
+    same_sums = _order_of_sums(schedule.ops) == _order_of_sums(anew.ops)
+    new_order = NewOrder(schedule=anew, before=before, after=after, same_sums=same_sums)
+    return Reconsidered(measured * after / before, new_order)
+
+
+def with_measured_seconds(plan: Plan, graph: StageGraph, means: MeanSeconds) -> Plan:
+    """The plan with the measured seconds of every stage.
+
+    Nobody has measured how long devices wait for collectives inside an op: that share stays as the plan has it.
+    """
+    return dataclasses.replace(plan, units=tuple(_with_measured_seconds(unit, graph, means) for unit in plan.units))
+
+
+def _with_measured_seconds(unit: UnitPlan, graph: StageGraph, means: MeanSeconds) -> UnitPlan:
+    kinds: tuple[OpKind, ...] = ("forward", "backward")
+    fields: dict[str, tuple[float, ...]] = {}
+    for kind in kinds:
+        planned, waits = getattr(unit, f"{kind}_seconds"), getattr(unit, f"{kind}_communication")
+        measured = [means.of_stage(graph, kind, (unit.name, stage)) for stage in range(unit.stage_count)]
+        fields[f"{kind}_seconds"] = tuple(measured)
+        if waits:
+            shares = [wait / seconds if seconds else 0.0 for wait, seconds in zip(waits, planned, strict=True)]
+            fields[f"{kind}_communication"] = tuple(
+                min(share * seconds, seconds) for share, seconds in zip(shares, measured, strict=True)
+            )
+    return dataclasses.replace(unit, **fields)
+
+
+def _order_of_sums(ops: Iterable[PipelineOp]) -> dict[tuple[OpKind, StageId], list[int]]:
+    """The microbatches of each stage's forwards and backwards, in the order in which it adds up what they give."""
+    order: dict[tuple[OpKind, StageId], list[int]] = {}
+    for op in ops:
+        if op.kind in ("forward", "backward"):
+            order.setdefault((op.kind, op.stage_id), []).append(op.microbatch)
+    return order
