@@ -1,6 +1,7 @@
 """The summary of a run."""
 
 from mmjax.training.fitting import TrainResult
+from mmjax.training.rescheduling.rescheduler import OrderSwap
 from mmjax.training.summary import run_summary
 from sharding.plans.plan import single_device_plan
 from sharding.specs.modules import module_graph
@@ -17,9 +18,11 @@ def test_the_summary_counts_the_tokens_of_the_backbone_whatever_its_name():
         losses={},
         score=None,
         counts={"vision": (8, 16), "llama": (300, 400)},
+        order_swaps=(OrderSwap(step=9, measured_step=1, before=0.5, after=0.25, same_sums=True),),
         stopped_by="",
         data_counters={},
     )
     plan = single_device_plan(module_graph(tiny_model(name="llama")))
     summary = run_summary(result, plan, "llama", "")
     assert summary["tokens_per_second"] == 150 and summary["padding"] == {"vision": 0.5, "llama": 0.25}
+    assert summary["order_swaps"] == [{"step": 9, "measured_step": 1, "before": 0.5, "after": 0.25, "same_sums": True}]

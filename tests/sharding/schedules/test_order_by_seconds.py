@@ -1,6 +1,7 @@
 """Orders by the seconds of stages: valid, the simulator's seconds, never slower than by slots, the same everywhere."""
 
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from sharding.schedules.interleaved_1f1b import interleaved, interleaved_in_flig
 from sharding.schedules.one_f_one_b import one_f_one_b
 from sharding.schedules.ops import OpGraph, StageSeconds
 from sharding.schedules.pass_seconds import pass_seconds
+from sharding.schedules.registry import BUILT_IN_SCHEDULES
 from sharding.simulation.simulator import simulate_on_devices
 from tests.sharding.stage_graphs import build_op_graph, fan, recipes, training
 from tests.sharding.steps import stage_costs, step_costs
@@ -48,6 +50,20 @@ def test_a_pass_takes_the_simulators_seconds(recipe, seconds):
     for order in (one_f_one_b, interleaved):
         schedule = order(op_graph)
         assert pass_seconds(schedule) == simulated(schedule)
+
+
+@given(recipe=recipes(), seconds=SECONDS)
+@settings(max_examples=25, deadline=None)
+def test_seconds_change_no_sum_over_microbatches_and_only_the_orders_that_say_so(recipe, seconds):
+    by_slots = build_op_graph(recipe)
+    by_seconds = with_seconds(by_slots, seconds)
+    for policy in BUILT_IN_SCHEDULES.values():
+        ops = policy.order(by_seconds, policy.max_in_flight(by_seconds)).ops
+        if not policy.reads_seconds:
+            assert ops == policy.order(by_slots, policy.max_in_flight(by_slots)).ops
+        for stage, kind in itertools.product(by_slots.stage_graph.stages, ("forward", "backward")):
+            numbers = [op.microbatch for op in ops if (op.stage_id, op.kind) == (stage, kind)]
+            assert numbers == sorted(numbers)
 
 
 def simulated(schedule) -> float:
