@@ -7,6 +7,7 @@ import dataclasses
 
 from benchmarks.colocated import settings
 from benchmarks.rows import report
+from configs.errors import UserError
 from mmjax import cli
 
 MODELS = tuple(dict.fromkeys(setting.model for setting in settings.SETTINGS))
@@ -26,6 +27,9 @@ def main(arguments: ColocatedArguments) -> int:
     from benchmarks.colocated.cases import case_of
     from benchmarks.colocated.measure import mean_gain_rows, measure_case
 
+    for name in arguments.models:
+        if name not in MODELS:
+            raise UserError(f"--models names {name!r}, which Optimus does not train; choose from {', '.join(MODELS)}")
     rows = []
     for setting in settings.SETTINGS:
         if setting.model in arguments.models:

@@ -68,7 +68,11 @@ def bubble_rows(case: OptimusCase, name: str, step: SimulatedPlan) -> list[Row]:
     """Idle shares of a step by cause, beside those of the paper's own task."""
     shares = {cause: seconds / step.timeline.step for cause, seconds in step.timeline.idle.items()}
     title = f"{case.setting.title}, {name}: share of the step idle"
-    return [paper_row(f"{title}, {cause}", shares[cause], paper) for cause, paper in settings.PAPER_BUBBLES.items()]
+    difference = sum(abs(shares[cause] - paper) for cause, paper in settings.PAPER_BUBBLES.items())
+    return [
+        *(paper_row(f"{title}, {cause}", shares[cause], paper) for cause, paper in settings.PAPER_BUBBLES.items()),
+        paper_row(f"{title}, sum of differences from table 1", difference),
+    ]
 
 
 def _gain(steps: Mapping[str, SimulatedPlan], name: str, over: str) -> float:

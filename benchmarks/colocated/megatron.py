@@ -8,7 +8,9 @@ stage" (section 5.1), where table 11 gives no virtual stages:
 - `rebalanced`: the same, but the backbone's layers are divided so that the slowest stage is as fast as possible.
 - `first_stage` with virtual stages: as many of the backbone as "Megatron-LM balanced" has, encoders in the first.
 
-"Megatron-LM balanced" divides all layers over its virtual stages (`balanced`).
+"Megatron-LM balanced" divides all layers over its virtual stages (`balanced`). Many partitions are equal by its
+recurrence, as a layer of GPT-175B takes as long as several of the encoder, but their steps are not; the paper does not
+say which is taken.
 """
 
 import dataclasses
@@ -51,21 +53,30 @@ def rebalanced(problem: PlanningProblem, stages: int) -> tuple[int, ...]:
 
 
 def balanced(problem: PlanningProblem, stages: int) -> tuple[int, ...]:
-    """The slowest virtual stage is the fastest of all partitions, by FLOPs (appendix B).
+    """The slowest virtual stage is the fastest of all partitions, by FLOPs; of equal ones the first own the fewest.
 
-        F(l, m) = min_j max(F(j, m - 1), t_(j+1) + ... + t_l)
+        F(l, m) = min_j max(F(j, m - 1), t_(j+1) + ... + t_l)    (appendix B)
 
     Raises:
         PlanError: There are several encoders, which are no chain; or fewer layers than stages.
     """
+    return _balanced(problem, stages, 1)
+
+
+def balanced_from_first(problem: PlanningProblem, stages: int) -> tuple[int, ...]:
+    """The same, but of equal partitions the last stages own the fewest."""
+    return _balanced(problem, stages, -1)
+
+
+def _balanced(problem: PlanningProblem, stages: int, direction: int) -> tuple[int, ...]:
     encoders = len(problem.graph.modules) - 1
     if encoders > 1:
         raise PlanError(f"Megatron-LM balanced divides a chain, but {encoders} encoders are side by side; give it one")
     flops = layer_flops(problem)
-    counts = partition_by(flops, stages)
+    counts = partition_by(flops[::direction], stages)
     if counts is None:
         raise PlanError(f"the {len(flops)} layers are fewer than the {stages} virtual stages; use fewer")
-    return counts
+    return counts[::direction]
 
 
 def layer_flops(problem: PlanningProblem) -> Float[np.ndarray, " n"]:

@@ -36,7 +36,8 @@ def systems_of(case: OptimusCase) -> Mapping[str, SimulateSystem]:
         f"{MEGATRON}, interleaved": functools.partial(_megatron, megatron.first_stage, None),
     }
     if len(case.model.encoders) == 1:  # with several, the modules are no chain
-        of_megatron[MEGATRON_BALANCED] = functools.partial(_megatron, megatron.balanced, None)
+        of_megatron[MEGATRON_BALANCED] = functools.partial(_megatron_balanced, min)
+        of_megatron[f"{MEGATRON_BALANCED}, slower of equal partitions"] = functools.partial(_megatron_balanced, max)
         searched |= chain
     return {
         **of_megatron,
@@ -51,6 +52,12 @@ def _megatron(partition: megatron.ChainPartition, chunks: int | None, case: Opti
     ranks = case.setting.ranks
     assert ranks is not None
     return megatron.simulate_chain(case.problem, ranks._replace(chunks=chunks or ranks.chunks), partition)
+
+
+def _megatron_balanced(choose: Callable[..., SimulatedPlan], case: OptimusCase) -> SimulatedPlan:
+    """Of the two ends of the equal partitions, the one with the shortest step (min) or the longest (max)."""
+    partitions = (megatron.balanced, megatron.balanced_from_first)
+    return choose((_megatron(each, None, case) for each in partitions), key=_seconds)
 
 
 def _backbone(collectives: CollectivesName, case: OptimusCase) -> SimulatedPlan:
@@ -93,4 +100,8 @@ def _shortest_of_samples(simulate: Callable[[PlanningProblem], SimulatedPlan], c
 
 
 def _shortest(simulated: Iterable[SimulatedPlan]) -> SimulatedPlan:
-    return min(simulated, key=lambda each: each.timeline.step)
+    return min(simulated, key=_seconds)
+
+
+def _seconds(simulated: SimulatedPlan) -> float:
+    return simulated.timeline.step

@@ -112,9 +112,12 @@ def test_partitions_have_all_layers_and_encoders_in_the_first_stage(tiny, stages
         counts: max(part.sum() for part in np.split(flops, np.cumsum(counts)[:-1]))
         for counts in all_partitions(len(flops), stages)
     }
-    assert sums[megatron.balanced(problem, stages)] == min(sums.values())
+    equal = [counts for counts, slowest in sums.items() if slowest <= min(sums.values()) * (1 + 1e-12)]
+    assert {megatron.balanced(problem, stages), megatron.balanced_from_first(problem, stages)} <= set(equal)
+    assert megatron.balanced(problem, stages)[0] == min(counts[0] for counts in equal)
+    assert megatron.balanced_from_first(problem, stages)[-1] == min(counts[-1] for counts in equal)
     with_encoder = {counts: slowest for counts, slowest in sums.items() if counts[0] >= encoder}
-    assert sums[megatron.rebalanced(problem, stages)] == min(with_encoder.values())
+    assert sums[megatron.rebalanced(problem, stages)] == pytest.approx(min(with_encoder.values()))
     even = megatron.first_stage(problem, stages)
     own = (even[0] - encoder, *even[1:])
     assert sum(own) == backbone
@@ -173,7 +176,8 @@ def test_every_system_has_rows_and_the_backbone_alone_is_the_shortest_of_its_lay
 
 def test_bubbles_are_beside_those_of_table_1(tiny):
     simulated = systems_of(tiny)[MEGATRON](tiny)
-    rows = bubble_rows(tiny, MEGATRON, simulated)
+    *rows, difference = bubble_rows(tiny, MEGATRON, simulated)
+    assert difference["value"] == pytest.approx(sum(abs(row["value"] - row["paper"]) for row in rows))
     assert [row["paper"] for row in rows] == list(settings.PAPER_BUBBLES.values())
     timeline = simulated.timeline
     other = sum(timeline.idle[cause] for cause in IDLE_CAUSES if cause not in settings.PAPER_BUBBLES)
