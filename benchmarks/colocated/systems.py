@@ -1,0 +1,107 @@
+"""The systems compared, each a function from a case to its simulated step.
+
+Another one is a function more in `systems_of`.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+
+from benchmarks.colocated import megatron
+from benchmarks.colocated.alpa import simulate_alpa
+from benchmarks.colocated.cases import OptimusCase
+from benchmarks.colocated.settings import MICROBATCH
+from sharding.planners.policies.auto import SimulatedPlan, run_policy
+from sharding.planners.problem import PlanningProblem
+from sharding.plans.unit_plan import CollectivesName, PlanError
+
+SimulateSystem = Callable[[OptimusCase], SimulatedPlan]
+"""Raises PlanError where the system has no plan that fits."""
+
+MEGATRON, MEGATRON_BALANCED, ALPA, FSDP = "Megatron-LM", "Megatron-LM balanced", "Alpa-like", "fsdp"
+BACKBONE = "backbone alone"
+
+SAMPLES = (1, MICROBATCH)
+"""Samples of a row, of which searched plans take what is faster."""
+
+
+def systems_of(case: OptimusCase) -> Mapping[str, SimulateSystem]:
+    """The systems of a case by name; the first is what the others are compared with."""
+    searched = {policy: functools.partial(_by_policy, policy) for policy in ("disaggregated", FSDP)}
+    chain = {"balanced": functools.partial(_by_policy, "balanced")}
+    if case.setting.ranks is None:
+        return {ALPA: _alpa, **searched, **chain, BACKBONE: _searched_backbone}
+    of_megatron = {
+        MEGATRON: functools.partial(_megatron, megatron.first_stage, 1),
+        f"{MEGATRON}, first stage rebalanced": functools.partial(_megatron, megatron.rebalanced, 1),
+        f"{MEGATRON}, interleaved": functools.partial(_megatron, megatron.first_stage, None),
+    }
+    if len(case.model.encoders) == 1:  # with several, the modules are no chain
+        of_megatron[MEGATRON_BALANCED] = functools.partial(_megatron_balanced, min)
+        of_megatron[f"{MEGATRON_BALANCED}, slower of equal partitions"] = functools.partial(_megatron_balanced, max)
+        searched |= chain
+    return {
+        **of_megatron,
+        **searched,
+        BACKBONE: functools.partial(_backbone, "gather"),
+        f"{BACKBONE}, collectives overlapped": functools.partial(_backbone, "ring"),
+    }
+
+
+def _megatron(partition: megatron.ChainPartition, chunks: int | None, case: OptimusCase) -> SimulatedPlan:
+    """A chain of the setting's layout, with so many chunks, or the setting's."""
+    ranks = case.setting.ranks
+    assert ranks is not None
+    return megatron.simulate_chain(case.problem, ranks._replace(chunks=chunks or ranks.chunks), partition)
+
+
+def _megatron_balanced(choose: Callable[..., SimulatedPlan], case: OptimusCase) -> SimulatedPlan:
+    """Of the two ends of the equal partitions, the one with the shortest step (min) or the longest (max)."""
+    partitions = (megatron.balanced, megatron.balanced_from_first)
+    return choose((_megatron(each, None, case) for each in partitions), key=_seconds)
+
+
+def _backbone(collectives: CollectivesName, case: OptimusCase) -> SimulatedPlan:
+    """The backbone in the setting's layout, as if encoders took no time: what colocated encoders are hidden behind."""
+    ranks = case.setting.ranks
+    assert ranks is not None
+    return megatron.simulate_chain(case.backbone_alone.problem, ranks, megatron.first_stage, collectives)
+
+
+def _searched_backbone(case: OptimusCase) -> SimulatedPlan:
+    """The same in the best layout of the policies that put all modules on the same devices."""
+    return _shortest(_by_policy(policy, case.backbone_alone) for policy in ("balanced", FSDP))
+
+
+def _alpa(case: OptimusCase) -> SimulatedPlan:
+    return _shortest_of_samples(simulate_alpa, case)
+
+
+def _by_policy(policy: str, case: OptimusCase) -> SimulatedPlan:
+    def simulate(problem: PlanningProblem) -> SimulatedPlan:
+        result = run_policy(problem, policy)
+        if result.simulated is None:
+            raise PlanError(result.reason)
+        return result.simulated
+
+    return _shortest_of_samples(simulate, case)
+
+
+def _shortest_of_samples(simulate: Callable[[PlanningProblem], SimulatedPlan], case: OptimusCase) -> SimulatedPlan:
+    found, reason = [], None
+    for samples in SAMPLES:
+        try:
+            found.append(simulate(case.problem_with(samples)))
+        except PlanError as error:
+            reason = error
+    if not found:
+        assert reason is not None
+        raise reason
+    return _shortest(found)
+
+
+def _shortest(simulated: Iterable[SimulatedPlan]) -> SimulatedPlan:
+    return min(simulated, key=_seconds)
+
+
+def _seconds(simulated: SimulatedPlan) -> float:
+    return simulated.timeline.step
