@@ -50,5 +50,5 @@ def test_rows_whose_items_are_of_one_node_lie_there():
 def test_nodes_are_shared_if_both_are_divided_over_them_in_order(devices, phase, backbone, nodes):
     own = UnitPlan("vision", ("vision",), tuple(devices), **phase)
     other = UnitPlan("backbone", ("backbone",), tuple(range(8)), **backbone)
-    assert shared_nodes(own, other, 0, rows=8, devices_per_node=2) == nodes
-    assert shared_nodes(own, other, 0, rows=8, devices_per_node=16) == 1
+    assert shared_nodes(own, other, 0, rows=8, microbatches=1, devices_per_node=2) == nodes
+    assert shared_nodes(own, other, 0, rows=8, microbatches=1, devices_per_node=16) == 1
