@@ -9,14 +9,20 @@ import pytest
 
 from configs.architectures import ModelConfig
 from data.packing.phases.needed_rows import NeededRows
+from mmjax.training.checkpoints.manager import CheckpointManager
+from mmjax.training.engine.compilation import compile_evaluation, compile_step
 from mmjax.training.engine.copy_rows import rows_of_devices
+from mmjax.training.engine.engine import Engine
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
+from sharding.runtime.communication_check import CommunicationError, check_communication
 from tests.mmjax.training.engine.test_capacities import sparse_batch
+from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engines import (
     SETTINGS,
     STEP,
     TIED_EMBEDDINGS,
+    TWO_UNITS,
     WITHOUT_GENERATOR,
     assert_step_of_one_device,
     noisy_parameters,
@@ -24,6 +30,7 @@ from tests.mmjax.training.engines import (
     reference,
     shared_engine,
 )
+from tests.mmjax.training.short_runs import assembled, assert_same, local_arrays
 from tests.tiny_model import AUDIO, BACKBONE, GENERATOR, VISION, tiny_batch
 
 EVERY_MODULE = ModelConfig((VISION, AUDIO), dataclasses.replace(BACKBONE, depth=2), (GENERATOR,))
@@ -189,3 +196,48 @@ def test_weights_are_not_copied_from_all_copies_to_each():
     assert pointers(stage.meshes.split(weights)) == pointers(weights)
     gradients = [copy.largest.zero_gradients() for copy in stage.copies]
     assert pointers(stage.join_gradients(gradients)) == pointers(gradients)
+
+
+def test_a_run_goes_on_with_or_without_copies_from_the_same_checkpoint(tmp_path):
+    batch = tiny_batch(WITHOUT_GENERATOR)
+    copied, whole = (shared_engine(plan, WITHOUT_GENERATOR) for plan in (ON_PIPELINE_RANKS, TWO_UNITS))
+    for number, (saving, resuming) in enumerate(((copied, whole), (whole, copied))):
+        state, _ = saving.executor.step(noisy_state(saving), saving.place_batch(batch, STEP))
+        checkpoints = CheckpointManager(tmp_path / str(number), WITHOUT_GENERATOR)
+        checkpoints.save(1, saving, state, {})
+        restored, _, _ = checkpoints.restore(resuming)
+        checkpoints.close()
+        assert_same(assembled(local_arrays(restored)), assembled(local_arrays(state)))
+        losses = [
+            np.sum(engine.executor.step(each, engine.place_batch(batch, STEP + 1))[1].losses)
+            for engine, each in ((saving, state), (resuming, restored))
+        ]
+        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+def test_programs_of_all_copies_are_compiled_ahead_and_their_hops_tried():
+    config, plan = WITHOUT_GENERATOR, dataclasses.replace(ON_PIPELINE_RANKS, schedule="1f1b")
+    engine, batch = Engine(config, plan, tiny_batch(config), SETTINGS), tiny_batch(config)
+    with compilations() as compiled:
+        compile_step(engine, lambda done, total: None)
+        compile_evaluation(engine, lambda done, total: None)
+    # Of 3 stages gather, reduce, loss_and_norm, update, optimizer_init; of their 6 copies forward, backward, 2 of zeros
+    # and evaluate.
+    assert sum(compiled.values()) == 3 * 5 + 6 * 5 + 1, compiled
+    check_communication(engine.executor)
+    with compilations() as compiled:
+        state, _ = engine.executor.step(engine.initial_state(), engine.place_batch(batch, STEP))
+        engine.executor.evaluate(engine.executor.compute_weights(state), engine.place_batch(batch, STEP))
+    assert not compiled
+
+
+def test_the_communication_check_names_the_copies_of_a_hop_that_fails(monkeypatch):
+    engine = shared_engine(UNEQUAL_SHARES, EVERY_MODULE)
+    channel = next(each for each in engine.executor.channels if each.name == "backbone>generator" and each.target_copy)
+
+    def fail():
+        raise RuntimeError("no link")
+
+    monkeypatch.setattr(channel.activation_hop, "send_zeros", fail)
+    with pytest.raises(CommunicationError, match=r"the hop backbone>generator \(copy 1 of painter\) from unit"):
+        check_communication(engine.executor)
