@@ -16,6 +16,7 @@ from mmjax.training.engine.engine import Engine
 from sharding.plans.plan import Plan
 from sharding.plans.unit_plan import UnitPlan
 from sharding.runtime.communication_check import CommunicationError, check_communication
+from sharding.runtime.op_recorder import OpRecorder
 from tests.mmjax.training.engine.test_capacities import sparse_batch
 from tests.mmjax.training.engine.test_compilation import compilations
 from tests.mmjax.training.engines import (
@@ -241,3 +242,15 @@ def test_the_communication_check_names_the_copies_of_a_hop_that_fails(monkeypatc
     monkeypatch.setattr(channel.activation_hop, "send_zeros", fail)
     with pytest.raises(CommunicationError, match=r"the hop backbone>generator \(copy 1 of painter\) from unit"):
         check_communication(engine.executor)
+
+
+def test_a_recorded_step_says_when_each_copy_had_finished():
+    engine = shared_engine(UNEQUAL_SHARES, EVERY_MODULE)
+    placed = engine.place_batch(tiny_batch(EVERY_MODULE), STEP)
+    schedule = engine.executor.training_schedule
+    with OpRecorder(engine.executor, engine.devices) as recorder:
+        engine.executor.step(noisy_state(engine), placed, recorder)
+    assert recorder.failure is None
+    for op in schedule.ops:
+        if op.kind in ("gather", "forward", "backward", "reduce", "norm", "update"):
+            assert recorder.finished[op].keys() == schedule.op_graph.devices_of(op), op
