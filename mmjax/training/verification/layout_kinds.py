@@ -1,0 +1,181 @@
+"""Kinds of layouts that `python -m mmjax.verify` compares: from parallelism to plans, the most divided first."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from mmjax.training.verification.divided_plans import (
+    GlobalRows,
+    ModuleRole,
+    Parallelism,
+    module_roles,
+    plan_by_module,
+    plan_with_chain,
+    with_communication,
+)
+from sharding.plans.plan import Plan, single_device_plan
+from sharding.plans.unit_plan import PlanError
+from sharding.specs.modules import ModuleGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedLayout:
+    """A layout to compare with the reference.
+
+    Attributes:
+        name: Its parallelism in words, or the name of its plan file.
+        plan: The placement of the modules.
+        transport: What sends the arrays of hops (`sharding.runtime.hops`); empty for the configuration's.
+        attention: Implementation of `pallas_kernels.packed_attention`; empty for the one that suits shapes and devices.
+        dtype: Compute precision.
+    """
+
+    name: str
+    plan: Plan
+    transport: str = ""
+    attention: str = ""
+    dtype: str = "float32"
+
+    def across_processes(self) -> "NamedLayout":
+        """The layout for a run of several processes, between which `device_put` cannot send."""
+        if self.transport != "device_put":
+            return self
+        name = self.name.replace("device_put", "ppermute")
+        return dataclasses.replace(self, name=name, transport="ppermute")
+
+    def in_precisions(self, dtype: str) -> "list[NamedLayout]":
+        """The layout in float32, whose tolerances are narrow, and then in the precision that a model computes in."""
+        if dtype == self.dtype:
+            return [self]
+        precisions = (self.dtype, dtype)
+        return [dataclasses.replace(self, name=f"{self.name}, {each}", dtype=each) for each in precisions]
+
+
+Alternatives = Iterator[Callable[[], NamedLayout]]
+"""Ways to make a layout of one kind, from the most divided on; making one raises PlanError if it is impossible."""
+
+LayoutKind = Callable[[ModuleGraph, GlobalRows], Alternatives]
+
+
+SEVERAL = (2, 3)
+"""Microbatches. Those that are swapped, dropped or counted twice show only where there are several, so layouts have one
+only if nothing else is possible."""
+
+
+def one_device(graph: ModuleGraph, _: GlobalRows) -> Alternatives:
+    """Every module on device 0."""
+    for m in (*SEVERAL, 1):
+        yield lambda m=m: NamedLayout(
+            f"one device, {m} microbatches", dataclasses.replace(single_device_plan(graph), microbatches=m)
+        )
+
+
+def all_alike(divisions: Sequence[Parallelism], microbatches: Sequence[int] = (*SEVERAL, 1)) -> LayoutKind:
+    """Every module divided in the same way, on the same devices."""
+
+    def alternatives(graph: ModuleGraph, rows: GlobalRows) -> Alternatives:
+        for m, division in itertools.product(microbatches, divisions):
+            name = f"all on the same devices, {describe_parallelism([division], m)}"
+            yield lambda division=division, m=m, name=name: NamedLayout(
+                name, plan_by_module(graph, rows, [division] * 3, m, together=True)
+            )
+
+    return alternatives
+
+
+def each_its_own(
+    *choices: Sequence[Parallelism],
+    microbatches: Sequence[int] = SEVERAL,
+    schedule: str = "1f1b",
+    together: bool = False,
+    transport: str = "",
+    attention: str = "",
+    bundled: bool = False,
+) -> LayoutKind:
+    """Every module divided its own way; a choice is (encoder, backbone, generator)."""
+
+    def alternatives(graph: ModuleGraph, rows: GlobalRows) -> Alternatives:
+        def make(divisions: Sequence[Parallelism], m: int) -> Plan:
+            plan = plan_by_module(graph, rows, divisions, m, schedule, together)
+            return with_communication(plan) if bundled else plan
+
+        for m, divisions in itertools.product((*microbatches, 1), choices):
+            words = [describe_parallelism(divisions, m)]
+            words += [schedule] if schedule != "1f1b" else []
+            words += ["sharing devices"] if together else []
+            words += [transport] if transport else []
+            words += [f"{attention} attention"] if attention else []
+            words += ["in bundles"] if bundled else []
+            name = ", ".join(words)
+            yield lambda divisions=divisions, m=m, name=name: NamedLayout(
+                name, make(divisions, m), transport, attention
+            )
+
+    return alternatives
+
+
+def in_one_unit(
+    roles_after_encoder: Sequence[ModuleRole],
+    division: Parallelism,
+    cut_in_encoder: bool,
+    schedule: str = "1f1b",
+    tensor_ranks: Sequence[int] = (),
+) -> LayoutKind:
+    """The last encoder and all modules of some roles in one unit, cut after the first layer of one of them.
+
+    `tensor_ranks` are those of the encoder, of the backbone and of generators, where they differ.
+    """
+
+    def alternatives(graph: ModuleGraph, rows: GlobalRows) -> Alternatives:
+        roles = module_roles(graph)
+        encoders = [name for name in graph.names if roles[name] is ModuleRole.ENCODER]
+        if not encoders:
+            yield _no_encoder
+            return
+        chain = [encoders[-1], *(name for name in graph.names if roles[name] in roles_after_encoder)]
+        first = 1 if cut_in_encoder else graph[encoders[-1]].layer_count + 1
+        for m in (4, *SEVERAL, 1):
+            sizes = [tensor_ranks[roles[name]] for name in chain if tensor_ranks]
+            ranks = division.dp * division.tp
+            divisions = [dataclasses.replace(division, dp=ranks // size, tp=size) for size in sizes]
+            words = f"{' > '.join(chain)} in one unit, {describe_parallelism(divisions or [division], m)}"
+            yield lambda m=m, name=f"{words}, first stage {first} layers": NamedLayout(
+                name, plan_with_chain(graph, chain, division, first, m, schedule, tensor_ranks)
+            )
+
+    return alternatives
+
+
+def either(*kinds: LayoutKind) -> LayoutKind:
+    """The alternatives of one kind, then those of the others."""
+    return lambda graph, rows: itertools.chain.from_iterable(kind(graph, rows) for kind in kinds)
+
+
+def _no_encoder() -> NamedLayout:
+    raise PlanError("the model has no encoder for a chain to begin with")
+
+
+def describe_parallelism(divisions: Sequence[Parallelism], microbatches: int) -> str:
+    """Such as `dp 3 -> 2 -> 1, 2 microbatches`; sizes that are 1 for all are left out."""
+    words = []
+    for name, default in (
+        ("dp", 1),
+        ("tp", 1),
+        ("pp", 1),
+        ("chunks", 1),
+        ("ep", 1),
+        ("fsdp", 1),
+        ("rows", 0),
+        ("copies", 1),
+    ):
+        sizes = [getattr(division, name) for division in divisions]
+        if max(sizes) > default:
+            words.append(f"{name} {' -> '.join(map(str, sizes))}")
+    words += ["two capacities"] if any(division.two_capacities for division in divisions) else []
+    extra = max(division.extra_in_flight for division in divisions)
+    words += [f"{extra} extra in flight"] if extra else []
+    policies = dict.fromkeys(division.recompute for division in divisions if division.recompute != ("none",))
+    words += [f"{', '.join(by_turns)} recomputation" for by_turns in policies]
+    collectives = dict.fromkeys(division.collectives for division in divisions if division.collectives != "reduce")
+    words += [f"{name} collectives" for name in collectives]
+    return ", ".join([*words, f"{microbatches} microbatches"])

@@ -1,0 +1,1 @@
+"""Plans with copies of encoders and generators beside a backbone: layouts of both, and the plans of them."""

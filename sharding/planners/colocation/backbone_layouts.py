@@ -1,0 +1,109 @@
+"""Layouts of the backbone on all devices, by an estimate of the step with the other modules in its idle time."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from sharding.planners.problem import PlanningProblem
+from sharding.plans.unit_plan import PlanError
+from sharding.specs.layer import RecomputePolicy
+
+_MOST_ROWS = 16  # of a replica's microbatch
+_FEWER_CHUNKS = 0.01  # share by which fewer chunks may take longer: hops, and ops to order, are fewer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackboneLayout:
+    """A layout of the backbone.
+
+    Attributes:
+        tp: Tensor ranks of a replica.
+        pp: Pipeline ranks.
+        chunks: Virtual stages of a pipeline rank.
+        dp: Replicas.
+        rows: Rows of a replica's microbatch.
+        microbatches: Microbatches of a step.
+        layers: Layers of each virtual stage.
+        recompute: Their recomputation policy.
+        work: Seconds of all its forwards and backwards on the devices of the slowest rank.
+        alone: The same with filling and draining its pipeline: the step of the backbone alone.
+        peak_bytes: Bytes on a device of its fullest rank.
+    """
+
+    tp: int
+    pp: int
+    chunks: int
+    dp: int
+    rows: int
+    microbatches: int
+    layers: tuple[int, ...]
+    recompute: RecomputePolicy
+    work: float
+    alone: float
+    peak_bytes: float
+
+
+def backbone_layouts(problem: PlanningProblem) -> Iterator[BackboneLayout]:
+    """All layouts on as many devices as replicas can use.
+
+    Raises:
+        PlanError: No number of replicas divides the rows on any layout.
+    """
+    table, ranks = (
+        problem.module_tables[problem.graph.backbone.name],
+        problem.fixed_ranks_of(problem.graph.backbone.name),
+    )
+    found = False
+    for candidate in range(len(table.tp)):
+        replicas = problem.devices // int(table.replica_devices[candidate])
+        sizes = [int(dp) for dp in problem.row_divisors if dp <= replicas and dp % ranks.ep == 0]
+        if not sizes:
+            continue
+        dp, pp, chunks = sizes[-1], int(table.pp[candidate]), int(table.chunks[candidate])
+        of_replica = problem.rows // dp
+        rows = [count for count in range(1, min(_MOST_ROWS, of_replica) + 1) if of_replica % count == 0]
+        found = True
+        if chunks > 1:  # interleaved 1F1B keeps its order where the pipeline ranks divide the microbatches
+            rows = [count for count in rows if of_replica // count % pp == 0]
+        numbers, counts = np.full(len(rows), candidate), np.array(rows, dtype=float)
+        replicas_of = np.full(len(rows), dp)
+        microbatches = np.array([of_replica // count for count in rows], dtype=int)
+        slowest, fill = table.stage_seconds(numbers, counts)
+        peak = table.peak_bytes(numbers, counts, replicas_of, np.zeros(len(rows)), microbatches)
+        for index, count in enumerate(rows):
+            yield BackboneLayout(
+                tp=int(table.tp[candidate]),
+                pp=pp,
+                chunks=chunks,
+                dp=dp,
+                rows=count,
+                microbatches=int(microbatches[index]),
+                layers=table.layers[candidate],
+                recompute=table.recompute[candidate],
+                work=float(microbatches[index] * slowest[index]),
+                alone=float(fill[index] + (microbatches[index] - 1) * slowest[index]),
+                peak_bytes=float(peak[index]),
+            )
+    if not found:
+        raise PlanError(
+            f"on {problem.devices} devices no number of replicas of {problem.graph.backbone.name} divides the "
+            f"{problem.rows} rows; use more devices or another number of rows"
+        )
+
+
+def fewest_chunks(ranked: Iterable[tuple[float, BackboneLayout]]) -> list[tuple[float, BackboneLayout]]:
+    """Of layouts that differ in chunks alone, that with the fewest of those about as short; ascending by seconds.
+
+    Args:
+        ranked: Estimated seconds of a step, and the layout.
+    """
+    alike: dict[tuple, list[tuple[float, BackboneLayout]]] = {}
+    for seconds, layout in ranked:
+        key = (layout.tp, layout.pp, layout.dp, layout.rows, layout.recompute)
+        alike.setdefault(key, []).append((seconds, layout))
+    chosen = []
+    for of_key in alike.values():
+        longest = min(seconds for seconds, _ in of_key) * (1 + _FEWER_CHUNKS)
+        chosen.append(min((of for of in of_key if of[0] <= longest), key=lambda of: of[1].chunks))
+    return sorted(chosen, key=lambda of: of[0])

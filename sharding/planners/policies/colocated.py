@@ -1,0 +1,204 @@
+"""Encoders and generators copied on every device of the backbone, and computed in its idle time.
+
+Optimus's orchestration (arXiv 2408.03505, sections 3 and 4): backbone and encoders have plans of their own on the same
+devices. The backbone's layout is searched by an estimate, `max(step of the backbone alone, work of all modules)`; the
+layouts of the other modules are those whose pipeline and tensor ranks divide the backbone's, without those that do not
+fit beside it. What differs between the best of them, which microbatches copies take and into how many slices their
+stages are cut, is decided by simulating the schedule `colocated`.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from sharding.planners.colocation.backbone_layouts import BackboneLayout, backbone_layouts, fewest_chunks
+from sharding.planners.colocation.colocated_plan import colocated_plan
+from sharding.planners.colocation.copied_layouts import CopiedLayout, copied_layouts
+from sharding.planners.problem import STEP_SLACK, PlanningProblem
+from sharding.planners.schedule_fields import with_stage_seconds
+from sharding.plans.plan import Plan
+from sharding.plans.trained_parts import trained_stages
+from sharding.plans.unit_plan import PlanError
+from sharding.schedules.bubbles.assignment import assign_microbatches
+from sharding.schedules.build import training_op_graph
+
+_BACKBONES = 3  # layouts of the backbone that are simulated, of those that fit
+_TRIED = 12  # at most, fitting or not
+_COPIED = 2  # layouts of each other module that are simulated, of each recomputation policy
+
+
+class _Candidate(NamedTuple):
+    """A layout of the backbone, and those of all other modules.
+
+    Attributes:
+        seconds: Estimate of the step.
+        backbone: Layout of the backbone.
+        copied: Layouts of the other modules.
+    """
+
+    seconds: float
+    backbone: BackboneLayout
+    copied: tuple[CopiedLayout, ...]
+
+
+class _Simulated(NamedTuple):
+    plan: Plan
+    step: float
+    memory: float
+
+
+def plans(problem: PlanningProblem) -> list[Plan]:
+    """The best plans that fit; where none does, that which comes nearest.
+
+    Raises:
+        PlanError: There is no other module to copy, a module has context-parallel ranks, or no layout leaves memory
+            for the weights of all modules.
+    """
+    _check(problem)
+    search, fitting, others = _Search(problem), [], []
+    for tried, candidate in enumerate(search.candidates()):
+        if len(fitting) == _BACKBONES or tried == _TRIED:
+            break
+        best = search.best_of(candidate)
+        (fitting if best.memory <= 1 else others).append(best)
+    if not fitting and not others:
+        raise PlanError(
+            f"no layout of {problem.graph.backbone.name} on {problem.devices} devices leaves memory for the weights of "
+            "all other modules, of which each device has copies; use more devices, or the policy disaggregated"
+        )
+    if not fitting:
+        return [min(others, key=lambda simulated: simulated.memory).plan]
+    shortest = min(simulated.step for simulated in fitting)
+    return [simulated.plan for simulated in fitting if simulated.step <= shortest * (1 + STEP_SLACK)]
+
+
+def _check(problem: PlanningProblem) -> None:
+    if len(problem.graph.modules) == 1:
+        raise PlanError(f"{problem.graph.backbone.name} is the only module; there is none to compute in its idle time")
+    for module in problem.graph.modules:
+        if problem.fixed_ranks_of(module.name).cp > 1:
+            raise PlanError(
+                f"{module.name} is given cp {problem.fixed_ranks_of(module.name).cp}; copies beside a backbone have no "
+                "context-parallel ranks, so use the policy disaggregated"
+            )
+
+
+class _Search:
+    """The candidates of one problem, and their simulated steps."""
+
+    def __init__(self, problem: PlanningProblem) -> None:
+        self._problem = problem
+        self._others = [module.name for module in problem.graph.modules if not module.is_backbone]
+
+    def candidates(self) -> Iterator[_Candidate]:
+        """Layouts of the backbone with the least work of all other modules, by the estimate of the step."""
+        ranked = []
+        for layout in backbone_layouts(self._problem):
+            copied = self._least_work(layout)
+            if copied:
+                ranked.append((_estimate(layout, copied), layout))
+        for seconds, layout in fewest_chunks(ranked):
+            copied = self._least_work(layout)
+            assert copied
+            yield _Candidate(seconds, layout, copied)
+
+    def _least_work(self, layout: BackboneLayout) -> tuple[CopiedLayout, ...] | None:
+        """Of every other module the layout with the least work; None where they do not fit beside the backbone."""
+        copied = []
+        for name in self._others:
+            options = self._copied_layouts(name, layout)
+            if not options:
+                return None
+            copied.append(options[0])
+        needed = layout.peak_bytes + sum(of.static_bytes for of in copied)
+        return tuple(copied) if needed <= self._problem.cluster.memory else None
+
+    def _copied_layouts(self, name: str, layout: BackboneLayout) -> list[CopiedLayout]:
+        key = (name, layout.tp, layout.pp, layout.dp, layout.rows)
+        if key not in self._copied:
+            self._copied[key] = copied_layouts(self._problem, name, layout)
+        return self._copied[key]
+
+    @functools.cached_property
+    def _copied(self) -> dict[tuple, list[CopiedLayout]]:
+        return {}
+
+    def best_of(self, candidate: _Candidate) -> _Simulated:
+        """The fastest plan of a candidate that fits, or that which takes the least memory.
+
+        First the recomputation of the copied modules, then their layouts, then their slices are chosen.
+        """
+        backbone, found = candidate.backbone, []
+        for copied in self._by_recomputation(candidate):
+            found.append(self._simulate(backbone, copied, {}))
+            if found[-1].memory <= 1:
+                candidate = candidate._replace(copied=copied)
+                break
+        if found[-1].memory > 1:
+            return min(found, key=lambda simulated: simulated.memory)
+        for copied in self._other_layouts(candidate):
+            found.append(self._simulate(backbone, copied, {}))
+        slices = self._slices(candidate)
+        if max(slices.values()) > 1:
+            found.append(self._simulate(backbone, candidate.copied, slices))
+        return min((of for of in found if of.memory <= 1), key=lambda simulated: simulated.step)
+
+    def _by_recomputation(self, candidate: _Candidate) -> Iterator[tuple[CopiedLayout, ...]]:
+        """The copied modules of a candidate with each recomputation policy, from the least work to the most."""
+        policies = dict.fromkeys(
+            of.recompute for name in self._others for of in self._copied_layouts(name, candidate.backbone)
+        )
+        for policy in policies:
+            copied = [
+                next((of for of in self._copied_layouts(name, candidate.backbone) if of.recompute == policy), None)
+                for name in self._others
+            ]
+            if all(copied):
+                yield tuple(of for of in copied if of)
+
+    def _other_layouts(self, candidate: _Candidate) -> Iterator[tuple[CopiedLayout, ...]]:
+        """The next best layouts of the copied modules, with the recomputation chosen for them."""
+        options = [
+            [of for of in self._copied_layouts(chosen.module, candidate.backbone) if of.recompute == chosen.recompute]
+            for chosen in candidate.copied
+        ]
+        yield from itertools.islice(itertools.product(*(of[:_COPIED] for of in options)), 1, None)
+
+    def _slices(self, candidate: _Candidate) -> Mapping[str, int]:
+        """Into how many virtual stages each copied module's ranks are cut, so that one takes as long as the backbone's.
+
+        A module that feeds another, or that is cut among ranks, keeps whole layers.
+        """
+        backbone = candidate.backbone
+        op = backbone.work / backbone.microbatches / backbone.chunks
+        slices = {}
+        for layout in candidate.copied:
+            of_stage = layout.work / math.ceil(backbone.microbatches / layout.copies)
+            most = self._problem.graph[layout.module].layer_count // layout.pp
+            divisible = self._problem.graph[layout.module].divisible
+            slices[layout.module] = max(1, min(most, math.ceil(of_stage / op))) if divisible else 1
+        return slices
+
+    def _simulate(
+        self, backbone: BackboneLayout, copied: Sequence[CopiedLayout], slices: Mapping[str, int]
+    ) -> _Simulated:
+        plan = colocated_plan(self._problem, backbone, copied, slices)
+        plan = self._with_assigned_microbatches(with_stage_seconds(self._problem, plan, communication=True))
+        timeline = self._problem.simulate(plan)
+        return _Simulated(plan, timeline.step, self._problem.memory_fraction(timeline))
+
+
+    def _with_assigned_microbatches(self, plan: Plan) -> Plan:
+        """The plan with the division of the microbatches among the copies of each unit that makes the step short."""
+        trained = trained_stages(plan, self._problem.graph, self._problem.trained_parts)
+        of_units = assign_microbatches(training_op_graph(plan, self._problem.graph, trained))
+        units = (dataclasses.replace(unit, copy_of_microbatch=of_units.get(unit.name, ())) for unit in plan.units)
+        return dataclasses.replace(plan, units=tuple(units))
+
+
+def _estimate(backbone: BackboneLayout, copied: Sequence[CopiedLayout]) -> float:
+    """Seconds of a step whose idle time the other modules fill as far as their work goes."""
+    return max(backbone.alone, backbone.work + sum(of.work for of in copied))
