@@ -59,11 +59,12 @@ class Parallelism:
     extra_in_flight: int = 0
     rows: int = 0
     two_capacities: bool = False
+    copies: int = 1
 
     @property
     def size(self) -> int:
         """Number of devices."""
-        return self.dp * self.tp * self.pp
+        return self.copies * self.dp * self.tp * self.pp
 
 
 UNDIVIDED = Parallelism()
@@ -143,9 +144,26 @@ def plan_by_module(
                 extra_in_flight=min(division.extra_in_flight, microbatches * division.chunks - 1),
                 rows=division.rows,
                 capacities=_capacities(module.name, rows, microbatches, division),
+                copies=division.copies,
             )
         )
     return Plan(tuple(units), microbatches, schedule)
+
+
+def with_communication(plan: Plan) -> Plan:
+    """The plan with seconds for every stage, half of which wait for collectives, so that `colocated` makes bundles."""
+
+    def with_seconds(unit: UnitPlan) -> UnitPlan:
+        forward, backward = (1.0,) * unit.stage_count, (2.0,) * unit.stage_count
+        return dataclasses.replace(
+            unit,
+            forward_seconds=forward,
+            backward_seconds=backward,
+            forward_communication=tuple(seconds / 2 for seconds in forward),
+            backward_communication=tuple(seconds / 2 for seconds in backward),
+        )
+
+    return dataclasses.replace(plan, units=tuple(map(with_seconds, plan.units)))
 
 
 def _recompute(policies: Sequence[RecomputePolicy], layers: Sequence[int]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from sharding.specs.layer import RECOMPUTE_POLICIES
 from sharding.specs.modules import ModuleGraph
 
 MOST_MICROBATCHES = 4
-LARGEST_SIZES = {"tp": 4, "pp": 4, "chunks": 2}
+LARGEST_SIZES = {"tp": 4, "pp": 4, "chunks": 2, "copies": 3}
 COLLECTIVES: tuple[CollectivesName, ...] = ("reduce", "gather", "ring")
 MOST_ROWS = 3  # of its own, of a replica
 UNIT_ATTEMPTS = 100
@@ -98,8 +98,9 @@ def _random_unit(
         dp = generator.choice(
             [size for size in range(1, devices + 1) if own_rows or rows.count // microbatches % size == 0]
         )
-        tp, pp, chunks = (generator.randint(1, largest) for largest in LARGEST_SIZES.values())
-        if dp * tp * pp > devices or pp * chunks > total:
+        tp, pp, chunks, copies = (generator.randint(1, largest) for largest in LARGEST_SIZES.values())
+        copies = min(copies, microbatches) if generator.random() < 0.5 else 1
+        if copies * dp * tp * pp > devices or pp * chunks > total:
             continue
         module_tp = _random_module_tp(len(chain), dp * tp, tp, generator)
         module_replicas = [dp * tp // size for size in module_tp or (tp,)]
@@ -112,7 +113,7 @@ def _random_unit(
         unit = UnitPlan(
             name,
             chain,
-            tuple(generator.sample(range(devices), dp * tp * pp)),
+            tuple(generator.sample(range(devices), copies * dp * tp * pp)),
             dp=dp,
             tp=tp,
             module_tp=module_tp,
@@ -123,6 +124,8 @@ def _random_unit(
             fsdp=generator.choice([1, *(size for size in sizes if size > 1 and size % ep == 0)]),
             collectives=generator.choice(COLLECTIVES) if max(tp, *module_tp, 1) > 1 else "reduce",
             rows=dp * generator.randint(1, MOST_ROWS) if own_rows else 0,
+            copies=copies,
+            copy_of_microbatch=_random_copies(copies, microbatches, generator),
         )
         if own_rows and chain[0] in rows.values:
             unit = dataclasses.replace(unit, capacities=_random_capacities(unit, rows, microbatches, generator))
@@ -132,6 +135,15 @@ def _random_unit(
             continue
         return unit
     return UnitPlan(name, chain, (generator.randrange(devices),), layers=(total,))
+
+
+def _random_copies(copies: int, microbatches: int, generator: random.Random) -> tuple[int, ...]:
+    """Which copy takes each microbatch, each at least one; empty, for by turns, of one copy and of half the others."""
+    if copies == 1 or generator.random() < 0.5:
+        return ()
+    drawn = [*range(copies), *generator.choices(range(copies), k=microbatches - copies)]
+    generator.shuffle(drawn)
+    return tuple(drawn)
 
 
 def _random_module_tp(modules: int, devices: int, tp: int, generator: random.Random) -> tuple[int, ...]:
@@ -164,12 +176,18 @@ def _random_capacities(
 
 
 def _with_random_order(unit: UnitPlan, microbatches: int, schedule: str, generator: random.Random) -> UnitPlan:
-    """The unit with random microbatches in flight, and for `interleaved` with random seconds of its stages."""
+    """The unit with random microbatches in flight, and random seconds of its stages for schedules that read them.
+
+    Half of the units of `colocated` wait for collectives in some of them, beside which others may run in bundles.
+    """
     seconds = [tuple(generator.choices((0.5, 1.0, 4.0), k=unit.stage_count)) for _ in ("forward", "backward")]
-    extra = generator.randrange(microbatches)
-    if schedule != "interleaved":
-        return dataclasses.replace(unit, extra_in_flight=extra)
-    return dataclasses.replace(unit, extra_in_flight=extra, forward_seconds=seconds[0], backward_seconds=seconds[1])
+    unit = dataclasses.replace(unit, extra_in_flight=generator.randrange(microbatches))
+    if schedule in ("interleaved", "colocated"):
+        unit = dataclasses.replace(unit, forward_seconds=seconds[0], backward_seconds=seconds[1])
+    if schedule == "colocated" and generator.random() < 0.5:
+        waits = [tuple(second / 2 for second in of) for of in seconds]
+        unit = dataclasses.replace(unit, forward_communication=waits[0], backward_communication=waits[1])
+    return unit
 
 
 def _random_layers(total: int, stages: int, generator: random.Random) -> tuple[int, ...]:
@@ -184,7 +202,9 @@ def _describe(plan: Plan) -> str:
 
 
 def _describe_unit(unit: UnitPlan) -> str:
-    sizes = [f"{name} {getattr(unit, name)}" for name in ("dp", "tp", "ep", "chunks") if getattr(unit, name) > 1]
+    sizes = [
+        f"{name} {getattr(unit, name)}" for name in ("dp", "tp", "ep", "chunks", "copies") if getattr(unit, name) > 1
+    ]
     words = [
         f"devices {device_ranges(unit.devices)}",
         *sizes,
@@ -193,12 +213,14 @@ def _describe_unit(unit: UnitPlan) -> str:
     ]
     words += [f"module tp {_joined(unit.module_tp)}"] if unit.module_tp else []
     words += [unit.collectives] if max(unit.tp, *unit.module_tp, 1) > 1 else []
+    words += [f"copy of microbatches {_joined(unit.copy_of_microbatch)}"] if unit.copy_of_microbatch else []
     words += [f"{unit.rows} rows of its own"] if unit.rows else []
     words += [f"capacities {_joined(unit.capacities)}"] if unit.capacities else []
     words += [f"{unit.extra_in_flight} extra in flight"] if unit.extra_in_flight else []
     words += (
         [f"seconds {_joined(unit.forward_seconds)} / {_joined(unit.backward_seconds)}"] if unit.forward_seconds else []
     )
+    words += [f"waits {_joined(unit.forward_communication)}"] if unit.forward_communication else []
     return f"{' > '.join(unit.modules)}: {', '.join(words)}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from configs.errors import UserError
-from sharding.planners.policies import balanced, disaggregated, fully_sharded, rigid
+from sharding.planners.policies import balanced, colocated, disaggregated, fully_sharded, rigid
 from sharding.planners.problem import STEP_SLACK, PlanningProblem
 from sharding.plans.plan import Plan, check_layout, check_plan
 from sharding.plans.unit_plan import PlanError
@@ -23,6 +23,7 @@ BUILT_IN_POLICIES: Mapping[str, PlanningPolicy] = {
     "disaggregated": disaggregated.plans,
     "balanced": balanced.plans,
     "fsdp": fully_sharded.plans,
+    "colocated": colocated.plans,
 }
 
 SPARE_PLANS: Mapping[str, Callable[[PlanningProblem], Iterable[Plan]]] = {"balanced": balanced.spare_plans}

@@ -8,7 +8,7 @@ from configs.architectures import BackboneConfig, ExpertsConfig, ModelConfig
 from data.packing.phases.phase_rows import RowValues
 from mmjax.training.verification.comparison import verify_layouts
 from mmjax.training.verification.divided_plans import GlobalRows
-from mmjax.training.verification.layouts import NamedLayout
+from mmjax.training.verification.layout_kinds import NamedLayout
 from mmjax.training.verification.random_plans import COLLECTIVES, random_plans
 from sharding.plans.plan import check_plan
 from sharding.schedules.registry import BUILT_IN_SCHEDULES
