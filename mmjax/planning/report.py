@@ -262,12 +262,14 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
         soft_wrap=True,
     )
     causes: list[IdleCause] = [cause for cause in IDLE_CAUSES if _share(timeline, cause) >= _SMALLEST_SHARE]
-    table = report_table("Stages; shares of the step", "unit", "stage", "devices", "busy", "memory", *causes)
+    copies = ("copy",) if any(lane.copies > 1 for lane in timeline.lanes) else ()
+    table = report_table("Stages; shares of the step", "unit", *copies, "stage", "devices", "busy", "memory", *causes)
     for lane in timeline.lanes:
         idle = timeline.lane_idle(lane)
         table.add_row(
             lane.rank[0],
-            str(lane.rank[1]),
+            *(str(lane.copy) for _ in copies),
+            str(lane.stage),
             f"{len(lane.devices):,}",
             f"{timeline.lane_busy(lane) / timeline.step:.1%}",
             _bytes(timeline.lane_peak_memory(lane)),
@@ -281,7 +283,7 @@ def print_timeline(timeline: Timeline, plan: Plan, problem: PlanningProblem, con
         ):
             if needed > room:
                 console.print(
-                    f"{lane.rank[0]} {lane.rank[1]} does not fit: it needs {_bytes(needed)} of the {_bytes(room)} of a "
+                    f"{lane.name} does not fit: it needs {_bytes(needed)} of the {_bytes(room)} of a "
                     f"{where}, {_bytes(needed - room)} too many",
                     soft_wrap=True,
                 )

@@ -49,9 +49,11 @@ def parameter_ranks(
     """The ranks of a stage that exchange parameters of a module.
 
     Args:
-        devices: The devices of the stage, by data, context-parallel and tensor rank.
+        devices: The devices of the stage, of all copies of its unit: by copy, then by data, context-parallel and tensor
+            rank.
         devices_per_node: Devices of a node; device numbers run through one node before the next.
-        dp, cp, tp, ep, fsdp: Ranks of each kind; `ep` consecutive replicas divide the experts, `fsdp` all weights.
+        dp, cp, tp, ep, fsdp: Ranks of each kind, `dp` counting the replicas of all copies; `ep` consecutive replicas
+            divide the experts, `fsdp` all weights.
     """
     sizes = (dp, cp, tp, ep, fsdp)
     if tuple(devices) == tuple(range(devices[0], devices[0] + len(devices))):

@@ -15,6 +15,8 @@ from sharding.specs.recomputed_kernels import RecomputedFlops
 class StageCosts:
     """Costs of one stage of a plan; arrays are [microbatches m, data-parallel replicas i].
 
+    Of a unit with several copies, the replicas are those of one, whichever takes the microbatch.
+
     Bytes may be those of equal consecutive parts of each replica's devices, [m, i * parts]: modules of unlike
     tensor-parallel sizes have several replicas of their own in each.
 
@@ -26,8 +28,8 @@ class StageCosts:
         flops: Useful FLOPs of forward and backward over all devices of a replica: no padding, no recomputation.
         saved_bytes: Bytes on each device from a microbatch's forward to its backward.
         offloaded_bytes: Bytes in each device's host memory from its forward to its backward.
-        gather: Seconds in which the replicas gather the compute weights.
-        reduce: Seconds of the gradients' reduction over the replicas.
+        gather: Seconds in which the replicas of all copies gather the compute weights.
+        reduce: Seconds of the gradients' reduction over the replicas of all copies.
         update: Seconds of the optimizer.
         static_bytes: Bytes on each device at all times: weights, gradients, optimizer state, workspace.
     """
@@ -114,7 +116,7 @@ class StageWork(NamedTuple):
     """What bounds a step from below of one stage.
 
     Attributes:
-        forward: Seconds of all its forwards on each replica.
+        forward: Seconds of all its forwards on each replica of every copy, by copy.
         backward: The same of its backwards.
         slowest: Seconds of each microbatch's forward and backward on the replica that takes longest for them.
         least_forward: Seconds that no forward of a microbatch takes less than.

@@ -10,8 +10,8 @@ from jaxtyping import Int
 from configs.clusters import CLUSTERS, ClusterConfig
 from sharding.costs.batch_costs import BatchCosts, LoadsByModule
 from sharding.costs.cost_model import CostModel
-from sharding.costs.stages.plan_costs import plan_costs, plan_work, unit_work
-from sharding.costs.step_costs import StageWork, StepCosts, StepWork
+from sharding.costs.stages.plan_costs import plan_costs, plan_work, unit_costs, unit_work
+from sharding.costs.step_costs import StageCosts, StageWork, StepCosts
 from sharding.planners.tables.fixed_ranks import SINGLE_RANKS, FixedRanks, check_fixed_ranks
 from sharding.planners.tables.module_table import ModuleTable
 from sharding.planners.tables.replica_shares import OneRowEach, ReplicaShares, ReplicaSharing, replica_sharing
@@ -255,14 +255,17 @@ class PlanningProblem:
         op_graph = training_op_graph(plan, self.graph, self._trained_stages(plan))
         return least_step_seconds(op_graph, plan_work(plan, self.sampled_costs, self.trained_parts))
 
-    def mean_microbatch_work(self, plan: Plan) -> StepWork:
-        """What the stages of a plan take for one microbatch of mean rows."""
+    def mean_microbatch_costs(self, plan: Plan) -> dict[StageId, StageCosts]:
+        """What the stages of a plan take for one microbatch of mean rows, which any copy of a unit may take."""
         count = self.rows // plan.microbatches
         if count not in self._mean_costs:
             rows = {name: np.tile(self.data.mean_load(name), (count, 1)) for name in self.graph.names}
             self._mean_costs[count] = self._batch_costs(rows)
-        one = dataclasses.replace(plan, microbatches=1)
-        return plan_work(one, self._mean_costs[count], self.trained_parts)
+        return {
+            (unit.name, number): costs
+            for unit in plan.units
+            for number, costs in enumerate(unit_costs(unit, 1, self._mean_costs[count], self.trained_parts))
+        }
 
     @functools.cached_property
     def _mean_costs(self) -> dict[int, BatchCosts]:

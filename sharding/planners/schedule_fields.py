@@ -50,21 +50,27 @@ def _spare(problem: PlanningProblem, name: str, choice: ModuleChoice, downstream
     )
 
 
-def with_stage_seconds(problem: PlanningProblem, plan: Plan) -> Plan:
+def with_stage_seconds(problem: PlanningProblem, plan: Plan, communication: bool = False) -> Plan:
     """The plan with the seconds of every stage's forward and backward of a microbatch of mean rows, to three digits.
 
     Args:
         problem: The problem.
         plan: A plan without microbatches in flight beyond the schedule's limits.
+        communication: Whether the plan also gets the seconds among them in which devices only wait for collectives.
     """
-    stages = problem.mean_microbatch_work(plan).stages
+    stages = problem.mean_microbatch_costs(plan)
 
-    def of_unit(unit: UnitPlan, kind: str) -> tuple[float, ...]:
-        means = (np.mean(getattr(stages[unit.name, number], kind)) for number in range(unit.stage_count))
+    def of_unit(unit: UnitPlan, field: str) -> tuple[float, ...]:
+        means = (np.mean(getattr(stages[unit.name, number], field)) for number in range(unit.stage_count))
         return tuple(float(f"{mean:.3g}") for mean in means)
 
-    units = tuple(
-        dataclasses.replace(unit, forward_seconds=of_unit(unit, "forward"), backward_seconds=of_unit(unit, "backward"))
-        for unit in plan.units
-    )
-    return dataclasses.replace(plan, units=units)
+    def with_seconds(unit: UnitPlan) -> UnitPlan:
+        fields: dict[str, tuple[float, ...]] = {}
+        for kind in ("forward", "backward"):
+            fields[f"{kind}_seconds"] = seconds = of_unit(unit, kind)
+            if communication:
+                waits = of_unit(unit, f"{kind}_communication")
+                fields[f"{kind}_communication"] = tuple(map(min, waits, seconds))  # both are rounded
+        return dataclasses.replace(unit, **fields)
+
+    return dataclasses.replace(plan, units=tuple(map(with_seconds, plan.units)))

@@ -16,8 +16,8 @@ class DeviceGroups:
     """Groups of devices that belong to the same replica of every stage; thousands of devices make hundreds of groups.
 
     Attributes:
-        groups_of: By stage, the groups of each replica, [replicas, groups]. A replica with fewer groups than another
-            repeats its first.
+        groups_of: By stage, the groups of each replica, [replicas, groups]; of all copies of its unit. A replica with
+            fewer groups than another repeats its first.
         is_first: By stage, whether an entry of `groups_of` is no repetition.
         sizes: Number of devices of each group.
         members: For every device in ascending order, (device, group).
@@ -37,9 +37,8 @@ class DeviceGroups:
         """The mean over all devices of a figure of each group."""
         return float((seconds * self.sizes).sum() / self.device_count)
 
-    def stage_mean(self, stage: StageId, seconds: Float[np.ndarray, " n"]) -> float:
-        """The mean over a stage's devices of a figure of each group."""
-        groups = self.groups_of[stage][self.is_first[stage]]
+    def mean_over(self, groups: Int[np.ndarray, " k"], seconds: Float[np.ndarray, " n"]) -> float:
+        """The mean over the devices of some groups of a figure of each group."""
         return float((seconds[groups] * self.sizes[groups]).sum() / self.sizes[groups].sum())
 
 

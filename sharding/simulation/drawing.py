@@ -66,12 +66,13 @@ class DrawnHop:
 
 def drawn_lanes(timeline: Timeline) -> tuple[DrawnLane, ...]:
     """All lanes. The norm is in every lane; a hop that occupies devices is in the lanes of both its ends."""
-    lanes, idle = timeline.lanes, _LaneIdle(timeline)
+    lanes, places = timeline.lanes, _LaneNumbers(timeline)
+    idle = _LaneIdle(timeline, places)
     ops: list[list[DrawnOp]] = [[] for _ in lanes]
     for number, span in enumerate(timeline.spans):
         if span.op.kind in TRANSFERS and not timeline.rendezvous:
             continue
-        for lane in idle.lanes_of(span.op):
+        for lane in places.of_op(span.op):
             ops[lane].append(_drawn_op(span, lanes[lane], idle.before(number, lane)))
     return tuple(
         DrawnLane(lane, tuple(sorted(ops[number], key=lambda op: op.start)), idle.before(-1, number))
@@ -81,60 +82,84 @@ def drawn_lanes(timeline: Timeline) -> tuple[DrawnLane, ...]:
 
 def drawn_hops(timeline: Timeline) -> Iterator[DrawnHop]:
     """All hops of activations and gradients."""
-    lane_of = _lane_numbers(timeline)
+    places = _LaneNumbers(timeline)
     for span in timeline.spans:
         if span.op.kind in ("hop", "hop_back"):
-            source, target = lane_of[span.op.stage_id], lane_of[span.op.target_id]
+            source, target = places.ends(span.op)
             yield DrawnHop(span.op, source, target, float(span.start.mean()), float(span.end.mean()))
 
 
-def _lane_numbers(timeline: Timeline) -> dict[StageId, int]:
-    return {stage: number for number, lane in enumerate(timeline.lanes) for stage in lane.stages}
+class _LaneNumbers:
+    """Which lanes ops run in."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._graph, self._count = timeline.op_graph.stage_graph, len(timeline.lanes)
+        self._number = {lane.rank: number for number, lane in enumerate(timeline.lanes)}
+
+    def _of_stage(self, stage: StageId, microbatch: int) -> list[int]:
+        """Of a stage, for one microbatch or, if it is -1, of all copies."""
+        ranks = self._graph.ranks_of.get(stage, ())
+        return [
+            self._number[rank] for rank in ranks if microbatch < 0 or rank == self._graph.rank_at(stage, microbatch)
+        ]
+
+    def ends(self, hop: PipelineOp) -> tuple[int, int]:
+        """The lanes that send and receive."""
+        (source,), (target,) = (self._of_stage(stage, hop.microbatch) for stage in (hop.stage_id, hop.target_id))
+        return source, target
+
+    def of_op(self, op: PipelineOp) -> list[int]:
+        """All lanes on whose devices an op runs."""
+        if op.kind == "norm":
+            return list(range(self._count))
+        ends = (op.stage_id, op.target_id)
+        return list(dict.fromkeys(lane for stage in ends for lane in self._of_stage(stage, op.microbatch)))
 
 
 def _drawn_op(span: Span, lane: Lane, idle_before: Mapping[IdleCause, float]) -> DrawnOp:
-    ends = (span.op.stage_id, span.op.target_id)
+    ends, of_lane = (span.op.stage_id, span.op.target_id), _replicas_in(lane, span)
     return DrawnOp(
         op=span.op,
         chunk=next((number for number, stage in enumerate(lane.stages) if stage in ends), -1),
-        start=float(span.start.mean()),
-        end=float(span.end.mean()),
-        communication=float(span.communication.mean()),
-        slowest=float(span.seconds.max()),
+        start=float(span.start[of_lane].mean()),
+        end=float(span.end[of_lane].mean()),
+        communication=float(span.communication[of_lane].mean()),
+        slowest=float(span.seconds[of_lane].max()),
         idle_before=idle_before,
     )
+
+
+def _replicas_in(lane: Lane, span: Span) -> slice:
+    """The replicas of an op that are a lane's; an op that runs once per step has those of all copies."""
+    replicas_are_of = span.op.target_id if span.op.kind in TRANSFERS else span.op.stage_id
+    if span.op.microbatch >= 0 or replicas_are_of not in lane.stages:
+        return slice(None)
+    return slice(lane.copy * lane.replicas, (lane.copy + 1) * lane.replicas)
 
 
 class _LaneIdle:
     """Idle time before every span, the mean over the devices of a lane."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-        self._lane_of = _lane_numbers(timeline)
+    def __init__(self, timeline: Timeline, places: _LaneNumbers) -> None:
+        self._timeline, self._places = timeline, places
         self._seconds: dict[tuple[int, int], dict[IdleCause, float]] = collections.defaultdict(dict)
         for period in timeline.idle_periods:
             if not period.within_span:
                 self._add(period)
-
-    def lanes_of(self, op: PipelineOp) -> list[int]:
-        """Numbers of the lanes on whose devices an op runs."""
-        if op.kind == "norm":
-            return list(range(len(self._timeline.lanes)))
-        ends = (op.stage_id, op.target_id)
-        return list(dict.fromkeys(self._lane_of[stage] for stage in ends if stage in self._lane_of))
 
     def before(self, span: int, lane: int) -> Mapping[IdleCause, float]:
         """Idle seconds of a lane before a span, by cause; before span -1, those at the end of the step."""
         return self._seconds.get((span, lane), {})
 
     def _add(self, period: IdlePeriod) -> None:
-        groups, lanes = self._timeline.groups, self._timeline.lanes
-        affected = range(len(lanes)) if period.span < 0 else self.lanes_of(self._timeline.spans[period.span].op)
+        groups, of_lanes = self._timeline.groups, self._timeline.groups_of_lanes
+        is_rest = period.span < 0
+        affected = range(len(of_lanes)) if is_rest else self._places.of_op(self._timeline.spans[period.span].op)
         for cause, seconds in period.seconds.items():
             if seconds.any():
                 by_group = np.zeros(len(groups.sizes))
                 np.add.at(by_group, period.groups, seconds)
                 for lane in affected:
-                    mean = groups.stage_mean(lanes[lane].stages[0], by_group)
+                    mean = groups.mean_over(of_lanes[lane], by_group)
                     if mean:
                         self._seconds[period.span, lane][cause] = mean

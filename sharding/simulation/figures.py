@@ -88,13 +88,12 @@ def lanes_table(timeline: Timeline) -> Html:
     """Devices, replicas, busy and idle share of every lane; of a simulated step peak memory too."""
     rows = []
     for lane in timeline.lanes:
-        unit, stage = lane.rank
         busy, idle = timeline.lane_busy(lane), sum(timeline.lane_idle(lane).values())
         shares = (percent(busy / timeline.step), percent(idle / timeline.step))
         devices = (count(len(lane.devices)), device_ranges(sorted(lane.devices)))
         sizes = (str(lane.replicas), str(len(lane.stages)))
         memory = () if timeline.costs is None else (size(timeline.lane_peak_memory(lane)),)
-        rows.append((f"{unit} {stage}", *devices, *sizes, *shares, *memory))
+        rows.append((lane.name, *devices, *sizes, *shares, *memory))
     simulated = () if timeline.costs is None else ("#memory a device",)
     return table(("stage", "#devices", "numbers", "#replicas", "#chunks", "#busy", "#idle", *simulated), rows)
 

@@ -136,10 +136,9 @@ def page_data(timeline: Timeline) -> dict[str, Any]:
 
 
 def _lane(drawn: DrawnLane, timeline: Timeline) -> dict[str, Any]:
-    unit, stage = drawn.lane.rank
     return {
-        "unit": unit,
-        "stage": stage,
+        "unit": drawn.lane.rank[0],
+        "name": drawn.lane.name,
         "busy": round(timeline.lane_busy(drawn.lane) / timeline.step, 6),
         "chunks": len(drawn.lane.stages),
         "devices": device_ranges(sorted(drawn.lane.devices)),

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sharding.plans.device_groups import DeviceGroups, source_replicas
+from sharding.plans.device_groups import DeviceGroups, replicas_at, source_replicas
 from sharding.plans.stage_graph import StageGraph, StageId
 from sharding.schedules.ops import TRANSFERS, OpKind, PipelineOp
 from sharding.simulation.spans import Span
@@ -119,7 +119,7 @@ class _Replay:
         for span in spans:
             if span.op.kind in ("forward", "backward"):
                 seconds[span.op.kind, span.op.stage_id].append(float(span.seconds.mean()))
-                self._remaining[groups.groups_of[span.op.stage_id]] += 1
+                self._remaining[self._groups_at(span.op)[0]] += 1
         self._total = self._remaining.copy()
         self._mean_seconds = {key: float(np.mean(values)) for key, values in seconds.items()}
 
@@ -131,7 +131,7 @@ class _Replay:
     def compute(self, number: int, span: Span) -> Iterator[IdlePeriod]:
         """Idle time before and inside a forward or backward."""
         op = span.op
-        rows, is_first = self._groups.groups_of[op.stage_id], self._groups.is_first[op.stage_id]
+        rows, is_first = self._groups_at(op)
         key = (op.kind, op.stage_id, op.microbatch)
         free = self._free[rows]
         gap = (span.start[:, None] - free) * is_first
@@ -194,10 +194,20 @@ class _Replay:
         self._free[rows] = span.end[:, None]
 
     def _groups_at(self, op: PipelineOp) -> tuple[Int[np.ndarray, "i g"], Bool[np.ndarray, "i g"]]:
-        """The groups that run an op once per step, and which of them are no repetitions."""
+        """The groups that run an op that is no transfer, and which of them are no repetitions."""
         if op.kind == "norm":
             return self._all_groups
-        return self._groups.groups_of[op.stage_id], self._groups.is_first[op.stage_id]
+        of_stage = (self._groups.groups_of[op.stage_id], self._groups.is_first[op.stage_id])
+        groups, is_first = (replicas_at(self._stages.copies, op.unit, op.microbatch, table) for table in of_stage)
+        return groups, is_first
+
+    def _ends(self, op: PipelineOp) -> tuple[Int[np.ndarray, "_ _"], Int[np.ndarray, "_ _"]]:
+        """The groups at both ends of a transfer."""
+        source, target = (
+            replicas_at(self._stages.copies, stage[0], op.microbatch, self._groups.groups_of[stage])
+            for stage in (op.stage_id, op.target_id)
+        )
+        return source, target
 
     def transfer(self, number: int, span: Span) -> Iterator[IdlePeriod]:
         """Idle time before and inside a hop or a share that occupies the devices of both its ends."""
@@ -220,7 +230,7 @@ class _Replay:
 
     def _occupied(self, span: Span) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
         """From when to when a transfer occupies each group; infinite where it does not."""
-        source, target = self._groups.groups_of[span.op.stage_id], self._groups.groups_of[span.op.target_id]
+        source, target = self._ends(span.op)
         start, end = np.full(len(self._free), np.inf), np.full(len(self._free), -np.inf)
         exchanged = self._stages.is_exchange(span.op.stage_id, span.op.target_id)
         targets_of_source = source_replicas(len(target), len(source), exchanged)
@@ -235,7 +245,7 @@ class _Replay:
     ) -> dict[IdleCause, Float[np.ndarray, "i g"]]:
         """Divides the gap before a hop: its target waits for the producing op, its source for the target's devices."""
         limits = self._limits(hop)
-        target = self._groups.groups_of[hop.op.target_id]
+        _, target = self._ends(hop.op)
         seconds: dict[IdleCause, Float[np.ndarray, "i g"]] = {}
         rest = gap
         causes: tuple[IdleCause, ...] = ("straggler replica", "straggler microbatch")

@@ -83,14 +83,14 @@ def overview(timeline: Timeline, until: float | None = None) -> Html:
 
 def _row(timeline: Timeline, lanes: tuple[DrawnLane, ...], number: int, scale: Scale, high: int) -> Html:
     drawn, top = lanes[number], _TOP + high * number
-    unit, stage = drawn.lane.rank
+    unit = drawn.lane.rank[0]
     shapes = [rectangle(scale.start, top + 1, scale(timeline.step) - scale.start, high - 2, EMPTY)]
     if number and lanes[number - 1].lane.rank[0] != unit:
         shapes.append(line(0, top, _WIDTH, top))
     if high == _ROW_HEIGHTS[0]:
         busy = percent(timeline.lane_busy(drawn.lane) / timeline.step)
-        shapes += [text(0, top + 18, f"{unit} {stage}"), text(_LABELS - 8, top + 18, busy, "end", faint=True)]
-    elif not stage:
+        shapes += [text(0, top + 18, drawn.lane.name), text(_LABELS - 8, top + 18, busy, "end", faint=True)]
+    elif not number or lanes[number - 1].lane.rank[0] != unit:
         shapes.append(text(0, top + 12, unit))
     paths = _paths(drawn, timeline.step, scale, top + 1, high - 2)
     shapes += [

@@ -19,7 +19,8 @@ def peak_memory(
     """Peak bytes on a device of each group, over all the stages that it holds.
 
     A stage that runs a backward holds `StageCosts.saved_bytes` of a microbatch from the start of its forward to the end
-    of its backward. A stage that runs none holds them until every replica that it feeds has started its forward.
+    of its backward. A stage that runs none holds them until every replica that it feeds has started its forward. A copy
+    holds only the microbatches that it takes.
 
     Args:
         op_graph: What the step did.
@@ -49,15 +50,17 @@ def _most_saved(
     spans: Sequence[Span],
 ) -> Float[np.ndarray, " n"]:
     """The most bytes that a device of each group has saved at any moment, given those of each microbatch."""
-    starts, ends = _by_stage(spans)
+    graph, (starts, ends) = op_graph.stage_graph, _by_stage(spans)
     owners, times, changes = [], [], []  # a column for every stage of every group: its microbatches' starts and ends
     for stage, stage_groups in groups.groups_of.items():
         part, column = np.nonzero(groups.is_first[stage])
         group = stage_groups[part, column]
-        saved = saved_bytes[stage][:, part]
+        copy, part_of_copy = np.divmod(part, len(stage_groups) // graph.copy_count(stage[0]))
+        taken_by = np.array([graph.copy_at(stage[0], number) for number in range(op_graph.microbatches)])
+        saved = saved_bytes[stage][:, part_of_copy] * (taken_by[:, None] == copy)
         owners.append(group)
         started = starts["forward", stage]
-        replica = part // (len(stage_groups) // started.shape[1])
+        replica = part_of_copy // (saved_bytes[stage].shape[1] // started.shape[1])
         released = _release_times(op_graph, starts, ends, stage)
         times.append(np.concatenate([started, released])[:, replica])
         changes.append(np.concatenate([saved, -saved]))

@@ -36,9 +36,9 @@ def perfetto_trace(timeline: Timeline) -> str:
 
 def _names(lanes: tuple[DrawnLane, ...], threads: list[Event]) -> Iterator[Event]:
     for lane, thread in zip(lanes, threads, strict=True):
-        unit, stage = lane.lane.rank
-        name = f"stage {stage}, devices {device_ranges(sorted(lane.lane.devices))}"
-        yield {"ph": "M", "name": "process_name", **thread, "args": {"name": unit}}
+        copy = f", copy {lane.lane.copy}" if lane.lane.copies > 1 else ""
+        name = f"stage {lane.lane.stage}{copy}, devices {device_ranges(sorted(lane.lane.devices))}"
+        yield {"ph": "M", "name": "process_name", **thread, "args": {"name": lane.lane.rank[0]}}
         yield {"ph": "M", "name": "process_sort_index", **thread, "args": {"sort_index": thread["pid"]}}
         yield {"ph": "M", "name": "thread_name", **thread, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", **thread, "args": {"sort_index": thread["tid"]}}

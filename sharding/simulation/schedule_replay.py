@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from jaxtyping import Float, Int
 
-from sharding.plans.device_groups import group_devices, latest_of_sources
+from sharding.plans.device_groups import group_devices, latest_of_sources, replicas_at
 from sharding.plans.stage_graph import StageId
 from sharding.schedules.ops import OpGraph, OpKind, PipelineOp, Schedule, ScheduleError
 from sharding.simulation.spans import Span
 
 Seconds = Float[np.ndarray, " i"]
-"""One entry for each replica of a stage."""
+"""One entry for each replica of a stage: of the copy that takes the op's microbatch, or of all in an op once a step."""
 
 OpClock = Callable[[PipelineOp, Seconds], Span]
 """Called with an op and the moments at which each replica could start it; says when each did, and when it ended."""
@@ -25,10 +25,11 @@ def replay_schedule(
 
     An op can start once its devices have run the ops before it in the schedule and its inputs have arrived. The
     replicas of a stage run independently; those of a hop's target wait for the source replicas whose rows they take.
-    `gather` and `reduce` join the replicas of a stage, a share joins those of both its stages, `norm` all devices.
+    `gather` and `reduce` join the replicas of all copies of a stage, a share joins those of both its stages, `norm` all
+    devices.
 
     Args:
-        devices: Devices of every stage, as [replicas, ranks of a replica].
+        devices: Devices of every stage, as [copies * replicas, ranks of a replica].
         schedule: A schedule that `check_schedule` accepts.
         clock: How long ops take.
         rendezvous: Whether a hop occupies the devices of both its ends; if not, it occupies none.
@@ -55,11 +56,15 @@ class _ScheduleRun:
         self._borrowed_weights: dict[StageId, float] = collections.defaultdict(float)
         self._returned_gradients = 0.0
 
+    def _groups(self, stage: StageId, microbatch: int) -> Int[np.ndarray, "i g"]:
+        """The groups of devices that work on a microbatch in a stage."""
+        return replicas_at(self._graph.copies, stage[0], microbatch, self._groups_of[stage])
+
     def compute(self, op: PipelineOp) -> Span:
         """Runs a forward or a backward."""
         stage, number, is_forward = op.stage_id, op.microbatch, op.kind == "forward"
         inputs = self._graph.sources[stage] if is_forward else self._graph.targets[stage]
-        groups = self._groups_of[stage]
+        groups = self._groups(stage, number)
         start = self._free[groups].max(axis=1)
         if inputs:
             count, ready = self._arrived.pop((op.kind, stage, number), (0, start))
@@ -82,7 +87,7 @@ class _ScheduleRun:
         if produced is None:
             raise ScheduleError(f"{op} is scheduled before the {kind} it follows")
         exchanged = self._graph.is_exchange(op.stage_id, op.target_id)
-        start = latest_of_sources(produced, len(self._groups_of[op.target_id]), exchanged)
+        start = latest_of_sources(produced, len(self._groups(op.target_id, op.microbatch)), exchanged)
         if self._rendezvous:
             start = np.maximum(start, self._both_ends_free(op))
         span = self._clock(op, start)
@@ -95,13 +100,13 @@ class _ScheduleRun:
 
     def _both_ends_free(self, op: PipelineOp) -> Seconds:
         """When both ends of a hop are free, for every replica of its target."""
-        source = self._free[self._groups_of[op.stage_id]].max(axis=1)
-        target = self._free[self._groups_of[op.target_id]].max(axis=1)
+        source = self._free[self._groups(op.stage_id, op.microbatch)].max(axis=1)
+        target = self._free[self._groups(op.target_id, op.microbatch)].max(axis=1)
         exchanged = self._graph.is_exchange(op.stage_id, op.target_id)
         return np.maximum(target, latest_of_sources(source, len(target), exchanged))
 
     def _occupy_both_ends(self, op: PipelineOp, end: Seconds) -> None:
-        source, target = self._groups_of[op.stage_id], self._groups_of[op.target_id]
+        source, target = self._groups(op.stage_id, op.microbatch), self._groups(op.target_id, op.microbatch)
         np.maximum.at(self._free, target, end[:, None])
         exchanged = self._graph.is_exchange(op.stage_id, op.target_id)
         np.maximum.at(self._free, source, latest_of_sources(end, len(source), exchanged)[:, None])
@@ -124,7 +129,7 @@ class _ScheduleRun:
         return span
 
     def collective(self, op: PipelineOp) -> Span:
-        """Runs a gather or a reduction, which joins the replicas of a stage."""
+        """Runs a gather or a reduction, which joins the replicas of all copies of a stage."""
         groups = self._groups_of[op.stage_id]
         span = self._clock(op, np.full(len(groups), float(self._free[groups].max())))
         self._free[groups] = span.end[:, None]

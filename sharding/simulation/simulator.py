@@ -37,7 +37,7 @@ def simulate_on_devices(
     costs: StepCosts,
     rendezvous: bool = False,
 ) -> Timeline:
-    """`simulate` on stages whose devices are given as [replicas, ranks of a replica]."""
+    """`simulate` on stages whose devices are given as [copies * replicas, ranks of a replica]."""
     op_graph = schedule.op_graph
     _check_costs(devices, op_graph, costs)
     spans = replay_schedule(devices, schedule, _clock(costs), rendezvous)
@@ -84,12 +84,14 @@ _DURATIONS: dict[OpKind, Callable[[StepCosts, PipelineOp], _Duration]] = {
 
 def _check_costs(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], op_graph: OpGraph, costs: StepCosts) -> None:
     """Raises ScheduleError if the costs are not those of this op graph on these devices."""
-    for stage in op_graph.stage_graph.stages:
-        _check_shape(f"the costs of stage {stage}", costs.stages, stage, op_graph, len(devices[stage]))
-    for source, target in op_graph.stage_graph.edges:
-        _check_shape("StepCosts.hops", costs.hops, (source, target), op_graph, len(devices[target]))
+    graph = op_graph.stage_graph
+    replicas = {stage: len(devices[stage]) // graph.copy_count(stage[0]) for stage in graph.stages}
+    for stage in graph.stages:
+        _check_shape(f"the costs of stage {stage}", costs.stages, stage, op_graph, replicas[stage])
+    for source, target in graph.edges:
+        _check_shape("StepCosts.hops", costs.hops, (source, target), op_graph, replicas[target])
         if source in op_graph.backward_stages:
-            _check_shape("StepCosts.hops_back", costs.hops_back, (source, target), op_graph, len(devices[source]))
+            _check_shape("StepCosts.hops_back", costs.hops_back, (source, target), op_graph, replicas[source])
 
 
 def _check_shape(name: str, table: Mapping, key: StageId | StageEdge, op_graph: OpGraph, replicas: int) -> None:

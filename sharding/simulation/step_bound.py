@@ -15,11 +15,11 @@ def least_step_seconds(op_graph: OpGraph, work: StepWork) -> float:
 
         max_rank(arrival + work + return) + norm + max_rank(update)
 
-    `work` is all forwards and backwards of a pipeline rank on the slowest of its replicas; of ranks on the same devices
-    together, what one of these devices takes at least. Before them or between them its devices gather all its weights,
-    and no earlier than the shortest microbatch has arrived through the stages before it (`arrival`) do they start.
-    After its last op the shortest microbatch still returns through these stages, and the rank reduces all its
-    gradients, meanwhile or before (`return`).
+    `work` is all forwards and backwards of a pipeline rank, one of a single copy of its unit, on the slowest of its
+    replicas; of ranks on the same devices together, what one of these devices takes at least. Before them or between
+    them its devices gather all its weights, and no earlier than the shortest microbatch has arrived through the stages
+    before it (`arrival`) do they start. After its last op the shortest microbatch still returns through these stages,
+    and the rank reduces all its gradients, meanwhile or before (`return`).
 
     Args:
         op_graph: The ops of a step.
@@ -87,7 +87,10 @@ class _StepBound:
 
     def _rank_work(self, rank: PipelineRank) -> Float[np.ndarray, " i"]:
         """Seconds of all forwards and backwards on each replica of a rank."""
-        return sum((self._work.stages[stage].work for stage in self._graph.stages_of[rank]), start=np.zeros(1))
+        stages, copies = self._graph.stages_of[rank], self._graph.copy_count(rank[0])
+        copy = self._graph.ranks_of[stages[0]].index(rank)
+        works = (np.split(self._work.stages[stage].work, copies)[copy] for stage in stages)
+        return sum(works, start=np.zeros(1))
 
 
 def least_on_one_device(work: Sequence[Float[np.ndarray, " _"]]) -> float:

@@ -1,12 +1,13 @@
 """A step in time, simulated or measured: when every op ran, why devices idled, and how well the cluster was used."""
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from configs.errors import UserError
 from sharding.costs.step_costs import StepCosts
@@ -23,21 +24,35 @@ if TYPE_CHECKING:
     import pandas
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Lane:
     """One row of a timeline: a pipeline rank, with its stages.
 
     Attributes:
         rank: The pipeline rank (unit, number).
+        copy: Which copy of its unit's pipeline it belongs to.
+        copies: Number of these copies.
         stages: Its stages in chain order; more than one where its unit has chunks.
         devices: Its devices, by replica, then by context-parallel and tensor rank.
         replicas: Number of its data-parallel replicas.
     """
 
     rank: PipelineRank
+    copy: int
+    copies: int
     stages: tuple[StageId, ...]
     devices: tuple[int, ...]
     replicas: int
+
+    @property
+    def stage(self) -> int:
+        """Number of its first stage, which tells it from the other ranks of its copy."""
+        return self.stages[0][1]
+
+    @property
+    def name(self) -> str:
+        """Its unit and stage, and its copy if there are several."""
+        return f"{self.rank[0]} {self.stage}" + (f", copy {self.copy}" if self.copies > 1 else "")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -50,7 +65,7 @@ class Timeline:
 
     Attributes:
         op_graph: What the step did.
-        devices: Devices of every stage, as [replicas, ranks of a replica].
+        devices: Devices of every stage, as [copies * replicas, ranks of a replica].
         costs: FLOPs and bytes of the stages; None if the step was measured. MFU, tokens per second and peak memory then
             raise UserError.
         spans: When each op ran, in an order that every device followed.
@@ -81,14 +96,41 @@ class Timeline:
 
     @functools.cached_property
     def lanes(self) -> tuple[Lane, ...]:
-        """The pipeline ranks, unit by unit."""
-        stages_of = self.op_graph.stage_graph.stages_of
-        units = list(dict.fromkeys(unit for unit, _ in stages_of))
+        """The pipeline ranks, unit by unit and copy by copy."""
+        graph = self.op_graph.stage_graph
+        units = list(dict.fromkeys(unit for unit, _ in graph.stages))
         lanes = []
-        for rank in sorted(stages_of, key=lambda rank: (units.index(rank[0]), rank[1])):
-            devices = self.devices[stages_of[rank][0]]
-            lanes.append(Lane(rank, stages_of[rank], tuple(map(int, devices.ravel())), len(devices)))
+        for rank in sorted(graph.stages_of, key=lambda rank: (units.index(rank[0]), rank[1])):
+            stages = graph.stages_of[rank]
+            copy = graph.ranks_of[stages[0]].index(rank)
+            devices = self._of_copy(stages[0], copy, self.devices[stages[0]])
+            lanes.append(
+                Lane(
+                    rank=rank,
+                    copy=copy,
+                    copies=graph.copy_count(rank[0]),
+                    stages=stages,
+                    devices=tuple(map(int, devices.ravel())),
+                    replicas=len(devices),
+                )
+            )
         return tuple(lanes)
+
+    def _of_copy(self, stage: StageId, copy: int, table: Shaped[np.ndarray, "r ..."]) -> Shaped[np.ndarray, "i ..."]:
+        """Of a table of all replicas of a stage, those of one copy."""
+        count = len(table) // self.op_graph.stage_graph.copy_count(stage[0])
+        return table[copy * count : (copy + 1) * count]
+
+    def _groups_on(self, lane: Lane, groups: DeviceGroups) -> Int[np.ndarray, " k"]:
+        """The groups of a lane's devices, each once."""
+        stage = lane.stages[0]
+        is_first = self._of_copy(stage, lane.copy, groups.is_first[stage])
+        return self._of_copy(stage, lane.copy, groups.groups_of[stage])[is_first]
+
+    @functools.cached_property
+    def groups_of_lanes(self) -> tuple[Int[np.ndarray, " k"], ...]:
+        """The groups of each lane's devices."""
+        return tuple(self._groups_on(lane, self.groups) for lane in self.lanes)
 
     @functools.cached_property
     def lanes_of_units(self) -> Mapping[str, tuple[Lane, ...]]:
@@ -118,19 +160,25 @@ class Timeline:
 
     def lane_busy(self, lane: Lane) -> float:
         """Seconds in which a lane works for its own unit, the mean over its devices."""
-        return sum(float(seconds.mean()) for stage in lane.stages for seconds in self._busy_seconds[stage])
+        return sum(seconds for stage in lane.stages for seconds in self._busy_seconds[stage, lane.copy])
 
     @functools.cached_property
-    def _busy_seconds(self) -> Mapping[StageId, list[Float[np.ndarray, " i"]]]:
-        busy: dict[StageId, list[Float[np.ndarray, " i"]]] = {stage: [] for stage in self.op_graph.stage_graph.stages}
+    def _busy_seconds(self) -> Mapping[tuple[StageId, int], list[float]]:
+        """By stage and copy, the mean seconds of each op that keeps its devices busy."""
+        graph, busy = self.op_graph.stage_graph, collections.defaultdict(list)
         for span in self.spans:
-            if span.op.kind in ("forward", "backward", "update"):
-                busy[span.op.stage_id].append(span.seconds - span.communication)
+            stage, seconds = span.op.stage_id, span.seconds - span.communication
+            if span.op.kind in ("forward", "backward"):
+                busy[stage, graph.copy_at(stage[0], span.op.microbatch)].append(float(seconds.mean()))
+            elif span.op.kind == "update":
+                for copy in range(graph.copy_count(stage[0])):
+                    busy[stage, copy].append(float(self._of_copy(stage, copy, seconds).mean()))
         return busy
 
     def lane_idle(self, lane: Lane) -> dict[IdleCause, float]:
         """Idle seconds by cause, the mean over a lane's devices, whichever unit they then wait for."""
-        return {cause: self.groups.stage_mean(lane.stages[0], seconds) for cause, seconds in self.idle_by_group.items()}
+        groups = self._groups_on(lane, self.groups)
+        return {cause: self.groups.mean_over(groups, seconds) for cause, seconds in self.idle_by_group.items()}
 
     def _known_costs(self) -> StepCosts:
         if self.costs is None:
@@ -153,7 +201,7 @@ class Timeline:
 
     def lane_peak_memory(self, lane: Lane) -> float:
         """Peak bytes on any of a lane's devices, over all the stages that they hold."""
-        return float(self._peak_memory[self._memory_groups.groups_of[lane.stages[0]]].max())
+        return float(self._peak_memory[self._groups_on(lane, self._memory_groups)].max())
 
     @functools.cached_property
     def _peak_host_memory(self) -> Float[np.ndarray, " n"]:
@@ -161,7 +209,7 @@ class Timeline:
 
     def lane_peak_host_memory(self, lane: Lane) -> float:
         """Peak bytes of offloaded activations in the host memory of any of a lane's devices."""
-        return float(self._peak_host_memory[self._memory_groups.groups_of[lane.stages[0]]].max())
+        return float(self._peak_host_memory[self._groups_on(lane, self._memory_groups)].max())
 
     @property
     def mfu(self) -> float:
@@ -198,7 +246,8 @@ class Timeline:
         """A unit's useful FLOPs over what its devices could compute in the step; units may share devices."""
         costs, shares = self._known_costs(), {}
         for unit, lanes in self.lanes_of_units.items():
-            flops = sum(float(costs.stages[stage].flops.sum()) for lane in lanes for stage in lane.stages)
+            stages = (stage for stage in costs.stages if stage[0] == unit)
+            flops = sum(float(costs.stages[stage].flops.sum()) for stage in stages)
             count = len({device for lane in lanes for device in lane.devices})
             shares[unit] = flops / (self.step * count * costs.peak_flops)
         return shares
@@ -254,7 +303,8 @@ class Timeline:
         """A frame with a row for every op on every replica: what ran where, and when in seconds.
 
         A transfer has the unit and stage that receive in `target_unit` and `target_stage`; its replicas are those of
-        the target. Raises UserError without pandas.
+        the target. Replicas are numbered within the copy that takes a microbatch; ops that run once per step have those
+        of all copies. Raises UserError without pandas.
         """
         spans, replicas = self.spans, [len(span.start) for span in self.spans]
         columns: dict[str, Any] = {
@@ -272,10 +322,10 @@ class Timeline:
         return html_fragment(self)
 
     def _lane_summary(self, lane: Lane) -> dict[str, Any]:
-        unit, stage = lane.rank
         return {
-            "unit": unit,
-            "stage": stage,
+            "unit": lane.rank[0],
+            "copy": lane.copy,
+            "stage": lane.stage,
             "chunks": len(lane.stages),
             "devices": len(lane.devices),
             "replicas": lane.replicas,

@@ -67,8 +67,8 @@ function layOut() {
   labels.replaceChildren(...data.lanes.map((lane, i) => {
     const label = element("div", undefined, i && data.lanes[i - 1].unit !== lane.unit ? "next-unit" : "");
     label.style.height = rowHeight + "px";
-    label.append(element("b", `${lane.unit} ${lane.stage}`), element("span", percent(lane.busy)));
-    label.title = `${lane.unit}, stage ${lane.stage}: busy for ${percent(lane.busy)} of the step; devices ${lane.devices}; `
+    label.append(element("b", lane.name), element("span", percent(lane.busy)));
+    label.title = `${lane.name}: busy for ${percent(lane.busy)} of the step; devices ${lane.devices}; `
       + `${lane.replicas} replicas, ${lane.chunks} chunks`;
     return label;
   }));
@@ -207,13 +207,13 @@ function describe({ row, op, gaps, start }) {
   const lane = data.lanes[row], rows = [];
   const idle = op ? op.slice(IDLE) : gaps;
   const name = op ? data.kinds[op[KIND]] + (op[MICROBATCH] < 0 ? "" : ` of microbatch ${op[MICROBATCH]}`) : "idle";
-  rows.push(["on", `${lane.unit}, stage ${lane.stage}` + (op && lane.chunks > 1 && op[CHUNK] >= 0 ? `, chunk ${op[CHUNK]}` : "")]);
+  rows.push(["on", lane.name + (op && lane.chunks > 1 && op[CHUNK] >= 0 ? `, chunk ${op[CHUNK]}` : "")]);
   rows.push(["start", seconds(op ? op[START] : start)], ["duration", seconds(op ? op[END] - op[START] : sum(gaps))]);
   if (op && lane.replicas > 1) rows.push(["slowest replica", seconds(op[SLOWEST])]);
   if (op && op[COMMUNICATION] > 0) rows.push(["tensor-parallel wait", seconds(op[COMMUNICATION])]);
   if (op) for (const hop of inputs(row, op)) {
     const from = data.lanes[hop[FROM]];
-    rows.push(["input", `from ${from.unit} ${from.stage}, ${seconds(hop[COMES] - hop[LEAVES])} on the way`]);
+    rows.push(["input", `from ${from.name}, ${seconds(hop[COMES] - hop[LEAVES])} on the way`]);
   }
   if (op) rows.push(["idle before", seconds(sum(idle))]);
   for (const [cause, long] of idle) {

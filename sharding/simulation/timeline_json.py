@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.checks import conforms, wrong_type
 from configs.errors import UserError
-from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.plans.stage_graph import StageGraph, StageId, UnitCopies
 from sharding.schedules.ops import OpGraph, PipelineOp
 from sharding.simulation.measured import replica_count
 from sharding.simulation.spans import Span
@@ -25,6 +25,7 @@ _TIMELINE_FIELDS = {
     "exchanges": Sequence[Sequence[int]],
     "shares": Sequence[Sequence[int]],
     "pipeline_ranks": Mapping[str, int],
+    "copies": Mapping[str, Sequence[int]],
     "ops": Sequence,
 }
 _STAGE_FIELDS = {
@@ -38,7 +39,10 @@ _OP_FIELDS = {**typing.get_type_hints(PipelineOp), **dict.fromkeys(_TIMES, Seque
 
 
 def timeline_document(timeline: Timeline) -> dict[str, Any]:
-    """Stages, edges between them as pairs of their numbers, and the ops with their seconds by replica."""
+    """Stages, edges between them as pairs of their numbers, and the ops with their seconds by replica.
+
+    The devices of a stage are those of all copies of its unit, `copies` which of them takes each microbatch.
+    """
     op_graph, graph = timeline.op_graph, timeline.op_graph.stage_graph
     number = {stage: number for number, stage in enumerate(graph.stages)}
     return {
@@ -61,6 +65,7 @@ def timeline_document(timeline: Timeline) -> dict[str, Any]:
         ],
         "shares": [[number[owner], number[borrower]] for owner, borrower in op_graph.shares],
         "pipeline_ranks": dict(graph.pp),
+        "copies": {unit: of.of_microbatch for unit, of in graph.copies.items()},
         "ops": [
             {**span.op._asdict(), **{name: getattr(span, name).round(9).tolist() for name in _TIMES}}
             for span in timeline.spans
@@ -90,6 +95,7 @@ def _read(document: Any) -> Timeline:
         tuple((stages[source], stages[target]) for source, target in document["edges"]),
         document["pipeline_ranks"],
         frozenset((stages[source], stages[target]) for source, target in document["exchanges"]),
+        {unit: _read_copies(unit, taken, devices, document) for unit, taken in document["copies"].items()},
     )
 
     def having(name: str) -> frozenset[StageId]:
@@ -103,18 +109,35 @@ def _read(document: Any) -> Timeline:
         shares=tuple((stages[owner], stages[borrower]) for owner, borrower in document["shares"]),
         with_update=document["with_update"],
     )
-    spans = tuple(_read_span(entry, devices) for entry in ops)
+    spans = tuple(_read_span(entry, devices, graph.copies) for entry in ops)
     if sorted(span.op for span in spans) != sorted(op_graph.dependencies):
         raise ValueError("its ops are not those of its stages and microbatches, once each")
     return Timeline(op_graph, devices, None, spans, document["rendezvous"])
 
 
-def _read_span(entry: Any, devices: Mapping[StageId, np.ndarray]) -> Span:
+def _read_copies(
+    unit: str, taken: Sequence[int], devices: Mapping[StageId, np.ndarray], document: Mapping[str, Any]
+) -> UnitCopies:
+    """The copies of a unit, from which of them takes each microbatch."""
+    if not taken or len(taken) != document["microbatches"] or set(taken) != set(range(len(set(taken)))):
+        raise ValueError(f"copies of {unit} are {list(taken)}, not one of each microbatch, from 0 on")
+    tables = [devices[stage] for stage in sorted(devices) if stage[0] == unit]
+    if not tables:
+        raise ValueError(f"copies of {unit}, which has no stages")
+    ranks = tables[: document["pipeline_ranks"].get(unit, len(tables))]
+    by_copy = [np.split(table, max(taken) + 1) for table in ranks]  # raises ValueError where they do not divide
+    return UnitCopies(
+        tuple(frozenset(held.ravel().tolist()) for copy in zip(*by_copy, strict=True) for held in copy), tuple(taken)
+    )
+
+
+def _read_span(entry: Any, devices: Mapping[StageId, np.ndarray], copies: Mapping[str, UnitCopies]) -> Span:
     _check_fields(entry, _OP_FIELDS)
     op = PipelineOp(**{name: entry[name] for name in PipelineOp._fields})
     times = [np.array(entry[name], float) for name in _TIMES]
-    if any(len(seconds) != replica_count(devices, op) for seconds in times):
-        raise ValueError(f"{op} has not one time for each of {replica_count(devices, op)} replicas")
+    replicas = replica_count(devices, op, copies)
+    if any(len(seconds) != replicas for seconds in times):
+        raise ValueError(f"{op} has not one time for each of {replicas} replicas")
     return Span(op, *times)
 
 

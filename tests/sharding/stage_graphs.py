@@ -1,10 +1,12 @@
 """Stage graphs that several tests use."""
 
 import itertools
+import math
+from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
-from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.plans.stage_graph import StageGraph, StageId, UnitCopies
 from sharding.schedules.ops import OpGraph
 
 
@@ -29,6 +31,7 @@ def fan(
     backbone: int,
     device_sets: tuple[frozenset[int], ...] | None = None,
     chunks: tuple[int, int, int] = (1, 1, 1),
+    copies: Mapping[str, tuple[int, ...]] | None = None,
 ) -> StageGraph:
     """Two encoders feed a backbone that feeds two generators of one stage.
 
@@ -38,9 +41,12 @@ def fan(
         backbone: Pipeline ranks of the backbone.
         device_sets: Devices of every pipeline rank, the generators' last; by default each has one of its own.
         chunks: Chunks of the encoders and the backbone.
+        copies: By unit with copies, which copy takes each microbatch. Every device is then replaced by several, which
+            are divided among the copies of each unit.
     """
+    copies, split = copies or {}, math.lcm(*(len(set(taken)) for taken in (copies or {}).values()))
     device_sets = device_sets or tuple(frozenset([index]) for index in range(near + far + backbone + 2))
-    held = iter(device_sets)
+    held = iter(replaced(device_set, split) for device_set in device_sets)
     found: dict[StageId, frozenset[int]] = {}
     units: list[list[StageId]] = []
     for name, pp, count in zip(("near", "far", "backbone"), (near, far, backbone), chunks, strict=True):
@@ -51,8 +57,24 @@ def fan(
     found |= {paint: next(held), draw: next(held)}
     edges = [edge for unit in units for edge in itertools.pairwise(unit)]
     edges += [(units[0][-1], units[2][0]), (units[1][-1], units[2][0]), (units[2][-1], paint), (units[2][-1], draw)]
+    ranks_of = {"near": near, "far": far, "backbone": backbone, "paint": 1, "draw": 1}
     counts = zip(("near", "far", "backbone"), (near, far, backbone), chunks, strict=True)
-    return StageGraph(found, tuple(edges), {name: pp for name, pp, count in counts if count > 1})
+    of_units = {
+        unit: UnitCopies(_of_copies([found[unit, rank] for rank in range(ranks_of[unit])], len(set(taken))), taken)
+        for unit, taken in copies.items()
+    }
+    pp = {name: pp for name, pp, count in counts if count > 1}
+    return StageGraph(found, tuple(edges), pp, copies=of_units)
+
+
+def replaced(device_set: frozenset[int], count: int) -> frozenset[int]:
+    """The set with every device replaced by several."""
+    return frozenset(count * device + turn for device in device_set for turn in range(count))
+
+
+def _of_copies(ranks: list[frozenset[int]], count: int) -> tuple[frozenset[int], ...]:
+    """The devices of each rank of each copy, given those of each rank of all copies."""
+    return tuple(frozenset(sorted(held)[copy::count]) for copy in range(count) for held in ranks)
 
 
 @st.composite
@@ -64,13 +86,26 @@ def recipes(draw: st.DrawFn) -> tuple:
     device_sets = draw(st.none() | st.tuples(*[held] * (sum(depths) + 2)))
     stage = st.integers(0, sum(pp * count for pp, count in zip(depths, chunks, strict=True)) + 1)
     shares = draw(st.lists(st.lists(stage, min_size=2, max_size=2, unique=True), max_size=1))
-    return depths, device_sets, chunks, draw(st.frozensets(stage)), shares, draw(st.integers(1, 7))
+    trained, microbatches = draw(st.frozensets(stage)), draw(st.integers(1, 7))
+    return depths, device_sets, chunks, trained, shares, microbatches, draw(unit_copies(microbatches))
+
+
+@st.composite
+def unit_copies(draw: st.DrawFn, microbatches: int) -> dict[str, tuple[int, ...]]:
+    """For some units of a fan, which of up to three copies takes each microbatch."""
+    copies = {}
+    for unit in draw(st.lists(st.sampled_from(["near", "far", "backbone", "paint"]), max_size=2, unique=True)):
+        taken = draw(st.lists(st.integers(0, 2), min_size=microbatches, max_size=microbatches))
+        numbers = sorted(set(taken))
+        if len(numbers) > 1:
+            copies[unit] = tuple(map(numbers.index, taken))
+    return copies
 
 
 def build_op_graph(recipe: tuple) -> OpGraph:
-    """A step over a fan with any depths and chunks, shared devices, frozen stages, and a tied parameter or none."""
-    depths, device_sets, chunks, trained, shared, microbatches = recipe
-    graph = fan(*depths, device_sets, chunks)
+    """A step over a fan of any depths, chunks and copies, on shared devices, with frozen stages or a tied parameter."""
+    depths, device_sets, chunks, trained, shared, microbatches, copies = recipe
+    graph = fan(*depths, device_sets, chunks, copies)
     trains = frozenset(graph.stages[index] for index in trained)
     shares = tuple((graph.stages[owner], graph.stages[borrower]) for owner, borrower in shared)
     return OpGraph(

@@ -13,7 +13,7 @@ from sharding.schedules.one_f_one_b import gpipe, one_f_one_b
 from sharding.schedules.ops import OpGraph, Schedule
 from sharding.simulation.simulator import simulate_on_devices
 from sharding.simulation.timeline import Timeline
-from tests.sharding.stage_graphs import build_op_graph, recipes
+from tests.sharding.stage_graphs import build_op_graph, recipes, replaced
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,6 +27,14 @@ class SimulatedStep:
     @property
     def op_graph(self) -> OpGraph:
         return self.schedule.op_graph
+
+    def replicas(self, stage: StageId, microbatch: int) -> np.ndarray:
+        """Devices of the replicas of a stage that work on a microbatch; of all copies, if it is -1."""
+        graph, of_all = self.op_graph.stage_graph, self.devices[stage].tolist()
+        if microbatch < 0:
+            return np.array(of_all)
+        devices = graph.rank_devices[graph.rank_at(stage, microbatch)]
+        return np.array([held for held in of_all if devices.issuperset(held)])
 
     def run(self, rendezvous: bool = False) -> Timeline:
         return simulate_on_devices(self.devices, self.schedule, self.costs, rendezvous)
@@ -71,26 +79,32 @@ def step_recipes(draw: st.DrawFn) -> tuple:
 def build_step(recipe: tuple) -> SimulatedStep:
     """A step over a fan, in which every device is replaced by two to four, divided into replicas in any way.
 
+    Copies of a unit's pipeline have equally many replicas.
+
     All times are multiples of 1/64, so that sums of them are exact.
     """
     (depths, device_sets, *others), policy, seed = recipe
     rng = np.random.default_rng(seed)
     each = int(rng.integers(2, 5))
     device_sets = device_sets or tuple(frozenset([number]) for number in range(sum(depths) + 2))
-    widened = tuple(frozenset(each * device + turn for device in held for turn in range(each)) for held in device_sets)
+    widened = tuple(replaced(held, each) for held in device_sets)
     op_graph = build_op_graph((depths, widened, *others))
-    placed = {
-        rank: _split(sorted(op_graph.stage_graph.devices[stage_ids[0]]), rng)
-        for rank, stage_ids in op_graph.stage_graph.stages_of.items()
-    }
-    devices = {stage_id: placed[op_graph.stage_graph.ranks_of[stage_id][0]] for stage_id in op_graph.stage_graph.stages}
+    graph = op_graph.stage_graph
+    placed: dict[tuple, np.ndarray] = {}
+    for ranks in dict.fromkeys(graph.ranks_of.values()):
+        dp = rng.choice(_divisors(len(graph.rank_devices[ranks[0]])))
+        placed[ranks] = np.concatenate(
+            [rng.permutation(sorted(graph.rank_devices[rank])).reshape(dp, -1) for rank in ranks]
+        )
+    devices = {stage_id: placed[graph.ranks_of[stage_id]] for stage_id in graph.stages}
+    replicas = {stage_id: len(devices[stage_id]) // graph.copy_count(stage_id[0]) for stage_id in graph.stages}
 
     def seconds(*shape: int) -> np.ndarray:
         return rng.integers(0, 64, shape) / 64
 
     stages = {}
     for stage_id in op_graph.stage_graph.stages:
-        shape = (op_graph.microbatches, len(devices[stage_id]))
+        shape = (op_graph.microbatches, replicas[stage_id])
         forward, backward = seconds(*shape), seconds(*shape) * (stage_id in op_graph.backward_stages)
         held = shape[0], shape[1] * int(rng.choice(_divisors(devices[stage_id].shape[1])))
         once = dict(zip(("gather", "reduce", "update", "static_bytes"), seconds(4), strict=True))
@@ -104,9 +118,9 @@ def build_step(recipe: tuple) -> SimulatedStep:
             offloaded_bytes=seconds(*held),
             **once,
         )
-    hops = {(s, t): seconds(op_graph.microbatches, len(devices[t])) / 4 for s, t in op_graph.stage_graph.edges}
+    hops = {(s, t): seconds(op_graph.microbatches, replicas[t]) / 4 for s, t in op_graph.stage_graph.edges}
     back = {
-        (s, t): seconds(op_graph.microbatches, len(devices[s])) / 4
+        (s, t): seconds(op_graph.microbatches, replicas[s]) / 4
         for s, t in op_graph.stage_graph.edges
         if s in op_graph.backward_stages
     }
@@ -115,11 +129,6 @@ def build_step(recipe: tuple) -> SimulatedStep:
         policy(op_graph),
         StepCosts(stages=stages, hops=hops, hops_back=back, peak_flops=1.0, tokens=7.0, norm=float(seconds())),
     )
-
-
-def _split(held: list[int], rng: np.random.Generator) -> np.ndarray:
-    dp = rng.choice(_divisors(len(held)))
-    return rng.permutation(held).reshape(dp, -1)
 
 
 def _divisors(number: int) -> list[int]:

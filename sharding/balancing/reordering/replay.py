@@ -3,6 +3,9 @@
 Data-parallel replicas that exchange nothing but gradients until the end of a step are independent pipelines: with dp
 30, 60 and 60 there are 30, each with one encoder, two backbones and two generators. They may take their microbatches in
 different orders, and a step takes as long as the slowest of them. A cell is one pipeline's part of a microbatch.
+
+Of a unit with several copies a pipeline has replicas of each. The copy that works on a cell follows from the cell's
+position in the order; the cell takes as long on any of them, the hops to and from it included.
 """
 
 import collections
@@ -15,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sharding.costs.step_costs import StepCosts
-from sharding.plans.device_groups import group_devices, source_replicas
+from sharding.plans.device_groups import group_devices, replicas_at, source_replicas
 from sharding.plans.stage_graph import StageEdge, StageId
 from sharding.schedules.ops import OpGraph, PipelineOp, Schedule
 
@@ -86,7 +89,7 @@ class ScheduleReplay:
     Attributes:
         op_graph: All ops of a step.
         pipelines: Number of pipelines.
-        replicas: Of every stage in one pipeline.
+        replicas: Of every stage in one pipeline, of one copy.
         compute_rows: Rows of forwards and backwards: (kind, stage, replica); those of hops follow.
         hop_rows: Rows of hops: (kind, edge, replica of the receiver). A last row stands for no hop.
         fixed_seconds: Seconds of the ops that take the same time in any order.
@@ -170,35 +173,47 @@ def build_replay(
     """The replay of a schedule.
 
     Args:
-        devices: Of every stage, as [replicas, ranks of a replica].
+        devices: Of every stage, as [copies * replicas, ranks of a replica].
         schedule: An order that `check_schedule` accepts.
         op_graph: Its ops.
         costs: Only what does not depend on the order is taken of them: gathers, reductions, updates.
         rows: Of a microbatch; every pipeline gets at least one.
     """
-    pipelines = 1 if op_graph.stage_graph.exchanges else count_pipelines(devices, rows)
-    replicas = {stage: len(stage_devices) // pipelines for stage, stage_devices in devices.items()}
-    groups = {stage: groups[: replicas[stage]] for stage, groups in group_devices(devices).groups_of.items()}
+    graph = op_graph.stage_graph
+    copies = {stage: graph.copy_count(stage[0]) for stage in devices}
+    pipelines = 1 if graph.exchanges else count_pipelines(devices, rows, copies)
+    replicas = {stage: len(held) // copies[stage] // pipelines for stage, held in devices.items()}
+    groups = {
+        stage: np.concatenate([of_copy[: replicas[stage]] for of_copy in np.split(groups, copies[stage])])
+        for stage, groups in group_devices(devices).groups_of.items()
+    }
     builder = _ReplayBuilder(op_graph, costs, replicas, groups)
     for op in schedule.ops:
         builder.add(op)
     return builder.build(pipelines)
 
 
-def count_pipelines(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], rows: int) -> int:
+def count_pipelines(devices: Mapping[StageId, Int[np.ndarray, "_ _"]], rows: int, copies: Mapping[StageId, int]) -> int:
     """Number of independent and equal pipelines: the most that divide all replicas and the rows of a microbatch.
 
     It is 1 where units share devices in such a way that pipelines would not be independent, or not equal.
+
+    Args:
+        devices: Of every stage, as [copies * replicas, ranks of a replica].
+        rows: Of a microbatch.
+        copies: Of every stage.
     """
     groups_of = group_devices(devices).groups_of
-    count = math.gcd(rows, *(len(groups) for groups in groups_of.values()))
-    users: dict[int, list[tuple[StageId, int, int]]] = collections.defaultdict(list)
+    replicas = {stage: len(groups) // copies[stage] for stage, groups in groups_of.items()}
+    count = math.gcd(rows, *replicas.values())
+    users: dict[int, list[tuple[StageId, int, tuple[int, int]]]] = collections.defaultdict(list)
     for stage, groups in groups_of.items():
-        replicas_per_pipeline = len(groups) // count
-        for replica, replica_groups in enumerate(groups.tolist()):
+        for number, replica_groups in enumerate(groups.tolist()):
+            copy, replica = divmod(number, replicas[stage])
+            pipeline, place = divmod(replica, replicas[stage] // count)
             for group in set(replica_groups):
-                users[group].append((stage, replica // replicas_per_pipeline, replica % replicas_per_pipeline))
-    sharing: list[set[frozenset[tuple[StageId, int]]]] = [set() for _ in range(count)]
+                users[group].append((stage, pipeline, (copy, place)))
+    sharing: list[set[frozenset[tuple[StageId, tuple[int, int]]]]] = [set() for _ in range(count)]
     for group_users in users.values():
         pipelines = {pipeline for _, pipeline, _ in group_users}
         if len(pipelines) > 1:
@@ -270,7 +285,7 @@ class _ReplayBuilder:
             for source in np.unique(sources).tolist():
                 producers.append(self._slot((kind, other, source), position))
                 hops.append(hop)
-        groups = self._groups[stage][replica].tolist()
+        groups = replicas_at(graph.copies, stage[0], position, self._groups[stage])[replica].tolist()
         predecessors = [self._last_slot_on[group] for group in groups if group in self._last_slot_on]
         slot = self._slot((kind, stage, replica), position)
         self._waits_for[slot] = (predecessors + self._weight_slots[stage] * is_forward, producers, hops)

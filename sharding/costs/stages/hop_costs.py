@@ -1,5 +1,7 @@
 """What the hops of a plan send and take, from the loads of the modules at both ends."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Float
 
@@ -9,8 +11,7 @@ from sharding.costs.own_rows import OwnRows
 from sharding.costs.stages.shared_replicas import row_gathers, slowest_of_shared
 from sharding.costs.stages.stage_parameters import module_parallelism
 from sharding.plans.device_groups import latest_of_sources
-from sharding.plans.plan import Plan
-from sharding.plans.stage_graph import StageGraph, StageId
+from sharding.plans.stage_graph import PipelineRank, StageGraph, StageId
 from sharding.plans.unit_layers import LayerRun, stage_layers
 from sharding.plans.unit_plan import UnitPlan
 from sharding.specs.layer import ZERO, PerLoad
@@ -20,27 +21,30 @@ class HopCosts:
     """Seconds and bytes of the hops between stages.
 
     Args:
-        plan: The plan.
+        units: The plan's units.
+        microbatches: Microbatches of a step.
         batch: The rows of a global batch, and the cost model.
         stages: The plan's stages.
     """
 
-    def __init__(self, plan: Plan, batch: BatchCosts, stages: StageGraph) -> None:
-        self._plan, self._batch, self._stages = plan, batch, stages
+    def __init__(self, units: Sequence[UnitPlan], microbatches: int, batch: BatchCosts, stages: StageGraph) -> None:
+        self._microbatches, self._batch, self._stages = microbatches, batch, stages
         self._graph, self._costs = batch.graph, batch.costs
-        self._units = {unit.name: unit for unit in plan.units}
-        self._runs = {unit.name: stage_layers(unit, batch.graph) for unit in plan.units}
-        self._nodes: dict[StageId, int | None] = {}
+        self._units = {unit.name: unit for unit in units}
+        self._runs = {unit.name: stage_layers(unit, batch.graph) for unit in units}
+        self._own_rows = {
+            module: OwnRows(unit.rows, unit.capacities) for unit in units for module in unit.modules if unit.rows
+        }
+        self._nodes: dict[PipelineRank, int | None] = {}
 
     def own_rows(self, module: str) -> OwnRows | None:
         """The rows over which the items of a module are dealt; None for those of the global batch."""
-        unit = self._plan.unit_of(module)
-        return OwnRows(unit.rows, unit.capacities) if unit.rows else None
+        return self._own_rows.get(module)
 
     def replica_loads(self, module: str, dp: int, exchanged: bool = False) -> ReplicaLoads:
         """A module's loads on `dp` replicas; an exchange sends items alone, dealt over the replicas of either end."""
         own = OwnRows(dp) if exchanged else self.own_rows(module)
-        return self._batch.loads(module, self._plan.microbatches, dp, own)
+        return self._batch.loads(module, self._microbatches, dp, own)
 
     def seconds(self, source: StageId, target: StageId, back: bool = False) -> Float[np.ndarray, "m _"]:
         """Seconds of an activation's hop, or of its gradient's hop back, for each replica that receives."""
@@ -69,7 +73,7 @@ class HopCosts:
             has_gradients: Whether gradients go back from one to the other.
         """
         replicas, *counts = row_gathers(unit, sender, receiver)
-        seconds = np.zeros((2, self._plan.microbatches, unit.shared_replicas))
+        seconds = np.zeros((2, self._microbatches, unit.shared_replicas))
         for number, count in enumerate(counts if has_gradients else counts[:1]):
             if count > 1:
                 last = self._graph[sender].layer_count
@@ -93,20 +97,32 @@ class HopCosts:
             float(quantity.at(self.replica_loads(module, ranks.dp, exchanged).distinct).min())
             for module, quantity in (output, extra)
         )
-        return float(self._link_seconds(source, target, np.asarray(self._costs.element_bytes * elements / shards)))
+        size = np.full((self._microbatches, 1), self._costs.element_bytes * elements / shards)
+        return float(self._link_seconds(source, target, size).min())
 
     def _is_within_module(self, target: StageId) -> bool:
         """Whether a hop to a stage is between stages of one module; between modules all ranks have all positions."""
         return self._runs[target[0]][target[1]][0].first > 0
 
     def _link_seconds(
-        self, source: StageId, target: StageId, size: Float[np.ndarray, "..."]
-    ) -> Float[np.ndarray, "..."]:
-        node, devices = self.node_of(*source), self._stages.devices
+        self, source: StageId, target: StageId, size: Float[np.ndarray, "m i"]
+    ) -> Float[np.ndarray, "m i"]:
+        """Seconds of sending so many bytes of each microbatch between the copies that take it."""
+        rank_at, numbers = self._stages.rank_at, range(self._microbatches)
+        ends = [(rank_at(source, number), rank_at(target, number)) for number in numbers]
+        of_ends = {pair: self._rank_link_seconds(*pair, size) for pair in dict.fromkeys(ends)}
+        if len(of_ends) == 1:
+            return of_ends[ends[0]]
+        return np.stack([of_ends[pair][number] for number, pair in enumerate(ends)])
+
+    def _rank_link_seconds(
+        self, source: PipelineRank, target: PipelineRank, size: Float[np.ndarray, "m i"]
+    ) -> Float[np.ndarray, "m i"]:
+        node, devices = self._node_of(source), self._stages.rank_devices
         count = len(devices[source]) + len(devices[target])
         if not devices[source].isdisjoint(devices[target]):
             count = len(devices[source] | devices[target])
-        inside = node is not None and node == self.node_of(*target)
+        inside = node is not None and node == self._node_of(target)
         return np.asarray(self._costs.hop(size, inside, count))
 
     def bytes_on(self, source: StageId, target: StageId, dp: int) -> Float[np.ndarray, "m i"]:
@@ -137,10 +153,10 @@ class HopCosts:
         loads = self.replica_loads(module, dp, exchanged)
         return quantity.at(loads.distinct)[loads.index]
 
-    def node_of(self, unit: str, stage: int) -> int | None:
-        """The node that has all devices of a stage; None if several do."""
-        if (unit, stage) not in self._nodes:
-            devices, size = self._units[unit].stage_devices(stage), self._costs.devices_per_node
+    def _node_of(self, rank: PipelineRank) -> int | None:
+        """The node that has all devices of a pipeline rank; None if several do."""
+        if rank not in self._nodes:
+            devices, size = self._stages.rank_devices[rank], self._costs.devices_per_node
             first, last = min(devices) // size, max(devices) // size
-            self._nodes[unit, stage] = first if first == last else None
-        return self._nodes[unit, stage]
+            self._nodes[rank] = first if first == last else None
+        return self._nodes[rank]

@@ -1,7 +1,7 @@
 """A plan's costs from those of its layers: what every op of a step takes, for given rows of the global batch."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +34,8 @@ from sharding.specs.recomputed_kernels import RecomputedFlops, recomputed_flops
 def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> StepCosts:
     """Costs of every op of a step.
 
+    Of a unit with several copies, those of a microbatch are on the replicas of the copy that takes it.
+
     Args:
         plan: The plan.
         batch: Costs of the layers for the rows of a global batch.
@@ -43,7 +45,7 @@ def plan_costs(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> 
     stages = stage_graph(plan, graph)
     backward_stages = stages.with_descendants(trained_stages(plan, graph, trained_parts))
     required = RequiredGradients(graph, trained_parts)
-    builder = _PlanCosts(plan, batch, required, stages)
+    builder = _PlanCosts(plan.units, plan.microbatches, batch, required, stages)
     return StepCosts(
         stages={stage: builder.stage(stage) for stage in stages.stages},
         hops={(source, target): builder.hops.seconds(source, target) for source, target in stages.edges},
@@ -72,7 +74,8 @@ def _masked_flops(batch: BatchCosts, required: RequiredGradients) -> float:
 def plan_work(plan: Plan, batch: BatchCosts, trained_parts: frozenset[str]) -> StepWork:
     """What bounds a step from below; the arguments are those of `plan_costs`, and it takes a fraction of its time."""
     stages = stage_graph(plan, batch.graph)
-    builder = _PlanCosts(plan, batch, RequiredGradients(batch.graph, trained_parts), stages)
+    required = RequiredGradients(batch.graph, trained_parts)
+    builder = _PlanCosts(plan.units, plan.microbatches, batch, required, stages)
     return StepWork(
         stages={stage: builder.work(stage) for stage in stages.stages},
         hops={(source, target): builder.hops.least_seconds(source, target) for source, target in stages.edges},
@@ -87,9 +90,28 @@ def unit_work(
     unit: UnitPlan, microbatches: int, batch: BatchCosts, trained_parts: frozenset[str]
 ) -> tuple[StageWork, ...]:
     """What bounds a step from below of every stage of one unit, wherever the others are."""
-    plan, required = Plan((unit,), microbatches), RequiredGradients(batch.graph, trained_parts)
-    builder = _PlanCosts(plan, batch, required, StageGraph({}, ()))
+    builder = _costs_of_unit(unit, microbatches, batch, trained_parts)
     return tuple(builder.work((unit.name, number)) for number in range(unit.stage_count))
+
+
+def unit_costs(
+    unit: UnitPlan, microbatches: int, batch: BatchCosts, trained_parts: frozenset[str]
+) -> tuple[StageCosts, ...]:
+    """Costs of every stage of one unit, wherever the others are, without the bytes that it exchanges with them.
+
+    Args:
+        unit: The unit.
+        microbatches: Number of microbatches among which the rows are divided; it may be less than the unit has copies.
+        batch: Costs of the layers for the rows.
+        trained_parts: Parts that train.
+    """
+    builder = _costs_of_unit(unit, microbatches, batch, trained_parts)
+    return tuple(builder.stage((unit.name, number)) for number in range(unit.stage_count))
+
+
+def _costs_of_unit(unit: UnitPlan, microbatches: int, batch: BatchCosts, trained_parts: frozenset[str]) -> "_PlanCosts":
+    required = RequiredGradients(batch.graph, trained_parts)
+    return _PlanCosts((unit,), microbatches, batch, required, StageGraph({}, ()))
 
 
 def _total_seconds(
@@ -107,7 +129,7 @@ class _PassWork(NamedTuple):
     """Seconds of a stage's forwards, or of its backwards.
 
     Attributes:
-        total: Of all microbatches, on each replica.
+        total: Of all microbatches, on each replica of every copy.
         slowest: Of each microbatch, on the replica that takes longest for it.
         least: What none of a microbatch takes less than.
     """
@@ -132,13 +154,20 @@ class _PlanCosts:
         hops: Those of its hops.
     """
 
-    def __init__(self, plan: Plan, batch: BatchCosts, required: RequiredGradients, stages: StageGraph) -> None:
-        self._plan, self._batch, self._stages = plan, batch, stages
+    def __init__(
+        self,
+        units: Sequence[UnitPlan],
+        microbatches: int,
+        batch: BatchCosts,
+        required: RequiredGradients,
+        stages: StageGraph,
+    ) -> None:
+        self._microbatches, self._batch, self._stages = microbatches, batch, stages
         self._graph, self._costs = batch.graph, batch.costs
-        self._units = {unit.name: unit for unit in plan.units}
-        self._runs = {unit.name: stage_layers(unit, batch.graph) for unit in plan.units}
+        self._units = {unit.name: unit for unit in units}
+        self._runs = {unit.name: stage_layers(unit, batch.graph) for unit in units}
         self._required = required
-        self.hops = HopCosts(plan, batch, stages)
+        self.hops = HopCosts(units, microbatches, batch, stages)
         self._work: dict[tuple, tuple[_PassWork, _PassWork]] = {}
         self._sums: dict[tuple, tuple[dict[str, Float[np.ndarray, "m _"]], float]] = {}
 
@@ -159,7 +188,7 @@ class _PlanCosts:
         return tuple(layers)
 
     def _layer_costs(self, of: LayersOfStage) -> LayerCosts:
-        own, microbatches = self.hops.own_rows(of.module), self._plan.microbatches
+        own, microbatches = self.hops.own_rows(of.module), self._microbatches
         return self._batch.layer(
             of.module, of.layer.name, of.count, of.gradients, of.ranks, of.recompute, microbatches, own
         )
@@ -184,13 +213,13 @@ class _PlanCosts:
         return tuple(weight_exchange(of, parts[of.module], self._costs) for of in layers)
 
     def _parameter_ranks(self, unit: UnitPlan, number: int, ranks: LayerParallelism) -> ParameterRanks:
-        devices, per_node = unit.stage_devices(number), self._costs.devices_per_node
-        return parameter_ranks(devices, per_node, dp=ranks.dp, cp=ranks.cp, tp=ranks.tp, ep=ranks.ep, fsdp=ranks.fsdp)
+        devices, per_node, dp = unit.stage_devices(number), self._costs.devices_per_node, unit.copies * ranks.dp
+        return parameter_ranks(devices, per_node, dp=dp, cp=ranks.cp, tp=ranks.tp, ep=ranks.ep, fsdp=ranks.fsdp)
 
     def _add_layers(
         self, layers: tuple[LayersOfStage, ...], exchanges: tuple[WeightExchange, ...], unit: UnitPlan
     ) -> tuple[dict[str, Float[np.ndarray, "m _"]], float]:
-        microbatches, shared = self._plan.microbatches, unit.shared_replicas
+        microbatches, shared = self._microbatches, unit.shared_replicas
         by_module = {
             of.module: {field: np.zeros((microbatches, of.ranks.dp)) for field in PER_MICROBATCH} for of in layers
         }
@@ -238,7 +267,8 @@ class _PlanCosts:
         name, number = stage
         unit, layers = self._units[name], self._layers(stage)
         sums, workspace = self._layer_sums(layers, unit, number)
-        state_bytes = sum(np.sum(train_state_bytes(*of, self._costs)) for of in module_parameters(layers))
+        parameters = module_parameters(layers, unit.copies)
+        state_bytes = sum(np.sum(train_state_bytes(*of, self._costs)) for of in parameters)
         once = self._once_per_step(unit, number, layers)
         growth = self._largest_over_needed(unit)
         of_largest = growth * (workspace + self._exchange_bytes(stage)) + (growth - 1) * float(
@@ -258,7 +288,7 @@ class _PlanCosts:
     def _largest_over_needed(self, unit: UnitPlan) -> float:
         """How much larger a microbatch of the largest capacity is than those of this step; one is in flight at most."""
         own = self.hops.own_rows(unit.modules[0])
-        return self._batch.largest_over_needed(unit.modules[0], self._plan.microbatches, own) if own else 1.0
+        return self._batch.largest_over_needed(unit.modules[0], self._microbatches, own) if own else 1.0
 
     def _exchange_bytes(self, stage: StageId) -> float:
         """Bytes of what a stage exchanges of the largest microbatch: activations, or gradients on their way back."""
@@ -274,7 +304,7 @@ class _PlanCosts:
         exchanges = self._weight_exchanges(layers, unit, number)
         key = (layer_key(layers), name, exchanges)
         if key not in self._work:
-            self._work[key] = self._add_work(layers, exchanges, unit.shared_replicas)
+            self._work[key] = self._add_work(layers, exchanges, unit)
         forward, backward = self._work[key]
         return StageWork(
             forward=forward.total,
@@ -286,13 +316,13 @@ class _PlanCosts:
         )
 
     def _add_work(
-        self, layers: tuple[LayersOfStage, ...], exchanges: tuple[WeightExchange, ...], shared: int
+        self, layers: tuple[LayersOfStage, ...], exchanges: tuple[WeightExchange, ...], unit: UnitPlan
     ) -> tuple[_PassWork, _PassWork]:
         """Seconds of all microbatches' forwards and backwards on each replica, and of the shortest of each.
 
         What modules of unlike tensor-parallel sizes gather between each other is left out.
         """
-        least = np.zeros(2)
+        least, shared = np.zeros(2), unit.shared_replicas
         by_load: dict[tuple[str, int], Float[np.ndarray, "2 d"]] = {}
         waiting: dict[tuple[str, int], Float[np.ndarray, "2 m i"]] = {}  # of experts, on every replica
         for of_stage, exchange in zip(layers, exchanges, strict=True):
@@ -311,14 +341,16 @@ class _PlanCosts:
                 waiting[key] = of_layers + waiting.get(key, 0.0)
             else:
                 by_load[key] += of_layers
-        seconds = np.zeros((2, self._plan.microbatches, shared))
+        seconds = np.zeros((2, self._microbatches, shared))
         for (module, dp), of_loads in by_load.items():
             # All of a module's layers are added before its slowest replica is taken: another one may be in each.
             of_replicas = of_loads[:, self.hops.replica_loads(module, dp).index] + waiting.get((module, dp), 0.0)
             seconds += slowest_of_shared(of_replicas, shared)
+        taken_by = np.array(unit.microbatch_copies(self._microbatches))
+        of_copies = [seconds[:, taken_by == copy].sum(axis=1) for copy in range(unit.copies)]
         forward, backward = (
-            _PassWork(of.sum(axis=0), of.max(axis=1), float(of_least))
-            for of, of_least in zip(seconds, least, strict=True)
+            _PassWork(total, of.max(axis=1), float(of_least))
+            for total, of, of_least in zip(np.concatenate(of_copies, axis=1), seconds, least, strict=True)
         )
         return forward, backward
 
@@ -326,7 +358,8 @@ class _PlanCosts:
         costs = self._costs
         gather = reduce = update = 0.0
         parallelism = {of.module: of.ranks for of in layers}
-        for (parameters, trained, _), ranks in zip(module_parameters(layers), parallelism.values(), strict=True):
+        of_modules = module_parameters(layers, unit.copies)
+        for (parameters, trained, _), ranks in zip(of_modules, parallelism.values(), strict=True):
             placed = self._parameter_ranks(unit, number, ranks).same
             gather += _total_seconds(costs.gather_weights, parameters, placed)
             reduce += _total_seconds(costs.reduce_gradients, trained, placed)

@@ -20,7 +20,6 @@ from sharding.costs.stages.shared_replicas import on_replicas, slowest_of_shared
 from sharding.costs.stages.stage_parameters import module_parallelism
 from sharding.planners.stages.chain_layout import ChainLayout
 from sharding.planners.stages.layer_chain import LayerChain
-from sharding.plans.plan import Plan
 from sharding.plans.stage_graph import StageGraph
 from sharding.plans.trained_parts import LayerGradients, RequiredGradients
 from sharding.specs.layer import ZERO, LayerSpec, RecomputePolicy
@@ -111,7 +110,7 @@ class _Builder:
         self._in_flight = np.arange(1, min(most_in_flight, layout.microbatches) + 1)
         one_stage = dataclasses.replace(layout, pp=1, chunks=1)
         self._unit = one_stage.unit((sum(batch.graph[name].layer_count for name in layout.modules),), ("none",))
-        self._hops = HopCosts(Plan((self._unit,), layout.microbatches), batch, StageGraph({}, ()))
+        self._hops = HopCosts((self._unit,), layout.microbatches, batch, StageGraph({}, ()))
 
     def layer(self, name: str, place: _Place) -> _LayerArrays:
         """The arrays of a layer at a place of a module's stack."""

@@ -5,6 +5,7 @@ import xml.etree.ElementTree
 
 from mmjax.reporting.plan_drawing import plan_drawing
 from sharding.plans.plan import Plan
+from sharding.plans.plan_html import placement_drawing
 from sharding.plans.unit_plan import UnitPlan
 from tests.mmjax.reporting.workdirs import PLAN
 
@@ -39,3 +40,15 @@ def test_many_pipeline_ranks_are_cut_off_and_counted():
     unit = UnitPlan("deep", ("backbone",), tuple(range(stages)), layers=(1,) * stages, recompute=("none",) * stages)
     drawn = plan_drawing(Plan((unit,)))
     assert "20 more pipeline ranks are not drawn." in drawn and drawn.count("<title>") == 60
+
+
+def test_copies_of_a_pipeline_have_rows_of_their_own():
+    unit = UnitPlan("vision", ("vision",), tuple(range(8)), dp=2, copies=2, layers=(2, 1), recompute=("none",) * 2)
+    assert hints(Plan((unit,), 2)) == [
+        "vision 0, copy 0 (vision): devices 0-1, 2 layers, dp 2",
+        "vision 1, copy 0 (vision): devices 2-3, 1 layer, dp 2",
+        "vision 0, copy 1 (vision): devices 4-5, 2 layers, dp 2",
+        "vision 1, copy 1 (vision): devices 6-7, 1 layer, dp 2",
+    ]
+    titles = [node.text for node in xml.etree.ElementTree.fromstring(placement_drawing((unit,))).iter("title")]
+    assert titles[2] == "vision, stage 0 of copy 1, 2 layers: devices 4 to 5"

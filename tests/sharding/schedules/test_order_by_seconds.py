@@ -76,7 +76,10 @@ def simulated(schedule) -> float:
         )
         for stage, seconds in op_graph.seconds.items()
     }
-    devices = {stage: np.array([sorted(held)]) for stage, held in op_graph.stage_graph.devices.items()}
+    graph = op_graph.stage_graph
+    devices = {
+        stage: np.array([sorted(graph.rank_devices[rank]) for rank in graph.ranks_of[stage]]) for stage in graph.stages
+    }
     return simulate_on_devices(devices, schedule, step_costs(op_graph, costs)).step
 
 

@@ -40,21 +40,21 @@ def run(step: SimulatedStep, rendezvous: bool) -> dict[Task, tuple[float, float]
 def _instances(step: SimulatedStep, op: PipelineOp) -> int:
     if op.kind in ("gather", "reduce", "norm", "share", "share_back"):
         return 1
-    return len(step.devices[op.target_id if op.target_unit else op.stage_id])
+    return len(step.replicas(op.target_id if op.target_unit else op.stage_id, op.microbatch))
 
 
 def _held(step: SimulatedStep, task: Task, rendezvous: bool) -> set[int]:
     op, number = task
     if op.kind == "norm":
         return set().union(*(held.ravel().tolist() for held in step.devices.values()))
-    here = step.devices[op.stage_id]
+    here = step.replicas(op.stage_id, op.microbatch)
     if op.kind in ("gather", "reduce"):
         return set(here.ravel().tolist())
     if not op.target_unit:
         return set(here[number].tolist())
     if not rendezvous:
         return set()
-    there = step.devices[op.target_id]
+    there = step.replicas(op.target_id, op.microbatch)
     if op.kind in ("share", "share_back"):
         return set(here.ravel().tolist()) | set(there.ravel().tolist())
     senders = overlapping_replicas(len(here), len(there))[number]

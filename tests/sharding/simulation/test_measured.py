@@ -8,7 +8,7 @@ from tests.sharding.steps import SimulatedStep, build_step, step_recipes
 
 
 def measured(step: SimulatedStep, launched, finished, rendezvous=False):
-    counts = {op: replica_count(step.devices, op) for op in step.schedule.ops}
+    counts = {op: replica_count(step.devices, op, step.op_graph.stage_graph.copies) for op in step.schedule.ops}
     begins = {op: np.full(count, launched.get(op, 0.0)) for op, count in counts.items()}
     return measured_timeline(step.devices, step.schedule, begins, finished, rendezvous)
 
@@ -30,7 +30,8 @@ def test_the_ends_of_a_simulated_step_give_its_timeline(recipe):
 def test_an_op_starts_no_earlier_than_its_launch_and_ends_no_earlier_than_it_starts(recipe):
     step = build_step(recipe)
     launched = {op: number / 8 for number, op in enumerate(step.schedule.ops)}
-    unknown = {op: np.full(replica_count(step.devices, op), np.nan) for op in step.schedule.ops}
+    copies = step.op_graph.stage_graph.copies
+    unknown = {op: np.full(replica_count(step.devices, op, copies), np.nan) for op in step.schedule.ops}
     timeline = measured(step, launched, unknown)
     for span in timeline.spans:  # launched one after another, and each takes no time
         assert (span.start == launched[span.op]).all() and (span.end == span.start).all()

@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.architectures import ModelConfig
+from sharding.costs.step_costs import StageCosts, StageWork, StepWork
 from sharding.planners.policies.auto import PLANNING_POLICIES
 from sharding.plans.unit_plan import PlanError
-from sharding.simulation.step_bound import least_on_one_device
+from sharding.simulation.step_bound import least_on_one_device, least_step_seconds
 from tests.sharding.planners.problems import BACKBONE, build_problem, problem, recipes
+from tests.sharding.steps import SimulatedStep, build_step, step_recipes
 
 
 def all_plans(of):
@@ -35,6 +37,44 @@ def test_no_step_is_shorter(recipe):
         for order in orders:
             for rendezvous in (False, True):
                 assert of.simulate(order, rendezvous).step >= bound * (1 - 1e-9)
+
+
+def step_work(step: SimulatedStep) -> StepWork:
+    """What bounds a step, from all its costs."""
+    graph, count = step.op_graph.stage_graph, step.op_graph.microbatches
+
+    def of_stage(stage, costs: StageCosts) -> StageWork:
+        numbers = [list(graph.microbatches_of(stage[0], copy, count)) for copy in range(graph.copy_count(stage[0]))]
+        forward, backward = (
+            np.concatenate([seconds[of_copy].sum(axis=0) for of_copy in numbers])
+            for seconds in (costs.forward, costs.backward)
+        )
+        return StageWork(
+            forward,
+            backward,
+            (costs.forward + costs.backward).max(axis=1),
+            float(costs.forward.min()),
+            float(costs.backward.min()),
+            costs.gather,
+            costs.reduce,
+            costs.update,
+        )
+
+    hops, back = (
+        {edge: float(of.min()) for edge, of in hops.items()} for hops in (step.costs.hops, step.costs.hops_back)
+    )
+    stages = {stage: of_stage(stage, costs) for stage, costs in step.costs.stages.items()}
+    return StepWork(stages, hops, back | dict.fromkeys(hops.keys() - back.keys(), 0.0), step.costs.norm)
+
+
+@given(step_recipes())
+@settings(max_examples=60, deadline=None)
+def test_no_step_of_any_devices_and_copies_is_shorter(recipe):
+    step = build_step(recipe)
+    bound = least_step_seconds(step.op_graph, step_work(step))
+    assert bound > 0 or step.run().step == 0
+    for rendezvous in (False, True):
+        assert step.run(rendezvous).step >= bound * (1 - 1e-9)
 
 
 def test_one_stage_takes_its_bound():

@@ -134,7 +134,7 @@ def test_idle_by_cause_and_busy_time_are_the_whole_step_on_every_device(recipe):
         busy = dict.fromkeys(timeline.groups.members[:, 0].tolist(), 0.0)
         for span in timeline.spans:
             if span.op.kind in ("forward", "backward", "update"):
-                for replica, held in enumerate(step.devices[span.op.stage_id]):
+                for replica, held in enumerate(step.replicas(span.op.stage_id, span.op.microbatch)):
                     for device in held.tolist():
                         busy[device] += span.seconds[replica] - span.communication[replica]
         for device, group in timeline.groups.members.tolist():
@@ -145,28 +145,30 @@ def test_idle_by_cause_and_busy_time_are_the_whole_step_on_every_device(recipe):
 
 def most_held(step, timeline: Timeline, device: int) -> float:
     """Peak bytes on a device, over all moments at which an op starts."""
+    graph = step.op_graph.stage_graph
     ran = {(span.op.kind, span.op.stage_id, span.op.microbatch): span for span in timeline.spans}
     bytes_of = {}  # by stage, of each microbatch
     for stage_id, held in step.devices.items():
         if device in held:
             saved = step.costs.stages[stage_id].saved_bytes
-            each = held.size // saved.shape[1]
-            bytes_of[stage_id] = saved[:, held.ravel().tolist().index(device) // each]
-    rows = {stage_id: np.argwhere(held == device)[:, 0].tolist() for stage_id, held in step.devices.items()}
+            of_copy = held.size // graph.copy_count(stage_id[0])
+            place = held.ravel().tolist().index(device) % of_copy
+            bytes_of[stage_id] = saved[:, place // (of_copy // saved.shape[1])]
     intervals = []
     for stage_id, replica, number in (
-        (n, i, m) for n in rows for i in rows[n] for m in range(step.op_graph.microbatches)
+        (n, i, m)
+        for n in bytes_of
+        for m in range(step.op_graph.microbatches)
+        for i in np.argwhere(step.replicas(n, m) == device)[:, 0].tolist()
     ):
         forward, backward = (ran.get((kind, stage_id, number)) for kind in ("forward", "backward"))
         end = (backward or forward).end[replica]
         for target in step.op_graph.stage_graph.targets[stage_id] if backward is None else ():
-            shares = overlapping_replicas(len(step.devices[target]), len(step.devices[stage_id]))
+            shares = overlapping_replicas(len(step.replicas(target, number)), len(step.replicas(stage_id, number)))
             end = max(end, *(ran["forward", target, number].start[j] for j in shares[replica]))
         intervals.append((forward.start[replica], end, bytes_of[stage_id][number]))
     moments = [sum(held for start, end, held in intervals if start <= now < end) for now, _, _ in intervals]
-    return max(moments) + sum(
-        step.costs.stages[stage_id].static_bytes for stage_id, found in rows.items() if len(found)
-    )
+    return max(moments, default=0.0) + sum(step.costs.stages[stage_id].static_bytes for stage_id in bytes_of)
 
 
 @settings(max_examples=15, deadline=None)

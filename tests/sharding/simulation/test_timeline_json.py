@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from configs.errors import UserError
 from sharding.simulation.html_page import html_page
 from sharding.simulation.perfetto import perfetto_trace
 from sharding.simulation.timeline_json import read_timeline, timeline_document
 from tests.sharding.html.documents import parsed_page, words
-from tests.sharding.steps import uneven_timeline
+from tests.sharding.steps import build_step, step_recipes, uneven_timeline
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,23 @@ def test_it_is_drawn_without_what_only_a_simulation_knows(document):
     assert figures["step_seconds"] == timeline.step and "mfu" not in json.dumps(figures)
     with pytest.raises(UserError, match="a measured timeline knows no FLOPs"):
         _ = timeline.mfu
+
+
+@settings(max_examples=15, deadline=None)
+@given(step_recipes())
+def test_any_timeline_is_read_back(recipe):
+    written = build_step(recipe).run()
+    read = read_timeline(json.loads(json.dumps(timeline_document(written))))
+    assert read.op_graph == written.op_graph and read.lanes == written.lanes
+    assert read.idle == pytest.approx(written.idle) and read.busy_by_unit == pytest.approx(written.busy_by_unit)
+
+
+@pytest.mark.parametrize(
+    "copies", [{"encoder": []}, {"encoder": [0, 1, 3, 0]}, {"backbone": [0, 1, 2, 0]}, {"none": [0, 1, 0, 1]}]
+)
+def test_copies_that_cannot_be_are_refused(document, copies):
+    with pytest.raises(UserError, match="no timeline"):
+        read_timeline({**document, "copies": copies})
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,10 @@ def test_a_step_takes_what_the_simulator_says(recipe):
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple:
     """Instances of the near and far encoder, the backbone and two generators, and what `build_op_graph` takes."""
-    depths, _, chunks, trained, shares, microbatches = draw(recipes())
+    depths, _, chunks, trained, shares, microbatches, copies = draw(recipes())
     instances = tuple(draw(st.sampled_from([1, 2, 3])) for _ in range(5))
     common = draw(st.integers(1, 4))
-    recipe = (depths, None, chunks, trained, shares, microbatches)
+    recipe = (depths, None, chunks, trained, shares, microbatches, copies)
     return recipe, tuple(common * each for each in instances), draw(st.integers(0, 2**32 - 1))
 
 
@@ -46,11 +46,13 @@ def test_every_pipeline_takes_its_own_order(drawn):
     work = build_op_graph(recipe)
     dp = dict(zip(("near", "far", "backbone", "paint", "draw"), counts, strict=True))
     devices, first = {}, 0
-    for place, nodes in work.stage_graph.stages_of.items():
-        devices |= dict.fromkeys(nodes, np.arange(first, first + dp[place[0]])[:, None])
-        first += dp[place[0]]
+    for (unit, rank), nodes in work.stage_graph.stages_of.items():
+        if rank == work.stage_graph.ranks_of[nodes[0]][0][1]:  # of the first copy; the others follow
+            count = dp[unit] * work.stage_graph.copy_count(unit)
+            devices |= dict.fromkeys(nodes, np.arange(first, first + count)[:, None])
+            first += count
     schedule = (interleaved if work.stage_graph.pp else one_f_one_b)(work)
-    costs = random_costs(work, devices, rng)
+    costs = random_costs(work, dp, rng)
     replay = build_replay(devices, schedule, work, costs, ROWS)
     assert replay.pipelines == math.gcd(ROWS, *counts)
     orders = np.stack([rng.permutation(work.microbatches) for _ in range(replay.pipelines)])
@@ -59,15 +61,15 @@ def test_every_pipeline_takes_its_own_order(drawn):
     np.testing.assert_allclose(found.max(), simulate_on_devices(devices, schedule, reordered(costs, orders)).step)
 
 
-def random_costs(work, devices, rng) -> StepCosts:
+def random_costs(work, dp, rng) -> StepCosts:
     def seconds(node):
-        return rng.integers(0, 64, (work.microbatches, len(devices[node]))) / 64
+        return rng.integers(0, 64, (work.microbatches, dp[node[0]])) / 64
 
     stages = {
         node: StageCosts(
             forward=seconds(node),
             backward=seconds(node) * (node in work.backward_stages),
-            **dict.fromkeys(PER_MICROBATCH[2:], np.zeros((work.microbatches, len(devices[node])))),
+            **dict.fromkeys(PER_MICROBATCH[2:], np.zeros((work.microbatches, dp[node[0]]))),
             **dict(zip(("gather", "reduce", "update"), rng.random(3), strict=True)),
         )
         for node in work.stage_graph.stages
@@ -100,6 +102,14 @@ def reordered(costs: StepCosts, orders: np.ndarray) -> StepCosts:
 
 def test_units_on_the_same_devices_in_another_order_are_one_pipeline():
     devices = {("encoder", 0): np.array([[0], [1]]), ("backbone", 0): np.array([[0], [1]])}
-    assert count_pipelines(devices, 4) == 2
-    assert count_pipelines(devices, 3) == 1
-    assert count_pipelines(devices | {("backbone", 0): np.array([[1], [0]])}, 4) == 1
+    one = dict.fromkeys(devices, 1)
+    assert count_pipelines(devices, 4, one) == 2
+    assert count_pipelines(devices, 3, one) == 1
+    assert count_pipelines(devices | {("backbone", 0): np.array([[1], [0]])}, 4, one) == 1
+
+
+def test_a_pipeline_has_replicas_of_every_copy():
+    copies = {("encoder", 0): 2, ("backbone", 0): 1}
+    devices = {("encoder", 0): np.array([[0], [2], [1], [3]]), ("backbone", 0): np.array([[0, 1], [2, 3]])}
+    assert count_pipelines(devices, 4, copies) == 2
+    assert count_pipelines(devices | {("encoder", 0): np.array([[0], [1], [2], [3]])}, 4, copies) == 1

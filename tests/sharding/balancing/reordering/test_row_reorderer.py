@@ -38,8 +38,18 @@ TOGETHER = Plan(
     ),
     microbatches=12,
 )
+COLOCATED = Plan(
+    (
+        UnitPlan(
+            "vision", ("vision",), (0, 1, 2, 3), dp=2, layers=(3,), copies=2, copy_of_microbatch=(0, 1, 1, 0, 0, 1)
+        ),
+        UnitPlan("backbone", ("backbone",), (0, 1, 2, 3), dp=2, layers=(2, 2), recompute=("none",) * 2),
+        UnitPlan("generator", ("generator",), (4, 5), copies=2),
+    ),
+    microbatches=6,
+)
 ONE = Plan((UnitPlan("all", ("vision", "backbone", "generator"), (0,), layers=(8,)),))
-PLANS = {"apart": APART, "interleaved": INTERLEAVED, "together": TOGETHER, "one": ONE}
+PLANS = {"apart": APART, "interleaved": INTERLEAVED, "together": TOGETHER, "colocated": COLOCATED, "one": ONE}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,110 @@
+"""Copies of a pipeline: each takes microbatches like any, and all share weights, gradients and optimizer state."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from configs.clusters import CLUSTERS
+from sharding.costs.analytic import AnalyticCostModel
+from sharding.costs.batch_costs import BatchCosts
+from sharding.costs.stages.plan_costs import plan_costs, plan_work, unit_costs
+from sharding.costs.step_costs import PER_MICROBATCH
+from sharding.planners.schedule_fields import with_stage_seconds
+from sharding.plans.plan import Plan
+from sharding.plans.unit_plan import UnitPlan
+from tests.sharding.costs.stages.test_plan_costs import ALL, BATCH, GRAPH, ROWS
+from tests.sharding.planners.problems import problem
+
+MICROBATCHES = 4
+VISION, BACKBONE = ("vision", 0), ("backbone", 0)
+ENCODER = UnitPlan("vision", ("vision",), tuple(range(4)), tp=2, layers=(2, 1), recompute=("none",) * 2)
+
+
+def colocated(encoder: UnitPlan) -> Plan:
+    others = (UnitPlan("backbone", ("backbone",), (0,), layers=(4,)), UnitPlan("generator", ("generator",), (1,)))
+    return Plan((encoder, *others), MICROBATCHES)
+
+
+def copied(count: int, first: int = 0, **fields) -> UnitPlan:
+    devices = tuple(range(first, first + 4 * count))
+    return dataclasses.replace(ENCODER, devices=devices, copies=count, **fields)
+
+
+def test_a_copy_takes_a_microbatch_like_the_only_pipeline():
+    one, two = (plan_costs(colocated(copied(count)), BATCH, ALL) for count in (1, 2))
+    for stage in one.stages:
+        for field in PER_MICROBATCH:
+            np.testing.assert_array_equal(getattr(two.stages[stage], field), getattr(one.stages[stage], field))
+    assert two.flops == one.flops and two.recomputed == one.recomputed
+
+
+@pytest.mark.parametrize("fsdp", [1, 2])
+def test_weights_gradients_and_state_are_shared_as_by_so_many_replicas(fsdp):
+    """Copies whose devices lie like those of more replicas; none of these costs depends on the rows."""
+    unit = UnitPlan("vision", ("vision",), tuple(range(8)), dp=2, copies=4, layers=(3,), fsdp=fsdp)
+    copies, replicas = (
+        plan_costs(colocated(each), BATCH, ALL).stages[VISION]
+        for each in (unit, dataclasses.replace(unit, dp=8, copies=1))
+    )
+    for field in ("static_bytes", "gather", "reduce", "update"):
+        assert getattr(copies, field) == getattr(replicas, field) > 0
+    parameters = GRAPH["vision"].parameter_count
+    if fsdp == 1:
+        assert copies.static_bytes == pytest.approx(parameters * (2 + 4 + 2 + (4 + 8) / 8))
+
+
+def test_a_microbatch_hops_to_the_copy_that_takes_it():
+    """The second copy, on devices 4 to 7, is on another node of four than the backbone."""
+    batch = BatchCosts(GRAPH, AnalyticCostModel(dataclasses.replace(CLUSTERS["a100"], devices_per_node=4)), ROWS)
+    taken = (0, 1, 1, 0)
+    both = plan_costs(colocated(copied(2, copy_of_microbatch=taken)), batch, ALL)
+    alone = [plan_costs(colocated(copied(1, first)), batch, ALL) for first in (0, 4)]
+    edge = (("vision", 1), BACKBONE)
+    for hops in ("hops", "hops_back"):
+        found, near, far = (getattr(costs, hops)[edge] for costs in (both, *alone))
+        assert (near < far).all()
+        expected = np.where(np.array(taken)[:, None] == 0, near, far)
+        np.testing.assert_array_equal(found, expected)
+        least = getattr(plan_work(colocated(copied(2, copy_of_microbatch=taken)), batch, ALL), hops)[edge]
+        assert 0 < least <= found.min()
+
+
+def test_the_work_of_each_copy_is_that_of_its_microbatches():
+    taken = np.array([1, 0, 0, 0])
+    plan = colocated(copied(2, copy_of_microbatch=tuple(taken.tolist())))
+    costs, work = plan_costs(plan, BATCH, ALL), plan_work(plan, BATCH, ALL)
+    for stage in (("vision", 0), ("vision", 1)):
+        for kind in ("forward", "backward"):
+            seconds = getattr(costs.stages[stage], kind)
+            expected = np.concatenate([seconds[taken == copy].sum(axis=0) for copy in (0, 1)])
+            np.testing.assert_allclose(getattr(work.stages[stage], kind), expected)
+
+
+def test_fewer_microbatches_than_copies_have_the_costs_of_one_but_the_weights_of_all():
+    many, one = (unit_costs(copied(count), 1, BATCH, ALL) for count in (4, 1))
+    for of_many, of_one in zip(many, one, strict=True):
+        np.testing.assert_array_equal(of_many.forward, of_one.forward)
+        assert of_many.reduce > of_one.reduce == 0
+
+
+def test_stages_get_the_seconds_of_a_microbatch_and_of_its_collectives():
+    of = problem(rows=8, devices=4)
+    unit = UnitPlan("vision", ("vision",), (0, 1, 2, 3), tp=2, copies=2, layers=(3,))
+    others = [
+        UnitPlan("backbone", ("backbone",), (0, 1, 2, 3), dp=2, tp=2, layers=(4,)),
+        UnitPlan("generator", ("generator",), (0,)),
+    ]
+    plan = Plan((unit, *others), 4)
+    mean = of.mean_microbatch_costs(plan)
+    plain, full = with_stage_seconds(of, plan), with_stage_seconds(of, plan, communication=True)
+    for without, unit in zip(plain.units, full.units, strict=True):
+        costs = mean[unit.name, 0]
+        assert costs.forward.shape == (1, unit.dp)
+        for kind in ("forward", "backward"):
+            seconds, waits = getattr(unit, f"{kind}_seconds"), getattr(unit, f"{kind}_communication")
+            assert seconds == getattr(without, f"{kind}_seconds")
+            assert seconds == pytest.approx([getattr(costs, kind).mean()], rel=5e-3)
+            assert waits == pytest.approx([getattr(costs, f"{kind}_communication").mean()], rel=5e-3)
+            assert not getattr(without, f"{kind}_communication")
+    assert full.units[0].forward_communication[0] > 0
