@@ -6,6 +6,7 @@ and change places as long as that makes the step shorter.
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,7 +15,11 @@ from sharding.schedules.bubbles.filling import NO_COPY, BubbleFiller, Extent, ad
 from sharding.schedules.bubbles.step import colocated_step
 from sharding.schedules.ops import OpGraph
 
-_MOST_EXCHANGES = 200
+_MOST_TRIALS = 300
+"""How many moves and exchanges are tried."""
+
+_FEW_DIVISIONS = 1000
+"""Among so many divisions the best is found by branch and bound."""
 
 
 def assign_microbatches(op_graph: OpGraph) -> dict[str, tuple[int, ...]]:
@@ -65,8 +70,11 @@ class _Search:
         self._resolution = 1e-9 * (filler.timeline.end or 1.0)
 
     def best(self) -> _Division:
-        """The best that exchanges find after giving microbatches to copies one by one."""
-        return self._exchanged(self._one_by_one())
+        """The best that exchanges find after giving microbatches to copies one by one; of few divisions, the best."""
+        least = self._least()
+        division = self._exchanged(self._one_by_one(), least)
+        number = math.prod(count ** len(self._microbatches) for count in self._counts.values())
+        return self._shortest(division, least) if number <= _FEW_DIVISIONS else division
 
     def _division(self, copies: dict[str, tuple[int, ...]], extents: list[tuple[Extent, ...]]) -> _Division:
         summed = sum(min(before + after for before, after in ways) for ways in extents)
@@ -77,27 +85,48 @@ class _Search:
 
     def _one_by_one(self) -> _Division:
         """Each microbatch in turn goes to the copy with which the step is shortest; of several, to the idlest."""
-        copies = {unit: (NO_COPY,) * len(self._microbatches) for unit in self._counts}
-        division = self._division(copies, [self._filler.extents(share) for share in self._filler.shares(copies)])
+        division = self._nothing()
         for number, unit in itertools.product(self._microbatches, self._counts):
             taken = division.copies[unit]
-            unused = set(range(self._counts[unit])).difference(taken)
-            choices = unused if len(unused) == len(self._microbatches) - number else range(self._counts[unit])
-            moved = {copy: self._moved(division, unit, {number: copy}) for copy in sorted(choices)}
-            division = moved[min(moved, key=lambda copy: (moved[copy].added, taken.count(copy), moved[copy].summed))]
+            moved = self._with_microbatch(division, unit, number)
+            division = min(moved, key=lambda each: (each.added, taken.count(each.copies[unit][number]), each.summed))
         return division
 
-    def _exchanged(self, division: _Division) -> _Division:
+    def _nothing(self) -> _Division:
+        copies = {unit: (NO_COPY,) * len(self._microbatches) for unit in self._counts}
+        return self._division(copies, [self._filler.extents(share) for share in self._filler.shares(copies)])
+
+    def _with_microbatch(self, division: _Division, unit: str, number: int) -> list[_Division]:
+        """The divisions in which a copy of a unit takes one more microbatch; every copy shall have one in the end."""
+        taken = division.copies[unit]
+        unused = set(range(self._counts[unit])).difference(taken)
+        copies = sorted(unused) if len(unused) == taken.count(NO_COPY) else range(self._counts[unit])
+        return [self._moved(division, unit, {number: copy}) for copy in copies]
+
+    def _shortest(self, best: _Division, least: int) -> _Division:
+        """The division with the shortest step, by branch and bound: more microbatches never make it shorter."""
+        items = list(itertools.product(self._microbatches, self._counts))
+        stack = [(0, self._nothing())]
+        while stack and best.added > least:
+            depth, division = stack.pop()
+            if division.added >= best.added:
+                continue
+            if depth == len(items):
+                best = division
+                continue
+            number, unit = items[depth]
+            further = self._with_microbatch(division, unit, number)
+            stack += [(depth + 1, each) for each in sorted(further, key=lambda each: each[:2], reverse=True)]
+        return best
+
+    def _exchanged(self, division: _Division, least: int) -> _Division:
         """Moves microbatches, or exchanges two, as long as that makes the step shorter."""
-        least = self._least()
-        for _ in range(_MOST_EXCHANGES):
-            if division.added <= least:
-                break
-            neighbours = (self._moved(division, unit, change) for unit, change in self._changes(division))
-            better = next((each for each in neighbours if each[:2] < division[:2]), None)
-            if better is None:
-                break
-            division = better
+        changes, left = self._changes(division), _MOST_TRIALS
+        while division.added > least and left and (change := next(changes, None)):
+            left -= 1
+            moved = self._moved(division, *change)
+            if moved[:2] < division[:2]:
+                division, changes = moved, self._changes(moved)
         return division
 
     def _least(self) -> int:
